@@ -1,0 +1,138 @@
+"""The lower half on torch.distributed: process groups that can be shed in bounded time and grown again.
+
+Shedding. When a peer dies, only ranks with a direct connection to it notice; the others sit in their collective until
+the group's timeout, and gloo's ``abort`` wakes nobody. So whoever learns of the death shuts down the sockets that the
+groups opened: every blocked operation then ends at once with a connection error. The sockets are known exactly: those
+that appeared while the groups were made (by descriptor *and* inode, so that a descriptor reused by the program since is
+left alone). NCCL communicators are aborted instead.
+
+    grow ──> [ready] ──> sever (any thread: wakes everyone inside a collective) ──> shed (main thread) ──> grow ...
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import re
+import socket
+import threading
+from collections.abc import Mapping
+from datetime import timedelta
+
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import debug as tensor_debug
+
+from remesh.errors import PeerError
+
+_NETWORK_WORDS = re.compile(
+    r"gloo/|Connection (closed|reset|refused)|Broken pipe|Socket (closed|Timeout)|NCCL|"
+    r"process group.*(abort|timed out)|Timed out waiting|recvValue failed|sendBytes failed",
+    re.IGNORECASE,
+)
+
+
+class LowerHalf:
+    """The process groups of one generation: made by :meth:`grow`, broken by :meth:`sever`, dropped by :meth:`shed`.
+
+    ``grow`` and ``shed`` are called by the main thread of every member and block on the others (bounded by
+    ``timeout_s``); ``sever`` never blocks and may be called from any thread.
+    """
+
+    def __init__(self, backend: str, device_type: str, timeout_s: float) -> None:
+        self._backend = backend
+        self._device_type = device_type
+        self._timeout = timedelta(seconds=timeout_s)
+        self._lock = threading.Lock()
+        self._before: frozenset[tuple[int, int]] | None = None
+        """Sockets that were open before the groups were made; not None while they are being made."""
+        self._sockets: frozenset[tuple[int, int]] = frozenset()
+        self._severed = False
+        self.mesh: DeviceMesh | None = None
+        self.control: dist.ProcessGroup | None = None
+        """A gloo group of all members for votes, apart from the groups that user code posts collectives on."""
+
+    def grow(self, store: dist.Store, rank: int, axes: Mapping[str, int]) -> None:
+        """Make the world group, the mesh and its axis groups over ``store``, whose keys must be fresh."""
+        world_size = math.prod(axes.values())
+        with self._lock:
+            self._before = _open_sockets()
+            self._severed = False
+        dist.init_process_group(self._backend, store=store, rank=rank, world_size=world_size, timeout=self._timeout)
+        self.control = dist.new_group(backend="gloo", timeout=self._timeout)
+        self.mesh = init_device_mesh(self._device_type, tuple(axes.values()), mesh_dim_names=tuple(axes))
+        with self._lock:
+            self._sockets = _open_sockets() - self._before
+            self._before = None
+            severed = self._severed
+        if severed:
+            self.sever()
+            raise PeerError(
+                f"forming mesh {dict(axes)} as rank {rank}: a member was lost meanwhile; the members meet again"
+            )
+
+    def sever(self) -> None:
+        """Cut every connection of the groups, so that all operations on them end with an error now."""
+        now_open = _open_sockets()
+        with self._lock:
+            self._severed = True
+            sockets = self._sockets if self._before is None else now_open - self._before
+            self._sockets = frozenset()
+        for descriptor, _ in sockets & now_open:
+            with contextlib.suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as alias:
+                # gloo aborts the process when accept() on its listening socket fails; only connections are cut.
+                if not alias.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                    alias.shutdown(socket.SHUT_RDWR)
+        if self._backend == "nccl" and dist.is_initialized():
+            # The communicators' kernels spin on the device; only abort ends them.
+            with contextlib.suppress(RuntimeError):
+                dist.distributed_c10d._abort_process_group()
+
+    def shed(self) -> None:
+        """Drop the groups and all that remembers them; the next :meth:`grow` starts from nothing."""
+        self.mesh = None
+        self.control = None
+        if dist.is_initialized():
+            with contextlib.suppress(RuntimeError):
+                dist.destroy_process_group()
+        _forget_dead_meshes()
+        with self._lock:
+            self._before, self._sockets = None, frozenset()
+
+
+def is_network_error(error: BaseException) -> bool:
+    """Whether an exception, or what caused it, came from a collective that lost a peer rather than from user code."""
+    seen: set[int] = set()
+    pending: list[BaseException | None] = [error]
+    while pending:
+        one = pending.pop()
+        if one is None or id(one) in seen:
+            continue
+        seen.add(id(one))
+        if isinstance(one, (dist.DistError, PeerError)):
+            return True
+        if isinstance(one, RuntimeError) and _NETWORK_WORDS.search(str(one)):
+            return True
+        pending += [one.__cause__, one.__context__]
+    return False
+
+
+def _open_sockets() -> frozenset[tuple[int, int]]:
+    """(descriptor, inode) of every socket of this process."""
+    found = set()
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            target = os.readlink(f"/proc/self/fd/{name}")
+            if target.startswith("socket:["):
+                found.add((int(name), int(target[8:-1])))
+    return frozenset(found)
+
+
+def _forget_dead_meshes() -> None:
+    """Empty DTensor's sharding caches.
+
+    They are keyed by meshes that compare equal when their ranks and names do, so a new generation of the same shape
+    would be handed specs that hold the groups of the dead one.
+    """
+    tensor_debug._clear_sharding_prop_cache()  # type: ignore[no-untyped-call]

@@ -1,0 +1,410 @@
+"""The agent of a node: the shell around :mod:`remesh.elastic.membership`.
+
+It starts the workers (by torch.distributed.elastic's process contexts, one per worker, so that one may die alone),
+reads the store, and carries out what the machine says. It never decides anything itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import selectors
+import signal
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, PContext, ProcessFailure, Std, start_processes
+from torch.distributed.elastic.rendezvous import RendezvousParameters
+from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import create_backend
+
+from remesh.elastic.events import EventLog
+from remesh.elastic.generation import Generation, NodeInfo, WorkerReport
+from remesh.elastic.job_store import JobStore
+from remesh.elastic.link import LineBuffer, Message, send_message
+from remesh.elastic.membership import (
+    AgentMachine,
+    AgentRules,
+    Event,
+    Finish,
+    Instruction,
+    KillWorker,
+    NodeDead,
+    Note,
+    Phase,
+    Probe,
+    Publish,
+    StartWorker,
+    StoreView,
+    Tell,
+    Tick,
+    WorkerDone,
+    WorkerExited,
+    WorkerFailed,
+    WorkerLeft,
+    WorkerReady,
+    WorkerSuspects,
+)
+from remesh.errors import PeerError
+
+TICK_S = 0.01
+"""How often an agent looks at the bell and at its processes."""
+PROBE_TIMEOUT_S = 0.2
+BEAT_INTERVAL_S = 0.5
+BEATS_LOST = 10
+"""A node whose heartbeat stands still for this many intervals is dead: 5 s, as TorchElastic's keep-alive."""
+
+EXIT_BARRIER_S = 300.0
+"""How long an agent that is done waits for the others, as TorchElastic's exit barrier."""
+
+
+@dataclass(frozen=True, slots=True)
+class AgentConfig:
+    """What ``remesh run`` was asked for."""
+
+    command: tuple[str, ...]
+    """Program and arguments of a worker."""
+    rules: AgentRules
+    run_id: str
+    endpoint: str
+    """``host:port`` of the store."""
+    hosts_store: bool | None
+    """Whether this agent hosts the store; None: if the endpoint names this machine, as torchrun does."""
+    node_name: str
+    local_address: str
+    log_folder: Path | None
+    redirects: Std
+    tee: Std
+    events_folder: Path | None
+
+
+class Agent:
+    """Runs one node's part of a job. :meth:`run` blocks until the job ends and returns the exit code."""
+
+    def __init__(self, config: AgentConfig) -> None:
+        self._config = config
+        self._selector = selectors.DefaultSelector()
+        self._contexts: dict[int, PContext] = {}
+        self._links: dict[int, socket.socket] = {}
+        self._latest: Generation | None = None
+        self._nodes: dict[int, NodeInfo] = {}
+        self._rung = -1
+        self._next_beat_s = 0.0
+        self._beats: dict[int, tuple[int, float]] = {}
+        self._finish: Finish | None = None
+        self._starts = 0
+
+    def run(self) -> int:
+        logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
+        with tempfile.TemporaryDirectory(prefix="remesh-") as folder, contextlib.ExitStack() as stack:
+            self._folder = Path(folder)
+            self._logs = self._make_log_specs()
+            self._listen(stack)
+            self._store = self._connect_store()
+            self._index = self._register()
+            self._log = EventLog(self._config.events_folder, f"agent-{self._index}")
+            self._machine = AgentMachine(self._index, self._config.node_name, self._config.rules)
+            stack.callback(self._kill_all)
+            for number in (signal.SIGTERM, signal.SIGINT):
+                signal.signal(number, self._stopped)
+            self._log.write("agent", pid=os.getpid(), index=self._index, node=self._config.node_name)
+            try:
+                return self._loop()
+            except RuntimeError as error:
+                _say(f"remesh: lost the store at {self._config.endpoint}, which all nodes need: {error}")
+                return 1
+
+    def _loop(self) -> int:
+        self._perform(self._machine.start(time.monotonic()))
+        while self._finish is None:
+            self._wait_for_messages()
+            self._poll_processes()
+            self._poll_store()
+            self._beat()
+            self._feed(Tick())
+        if not self._finish.ok:
+            _say(f"remesh: job failed on {self._config.node_name}: {self._finish.text}")
+        self._log.write("finish", ok=self._finish.ok, text=self._finish.text)
+        self._say_goodbye()
+        return 0 if self._finish.ok else 1
+
+    def _feed(self, event: Event) -> None:
+        self._perform(self._machine.handle(event, time.monotonic()))
+
+    def _perform(self, instructions: Sequence[Instruction]) -> None:
+        for instruction in instructions:
+            match instruction:
+                case Publish(key, value, once):
+                    (self._store.put_once if once else self._store.put)(key, value)
+                    self._store.ring()
+                case StartWorker(slot):
+                    self._start_worker(slot)
+                case KillWorker(slot, reason):
+                    self._log.write("kill-worker", slot=slot, reason=reason)
+                    self._kill(slot)
+                case Tell(slot, message):
+                    if slot in self._links:
+                        with contextlib.suppress(OSError):
+                            send_message(self._links[slot], dict(message))
+                case Probe(indices):
+                    for index in indices:
+                        self._probe(index)
+                case Note(kind, values):
+                    self._log.write(kind, **values)
+                case Finish():
+                    self._finish = instruction
+
+    # --- workers ---
+
+    def _make_log_specs(self) -> tuple[str, Std, Std]:
+        folder = self._config.log_folder
+        if folder is not None:
+            folder.mkdir(parents=True, exist_ok=True)
+        return str(folder or self._folder), self._config.redirects, self._config.tee
+
+    def _start_worker(self, slot: int) -> None:
+        config = self._config
+        folder, redirects, tee = self._logs
+        self._starts += 1
+        place = Path(folder) / f"{config.node_name}-worker{slot}-start{self._starts}"
+        place.mkdir(parents=True, exist_ok=True)
+        environment = {
+            "LOCAL_RANK": str(slot),
+            "LOCAL_WORLD_SIZE": str(config.rules.num_slots),
+            "TORCHELASTIC_RUN_ID": config.run_id,
+            "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
+            "REMESH_LINK": str(self._folder / "link"),
+            "REMESH_SLOT": str(slot),
+            "REMESH_NODE": config.node_name,
+            "REMESH_STORE": config.endpoint,
+            "REMESH_EVENTS": str(config.events_folder or ""),
+        }
+        self._contexts[slot] = start_processes(
+            name=f"{config.node_name}/{slot}",
+            entrypoint=config.command[0],
+            args={0: tuple(config.command[1:])},
+            envs={0: environment},
+            logs_specs=DefaultLogsSpecs(log_dir=str(place), redirects=redirects, tee=tee),
+            log_line_prefixes={0: f"[{config.node_name}/{slot}]: "},
+        )
+        self._log.write("worker-started", slot=slot, pid=self._contexts[slot].pids()[0])
+
+    def _poll_processes(self) -> None:
+        for slot, context in list(self._contexts.items()):
+            result = context.wait(0)
+            if result is None:
+                continue
+            del self._contexts[slot]
+            self._drop_link(slot)
+            failure = result.failures.get(0)
+            code = failure.exitcode if failure else 0
+            self._log.write("worker-exited", slot=slot, code=code)
+            self._feed(WorkerExited(slot, code))
+            if failure is not None and self._machine.is_cause(slot):
+                self._print_traceback(failure)
+
+    def _print_traceback(self, failure: ProcessFailure) -> None:
+        """Show where user code raised: once for the whole job, from the error file of the worker that is the cause."""
+        message = failure.error_file_data.get("message", {})
+        if isinstance(message, dict) and "extraInfo" in message:
+            _say(str(message["extraInfo"].get("py_callstack", "")))
+
+    def _kill(self, slot: int) -> None:
+        context = self._contexts.get(slot)
+        if context is not None:
+            with contextlib.suppress(ProcessLookupError):
+                # Workers lead sessions of their own, so this takes their children along.
+                os.killpg(context.pids()[0], signal.SIGKILL)
+
+    def _kill_all(self) -> None:
+        for slot, context in list(self._contexts.items()):
+            self._kill(slot)
+            context.wait(5, period=0.01)
+
+    def _stopped(self, number: int, _frame: object) -> None:
+        raise SystemExit(128 + number)
+
+    # --- messages from workers ---
+
+    def _listen(self, stack: contextlib.ExitStack) -> None:
+        self._link_server = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+        self._link_server.bind(str(self._folder / "link"))
+        self._link_server.listen()
+        self._pulse = stack.enter_context(socket.create_server((self._config.local_address, 0)))
+        for server in (self._link_server, self._pulse):
+            server.setblocking(False)
+            self._selector.register(server, selectors.EVENT_READ)
+
+    def _wait_for_messages(self) -> None:
+        for key, _ in self._selector.select(TICK_S):
+            if key.fileobj is self._link_server:
+                connection, _ = self._link_server.accept()
+                self._selector.register(connection, selectors.EVENT_READ, LineBuffer())
+            elif key.fileobj is self._pulse:
+                self._pulse.accept()[0].close()
+            else:
+                assert isinstance(key.fileobj, socket.socket)
+                self._read(key.fileobj, key.data)
+
+    def _read(self, connection: socket.socket, buffer: LineBuffer) -> None:
+        try:
+            data = connection.recv(1 << 16)
+            messages = buffer.feed(data)
+        except (OSError, PeerError):
+            data, messages = b"", []
+        for message in messages:
+            if message.get("say") == "ready":
+                self._links[int(message["report"]["slot"])] = connection
+            self._feed(_event_of(message))
+        if not data:
+            self._selector.unregister(connection)
+            connection.close()
+
+    def _drop_link(self, slot: int) -> None:
+        connection = self._links.pop(slot, None)
+        if connection is not None and connection.fileno() >= 0:
+            with contextlib.suppress(KeyError):
+                self._selector.unregister(connection)
+            connection.close()
+
+    # --- the store and the other agents ---
+
+    def _connect_store(self) -> JobStore:
+        config = self._config
+        options = {} if config.hosts_store is None else {"is_host": str(config.hosts_store).lower()}
+        meeting = config.rules.meeting
+        parameters = RendezvousParameters(
+            backend="c10d",
+            endpoint=config.endpoint,
+            run_id=config.run_id,
+            min_nodes=meeting.min_nodes,
+            max_nodes=meeting.max_nodes,
+            **options,
+        )
+        _, store = create_backend(parameters)
+        self._raw_store = store
+        return JobStore(dist.PrefixStore(f"remesh/{config.run_id}", store))
+
+    def _register(self) -> int:
+        index = self._store.count("nodes/count", by=1) - 1
+        info = {
+            "index": index,
+            "name": self._config.node_name,
+            "address": self._config.local_address,
+            "port": self._pulse.getsockname()[1],
+            "num_slots": self._config.rules.num_slots,
+        }
+        self._store.put(f"nodes/{index}", info)
+        self._store.ring()
+        return index
+
+    def _poll_store(self) -> None:
+        rung = self._store.rings()
+        if rung != self._rung:
+            self._rung = rung
+            self._feed(self._read_view())
+
+    def _read_view(self) -> StoreView:
+        store = self._store
+        number = self._latest.number if self._latest else 0
+        while (plan := store.get(f"gen/{number + 1}/plan")) is not None:
+            number += 1
+            self._latest = Generation.from_json(plan)
+        for index in range(store.count("nodes/count")):
+            if index not in self._nodes and (info := store.get(f"nodes/{index}")):
+                self._nodes[index] = NodeInfo(**info)
+        here = {}
+        if self._machine.phase is Phase.MEETING:
+            for index in self._nodes:
+                if value := store.get(f"gen/{number + 1}/here/{index}"):
+                    here[index] = tuple(WorkerReport(**report) for report in value["workers"])
+        done = [index for index in self._nodes if store.get(f"gen/{number}/done/{index}") is not None]
+        return StoreView(
+            latest=number,
+            plan=self._latest,
+            nodes=dict(self._nodes),
+            here=here,
+            pause=_text(store.get(f"gen/{number}/pause")),
+            broken=_text(store.get(f"gen/{number}/broken")),
+            done=frozenset(done),
+            end=store.get("end"),
+        )
+
+    def _say_goodbye(self) -> None:
+        """Stay until every other agent has finished too: one of us may host the store that all need to the end."""
+        self._store.put(f"bye/{self._index}", {})
+        deadline_s = time.monotonic() + EXIT_BARRIER_S
+        others = [index for index in self._nodes if index != self._index]
+        with contextlib.suppress(RuntimeError):
+            while others and time.monotonic() < deadline_s:
+                others = [
+                    i for i in others if self._store.get(f"bye/{i}") is None and self._is_listening(i) is not False
+                ]
+                time.sleep(TICK_S)
+
+    def _probe(self, index: int) -> None:
+        """A refused connection proves that no agent listens there any more; silence proves nothing (see _beat)."""
+        if self._is_listening(index) is False:
+            node = self._nodes[index]
+            self._feed(NodeDead(index, f"its agent at {node.address}:{node.port} refuses connections"))
+
+    def _is_listening(self, index: int) -> bool | None:
+        """Whether a node's agent accepts a connection; None when nothing answers."""
+        node = self._nodes[index]
+        try:
+            socket.create_connection((node.address, node.port), PROBE_TIMEOUT_S).close()
+        except ConnectionRefusedError:
+            return False
+        except OSError:
+            return None
+        return True
+
+    def _beat(self) -> None:
+        """Raise our heartbeat, and look at those of the nodes we run with."""
+        now_s = time.monotonic()
+        if now_s < self._next_beat_s:
+            return
+        self._next_beat_s = now_s + BEAT_INTERVAL_S
+        self._store.count(f"beat/{self._index}", by=1)
+        if self._latest is None:
+            return
+        for index in self._latest.nodes - {self._index}:
+            beat = self._store.count(f"beat/{index}")
+            before, since_s = self._beats.get(index, (-1, now_s))
+            if beat != before:
+                self._beats[index] = (beat, now_s)
+            elif now_s - since_s > BEAT_INTERVAL_S * BEATS_LOST:
+                self._feed(NodeDead(index, f"no heartbeat for {now_s - since_s:.1f} s"))
+
+
+def _event_of(message: Message) -> Event:
+    """The event that a worker's message stands for."""
+    match message["say"]:
+        case "ready":
+            return WorkerReady(WorkerReport(**message["report"]))
+        case "left":
+            return WorkerLeft(WorkerReport(**message["report"]))
+        case "done":
+            return WorkerDone(message["generation"], WorkerReport(**message["report"]))
+        case "suspect":
+            return WorkerSuspects(message["slot"], message["generation"], message["text"])
+        case "failed":
+            return WorkerFailed(message["slot"], message["text"])
+        case other:
+            raise PeerError(f"reading a worker's message: unknown kind {other!r}; worker and agent differ in version")
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(text.rstrip() + "\n")
+    sys.stderr.flush()
+
+
+def _text(value: dict[str, Any] | None) -> str | None:
+    return None if value is None else str(value["text"])

@@ -1,0 +1,49 @@
+"""The face of the room: :func:`elastic`, called by a training script."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from remesh.elastic.job import Job, JobOptions
+from remesh.elastic.mesh_policy import check_template
+from remesh.elastic.worker import Exit, Worker
+from remesh.errors import ConfigError
+
+
+def elastic(
+    train: Callable[[Job], Any],
+    mesh: Mapping[str, int],
+    *,
+    checkpoint: str | os.PathLike[str] | None = None,
+    save_every: int | None = None,
+    seed: int = 0,
+    timeout_s: float = 30.0,
+) -> None:
+    """Run ``train(job)`` on every mesh that the job gets, until it returns on all ranks.
+
+    Call it from a script started by ``remesh run``. ``mesh`` maps axis names to sizes, outermost first, with -1 for the
+    axis that takes all workers left; ``train`` is entered anew on each mesh, in the same process. ``checkpoint`` is the
+    folder of the job's checkpoints; a new job goes on from its newest complete one. ``timeout_s`` bounds every
+    collective. On CUDA machines the groups use NCCL, else gloo.
+
+    Returns when the job has ended well; ends the process with exit code 1 when it failed anywhere.
+    """
+    check_template(mesh)
+    link_path = os.environ.get("REMESH_LINK")
+    if not link_path:
+        raise ConfigError(
+            "starting an elastic job: this process has no agent (REMESH_LINK is not set); start the script with "
+            "`remesh run --nproc-per-node N script.py`"
+        )
+    options = JobOptions(seed, None if checkpoint is None else Path(checkpoint), save_every)
+    worker = Worker(link_path, dict(mesh), options, timeout_s)
+    try:
+        worker.run(train)
+    except Exit as end:
+        if not end.ok:
+            # The agent prints the cause, once for its node.
+            sys.exit(1)

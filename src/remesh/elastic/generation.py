@@ -1,0 +1,249 @@
+"""What was decided? Generations: one stay of the job on one mesh, as every agent and worker reads it.
+
+A *meeting* takes the reports of all nodes that are there and ends in one generation (or in a reason to wait, or to
+give up). The decision is a pure function of the reports, so that any agent may propose it; the first proposal that
+reaches the store is the one that holds.
+
+Steps. Each worker reports the step that its state stands at. All took a step or none did, with one exception: workers
+that had voted when the vote's outcome was lost to them. If any survivor knows that step as resolved, then every rank
+had voted, and the workers in doubt follow it; otherwise nobody alive took it, and nobody will.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from remesh.elastic.mesh_policy import decide_mesh, format_axes
+
+
+@dataclass(frozen=True, slots=True)
+class NodeInfo:
+    """A node as it registered itself. A node that comes back registers anew, under another index."""
+
+    index: int
+    """Place in the order of registration. Invariant: unique."""
+    name: str
+    address: str
+    port: int
+    """TCP port of the agent's pulse: a connection that is refused proves that the agent is gone."""
+    num_slots: int
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerReport:
+    """What one worker says when it comes to a meeting."""
+
+    slot: int
+    pid: int
+    template: dict[str, int]
+    """Mesh template of the worker's script."""
+    step: int | None = None
+    """Batches resolved in the state it holds; None when it holds none."""
+    in_doubt: bool = False
+    """It voted for the next step and did not learn the outcome."""
+    taken: bool = True
+    """Whether the last resolved batch was taken (False: voted down)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A worker with a place in the mesh."""
+
+    rank: int
+    """World rank in this generation; row-major position in the mesh."""
+    node: int
+    """Index of its node."""
+    slot: int
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """One stay on one mesh."""
+
+    number: int
+    """1 for the first. Invariant: one more than the generation before."""
+    axes: dict[str, int]
+    members: tuple[Member, ...]
+    """In rank order. Invariant: as many as the mesh has places."""
+    standby: tuple[Member, ...]
+    """Live workers without a place; their rank is -1."""
+    hosts: dict[int, str]
+    """Node index -> node name, for the nodes of ``members`` and ``standby``."""
+    step: int
+    """Batches behind the job when this generation begins."""
+    taken: bool
+    """Outcome of the last of them, for members in doubt."""
+    reason: str
+    num_stalls: int = 0
+    """How many generations in a row had the same members and no progress."""
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Generation:
+        fields = dict(value)
+        fields["members"] = tuple(Member(**member) for member in value["members"])
+        fields["standby"] = tuple(Member(**member) for member in value["standby"])
+        fields["hosts"] = {int(index): name for index, name in value["hosts"].items()}
+        return cls(**fields)
+
+    @property
+    def nodes(self) -> frozenset[int]:
+        """Indices of all nodes with a worker in it."""
+        return frozenset(self.hosts)
+
+    def of_node(self, index: int) -> list[Member]:
+        return [member for member in (*self.members, *self.standby) if member.node == index]
+
+
+@dataclass(frozen=True, slots=True)
+class MeetingRules:
+    """When a meeting may close."""
+
+    min_nodes: int
+    max_nodes: int
+    last_call_s: float
+    """How long the first meeting waits for more nodes once ``min_nodes`` are there."""
+    join_timeout_s: float
+    """How long a meeting waits for enough nodes and workers before the job gives up."""
+    absence_timeout_s: float
+    """How long it waits for a member that shows signs of life but does not come."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """The meeting stays open."""
+
+    reason: str
+    absent: tuple[int, ...] = ()
+    """Members of the last generation that are neither here nor known to be dead."""
+
+
+@dataclass(frozen=True, slots=True)
+class GiveUp:
+    """The meeting can never close well."""
+
+    reason: str
+
+
+MAX_STALLS = 3
+"""Generations without loss, joiner or progress before the job gives up instead of meeting for ever."""
+
+Reports = Mapping[int, Sequence[WorkerReport]]
+"""Node index -> the workers it brings to the meeting."""
+
+
+def decide_generation(
+    last: Generation | None,
+    nodes: Mapping[int, NodeInfo],
+    here: Reports,
+    dead: Mapping[int, str],
+    rules: MeetingRules,
+    waited_s: float,
+) -> Generation | Wait | GiveUp:
+    """Close the meeting, or say why not.
+
+    ``last`` is the generation that ended (None for the first meeting), ``dead`` maps node indices to the proof of
+    death, ``waited_s`` is how long this meeting has been open.
+    """
+    absent = tuple(sorted((last.nodes if last else frozenset()) - here.keys() - dead.keys()))
+    if absent and waited_s < rules.absence_timeout_s:
+        names = ", ".join(nodes[index].name for index in absent)
+        return Wait(f"members not here yet: {names}", absent)
+    if len(here) < rules.min_nodes:
+        return _wait_or_give_up(f"{len(here)} of at least {rules.min_nodes} nodes are here", rules, waited_s)
+    if last is None and len(here) < rules.max_nodes and waited_s < rules.last_call_s:
+        return Wait(f"{len(here)} of up to {rules.max_nodes} nodes are here, last call open")
+    workers = _in_rank_order(here)
+    templates = [report.template for _, report in workers]
+    if any(list(template.items()) != list(templates[0].items()) for template in templates):
+        return GiveUp(f"workers ask for different meshes: {templates}; start the same script on every node")
+    choice = decide_mesh(templates[0], len(workers)) if workers else "no worker is alive"
+    if isinstance(choice, str):
+        if len(here) >= rules.max_nodes and last is None:
+            return GiveUp(choice)
+        return _wait_or_give_up(choice, rules, waited_s)
+    step, taken = decide_step([report for _, report in workers])
+    num_stalls = _count_stalls(last, {report.pid for _, report in workers}, step)
+    if num_stalls >= MAX_STALLS:
+        return GiveUp(
+            f"the same members lost each other {num_stalls + 1} times at step {step} while all are alive; the network "
+            "between them does not carry, or ranks call different collectives"
+        )
+    placed = [
+        Member(rank if rank < choice.size else -1, node, report.slot, report.pid)
+        for rank, (node, report) in enumerate(workers)
+    ]
+    return Generation(
+        number=last.number + 1 if last else 1,
+        axes=choice.axes,
+        members=tuple(placed[: choice.size]),
+        standby=tuple(placed[choice.size :]),
+        hosts={node: nodes[node].name for node, _ in workers},
+        step=step,
+        taken=taken,
+        num_stalls=num_stalls,
+        reason=_explain(last, nodes, here, {**dead, **dict.fromkeys(absent, "did not come in time")}, choice.reason),
+    )
+
+
+def decide_step(reports: Sequence[WorkerReport]) -> tuple[int, bool]:
+    """The step that the next generation starts from, and the outcome of its last batch."""
+    holders = [report for report in reports if report.step is not None]
+    if not holders:
+        return 0, True
+    step = max(report.step or 0 for report in holders)
+    known = next(report for report in holders if report.step == step)
+    return step, known.taken
+
+
+def _count_stalls(last: Generation | None, pids: set[int], step: int) -> int:
+    if last is None or step > last.step or pids != {member.pid for member in (*last.members, *last.standby)}:
+        return 0
+    return last.num_stalls + 1
+
+
+def _in_rank_order(here: Reports) -> list[tuple[int, WorkerReport]]:
+    """Workers in the order of their ranks: whoever holds state first, fuller nodes first, nodes kept together."""
+
+    def key(index: int) -> tuple[bool, int, int]:
+        return all(report.step is None for report in here[index]), -len(here[index]), index
+
+    return [
+        (index, report) for index in sorted(here, key=key) for report in sorted(here[index], key=lambda one: one.slot)
+    ]
+
+
+def _wait_or_give_up(reason: str, rules: MeetingRules, waited_s: float) -> Wait | GiveUp:
+    if waited_s < rules.join_timeout_s:
+        return Wait(reason)
+    return GiveUp(f"{reason}; nobody joined within {rules.join_timeout_s:g} s")
+
+
+def _explain(
+    last: Generation | None,
+    nodes: Mapping[int, NodeInfo],
+    here: Reports,
+    dead: Mapping[int, str],
+    choice: str,
+) -> str:
+    parts = []
+    if last:
+        lost = [f"lost {nodes[index].name} ({dead[index]})" for index in sorted(last.nodes & dead.keys())]
+        parts = lost + [f"{nodes[index].name} joined" for index in sorted(here.keys() - last.nodes)]
+        before = {(member.node, member.slot): member.pid for member in (*last.members, *last.standby)}
+        for index in sorted(last.nodes & here.keys()):
+            pids = {report.pid for report in here[index]}
+            known = [pid for (node, _), pid in before.items() if node == index]
+            parts += [f"lost worker pid {pid} of {nodes[index].name}" for pid in known if pid not in pids]
+            parts += [f"worker pid {pid} of {nodes[index].name} joined" for pid in sorted(pids.difference(known))]
+    if last and all(report.step is None for reports in here.values() for report in reports):
+        parts.append("no survivor holds state")
+    if last and not parts:
+        parts = ["same members meet again"]
+    was = f" (was {format_axes(last.axes)})" if last else ""
+    return "; ".join([*parts, choice + was])

@@ -1,0 +1,291 @@
+"""The job object that a training function gets, once per generation.
+
+    carry     fill model and optimizer from peers' memory, else from the last checkpoint
+    batches   the data stream, from where the job stands
+    commit    all ranks take the step, or none does
+
+A generation ends inside one of these calls, by :class:`Leave`, which user code must let pass. It derives from
+BaseException so that ``except Exception`` does.
+
+How a step is taken by all or by none: ``commit`` is one all-reduce of votes. A rank that sees its result knows that
+every rank had voted. A rank whose all-reduce fails does not know; it goes to the meeting *in doubt*, and if any
+survivor saw the result, the rank takes the step too, for its gradients are complete (see
+:mod:`remesh.elastic.generation`).
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+from torch.utils.data import default_collate
+
+from remesh.comm.lower import LowerHalf, is_network_error
+from remesh.dist_checkpointing.plain import latest_complete, save
+from remesh.elastic.events import EventLog
+from remesh.elastic.fill import fill_state
+from remesh.elastic.generation import Generation
+from remesh.elastic.position import Position, derive_seed, plan_batch, plan_share
+from remesh.elastic.state import CarriedState, Held
+from remesh.errors import ConfigError
+from remesh.reshard.exchange import all_gather_json
+
+
+class Leave(BaseException):
+    """This rank leaves its generation: the members meet again."""
+
+
+class Dataset(Protocol):
+    """A map-style dataset, as torch's."""
+
+    def __len__(self) -> int: ...
+    def __getitem__(self, index: int, /) -> Any: ...
+
+
+class Caller(Protocol):
+    """What a job needs from the worker process around it."""
+
+    @property
+    def wants_pause(self) -> bool:
+        """Whether this rank was asked to leave after the next step."""
+        ...
+
+    def resolve_vote(self, error: BaseException) -> bool | None:
+        """The outcome of a vote that this rank lost sight of, if any survivor knows it; None if it came to nothing.
+
+        Blocks until the members have met.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class JobOptions:
+    """What :func:`remesh.elastic` was called with."""
+
+    seed: int
+    checkpoint: Path | None
+    """Folder of the job's checkpoints, one sub-folder per step."""
+    save_every: int | None
+    """Save after every so many steps; None: only when asked."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a worker stands in a generation."""
+
+    plan: Generation
+    rank: int
+    """World rank. Invariant: one of ``plan.members``."""
+    lower: LowerHalf
+    """The process groups of this generation, grown."""
+
+
+class Job:
+    """One rank's view of one generation."""
+
+    def __init__(self, place: Place, held: Held | None, *, caller: Caller, options: JobOptions, log: EventLog) -> None:
+        plan, rank, lower = place.plan, place.rank, place.lower
+        assert lower.mesh is not None
+        self.mesh: DeviceMesh = lower.mesh
+        self.rank = rank
+        self.world_size = len(plan.members)
+        self.generation = plan.number
+        self.reason = plan.reason
+        """Why this mesh."""
+        self.batch_weight = 1.0
+        """Factor for this rank's mean loss, so that the mean over data-parallel ranks is the mean over the batch."""
+        self._plan = plan
+        self._lower = lower
+        self._caller = caller
+        self._options = options
+        self._log = log
+        self._held = held
+        self._state: CarriedState | None = None
+        self._position = Position()
+        self._unresolved: int | None = None
+        """Samples of the batch that was handed out and is not committed yet; None when there is none."""
+        self._in_step = False
+        self._must_leave = False
+        self._last_taken = True
+
+    @property
+    def step(self) -> int:
+        """Batches behind the job."""
+        return self._position.step
+
+    @property
+    def samples(self) -> int:
+        """Samples behind the job, over all epochs."""
+        return self._position.samples
+
+    def carry(self, **objects: Any) -> None:
+        """Fill models, optimizers and other objects with the job's state; called once, by all ranks.
+
+        Boxes come from the memory of whoever holds them at the newest step; if some box is held by nobody, everything
+        comes from the last checkpoint. A job that starts anew leaves the objects as they are. Blocks on all ranks.
+        """
+        if self._state is not None:
+            raise ConfigError("carrying: this generation already carries state; name all objects in one call")
+        self._boundary()
+        state = CarriedState(objects)
+        started_s = time.monotonic()
+        host_of = {member.rank: self._plan.hosts[member.node] for member in self._plan.members}
+        filled = fill_state(state, self._held, host_of=host_of, checkpoint=self._options.checkpoint)
+        self._held = None
+        self._state = state
+        self._position = filled.position
+        self._log.write(
+            "filled",
+            generation=self.generation,
+            rank=self.rank,
+            step=self.step,
+            source=filled.source,
+            reason=filled.reason,
+            bytes_by_pair=[[*pair, count] for pair, count in sorted(filled.bytes_by_pair.items())],
+            bytes_kept=filled.bytes_kept,
+            bytes_from_disk=filled.bytes_from_disk,
+            seconds=time.monotonic() - started_s,
+        )
+
+    def batches(
+        self,
+        dataset: Dataset,
+        batch_size: int,
+        *,
+        epochs: int | None = None,
+        max_steps: int | None = None,
+        data_axes: Sequence[str] = ("dp",),
+        collate: Callable[[list[Any]], Any] = default_collate,
+    ) -> Iterator[Any]:
+        """This rank's shares of the global batches that lie ahead.
+
+        ``batch_size`` counts samples over all ranks and stays the same on every mesh. The batch is shared among the
+        ranks along ``data_axes`` (an axis that the mesh lacks counts as size 1); ranks along other axes get the same
+        samples.
+        Random state is seeded for each batch from (seed, step, share), so that it continues on any mesh.
+        """
+        if self._state is None:
+            raise ConfigError("asking for batches: call job.carry(...) first, it tells where the data stream stands")
+        dp_rank, dp_size = self._data_coordinate(data_axes)
+        first_step = self.step
+        while max_steps is None or self.step < max_steps:
+            self._boundary()
+            every = self._options.save_every
+            if every and self.step % every == 0 and self.step > first_step:
+                self.save()
+            batch = plan_batch(
+                self._position,
+                num_samples=len(dataset),
+                batch_size=batch_size,
+                seed=self._options.seed,
+                num_epochs=epochs,
+            )
+            if not batch:
+                return
+            share = plan_share(batch, dp_rank=dp_rank, dp_size=dp_size)
+            self.batch_weight = share.weight
+            self._unresolved = len(batch)
+            seed_everything(derive_seed(self._options.seed, self.step, dp_rank))
+            yield collate([dataset[index] for index in share.indices])
+
+    def commit(self, ok: bool = True) -> bool:
+        """Vote on the batch just computed; True on all ranks if all said ``ok``, and then all take the step.
+
+        Take it right after (optimizer, scheduler, averages), without collectives in between: clip gradients before.
+        False drops the batch on all ranks. Blocks on all ranks, bounded by the group's timeout.
+        """
+        if self._unresolved is None:
+            raise ConfigError("committing: no batch is open; call commit once for each batch of job.batches(...)")
+        vote = torch.tensor([not ok, self._caller.wants_pause], dtype=torch.int32)
+        try:
+            dist.all_reduce(vote, dist.ReduceOp.MAX, group=self._lower.control)
+        except RuntimeError as error:
+            if not is_network_error(error):
+                raise
+            outcome = self._caller.resolve_vote(error)
+            if outcome is None:
+                raise Leave from None
+            taken, self._must_leave = outcome, True
+        else:
+            rejected, pause = vote.tolist()
+            taken, self._must_leave = not rejected, bool(pause)
+        self._position = self._position.after(self._unresolved)
+        self._unresolved = None
+        self._in_step = self._last_taken = taken
+        return taken
+
+    def save(self) -> Path:
+        """Save the carried state under the job's checkpoint folder; called by all ranks, blocks on them."""
+        if self._options.checkpoint is None or self._state is None:
+            raise ConfigError(
+                "saving: the job needs a folder (remesh.elastic(..., checkpoint=...)) and state (job.carry(...)) first"
+            )
+        self._boundary()
+        path = self._options.checkpoint / f"step-{self.step:08d}"
+        started_s = time.monotonic()
+        # After a change of mesh a rank may come here a second time for the same step.
+        if not any(all_gather_json(latest_complete(path.parent) == path if self.rank == 0 else False, None)):
+            position = {"step": self.step, "samples": self.samples}
+            save({**self._state.tensors(), "job": {"values": self._state.values(), "position": position}}, path)
+        self._log.write("saved", step=self.step, path=str(path), seconds=time.monotonic() - started_s, rank=self.rank)
+        return path
+
+    def log(self, kind: str, **values: Any) -> None:
+        """Write an event (JSON values) with this rank's step and generation, for the terminal view and the report."""
+        self._log.write(kind, step=self.step, generation=self.generation, rank=self.rank, **values)
+
+    # --- for the worker around the job ---
+
+    def finish(self) -> None:
+        """The training function has returned: nothing may be left open."""
+        self._boundary()
+        if self._unresolved is not None:
+            raise ConfigError(
+                "ending: the last batch was neither committed nor dropped; call job.commit() for each batch"
+            )
+
+    @property
+    def last_taken(self) -> bool:
+        """Whether the last resolved batch was taken."""
+        return self._last_taken
+
+    def hold(self) -> Held | None:
+        """The state to keep while the network is gone.
+
+        What it was given, as long as nothing is carried on the new mesh; None when this rank was hit in the middle of
+        taking a step, so that its state belongs to no step at all.
+        """
+        if self._state is None:
+            return self._held
+        if self._in_step:
+            return None
+        return self._state.hold(self.step, self.samples)
+
+    def _boundary(self) -> None:
+        """Between two steps: the last one is complete, and this rank may leave."""
+        self._in_step = False
+        if self._must_leave:
+            raise Leave
+
+    def _data_coordinate(self, data_axes: Sequence[str]) -> tuple[int, int]:
+        """This rank's place among the ranks that share a batch, and how many they are."""
+        names = self.mesh.mesh_dim_names or ()
+        place, size = 0, 1
+        for axis in data_axes:
+            if axis in names:
+                place = place * self.mesh[axis].size() + self.mesh[axis].get_local_rank()
+                size *= self.mesh[axis].size()
+        return place, size
+
+
+def seed_everything(seed: int) -> None:
+    """Seed torch (all devices) and Python."""
+    torch.manual_seed(seed)
+    random.seed(seed)

@@ -1,0 +1,497 @@
+"""What does an agent do next? The membership protocol as a machine: events in, instructions out.
+
+One agent runs per node; it speaks for the node's workers. Agents share nothing but a store of set-once keys:
+
+    gen/<n>/pause    somebody wants in: leave generation n together after the next step
+    gen/<n>/broken   somebody is lost: leave generation n at once
+    gen/<n>/here/<i> node i has come to the meeting for generation n, with these workers
+    gen/<n>/plan     generation n as decided; the first proposal holds
+    gen/<n>/done/<i> all of node i's workers ended well in generation n
+    end              how the job ended
+
+An agent is in one of these phases:
+
+    STARTING --all workers ready--> MEETING --plan--> RUNNING --broken--> LEAVING --all out--> MEETING ...
+                                                       |  ^ pause: all workers leave by themselves --> MEETING
+                                                       +--all done, everywhere--> ENDING (also: end seen, any phase)
+
+Workers keep their processes through all of it: a worker is started once, and again only if it died and restarts
+remain. Time comes with every event; the machine reads no clock.
+"""
+
+from __future__ import annotations
+
+import enum
+import signal
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from remesh.elastic.generation import (
+    Generation,
+    GiveUp,
+    MeetingRules,
+    NodeInfo,
+    Wait,
+    WorkerReport,
+    decide_generation,
+)
+
+
+class Phase(enum.Enum):
+    STARTING = "starting"
+    MEETING = "meeting"
+    RUNNING = "running"
+    LEAVING = "leaving"
+    ENDING = "ending"
+
+
+class WorkerState(enum.Enum):
+    STARTING = "starting"
+    """The process is up but has not called in."""
+    IDLE = "idle"
+    """Between generations, or standing by."""
+    TRAINING = "training"
+    DONE = "done"
+    """Its training function returned; it waits for the others."""
+    DEAD = "dead"
+
+
+# --- Events: what the shell tells the machine -------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerReady:
+    """A worker has called in and is in no generation."""
+
+    report: WorkerReport
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerLeft:
+    """A worker is out of its generation and tells what it holds."""
+
+    report: WorkerReport
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerDone:
+    """A worker's training function returned."""
+
+    generation: int
+    report: WorkerReport
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSuspects:
+    """A worker's collective failed as it does when a peer is lost."""
+
+    slot: int
+    generation: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerFailed:
+    """User code raised."""
+
+    slot: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerExited:
+    """A worker process ended. Negative codes are signals, as in :mod:`subprocess`."""
+
+    slot: int
+    code: int
+
+
+@dataclass(frozen=True, slots=True)
+class NodeDead:
+    """Another agent is proved to be gone."""
+
+    index: int
+    proof: str
+
+
+@dataclass(frozen=True, slots=True)
+class StoreView:
+    """What the store says now, as far as this agent's phase needs it."""
+
+    latest: int
+    """Number of the last generation decided; 0 before the first."""
+    plan: Generation | None
+    """Generation ``latest``."""
+    nodes: Mapping[int, NodeInfo]
+    here: Mapping[int, tuple[WorkerReport, ...]]
+    """Who has come to the meeting for generation ``latest + 1``."""
+    pause: str | None
+    """Why generation ``latest`` is to pause."""
+    broken: str | None
+    """Why generation ``latest`` is broken."""
+    done: frozenset[int]
+    """Nodes whose workers all ended well in generation ``latest``."""
+    end: Mapping[str, Any] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Nothing but time has passed."""
+
+
+Event = (
+    WorkerReady | WorkerLeft | WorkerDone | WorkerSuspects | WorkerFailed | WorkerExited | NodeDead | StoreView | Tick
+)
+
+
+# --- Instructions: what the machine tells the shell ---------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Publish:
+    """Write a key of the store; with ``once`` only if nobody has."""
+
+    key: str
+    value: Mapping[str, Any]
+    once: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class StartWorker:
+    slot: int
+
+
+@dataclass(frozen=True, slots=True)
+class KillWorker:
+    slot: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Tell:
+    """Send a message to a worker."""
+
+    slot: int
+    message: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """Find out whether these nodes' agents are alive."""
+
+    indices: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """Write an event to the log."""
+
+    kind: str
+    values: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """End the agent."""
+
+    ok: bool
+    text: str
+
+
+Instruction = Publish | StartWorker | KillWorker | Tell | Probe | Note | Finish
+
+
+# --- The machine --------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class _Worker:
+    state: WorkerState = WorkerState.STARTING
+    report: WorkerReport | None = None
+    """Its last report; None before the first."""
+
+
+@dataclass(frozen=True, slots=True)
+class AgentRules:
+    """What an agent may do and how long it waits."""
+
+    num_slots: int
+    max_restarts: int
+    """How many killed workers this node may replace."""
+    meeting: MeetingRules
+    leave_timeout_s: float
+    """How long a worker may take to get out of a broken generation before it is killed as hung."""
+    exit_timeout_s: float
+    """How long workers may take to end once they are told to."""
+
+
+@dataclass
+class AgentMachine:
+    """One agent's part of the protocol."""
+
+    index: int
+    name: str
+    """Name of the node, for people."""
+    rules: AgentRules
+    phase: Phase = Phase.STARTING
+    restarts_left: int = 0
+    generation: Generation | None = None
+    """The generation this node is or was last part of."""
+    meeting: int = 0
+    """Number of the generation that the open meeting will decide."""
+    _workers: dict[int, _Worker] = field(default_factory=dict)
+    _dead_nodes: dict[int, str] = field(default_factory=dict)
+    _since_s: float = 0.0
+    """When the present phase began."""
+    _told: set[str] = field(default_factory=set)
+    """One-time messages of the present phase that were sent."""
+    _published: tuple[WorkerReport, ...] | None = None
+    """The reports that this node last brought to the open meeting."""
+    _end: Mapping[str, Any] | None = None
+    _view: StoreView | None = None
+
+    def __post_init__(self) -> None:
+        self.restarts_left = self.rules.max_restarts
+
+    def start(self, now_s: float) -> list[Instruction]:
+        """The first instructions: start a worker in every slot."""
+        self._since_s = now_s
+        self._workers = {slot: _Worker() for slot in range(self.rules.num_slots)}
+        return [StartWorker(slot) for slot in self._workers]
+
+    def handle(self, event: Event, now_s: float) -> list[Instruction]:
+        """Take one event, return what to do, in order."""
+        out: list[Instruction] = []
+        match event:
+            case WorkerReady(report) | WorkerLeft(report):
+                self._workers[report.slot] = _Worker(WorkerState.IDLE, report)
+            case WorkerDone(generation, report):
+                if self.generation and generation == self.generation.number:
+                    self._workers[report.slot] = _Worker(WorkerState.DONE, report)
+            case WorkerSuspects(slot, generation, text):
+                if self.phase is Phase.RUNNING and self.generation and generation == self.generation.number:
+                    out += self._break(f"worker {slot} of {self.name} lost a peer: {text}")
+            case WorkerFailed(slot, text):
+                out.append(self._end_of_worker(slot, f"worker {slot} of {self.name} failed: {text}"))
+            case WorkerExited(slot, code):
+                out += self._worker_exited(slot, code, now_s)
+            case NodeDead(index, proof):
+                self._dead_nodes[index] = proof
+                if self.phase is Phase.RUNNING and self.generation and index in self.generation.nodes:
+                    out += self._break(f"{self.generation.hosts[index]} is gone: {proof}")
+            case StoreView():
+                self._view = event
+                if event.end is not None and self._end is None:
+                    self._end = event.end
+                    out += self._enter_ending(now_s)
+            case Tick():
+                pass
+        return out + self._advance(now_s)
+
+    def is_cause(self, slot: int) -> bool:
+        """Whether the job ended because of this worker."""
+        return self._end is not None and (self._end.get("node"), self._end.get("slot")) == (self.index, slot)
+
+    # Each phase looks at the workers and the last view and does whatever is due; all are idempotent.
+
+    def _advance(self, now_s: float) -> list[Instruction]:
+        if self.phase is Phase.ENDING:
+            return self._advance_ending(now_s)
+        if self._view is None:
+            return []
+        if self.phase is Phase.STARTING:
+            return self._advance_starting(now_s)
+        if self.phase is Phase.MEETING:
+            return self._advance_meeting(now_s)
+        return self._advance_running(now_s)
+
+    def _advance_starting(self, now_s: float) -> list[Instruction]:
+        alive = self._alive()
+        if not alive or any(worker.state is WorkerState.STARTING for worker in alive.values()):
+            return []
+        return self._enter_meeting(now_s)
+
+    def _enter_meeting(self, now_s: float) -> list[Instruction]:
+        view = self._view
+        assert view is not None
+        self._set_phase(Phase.MEETING, now_s)
+        self.meeting = view.latest + 1
+        out: list[Instruction] = []
+        if view.latest and (self.generation is None or self.generation.number != view.latest):
+            out.append(Publish(f"gen/{view.latest}/pause", {"text": f"{self.name} wants to join"}))
+        return [*out, self._here(), Note("meeting", {"generation": self.meeting})]
+
+    def _advance_meeting(self, now_s: float) -> list[Instruction]:
+        view = self._view
+        assert view is not None
+        if view.plan is not None and view.latest >= self.meeting:
+            return self._adopt(view.plan, now_s)
+        if self._reports() != self._published:
+            return [self._here()]
+        if view.here.get(self.index) != self._published:
+            return []
+        decision = decide_generation(
+            view.plan, view.nodes, view.here, self._dead_nodes, self.rules.meeting, now_s - self._since_s
+        )
+        if isinstance(decision, Wait):
+            return [Probe(decision.absent)] if decision.absent else []
+        if isinstance(decision, GiveUp):
+            return [Publish("end", {"ok": False, "text": decision.reason})]
+        if not self._tell_once("plan"):
+            return []
+        return [Publish(f"gen/{self.meeting}/plan", decision.to_json())]
+
+    def _adopt(self, plan: Generation, now_s: float) -> list[Instruction]:
+        mine = plan.of_node(self.index)
+        if not mine:
+            # Too late for this one, or no worker is up yet: ask to be let in, with whatever state there is.
+            self._set_phase(Phase.STARTING, now_s)
+            return self._advance_starting(now_s)
+        self.generation = plan
+        self._set_phase(Phase.RUNNING, now_s)
+        out: list[Instruction] = [Note("generation", plan.to_json())]
+        for member in mine:
+            worker = self._workers[member.slot]
+            pid = worker.report.pid if worker.report else None
+            if worker.state is not WorkerState.DEAD and pid == member.pid:
+                placed = member.rank >= 0
+                worker.state = WorkerState.TRAINING if placed else WorkerState.IDLE
+                if placed:
+                    out.append(Tell(member.slot, {"do": "meet", "rank": member.rank, "plan": plan.to_json()}))
+            else:
+                out += self._break(f"worker {member.slot} of {self.name} died while the members met")
+        return out
+
+    def _advance_running(self, now_s: float) -> list[Instruction]:
+        view, plan = self._view, self.generation
+        assert view is not None and plan is not None
+        current = view.latest == plan.number
+        out: list[Instruction] = []
+        if self.phase is Phase.RUNNING and current and view.broken is not None:
+            self._set_phase(Phase.LEAVING, now_s)
+            out.append(Note("broken", {"generation": plan.number, "reason": view.broken}))
+            out += self._tell_training({"do": "break", "generation": plan.number, "reason": view.broken})
+        elif self.phase is Phase.RUNNING and current and view.pause is not None and self._tell_once("pause"):
+            out.append(Note("pause", {"generation": plan.number, "reason": view.pause}))
+            out += self._tell_training({"do": "pause", "generation": plan.number, "reason": view.pause})
+        if self.phase is Phase.LEAVING and now_s - self._since_s > self.rules.leave_timeout_s:
+            for slot, worker in self._alive().items():
+                if worker.state is WorkerState.TRAINING and self._tell_once(f"kill-{slot}"):
+                    out.append(KillWorker(slot, f"did not leave generation {plan.number} in time"))
+        return out + self._advance_members(current, now_s)
+
+    def _advance_members(self, current: bool, now_s: float) -> list[Instruction]:
+        """Publish what the node's workers have reached together: all done, all out, or one more waiting to get in."""
+        view, plan = self._view, self.generation
+        assert view is not None and plan is not None
+        placed = [member for member in plan.of_node(self.index) if member.rank >= 0]
+        states = [self._workers[member.slot].state for member in placed if self._is_same(member.slot, member.pid)]
+        if self.phase is Phase.RUNNING and all(state is WorkerState.DONE for state in states):
+            if len(states) == len(placed) and self._tell_once("done"):
+                return [Publish(f"gen/{plan.number}/done/{self.index}", {})]
+            if current and plan.nodes <= view.done:
+                return (
+                    [Publish("end", {"ok": True, "text": "all workers ended well"})] if self._tell_once("end") else []
+                )
+        is_out = not any(state is WorkerState.TRAINING for state in states)
+        asked_out = self.phase is Phase.LEAVING or (current and view.pause is not None)
+        if is_out and asked_out and not (self.phase is Phase.RUNNING and self._all_done_here(states)):
+            return self._enter_meeting(now_s)
+        newcomers = [slot for slot, worker in self._alive().items() if worker.report and not self._in_plan(slot)]
+        if newcomers and current and view.pause is None and self._tell_once("newcomer"):
+            text = f"worker {newcomers[0]} of {self.name} wants to join"
+            return [Publish(f"gen/{plan.number}/pause", {"text": text})]
+        return []
+
+    def _all_done_here(self, states: list[WorkerState]) -> bool:
+        return bool(states) and all(state is WorkerState.DONE for state in states)
+
+    def _worker_exited(self, slot: int, code: int, now_s: float) -> list[Instruction]:
+        worker = self._workers[slot]
+        had_called_in = worker.report is not None
+        worker.state, worker.report = WorkerState.DEAD, None
+        if self.phase is Phase.ENDING:
+            return []
+        if code >= 0:
+            what = "raised or exited" if had_called_in else "ended before it called remesh.elastic"
+            text = f"worker {slot} of {self.name} {what} (exit code {code}); see its log"
+            return [self._end_of_worker(slot, text)]
+        name = signal.Signals(-code).name
+        out: list[Instruction] = [Note("worker-killed", {"slot": slot, "signal": name})]
+        if self.phase is Phase.RUNNING and self._was_placed(slot):
+            out += self._break(f"worker {slot} of {self.name} was killed by {name}")
+        if self.restarts_left > 0:
+            self.restarts_left -= 1
+            self._workers[slot] = _Worker()
+            return [*out, StartWorker(slot)]
+        if not self._alive():
+            # The node leaves; the others see its agent gone and go on without it.
+            self._end = {"ok": False, "text": f"{self.name} has no worker and no restart left"}
+            out += self._enter_ending(now_s)
+        return out
+
+    def _enter_ending(self, now_s: float) -> list[Instruction]:
+        assert self._end is not None
+        self._set_phase(Phase.ENDING, now_s)
+        message = {"do": "exit", "ok": self._end["ok"], "text": self._end["text"]}
+        return [Tell(slot, message) for slot in self._alive()]
+
+    def _advance_ending(self, now_s: float) -> list[Instruction]:
+        assert self._end is not None
+        alive = self._alive()
+        if not alive:
+            return [Finish(bool(self._end["ok"]), str(self._end["text"]))] if self._tell_once("finish") else []
+        if now_s - self._since_s <= self.rules.exit_timeout_s:
+            return []
+        return [KillWorker(slot, "did not end when told to") for slot in alive if self._tell_once(f"kill-{slot}")]
+
+    # --- small helpers ---
+
+    def _break(self, text: str) -> list[Instruction]:
+        assert self.generation is not None
+        return [Publish(f"gen/{self.generation.number}/broken", {"text": text})]
+
+    def _end_of_worker(self, slot: int, text: str) -> Publish:
+        return Publish("end", {"ok": False, "text": text, "node": self.index, "slot": slot})
+
+    def _here(self) -> Publish:
+        self._published = self._reports()
+        workers = [asdict(report) for report in self._published]
+        return Publish(f"gen/{self.meeting}/here/{self.index}", {"workers": workers}, once=False)
+
+    def _reports(self) -> tuple[WorkerReport, ...]:
+        states = (WorkerState.IDLE, WorkerState.DONE)
+        return tuple(worker.report for worker in self._workers.values() if worker.report and worker.state in states)
+
+    def _alive(self) -> dict[int, _Worker]:
+        return {slot: worker for slot, worker in self._workers.items() if worker.state is not WorkerState.DEAD}
+
+    def _is_same(self, slot: int, pid: int) -> bool:
+        report = self._workers[slot].report
+        return report is not None and report.pid == pid
+
+    def _in_plan(self, slot: int) -> bool:
+        assert self.generation is not None
+        return any(
+            member.slot == slot and self._is_same(slot, member.pid) for member in self.generation.of_node(self.index)
+        )
+
+    def _was_placed(self, slot: int) -> bool:
+        assert self.generation is not None
+        return any(member.slot == slot and member.rank >= 0 for member in self.generation.of_node(self.index))
+
+    def _tell_training(self, message: Mapping[str, Any]) -> list[Instruction]:
+        return [Tell(slot, message) for slot, worker in self._workers.items() if worker.state is WorkerState.TRAINING]
+
+    def _set_phase(self, phase: Phase, now_s: float) -> None:
+        self.phase = phase
+        self._since_s = now_s
+        self._told.clear()
+
+    def _tell_once(self, what: str) -> bool:
+        """Whether ``what`` was not yet said in this phase; it counts as said from now on."""
+        if what in self._told:
+            return False
+        self._told.add(what)
+        return True

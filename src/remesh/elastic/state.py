@@ -1,0 +1,167 @@
+"""What is carried? Turns models, optimizers and other stateful objects into named tensors and plain values, and back.
+
+*Tensors* (parameters, buffers, optimizer moments) are known by name and by the boxes this rank keeps of them; they move
+by reshard plans. *Values* (learning rates, schedulers' counters) are equal on all ranks and move as JSON.
+
+Optimizer state is named by the parameter it belongs to, ``optim.state.<parameter>.<moment>``, so that it finds its
+parameter again on any mesh.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from remesh.errors import ConfigError
+from remesh.layout.from_torch import Piece, piece_of
+
+Value = Any
+"""A JSON value."""
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """The state that a worker keeps between two generations."""
+
+    step: int
+    """Batches resolved in this state."""
+    samples: int
+    pieces: dict[str, Piece]
+    values: dict[str, Value]
+
+
+class CarriedState:
+    """The objects that a training function asked to carry, by name."""
+
+    def __init__(self, objects: Mapping[str, Any]) -> None:
+        self._models = {name: one for name, one in objects.items() if isinstance(one, nn.Module)}
+        self._optims = {name: one for name, one in objects.items() if isinstance(one, torch.optim.Optimizer)}
+        self._others = {name: one for name, one in objects.items() if name not in {*self._models, *self._optims}}
+        for name, one in self._others.items():
+            if not (isinstance(one, torch.Tensor) or (hasattr(one, "state_dict") and hasattr(one, "load_state_dict"))):
+                raise ConfigError(
+                    f"carrying {name!r}: expected a module, an optimizer, a tensor, or an object with state_dict and "
+                    f"load_state_dict, found {type(one).__name__}; wrap it in such an object"
+                )
+        self._parameter_names = {
+            id(parameter): f"{name}.{path}"
+            for name, model in self._models.items()
+            for path, parameter in model.named_parameters()
+        }
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """All tensors by name; the same storage that the objects use."""
+        found: dict[str, torch.Tensor] = {}
+        for name, model in self._models.items():
+            found |= {f"{name}.{path}": tensor.detach() for path, tensor in model.state_dict(keep_vars=True).items()}
+        for name, optim in self._optims.items():
+            for parameter, path in self._parameters_of(name, optim):
+                moments = optim.state.get(parameter, {})
+                found |= {
+                    f"{name}.state.{path}.{key}": one for key, one in moments.items() if isinstance(one, torch.Tensor)
+                }
+        return found | {name: one for name, one in self._others.items() if isinstance(one, torch.Tensor)}
+
+    def values(self) -> dict[str, Value]:
+        """All plain values by name."""
+        found: dict[str, Value] = {}
+        for name, optim in self._optims.items():
+            groups = [{key: one for key, one in group.items() if key != "params"} for group in optim.param_groups]
+            found[f"{name}.param_groups"] = _jsonable(f"{name}.param_groups", groups)
+            for parameter, path in self._parameters_of(name, optim):
+                moments = optim.state.get(parameter, {})
+                plain = {key: one for key, one in moments.items() if not isinstance(one, torch.Tensor)}
+                if plain:
+                    found[f"{name}.state.{path}"] = _jsonable(f"{name}.state.{path}", plain)
+        for name, one in self._others.items():
+            if not isinstance(one, torch.Tensor):
+                found[name] = _jsonable(name, one.state_dict())
+        return found
+
+    def set_values(self, values: Mapping[str, Value]) -> None:
+        """Put plain values back; tensors are filled in place elsewhere."""
+        for name, optim in self._optims.items():
+            saved_groups = values[f"{name}.param_groups"]
+            if len(saved_groups) != len(optim.param_groups):
+                raise ConfigError(
+                    f"carrying {name!r}: its state has {len(saved_groups)} parameter groups, the optimizer has "
+                    f"{len(optim.param_groups)}; build it with the same groups on every mesh"
+                )
+            for group, saved in zip(optim.param_groups, saved_groups, strict=True):
+                group.update({key: _like(group.get(key), one) for key, one in saved.items()})
+            for parameter, path in self._parameters_of(name, optim):
+                for key, one in values.get(f"{name}.state.{path}", {}).items():
+                    optim.state[parameter][key] = one
+        for name, one in self._others.items():
+            if not isinstance(one, torch.Tensor):
+                one.load_state_dict(values[name])
+
+    def pieces(self) -> dict[str, Piece]:
+        """Where this rank's tensors sit in the global ones."""
+        return {name: piece_of(tensor) for name, tensor in self.tensors().items()}
+
+    def hold(self, step: int, samples: int) -> Held:
+        """What to keep while the network is gone. The tensors are not copied."""
+        return Held(step, samples, self.pieces(), self.values())
+
+    def allocate(self, wanted: Mapping[str, Any]) -> None:
+        """Make fresh optimizers allocate the moments that ``wanted`` names, to be filled afterwards."""
+        for name, optim in self._optims.items():
+            if any(key.startswith(f"{name}.state.") for key in wanted) and not optim.state:
+                _take_empty_step(optim)
+
+    def _parameters_of(self, name: str, optim: torch.optim.Optimizer) -> list[tuple[torch.Tensor, str]]:
+        found = []
+        for group in optim.param_groups:
+            for parameter in group["params"]:
+                path = self._parameter_names.get(id(parameter))
+                if path is None:
+                    raise ConfigError(
+                        f"carrying optimizer {name!r}: it holds a parameter of shape {tuple(parameter.shape)} that is "
+                        f"in none of the carried models {sorted(self._models)}; carry its model in the same call"
+                    )
+                found.append((parameter, path))
+        return found
+
+
+def _take_empty_step(optim: torch.optim.Optimizer) -> None:
+    """One step with zero gradients and zero learning rate: optimizers allocate lazily, and know their own moments best.
+
+    Whatever the step writes into the moments is overwritten by what is carried; the parameters do not move.
+    """
+    rates = [group["lr"] for group in optim.param_groups]
+    parameters = [parameter for group in optim.param_groups for parameter in group["params"]]
+    kept = [parameter.grad for parameter in parameters]
+    for group in optim.param_groups:
+        group["lr"] = torch.zeros_like(group["lr"]) if isinstance(group["lr"], torch.Tensor) else 0.0
+    for parameter in parameters:
+        parameter.grad = torch.zeros_like(parameter)
+    optim.step()
+    for group, rate in zip(optim.param_groups, rates, strict=True):
+        group["lr"] = rate
+    for parameter, gradient in zip(parameters, kept, strict=True):
+        parameter.grad = gradient
+
+
+def _jsonable(name: str, value: Any) -> Value:
+    try:
+        return json.loads(json.dumps(value))
+    except (TypeError, ValueError) as error:
+        raise ConfigError(
+            f"carrying {name!r}: its plain values must be JSON (numbers, strings, lists, dicts), found {error}; carry "
+            "tensors by themselves and leave other objects out"
+        ) from error
+
+
+def _like(present: Any, saved: Value) -> Any:
+    """A saved value in the type that the object uses now: JSON has no tuples and no tensors."""
+    if isinstance(present, tuple):
+        return tuple(saved)
+    if isinstance(present, torch.Tensor):
+        return present.fill_(saved)
+    return saved

@@ -1,0 +1,186 @@
+"""A worker process: meets, trains, leaves, meets again.
+
+connect to the agent ──> ready ──> meet: grow the lower half, make a Job, call train(job)
+                           ^          |
+                           |          +── train returns: done, wait
+                           |          +── Leave, or a collective lost a peer: left (with what is held)
+                           +──────────+     shed the lower half, keep the state
+                                      +── user code raised: failed, the job ends everywhere
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import asdict
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.elastic.multiprocessing.errors import get_error_handler
+
+from remesh.comm.lower import LowerHalf, is_network_error
+from remesh.elastic.events import EventLog
+from remesh.elastic.generation import Generation, WorkerReport
+from remesh.elastic.job import Job, JobOptions, Leave, Place, seed_everything
+from remesh.elastic.link import Message, WorkerLink
+from remesh.elastic.position import derive_seed
+from remesh.elastic.state import Held
+
+STORE_TIMEOUT_S = 60.0
+MAX_REASON = 160
+"""Characters of a collective's error that go into the reason of a change."""
+
+
+class Exit(BaseException):
+    """The agent says that the job is over."""
+
+    def __init__(self, ok: bool, text: str) -> None:
+        super().__init__(text)
+        self.ok = ok
+
+
+class Worker:
+    """The worker's side of the membership protocol."""
+
+    def __init__(self, link_path: str, template: dict[str, int], options: JobOptions, timeout_s: float) -> None:
+        self._slot = int(os.environ["REMESH_SLOT"])
+        events = os.environ.get("REMESH_EVENTS")
+        self._log = EventLog(Path(events) if events else None, f"worker-{os.getpid()}")
+        self._template = template
+        self._options = options
+        self._link = WorkerLink(link_path, self._on_urgent)
+        backend, device_type = ("nccl", "cuda") if torch.cuda.is_available() else ("gloo", "cpu")
+        self._lower = LowerHalf(backend, device_type, timeout_s)
+        self._store = _connect_store()
+        self._held: Held | None = None
+        self._taken = True
+        self._job: Job | None = None
+        self._next_meeting: Message | None = None
+        """A meeting's outcome that arrived while a vote was being resolved."""
+        self._generation = 0
+        # Written by the link's thread, read by the main thread; numbers only grow.
+        self._broken = 0
+        self._paused = 0
+
+    def run(self, train: Callable[[Job], Any]) -> None:
+        """Go from generation to generation; ends by raising :class:`Exit`."""
+        self._link.start()
+        self._log.write("worker", pid=os.getpid(), slot=self._slot, node=os.environ.get("REMESH_NODE", ""))
+        self._link.send({"say": "ready", "report": asdict(self._report())})
+        try:
+            while True:
+                message = self._next_meeting or self._link.next()
+                self._next_meeting = None
+                if message["do"] == "exit":
+                    raise Exit(bool(message["ok"]), str(message["text"]))
+                self._lower.shed()
+                self._stay(train, Generation.from_json(message["plan"]), int(message["rank"]))
+        finally:
+            self._lower.shed()
+            self._link.close()
+
+    def _stay(self, train: Callable[[Job], Any], plan: Generation, rank: int) -> None:
+        """One generation, from growing the network to leaving it."""
+        self._generation = plan.number
+        try:
+            self._lower.grow(dist.PrefixStore(f"gen{plan.number}", self._store), rank, plan.axes)
+            self._log.write("grown", generation=plan.number, rank=rank, axes=plan.axes)
+            seed_everything(derive_seed(self._options.seed))
+            place = Place(plan, rank, self._lower)
+            # From here on the job keeps the held state, and drops it once it is filled: not two copies.
+            self._job = Job(place, self._held, caller=self, options=self._options, log=self._log)
+            self._held = None
+            train(self._job)
+            self._job.finish()
+            self._keep()
+            self._link.send({"say": "done", "generation": plan.number, "report": asdict(self._report())})
+        except Leave:
+            self._leave(None)
+        except Exception as error:
+            if self._broken >= plan.number or is_network_error(error):
+                self._leave(error)
+            else:
+                self._fail(error)
+
+    def _leave(self, error: Exception | None) -> None:
+        """Out of the generation: keep the state, tell the agent. Told already if a vote was resolved."""
+        self._keep()
+        self._lower.sever()
+        if self._next_meeting is None:
+            if error is not None:
+                self._suspect(error)
+            self._send_left(in_doubt=False)
+
+    def _fail(self, error: Exception) -> None:
+        """User code raised: record it as torchrun's workers do, and wait to be told that the job is over."""
+        self._job = None
+        get_error_handler().record_exception(error)
+        text = f"{type(error).__name__}: {error}"
+        self._link.send({"say": "failed", "slot": self._slot, "text": text})
+        while (message := self._link.next())["do"] != "exit":
+            pass
+        raise Exit(False, str(message["text"]))
+
+    def _keep(self) -> None:
+        if self._job is not None:
+            self._held = self._job.hold()
+            self._taken = self._job.last_taken
+            self._job = None
+
+    def _suspect(self, error: BaseException) -> None:
+        text = (str(error) or type(error).__name__).splitlines()[0][:MAX_REASON]
+        self._link.send({"say": "suspect", "slot": self._slot, "generation": self._generation, "text": text})
+
+    def _send_left(self, *, in_doubt: bool) -> None:
+        report = self._report(in_doubt=in_doubt)
+        self._log.write("left", generation=self._generation, step=report.step, in_doubt=in_doubt)
+        self._link.send({"say": "left", "report": asdict(report)})
+
+    def _report(self, *, in_doubt: bool = False) -> WorkerReport:
+        job, held = self._job, self._held
+        step = job.step if job is not None else held.step if held is not None else None
+        taken = job.last_taken if job is not None else self._taken
+        return WorkerReport(self._slot, os.getpid(), self._template, step, in_doubt, taken)
+
+    # --- Caller, for the job ---
+
+    @property
+    def wants_pause(self) -> bool:
+        return self._paused >= self._generation
+
+    def resolve_vote(self, error: BaseException) -> bool | None:
+        job = self._job
+        assert job is not None
+        self._lower.sever()
+        self._suspect(error)
+        self._send_left(in_doubt=True)
+        message = self._link.next()
+        if message["do"] == "exit":
+            raise Exit(bool(message["ok"]), str(message["text"]))
+        self._next_meeting = message
+        plan = Generation.from_json(message["plan"])
+        # Only the meeting that this rank was at answers for its vote; a later one speaks of a batch computed again.
+        is_answer = plan.number == self._generation + 1 and plan.step == job.step + 1
+        return plan.taken if is_answer else None
+
+    # --- the link's thread ---
+
+    def _on_urgent(self, message: Message) -> bool:
+        if message["do"] == "break":
+            self._broken = int(message["generation"])
+            if self._broken == self._generation:
+                self._lower.sever()
+            return True
+        if message["do"] == "pause":
+            self._paused = int(message["generation"])
+            return True
+        return False
+
+
+def _connect_store() -> dist.Store:
+    host, _, port = os.environ["REMESH_STORE"].rpartition(":")
+    store = dist.TCPStore(host, int(port), is_master=False, timeout=timedelta(seconds=STORE_TIMEOUT_S))
+    return dist.PrefixStore(f"remesh/{os.environ['TORCHELASTIC_RUN_ID']}/groups", store)

@@ -1,0 +1,287 @@
+"""A cluster in one thread: agents' machines, a store that is a dict, and workers that are counters.
+
+Nothing is a process and no time passes by itself, so that thousands of failure stories run per second and every one can
+be replayed from its seed. What is real is the protocol: :class:`remesh.elastic.membership.AgentMachine`.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from remesh.elastic.generation import Generation, NodeInfo, WorkerReport
+from remesh.elastic.membership import (
+    AgentMachine,
+    AgentRules,
+    Event,
+    Finish,
+    Instruction,
+    KillWorker,
+    NodeDead,
+    Probe,
+    Publish,
+    StartWorker,
+    StoreView,
+    Tell,
+    Tick,
+    WorkerDone,
+    WorkerExited,
+    WorkerLeft,
+    WorkerReady,
+    WorkerSuspects,
+)
+
+SIGKILL = 9
+
+
+@dataclass
+class FakeWorker:
+    """A worker that counts steps instead of training."""
+
+    pid: int
+    slot: int
+    step: int | None = None
+    """Batches resolved in its state; None before it was filled."""
+    in_doubt: bool = False
+    generation: int = 0
+    """The generation it trains in; 0 when it is in none."""
+    paused: bool = False
+    done: bool = False
+
+    def report(self, template: dict[str, int]) -> WorkerReport:
+        return WorkerReport(self.slot, self.pid, template, self.step, self.in_doubt)
+
+
+@dataclass
+class FakeAgent:
+    """A machine and its workers. ``alive`` is False once it was killed or has finished."""
+
+    machine: AgentMachine
+    workers: dict[int, FakeWorker] = field(default_factory=dict)
+    alive: bool = True
+    finish: Finish | None = None
+
+
+@dataclass
+class FakeCluster:
+    """All agents and their store. Every method is one thing that may happen."""
+
+    rules: AgentRules
+    template: dict[str, int]
+    last_step: int
+    """Workers are done after this many steps."""
+    rng: random.Random
+    store: dict[str, Mapping[str, Any]] = field(default_factory=dict)
+    agents: dict[int, FakeAgent] = field(default_factory=dict)
+    now_s: float = 0.0
+    num_steps: int = 0
+    """Steps taken by all, over all generations."""
+    _next_pid: int = 100
+
+    def add_node(self) -> int:
+        index = len(self.agents)
+        agent = FakeAgent(AgentMachine(index, f"node-{index}", self.rules))
+        self.agents[index] = agent
+        info = {"index": index, "name": f"node-{index}", "address": "", "port": 0, "num_slots": self.rules.num_slots}
+        self.store[f"nodes/{index}"] = info
+        self._perform(agent, agent.machine.start(self.now_s))
+        return index
+
+    def look(self, index: int) -> None:
+        """Agent ``index`` reads the store."""
+        self._feed(index, self._view())
+
+    def tick(self, index: int, elapsed_s: float) -> None:
+        self.now_s += elapsed_s
+        self._feed(index, Tick())
+
+    def call_in(self, index: int) -> None:
+        """The workers that this node has started are up."""
+        for worker in list(self.agents[index].workers.values()):
+            if worker.generation == 0 and worker.step is None and not worker.done:
+                self._feed(index, WorkerReady(worker.report(self.template)))
+
+    def train(self) -> None:
+        """If all members of the newest generation are in it, they vote and take a step, or leave if one was paused."""
+        members = self._members()
+        if not members:
+            return
+        self._vote([worker for _, worker in members])
+        for index, worker in members:
+            self._after_vote(index, worker, paused=any(one.paused for _, one in members))
+
+    def kill_worker_while_voting(self, index: int, slot: int) -> None:
+        """A worker dies after all have voted: some survivors see the outcome, the others are in doubt."""
+        worker = self.agents[index].workers.get(slot)
+        members = self._members()
+        if worker is None or all(one is not worker for _, one in members):
+            self.kill_worker(index, slot)
+            return
+        survivors = [(at, one) for at, one in members if one is not worker]
+        informed = [one for _, one in survivors if self.rng.random() < 0.5]
+        self._vote(informed)
+        self.kill_worker(index, slot)
+        for at, one in survivors:
+            if one in informed:
+                self._lose_peer(at, one)
+            elif self.agents[at].alive:
+                one.in_doubt = True
+                self._lose_peer(at, one)
+
+    def kill_worker(self, index: int, slot: int) -> None:
+        if self.agents[index].alive and slot in self.agents[index].workers:
+            del self.agents[index].workers[slot]
+            self._feed(index, WorkerExited(slot, -SIGKILL))
+            self._break_collectives()
+
+    def kill_node(self, index: int) -> None:
+        self.agents[index].alive = False
+        self.agents[index].workers.clear()
+        self._break_collectives()
+
+    def settle(self, num_rounds: int = 400) -> None:
+        """Let everybody act fairly until all agents have finished, or give up after ``num_rounds``."""
+        for _ in range(num_rounds):
+            alive = [index for index, agent in self.agents.items() if agent.alive]
+            if not alive:
+                return
+            for index in alive:
+                self.call_in(index)
+                self.look(index)
+                self.tick(index, 0.1)
+            self.train()
+            self._break_collectives()
+
+    def generations(self) -> list[Generation]:
+        """All that were decided, in order."""
+        found: list[Generation] = []
+        while (plan := self.store.get(f"gen/{len(found) + 1}/plan")) is not None:
+            found.append(Generation.from_json(plan))
+        return found
+
+    # --- how the cluster reacts ---
+
+    def _members(self) -> list[tuple[int, FakeWorker]]:
+        """The newest generation's placed workers if all of them are alive, in it and undisturbed; else nothing."""
+        plans = self.generations()
+        if not plans:
+            return []
+        found = []
+        for member in plans[-1].members:
+            worker = self.agents[member.node].workers.get(member.slot)
+            if worker is None or worker.pid != member.pid or worker.generation != plans[-1].number or worker.done:
+                return []
+            found.append((member.node, worker))
+        return found
+
+    def _vote(self, informed: list[FakeWorker]) -> None:
+        steps = {worker.step for worker in informed}
+        assert len(steps) <= 1, f"ranks of one generation stand at different steps {steps}"
+        for worker in informed:
+            assert worker.step is not None
+            worker.step += 1
+            self.num_steps = max(self.num_steps, worker.step)
+
+    def _after_vote(self, index: int, worker: FakeWorker, *, paused: bool) -> None:
+        generation = worker.generation
+        if paused:
+            worker.generation, worker.paused = 0, False
+            self._feed(index, WorkerLeft(worker.report(self.template)))
+        elif worker.step is not None and worker.step >= self.last_step:
+            worker.done = True
+            self._feed(index, WorkerDone(generation, worker.report(self.template)))
+
+    def _break_collectives(self) -> None:
+        """Members of a generation that has lost one notice, in any order."""
+        plans = self.generations()
+        if not plans or self._members():
+            return
+        gone = any(
+            (worker := self.agents[member.node].workers.get(member.slot)) is None or worker.pid != member.pid
+            for member in plans[-1].members
+        )
+        if gone:
+            for index, agent in self.agents.items():
+                for worker in agent.workers.values():
+                    if agent.alive and worker.generation == plans[-1].number and not worker.done:
+                        self._lose_peer(index, worker)
+
+    def _lose_peer(self, index: int, worker: FakeWorker) -> None:
+        generation, worker.generation, worker.paused = worker.generation, 0, False
+        if generation:
+            self._feed(index, WorkerSuspects(worker.slot, generation, "connection closed by peer"))
+            self._feed(index, WorkerLeft(worker.report(self.template)))
+
+    def _view(self) -> StoreView:
+        plans = self.generations()
+        number = len(plans)
+        nodes = {index: NodeInfo(**self.store[f"nodes/{index}"]) for index in self.agents}
+        here = {
+            index: tuple(WorkerReport(**report) for report in value["workers"])
+            for index in nodes
+            if (value := self.store.get(f"gen/{number + 1}/here/{index}")) is not None
+        }
+        return StoreView(
+            latest=number,
+            plan=plans[-1] if plans else None,
+            nodes=nodes,
+            here=here,
+            pause=self._text(f"gen/{number}/pause"),
+            broken=self._text(f"gen/{number}/broken"),
+            done=frozenset(index for index in nodes if f"gen/{number}/done/{index}" in self.store),
+            end=self.store.get("end"),
+        )
+
+    def _text(self, key: str) -> str | None:
+        return str(self.store[key]["text"]) if key in self.store else None
+
+    def _feed(self, index: int, event: Event) -> None:
+        agent = self.agents[index]
+        if agent.alive:
+            self._perform(agent, agent.machine.handle(event, self.now_s))
+
+    def _perform(self, agent: FakeAgent, instructions: list[Instruction]) -> None:
+        for instruction in instructions:
+            match instruction:
+                case Publish(key, value, once):
+                    if not (once and key in self.store):
+                        self.store[key] = value
+                case StartWorker(slot):
+                    self._next_pid += 1
+                    agent.workers[slot] = FakeWorker(self._next_pid, slot)
+                case KillWorker(slot, _):
+                    if slot in agent.workers:
+                        del agent.workers[slot]
+                        self._feed(agent.machine.index, WorkerExited(slot, -SIGKILL))
+                case Probe(indices):
+                    for dead in indices:
+                        if not self.agents[dead].alive:
+                            self._feed(agent.machine.index, NodeDead(dead, "refuses connections"))
+                case Tell(slot, message):
+                    self._tell(agent, slot, message)
+                case Finish():
+                    agent.finish, agent.alive = instruction, False
+                case _:
+                    pass
+
+    def _tell(self, agent: FakeAgent, slot: int, message: Mapping[str, Any]) -> None:
+        worker = agent.workers.get(slot)
+        if worker is None:
+            return
+        if message["do"] == "meet":
+            self._fill(worker, Generation.from_json(message["plan"]))
+        elif message["do"] == "pause":
+            worker.paused = worker.generation == message["generation"]
+        elif message["do"] == "break" and worker.generation == message["generation"]:
+            self._lose_peer(agent.machine.index, worker)
+        elif message["do"] == "exit":
+            del agent.workers[slot]
+            self._feed(agent.machine.index, WorkerExited(slot, 0))
+
+    def _fill(self, worker: FakeWorker, plan: Generation) -> None:
+        """A worker enters a generation: in doubt it follows the decision, empty or behind it is filled by others."""
+        if worker.step is not None:
+            assert worker.step <= plan.step, f"worker {worker.pid} at step {worker.step} was sent back to {plan.step}"
+        worker.step, worker.in_doubt, worker.generation, worker.done = plan.step, False, plan.number, False

@@ -1,0 +1,152 @@
+"""The membership protocol over thousands of failure stories; each test opens with the situation it stands for."""
+
+import itertools
+import random
+
+import pytest
+
+from remesh.elastic.generation import MeetingRules
+from remesh.elastic.membership import AgentRules, Phase
+from remesh.testing.cluster import FakeCluster
+
+
+def make_cluster(
+    *, num_nodes: int, num_slots: int = 2, min_nodes: int = 1, max_restarts: int = 0, seed: int = 0, tp: int = 1
+) -> FakeCluster:
+    meeting = MeetingRules(min_nodes, num_nodes, last_call_s=1.0, join_timeout_s=5.0, absence_timeout_s=20.0)
+    rules = AgentRules(num_slots, max_restarts, meeting, leave_timeout_s=10.0, exit_timeout_s=5.0)
+    cluster = FakeCluster(rules, {"dp": -1, "tp": tp}, last_step=12, rng=random.Random(seed))
+    for _ in range(num_nodes):
+        cluster.add_node()
+    return cluster
+
+
+def run_steps(cluster: FakeCluster, num_steps: int) -> None:
+    """Act fairly until this many steps are taken."""
+    while cluster.num_steps < num_steps:
+        cluster.settle(1)
+        assert cluster.now_s < 1000, "the job makes no progress"
+
+
+def ends(cluster: FakeCluster) -> list[bool]:
+    return [agent.finish.ok for agent in cluster.agents.values() if agent.finish is not None]
+
+
+def test_two_nodes_meet_train_and_end_together() -> None:
+    cluster = make_cluster(num_nodes=2)
+    cluster.settle()
+    assert [plan.axes for plan in cluster.generations()] == [{"dp": 4, "tp": 1}]
+    assert ends(cluster) == [True, True]
+    assert cluster.num_steps == 12
+
+
+def test_node_lost_to_sigkill_leaves_the_other_node_with_the_same_workers() -> None:
+    cluster = make_cluster(num_nodes=2, tp=2)
+    run_steps(cluster, 5)
+    before = {worker.pid for worker in cluster.agents[0].workers.values()}
+    cluster.kill_node(1)
+    cluster.settle()
+    first, second = cluster.generations()
+    assert (first.axes, second.axes) == ({"dp": 2, "tp": 2}, {"dp": 1, "tp": 2})
+    assert {member.pid for member in second.members} == before
+    assert second.step == 5
+    assert "lost node-1" in second.reason
+    assert ends(cluster) == [True]
+
+
+def test_node_that_comes_back_makes_the_mesh_grow_at_a_step_boundary() -> None:
+    cluster = make_cluster(num_nodes=2, tp=2)
+    run_steps(cluster, 3)
+    cluster.kill_node(1)
+    run_steps(cluster, 6)
+    cluster.add_node()
+    cluster.settle()
+    plans = cluster.generations()
+    assert [plan.axes["dp"] for plan in plans] == [2, 1, 2]
+    assert "node-2 joined" in plans[-1].reason
+    assert ends(cluster) == [True, True]
+
+
+def test_killed_worker_is_replaced_while_restarts_remain() -> None:
+    cluster = make_cluster(num_nodes=1, num_slots=3, max_restarts=1)
+    run_steps(cluster, 3)
+    cluster.kill_worker(0, 1)
+    cluster.settle()
+    assert [plan.axes["dp"] for plan in cluster.generations()][-1] == 3
+    assert ends(cluster) == [True]
+
+
+def test_last_worker_of_a_node_gone_ends_that_node_only() -> None:
+    cluster = make_cluster(num_nodes=2, num_slots=1)
+    run_steps(cluster, 3)
+    cluster.kill_worker(1, 0)
+    cluster.settle()
+    assert sorted(ends(cluster)) == [False, True]
+    assert cluster.generations()[-1].axes == {"dp": 1, "tp": 1}
+
+
+def test_too_few_workers_for_the_mesh_end_the_job_with_both_numbers() -> None:
+    cluster = make_cluster(num_nodes=1, num_slots=3, tp=4)
+    cluster.settle()
+    finish = cluster.agents[0].finish
+    assert finish is not None
+    assert not finish.ok
+    assert "needs at least 4 workers, 3 are alive" in finish.text
+
+
+def test_workers_in_doubt_follow_a_survivor_that_saw_the_vote() -> None:
+    for seed in range(40):
+        cluster = make_cluster(num_nodes=2, seed=seed)
+        run_steps(cluster, 5)
+        cluster.kill_worker_while_voting(1, 0)
+        cluster.settle()
+        # 6 if any survivor saw the outcome, 5 if none did; FakeCluster asserts that all stand at the same step.
+        assert cluster.generations()[1].step in (5, 6)
+        assert ends(cluster) == [True, True]
+
+
+@pytest.mark.parametrize("block", range(10))
+def test_any_story_of_deaths_and_joins_ends_well_with_all_ranks_at_the_same_steps(block: int) -> None:
+    for seed in range(block * 60, block * 60 + 60):
+        cluster = make_cluster(num_nodes=3, max_restarts=2, seed=seed)
+        rng = random.Random(seed)
+        for _ in range(rng.randrange(4, 60)):
+            happen(cluster, rng)
+        cluster.settle(800)
+        story = f"seed {seed}: {[(plan.number, plan.axes, plan.step, plan.reason) for plan in cluster.generations()]}"
+        finished = [agent.finish for agent in cluster.agents.values() if agent.finish is not None]
+        assert not any(agent.alive for agent in cluster.agents.values()), f"somebody never finished; {story}"
+        failed = {finish.text for finish in finished if not finish.ok}
+        assert all("no worker and no restart left" in text for text in failed), f"{failed}; {story}"
+        plans = cluster.generations()
+        for before, after in itertools.pairwise(plans):
+            assert after.step >= before.step or "no survivor holds state" in after.reason, f"a step was lost; {story}"
+
+
+def happen(cluster: FakeCluster, rng: random.Random) -> None:
+    """One random thing; at least one node with a living worker is always left."""
+    alive = [index for index, agent in cluster.agents.items() if agent.alive]
+    if not alive:
+        return
+    index = rng.choice(alive)
+    what = rng.random()
+    if what < 0.25:
+        cluster.look(index)
+    elif what < 0.45:
+        cluster.tick(index, rng.random() * 0.2)
+    elif what < 0.6:
+        cluster.call_in(index)
+    elif what < 0.85:
+        cluster.settle(rng.randrange(1, 3))
+    elif what < 0.9 and len(alive) > 1:
+        cluster.kill_node(index)
+    elif what < 0.94 and _others_hold_state(cluster, index):
+        cluster.kill_worker_while_voting(index, rng.randrange(2))
+    elif what < 0.96 and _others_hold_state(cluster, index):
+        cluster.kill_worker(index, rng.randrange(2))
+    elif len(alive) < 5 and cluster.agents[alive[0]].machine.phase is not Phase.ENDING:
+        cluster.add_node()
+
+
+def _others_hold_state(cluster: FakeCluster, index: int) -> bool:
+    return any(agent.alive and agent.workers for at, agent in cluster.agents.items() if at != index)
