@@ -1,0 +1,159 @@
+"""What happened? Facts drawn from the event logs of a job. Pure: events in, values out.
+
+Evidence. Every rank logs the samples that it fetched *before* it votes on a batch (``batch``), and the loss after the
+batch was taken (``step``). A batch counts as taken in a generation if any rank of it says so; then all its ranks had
+voted, so all had logged their samples.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from remesh.elastic.position import Position, plan_batch
+
+Event = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A part of a change of mesh."""
+
+    name: str
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Change:
+    """How the job came from one generation to the next."""
+
+    generation: int
+    """The one it came to."""
+    axes: dict[str, int]
+    step: int
+    reason: str
+    phases: tuple[Phase, ...]
+    bytes_by_node: dict[tuple[str, str], int]
+    """(giving node, taking node) -> bytes moved between their ranks."""
+    bytes_kept: int
+    bytes_from_disk: int
+
+    @property
+    def seconds(self) -> float:
+        return sum(phase.seconds for phase in self.phases)
+
+    @property
+    def bytes_from_peers(self) -> int:
+        return sum(self.bytes_by_node.values())
+
+
+@dataclass
+class Story:
+    """One job, as told by its events."""
+
+    name: str
+    events: list[Event] = field(default_factory=list)
+
+    def of_kind(self, kind: str, **wanted: Any) -> list[Event]:
+        return [
+            e for e in self.events if e["kind"] == kind and all(e.get(key) == value for key, value in wanted.items())
+        ]
+
+    @property
+    def generations(self) -> list[Event]:
+        """The plans, each once, in order."""
+        plans = {event["number"]: event for event in self.of_kind("generation")}
+        return [plans[number] for number in sorted(plans)]
+
+    @property
+    def losses(self) -> dict[int, float]:
+        """Step -> loss of its whole batch."""
+        return {event["step"]: event["loss"] for event in self.of_kind("step")}
+
+    def pids_on(self, node: str, generation: int) -> list[int]:
+        """Processes of a node that were members of a generation."""
+        plan = self.generations[generation - 1]
+        return sorted(one["pid"] for one in plan["members"] if plan["hosts"][str(one["node"])] == node)
+
+    def samples_taken(self) -> dict[int, list[int]]:
+        """Step -> the samples of every batch that was taken at it (two batches if one was repeated)."""
+        axes = {plan["number"]: plan["axes"] for plan in self.generations}
+        taken = {(event["generation"], event["step"]) for event in self.of_kind("step")}
+        shares: dict[tuple[int, int], dict[int, list[int]]] = defaultdict(dict)
+        for event in self.of_kind("batch"):
+            key = (event["generation"], event["step"] + 1)
+            # Ranks that differ only in tp fetch the same share: one of them speaks for it.
+            shares[key][event["rank"] // axes[event["generation"]].get("tp", 1)] = event["samples"]
+        found: dict[int, list[int]] = defaultdict(list)
+        for key in sorted(taken):
+            for share in shares[key].values():
+                found[key[1]] += share
+        return found
+
+    def change_to(self, generation: int, begun_s: float) -> Change:
+        """The change that led to a generation, from the moment it began to the first step of all on the new mesh."""
+        plan = self.generations[generation - 1]
+        filled = self.of_kind("filled", generation=generation)
+        first_step = min(e["step"] for e in self.of_kind("step", generation=generation))
+        marks = {
+            "leave": [e["t"] for e in self.of_kind("left", generation=generation - 1)],
+            "meet": [e["t"] for e in self.of_kind("generation", number=generation)],
+            "grow": [e["t"] for e in self.of_kind("grown", generation=generation)],
+            "fill": [e["t"] for e in filled],
+            "first step": [e["t"] for e in self.of_kind("step", generation=generation, step=first_step)],
+        }
+        phases, since_s = [], begun_s
+        for name, times in marks.items():
+            until_s = max(times, default=since_s)
+            phases.append(Phase(name, max(0.0, until_s - since_s)))
+            since_s = max(since_s, until_s)
+        node_of = {one["rank"]: plan["hosts"][str(one["node"])] for one in plan["members"]}
+        by_node: Counter[tuple[str, str]] = Counter()
+        for giver, taker, count in filled[0]["bytes_by_pair"]:
+            by_node[node_of[giver], node_of[taker]] += count
+        return Change(
+            generation,
+            dict(plan["axes"]),
+            plan["step"],
+            plan["reason"],
+            tuple(phases),
+            dict(by_node),
+            filled[0]["bytes_kept"],
+            sum(event["bytes_from_disk"] for event in filled),
+        )
+
+
+@dataclass(frozen=True)
+class SampleCount:
+    """How the samples that were trained on compare with the stream that should have been."""
+
+    lost: int
+    repeated: int
+    total: int
+
+
+def count_samples(stories: Iterable[Story], *, num_samples: int, batch_size: int, seed: int) -> SampleCount:
+    """Compare what was fetched and taken, over all jobs that follow one another, with the sample stream."""
+    taken: dict[int, list[int]] = defaultdict(list)
+    for story in stories:
+        for step, samples in story.samples_taken().items():
+            taken[step] += samples
+    lost = repeated = total = 0
+    position = Position()
+    for step in range(1, max(taken) + 1):
+        expected = plan_batch(position, num_samples=num_samples, batch_size=batch_size, seed=seed, num_epochs=None)
+        position = position.after(len(expected))
+        seen = Counter(taken[step])
+        lost += sum((Counter(expected) - seen).values())
+        repeated += sum((seen - Counter(expected)).values())
+        total += len(taken[step])
+    return SampleCount(lost, repeated, total)
+
+
+def compare_losses(stories: Sequence[Story], reference: Story) -> float:
+    """Largest difference between the loss curve of jobs that follow one another and an uninterrupted one."""
+    losses = {step: loss for story in stories for step, loss in story.losses.items()}
+    if losses.keys() != reference.losses.keys():
+        missing = sorted(reference.losses.keys() ^ losses.keys())
+        raise ValueError(f"comparing loss curves: steps {missing[:5]}... are in one of them only")
+    return max(abs(loss - reference.losses[step]) for step, loss in losses.items())
