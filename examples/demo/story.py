@@ -1,16 +1,9 @@
-"""What happened? Facts drawn from the event logs of a job. Pure: events in, values out.
+"""What happened? Facts drawn from the event logs of a job. Pure: events in, values out."""
 
-Evidence. Every rank logs the samples that it fetched *before* it votes on a batch (``batch``), and the loss after the
-batch was taken (``step``). A batch counts as taken in a generation if any rank of it says so; then all its ranks had
-voted, so all had logged their samples.
-"""
-
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
-
-from remesh.elastic.position import Position, plan_batch
 
 Event = Mapping[str, Any]
 
@@ -75,21 +68,6 @@ class Story:
         plan = self.generations[generation - 1]
         return sorted(one["pid"] for one in plan["members"] if plan["hosts"][str(one["node"])] == node)
 
-    def samples_taken(self) -> dict[int, list[int]]:
-        """Step -> the samples of every batch that was taken at it (two batches if one was repeated)."""
-        axes = {plan["number"]: plan["axes"] for plan in self.generations}
-        taken = {(event["generation"], event["step"]) for event in self.of_kind("step")}
-        shares: dict[tuple[int, int], dict[int, list[int]]] = defaultdict(dict)
-        for event in self.of_kind("batch"):
-            key = (event["generation"], event["step"] + 1)
-            # Ranks that differ only in tp fetch the same share: one of them speaks for it.
-            shares[key][event["rank"] // axes[event["generation"]].get("tp", 1)] = event["samples"]
-        found: dict[int, list[int]] = defaultdict(list)
-        for key in sorted(taken):
-            for share in shares[key].values():
-                found[key[1]] += share
-        return found
-
     def change_to(self, generation: int, begun_s: float) -> Change:
         """The change that led to a generation, from the moment it began to the first step of all on the new mesh."""
         plan = self.generations[generation - 1]
@@ -121,33 +99,6 @@ class Story:
             filled[0]["bytes_kept"],
             sum(event["bytes_from_disk"] for event in filled),
         )
-
-
-@dataclass(frozen=True)
-class SampleCount:
-    """How the samples that were trained on compare with the stream that should have been."""
-
-    lost: int
-    repeated: int
-    total: int
-
-
-def count_samples(stories: Iterable[Story], *, num_samples: int, batch_size: int, seed: int) -> SampleCount:
-    """Compare what was fetched and taken, over all jobs that follow one another, with the sample stream."""
-    taken: dict[int, list[int]] = defaultdict(list)
-    for story in stories:
-        for step, samples in story.samples_taken().items():
-            taken[step] += samples
-    lost = repeated = total = 0
-    position = Position()
-    for step in range(1, max(taken) + 1):
-        expected = plan_batch(position, num_samples=num_samples, batch_size=batch_size, seed=seed, num_epochs=None)
-        position = position.after(len(expected))
-        seen = Counter(taken[step])
-        lost += sum((Counter(expected) - seen).values())
-        repeated += sum((seen - Counter(expected)).values())
-        total += len(taken[step])
-    return SampleCount(lost, repeated, total)
 
 
 def compare_losses(stories: Sequence[Story], reference: Story) -> float:

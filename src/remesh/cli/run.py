@@ -17,6 +17,8 @@ from remesh.errors import ConfigError
 
 DEFAULT_PORT = 29400
 """torchrun's default rendezvous port."""
+EXIT_TIMEOUT_S = 30.0
+"""How long workers may take to end, as torchrun gives them before it kills."""
 
 
 @click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
@@ -88,7 +90,7 @@ def run(
     meeting = MeetingRules(min_nodes, max_nodes, last_call, join_timeout, absence_timeout_s=2 * leave_timeout)
     config = AgentConfig(
         command=(sys.executable, "-u", *(("-m",) if module else ()), script, *arguments),
-        rules=AgentRules(nproc_per_node, max_restarts, meeting, leave_timeout, exit_timeout_s=leave_timeout),
+        rules=AgentRules(nproc_per_node, max_restarts, meeting, leave_timeout, EXIT_TIMEOUT_S),
         run_id=rdzv_id or uuid.uuid4().hex,
         endpoint=complete_endpoint(rdzv_endpoint),
         hosts_store=rdzv_host if rdzv_endpoint else True,

@@ -28,7 +28,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.utils.data import default_collate
 
 from remesh.comm.lower import LowerHalf, is_network_error
-from remesh.dist_checkpointing.plain import latest_complete, save
+from remesh.dist_checkpointing.plain import latest_complete, save, step_name
 from remesh.elastic.events import EventLog
 from remesh.elastic.fill import fill_state
 from remesh.elastic.generation import Generation
@@ -228,7 +228,7 @@ class Job:
                 "saving: the job needs a folder (remesh.elastic(..., checkpoint=...)) and state (job.carry(...)) first"
             )
         self._boundary()
-        path = self._options.checkpoint / f"step-{self.step:08d}"
+        path = self._options.checkpoint / step_name(self.step)
         started_s = time.monotonic()
         # After a change of mesh a rank may come here a second time for the same step.
         if not any(all_gather_json(latest_complete(path.parent) == path if self.rank == 0 else False, None)):

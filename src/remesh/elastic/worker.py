@@ -11,6 +11,7 @@ connect to the agent ──> ready ──> meet: grow the lower half, make a Job
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable
 from dataclasses import asdict
 from datetime import timedelta
@@ -30,8 +31,8 @@ from remesh.elastic.position import derive_seed
 from remesh.elastic.state import Held
 
 STORE_TIMEOUT_S = 60.0
-MAX_REASON = 160
-"""Characters of a collective's error that go into the reason of a change."""
+_SOURCE_PLACE = re.compile(r"^\[[^]]*\] ")
+"""The source file that gloo's messages begin with."""
 
 
 class Exit(BaseException):
@@ -131,7 +132,7 @@ class Worker:
             self._job = None
 
     def _suspect(self, error: BaseException) -> None:
-        text = (str(error) or type(error).__name__).splitlines()[0][:MAX_REASON]
+        text = _SOURCE_PLACE.sub("", str(error) or type(error).__name__).partition("\n")[0].partition(". ")[0]
         self._link.send({"say": "suspect", "slot": self._slot, "generation": self._generation, "text": text})
 
     def _send_left(self, *, in_doubt: bool) -> None:

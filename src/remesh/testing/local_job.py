@@ -1,0 +1,132 @@
+"""A real job on this machine: agents as processes, a store that outlives them, faults on request.
+
+Used by tests and by the demo. Nothing is simulated: nodes are killed with SIGKILL, and what is known about the job is
+what its event logs say.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+import torch.distributed as dist
+
+from remesh.elastic.events import EventReader
+
+POLL_S = 0.01
+
+Event = dict[str, Any]
+
+
+class LocalJob:
+    """Agents of one job, by node name. A context manager: whatever still runs at the end is killed."""
+
+    def __init__(self, folder: Path, script: Sequence[str], *, nnodes: str = "1:2", workers_per_node: int = 2) -> None:
+        self.folder = folder
+        self.events: list[Event] = []
+        self.agents: dict[str, subprocess.Popen[bytes]] = {}
+        self._script = list(script)
+        self._nnodes = nnodes
+        self._workers_per_node = workers_per_node
+        self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        (folder / "events").mkdir(parents=True, exist_ok=True)
+        self._reader = EventReader(folder / "events")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for node, agent in self.agents.items():
+            if agent.poll() is None:
+                self.kill_node(node)
+
+    def start_node(self, node: str, *options: str) -> None:
+        """Start a node's agent; ``options`` are further flags of ``remesh run``."""
+        command = [
+            *(sys.executable, "-m", "remesh", "run", "--nnodes", self._nnodes, "--last-call", "30"),
+            *("--nproc-per-node", str(self._workers_per_node), "--rdzv-endpoint", f"127.0.0.1:{self._store.port}"),
+            *("--rdzv-id", "local", "--no-rdzv-host", "--node-name", node, "--events-dir", str(self.folder / "events")),
+            *options,
+            *self._script,
+        ]
+        with self.log_of(node).open("ab") as log:
+            self.agents[node] = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
+
+    def log_of(self, node: str) -> Path:
+        """Where the output of a node's agent and workers goes."""
+        return self.folder / f"{node}.log"
+
+    def kill_node(self, node: str) -> float:
+        """SIGKILL an agent and all its workers at once, as when a machine loses power; returns the time."""
+        killed_s = time.time()
+        for pid in [self.agents[node].pid, *self.worker_pids(node)]:
+            _kill(pid)
+        self.agents[node].wait()
+        return killed_s
+
+    def kill_worker(self, node: str, slot: int) -> float:
+        """SIGKILL one worker; returns the time."""
+        killed_s = time.time()
+        _kill(self.worker_pids(node)[slot])
+        return killed_s
+
+    def worker_pids(self, node: str) -> list[int]:
+        """Processes of a node's workers, by slot."""
+        self._poll()
+        indices = [event["index"] for event in self.of_kind("agent", node=node)]
+        started = self.of_kind("worker-started", who=f"agent-{indices[-1]}") if indices else []
+        pids = {event["slot"]: event["pid"] for event in started}
+        return [pids[slot] for slot in sorted(pids)]
+
+    def of_kind(self, kind: str, **wanted: Any) -> list[Event]:
+        """Events seen so far of a kind, with these values."""
+        return [e for e in self.events if e["kind"] == kind and all(e.get(key) == one for key, one in wanted.items())]
+
+    def follow(self, timeout_s: float) -> Iterator[Event]:
+        """Events as they come, until all agents have ended. TimeoutError, with the logs' ends, after ``timeout_s``."""
+        deadline_s = time.monotonic() + timeout_s
+        running = True
+        while running:
+            if time.monotonic() > deadline_s:
+                raise TimeoutError(f"the job did not end within {timeout_s:g} s\n{self.describe_logs()}")
+            running = any(agent.poll() is None for agent in self.agents.values())
+            yield from self._poll()
+            time.sleep(POLL_S)
+
+    def wait_for(self, is_it: Callable[[Event], bool], timeout_s: float) -> Event:
+        """The first new event of which ``is_it`` is true."""
+        for event in self.follow(timeout_s):
+            if is_it(event):
+                return event
+        raise TimeoutError(f"the job ended without the event that was waited for\n{self.describe_logs()}")
+
+    def wait(self, timeout_s: float) -> dict[str, int]:
+        """Exit codes of all agents, once they have ended."""
+        for _ in self.follow(timeout_s):
+            pass
+        return {node: agent.wait() for node, agent in self.agents.items()}
+
+    def describe_logs(self, num_lines: int = 30) -> str:
+        """The ends of all nodes' logs, for a message."""
+        ends = []
+        for node in self.agents:
+            lines = self.log_of(node).read_text(errors="replace").splitlines()[-num_lines:]
+            ends.append("\n".join([f"--- {node}", *lines]))
+        return "\n".join(ends)
+
+    def _poll(self) -> list[Event]:
+        new = self._reader.poll()
+        self.events += new
+        return new
+
+
+def _kill(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)

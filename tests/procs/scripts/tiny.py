@@ -1,0 +1,86 @@
+"""A training script small enough to be killed often. Its flags choose the layout and the mishap."""
+
+import argparse
+import sys
+import time
+
+import torch
+import torch.distributed as dist
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+
+import remesh
+
+WIDTH, NUM_SAMPLES, BATCH_SIZE, SEED = 8, 50, 12, 3
+
+
+class Samples(torch.utils.data.Dataset):
+    def __len__(self) -> int:
+        return NUM_SAMPLES
+
+    def __getitem__(self, index: int) -> tuple[int, torch.Tensor]:
+        generator = torch.Generator().manual_seed(index)
+        return index, torch.randn(WIDTH, generator=generator)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--mesh", required=True)
+    parser.add_argument("--steps", type=int, required=True)
+    parser.add_argument("--checkpoint")
+    parser.add_argument("--save-every", type=int)
+    parser.add_argument("--fsdp", action="store_true")
+    parser.add_argument("--pause-s", type=float, default=0.05, help="length of a step")
+    parser.add_argument("--mishap", choices=["raise", "exit", "vote-no", "stuck"])
+    parser.add_argument("--timeout-s", type=float, default=30.0)
+    options = parser.parse_args()
+    if options.mishap == "exit":
+        sys.exit(3)
+    torch.set_default_dtype(torch.float64)
+    mesh = {axis: int(size) for axis, size in (part.split("=") for part in options.mesh.split(","))}
+
+    def train(job: remesh.Job) -> None:
+        model = torch.nn.Sequential(
+            torch.nn.Linear(WIDTH, 4 * WIDTH), torch.nn.Tanh(), torch.nn.Linear(4 * WIDTH, WIDTH)
+        )
+        if options.fsdp:
+            fully_shard(model, mesh=job.mesh["dp"])
+        optim = torch.optim.AdamW(model.parameters(), lr=1e-2)
+        job.carry(model=model, optim=optim)
+        for indices, x in job.batches(Samples(), BATCH_SIZE, max_steps=options.steps):
+            job.log("batch", samples=indices.tolist() if job.batch_weight else [])
+            time.sleep(options.pause_s)
+            loss = (model(x) - x.roll(1, -1)).square().mean() * job.batch_weight
+            loss.backward()
+            if not options.fsdp:
+                for parameter in model.parameters():
+                    dist.all_reduce(parameter.grad)
+                    parameter.grad /= dist.get_world_size()
+            bad_step = job.step == 5 and job.rank == 1
+            if options.mishap == "raise" and bad_step:
+                raise ValueError("the sky is falling")
+            if options.mishap == "stuck" and bad_step and job.generation == 1:
+                time.sleep(3600)
+            if job.commit(ok=not (options.mishap == "vote-no" and bad_step)):
+                optim.step()
+                job.log("step", checksum=checksum(model))
+            optim.zero_grad()
+
+    remesh.elastic(
+        train,
+        mesh,
+        checkpoint=options.checkpoint,
+        save_every=options.save_every,
+        seed=SEED,
+        timeout_s=options.timeout_s,
+    )
+
+
+def checksum(model: torch.nn.Module) -> float:
+    """The same number on every layout, up to rounding."""
+    parts = [p.full_tensor() if isinstance(p, DTensor) else p for p in model.parameters()]
+    return float(sum(p.detach().square().sum() for p in parts))
+
+
+if __name__ == "__main__":
+    main()

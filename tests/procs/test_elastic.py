@@ -1,0 +1,152 @@
+"""Real jobs on this machine, hurt for real. Each test opens with the situation it stands for."""
+
+from pathlib import Path
+
+import pytest
+
+from remesh.testing.local_job import Event, LocalJob
+from remesh.testing.samples import SampleCount, count_samples
+from tests.procs.scripts import tiny
+
+pytestmark = pytest.mark.procs
+SCRIPT = str(Path(tiny.__file__))
+TIMEOUT_S = 90.0
+
+
+def script(*flags: str, mesh: str = "dp=-1", steps: int = 30) -> list[str]:
+    return [SCRIPT, "--mesh", mesh, "--steps", str(steps), *flags]
+
+
+def at_step(step: int, generation: int = 1) -> object:
+    return lambda event: event["kind"] == "step" and event["step"] >= step and event["generation"] == generation
+
+
+def count(job: LocalJob) -> SampleCount:
+    return count_samples([job.events], num_samples=tiny.NUM_SAMPLES, batch_size=tiny.BATCH_SIZE, seed=tiny.SEED)
+
+
+def checksums(events: list[Event]) -> dict[int, float]:
+    return {event["step"]: event["checksum"] for event in events if event["kind"] == "step"}
+
+
+def sizes(job: LocalJob) -> list[int]:
+    plans = {event["number"]: event["axes"]["dp"] for event in job.of_kind("generation")}
+    return [plans[number] for number in sorted(plans)]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[int, float]:
+    """Step -> checksum of the weights, of a job that nothing happens to."""
+    with LocalJob(tmp_path_factory.mktemp("undisturbed"), script("--pause-s", "0"), nnodes="1") as job:
+        job.start_node("a")
+        assert job.wait(TIMEOUT_S) == {"a": 0}, job.describe_logs()
+        return checksums(job.events)
+
+
+def test_killed_worker_is_replaced_and_no_sample_is_lost(tmp_path: Path, undisturbed: dict[int, float]) -> None:
+    """One of four workers is killed: three go on as dp=3, a new process takes its place, dp=4 again."""
+    with LocalJob(tmp_path, script(steps=130), nnodes="2") as job:
+        job.start_node("a")
+        job.start_node("b")
+        job.wait_for(at_step(6), TIMEOUT_S)
+        job.kill_worker("b", 1)
+        assert job.wait(TIMEOUT_S) == {"a": 0, "b": 0}, job.describe_logs()
+        assert sizes(job) == [4, 3, 4]
+        assert count(job) == SampleCount(lost=0, repeated=0, total=130 * tiny.BATCH_SIZE)
+        assert checksums(job.events)[30] == pytest.approx(undisturbed[30], rel=1e-12)
+        assert all(event["bytes_from_disk"] == 0 for event in job.of_kind("filled"))
+
+
+def test_boxes_that_died_with_their_node_come_from_the_last_checkpoint(
+    tmp_path: Path, undisturbed: dict[int, float]
+) -> None:
+    """FSDP over both nodes: half of every tensor dies with one of them, so all go back to the checkpoint of step 10."""
+    flags = ("--fsdp", "--checkpoint", str(tmp_path / "checkpoints"), "--save-every", "10")
+    with LocalJob(tmp_path, script(*flags)) as job:
+        job.start_node("a")
+        job.start_node("b")
+        job.wait_for(at_step(14), TIMEOUT_S)
+        job.kill_node("b")
+        job.wait(TIMEOUT_S)
+        assert job.agents["a"].returncode == 0, job.describe_logs()
+        filled = job.of_kind("filled", generation=2)
+        assert {(event["source"], event["step"]) for event in filled} == {("checkpoint", 10)}
+        assert "nobody alive holds box" in filled[0]["reason"]
+        assert checksums(job.events) == pytest.approx(undisturbed, rel=1e-12)
+
+
+def test_script_that_raises_ends_the_job_with_one_traceback(tmp_path: Path) -> None:
+    """User code raises on one rank while the others wait for it in a collective."""
+    with LocalJob(tmp_path, script("--mishap", "raise"), nnodes="2") as job:
+        job.start_node("a")
+        job.start_node("b")
+        assert job.wait(TIMEOUT_S) == {"a": 1, "b": 1}
+        logs = "".join(job.log_of(node).read_text() for node in job.agents)
+        assert logs.count("Traceback (most recent call last)") == 1, logs
+        for node in job.agents:
+            last_line = job.log_of(node).read_text().splitlines()[-1]
+            assert "failed: ValueError: the sky is falling" in last_line
+        assert not job.of_kind("worker-killed")
+
+
+def test_script_that_ends_before_it_joins_is_named(tmp_path: Path) -> None:
+    """The script calls sys.exit before remesh.elastic."""
+    with LocalJob(tmp_path, script("--mishap", "exit"), nnodes="1") as job:
+        job.start_node("a")
+        assert job.wait(TIMEOUT_S) == {"a": 1}
+        assert "ended before it called remesh.elastic (exit code 3)" in job.log_of("a").read_text()
+
+
+def test_mesh_that_cannot_fit_ends_the_job_with_both_numbers(tmp_path: Path) -> None:
+    """tp=3 over two workers, and no other node is expected."""
+    with LocalJob(tmp_path, script(mesh="dp=-1,tp=3"), nnodes="1") as job:
+        job.start_node("a")
+        assert job.wait(TIMEOUT_S) == {"a": 1}
+        assert "needs at least 3 workers, 2 are alive" in job.log_of("a").read_text()
+
+
+def test_one_vote_against_drops_the_step_on_all_ranks(tmp_path: Path) -> None:
+    """Rank 1 finds its step 6 bad, as with an overflow: nobody takes it, and the data moves on."""
+    with LocalJob(tmp_path, script("--mishap", "vote-no", "--pause-s", "0"), nnodes="1") as job:
+        job.start_node("a")
+        assert job.wait(TIMEOUT_S) == {"a": 0}, job.describe_logs()
+        steps = {(event["step"], event["rank"]) for event in job.of_kind("step")}
+        assert steps == {(step, rank) for step in range(1, 31) if step != 6 for rank in (0, 1)}
+
+
+def test_worker_that_hangs_is_killed_and_the_others_go_on(tmp_path: Path) -> None:
+    """A rank never enters the collective: the others time out, it does not leave when told, and is replaced."""
+    flags = ("--mishap", "stuck", "--timeout-s", "3")
+    with LocalJob(tmp_path, script(*flags, steps=12), nnodes="1", workers_per_node=3) as job:
+        job.start_node("a", "--leave-timeout", "2")
+        assert job.wait(TIMEOUT_S) == {"a": 0}, job.describe_logs()
+        assert [event["reason"] for event in job.of_kind("kill-worker")] == ["did not leave generation 1 in time"]
+        assert count(job).lost == count(job).repeated == 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_many_random_kills_lose_and_repeat_nothing(tmp_path: Path, undisturbed: dict[int, float]) -> None:
+    """Whenever all four workers are back, somebody dies: a worker of either node, or a whole node."""
+    kills_wanted = 20
+    with LocalJob(tmp_path, script("--pause-s", "0.02", steps=6000)) as job:
+        job.start_node("a", "--max-restarts", "100")
+        job.start_node("b", "--max-restarts", "100")
+        num_kills, plan = 0, {"axes": {"dp": 0}, "step": 0, "number": 0}
+        for event in job.follow(800):
+            if event["kind"] == "generation":
+                plan = event
+            if event["kind"] != "step" or event["generation"] != plan["number"]:
+                continue
+            if job.agents["b"].poll() is not None:
+                job.start_node("b", "--max-restarts", "100")
+            elif plan["axes"]["dp"] == 4 and event["step"] > plan["step"] + 10 and num_kills < kills_wanted:
+                if num_kills % 3 == 2:
+                    job.kill_node("b")
+                else:
+                    job.kill_worker("ab"[num_kills % 2], num_kills // 2 % 2)
+                num_kills += 1
+        assert job.agents["a"].returncode == job.agents["b"].returncode == 0, job.describe_logs()
+        assert num_kills == kills_wanted
+        assert count(job) == SampleCount(lost=0, repeated=0, total=6000 * tiny.BATCH_SIZE)
+        assert checksums(job.events)[30] == pytest.approx(undisturbed[30], rel=1e-12)
