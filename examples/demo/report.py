@@ -63,7 +63,7 @@ def render(summary: dict[str, Any], curves: dict[str, Any]) -> str:
         f"{summary['max_loss_difference']:.1e}, tolerance {summary['loss_tolerance']:.0e}: "
         f"{escape(summary['loss_tolerance_reason'])}.</p></div>",
         "<h2>Meshes</h2>",
-        f'<div class="card"><div class="meshes">{_meshes(summary["meshes"])}</div>'
+        f'<div class="card"><div class="meshes">{_meshes(summary["meshes"], summary["members"])}</div>'
         f'<p class="soft">Processes of the surviving node before the loss: {summary["survivor_pids_before"]}, '
         f"after the return: {summary['survivor_pids_after']}.</p></div>",
         "<h2>Changes</h2>",
@@ -99,7 +99,7 @@ def _loss_plot(curves: dict[str, Any], changes: list[dict[str, Any]]) -> str:
     top = max(loss for _, loss in curves["reference"]) * 1.05
 
     def x(step: float) -> float:
-        return LEFT + (WIDTH - LEFT - 8) * step / last
+        return LEFT + (WIDTH - LEFT - 14) * step / last
 
     def y(loss: float) -> float:
         return 34 + (HEIGHT - BOTTOM - 34) * (1 - loss / top)
@@ -108,7 +108,7 @@ def _loss_plot(curves: dict[str, Any], changes: list[dict[str, Any]]) -> str:
         return " ".join(f"{'L' if i else 'M'}{x(step):.1f},{y(loss):.1f}" for i, (step, loss) in enumerate(points))
 
     grid = "".join(
-        f'<line class="grid" x1="{LEFT}" x2="{WIDTH - 8}" y1="{y(v):.1f}" y2="{y(v):.1f}"/>'
+        f'<line class="grid" x1="{LEFT}" x2="{WIDTH - 14}" y1="{y(v):.1f}" y2="{y(v):.1f}"/>'
         f'<text x="{LEFT - 8}" y="{y(v) + 4:.1f}" text-anchor="end">{v}</text>'
         for v in range(int(top) + 1)
     )
@@ -129,15 +129,15 @@ def _loss_plot(curves: dict[str, Any], changes: list[dict[str, Any]]) -> str:
     )
 
 
-def _meshes(meshes: list[dict[str, int]]) -> str:
+def _meshes(meshes: list[dict[str, int]], members: list[list[dict[str, Any]]]) -> str:
     shown = []
-    for axes in meshes:
+    for axes, ranks in zip(meshes, members, strict=True):
         sizes = list(axes.values())
         columns = sizes[-1] if len(sizes) > 1 else 1
-        total = 1
-        for size in sizes:
-            total *= size
-        cells = "".join(f'<div class="rank">rank {rank}</div>' for rank in range(total))
+        cells = "".join(
+            f'<div class="rank">rank {rank} · {escape(one["node"])}<br>pid {one["pid"]}</div>'
+            for rank, one in enumerate(ranks)
+        )
         shown.append(
             f'<div><div class="soft">{format_axes(axes)}</div>'
             f'<div class="mesh" style="grid-template-columns: repeat({columns}, auto)">{cells}</div></div>'

@@ -110,6 +110,7 @@ def summarise(main: Story, again: list[Story], reference: Story, killed_s: float
         "survivor_pids_before": main.pids_on(NODES[0], 1),
         "survivor_pids_after": main.pids_on(NODES[0], 3),
         "meshes": [plan["axes"] for job in jobs for plan in job.generations],
+        "members": [_members_of(plan) for job in jobs for plan in job.generations],
         "max_loss_difference": compare_losses(jobs, reference),
         "loss_tolerance": LOSS_TOLERANCE,
         "loss_tolerance_reason": LOSS_TOLERANCE_REASON,
@@ -125,6 +126,11 @@ def summarise(main: Story, again: list[Story], reference: Story, killed_s: float
             "reference": sorted(reference.losses.items()),
         },
     }
+
+
+def _members_of(plan: Event) -> list[dict[str, Any]]:
+    """Node and process of each rank."""
+    return [{"node": plan["hosts"][str(one["node"])], "pid": one["pid"]} for one in plan["members"]]
 
 
 def _change_row(change: Change) -> dict[str, Any]:

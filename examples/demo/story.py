@@ -92,7 +92,7 @@ class Story:
         return Change(
             generation,
             dict(plan["axes"]),
-            plan["step"],
+            filled[0]["step"],
             plan["reason"],
             tuple(phases),
             dict(by_node),

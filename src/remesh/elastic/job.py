@@ -28,7 +28,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.utils.data import default_collate
 
 from remesh.comm.lower import LowerHalf, is_network_error
-from remesh.dist_checkpointing.plain import latest_complete, save, step_name
+from remesh.dist_checkpointing.plain import save, step_name
+from remesh.dist_checkpointing.reader import is_complete
 from remesh.elastic.events import EventLog
 from remesh.elastic.fill import fill_state
 from remesh.elastic.generation import Generation
@@ -231,7 +232,7 @@ class Job:
         path = self._options.checkpoint / step_name(self.step)
         started_s = time.monotonic()
         # After a change of mesh a rank may come here a second time for the same step.
-        if not any(all_gather_json(latest_complete(path.parent) == path if self.rank == 0 else False, None)):
+        if not all_gather_json(is_complete(path), None)[0]:
             position = {"step": self.step, "samples": self.samples}
             save({**self._state.tensors(), "job": {"values": self._state.values(), "position": position}}, path)
         self._log.write("saved", step=self.step, path=str(path), seconds=time.monotonic() - started_s, rank=self.rank)

@@ -54,6 +54,8 @@ class Worker:
         self._options = options
         self._link = WorkerLink(link_path, self._on_urgent)
         backend, device_type = ("nccl", "cuda") if torch.cuda.is_available() else ("gloo", "cpu")
+        if device_type == "cuda":
+            torch.cuda.set_device(self._slot)
         self._lower = LowerHalf(backend, device_type, timeout_s)
         self._store = _connect_store()
         self._held: Held | None = None

@@ -1,0 +1,30 @@
+from pathlib import Path
+
+from remesh.elastic.events import EventLog, EventReader
+
+
+def test_reader_returns_each_event_once_in_order_of_time(tmp_path: Path) -> None:
+    first, second = EventLog(tmp_path, "a"), EventLog(tmp_path, "b")
+    reader = EventReader(tmp_path)
+    first.write("one", value=1)
+    second.write("two")
+    first.write("three")
+    assert [event["kind"] for event in reader.poll()] == ["one", "two", "three"]
+    assert reader.poll() == []
+    second.write("four")
+    assert [(event["kind"], event["who"]) for event in reader.poll()] == [("four", "b")]
+
+
+def test_line_cut_by_a_kill_is_passed_over_and_a_growing_one_is_waited_for(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b'{"t": 1, "kind": "whole"}\n{"t": 2, "kin\n{"t": 3, "ki')
+    reader = EventReader(tmp_path)
+    assert [event["kind"] for event in reader.poll()] == ["whole"]
+    with path.open("ab") as file:
+        file.write(b'nd": "late"}\n')
+    assert [event["kind"] for event in reader.poll()] == ["late"]
+
+
+def test_log_without_folder_keeps_nothing(tmp_path: Path) -> None:
+    EventLog(None, "a").write("one")
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,96 @@
+"""Meetings: when they close, and what they decide."""
+
+import json
+
+from remesh.elastic.generation import (
+    MAX_STALLS,
+    Generation,
+    GiveUp,
+    MeetingRules,
+    NodeInfo,
+    Wait,
+    WorkerReport,
+    decide_generation,
+    decide_step,
+)
+
+RULES = MeetingRules(min_nodes=1, max_nodes=2, last_call_s=5.0, join_timeout_s=60.0, absence_timeout_s=20.0)
+NODES = {index: NodeInfo(index, f"node-{index}", "127.0.0.1", 1, 2) for index in range(3)}
+TEMPLATE = {"dp": -1, "tp": 2}
+
+
+def reports(index: int, step: int | None = None, slots: int = 2) -> tuple[WorkerReport, ...]:
+    return tuple(WorkerReport(slot, 100 * index + slot, TEMPLATE, step) for slot in range(slots))
+
+
+def first_generation() -> Generation:
+    plan = decide_generation(None, NODES, {0: reports(0), 1: reports(1)}, {}, RULES, 0.0)
+    assert isinstance(plan, Generation)
+    return plan
+
+
+def test_first_meeting_waits_for_more_nodes_until_the_last_call_is_over() -> None:
+    here = {0: reports(0)}
+    assert isinstance(decide_generation(None, NODES, here, {}, RULES, 4.9), Wait)
+    plan = decide_generation(None, NODES, here, {}, RULES, 5.0)
+    assert isinstance(plan, Generation)
+    assert plan.axes == {"dp": 1, "tp": 2}
+
+
+def test_ranks_of_a_node_are_neighbours() -> None:
+    assert [member.node for member in first_generation().members] == [0, 0, 1, 1]
+
+
+def test_meeting_waits_for_a_member_that_is_neither_here_nor_proved_dead() -> None:
+    here = {0: reports(0, step=7)}
+    decision = decide_generation(first_generation(), NODES, here, {}, RULES, 1.0)
+    assert decision == Wait("members not here yet: node-1", (1,))
+
+
+def test_proof_of_death_closes_the_meeting_and_is_told() -> None:
+    plan = decide_generation(first_generation(), NODES, {0: reports(0, step=7)}, {1: "port refused"}, RULES, 0.1)
+    assert isinstance(plan, Generation)
+    assert (plan.number, plan.step) == (2, 7)
+    assert plan.reason == "lost node-1 (port refused); 2 workers fit dp=1 x tp=2 (was dp=2 x tp=2)"
+
+
+def test_survivors_come_before_newcomers_and_keep_their_order() -> None:
+    here = {1: reports(1, step=7), 2: reports(2), 0: reports(0, step=7)}
+    plan = decide_generation(first_generation(), NODES, here, {}, RULES, 0.1)
+    assert isinstance(plan, Generation)
+    assert [member.node for member in plan.members] == [0, 0, 1, 1, 2, 2]
+
+
+def test_different_meshes_in_one_job_are_refused() -> None:
+    other = (WorkerReport(0, 1, {"dp": -1}), WorkerReport(1, 2, {"dp": -1}))
+    decision = decide_generation(None, NODES, {0: reports(0), 1: other}, {}, RULES, 0.0)
+    assert isinstance(decision, GiveUp)
+    assert "start the same script on every node" in decision.reason
+
+
+def test_members_that_lose_each_other_again_and_again_give_up() -> None:
+    plan = first_generation()
+    here = {0: reports(0, step=4), 1: reports(1, step=4)}
+    for _ in range(MAX_STALLS):
+        decision = decide_generation(plan, NODES, here, {}, RULES, 0.1)
+        assert isinstance(decision, Generation)
+        plan = decision
+    decision = decide_generation(plan, NODES, here, {}, RULES, 0.1)
+    assert isinstance(decision, GiveUp)
+    assert "lost each other" in decision.reason
+
+
+def test_a_vote_that_one_survivor_saw_holds_for_all() -> None:
+    saw = WorkerReport(0, 1, TEMPLATE, step=6, taken=False)
+    in_doubt = WorkerReport(1, 2, TEMPLATE, step=5, in_doubt=True)
+    assert decide_step([in_doubt, saw]) == (6, False)
+
+
+def test_a_vote_that_no_survivor_saw_came_to_nothing() -> None:
+    in_doubt = WorkerReport(1, 2, TEMPLATE, step=5, in_doubt=True)
+    assert decide_step([in_doubt, in_doubt]) == (5, True)
+
+
+def test_generations_survive_json() -> None:
+    plan = first_generation()
+    assert Generation.from_json(json.loads(json.dumps(plan.to_json()))) == plan

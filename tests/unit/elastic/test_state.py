@@ -1,0 +1,68 @@
+import pytest
+import torch
+from torch import nn
+
+from remesh.elastic.state import CarriedState
+from remesh.errors import ConfigError
+
+
+def make(seed: int) -> tuple[nn.Module, torch.optim.Optimizer]:
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Linear(3, 5), nn.BatchNorm1d(5))
+    return model, torch.optim.AdamW(model.parameters(), lr=0.1, betas=(0.8, 0.9))
+
+
+def take_step(model: nn.Module, optim: torch.optim.Optimizer) -> None:
+    model(torch.randn(4, 3)).square().sum().backward()
+    optim.step()
+    optim.zero_grad()
+
+
+def test_allocating_moments_moves_no_parameter_and_keeps_rates() -> None:
+    model, optim = make(0)
+    before = [parameter.clone() for parameter in model.parameters()]
+    CarriedState({"model": model, "optim": optim}).allocate({"optim.state.model.0.weight.exp_avg": None})
+    assert optim.state
+    assert optim.param_groups[0]["lr"] == 0.1
+    assert all(parameter.grad is None for parameter in model.parameters())
+    assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+
+
+def test_state_put_into_fresh_objects_makes_them_go_on_as_the_old_ones() -> None:
+    old_model, old_optim = make(0)
+    for _ in range(3):
+        take_step(old_model, old_optim)
+    old_optim.param_groups[0]["lr"] = 0.05
+    old = CarriedState({"model": old_model, "optim": old_optim})
+    new_model, new_optim = make(1)
+    new = CarriedState({"model": new_model, "optim": new_optim})
+    new.allocate(old.tensors())
+    assert new.tensors().keys() == old.tensors().keys()
+    for name, tensor in new.tensors().items():
+        tensor.copy_(old.tensors()[name])
+    new.set_values(old.values())
+    assert new_optim.param_groups[0]["betas"] == (0.8, 0.9)
+    for model, optim in ((old_model, old_optim), (new_model, new_optim)):
+        torch.manual_seed(5)
+        take_step(model, optim)
+    for name, tensor in new.tensors().items():
+        assert torch.equal(tensor, old.tensors()[name]), name
+
+
+def test_buffers_are_carried_and_names_follow_the_parameters() -> None:
+    model, optim = make(0)
+    take_step(model, optim)
+    names = CarriedState({"model": model, "optim": optim}).tensors().keys()
+    assert {"model.1.running_mean", "optim.state.model.0.weight.exp_avg", "optim.state.model.1.bias.step"} <= names
+
+
+def test_optimizer_without_its_model_is_refused() -> None:
+    _, optim = make(0)
+    with pytest.raises(ConfigError, match="carry its model in the same call"):
+        CarriedState({"optim": optim}).values()
+        CarriedState({"optim": optim}).tensors()
+
+
+def test_objects_without_state_are_refused_by_name() -> None:
+    with pytest.raises(ConfigError, match="carrying 'thing'.*found int"):
+        CarriedState({"thing": 3})
