@@ -1,0 +1,37 @@
+"""Checkpoints that know how each local tensor sits in the global one, so any number of ranks can load them.
+
+The names, module paths and on-disk formats are those that users of Megatron Core know: change the import, nothing
+else. `remesh.save` and `remesh.load` do the same for plain state dicts of DTensors (module ``plain``).
+"""
+
+from remesh.dist_checkpointing.core import check_is_distributed_checkpoint
+from remesh.dist_checkpointing.mapping import (
+    LocalNonpersistentObject,
+    ShardedObject,
+    ShardedTensor,
+    ShardedTensorFactory,
+)
+from remesh.dist_checkpointing.serialization import (
+    load,
+    load_common_state_dict,
+    load_content_metadata,
+    load_plain_tensors,
+    load_sharded_metadata,
+    load_tensors_metadata,
+    save,
+)
+
+__all__ = [
+    "LocalNonpersistentObject",
+    "ShardedObject",
+    "ShardedTensor",
+    "ShardedTensorFactory",
+    "check_is_distributed_checkpoint",
+    "load",
+    "load_common_state_dict",
+    "load_content_metadata",
+    "load_plain_tensors",
+    "load_sharded_metadata",
+    "load_tensors_metadata",
+    "save",
+]

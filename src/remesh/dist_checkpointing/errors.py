@@ -1,0 +1,42 @@
+"""Errors of this room: each one is a `CheckpointingException` and also the root package's type of who must act."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from remesh.errors import Error, FormatError, LayoutError, StorageError
+
+
+class CheckpointingException(Error):
+    """Root of the errors that ``save`` and ``load`` raise, on all ranks alike."""
+
+
+class CheckpointPathError(CheckpointingException, StorageError):
+    """The directory is missing, taken, full or not writable; the caller must mend the path, space or rights."""
+
+
+class CheckpointFormatError(CheckpointingException, FormatError):
+    """What the directory holds is incomplete, damaged, foreign or hostile; see ``reason`` for the kind."""
+
+    def __init__(self, reason: str, message: str) -> None:
+        FormatError.__init__(self, reason, message)
+
+
+class CheckpointMismatchError(CheckpointingException, LayoutError):
+    """The state dict contradicts itself, other ranks or the checkpoint; the caller must mend the description."""
+
+
+@contextmanager
+def told_as_checkpoint_errors(doing: str) -> Iterator[None]:
+    """Give system and layout errors that leave the block this room's types, with ``doing`` first."""
+    try:
+        yield
+    except Error as raised:
+        if isinstance(raised, LayoutError) and not str(raised).startswith(doing):
+            raise CheckpointMismatchError(f"{doing}: {raised}") from raised
+        raise
+    except OSError as raised:
+        raise CheckpointPathError(
+            f"{doing}: the operating system refused with {raised}; mend the path, the rights or the space and try again"
+        ) from raised

@@ -1,0 +1,69 @@
+"""What is on disk, and where? The manifest of a checkpoint, free of any format's classes.
+
+Definitions. A *blob* is one serialised tensor or object. An *extent* is the byte range of a file that a blob fills.
+A *chunk* is a box of a global tensor with the extent of its blob. Format edges turn their own metadata into a
+`Manifest` and back; planning what to read looks at manifests only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from remesh.layout import Box
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Extent:
+    """Where a blob lies."""
+
+    file: str
+    """Path relative to the checkpoint directory, not leaving it (held by the format edge)."""
+    file_start: int
+    """First byte of the blob in the file."""
+    length_bytes: int
+
+    @property
+    def file_stop(self) -> int:
+        """One past the last byte of the blob."""
+        return self.file_start + self.length_bytes
+
+    def __str__(self) -> str:
+        return f"{self.file}[{self.file_start}:{self.file_stop}]"
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """A stored box of a global tensor."""
+
+    box: Box
+    extent: Extent
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """A global tensor on disk."""
+
+    dtype: str
+    """Name as in `remesh.layout`: ``"float32"``."""
+    global_shape: tuple[int, ...]
+    chunks: tuple[Chunk, ...]
+    """In the order of the metadata. Invariant: each inside the global box."""
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """Everything a checkpoint holds besides common data."""
+
+    tensors: Mapping[str, StoredTensor]
+    objects: Mapping[str, Extent]
+    """By unique key, ``KEY/shard_OFFSET_SHAPE``."""
+    flattened: frozenset[str] = field(default_factory=frozenset)
+    """Keys of tensors that an older writer stored flattened within each grid cell, in another global shape."""
+
+    def extents(self) -> Iterator[Extent]:
+        """Every blob."""
+        for tensor in self.tensors.values():
+            for chunk in tensor.chunks:
+                yield chunk.extent
+        yield from self.objects.values()

@@ -1,0 +1,266 @@
+"""Checkpoints of plain state dicts: ``remesh.save(state, path)`` and ``remesh.load(state, path)``.
+
+A *state* is a nest of dicts and lists. Its tensors may be DTensors of any placement (tensor parallel, FSDP2, both),
+plain tensors, which every rank holds in full, or `Piece`; anything else is common data, the same on all ranks. A tensor
+is stored under the path to it, joined by dots, so native torch finds it under the same name.
+
+Saving describes every rank's boxes, lets the ranks that hold a box share the writing, and hands the boxes to the
+writer as sharded tensors. Loading asks for this rank's boxes, whatever boxes were saved.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from remesh.dist_checkpointing.dict_utils import graft, items_of, nested_leaves
+from remesh.dist_checkpointing.errors import CheckpointMismatchError, told_as_checkpoint_errors
+from remesh.dist_checkpointing.mapping import ShardedTensor
+from remesh.dist_checkpointing.reader import Fill, OpenCheckpoint, is_complete, open_checkpoint, plan_fill, run_fill
+from remesh.dist_checkpointing.state_split import split
+from remesh.dist_checkpointing.strategies.torch import check_files, read_objects
+from remesh.dist_checkpointing.writer import State, save_state
+from remesh.dist_checkpointing.writes import HeldBox, choose_writers
+from remesh.layout import Box, Shard, row_major_strides
+from remesh.layout.from_torch import Piece, piece_of
+from remesh.reshard.exchange import Group, gather_from, group_rank
+
+_ABSENT = object()
+_STEP_NAME = re.compile(r"step-(\d{8,})")
+
+
+def save(state: Mapping[str, Any], path: str | os.PathLike[str], *, group: Group = None) -> None:
+    """Write a state as one checkpoint in the directory ``path``, which is created, and commit it atomically.
+
+    Called by every rank of the group with its own part; blocks until the checkpoint is on disk. Every distinct box is
+    written once, common data by the first rank. Works without a process group, in one process. Raises the same
+    error on all ranks; then no checkpoint is there, and one that was there before is untouched.
+    """
+    directory = Path(path)
+    rank = group_rank(group)
+    held: list[list[_Held]] = []
+
+    def tell() -> list[Any]:
+        with told_as_checkpoint_errors(f"saving checkpoint {directory}"):
+            held.append(_held_by(state))
+            return [_box_to_json(box) for one in held[0] for box in one.held_boxes()]
+
+    told = gather_from(tell, group, f"saving checkpoint {directory}")
+    writers = choose_writers([[_box_from_json(box) for box in boxes] for boxes in told])
+
+    def prepare() -> State:
+        tensors = [part for one in held[0] for part in one.sharded(writers, rank)]
+        _, _, common = split(_without_tensors(state))
+        return State(tensors, common)
+
+    save_state(prepare, directory, group, may_create=True)
+
+
+def load(state: dict[str, Any], path: str | os.PathLike[str], *, group: Group = None) -> dict[str, Any]:
+    """The state that was saved at ``path``: its common data, and the tensors of ``state``, filled in place.
+
+    Called by every rank of the group; blocks until all have read. The number of ranks and every tensor's placement
+    may differ from those of the save; values are cast to the dtype of the tensor they fill. ``path`` may hold a
+    checkpoint of native torch, too. Raises the same error on all ranks; until every rank has planned its reads
+    without error, no tensor is changed on any.
+    """
+    directory = Path(path)
+    doing = f"loading checkpoint {directory}"
+    planned: list[_PlannedLoad] = []
+
+    def plan() -> None:
+        with told_as_checkpoint_errors(doing):
+            planned.append(_plan_load(state, directory))
+
+    def fill() -> None:
+        with told_as_checkpoint_errors(doing):
+            results.append(planned[0].run(state))
+
+    results: list[dict[str, Any]] = []
+    gather_from(plan, group, doing)
+    gather_from(fill, group, doing)
+    return results[0]
+
+
+def step_name(step: int) -> str:
+    """Name of the directory of a step's checkpoint under a root; names sort like steps.
+
+    >>> step_name(120)
+    'step-00000120'
+    """
+    return f"step-{step:08d}"
+
+
+def latest_complete(root: str | os.PathLike[str]) -> Path | None:
+    """The checkpoint of the highest step under ``root`` whose files are all there in full, or None.
+
+    Looks at directories named as by `step_name`; an incomplete or damaged one is passed over for the one before.
+    """
+    if not Path(root).is_dir():
+        return None
+    steps = {path: match for path in Path(root).iterdir() if (match := _STEP_NAME.fullmatch(path.name))}
+    for path in sorted(steps, key=lambda path: int(steps[path][1]), reverse=True):
+        if is_complete(path):
+            return path
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """A tensor of the state, and what this rank holds of it."""
+
+    name: str
+    piece: Piece
+
+    def boxes(self) -> Sequence[Shard]:
+        """The shards that count: those with elements; of a tensor without any, one that stands for its name."""
+        whole = Box.of_shape(self.piece.global_shape)
+        if whole.is_empty:
+            return [Shard(0, whole)]
+        return [shard for shard in self.piece.shards if not shard.box.is_empty]
+
+    def held_boxes(self) -> list[HeldBox]:
+        itemsize = self.piece.tensor.element_size()
+        return [HeldBox(self.name, shard.box, shard.box.size * itemsize) for shard in self.boxes()]
+
+    def sharded(self, writers: Mapping[tuple[str, Box], int], rank: int) -> list[ShardedTensor]:
+        """One sharded tensor per box; with data where this rank is the writer."""
+        row_major = self.piece.tensor if self._is_direct() else self.piece.tensor.contiguous()
+        return [
+            self._sharded(shard, row_major, 0)
+            if writers[self.name, shard.box] == rank
+            else self._sharded(shard, None, 1)
+            for shard in self.boxes()
+        ]
+
+    def wanted(self) -> tuple[list[ShardedTensor], torch.Tensor | None]:
+        """One sharded tensor per box, its data sharing memory with the tensor, or with the copy that is returned.
+
+        A copy is needed where boxes cannot be seen in a tensor that is not row-major; it must be copied back.
+        """
+        if self._is_direct() or self.piece.tensor.is_contiguous():
+            return [self._sharded(shard, self.piece.tensor, 0) for shard in self.boxes()], None
+        staged = self.piece.tensor.contiguous()
+        return [self._sharded(shard, staged, 0) for shard in self.boxes()], staged
+
+    def _is_direct(self) -> bool:
+        """Whether the local tensor is the one box, so that its own strides serve."""
+        shards = self.boxes()
+        shape = tuple(self.piece.tensor.shape)
+        plain = (0, row_major_strides(shape), shape)
+        return len(shards) == 1 and (shards[0].offset, shards[0].strides, shards[0].box.shape) == plain
+
+    def _sharded(self, shard: Shard, row_major: torch.Tensor | None, replica_id: int) -> ShardedTensor:
+        box, data = shard.box, row_major
+        if row_major is not None and box.is_empty:
+            data = row_major.new_empty(box.shape)
+        elif row_major is not None and not self._is_direct():
+            assert shard.strides is not None
+            data = row_major.as_strided(box.shape, shard.strides, row_major.storage_offset() + shard.offset)
+        dtype, shape = self.piece.tensor.dtype, self.piece.global_shape
+        return ShardedTensor(self.name, data, dtype, box.shape, shape, box.start, None, replica_id)
+
+
+@dataclass(frozen=True, slots=True)
+class _PlannedLoad:
+    """One rank's load after planning: no tensor has been changed yet."""
+
+    checkpoint: OpenCheckpoint
+    fill: Fill
+    staged: list[tuple[torch.Tensor, torch.Tensor]]
+    """``(tensor, copy)`` where the copy is filled in the tensor's stead."""
+
+    def run(self, state: dict[str, Any]) -> dict[str, Any]:
+        directory = self.checkpoint.directory
+        common: Any = self.checkpoint.common
+        if self.checkpoint.is_native:
+            common = _native_common(state, self.checkpoint, ())
+        run_fill(directory, self.fill)
+        for tensor, copy in self.staged:
+            tensor.copy_(copy)
+        filled = {id(leaf): leaf for _, leaf in nested_leaves(state) if _is_tensor(leaf)}
+        result = graft(state, common, filled)
+        assert isinstance(result, dict)
+        return result
+
+
+def _plan_load(state: dict[str, Any], directory: Path) -> _PlannedLoad:
+    checkpoint = open_checkpoint(directory, allow_native=True)
+    tensors: list[ShardedTensor] = []
+    staged: list[tuple[torch.Tensor, torch.Tensor]] = []
+    for one in _held_by(state):
+        wanted, copy = one.wanted()
+        tensors += wanted
+        if copy is not None:
+            staged.append((one.piece.tensor, copy))
+    return _PlannedLoad(checkpoint, plan_fill(checkpoint, tensors), staged)
+
+
+def _held_by(state: Mapping[str, Any]) -> list[_Held]:
+    """Every tensor of the state under its name; `CheckpointMismatchError` for what cannot be stored."""
+    if not isinstance(state, dict):
+        raise CheckpointMismatchError(
+            f"taking a state apart: found a {type(state).__name__}, expected a dict; give state_dict(), not the object"
+        )
+    held: dict[str, _Held] = {}
+    path_of: dict[str, tuple[Any, ...]] = {}
+    for path, leaf in nested_leaves(state):
+        if not _is_tensor(leaf):
+            continue
+        name = ".".join(map(str, path))
+        if name in held:
+            raise CheckpointMismatchError(
+                f"taking a state apart: the tensors at {path_of[name]} and {path} would both be stored as {name!r}, "
+                "expected one tensor per name; rename one of the keys"
+            )
+        piece = piece_of(leaf)
+        if piece.partial is not None:
+            raise CheckpointMismatchError(
+                f"taking a state apart: tensor {name!r} is a partial {piece.partial} over its mesh, expected final "
+                "values; redistribute it to Replicate or Shard first"
+            )
+        held[name], path_of[name] = _Held(name, piece), path
+    return list(held.values())
+
+
+def _is_tensor(leaf: Any) -> bool:
+    return isinstance(leaf, torch.Tensor | Piece)
+
+
+def _without_tensors(state: Any) -> Any:
+    """The nest with a sharded description in the place of each tensor, so that it splits like a sharded one."""
+    if isinstance(state, dict):
+        return {key: _without_tensors(value) for key, value in state.items()}
+    if isinstance(state, list):
+        return [_without_tensors(value) for value in state]
+    return ShardedTensor("", None, torch.uint8, (), (), (), None) if _is_tensor(state) else state
+
+
+def _native_common(node: Any, checkpoint: OpenCheckpoint, path: tuple[Any, ...]) -> Any:
+    """What native torch stored for the common leaves of a request: under the dotted path of a leaf or container."""
+    extent = checkpoint.manifest.objects.get(".".join(map(str, path)))
+    if path and extent is not None:
+        check_files(checkpoint.directory, [extent])
+        return read_objects(checkpoint.directory, [extent])[0]
+    if not isinstance(node, dict | list):
+        return _ABSENT
+    found = {key: _native_common(value, checkpoint, (*path, key)) for key, value in items_of(node)}
+    kept = {key: value for key, value in found.items() if value is not _ABSENT}
+    if path and not kept:
+        return _ABSENT
+    return kept if isinstance(node, dict) else list(kept.values())
+
+
+def _box_to_json(held: HeldBox) -> list[Any]:
+    return [held.name, held.box.start, held.box.stop, held.num_bytes]
+
+
+def _box_from_json(told: Sequence[Any]) -> HeldBox:
+    name, start, stop, num_bytes = told
+    return HeldBox(name, Box(tuple(start), tuple(stop)), num_bytes)

@@ -1,0 +1,220 @@
+"""Loading, carried out: open a checkpoint, plan what fills the wanted entities, read it.
+
+Opening and planning touch no tensor of the caller. Reading fetches every chunk once and copies its elements into
+all tensors that want them, in place and with a cast to their dtype.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from remesh.dist_checkpointing.commit import IN_PROGRESS_FNAME
+from remesh.dist_checkpointing.core import CONFIG_FNAME, maybe_load_config
+from remesh.dist_checkpointing.errors import CheckpointFormatError, CheckpointingException, CheckpointPathError
+from remesh.dist_checkpointing.manifest import Extent, Manifest
+from remesh.dist_checkpointing.mapping import ShardedBase, ShardedObject, ShardedTensor
+from remesh.dist_checkpointing.reads import Read, Want, find_objects, plan_reads
+from remesh.dist_checkpointing.strategies.common import COMMON_STATE_FNAME, load_common
+from remesh.dist_checkpointing.strategies.torch import (
+    BACKEND,
+    BACKEND_VERSION,
+    METADATA_FNAME,
+    check_files,
+    read_manifest,
+    read_objects,
+    read_tensors,
+)
+
+_COMMON_STATE_KEY = "common_state"
+"""Object that holds the common data in checkpoints of writers from 0.19 on, which have no common.pt."""
+
+
+@dataclass(frozen=True, slots=True)
+class OpenCheckpoint:
+    """A checkpoint whose index has been read."""
+
+    directory: Path
+    manifest: Manifest
+    common: dict[str, Any]
+    is_native: bool
+    """Whether native torch wrote it: it has no marker file and no common data, and its values stand under names."""
+
+    def stored_keys(self) -> set[str]:
+        """Keys of all tensors and objects, objects without the number of their element."""
+        return {*self.manifest.tensors, *map(_object_key, self.manifest.objects)} - {_COMMON_STATE_KEY}
+
+
+@dataclass(frozen=True, slots=True)
+class Fill:
+    """What to read for one rank, complete: carrying it out needs no decision."""
+
+    tensors: Sequence[ShardedTensor]
+    """With data to fill."""
+    reads: Sequence[Read]
+    """Invariant: they fill every wanted element that is stored, once."""
+    objects: Sequence[tuple[ShardedObject, Extent]]
+
+
+def open_checkpoint(directory: Path, *, allow_native: bool = False) -> OpenCheckpoint:
+    """Read the index and the common data. Raises `CheckpointPathError` or `CheckpointFormatError`."""
+    is_native = _check_is_checkpoint(directory, allow_native)
+    manifest = read_manifest(directory)
+    return OpenCheckpoint(directory, manifest, {} if is_native else _load_common(directory, manifest), is_native)
+
+
+def read_common(directory: Path) -> dict[str, Any]:
+    """The common data alone; the index of tensors is not read unless the common data stands there."""
+    _check_is_checkpoint(directory, allow_native=False)
+    if (directory / COMMON_STATE_FNAME).exists():
+        return load_common(directory)
+    return _load_common(directory, read_manifest(directory))
+
+
+def is_complete(directory: Path) -> bool:
+    """Whether the directory holds a committed checkpoint all of whose files have their full length."""
+    try:
+        checkpoint = open_checkpoint(directory)
+        check_files(directory, list(checkpoint.manifest.extents()))
+    except CheckpointingException:
+        return False
+    return True
+
+
+def plan_fill(checkpoint: OpenCheckpoint, entities: Sequence[ShardedBase]) -> Fill:
+    """What to read for the entities of this rank; descriptions without data get new CPU tensors.
+
+    Raises `CheckpointMismatchError` for what is not stored, `CheckpointFormatError` for files that are too short.
+    """
+    tensors = [_with_data(entity) for entity in entities if isinstance(entity, ShardedTensor)]
+    objects = [entity for entity in entities if isinstance(entity, ShardedObject)]
+    wants = [Want(one.key, one.global_box(), one.global_shape, one.allow_shape_mismatch) for one in tensors]
+    reads = plan_reads(wants, checkpoint.manifest)
+    extents = find_objects([one.unique_key for one in objects], checkpoint.manifest)
+    check_files(checkpoint.directory, [*(read.chunk.extent for read in reads), *extents])
+    return Fill(tensors, reads, list(zip(objects, extents, strict=True)))
+
+
+def run_fill(directory: Path, fill: Fill) -> tuple[list[torch.Tensor], list[Any]]:
+    """Read everything; returns the tensors and the objects, each in the order in which they were planned."""
+    places = [tensor.data_in_box() for tensor in fill.tensors]
+    for tensor, place in zip(fill.tensors, places, strict=True):
+        if tensor.allow_shape_mismatch:
+            place.zero_()
+    items = [
+        (read.chunk.extent, read.dtype, read.chunk.box.shape, f"a chunk of tensor {read.key!r} in {directory}")
+        for read in fill.reads
+    ]
+    for read, chunk in zip(fill.reads, read_tensors(directory, items), strict=True):
+        for copy in read.copies:
+            want = fill.tensors[copy.want].global_box()
+            source = chunk[copy.box.relative_to(read.chunk.box).slices()]
+            places[copy.want][copy.box.relative_to(want).slices()].copy_(source)
+    filled = [tensor.data.detach() for tensor in fill.tensors if tensor.data is not None]
+    return filled, _read_objects(directory, fill)
+
+
+def describe_whole(manifest: Manifest) -> dict[str, ShardedTensor]:
+    """Every stored tensor as one shard without data, by key."""
+    from_name = {stored.dtype: getattr(torch, stored.dtype) for stored in manifest.tensors.values()}
+    return {
+        key: ShardedTensor(
+            key,
+            None,
+            from_name[stored.dtype],
+            stored.global_shape,
+            stored.global_shape,
+            (0,) * len(stored.global_shape),
+            (1,) * len(stored.global_shape),
+        )
+        for key, stored in manifest.tensors.items()
+    }
+
+
+def _check_is_checkpoint(directory: Path, allow_native: bool) -> bool:
+    """Whether it is a native one; raises unless it is any."""
+    if not directory.is_dir():
+        raise CheckpointPathError(
+            f"loading checkpoint: Checkpoint directory {directory} does not exist, expected the directory of a saved "
+            "checkpoint; mend the path"
+        )
+    config = maybe_load_config(directory)
+    if config is None:
+        is_whole = (directory / METADATA_FNAME).exists() and not (directory / IN_PROGRESS_FNAME).exists()
+        if is_whole and allow_native:
+            return True
+        hint = "it was written by native torch, load it with remesh.load" if is_whole else "use another checkpoint"
+        raise CheckpointFormatError(
+            "not-a-checkpoint",
+            f"loading checkpoint: {directory} is not a distributed checkpoint, expected the marker {CONFIG_FNAME} that "
+            f"a completed save leaves, found {sorted(path.name for path in directory.iterdir())[:8]}; {hint}",
+        )
+    if (config.sharded_backend, config.sharded_backend_version) != (BACKEND, BACKEND_VERSION):
+        raise CheckpointFormatError(
+            "unknown-backend",
+            f"loading checkpoint {directory}: its tensors are in format {config.sharded_backend!r} version "
+            f"{config.sharded_backend_version}, expected {BACKEND!r} version {BACKEND_VERSION}; convert it first",
+        )
+    return False
+
+
+def _load_common(directory: Path, manifest: Manifest) -> dict[str, Any]:
+    if (directory / COMMON_STATE_FNAME).exists():
+        return load_common(directory)
+    names = sorted(name for name in manifest.objects if _object_key(name) == _COMMON_STATE_KEY)
+    if not names:
+        return load_common(directory)  # raises, naming the file that is missing
+    extents = [manifest.objects[names[0]]]
+    check_files(directory, extents)
+    stored = read_objects(directory, extents)[0]
+    common = stored[0] if isinstance(stored, list) and stored else stored
+    if not isinstance(common, dict):
+        raise CheckpointFormatError(
+            "bad-common",
+            f"loading common data of {directory}: {names[0]!r} is a {type(common).__name__}, expected a dict",
+        )
+    return common
+
+
+def _object_key(unique_key: str) -> str:
+    try:
+        return ShardedObject.empty_from_unique_key(unique_key).key
+    except CheckpointingException:  # native torch names its objects freely
+        return unique_key
+
+
+def _with_data(tensor: ShardedTensor) -> ShardedTensor:
+    if tensor.data is None:
+        tensor = tensor.without_data()
+        tensor.init_data("cpu")
+    return tensor
+
+
+def _read_objects(directory: Path, fill: Fill) -> list[Any]:
+    """For each request the element of its blob; the i-th request of a name gets element i."""
+    blobs: dict[str, list[Any]] = {}
+    num_given: dict[str, int] = {}
+    first = {wanted.unique_key: extent for wanted, extent in fill.objects}
+    for name, elements in zip(first, read_objects(directory, list(first.values())), strict=True):
+        if not isinstance(elements, list) or not elements:
+            raise CheckpointFormatError(
+                "bad-blob", f"reading object {name!r} in {directory}: found {type(elements).__name__}, expected a list"
+            )
+        blobs[name] = elements
+    values = []
+    for wanted, _ in fill.objects:
+        name = wanted.unique_key
+        at = num_given.get(name, 0) if len(blobs[name]) > 1 else 0
+        num_given[name] = at + 1
+        if at >= len(blobs[name]):
+            raise CheckpointFormatError(
+                "bad-blob",
+                f"reading object {name!r} in {directory}: this rank wants it {at + 1} times, found {len(blobs[name])} "
+                "values; ask for it once",
+            )
+        values.append(blobs[name][at])
+    return values

@@ -1,0 +1,58 @@
+"""Which leaves are sharded? A sharded state dict taken apart for a save or a load, without changing it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from remesh.dist_checkpointing.dict_utils import copy_nest, extract_matching_values, nested_leaves
+from remesh.dist_checkpointing.errors import CheckpointMismatchError
+from remesh.dist_checkpointing.mapping import (
+    LocalNonpersistentObject,
+    ShardedBase,
+    ShardedTensorFactory,
+    apply_factories,
+)
+
+
+def expand(sharded_state_dict: dict[Any, Any]) -> tuple[dict[Any, Any], dict[Any, Any]]:
+    """A copy with all factories built, and the nest of the factories without data that were in it."""
+    if not isinstance(sharded_state_dict, dict):
+        raise CheckpointMismatchError(
+            f"taking a sharded state dict apart: expected a dict, found a {type(sharded_state_dict).__name__}"
+        )
+    for path, leaf in nested_leaves(sharded_state_dict):
+        if isinstance(leaf, tuple) and _hides_entity(leaf):
+            raise CheckpointMismatchError(
+                f"taking a sharded state dict apart: the tuple at {'.'.join(map(str, path))} holds a sharded entity, "
+                "expected entities in dicts and lists only, since a tuple is common data; use a list"
+            )
+    factories, _ = extract_matching_values(
+        sharded_state_dict, lambda leaf: isinstance(leaf, ShardedTensorFactory), return_lists_as_dicts=True
+    )
+    expanded = copy_nest(sharded_state_dict)
+    apply_factories(expanded)
+    bare = copy_nest(factories)
+    assert isinstance(bare, dict)
+    return expanded, _without_data(bare)
+
+
+def split(expanded: dict[Any, Any]) -> tuple[list[ShardedBase], list[LocalNonpersistentObject], dict[Any, Any]]:
+    """Sharded entities, nonpersistent objects, and the nest of the common rest."""
+    leaves = [leaf for _, leaf in nested_leaves(expanded)]
+    _, common = extract_matching_values(expanded, lambda leaf: isinstance(leaf, ShardedBase | LocalNonpersistentObject))
+    assert isinstance(common, dict)
+    entities = [leaf for leaf in leaves if isinstance(leaf, ShardedBase)]
+    return entities, [leaf for leaf in leaves if isinstance(leaf, LocalNonpersistentObject)], common
+
+
+def _hides_entity(value: tuple[Any, ...]) -> bool:
+    return any(
+        isinstance(inner, ShardedBase | LocalNonpersistentObject) or (isinstance(inner, tuple) and _hides_entity(inner))
+        for inner in value
+    )
+
+
+def _without_data(factories: Any) -> Any:
+    if isinstance(factories, ShardedTensorFactory):
+        return factories.without_data()
+    return {name: _without_data(inner) for name, inner in factories.items()}

@@ -1,0 +1,182 @@
+"""What goes wrong on one rank is told on all, in bounded time, and leaves no checkpoint behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import remesh
+from remesh import dist_checkpointing
+from remesh.dist_checkpointing import ShardedObject, ShardedTensor, writer
+from remesh.dist_checkpointing.core import CheckpointingException
+from remesh.errors import FormatError, LayoutError, PeerError, StorageError
+from remesh.testing.pool import DIED, RankPool
+
+
+def told(act: Callable[[], Any]) -> tuple[type[BaseException], str]:
+    """Type and text of the error that the act must raise."""
+    try:
+        act()
+    except Exception as raised:
+        return type(raised), str(raised)
+    raise AssertionError("nothing was raised")
+
+
+def same_on_all(answers: list[tuple[type[BaseException], str]]) -> tuple[type[BaseException], str]:
+    assert len(set(answers)) == 1, answers
+    return answers[0]
+
+
+def part() -> ShardedTensor:
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    return ShardedTensor.from_rank_offsets("w", torch.full((2,), float(rank)), (0, rank, world_size))
+
+
+def save_with_a_bad_object(directory: Path, culprit: int) -> tuple[type[BaseException], str]:
+    rank = dist.get_rank()
+    data: Any = (lambda: 0) if rank == culprit else 0
+    state = {"w": part(), "o": ShardedObject("o", data, (dist.get_world_size(),), (rank,))}
+    return told(lambda: dist_checkpointing.save(state, directory))
+
+
+def test_an_object_that_cannot_be_saved_on_one_rank(ranks: RankPool, tmp_path: Path) -> None:
+    kind, text = same_on_all(ranks.run(save_with_a_bad_object, 4, (tmp_path, 2)))
+    assert issubclass(kind, CheckpointingException)
+    assert "object 'o/shard_2_4'" in text
+    assert "rank 2" in text
+    assert not list(tmp_path.iterdir())
+
+
+def save_with_a_gap(directory: Path) -> tuple[type[BaseException], str]:
+    state = {} if dist.get_rank() == 1 else {"w": part()}
+    return told(lambda: dist_checkpointing.save(state, directory))
+
+
+def test_a_rank_that_forgets_its_part(ranks: RankPool, tmp_path: Path) -> None:
+    kind, text = same_on_all(ranks.run(save_with_a_gap, 4, (tmp_path,)))
+    assert issubclass(kind, CheckpointingException)
+    assert "Invalid access pattern for 'w'" in text
+    assert "[2:4]" in text
+    assert not list(tmp_path.iterdir())
+
+
+def save_with_a_full_disk(directory: Path, culprit: int) -> tuple[type[BaseException], str]:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with pytest.MonkeyPatch.context() as patch:
+        if dist.get_rank() == culprit:
+            patch.setattr(writer, "write_data_file", full)
+        failed = told(lambda: dist_checkpointing.save({"w": part()}, directory))
+    assert not dist_checkpointing.check_is_distributed_checkpoint(directory)
+    dist.barrier()
+    dist_checkpointing.save({"w": part()}, directory)
+    assert dist_checkpointing.load_plain_tensors(directory)["w"].tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
+    return failed
+
+
+def test_a_full_disk_on_one_rank_and_the_save_after_it(ranks: RankPool, tmp_path: Path) -> None:
+    kind, text = same_on_all(ranks.run(save_with_a_full_disk, 4, (tmp_path, 3)))
+    assert issubclass(kind, StorageError)
+    assert "No space left on device" in text
+    assert "rank 3" in text
+
+
+def save_and_die(directory: Path, culprit: int) -> type[BaseException]:
+    def die(*_: object) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    with pytest.MonkeyPatch.context() as patch:
+        if dist.get_rank() == culprit:
+            patch.setattr(writer, "write_data_file" if culprit else "write_manifest", die)
+        return told(lambda: dist_checkpointing.save({"w": part()}, directory))[0]
+
+
+def save_again(directory: Path) -> None:
+    assert not dist_checkpointing.check_is_distributed_checkpoint(directory)
+    dist.barrier()
+    dist_checkpointing.save({"w": part()}, directory)
+    assert dist_checkpointing.load_plain_tensors(directory)["w"].tolist() == [0, 0, 1, 1]
+
+
+@pytest.mark.parametrize("culprit", [0, 2])
+def test_a_rank_killed_in_the_middle_leaves_nothing_visible(ranks: RankPool, tmp_path: Path, culprit: int) -> None:
+    answers = ranks.run(save_and_die, 4, (tmp_path, culprit), dying={culprit})
+    assert answers.pop(culprit) is DIED
+    assert all(issubclass(kind, PeerError) for kind in answers)
+    assert not (tmp_path / "metadata.json").exists()
+    ranks.run(save_again, 2, (tmp_path,))
+
+
+def load_badly(root: Path) -> dict[str, tuple[type[BaseException], str]]:
+    rank = dist.get_rank()
+    mine = torch.zeros(4)
+    on_one: dict[str, Any] = {"w": mine, "new": torch.zeros(1)} if rank == 1 else {"w": mine}
+    wrong: dict[str, Any] = {"w": torch.zeros(5)} if rank == 1 else {"w": mine}
+    answers = {
+        "missing": told(lambda: remesh.load({"w": mine}, root / "nowhere")),
+        "incomplete": told(lambda: remesh.load({"w": mine}, root / "incomplete")),
+        "truncated": told(lambda: remesh.load({"w": mine}, root / "truncated")),
+        "key": told(lambda: remesh.load(on_one, root / "good")),
+        "shape": told(lambda: remesh.load(wrong, root / "good")),
+        "taken": told(lambda: remesh.save({"w": mine}, root / "good")),
+    }
+    assert not mine.any(), "no failed load has changed a tensor"
+    remesh.load({"w": mine}, root / "good")
+    assert mine.eq(1).all()
+    return answers
+
+
+def test_bad_checkpoints_are_told_alike_on_all_ranks(ranks: RankPool, tmp_path: Path) -> None:
+    for name in ("good", "incomplete", "truncated"):
+        remesh.save({"w": torch.ones(4)}, tmp_path / name)
+    (tmp_path / "incomplete" / "metadata.json").unlink()
+    (tmp_path / "incomplete" / ".metadata").unlink()
+    data = tmp_path / "truncated" / "__0_0.distcp"
+    data.write_bytes(data.read_bytes()[:-10])
+    before = {path: path.read_bytes() for path in (tmp_path / "good").iterdir()}
+    answers = ranks.run(load_badly, 3, (tmp_path,))
+    expected = {
+        "missing": (StorageError, "does not exist"),
+        "incomplete": (FormatError, "is not a distributed checkpoint"),
+        "truncated": (FormatError, "expected at least"),
+        "key": (LayoutError, "'new'"),
+        "shape": (LayoutError, "Global shape mismatch for loaded ((4,)) and expected ((5,))"),
+        "taken": (StorageError, "already holds a complete checkpoint"),
+    }
+    for case, (kind, said) in expected.items():
+        found, text = same_on_all([answer[case] for answer in answers])
+        assert issubclass(found, kind), case
+        assert issubclass(found, CheckpointingException), case
+        assert said in text
+    assert {path: path.read_bytes() for path in (tmp_path / "good").iterdir()} == before
+
+
+def save_in_groups(root: Path) -> None:
+    rank = dist.get_rank()
+    groups = [dist.new_group([0, 2]), dist.new_group([1, 3])]
+    mine = groups[rank % 2]
+    at = dist.get_rank(mine)
+    shard = ShardedTensor.from_rank_offsets("w", torch.full((2,), float(rank)), (0, at, 2))
+    directory = root / str(rank % 2)
+    if at == 0:
+        directory.mkdir()
+    dist.barrier(mine)
+    dist_checkpointing.save({"w": shard}, directory, process_group=mine)
+    want = ShardedTensor.from_rank_offsets("w", torch.zeros(2), (0, 1 - at, 2))
+    loaded = dist_checkpointing.load({"w": want}, directory, process_group=mine)
+    assert loaded["w"].eq(2 - rank + 2 * (rank % 2)).all()
+    state = {"w": torch.zeros(4)}
+    remesh.load(state, directory, group=mine)
+    assert state["w"].tolist() == [rank % 2] * 2 + [rank % 2 + 2] * 2
+
+
+def test_disjoint_groups_save_and_load_on_their_own(ranks: RankPool, tmp_path: Path) -> None:
+    ranks.run(save_in_groups, 4, (tmp_path,))

@@ -1,0 +1,100 @@
+"""All ranks together must fill everything exactly once; each way to fail is told with its numbers."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from remesh.dist_checkpointing import ShardedObject, ShardedTensor
+from remesh.dist_checkpointing.core import CheckpointingException
+from remesh.dist_checkpointing.mapping import ShardedBase
+from remesh.dist_checkpointing.validation import (
+    StrictHandling,
+    compute_mismatched_keys,
+    decide_on_mismatch,
+    parse_strict_flag,
+    validate_sharding_integrity,
+)
+
+
+def part(rank: int, num_parts: int, size: int = 4, **fields: object) -> ShardedTensor:
+    dtype = fields.pop("dtype", torch.float32)
+    data = torch.zeros(size, dtype=dtype)  # type: ignore[call-overload]
+    return ShardedTensor.from_rank_offsets("w", data, (0, rank, num_parts), **fields)  # type: ignore[arg-type]
+
+
+def box(start: int, stop: int, size: int = 10) -> ShardedTensor:
+    return ShardedTensor("w", None, torch.float32, (stop - start,), (size,), (start,), None)
+
+
+def element(at: int, num: int, **fields: int) -> ShardedObject:
+    return ShardedObject("rng", None, (num,), (at,), **fields)
+
+
+@pytest.mark.parametrize(
+    "ranks",
+    [
+        [[part(0, 2)], [part(1, 2)]],
+        [[part(0, 2), part(1, 2)], []],
+        [[part(0, 1)], [part(0, 1, replica_id=1)], [part(0, 1, replica_id=(0, 1))]],
+        [[box(0, 3), box(7, 10)], [box(3, 7)]],
+        [[box(0, 0), box(0, 10)], [box(10, 10)]],
+        [[box(0, 0, 0)], [box(0, 0, 0)]],
+        [[element(0, 2)], [element(1, 2), element(0, 2, replica_id=1)]],
+        [[], []],
+    ],
+)
+def test_what_fits_together_passes(ranks: list[list[ShardedBase]]) -> None:
+    validate_sharding_integrity(ranks)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "said"),
+    [
+        ([[part(0, 2)], []], "[4:8]"),
+        ([[part(0, 1)], [part(0, 1)]], "belongs to 2 main replicas, on ranks [0, 1]"),
+        ([[part(0, 1, replica_id=1)], []], "'w'"),
+        ([[part(0, 2)], [part(1, 2, dtype=torch.int8)]], "dtype of 'w' is torch.float32 on rank 0 but torch.int8"),
+        ([[part(0, 2)], [part(1, 2, size=5)]], "global_shape of 'w' is (8,) on rank 0 but (10,) on rank 1"),
+        ([[box(0, 6)], [box(4, 10)]], "[4:10]"),
+        ([[box(0, 6)], [box(6, 12)]], "[6:12]"),
+        ([[box(0, 6)], [part(0, 1, size=10)]], "has_regular_grid of 'w'"),
+        ([[element(0, 2)], [element(0, 2)]], "Duplicate ShardedObject keys: ['rng/shard_0_2']"),
+        ([[element(0, 3)], [element(1, 3)]], "1 ShardedObject are missing."),
+        ([[element(0, 1)], [element(0, 2)]], "global_shape of object 'rng'"),
+        ([[ShardedObject("w", None, (1,), (0,))], [part(0, 1)]], "names both a tensor and an object"),
+    ],
+)
+def test_what_does_not_fit_is_told(ranks: list[list[ShardedBase]], said: str) -> None:
+    with pytest.raises(CheckpointingException, match="Invalid sharding pattern validation") as caught:
+        validate_sharding_integrity(ranks)
+    assert said in str(caught.value)
+
+
+def test_all_problems_are_told_together() -> None:
+    with pytest.raises(CheckpointingException, match="'w'.*'rng'"):
+        validate_sharding_integrity([[part(0, 2), element(0, 2)]])
+
+
+def test_strict_modes_have_the_known_names() -> None:
+    assert parse_strict_flag("raise_all") is StrictHandling.RAISE_ALL
+    assert parse_strict_flag(StrictHandling.LOG_ALL) is StrictHandling.LOG_ALL
+    with pytest.raises(ValueError, match="Invalid strict flag: 'sometimes'"):
+        parse_strict_flag("sometimes")
+
+
+def test_missing_needs_all_ranks_and_unexpected_only_this_one() -> None:
+    mine, theirs = [part(0, 1)], [element(0, 1)]
+    assert compute_mismatched_keys({"a", "rng"}, mine) == (set(), {"w"})
+    assert compute_mismatched_keys({"a", "rng"}, mine, [mine, theirs]) == ({"a"}, {"w"})
+
+
+def test_each_mode_decides_on_its_own() -> None:
+    assert decide_on_mismatch(StrictHandling.RAISE_ALL, set(), set()) is None
+    assert decide_on_mismatch(StrictHandling.RETURN_ALL, {"a"}, {"b"}) is None
+    logged = decide_on_mismatch(StrictHandling.LOG_ALL, {"a"}, {"b"})
+    assert logged is not None
+    assert "Missing keys (for all ranks): {'a'}" in logged
+    assert "Unexpected keys (for this rank): {'b'}" in logged
+    with pytest.raises(CheckpointingException, match="Unexpected keys"):
+        decide_on_mismatch(StrictHandling.RAISE_UNEXPECTED, set(), {"b"})
