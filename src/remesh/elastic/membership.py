@@ -39,6 +39,8 @@ from remesh.elastic.generation import (
 
 
 class Phase(enum.Enum):
+    """Where an agent stands."""
+
     STARTING = "starting"
     MEETING = "meeting"
     RUNNING = "running"
@@ -47,6 +49,8 @@ class Phase(enum.Enum):
 
 
 class WorkerState(enum.Enum):
+    """Where one of its workers stands."""
+
     STARTING = "starting"
     """The process is up but has not called in."""
     IDLE = "idle"
@@ -159,11 +163,15 @@ class Publish:
 
 @dataclass(frozen=True, slots=True)
 class StartWorker:
+    """Start a process in a slot."""
+
     slot: int
 
 
 @dataclass(frozen=True, slots=True)
 class KillWorker:
+    """SIGKILL a worker and its children; its exit comes back as an event."""
+
     slot: int
     reason: str
 

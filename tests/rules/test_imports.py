@@ -1,0 +1,130 @@
+"""The walls of the house: which room may import which, which modules are pure, what costs no torch."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from graphlib import CycleError, TopologicalSorter
+
+import pytest
+
+from tests.rules.source_tree import Module, imports_of_all, module_names, modules
+
+_FOUNDATION = {"callable_package", "errors"}
+_MOVES = _FOUNDATION | {"layout", "reshard"}
+_ALL_ROOMS = {module.room for module in modules()} - {""}
+
+# What each room may import besides itself. The arrow of docs/architecture.md, row by row.
+ARROW: dict[str, set[str]] = {
+    "errors": set(),
+    "callable_package": set(),
+    "layout": _FOUNDATION,
+    "reshard": _FOUNDATION | {"layout"},
+    "dist_checkpointing": _MOVES,
+    "pipeline": _MOVES,
+    "comm": _FOUNDATION,
+    "elastic": _MOVES | {"comm", "dist_checkpointing", "pipeline"},
+    "transparent": _FOUNDATION | {"comm"},
+    "testbed": _FOUNDATION,
+    "dashboard": _FOUNDATION,
+    "testing": _MOVES | {"comm", "elastic"},
+    "cli": _ALL_ROOMS | {"remesh"},
+    "__main__": {"cli"},
+}
+
+# Rooms that are pure but for these modules ...
+_SHELLS = {
+    "layout": {"remesh.layout.from_torch"},
+    "reshard": {"remesh.reshard.run", "remesh.reshard.exchange", "remesh.reshard.memory", "remesh.reshard.api"},
+}
+# ... and pure modules in rooms that are not.
+_PURE_ELSEWHERE = {
+    "remesh.errors",
+    "remesh.dist_checkpointing.description",
+    "remesh.dist_checkpointing.dict_utils",
+    "remesh.dist_checkpointing.errors",
+    "remesh.dist_checkpointing.manifest",
+    "remesh.dist_checkpointing.mapping",
+    "remesh.dist_checkpointing.reads",
+    "remesh.dist_checkpointing.state_split",
+    "remesh.dist_checkpointing.validation",
+    "remesh.dist_checkpointing.writes",
+    "remesh.elastic.generation",
+    "remesh.elastic.membership",
+    "remesh.elastic.mesh_policy",
+    "remesh.elastic.position",
+}
+# Translates torch's values (dtypes, placements) and acts on nothing: open to pure modules that may see torch.
+_ADAPTERS = {"remesh.layout.from_torch"}
+PURE = {m.name for m in modules() if m.room in _SHELLS and m.name not in _SHELLS[m.room]} | _PURE_ELSEWHERE
+
+# A pure module opens nothing, reads no clock, environment or global setting, logs nothing, talks to nobody.
+FORBIDDEN_IN_PURE = (
+    *("asyncio", "concurrent", "ctypes", "datetime", "glob", "io", "logging", "mmap", "multiprocessing", "os"),
+    *("pathlib", "queue", "select", "selectors", "shutil", "socket", "subprocess", "sys", "tempfile"),
+    *("threading", "time", "warnings", "mpi4py", "torch.distributed", "fsspec"),
+)
+# ``signal`` may be imported for the names of signals.
+_FORBIDDEN_CALLS = {
+    "open",
+    "print",
+    "input",
+    "signal.signal",
+    "signal.alarm",
+    "signal.setitimer",
+    "signal.raise_signal",
+}
+_NUMPY_ONLY_ROOMS = {"layout", "reshard"}
+
+
+def _is_within(name: str, package: str) -> bool:
+    return name == package or name.startswith(f"{package}.")
+
+
+@pytest.mark.parametrize("module", modules(), ids=lambda m: m.name)
+def test_imports_follow_the_arrow(module: Module) -> None:
+    if module.room == "":
+        return
+    assert module.room in ARROW, f"room {module.room!r} has no row in the arrow: add one, and say why it stands there"
+    rooms = {[*name.split("."), "remesh"][1] for name in module.imports if _is_within(name, "remesh")}
+    wrong = rooms - ARROW[module.room] - {module.room}
+    assert not wrong, f"{module.name} imports {sorted(wrong)}; {module.room} may import {sorted(ARROW[module.room])}"
+
+
+def test_no_module_imports_itself_by_way_of_others() -> None:
+    graph = {module.name: module.imports & module_names() for module in modules()}
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        pytest.fail(" -> ".join(error.args[1]))
+
+
+def test_the_table_of_pure_modules_names_modules_that_exist() -> None:
+    named = _PURE_ELSEWHERE.union(*_SHELLS.values())
+    assert named <= module_names(), sorted(named - module_names())
+
+
+@pytest.mark.parametrize("name", sorted(PURE & module_names()))
+def test_pure_modules_touch_nothing_outside(name: str) -> None:
+    module = next(m for m in modules() if m.name == name)
+    wrong = sorted(i for i in module.imports if any(_is_within(i, f) for f in FORBIDDEN_IN_PURE))
+    assert not wrong, f"{name} is pure but imports {wrong}"
+    # A package's __init__ may hand out its shells too; a pure module that imports one is no longer pure.
+    ours = {i for i in module.imports if _is_within(i, "remesh") and module.path.name != "__init__.py"}
+    allowed = PURE if module.room in _NUMPY_ONLY_ROOMS else PURE | _ADAPTERS
+    assert ours <= allowed, f"{name} is pure but imports {sorted(ours - allowed)}, which are not"
+    calls = {ast.unparse(node.func) for node in ast.walk(module.tree) if isinstance(node, ast.Call)}
+    assert not calls & _FORBIDDEN_CALLS, f"{name} is pure but calls {sorted(calls & _FORBIDDEN_CALLS)}"
+
+
+@pytest.mark.parametrize("name", sorted(n for n in PURE & module_names() if n.split(".")[1] in _NUMPY_ONLY_ROOMS))
+def test_the_algebra_and_the_planner_need_numpy_only(name: str) -> None:
+    module = next(m for m in modules() if m.name == name)
+    tops = {i.split(".")[0] for i in module.imports}
+    foreign = tops - set(sys.stdlib_module_names) - {"numpy", "remesh"}
+    assert not foreign, f"{name} imports {sorted(foreign)}"
+
+
+@pytest.mark.parametrize("name", ["remesh", "remesh.layout", "remesh.reshard", "remesh.cli", "remesh.testing.pool"])
+def test_importing_it_does_not_import_torch(name: str) -> None:
+    assert not {i for i in imports_of_all({name}) if _is_within(i, "torch")}
