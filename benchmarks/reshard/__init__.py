@@ -1,0 +1,1 @@
+"""Benchmarks of resharding: plans against their lower bound, runs against plain messages of the same bytes."""

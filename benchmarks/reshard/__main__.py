@@ -1,0 +1,22 @@
+"""All experiments of the room; ``QUICK=1`` for the smaller set."""
+
+from __future__ import annotations
+
+from benchmarks.report import is_quick, write_report
+from benchmarks.reshard import loopback, planning
+from remesh.testing.pool import RankPool
+
+
+def main() -> None:
+    quick = is_quick()
+    rows = planning.table_2()
+    rows += planning.random_specs(60 if quick else 250)
+    rows += planning.state_dict(200)
+    rows += planning.many_devices(16 if quick else 128)
+    with RankPool() as pool:
+        rows += loopback.rows(pool, num_rows=(8 if quick else 32) << 10, num_tensors=200, repeat=5)
+    write_report("reshard", rows, seed=planning.SEED)
+
+
+if __name__ == "__main__":
+    main()

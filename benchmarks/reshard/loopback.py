@@ -1,0 +1,126 @@
+"""What does a run cost beside plain messages of the same bytes? Four ranks on one machine, gloo over loopback.
+
+The peer posts one isend and one irecv per pair of ranks, of contiguous bytes, as many as the plan moves. On one
+machine every byte also passes through the processor, so packing strided memory shows; between machines it hides
+behind the network.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+
+import torch
+import torch.distributed as dist
+
+from benchmarks.report import Row, at_least, at_most
+from remesh.layout import Box, Shard
+from remesh.layout.from_torch import Piece
+from remesh.reshard import Plan, plan_reshard
+from remesh.reshard.api import gather_moves, reshard
+from remesh.reshard.run import run_plan
+from remesh.testing.pool import RankPool
+
+NUM_RANKS = 4
+Pieces = dict[str, Piece]
+
+
+def large_tensor(num_rows: int, repeat: int) -> tuple[float, float]:
+    """Seconds of the run and of plain messages: one matrix, rows to columns."""
+    give, take = _rows("x", num_rows, 1024), _columns("x", num_rows, 1024)
+    plan = plan_reshard(gather_moves(give, take), _hosts())
+    return _against_plain(plan, lambda: run_plan(plan, give, take), repeat)
+
+
+def large_multicast(num_rows: int, repeat: int) -> tuple[float, float]:
+    """The same for one matrix from rank 0 to all others, which plain messages send three times from rank 0."""
+    whole = Box((0, 0), (num_rows, 1024))
+    rank = dist.get_rank()
+    give = {"x": _piece(whole, whole)} if rank == 0 else {}
+    take = {"x": _piece(whole, whole)} if rank else {}
+    plan = plan_reshard(gather_moves(give, take), _hosts())
+    direct = {(0, taker): whole.size * 4 for taker in range(1, NUM_RANKS)}
+    return _fastest(lambda: run_plan(plan, give, take), repeat), _fastest(_plain(direct), repeat)
+
+
+def state(num_tensors: int, repeat: int) -> tuple[float, float, float]:
+    """Seconds of one reshard of a state, of one reshard per tensor, and of planning within the former."""
+    give, take = {}, {}
+    for number in range(num_tensors):
+        give |= _rows(f"t{number:04d}", 16 + 4 * (number % 7), 256)
+        take |= _columns(f"t{number:04d}", 16 + 4 * (number % 7), 256)
+    started = time.perf_counter()
+    for name in give:
+        reshard({name: give[name]}, {name: take[name]}, host_of=_hosts())
+    one_by_one = time.perf_counter() - started
+    together = _fastest(lambda: reshard(give, take, host_of=_hosts()), repeat)
+    planned = time.perf_counter()
+    plan_reshard(gather_moves(give, take), _hosts())
+    return together, one_by_one, time.perf_counter() - planned
+
+
+def rows(pool: RankPool, num_rows: int, num_tensors: int, repeat: int) -> list[Row]:
+    """All loopback rows."""
+    size = f"{num_rows * 4096 >> 20} MiB"
+    found = []
+    run, plain = pool.run(large_tensor, NUM_RANKS, (num_rows, repeat), timeout_s=120)[0]
+    found.append(at_most(f"rows to columns, {size}: run over plain messages", run / plain, "ratio", 2.0, peer="gloo"))
+    run, plain = pool.run(large_multicast, NUM_RANKS, (num_rows, repeat), timeout_s=120)[0]
+    found.append(at_most(f"1 to 3, {size}: run over plain messages", run / plain, "ratio", 1.5, peer="gloo"))
+    together, one_by_one, planning = pool.run(state, NUM_RANKS, (num_tensors, repeat), timeout_s=120)[0]
+    case = f"{num_tensors} small tensors"
+    found.append(at_least(f"{case}: one by one over together", one_by_one / together, "ratio", 3.0, peer="one by one"))
+    found.append(at_most(f"{case}: gather, plan and run", together, "s", 0.1))
+    found.append(Row(f"{case}: gather and plan of that", planning, "s"))
+    return found
+
+
+def _against_plain(plan: Plan, act: Callable[[], object], repeat: int) -> tuple[float, float]:
+    return _fastest(act, repeat), _fastest(_plain(plan.bytes_by_pair), repeat)
+
+
+def _plain(bytes_by_pair: Mapping[tuple[int, int], int]) -> Callable[[], None]:
+    rank = dist.get_rank()
+    sends = {taker: torch.ones(n, dtype=torch.uint8) for (giver, taker), n in bytes_by_pair.items() if giver == rank}
+    takes = {giver: torch.ones(n, dtype=torch.uint8) for (giver, taker), n in bytes_by_pair.items() if taker == rank}
+
+    def act() -> None:
+        works = [dist.irecv(buffer, giver) for giver, buffer in takes.items()]
+        works += [dist.isend(buffer, taker) for taker, buffer in sends.items()]
+        for work in works:
+            if work is not None:
+                work.wait()
+
+    return act
+
+
+def _fastest(act: Callable[[], object], repeat: int) -> float:
+    """Least seconds, over some runs, until the last rank is done."""
+    best = float("inf")
+    for _ in range(repeat):
+        dist.barrier()
+        started = time.perf_counter()
+        act()
+        dist.barrier()
+        best = min(best, time.perf_counter() - started)
+    return best
+
+
+def _hosts() -> dict[int, str]:
+    return {rank: f"host{rank}" for rank in range(NUM_RANKS)}
+
+
+def _piece(whole: Box, box: Box) -> Piece:
+    return Piece(torch.ones(box.shape), whole.shape, (Shard(0, box),))
+
+
+def _rows(name: str, num_rows: int, num_columns: int) -> Pieces:
+    rank, step = dist.get_rank(), num_rows // NUM_RANKS
+    whole = Box((0, 0), (num_rows, num_columns))
+    return {name: _piece(whole, Box((rank * step, 0), (rank * step + step, num_columns)))}
+
+
+def _columns(name: str, num_rows: int, num_columns: int) -> Pieces:
+    rank, step = dist.get_rank(), num_columns // NUM_RANKS
+    whole = Box((0, 0), (num_rows, num_columns))
+    return {name: _piece(whole, Box((0, rank * step), (num_rows, rank * step + step)))}

@@ -1,0 +1,46 @@
+"""What does one rank do? Messages, copies, and the program of a rank.
+
+Definitions. A *message* carries one chunk from one rank to another in one round. A *copy* is a slice that a taker
+holds itself. The *program* of a rank is its part of a plan: its copies, and what it gives and takes, by round.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from remesh.layout import Box
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One chunk from one rank to another."""
+
+    round: int
+    """Counted from 0. Invariant: a rank gives at most one message and takes at most one in a round."""
+    giver: int
+    taker: int
+    chunk: int
+    """Number of the chunk. Invariant: the giver holds its parts or took the chunk in an earlier round."""
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """A slice that stays where it is held."""
+
+    tensor: int
+    """Position of the tensor among the moves."""
+    box: Box
+    """In global indices."""
+    ranks: tuple[int, ...]
+    """Ranks that hold and want it, ascending. Invariant: at least one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """One rank's part of a plan."""
+
+    copies: tuple[Copy, ...]
+    gives: tuple[Message, ...]
+    """By round."""
+    takes: tuple[Message, ...]
+    """By round."""

@@ -1,0 +1,12 @@
+"""The loopback benchmark of the room runs, tiny."""
+
+from __future__ import annotations
+
+from benchmarks.reshard import loopback
+from remesh.testing.pool import RankPool
+
+
+def test_loopback_rows_are_made(ranks: RankPool) -> None:
+    rows = loopback.rows(ranks, num_rows=64, num_tensors=6, repeat=1)
+    assert len(rows) == 5
+    assert all(row.value > 0 for row in rows)
