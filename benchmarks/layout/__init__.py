@@ -1,0 +1,1 @@
+"""Experiments of the layout room: ``make bench ROOM=layout``."""

@@ -1,0 +1,103 @@
+"""Where do measured numbers go? The rows of one room, with what is needed to judge them, in benchmarks/out/.
+
+A row tells one case of one experiment. Wherever a peer or a bound exists in the same run, its value is the
+ratio against it, because ratios survive a change of machine. A row that misses its goal stays in.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+_ROOT = Path(__file__).resolve().parent.parent
+OUT = _ROOT / "benchmarks" / "out"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One measured case."""
+
+    case: str
+    value: float
+    unit: str
+    """``"ratio"``, ``"s"``, ``"bytes"``, ..."""
+    goal: float | None = None
+    """The value that was to be reached; None when the row is for information."""
+    ok: bool | None = None
+    """Whether the goal was reached. Invariant: None exactly when there is no goal."""
+    peer: str | None = None
+    """What the value was compared with, when that is another program's result."""
+    bound: float | None = None
+    """What no schedule could beat, in the unit of the value."""
+    spread: float | None = None
+    """Largest over smallest of the repeated measurements, minus 1."""
+
+    def __post_init__(self) -> None:
+        if (self.goal is None) != (self.ok is None):
+            raise ValueError(f"row {self.case!r}: goal {self.goal} and ok {self.ok} must both be there or both not")
+
+
+def at_most(case: str, value: float, unit: str, goal: float, **more: Any) -> Row:
+    """A row whose goal is an upper limit."""
+    return Row(case, value, unit, goal=goal, ok=value <= goal, **more)
+
+
+def at_least(case: str, value: float, unit: str, goal: float, **more: Any) -> Row:
+    """A row whose goal is a lower limit."""
+    return Row(case, value, unit, goal=goal, ok=value >= goal, **more)
+
+
+def is_quick() -> bool:
+    """Whether the smaller set was asked for (``QUICK=1``)."""
+    return os.environ.get("QUICK", "") not in ("", "0")
+
+
+def describe_run(seed: int | None) -> dict[str, Any]:
+    """Commit, machine, load and versions: without these a number means nothing."""
+    return {
+        "commit": _commit(),
+        "machine": {
+            "system": platform.platform(),
+            "processor": platform.processor() or platform.machine(),
+            "num_cores": os.cpu_count(),
+        },
+        "load": list(os.getloadavg()),
+        "versions": {name: version(name) for name in ("remesh", "numpy", "torch")} | {"python": sys.version.split()[0]},
+        "seed": seed,
+        "quick": is_quick(),
+    }
+
+
+def write_report(room: str, rows: Sequence[Row], seed: int | None = None, folder: Path = OUT) -> Path:
+    """Write the rows of a room and print them as a table; the file's path."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{room}.json"
+    report = {"room": room, **describe_run(seed), "rows": [asdict(row) for row in rows]}
+    path.write_text(json.dumps(report, indent=1) + "\n")
+    for row in rows:
+        verdict = {None: "", True: "ok", False: "MISSED"}[row.ok]
+        goal = "" if row.goal is None else f"(goal {row.goal:g})"
+        print(f"{row.case:<60} {row.value:>12.6g} {row.unit:<8} {goal:<16} {verdict}")
+    print(f"written to {path.relative_to(_ROOT) if path.is_relative_to(_ROOT) else path}")
+    return path
+
+
+def _commit() -> str | None:
+    """The commit of the tree, with ``+`` when it has changes; None outside a repository."""
+    try:
+        head = _git("rev-parse", "HEAD").strip()
+        return head + ("+" if _git("status", "--porcelain").strip() else "")
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+def _git(*args: str) -> str:
+    return subprocess.run(["git", *args], cwd=_ROOT, capture_output=True, text=True, check=True, timeout=30).stdout

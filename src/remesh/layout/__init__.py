@@ -1,0 +1,76 @@
+"""Who holds which part of a tensor: boxes, meshes, layouts, and what two layouts have in common.
+
+Values, frozen and validated; NumPy and the standard library only. Torch enters in
+:mod:`remesh.layout.from_torch`, which is imported by name by those who need it.
+"""
+
+from remesh.layout.blocks import FlatRange, GridBlock, layout_from_flat_ranges, layout_from_grid, layout_from_ragged
+from remesh.layout.box import Box, row_major_strides
+from remesh.layout.cover import subtract_all
+from remesh.layout.dtypes import itemsize_bytes
+from remesh.layout.flat import boxes_of_flat_range, flat_range_of_box
+from remesh.layout.intervals import LocalBox
+from remesh.layout.json_form import (
+    box_from_json,
+    box_to_json,
+    layout_from_json,
+    layout_to_json,
+    mesh_from_json,
+    mesh_to_json,
+)
+from remesh.layout.layout import Layout
+from remesh.layout.mesh import Mesh
+from remesh.layout.overlap import Overlap, Slice, compute_missing, compute_overlap
+from remesh.layout.placement import (
+    Partial,
+    Placement,
+    Replicate,
+    Split,
+    StridedSplit,
+    boxes_at,
+    layout_from_placements,
+    local_shape_at,
+)
+from remesh.layout.shard import Holder, Shard
+from remesh.layout.spec import Packed, Spec, layout_from_spec, parse_spec
+
+__all__ = [
+    "Box",
+    "FlatRange",
+    "GridBlock",
+    "Holder",
+    "Layout",
+    "LocalBox",
+    "Mesh",
+    "Overlap",
+    "Packed",
+    "Partial",
+    "Placement",
+    "Replicate",
+    "Shard",
+    "Slice",
+    "Spec",
+    "Split",
+    "StridedSplit",
+    "box_from_json",
+    "box_to_json",
+    "boxes_at",
+    "boxes_of_flat_range",
+    "compute_missing",
+    "compute_overlap",
+    "flat_range_of_box",
+    "itemsize_bytes",
+    "layout_from_flat_ranges",
+    "layout_from_grid",
+    "layout_from_json",
+    "layout_from_placements",
+    "layout_from_ragged",
+    "layout_from_spec",
+    "layout_to_json",
+    "local_shape_at",
+    "mesh_from_json",
+    "mesh_to_json",
+    "parse_spec",
+    "row_major_strides",
+    "subtract_all",
+]

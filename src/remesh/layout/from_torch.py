@@ -1,0 +1,190 @@
+"""What does this torch object hold? Adapters from DTensor, DeviceMesh and dtypes to layouts.
+
+The only module of this package that imports torch. Nothing here communicates or needs a process group: a
+DTensor knows its mesh coordinate, and the rest is arithmetic. So all of it works after the group is gone,
+which is when a surviving rank needs it most.
+
+A DTensor of FSDP2 needs no case of its own: its placements (``Shard``, or ``_StridedShard`` where tensor
+parallelism cuts the same dim) say everything.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, debug
+from torch.distributed.tensor import placement_types as torch_placements
+
+from remesh.errors import LayoutError
+from remesh.layout.box import Box
+from remesh.layout.dtypes import ITEMSIZE_BYTES
+from remesh.layout.layout import Layout
+from remesh.layout.mesh import Mesh
+from remesh.layout.placement import (
+    Partial,
+    Placement,
+    Replicate,
+    Split,
+    StridedSplit,
+    addend_at,
+    boxes_at,
+    layout_from_placements,
+    local_shape_at,
+    reduce_op_of,
+)
+from remesh.layout.shard import Shard
+
+
+@dataclass(frozen=True, eq=False)
+class Piece:
+    """A local tensor and where its elements sit in the global one."""
+
+    tensor: torch.Tensor
+    """Detached, sharing memory with what it was made from. Any strides; the shards see it as row-major."""
+    global_shape: tuple[int, ...]
+    """Shape of the whole tensor, in elements."""
+    shards: tuple[Shard, ...]
+    """Which boxes it keeps: holder 0 is a placeholder, offsets and strides index the flattened local tensor.
+    Empty on a rank outside the tensor's mesh."""
+    partial: str | None = None
+    """Reduction that joins the addends (see ``Shard.addend``), or None."""
+
+
+def piece_of(tensor: torch.Tensor | Piece) -> Piece:
+    """What this rank holds of a DTensor (any placement), or all of a plain tensor; a Piece is itself."""
+    if isinstance(tensor, Piece):
+        return tensor
+    if not isinstance(tensor, torch.Tensor):
+        raise LayoutError(
+            f"looking for the boxes of a {type(tensor).__name__}: expected a DTensor, a tensor or a Piece; "
+            "convert it first"
+        )
+    if not isinstance(tensor, DTensor):
+        shape = tuple(tensor.shape)
+        return Piece(tensor.detach(), shape, (Shard(0, Box.of_shape(shape)),))
+    local = _local_of(tensor)
+    shape = tuple(tensor.shape)
+    coordinate = tensor.device_mesh.get_coordinate()
+    placements = _placements_of(tensor)
+    if coordinate is None:
+        return Piece(local, shape, (), reduce_op_of(placements))
+    mesh_shape = tuple(tensor.device_mesh.shape)
+    boxes = boxes_at(shape, mesh_shape, coordinate, placements)
+    expected = local_shape_at(shape, mesh_shape, coordinate, placements)
+    if tuple(local.shape) != expected and (local.numel() or math.prod(expected)):
+        raise LayoutError(
+            f"looking for the boxes of a DTensor of shape {shape}: its local tensor has shape {tuple(local.shape)}, "
+            f"expected {expected} by placements {tuple(tensor.placements)} at coordinate {tuple(coordinate)} of mesh "
+            f"{mesh_shape}; give uneven local tensors as Piece, with their own boxes"
+        )
+    addend = addend_at(mesh_shape, coordinate, placements)
+    shards = tuple(Shard(0, box, offset, strides, addend) for box, offset, strides in boxes)
+    return Piece(local, shape, shards, reduce_op_of(placements))
+
+
+def layout_of(tensor: DTensor, hosts: str | Sequence[str] | Mapping[int, str] = "localhost") -> Layout:
+    """What every rank of the tensor's mesh holds; the same value on all ranks, without communication."""
+    mesh = mesh_from_torch(tensor.device_mesh, hosts)
+    return layout_from_placements(tuple(tensor.shape), mesh, _placements_of(tensor), dtype_name(tensor.dtype))
+
+
+def mesh_from_torch(device_mesh: DeviceMesh, hosts: str | Sequence[str] | Mapping[int, str] = "localhost") -> Mesh:
+    """The mesh of a DeviceMesh; axes without names are called ``axis0``, ``axis1``, ...
+
+    ``hosts``: one name for all, one per rank in row-major order of the mesh, or a map from world rank.
+    """
+    sizes = tuple(device_mesh.shape)
+    names = device_mesh.mesh_dim_names or tuple(f"axis{index}" for index in range(len(sizes)))
+    ranks = device_mesh.mesh.reshape(-1).tolist()
+    if isinstance(hosts, Mapping):
+        lacking = [rank for rank in ranks if rank not in hosts]
+        if lacking:
+            raise LayoutError(f"making a mesh of {len(ranks)} ranks: rank {lacking[0]} has no host; name one for each")
+        hosts = [hosts[rank] for rank in ranks]
+    return Mesh.of(dict(zip(names, sizes, strict=True)), ranks, hosts)
+
+
+def placements_from_torch(placements: Sequence[torch_placements.Placement]) -> tuple[Placement, ...]:
+    """The pure twins of DTensor placements; dims must be normalised (not negative), as DTensor keeps them."""
+    return tuple(map(_placement_from_torch, placements))
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """Name of a torch dtype, as layouts use it: ``"float32"``."""
+    name = str(dtype).removeprefix("torch.")
+    if name not in ITEMSIZE_BYTES:
+        raise LayoutError(f"naming dtype {dtype}: layouts know {sorted(ITEMSIZE_BYTES)}; convert the tensor first")
+    return name
+
+
+def torch_dtype(name: str) -> torch.dtype:
+    """The torch dtype of this name."""
+    found = getattr(torch, name, None) if name in ITEMSIZE_BYTES else None
+    if not isinstance(found, torch.dtype):
+        raise LayoutError(f"looking up torch dtype {name!r}: torch {torch.__version__} has none of that name")
+    return found
+
+
+def forget_meshes() -> None:
+    """Clear DTensor's caches; to be called when a living process gets another rank.
+
+    DTensor remembers the results of its operators by mesh, and compares meshes without the rank of the process
+    (seen in torch 2.13). After a new process group in which this process has another rank, an equal mesh would
+    bring back results that carry the old mesh and the old coordinate: a wrong slice, silently.
+    """
+    clear_all = getattr(debug, "_clear_sharding_prop_cache", None)
+    if clear_all is None:
+        raise LayoutError(
+            f"clearing DTensor's caches: torch {torch.__version__} has no torch.distributed.tensor.debug."
+            "_clear_sharding_prop_cache; use a torch in which a process may change its rank, or start a new process"
+        )
+    clear_all()
+
+
+def _local_of(tensor: DTensor) -> torch.Tensor:
+    """The local tensor itself: without autograd ``to_local`` returns no view or copy, and detaching shares memory."""
+    with torch.no_grad():
+        local = tensor.to_local()
+    if isinstance(local, AsyncCollectiveTensor):
+        local = local.wait()
+    return local.detach()
+
+
+def _placements_of(tensor: DTensor) -> tuple[Placement, ...]:
+    placements = placements_from_torch(tensor.placements)
+    _check_shard_order(tensor)
+    return placements
+
+
+def _check_shard_order(tensor: DTensor) -> None:
+    """Refuse the device orders of a dim that placements alone do not tell (torch calls them shard orders)."""
+    order = getattr(tensor._spec, "shard_order", None)
+    for entry in order or ():
+        axes = tuple(entry.mesh_dims)
+        if axes != tuple(sorted(axes)):
+            raise LayoutError(
+                f"looking for the boxes of a DTensor of shape {tuple(tensor.shape)}: dim {entry.tensor_dim} is "
+                f"cut over mesh axes in the order {axes}, expected {tuple(sorted(axes))}; "
+                "redistribute it to the usual order"
+            )
+
+
+def _placement_from_torch(placement: torch_placements.Placement) -> Placement:
+    # _StridedShard first: depending on torch's version it is, or is not, a subclass of Shard.
+    if isinstance(placement, torch_placements._StridedShard):
+        return StridedSplit(placement.dim, int(placement.split_factor))
+    if type(placement) is torch_placements.Shard:
+        return Split(placement.dim)
+    if type(placement) is torch_placements.Replicate:
+        return Replicate()
+    if type(placement) is torch_placements.Partial:
+        return Partial(placement.reduce_op)
+    raise LayoutError(
+        f"reading DTensor placement {placement!r}: {type(placement).__name__} has no known rule; expected Shard, "
+        "_StridedShard, Replicate or Partial; redistribute the tensor first"
+    )

@@ -1,0 +1,154 @@
+"""How is a layout written down? The JSON form of boxes, meshes and layouts, and its strict reading.
+
+What is read may come from anyone (another rank, a file): every type, key, size and bound is checked, nothing is
+guessed, and whatever is wrong is a LayoutError. Layouts that are read lie in bounds; whether they are disjoint
+and complete is for their user to ask.
+
+The form: a box is ``{"start": [..], "stop": [..]}``; a mesh is ``{"axes": [[name, size], ..], "world_ranks": [..],
+"hosts": [..]}``; a layout is ``{"global_shape": [..], "dtype": name, "shards": [..]}`` with ``"partial": op`` when
+it is partial. A shard has ``holder``, ``start``, ``stop`` and, when they differ from the defaults, ``offset``
+(0), ``strides`` (row-major of the box) and ``addend`` (0). So equal values have equal JSON.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from remesh.errors import LayoutError
+from remesh.layout.box import Box, row_major_strides
+from remesh.layout.layout import MAX_ELEMENTS, Layout
+from remesh.layout.mesh import Mesh
+from remesh.layout.shard import Holder, Shard
+
+Json = dict[str, Any]
+
+_MAX_DIMS = 64
+_MAX_NAME = 4096
+_MAX_SHARDS = 1 << 24
+"""Far above any real job; a reader must not be made to build more."""
+
+
+def box_to_json(box: Box) -> Json:
+    """The JSON form of a box."""
+    return {"start": list(box.start), "stop": list(box.stop)}
+
+
+def box_from_json(obj: object) -> Box:
+    """The box that this JSON value says; LayoutError if it says none."""
+    fields = _fields(obj, "box", ("start", "stop"))
+    return Box(_ints(fields["start"], "box start"), _ints(fields["stop"], "box stop"))
+
+
+def mesh_to_json(mesh: Mesh) -> Json:
+    """The JSON form of a mesh."""
+    return {
+        "axes": [[name, size] for name, size in zip(mesh.axis_names, mesh.shape, strict=True)],
+        "world_ranks": list(mesh.world_ranks),
+        "hosts": list(mesh.hosts),
+    }
+
+
+def mesh_from_json(obj: object) -> Mesh:
+    """The mesh that this JSON value says; LayoutError if it says none."""
+    fields = _fields(obj, "mesh", ("axes", "world_ranks", "hosts"))
+    axes = [_list(axis, "mesh axis", 2) for axis in _list(fields["axes"], "mesh axes", _MAX_DIMS)]
+    if any(len(axis) != 2 for axis in axes):
+        raise LayoutError("reading a mesh: every axis must be a pair [name, size]; correct the axes")
+    return Mesh(
+        tuple(_text(axis[0], "axis name") for axis in axes),
+        tuple(_int(axis[1], "axis size") for axis in axes),
+        _ints(fields["world_ranks"], "mesh world_ranks", _MAX_SHARDS),
+        tuple(_text(host, "host") for host in _list(fields["hosts"], "mesh hosts", _MAX_SHARDS)),
+    )
+
+
+def layout_to_json(layout: Layout) -> Json:
+    """The JSON form of a layout; ``layout_from_json`` of it is equal to the layout."""
+    form: Json = {
+        "global_shape": list(layout.global_shape),
+        "dtype": layout.dtype,
+        "shards": [_shard_to_json(shard) for shard in layout.shards],
+    }
+    if layout.partial is not None:
+        form["partial"] = layout.partial
+    return form
+
+
+def layout_from_json(obj: object) -> Layout:
+    """The layout that this JSON value says, in bounds; LayoutError if it says none."""
+    fields = _fields(obj, "layout", ("global_shape", "dtype", "shards"), ("partial",))
+    partial = fields.get("partial")
+    layout = Layout(
+        _ints(fields["global_shape"], "global_shape"),
+        tuple(_shard_from_json(each) for each in _list(fields["shards"], "shards", _MAX_SHARDS)),
+        _text(fields["dtype"], "dtype"),
+        None if partial is None else _text(partial, "partial"),
+    )
+    layout.check_in_bounds("layout from JSON")
+    return layout
+
+
+def _shard_to_json(shard: Shard) -> Json:
+    assert shard.strides is not None
+    form: Json = {"holder": shard.holder, **box_to_json(shard.box)}
+    if shard.offset:
+        form["offset"] = shard.offset
+    if shard.strides != row_major_strides(shard.box.shape):
+        form["strides"] = list(shard.strides)
+    if shard.addend:
+        form["addend"] = shard.addend
+    return form
+
+
+def _shard_from_json(obj: object) -> Shard:
+    fields = _fields(obj, "shard", ("holder", "start", "stop"), ("offset", "strides", "addend"))
+    holder = fields["holder"]
+    named: Holder = _text(holder, "holder") if isinstance(holder, str) else _int(holder, "holder")
+    strides = _ints(fields["strides"], "strides") if "strides" in fields else None
+    box = Box(_ints(fields["start"], "shard start"), _ints(fields["stop"], "shard stop"))
+    return Shard(named, box, _int(fields.get("offset", 0), "offset"), strides, _int(fields.get("addend", 0), "addend"))
+
+
+def _fields(obj: object, what: str, needed: tuple[str, ...], optional: tuple[str, ...] = ()) -> Mapping[str, object]:
+    if not isinstance(obj, dict):
+        raise LayoutError(f"reading a {what}: found {type(obj).__name__}, expected an object with {needed}")
+    lacking = [key for key in needed if key not in obj]
+    unknown = [str(key)[:80] for key in obj if key not in needed and key not in optional]
+    if lacking or unknown:
+        raise LayoutError(
+            f"reading a {what}: it lacks {lacking} and has unknown {unknown[:8]}, expected exactly {needed} and "
+            f"perhaps {optional}; it was written by something else, or damaged"
+        )
+    return obj
+
+
+def _list(value: object, what: str, max_length: int) -> list[Any]:
+    if not isinstance(value, list):
+        raise LayoutError(f"reading {what}: found {type(value).__name__}, expected a list")
+    if len(value) > max_length:
+        raise LayoutError(f"reading {what}: found {len(value)} entries, expected at most {max_length}")
+    return value
+
+
+def _ints(value: object, what: str, max_length: int = _MAX_DIMS) -> tuple[int, ...]:
+    return tuple(_int(each, what) for each in _list(value, what, max_length))
+
+
+def _int(value: object, what: str) -> int:
+    # bool is an int in Python, and true is no number in JSON.
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise LayoutError(f"reading {what}: found {type(value).__name__}, expected an integer")
+    if not 0 <= value <= MAX_ELEMENTS:
+        raise LayoutError(
+            f"reading {what}: found {value if abs(value) < 2**70 else 'a huge number'}, expected 0 to 2**60"
+        )
+    return value
+
+
+def _text(value: object, what: str) -> str:
+    if not isinstance(value, str):
+        raise LayoutError(f"reading {what}: found {type(value).__name__}, expected a string")
+    if len(value) > _MAX_NAME:
+        raise LayoutError(f"reading {what}: found {len(value)} characters, expected at most {_MAX_NAME}")
+    return value

@@ -1,0 +1,1 @@
+"""Conformance vectors: what any implementation of the layout algebra must answer."""
