@@ -22,7 +22,6 @@ from datetime import timedelta
 
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.tensor import debug as tensor_debug
 
 from remesh.errors import PeerError
 
@@ -90,13 +89,12 @@ class LowerHalf:
                 dist.distributed_c10d._abort_process_group()
 
     def shed(self) -> None:
-        """Drop the groups and all that remembers them; the next :meth:`grow` starts from nothing."""
+        """Drop the groups; the next :meth:`grow` starts from nothing."""
         self.mesh = None
         self.control = None
         if dist.is_initialized():
             with contextlib.suppress(RuntimeError):
                 dist.destroy_process_group()
-        _forget_dead_meshes()
         with self._lock:
             self._before, self._sockets = None, frozenset()
 
@@ -127,12 +125,3 @@ def _open_sockets() -> frozenset[tuple[int, int]]:
             if target.startswith("socket:["):
                 found.add((int(name), int(target[8:-1])))
     return frozenset(found)
-
-
-def _forget_dead_meshes() -> None:
-    """Empty DTensor's sharding caches.
-
-    They are keyed by meshes that compare equal when their ranks and names do, so a new generation of the same shape
-    would be handed specs that hold the groups of the dead one.
-    """
-    tensor_debug._clear_sharding_prop_cache()  # type: ignore[no-untyped-call]

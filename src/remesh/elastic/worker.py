@@ -29,6 +29,7 @@ from remesh.elastic.job import Job, JobOptions, Leave, Place, seed_everything
 from remesh.elastic.link import Message, WorkerLink
 from remesh.elastic.position import derive_seed
 from remesh.elastic.state import Held
+from remesh.layout.from_torch import forget_meshes
 
 STORE_TIMEOUT_S = 60.0
 _SOURCE_PLACE = re.compile(r"^\[[^]]*\] ")
@@ -80,6 +81,7 @@ class Worker:
                 if message["do"] == "exit":
                     raise Exit(bool(message["ok"]), str(message["text"]))
                 self._lower.shed()
+                forget_meshes()
                 self._stay(train, Generation.from_json(message["plan"]), int(message["rank"]))
         finally:
             self._lower.shed()
