@@ -1,0 +1,59 @@
+# Two commands do everything on a machine with Python >= 3.11, pip, venv and make: `make demo`, `make test`.
+# pip's own settings are honoured: PIP_INDEX_URL or PIP_EXTRA_INDEX_URL may name an index of CPU-only torch.
+
+PYTHON ?= python3
+VENV   ?= .venv
+RUN    := $(VENV)/bin/python
+ROOM   ?= layout
+TESTS  ?=
+STAMP  := $(VENV)/.installed
+# pytest's exit code for a tier that has no test yet
+NO_TESTS := 5
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-procs test-slow test-mpi test-netns test-gpu check format bench clean
+
+help:  ## this list
+	@grep -E '^[a-z -]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-32s %s\n", $$1, $$2}'
+
+$(RUN):
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "making $(VENV): found $$($(PYTHON) --version 2>&1), expected Python 3.11 or later;" \
+	       "name another one: make PYTHON=python3.12 ..." >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+# torch first and pinned, so that nothing else chooses its version.
+$(STAMP): $(RUN) pyproject.toml constraints.txt
+	$(RUN) -m pip install --quiet --constraint constraints.txt torch
+	$(RUN) -m pip install --quiet --constraint constraints.txt --editable '.[test]'
+	@touch $@
+
+demo: $(STAMP)  ## the main job: train, lose a node, go on, grow, save, load elsewhere; runs/demo/
+	$(RUN) examples/demo/run.py
+
+test: $(STAMP)  ## unit tests and tests on a pool of ranks (TESTS=... narrows it)
+	$(RUN) -m pytest $(TESTS)
+
+test-procs: $(STAMP)  ## only the tests on a pool of ranks
+	$(RUN) -m pytest -m procs $(TESTS)
+
+test-slow: $(STAMP)  ## the long ones
+	$(RUN) -m pytest -m slow --timeout 1800 -o faulthandler_timeout=1900 $(TESTS) || [ $$? -eq $(NO_TESTS) ]
+
+test-mpi test-netns test-gpu: test-%: $(STAMP)  ## tiers that need more of the machine
+	$(RUN) -m pytest -m $* $(TESTS) || [ $$? -eq $(NO_TESTS) ]
+
+check: $(STAMP)  ## lint, format, types
+	$(RUN) -m ruff check .
+	$(RUN) -m ruff format --check .
+	$(RUN) -m mypy
+
+format: $(STAMP)  ## mend what check can mend
+	$(RUN) -m ruff check --fix .
+	$(RUN) -m ruff format .
+
+bench: $(STAMP)  ## the benchmarks of one room: make bench ROOM=layout [QUICK=1]; benchmarks/out/
+	QUICK=$(QUICK) $(RUN) -m benchmarks.$(ROOM)
+
+clean:  ## remove what the verbs above made, except runs/
+	rm -rf $(VENV) benchmarks/out .pytest_cache .mypy_cache .ruff_cache .hypothesis

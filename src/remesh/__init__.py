@@ -1,0 +1,57 @@
+"""Remesh carries the state of a running distributed job from any mesh to any other.
+
+Names are resolved at first use: ``import remesh.layout`` stays free of torch.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from remesh.errors import ConfigError, Error, FormatError, LayoutError, PeerError, PlanError, StorageError
+
+if TYPE_CHECKING:
+    from remesh.dist_checkpointing.plain import latest_complete, load, save
+    from remesh.elastic.api import elastic
+    from remesh.elastic.job import Job
+    from remesh.layout.from_torch import Piece
+    from remesh.reshard.api import reshard
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "ConfigError",
+    "Error",
+    "FormatError",
+    "Job",
+    "LayoutError",
+    "PeerError",
+    "Piece",
+    "PlanError",
+    "StorageError",
+    "elastic",
+    "latest_complete",
+    "load",
+    "reshard",
+    "save",
+]
+
+_HOMES = {
+    "Job": "remesh.elastic.job",
+    "Piece": "remesh.layout.from_torch",
+    "latest_complete": "remesh.dist_checkpointing.plain",
+    "load": "remesh.dist_checkpointing.plain",
+    "save": "remesh.dist_checkpointing.plain",
+}
+# Rooms answer to their name; ``reshard`` and ``elastic`` are packages that can be called (callable_package.py).
+_ROOMS = frozenset({"cli", "comm", "dist_checkpointing", "elastic", "errors", "layout", "reshard", "testing"})
+
+
+def __getattr__(name: str) -> Any:
+    if name in _ROOMS:
+        return importlib.import_module(f"remesh.{name}")
+    if name in _HOMES:
+        return getattr(importlib.import_module(_HOMES[name]), name)
+    raise AttributeError(f"module 'remesh' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__, *_ROOMS})

@@ -1,0 +1,6 @@
+"""``python -m remesh`` is the ``remesh`` command."""
+
+from remesh.cli import main
+
+if __name__ == "__main__":
+    main(prog_name="remesh")

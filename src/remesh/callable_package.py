@@ -1,0 +1,29 @@
+"""How can ``remesh.reshard`` be a function and a package? Packages that can be called.
+
+The verbs that users know, ``remesh.reshard(...)`` and ``remesh.elastic(...)``, are also the names of the
+rooms that hold their code. The import system binds a room to its name as soon as anything inside it is
+imported, so the name must mean both: the room's module gets a class with ``__call__``, which hands the
+call to one function of the room. That function's module is imported at the first call, so that a pure
+module of the room can be used without torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from types import ModuleType
+from typing import Any
+
+
+def make_callable(package: str, home: str) -> None:
+    """Let a package be called: the call goes to the function of the same name in the module ``home``.
+
+    Written in the package's ``__init__``: ``make_callable(__name__, "remesh.reshard.api")``.
+    """
+    verb = package.rpartition(".")[2]
+
+    class CallablePackage(ModuleType):
+        def __call__(self, *args: Any, **kwargs: Any) -> Any:
+            return getattr(importlib.import_module(home), verb)(*args, **kwargs)
+
+    sys.modules[package].__class__ = CallablePackage

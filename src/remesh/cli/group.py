@@ -1,0 +1,46 @@
+"""What can ``remesh`` do? The table of verbs, and the group that loads only the one it runs."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import click
+
+from remesh import __version__
+from remesh.errors import Error
+
+_VERBS = {
+    "run": "Start a script on this node as part of an elastic job.",
+}
+"""Verb to its line in ``remesh --help``. The command of the same name lives in ``remesh.cli.<verb>``."""
+
+
+class LazyGroup(click.Group):
+    """A group whose commands are imported by name; help needs none of them, and so no torch."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted(_VERBS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in _VERBS:
+            return None
+        command: click.Command = getattr(importlib.import_module(f"remesh.cli.{cmd_name}"), cmd_name)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(sorted(_VERBS.items()))
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """An error that we raise on purpose says all there is to say: its text, no traceback, exit code 1."""
+        try:
+            return super().invoke(ctx)
+        except Error as error:
+            raise click.ClickException(str(error)) from error
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="remesh")
+def main() -> None:
+    """Carry the state of a running distributed job from any mesh to any other."""

@@ -1,0 +1,1 @@
+"""What tests of distributed code need: a pool of ranks, oracles, Hypothesis strategies."""

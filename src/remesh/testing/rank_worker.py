@@ -1,0 +1,128 @@
+"""What does a rank of the pool do? The bodies of the processes behind :class:`remesh.testing.pool.RankPool`.
+
+A worker serves one call after the other: it joins a fresh gloo group, calls a module-level function, leaves
+the group and answers with the pickled result or with the text of what went wrong. It ends when the pool's
+end of the pipe closes. A second kind of process hosts the key-value store, so that the store outlives every
+worker.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import io
+import multiprocessing
+import os
+import pickle
+import random
+import signal
+import sys
+import threading
+import time
+import traceback
+import warnings
+from datetime import timedelta
+from multiprocessing.connection import Connection
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from remesh.testing.rank_messages import Answer, Call
+
+_MAX_LOCALS_CHARS = 200
+_STORE_TIMEOUT = timedelta(seconds=60)
+
+
+def host_store(pipe: Connection) -> None:
+    """Host a key-value store, tell its port, live until the other end of the pipe closes."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=_STORE_TIMEOUT)
+    pipe.send_bytes(pickle.dumps(store.port))
+    try:
+        pipe.recv_bytes()
+    except EOFError:
+        return
+
+
+def serve_calls(pipe: Connection, log_path: str) -> None:
+    """Answer calls from the pipe until its other end closes. Output and stacks go to the log."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with_owner, name="end-with-owner", daemon=True).start()
+    _send_output_to(log_path)
+    faulthandler.register(signal.SIGUSR1, file=sys.stderr, all_threads=True, chain=False)
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    torch.set_num_threads(1)
+    warnings.filterwarnings("error", module=r"remesh(\.|$)")
+    while True:
+        try:
+            call: Call = pickle.loads(pipe.recv_bytes())
+        except EOFError:
+            return
+        pipe.send_bytes(pickle.dumps(_answer(call)))
+
+
+def _answer(call: Call) -> Answer:
+    """Perform one call; whatever goes wrong becomes text, because not every exception survives pickling."""
+    sys.path[:] = call.sys_path
+    torch.manual_seed(0)
+    np.random.seed(0)
+    random.seed(0)
+    try:
+        function = call.function.find()
+        _join_group(call)
+        try:
+            result = pickle.dumps(function(*pickle.loads(call.args)))
+        finally:
+            # The function may have left its groups itself.
+            if dist.is_initialized():
+                dist.destroy_process_group()
+    except BaseException as error:
+        return Answer(None, _describe(error), time.monotonic())
+    return Answer(result, "", time.monotonic())
+
+
+def _end_with_owner() -> None:
+    """End with the process that owns the pool, however it went, even while a call hangs."""
+    owner = multiprocessing.parent_process()
+    if owner is not None:
+        owner.join()
+        os._exit(1)
+
+
+def _join_group(call: Call) -> None:
+    client = dist.TCPStore("127.0.0.1", call.store_port, is_master=False, timeout=_STORE_TIMEOUT)
+    dist.init_process_group(
+        "gloo",
+        store=dist.PrefixStore(call.store_prefix, client),
+        rank=call.rank,
+        world_size=call.world_size,
+        timeout=timedelta(seconds=call.group_timeout_s),
+    )
+
+
+def _describe(error: BaseException) -> str:
+    """The traceback, with the local variables of its innermost frame (asserts are bare in workers)."""
+    lines = ["".join(traceback.format_exception(error)).rstrip()]
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    if frames:
+        lines.append(f"Locals of {frames[-1].f_code.co_name}:")
+        lines += [f"  {name} = {_short_repr(value)}" for name, value in frames[-1].f_locals.items()]
+    return "\n".join(lines)
+
+
+def _short_repr(value: object) -> str:
+    try:
+        text = " ".join(repr(value).split())
+    except Exception as error:
+        text = f"<repr failed: {type(error).__name__}>"
+    return text if len(text) <= _MAX_LOCALS_CHARS else text[:_MAX_LOCALS_CHARS] + "..."
+
+
+def _send_output_to(log_path: str) -> None:
+    """Both output streams, of Python and of libraries, into one file in order of writing."""
+    log = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    for stream, descriptor in ((sys.stdout, 1), (sys.stderr, 2)):
+        os.dup2(log, descriptor)
+        assert isinstance(stream, io.TextIOWrapper)
+        stream.reconfigure(line_buffering=True)
+    os.close(log)

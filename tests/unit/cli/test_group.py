@@ -1,0 +1,47 @@
+"""The command line: help costs nothing, an error is one message, an unknown verb is named."""
+
+from __future__ import annotations
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from remesh import __version__
+from remesh.cli import group, main
+from remesh.errors import ConfigError
+
+
+def test_help_lists_every_verb_with_its_line() -> None:
+    result = CliRunner().invoke(main, ["--help"])
+    assert result.exit_code == 0
+    for verb, line in group._VERBS.items():
+        assert verb in result.output
+        assert line.split(".")[0][:40] in result.output
+
+
+def test_every_verb_loads_and_describes_itself() -> None:
+    for verb in group._VERBS:
+        result = CliRunner().invoke(main, [verb, "--help"])
+        assert result.exit_code == 0, result.output
+        assert "Usage:" in result.output
+
+
+def test_version_is_that_of_the_package() -> None:
+    assert CliRunner().invoke(main, ["--version"]).output == f"remesh, version {__version__}\n"
+
+
+def test_an_unknown_verb_is_named() -> None:
+    result = CliRunner().invoke(main, ["fly"])
+    assert result.exit_code == 2
+    assert "No such command 'fly'" in result.output
+
+
+def test_our_errors_are_one_message_without_a_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    @click.command()
+    def broken() -> None:
+        raise ConfigError("starting: mesh dp=3 for 4 workers; change one of them")
+
+    monkeypatch.setattr(group.LazyGroup, "get_command", lambda *_: broken)
+    result = CliRunner().invoke(main, ["broken"])
+    assert result.exit_code == 1
+    assert result.output == "Error: starting: mesh dp=3 for 4 workers; change one of them\n"
