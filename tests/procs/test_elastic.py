@@ -34,27 +34,43 @@ def sizes(job: LocalJob) -> list[int]:
     return [plans[number] for number in sorted(plans)]
 
 
+def draws(events: list[Event]) -> dict[tuple[int, int], float]:
+    """(step, rank) -> what each rank drew at random in that step."""
+    return {(event["step"], event["rank"]): event["draw"] for event in events if event["kind"] == "step"}
+
+
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[int, float]:
-    """Step -> checksum of the weights, of a job that nothing happens to."""
+def calm_events(tmp_path_factory: pytest.TempPathFactory) -> list[Event]:
+    """The events of a job that nothing happens to: dp=2, 30 steps."""
     with LocalJob(tmp_path_factory.mktemp("undisturbed"), script("--pause-s", "0"), nnodes="1") as job:
         job.start_node("a")
         assert job.wait(TIMEOUT_S) == {"a": 0}, job.describe_logs()
-        return checksums(job.events)
+        return job.events
 
 
-def test_killed_worker_is_replaced_and_no_sample_is_lost(tmp_path: Path, undisturbed: dict[int, float]) -> None:
+@pytest.fixture(scope="module")
+def undisturbed(calm_events: list[Event]) -> dict[int, float]:
+    """Step -> checksum of the weights, of a job that nothing happens to."""
+    return checksums(calm_events)
+
+
+def test_killed_worker_is_replaced_and_no_sample_is_lost(
+    tmp_path: Path, undisturbed: dict[int, float], calm_events: list[Event]
+) -> None:
     """One of four workers is killed: three go on as dp=3, a new process takes its place, dp=4 again."""
-    with LocalJob(tmp_path, script(steps=130), nnodes="2") as job:
+    with LocalJob(tmp_path, script("--full-size", "4", steps=80), nnodes="2") as job:
         job.start_node("a")
         job.start_node("b")
         job.wait_for(at_step(6), TIMEOUT_S)
         job.kill_worker("b", 1)
         assert job.wait(TIMEOUT_S) == {"a": 0, "b": 0}, job.describe_logs()
         assert sizes(job) == [4, 3, 4]
-        assert count(job) == SampleCount(lost=0, repeated=0, total=130 * tiny.BATCH_SIZE)
+        assert count(job) == SampleCount(lost=0, repeated=0, total=80 * tiny.BATCH_SIZE)
         assert checksums(job.events)[30] == pytest.approx(undisturbed[30], rel=1e-12)
         assert all(event["bytes_from_disk"] == 0 for event in job.of_kind("filled"))
+        # Random state goes on through all meshes: the same step and share draw the same number.
+        drawn = draws(job.events)
+        assert all(drawn[key] == value for key, value in draws(calm_events).items())
 
 
 def test_boxes_that_died_with_their_node_come_from_the_last_checkpoint(

@@ -274,6 +274,9 @@ class AgentMachine:
         match event:
             case WorkerReady(report) | WorkerLeft(report):
                 self._workers[report.slot] = _Worker(WorkerState.IDLE, report)
+                if self.phase is Phase.ENDING:
+                    # It was still starting, or on its way out, when the others were told.
+                    out.append(self._tell_exit(report.slot))
             case WorkerDone(generation, report):
                 if self.generation and generation == self.generation.number:
                     self._workers[report.slot] = _Worker(WorkerState.DONE, report)
@@ -442,8 +445,7 @@ class AgentMachine:
     def _enter_ending(self, now_s: float) -> list[Instruction]:
         assert self._end is not None
         self._set_phase(Phase.ENDING, now_s)
-        message = {"do": "exit", "ok": self._end["ok"], "text": self._end["text"]}
-        return [Tell(slot, message) for slot in self._alive()]
+        return [self._tell_exit(slot) for slot in self._alive()]
 
     def _advance_ending(self, now_s: float) -> list[Instruction]:
         assert self._end is not None
@@ -455,6 +457,10 @@ class AgentMachine:
         return [KillWorker(slot, "did not end when told to") for slot in alive if self._tell_once(f"kill-{slot}")]
 
     # --- small helpers ---
+
+    def _tell_exit(self, slot: int) -> Tell:
+        assert self._end is not None
+        return Tell(slot, {"do": "exit", "ok": self._end["ok"], "text": self._end["text"]})
 
     def _break(self, text: str) -> list[Instruction]:
         assert self.generation is not None
