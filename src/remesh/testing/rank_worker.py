@@ -98,6 +98,9 @@ def _join_group(call: Call) -> None:
         world_size=call.world_size,
         timeout=timedelta(seconds=call.group_timeout_s),
     )
+    # A rank may be connected before its peers are; if its function is done at once and its group is closed, they
+    # would fail to connect.
+    dist.barrier()
 
 
 def _describe(error: BaseException) -> str:
