@@ -22,7 +22,7 @@ from typing import Any
 
 import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, PContext, ProcessFailure, Std, start_processes
-from torch.distributed.elastic.rendezvous import RendezvousParameters
+from torch.distributed.elastic.rendezvous import RendezvousError, RendezvousParameters
 from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import create_backend
 
 from remesh.elastic.events import EventLog
@@ -61,6 +61,8 @@ BEAT_INTERVAL_S = 0.5
 BEATS_LOST = 10
 """A node whose heartbeat stands still for this many intervals is dead: 5 s, as TorchElastic's keep-alive."""
 
+MAX_CONNECT_S = 60.0
+"""How long the store may take to answer, as torchrun's default; a shorter join timeout shortens it."""
 EXIT_BARRIER_S = 300.0
 """How long an agent that is done waits for the others, as TorchElastic's exit barrier."""
 
@@ -278,8 +280,10 @@ class Agent:
 
     def _connect_store(self) -> JobStore:
         config = self._config
-        options = {} if config.hosts_store is None else {"is_host": str(config.hosts_store).lower()}
         meeting = config.rules.meeting
+        options = {"read_timeout": str(max(1, round(min(meeting.join_timeout_s, MAX_CONNECT_S))))}
+        if config.hosts_store is not None:
+            options["is_host"] = str(config.hosts_store).lower()
         parameters = RendezvousParameters(
             backend="c10d",
             endpoint=config.endpoint,
@@ -288,7 +292,13 @@ class Agent:
             max_nodes=meeting.max_nodes,
             **options,
         )
-        _, store = create_backend(parameters)
+        try:
+            _, store = create_backend(parameters)
+        except RendezvousError as error:
+            raise PeerError(
+                f"meeting the other nodes of job {config.run_id!r}: no store answers at {config.endpoint} "
+                f"({error.__cause__ or error}); start the node that hosts it, or correct --rdzv-endpoint"
+            ) from error
         self._raw_store = store
         return JobStore(dist.PrefixStore(f"remesh/{config.run_id}", store))
 
