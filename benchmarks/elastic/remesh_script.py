@@ -1,0 +1,36 @@
+"""The same small training as ``torchrun_script.py``, written for Remesh."""
+
+import argparse
+
+import torch
+import torch.distributed as dist
+
+import remesh
+from benchmarks.elastic.model import BATCH_SIZE, STEP_S, Samples, make_model, pace
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--steps", type=int, required=True)
+    options = parser.parse_args()
+
+    def train(job: remesh.Job) -> None:
+        model = make_model()
+        optim = torch.optim.AdamW(model.parameters())
+        job.carry(model=model, optim=optim)
+        for x in job.batches(Samples(), BATCH_SIZE, max_steps=options.steps):
+            with pace(STEP_S):
+                ((model(x) - x).square().mean() * job.batch_weight).backward()
+                for parameter in model.parameters():
+                    dist.all_reduce(parameter.grad)
+                    parameter.grad /= job.world_size
+                if job.commit():
+                    optim.step()
+                    job.log("step", world_size=job.world_size)
+                optim.zero_grad()
+
+    remesh.elastic(train, {"dp": -1})
+
+
+if __name__ == "__main__":
+    main()
