@@ -91,6 +91,23 @@ def test_boxes_that_died_with_their_node_come_from_the_last_checkpoint(
         assert checksums(job.events) == pytest.approx(undisturbed, rel=1e-12)
 
 
+def test_preempted_node_hands_over_and_no_step_is_repeated(tmp_path: Path, undisturbed: dict[int, float]) -> None:
+    """SIGTERM to a node that alone holds half of every tensor (FSDP): all save, it leaves, the other goes on."""
+    flags = ("--fsdp", "--checkpoint", str(tmp_path / "checkpoints"))
+    with LocalJob(tmp_path, script(*flags)) as job:
+        job.start_node("a")
+        job.start_node("b")
+        job.wait_for(at_step(8), TIMEOUT_S)
+        job.preempt_node("b")
+        assert job.wait(TIMEOUT_S) == {"a": 0, "b": 0}, job.describe_logs()
+        left_at = {event["step"] for event in job.of_kind("left", generation=1)}
+        filled = job.of_kind("filled", generation=2)
+        assert {event["step"] for event in filled} == left_at
+        assert {event["source"] for event in filled} == {"checkpoint"}
+        assert count(job) == SampleCount(lost=0, repeated=0, total=30 * tiny.BATCH_SIZE)
+        assert checksums(job.events) == pytest.approx(undisturbed, rel=1e-12)
+
+
 def test_script_that_raises_ends_the_job_with_one_traceback(tmp_path: Path) -> None:
     """User code raises on one rank while the others wait for it in a collective."""
     with LocalJob(tmp_path, script("--mishap", "raise"), nnodes="2") as job:

@@ -36,6 +36,7 @@ from remesh.elastic.membership import (
     Finish,
     Instruction,
     KillWorker,
+    LeaveAsked,
     NodeDead,
     Note,
     Phase,
@@ -102,6 +103,7 @@ class Agent:
         self._beats: dict[int, tuple[int, float]] = {}
         self._finish: Finish | None = None
         self._starts = 0
+        self._leave_asked = False
 
     def run(self) -> int:
         logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
@@ -114,8 +116,7 @@ class Agent:
             self._log = EventLog(self._config.events_folder, f"agent-{self._index}")
             self._machine = AgentMachine(self._index, self._config.node_name, self._config.rules)
             stack.callback(self._kill_all)
-            for number in (signal.SIGTERM, signal.SIGINT):
-                signal.signal(number, self._stopped)
+            self._handle_signals()
             self._log.write("agent", pid=os.getpid(), index=self._index, node=self._config.node_name)
             try:
                 return self._loop()
@@ -130,7 +131,7 @@ class Agent:
             self._poll_processes()
             self._poll_store()
             self._beat()
-            self._feed(Tick())
+            self._feed(LeaveAsked("SIGTERM") if self._leave_asked else Tick())
         if not self._finish.ok:
             _say(f"remesh: job failed on {self._config.node_name}: {self._finish.text}")
         self._log.write("finish", ok=self._finish.ok, text=self._finish.text)
@@ -196,6 +197,8 @@ class Agent:
             logs_specs=DefaultLogsSpecs(log_dir=str(place), redirects=redirects, tee=tee),
             log_line_prefixes={0: f"[{config.node_name}/{slot}]: "},
         )
+        # Starting processes installs torch's own handlers.
+        self._handle_signals()
         self._log.write("worker-started", slot=slot, pid=self._contexts[slot].pids()[0])
 
     def _poll_processes(self) -> None:
@@ -230,8 +233,18 @@ class Agent:
             self._kill(slot)
             context.wait(5, period=0.01)
 
+    def _handle_signals(self) -> None:
+        signal.signal(signal.SIGINT, self._stopped)
+        signal.signal(signal.SIGTERM, self._asked_to_leave)
+
     def _stopped(self, number: int, _frame: object) -> None:
         raise SystemExit(128 + number)
+
+    def _asked_to_leave(self, number: int, frame: object) -> None:
+        """SIGTERM is how a platform announces that it takes the node away. A second one ends the agent at once."""
+        if self._leave_asked:
+            self._stopped(number, frame)
+        self._leave_asked = True
 
     # --- messages from workers ---
 

@@ -154,17 +154,18 @@ def decide_generation(
     if absent and waited_s < rules.absence_timeout_s:
         names = ", ".join(nodes[index].name for index in absent)
         return Wait(f"members not here yet: {names}", absent)
-    if len(here) < rules.min_nodes:
-        return _wait_or_give_up(f"{len(here)} of at least {rules.min_nodes} nodes are here", rules, waited_s)
-    if last is None and len(here) < rules.max_nodes and waited_s < rules.last_call_s:
-        return Wait(f"{len(here)} of up to {rules.max_nodes} nodes are here, last call open")
+    num_here = sum(1 for reports in here.values() if reports)
+    if num_here < rules.min_nodes:
+        return _wait_or_give_up(f"{num_here} of at least {rules.min_nodes} nodes are here", rules, waited_s)
+    if last is None and num_here < rules.max_nodes and waited_s < rules.last_call_s:
+        return Wait(f"{num_here} of up to {rules.max_nodes} nodes are here, last call open")
     workers = _in_rank_order(here)
     templates = [report.template for _, report in workers]
     if any(list(template.items()) != list(templates[0].items()) for template in templates):
         return GiveUp(f"workers ask for different meshes: {templates}; start the same script on every node")
     choice = decide_mesh(templates[0], len(workers)) if workers else "no worker is alive"
     if isinstance(choice, str):
-        if len(here) >= rules.max_nodes and last is None:
+        if num_here >= rules.max_nodes and last is None:
             return GiveUp(choice)
         return _wait_or_give_up(choice, rules, waited_s)
     step, taken = decide_step([report for _, report in workers])
@@ -236,7 +237,8 @@ def _explain(
         lost = [f"lost {nodes[index].name} ({dead[index]})" for index in sorted(last.nodes & dead.keys())]
         parts = lost + [f"{nodes[index].name} joined" for index in sorted(here.keys() - last.nodes)]
         before = {(member.node, member.slot): member.pid for member in (*last.members, *last.standby)}
-        for index in sorted(last.nodes & here.keys()):
+        parts += [f"{nodes[index].name} left" for index in sorted(last.nodes & here.keys()) if not here[index]]
+        for index in sorted(index for index in last.nodes & here.keys() if here[index]):
             pids = {report.pid for report in here[index]}
             known = [pid for (node, _), pid in before.items() if node == index]
             parts += [f"lost worker pid {pid} of {nodes[index].name}" for pid in known if pid not in pids]

@@ -36,7 +36,9 @@ from remesh.elastic.generation import Generation
 from remesh.elastic.position import Position, derive_seed, plan_batch, plan_share
 from remesh.elastic.state import CarriedState, Held
 from remesh.errors import ConfigError
+from remesh.reshard.api import gather_moves
 from remesh.reshard.exchange import all_gather_json
+from remesh.reshard.tasks import compute_missing_boxes
 
 
 class Leave(BaseException):
@@ -55,7 +57,12 @@ class Caller(Protocol):
 
     @property
     def wants_pause(self) -> bool:
-        """Whether this rank was asked to leave after the next step."""
+        """Whether this rank was asked to come to a meeting after the next step."""
+        ...
+
+    @property
+    def is_leaving(self) -> bool:
+        """Whether this rank will not be at that meeting: its node leaves the job."""
         ...
 
     def resolve_vote(self, error: BaseException) -> bool | None:
@@ -114,6 +121,7 @@ class Job:
         """Samples of the batch that was handed out and is not committed yet; None when there is none."""
         self._in_step = False
         self._must_leave = False
+        self._must_hand_over = False
         self._last_taken = True
 
     @property
@@ -204,7 +212,7 @@ class Job:
         """
         if self._unresolved is None:
             raise ConfigError("committing: no batch is open; call commit once for each batch of job.batches(...)")
-        vote = torch.tensor([not ok, self._caller.wants_pause], dtype=torch.int32)
+        vote = torch.tensor([not ok, self._caller.wants_pause, self._caller.is_leaving], dtype=torch.int32)
         try:
             dist.all_reduce(vote, dist.ReduceOp.MAX, group=self._lower.control)
         except RuntimeError as error:
@@ -215,8 +223,9 @@ class Job:
                 raise Leave from None
             taken, self._must_leave = outcome, True
         else:
-            rejected, pause = vote.tolist()
+            rejected, pause, somebody_leaves = vote.tolist()
             taken, self._must_leave = not rejected, bool(pause)
+            self._must_hand_over = bool(somebody_leaves)
         self._position = self._position.after(self._unresolved)
         self._unresolved = None
         self._in_step = self._last_taken = taken
@@ -229,14 +238,7 @@ class Job:
                 "saving: the job needs a folder (remesh.elastic(..., checkpoint=...)) and state (job.carry(...)) first"
             )
         self._boundary()
-        path = self._options.checkpoint / step_name(self.step)
-        started_s = time.monotonic()
-        # After a change of mesh a rank may come here a second time for the same step.
-        if not all_gather_json(is_complete(path), None)[0]:
-            position = {"step": self.step, "samples": self.samples}
-            save({**self._state.tensors(), "job": {"values": self._state.values(), "position": position}}, path)
-        self._log.write("saved", step=self.step, path=str(path), seconds=time.monotonic() - started_s, rank=self.rank)
-        return path
+        return self._save(self._options.checkpoint, self._state)
 
     def log(self, kind: str, **values: Any) -> None:
         """Write an event (JSON values) with this rank's step and generation, for the terminal view and the report."""
@@ -272,8 +274,31 @@ class Job:
     def _boundary(self) -> None:
         """Between two steps: the last one is complete, and this rank may leave."""
         self._in_step = False
+        if self._must_hand_over:
+            self._must_hand_over = False
+            self._hand_over()
         if self._must_leave:
             raise Leave
+
+    def _hand_over(self) -> None:
+        """Some node leaves: if it alone holds some box, all save a checkpoint of this step while it is still there."""
+        assert self._state is not None
+        mine = self._state.pieces()
+        stays, leaves = ({}, mine) if self._caller.is_leaving else (mine, {})
+        missing = compute_missing_boxes(gather_moves(stays, leaves, None))
+        self.log("hand-over", num_tensors=len(missing))
+        if missing and self._options.checkpoint is not None:
+            self._save(self._options.checkpoint, self._state)
+
+    def _save(self, root: Path, state: CarriedState) -> Path:
+        path = root / step_name(self.step)
+        started_s = time.monotonic()
+        # After a change of mesh a rank may come here a second time for the same step.
+        if not all_gather_json(is_complete(path), None)[0]:
+            position = {"step": self.step, "samples": self.samples}
+            save({**state.tensors(), "job": {"values": state.values(), "position": position}}, path)
+        self._log.write("saved", step=self.step, path=str(path), seconds=time.monotonic() - started_s, rank=self.rank)
+        return path
 
     def _data_coordinate(self, data_axes: Sequence[str]) -> tuple[int, int]:
         """This rank's place among the ranks that share a batch, and how many they are."""

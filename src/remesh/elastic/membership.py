@@ -2,7 +2,7 @@
 
 One agent runs per node; it speaks for the node's workers. Agents share nothing but a store of set-once keys:
 
-    gen/<n>/pause    somebody wants in: leave generation n together after the next step
+    gen/<n>/pause    somebody wants in, or out: leave generation n together after the next step
     gen/<n>/broken   somebody is lost: leave generation n at once
     gen/<n>/here/<i> node i has come to the meeting for generation n, with these workers
     gen/<n>/plan     generation n as decided; the first proposal holds
@@ -120,6 +120,13 @@ class NodeDead:
 
 
 @dataclass(frozen=True, slots=True)
+class LeaveAsked:
+    """This node is to leave the job at the next step boundary: it will be pre-empted."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class StoreView:
     """What the store says now, as far as this agent's phase needs it."""
 
@@ -145,7 +152,16 @@ class Tick:
 
 
 Event = (
-    WorkerReady | WorkerLeft | WorkerDone | WorkerSuspects | WorkerFailed | WorkerExited | NodeDead | StoreView | Tick
+    WorkerReady
+    | WorkerLeft
+    | WorkerDone
+    | WorkerSuspects
+    | WorkerFailed
+    | WorkerExited
+    | NodeDead
+    | LeaveAsked
+    | StoreView
+    | Tick
 )
 
 
@@ -256,6 +272,7 @@ class AgentMachine:
     """One-time messages of the present phase that were sent."""
     _published: tuple[WorkerReport, ...] | None = None
     """The reports that this node last brought to the open meeting."""
+    _is_leaving: bool = False
     _end: Mapping[str, Any] | None = None
     _view: StoreView | None = None
 
@@ -291,6 +308,8 @@ class AgentMachine:
                 self._dead_nodes[index] = proof
                 if self.phase is Phase.RUNNING and self.generation and index in self.generation.nodes:
                     out += self._break(f"{self.generation.hosts[index]} is gone: {proof}")
+            case LeaveAsked(text):
+                out += self._ask_out(text, now_s)
             case StoreView():
                 self._view = event
                 if event.end is not None and self._end is None:
@@ -408,12 +427,32 @@ class AgentMachine:
         is_out = not any(state is WorkerState.TRAINING for state in states)
         asked_out = self.phase is Phase.LEAVING or (current and view.pause is not None)
         if is_out and asked_out and not (self.phase is Phase.RUNNING and self._all_done_here(states)):
-            return self._enter_meeting(now_s)
+            return self._depart(now_s) if self._is_leaving else self._enter_meeting(now_s)
         newcomers = [slot for slot, worker in self._alive().items() if worker.report and not self._in_plan(slot)]
         if newcomers and current and view.pause is None and self._tell_once("newcomer"):
             text = f"worker {newcomers[0]} of {self.name} wants to join"
             return [Publish(f"gen/{plan.number}/pause", {"text": text})]
         return []
+
+    def _ask_out(self, text: str, now_s: float) -> list[Instruction]:
+        """Leave with the others after the next step; at once when no generation is running."""
+        if self._is_leaving or self.phase is Phase.ENDING:
+            return []
+        self._is_leaving = True
+        if self.phase not in (Phase.RUNNING, Phase.LEAVING):
+            return self._depart(now_s)
+        assert self.generation is not None
+        number = self.generation.number
+        reason = f"{self.name} leaves: {text}"
+        message = {"do": "pause", "generation": number, "reason": reason, "leave": True}
+        return [Publish(f"gen/{number}/pause", {"text": reason}), *self._tell_training(message)]
+
+    def _depart(self, now_s: float) -> list[Instruction]:
+        """Come to the next meeting with nobody, so that nobody waits for this node, and end."""
+        view = self._view
+        self._end = {"ok": True, "text": "left on request"}
+        absence = [Publish(f"gen/{view.latest + 1}/here/{self.index}", {"workers": []}, once=False)] if view else []
+        return [*absence, *self._enter_ending(now_s)]
 
     def _all_done_here(self, states: list[WorkerState]) -> bool:
         return bool(states) and all(state is WorkerState.DONE for state in states)

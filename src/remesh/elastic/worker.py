@@ -68,6 +68,7 @@ class Worker:
         # Written by the link's thread, read by the main thread; numbers only grow.
         self._broken = 0
         self._paused = 0
+        self._leaving = 0
 
     def run(self, train: Callable[[Job], Any]) -> None:
         """Go from generation to generation; ends by raising :class:`Exit`."""
@@ -156,6 +157,10 @@ class Worker:
     def wants_pause(self) -> bool:
         return self._paused >= self._generation
 
+    @property
+    def is_leaving(self) -> bool:
+        return self._leaving >= self._generation
+
     def resolve_vote(self, error: BaseException) -> bool | None:
         job = self._job
         assert job is not None
@@ -180,6 +185,8 @@ class Worker:
                 self._lower.sever()
             return True
         if message["do"] == "pause":
+            if message.get("leave"):
+                self._leaving = int(message["generation"])
             self._paused = int(message["generation"])
             return True
         return False

@@ -19,6 +19,7 @@ from remesh.elastic.membership import (
     Finish,
     Instruction,
     KillWorker,
+    LeaveAsked,
     NodeDead,
     Probe,
     Publish,
@@ -136,6 +137,9 @@ class FakeCluster:
             self._feed(index, WorkerExited(slot, -SIGKILL))
             self._break_collectives()
 
+    def preempt_node(self, index: int) -> None:
+        self._feed(index, LeaveAsked("pre-empted"))
+
     def kill_node(self, index: int) -> None:
         self.agents[index].alive = False
         self.agents[index].workers.clear()
@@ -204,7 +208,7 @@ class FakeCluster:
         )
         if gone:
             for index, agent in self.agents.items():
-                for worker in agent.workers.values():
+                for worker in list(agent.workers.values()):
                     if agent.alive and worker.generation == plans[-1].number and not worker.done:
                         self._lose_peer(index, worker)
 

@@ -77,6 +77,10 @@ class LocalJob:
         _kill(self.worker_pids(node)[slot])
         return killed_s
 
+    def preempt_node(self, node: str) -> None:
+        """SIGTERM to an agent, as a platform does before it takes the machine away."""
+        self.agents[node].terminate()
+
     def worker_pids(self, node: str) -> list[int]:
         """Processes of a node's workers, by slot."""
         self._poll()

@@ -85,6 +85,18 @@ def test_last_worker_of_a_node_gone_ends_that_node_only() -> None:
     assert cluster.generations()[-1].axes == {"dp": 1, "tp": 1}
 
 
+def test_preempted_node_leaves_after_a_step_and_ends_well() -> None:
+    cluster = make_cluster(num_nodes=2, tp=2)
+    run_steps(cluster, 5)
+    cluster.preempt_node(1)
+    cluster.settle()
+    second = cluster.generations()[1]
+    assert second.axes == {"dp": 1, "tp": 2}
+    assert second.step >= 5
+    assert "node-1 left" in second.reason
+    assert ends(cluster) == [True, True]
+
+
 def test_too_few_workers_for_the_mesh_end_the_job_with_both_numbers() -> None:
     cluster = make_cluster(num_nodes=1, num_slots=3, tp=4)
     cluster.settle()
@@ -138,8 +150,10 @@ def happen(cluster: FakeCluster, rng: random.Random) -> None:
         cluster.call_in(index)
     elif what < 0.85:
         cluster.settle(rng.randrange(1, 3))
-    elif what < 0.9 and len(alive) > 1:
+    elif what < 0.88 and len(alive) > 1:
         cluster.kill_node(index)
+    elif what < 0.9 and _others_hold_state(cluster, index):
+        cluster.preempt_node(index)
     elif what < 0.94 and _others_hold_state(cluster, index):
         cluster.kill_worker_while_voting(index, rng.randrange(2))
     elif what < 0.96 and _others_hold_state(cluster, index):
