@@ -29,9 +29,7 @@ from remesh.elastic.events import EventLog
 from remesh.elastic.generation import Generation, NodeInfo, WorkerReport
 from remesh.elastic.job_store import JobStore
 from remesh.elastic.link import LineBuffer, Message, send_message
-from remesh.elastic.membership import (
-    AgentMachine,
-    AgentRules,
+from remesh.elastic.machine_io import (
     Event,
     Finish,
     Instruction,
@@ -39,7 +37,6 @@ from remesh.elastic.membership import (
     LeaveAsked,
     NodeDead,
     Note,
-    Phase,
     Probe,
     Publish,
     StartWorker,
@@ -53,6 +50,7 @@ from remesh.elastic.membership import (
     WorkerReady,
     WorkerSuspects,
 )
+from remesh.elastic.membership import AgentMachine, AgentRules, Phase
 from remesh.errors import PeerError
 
 TICK_S = 0.01

@@ -27,14 +27,27 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from remesh.elastic.generation import (
-    Generation,
-    GiveUp,
-    MeetingRules,
-    NodeInfo,
-    Wait,
-    WorkerReport,
-    decide_generation,
+from remesh.elastic.generation import Generation, GiveUp, MeetingRules, Wait, WorkerReport, decide_generation
+from remesh.elastic.machine_io import (
+    Event,
+    Finish,
+    Instruction,
+    KillWorker,
+    LeaveAsked,
+    NodeDead,
+    Note,
+    Probe,
+    Publish,
+    StartWorker,
+    StoreView,
+    Tell,
+    Tick,
+    WorkerDone,
+    WorkerExited,
+    WorkerFailed,
+    WorkerLeft,
+    WorkerReady,
+    WorkerSuspects,
 )
 
 
@@ -59,174 +72,6 @@ class WorkerState(enum.Enum):
     DONE = "done"
     """Its training function returned; it waits for the others."""
     DEAD = "dead"
-
-
-# --- Events: what the shell tells the machine -------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerReady:
-    """A worker has called in and is in no generation."""
-
-    report: WorkerReport
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerLeft:
-    """A worker is out of its generation and tells what it holds."""
-
-    report: WorkerReport
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerDone:
-    """A worker's training function returned."""
-
-    generation: int
-    report: WorkerReport
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerSuspects:
-    """A worker's collective failed as it does when a peer is lost."""
-
-    slot: int
-    generation: int
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerFailed:
-    """User code raised."""
-
-    slot: int
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerExited:
-    """A worker process ended. Negative codes are signals, as in :mod:`subprocess`."""
-
-    slot: int
-    code: int
-
-
-@dataclass(frozen=True, slots=True)
-class NodeDead:
-    """Another agent is proved to be gone."""
-
-    index: int
-    proof: str
-
-
-@dataclass(frozen=True, slots=True)
-class LeaveAsked:
-    """This node is to leave the job at the next step boundary: it will be pre-empted."""
-
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class StoreView:
-    """What the store says now, as far as this agent's phase needs it."""
-
-    latest: int
-    """Number of the last generation decided; 0 before the first."""
-    plan: Generation | None
-    """Generation ``latest``."""
-    nodes: Mapping[int, NodeInfo]
-    here: Mapping[int, tuple[WorkerReport, ...]]
-    """Who has come to the meeting for generation ``latest + 1``."""
-    pause: str | None
-    """Why generation ``latest`` is to pause."""
-    broken: str | None
-    """Why generation ``latest`` is broken."""
-    done: frozenset[int]
-    """Nodes whose workers all ended well in generation ``latest``."""
-    end: Mapping[str, Any] | None
-
-
-@dataclass(frozen=True, slots=True)
-class Tick:
-    """Nothing but time has passed."""
-
-
-Event = (
-    WorkerReady
-    | WorkerLeft
-    | WorkerDone
-    | WorkerSuspects
-    | WorkerFailed
-    | WorkerExited
-    | NodeDead
-    | LeaveAsked
-    | StoreView
-    | Tick
-)
-
-
-# --- Instructions: what the machine tells the shell ---------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Publish:
-    """Write a key of the store; with ``once`` only if nobody has."""
-
-    key: str
-    value: Mapping[str, Any]
-    once: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class StartWorker:
-    """Start a process in a slot."""
-
-    slot: int
-
-
-@dataclass(frozen=True, slots=True)
-class KillWorker:
-    """SIGKILL a worker and its children; its exit comes back as an event."""
-
-    slot: int
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class Tell:
-    """Send a message to a worker."""
-
-    slot: int
-    message: Mapping[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Probe:
-    """Find out whether these nodes' agents are alive."""
-
-    indices: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Note:
-    """Write an event to the log."""
-
-    kind: str
-    values: Mapping[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Finish:
-    """End the agent."""
-
-    ok: bool
-    text: str
-
-
-Instruction = Publish | StartWorker | KillWorker | Tell | Probe | Note | Finish
-
-
-# --- The machine --------------------------------------------------------------------------------------------------
 
 
 @dataclass

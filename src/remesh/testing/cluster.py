@@ -12,9 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from remesh.elastic.generation import Generation, NodeInfo, WorkerReport
-from remesh.elastic.membership import (
-    AgentMachine,
-    AgentRules,
+from remesh.elastic.machine_io import (
     Event,
     Finish,
     Instruction,
@@ -33,6 +31,7 @@ from remesh.elastic.membership import (
     WorkerReady,
     WorkerSuspects,
 )
+from remesh.elastic.membership import AgentMachine, AgentRules
 
 SIGKILL = 9
 
