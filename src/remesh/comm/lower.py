@@ -61,6 +61,9 @@ class LowerHalf:
         dist.init_process_group(self._backend, store=store, rank=rank, world_size=world_size, timeout=self._timeout)
         self.control = dist.new_group(backend="gloo", timeout=self._timeout)
         self.mesh = init_device_mesh(self._device_type, tuple(axes.values()), mesh_dim_names=tuple(axes))
+        for group in self.mesh.get_all_groups():
+            # The mesh makes its groups with torch's default of 30 minutes.
+            group.set_timeout(self._timeout)
         with self._lock:
             self._sockets = _open_sockets() - self._before
             self._before = None

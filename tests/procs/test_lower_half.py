@@ -1,0 +1,135 @@
+"""The lower half on real processes: blocked ranks wake at once, the program's own sockets stay, groups grow again."""
+
+import os
+import signal
+import socket
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from remesh.comm.lower import LowerHalf, is_network_error
+from remesh.testing.pool import DIED, RankPool
+
+GROUP_TIMEOUT_S = 50.0
+AXES = {"dp": 2, "tp": 2}
+
+
+def _grow(folder: str, generation: int, rank: int, axes: dict[str, int]) -> LowerHalf:
+    if dist.is_initialized():
+        rank = dist.get_rank()
+        dist.destroy_process_group()
+    lower = LowerHalf("gloo", "cpu", GROUP_TIMEOUT_S)
+    lower.grow(dist.FileStore(f"{folder}/{generation}"), rank, axes)
+    return lower
+
+
+def _wake_a_rank_that_waits_for_a_living_neighbour(folder: str) -> tuple[bool, float]:
+    """Rank 0 waits for rank 1, which is alive and never comes; another thread severs."""
+    lower = _grow(folder, 1, 0, AXES)
+    rank = dist.get_rank()
+    if rank != 0:
+        time.sleep(3.0)
+        lower.shed()
+        return True, 0.0
+    threading.Timer(0.5, lower.sever).start()
+    begun_s = time.monotonic()
+    try:
+        dist.recv(torch.zeros(1), src=1)
+    except RuntimeError as error:
+        woken = is_network_error(error)
+    lower.shed()
+    return woken, time.monotonic() - begun_s
+
+
+def test_severing_wakes_a_rank_that_waits_for_a_living_neighbour(ranks: RankPool, tmp_path: Path) -> None:
+    woken, waited_s = ranks.run(_wake_a_rank_that_waits_for_a_living_neighbour, 4, (str(tmp_path),))[0]
+    assert woken
+    # Not a matter of speed: without the cut it is the group's timeout.
+    assert waited_s < GROUP_TIMEOUT_S / 2
+
+
+def _keep_a_socket_of_the_program(folder: str) -> bytes:
+    near, far = socket.socketpair()
+    lower = _grow(folder, 1, 0, AXES)
+    dist.barrier(lower.control)
+    late_near, late_far = socket.socketpair()
+    lower.sever()
+    near.sendall(b"still ")
+    late_near.sendall(b"here")
+    received = far.recv(100) + late_far.recv(100)
+    lower.shed()
+    for one in (near, far, late_near, late_far):
+        one.close()
+    return received
+
+
+def test_sockets_of_the_program_survive_opened_before_or_after_the_groups(ranks: RankPool, tmp_path: Path) -> None:
+    assert ranks.run(_keep_a_socket_of_the_program, 4, (str(tmp_path),)) == [b"still here"] * 4
+
+
+def _go_on_without_the_dead(folder: str) -> tuple[float, list[int]]:
+    rank = dist.get_rank()
+    lower = _grow(folder, 1, 0, AXES)
+    if rank == 3:
+        os.kill(os.getpid(), signal.SIGKILL)
+    try:
+        while True:
+            dist.all_reduce(torch.ones(1))
+    except RuntimeError as error:
+        assert is_network_error(error)
+    lower.sever()
+    lower.shed()
+    again = _grow(folder, 2, rank, {"dp": 3})
+    total = torch.ones(1)
+    dist.all_reduce(total)
+    assert again.mesh is not None
+    shape = list(again.mesh.shape)
+    again.shed()
+    return total.item(), shape
+
+
+def test_survivors_of_a_killed_rank_form_new_groups_in_the_same_processes(ranks: RankPool, tmp_path: Path) -> None:
+    results = ranks.run(_go_on_without_the_dead, 4, (str(tmp_path),), dying=(3,))
+    assert results == [(3.0, [3])] * 3 + [DIED]
+
+
+def _wait_on_a_mesh_axis(folder: str) -> float:
+    """Rank 1 never enters a collective of the mesh's own group."""
+    rank = dist.get_rank()
+    dist.destroy_process_group()
+    lower = LowerHalf("gloo", "cpu", 2.0)
+    lower.grow(dist.FileStore(f"{folder}/1"), rank, {"tp": 2})
+    assert lower.mesh is not None
+    begun_s = time.monotonic()
+    if rank == 0:
+        with pytest.raises(RuntimeError):
+            dist.all_reduce(torch.ones(1), group=lower.mesh["tp"].get_group())
+    else:
+        time.sleep(3.0)
+    lower.shed()
+    return time.monotonic() - begun_s
+
+
+def test_collectives_on_mesh_axes_are_bounded_by_the_jobs_timeout(ranks: RankPool, tmp_path: Path) -> None:
+    assert max(ranks.run(_wait_on_a_mesh_axis, 2, (str(tmp_path),), timeout_s=30.0)) < 30.0
+
+
+def _grow_against_a_missing_member(folder: str) -> bool:
+    """The member that never comes leaves the others waiting in the store, until the store's bound."""
+    rank = dist.get_rank()
+    dist.destroy_process_group()
+    if rank == 1:
+        return True
+    lower = LowerHalf("gloo", "cpu", 2.0)
+    with pytest.raises(RuntimeError):
+        lower.grow(dist.FileStore(f"{folder}/1"), rank, {"dp": 2})
+    lower.shed()
+    return not dist.is_initialized()
+
+
+def test_growing_with_a_member_that_never_comes_ends_in_bounded_time(ranks: RankPool, tmp_path: Path) -> None:
+    assert ranks.run(_grow_against_a_missing_member, 2, (str(tmp_path),)) == [True, True]
