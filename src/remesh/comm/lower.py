@@ -98,6 +98,9 @@ class LowerHalf:
         if dist.is_initialized():
             with contextlib.suppress(RuntimeError):
                 dist.destroy_process_group()
+        # torch counts groups to name them, and takes back the count only when the world group is destroyed. A member
+        # whose world group could not even be made would wait under another name than the others, next time.
+        dist.distributed_c10d._world.group_count = 0
         with self._lock:
             self._before, self._sockets = None, frozenset()
 
