@@ -40,8 +40,9 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         if shutil.which("mpiexec") is None:
             pytest.skip("needs mpiexec, which is not on the path")
     if item.get_closest_marker("netns"):
-        if shutil.which("ip") is None:
-            pytest.skip("needs ip, which is not on the path")
+        for tool in ("ip", "tc"):
+            if shutil.which(tool) is None:
+                pytest.skip(f"needs {tool}, which is not on the path")
         if os.geteuid() != 0:
             pytest.skip("needs root, for network namespaces")
     if item.get_closest_marker("gpu") and not Path("/dev/nvidia0").exists():

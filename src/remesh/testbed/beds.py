@@ -1,0 +1,66 @@
+"""Which beds are there, whoever made them? Found by the names of their namespaces, changed without their owner."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from remesh.errors import ConfigError
+from remesh.testbed.commands import BedNames, commands_to_cut, commands_to_mend, commands_to_shape
+from remesh.testbed.namespaces import check_able, find_namespaces, group_by_bed, is_alive, run_commands
+from remesh.testbed.spec import BedSpec, HostSpec, Owner
+
+
+@dataclass(frozen=True, slots=True)
+class KnownBed:
+    """A bed as its namespaces tell of it; rates are not known."""
+
+    owner: Owner
+    bed: int
+    """Counts the beds of the owner."""
+    hosts: tuple[str, ...]
+    """By position."""
+    is_alive: bool
+    """Whether its owner still lives."""
+
+    @property
+    def label(self) -> str:
+        """What names it on the command line."""
+        return f"{self.owner.pid}.{self.bed}"
+
+
+def find_beds() -> list[KnownBed]:
+    """All beds of this machine, by owner."""
+    found = []
+    for (owner, bed), names in group_by_bed(find_namespaces()).items():
+        hosts = sorted((name.index, name.host) for name in names if name.index is not None)
+        found.append(KnownBed(owner, bed, tuple(host for _, host in hosts), is_alive(owner)))
+    return sorted(found, key=lambda each: (each.owner.pid, each.bed))
+
+
+def choose_bed(label: str) -> KnownBed:
+    """The bed of this label; the only one that is in use when the label is empty."""
+    beds = [bed for bed in find_beds() if bed.is_alive]
+    fitting = [bed for bed in beds if label in ("", bed.label)]
+    if len(fitting) != 1:
+        raise ConfigError(
+            f"choosing testbed {label or '(none named)'}: {len(fitting)} fit, expected one; in use are "
+            f"{', '.join(bed.label for bed in beds) or 'none'}"
+        )
+    return fitting[0]
+
+
+def set_rate(bed: KnownBed, host: str, bytes_per_s: float | None) -> None:
+    """Give a host's link another rate; None for full speed."""
+    check_able()
+    run_commands(commands_to_shape(_names(bed), host, bytes_per_s), f"changing the rate of {host!r}")
+
+
+def set_state(bed: KnownBed, host: str, *, is_up: bool) -> None:
+    """Mend a host's link, or cut it."""
+    check_able()
+    commands = commands_to_mend if is_up else commands_to_cut
+    run_commands(commands(_names(bed), host), f"changing the link of {host!r}")
+
+
+def _names(bed: KnownBed) -> BedNames:
+    return BedNames(BedSpec(tuple(HostSpec(host, None) for host in bed.hosts)), bed.owner, bed.bed)

@@ -1,0 +1,150 @@
+"""What does the kernel hold of our beds? Running `ip` and `tc`, finding beds, taking them apart.
+
+A bed lives in the kernel, not in the process that made it: killed owners leave namespaces behind. Every name carries
+its owner, so that `clean` can tell leftovers from beds in use, and no two beds ever meet in a name.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from remesh.errors import ConfigError
+from remesh.testbed.commands import Command, command_to_remove
+from remesh.testbed.spec import NamespaceName, Owner
+
+FOLDER = Path("/run/netns")
+"""Where `ip netns` keeps the names of namespaces."""
+_COMMAND_TIMEOUT_S = 20.0
+_DEATH_TIMEOUT_S = 5.0
+_POLL_S = 0.01
+_FIELDS_BEFORE_START = 18
+"""Fields of ``/proc/<pid>/stat`` between the state of the process and the time of its start."""
+
+
+def check_able() -> None:
+    """Raise a `ConfigError` that says what is missing when this process cannot make a bed."""
+    for tool in ("ip", "tc"):
+        if shutil.which(tool) is None:
+            raise ConfigError(
+                f"making a testbed: {tool!r} is not on the path, expected the tools of iproute2; install the package "
+                "iproute2"
+            )
+    if os.geteuid() != 0:
+        raise ConfigError(
+            f"making a testbed: this process runs as user {os.geteuid()}, expected root (0), who alone may make "
+            "network namespaces; run it with sudo"
+        )
+
+
+def run_commands(commands: Iterable[Command], doing: str) -> None:
+    """Run the commands in order; a `ConfigError` with the words of the first one that fails."""
+    for command in commands:
+        run_command(command, doing)
+
+
+def run_command(command: Command, doing: str) -> str:
+    """Run one command; what it printed. Raises `ConfigError` when it fails."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_COMMAND_TIMEOUT_S, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise ConfigError(f"{doing}: `{' '.join(command)}` did not run: {error}; see that iproute2 is whole") from error
+    if done.returncode:
+        raise ConfigError(
+            f"{doing}: `{' '.join(command)}` ended with {done.returncode}: {done.stderr.strip() or 'no reason given'}; "
+            "the kernel may lack namespaces, veth, bridge or tbf, or this container the right to use them"
+        )
+    return done.stdout
+
+
+def this_owner() -> Owner:
+    """This process as the owner of beds."""
+    started = _started_ticks(os.getpid())
+    assert started is not None
+    return Owner(os.getpid(), started)
+
+
+def is_alive(owner: Owner) -> bool:
+    """Whether the process that made a bed still lives."""
+    return _started_ticks(owner.pid) == owner.started_ticks
+
+
+def find_namespaces() -> list[NamespaceName]:
+    """All namespaces of all beds on this machine, in order of name."""
+    try:
+        names = sorted(os.listdir(FOLDER))
+    except FileNotFoundError:
+        return []
+    return [name for text in names if (name := NamespaceName.parse(text)) is not None]
+
+
+def group_by_bed(names: Iterable[NamespaceName]) -> Mapping[tuple[Owner, int], list[NamespaceName]]:
+    """Namespaces by owner and bed."""
+    beds: dict[tuple[Owner, int], list[NamespaceName]] = {}
+    for name in names:
+        beds.setdefault((name.owner, name.bed), []).append(name)
+    return beds
+
+
+def clean() -> list[NamespaceName]:
+    """Remove what dead owners have left, with the processes in it; what was removed."""
+    left = [name for name in find_namespaces() if not is_alive(name.owner)]
+    remove([str(name) for name in left])
+    return left
+
+
+def remove(namespaces: Sequence[str]) -> None:
+    """Kill what runs in these namespaces and remove them; those that are gone already are left out."""
+    present = [name for name in namespaces if (FOLDER / name).exists()]
+    _end_processes_in(present)
+    for name in present:
+        try:
+            run_command(command_to_remove(name), f"removing {name}")
+        except ConfigError:
+            # Two cleaners may meet: whoever comes second finds nothing.
+            if (FOLDER / name).exists():
+                raise
+
+
+def processes_in(namespaces: Sequence[str]) -> list[int]:
+    """Ids of the processes whose network is one of these namespaces."""
+    wanted = set()
+    for name in namespaces:
+        with contextlib.suppress(FileNotFoundError):
+            status = (FOLDER / name).stat()
+            wanted.add((status.st_dev, status.st_ino))
+    found = []
+    for entry in os.listdir("/proc"):
+        # A process may end at any moment of this look.
+        with contextlib.suppress(OSError):
+            if entry.isdecimal():
+                status = os.stat(f"/proc/{entry}/ns/net")
+                if (status.st_dev, status.st_ino) in wanted:
+                    found.append(int(entry))
+    return found
+
+
+def _end_processes_in(namespaces: Sequence[str]) -> None:
+    deadline_s = time.monotonic() + _DEATH_TIMEOUT_S
+    while (pids := processes_in(namespaces)) and time.monotonic() < deadline_s:
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(_POLL_S)
+
+
+def _started_ticks(pid: int) -> int | None:
+    """When a process started; None when there is none, or only what its parent has not taken notice of yet."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    # The program's name may hold spaces and brackets; the last bracket ends it.
+    state, *fields = text.rpartition(")")[2].split()
+    return None if state in "ZX" else int(fields[_FIELDS_BEFORE_START])
