@@ -1,7 +1,6 @@
 """Remesh carries the state of a running distributed job from any mesh to any other.
 
-Names are resolved at first use: ``import remesh.layout`` stays free of torch.
-"""
+Names are resolved at first use: ``import remesh.layout`` stays free of torch."""
 
 import importlib
 from typing import TYPE_CHECKING, Any
@@ -14,6 +13,7 @@ if TYPE_CHECKING:
     from remesh.elastic.job import Job
     from remesh.layout.from_torch import Piece
     from remesh.reshard.api import reshard
+    from remesh.reshard.refit import Refit
 
 __version__ = "0.1.0"
 
@@ -26,6 +26,7 @@ __all__ = [
     "PeerError",
     "Piece",
     "PlanError",
+    "Refit",
     "StorageError",
     "elastic",
     "latest_complete",
@@ -37,6 +38,7 @@ __all__ = [
 _HOMES = {
     "Job": "remesh.elastic.job",
     "Piece": "remesh.layout.from_torch",
+    "Refit": "remesh.reshard.refit",
     "latest_complete": "remesh.dist_checkpointing.plain",
     "load": "remesh.dist_checkpointing.plain",
     "save": "remesh.dist_checkpointing.plain",

@@ -21,7 +21,7 @@ from remesh.errors import LayoutError, PeerError, PlanError
 from remesh.layout import Box, boxes_of_flat_range
 from remesh.layout import Shard as Held
 from remesh.layout.from_torch import Piece
-from remesh.reshard import Missing, Plan, TensorMove, compute_missing_boxes, plan_reshard, run
+from remesh.reshard import Missing, Plan, TensorMove, carry, compute_missing_boxes, plan_reshard
 from remesh.reshard.api import Moved, gather_moves, reshard
 from remesh.reshard.exchange import all_gather_json, raise_everywhere
 from remesh.reshard.run import run_plan
@@ -379,7 +379,7 @@ def run_in_batches() -> Moved:
     take = piece(whole, [Box.of_shape((40, 12))], fill=False)
     give = piece(whole, rows, fill=True)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(run._Carrier, "_carry", run._Carrier._run_batched)
+        patch.setattr(carry.Carrier, "_run_windowed", carry.Carrier._run_batched)
         moved = reshard({"x": give}, {"x": take}, host_of={r: f"host{r}" for r in range(4)}, chunk_bytes=64)
     expect(take, whole)
     return moved

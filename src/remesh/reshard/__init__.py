@@ -9,42 +9,75 @@ from typing import TYPE_CHECKING, Any
 
 from remesh.callable_package import make_callable
 from remesh.reshard.bound import Bound, compute_lower_bound
+from remesh.reshard.network import HostLink, Network
 from remesh.reshard.plan import Plan
 from remesh.reshard.planner import DEFAULT_CHUNK_BYTES, plan_reshard
 from remesh.reshard.program import Copy, Message, Program
 from remesh.reshard.senders import assign_whole, split_senders
 from remesh.reshard.tasks import Missing, TensorMove, UnitTask, compute_missing_boxes, compute_tasks
+from remesh.reshard.telemetry import Timing
+from remesh.reshard.transfer import Transfer, plan_transfer
 
 if TYPE_CHECKING:
-    from remesh.reshard.api import gather_moves, reshard
-    from remesh.reshard.run import Moved, run_plan
+    from remesh.reshard.api import gather_moves, reshard, reshard_async
+    from remesh.reshard.cache import Resharder
+    from remesh.reshard.faces import redistribute_across, reshard_tensor
+    from remesh.reshard.handle import Handle
+    from remesh.reshard.refit import Refit, Snapshot
+    from remesh.reshard.run import Moved, UnfilledError, gather_timings, run_plan
+    from remesh.reshard.target import Target
 
 __all__ = [
     "DEFAULT_CHUNK_BYTES",
     "Bound",
     "Copy",
+    "Handle",
+    "HostLink",
     "Message",
     "Missing",
     "Moved",
+    "Network",
     "Plan",
     "Program",
+    "Refit",
+    "Resharder",
+    "Snapshot",
+    "Target",
     "TensorMove",
+    "Timing",
+    "Transfer",
+    "UnfilledError",
     "UnitTask",
     "assign_whole",
     "compute_lower_bound",
     "compute_missing_boxes",
     "compute_tasks",
     "gather_moves",
+    "gather_timings",
     "plan_reshard",
+    "plan_transfer",
+    "redistribute_across",
     "reshard",
+    "reshard_async",
+    "reshard_tensor",
     "run_plan",
     "split_senders",
 ]
 
 _HOMES = {
+    "Handle": "remesh.reshard.handle",
     "Moved": "remesh.reshard.run",
+    "Refit": "remesh.reshard.refit",
+    "Resharder": "remesh.reshard.cache",
+    "Snapshot": "remesh.reshard.refit",
+    "Target": "remesh.reshard.target",
+    "UnfilledError": "remesh.reshard.run",
     "gather_moves": "remesh.reshard.api",
+    "gather_timings": "remesh.reshard.run",
+    "redistribute_across": "remesh.reshard.faces",
     "reshard": "remesh.reshard.api",
+    "reshard_async": "remesh.reshard.api",
+    "reshard_tensor": "remesh.reshard.faces",
     "run_plan": "remesh.reshard.run",
 }
 

@@ -20,10 +20,12 @@ group's timeout at the latest.
 from __future__ import annotations
 
 import builtins
+import contextlib
 import json
 import struct
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -36,6 +38,8 @@ _LENGTH = struct.Struct("<Q")
 _INLINE_BYTES = _HEADER_BYTES - _LENGTH.size
 _LIMIT_BYTES = 256 << 20
 """Largest envelope of one rank: metadata of a million shards fits; anything longer is data in the wrong place."""
+_BREAK_OFF_TAG = 0x5E53
+_AT_ONCE = timedelta(milliseconds=1)
 _MAX_TEXT = 16_000
 """Characters of an error message that travel to the other ranks."""
 
@@ -120,12 +124,55 @@ def gather_from(produce: Callable[[], Any], group: Group = None, doing: str = "w
 
 
 def peer_error(doing: str, group: Group, raised: BaseException) -> PeerError:
-    """The error to raise when a transport call failed because another rank died, left or stayed away."""
+    """The error to raise when a transport call failed because another rank died, left or stayed away.
+
+    The group is of no use any more. This rank closes its connections in it first, so that ranks which wait for this
+    one, or for somebody who does, learn of it now and not after their timeout.
+    """
+    break_off(group)
     return PeerError(
         f"{doing}: rank {group_rank(group)} of {group_size(group)} expected an answer from every peer, found the "
         f"connection broken or timed out ({_first_line(raised)}); this process group cannot be used any more, meet "
         "again in a new one"
     )
+
+
+def break_off(group: Group) -> None:
+    """Close this rank's connections in the group; whoever waits on one fails at once. Calls nobody.
+
+    gloo closes a connection on both sides when a wait on it times out, so a receive of nothing is waited for, shortly.
+    Other backends have their own watchdogs; there this does nothing.
+    """
+    if not dist.is_initialized() or group_device(group).type != "cpu":
+        return
+    for peer in range(group_size(group)):
+        if peer != group_rank(group):
+            with contextlib.suppress(RuntimeError, ValueError):
+                nothing = torch.empty(1, dtype=torch.uint8)
+                work = dist.irecv(nothing, group=group, group_src=peer, tag=_BREAK_OFF_TAG)
+                if work is not None:
+                    work.wait(_AT_ONCE)
+
+
+def confirm(group: Group, tag: int) -> None:
+    """Return when every rank of the group has called this with the same tag.
+
+    Messages of one byte, up a binary tree to rank 0 and down again; no collective, so that it may run beside the
+    caller's own. Raises RuntimeError when a peer is gone.
+    """
+    rank, size = group_rank(group), group_size(group)
+    if size == 1 or group_device(group).type != "cpu":
+        return
+    children = [child for child in (2 * rank + 1, 2 * rank + 2) if child < size]
+    token = torch.zeros(1, dtype=torch.uint8)
+    for child in children:
+        dist.recv(token, group=group, group_src=child, tag=tag)
+    if rank:
+        parent = (rank - 1) // 2
+        dist.send(token, group=group, group_dst=parent, tag=tag)
+        dist.recv(token, group=group, group_src=parent, tag=tag)
+    for child in children:
+        dist.send(token, group=group, group_dst=child, tag=tag)
 
 
 def _encode(value: Any, doing: str) -> bytes:

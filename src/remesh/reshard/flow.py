@@ -2,26 +2,28 @@
 
 Definitions. A *work item* of ``weight`` bytes is to be sent ``copies`` times. Each of its bytes must be sent at least
 once by an *owner*; the other ``copies - 1`` sendings may be done by owners or by *relays*. The *load* of a worker is
-the bytes it sends for all items. Wanted: shares with the smallest possible largest load.
+the bytes it sends for all items, divided by its *rate*. Wanted: shares with the smallest possible largest load.
 
 Network: source -> item (``weight * copies``) -> owners; item -> its relay node (``weight * (copies - 1)``) -> relays;
-every worker -> sink, with capacity ``limit``.
+every worker -> sink, with the bytes it can send in time ``load``, rounded up.
 
 Algorithm (Newton's method on the cuts, as Dinkelbach does for ratios):
 
-1. Start with a limit that is surely not above the optimum.
-2. Extend the flow to a maximum one (Dinic). If it carries everything, the limit is the optimum.
-3. Otherwise the minimum cut holds a set T of workers that has more work than ``limit * |T|``; raise the limit to
-   exactly what that set needs, and go on from 2. The limit never passes the optimum and rises every time.
+1. Start with a load that is surely not above the optimum.
+2. Extend the flow to a maximum one (Dinic). If it carries everything, the load is the optimum.
+3. Otherwise the minimum cut holds a set T of workers that has more work than ``load`` times the sum of its rates;
+   raise the load to exactly what that set needs, and go on from 2. It never passes the optimum and rises every time.
 
-Everything is an integer number of bytes, so the comparison in step 2 is exact.
+Work is an integer number of bytes and loads are fractions, so the comparison in step 2 is exact.
 """
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 
 from remesh.errors import PlanError
 
@@ -46,17 +48,25 @@ class Work:
 class Shares:
     """Work spread over workers."""
 
-    load_bytes: int
-    """The smallest possible largest load of a worker, in bytes."""
+    load: Fraction
+    """The smallest possible largest load of a worker, in units of time; in bytes when all rates are 1."""
     busiest: tuple[str, ...]
-    """Workers that force it: nobody else can take their work, and it fills ``load_bytes`` of each of them, up to
+    """Workers that force it: nobody else can take their work, and it fills ``load`` of each of them, up to
     rounding. Empty when ``at_least`` was enough."""
     by_worker: tuple[Mapping[str, int], ...]
     """For each item the bytes that each worker sends. Invariant: values > 0, adding up to ``weight * copies``."""
 
+    @property
+    def load_bytes(self) -> int:
+        """The load rounded up, which is what whole bytes allow when all rates are 1."""
+        return math.ceil(self.load)
 
-def spread(items: Sequence[Work], at_least: int = 0) -> Shares:
-    """Shares with the smallest largest load; loads up to ``at_least`` count as free, so shares may be lumpy."""
+
+def spread(items: Sequence[Work], at_least: int | Fraction = 0, rates: Mapping[str, Fraction] | None = None) -> Shares:
+    """Shares with the smallest largest load; loads up to ``at_least`` count as free, so shares may be lumpy.
+
+    ``rates`` are the workers' bytes per unit of time, 1 for all when they are not given.
+    """
     workers = sorted({worker for item in items for worker in (*item.owners, *item.relays)})
     for item in items:
         if not item.owners:
@@ -64,34 +74,39 @@ def spread(items: Sequence[Work], at_least: int = 0) -> Shares:
                 f"spreading {len(items)} items of work: one of {item.weight} bytes has no owner, expected one or more; "
                 "somebody must hold it"
             )
+    rate = [Fraction(1) if rates is None else rates[worker] for worker in workers]
     free = [item for item in items if len(item.owners) + len(item.relays) > 1]
     fixed: dict[str, int] = dict.fromkeys(workers, 0)
     for item in items:
         if len(item.owners) + len(item.relays) == 1:
             fixed[item.owners[0]] += item.weight * item.copies
-    limit = max([at_least, *fixed.values()])
-    busiest = tuple(worker for worker in workers if fixed[worker] == limit > at_least)[:1]
+    forced = [fixed[worker] / rate[at] for at, worker in enumerate(workers)]
+    load = max([Fraction(at_least), *forced])
+    busiest = tuple(worker for at, worker in enumerate(workers) if forced[at] == load > at_least)[:1]
     network = _Network(len(workers) + 2)
-    sink_edges = [network.join(2 + at, 1, limit - fixed[worker]) for at, worker in enumerate(workers)]
+    # What a worker can send in time ``load``, rounded up: the fractional optimum then fits in whole bytes.
+    sink_edges = [
+        network.join(2 + at, 1, math.ceil(load * rate[at]) - fixed[worker]) for at, worker in enumerate(workers)
+    ]
     edges = _join_items(network, free, workers)
     total = sum(item.weight * item.copies for item in free)
     carried = network.extend(0, 1)
     while carried < total:
         inside = network.reachable(0)
         tight = [at for at in range(len(workers)) if inside[2 + at]]
-        # Capacity of this cut = what does not depend on the limit + limit * |tight|.
-        rise = -(-(total - carried) // len(tight))
-        limit += rise
+        # Capacity of this cut = what does not depend on the load + what the tight workers can send.
+        able = [math.ceil(load * rate[at]) for at in tight]
+        load = (total - carried + sum(able)) / sum((rate[at] for at in tight), Fraction(0))
         busiest = tuple(workers[at] for at in tight)
-        for edge in sink_edges:
-            network.room[edge] += rise
+        for edge, worker, per_time in zip(sink_edges, workers, rate, strict=True):
+            network.room[edge] = math.ceil(load * per_time) - fixed[worker] - network.room[edge ^ 1]
         carried += network.extend(0, 1)
     shared = iter([{worker: n for worker, edge in item if (n := network.room[edge ^ 1]) > 0} for item in edges])
     by_worker = tuple(
         next(shared) if len(item.owners) + len(item.relays) > 1 else {item.owners[0]: item.weight * item.copies}
         for item in items
     )
-    return Shares(limit, busiest, by_worker)
+    return Shares(load, busiest, by_worker)
 
 
 def _join_items(network: _Network, items: Sequence[Work], workers: Sequence[str]) -> list[list[tuple[str, int]]]:

@@ -17,6 +17,7 @@ from typing import Any
 from remesh.layout import Box
 from remesh.reshard.bound import Bound
 from remesh.reshard.check import check_plan
+from remesh.reshard.network import Network
 from remesh.reshard.plan_json import PlanFields, fields_from_json, fields_to_json
 from remesh.reshard.program import Copy, Message, Program
 from remesh.reshard.stream import Chunk
@@ -42,10 +43,14 @@ class Plan:
     copies: tuple[Copy, ...]
     """By tensor. Invariant: every wanted box that its taker holds, exactly once."""
     bound: Bound
-    """Bytes that some NIC must carry, and why."""
+    """What no schedule can beat, and why."""
+    network: Network | None = None
+    """Links that it was planned for; None when all hosts counted as equal. Invariant: has all hosts of ``host_of``."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "host_of", dict(sorted(self.host_of.items())))
+        if self.network is not None:
+            self.network.check_hosts(self.host_of.values(), "checking a reshard plan")
         check_plan(self.moves, self.host_of, self.chunks, self.messages, self.copies)
 
     @property
@@ -53,20 +58,54 @@ class Plan:
         """Bytes that no schedule can keep off the busiest NIC."""
         return self.bound.bytes
 
+    @property
+    def lower_bound_s(self) -> float | None:
+        """Seconds that no schedule beats on the plan's network, latency left out; None without a network."""
+        return self.bound.seconds
+
     @cached_property
-    def busiest_nic_bytes(self) -> int:
-        """Bytes through the busiest NIC in its busier direction."""
+    def nic_bytes(self) -> Mapping[tuple[str, str], int]:
+        """Bytes between hosts, by (host, ``"out"`` or ``"in"``), over all NICs of the host."""
         load: dict[tuple[str, str], int] = {}
         for (giver, taker), nbytes in self.bytes_by_pair.items():
             if self.host_of[giver] != self.host_of[taker]:
                 for end in ((self.host_of[giver], "out"), (self.host_of[taker], "in")):
                     load[end] = load.get(end, 0) + nbytes
-        return max(load.values(), default=0)
+        return dict(sorted(load.items()))
+
+    @property
+    def busiest_nic_bytes(self) -> int:
+        """Bytes through the busiest host's NICs in its busier direction."""
+        return max(self.nic_bytes.values(), default=0)
+
+    @cached_property
+    def busiest_link_s(self) -> float | None:
+        """Seconds that the busiest link, NICs of a host or uplink of a rack, is busy; None without a network."""
+        if self.network is None:
+            return None
+        links = self.network.hosts
+        busy = [nbytes / links[host].total_rate_bytes_per_s for (host, _), nbytes in self.nic_bytes.items()]
+        uplink: dict[tuple[str, str], int] = {}
+        for (giver, taker), nbytes in self.bytes_by_pair.items():
+            racks = [self.network.rack_of(self.host_of[rank]) for rank in (giver, taker)]
+            for rack, way in zip(racks, ("out", "in"), strict=True):
+                if rack is not None and racks[0] != racks[1]:
+                    uplink[rack, way] = uplink.get((rack, way), 0) + nbytes
+        busy += [nbytes / self.network.racks[rack] for (rack, _), nbytes in uplink.items()]
+        return max(busy, default=0.0)
 
     @property
     def certified_ratio(self) -> float:
-        """Busiest NIC over lower bound: 1.0 is provably the best traffic; 1.0 also when nothing must cross."""
-        return self.busiest_nic_bytes / self.bound.bytes if self.bound.bytes else 1.0
+        """Busiest link over lower bound: 1.0 is provably the best traffic; 1.0 also when nothing must cross.
+
+        In seconds with a network, in bytes without.
+        """
+        busiest, least = (
+            (self.busiest_nic_bytes, self.bound.bytes)
+            if self.busiest_link_s is None or self.bound.seconds is None
+            else (self.busiest_link_s, self.bound.seconds)
+        )
+        return busiest / least if least else 1.0
 
     @property
     def num_rounds(self) -> int:
@@ -102,13 +141,17 @@ class Plan:
 
     def to_json(self) -> dict[str, Any]:
         """The plan as JSON values; `from_json` makes an equal plan of them."""
-        return fields_to_json(PlanFields(self.moves, self.host_of, self.chunks, self.messages, self.copies, self.bound))
+        return fields_to_json(
+            PlanFields(self.moves, self.host_of, self.chunks, self.messages, self.copies, self.bound, self.network)
+        )
 
     @classmethod
     def from_json(cls, value: Any) -> Plan:
         """The plan that these JSON values describe; raises `PlanError` or `LayoutError` for what is no plan."""
         fields = fields_from_json(value)
-        return cls(fields.moves, fields.host_of, fields.chunks, fields.messages, fields.copies, fields.bound)
+        return cls(
+            fields.moves, fields.host_of, fields.chunks, fields.messages, fields.copies, fields.bound, fields.network
+        )
 
     @cached_property
     def digest(self) -> str:

@@ -7,7 +7,8 @@
      "chunks":   [[[tensor, [start], [stop]], ...], ...],
      "messages": [[round, giver, taker, chunk], ...],
      "copies":   [[tensor, [start], [stop], [rank, ...]], ...],
-     "bound":    [bytes, reason]}
+     "bound":    [bytes, reason, seconds or null],
+     "network":  network or null}                     see remesh.reshard.network
 
 Sizes in bytes are not written: they follow from boxes and dtypes. Reading checks shapes and types here; whether the
 whole is a plan is checked when the plan is made (`remesh.reshard.check`).
@@ -15,6 +16,7 @@ whole is a plan is checked when the plan is made (`remesh.reshard.check`).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +24,7 @@ from typing import Any
 from remesh.errors import LayoutError, PlanError
 from remesh.layout import Box, Layout, layout_from_json, layout_to_json
 from remesh.reshard.bound import Bound
+from remesh.reshard.network import Network
 from remesh.reshard.program import Copy, Message
 from remesh.reshard.stream import Chunk, Part
 from remesh.reshard.tasks import TensorMove
@@ -40,6 +43,7 @@ class PlanFields:
     messages: tuple[Message, ...]
     copies: tuple[Copy, ...]
     bound: Bound
+    network: Network | None = None
 
 
 def fields_to_json(fields: PlanFields) -> dict[str, Any]:
@@ -64,7 +68,8 @@ def fields_to_json(fields: PlanFields) -> dict[str, Any]:
         "copies": [
             [copy.tensor, list(copy.box.start), list(copy.box.stop), list(copy.ranks)] for copy in fields.copies
         ],
-        "bound": [fields.bound.bytes, fields.bound.reason],
+        "bound": [fields.bound.bytes, fields.bound.reason, fields.bound.seconds],
+        "network": None if fields.network is None else fields.network.to_json(),
     }
 
 
@@ -83,7 +88,7 @@ def fields_from_json(value: Any) -> PlanFields:
             for name, src, dst in _list(value["moves"])
         )
         itemsizes = [move.src.itemsize_bytes for move in moves]
-        nbytes, reason = value["bound"]
+        nbytes, reason, seconds = value["bound"]
         return PlanFields(
             moves=moves,
             host_of={_number(rank): _text(host) for rank, host in _list(value["hosts"])},
@@ -96,7 +101,8 @@ def fields_from_json(value: Any) -> PlanFields:
                 Copy(_index(tensor, moves), _box(start, stop), tuple(_number(rank) for rank in _list(ranks)))
                 for tensor, start, stop, ranks in _list(value["copies"])
             ),
-            bound=Bound(_number(nbytes), _text(reason)),
+            bound=Bound(_number(nbytes), _text(reason), None if seconds is None else _seconds(seconds)),
+            network=None if value["network"] is None else Network.from_json(value["network"]),
         )
     except (PlanError, LayoutError):
         raise
@@ -134,6 +140,12 @@ def _number(value: Any) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
         raise TypeError(f"expected a whole number >= 0, found {value!r}")
     return value
+
+
+def _seconds(value: Any) -> float:
+    if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 <= value < math.inf:
+        raise TypeError(f"expected seconds >= 0, found {value!r}")
+    return float(value)
 
 
 def _index(value: Any, among: Sequence[Any]) -> int:

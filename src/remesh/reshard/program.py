@@ -44,3 +44,14 @@ class Program:
     """By round."""
     takes: tuple[Message, ...]
     """By round."""
+
+
+@dataclass(frozen=True, slots=True)
+class Leg:
+    """One rank's part in the running sum of one chunk."""
+
+    chunk: int
+    """Number of the chunk in the reduction."""
+    rank: int
+    addends: tuple[int, ...]
+    """Addends of the chunk that the rank joins, in this order. Invariant: at least one; the rank holds them."""

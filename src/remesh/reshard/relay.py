@@ -16,7 +16,7 @@ entries over the devices of a host, and turns the inside of a host into chains o
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from remesh.reshard.senders import Route
@@ -40,33 +40,51 @@ class Relay:
 
     def __init__(self, host_of: Mapping[int, str]) -> None:
         self._host_of = host_of
-        self._sent_bytes: dict[int, int] = {}
+        self._sent_bytes = dict.fromkeys(host_of, 0)
+        self._known: dict[int, tuple[tuple[int, ...], dict[str, tuple[int, ...]]]] = {}
+        """By identity of a tuple of ranks: the tuple, which keeps the identity its own, and its ranks by host."""
         self.sendings: list[Sending] = []
         """All sendings so far. Invariant: ``sendings[i].after < i``."""
 
-    def add_chunk(self, chunk: int, nbytes: int, route: Route, givers: Sequence[int], takers: Sequence[int]) -> None:
+    def add_chunk(
+        self, chunk: int, nbytes: int, route: Route, givers: tuple[int, ...], takers: tuple[int, ...]
+    ) -> None:
         """Sendings that bring one chunk from ``givers`` to all of ``takers`` (none of them a giver) by the route."""
+        owners = self._by_host(givers)
         informed: dict[str, dict[int, int]] = {}
-        for rank in givers:
-            informed.setdefault(self._host_of[rank], {})[rank] = -1
-        waiting: dict[str, list[int]] = {}
-        for rank in takers:
-            waiting.setdefault(self._host_of[rank], []).append(rank)
+        waiting = {host: list(ranks) for host, ranks in self._by_host(takers).items()}
         for hop in route.hops:
-            entry = self._least_loaded(waiting[hop.taker])
-            waiting[hop.taker].remove(entry)
+            if hop.giver not in informed:
+                informed[hop.giver] = dict.fromkeys(owners[hop.giver], -1)
+            there = waiting[hop.taker]
+            entry = there[0] if len(there) == 1 else self._least_loaded(there)
+            there.remove(entry)
             informed[hop.taker] = {entry: self._send(chunk, nbytes, informed[hop.giver], entry)}
         for host, ranks in waiting.items():
+            if ranks and host not in informed:
+                informed[host] = dict.fromkeys(owners[host], -1)
             while ranks:
                 taker = self._least_loaded(ranks)
                 ranks.remove(taker)
                 informed[host][taker] = self._send(chunk, nbytes, informed[host], taker)
 
+    def _by_host(self, ranks: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
+        """Ranks by host; worked out once for a tuple, which many chunks share."""
+        if id(ranks) not in self._known:
+            found: dict[str, list[int]] = {}
+            for rank in ranks:
+                found.setdefault(self._host_of[rank], []).append(rank)
+            self._known[id(ranks)] = (ranks, {host: tuple(there) for host, there in found.items()})
+        return self._known[id(ranks)][1]
+
     def _send(self, chunk: int, nbytes: int, informed: Mapping[int, int], taker: int) -> int:
         giver = self._least_loaded(informed)
-        self._sent_bytes[giver] = self._sent_bytes.get(giver, 0) + nbytes
+        self._sent_bytes[giver] += nbytes
         self.sendings.append(Sending(giver, taker, chunk, nbytes, informed[giver]))
         return len(self.sendings) - 1
 
-    def _least_loaded(self, ranks: Sequence[int] | Mapping[int, int]) -> int:
-        return min(ranks, key=lambda rank: (self._sent_bytes.get(rank, 0), rank))
+    def _least_loaded(self, ranks: Collection[int]) -> int:
+        if len(ranks) == 1:
+            return next(iter(ranks))
+        sent = self._sent_bytes
+        return min([(sent[rank], rank) for rank in ranks])[1]

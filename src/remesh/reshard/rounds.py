@@ -1,91 +1,137 @@
-"""In which order? Rounds in which every rank sends at most one message and receives at most one.
+"""In which round? Rounds in which every rank sends at most one message and receives at most one.
 
-A sending whose giver must first receive the chunk takes place in a later round than the one that brings it. No
-barrier separates rounds when a plan runs: the rounds fix the order in which each rank posts its messages, and keep
-many givers from turning to one taker at the same time.
+Definitions. A host has a *lane* for each of its NICs. A message between hosts takes a lane on either side; one inside a
+host none.
 
-Algorithm (greedy list scheduling, one round after the other):
+Algorithm (first fit): sendings in the given order take the first round in which their two ranks, and a lane of their
+two hosts, are free, and which comes after the one that brings the giver its chunk. Busy rounds are bits of an integer,
+so a round is found in a few operations however full the schedule is. `number_rounds` instead keeps to a sequence that
+was made with times in mind (`remesh.reshard.timeline`).
 
-1. Rank pairs are visited in the order of the work left at their busier end, so that the rank that will finish last
-   is never idle while somebody could serve it.
-2. A pair whose two ends are still free in this round sends its next chunk that the giver already has. Chunks that have
-   the longest way to go after this pair go first, so that relays fill early.
-3. Chunks that arrived in this round may be passed on from the next round.
-
-The order is a function of the sendings alone. With loads that are even in bytes the number of rounds is close to the
-largest number of messages of a rank, which is the least possible; greedy promises at most about twice that.
+No barrier separates rounds when a plan runs: the rounds fix the order in which each rank posts its messages, and keep
+many givers from turning to one taker at the same time. First fit promises less than twice as many rounds as the
+busiest line has messages; with the order of `remesh.reshard.order` it comes close to that number itself.
 """
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
+from remesh.reshard.network import Network
 from remesh.reshard.relay import Sending
 
-_PAIRS_PER_SORT = 512
-"""With more pairs than this, their order is renewed only every so many rounds (a sort costs more than a round)."""
+_MAX_LANES = 8
 
 
-def compute_rounds(sendings: Sequence[Sending]) -> list[int]:
-    """The round of each sending, counted from 0; the same on every rank."""
-    way_to_go = _heights(sendings)
-    next_of: list[list[int]] = [[] for _ in sendings]
-    ready: dict[tuple[int, int], list[tuple[int, int]]] = {}
-    left_to_send: dict[int, int] = {}
-    left_to_take: dict[int, int] = {}
-    for number, sending in enumerate(sendings):
-        left_to_send[sending.giver] = left_to_send.get(sending.giver, 0) + sending.nbytes
-        left_to_take[sending.taker] = left_to_take.get(sending.taker, 0) + sending.nbytes
-        queue = ready.setdefault((sending.giver, sending.taker), [])
-        if sending.after < 0:
-            queue.append((-way_to_go[number], number))
-        else:
-            next_of[sending.after].append(number)
-    for queue in ready.values():
-        heapq.heapify(queue)
+@dataclass(frozen=True, slots=True)
+class Lanes:
+    """How many messages pass through the NICs of each host at the same time."""
+
+    host_of: Mapping[int, str]
+    """Host of every rank."""
+    num_lanes: Mapping[str, int] = field(default_factory=dict)
+    """Lanes of every host that has more than one. Invariant: >= 2."""
+
+
+def lanes_of(host_of: Mapping[int, str], network: Network | None = None) -> Lanes:
+    """One lane for each NIC of a host."""
+    if network is None:
+        return Lanes(host_of)
+    nics = {host: network.hosts[host].num_nics for host in sorted(set(host_of.values()))}
+    return Lanes(host_of, {host: min(count, _MAX_LANES) for host, count in nics.items() if count > 1})
+
+
+def compute_rounds(
+    sendings: Sequence[Sending], order: Iterable[int] | None = None, lanes: Lanes | None = None
+) -> list[int]:
+    """The round of each sending, counted from 0; the same on every rank.
+
+    ``order`` lists the numbers of the sendings by priority, each after the one that informs its giver; their own order
+    if it is not given. Without ``lanes`` every rank counts as a host of its own.
+    """
+    giving: dict[int, int] = {}
+    taking: dict[int, int] = {}
+    nics = None if lanes is None else _Nics(lanes)
     rounds = [-1] * len(sendings)
-    pairs: list[tuple[int, int]] = []
-    done = now = 0
-    while done < len(sendings):
-        if now % (1 + len(ready) // _PAIRS_PER_SORT) == 0:
-            waiting = [pair for pair, queue in ready.items() if queue]
-            pairs = sorted(waiting, key=lambda p: (-max(left_to_send[p[0]], left_to_take[p[1]]), p))
-        arrived = _one_round(pairs, ready)
-        for number in arrived:
-            sending = sendings[number]
-            rounds[number] = now
-            left_to_send[sending.giver] -= sending.nbytes
-            left_to_take[sending.taker] -= sending.nbytes
-        for later in (later for number in arrived for later in next_of[number]):
-            pair = (sendings[later].giver, sendings[later].taker)
-            if not ready[pair]:
-                pairs.append(pair)
-            heapq.heappush(ready[pair], (-way_to_go[later], later))
-        done += len(arrived)
-        now += 1
+    for number in range(len(sendings)) if order is None else order:
+        sending = sendings[number]
+        giver, taker, after = sending.giver, sending.taker, sending.after
+        first = rounds[after] + 1 if after >= 0 else 0
+        busy = giving.get(giver, 0) | taking.get(taker, 0)
+        if nics is not None:
+            busy |= nics.busy(giver, taker)
+        busy >>= first
+        # The lowest bit that is not set.
+        at = first + (~busy & (busy + 1)).bit_length() - 1
+        rounds[number] = at
+        bit = 1 << at
+        giving[giver] = giving.get(giver, 0) | bit
+        taking[taker] = taking.get(taker, 0) | bit
+        if nics is not None:
+            nics.occupy(giver, taker, bit)
     return rounds
 
 
-def _one_round(pairs: Sequence[tuple[int, int]], ready: dict[tuple[int, int], list[tuple[int, int]]]) -> list[int]:
-    """Take one chunk off every pair whose ends are both free; which ones."""
-    arrived = []
-    sending: set[int] = set()
-    taking: set[int] = set()
-    for pair in pairs:
-        giver, taker = pair
-        if giver not in sending and taker not in taking and ready[pair]:
-            sending.add(giver)
-            taking.add(taker)
-            arrived.append(heapq.heappop(ready[pair])[1])
-    return arrived
+def number_rounds(sendings: Sequence[Sending], sequence: Iterable[int], lanes: Lanes) -> list[int]:
+    """The round of each sending when every rank and every lane keeps to the given sequence.
+
+    ``sequence`` lists the numbers of the sendings, each after the one that informs its giver.
+    """
+    giving: dict[int, int] = {}
+    taking: dict[int, int] = {}
+    out = {host: [0] * lanes.num_lanes.get(host, 1) for host in set(lanes.host_of.values())}
+    into = {host: list(free) for host, free in out.items()}
+    rounds = [-1] * len(sendings)
+    for number in sequence:
+        sending = sendings[number]
+        giver, taker = sending.giver, sending.taker
+        at = max(giving.get(giver, 0), taking.get(taker, 0))
+        if sending.after >= 0:
+            at = max(at, rounds[sending.after] + 1)
+        a, b = lanes.host_of[giver], lanes.host_of[taker]
+        if a != b:
+            at = max(at, min(out[a]), min(into[b]))
+            for free in (out[a], into[b]):
+                free[free.index(min(free))] = at + 1
+        rounds[number] = at
+        giving[giver] = taking[taker] = at + 1
+    return rounds
 
 
-def _heights(sendings: Sequence[Sending]) -> list[int]:
-    """How many further sendings hang on each one, along the longest chain."""
-    heights = [0] * len(sendings)
-    for number in range(len(sendings) - 1, -1, -1):
-        after = sendings[number].after
-        if after >= 0:
-            heights[after] = max(heights[after], heights[number] + 1)
-    return heights
+class _Nics:
+    """Busy rounds of the lanes of all hosts, out and in."""
+
+    def __init__(self, lanes: Lanes) -> None:
+        self._host_of = lanes.host_of
+        self._out = {host: [0] * lanes.num_lanes.get(host, 1) for host in set(lanes.host_of.values())}
+        self._in = {host: list(busy) for host, busy in self._out.items()}
+
+    def busy(self, giver: int, taker: int) -> int:
+        """Rounds in which all lanes of either host are taken."""
+        a, b = self._host_of[giver], self._host_of[taker]
+        if a == b:
+            return 0
+        out, into = self._out[a], self._in[b]
+        if len(out) == len(into) == 1:
+            return out[0] | into[0]
+        return _all_of(out) | _all_of(into)
+
+    def occupy(self, giver: int, taker: int, bit: int) -> None:
+        """Take a free lane on both sides."""
+        a, b = self._host_of[giver], self._host_of[taker]
+        if a == b:
+            return
+        for lanes in (self._out[a], self._in[b]):
+            if len(lanes) == 1:
+                lanes[0] |= bit
+            else:
+                free = next(at for at, busy in enumerate(lanes) if not busy & bit)
+                lanes[free] |= bit
+
+
+def _all_of(lanes: Sequence[int]) -> int:
+    busy = lanes[0]
+    for other in lanes[1:]:
+        busy &= other
+    return busy

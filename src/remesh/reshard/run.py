@@ -1,52 +1,42 @@
-"""How do the bytes get there? A plan carried out over torch.distributed point-to-point messages.
+"""How do the bytes get there? A transfer carried out by the ranks of a group.
 
 Each rank, in steps:
 
-1. See that its tensors are what the plan was made for. All ranks compare the plan's digest and tell each other what
-   went wrong so far; nothing moves unless all are ready.
-2. Copy what it holds itself.
-3. Go through its messages in the order of rounds. With a window of W rounds, here 2 (`p` = receive posted, `w` =
-   waited for, `s` = sent; rounds run to the right, time runs down):
+1. See that its tensors are what the transfer was planned for. All ranks compare its digest and tell each other what
+   went wrong so far; nothing moves unless all are ready. They agree on a tag, so that runs do not mix.
+2. Sum what is held as partial sums (`remesh.reshard.reduction`).
+3. Copy what it holds itself, and go through its messages (`remesh.reshard.carry`).
+4. Tell everyone that it has all it wanted, and wait to hear it from them: a run ends well for all or for none.
 
-       round    0    1    2    3
-                ps   p    p              receives are posted W rounds ahead, then round 0 is sent
-                w    s         p         what arrived in round 0 can be passed on in round 1
-                     w    s         p
-
-A receive is posted before it is due, so a peer that is ahead does not wait for one that is merely busy. At most
-2 W + 1 receives and W + 1 sends are under way on a rank, which bounds its staging memory.
-
-Why nobody waits for ever: take the ranks whose current round is the lowest. Each of them waits for a message of an
-earlier round, or to receive in this one. The other end of an earlier message has passed its round, so both halves are
-posted and it completes; after that all of these ranks send, and the messages of this round complete as well.
-
-With NCCL, where operations start in the order of a stream, the two messages of a rank in a round go out as a batch.
+A peer that dies breaks its connections. Whoever notices breaks off its own, so all ranks learn of it one after the
+other, at once; each raises `UnfilledError`, which names the tensors that did not get all their elements there.
 """
 
 from __future__ import annotations
 
+import itertools
 import time
-from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
-from remesh.errors import PlanError
-from remesh.layout import Box
-from remesh.layout.from_torch import Piece
-from remesh.reshard.exchange import Group, gather_from, group_device, group_rank, group_size, peer_error
-from remesh.reshard.memory import Memory, check_pieces, unalias
+from remesh.errors import PeerError, PlanError
+from remesh.layout import Box, Shard
+from remesh.layout.from_torch import Piece, torch_dtype
+from remesh.reshard.carry import Link, Mover, Staging, Summer
+from remesh.reshard.exchange import Group, confirm, gather_from, group_rank, group_size, peer_error
+from remesh.reshard.memory import LocalCopy, Memory, check_pieces, find_clashes, needs_copy
 from remesh.reshard.plan import Plan
-from remesh.reshard.program import Copy, Message
+from remesh.reshard.telemetry import Timing, merge_timings
+from remesh.reshard.transfer import Transfer
 
-_WINDOW_ROUNDS = 4
-"""How many rounds ahead receives are posted: hides latency, bounds staging."""
 _DOING = "resharding"
-_TAG = 0x5E54
-"""Keeps these messages apart from the caller's own on the same group."""
+_FIRST_TAG = 0x5E540000
+_NUM_TAGS = 1 << 15
+_MAX_LISTED = 8
+_next_tags: dict[int, itertools.count[int]] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,41 +55,238 @@ class Moved:
     """Rounds of the schedule."""
     missing: dict[str, tuple[Box, ...]]
     """Boxes that nobody held and that keep their values, by tensor; empty unless the caller allowed it."""
+    planned_staging_bytes: int = 0
+    """Most staging that this rank was planned to need."""
+    peak_staging_bytes: int = 0
+    """Most staging that it had. Invariant: at most what was planned."""
+    given: tuple[Timing, ...] = ()
+    """Messages that this rank sent, as they went."""
+    taken: tuple[Timing, ...] = ()
+    """Messages that this rank received, as they came."""
 
 
-def run_plan(plan: Plan, give: Mapping[str, Piece], take: Mapping[str, Piece], group: Group = None) -> Moved:
+class UnfilledError(PeerError):
+    """A peer was lost while tensors were on their way to this rank.
+
+    ``unfilled`` names the tensors that this rank wanted and of which it has not every element; what they hold is
+    undefined. All others are filled. Moving the unfilled ones again in a new group, from what is left, completes
+    when every box of them still has a holder.
+    """
+
+    def __init__(self, message: str, unfilled: Sequence[str] = ()) -> None:
+        super().__init__(message)
+        self.unfilled = tuple(unfilled)
+
+
+def run_plan(plan: Plan | Transfer, give: Mapping[str, Piece], take: Mapping[str, Piece], group: Group = None) -> Moved:
     """Carry out a plan: fill the tensors of ``take``, on all ranks, from those of ``give``.
 
     Called by every rank of the group with the same plan and its own pieces; ranks of the plan are ranks of the group.
-    Blocks until this rank has sent and received all its messages. Raises the same error on all ranks before the first
-    byte when plans differ or a piece does not fit its plan; raises `PeerError` within the group's timeout when a
-    rank dies on the way, and then what was taken so far is undefined.
+    Blocks until every rank has sent and received all its messages. Raises the same error on all ranks before the first
+    byte when plans differ or a piece does not fit its plan; raises `UnfilledError`, a `PeerError`, within the group's
+    timeout when a rank dies on the way, and then what was taken so far is defined only where it says so.
     """
-    rank = group_rank(group)
-    given: dict[str, Piece] = {}
+    job = Job(plan if isinstance(plan, Transfer) else Transfer(plan), give, take, group)
+    return job.run(job.agree())
 
-    def ready() -> str:
-        if plan.host_of and max(plan.host_of) >= group_size(group):
+
+def gather_timings(moved: Moved, group: Group = None) -> tuple[Timing, ...]:
+    """How every message of a run went, the same on every rank, in the order in which they began.
+
+    Called by every rank of the group; blocks until all have called it.
+    """
+    told = gather_from(lambda: [_rows(moved.given), _rows(moved.taken)], group, "gathering the timings of a reshard")
+    given, taken = ([Timing(*row) for each in told for row in each[side]] for side in (0, 1))
+    return merge_timings(given, taken)
+
+
+def _rows(timings: Sequence[Timing]) -> list[list[Any]]:
+    return [[t.stage, t.round, t.giver, t.taker, t.nbytes, t.start_s, t.finish_s] for t in timings]
+
+
+@dataclass(frozen=True, slots=True)
+class _Memories:
+    """What one rank works on."""
+
+    addends: Memory
+    """Partial sums that it gives."""
+    wholes: Memory
+    """Whole values of partial sums that it keeps on their way."""
+    give: Memory
+    """Whole values that it gives, those of partial sums among them."""
+    take: Memory
+    copies: tuple[LocalCopy, ...]
+    """Regions that it fills itself."""
+
+
+class Job:
+    """One rank's pieces, bound to a transfer; runs as often as it is asked to."""
+
+    def __init__(
+        self, transfer: Transfer, give: Mapping[str, Piece], take: Mapping[str, Piece], group: Group = None
+    ) -> None:
+        self.transfer = transfer
+        self._give = give
+        self._take = take
+        self._group = group
+        self._memories: _Memories | None = None
+        """Made before the first run."""
+        self._clones: list[tuple[torch.Tensor, torch.Tensor]] = []
+        """Tensors that are given from memory that is taken into, and their copies."""
+        self._fixed_bytes = 0
+        """Bytes of copies and whole values that stay for the whole run."""
+
+    def agree(self) -> int:
+        """The tag of the next run. Called by every rank of the group; raises what is wrong, alike on all ranks."""
+        told = gather_from(lambda: [self._ready(), propose_tag(self._group)], self._group, _DOING)
+        _check_digests([digest for digest, _ in told])
+        return settle_tag([tag for _, tag in told])
+
+    def _ready(self) -> str:
+        transfer = self.transfer
+        rank, size = group_rank(self._group), group_size(self._group)
+        hosts = transfer.plan.host_of
+        if hosts and max(hosts) >= size:
             raise PlanError(
-                f"{_DOING} {len(plan.moves)} tensors: the plan is for ranks up to {max(plan.host_of)}, found a group "
-                f"of {group_size(group)}; plan for this group"
+                f"{_DOING} {len(transfer.moves)} tensors: the plan is for ranks up to {max(hosts)}, found a group of "
+                f"{size}; plan for this group"
             )
-        check_pieces(plan, give, take, rank)
-        given.update(unalias(give, take))
-        return plan.digest
+        check_pieces(transfer.moves, self._give, self._take, rank)
+        if transfer.max_staging_bytes is not None:
+            self._check_copies(rank, transfer.max_staging_bytes)
+        return transfer.digest
 
-    _check_digests(gather_from(ready, group, _DOING))
-    started_s = time.perf_counter()
-    with torch.no_grad():
-        _Carrier(plan, given, take, group).run(rank)
-    return Moved(
-        bytes_by_pair=dict(plan.bytes_by_pair),
-        bytes_local=plan.bytes_copied,
-        seconds=time.perf_counter() - started_s,
-        lower_bound_bytes=plan.lower_bound_bytes,
-        num_rounds=plan.num_rounds,
-        missing=dict(plan.missing),
-    )
+    def _check_copies(self, rank: int, cap: int) -> None:
+        """Copies of tensors come on top of the staging that was planned; refuse what does not fit under the cap."""
+        planned = self.transfer.steps_of(rank).staging_bytes
+        pieces = [*self._give.items(), *self._take.items()]
+        clashing = find_clashes(self._give, self._take)
+        copied = {name: p.tensor.nbytes for name, p in pieces if needs_copy(p.tensor)}
+        copied |= {name: self._give[name].tensor.nbytes for name in clashing}
+        if copied and planned + sum(copied.values()) > cap:
+            name = max(copied, key=lambda each: (copied[each], each))
+            raise PlanError(
+                f"{_DOING} {len(self.transfer.moves)} tensors: rank {rank} must copy {len(copied)} of them whole, such "
+                f"as {name!r}, {sum(copied.values())} bytes beside {planned} of staging, expected at most {cap} "
+                "together; make them contiguous, and give and take different memory"
+            )
+
+    def prepare(self) -> None:
+        """Look up where everything is; called before a run, does the work once."""
+        if self._memories is None:
+            transfer = self.transfer
+            give = dict(self._give)
+            partial = {move.name for move in transfer.reduction.moves} if transfer.reduction else set()
+            whole_values = {name: piece for name, piece in give.items() if name not in partial}
+            for name in find_clashes(whole_values, self._take):
+                clone = give[name].tensor.clone()
+                self._clones.append((give[name].tensor, clone))
+                give[name] = replace(give[name], tensor=clone)
+            sums = transfer.reduction.moves if transfer.reduction else ()
+            wholes = self._make_wholes()
+            given, taken = Memory(give | wholes, transfer.plan.moves), Memory(self._take, transfer.plan.moves)
+            todo = transfer.steps_of(group_rank(self._group))
+            copies = [each for copy in todo.copies for each in taken.plan_copy(given, copy.tensor, copy.box)]
+            self._memories = _Memories(Memory(self._give, sums), Memory(wholes, sums), given, taken, tuple(copies))
+            return
+        for original, clone in self._clones:
+            clone.copy_(original)
+        memories = self._memories
+        for memory in (memories.addends, memories.give, memories.take):
+            memory.refresh()
+
+    def _make_wholes(self) -> dict[str, Piece]:
+        """Buffers for the whole values of partial sums that end on this rank."""
+        reduction = self.transfer.reduction
+        wholes = {}
+        for move, layout in zip(reduction.moves, reduction.wholes, strict=True) if reduction else ():
+            mine = layout.shards_of(group_rank(self._group))
+            size = sum(shard.box.size for shard in mine)
+            like = self._give.get(move.name)
+            buffer = torch.empty(size, dtype=torch_dtype(layout.dtype), device=like.tensor.device if like else None)
+            shards = tuple(Shard(0, shard.box, shard.offset, shard.strides) for shard in mine)
+            wholes[move.name] = Piece(buffer, layout.global_shape, shards)
+            self._fixed_bytes += buffer.nbytes
+        return wholes
+
+    def run(self, tag: int) -> Moved:
+        """Carry the transfer out once, under a tag that all ranks agreed on; they must all call this."""
+        rank = group_rank(self._group)
+        transfer = self.transfer
+        started_s = time.perf_counter()
+        with torch.no_grad():
+            self.prepare()
+            staging = Staging()
+            staging.add(self._fixed_bytes)
+            link = Link(self._group, tag, staging)
+            seconds = self._carry(link, rank) - started_s
+        return Moved(
+            bytes_by_pair=dict(transfer.bytes_by_pair),
+            bytes_local=transfer.bytes_copied,
+            seconds=seconds,
+            lower_bound_bytes=transfer.plan.lower_bound_bytes,
+            num_rounds=transfer.num_rounds,
+            missing=dict(transfer.missing),
+            planned_staging_bytes=transfer.steps_of(rank).staging_bytes,
+            peak_staging_bytes=staging.peak_bytes,
+            given=tuple(link.given),
+            taken=tuple(link.taken),
+        )
+
+    def _carry(self, link: Link, rank: int) -> float:
+        """When the last byte was here."""
+        assert self._memories is not None
+        give, take = self._memories.give, self._memories.take
+        transfer = self.transfer
+        todo = transfer.steps_of(rank)
+        mover = Mover(transfer.plan, give, take, link, todo.relayed)
+        has_copied = False
+        try:
+            if transfer.reduction is not None:
+                summer = Summer(transfer.reduction, self._memories.addends, self._memories.wholes, link)
+                summer.join_own(rank)
+                summer.carry(todo.sum_steps)
+            for copy in self._memories.copies:
+                copy.run()
+            has_copied = True
+            mover.carry(todo.steps)
+            take.flush()
+            finished_s = time.perf_counter()
+            confirm(self._group, link.tag)
+        except RuntimeError as raised:
+            take.flush()
+            unfilled = self._unfilled(rank, mover, has_copied)
+            raise _unfilled_error(peer_error(_DOING, self._group, raised), unfilled) from raised
+        return finished_s
+
+    def _unfilled(self, rank: int, mover: Mover, has_copied: bool) -> list[str]:
+        """Tensors that this rank wants and has not all of."""
+        expected: dict[int, int] = {}
+        plan = self.transfer.plan
+        for message in plan.messages:
+            if message.taker == rank:
+                for part in plan.chunks[message.chunk].parts:
+                    expected[part.tensor] = expected.get(part.tensor, 0) + 1
+        lacking = {tensor for tensor, count in expected.items() if mover.arrived_parts.get(tensor, 0) < count}
+        if not has_copied:
+            lacking |= {copy.tensor for copy in self.transfer.steps_of(rank).copies}
+        return [plan.moves[tensor].name for tensor in sorted(lacking)]
+
+
+def propose_tag(group: Group) -> int:
+    """What this rank proposes as the number of the next run on a group; never the same again."""
+    return next(_next_tags.setdefault(id(group) if group is not None else 0, itertools.count()))
+
+
+def settle_tag(proposed: Sequence[int]) -> int:
+    """The tag that all ranks use, from what each of them proposed: no earlier run has it."""
+    return _FIRST_TAG + max(proposed) % _NUM_TAGS
+
+
+def _unfilled_error(error: PeerError, unfilled: Sequence[str]) -> UnfilledError:
+    listed = ", ".join(map(repr, unfilled[:_MAX_LISTED])) + (", ..." if len(unfilled) > _MAX_LISTED else "")
+    told = f"; unfilled on this rank: {listed}" if unfilled else "; all tensors that this rank wanted are filled"
+    return UnfilledError(f"{error}{told}", unfilled)
 
 
 def _check_digests(digests: Sequence[str]) -> None:
@@ -110,124 +297,3 @@ def _check_digests(digests: Sequence[str]) -> None:
             f"{_DOING}: expected one plan on all {len(digests)} ranks, found digest {digests[0][:16]} on rank 0 and "
             f"{digests[other][:16]} on rank {other}; plan on every rank from the same gathered moves"
         )
-
-
-class _Carrier:
-    """One rank at work on a plan."""
-
-    def __init__(self, plan: Plan, give: Mapping[str, Piece], take: Mapping[str, Piece], group: Group) -> None:
-        names = [move.name for move in plan.moves]
-        self._plan = plan
-        self._group = group
-        self._device = group_device(group)
-        self._give = Memory(give, names)
-        self._take = Memory(take, names)
-        self._taken_in: dict[int, int] = {}
-        """Round in which each chunk that this rank takes arrives."""
-        self._passing_on: dict[int, int] = {}
-        """How often this rank has yet to send each chunk that it takes."""
-        self._arrived: dict[int, torch.Tensor] = {}
-        """Bytes of the chunks that arrived and are still to be passed on."""
-
-    def run(self, rank: int) -> None:
-        program = self._plan.program_of(rank)
-        self._taken_in = {message.chunk: message.round for message in program.takes}
-        for message in program.gives:
-            if message.chunk in self._taken_in:
-                self._passing_on[message.chunk] = self._passing_on.get(message.chunk, 0) + 1
-        for copy in program.copies:
-            self._copy(copy)
-        try:
-            self._carry(program.gives, program.takes)
-        except RuntimeError as raised:
-            raise peer_error(_DOING, self._group, raised) from raised
-        self._take.flush()
-
-    def _carry(self, gives: Sequence[Message], takes: Sequence[Message]) -> None:
-        if self._device.type == "cpu":
-            self._run_windowed(gives, takes)
-        else:
-            self._run_batched(gives, takes)
-
-    def _run_windowed(self, gives: Sequence[Message], takes: Sequence[Message]) -> None:
-        to_post = deque(takes)
-        posted: deque[tuple[Message, torch.Tensor, Any]] = deque()
-        sent: deque[tuple[torch.Tensor, Any]] = deque()
-
-        def post_until(round_: int) -> None:
-            while to_post and to_post[0].round <= round_:
-                message = to_post.popleft()
-                buffer = self._buffer_to_take(message)
-                work = dist.irecv(buffer, group=self._group, group_src=message.giver, tag=_TAG)
-                posted.append((message, buffer, work))
-
-        def wait_until(round_: int) -> None:
-            while posted and posted[0][0].round <= round_:
-                message, buffer, work = posted.popleft()
-                work.wait()
-                self._take_in(message, buffer)
-
-        for message in gives:
-            post_until(message.round + _WINDOW_ROUNDS)
-            wait_until(max(message.round - _WINDOW_ROUNDS, self._taken_in.get(message.chunk, -1)))
-            while len(sent) > _WINDOW_ROUNDS:
-                sent.popleft()[1].wait()
-            buffer = self._buffer_to_give(message)
-            work = dist.isend(buffer, group=self._group, group_dst=message.taker, tag=_TAG)
-            sent.append((buffer, work))
-        while to_post or posted:
-            now = posted[0][0].round if posted else to_post[0].round
-            post_until(now + _WINDOW_ROUNDS)
-            wait_until(now)
-        while sent:
-            sent.popleft()[1].wait()
-
-    def _run_batched(self, gives: Sequence[Message], takes: Sequence[Message]) -> None:
-        gives_in = {message.round: message for message in gives}
-        takes_in = {message.round: message for message in takes}
-        for round_ in sorted(gives_in.keys() | takes_in.keys()):
-            ops = []
-            taking = takes_in.get(round_)
-            if taking is not None:
-                arriving = self._buffer_to_take(taking)
-                ops.append(dist.P2POp(dist.irecv, arriving, group=self._group, group_peer=taking.giver))
-            giving = gives_in.get(round_)
-            if giving is not None:
-                leaving = self._buffer_to_give(giving)
-                ops.append(dist.P2POp(dist.isend, leaving, group=self._group, group_peer=giving.taker))
-            for work in dist.batch_isend_irecv(ops):
-                work.wait()
-            if taking is not None:
-                self._take_in(taking, arriving)
-
-    def _copy(self, copy: Copy) -> None:
-        source = self._give.regions(copy.tensor, copy.box)[0]
-        for region in self._take.regions(copy.tensor, copy.box):
-            if region.data_ptr() != source.data_ptr() or region.stride() != source.stride():
-                region.copy_(source)
-
-    def _buffer_to_give(self, message: Message) -> torch.Tensor:
-        chunk = self._plan.chunks[message.chunk]
-        if message.chunk in self._taken_in:
-            self._passing_on[message.chunk] -= 1
-            last = self._passing_on[message.chunk] == 0
-            return self._arrived.pop(message.chunk) if last else self._arrived[message.chunk]
-        buffer = self._give.direct(chunk, self._device)
-        if buffer is None:
-            buffer = torch.empty(chunk.nbytes, dtype=torch.uint8, device=self._device)
-            self._give.pack(chunk, buffer)
-        return buffer
-
-    def _buffer_to_take(self, message: Message) -> torch.Tensor:
-        chunk = self._plan.chunks[message.chunk]
-        buffer = self._take.direct(chunk, self._device)
-        if buffer is not None:
-            return buffer
-        return torch.empty(chunk.nbytes, dtype=torch.uint8, device=self._device)
-
-    def _take_in(self, message: Message, buffer: torch.Tensor) -> None:
-        chunk = self._plan.chunks[message.chunk]
-        if self._take.direct(chunk, self._device) is None:
-            self._take.unpack(chunk, buffer)
-        if message.chunk in self._passing_on:
-            self._arrived[message.chunk] = buffer

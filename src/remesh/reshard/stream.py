@@ -15,10 +15,11 @@ Parts come sorted by falling item size, so that every part begins aligned in its
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from remesh.layout import Box, boxes_of_flat_range
+from remesh.reshard.bound import HostGroup
 from remesh.reshard.senders import Route
 
 _CHUNK_SLACK = 8
@@ -37,6 +38,24 @@ class Part:
     """In global indices. Invariant: not empty."""
     nbytes: int
     """Size in bytes."""
+
+
+@dataclass(slots=True)
+class Stream:
+    """All parts that the same ranks give to the same ranks."""
+
+    givers: tuple[int, ...]
+    """Ranks that hold all of it, ascending."""
+    takers: tuple[int, ...]
+    """Ranks that want all of it and do not hold it, ascending. Invariant: at least one."""
+    parts: list[Part]
+    """Invariant: item sizes never rise."""
+    nbytes: int
+    """Sum over the parts."""
+
+
+Groups = Mapping[HostGroup, Sequence[Stream]]
+"""All streams of a plan, by the hosts that own and receive them; both in ascending order."""
 
 
 @dataclass(frozen=True, slots=True)

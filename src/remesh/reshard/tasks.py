@@ -17,11 +17,12 @@ Source: Zhuang et al., arXiv 2211.05322, appendix B.2.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from remesh.errors import PlanError
 from remesh.layout import Box, Layout, Overlap, Shard, compute_missing, compute_overlap
+from remesh.reshard.casts import travelling_dtype
 
 _MAX_LISTED = 4
 
@@ -42,9 +43,13 @@ class TensorMove:
     name: str
     """Name of the tensor; distinct within a plan."""
     src: Layout
-    """Who holds what. Invariant: holders are ranks of the group; no partial sums."""
+    """Who holds what. Invariant: holders are ranks of the group; what a move of partial sums needs before it can be
+    cut into tasks is in `remesh.reshard.reduction`."""
     dst: Layout
-    """Who wants what. Invariant: same global shape and dtype as ``src``; holders are ranks of the group."""
+    """Who wants what. Invariant: same global shape as ``src``; holders are ranks of the group; no partial sums.
+
+    Two dtypes that can be cast are both replaced by the one that travels (`remesh.reshard.casts`): plans know no
+    other, and whoever keeps another one casts at its own memory. Partial sums keep theirs until they are summed."""
 
     def __post_init__(self) -> None:
         doing = f"planning the move of tensor {self.name!r}"
@@ -53,16 +58,22 @@ class TensorMove:
                 f"{doing}: it is held with global shape {self.src.global_shape} but wanted with "
                 f"{self.dst.global_shape}; both sides must describe the same tensor"
             )
-        if self.src.dtype != self.dst.dtype:
+        if self.dst.partial is not None:
             raise PlanError(
-                f"{doing}: it is held as {self.src.dtype} but wanted as {self.dst.dtype}; cast one side to the dtype "
-                "of the other first"
+                f"{doing}: it is wanted as partial sums ({self.dst.partial}), expected whole values; take it whole and "
+                "split it into addends where it is used"
             )
-        if self.src.partial is not None or self.dst.partial is not None:
+        travelling = travelling_dtype(self.src.dtype, self.dst.dtype)
+        if travelling is None:
             raise PlanError(
-                f"{doing}: one side keeps partial sums ({self.src.partial or self.dst.partial}), expected whole "
-                "values; reduce them first, for instance with DTensor.redistribute"
+                f"{doing}: it is held as {self.src.dtype} but wanted as {self.dst.dtype}, expected dtypes of one kind "
+                "that a cast does not wrap round; cast one side to the dtype of the other first"
             )
+        if self.src.partial is None:
+            for side in ("src", "dst"):
+                layout = getattr(self, side)
+                if layout.dtype != travelling:
+                    object.__setattr__(self, side, replace(layout, dtype=travelling))
         for shard in (*self.src.shards, *self.dst.shards):
             if not isinstance(shard.holder, int) or shard.holder < 0:
                 raise PlanError(
@@ -121,6 +132,11 @@ def compute_tasks(moves: Sequence[TensorMove], missing: Missing = Missing.REFUSE
     refined: dict[tuple[int, int], _Refined] = {}
     tasks = []
     for move in moves:
+        if move.src.partial is not None:
+            raise PlanError(
+                f"planning the move of tensor {move.name!r}: it is held as partial sums ({move.src.partial}), expected "
+                "whole values; plan it with plan_transfer, which sums them on the way"
+            )
         key = (id(move.src), id(move.dst))
         found = refined.get(key)
         if found is None:

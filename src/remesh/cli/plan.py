@@ -1,0 +1,238 @@
+"""``remesh plan``: what a move between two layouts would do, without any rank being there."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from remesh.errors import ConfigError, StorageError
+from remesh.layout import Layout, Mesh, layout_from_spec
+from remesh.reshard import DEFAULT_CHUNK_BYTES, Plan, TensorMove, UnitTask, compute_tasks, plan_reshard
+from remesh.reshard.draw import Lanes, draw_svg, draw_text
+from remesh.reshard.network import Network
+from remesh.reshard.simulate import Simulation, simulate_plan
+from remesh.reshard.strategies import STRATEGIES
+from remesh.reshard.trace import build_trace
+
+_SIDE = re.compile(r"(?P<spec>[RS0-9(),]*)@(?P<mesh>\d{1,6}(?:x\d{1,6})*)(?::(?P<host>\d{1,6}))?", re.ASCII)
+_MAX_RANKS = 1 << 20
+_MAX_ROWS = 16
+_OWN_STRATEGIES = ("auto", "split")
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """One side of a move, as ``SPEC@MESH[:HOST]`` says it."""
+
+    spec: str
+    mesh_shape: tuple[int, ...]
+    """Invariant: at least one axis; sizes >= 1."""
+    first_host: int
+    """Number of its first host."""
+
+    @property
+    def devices_per_host(self) -> int:
+        """The last axis lies inside hosts, unless it is the only one."""
+        return self.mesh_shape[-1] if len(self.mesh_shape) > 1 else 1
+
+    @property
+    def num_hosts(self) -> int:
+        return math.prod(self.mesh_shape) // self.devices_per_host
+
+
+@click.command()
+@click.option("--shape", required=True, help="Shape of the tensor, as in 1024,1024.")
+@click.option("--dtype", default="float32", show_default=True, help="Dtype of the tensor.")
+@click.option("--src", required=True, help="Layout that is: SPEC@MESH[:HOST], as in S0R@2x4; see below.")
+@click.option("--dst", required=True, help="Layout that is wanted, in the same form.")
+@click.option("--network", type=click.Path(path_type=Path), help="JSON file with the links of the hosts.")
+@click.option("--hosts", default="", help="Names of the hosts, in order: a,b,c (default: those of the network).")
+@click.option(
+    "--strategy",
+    type=click.Choice([*_OWN_STRATEGIES, *STRATEGIES]),
+    default="auto",
+    show_default=True,
+    help="How to route and order.",
+)
+@click.option("--chunk-bytes", type=click.IntRange(1), default=DEFAULT_CHUNK_BYTES, help="Size of the largest message.")
+@click.option("--compare", is_flag=True, help="Also simulate every other strategy.")
+@click.option("--by-rank", is_flag=True, help="Draw ranks instead of hosts.")
+@click.option("--svg", type=click.Path(path_type=Path), help="Write the picture to this file.")
+@click.option("--trace", type=click.Path(path_type=Path), help="Write a Chrome trace of the simulated run.")
+@click.option("--out", type=click.Path(path_type=Path), help="Write the plan itself, as JSON.")
+def plan(
+    shape: str,
+    dtype: str,
+    src: str,
+    dst: str,
+    network: Path | None,
+    hosts: str,
+    strategy: str,
+    chunk_bytes: int,
+    compare: bool,
+    by_rank: bool,
+    svg: Path | None,
+    trace: Path | None,
+    out: Path | None,
+) -> None:
+    """Plan a move between two layouts: tasks, lower bound, ratio, rounds.
+
+    A side is SPEC@MESH[:HOST]. SPEC has R or S and mesh axes for each dim (S01R). MESH has the size of each axis (2x4);
+    the last axis lies inside a host, unless it is the only one. HOST is the number of the first host; the source
+    begins at 0, the destination behind the source: give it :0 to stay on the same hosts.
+    """
+    links = _read_network(network) if network else None
+    move, host_of = build_move(parse_shape(shape), dtype, src, dst, _host_names(hosts, links))
+    made = plan_reshard([move], host_of, chunk_bytes=chunk_bytes, network=links, strategy=strategy)
+    simulation = simulate_plan(made)
+    console = Console(highlight=False)
+    console.print(_tasks_table(compute_tasks([move]), host_of))
+    console.print(_summary(made, simulation, strategy))
+    if compare:
+        console.print(_comparison(move, host_of, links, chunk_bytes))
+    lanes = Lanes.RANKS if by_rank else Lanes.HOSTS
+    unit = "bytes of one NIC's time" if links is None else "s"
+    width = max(console.width - 16 - max(map(len, host_of.values())), 20)
+    text = draw_text(simulation.messages, made.host_of, lanes=lanes, width=width, unit=unit)
+    console.print(text, markup=False, soft_wrap=True)
+    title = f"{src} to {dst}, {dtype} {shape}, {strategy}"
+    bound = float(made.lower_bound_bytes) if made.lower_bound_s is None else made.lower_bound_s
+    if svg:
+        picture = draw_svg(simulation.messages, made.host_of, lanes=lanes, title=title, bound_s=bound)
+        _write(svg, picture, console)
+    if trace:
+        _write(trace, json.dumps(build_trace({"planned": simulation.messages}, made.host_of)), console)
+    if out:
+        _write(out, json.dumps(made.to_json()), console)
+
+
+def parse_shape(text: str) -> tuple[int, ...]:
+    """The shape that ``"1024,1024"`` means; empty text is a scalar."""
+    sizes = [size.strip() for size in text.split(",")] if text.strip() else []
+    if not all(size.isdecimal() and len(size) < 16 for size in sizes):
+        raise ConfigError(f"reading --shape {text!r}: expected sizes with commas between them, as in 1024,1024")
+    return tuple(map(int, sizes))
+
+
+def parse_side(text: str, which: str, first_host: int) -> Side:
+    """The side that ``"S0R@2x4:1"`` means; ``first_host`` where it names none."""
+    found = _SIDE.fullmatch(text)
+    shape = tuple(map(int, found["mesh"].split("x"))) if found else ()
+    if found is None or not 1 <= math.prod(shape) <= _MAX_RANKS:
+        raise ConfigError(
+            f"reading --{which} {text!r}: expected SPEC@MESH[:HOST], as in S01R@2x4 or RS0@4:0, with 1 to {_MAX_RANKS} "
+            "devices"
+        )
+    return Side(found["spec"], shape, int(found["host"]) if found["host"] else first_host)
+
+
+def build_move(
+    shape: tuple[int, ...], dtype: str, src: str, dst: str, names: tuple[str, ...] | None
+) -> tuple[TensorMove, dict[int, str]]:
+    """The move between two sides, and the host of every rank; device ``d`` of host ``h`` is one rank on both sides."""
+    source = parse_side(src, "src", 0)
+    target = parse_side(dst, "dst", source.first_host + source.num_hosts)
+    width = max(source.devices_per_host, target.devices_per_host)
+    num_hosts = max(side.first_host + side.num_hosts for side in (source, target))
+    if names is None:
+        names = tuple(f"host{number}" for number in range(num_hosts))
+    if len(names) < num_hosts or len(set(names)) != len(names):
+        raise ConfigError(
+            f"placing --src {src} and --dst {dst}: they need {num_hosts} hosts, found {len(set(names))} names; name "
+            "more with --hosts or in the network file, or move a side with :HOST"
+        )
+    layouts: list[Layout] = []
+    host_of: dict[int, str] = {}
+    for side in (source, target):
+        ranks = [
+            (side.first_host + number // side.devices_per_host) * width + number % side.devices_per_host
+            for number in range(math.prod(side.mesh_shape))
+        ]
+        axes = {f"axis{number}": size for number, size in enumerate(side.mesh_shape)}
+        layouts.append(layout_from_spec(side.spec, shape, Mesh.of(axes, ranks), dtype))
+        host_of |= {rank: names[rank // width] for rank in ranks}
+    return TensorMove("tensor", layouts[0], layouts[1]), dict(sorted(host_of.items()))
+
+
+def _host_names(text: str, network: Network | None) -> tuple[str, ...] | None:
+    if text:
+        return tuple(name.strip() for name in text.split(","))
+    return None if network is None else tuple(network.hosts)
+
+
+def _read_network(path: Path) -> Network:
+    try:
+        return Network.from_json(json.loads(path.read_text()))
+    except OSError as raised:
+        raise StorageError(f"reading the network file {path}: {raised.strerror}; name a file that is there") from raised
+    except ValueError as raised:
+        if isinstance(raised, json.JSONDecodeError | UnicodeDecodeError):
+            raise ConfigError(f"reading the network file {path}: it is not JSON ({raised}); mend it") from raised
+        raise
+
+
+def _tasks_table(tasks: tuple[UnitTask, ...], host_of: dict[int, str]) -> Table:
+    table = Table(title=f"{len(tasks)} unit tasks", title_justify="left")
+    for name in ("box", "bytes", "held on", "wanted on"):
+        table.add_column(name, justify="right" if name == "bytes" else "left")
+    for task in tasks[:_MAX_ROWS]:
+        table.add_row(str(task.box), f"{task.nbytes:,}", _ends(task.givers, host_of), _ends(task.takers, host_of))
+    if len(tasks) > _MAX_ROWS:
+        table.add_row(f"... {len(tasks) - _MAX_ROWS} more", "", "", "")
+    return table
+
+
+def _ends(ranks: tuple[int, ...], host_of: dict[int, str]) -> str:
+    hosts = list(dict.fromkeys(host_of[rank] for rank in ranks))
+    listed = ", ".join(hosts[:3]) + (", ..." if len(hosts) > 3 else "")
+    return f"{listed} ({len(ranks)} device{'s' if len(ranks) > 1 else ''})"
+
+
+def _summary(made: Plan, simulation: Simulation, strategy: str) -> Table:
+    table = Table(title="plan", title_justify="left", show_header=False)
+    table.add_row("strategy", strategy)
+    table.add_row("lower bound", f"{made.lower_bound_bytes:,} bytes: {made.bound.reason}")
+    if made.lower_bound_s is not None:
+        table.add_row("", f"{made.lower_bound_s:.4g} s on this network")
+    table.add_row("busiest host", f"{made.busiest_nic_bytes:,} bytes in one direction")
+    table.add_row("certified ratio", f"{made.certified_ratio:.4f}")
+    table.add_row("simulated", _times(simulation.total_s, made))
+    table.add_row("rounds", f"{made.num_rounds:,} with {len(made.messages):,} messages")
+    table.add_row("kept in place", f"{made.bytes_copied:,} bytes")
+    staging = max(simulation.peak_staging_bytes.values(), default=0)
+    table.add_row("under way on a rank", f"at most {staging:,} bytes")
+    table.add_row("digest", made.digest[:16])
+    return table
+
+
+def _times(total_s: float, made: Plan) -> str:
+    if made.lower_bound_s is None:
+        return f"{total_s / made.lower_bound_bytes:.4f} x bound" if made.lower_bound_bytes else "nothing to wait for"
+    ratio = f" = {total_s / made.lower_bound_s:.4f} x bound" if made.lower_bound_s else ""
+    return f"{total_s:.4g} s{ratio}"
+
+
+def _comparison(move: TensorMove, host_of: dict[int, str], network: Network | None, chunk_bytes: int) -> Table:
+    table = Table(title="other strategies, simulated", title_justify="left")
+    for name in ("strategy", "time", "busiest host, bytes", "messages"):
+        table.add_column(name, justify="left" if name == "strategy" else "right")
+    for name in (_OWN_STRATEGIES[1], *STRATEGIES):
+        made = plan_reshard([move], host_of, chunk_bytes=chunk_bytes, network=network, strategy=name)
+        time = _times(simulate_plan(made).total_s, made)
+        table.add_row(name, time, f"{made.busiest_nic_bytes:,}", f"{len(made.messages):,}")
+    return table
+
+
+def _write(path: Path, text: str, console: Console) -> None:
+    try:
+        path.write_text(text)
+    except OSError as raised:
+        raise StorageError(f"writing {path}: {raised.strerror}; name a file in a folder that is there") from raised
+    console.print(f"written to {path}", soft_wrap=True)

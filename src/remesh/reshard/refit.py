@@ -1,0 +1,218 @@
+"""How do new weights reach those who generate? Refits: the same move, again and again, seen whole or not at all.
+
+Definitions. *Trainers* give a state, *generators* take it; a rank may be both. A *version* is the number the trainers
+give to one state of their weights. A generator has two buffers of each tensor: the *front*, which readers see, and the
+*back*, which the next version is moved into. A *snapshot* is the front buffer with its version, held by a reader.
+
+One refit, in steps:
+
+1. Generators wait until nobody reads the back buffer any more, for a limited time.
+2. All ranks agree on the version and the plan: one small gather, from the second refit on.
+3. The weights move into the back buffers. Readers go on with the front, undisturbed.
+4. All ranks know that all are done; each generator turns its buffers over.
+
+If a rank dies in step 3, every generator keeps its front: an older version, but a whole one. `regroup` goes on with
+the ranks that are left, or with new ones.
+
+       refit      1         2         3
+       buffer A   ====1=====front======....=====3=====front
+       buffer B             ====2=====front======......
+       readers              1 1 1 1 1  2 2 2 2 2 2      3 3
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Unpack
+
+import torch
+from torch.distributed.tensor import DTensor
+
+from remesh.errors import PeerError, PlanError
+from remesh.layout.from_torch import Piece
+from remesh.reshard.cache import Resharder
+from remesh.reshard.describe import Tensors
+from remesh.reshard.exchange import Group, gather_from
+from remesh.reshard.handle import Handle
+from remesh.reshard.run import Moved
+from remesh.reshard.transfer import PlanOptions
+
+_DOING = "refitting the generators"
+_READERS_TIMEOUT_S = 60.0
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """One version of the weights, whole, that stays as it is while it is held."""
+
+    version: int
+    """As the trainers numbered it."""
+    tensors: Mapping[str, torch.Tensor | Piece]
+    """By name, in the layout that the generator asked for. Read only."""
+
+
+class Refit:
+    """Carries weights from trainers to generators, version after version.
+
+    ``take`` names the tensors that this rank wants, as they should be: they become one of its two buffers, the other
+    is allocated like them. Empty on a rank that only trains.
+    """
+
+    def __init__(
+        self,
+        take: Tensors | None = None,
+        *,
+        group: Group = None,
+        readers_timeout_s: float = _READERS_TIMEOUT_S,
+        **options: Unpack[PlanOptions],
+    ) -> None:
+        self._options = options
+        self._group = group
+        self._readers_timeout_s = readers_timeout_s
+        self._buffers = (dict(take or {}), _like(take or {}))
+        self._front: int | None = None
+        self._version: int | None = None
+        self._num_readers = [0, 0]
+        self._lock = threading.Condition()
+        self._resharder = Resharder(group, **options)
+
+    @property
+    def version(self) -> int | None:
+        """Version that readers of this rank see; None before the first. On a trainer the last that went out."""
+        return self._version
+
+    @property
+    def num_planned(self) -> int:
+        """Refits of this group that had to plan."""
+        return self._resharder.num_planned
+
+    def push(self, give: Tensors | None = None, version: int | None = None) -> Moved:
+        """Move one version from the trainers to the generators; what was moved.
+
+        Called by every rank of the group: trainers with what they hold and the version, generators with nothing.
+        Blocks until all generators have it. Raises the same error on all ranks, and readers then still see the version
+        before: `PlanError` when the trainers disagree or something is wanted that nobody gives, `PeerError` when a
+        rank died or some reader held on to the back buffer for too long.
+        """
+        return self.start(give, version).result()
+
+    def start(self, give: Tensors | None = None, version: int | None = None) -> RefitHandle:
+        """The same in a thread; blocks until all ranks have agreed. Readers may read all the while."""
+        back = 1 if self._front == 0 else 0
+        agreed = self._agree(version, back)
+        return RefitHandle(self, self._resharder.start(give or {}, self._buffers[back]), back, agreed)
+
+    @contextlib.contextmanager
+    def read(self) -> Iterator[Snapshot]:
+        """The newest whole version, held until the context is left. Any thread; calls nobody.
+
+        Raises `PlanError` before the first version has arrived.
+        """
+        with self._lock:
+            if self._front is None or self._version is None:
+                raise PlanError(
+                    "reading the weights of a generator: no version has arrived, expected at least one; push one first"
+                )
+            front = self._front
+            self._num_readers[front] += 1
+            snapshot = Snapshot(self._version, self._buffers[front])
+        try:
+            yield snapshot
+        finally:
+            with self._lock:
+                self._num_readers[front] -= 1
+                self._lock.notify_all()
+
+    def regroup(self, group: Group = None, host_of: Mapping[int, str] | None = None) -> None:
+        """Go on in another group, with members that left or joined; the next push plans anew.
+
+        Called by every rank of the new group before its next push. What readers see stays.
+        """
+        if host_of is not None:
+            self._options["host_of"] = host_of
+        self._group = group
+        self._resharder = Resharder(group, **self._options)
+
+    def turn_over(self, back: int, version: int) -> None:
+        """Show a buffer that was filled to the readers; done by the handle of its push."""
+        with self._lock:
+            self._front, self._version = back, version
+
+    def _agree(self, version: int | None, back: int) -> int:
+        def tell() -> int | None:
+            self._wait_for_readers(back)
+            return version
+
+        told: list[Any] = gather_from(tell, self._group, _DOING)
+        versions = {rank: each for rank, each in enumerate(told) if each is not None}
+        if len(set(versions.values())) != 1:
+            raise PlanError(
+                f"{_DOING}: the trainers push versions {sorted(set(versions.values()))[:4]} on {len(versions)} ranks, "
+                "expected one version; push with the same number on every trainer"
+            )
+        return int(next(iter(versions.values())))
+
+    def _wait_for_readers(self, buffer: int) -> None:
+        until_s = time.monotonic() + self._readers_timeout_s
+        with self._lock:
+            while self._num_readers[buffer]:
+                left_s = until_s - time.monotonic()
+                if left_s <= 0:
+                    raise PeerError(
+                        f"{_DOING}: {self._num_readers[buffer]} readers hold a snapshot of the version before last, "
+                        f"expected none after {self._readers_timeout_s} s; leave `read()` sooner, or copy what is kept"
+                    )
+                self._lock.wait(left_s)
+
+
+class RefitHandle:
+    """A refit under way. Somebody must ask for its result: only then do readers see the new version."""
+
+    def __init__(self, refit: Refit, handle: Handle, back: int, version: int) -> None:
+        self._refit = refit
+        self._handle = handle
+        self._back = back
+        self.version = version
+        """The version that is on its way."""
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the weights have arrived everywhere, or never will."""
+        return self._handle.is_done
+
+    def result(self, timeout_s: float | None = None) -> Moved:
+        """What was moved, once it has arrived everywhere; from now on readers see it. As `Handle.result`."""
+        moved = self._handle.result(timeout_s)
+        self._refit.turn_over(self._back, self.version)
+        return moved
+
+
+def _like(tensors: Tensors) -> dict[str, torch.Tensor | Piece]:
+    """Buffers of the same layouts; tensors that share memory, such as the parts of a fused one, share it again."""
+    storages: dict[int, torch.UntypedStorage] = {}
+
+    def twin(tensor: torch.Tensor) -> torch.Tensor:
+        if isinstance(tensor, DTensor):
+            local = twin(tensor.to_local())
+            whole = (tensor.shape, tensor.stride())
+            return DTensor.from_local(
+                local, tensor.device_mesh, tensor.placements, run_check=False, shape=whole[0], stride=whole[1]
+            )
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in storages:
+            storages[storage.data_ptr()] = storage.clone()  # type: ignore[no-untyped-call]
+        made = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+        return made.set_(storages[storage.data_ptr()], tensor.storage_offset(), tensor.shape, tensor.stride())
+
+    made: dict[str, torch.Tensor | Piece] = {}
+    with torch.no_grad():
+        for name, tensor in tensors.items():
+            if isinstance(tensor, Piece):
+                made[name] = replace(tensor, tensor=twin(tensor.tensor))
+            else:
+                made[name] = twin(tensor)
+    return made

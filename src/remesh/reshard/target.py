@@ -1,0 +1,94 @@
+"""Where to? Targets of a reshard, and the empty tensors that are made for them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.placement_types import Placement, Shard
+
+from remesh.errors import PlanError
+from remesh.layout import local_shape_at, row_major_strides
+from remesh.layout.from_torch import dtype_name, piece_of, placements_from_torch, torch_dtype
+from remesh.reshard.describe import Tensors
+from remesh.reshard.exchange import Group, gather_from
+
+_DOING = "making the tensors to reshard into"
+
+
+@dataclass(frozen=True)
+class Target:
+    """A mesh, how a tensor lies on it, and in which dtype."""
+
+    mesh: DeviceMesh
+    """Any mesh of ranks of the group; it needs no process groups of its own (``_init_backend=False`` will do)."""
+    placements: Sequence[Placement]
+    """One per axis of the mesh; no ``Partial``."""
+    dtype: torch.dtype | None = None
+    """None keeps the dtype that the tensor has."""
+
+
+Targets = Target | Mapping[str, Target]
+"""One target for all tensors, or one for each of those that are wanted."""
+
+
+def make_targets(give: Tensors, to: Targets, group: Group = None) -> dict[str, DTensor]:
+    """Empty DTensors on their targets, for every tensor that any rank gives and ``to`` names.
+
+    Called by every rank of the group with the same targets; ranks outside a mesh get its DTensors without elements.
+    """
+
+    def describe() -> list[Any]:
+        pieces = {name: piece_of(give[name]) for name in sorted(give)}
+        return [[name, dtype_name(p.tensor.dtype), list(p.global_shape)] for name, p in pieces.items()]
+
+    shapes: dict[str, tuple[str, tuple[int, ...]]] = {}
+    for told in gather_from(describe, group, _DOING):
+        for name, dtype, shape in told:
+            shapes.setdefault(name, (dtype, tuple(shape)))
+    if isinstance(to, Mapping):
+        unknown = sorted(to.keys() - shapes.keys())
+        if unknown:
+            raise PlanError(
+                f"{_DOING}: {len(unknown)} targets such as {unknown[0]!r} are of tensors that no rank gives, expected "
+                f"names among {len(shapes)} given ones; give it on some rank, or drop the target"
+            )
+    made = {}
+    for name in sorted(shapes):
+        target = to.get(name) if isinstance(to, Mapping) else to
+        if target is not None:
+            dtype, shape = shapes[name]
+            made[name] = empty_on(target, shape, target.dtype or torch_dtype(dtype))
+    return made
+
+
+def empty_on(target: Target, shape: Sequence[int], dtype: torch.dtype) -> DTensor:
+    """A DTensor of this global shape on its target, with undefined elements. Calls nobody."""
+    placements = normalise(target.placements, len(shape))
+    coordinate = target.mesh.get_coordinate()
+    mesh_shape = tuple(target.mesh.shape)
+    local_shape: tuple[int, ...] = (0,)
+    if coordinate is not None:
+        local_shape = local_shape_at(shape, mesh_shape, coordinate, placements_from_torch(placements))
+    local = torch.empty(local_shape, dtype=dtype, device=target.mesh.device_type)
+    return DTensor.from_local(
+        local,
+        target.mesh,
+        placements,
+        run_check=False,
+        shape=torch.Size(shape),
+        stride=row_major_strides(tuple(shape)),
+    )
+
+
+def normalise(placements: Sequence[Placement], ndim: int) -> tuple[Placement, ...]:
+    """Placements with dims counted from 0, as DTensor keeps them."""
+    normal = []
+    for placement in placements:
+        dim: int = getattr(placement, "dim", 0)
+        normal.append(Shard(dim + ndim) if dim < 0 else placement)
+    return tuple(normal)

@@ -1,0 +1,42 @@
+"""When did which message go? What a run measured, to be laid beside what its plan said.
+
+Definitions. Times are seconds since the ranks agreed on the plan, on each rank's own clock; ranks leave that agreement
+within one latency of each other. A giver knows when it began to send, a taker when everything was there; a *timing*
+of the whole run takes the beginning from the one and the end from the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Timing:
+    """One message as it went."""
+
+    stage: int
+    """0 while partial sums are summed, 1 while whole values move."""
+    round: int
+    """Round of the stage's schedule."""
+    giver: int
+    taker: int
+    nbytes: int
+    start_s: float
+    """When the giver began to send it; on a taker's own list: when it began to wait for it."""
+    finish_s: float
+    """When the taker had it; on a giver's own list: when the giver knew that it was sent."""
+
+
+def merge_timings(given: Iterable[Timing], taken: Iterable[Timing]) -> tuple[Timing, ...]:
+    """One timing per message, in the order in which they began.
+
+    ``given`` and ``taken`` hold the lists of all ranks. A message of which only one end is known keeps its times.
+    """
+    by_message = {(t.stage, t.round, t.giver, t.taker): t for t in given}
+    merged = []
+    for end in taken:
+        begin = by_message.pop((end.stage, end.round, end.giver, end.taker), end)
+        merged.append(replace(end, start_s=begin.start_s, finish_s=max(end.finish_s, begin.start_s)))
+    merged += by_message.values()
+    return tuple(sorted(merged, key=lambda t: (t.start_s, t.finish_s, t.stage, t.round, t.giver)))

@@ -1,0 +1,67 @@
+"""The choice between ways follows latency and size as the closed forms say."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from remesh.errors import PlanError
+from remesh.reshard.cost import COSTS, Problem, best_num_chunks, cost_of, decide_strategy
+
+problems = st.builds(
+    Problem,
+    nbytes=st.integers(1, 1 << 32),
+    num_hosts=st.integers(1, 40),
+    num_devices=st.integers(1, 8),
+    rate_bytes_per_s=st.floats(1e6, 1e11),
+    latency_s=st.floats(0, 1e-2),
+    chunk_bytes=st.one_of(st.none(), st.integers(1 << 16, 1 << 26)),
+)
+
+
+@given(problems)
+def test_the_choice_is_the_cheapest_and_no_way_is_faster_than_one_copy(problem: Problem) -> None:
+    choice = decide_strategy(problem)
+    costs = {name: cost_of(name, problem) for name in COSTS}
+    assert choice.seconds == min(cost.seconds for cost in costs.values())
+    assert choice.num_chunks == costs[choice.strategy].num_chunks
+    assert choice.strategy in choice.reason
+    assert min(cost.seconds for cost in costs.values()) >= problem.wire_s * (1 - 1e-12)
+
+
+@given(problems, st.integers(1, 50))
+def test_the_number_of_chunks_is_the_best_one_within_its_limits(problem: Problem, delay: int) -> None:
+    def seconds(num: int) -> float:
+        return (num + delay) * (problem.wire_s / num + problem.latency_s)
+
+    found = best_num_chunks(problem, delay)
+    assert found >= problem.num_messages() >= 1
+    if problem.latency_s > 0:
+        for other in (found - 1, found + 1):
+            if problem.num_messages() <= other <= problem.nbytes // (128 << 10):
+                # The best real number is rounded, and the function is flat there.
+                assert seconds(found) <= seconds(other) * 1.02
+
+
+def test_small_slices_go_directly_or_down_a_tree_and_large_ones_down_a_pipeline() -> None:
+    link = {"rate_bytes_per_s": 1e9, "latency_s": 1e-4}
+    assert decide_strategy(Problem(1000, 2, **link)).strategy == "send_recv"
+    assert decide_strategy(Problem(1000, 20, **link)).strategy == "tree"
+    assert decide_strategy(Problem(1 << 30, 3, **link)).strategy == "chain"
+    assert decide_strategy(Problem(1 << 30, 100, **link)).strategy == "two_trees"
+
+
+def test_the_chain_is_left_where_bytes_fall_below_latency_times_rate_times_hosts() -> None:
+    link = {"rate_bytes_per_s": 1e9, "latency_s": 1e-3}
+    for hosts in (4, 8, 16):
+        limit = int(1e6 * hosts)
+        assert decide_strategy(Problem(limit // 20, hosts, **link)).strategy not in ("chain", "two_trees")
+        assert decide_strategy(Problem(limit * 20, hosts, **link)).strategy in ("chain", "two_trees")
+
+
+def test_what_makes_no_sense_is_refused() -> None:
+    with pytest.raises(PlanError, match="at least one byte"):
+        Problem(0, 1)
+    with pytest.raises(PlanError, match="'magic'.*chain"):
+        cost_of("magic", Problem(1, 1))
