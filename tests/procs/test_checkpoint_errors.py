@@ -146,7 +146,7 @@ def test_bad_checkpoints_are_told_alike_on_all_ranks(ranks: RankPool, tmp_path: 
     expected = {
         "missing": (StorageError, "does not exist"),
         "incomplete": (FormatError, "is not a distributed checkpoint"),
-        "truncated": (FormatError, "expected at least"),
+        "truncated": (FormatError, "expected 1609 bytes, found 1599"),
         "key": (LayoutError, "'new'"),
         "shape": (LayoutError, "Global shape mismatch for loaded ((4,)) and expected ((5,))"),
         "taken": (StorageError, "already holds a complete checkpoint"),

@@ -35,24 +35,33 @@ ARROW: dict[str, set[str]] = {
 # Rooms that are pure but for these modules ...
 _SHELLS = {
     "layout": {"remesh.layout.from_torch"},
-    "reshard": {"remesh.reshard.run", "remesh.reshard.exchange", "remesh.reshard.memory", "remesh.reshard.api"},
+    "reshard": {
+        *("remesh.reshard.api", "remesh.reshard.cache", "remesh.reshard.carry", "remesh.reshard.describe"),
+        *("remesh.reshard.exchange", "remesh.reshard.faces", "remesh.reshard.handle", "remesh.reshard.memory"),
+        *("remesh.reshard.refit", "remesh.reshard.run", "remesh.reshard.target"),
+    },
 }
 # ... and pure modules in rooms that are not.
 _PURE_ELSEWHERE = {
     "remesh.errors",
+    "remesh.dist_checkpointing.checks",
     "remesh.dist_checkpointing.description",
     "remesh.dist_checkpointing.dict_utils",
     "remesh.dist_checkpointing.errors",
+    "remesh.dist_checkpointing.flattened",
     "remesh.dist_checkpointing.manifest",
     "remesh.dist_checkpointing.mapping",
     "remesh.dist_checkpointing.reads",
     "remesh.dist_checkpointing.state_split",
-    "remesh.dist_checkpointing.validation",
     "remesh.dist_checkpointing.writes",
     "remesh.elastic.generation",
+    "remesh.elastic.machine_io",
     "remesh.elastic.membership",
     "remesh.elastic.mesh_policy",
     "remesh.elastic.position",
+    "remesh.testbed.commands",
+    "remesh.testbed.spec",
+    "remesh.testing.samples",
 }
 # Translates torch's values (dtypes, placements) and acts on nothing: open to pure modules that may see torch.
 _ADAPTERS = {"remesh.layout.from_torch"}

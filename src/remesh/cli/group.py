@@ -11,7 +11,11 @@ from remesh import __version__
 from remesh.errors import Error
 
 _VERBS = {
+    "ckpt": "Look into checkpoints: list, show, compare, verify, export, clear away.",
+    "net": "Measure the network between hosts.",
+    "plan": "Plan a move between two layouts: bound, ratio, rounds, pictures.",
     "run": "Start a script on this node as part of an elastic job.",
+    "testbed": "Make hosts on this machine, with shaped links.",
 }
 """Verb to its line in ``remesh --help``. The command of the same name lives in ``remesh.cli.<verb>``."""
 

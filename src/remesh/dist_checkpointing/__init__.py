@@ -18,6 +18,7 @@ from remesh.dist_checkpointing.serialization import (
     load_plain_tensors,
     load_sharded_metadata,
     load_tensors_metadata,
+    remove_sharded_tensors,
     save,
 )
 
@@ -33,5 +34,6 @@ __all__ = [
     "load_plain_tensors",
     "load_sharded_metadata",
     "load_tensors_metadata",
+    "remove_sharded_tensors",
     "save",
 ]

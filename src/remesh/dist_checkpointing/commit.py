@@ -2,7 +2,8 @@
 
     begin    the in-progress mark is written, leftovers of a failed save are removed
     (write)  data files, common data, .metadata, each reaching the disk
-    finish   metadata.json appears in one step: from here on the checkpoint exists
+    finish   the checksums of all files are written
+             metadata.json appears in one step: from here on the checkpoint exists
              the in-progress mark is removed
 
 A crash anywhere before ``finish`` leaves a directory without ``metadata.json``, which no reader takes for a
@@ -21,8 +22,9 @@ from remesh.dist_checkpointing.core import (
     sync_directory,
 )
 from remesh.dist_checkpointing.errors import CheckpointPathError
+from remesh.dist_checkpointing.integrity import CHECKSUMS_FNAME, write_checksums
 from remesh.dist_checkpointing.strategies.common import COMMON_STATE_FNAME
-from remesh.dist_checkpointing.strategies.torch import METADATA_FNAME, is_data_file_name
+from remesh.dist_checkpointing.strategies.torch_format import METADATA_FNAME, is_data_file_name
 
 IN_PROGRESS_FNAME = ".remesh-save-in-progress"
 
@@ -57,6 +59,7 @@ def begin(directory: Path) -> None:
 
 def finish(directory: Path, config: CheckpointingConfig) -> None:
     """Make the checkpoint exist. Everything else must have reached the disk."""
+    write_checksums(directory)
     sync_directory(directory)
     save_config(config, directory)
     (directory / IN_PROGRESS_FNAME).unlink(missing_ok=True)
@@ -64,7 +67,7 @@ def finish(directory: Path, config: CheckpointingConfig) -> None:
 
 def is_leftover(name: str) -> bool:
     """Whether a file of that name, in a directory without a complete checkpoint, comes from a failed save."""
-    fixed = (METADATA_FNAME, COMMON_STATE_FNAME, CONFIG_FNAME)
+    fixed = (METADATA_FNAME, COMMON_STATE_FNAME, CONFIG_FNAME, CHECKSUMS_FNAME)
     return is_data_file_name(name) or name in fixed or name.removesuffix(".tmp") in fixed
 
 

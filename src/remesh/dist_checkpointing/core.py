@@ -89,6 +89,12 @@ def write_durably(path: Path, content: bytes) -> None:
     sync_directory(path.parent)
 
 
+def sync_file(path: Path) -> None:
+    """Let the content of a file that others wrote reach the disk."""
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+
+
 def sync_directory(directory: Path) -> None:
     """Let the names in a directory reach the disk; without it a rename may be lost in a crash."""
     descriptor = os.open(directory, os.O_RDONLY)

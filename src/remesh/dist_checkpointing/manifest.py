@@ -60,6 +60,8 @@ class Manifest:
     """By unique key, ``KEY/shard_OFFSET_SHAPE``."""
     flattened: frozenset[str] = field(default_factory=frozenset)
     """Keys of tensors that an older writer stored flattened within each grid cell, in another global shape."""
+    unflattened_shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    """The global shape before flattening, of each key in ``flattened`` for which it is known."""
 
     def extents(self) -> Iterator[Extent]:
         """Every blob."""

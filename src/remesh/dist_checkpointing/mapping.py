@@ -14,11 +14,13 @@ apart: the *main* replica (0, or zeros only) is the one that is written.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
 import torch
 
 from remesh.dist_checkpointing.errors import CheckpointingException
@@ -30,11 +32,33 @@ ShardedStateDict = dict[str, Any]
 ReplicaId = int | tuple[int, ...]
 
 _OBJECT_INFIX = "/shard_"
+_Place = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
 
 
 def is_main_replica(replica_id: ReplicaId) -> bool:
     """Whether this copy is the one that is written."""
     return replica_id == 0 if isinstance(replica_id, int) else all(part == 0 for part in replica_id)
+
+
+def _place_on_grid(
+    key: str, shape: tuple[int, ...], rank_offsets: Sequence[tuple[int, int, int]], prepend_axis_num: int
+) -> _Place:
+    """Global shape, global offset and fragmentations of a part of this shape."""
+    box_shape = (1,) * prepend_axis_num + shape
+    ndim = len(box_shape)
+    coordinates, fragmentations = [0] * ndim, [1] * ndim
+    for axis, rank, num_parts in rank_offsets:
+        if not (0 <= axis < ndim and num_parts >= 1 and 0 <= rank < num_parts):
+            raise CheckpointingException(
+                f"Invalid rank offsets: describing tensor {key!r} with (axis {axis}, rank {rank}, parts "
+                f"{num_parts}); expected 0 <= axis < {ndim} and 0 <= rank < parts"
+            )
+        coordinates[axis], fragmentations[axis] = rank, num_parts
+    return (
+        tuple(n * parts for n, parts in zip(box_shape, fragmentations, strict=True)),
+        tuple(n * at for n, at in zip(box_shape, coordinates, strict=True)),
+        tuple(fragmentations),
+    )
 
 
 class ShardedBase(ABC):
@@ -82,7 +106,8 @@ class ShardedTensor(ShardedBase):
     allow_shape_mismatch: bool = False
     """Whether the stored tensor may have another global shape: overlap is loaded, the rest is zero."""
     flattened_range: slice | None = None
-    """Part of the flattened local shard; not supported, must be None."""
+    """If given, ``data`` is 1-D and holds these elements of the local shard, flattened row-major.
+    Invariant: ``0 <= start <= stop <= number of elements of local_shape``, no step, on a regular grid."""
 
     def __post_init__(self) -> None:
         self.local_shape = tuple(self.local_shape)
@@ -109,29 +134,38 @@ class ShardedTensor(ShardedBase):
         Axes not named are not split.
         """
         if flattened_range is not None:
-            raise ValueError(f"describing tensor {key!r} from rank offsets: flattened_range must be None")
-        ndim = data.ndim + prepend_axis_num
-        box_shape = (1,) * prepend_axis_num + tuple(data.shape)
-        coordinates, fragmentations = [0] * ndim, [1] * ndim
-        for axis, rank, num_parts in rank_offsets:
-            if not (0 <= axis < ndim and num_parts >= 1 and 0 <= rank < num_parts):
-                raise CheckpointingException(
-                    f"Invalid rank offsets: describing tensor {key!r} with (axis {axis}, rank {rank}, parts "
-                    f"{num_parts}); expected 0 <= axis < {ndim} and 0 <= rank < parts"
-                )
-            coordinates[axis], fragmentations[axis] = rank, num_parts
-        return cls(
-            key,
-            data,
-            data.dtype,
-            tuple(data.shape),
-            tuple(n * parts for n, parts in zip(box_shape, fragmentations, strict=True)),
-            tuple(n * at for n, at in zip(box_shape, coordinates, strict=True)),
-            tuple(fragmentations),
-            replica_id,
-            prepend_axis_num,
-            **init_kwargs,
-        )
+            raise ValueError(
+                f"describing tensor {key!r} from rank offsets: flattened_range must be None; describe a flattened "
+                "slice with from_rank_offsets_flat"
+            )
+        place = _place_on_grid(key, tuple(data.shape), rank_offsets, prepend_axis_num)
+        return cls(key, data, data.dtype, tuple(data.shape), *place, replica_id, prepend_axis_num, **init_kwargs)
+
+    @classmethod
+    def from_rank_offsets_flat(
+        cls,
+        key: str,
+        data: torch.Tensor,
+        non_flat_local_shape: Sequence[int],
+        *rank_offsets: tuple[int, int, int],
+        flattened_range: slice | None = None,
+        replica_id: ReplicaId = 0,
+        prepend_axis_num: int = 0,
+        **init_kwargs: Any,
+    ) -> ShardedTensor:
+        """The elements ``flattened_range`` of part ``rank`` of ``num_parts``, which has ``non_flat_local_shape``.
+
+        ``data`` is 1-D and holds these elements; optimizers that flatten parameters keep such slices.
+        """
+        if flattened_range is None:
+            raise CheckpointingException(
+                f"describing tensor {key!r} as a flattened slice: flattened_range is None, expected a slice of the "
+                "flattened local shard; describe a whole shard with from_rank_offsets"
+            )
+        shape = tuple(non_flat_local_shape)
+        place = _place_on_grid(key, shape, rank_offsets, prepend_axis_num)
+        init_kwargs["flattened_range"] = flattened_range
+        return cls(key, data, data.dtype, shape, *place, replica_id, prepend_axis_num, **init_kwargs)
 
     @property
     def has_regular_grid(self) -> bool:
@@ -149,9 +183,15 @@ class ShardedTensor(ShardedBase):
 
     def data_in_box(self) -> torch.Tensor:
         """``data`` seen in the shape of the box; the same storage, whatever its strides."""
+        if self.flattened_range is not None:
+            raise CheckpointingException(
+                f"looking at tensor {self.key!r} as a box: it is the flattened slice {self.flattened_range}; take it "
+                "apart with remesh.dist_checkpointing.flattened.unflatten"
+            )
         if self.data is None:
             raise CheckpointingException(f"using tensor {self.key!r}: it is a description without data")
-        return self.data.detach()[(None,) * self.prepend_axis_num]
+        data = self.data.detach()
+        return data[(None,) * self.prepend_axis_num] if self.prepend_axis_num else data
 
     def local_chunk_offset_in_global(self) -> tuple[int, ...]:
         """Position of the box in the grid, one number per axis of ``global_shape``."""
@@ -159,18 +199,59 @@ class ShardedTensor(ShardedBase):
             raise CheckpointingException(f"finding the grid cell of tensor {self.key!r}: it lies on no regular grid")
         return tuple(at // n if n else 0 for at, n in zip(self.global_offset, self.box_shape, strict=True))
 
+    def max_allowed_chunks(self) -> tuple[int, ...]:
+        """Number of grid cells in each axis, for a grid with which the global tensor divides evenly."""
+        if self.axis_fragmentations is None:
+            raise CheckpointingException(f"counting the grid cells of tensor {self.key!r}: it lies on no regular grid")
+        for size, parts in zip(self.global_shape, self.axis_fragmentations, strict=True):
+            if not self.allow_shape_mismatch and size % parts:
+                raise CheckpointingException(
+                    f"counting the grid cells of tensor {self.key!r}: {parts} parts do not divide size {size} of "
+                    f"global_shape {self.global_shape}"
+                )
+        return self.axis_fragmentations
+
+    def global_slice(self) -> tuple[int | slice, ...]:
+        """Index of the box in the global tensor: an int for each prepended axis, then slices."""
+        return (
+            *self.global_offset[: self.prepend_axis_num],
+            *self.global_box().slices()[self.prepend_axis_num :],
+        )
+
+    def local_coordinates(self) -> tuple[np.ndarray, ...]:
+        """Of a flattened slice, the index of each element in the local shard: one array per dim."""
+        if self.flattened_range is None:
+            raise CheckpointingException(f"listing the elements of tensor {self.key!r}: it is not flattened")
+        flat = np.arange(self.flattened_range.start, self.flattened_range.stop)
+        return tuple(np.unravel_index(flat, self.local_shape))
+
+    def global_coordinates(self) -> tuple[np.ndarray, ...]:
+        """Of a flattened slice, the index of each element in the global tensor: one array per axis."""
+        local = self.local_coordinates()
+        num_elements = len(local[0]) if local else 0
+        inner = (*(np.zeros(num_elements, dtype=np.int64) for _ in range(self.prepend_axis_num)), *local)
+        return tuple(at + index for at, index in zip(self.global_offset, inner, strict=True))
+
     def without_data(self) -> ShardedTensor:
         return replace(self, data=None)
+
+    @property
+    def data_shape(self) -> tuple[int, ...]:
+        """Shape of ``data``: ``local_shape``, or the length of the flattened slice."""
+        if self.flattened_range is None:
+            return self.local_shape
+        return (self.flattened_range.stop - self.flattened_range.start,)
 
     def init_data(self, device: torch.device | str, init_fn: Callable[..., torch.Tensor] = torch.empty) -> None:
         """Give a description its own tensor, made by ``init_fn(shape, dtype=, device=)``; keep data that is there."""
         if self.data is None:
-            self.data = init_fn(self.local_shape, dtype=self.dtype, device=device)
+            self.data = init_fn(self.data_shape, dtype=self.dtype, device=device)
 
     def narrow(self, dim: int, start: int, length: int) -> list[ShardedTensor]:
         """The part ``[start, start + length)`` of dim ``dim`` of the data, as a piece of an equally narrowed tensor.
 
-        The grid stays: every rank is taken to narrow alike, so global shape and offset shrink in proportion.
+        The grid stays: every rank is taken to narrow alike, so global shape and offset shrink in proportion. Of a
+        flattened slice only dim 0 can be narrowed; the result is empty when it has none of those elements.
         """
         axis, size = dim + self.prepend_axis_num, self.local_shape[dim]
         if size == 0 or self.global_shape[axis] % size or self.global_offset[axis] % size:
@@ -182,28 +263,45 @@ class ShardedTensor(ShardedBase):
         def scaled(values: tuple[int, ...]) -> tuple[int, ...]:
             return (*values[:axis], values[axis] // size * length, *values[axis + 1 :])
 
-        return [
-            replace(
-                self,
-                data=None if self.data is None else self.data.narrow(dim, start, length),
-                local_shape=(*self.local_shape[:dim], length, *self.local_shape[dim + 1 :]),
-                global_shape=scaled(self.global_shape),
-                global_offset=scaled(self.global_offset),
+        narrowed = replace(
+            self,
+            data=None,
+            flattened_range=None,
+            local_shape=(*self.local_shape[:dim], length, *self.local_shape[dim + 1 :]),
+            global_shape=scaled(self.global_shape),
+            global_offset=scaled(self.global_offset),
+        )
+        if self.flattened_range is not None:
+            return self._narrow_flattened(narrowed, dim, start)
+        if self.data is not None:
+            narrowed.data = self.data.narrow(dim, start, length)
+        return [narrowed]
+
+    def _narrow_flattened(self, narrowed: ShardedTensor, dim: int, start: int) -> list[ShardedTensor]:
+        assert self.flattened_range is not None
+        if dim != 0:
+            raise CheckpointingException(
+                f"narrowing tensor {self.key!r} in dim {dim}: it is a flattened slice, expected dim 0, where the "
+                "narrowed part is one run"
             )
-        ]
+        row = math.prod(self.local_shape[1:])
+        first, held = start * row, self.flattened_range
+        begin, end = max(held.start, first), min(held.stop, first + narrowed.local_shape[0] * row)
+        if begin >= end:
+            return []
+        data = None if self.data is None else self.data[begin - held.start : end - held.start]
+        return [replace(narrowed, data=data, flattened_range=slice(begin - first, end - first))]
 
     def validate_metadata_integrity(self) -> None:
         doing = f"describing tensor {self.key!r}"
         if self.flattened_range is not None:
-            raise CheckpointingException(
-                f"ShardedTensor.flattened_range is not supported: {doing} with range {self.flattened_range}; "
-                "describe the boxes of the range as tensors of their own"
-            )
+            self._check_flattened(doing, self.flattened_range)
         if self.data is not None and self.data.dtype != self.dtype:
             raise CheckpointingException(f"{doing}: the data has dtype {self.data.dtype}, expected {self.dtype}")
-        if self.data is not None and tuple(self.data.shape) != self.local_shape:
+        if self.data is not None and tuple(self.data.shape) != self.data_shape:
+            what = "local_shape" if self.flattened_range is None else "the length of flattened_range,"
             raise CheckpointingException(
-                f"{doing}: the data has shape {tuple(self.data.shape)}, expected local_shape {self.local_shape}"
+                f"{doing}: the data has shape {tuple(self.data.shape)}, expected {what} {self.data_shape}"
             )
         ndim = len(self.local_shape) + self.prepend_axis_num
         if not len(self.global_shape) == len(self.global_offset) == ndim:
@@ -213,6 +311,21 @@ class ShardedTensor(ShardedBase):
             )
         if self.axis_fragmentations is not None:
             self._check_grid(doing)
+
+    def _check_flattened(self, doing: str, held: slice) -> None:
+        size = math.prod(self.local_shape)
+        if held.step not in (None, 1) or held.start is None or held.stop is None:
+            raise CheckpointingException(f"{doing}: flattened_range is {held}, expected a start, a stop and no step")
+        if not 0 <= held.start <= held.stop <= size:
+            raise CheckpointingException(
+                f"{doing}: flattened_range is {held}, expected 0 <= start <= stop <= {size}, the number of elements of "
+                f"local_shape {self.local_shape}"
+            )
+        if self.axis_fragmentations is None:
+            raise CheckpointingException(
+                f"{doing}: it is flattened but axis_fragmentations is None, expected a regular grid; describe the "
+                "boxes of the range as tensors of their own"
+            )
 
     def _check_grid(self, doing: str) -> None:
         assert self.axis_fragmentations is not None

@@ -14,17 +14,20 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from remesh.dist_checkpointing.collector import collector_at_rest
 from remesh.dist_checkpointing.dict_utils import graft, items_of, nested_leaves
 from remesh.dist_checkpointing.errors import CheckpointMismatchError, told_as_checkpoint_errors
 from remesh.dist_checkpointing.mapping import ShardedTensor
 from remesh.dist_checkpointing.reader import Fill, OpenCheckpoint, is_complete, open_checkpoint, plan_fill, run_fill
 from remesh.dist_checkpointing.state_split import split
-from remesh.dist_checkpointing.strategies.torch import check_files, read_objects
+from remesh.dist_checkpointing.strategies.fetch import read_objects
+from remesh.dist_checkpointing.strategies.torch_format import check_files
 from remesh.dist_checkpointing.writer import State, save_state
 from remesh.dist_checkpointing.writes import HeldBox, choose_writers
 from remesh.layout import Box, Shard, row_major_strides
@@ -42,7 +45,11 @@ def save(state: Mapping[str, Any], path: str | os.PathLike[str], *, group: Group
     written once, common data by the first rank. Works without a process group, in one process. Raises the same
     error on all ranks; then no checkpoint is there, and one that was there before is untouched.
     """
-    directory = Path(path)
+    with collector_at_rest():
+        _save(state, Path(path), group)
+
+
+def _save(state: Mapping[str, Any], directory: Path, group: Group) -> None:
     rank = group_rank(group)
     held: list[list[_Held]] = []
 
@@ -70,7 +77,11 @@ def load(state: dict[str, Any], path: str | os.PathLike[str], *, group: Group = 
     checkpoint of native torch, too. Raises the same error on all ranks; until every rank has planned its reads
     without error, no tensor is changed on any.
     """
-    directory = Path(path)
+    with collector_at_rest():
+        return _load(state, Path(path), group)
+
+
+def _load(state: dict[str, Any], directory: Path, group: Group) -> dict[str, Any]:
     doing = f"loading checkpoint {directory}"
     planned: list[_PlannedLoad] = []
 
@@ -97,6 +108,12 @@ def step_name(step: int) -> str:
     return f"step-{step:08d}"
 
 
+def step_of(name: str) -> int | None:
+    """The step in a directory's name as made by `step_name`; None for any other name."""
+    match = _STEP_NAME.fullmatch(name)
+    return int(match[1]) if match else None
+
+
 def latest_complete(root: str | os.PathLike[str]) -> Path | None:
     """The checkpoint of the highest step under ``root`` whose files are all there in full, or None.
 
@@ -104,20 +121,21 @@ def latest_complete(root: str | os.PathLike[str]) -> Path | None:
     """
     if not Path(root).is_dir():
         return None
-    steps = {path: match for path in Path(root).iterdir() if (match := _STEP_NAME.fullmatch(path.name))}
-    for path in sorted(steps, key=lambda path: int(steps[path][1]), reverse=True):
+    steps = {path: step for path in Path(root).iterdir() if (step := step_of(path.name)) is not None}
+    for path in sorted(steps, key=lambda path: steps[path], reverse=True):
         if is_complete(path):
             return path
     return None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class _Held:
     """A tensor of the state, and what this rank holds of it."""
 
     name: str
     piece: Piece
 
+    @cached_property
     def boxes(self) -> Sequence[Shard]:
         """The shards that count: those with elements; of a tensor without any, one that stands for its name."""
         whole = Box.of_shape(self.piece.global_shape)
@@ -127,16 +145,16 @@ class _Held:
 
     def held_boxes(self) -> list[HeldBox]:
         itemsize = self.piece.tensor.element_size()
-        return [HeldBox(self.name, shard.box, shard.box.size * itemsize) for shard in self.boxes()]
+        return [HeldBox(self.name, shard.box, shard.box.size * itemsize) for shard in self.boxes]
 
     def sharded(self, writers: Mapping[tuple[str, Box], int], rank: int) -> list[ShardedTensor]:
         """One sharded tensor per box; with data where this rank is the writer."""
-        row_major = self.piece.tensor if self._is_direct() else self.piece.tensor.contiguous()
+        row_major = self.piece.tensor if self._is_direct else self.piece.tensor.contiguous()
         return [
             self._sharded(shard, row_major, 0)
             if writers[self.name, shard.box] == rank
             else self._sharded(shard, None, 1)
-            for shard in self.boxes()
+            for shard in self.boxes
         ]
 
     def wanted(self) -> tuple[list[ShardedTensor], torch.Tensor | None]:
@@ -144,14 +162,15 @@ class _Held:
 
         A copy is needed where boxes cannot be seen in a tensor that is not row-major; it must be copied back.
         """
-        if self._is_direct() or self.piece.tensor.is_contiguous():
-            return [self._sharded(shard, self.piece.tensor, 0) for shard in self.boxes()], None
+        if self._is_direct or self.piece.tensor.is_contiguous():
+            return [self._sharded(shard, self.piece.tensor, 0) for shard in self.boxes], None
         staged = self.piece.tensor.contiguous()
-        return [self._sharded(shard, staged, 0) for shard in self.boxes()], staged
+        return [self._sharded(shard, staged, 0) for shard in self.boxes], staged
 
+    @cached_property
     def _is_direct(self) -> bool:
         """Whether the local tensor is the one box, so that its own strides serve."""
-        shards = self.boxes()
+        shards = self.boxes
         shape = tuple(self.piece.tensor.shape)
         plain = (0, row_major_strides(shape), shape)
         return len(shards) == 1 and (shards[0].offset, shards[0].strides, shards[0].box.shape) == plain
@@ -160,7 +179,7 @@ class _Held:
         box, data = shard.box, row_major
         if row_major is not None and box.is_empty:
             data = row_major.new_empty(box.shape)
-        elif row_major is not None and not self._is_direct():
+        elif row_major is not None and not self._is_direct:
             assert shard.strides is not None
             data = row_major.as_strided(box.shape, shard.strides, row_major.storage_offset() + shard.offset)
         dtype, shape = self.piece.tensor.dtype, self.piece.global_shape

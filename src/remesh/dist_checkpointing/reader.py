@@ -16,19 +16,20 @@ import torch
 from remesh.dist_checkpointing.commit import IN_PROGRESS_FNAME
 from remesh.dist_checkpointing.core import CONFIG_FNAME, maybe_load_config
 from remesh.dist_checkpointing.errors import CheckpointFormatError, CheckpointingException, CheckpointPathError
+from remesh.dist_checkpointing.integrity import read_checksums
 from remesh.dist_checkpointing.manifest import Extent, Manifest
 from remesh.dist_checkpointing.mapping import ShardedBase, ShardedObject, ShardedTensor
 from remesh.dist_checkpointing.reads import Read, Want, find_objects, plan_reads
 from remesh.dist_checkpointing.strategies.common import COMMON_STATE_FNAME, load_common
-from remesh.dist_checkpointing.strategies.torch import (
+from remesh.dist_checkpointing.strategies.fetch import Job, Target, fetch, read_objects
+from remesh.dist_checkpointing.strategies.torch_format import (
     BACKEND,
     BACKEND_VERSION,
     METADATA_FNAME,
     check_files,
     read_manifest,
-    read_objects,
-    read_tensors,
 )
+from remesh.layout import Box
 
 _COMMON_STATE_KEY = "common_state"
 """Object that holds the common data in checkpoints of writers from 0.19 on, which have no common.pt."""
@@ -63,6 +64,7 @@ class Fill:
 def open_checkpoint(directory: Path, *, allow_native: bool = False) -> OpenCheckpoint:
     """Read the index and the common data. Raises `CheckpointPathError` or `CheckpointFormatError`."""
     is_native = _check_is_checkpoint(directory, allow_native)
+    read_checksums(directory).check_whole(METADATA_FNAME, COMMON_STATE_FNAME)
     manifest = read_manifest(directory)
     return OpenCheckpoint(directory, manifest, {} if is_native else _load_common(directory, manifest), is_native)
 
@@ -70,19 +72,28 @@ def open_checkpoint(directory: Path, *, allow_native: bool = False) -> OpenCheck
 def read_common(directory: Path) -> dict[str, Any]:
     """The common data alone; the index of tensors is not read unless the common data stands there."""
     _check_is_checkpoint(directory, allow_native=False)
+    checksums = read_checksums(directory)
+    checksums.check_whole(COMMON_STATE_FNAME)
     if (directory / COMMON_STATE_FNAME).exists():
         return load_common(directory)
+    checksums.check_whole(METADATA_FNAME)
     return _load_common(directory, read_manifest(directory))
 
 
 def is_complete(directory: Path) -> bool:
     """Whether the directory holds a committed checkpoint all of whose files have their full length."""
+    return not why_incomplete(directory)
+
+
+def why_incomplete(directory: Path) -> str:
+    """What is wrong with a checkpoint as far as its small files and the lengths of all tell; empty if nothing is."""
     try:
         checkpoint = open_checkpoint(directory)
         check_files(directory, list(checkpoint.manifest.extents()))
-    except CheckpointingException:
-        return False
-    return True
+        read_checksums(directory).check_sizes()
+    except CheckpointingException as raised:
+        return str(raised)
+    return ""
 
 
 def plan_fill(checkpoint: OpenCheckpoint, entities: Sequence[ShardedBase]) -> Fill:
@@ -95,27 +106,44 @@ def plan_fill(checkpoint: OpenCheckpoint, entities: Sequence[ShardedBase]) -> Fi
     wants = [Want(one.key, one.global_box(), one.global_shape, one.allow_shape_mismatch) for one in tensors]
     reads = plan_reads(wants, checkpoint.manifest)
     extents = find_objects([one.unique_key for one in objects], checkpoint.manifest)
-    check_files(checkpoint.directory, [*(read.chunk.extent for read in reads), *extents])
+    needed = [*(read.chunk.extent for read in reads), *extents]
+    check_files(checkpoint.directory, needed)
+    read_checksums(checkpoint.directory).check_sizes({extent.file for extent in needed})
     return Fill(tensors, reads, list(zip(objects, extents, strict=True)))
 
 
 def run_fill(directory: Path, fill: Fill) -> tuple[list[torch.Tensor], list[Any]]:
     """Read everything; returns the tensors and the objects, each in the order in which they were planned."""
+    fill_tensors(directory, fill)
+    filled = [tensor.data.detach() for tensor in fill.tensors if tensor.data is not None]
+    return filled, _read_objects(directory, fill)
+
+
+def fill_tensors(directory: Path, fill: Fill) -> int:
+    """Read the tensors alone; returns the number of bytes that were read of data files."""
     places = [tensor.data_in_box() for tensor in fill.tensors]
     for tensor, place in zip(fill.tensors, places, strict=True):
         if tensor.allow_shape_mismatch:
             place.zero_()
-    items = [
-        (read.chunk.extent, read.dtype, read.chunk.box.shape, f"a chunk of tensor {read.key!r} in {directory}")
-        for read in fill.reads
-    ]
-    for read, chunk in zip(fill.reads, read_tensors(directory, items), strict=True):
-        for copy in read.copies:
-            want = fill.tensors[copy.want].global_box()
-            source = chunk[copy.box.relative_to(read.chunk.box).slices()]
-            places[copy.want][copy.box.relative_to(want).slices()].copy_(source)
-    filled = [tensor.data.detach() for tensor in fill.tensors if tensor.data is not None]
-    return filled, _read_objects(directory, fill)
+    boxes = [tensor.global_box() for tensor in fill.tensors]
+    return fetch(directory, [_job_of(read, boxes, places, directory) for read in fill.reads])
+
+
+def _job_of(read: Read, boxes: Sequence[Box], places: Sequence[torch.Tensor], directory: Path) -> Job:
+    chunk = read.chunk.box
+    targets = tuple(
+        Target(_within(chunk, copy.box), _part(places[copy.want], boxes[copy.want], copy.box)) for copy in read.copies
+    )
+    what = f"a chunk of tensor {read.key!r} in {directory}"
+    return Job(read.chunk.extent, read.dtype, chunk.shape, targets, what)
+
+
+def _within(frame: Box, box: Box) -> Box:
+    return Box.of_shape(box.shape) if box == frame else box.relative_to(frame)
+
+
+def _part(place: torch.Tensor, held: Box, box: Box) -> torch.Tensor:
+    return place if box == held else place[box.relative_to(held).slices()]
 
 
 def describe_whole(manifest: Manifest) -> dict[str, ShardedTensor]:

@@ -7,6 +7,7 @@ Algorithm, for each key:
 
 1. The stored chunks and the wants are two layouts of one tensor; the files are holders like ranks.
 2. Their overlap gives the slices. Each is copied from the first chunk that has it to every want that needs it.
+   Of a single want that equals a chunk the overlap is that chunk.
 3. If the slices do not add up to the wants, the boxes that no chunk holds are an error, unless the want allows
    the shapes to differ.
 """
@@ -113,6 +114,11 @@ def _shape_problem(key: str, wants: Sequence[Want], stored: StoredTensor) -> str
 
 
 def _plan_tensor(key: str, wants: Mapping[int, Want], stored: StoredTensor) -> tuple[list[Read], str | None]:
+    if len(wants) == 1:  # most requests are for a box as it was stored: there is nothing to cut
+        ((index, want),) = wants.items()
+        same = next((chunk for chunk in stored.chunks if chunk.box == want.box), None)
+        if same is not None and not want.box.is_empty:
+            return [Read(key, stored.dtype, same, (Copy(want.box, index),))], None
     shapes = [stored.global_shape, *(want.global_shape for want in wants.values())]
     frame = tuple(max(sizes) for sizes in zip(*shapes, strict=True))
     chunk_of = {f"chunk:{index}": chunk for index, chunk in enumerate(stored.chunks)}

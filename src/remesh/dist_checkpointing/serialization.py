@@ -7,14 +7,29 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from remesh.dist_checkpointing.checks import (
+    StrictHandling,
+    compute_mismatched_keys,
+    decide_on_mismatch,
+    parse_strict_flag,
+    validate_sharding_integrity,
+)
+from remesh.dist_checkpointing.core import CheckpointingConfig, maybe_load_config
 from remesh.dist_checkpointing.description import describe, entities_from
-from remesh.dist_checkpointing.dict_utils import LEFT_OUT, graft
-from remesh.dist_checkpointing.errors import CheckpointingException, CheckpointMismatchError, told_as_checkpoint_errors
+from remesh.dist_checkpointing.dict_utils import LEFT_OUT, copy_nest, extract_matching_values, graft, nested_leaves
+from remesh.dist_checkpointing.errors import (
+    CheckpointFormatError,
+    CheckpointingException,
+    CheckpointMismatchError,
+    told_as_checkpoint_errors,
+)
+from remesh.dist_checkpointing.flattened import unflatten_all
+from remesh.dist_checkpointing.integrity import check_sha256_manifest, write_sha256_manifest
 from remesh.dist_checkpointing.mapping import (
     LocalNonpersistentObject,
     ShardedBase,
@@ -24,93 +39,134 @@ from remesh.dist_checkpointing.mapping import (
     StateDict,
     apply_factory_merges,
 )
-from remesh.dist_checkpointing.reader import (
-    Fill,
-    OpenCheckpoint,
-    describe_whole,
-    open_checkpoint,
-    plan_fill,
-    read_common,
-    run_fill,
-)
+from remesh.dist_checkpointing.reader import read_common
 from remesh.dist_checkpointing.state_split import expand, split
-from remesh.dist_checkpointing.strategies.torch import BACKEND, BACKEND_VERSION
-from remesh.dist_checkpointing.validation import (
-    StrictHandling,
-    compute_mismatched_keys,
-    decide_on_mismatch,
-    parse_strict_flag,
-    validate_sharding_integrity,
+from remesh.dist_checkpointing.strategies.async_utils import AsyncRequest
+from remesh.dist_checkpointing.strategies.base import (
+    AsyncSaveShardedStrategy,
+    LoadCommonStrategy,
+    LoadShardedStrategy,
+    SaveCommonStrategy,
+    SaveShardedStrategy,
+    StrategyAction,
+    call_on_all,
+    get_default_strategy,
 )
-from remesh.dist_checkpointing.writer import State, save_state
-from remesh.reshard.exchange import Group, gather_from
+from remesh.dist_checkpointing.strategies.common import load_common
+from remesh.dist_checkpointing.strategies.torch import TorchDistLoadShardedStrategy
+from remesh.dist_checkpointing.strategies.torch_format import BACKEND, BACKEND_VERSION
+from remesh.dist_checkpointing.writer import State, begin_save, commit_save
+from remesh.reshard.exchange import Group, gather_from, group_rank, raise_everywhere
 
 logger = logging.getLogger(__name__)
 
 Directory = str | os.PathLike[str]
 CkptShardedMetadata = dict[str, ShardedTensor | ShardedObject]
-Strategy = tuple[str, int] | None
-"""Backend and version; None is the default."""
+SaveStrategy = SaveShardedStrategy | tuple[str, int] | None
+"""A strategy, the backend and version of a registered one, or None for the default."""
+LoadStrategy = LoadShardedStrategy | tuple[str, int] | None
+"""A strategy, the backend and version of a registered one, or None for what the checkpoint's marker names."""
 StrictResult = tuple[StateDict, set[str], set[str]]
 """Loaded state dict, missing keys, unexpected keys."""
 
 _CONTENT_METADATA_KEY = "content_metadata"
+_COMMON_STATE_KEY = "common_state"
+"""Object that is common data in checkpoints of later writers, and no key of the application."""
+_COMMON_BACKEND, _COMMON_VERSION = "torch", 1
 
 
 def save(  # noqa: PLR0913 - the signature that users know
     sharded_state_dict: ShardedStateDict,
     checkpoint_dir: Directory,
-    sharded_strategy: Strategy = None,
-    common_strategy: bool | None = None,
+    sharded_strategy: SaveStrategy = None,
+    common_strategy: SaveCommonStrategy | tuple[str, int] | bool | None = None,
     validate_access_integrity: bool = True,
-    *,
+    async_sharded_save: bool = False,
+    preprocess_common_before_consistancy_check: Callable[[StateDict], StateDict] | None = None,
     content_metadata: dict[str, Any] | None = None,
+    async_strategy: str | None = None,
+    verify_integrity: bool = False,
+    *,
     process_group: Group = None,
-) -> None:
+) -> AsyncRequest | None:
     """Write a sharded state dict as one checkpoint, and commit it atomically.
 
     Called by every rank of the group with its own part; blocks until the checkpoint is on disk. The directory must
     exist and hold no complete checkpoint. Raises the same `CheckpointingException` on all ranks; then nothing that
     a reader takes for a checkpoint is there. ``content_metadata`` is the application's own description, found again
-    by `load_content_metadata`. In the fourth place a bool means ``validate_access_integrity``, as in later releases.
+    by `load_content_metadata`. With ``async_sharded_save`` it returns once this rank's values are copied; the request
+    that it returns is to be scheduled, and its checkpoint exists when it has been finalized. In the fourth place a
+    bool means ``validate_access_integrity``, as in later releases. Common data that differs between ranks is a warning;
+    ``preprocess_common_before_consistancy_check`` is given a copy and returns what of it is to be compared.
+    ``verify_integrity`` adds the SHA-256 sums of all files, after the commit. ``async_strategy`` is accepted for the
+    sake of callers; there is one way to save in the background.
     """
     directory = Path(checkpoint_dir)
+    doing = f"saving checkpoint {directory}"
     if isinstance(common_strategy, bool):
         validate_access_integrity, common_strategy = common_strategy, None
+    chosen: list[SaveShardedStrategy] = []
+    sharded: list[ShardedStateDict] = []
 
     def prepare() -> State:
-        _check_strategy(sharded_strategy, common_strategy)
+        chosen.append(_save_strategy(sharded_strategy, async_sharded_save))
+        _check_common_strategy(common_strategy, SaveCommonStrategy)
         state = dict(sharded_state_dict)
         if content_metadata is not None:
             state[_CONTENT_METADATA_KEY] = content_metadata
         expanded, _ = expand(state)
         entities, _, common = split(expanded)
-        return State(entities, common)
+        sharded.append(_sharded_part(expanded, lambda entity: True))
+        chosen[0].check_can_save(sharded[0])
+        compared = common
+        if preprocess_common_before_consistancy_check is not None:
+            compared = preprocess_common_before_consistancy_check(copy_nest(common))
+        return State(entities, common, compared=compared if validate_access_integrity else None)
 
-    save_state(prepare, directory, process_group, validate=validate_access_integrity)
+    try:
+        begin_save(prepare, directory, process_group, validate=validate_access_integrity)
+    except BaseException:
+        for strategy in chosen:
+            strategy.abandon()
+        raise
+    strategy = chosen[0]
+    options = {} if process_group is None else {"process_group": process_group}
+    config = CheckpointingConfig(strategy.backend, strategy.version)
+    if async_sharded_save:
+        assert isinstance(strategy, AsyncSaveShardedStrategy)
+        request: list[AsyncRequest] = []
+        gather_from(lambda: request.append(strategy.async_save(sharded[0], directory, **options)), process_group, doing)
+        request[0].add_finalize_fn(lambda: _commit(directory, process_group, config, verify_integrity))
+        return request[0]
+    call_on_all(strategy, lambda: strategy.save(sharded[0], directory, **options), process_group, doing)
+    _commit(directory, process_group, config, verify_integrity)
+    return None
 
 
 @dataclass(frozen=True, slots=True)
 class _Planned:
-    """One rank's load after planning: nothing of the caller's has been changed yet."""
+    """One rank's request, taken apart."""
 
-    checkpoint: OpenCheckpoint
+    common: StateDict
     expanded: dict[Any, Any]
     factories: dict[Any, Any]
     entities: list[ShardedBase]
     nonpersistent: list[LocalNonpersistentObject]
-    kept: list[ShardedBase]
-    """Entities that are stored. Those that are not have no place in the result."""
-    fill: Fill
+    kept: dict[Any, Any]
+    """The nest of the entities that are stored. Those that are not have no place in the result."""
+    stored_keys: set[str]
+    """Keys in the checkpoint; empty in a mode that does not ask for them."""
+    strategy: LoadShardedStrategy
 
 
 def load(  # noqa: PLR0913 - the signature that users know
     sharded_state_dict: ShardedStateDict,
     checkpoint_dir: Directory,
-    sharded_strategy: Strategy = None,
-    common_strategy: bool | None = None,
+    sharded_strategy: LoadStrategy = None,
+    common_strategy: LoadCommonStrategy | tuple[str, int] | bool | None = None,
     validate_access_integrity: bool = True,
     strict: str | StrictHandling = StrictHandling.ASSUME_OK_UNEXPECTED,
+    verify_integrity: bool = False,
     *,
     process_group: Group = None,
 ) -> StateDict | StrictResult:
@@ -119,7 +175,8 @@ def load(  # noqa: PLR0913 - the signature that users know
     Called by every rank of the group, of any number; blocks until all have read. The result is the common data of
     the checkpoint with every entity of the request replaced by its value; with a ``return_...`` mode of ``strict``,
     also the missing and the unexpected keys. Raises the same error on all ranks; until every rank has planned its
-    reads without error, no tensor is changed on any.
+    reads without error, no tensor is changed on any. In the fourth place a bool means ``validate_access_integrity``.
+    With ``verify_integrity`` one rank first compares all files with the SHA-256 sums that `save` has written.
     """
     directory = Path(checkpoint_dir)
     doing = f"loading checkpoint {directory}"
@@ -129,9 +186,13 @@ def load(  # noqa: PLR0913 - the signature that users know
 
     def plan() -> list[Any]:
         with told_as_checkpoint_errors(doing):
-            _check_strategy(sharded_strategy, common_strategy)
-            planned.append(_plan(sharded_state_dict, directory, parse_strict_flag(strict)))
-        return describe(planned[0].entities)
+            _check_common_strategy(common_strategy, LoadCommonStrategy)
+            if verify_integrity and group_rank(process_group) == 0:
+                check_sha256_manifest(directory)
+            common = _read_common(directory) if common_strategy is None else _common(common_strategy, directory)
+            strategy = _load_strategy(sharded_strategy, directory)
+            planned.append(_plan(sharded_state_dict, directory, strategy, common, parse_strict_flag(strict)))
+            return describe(unflatten_all(planned[0].entities))
 
     everywhere = [entities_from(descriptions) for descriptions in gather_from(plan, process_group, doing)]
     ours = planned[0]
@@ -139,13 +200,22 @@ def load(  # noqa: PLR0913 - the signature that users know
         validate_sharding_integrity(everywhere)
     mode = parse_strict_flag(strict)
     missing, unexpected = _handle_mismatch(mode, ours, everywhere, process_group, doing)
-
-    def fill() -> None:
-        with told_as_checkpoint_errors(doing):
-            results.append(_fill(directory, ours))
-
+    options = {} if process_group is None else {"process_group": process_group}
+    loaded = call_on_all(
+        ours.strategy, lambda: ours.strategy.load(ours.kept, directory, **options), process_group, doing
+    )
     results: list[StateDict] = []
-    gather_from(fill, process_group, doing)
+
+    def merge() -> None:
+        with told_as_checkpoint_errors(doing):
+            results.append(_merge(ours, loaded))
+
+    error: Exception | None = None
+    try:
+        merge()
+    except Exception as raised:
+        error = raised
+    raise_everywhere(error, process_group, doing)
     if StrictHandling.requires_returning_mismatch_keys(mode):
         return results[0], missing, unexpected
     return results[0]
@@ -153,7 +223,7 @@ def load(  # noqa: PLR0913 - the signature that users know
 
 def load_common_state_dict(checkpoint_dir: Directory) -> StateDict:
     """The common data of a checkpoint; cheap, to decide on configuration and version before loading."""
-    return read_common(Path(checkpoint_dir))
+    return _read_common(Path(checkpoint_dir))
 
 
 def load_content_metadata(
@@ -168,49 +238,168 @@ def load_content_metadata(
     return found
 
 
-def load_tensors_metadata(checkpoint_dir: Directory, sharded_strategy: Strategy = None) -> CkptShardedMetadata:
+def load_tensors_metadata(checkpoint_dir: Directory, sharded_strategy: LoadStrategy = None) -> CkptShardedMetadata:
     """Every stored tensor as one shard without data, by key."""
-    _check_strategy(sharded_strategy, None)
-    return {**describe_whole(open_checkpoint(Path(checkpoint_dir)).manifest)}
+    return {**_load_strategy(sharded_strategy, Path(checkpoint_dir)).load_tensors_metadata(Path(checkpoint_dir))}
 
 
-def load_sharded_metadata(checkpoint_dir: Directory, sharded_strategy: Strategy = None) -> CkptShardedMetadata:
+def load_sharded_metadata(
+    checkpoint_dir: Directory,
+    sharded_strategy: LoadStrategy = None,
+    common_strategy: LoadCommonStrategy | tuple[str, int] | None = None,
+) -> CkptShardedMetadata:
     """`load_tensors_metadata`, and every stored object without data by its unique key."""
-    _check_strategy(sharded_strategy, None)
-    manifest = open_checkpoint(Path(checkpoint_dir)).manifest
-    objects = {name: ShardedObject.empty_from_unique_key(name) for name in manifest.objects}
-    return {**describe_whole(manifest), **objects}
+    _check_common_strategy(common_strategy, LoadCommonStrategy)
+    return _load_strategy(sharded_strategy, Path(checkpoint_dir)).load_sharded_metadata(Path(checkpoint_dir))
 
 
 def load_plain_tensors(checkpoint_dir: Directory) -> StateDict:
-    """Every stored tensor whole, by key, on the CPU, and the common data. Called by every rank, like `load`."""
-    loaded = load({**load_tensors_metadata(checkpoint_dir)}, checkpoint_dir, validate_access_integrity=False)
+    """Every stored tensor whole, by key, on the CPU. Called by every rank, like `load`."""
+    described = load_tensors_metadata(checkpoint_dir)
+    loaded = load({**described}, checkpoint_dir, validate_access_integrity=False)
     assert isinstance(loaded, dict)
-    return loaded
+    return {key: loaded[key] for key in described}
 
 
-def _check_strategy(sharded_strategy: Any, common_strategy: Any) -> None:
-    if sharded_strategy is not None and sharded_strategy != (BACKEND, BACKEND_VERSION):
+def remove_sharded_tensors(checkpoint_dir: Directory, key_prefix: str) -> None:
+    """Take every tensor whose key starts with the prefix out of a checkpoint. Called by one process.
+
+    The index is replaced in one step; files that nothing else needs are deleted after that.
+    """
+    _load_strategy(None, Path(checkpoint_dir)).remove_sharded_tensors(Path(checkpoint_dir), key_prefix)
+
+
+def get_default_save_sharded_strategy(backend: str = BACKEND, version: int = BACKEND_VERSION) -> SaveShardedStrategy:
+    """The strategy that is registered for saving sharded data."""
+    strategy: SaveShardedStrategy = get_default_strategy(StrategyAction.SAVE_SHARDED, backend, version)
+    return strategy
+
+
+def get_default_save_common_strategy(
+    backend: str = _COMMON_BACKEND, version: int = _COMMON_VERSION
+) -> SaveCommonStrategy:
+    """The strategy that is registered for saving common data."""
+    strategy: SaveCommonStrategy = get_default_strategy(StrategyAction.SAVE_COMMON, backend, version)
+    return strategy
+
+
+def get_default_load_sharded_strategy(checkpoint_dir: Directory | None = None) -> LoadShardedStrategy:
+    """The strategy that is registered for the format of a checkpoint; without one that of the default format."""
+    config = maybe_load_config(checkpoint_dir) if checkpoint_dir is not None else None
+    backend = (BACKEND, BACKEND_VERSION) if config is None else (config.sharded_backend, config.sharded_backend_version)
+    strategy: LoadShardedStrategy = get_default_strategy(StrategyAction.LOAD_SHARDED, *backend)
+    return strategy
+
+
+def _save_strategy(given: Any, is_async: bool) -> SaveShardedStrategy:
+    strategy: Any = given
+    if given is None or isinstance(given, tuple):
+        strategy = get_default_strategy(StrategyAction.SAVE_SHARDED, *(given or (BACKEND, BACKEND_VERSION)))
+    if not isinstance(strategy, SaveShardedStrategy):
         raise CheckpointingException(
-            f"Cannot find a default strategy for: {sharded_strategy!r}; expected None or {(BACKEND, BACKEND_VERSION)}"
+            f"choosing how to save: found {given!r}, expected a SaveShardedStrategy, (backend, version) or None"
         )
-    if common_strategy is not None:
+    if is_async and not isinstance(strategy, AsyncSaveShardedStrategy):
         raise CheckpointingException(
-            f"choosing how to write common data: found common_strategy={common_strategy!r}, expected None; there is "
-            "one form of common data"
+            f"Cannot apply async_save to non-async strategy {strategy}; save synchronously, or with an "
+            "AsyncSaveShardedStrategy"
+        )
+    if not strategy.can_handle_sharded_objects:
+        raise CheckpointingException(
+            f"choosing how to save: {strategy} does not write objects (can_handle_sharded_objects), expected one that "
+            "does; let it write them too"
+        )
+    return strategy
+
+
+def _load_strategy(given: Any, directory: Path) -> LoadShardedStrategy:
+    if isinstance(given, tuple):
+        given = get_default_strategy(StrategyAction.LOAD_SHARDED, *given)
+    config = maybe_load_config(directory)
+    if given is None:
+        backend = (config.sharded_backend, config.sharded_backend_version) if config else (BACKEND, BACKEND_VERSION)
+        if backend == (BACKEND, BACKEND_VERSION):
+            # Its own for every load: the index is read once and forgotten with it.
+            return TorchDistLoadShardedStrategy(cache_metadata=True)
+        try:
+            given = get_default_strategy(StrategyAction.LOAD_SHARDED, *backend)
+        except CheckpointingException as raised:
+            raise CheckpointFormatError(
+                "unknown-backend",
+                f"loading checkpoint {directory}: its tensors are in format {backend[0]!r} version {backend[1]}, "
+                f"expected {BACKEND!r} version {BACKEND_VERSION} or a registered one; register a strategy that reads "
+                "it, or convert it first",
+            ) from raised
+    if not isinstance(given, LoadShardedStrategy):
+        raise CheckpointingException(
+            f"choosing how to load: found {given!r}, expected a LoadShardedStrategy, (backend, version) or None"
+        )
+    if config is not None:
+        given.check_backend_compatibility(config.sharded_backend)
+        given.check_version_compatibility(config.sharded_backend_version)
+    return given
+
+
+def _check_common_strategy(given: Any, kind: type) -> None:
+    if isinstance(given, tuple):
+        action = StrategyAction.SAVE_COMMON if kind is SaveCommonStrategy else StrategyAction.LOAD_COMMON
+        get_default_strategy(action, *given)
+    elif given is not None and not isinstance(given, kind):
+        raise CheckpointingException(
+            f"choosing how common data is kept: found common_strategy={given!r}, expected a {kind.__name__}, "
+            "(backend, version) or None"
         )
 
 
-def _plan(sharded_state_dict: ShardedStateDict, directory: Path, strict: StrictHandling) -> _Planned:
-    checkpoint = open_checkpoint(directory)
+def _commit(directory: Path, group: Group, config: CheckpointingConfig, with_sums: bool) -> None:
+    commit_save(directory, group, config)
+    if with_sums:
+
+        def sum_up() -> None:
+            if group_rank(group) == 0:
+                write_sha256_manifest(directory)
+
+        gather_from(sum_up, group, f"summing up checkpoint {directory}")
+
+
+def _read_common(directory: Path) -> StateDict:
+    config = maybe_load_config(directory)
+    if config is not None and (config.sharded_backend, config.sharded_backend_version) != (BACKEND, BACKEND_VERSION):
+        return load_common(directory)  # the sharded data is for another strategy, common data has one form
+    return read_common(directory)
+
+
+def _common(given: Any, directory: Path) -> StateDict:
+    strategy = get_default_strategy(StrategyAction.LOAD_COMMON, *given) if isinstance(given, tuple) else given
+    common: StateDict = strategy.load_common(directory)
+    return common
+
+
+def _sharded_part(expanded: dict[Any, Any], keep: Callable[[ShardedBase], bool]) -> dict[Any, Any]:
+    """The nest of the entities alone, at their old places: a list is a dict by index there."""
+    part, _ = extract_matching_values(
+        expanded, lambda leaf: isinstance(leaf, ShardedBase) and keep(leaf), return_lists_as_dicts=True
+    )
+    assert isinstance(part, dict)
+    return part
+
+
+def _plan(
+    sharded_state_dict: ShardedStateDict,
+    directory: Path,
+    strategy: LoadShardedStrategy,
+    common: StateDict,
+    strict: StrictHandling,
+) -> _Planned:
     expanded, factories = expand(sharded_state_dict)
     entities, nonpersistent, _ = split(expanded)
-    kept = entities
+    stored_keys: set[str] = set()
+    kept = _sharded_part(expanded, lambda entity: True)
     if StrictHandling.requires_explicit_ckpt_mismatch_check(strict):
-        _, unexpected = compute_mismatched_keys(checkpoint.stored_keys(), entities)
-        kept = [entity for entity in entities if entity.key not in unexpected]
-    fill = plan_fill(checkpoint, kept)
-    return _Planned(checkpoint, expanded, factories, entities, nonpersistent, kept, fill)
+        stored_keys = {one.key for one in strategy.load_sharded_metadata(directory).values()} - {_COMMON_STATE_KEY}
+        _, unexpected = compute_mismatched_keys(stored_keys, entities)
+        kept = _sharded_part(expanded, lambda entity: entity.key not in unexpected)
+    return _Planned(common, expanded, factories, entities, nonpersistent, kept, stored_keys, strategy)
 
 
 def _handle_mismatch(
@@ -220,7 +409,7 @@ def _handle_mismatch(
         return set(), set()
     wants_all = StrictHandling.requires_global_app_metadata(mode)
     missing, unexpected = compute_mismatched_keys(
-        planned.checkpoint.stored_keys(), planned.entities, everywhere if wants_all else None
+        planned.stored_keys, planned.entities, everywhere if wants_all else None
     )
     warnings: list[str | None] = []
     gather_from(lambda: warnings.append(decide_on_mismatch(mode, missing, unexpected)), group, doing)
@@ -229,14 +418,15 @@ def _handle_mismatch(
     return missing, unexpected
 
 
-def _fill(directory: Path, planned: _Planned) -> StateDict:
-    tensors, objects = run_fill(directory, planned.fill)
+def _merge(planned: _Planned, loaded: StateDict) -> StateDict:
     filled: dict[int, Any] = {id(entity): LEFT_OUT for entity in planned.entities}
     filled |= {id(wrapper): wrapper.unwrap() for wrapper in planned.nonpersistent}
-    ordered: list[ShardedBase] = [entity for entity in planned.kept if isinstance(entity, ShardedTensor)]
-    ordered += [entity for entity in planned.kept if isinstance(entity, ShardedObject)]
-    filled |= {id(entity): value for entity, value in zip(ordered, [*tensors, *objects], strict=True)}
-    result = graft(planned.expanded, planned.checkpoint.common, filled)
+    for path, entity in nested_leaves(planned.kept):
+        value: Any = loaded
+        for key in path:
+            value = value[key]
+        filled[id(entity)] = value
+    result = graft(planned.expanded, planned.common, filled)
     assert isinstance(result, dict)
     try:
         merged: StateDict = apply_factory_merges(result, planned.factories)

@@ -1,167 +1,218 @@
-"""Do the descriptions of all ranks fit together, and do they fit the checkpoint? Pure checks.
+"""The checks of a save and a load under the names that users know.
 
-Every rank gathers the descriptions of all and runs the same check on the same values, so all ranks reach the same
-verdict and raise the same error; none of them waits for another that has given up.
-
-1. *Integrity*: for each tensor key, all ranks agree on dtype and global shape, and the boxes of the main replicas
-   cover the global box exactly once. For each object key, the main replicas fill the array exactly once.
-2. *Strictness*: which keys are wanted here but not stored (*unexpected*), which are stored but wanted by no rank
-   (*missing*), and what the user wants to be done about it.
+What is checked stands in `remesh.dist_checkpointing.checks`, which is pure. Here it meets the other ranks, the log and
+the directory.
 """
 
 from __future__ import annotations
 
-import math
-from collections import Counter
+import logging
 from collections.abc import Iterable, Sequence
-from enum import Enum
+from pathlib import Path
+from typing import Any
 
-from remesh.dist_checkpointing.errors import CheckpointMismatchError
-from remesh.dist_checkpointing.mapping import ShardedBase, ShardedObject, ShardedTensor, is_main_replica
-from remesh.errors import LayoutError
-from remesh.layout import Layout, Shard
-from remesh.layout.from_torch import dtype_name
+from remesh.dist_checkpointing import checks
+from remesh.dist_checkpointing.checks import (
+    StrictHandling,
+    compute_mismatched_keys,
+    decide_on_mismatch,
+    parse_strict_flag,
+)
+from remesh.dist_checkpointing.common_data import digest_of, warn_of_differences
+from remesh.dist_checkpointing.core import CheckpointingConfig, maybe_load_config
+from remesh.dist_checkpointing.description import describe, entities_from
+from remesh.dist_checkpointing.dict_utils import extract_matching_values, nested_values
+from remesh.dist_checkpointing.errors import CheckpointFormatError, CheckpointMismatchError, CheckpointPathError
+from remesh.dist_checkpointing.flattened import unflatten_all
+from remesh.dist_checkpointing.integrity import SHA256_FNAME, check_sha256_manifest, write_sha256_manifest
+from remesh.dist_checkpointing.mapping import (
+    CommonStateDict,
+    ShardedBase,
+    ShardedObject,
+    ShardedStateDict,
+    ShardedTensor,
+)
+from remesh.dist_checkpointing.strategies.base import (
+    Directory,
+    LoadCommonStrategy,
+    LoadShardedStrategy,
+    StrategyAction,
+    get_default_strategy,
+)
+from remesh.reshard.exchange import Group, gather_from
 
-_MAX_LISTED = 5
+__all__ = [
+    "INTEGRITY_FNAME",
+    "StrictHandling",
+    "adjust_non_strict_load",
+    "compute_mismatched_keys",
+    "decide_on_mismatch",
+    "determine_global_metadata",
+    "maybe_report_missing_and_unexpected_keys",
+    "parse_strict_flag",
+    "save_integrity_manifest",
+    "validate_integrity_and_strict_load",
+    "validate_sharded_objects_handling",
+    "validate_sharding_integrity",
+    "verify_checkpoint",
+    "verify_checkpoint_and_load_strategy",
+    "verify_integrity_manifest",
+]
 
+INTEGRITY_FNAME = SHA256_FNAME
 
-class StrictHandling(Enum):
-    """What a load does about keys that the state dict and the checkpoint do not share."""
+logger = logging.getLogger(__name__)
 
-    ASSUME_OK_UNEXPECTED = "assume_ok_unexpected"
-    """Look for nothing; a wanted key that is not stored is an error of the read."""
-    LOG_UNEXPECTED = "log_unexpected"
-    LOG_ALL = "log_all"
-    RAISE_UNEXPECTED = "raise_unexpected"
-    RAISE_ALL = "raise_all"
-    RETURN_UNEXPECTED = "return_unexpected"
-    RETURN_ALL = "return_all"
-    IGNORE_ALL = "ignore_all"
-
-    @staticmethod
-    def requires_explicit_ckpt_mismatch_check(val: StrictHandling) -> bool:
-        """Whether wanted keys are compared with stored ones before the read."""
-        return val is not StrictHandling.ASSUME_OK_UNEXPECTED
-
-    @staticmethod
-    def requires_global_app_metadata(val: StrictHandling) -> bool:
-        """Whether the wanted keys of all ranks are needed."""
-        return val in (StrictHandling.LOG_ALL, StrictHandling.RAISE_ALL, StrictHandling.RETURN_ALL)
-
-    @staticmethod
-    def requires_returning_mismatch_keys(val: StrictHandling) -> bool:
-        """Whether ``load`` returns the keys beside the state dict."""
-        return val in (StrictHandling.RETURN_UNEXPECTED, StrictHandling.RETURN_ALL)
-
-
-_RAISING = (StrictHandling.RAISE_UNEXPECTED, StrictHandling.RAISE_ALL)
-_LOGGING = (StrictHandling.LOG_UNEXPECTED, StrictHandling.LOG_ALL)
-
-
-def parse_strict_flag(strict: str | StrictHandling) -> StrictHandling:
-    """The mode of that name; ValueError when there is none."""
-    if isinstance(strict, StrictHandling):
-        return strict
-    try:
-        return StrictHandling(strict)
-    except ValueError:
-        raise ValueError(
-            f"Invalid strict flag: {strict!r}; expected one of {', '.join(mode.value for mode in StrictHandling)}"
-        ) from None
-
-
-def compute_mismatched_keys(
-    stored: Iterable[str], local: Iterable[ShardedBase], everywhere: Iterable[Sequence[ShardedBase]] | None = None
-) -> tuple[set[str], set[str]]:
-    """``(missing, unexpected)``: stored keys that no rank wants, if ``everywhere`` is given; local keys not stored."""
-    stored_keys = set(stored)
-    unexpected = {entity.key for entity in local} - stored_keys
-    if everywhere is None:
-        return set(), unexpected
-    return stored_keys - {entity.key for rank in everywhere for entity in rank}, unexpected
+_LocalMetadata = list[ShardedBase]
+_GlobalMetadata = Sequence[Sequence[ShardedBase]]
+_StoredMetadata = dict[str, ShardedTensor | ShardedObject]
 
 
-def decide_on_mismatch(strict: StrictHandling, missing: set[str], unexpected: set[str]) -> str | None:
-    """The warning to log in this mode, or None; `CheckpointMismatchError` where the mode says to raise."""
-    if not missing and not unexpected:
-        return None
-    text = ""
-    if missing:
-        text += "Some keys found in the checkpoint are missing in the provided sharded state dict. "
-    if unexpected:
-        text += "Unexpected keys (not found in the checkpoint) encountered in the provided sharded state dict. "
-    if missing:
-        text += f"\nMissing keys (for all ranks): {missing}. "
-    if unexpected:
-        text += f"\nUnexpected keys (for this rank): {unexpected}. "
-    if strict in _RAISING:
-        raise CheckpointMismatchError(text)
-    return text if strict in _LOGGING else None
+def validate_sharding_integrity(
+    global_metadata: _GlobalMetadata, common_state_dict: CommonStateDict | None = None
+) -> None:
+    """Raise `CheckpointingException` unless the main replicas of all ranks fill everything exactly once.
 
-
-def validate_sharding_integrity(global_metadata: Sequence[Sequence[ShardedBase]]) -> None:
-    """Raise `CheckpointMismatchError` unless the main replicas of all ranks fill everything exactly once.
-
-    ``global_metadata`` holds the entities of each rank, by rank. All problems are told together.
+    ``global_metadata`` holds the entities of each rank, by rank; all ranks that call it with the same value raise
+    alike. With ``common_state_dict`` it is called by every rank, and warns where common data differs from rank 0's.
     """
-    tensors: dict[str, list[tuple[int, ShardedTensor]]] = {}
-    objects: dict[str, list[tuple[int, ShardedObject]]] = {}
-    for rank, entities in enumerate(global_metadata):
-        for entity in entities:
-            if isinstance(entity, ShardedTensor):
-                tensors.setdefault(entity.key, []).append((rank, entity))
-            elif isinstance(entity, ShardedObject):
-                objects.setdefault(entity.key, []).append((rank, entity))
-    problems = [f"{key!r} names both a tensor and an object" for key in tensors.keys() & objects.keys()]
-    problems += filter(None, (_tensor_problem(key, shards) for key, shards in tensors.items()))
-    problems += filter(None, (_object_problem(key, elements) for key, elements in objects.items()))
-    if problems:
-        more = f" (and {len(problems) - _MAX_LISTED} more)" if len(problems) > _MAX_LISTED else ""
+    if common_state_dict is not None:
+        _validate_common_state_dict(common_state_dict)
+    checks.validate_sharding_integrity([unflatten_all(entities) for entities in global_metadata])
+
+
+def determine_global_metadata(
+    sharded_state_dict: ShardedStateDict, process_group: Group = None
+) -> tuple[_LocalMetadata, list[_LocalMetadata]]:
+    """The entities of this rank and those of each rank, without data; flattened slices of others as their pieces.
+
+    Called by every rank of the group; blocks until all have called it.
+    """
+    local = [leaf.without_data() for leaf in nested_values(sharded_state_dict) if isinstance(leaf, ShardedBase)]
+    doing = "describing the entities of all ranks"
+    told = gather_from(lambda: describe(unflatten_all(local)), process_group, doing)
+    return local, [entities_from(descriptions) for descriptions in told]
+
+
+def validate_integrity_and_strict_load(
+    sharded_state_dict: ShardedStateDict,
+    strict: StrictHandling,
+    validate_access_integrity: bool,
+    local_metadata: _LocalMetadata | None = None,
+    global_metadata: _GlobalMetadata | None = None,
+    ckpt_sharded_metadata: _StoredMetadata | None = None,
+) -> tuple[ShardedStateDict, set[str], set[str]]:
+    """The request without unexpected keys, the missing keys and the unexpected ones, reported as the mode says.
+
+    Metadata that the mode or the check of integrity needs must be given; ValueError where it is not.
+    """
+    missing: set[str] = set()
+    unexpected: set[str] = set()
+    if StrictHandling.requires_explicit_ckpt_mismatch_check(strict):
+        if ckpt_sharded_metadata is None or local_metadata is None:
+            raise ValueError(f"Cannot check keys in mode {strict}: give local_metadata and ckpt_sharded_metadata")
+        if global_metadata is None and StrictHandling.requires_global_app_metadata(strict):
+            raise ValueError(f"Cannot check keys in mode {strict}: give global_metadata")
+        wants_all = StrictHandling.requires_global_app_metadata(strict)
+        missing, unexpected = _determine_missing_and_unexpected_keys(
+            ckpt_sharded_metadata, local_metadata, global_metadata if wants_all else None
+        )
+        sharded_state_dict = adjust_non_strict_load(sharded_state_dict, unexpected)
+        if (warning := decide_on_mismatch(strict, missing, unexpected)) is not None:
+            logger.warning(warning)
+    if validate_access_integrity:
+        if global_metadata is None:
+            raise ValueError("Cannot check integrity: give global_metadata")
+        validate_sharding_integrity(global_metadata)
+    return sharded_state_dict, missing, unexpected
+
+
+def adjust_non_strict_load(sharded_state_dict: ShardedStateDict, sharded_keys_to_remove: set[str]) -> ShardedStateDict:
+    """The nest without the entities of these keys."""
+    _, kept = extract_matching_values(
+        sharded_state_dict, lambda leaf: isinstance(leaf, ShardedBase) and leaf.key in sharded_keys_to_remove
+    )
+    assert isinstance(kept, dict)
+    return kept
+
+
+def maybe_report_missing_and_unexpected_keys(
+    missing_keys: set[str], unexpected_keys: set[str], raise_error: bool = True
+) -> None:
+    """Raise `CheckpointingException`, or warn, unless both are empty."""
+    mode = StrictHandling.RAISE_ALL if raise_error else StrictHandling.LOG_ALL
+    if (warning := decide_on_mismatch(mode, missing_keys, unexpected_keys)) is not None:
+        logger.warning(warning)
+
+
+def verify_checkpoint(checkpoint_dir: Directory) -> CheckpointingConfig:
+    """The marker of a checkpoint; raises `CheckpointingException` when the directory does not hold one."""
+    directory = Path(checkpoint_dir)
+    if not directory.exists():
+        raise CheckpointPathError(
+            f"looking for a checkpoint: Checkpoint directory {directory} does not exist, expected the directory of a "
+            "saved checkpoint; mend the path"
+        )
+    config = maybe_load_config(directory)
+    if config is None:
+        raise CheckpointFormatError(
+            "not-a-checkpoint",
+            f"looking for a checkpoint: {directory} is not a distributed checkpoint, expected the marker that a "
+            "completed save leaves; use another directory",
+        )
+    return config
+
+
+def save_integrity_manifest(checkpoint_dir: Directory) -> None:
+    """Write the SHA-256 sums of all files of a complete checkpoint beside them. Called by one process."""
+    write_sha256_manifest(Path(checkpoint_dir))
+
+
+def verify_integrity_manifest(checkpoint_dir: Directory) -> None:
+    """Raise `CheckpointingException` unless every file has the SHA-256 sum that was written. Called by one process."""
+    check_sha256_manifest(Path(checkpoint_dir))
+
+
+def verify_checkpoint_and_load_strategy(
+    checkpoint_dir: Directory,
+    sharded_strategy: LoadShardedStrategy | tuple[str, int] | None = None,
+    common_strategy: LoadCommonStrategy | tuple[str, int] | None = None,
+) -> tuple[LoadShardedStrategy, LoadCommonStrategy]:
+    """The strategies that read a checkpoint: those given, or those that its marker names."""
+    config = verify_checkpoint(checkpoint_dir)
+    sharded: Any = sharded_strategy or (config.sharded_backend, config.sharded_backend_version)
+    common: Any = common_strategy or (config.common_backend, config.common_backend_version)
+    if isinstance(sharded, tuple):
+        sharded = get_default_strategy(StrategyAction.LOAD_SHARDED, *sharded)
+    if isinstance(common, tuple):
+        common = get_default_strategy(StrategyAction.LOAD_COMMON, *common)
+    sharded.check_backend_compatibility(config.sharded_backend)
+    sharded.check_version_compatibility(config.sharded_backend_version)
+    common.check_backend_compatibility(config.common_backend)
+    common.check_version_compatibility(config.common_backend_version)
+    return sharded, common
+
+
+def validate_sharded_objects_handling(sharded_strategy: Any, common_strategy: Any) -> None:
+    """Raise `CheckpointingException` when neither strategy handles objects."""
+    if not sharded_strategy.can_handle_sharded_objects and not common_strategy.can_handle_sharded_objects:
         raise CheckpointMismatchError(
-            f"Invalid sharding pattern validation. Errors: {'; '.join(problems[:_MAX_LISTED])}{more}. Every element "
-            "must belong to exactly one main replica over all ranks: mend the offsets, shapes and replica ids"
+            f"choosing strategies: neither {sharded_strategy} nor {common_strategy} handles ShardedObject, expected "
+            "one that does; choose another"
         )
 
 
-def _tensor_problem(key: str, shards: Sequence[tuple[int, ShardedTensor]]) -> str | None:
-    first_rank, first = shards[0]
-    for rank, shard in shards[1:]:
-        for name in ("dtype", "global_shape", "has_regular_grid"):
-            expected, found = getattr(first, name), getattr(shard, name)
-            if expected != found:
-                return f"{name} of {key!r} is {expected} on rank {first_rank} but {found} on rank {rank}"
-    mains = [(rank, shard.global_box()) for rank, shard in shards if is_main_replica(shard.replica_id)]
-    layout = Layout(first.global_shape, tuple(Shard(rank, box) for rank, box in mains), dtype_name(first.dtype))
-    counts = Counter(box for _, box in mains if not box.is_empty)
-    repeated = [box for box, count in counts.items() if count > 1]
-    if repeated:
-        ranks = [rank for rank, box in mains if box == repeated[0]]
-        return (
-            f"Invalid access pattern for {key!r}: box {repeated[0]} belongs to {len(ranks)} main replicas, on ranks "
-            f"{ranks}, expected 1"
-        )
-    try:
-        layout.check_in_bounds(key)
-        layout.check_disjoint(key)
-        layout.check_complete(key)
-    except LayoutError as raised:
-        return f"Invalid access pattern for {key!r}: {raised}"
-    return None
+def _determine_missing_and_unexpected_keys(
+    ckpt_sharded_metadata: _StoredMetadata,
+    local_metadata: Iterable[ShardedBase],
+    global_metadata: Iterable[Sequence[ShardedBase]] | None = None,
+) -> tuple[set[str], set[str]]:
+    stored = {entity.key for entity in ckpt_sharded_metadata.values()}
+    return compute_mismatched_keys(stored, local_metadata, global_metadata)
 
 
-def _object_problem(key: str, elements: Sequence[tuple[int, ShardedObject]]) -> str | None:
-    first_rank, first = elements[0]
-    for rank, element in elements[1:]:
-        if element.global_shape != first.global_shape:
-            return (
-                f"global_shape of object {key!r} is {first.global_shape} on rank {first_rank} but "
-                f"{element.global_shape} on rank {rank}"
-            )
-    counts = Counter(element.unique_key for _, element in elements if is_main_replica(element.replica_id))
-    repeated = [name for name, count in counts.items() if count > 1]
-    if repeated:
-        return f"Duplicate ShardedObject keys: {repeated}"
-    num_missing = math.prod(first.global_shape) - len(counts)
-    if num_missing:
-        return f"Invalid access pattern for {key!r}: {num_missing} ShardedObject are missing."
-    return None
+def _validate_common_state_dict(common_state_dict: CommonStateDict, process_group: Group = None) -> None:
+    """Warn where common data differs from rank 0's. Called by every rank of the group."""
+    digests = gather_from(lambda: digest_of(common_state_dict), process_group, "comparing common data")
+    if len({digest for digest in digests if digest is not None}) > 1:
+        warn_of_differences(common_state_dict, process_group)

@@ -1,37 +1,40 @@
 """Saving, carried out: every rank writes its part, then one of them commits.
 
-    gather 1   every rank: split the state dict, serialise objects, describe its entities; all check all
-    gather 2   rank 0: begin
-    gather 3   every rank: write its data file; rank 0 also the common data
-    gather 4   rank 0: write .metadata, then finish, which is the commit
+    gather 1   every rank: split the state dict, see that it can be stored, describe its entities; all check all
+    gather 2   rank 0: begin, and the common data
+    (strategy) gather 3: every rank its data file; gather 4: rank 0 the index
+    gather 5   rank 0: finish, which is the commit
 
 Each gather also carries errors: when a step fails anywhere, all ranks raise the same error there, and the
-checkpoint does not exist.
+checkpoint does not exist. Steps 1 to 2 are `begin_save`, 3 to 4 are `store_entities`, which a strategy may replace
+or put off, 5 is `commit_save`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from remesh.dist_checkpointing.checks import validate_sharding_integrity
 from remesh.dist_checkpointing.commit import begin, check_can_save, finish
+from remesh.dist_checkpointing.common_data import digest_of, warn_of_differences
 from remesh.dist_checkpointing.core import CheckpointingConfig, write_durably
 from remesh.dist_checkpointing.description import describe, entities_from
 from remesh.dist_checkpointing.errors import told_as_checkpoint_errors
+from remesh.dist_checkpointing.flattened import shapes_before_flattening, stored_form, unflatten_all
 from remesh.dist_checkpointing.manifest import Extent
-from remesh.dist_checkpointing.mapping import ShardedBase
+from remesh.dist_checkpointing.mapping import ShardedBase, ShardedTensor
 from remesh.dist_checkpointing.strategies.blob import dump_object
 from remesh.dist_checkpointing.strategies.common import COMMON_STATE_FNAME
-from remesh.dist_checkpointing.strategies.torch import (
+from remesh.dist_checkpointing.strategies.torch_format import (
     BACKEND,
     BACKEND_VERSION,
     Payload,
     write_data_file,
     write_manifest,
 )
-from remesh.dist_checkpointing.validation import validate_sharding_integrity
 from remesh.dist_checkpointing.writes import assemble_manifest, select_objects, select_tensors
 from remesh.reshard.exchange import Group, gather_from, group_rank
 
@@ -43,16 +46,20 @@ class State:
     entities: Sequence[ShardedBase]
     common: dict[str, Any]
     """Equal on all ranks; that of rank 0 is written."""
+    blobs: Mapping[str, bytes] = field(default_factory=dict)
+    """Objects that have been serialised already, by unique key."""
+    compared: dict[str, Any] | None = None
+    """What of the common data is compared across ranks; None compares nothing."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Prepared:
-    """One rank's part, ready to be written."""
+class Part:
+    """One rank's part of the sharded data, complete: writing it needs nothing else."""
 
     descriptions: list[Any]
+    """Of everything in the payload, in order."""
+    shapes_before_flattening: dict[str, tuple[int, ...]]
     payload: Payload
-    common_blob: bytes | None
-    """None on ranks that do not write it."""
 
 
 def save_state(
@@ -68,50 +75,135 @@ def save_state(
     Called by every rank of the group; blocks until all have written and the checkpoint is committed. Raises the
     same error on all ranks; then the checkpoint does not exist. The directory must exist unless ``may_create``.
     """
+    states: list[State] = []
+
+    def prepare_all() -> State:
+        state = prepare()
+        states.append(replace(state, blobs=dump_objects(state.entities)))
+        return states[0]
+
+    begin_save(prepare_all, directory, group, validate=validate, may_create=may_create)
+    store_entities(states[0].entities, directory, group, blobs=states[0].blobs)
+    commit_save(directory, group)
+
+
+def begin_save(
+    prepare: Callable[[], State],
+    directory: Path,
+    group: Group = None,
+    *,
+    validate: bool = True,
+    may_create: bool = False,
+) -> None:
+    """See that everything can be stored and fits together; then mark the directory and write the common data.
+
+    Called by every rank of the group. Until all ranks have found no fault, nothing on disk is touched.
+    """
     doing = f"saving checkpoint {directory}"
     rank = group_rank(group)
-    prepared: list[_Prepared] = []
+    common_blob: list[bytes] = []
+    compared: list[dict[str, Any] | None] = []
 
     def prepare_part() -> list[Any]:
         with told_as_checkpoint_errors(doing):
             if rank == 0:
                 check_can_save(directory, may_create=may_create)
-            prepared.append(_prepare(prepare(), is_first=rank == 0))
-            return prepared[0].descriptions
+            state = prepare()
+            compared.append(state.compared)
+            if rank == 0:
+                common_blob.append(dump_object(state.common, "the common data"))
+            return [describe(unflatten_all(state.entities)), digest_of(state.compared)]
 
-    entities = [entities_from(descriptions) for descriptions in gather_from(prepare_part, group, doing)]
+    everywhere = gather_from(prepare_part, group, doing)
     if validate:
-        validate_sharding_integrity(entities)
+        validate_sharding_integrity([entities_from(descriptions) for descriptions, _ in everywhere])
+    if len({digest for _, digest in everywhere if digest is not None}) > 1:
+        warn_of_differences(compared[0], group)
 
     def begin_once() -> None:
         with told_as_checkpoint_errors(doing):
             if rank == 0:
                 begin(directory)
+                write_durably(directory / COMMON_STATE_FNAME, common_blob[0])
 
-    def write_part() -> list[list[list[Any]]]:
+    gather_from(begin_once, group, doing)
+
+
+def store_entities(
+    entities: Iterable[ShardedBase], directory: Path, group: Group = None, *, blobs: Mapping[str, bytes] | None = None
+) -> None:
+    """Write the sharded data and its index; without `commit_save` no reader takes it for a checkpoint.
+
+    Called by every rank of the group. ``blobs`` are objects that have been serialised already, by unique key.
+    """
+    part: list[Part] = []
+
+    def write() -> list[Any]:
+        with told_as_checkpoint_errors(f"saving checkpoint {directory}"):
+            part.append(part_of(entities, blobs or {}))
+            return write_part(part[0], directory, group_rank(group))
+
+    store_index(write, directory, group)
+
+
+def store_index(write: Callable[[], list[Any]], directory: Path, group: Group = None) -> None:
+    """Gather what ``write`` returns on every rank, which is what `write_part` returned, and write the index of it."""
+    doing = f"saving checkpoint {directory}"
+    written = gather_from(write, group, doing)
+
+    def index_once() -> None:
         with told_as_checkpoint_errors(doing):
-            if prepared[0].common_blob is not None:
-                write_durably(directory / COMMON_STATE_FNAME, prepared[0].common_blob)
-            return [_extents_to_json(part) for part in write_data_file(directory, rank, prepared[0].payload)]
+            if group_rank(group) == 0:
+                entities = [entities_from(descriptions) for descriptions, _, _ in written]
+                extents = [tuple(map(_extents_from_json, parts)) for _, _, parts in written]
+                manifest = assemble_manifest(entities, extents)  # type: ignore[arg-type]
+                shapes = {key: tuple(shape) for _, told, _ in written for key, shape in told.items()}
+                kept = {key: shape for key, shape in shapes.items() if key in manifest.tensors}
+                write_manifest(directory, replace(manifest, flattened=frozenset(kept), unflattened_shapes=kept))
+
+    gather_from(index_once, group, doing)
+
+
+def commit_save(directory: Path, group: Group = None, config: CheckpointingConfig | None = None) -> None:
+    """Make the checkpoint exist. Called by every rank of the group, when all else has reached the disk."""
+    doing = f"saving checkpoint {directory}"
 
     def commit_once() -> None:
         with told_as_checkpoint_errors(doing):
-            if rank == 0:
-                extents = [tuple(map(_extents_from_json, parts)) for parts in written]
-                write_manifest(directory, assemble_manifest(entities, extents))  # type: ignore[arg-type]
-                finish(directory, CheckpointingConfig(BACKEND, BACKEND_VERSION))
+            if group_rank(group) == 0:
+                finish(directory, config or CheckpointingConfig(BACKEND, BACKEND_VERSION))
 
-    gather_from(begin_once, group, doing)
-    written = gather_from(write_part, group, doing)
     gather_from(commit_once, group, doing)
 
 
-def _prepare(state: State, *, is_first: bool) -> _Prepared:
-    objects = select_objects(state.entities)
-    blobs = [dump_object([element.data for element in group], f"object {name!r}") for name, group in objects.items()]
-    tensors = [tensor.data_in_box() for tensor in select_tensors(state.entities)]
-    common_blob = dump_object(state.common, "the common data") if is_first else None
-    return _Prepared(describe(state.entities), Payload(blobs, tensors), common_blob)
+def part_of(entities: Iterable[ShardedBase], blobs: Mapping[str, bytes]) -> Part:
+    """What this rank writes of its entities: main replicas, flattened slices in their stored form."""
+    entities = list(entities)
+    stored: list[ShardedBase] = []
+    for entity in entities:
+        if not isinstance(entity, ShardedTensor) or entity.flattened_range is None:
+            stored.append(entity)
+        elif entity.data_shape[0]:
+            stored.append(stored_form(entity))
+    objects, tensors = select_objects(stored), select_tensors(stored)
+    dumped = {**dump_objects(one for group in objects.values() for one in group if one.unique_key not in blobs)}
+    payload = Payload([{**blobs, **dumped}[name] for name in objects], [one.data_in_box() for one in tensors])
+    written = [*(one for group in objects.values() for one in group), *tensors]
+    return Part(describe(written), shapes_before_flattening(entities), payload)
+
+
+def write_part(part: Part, directory: Path, rank: int) -> list[Any]:
+    """Write this rank's data file durably; returns what the others need to know of it. Calls nobody."""
+    extents = write_data_file(directory, rank, part.payload)
+    return [part.descriptions, part.shapes_before_flattening, [_extents_to_json(found) for found in extents]]
+
+
+def dump_objects(entities: Iterable[ShardedBase]) -> dict[str, bytes]:
+    """The blobs of the objects that their rank writes, by unique key; `CheckpointMismatchError` for one that cannot."""
+    return {
+        name: dump_object([element.data for element in group], f"object {name!r}")
+        for name, group in select_objects(entities).items()
+    }
 
 
 def _extents_to_json(extents: Sequence[Extent]) -> list[list[Any]]:

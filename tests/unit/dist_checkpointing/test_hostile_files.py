@@ -19,6 +19,7 @@ from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata
 from remesh import dist_checkpointing
 from remesh.dist_checkpointing import ShardedObject, ShardedTensor
 from remesh.dist_checkpointing.errors import CheckpointFormatError
+from remesh.dist_checkpointing.integrity import CHECKSUMS_FNAME
 from remesh.dist_checkpointing.plain import latest_complete
 from remesh.dist_checkpointing.strategies.inert_pickle import load_inert
 
@@ -47,13 +48,20 @@ def wanted() -> dict[str, Any]:
 
 
 @pytest.fixture
-def checkpoint(tmp_path: Path) -> Path:
-    """A good checkpoint, to be spoilt."""
+def sealed(tmp_path: Path) -> Path:
+    """A good checkpoint with its checksums, to be spoilt."""
     directory = tmp_path / "step-00000001"
     directory.mkdir()
     full = ShardedTensor.from_rank_offsets("w", torch.arange(12.0).reshape(6, 2))
     dist_checkpointing.save({"w": full, "o": ShardedObject("o", {"a": [1]}, (1,), (0,)), "step": 1}, directory)
     return directory
+
+
+@pytest.fixture
+def checkpoint(sealed: Path) -> Path:
+    """The same without checksums: a stranger has none, or makes them fit."""
+    (sealed / CHECKSUMS_FNAME).unlink()
+    return sealed
 
 
 def rewrite(checkpoint: Path, change: Callable[[Metadata], None]) -> None:
@@ -146,10 +154,10 @@ def test_no_link_leaves_the_directory(checkpoint: Path) -> None:
 
 
 @pytest.mark.parametrize("lost_bytes", [1, 500, 10**9])
-def test_a_truncated_data_file_is_found_before_anything_is_filled(checkpoint: Path, lost_bytes: int) -> None:
-    data = checkpoint / "__0_0.distcp"
+def test_a_truncated_data_file_is_found_before_anything_is_filled(sealed: Path, lost_bytes: int) -> None:
+    data = sealed / "__0_0.distcp"
     data.write_bytes(data.read_bytes()[: max(0, data.stat().st_size - lost_bytes)])
-    assert reason_of_loading(checkpoint) == "truncated"
+    assert reason_of_loading(sealed) == "truncated"
 
 
 @pytest.mark.parametrize(

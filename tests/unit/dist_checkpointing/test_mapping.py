@@ -64,7 +64,7 @@ def test_rank_offsets_take_no_flattened_range() -> None:
         ({"global_offset": (4, 0, 0)}, "must have 2 axes"),
         ({"axis_fragmentations": (2,)}, "one number for each axis"),
         ({"global_offset": (3, 0)}, "offset 3 is no multiple of the local size 4"),
-        ({"flattened_range": slice(0, 3)}, "flattened_range is not supported"),
+        ({"flattened_range": slice(0, 3)}, "expected the length of flattened_range"),
     ],
 )
 def test_fields_that_contradict_each_other_are_refused(changes: dict[str, object], said: str) -> None:

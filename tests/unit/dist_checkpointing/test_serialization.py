@@ -19,9 +19,23 @@ from remesh.dist_checkpointing import (
     ShardedObject,
     ShardedTensor,
     ShardedTensorFactory,
+    validation,
 )
 from remesh.dist_checkpointing.core import CheckpointingException
-from remesh.dist_checkpointing.strategies.common import load_common, save_common
+from remesh.dist_checkpointing.dict_utils import dict_list_map_outplace
+from remesh.dist_checkpointing.serialization import get_default_load_sharded_strategy
+from remesh.dist_checkpointing.strategies.base import (
+    LoadShardedStrategy,
+    SaveShardedStrategy,
+    StrategyAction,
+    register_default_strategy,
+)
+from remesh.dist_checkpointing.strategies.common import (
+    TorchCommonLoadStrategy,
+    TorchCommonSaveStrategy,
+    load_common,
+    save_common,
+)
 from remesh.errors import FormatError
 
 DTYPES = [
@@ -219,7 +233,7 @@ def test_whole_tensors_need_no_description(tmp_path: Path) -> None:
     assert (described.global_shape, described.data, described.global_offset) == ((6,), None, (0,))
     loaded = dist_checkpointing.load_plain_tensors(tmp_path)
     assert loaded["w"].tolist() == [0, 0, 1, 1, 2, 2]
-    assert loaded["n"] == 1
+    assert set(loaded) == {"w"}, "tensors only"
 
 
 def test_both_call_styles_of_the_fourth_place_are_understood(tmp_path: Path) -> None:
@@ -276,7 +290,8 @@ def test_native_torch_reads_what_we_write(tmp_path: Path) -> None:
 
 def test_the_files_are_those_of_the_format(tmp_path: Path) -> None:
     dist_checkpointing.save({"w": whole("w", torch.ones(2)), "o": ShardedObject("o", 5, (1,), (0,)), "n": 1}, tmp_path)
-    assert {path.name for path in tmp_path.iterdir()} == {"__0_0.distcp", ".metadata", "common.pt", "metadata.json"}
+    names = {"__0_0.distcp", ".metadata", "common.pt", "metadata.json", ".remesh-checksums"}
+    assert {path.name for path in tmp_path.iterdir()} == names
     assert json.loads((tmp_path / "metadata.json").read_text())["sharded_backend"] == "torch_dist"
     metadata = pickle.loads((tmp_path / ".metadata").read_bytes())
     assert type(metadata) is dcp.Metadata
@@ -316,3 +331,78 @@ def test_common_functions_stand_alone(tmp_path: Path) -> None:
     torch.save([1], tmp_path / "common.pt")
     with pytest.raises(FormatError, match="holds a list"):
         load_common(tmp_path)
+
+
+def test_tensors_are_removed_by_prefix_and_files_that_nothing_needs_go(tmp_path: Path) -> None:
+    state = {
+        "m": whole("model.w", torch.ones(4)),
+        "o": [whole("optim.a", torch.ones(4)), whole("optim.b", torch.ones(2))],
+        "flat": ShardedTensor.from_rank_offsets_flat("optim.f", torch.ones(4), (4,), flattened_range=slice(0, 4)),
+    }
+    dist_checkpointing.save(state, tmp_path, verify_integrity=True)
+    dist_checkpointing.remove_sharded_tensors(tmp_path, "nothing")
+    dist_checkpointing.remove_sharded_tensors(str(tmp_path), "optim.")
+    assert set(dist_checkpointing.load_tensors_metadata(tmp_path)) == {"model.w"}
+    found = load({"m": whole("model.w", torch.zeros(4))}, tmp_path, strict="raise_all", verify_integrity=True)["m"]
+    assert found.eq(1).all()
+    dist_checkpointing.remove_sharded_tensors(tmp_path, "model")
+    assert not list(tmp_path.glob("*.distcp"))
+    assert load({}, tmp_path, verify_integrity=True) == {}
+
+
+def test_sums_of_all_files_are_an_option(tmp_path: Path) -> None:
+    dist_checkpointing.save({"w": whole("w", torch.ones(4)), "n": 1}, tmp_path)
+    with pytest.raises(FormatError, match="integrity.json"):
+        load({}, tmp_path, verify_integrity=True)
+    validation.save_integrity_manifest(tmp_path)
+    assert load({}, tmp_path, verify_integrity=True) == {"n": 1}
+    (tmp_path / validation.INTEGRITY_FNAME).write_text((tmp_path / "integrity.json").read_text().replace("a", "b"))
+    with pytest.raises(FormatError, match="SHA-256"):
+        validation.verify_integrity_manifest(tmp_path)
+
+
+def test_strategies_of_a_program_are_called_with_the_sharded_part(tmp_path: Path) -> None:
+    seen: dict[str, Any] = {}
+
+    class Save(SaveShardedStrategy):
+        can_handle_sharded_objects = True  # type: ignore[assignment]
+
+        def save(self, sharded_state_dict: Any, checkpoint_dir: Any) -> None:
+            seen.update(sharded_state_dict)
+
+    class Load(LoadShardedStrategy):
+        def check_backend_compatibility(self, loaded_backend: str) -> None:
+            assert loaded_backend == "memory"
+
+        def check_version_compatibility(self, loaded_version: int) -> None:
+            assert loaded_version == 3
+
+        def load_tensors_metadata(self, checkpoint_dir: Any) -> dict[str, ShardedTensor]:
+            return {"w": seen["l"][1].without_data()}
+
+        def load(self, sharded_state_dict: Any, checkpoint_dir: Any) -> Any:
+            return dict_list_map_outplace(lambda asked: asked.data.copy_(seen["l"][1].data), sharded_state_dict)
+
+    register_default_strategy(StrategyAction.SAVE_SHARDED, "memory", 3, Save("memory", 3))
+    register_default_strategy(StrategyAction.LOAD_SHARDED, "memory", 3, Load())
+    dist_checkpointing.save({"l": ["common", whole("w", torch.ones(2))]}, tmp_path, ("memory", 3))
+    request = {"l": ["", whole("w", torch.zeros(2))], "x": whole("unexpected", torch.zeros(1))}
+    loaded = load(request, tmp_path, strict="log_unexpected")
+    assert loaded["l"][0] == "common"
+    assert loaded["l"][1].tolist() == [1, 1]
+    (tmp_path / "b").mkdir()
+    with pytest.raises(CheckpointingException, match="Cannot apply async_save"):
+        dist_checkpointing.save({}, tmp_path / "b", ("memory", 3), async_sharded_save=True)
+    assert isinstance(get_default_load_sharded_strategy(tmp_path), Load)
+
+
+def test_objects_in_files_of_their_own_come_back(tmp_path: Path) -> None:
+    objects = {"o": [ShardedObject("a/b", {"at": at}, (2, 2), (0, at), replica_id=0) for at in range(2)]}
+    save_strategy, load_strategy = TorchCommonSaveStrategy("torch", 1), TorchCommonLoadStrategy()
+    save_strategy.save_sharded_objects(objects, tmp_path)
+    assert load_strategy.load_sharded_objects(objects, tmp_path) == {"o": [{"at": 0}, {"at": 1}]}
+    assert set(load_strategy.load_sharded_metadata(tmp_path)) == {one.unique_key for one in objects["o"]}
+    (tmp_path / "a" / "b" / "shard_0.1_2.2.pt").rename(tmp_path / "a" / "b" / "shard_0.1_2.pt")
+    assert load_strategy.load_sharded_objects(objects, tmp_path)["o"][1] == {"at": 1}, "the name of older writers"
+    with pytest.raises(FormatError, match="outside"):
+        save_strategy.save_sharded_objects({"o": ShardedObject("../x", 1, (1,), (0,))}, tmp_path)

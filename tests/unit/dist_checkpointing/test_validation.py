@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
-from remesh.dist_checkpointing import ShardedObject, ShardedTensor
+from remesh import dist_checkpointing
+from remesh.dist_checkpointing import ShardedObject, ShardedTensor, validation
 from remesh.dist_checkpointing.core import CheckpointingException
 from remesh.dist_checkpointing.mapping import ShardedBase
 from remesh.dist_checkpointing.validation import (
@@ -98,3 +101,37 @@ def test_each_mode_decides_on_its_own() -> None:
     assert "Unexpected keys (for this rank): {'b'}" in logged
     with pytest.raises(CheckpointingException, match="Unexpected keys"):
         decide_on_mismatch(StrictHandling.RAISE_UNEXPECTED, set(), {"b"})
+
+
+def test_requests_are_made_strict_from_gathered_metadata(caplog: pytest.LogCaptureFixture) -> None:
+    request = {"w": part(0, 1), "l": [element(0, 1)], "new": box(0, 10)}
+    request["new"].key = "new"
+    local, everywhere = validation.determine_global_metadata(request)
+    assert [one.data for one in local] == [None, None, None]
+    stored = {"w": part(0, 1), "rng/shard_0_1": element(0, 1), "old": box(0, 10)}
+    stored["old"].key = "old"
+    kept, missing, unexpected = validation.validate_integrity_and_strict_load(
+        request, StrictHandling.RETURN_ALL, True, local, everywhere, stored
+    )
+    assert (set(kept), missing, unexpected) == ({"w", "l"}, {"old"}, {"new"})
+    with pytest.raises(ValueError, match="give local_metadata"):
+        validation.validate_integrity_and_strict_load(request, StrictHandling.RAISE_ALL, False)
+    with pytest.raises(CheckpointingException, match="Missing keys"):
+        validation.maybe_report_missing_and_unexpected_keys({"a"}, set())
+    validation.maybe_report_missing_and_unexpected_keys({"a"}, set(), raise_error=False)
+    assert "Missing keys" in caplog.text
+
+
+def test_a_checkpoint_names_the_strategies_that_read_it(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointingException, match="does not exist"):
+        validation.verify_checkpoint(tmp_path / "nowhere")
+    with pytest.raises(CheckpointingException, match="is not a distributed checkpoint"):
+        validation.verify_checkpoint(tmp_path)
+    dist_checkpointing.save({"w": part(0, 1)}, tmp_path)
+    assert validation.verify_checkpoint(str(tmp_path)).sharded_backend == "torch_dist"
+    sharded, common = validation.verify_checkpoint_and_load_strategy(tmp_path)
+    assert sharded.can_handle_sharded_objects
+    assert common.load_common(tmp_path) == {}
+    validation.validate_sharded_objects_handling(sharded, common)
+    with pytest.raises(CheckpointingException, match="Cannot find a default strategy for: .*'tape'"):
+        validation.verify_checkpoint_and_load_strategy(tmp_path, ("tape", 1))

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import io
 import pickle
-from typing import IO, Any
+from typing import IO, Any, cast
 
 import numpy as np
 import torch
 
 from remesh.dist_checkpointing.errors import CheckpointFormatError, CheckpointMismatchError
+from remesh.dist_checkpointing.strategies.blob_frame import frame_of
+from remesh.dist_checkpointing.strategies.data_file import DataFile
 from remesh.layout.from_torch import dtype_name
 
 _NUMPY_CLASSES = [
@@ -27,12 +29,20 @@ _NUMPY_CLASSES = [
 """What pickles of arrays and scalars of plain numbers name; building them runs no foreign code."""
 
 
-def write_tensor(tensor: torch.Tensor, file: IO[bytes]) -> None:
+def write_tensor(tensor: torch.Tensor, file: DataFile) -> None:
     """Append the blob of a tensor: its elements only, row-major, whatever storage it is a view of."""
     plain = tensor.detach().cpu().contiguous()
-    if plain.untyped_storage().nbytes() != plain.numel() * plain.element_size():
-        plain = plain.clone()
-    torch.save(plain, file)
+    if plain.is_conj() or plain.is_neg():
+        plain = plain.resolve_conj().resolve_neg()
+    frame = frame_of(dtype_name(plain.dtype), tuple(plain.shape))
+    if frame is None:
+        if plain.untyped_storage().nbytes() != plain.numel() * plain.element_size():
+            plain = plain.clone()
+        torch.save(plain, cast(IO[bytes], file))  # it only writes
+        return
+    file.write(frame.head)
+    crc = file.write_elements(plain.reshape(-1).view(torch.uint8).numpy().data)
+    file.write(frame.tail(crc))
 
 
 def read_tensor(blob: bytes, dtype: str, shape: tuple[int, ...], where: str) -> torch.Tensor:

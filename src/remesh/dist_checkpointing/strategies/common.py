@@ -1,4 +1,7 @@
-"""The file of common data, ``common.pt``: one blob with the nest of common leaves."""
+"""The file of common data, ``common.pt``: one blob with the nest of common leaves; and objects in files of their own.
+
+An object that no strategy for sharded data takes lies in ``{unique key}.pt``, where the key may hold ``/``.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +9,22 @@ import os
 from pathlib import Path
 from typing import Any
 
-from remesh.dist_checkpointing.core import write_durably
-from remesh.dist_checkpointing.errors import CheckpointFormatError
+from remesh.dist_checkpointing.core import sync_directory, write_durably
+from remesh.dist_checkpointing.dict_utils import dict_list_map_outplace, nested_values
+from remesh.dist_checkpointing.errors import CheckpointFormatError, CheckpointingException
+from remesh.dist_checkpointing.mapping import ShardedObject, ShardedStateDict, StateDict, is_main_replica
+from remesh.dist_checkpointing.strategies.base import (
+    Directory,
+    LoadCommonStrategy,
+    SaveCommonStrategy,
+    StrategyAction,
+    register_default_strategy,
+)
 from remesh.dist_checkpointing.strategies.blob import dump_object, load_object
 
 COMMON_STATE_FNAME = "common.pt"
+_BACKEND, _VERSION = "torch", 1
+_SUFFIX = ".pt"
 
 
 def save_common(common: dict[str, Any], checkpoint_dir: str | os.PathLike[str]) -> None:
@@ -35,3 +49,91 @@ def load_common(checkpoint_dir: str | os.PathLike[str]) -> dict[str, Any]:
             "bad-common", f"loading common data: {path} holds a {type(common).__name__}, expected a dict"
         )
     return common
+
+
+class TorchCommonSaveStrategy(SaveCommonStrategy):
+    """Writes common data to ``common.pt``, and objects to files of their own."""
+
+    def __init__(self, backend: str = _BACKEND, version: int = _VERSION) -> None:
+        super().__init__(backend, version)
+
+    @property
+    def can_handle_sharded_objects(self) -> bool:
+        return True
+
+    def save_common(self, common_state_dict: StateDict, checkpoint_dir: Directory) -> None:
+        save_common(common_state_dict, checkpoint_dir)
+
+    def save_sharded_objects(self, sharded_objects_state_dict: ShardedStateDict, checkpoint_dir: Directory) -> None:
+        for element in nested_values(sharded_objects_state_dict):
+            if is_main_replica(element.replica_id):
+                path = _object_path(Path(checkpoint_dir), element.unique_key)
+                path.parent.mkdir(parents=True, exist_ok=True)
+                sync_directory(path.parent.parent)
+                write_durably(path, dump_object(element.data, f"object {element.unique_key!r}"))
+
+
+class TorchCommonLoadStrategy(LoadCommonStrategy):
+    """Reads what `TorchCommonSaveStrategy` writes."""
+
+    @property
+    def can_handle_sharded_objects(self) -> bool:
+        return True
+
+    def check_backend_compatibility(self, loaded_backend: str) -> None:
+        if loaded_backend != _BACKEND:
+            raise CheckpointingException(
+                f"choosing how to load: found backend {loaded_backend!r}, expected {_BACKEND!r}"
+            )
+
+    def check_version_compatibility(self, loaded_version: int) -> None:
+        if loaded_version != _VERSION:
+            raise CheckpointingException(
+                f"choosing how to load: found version {loaded_version} of {_BACKEND!r}, expected {_VERSION}"
+            )
+
+    def load_common(self, checkpoint_dir: Directory) -> StateDict:
+        return load_common(checkpoint_dir)
+
+    def load_sharded_objects(
+        self, sharded_objects_state_dict: ShardedStateDict, checkpoint_dir: Directory
+    ) -> StateDict:
+        loaded: StateDict = dict_list_map_outplace(
+            lambda element: _load_element(element, Path(checkpoint_dir)), sharded_objects_state_dict
+        )
+        return loaded
+
+    def load_sharded_metadata(self, checkpoint_dir: Directory) -> dict[str, ShardedObject]:
+        directory = Path(checkpoint_dir)
+        names = sorted(
+            str(path.relative_to(directory).with_suffix("")) for path in directory.rglob(f"shard_*{_SUFFIX}")
+        )
+        return {name: ShardedObject.empty_from_unique_key(name) for name in names}
+
+
+def _load_element(element: ShardedObject, directory: Path) -> object:
+    path = _object_path(directory, element.unique_key)
+    if not path.is_file() and len(element.global_shape) > 1:
+        # Older writers left the last size of the shape out of the name.
+        path = _object_path(directory, element.unique_key.rpartition(".")[0])
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError as raised:
+        raise CheckpointFormatError(
+            "missing-file",
+            f"loading object {element.unique_key!r}: {path} does not exist, expected it there; was it saved?",
+        ) from raised
+    return load_object(content, str(path))
+
+
+def _object_path(directory: Path, unique_key: str) -> Path:
+    path = directory / f"{unique_key}{_SUFFIX}"
+    if not path.resolve().is_relative_to(directory.resolve()):
+        raise CheckpointFormatError(
+            "escaping-path", f"placing object {unique_key!r}: its file would lie outside {directory}; rename its key"
+        )
+    return path
+
+
+register_default_strategy(StrategyAction.SAVE_COMMON, _BACKEND, _VERSION, TorchCommonSaveStrategy())
+register_default_strategy(StrategyAction.LOAD_COMMON, _BACKEND, _VERSION, TorchCommonLoadStrategy())

@@ -59,7 +59,7 @@ class Record:
     kind = ""
 
     def __setstate__(self, state: Any) -> None:
-        if isinstance(state, dict) and all(isinstance(name, str) for name in state):
+        if isinstance(state, dict) and {str}.issuperset(map(type, state)):
             self.__dict__.update(state)
         else:  # records whose class packs its state: only their first element is ever used
             self.__dict__["packed"] = state

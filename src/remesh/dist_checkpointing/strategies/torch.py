@@ -1,292 +1,325 @@
-"""The format ``torch_dist``: the files of ``torch.distributed.checkpoint``, which native torch reads too.
+"""Strategies of the format ``torch_dist``: how `save` and `load` write and read sharded data by default.
 
-A directory holds ``__{rank}_0.distcp`` files of blobs one after another, and ``.metadata``, a pickle of torch's own
-plain ``Metadata`` that says which box of which tensor lies in which bytes of which file. Objects stand under their
-unique key. State-dict keys are not stored, entity keys are.
-
-Writing goes through torch's classes; reading never does (see `inert_pickle`): every value of a file is checked
-before use, and no path in it may leave the directory.
+The names are those that users know; what they do is in `remesh.dist_checkpointing.writer` and ``reader``, the bytes in
+``strategies.torch_format``. Each method is called by every rank of the group, and can be called on its own too: then
+it writes or reads the sharded data without the common data and without the commit.
 """
 
 from __future__ import annotations
 
-import os
-import pickle
-import uuid
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
-from torch.distributed.checkpoint.filesystem import _StorageInfo
-from torch.distributed.checkpoint.metadata import (
-    BytesStorageMetadata,
-    ChunkStorageMetadata,
-    Metadata,
-    MetadataIndex,
-    StorageMeta,
-    TensorProperties,
-    TensorStorageMetadata,
+
+from remesh.dist_checkpointing.dict_utils import dict_list_map_outplace, nested_values
+from remesh.dist_checkpointing.errors import (
+    CheckpointingException,
+    CheckpointMismatchError,
+    told_as_checkpoint_errors,
 )
+from remesh.dist_checkpointing.flattened import describe_before_flattening, reroute
+from remesh.dist_checkpointing.manifest import Manifest
+from remesh.dist_checkpointing.mapping import ShardedBase, ShardedObject, ShardedStateDict, ShardedTensor, StateDict
+from remesh.dist_checkpointing.reader import (
+    Fill,
+    OpenCheckpoint,
+    describe_whole,
+    open_checkpoint,
+    plan_fill,
+    run_fill,
+)
+from remesh.dist_checkpointing.removal import remove_tensors
+from remesh.dist_checkpointing.staging import Staging
+from remesh.dist_checkpointing.strategies.async_utils import AsyncRequest
+from remesh.dist_checkpointing.strategies.base import (
+    AsyncSaveShardedStrategy,
+    Directory,
+    LoadShardedStrategy,
+    StrategyAction,
+    register_default_strategy,
+)
+from remesh.dist_checkpointing.strategies.torch_format import BACKEND, BACKEND_VERSION, METADATA_FNAME, Payload
+from remesh.dist_checkpointing.writer import (
+    Part,
+    dump_objects,
+    part_of,
+    store_entities,
+    store_index,
+    write_part,
+)
+from remesh.reshard.exchange import Group, gather_from, group_rank
 
-from remesh.dist_checkpointing.core import write_durably
-from remesh.dist_checkpointing.errors import CheckpointFormatError
-from remesh.dist_checkpointing.manifest import Chunk, Extent, Manifest, StoredTensor
-from remesh.dist_checkpointing.strategies.blob import load_object, read_tensor, write_tensor
-from remesh.dist_checkpointing.strategies.inert_pickle import Record, load_inert
-from remesh.errors import LayoutError
-from remesh.layout import Box
-from remesh.layout.from_torch import torch_dtype
 
-BACKEND = "torch_dist"
-BACKEND_VERSION = 1
-METADATA_FNAME = ".metadata"
-_SUFFIX = ".distcp"
-_METADATA_VERSION = "1.0.0"
-_BUFFER_BYTES = 8 << 20
+class TorchDistSaveShardedStrategy(AsyncSaveShardedStrategy):
+    """Writes ``torch_dist``: one data file per rank, and the index.
+
+    ``keep_only_main_replica=False`` writes every replica; readers see one of them. ``thread_count``,
+    ``cached_metadata`` and ``cpu_shm_mode`` are accepted for the sake of callers and change nothing: a rank writes
+    one file, there is no plan to cache, and copies of a background save are in this process.
+    """
+
+    def __init__(  # noqa: PLR0913 - the signature that users know
+        self,
+        backend: str = BACKEND,
+        version: int = BACKEND_VERSION,
+        keep_only_main_replica: bool = True,
+        thread_count: int = 1,
+        cached_metadata: bool = False,
+        separation_hint: str | None = None,
+        cpu_shm_mode: bool = False,
+    ) -> None:
+        super().__init__(backend, version)
+        if (backend, version) != (BACKEND, BACKEND_VERSION):
+            raise CheckpointingException(
+                f"making a save strategy: found backend {backend!r} version {version}, expected {BACKEND!r} version "
+                f"{BACKEND_VERSION}; this strategy writes nothing else"
+            )
+        if thread_count < 1:
+            raise CheckpointingException(f"making a save strategy: thread_count is {thread_count}, expected at least 1")
+        if separation_hint is not None:
+            raise CheckpointingException(
+                f"making a save strategy: separation_hint is {separation_hint!r}, expected None; tensors can be "
+                "removed by prefix (remove_sharded_tensors) without files of their own"
+            )
+        self.keep_only_main_replica = keep_only_main_replica
+        self.thread_count = thread_count
+        self.use_cached_ckpt_structure = cached_metadata
+        self.cpu_shm_mode = cpu_shm_mode
+        self._checked: _Checked | None = None
+        self._staging = Staging()
+
+    @property
+    def can_handle_sharded_objects(self) -> bool:
+        return True
+
+    @property
+    def raises_everywhere(self) -> bool:
+        return True
+
+    def check_can_save(self, sharded_state_dict: ShardedStateDict) -> None:
+        """Serialise the objects, which may fail; the save that follows uses the result."""
+        entities = self._entities_of(sharded_state_dict)
+        self._checked = _Checked(_objects_of(entities), dump_objects(entities))
+
+    def abandon(self) -> None:
+        self._checked = None
+
+    def release_staging(self) -> None:
+        """Free the memory that is kept for the copies of the next background save."""
+        self._staging.release()
+
+    def save(
+        self, sharded_state_dict: ShardedStateDict, checkpoint_dir: Directory, *, process_group: Group = None
+    ) -> None:
+        """Write this rank's file; the first rank also the index. Blocks until all have written."""
+        entities = self._entities_of(sharded_state_dict)
+        store_entities(entities, Path(checkpoint_dir), process_group, blobs=self._take_blobs(entities))
+
+    def async_save(
+        self,
+        sharded_state_dict: ShardedStateDict,
+        checkpoint_dir: Directory,
+        async_strategy: str | None = None,
+        *,
+        process_group: Group = None,
+    ) -> AsyncRequest:
+        """Copy this rank's values, and return what is left to do. Later changes of the tensors are not written."""
+        directory = Path(checkpoint_dir)
+        entities = self._entities_of(sharded_state_dict)
+        with told_as_checkpoint_errors(f"saving checkpoint {directory}"):
+            part = part_of(entities, self._take_blobs(entities))
+            copies = self._staging.copy(part.payload.tensors)
+            part = replace(part, payload=Payload(part.payload.objects, copies.tensors))
+        written: list[list[Any]] = []
+        rank = group_rank(process_group)
+
+        def write(part: Part) -> None:
+            with told_as_checkpoint_errors(f"saving checkpoint {directory}"):
+                written.append(write_part(part, directory, rank))
+            self._staging.give_back(copies)
+
+        return AsyncRequest(write, (part,), [lambda: store_index(lambda: written[0], directory, process_group)])
+
+    def _entities_of(self, sharded_state_dict: ShardedStateDict) -> list[ShardedBase]:
+        entities = _entities_in(sharded_state_dict)
+        if self.keep_only_main_replica:
+            return entities
+        return [replace(entity, replica_id=0) for entity in entities]  # type: ignore[type-var]
+
+    def _take_blobs(self, entities: Iterable[ShardedBase]) -> Mapping[str, bytes]:
+        checked, self._checked = self._checked, None
+        objects = _objects_of(entities)
+        if checked is None or len(checked.objects) != len(objects):
+            return {}
+        same = all(a[0] == b[0] and a[1] is b[1] for a, b in zip(checked.objects, objects, strict=True))
+        return checked.blobs if same else {}
 
 
 @dataclass(frozen=True, slots=True)
-class Payload:
-    """What one rank writes into its file."""
+class _Checked:
+    """Objects that were serialised before a save."""
 
-    objects: Sequence[bytes]
-    """Blobs of objects, written first."""
-    tensors: Sequence[torch.Tensor]
-    """Boxes of tensors, on any device, of any strides."""
-
-
-def data_file_name(rank: int) -> str:
-    """Name of the file that a rank writes."""
-    return f"__{rank}_0{_SUFFIX}"
+    objects: list[tuple[str, Any]]
+    """Which ones: unique key and value."""
+    blobs: dict[str, bytes]
 
 
-def is_data_file_name(name: str) -> bool:
-    """Whether a file name is one that this writer may have given to a data file."""
-    return name.startswith("__") and name.endswith(_SUFFIX) and name[2 : -len(_SUFFIX)].replace("_", "").isdigit()
+class TorchDistLoadShardedStrategy(LoadShardedStrategy):
+    """Reads ``torch_dist`` of all known writers. With ``cache_metadata`` the index of a directory is read once."""
 
+    def __init__(self, cache_metadata: bool = False, checkpoint_name: str | None = None) -> None:
+        self.cache_metadata = cache_metadata
+        self.checkpoint_name = checkpoint_name
+        self._opened: tuple[tuple[Any, ...], OpenCheckpoint] | None = None
 
-def write_data_file(directory: Path, rank: int, payload: Payload) -> tuple[list[Extent], list[Extent]]:
-    """Write this rank's file durably; returns where each object and each tensor lies. No file if there is nothing."""
-    if not payload.objects and not payload.tensors:
-        return [], []
-    name = data_file_name(rank)
-    object_extents, tensor_extents = [], []
-    with (directory / name).open("wb", buffering=_BUFFER_BYTES) as file:
-        for blob in payload.objects:
-            file_start = file.tell()
-            file.write(blob)
-            object_extents.append(Extent(name, file_start, file.tell() - file_start))
-        for tensor in payload.tensors:
-            file_start = file.tell()
-            write_tensor(tensor, file)
-            tensor_extents.append(Extent(name, file_start, file.tell() - file_start))
-        file.flush()
-        os.fsync(file.fileno())
-    return object_extents, tensor_extents
+    @property
+    def can_handle_sharded_objects(self) -> bool:
+        return True
 
+    @property
+    def raises_everywhere(self) -> bool:
+        return True
 
-def write_manifest(directory: Path, manifest: Manifest) -> None:
-    """Write ``.metadata`` durably, in one step; called by one rank when all data files are on disk."""
-    state: dict[str, TensorStorageMetadata | BytesStorageMetadata] = {}
-    storage: dict[MetadataIndex, _StorageInfo] = {}
-    for key, extent in manifest.objects.items():
-        state[key] = BytesStorageMetadata()
-        storage[MetadataIndex(key)] = _storage_info(extent)
-    for key, tensor in manifest.tensors.items():
-        properties = TensorProperties(dtype=torch_dtype(tensor.dtype))
-        boxes = [chunk.box for chunk in tensor.chunks]
-        chunks = [ChunkStorageMetadata(torch.Size(box.start), torch.Size(box.shape)) for box in boxes]
-        state[key] = TensorStorageMetadata(properties, torch.Size(tensor.global_shape), chunks)
-        for index, chunk in enumerate(tensor.chunks):
-            storage[MetadataIndex(key, torch.Size(chunk.box.start), index)] = _storage_info(chunk.extent)
-    metadata = Metadata(
-        state_dict_metadata=state,
-        storage_data=storage,
-        storage_meta=StorageMeta(checkpoint_id=str(directory), save_id=str(uuid.uuid4())),
-        version=_METADATA_VERSION,
-    )
-    write_durably(directory / METADATA_FNAME, pickle.dumps(metadata, protocol=4))
-
-
-def _storage_info(extent: Extent) -> _StorageInfo:
-    return _StorageInfo(extent.file, extent.file_start, extent.length_bytes)
-
-
-def read_manifest(directory: Path) -> Manifest:
-    """The manifest of a checkpoint; `CheckpointFormatError` for anything missing, damaged, foreign or hostile."""
-    path = directory / METADATA_FNAME
-    try:
-        content = path.read_bytes()
-    except FileNotFoundError as raised:
-        raise CheckpointFormatError(
-            "missing-metadata",
-            f"reading the index of checkpoint {directory}: {METADATA_FNAME} does not exist, expected it beside the "
-            "data files; the checkpoint is incomplete, use another one",
-        ) from raised
-    return _manifest_from(load_inert(content, path), path)
-
-
-def check_files(directory: Path, extents: Sequence[Extent]) -> None:
-    """Raise `CheckpointFormatError` unless every extent lies inside its file."""
-    needed: dict[str, int] = {}
-    for extent in extents:
-        needed[extent.file] = max(needed.get(extent.file, 0), extent.file_stop)
-    for name, num_bytes in needed.items():
-        path = _inside(directory, name)
-        found = path.stat().st_size if path.is_file() else None
-        if found is None or found < num_bytes:
-            raise CheckpointFormatError(
-                "missing-file" if found is None else "truncated",
-                f"checking data file {path}: expected at least {num_bytes} bytes, found "
-                f"{'no such file' if found is None else found}; the checkpoint is damaged, use another one",
+    def check_backend_compatibility(self, loaded_backend: str) -> None:
+        if loaded_backend != BACKEND:
+            raise CheckpointingException(
+                f"choosing how to load: found backend {loaded_backend!r}, expected {BACKEND!r}"
             )
 
+    def check_version_compatibility(self, loaded_version: int) -> None:
+        if loaded_version != BACKEND_VERSION:
+            raise CheckpointingException(
+                f"choosing how to load: found version {loaded_version} of {BACKEND!r}, expected {BACKEND_VERSION}"
+            )
 
-def read_tensors(directory: Path, items: Sequence[tuple[Extent, str, tuple[int, ...], str]]) -> Iterator[torch.Tensor]:
-    """The tensor of each ``(extent, dtype, shape, what)``, in order; one file is open at a time."""
-    for (_, dtype, shape, what), blob in zip(items, _read_blobs(directory, [item[0] for item in items]), strict=True):
-        yield read_tensor(blob, dtype, shape, what)
+    def load(
+        self,
+        sharded_state_dict: ShardedStateDict,
+        checkpoint_dir: Directory,
+        async_strategy: str | None = None,
+        *,
+        process_group: Group = None,
+    ) -> StateDict:
+        """The nest with values: tensors filled in place, those without data new on the CPU.
+
+        No tensor is changed on any rank until all have planned their reads without error.
+        """
+        directory = Path(checkpoint_dir)
+        doing = f"loading checkpoint {directory}"
+        planned: list[_Planned] = []
+        values: list[dict[int, Any]] = []
+
+        def plan() -> None:
+            with told_as_checkpoint_errors(doing):
+                planned.append(_plan(self.open(directory), _entities_in(sharded_state_dict)))
+
+        def fill() -> None:
+            with told_as_checkpoint_errors(doing):
+                values.append(planned[0].run(directory))
+
+        gather_from(plan, process_group, doing)
+        gather_from(fill, process_group, doing)
+        loaded: StateDict = dict_list_map_outplace(lambda leaf: values[0].get(id(leaf), leaf), sharded_state_dict)
+        return loaded
+
+    def load_tensors_metadata(
+        self, checkpoint_dir: Directory, metadata: Manifest | None = None
+    ) -> dict[str, ShardedTensor]:
+        manifest = metadata if metadata is not None else self.open(checkpoint_dir).manifest
+        return {**describe_whole(manifest), **describe_before_flattening(manifest)}
+
+    def load_sharded_metadata(self, checkpoint_dir: Directory) -> dict[str, ShardedTensor | ShardedObject]:
+        manifest = self.open(checkpoint_dir).manifest
+        objects = {name: ShardedObject.empty_from_unique_key(name) for name in manifest.objects}
+        return {**self.load_tensors_metadata(checkpoint_dir, manifest), **objects}
+
+    def remove_sharded_tensors(self, checkpoint_dir: Directory, key_prefix: str) -> None:
+        """Take every tensor whose key starts with the prefix out of the index, and delete files that nothing needs."""
+        self._opened = None
+        remove_tensors(Path(checkpoint_dir), key_prefix)
+
+    def open(self, checkpoint_dir: Directory) -> OpenCheckpoint:
+        """The checkpoint's index and common data. Calls no other rank."""
+        directory = Path(checkpoint_dir)
+        if not self.cache_metadata:
+            return open_checkpoint(directory)
+        identity = _identity(directory)
+        if self._opened is None or self._opened[0] != identity:
+            self._opened = (identity, open_checkpoint(directory))
+        return self._opened[1]
 
 
-def read_objects(directory: Path, extents: Sequence[Extent]) -> list[Any]:
-    """The object in each extent."""
-    blobs = _read_blobs(directory, extents)
-    return [load_object(blob, f"{directory}/{extent}") for extent, blob in zip(extents, blobs, strict=True)]
+@dataclass(frozen=True, slots=True)
+class _Planned:
+    """One rank's load after planning: nothing of the caller's has been changed yet."""
+
+    entities: list[ShardedBase]
+    tensors: list[ShardedTensor]
+    """Those among the entities, with data."""
+    fill: Fill
+    copies: list[tuple[torch.Tensor, torch.Tensor]]
+
+    def run(self, directory: Path) -> dict[int, Any]:
+        """Read everything; the value of each entity, by its identity."""
+        for tensor in self.tensors:
+            if tensor.allow_shape_mismatch and tensor.data is not None:
+                tensor.data.detach().zero_()
+        _, objects = run_fill(directory, self.fill)
+        for to, source in self.copies:
+            to.copy_(source)
+        tensors = iter(self.tensors)
+        values = iter(objects)
+        return {
+            id(entity): next(tensors).data.detach() if isinstance(entity, ShardedTensor) else next(values)  # type: ignore[union-attr]
+            for entity in self.entities
+        }
 
 
-def _read_blobs(directory: Path, extents: Sequence[Extent]) -> Iterator[bytes]:
-    file, file_name = None, None
+def _plan(checkpoint: OpenCheckpoint, entities: list[ShardedBase]) -> _Planned:
+    tensors = [_with_data(entity) for entity in entities if isinstance(entity, ShardedTensor)]
+    objects = [entity for entity in entities if isinstance(entity, ShardedObject)]
+    rerouted = reroute(tensors, checkpoint.manifest)
+    known = checkpoint.manifest.flattened - checkpoint.manifest.unflattened_shapes.keys()
+    seen = replace(checkpoint, manifest=replace(checkpoint.manifest, flattened=frozenset(known)))
+    return _Planned(entities, tensors, plan_fill(seen, [*rerouted.tensors, *objects]), rerouted.copies)
+
+
+def _with_data(tensor: ShardedTensor) -> ShardedTensor:
+    if tensor.data is None:
+        tensor = tensor.without_data()
+        tensor.init_data("cpu")
+    return tensor
+
+
+def _entities_in(sharded_state_dict: ShardedStateDict) -> list[ShardedBase]:
+    entities: list[ShardedBase] = []
+    for leaf in nested_values(sharded_state_dict):
+        if not isinstance(leaf, ShardedTensor | ShardedObject):
+            raise CheckpointMismatchError(
+                f"listing the entities of a sharded state dict: found a {type(leaf).__name__}, expected ShardedTensor "
+                "and ShardedObject only; apply factories and take common data out first"
+            )
+        entities.append(leaf)
+    return entities
+
+
+def _objects_of(entities: Iterable[ShardedBase]) -> list[tuple[str, Any]]:
+    return [(entity.unique_key, entity.data) for entity in entities if isinstance(entity, ShardedObject)]
+
+
+def _identity(directory: Path) -> tuple[Any, ...]:
+    path = directory.resolve() / METADATA_FNAME
     try:
-        for extent in extents:
-            if extent.file != file_name:
-                if file is not None:
-                    file.close()
-                file, file_name = _inside(directory, extent.file).open("rb"), extent.file
-            assert file is not None
-            file.seek(extent.file_start)
-            blob = file.read(extent.length_bytes)
-            if len(blob) != extent.length_bytes:
-                raise CheckpointFormatError(
-                    "truncated",
-                    f"reading {directory}/{extent}: expected {extent.length_bytes} bytes, found {len(blob)}; the file "
-                    "is truncated, use another checkpoint",
-                )
-            yield blob
-    finally:
-        if file is not None:
-            file.close()
+        found = path.stat()
+    except OSError:
+        return (path,)
+    return (path, found.st_ino, found.st_size, found.st_mtime_ns)
 
 
-def _inside(directory: Path, name: str) -> Path:
-    """The file of that name, after following links, which must not lead out of the directory."""
-    path = (directory / name).resolve()
-    if not path.is_relative_to(directory.resolve()):
-        raise CheckpointFormatError(
-            "escaping-path",
-            f"opening data file {name!r} of checkpoint {directory}: it lies outside the directory, at {path}; the "
-            "checkpoint is hostile, do not trust it",
-        )
-    return path
-
-
-def _manifest_from(metadata: Any, path: Path) -> Manifest:
-    entries = _dict(_field(metadata, "Metadata", "state_dict_metadata", path), "state_dict_metadata", path)
-    storage = _dict(_field(metadata, "Metadata", "storage_data", path), "storage_data", path)
-    extents: dict[tuple[str, tuple[int, ...] | None], Extent] = {}
-    for index, info in storage.items():
-        key = _field(index, "MetadataIndex", "fqn", path)
-        offset = getattr(index, "offset", None)
-        place = (key, None if offset is None else _numbers(offset, f"offset of {key!r}", path))
-        extents[place] = _extent_from(info, f"{key!r}", path)
-    tensors: dict[str, StoredTensor] = {}
-    objects: dict[str, Extent] = {}
-    for key, entry in entries.items():
-        if not isinstance(key, str):
-            raise _bad(path, f"a key of state_dict_metadata is {key!r}, expected text")
-        if getattr(entry, "kind", None) == "BytesStorageMetadata":
-            objects[key] = _lookup(extents, (key, None), path)
-        else:
-            tensors[key] = _tensor_from(entry, key, extents, path)
-    mcore_data = getattr(metadata, "mcore_data", None) or {}
-    flattened = [key for key, value in _dict(mcore_data, "mcore_data", path).items() if value]
-    return Manifest(tensors, objects, frozenset(map(str, flattened)))
-
-
-def _tensor_from(
-    entry: Any, key: str, extents: Mapping[tuple[str, tuple[int, ...] | None], Extent], path: Path
-) -> StoredTensor:
-    global_shape = _numbers(_field(entry, "TensorStorageMetadata", "size", path), f"size of {key!r}", path)
-    properties = _field(entry, "TensorStorageMetadata", "properties", path)
-    dtype = properties.packed[0] if isinstance(getattr(properties, "packed", None), tuple) else None
-    chunks = _field(entry, "TensorStorageMetadata", "chunks", path)
-    if not isinstance(dtype, str) or not isinstance(chunks, list):
-        raise _bad(path, f"tensor {key!r} has dtype {dtype!r} and chunks of type {type(chunks).__name__}")
-    whole = Box.of_shape(global_shape)
-    stored = []
-    for chunk in chunks:
-        start = _numbers(_field(chunk, "ChunkStorageMetadata", "offsets", path), f"chunk offset of {key!r}", path)
-        shape = _numbers(_field(chunk, "ChunkStorageMetadata", "sizes", path), f"chunk size of {key!r}", path)
-        try:
-            box = Box.at(start, shape)
-            inside = whole.contains(box)
-        except LayoutError as raised:
-            raise _bad(path, f"tensor {key!r} has a chunk that is no box: {raised}") from raised
-        if not inside:
-            raise _bad(path, f"tensor {key!r} of shape {global_shape} has a chunk {box} that lies outside")
-        stored.append(Chunk(box, _lookup(extents, (key, start), path)))
-    return StoredTensor(dtype, global_shape, tuple(stored))
-
-
-def _extent_from(info: Any, what: str, path: Path) -> Extent:
-    name = _field(info, "_StorageInfo", "relative_path", path)
-    if not isinstance(name, str):
-        raise _bad(path, f"the file of {what} is {name!r}, expected a name")
-    pure = PurePosixPath(name)
-    if not name or "\0" in name or "\\" in name or pure.is_absolute() or ".." in pure.parts:
-        raise CheckpointFormatError(
-            "escaping-path",
-            f"reading {path}: {what} lies in file {name!r}, expected a path inside the checkpoint directory; the "
-            "checkpoint is hostile, do not trust it",
-        )
-    if getattr(info, "transform_descriptors", None):
-        raise CheckpointFormatError(
-            "unknown-transform",
-            f"reading {path}: {what} is stored through {info.transform_descriptors!r}, expected plain bytes; load it "
-            "with torch.distributed.checkpoint and save it anew",
-        )
-    numbers = (_field(info, "_StorageInfo", "offset", path), _field(info, "_StorageInfo", "length", path))
-    return Extent(name, *_numbers(numbers, f"extent of {what}", path))
-
-
-def _lookup(
-    extents: Mapping[tuple[str, tuple[int, ...] | None], Extent], place: tuple[str, tuple[int, ...] | None], path: Path
-) -> Extent:
-    if place not in extents:
-        raise _bad(path, f"{place[0]!r} at offset {place[1]} has no storage entry")
-    return extents[place]
-
-
-def _field(record: Any, kind: str, name: str, path: Path) -> Any:
-    if not isinstance(record, Record) or record.kind != kind or name not in vars(record):
-        raise _bad(path, f"there is {record!r:.80} where a {kind} with {name} was expected")
-    return vars(record)[name]
-
-
-def _dict(value: Any, what: str, path: Path) -> dict[Any, Any]:
-    if not isinstance(value, dict):
-        raise _bad(path, f"{what} is a {type(value).__name__}, expected a dict")
-    return value
-
-
-def _numbers(values: Any, what: str, path: Path) -> tuple[int, ...]:
-    if not isinstance(values, tuple) or not all(type(value) is int and value >= 0 for value in values):
-        raise _bad(path, f"{what} is {values!r:.80}, expected numbers >= 0")
-    return tuple(values)
-
-
-def _bad(path: Path, found: str) -> CheckpointFormatError:
-    return CheckpointFormatError(
-        "bad-metadata", f"reading {path}: {found}; the checkpoint is damaged or foreign, use another one"
-    )
+register_default_strategy(
+    StrategyAction.SAVE_SHARDED, BACKEND, BACKEND_VERSION, TorchDistSaveShardedStrategy(BACKEND, BACKEND_VERSION)
+)
+register_default_strategy(StrategyAction.LOAD_SHARDED, BACKEND, BACKEND_VERSION, TorchDistLoadShardedStrategy())

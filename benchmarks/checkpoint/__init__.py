@@ -1,0 +1,1 @@
+"""Benchmarks of checkpoints: one process, beside native torch DCP and beside plain file operations."""

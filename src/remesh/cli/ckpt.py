@@ -1,0 +1,279 @@
+"""``remesh ckpt``: tools for checkpoints. One process, no accelerator, no process group, memory bounded by one band."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+from rich.table import Table
+
+from remesh.dist_checkpointing.errors import CheckpointMismatchError, told_as_checkpoint_errors
+from remesh.dist_checkpointing.housekeeping import (
+    Decision,
+    State,
+    decide_removals,
+    list_checkpoints,
+    remove_checkpoint,
+)
+from remesh.dist_checkpointing.integrity import SHA256_FNAME, check_sha256_manifest, read_checksums, verify
+from remesh.dist_checkpointing.manifest import StoredTensor
+from remesh.dist_checkpointing.reader import OpenCheckpoint, open_checkpoint
+from remesh.dist_checkpointing.retention import KeepEvery, KeepLast, Policy
+from remesh.dist_checkpointing.stored_values import bands_of, compare, read_box
+from remesh.dist_checkpointing.strategies.torch_format import check_files
+from remesh.errors import ConfigError
+from remesh.layout import Box
+from remesh.layout.from_torch import torch_dtype
+
+_DIRECTORY = click.Path(exists=True, file_okay=False, path_type=Path)
+_MAX_CELLS = 32
+_MARKS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
+_STYLE = {State.COMPLETE: "green", State.UNFINISHED: "yellow", State.DAMAGED: "red"}
+
+
+@click.group()
+def ckpt() -> None:
+    """Look into checkpoints: list, show, compare, verify, export, clear away."""
+
+
+@ckpt.command("ls")
+@click.argument("root", type=_DIRECTORY)
+def list_steps(root: Path) -> None:
+    """List the checkpoints under ROOT, directories named step-00000120."""
+    table = Table("step", "directory", "state", "size", box=None, header_style="bold")
+    for one in list_checkpoints(root):
+        state = f"[{_STYLE[one.state]}]{one.state.value}[/]"
+        table.add_row(str(one.step), one.directory.name, state, format_bytes(one.num_bytes))
+    _console().print(table if table.row_count else f"no checkpoints under {root}")
+
+
+@ckpt.command()
+@click.argument("directory", type=_DIRECTORY)
+@click.argument("key", required=False)
+@click.option("--values", is_flag=True, help="With KEY: the values too, shortened.")
+def show(directory: Path, key: str | None, values: bool) -> None:
+    """Show what checkpoint DIRECTORY holds; with KEY, how that tensor is cut."""
+    checkpoint = open_checkpoint(directory, allow_native=True)
+    if key is None:
+        _show_all(checkpoint)
+        return
+    stored = _tensor(checkpoint, key)
+    console = _console()
+    console.print(f"{key}: {stored.dtype} {list(stored.global_shape)}, {format_bytes(_bytes_of(stored))}", markup=False)
+    for mark, chunk in zip(_marks(len(stored.chunks)), stored.chunks, strict=True):
+        console.print(f"  {mark}  {chunk.box}  {chunk.extent}", markup=False)
+    for line in draw_cut(stored):
+        console.print(f"  {line}", markup=False)
+    if values:
+        console.print(str(read_box(checkpoint, key)), markup=False)
+
+
+@ckpt.command()
+@click.argument("left", type=_DIRECTORY)
+@click.argument("right", type=_DIRECTORY)
+def diff(left: Path, right: Path) -> None:
+    """Compare the tensors of two checkpoints by value, however each is cut. Exit code 1 if they differ."""
+    one, other = (open_checkpoint(path, allow_native=True) for path in (left, right))
+    keys, theirs = set(one.manifest.tensors), set(other.manifest.tensors)
+    console, num_differing = _console(), len(keys ^ theirs)
+    for key in sorted(keys - theirs):
+        console.print(f"only in {left}: {key}", markup=False)
+    for key in sorted(theirs - keys):
+        console.print(f"only in {right}: {key}", markup=False)
+    with _progress() as progress, told_as_checkpoint_errors(f"comparing {left} and {right}"):
+        task = progress.add_task("comparing", total=sum(_bytes_of(one.manifest.tensors[key]) for key in keys & theirs))
+        for key in sorted(keys & theirs):
+            if (found := compare(one, other, key)) is not None:
+                num_differing += 1
+                progress.console.print(f"{key}: {found.what}", markup=False)
+            progress.advance(task, _bytes_of(one.manifest.tensors[key]))
+    console.print(f"{num_differing} differ" if num_differing else f"the {len(keys)} tensors are equal")
+    sys.exit(1 if num_differing else 0)
+
+
+@ckpt.command("verify")
+@click.argument("directory", type=_DIRECTORY)
+def run_verify(directory: Path) -> None:
+    """Read all of checkpoint DIRECTORY and check it against its checksums."""
+    checkpoint = open_checkpoint(directory, allow_native=True)
+    check_files(directory, list(checkpoint.manifest.extents()))
+    checksums = read_checksums(directory)
+    with _progress() as progress, told_as_checkpoint_errors(f"verifying checkpoint {directory}"):
+        task = progress.add_task("verifying", total=sum(entry.num_bytes for entry in checksums.entries.values()))
+        for _, num_bytes in verify(directory):
+            progress.advance(task, num_bytes)
+        if not checksums.entries:
+            _read_everything(checkpoint, progress)
+    if (directory / SHA256_FNAME).exists():
+        check_sha256_manifest(directory)
+    what = f"{len(checksums.entries)} files as they were written" if checksums.entries else "everything can be read"
+    _console().print(f"[green]ok[/]: {what}")
+
+
+@ckpt.command()
+@click.argument("root", type=_DIRECTORY)
+@click.option("--keep-last", type=click.IntRange(1), help="Keep so many of the highest steps.")
+@click.option("--keep-every", type=click.IntRange(1), help="Keep the first of each interval of so many steps.")
+@click.option("--yes", is_flag=True, help="Remove; without it only say what would be removed.")
+def gc(root: Path, keep_last: int | None, keep_every: int | None, yes: bool) -> None:
+    """Remove aborted saves under ROOT, and checkpoints that no policy keeps where one is given."""
+    policies: list[Policy] = [KeepLast(keep_last)] if keep_last else []
+    policies += [KeepEvery(keep_every)] if keep_every else []
+    decisions = decide_removals(list_checkpoints(root), policies)
+    _show_decisions(decisions)
+    freed = sum(one.found.num_bytes for one in decisions if one.removes)
+    if yes:
+        for one in decisions:
+            if one.removes:
+                for path in remove_checkpoint(one.found.directory):
+                    click.echo(f"left in place, not written by a save: {path}")
+    click.echo(f"{format_bytes(freed)} {'freed' if yes else 'would be freed; say --yes to remove'}")
+
+
+@ckpt.command()
+@click.argument("directory", type=_DIRECTORY)
+@click.argument("target", type=click.Path(file_okay=False, path_type=Path))
+@click.option("--max-file-bytes", type=click.IntRange(1), default=4 << 30, show_default=True, help="Of each file.")
+@click.option("--prefix", default="", help="Export only the tensors under this prefix, without it.")
+def export(directory: Path, target: Path, max_file_bytes: int, prefix: str) -> None:
+    """Write the tensors of checkpoint DIRECTORY to TARGET as safetensors files with an index."""
+    try:
+        from remesh.dist_checkpointing.strategies import safetensors  # noqa: PLC0415 - an optional library
+    except ImportError as raised:
+        raise ConfigError(
+            "exporting a checkpoint: it needs the library safetensors; pip install safetensors"
+        ) from raised
+    checkpoint = open_checkpoint(directory, allow_native=True)
+    kept = [key for key in checkpoint.manifest.tensors if key.startswith(prefix)]
+    if not kept:
+        raise CheckpointMismatchError(
+            f"exporting {directory}: no tensor has the prefix {prefix!r}; see remesh ckpt show"
+        )
+    with _progress() as progress:
+        task = progress.add_task("exporting", total=sum(_bytes_of(checkpoint.manifest.tensors[key]) for key in kept))
+        files = safetensors.export(
+            checkpoint,
+            target,
+            max_file_bytes=max_file_bytes,
+            rename=lambda key: key.removeprefix(prefix) if key.startswith(prefix) else None,
+            on_file=lambda file: progress.advance(task, file.num_bytes),
+        )
+    click.echo(f"{len(kept)} tensors in {len(files)} files in {target}")
+
+
+def draw_cut(stored: StoredTensor) -> list[str]:
+    """The chunks of a tensor as cells, a letter for each; of more than two dims only the last two are drawn.
+
+    Each cell stands for an equal part of the tensor and shows the chunk that holds its first element.
+    """
+    shape = stored.global_shape[-2:]
+    if not shape or 0 in stored.global_shape:
+        return []
+    num_rows, num_columns = (min(_MAX_CELLS, size) for size in ((1, *shape) if len(shape) == 1 else shape))
+    lead = (0,) * (len(stored.global_shape) - len(shape))
+    lines = []
+    for row in range(num_rows):
+        line = ""
+        for column in range(num_columns):
+            at = (
+                *lead,
+                *(n * size // cells for n, size, cells in _axes(shape, (row, num_rows), (column, num_columns))),
+            )
+            here = Box.at(at, (1,) * len(at))
+            found = zip(_marks(len(stored.chunks)), stored.chunks, strict=True)
+            line += next((mark for mark, chunk in found if chunk.box.contains(here)), ".") + " "
+        lines.append(line.rstrip())
+    return lines
+
+
+def format_bytes(num_bytes: float) -> str:
+    """A number of bytes for people.
+
+    >>> format_bytes(1536)
+    '1.5 KiB'
+    """
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if num_bytes < 1024:
+            return f"{num_bytes:.0f} B" if unit == "B" else f"{num_bytes:.1f} {unit}"
+        num_bytes /= 1024
+    return f"{num_bytes:.1f} TiB"
+
+
+def _axes(shape: Sequence[int], *axes: tuple[int, int]) -> list[tuple[int, int, int]]:
+    used = axes[-len(shape) :]
+    return [(at, size, cells) for (at, cells), size in zip(used, shape, strict=True)]
+
+
+def _marks(count: int) -> list[str]:
+    return [_MARKS[index % len(_MARKS)] for index in range(count)]
+
+
+def _show_all(checkpoint: OpenCheckpoint) -> None:
+    table = Table("tensor", "dtype", "shape", "chunks", "files", "size", box=None, header_style="bold")
+    total = 0
+    for key, stored in checkpoint.manifest.tensors.items():
+        num_files = len({chunk.extent.file for chunk in stored.chunks})
+        num_bytes = _bytes_of(stored)
+        total += num_bytes
+        shape = " x ".join(map(str, stored.global_shape)) or "scalar"
+        table.add_row(key, stored.dtype, shape, str(len(stored.chunks)), str(num_files), format_bytes(num_bytes))
+    console = _console()
+    if table.row_count:
+        console.print(table)
+    for name, extent in checkpoint.manifest.objects.items():
+        console.print(f"object {name}  {extent}", markup=False)
+    for key, value in checkpoint.common.items():
+        console.print(f"common {key} = {_shortened(value)}", markup=False)
+    console.print(f"{len(checkpoint.manifest.tensors)} tensors, {format_bytes(total)}")
+
+
+def _shortened(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def _read_everything(checkpoint: OpenCheckpoint, progress: Progress) -> None:
+    tensors = checkpoint.manifest.tensors
+    task = progress.add_task("reading", total=sum(map(_bytes_of, tensors.values())))
+    for key, stored in tensors.items():
+        for box in bands_of(stored):
+            read_box(checkpoint, key, box)
+            progress.advance(task, box.size * torch_dtype(stored.dtype).itemsize)
+
+
+def _show_decisions(decisions: Sequence[Decision]) -> None:
+    table = Table("directory", "", "why", "size", box=None, header_style="bold")
+    for one in decisions:
+        act = "[red]remove[/]" if one.removes else "[green]keep[/]"
+        table.add_row(one.found.directory.name, act, one.reason, format_bytes(one.found.num_bytes))
+    if decisions:
+        _console().print(table)
+
+
+def _tensor(checkpoint: OpenCheckpoint, key: str) -> StoredTensor:
+    found = checkpoint.manifest.tensors.get(key)
+    if found is None:
+        raise CheckpointMismatchError(
+            f"showing tensor {key!r} of {checkpoint.directory}: it is not there, expected one of "
+            f"{sorted(checkpoint.manifest.tensors)[:5]}; remesh ckpt show {checkpoint.directory} lists all"
+        )
+    return found
+
+
+def _bytes_of(stored: StoredTensor) -> int:
+    return math.prod(stored.global_shape) * torch_dtype(stored.dtype).itemsize
+
+
+def _console() -> Console:
+    return Console(soft_wrap=True, highlight=False)
+
+
+def _progress() -> Progress:
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(binary_units=True), TransferSpeedColumn())
+    return Progress(*columns, console=Console(stderr=True), transient=True)

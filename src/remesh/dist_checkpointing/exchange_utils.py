@@ -1,0 +1,397 @@
+"""Who reads or writes each shard that several ranks hold, and how do loaded shards reach the others?
+
+Definitions. A *shard id* is ``(key, global_offset, (start, stop) of a flattened slice or None)``; ranks of a group
+with equal ids hold replicas. A *distribution* names for each shard the one rank of the group that reads or writes it.
+*Loaded* shards are those a rank has read, *unloaded* ones those it wants and another has read.
+
+1. The ranks of the group tell each other their shards, without data.
+2. Every rank computes the same distribution from that: bytes are balanced by `remesh.reshard.senders.assign_whole`.
+3. After a load, shards go from their readers to all other ranks that hold them. ``"planned"`` is this package's own
+   way: the planner sends each rank the bytes it needs and no others, in messages of bounded size, straight into the
+   tensors that want them. The others are those that users know by name: ``"broadcast"`` and ``"gather_rounds"`` take
+   every shard to every rank of the group, ``"gather_object"`` all shards at once.
+
+All of them carry any dtype, in tensors of the group's own device, and none unpickles anything that a peer sends.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from remesh.dist_checkpointing.dict_utils import nested_values
+from remesh.dist_checkpointing.errors import CheckpointingException, CheckpointMismatchError
+from remesh.dist_checkpointing.mapping import ShardedStateDict, ShardedTensor, is_main_replica
+from remesh.dist_checkpointing.strategies.blob import dump_object, load_object
+from remesh.dist_checkpointing.utils import _sharded_tensor_shard_id, _ShardId
+from remesh.layout.from_torch import dtype_name
+from remesh.reshard.api import reshard
+from remesh.reshard.exchange import (
+    Group,
+    all_gather_json,
+    gather_from,
+    group_device,
+    group_rank,
+    group_size,
+    peer_error,
+)
+from remesh.reshard.senders import assign_whole
+
+_DOING = "exchanging loaded tensors"
+_MAX_LISTED = 5
+
+Tensors = dict[_ShardId, torch.Tensor]
+Shards = dict[_ShardId, ShardedTensor]
+
+
+class ShardDistribution(NamedTuple):
+    """Which rank of a group reads or writes each shard; equal on all of them."""
+
+    main_rank_for_shard: dict[_ShardId, int]
+    """Rank in the group, for every shard that the group deals with."""
+    shards_in_this_group: set[_ShardId]
+    """Shards whose main replica is in this group."""
+    shard_to_metadata: dict[_ShardId, ShardedTensor]
+    """A description of each shard."""
+    all_ranks_for_shard: dict[_ShardId, list[int]]
+    """Ranks in the group that hold it, ascending."""
+
+
+def is_float8tensor(tensor: object) -> bool:
+    """Whether this is a tensor subclass of quantised values with its own scale, as some libraries have."""
+    return type(tensor).__name__.endswith("Float8Tensor")
+
+
+def _shard_size(sh_ten: ShardedTensor) -> int:
+    """Bytes of a shard's data."""
+    return math.prod(sh_ten.data_shape) * sh_ten.dtype.itemsize
+
+
+def _get_empty_tensor_for_exchange(shard: ShardedTensor, device: torch.device) -> torch.Tensor:
+    return torch.empty(shard.data_shape, dtype=shard.dtype, device=device)
+
+
+def distribute_shards_to_ranks(
+    shard_to_ranks: Mapping[_ShardId, Sequence[int]],
+    shard_to_size: Mapping[_ShardId, int],
+    num_ranks: int,
+    cross_parallelization_group_loads: Iterable[_ShardId] = (),
+) -> dict[_ShardId, int]:
+    """One of its ranks for each shard, so that ranks get about as many bytes; a pure function of its arguments.
+
+    Shards of ``cross_parallelization_group_loads`` have their main replica outside the group: they are shared out
+    after all others, so that what a group saves is what it loads.
+    """
+    wrong = [shard for shard, ranks in shard_to_ranks.items() if any(not 0 <= rank < num_ranks for rank in ranks)]
+    if wrong:
+        raise CheckpointMismatchError(f"sharing out shards: {wrong[0]} is held by ranks outside 0 .. {num_ranks - 1}")
+    outside = set(cross_parallelization_group_loads)
+    chosen: dict[_ShardId, int] = {}
+    load: dict[int, int] = {}
+    for is_outside in (False, True):
+        # Ties are broken by the id, since the order of gathering need not be the same in every program.
+        shards = sorted((shard for shard in shard_to_ranks if (shard in outside) == is_outside), key=_order_of)
+        fixed = [shard for shard in shards if len(shard_to_ranks[shard]) == 1]
+        for shard in fixed:
+            chosen[shard] = shard_to_ranks[shard][0]
+            load[chosen[shard]] = load.get(chosen[shard], 0) + shard_to_size[shard]
+        free = [shard for shard in shards if len(shard_to_ranks[shard]) != 1]
+        ranks = assign_whole([shard_to_size[one] for one in free], [shard_to_ranks[one] for one in free], load)
+        for shard, rank in zip(free, ranks, strict=True):
+            chosen[shard] = rank
+            load[rank] = load.get(rank, 0) + shard_to_size[shard]
+    return chosen
+
+
+def determine_main_replica_uniform_distribution(
+    sharded_state_dict: ShardedStateDict, parallelization_group: Group, ignore_groups: bool = False
+) -> ShardDistribution | None:
+    """The distribution of the group's shards; None for a group of one, where there is nothing to share.
+
+    Called by every rank of the group; blocks until all have called it. Without ``ignore_groups`` only shards whose main
+    replica is in this group count, which is right for a save; a load needs all shards.
+    """
+    size = group_size(parallelization_group)
+    if size <= 1:
+        return None
+    doing = "sharing out the shards of a group"
+    gathered = gather_from(lambda: _describe(sharded_state_dict), parallelization_group, doing)
+    return _build_shard_distribution([[_described(one) for one in told] for told in gathered], ignore_groups)
+
+
+class _Told(NamedTuple):
+    """What a rank says of one of its shards."""
+
+    shard: ShardedTensor
+    is_main: bool
+
+
+def _build_shard_distribution(gathered: Sequence[Sequence[_Told]], ignore_groups: bool) -> ShardDistribution:
+    """The distribution of what each rank has told; pure."""
+    ranks_of: dict[_ShardId, list[int]] = {}
+    described: dict[_ShardId, ShardedTensor] = {}
+    mains: set[_ShardId] = set()
+    for rank, told in enumerate(gathered):
+        for shard, is_main in told:
+            name = _sharded_tensor_shard_id(shard)
+            first = described.setdefault(name, shard)
+            if (first.dtype, first.data_shape) != (shard.dtype, shard.data_shape):
+                raise CheckpointMismatchError(
+                    f"sharing out the shards of a group: {name} is {first.dtype} of shape {first.data_shape} on rank "
+                    f"{ranks_of[name][0]} and {shard.dtype} of shape {shard.data_shape} on rank {rank}, expected "
+                    "replicas to be alike; load without the fully parallel strategy"
+                )
+            holders = ranks_of.setdefault(name, [])
+            if rank not in holders:
+                holders.append(rank)
+            if is_main:
+                mains.add(name)
+    sizes = {name: _shard_size(shard) for name, shard in described.items()}
+    counted = {name: ranks for name, ranks in ranks_of.items() if ignore_groups or name in mains}
+    outside = ranks_of.keys() - mains if ignore_groups else ()
+    chosen = distribute_shards_to_ranks(counted, sizes, len(gathered), outside)
+    return ShardDistribution(chosen, mains, described, ranks_of)
+
+
+def exchange_by_distribution(
+    loaded_tensors: Tensors,
+    unloaded_shards: Shards,
+    shard_distribution: ShardDistribution,
+    parallelization_group: Group = None,
+    exchange_algo: str = "broadcast",
+) -> Tensors:
+    """All tensors that this rank wants: those it has loaded, and the others from the ranks that have.
+
+    Called by every rank of the group; blocks until it has all. Unloaded shards that have data are filled in place.
+    """
+    if exchange_algo not in EXCHANGE_ALGOS:
+        raise NotImplementedError(
+            f"exchanging loaded tensors: unknown algorithm {exchange_algo!r}, expected one of "
+            f"{', '.join(EXCHANGE_ALGOS)}"
+        )
+    exchange = EXCHANGE_ALGOS[exchange_algo]
+    return exchange(loaded_tensors, unloaded_shards, shard_distribution, parallelization_group)
+
+
+def exchange_loaded_tensors_planned(
+    loaded_tensors: Tensors,
+    unloaded_shards: Shards,
+    shard_distribution: ShardDistribution,
+    parallelization_group: Group = None,
+) -> Tensors:
+    """Send each shard to the ranks that want it, and to no others, by a plan of the whole exchange."""
+    names = {shard: f"{index}:{shard[0]}" for index, shard in enumerate(_shared(shard_distribution))}
+    result = _places(loaded_tensors, unloaded_shards)
+    give = {names[shard]: _plain(tensor) for shard, tensor in loaded_tensors.items() if shard in names}
+    take = {names[shard]: result[shard] for shard in unloaded_shards if shard in names}
+    reshard(give, take, group=parallelization_group)
+    return result
+
+
+def exchange_loaded_tensors_broadcast(
+    loaded_tensors: Tensors,
+    unloaded_shards: Shards,
+    shard_distribution: ShardDistribution,
+    parallelization_group: Group = None,
+) -> Tensors:
+    """Broadcast one shard after the other from the rank that has loaded it to the whole group."""
+    rank, device = group_rank(parallelization_group), group_device(parallelization_group)
+    result = _places(loaded_tensors, unloaded_shards)
+    for shard in _shared(shard_distribution):
+        described, main = shard_distribution.shard_to_metadata[shard], shard_distribution.main_rank_for_shard[shard]
+        buffer = _get_empty_tensor_for_exchange(described, device)
+        if main == rank:
+            buffer.copy_(_plain(loaded_tensors[shard]))
+        if buffer.numel():
+            _run(_broadcast_from(main, parallelization_group), buffer, parallelization_group)
+        if shard in unloaded_shards:
+            result[shard].copy_(buffer)
+    return result
+
+
+def exchange_loaded_tensors_gather_rounds(
+    loaded_tensors: Tensors,
+    unloaded_shards: Shards,
+    shard_distribution: ShardDistribution,
+    parallelization_group: Group = None,
+) -> Tensors:
+    """All-gather in rounds: in each, every rank gives one shard, the largest ones first."""
+    rank, device = group_rank(parallelization_group), group_device(parallelization_group)
+    result = _places(loaded_tensors, unloaded_shards)
+    given: list[list[_ShardId]] = [[] for _ in range(group_size(parallelization_group))]
+    sizes = {shard: _shard_size(shard_distribution.shard_to_metadata[shard]) for shard in _shared(shard_distribution)}
+    # Rounds are padded to their largest shard, so that shards of like sizes belong together.
+    for shard in sorted(sizes, key=lambda shard: (-sizes[shard], _order_of(shard))):
+        given[shard_distribution.main_rank_for_shard[shard]].append(shard)
+    for number in range(max(map(len, given), default=0)):
+        in_round: list[_ShardId | None] = [shards[number] if number < len(shards) else None for shards in given]
+        num_bytes = max(sizes[one] for one in in_round if one is not None)
+        mine = torch.zeros(num_bytes, dtype=torch.uint8, device=device)
+        if (ours := in_round[rank]) is not None:
+            mine[: sizes[ours]] = _bytes_of(_plain(loaded_tensors[ours]).to(device))
+        theirs = [torch.empty_like(mine) for _ in given]
+        if num_bytes:
+            _run(_all_gather_into(theirs, parallelization_group), mine, parallelization_group)
+        for given_shard, raw in zip(in_round, theirs, strict=True):
+            if given_shard is not None and given_shard in unloaded_shards:
+                described = shard_distribution.shard_to_metadata[given_shard]
+                result[given_shard].copy_(_from_bytes(raw[: sizes[given_shard]], described))
+    return result
+
+
+def exchange_loaded_tensors_gather_object(
+    loaded_tensors: Tensors,
+    unloaded_shards: Shards,
+    shard_distribution: ShardDistribution,
+    parallelization_group: Group = None,
+) -> Tensors:
+    """All-gather everything at once: simple, and needs the memory of all shards on every rank."""
+    given = sorted(loaded_tensors, key=_order_of)
+    told = gather_from(
+        lambda: [
+            [*shard, dtype_name(loaded_tensors[shard].dtype), list(loaded_tensors[shard].shape)] for shard in given
+        ],
+        parallelization_group,
+        _DOING,
+    )
+    device = group_device(parallelization_group)
+    raw = [_bytes_of(_plain(loaded_tensors[shard]).to(device)) for shard in given]
+    blobs = gather_bytes(
+        torch.cat(raw) if raw else torch.empty(0, dtype=torch.uint8, device=device), parallelization_group
+    )
+    result = _places(loaded_tensors, unloaded_shards)
+    seen: set[_ShardId] = set()
+    for of_rank, blob in zip(told, blobs, strict=True):
+        at = 0
+        for key, offset, held, dtype, shape in of_rank:
+            shard = (key, tuple(offset), None if held is None else tuple(held))
+            if shard in seen:
+                raise CheckpointingException(f"Duplicate shard ids loaded by different ranks: {shard}")
+            seen.add(shard)
+            num_bytes = math.prod(shape) * getattr(torch, dtype).itemsize
+            if shard in unloaded_shards:
+                result[shard].copy_(blob[at : at + num_bytes].clone().view(getattr(torch, dtype)).view(shape))
+            at += num_bytes
+    lacking = [shard for shard in unloaded_shards if shard not in seen]
+    if lacking:
+        raise CheckpointingException(f"Missing shards after fully parallel loading: {lacking[:_MAX_LISTED]}")
+    return result
+
+
+def exchange_loaded_objects_gather_object(loaded_objects: dict[str, Any], group: Group = None) -> dict[str, Any]:
+    """The objects that any rank has loaded, by unique key; the same on all ranks. Called by every rank of the group."""
+    names = sorted(loaded_objects)
+    blob = dump_object([loaded_objects[name] for name in names], "loaded objects")
+    told = gather_from(lambda: names, group, "exchanging loaded objects")
+    raw = torch.frombuffer(bytearray(blob), dtype=torch.uint8).to(group_device(group))
+    merged: dict[str, Any] = {}
+    for of_rank, found in zip(told, gather_bytes(raw, group), strict=True):
+        repeated = merged.keys() & set(of_rank)
+        if repeated:
+            raise CheckpointingException(f"Duplicate shard ids loaded by different ranks: {sorted(repeated)}")
+        values = load_object(found.cpu().numpy().tobytes(), "loaded objects of another rank")
+        merged |= dict(zip(of_rank, values, strict=True))
+    return merged
+
+
+Exchange = Callable[[Tensors, Shards, ShardDistribution, Group], Tensors]
+
+EXCHANGE_ALGOS: dict[str, Exchange] = {
+    "broadcast": exchange_loaded_tensors_broadcast,
+    "gather_rounds": exchange_loaded_tensors_gather_rounds,
+    "gather_object": exchange_loaded_tensors_gather_object,
+    "planned": exchange_loaded_tensors_planned,
+}
+"""By the name under which a caller chooses them."""
+
+
+def _describe(sharded_state_dict: ShardedStateDict) -> list[Any]:
+    told = []
+    for one in nested_values(sharded_state_dict):
+        if isinstance(one, ShardedTensor):
+            held = None if one.flattened_range is None else [one.flattened_range.start, one.flattened_range.stop]
+            grid = one.axis_fragmentations
+            place = [one.key, dtype_name(one.dtype), one.local_shape, one.global_shape, one.global_offset]
+            told.append([*place, grid, one.prepend_axis_num, held, is_main_replica(one.replica_id)])
+    return told
+
+
+def _described(told: Sequence[Any]) -> _Told:
+    key, dtype, local_shape, global_shape, global_offset, grid, num_prepended, held, is_main = told
+    shard = ShardedTensor(
+        key,
+        None,
+        getattr(torch, dtype),
+        tuple(local_shape),
+        tuple(global_shape),
+        tuple(global_offset),
+        None if grid is None else tuple(grid),
+        prepend_axis_num=num_prepended,
+        flattened_range=None if held is None else slice(*held),
+    )
+    return _Told(shard, is_main)
+
+
+def _order_of(shard: _ShardId) -> tuple[Any, ...]:
+    key, offset, held = shard
+    return key, offset, held is not None, held or ()
+
+
+def _shared(distribution: ShardDistribution) -> list[_ShardId]:
+    """Shards that one rank reads and others want, in an order that all ranks know."""
+    return [shard for shard in distribution.main_rank_for_shard if len(distribution.all_ranks_for_shard[shard]) > 1]
+
+
+def _places(loaded: Tensors, unloaded: Shards) -> Tensors:
+    """Every wanted tensor, those not loaded yet to be filled: in place, or as a new one on the CPU."""
+    result = dict(loaded)
+    for shard, wanted in unloaded.items():
+        data = wanted.data
+        result[shard] = torch.empty(wanted.data_shape, dtype=wanted.dtype) if data is None else data.detach()
+    return result
+
+
+def _plain(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().contiguous()
+
+
+def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+    """The bytes of a contiguous tensor, sharing its memory."""
+    return tensor.reshape(-1).view(torch.uint8)
+
+
+def _from_bytes(raw: torch.Tensor, shard: ShardedTensor) -> torch.Tensor:
+    return raw.clone().view(shard.dtype).view(shard.data_shape)
+
+
+def gather_bytes(mine: torch.Tensor, group: Group) -> list[torch.Tensor]:
+    """The bytes of every rank, of different lengths."""
+    if group_size(group) == 1:
+        return [mine]
+    lengths = all_gather_json(mine.numel(), group)
+    padded = torch.zeros(max(lengths), dtype=torch.uint8, device=mine.device)
+    padded[: mine.numel()] = mine
+    theirs = [torch.empty_like(padded) for _ in lengths]
+    if max(lengths):
+        _run(_all_gather_into(theirs, group), padded, group)
+    return [raw[:length] for raw, length in zip(theirs, lengths, strict=True)]
+
+
+def _broadcast_from(main: int, group: Group) -> Callable[[torch.Tensor], Any]:
+    return lambda raw: dist.broadcast(raw, group=group, group_src=main)
+
+
+def _all_gather_into(theirs: list[torch.Tensor], group: Group) -> Callable[[torch.Tensor], Any]:
+    return lambda raw: dist.all_gather(theirs, raw, group=group)
+
+
+def _run(collective: Callable[[torch.Tensor], Any], tensor: torch.Tensor, group: Group) -> None:
+    """Run a collective on the bytes of a tensor; `PeerError` when a rank is gone."""
+    try:
+        collective(_bytes_of(tensor))
+    except RuntimeError as raised:
+        raise peer_error(_DOING, group, raised) from raised

@@ -1,0 +1,231 @@
+"""Are the bytes on disk those that were written? Checksums of every file of a checkpoint.
+
+Each data file ends in a table of checksums of its blocks, computed while it was written (`strategies.data_file`).
+One file, `CHECKSUMS_FNAME`, holds the size and CRC-32 of the small files and of each data file's table, and ends in
+its own CRC-32. It is written before the commit. A load checks this file, the small files, the tables of the data
+files it opens and exactly the blocks it reads. A checkpoint of another writer has no such file and is not checked.
+
+`integrity.json` is an option beside it: SHA-256 of every file, for people who keep such sums elsewhere.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from remesh.dist_checkpointing.core import write_durably
+from remesh.dist_checkpointing.errors import CheckpointFormatError
+from remesh.dist_checkpointing.strategies.data_file import (
+    Trailer,
+    decode_trailer,
+    read_trailer_bytes,
+)
+
+CHECKSUMS_FNAME = ".remesh-checksums"
+SHA256_FNAME = "integrity.json"
+
+_VERSION = 1
+_DATA, _WHOLE = "data", "whole"
+_READ_BYTES = 4 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One file."""
+
+    kind: str
+    """``"data"``: the checksum is that of the trailer; ``"whole"``: of all bytes."""
+    num_bytes: int
+    crc: int
+
+
+@dataclass(frozen=True, slots=True)
+class Checksums:
+    """What `CHECKSUMS_FNAME` says; without entries for a checkpoint of another writer."""
+
+    directory: Path
+    entries: Mapping[str, Entry]
+
+    def trailer_of(self, name: str) -> Trailer | None:
+        """The block table of a data file, confirmed; None when the file has no entry."""
+        entry = self.entries.get(name)
+        if entry is None or entry.kind != _DATA:
+            return None
+        path = self.directory / name
+        self._check_size(name, entry)
+        content = read_trailer_bytes(path)
+        self._check_crc(path, zlib.crc32(content), entry, "the checksums at its end")
+        return decode_trailer(content)
+
+    def check_whole(self, *names: str) -> None:
+        """Raise `CheckpointFormatError` unless these files, where they have an entry, are as they were written."""
+        for name in names:
+            entry = self.entries.get(name)
+            path = self.directory / name
+            # A file that is missing is for its reader to tell: what it is needed for is known there.
+            if entry is not None and entry.kind == _WHOLE and path.exists():
+                self._check_size(name, entry)
+                self._check_crc(path, _crc_of(path), entry, "the file")
+
+    def check_sizes(self, names: Iterable[str] | None = None) -> None:
+        """Raise `CheckpointFormatError` unless these files, or all, are there in their full length."""
+        for name in self.entries if names is None else names:
+            if name in self.entries:
+                self._check_size(name, self.entries[name])
+
+    def _check_size(self, name: str, entry: Entry) -> None:
+        path = self.directory / name
+        found = path.stat().st_size if path.is_file() else None
+        if found != entry.num_bytes:
+            is_shorter = found is not None and found < entry.num_bytes
+            raise CheckpointFormatError(
+                "missing-file" if found is None else "truncated" if is_shorter else "checksum",
+                f"checking file {path}: expected {entry.num_bytes} bytes, found "
+                f"{'no such file' if found is None else found}; the checkpoint is damaged, use another one",
+            )
+
+    def _check_crc(self, path: Path, found: int, entry: Entry, what: str) -> None:
+        if found != entry.crc:
+            raise CheckpointFormatError(
+                "checksum",
+                f"checking {path}: {what} has checksum {found:08x}, expected {entry.crc:08x}; the checkpoint is "
+                "damaged, use another one",
+            )
+
+
+def write_checksums(directory: Path) -> None:
+    """Write `CHECKSUMS_FNAME` durably for the files that are there; called by one rank, before the commit."""
+    entries = {}
+    for path in _files(directory):
+        size = path.stat().st_size
+        if path.suffix == ".distcp":
+            entries[path.name] = [_DATA, size, zlib.crc32(read_trailer_bytes(path))]
+        elif path.name in (".metadata", "common.pt"):
+            entries[path.name] = [_WHOLE, size, _crc_of(path)]
+    content = json.dumps({"version": _VERSION, "files": entries}, indent=0).encode() + b"\n"
+    write_durably(directory / CHECKSUMS_FNAME, content + b"%08x\n" % zlib.crc32(content))
+
+
+def read_checksums(directory: Path) -> Checksums:
+    """The checksums of a checkpoint, confirmed against their own; no entries when the file is not there."""
+    path = directory / CHECKSUMS_FNAME
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        return Checksums(directory, {})
+    body, told = content[:-9], content[-9:]
+    if told != b"%08x\n" % zlib.crc32(body):
+        raise CheckpointFormatError(
+            "checksum",
+            f"reading {path}: expected it to end in its own checksum {zlib.crc32(body):08x}, found {told!r}; it is "
+            "damaged, use another checkpoint",
+        )
+    try:
+        found = json.loads(body)
+        if found["version"] != _VERSION:
+            raise ValueError(f"version {found['version']!r}")
+        entries = {_plain_name(name): _entry(values) for name, values in found["files"].items()}
+    except (ValueError, TypeError, KeyError, AttributeError) as raised:
+        raise CheckpointFormatError(
+            "bad-checksums",
+            f"reading {path}: expected checksums of version {_VERSION}, found: {raised!r}; the file is foreign or of "
+            "a later version",
+        ) from raised
+    return Checksums(directory, entries)
+
+
+def verify(directory: Path) -> Iterator[tuple[str, int]]:
+    """Read every file in full and compare all checksums; yields ``(file name, bytes just checked)`` on the way.
+
+    Raises `CheckpointFormatError` at the first difference. Memory is bounded by a few MiB.
+    """
+    checksums = read_checksums(directory)
+    checksums.check_sizes()
+    for name, entry in checksums.entries.items():
+        trailer = checksums.trailer_of(name)
+        if trailer is None:
+            checksums.check_whole(name)
+            yield name, entry.num_bytes
+        else:
+            yield from _verify_data(directory / name, trailer)
+
+
+def _verify_data(path: Path, trailer: Trailer) -> Iterator[tuple[str, int]]:
+    with path.open("rb") as file:
+        for index, expected in enumerate(trailer.crcs):
+            start = index * trailer.block_bytes
+            content = file.read(min(trailer.block_bytes, trailer.data_bytes - start))
+            found = zlib.crc32(content)
+            if found != expected:
+                raise CheckpointFormatError(
+                    "checksum",
+                    f"verifying {path}: bytes {start} to {start + len(content)} have checksum {found:08x}, expected "
+                    f"{expected:08x}; the file is damaged, use another checkpoint",
+                )
+            yield path.name, len(content)
+
+
+def write_sha256_manifest(directory: Path) -> None:
+    """Write `SHA256_FNAME`: SHA-256 of every file of the directory. Called by one rank, after the commit."""
+    files = {path.name: _sha256_of(path) for path in _files(directory) if path.name != SHA256_FNAME}
+    write_durably(directory / SHA256_FNAME, json.dumps({"algorithm": "sha256", "files": files}, indent=2).encode())
+
+
+def check_sha256_manifest(directory: Path) -> None:
+    """Raise `CheckpointFormatError` unless `SHA256_FNAME` is there and every file that it names has its sum."""
+    path = directory / SHA256_FNAME
+    try:
+        found = json.loads(path.read_bytes())
+        if found["algorithm"] != "sha256":
+            raise ValueError(f"algorithm {found['algorithm']!r}")
+        files = {_plain_name(name): str(value) for name, value in found["files"].items()}
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as raised:
+        raise CheckpointFormatError(
+            "bad-integrity",
+            f"reading {path}: expected SHA-256 sums of the checkpoint's files, found: {raised!r}; save with "
+            "verify_integrity, or load without it",
+        ) from raised
+    for name, expected in files.items():
+        file = directory / name
+        actual = _sha256_of(file) if file.is_file() else "no such file"
+        if actual != expected:
+            raise CheckpointFormatError(
+                "checksum",
+                f"checking {file} against {SHA256_FNAME}: expected SHA-256 {expected}, found {actual}; the checkpoint "
+                "is damaged, use another one",
+            )
+
+
+def _entry(values: list[object]) -> Entry:
+    kind, num_bytes, crc = values
+    if kind not in (_DATA, _WHOLE) or type(num_bytes) is not int or type(crc) is not int:
+        raise ValueError(f"entry {values!r}")
+    return Entry(str(kind), num_bytes, crc)
+
+
+def _plain_name(name: str) -> str:
+    if not name or name in (".", "..") or any(mark in name for mark in "/\\\0"):
+        raise ValueError(f"file name {name!r}")
+    return name
+
+
+def _files(directory: Path) -> list[Path]:
+    return sorted(Path(entry) for entry in os.scandir(directory) if entry.is_file())
+
+
+def _crc_of(path: Path) -> int:
+    crc = 0
+    with path.open("rb") as file:
+        while content := file.read(_READ_BYTES):
+            crc = zlib.crc32(content, crc)
+    return crc
+
+
+def _sha256_of(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

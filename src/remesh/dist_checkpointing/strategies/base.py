@@ -1,0 +1,192 @@
+"""Which code reads and writes a format? Base classes of strategies, and the registry of the default ones.
+
+A *strategy* is how one of four things is done: saving or loading, sharded or common data. A save strategy writes one
+``(backend, version)``, a load strategy may read several; for a given pair every save strategy goes with every load
+strategy. Strategies change how a checkpoint is made, never what is in it.
+
+`save` and `load` call a strategy on every rank of the group, after all ranks have agreed that the request fits
+together. A program may pass its own: a child of these classes.
+"""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from collections import defaultdict
+from collections.abc import Callable
+from enum import Enum
+from pathlib import Path
+from typing import Any, TypeVar
+
+from remesh.dist_checkpointing.errors import CheckpointingException
+from remesh.dist_checkpointing.mapping import ShardedObject, ShardedStateDict, ShardedTensor, StateDict
+from remesh.dist_checkpointing.strategies.async_utils import AsyncCallsQueue, AsyncRequest
+from remesh.reshard.exchange import Group, gather_from
+
+T = TypeVar("T")
+Directory = str | os.PathLike[str] | Path
+
+
+class StrategyAction(Enum):
+    """What a strategy does."""
+
+    LOAD_COMMON = "load_common"
+    LOAD_SHARDED = "load_sharded"
+    SAVE_COMMON = "save_common"
+    SAVE_SHARDED = "save_sharded"
+
+
+class LoadStrategyBase(ABC):
+    """A strategy that reads."""
+
+    @abstractmethod
+    def check_backend_compatibility(self, loaded_backend: str) -> None:
+        """Raise `CheckpointingException` when this strategy cannot read that backend."""
+
+    @abstractmethod
+    def check_version_compatibility(self, loaded_version: int) -> None:
+        """Raise `CheckpointingException` when this strategy cannot read that version."""
+
+    @property
+    def can_handle_sharded_objects(self) -> bool:
+        """Whether `ShardedObject` is read here too; otherwise by the strategy for common data."""
+        return False
+
+
+class SaveStrategyBase(ABC):  # noqa: B024 - its children have the abstract methods
+    """A strategy that writes one version of one backend."""
+
+    def __init__(self, backend: str, version: int) -> None:
+        self.backend = backend
+        self.version = version
+
+    @property
+    def can_handle_sharded_objects(self) -> bool:
+        """Whether `ShardedObject` is written here too; otherwise by the strategy for common data."""
+        return False
+
+    def __str__(self) -> str:
+        return f"{type(self).__name__}({self.backend}, {self.version})"
+
+
+class LoadCommonStrategy(LoadStrategyBase):
+    """Reads common data."""
+
+    @abstractmethod
+    def load_common(self, checkpoint_dir: Directory) -> StateDict:
+        """The common data."""
+
+    @abstractmethod
+    def load_sharded_objects(
+        self, sharded_objects_state_dict: ShardedStateDict, checkpoint_dir: Directory
+    ) -> StateDict:
+        """The nest with the value of each object in its place."""
+
+    def load_sharded_metadata(self, checkpoint_dir: Directory) -> dict[str, ShardedObject]:
+        """Every stored object without data, by unique key."""
+        raise NotImplementedError(f"{type(self).__name__} does not list objects")
+
+
+class LoadShardedStrategy(LoadStrategyBase):
+    """Reads sharded data."""
+
+    @property
+    def raises_everywhere(self) -> bool:
+        """Whether what goes wrong on one rank is raised on all; otherwise the caller tells the others."""
+        return False
+
+    @abstractmethod
+    def load(self, sharded_state_dict: ShardedStateDict, checkpoint_dir: Directory) -> StateDict:
+        """The nest with the loaded value in the place of each entity. Called by every rank."""
+
+    @abstractmethod
+    def load_tensors_metadata(self, checkpoint_dir: Directory) -> dict[str, ShardedTensor]:
+        """Every stored tensor as one shard without data, by key."""
+
+    def load_sharded_metadata(self, checkpoint_dir: Directory) -> dict[str, ShardedTensor | ShardedObject]:
+        """`load_tensors_metadata`, and every stored object by its unique key."""
+        if not self.can_handle_sharded_objects:
+            return {**self.load_tensors_metadata(checkpoint_dir)}
+        raise NotImplementedError(f"{type(self).__name__} reads objects but does not list them")
+
+    def remove_sharded_tensors(self, checkpoint_dir: Directory, key_prefix: str) -> None:
+        """Remove every tensor whose key starts with the prefix."""
+        raise NotImplementedError(f"{type(self).__name__} does not remove tensors")
+
+
+class SaveCommonStrategy(SaveStrategyBase):
+    """Writes common data."""
+
+    @abstractmethod
+    def save_common(self, common_state_dict: StateDict, checkpoint_dir: Directory) -> None:
+        """Write the common data; called by one rank."""
+
+    def save_sharded_objects(self, sharded_objects_state_dict: ShardedStateDict, checkpoint_dir: Directory) -> None:
+        """Write the objects of this rank that are main replicas."""
+        raise NotImplementedError(f"{type(self).__name__} does not write objects")
+
+
+class SaveShardedStrategy(SaveStrategyBase):
+    """Writes sharded data."""
+
+    @property
+    def raises_everywhere(self) -> bool:
+        """Whether what goes wrong on one rank is raised on all; otherwise the caller tells the others."""
+        return False
+
+    def check_can_save(self, sharded_state_dict: ShardedStateDict) -> None:
+        """Raise `CheckpointingException` for what could not be stored; called before anything is written."""
+
+    def abandon(self) -> None:
+        """Forget what `check_can_save` has prepared: the save does not come."""
+
+    @abstractmethod
+    def save(self, sharded_state_dict: ShardedStateDict, checkpoint_dir: Directory) -> None:
+        """Write the entities of this rank that are main replicas. Called by every rank."""
+
+
+class AsyncSaveShardedStrategy(SaveShardedStrategy):
+    """Writes sharded data in the background."""
+
+    @abstractmethod
+    def async_save(self, sharded_state_dict: ShardedStateDict, checkpoint_dir: Directory) -> AsyncRequest:
+        """What is left to do for the save, to be scheduled. Values changed after this returns are not written."""
+
+    def save(self, sharded_state_dict: ShardedStateDict, checkpoint_dir: Directory) -> None:
+        self.async_save(sharded_state_dict, checkpoint_dir).execute_sync()
+
+
+def call_on_all(
+    strategy: LoadShardedStrategy | SaveShardedStrategy, act: Callable[[], T], group: Group, doing: str
+) -> T:
+    """The value of ``act``, which uses the strategy, on every rank; if it raised on any, all raise that error."""
+    if strategy.raises_everywhere:
+        return act()
+    values: list[T] = []
+    gather_from(lambda: values.append(act()), group, doing)
+    return values[0]
+
+
+AnyStrategy = LoadStrategyBase | SaveStrategyBase
+
+default_strategies: dict[str, dict[tuple[str, int], Any]] = defaultdict(dict)
+"""By value of the action and ``(backend, version)``."""
+async_calls = AsyncCallsQueue()
+"""A queue for programs that keep none of their own."""
+
+
+def get_default_strategy(action: StrategyAction, backend: str, version: int) -> Any:
+    """The strategy registered for the action; `CheckpointingException` when there is none."""
+    try:
+        return default_strategies[action.value][backend, version]
+    except KeyError:
+        known = ", ".join(map(repr, default_strategies[action.value])) or "none"
+        raise CheckpointingException(
+            f"Cannot find a default strategy for: {(action.value, backend, version)}; expected one of the registered, "
+            f"{known}; register it with register_default_strategy or pass a strategy object"
+        ) from None
+
+
+def register_default_strategy(action: StrategyAction, backend: str, version: int, strategy: AnyStrategy) -> None:
+    """Make ``strategy`` the one for ``(backend, version)``; the last one registered counts."""
+    default_strategies[action.value][backend, version] = strategy

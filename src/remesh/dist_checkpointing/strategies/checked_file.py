@@ -1,0 +1,159 @@
+"""How are bytes read out of a data file so that none is used before its block has been checked?
+
+A file with a trailer is read in whole blocks: those that lie inside a destination go straight there, those at its
+edges go through a *window*, which also serves many small neighbours with one read. A file without a trailer, of a
+foreign writer, is read the same way and not checked.
+
+Large reads are given to a few threads; reading and checking let others run meanwhile. The memory used beside the
+destinations is one window for this thread and one for each reader, of at most `WINDOW_BYTES` or the longest view.
+"""
+
+from __future__ import annotations
+
+import os
+import zlib
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from types import TracebackType
+
+import numpy as np
+
+from remesh.dist_checkpointing.errors import CheckpointFormatError
+from remesh.dist_checkpointing.strategies.data_file import BLOCK_BYTES, Trailer
+
+WINDOW_BYTES = 4 << 20
+_DIRECT_BYTES = 256 << 10
+_TASK_BYTES = 8 << 20
+_MAX_THREADS = 4
+
+
+class CheckedFile:
+    """A data file open for reading. A context manager; leaving it waits for all reads and tells their errors."""
+
+    def __init__(self, path: Path, trailer: Trailer | None, readers: ThreadPoolExecutor) -> None:
+        self.path = path
+        self._trailer = trailer
+        self._block_bytes = trailer.block_bytes if trailer else BLOCK_BYTES
+        self._readers = readers
+        self._waiting: list[Future[None]] = []
+        self._window = memoryview(b"")
+        self._window_start = 0
+        self._descriptor = os.open(path, os.O_RDONLY)
+        self._stop = trailer.data_bytes if trailer else os.fstat(self._descriptor).st_size
+        self.num_bytes_read = 0
+        """Bytes fetched from the file so far."""
+
+    def __enter__(self) -> CheckedFile:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, raised: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            errors = [error for waiting in self._waiting if (error := waiting.exception()) is not None]
+        finally:
+            os.close(self._descriptor)
+        if errors and raised is None:
+            raise errors[0]
+
+    @property
+    def is_checked(self) -> bool:
+        """Whether blocks have checksums."""
+        return self._trailer is not None
+
+    def view(self, start: int, stop: int, what: str, *, ahead: int = 0) -> memoryview:
+        """The bytes ``[start, stop)``, valid until the next call; up to ``ahead`` may be read along with them."""
+        if not (self._window_start <= start and stop <= self._window_start + len(self._window)):
+            self._load_window(start, max(stop, min(ahead, start + WINDOW_BYTES)), stop, what)
+        return self._window[start - self._window_start : stop - self._window_start]
+
+    def read_into(self, start: int, destination: memoryview, what: str) -> None:
+        """Fill ``destination``, of bytes, from ``start`` on; when leaving the file it is full, or there is an error."""
+        stop = start + len(destination)
+        if len(destination) < _DIRECT_BYTES or stop > self._stop:
+            destination[:] = self.view(start, stop, what)
+            return
+        block = self._block_bytes
+        body_start, body_stop = -(-start // block) * block, stop // block * block
+        if body_start > start:
+            destination[: body_start - start] = self.view(start, body_start, what)
+        for at in range(body_start, body_stop, _TASK_BYTES):
+            part = destination[at - start : min(at + _TASK_BYTES, body_stop) - start]
+            self._waiting.append(self._readers.submit(self._fetch, at, part, what))
+        self.num_bytes_read += body_stop - body_start
+        if stop > body_stop:
+            destination[body_stop - start :] = self.view(body_stop, stop, what)
+
+    def use_later(self, start: int, stop: int, what: str, use: Callable[[memoryview], None]) -> None:
+        """Let a thread read the bytes ``[start, stop)`` into memory of its own and hand them to ``use``."""
+        if stop > self._stop or stop - start < _DIRECT_BYTES:
+            use(self.view(start, stop, what))
+            return
+
+        def act() -> None:
+            window_start, window = self._blocks(start, stop, what)
+            use(window[start - window_start : stop - window_start])
+
+        block = self._block_bytes
+        self.num_bytes_read += min(-(-stop // block) * block, self._stop) - start // block * block
+        self._waiting.append(self._readers.submit(act))
+
+    def wait(self) -> None:
+        """Return when all destinations so far are full; raises the first error among their reads."""
+        waiting, self._waiting = self._waiting, []
+        for read in waiting:
+            read.result()
+
+    def _load_window(self, start: int, wished_stop: int, needed_stop: int, what: str) -> None:
+        if needed_stop > self._stop:
+            raise CheckpointFormatError(
+                "truncated",
+                f"reading {what}: expected bytes {start} to {needed_stop} of data file {self.path}, found that "
+                f"its data ends at {self._stop}; the file is truncated, use another checkpoint",
+            )
+        self._window_start, self._window = self._blocks(start, wished_stop, what)
+        self.num_bytes_read += len(self._window)
+
+    def _blocks(self, start: int, stop: int, what: str) -> tuple[int, memoryview]:
+        """The whole blocks around a range, and where they start."""
+        block = self._block_bytes
+        first, last = start // block * block, min(-(-stop // block) * block, self._stop)
+        content = np.empty(last - first, np.uint8).data
+        self._fetch(first, content, what)
+        return first, content
+
+    def _fetch(self, start: int, destination: memoryview, what: str) -> None:
+        """Fill whole blocks; the last one of the file may be shorter."""
+        piece = 4 * self._block_bytes  # checked while still in the processor's cache
+        for at in range(0, len(destination), piece):
+            part = destination[at : at + piece]
+            done = 0
+            while done < len(part):
+                count = os.preadv(self._descriptor, [part[done:]], start + at + done)
+                if count == 0:
+                    raise CheckpointFormatError(
+                        "truncated",
+                        f"reading {what}: data file {self.path} ends at byte {start + at + done}, expected more; it "
+                        "was cut while being read, use another checkpoint",
+                    )
+                done += count
+            if self._trailer is not None:
+                self._check(start + at, part, self._trailer, what)
+
+    def _check(self, start: int, content: memoryview, trailer: Trailer, what: str) -> None:
+        block = self._block_bytes
+        for at in range(0, len(content), block):
+            expected, found = trailer.crcs[(start + at) // block], zlib.crc32(content[at : at + block])
+            if expected != found:
+                raise CheckpointFormatError(
+                    "checksum",
+                    f"reading {what}: bytes {start + at} to {start + at + len(content[at : at + block])} of data file "
+                    f"{self.path} have checksum {found:08x}, expected {expected:08x}; the file is damaged, use another "
+                    "checkpoint",
+                )
+
+
+def start_readers() -> ThreadPoolExecutor:
+    """The threads for large reads; to be used as a context manager."""
+    return ThreadPoolExecutor(min(_MAX_THREADS, os.cpu_count() or 1), thread_name_prefix="remesh-read")

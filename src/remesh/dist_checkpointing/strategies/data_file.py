@@ -1,0 +1,209 @@
+"""How do bytes get into a data file with a checksum for each block, computed on the way?
+
+    | blob | blob | ... | blob | one CRC-32 per block | footer |
+    '------- data bytes -------'------- trailer -------------'
+
+The data bytes are cut into *blocks* of equal length, the last one shorter. The trailer stands behind the last blob,
+where readers that go by offset and length never look. Its footer tells its place, so it is found from the end.
+
+A blob also wants the CRC-32 of its elements. For large tensors it is put together from those of the blocks: CRC-32 is
+linear over GF(2), so appending a block of known length to a checksum is one fixed matrix, kept as four tables.
+
+While a large file grows, one thread computes checksums and another lets what is written reach the disk, so that little
+is left to wait for at the end.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import zlib
+from array import array
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from types import TracebackType
+
+from remesh.dist_checkpointing.errors import CheckpointFormatError
+
+BLOCK_BYTES = 64 << 10
+"""Small enough that reading whole blocks costs little, large enough that the table is 1/16384 of the data."""
+
+_FLUSH_BYTES = 1 << 20
+_WRITE_BYTES = 8 << 20
+_SYNC_BYTES = 32 << 20
+_MAGIC = b"remeshCK"
+_FOOTER = struct.Struct("<8sIQI")
+_FOOTER_CRC = struct.Struct("<I")
+_END_BYTES = _FOOTER.size + _FOOTER_CRC.size
+_POLYNOMIAL = 0xEDB88320
+
+
+@dataclass(frozen=True, slots=True)
+class Trailer:
+    """Checksums of a data file."""
+
+    block_bytes: int
+    data_bytes: int
+    """Length of the file without the trailer."""
+    crcs: array[int]
+    """CRC-32 of each block, in order."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Length of the trailer in the file."""
+        return len(self.crcs) * 4 + _END_BYTES
+
+    def encode(self) -> bytes:
+        """The trailer as it stands in the file."""
+        table = self.crcs.tobytes()
+        footer = _FOOTER.pack(_MAGIC, self.block_bytes, self.data_bytes, zlib.crc32(table))
+        return table + footer + _FOOTER_CRC.pack(zlib.crc32(footer))
+
+
+class DataFile:
+    """A data file being written, with a block table that grows along. A context manager; `finish` makes it durable."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("wb", buffering=0)
+        self._pending = bytearray()  # from the last block boundary on; not yet in the file
+        self._flushed_bytes = 0
+        self._crcs = array("I")
+        self._synced_bytes = 0
+        self._syncs: list[Future[None]] = []
+        self._syncer = ThreadPoolExecutor(1, thread_name_prefix="remesh-sync")
+        self._helper = ThreadPoolExecutor(1, thread_name_prefix="remesh-checksum")  # starts with its first task
+
+    def __enter__(self) -> DataFile:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, raised: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._helper.shutdown()
+        self._syncer.shutdown()
+        self._file.close()
+
+    def tell(self) -> int:
+        """Number of bytes written so far."""
+        return self._flushed_bytes + len(self._pending)
+
+    def write(self, content: bytes | memoryview) -> int:
+        """Append bytes; returns their number."""
+        self._pending += content
+        if len(self._pending) >= _FLUSH_BYTES:
+            self._flush(len(self._pending) // BLOCK_BYTES * BLOCK_BYTES)
+        return len(content)
+
+    def write_elements(self, content: memoryview) -> int:
+        """Append bytes without copying them where they are many; returns their CRC-32."""
+        if len(content) < _FLUSH_BYTES:
+            self.write(content)
+            return zlib.crc32(content)
+        first = -len(self._pending) % BLOCK_BYTES
+        crc = zlib.crc32(content[:first])
+        self._pending += content[:first]
+        self._flush(len(self._pending))
+        last = first + (len(content) - first) // BLOCK_BYTES * BLOCK_BYTES
+        for start in range(first, last, _WRITE_BYTES):
+            part = content[start : min(start + _WRITE_BYTES, last)]
+            added = self._helper.submit(self._add_blocks, part)  # while the operating system copies the bytes
+            self._write_all(part)
+            for block_crc in added.result():
+                crc = append_block(crc) ^ block_crc
+            if self._flushed_bytes - self._synced_bytes >= _SYNC_BYTES:
+                self._synced_bytes = self._flushed_bytes
+                self._syncs.append(self._syncer.submit(os.fdatasync, self._file.fileno()))
+        self._pending += content[last:]
+        return zlib.crc32(content[last:], crc)
+
+    def flush(self) -> None:
+        """Nothing: bytes go to the file when there are enough of them, and in `finish`. For writers that ask."""
+
+    def finish(self) -> Trailer:
+        """Append the trailer and let everything reach the disk."""
+        data_bytes = self.tell()
+        self._flush(len(self._pending))
+        trailer = Trailer(BLOCK_BYTES, data_bytes, self._crcs)
+        self._write_all(memoryview(trailer.encode()))
+        for sync in self._syncs:  # a disk that failed says so only once, perhaps there
+            sync.result()
+        os.fsync(self._file.fileno())
+        return trailer
+
+    def _flush(self, num_bytes: int) -> None:
+        with memoryview(self._pending) as pending, pending[:num_bytes] as whole:
+            self._add_blocks(whole)
+            self._write_all(whole)
+        del self._pending[:num_bytes]
+
+    def _add_blocks(self, content: memoryview) -> list[int]:
+        starts = range(0, len(content), BLOCK_BYTES)
+        crcs = [zlib.crc32(content[start : start + BLOCK_BYTES]) for start in starts]
+        self._crcs.extend(crcs)
+        return crcs
+
+    def _write_all(self, content: memoryview) -> None:
+        self._flushed_bytes += len(content)
+        while len(content):
+            content = content[self._file.write(content) :]
+
+
+def read_trailer_bytes(path: Path) -> bytes:
+    """The trailer of a data file as it stands there; `CheckpointFormatError` when there is none."""
+    with path.open("rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        file.seek(max(0, size - _END_BYTES))
+        end = file.read(_END_BYTES)
+        if len(end) < _END_BYTES or not end.startswith(_MAGIC):
+            raise _no_trailer(path, f"{size} bytes that do not end in one")
+        _, block_bytes, data_bytes, _ = _FOOTER.unpack_from(end)
+        table_bytes = -(-data_bytes // block_bytes) * 4 if block_bytes else -1
+        if data_bytes + table_bytes + _END_BYTES != size:
+            raise _no_trailer(path, f"{size} bytes, with a footer of {data_bytes} bytes in blocks of {block_bytes}")
+        file.seek(data_bytes)
+        return file.read(table_bytes) + end
+
+
+def decode_trailer(content: bytes) -> Trailer:
+    """The trailer in bytes that `read_trailer_bytes` returned and a checksum has confirmed."""
+    _, block_bytes, data_bytes, _ = _FOOTER.unpack_from(content, len(content) - _END_BYTES)
+    crcs = array("I")
+    crcs.frombytes(content[: len(content) - _END_BYTES])
+    return Trailer(block_bytes, data_bytes, crcs)
+
+
+def append_block(crc: int) -> int:
+    """What a CRC-32 becomes when a block follows, without the part that depends on the block."""
+    a, b, c, d = _block_tables()
+    return a[crc & 255] ^ b[crc >> 8 & 255] ^ c[crc >> 16 & 255] ^ d[crc >> 24]
+
+
+@lru_cache(maxsize=1)
+def _block_tables() -> tuple[list[int], ...]:
+    """The matrix of appending `BLOCK_BYTES` zero bytes, applied to each value of each of the four bytes."""
+    columns = [_POLYNOMIAL, *(1 << bit for bit in range(31))]  # one zero bit appended
+    num_bits = BLOCK_BYTES * 8
+    assert num_bits & (num_bits - 1) == 0, "the matrix is squared until it stands for a whole block"
+    for _ in range(num_bits.bit_length() - 1):
+        columns = [_apply(columns, column) for column in columns]
+    return tuple([_apply(columns, value << shift) for value in range(256)] for shift in (0, 8, 16, 24))
+
+
+def _apply(columns: list[int], vector: int) -> int:
+    result, bit = 0, 0
+    while vector:
+        if vector & 1:
+            result ^= columns[bit]
+        vector >>= 1
+        bit += 1
+    return result
+
+
+def _no_trailer(path: Path, found: str) -> CheckpointFormatError:
+    return CheckpointFormatError(
+        "truncated",
+        f"reading the checksums of data file {path}: expected them at its end, found {found}; the file is truncated or "
+        "damaged, use another checkpoint",
+    )

@@ -1,0 +1,274 @@
+"""Strategies that share the work of another one among the ranks of a group that hold replicas.
+
+Without them the main replica writes everything that is replicated, and every rank reads all that it wants. With them
+
+    save   each shard is written by one of the ranks that hold it, so that all write about as many bytes; no data moves
+    load   each shard is read by one of the ranks that want it, and goes from there to the others
+
+The format stays that of the wrapped strategy, so any pairing of wrapped and plain ones works. Which rank does what is
+decided in `remesh.dist_checkpointing.exchange_utils`, from descriptions alone. Every method is called by every rank
+of the group. Objects are not shared out: each rank reads those it wants.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from remesh.dist_checkpointing.dict_utils import (
+    dict_list_map_inplace,
+    dict_list_map_outplace,
+    extract_matching_values,
+    nested_values,
+)
+from remesh.dist_checkpointing.errors import CheckpointingException
+from remesh.dist_checkpointing.exchange_utils import (
+    EXCHANGE_ALGOS,
+    ShardDistribution,
+    Shards,
+    Tensors,
+    determine_main_replica_uniform_distribution,
+    exchange_by_distribution,
+)
+from remesh.dist_checkpointing.mapping import ShardedObject, ShardedStateDict, ShardedTensor, StateDict
+from remesh.dist_checkpointing.strategies.async_utils import AsyncRequest
+from remesh.dist_checkpointing.strategies.base import (
+    AsyncSaveShardedStrategy,
+    Directory,
+    LoadShardedStrategy,
+    SaveShardedStrategy,
+    call_on_all,
+)
+from remesh.dist_checkpointing.utils import _sharded_tensor_shard_id
+from remesh.reshard.exchange import Group, group_rank, group_size
+
+__all__ = [
+    "FullyParallelLoadStrategyWrapper",
+    "FullyParallelSaveStrategyWrapper",
+    "_sharded_tensor_shard_id",
+    "distribute_main_replicas_with_precomputed_distribution",
+]
+
+
+class FullyParallelSaveStrategyWrapper(AsyncSaveShardedStrategy):
+    """Saves with ``strategy``, after sharing out the writing of replicas among ``parallelization_group``.
+
+    With ``do_cache_distribution`` the first save's distribution serves all others, without communication: shards and
+    their places must then stay the same.
+    """
+
+    def __init__(
+        self,
+        strategy: SaveShardedStrategy,
+        parallelization_group: Group = None,
+        do_cache_distribution: bool = False,
+        backend: str | None = None,
+        version: int | None = None,
+        validate_access_integrity: bool = True,
+    ) -> None:
+        super().__init__(backend or strategy.backend, version or strategy.version)
+        if (self.backend, self.version) != (strategy.backend, strategy.version):
+            raise CheckpointingException(
+                f"wrapping {strategy}: found backend {backend!r} version {version}, expected those of the wrapped "
+                "strategy, since the wrapper does not change the format"
+            )
+        self.base_strategy = strategy
+        self.parallelization_group = parallelization_group
+        self.do_cache_distribution = do_cache_distribution
+        self.validate_access_integrity = validate_access_integrity
+        self.cached_distribution: ShardDistribution | None = None
+
+    @property
+    def can_handle_sharded_objects(self) -> bool:
+        return self.base_strategy.can_handle_sharded_objects
+
+    @property
+    def raises_everywhere(self) -> bool:
+        return self.base_strategy.raises_everywhere
+
+    def check_can_save(self, sharded_state_dict: ShardedStateDict) -> None:
+        self.base_strategy.check_can_save(sharded_state_dict)
+
+    def abandon(self) -> None:
+        self.base_strategy.abandon()
+
+    def save(self, sharded_state_dict: ShardedStateDict, checkpoint_dir: Directory, **options: Any) -> None:
+        """Share out the writing, then save. Marks in ``replica_id`` of the caller's tensors who writes."""
+        self.apply_saving_parallelization(sharded_state_dict)
+        self.base_strategy.save(sharded_state_dict, checkpoint_dir, **options)
+
+    def async_save(
+        self, sharded_state_dict: ShardedStateDict, checkpoint_dir: Directory, *args: Any, **options: Any
+    ) -> AsyncRequest:
+        """Share out the writing, then let the wrapped strategy begin a save in the background."""
+        if not isinstance(self.base_strategy, AsyncSaveShardedStrategy):
+            raise CheckpointingException(
+                f"Cannot apply async_save to non-async base strategy {self.base_strategy}; save synchronously"
+            )
+        self.apply_saving_parallelization(sharded_state_dict)
+        return self.base_strategy.async_save(sharded_state_dict, checkpoint_dir, *args, **options)
+
+    def apply_saving_parallelization(self, sharded_state_dict: ShardedStateDict) -> None:
+        """Give each shard's chosen writer replica 0 and the other holders replica 1, in place."""
+        distribution = self.cached_distribution
+        if distribution is None:
+            distribution = determine_main_replica_uniform_distribution(sharded_state_dict, self.parallelization_group)
+        distribute_main_replicas_with_precomputed_distribution(
+            sharded_state_dict, self.parallelization_group, distribution
+        )
+        if self.do_cache_distribution:
+            self.cached_distribution = distribution
+
+
+class FullyParallelLoadStrategyWrapper(LoadShardedStrategy):
+    """Loads with ``strategy``, each shard on one rank of ``parallelization_group``, then exchanges them.
+
+    ``exchange_algo`` is ``"broadcast"``, ``"gather_rounds"``, ``"gather_object"`` or ``"planned"``, which sends to each
+    rank what it needs and no more.
+    """
+
+    def __init__(
+        self,
+        strategy: LoadShardedStrategy,
+        parallelization_group: Group = None,
+        do_cache_distribution: bool = False,
+        exchange_algo: str = "broadcast",
+        per_rank_object_load: bool = True,
+    ) -> None:
+        super().__init__()
+        if exchange_algo not in EXCHANGE_ALGOS:
+            raise NotImplementedError(
+                f"wrapping {type(strategy).__name__}: unknown exchange algorithm {exchange_algo!r}, expected one of "
+                f"{', '.join(EXCHANGE_ALGOS)}"
+            )
+        self.base_strategy = strategy
+        self.parallelization_group = parallelization_group
+        self.do_cache_distribution = do_cache_distribution
+        self.exchange_algo = exchange_algo
+        self.per_rank_object_load = per_rank_object_load
+        self.cached_distribution: ShardDistribution | None = None
+
+    @property
+    def can_handle_sharded_objects(self) -> bool:
+        return self.base_strategy.can_handle_sharded_objects
+
+    @property
+    def raises_everywhere(self) -> bool:
+        return self.base_strategy.raises_everywhere
+
+    def check_backend_compatibility(self, loaded_backend: str) -> None:
+        self.base_strategy.check_backend_compatibility(loaded_backend)
+
+    def check_version_compatibility(self, loaded_version: int) -> None:
+        self.base_strategy.check_version_compatibility(loaded_version)
+
+    def load(
+        self, sharded_state_dict: ShardedStateDict, checkpoint_dir: Directory, *args: Any, **options: Any
+    ) -> StateDict:
+        """The nest with values, as the wrapped strategy gives it; every shard is read once in the group."""
+        if group_size(self.parallelization_group) <= 1:
+            return self.base_strategy.load(sharded_state_dict, checkpoint_dir, *args, **options)
+        distribution = self.apply_loading_parallelization(sharded_state_dict)
+        assert distribution is not None
+        rank = group_rank(self.parallelization_group)
+        mine: list[ShardedTensor] = []
+        unloaded: Shards = {}
+        for one in nested_values(sharded_state_dict):
+            if isinstance(one, ShardedTensor):
+                shard = _sharded_tensor_shard_id(one)
+                if distribution.main_rank_for_shard[shard] == rank:
+                    mine.append(one)
+                else:
+                    unloaded.setdefault(shard, one)
+        objects, _ = extract_matching_values(
+            sharded_state_dict, lambda leaf: isinstance(leaf, ShardedObject), return_lists_as_dicts=True
+        )
+        read = {"tensors": dict(enumerate(mine)), "objects": objects}
+        loaded = call_on_all(
+            self.base_strategy,
+            lambda: self.base_strategy.load(read, checkpoint_dir, *args, **options),
+            self.parallelization_group,
+            f"loading checkpoint {checkpoint_dir}",
+        )
+        tensors: Tensors = {_sharded_tensor_shard_id(one): loaded["tensors"][index] for index, one in enumerate(mine)}
+        values = {id(one): loaded["tensors"][index] for index, one in enumerate(mine)}
+        everything = exchange_by_distribution(
+            tensors, unloaded, distribution, self.parallelization_group, self.exchange_algo
+        )
+        self.fill_in_deferred_sharded_tensors(sharded_state_dict, everything, values)
+        values |= _values_of_objects(objects, loaded.get("objects", {}))
+        result: StateDict = dict_list_map_outplace(lambda leaf: values.get(id(leaf), leaf), sharded_state_dict)
+        return result
+
+    def apply_loading_parallelization(self, sharded_state_dict: ShardedStateDict) -> ShardDistribution | None:
+        """The distribution of the reading among the group; None for a group of one."""
+        if self.cached_distribution is not None:
+            return self.cached_distribution
+        distribution = determine_main_replica_uniform_distribution(
+            sharded_state_dict, self.parallelization_group, ignore_groups=True
+        )
+        if self.do_cache_distribution:
+            self.cached_distribution = distribution
+        return distribution
+
+    def fill_in_deferred_sharded_tensors(
+        self, sharded_state_dict: ShardedStateDict, loaded_tensors: Tensors, values: dict[int, Any]
+    ) -> None:
+        """Add to ``values``, by identity of the entity, every tensor that is not there yet.
+
+        Where a rank wants a shard in several places, each place gets its own tensor filled.
+        """
+        for one in nested_values(sharded_state_dict):
+            if not isinstance(one, ShardedTensor) or id(one) in values:
+                continue
+            shard = _sharded_tensor_shard_id(one)
+            if shard not in loaded_tensors:
+                raise CheckpointingException(f"Missing shards after fully parallel loading: {shard}")
+            found = loaded_tensors[shard]
+            if one.data is None or one.data.data_ptr() == found.data_ptr():
+                values[id(one)] = found
+            else:
+                values[id(one)] = one.data.detach().copy_(found)
+
+    def load_tensors_metadata(self, checkpoint_dir: Directory) -> dict[str, ShardedTensor]:
+        return self.base_strategy.load_tensors_metadata(checkpoint_dir)
+
+    def load_sharded_metadata(self, checkpoint_dir: Directory) -> dict[str, ShardedTensor | ShardedObject]:
+        return self.base_strategy.load_sharded_metadata(checkpoint_dir)
+
+    def remove_sharded_tensors(self, checkpoint_dir: Directory, key_prefix: str) -> None:
+        self.base_strategy.remove_sharded_tensors(checkpoint_dir, key_prefix)
+
+
+def distribute_main_replicas_with_precomputed_distribution(
+    sharded_state_dict: ShardedStateDict,
+    parallelization_group: Group,
+    precomputed_distribution: ShardDistribution | None,
+) -> None:
+    """Give each shard's chosen writer replica 0 and the other holders in the group replica 1, in place.
+
+    Shards that the distribution does not deal with, because their main replica is in another group, get replica 1.
+    """
+    if precomputed_distribution is None or group_size(parallelization_group) <= 1:
+        return
+    rank = group_rank(parallelization_group)
+    seen = set()
+
+    def mark(leaf: Any) -> Any:
+        if isinstance(leaf, ShardedTensor):
+            shard = _sharded_tensor_shard_id(leaf)
+            is_writer = precomputed_distribution.main_rank_for_shard.get(shard) == rank and shard not in seen
+            seen.add(shard)
+            leaf.replica_id = 0 if is_writer else 1
+        return leaf
+
+    dict_list_map_inplace(mark, sharded_state_dict)
+
+
+def _values_of_objects(objects: Any, loaded: Any) -> dict[int, Any]:
+    """The loaded value of each object, by its identity; a value may itself be a nest."""
+    if not isinstance(objects, dict):
+        return {id(objects): loaded}
+    values: dict[int, Any] = {}
+    for key, inner in objects.items():
+        values |= _values_of_objects(inner, loaded[key])
+    return values

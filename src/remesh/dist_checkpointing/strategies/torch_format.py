@@ -1,0 +1,280 @@
+"""The format ``torch_dist``: the files of ``torch.distributed.checkpoint``, which native torch reads too.
+
+A directory holds ``__{rank}_0.distcp`` files of blobs one after another, and ``.metadata``, a pickle of torch's own
+plain ``Metadata`` that says which box of which tensor lies in which bytes of which file. Objects stand under their
+unique key. State-dict keys are not stored, entity keys are.
+
+Writing goes through torch's classes; reading never does (see `inert_pickle`): every value of a file is checked
+before use, and no path in it may leave the directory.
+"""
+
+from __future__ import annotations
+
+import math
+import pickle
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint.filesystem import _StorageInfo
+from torch.distributed.checkpoint.metadata import (
+    BytesStorageMetadata,
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    StorageMeta,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+
+from remesh.dist_checkpointing.core import write_durably
+from remesh.dist_checkpointing.errors import CheckpointFormatError
+from remesh.dist_checkpointing.manifest import Chunk, Extent, Manifest, StoredTensor
+from remesh.dist_checkpointing.strategies.blob import write_tensor
+from remesh.dist_checkpointing.strategies.data_file import DataFile
+from remesh.dist_checkpointing.strategies.inert_pickle import Record, load_inert
+from remesh.errors import LayoutError
+from remesh.layout import Box
+from remesh.layout.from_torch import torch_dtype
+
+BACKEND = "torch_dist"
+BACKEND_VERSION = 1
+METADATA_FNAME = ".metadata"
+_SUFFIX = ".distcp"
+_METADATA_VERSION = "1.0.0"
+_ORIGINAL_SHAPE = "nd_reformulated_orig_global_shape"
+"""Name under which ``mcore_data`` has the global shape that a flattened tensor had."""
+
+
+@dataclass(frozen=True, slots=True)
+class Payload:
+    """What one rank writes into its file."""
+
+    objects: Sequence[bytes]
+    """Blobs of objects, written first."""
+    tensors: Sequence[torch.Tensor]
+    """Boxes of tensors, on any device, of any strides."""
+
+
+def data_file_name(rank: int) -> str:
+    """Name of the file that a rank writes."""
+    return f"__{rank}_0{_SUFFIX}"
+
+
+def is_data_file_name(name: str) -> bool:
+    """Whether a file name is one that this writer may have given to a data file."""
+    return name.startswith("__") and name.endswith(_SUFFIX) and name[2 : -len(_SUFFIX)].replace("_", "").isdigit()
+
+
+def write_data_file(directory: Path, rank: int, payload: Payload) -> tuple[list[Extent], list[Extent]]:
+    """Write this rank's file durably; returns where each object and each tensor lies. No file if there is nothing."""
+    if not payload.objects and not payload.tensors:
+        return [], []
+    name = data_file_name(rank)
+    object_extents, tensor_extents = [], []
+    with DataFile(directory / name) as file:
+        for blob in payload.objects:
+            file_start = file.tell()
+            file.write(blob)
+            object_extents.append(Extent(name, file_start, file.tell() - file_start))
+        for tensor in payload.tensors:
+            file_start = file.tell()
+            write_tensor(tensor, file)
+            tensor_extents.append(Extent(name, file_start, file.tell() - file_start))
+        file.finish()
+    return object_extents, tensor_extents
+
+
+def write_manifest(directory: Path, manifest: Manifest) -> None:
+    """Write ``.metadata`` durably, in one step; called by one rank when all data files are on disk."""
+    state: dict[str, TensorStorageMetadata | BytesStorageMetadata] = {}
+    storage: dict[MetadataIndex, _StorageInfo] = {}
+    for key, extent in manifest.objects.items():
+        state[key] = BytesStorageMetadata()
+        storage[MetadataIndex(key)] = _storage_info(extent)
+    for key, tensor in manifest.tensors.items():
+        properties = TensorProperties(dtype=torch_dtype(tensor.dtype))
+        boxes = [chunk.box for chunk in tensor.chunks]
+        chunks = [ChunkStorageMetadata(torch.Size(box.start), torch.Size(box.shape)) for box in boxes]
+        state[key] = TensorStorageMetadata(properties, torch.Size(tensor.global_shape), chunks)
+        for index, chunk in enumerate(tensor.chunks):
+            storage[MetadataIndex(key, torch.Size(chunk.box.start), index)] = _storage_info(chunk.extent)
+    metadata = Metadata(
+        state_dict_metadata=state,
+        storage_data=storage,
+        storage_meta=StorageMeta(checkpoint_id=str(directory), save_id=str(uuid.uuid4())),
+        version=_METADATA_VERSION,
+    )
+    if manifest.unflattened_shapes:  # an attribute that native torch ignores and readers of flattened tensors need
+        shapes = {key: {_ORIGINAL_SHAPE: tuple(shape)} for key, shape in manifest.unflattened_shapes.items()}
+        metadata.mcore_data = shapes  # type: ignore[attr-defined]
+    write_durably(directory / METADATA_FNAME, pickle.dumps(metadata, protocol=4))
+
+
+def _storage_info(extent: Extent) -> _StorageInfo:
+    return _StorageInfo(extent.file, extent.file_start, extent.length_bytes)
+
+
+def read_manifest(directory: Path) -> Manifest:
+    """The manifest of a checkpoint; `CheckpointFormatError` for anything missing, damaged, foreign or hostile."""
+    path = directory / METADATA_FNAME
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError as raised:
+        raise CheckpointFormatError(
+            "missing-metadata",
+            f"reading the index of checkpoint {directory}: {METADATA_FNAME} does not exist, expected it beside the "
+            "data files; the checkpoint is incomplete, use another one",
+        ) from raised
+    return _manifest_from(load_inert(content, path), path)
+
+
+def check_files(directory: Path, extents: Sequence[Extent]) -> None:
+    """Raise `CheckpointFormatError` unless every extent lies inside its file."""
+    needed: dict[str, int] = {}
+    for extent in extents:
+        needed[extent.file] = max(needed.get(extent.file, 0), extent.file_stop)
+    for name, num_bytes in needed.items():
+        path = path_inside(directory, name)
+        found = path.stat().st_size if path.is_file() else None
+        if found is None or found < num_bytes:
+            raise CheckpointFormatError(
+                "missing-file" if found is None else "truncated",
+                f"checking data file {path}: expected at least {num_bytes} bytes, found "
+                f"{'no such file' if found is None else found}; the checkpoint is damaged, use another one",
+            )
+
+
+def path_inside(directory: Path, name: str) -> Path:
+    """The file of that name, after following links, which must not lead out of the directory."""
+    path = (directory / name).resolve()
+    if not path.is_relative_to(directory.resolve()):
+        raise CheckpointFormatError(
+            "escaping-path",
+            f"opening data file {name!r} of checkpoint {directory}: it lies outside the directory, at {path}; the "
+            "checkpoint is hostile, do not trust it",
+        )
+    return path
+
+
+def _manifest_from(metadata: Any, path: Path) -> Manifest:
+    entries = _dict(_field(metadata, "Metadata", "state_dict_metadata", path), "state_dict_metadata", path)
+    storage = _dict(_field(metadata, "Metadata", "storage_data", path), "storage_data", path)
+    extents: dict[tuple[str, tuple[int, ...] | None], Extent] = {}
+    for index, info in storage.items():
+        key = _field(index, "MetadataIndex", "fqn", path)
+        offset = getattr(index, "offset", None)
+        place = (key, None if offset is None else _numbers(offset, f"offset of {key!r}", path))
+        extents[place] = _extent_from(info, f"{key!r}", path)
+    tensors: dict[str, StoredTensor] = {}
+    objects: dict[str, Extent] = {}
+    for key, entry in entries.items():
+        if not isinstance(key, str):
+            raise _bad(path, f"a key of state_dict_metadata is {key!r}, expected text")
+        if getattr(entry, "kind", None) == "BytesStorageMetadata":
+            objects[key] = _lookup(extents, (key, None), path)
+        else:
+            tensors[key] = _tensor_from(entry, key, extents, path)
+    mcore_data = _dict(getattr(metadata, "mcore_data", None) or {}, "mcore_data", path)
+    flattened = frozenset(str(key) for key, value in mcore_data.items() if value)
+    return Manifest(tensors, objects, flattened, _original_shapes(mcore_data, tensors, path))
+
+
+def _original_shapes(
+    mcore_data: Mapping[Any, Any], tensors: Mapping[str, StoredTensor], path: Path
+) -> dict[str, tuple[int, ...]]:
+    shapes: dict[str, tuple[int, ...]] = {}
+    for key, value in mcore_data.items():
+        if isinstance(value, dict) and _ORIGINAL_SHAPE in value and key in tensors:
+            shapes[key] = _numbers(value[_ORIGINAL_SHAPE], f"shape of {key!r} before flattening", path)
+            stored = tensors[key].global_shape
+            cells = stored[:-1]
+            whole = len(shapes[key]) == len(cells) and all(
+                part and n % part == 0 for n, part in zip(shapes[key], cells, strict=True)
+            )
+            if not whole or math.prod(shapes[key]) != math.prod(stored):
+                raise _bad(
+                    path, f"tensor {key!r} of shape {shapes[key]} is stored flattened as {stored}, which differs"
+                )
+    return shapes
+
+
+def _tensor_from(
+    entry: Any, key: str, extents: Mapping[tuple[str, tuple[int, ...] | None], Extent], path: Path
+) -> StoredTensor:
+    global_shape = _numbers(_field(entry, "TensorStorageMetadata", "size", path), f"size of {key!r}", path)
+    properties = _field(entry, "TensorStorageMetadata", "properties", path)
+    dtype = properties.packed[0] if isinstance(getattr(properties, "packed", None), tuple) else None
+    chunks = _field(entry, "TensorStorageMetadata", "chunks", path)
+    if not isinstance(dtype, str) or not isinstance(chunks, list):
+        raise _bad(path, f"tensor {key!r} has dtype {dtype!r} and chunks of type {type(chunks).__name__}")
+    whole = Box.of_shape(global_shape)
+    stored = []
+    for chunk in chunks:
+        start = _numbers(_field(chunk, "ChunkStorageMetadata", "offsets", path), f"chunk offset of {key!r}", path)
+        shape = _numbers(_field(chunk, "ChunkStorageMetadata", "sizes", path), f"chunk size of {key!r}", path)
+        try:
+            box = Box.at(start, shape)
+            inside = whole.contains(box)
+        except LayoutError as raised:
+            raise _bad(path, f"tensor {key!r} has a chunk that is no box: {raised}") from raised
+        if not inside:
+            raise _bad(path, f"tensor {key!r} of shape {global_shape} has a chunk {box} that lies outside")
+        stored.append(Chunk(box, _lookup(extents, (key, start), path)))
+    return StoredTensor(dtype, global_shape, tuple(stored))
+
+
+def _extent_from(info: Any, what: str, path: Path) -> Extent:
+    name = _field(info, "_StorageInfo", "relative_path", path)
+    if not isinstance(name, str):
+        raise _bad(path, f"the file of {what} is {name!r}, expected a name")
+    pure = PurePosixPath(name)
+    if not name or "\0" in name or "\\" in name or pure.is_absolute() or ".." in pure.parts:
+        raise CheckpointFormatError(
+            "escaping-path",
+            f"reading {path}: {what} lies in file {name!r}, expected a path inside the checkpoint directory; the "
+            "checkpoint is hostile, do not trust it",
+        )
+    if getattr(info, "transform_descriptors", None):
+        raise CheckpointFormatError(
+            "unknown-transform",
+            f"reading {path}: {what} is stored through {info.transform_descriptors!r}, expected plain bytes; load it "
+            "with torch.distributed.checkpoint and save it anew",
+        )
+    numbers = (_field(info, "_StorageInfo", "offset", path), _field(info, "_StorageInfo", "length", path))
+    return Extent(name, *_numbers(numbers, f"extent of {what}", path))
+
+
+def _lookup(
+    extents: Mapping[tuple[str, tuple[int, ...] | None], Extent], place: tuple[str, tuple[int, ...] | None], path: Path
+) -> Extent:
+    if place not in extents:
+        raise _bad(path, f"{place[0]!r} at offset {place[1]} has no storage entry")
+    return extents[place]
+
+
+def _field(record: Any, kind: str, name: str, path: Path) -> Any:
+    if not isinstance(record, Record) or record.kind != kind or name not in vars(record):
+        raise _bad(path, f"there is {record!r:.80} where a {kind} with {name} was expected")
+    return vars(record)[name]
+
+
+def _dict(value: Any, what: str, path: Path) -> dict[Any, Any]:
+    if not isinstance(value, dict):
+        raise _bad(path, f"{what} is a {type(value).__name__}, expected a dict")
+    return value
+
+
+def _numbers(values: Any, what: str, path: Path) -> tuple[int, ...]:
+    if not isinstance(values, tuple) or not all(type(value) is int and value >= 0 for value in values):
+        raise _bad(path, f"{what} is {values!r:.80}, expected numbers >= 0")
+    return tuple(values)
+
+
+def _bad(path: Path, found: str) -> CheckpointFormatError:
+    return CheckpointFormatError(
+        "bad-metadata", f"reading {path}: {found}; the checkpoint is damaged or foreign, use another one"
+    )

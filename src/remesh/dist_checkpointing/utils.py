@@ -1,0 +1,176 @@
+"""Small functions on sharded state dicts that programs import by name: parts by kind, prefixes of keys, timing logs."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from remesh.dist_checkpointing.dict_utils import dict_list_map_inplace, extract_matching_values
+from remesh.dist_checkpointing.mapping import (
+    LocalNonpersistentObject,
+    ShardedBase,
+    ShardedObject,
+    ShardedStateDict,
+    ShardedTensor,
+    ShardedTensorFactory,
+    StateDict,
+)
+
+_ShardId = tuple[str, tuple[int, ...], tuple[int, int] | None]
+"""Key, global offset, and start and stop of a flattened slice."""
+_Parts = tuple[Any, Any]
+
+logger = logging.getLogger(__name__)
+_loggers: list[logging.Logger] = []
+
+
+def zip_strict(*args: Any) -> Iterator[tuple[Any, ...]]:
+    """`zip` that raises ValueError when the lengths differ."""
+    return zip(*args, strict=True)
+
+
+def _sharded_tensor_shard_id(sharded_tensor: ShardedTensor) -> _ShardId:
+    """What tells a shard from others of the checkpoint; equal for replicas."""
+    held = sharded_tensor.flattened_range
+    return (sharded_tensor.key, sharded_tensor.global_offset, None if held is None else (held.start, held.stop))
+
+
+def _sharded_object_id(sharded_object: ShardedObject) -> tuple[str, tuple[int, ...], tuple[int, ...]]:
+    """What tells an element from others of the checkpoint; equal for replicas."""
+    return (sharded_object.key, sharded_object.global_offset, sharded_object.global_shape)
+
+
+def _parts(kinds: type | tuple[type, ...]) -> Callable[[ShardedStateDict], _Parts]:
+    return lambda nest: extract_matching_values(nest, lambda leaf: isinstance(leaf, kinds))
+
+
+def extract_sharded_tensors(sharded_state_dict: ShardedStateDict) -> _Parts:
+    """The tensors, and everything else."""
+    return _parts(ShardedTensor)(sharded_state_dict)
+
+
+def extract_sharded_tensors_and_factories(sharded_state_dict: ShardedStateDict) -> _Parts:
+    """The tensors and factories, and everything else."""
+    return _parts((ShardedTensor, ShardedTensorFactory))(sharded_state_dict)
+
+
+def extract_sharded_tensors_or_nonpersistent(sharded_state_dict: ShardedStateDict) -> _Parts:
+    """The tensors, factories and nonpersistent objects, and everything else."""
+    return _parts((ShardedTensor, LocalNonpersistentObject, ShardedTensorFactory))(sharded_state_dict)
+
+
+def extract_sharded_base(sharded_state_dict: ShardedStateDict) -> _Parts:
+    """All sharded entities, and everything else."""
+    return _parts(ShardedBase)(sharded_state_dict)
+
+
+def extract_nonpersistent(sharded_state_dict: ShardedStateDict) -> _Parts:
+    """The nonpersistent objects, and everything else."""
+    return _parts(LocalNonpersistentObject)(sharded_state_dict)
+
+
+def add_prefix_for_sharding(sharded_state_dict: ShardedStateDict, prefix: str) -> None:
+    """Put the prefix before the key of every entity, in place; places in the dict stay.
+
+    >>> state = {"w": ShardedTensor.from_rank_offsets("w", torch.zeros(1))}
+    >>> add_prefix_for_sharding(state, "model.")
+    >>> state["w"].key
+    'model.w'
+    """
+    _rename(sharded_state_dict, lambda key: f"{prefix}{key}")
+
+
+def replace_prefix_for_sharding(sharded_state_dict: ShardedStateDict, old_prefix: str, new_prefix: str) -> None:
+    """Replace the prefix of every key, in place; ValueError when a key does not start with it."""
+
+    def renamed(key: str) -> str:
+        if not key.startswith(old_prefix):
+            raise ValueError(f"Expected {key} to begin with prefix {old_prefix}")
+        return f"{new_prefix}{key[len(old_prefix) :]}"
+
+    _rename(sharded_state_dict, renamed)
+
+
+def apply_prefix_mapping(sharded_state_dict: ShardedStateDict, prefix_map: Mapping[str, str]) -> None:
+    """Replace prefixes of keys, in place: of each key the first that it starts with, in the order of the mapping."""
+
+    def renamed(key: str) -> str:
+        for old, new in prefix_map.items():
+            if key.startswith(old):
+                return f"{new}{key[len(old) :]}"
+        return key
+
+    _rename(sharded_state_dict, renamed)
+
+
+def _rename(nest: ShardedStateDict, renamed: Callable[[str], str]) -> None:
+    def rename(leaf: Any) -> Any:
+        if isinstance(leaf, ShardedBase):
+            leaf.key = renamed(leaf.key)
+        return leaf
+
+    dict_list_map_inplace(rename, nest)
+
+
+def force_all_tensors_to_non_fp8(sharded_state_dict: ShardedStateDict) -> None:
+    """Replace data that is a tensor subclass of scaled 8-bit values by its values in full, in place."""
+
+    def dequantised(leaf: Any) -> Any:
+        data = getattr(leaf, "data", None)
+        if isinstance(leaf, ShardedTensor) and type(data).__name__.endswith("Float8Tensor"):
+            assert isinstance(data, torch.Tensor)
+            leaf.data = data.dequantize()
+            leaf.dtype = leaf.data.dtype
+        return leaf
+
+    dict_list_map_inplace(dequantised, sharded_state_dict)
+
+
+def _clean_metadata_for_serialization(metadata: StateDict | None) -> StateDict | None:
+    """A copy of the application's description without process groups, which cannot be stored."""
+    if metadata is None:
+        return None
+    return {key: value for key, value in metadata.items() if key != "dp_cp_group"}
+
+
+@contextmanager
+def logger_stack(
+    name: str | None = None, current_logger: logging.Logger | None = None
+) -> Generator[tuple[str, logging.Logger], None, None]:
+    """A logger for the block: ``current_logger`` or the one of the block around it, and a child called ``name``.
+
+    Yields the logger's name and the logger.
+    """
+    around = current_logger or (_loggers[-1] if _loggers else logger)
+    inner = around.getChild(name) if name else around
+    _loggers.append(inner)
+    try:
+        yield inner.name, inner
+    finally:
+        _loggers.pop()
+
+
+@contextmanager
+def debug_time(
+    name: str, logger: logging.Logger | None = None, threshold: float = float("-inf"), level: int | None = None
+) -> Generator[None, None, None]:
+    """Log how long the block took, if that is more than ``threshold`` seconds."""
+    with logger_stack(name, logger) as (stack_name, inner):
+        start_s = time.perf_counter()
+        try:
+            yield
+        finally:
+            took_s = time.perf_counter() - start_s
+            if took_s > threshold:
+                inner.log(logging.DEBUG if level is None else level, "%s took %.4fs", stack_name, took_s)
+
+
+def debug_msg(msg: str) -> None:
+    """Log a message with the logger of the block."""
+    with logger_stack() as (name, inner):
+        inner.debug("%s %s", name, msg)

@@ -1,0 +1,114 @@
+"""The tools for checkpoints, as a user sees them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from click.testing import CliRunner, Result
+from safetensors.torch import load_file
+
+import remesh
+from remesh import dist_checkpointing
+from remesh.cli import main
+from remesh.cli.ckpt import draw_cut
+from remesh.dist_checkpointing import ShardedTensor
+from remesh.dist_checkpointing.commit import IN_PROGRESS_FNAME
+from remesh.dist_checkpointing.plain import step_name
+from remesh.dist_checkpointing.reader import open_checkpoint
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """Steps 1 to 3; the second was aborted; in the third the matrix is cut in four."""
+    matrix = torch.arange(16.0).reshape(4, 4)
+    remesh.save({"w": matrix, "lr": 0.1}, tmp_path / step_name(1))
+    remesh.save({"w": matrix}, tmp_path / step_name(2))
+    (tmp_path / step_name(2) / "metadata.json").unlink()
+    (tmp_path / step_name(2) / IN_PROGRESS_FNAME).touch()
+    (tmp_path / step_name(3)).mkdir()
+    pieces = [
+        ShardedTensor.from_rank_offsets("w", matrix[2 * r : 2 * r + 2, 2 * c : 2 * c + 2], (0, r, 2), (1, c, 2))
+        for r in range(2)
+        for c in range(2)
+    ]
+    dist_checkpointing.save({"w": pieces, "lr": 0.2}, tmp_path / step_name(3))
+    return tmp_path
+
+
+def ckpt(*arguments: object) -> Result:
+    return CliRunner().invoke(main, ["ckpt", *map(str, arguments)])
+
+
+def test_ls_tells_the_state_of_each_step(root: Path) -> None:
+    lines = ckpt("ls", root).output.splitlines()
+    assert [line.split()[:3] for line in lines[1:]] == [
+        ["1", step_name(1), "complete"],
+        ["2", step_name(2), "unfinished"],
+        ["3", step_name(3), "complete"],
+    ]
+
+
+def test_show_lists_what_is_stored_and_draws_how_it_is_cut(root: Path) -> None:
+    listed = ckpt("show", root / step_name(3)).output
+    assert "float32" in listed
+    assert "4 x 4" in listed
+    assert "common lr = 0.2" in listed
+    drawn = ckpt("show", root / step_name(3), "w", "--values").output
+    assert "a a b b\n  a a b b\n  c c d d\n  c c d d" in drawn
+    assert "__0_0.distcp[0:" in drawn
+    assert "15." in drawn
+    assert "'x' of" in ckpt("show", root / step_name(3), "x").output
+
+
+def test_a_drawing_is_bounded_and_shows_the_last_two_dims(tmp_path: Path) -> None:
+    remesh.save({"v": torch.zeros(1000), "t": torch.zeros(2, 100, 3), "s": torch.tensor(1)}, tmp_path)
+    tensors = open_checkpoint(tmp_path).manifest.tensors
+    assert draw_cut(tensors["v"]) == [" ".join("a" * 32)]
+    assert draw_cut(tensors["t"]) == ["a a a"] * 32
+    assert draw_cut(tensors["s"]) == []
+
+
+def test_diff_compares_values_across_cuts(root: Path) -> None:
+    same = ckpt("diff", root / step_name(1), root / step_name(3))
+    assert same.exit_code == 0
+    assert "the 1 tensors are equal" in same.output
+    remesh.save({"w": torch.zeros(4, 4), "new": torch.ones(1)}, root / step_name(9))
+    other = ckpt("diff", root / step_name(1), root / step_name(9))
+    assert other.exit_code == 1
+    assert "w: 15 of 16 values, by up to 15" in other.output
+    assert f"only in {root / step_name(9)}: new" in other.output
+
+
+def test_verify_finds_a_flipped_bit(root: Path) -> None:
+    assert "ok" in ckpt("verify", root / step_name(1)).output
+    data = root / step_name(1) / "__0_0.distcp"
+    content = bytearray(data.read_bytes())
+    content[800] ^= 1
+    data.write_bytes(content)
+    found = ckpt("verify", root / step_name(1))
+    assert found.exit_code == 1
+    assert "checksum" in found.output
+    assert "Traceback" not in found.output
+
+
+def test_verify_reads_a_checkpoint_without_checksums(root: Path) -> None:
+    (root / step_name(1) / ".remesh-checksums").unlink()
+    assert "everything can be read" in ckpt("verify", root / step_name(1)).output
+
+
+def test_gc_removes_nothing_without_yes(root: Path) -> None:
+    assert "would be freed" in ckpt("gc", root, "--keep-last", 1).output
+    assert len(list(root.iterdir())) == 3
+    assert ckpt("gc", root, "--yes").exit_code == 0
+    assert {path.name for path in root.iterdir()} == {step_name(1), step_name(3)}
+    ckpt("gc", root, "--keep-last", 1, "--yes")
+    assert {path.name for path in root.iterdir()} == {step_name(3)}
+
+
+def test_export_writes_what_others_read(root: Path, tmp_path: Path) -> None:
+    result = ckpt("export", root / step_name(3), tmp_path / "out")
+    assert result.exit_code == 0, result.output
+    assert torch.equal(load_file(tmp_path / "out" / "model.safetensors")["w"], torch.arange(16.0).reshape(4, 4))
+    assert "no tensor has the prefix" in ckpt("export", root / step_name(3), tmp_path / "o", "--prefix", "zz").output
