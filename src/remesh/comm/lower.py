@@ -57,7 +57,9 @@ class LowerHalf:
         world_size = math.prod(axes.values())
         with self._lock:
             self._before = _open_sockets()
-            self._severed = False
+            severed = self._severed
+        if severed:
+            raise self._lost_meanwhile(rank, axes)
         dist.init_process_group(self._backend, store=store, rank=rank, world_size=world_size, timeout=self._timeout)
         self.control = dist.new_group(backend="gloo", timeout=self._timeout)
         self.mesh = init_device_mesh(self._device_type, tuple(axes.values()), mesh_dim_names=tuple(axes))
@@ -70,12 +72,13 @@ class LowerHalf:
             severed = self._severed
         if severed:
             self.sever()
-            raise PeerError(
-                f"forming mesh {dict(axes)} as rank {rank}: a member was lost meanwhile; the members meet again"
-            )
+            raise self._lost_meanwhile(rank, axes)
 
     def sever(self) -> None:
-        """Cut every connection of the groups, so that all operations on them end with an error now."""
+        """Cut every connection of the groups, so that all operations on them end with an error now.
+
+        Before :meth:`grow` it makes that fail, until the next :meth:`shed`.
+        """
         now_open = _open_sockets()
         with self._lock:
             self._severed = True
@@ -102,7 +105,10 @@ class LowerHalf:
         # whose world group could not even be made would wait under another name than the others, next time.
         dist.distributed_c10d._world.group_count = 0
         with self._lock:
-            self._before, self._sockets = None, frozenset()
+            self._before, self._sockets, self._severed = None, frozenset(), False
+
+    def _lost_meanwhile(self, rank: int, axes: Mapping[str, int]) -> PeerError:
+        return PeerError(f"forming mesh {dict(axes)} as rank {rank}: a member was lost meanwhile; all meet again")
 
 
 def is_network_error(error: BaseException) -> bool:

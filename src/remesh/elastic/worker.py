@@ -29,6 +29,7 @@ from remesh.elastic.job import Job, JobOptions, Leave, Place, seed_everything
 from remesh.elastic.link import Message, WorkerLink
 from remesh.elastic.position import derive_seed
 from remesh.elastic.state import Held
+from remesh.errors import PeerError
 from remesh.layout.from_torch import forget_meshes
 
 STORE_TIMEOUT_S = 60.0
@@ -90,8 +91,11 @@ class Worker:
 
     def _stay(self, train: Callable[[Job], Any], plan: Generation, rank: int) -> None:
         """One generation, from growing the network to leaving it."""
+        # From now on a break of this generation severs what grows; one that came before is in `_broken`.
         self._generation = plan.number
         try:
+            if self._broken >= plan.number:
+                raise PeerError(f"entering generation {plan.number}: it is broken already; all meet again")
             self._lower.grow(dist.PrefixStore(f"gen{plan.number}", self._store), rank, plan.axes)
             self._log.write("grown", generation=plan.number, rank=rank, axes=plan.axes)
             seed_everything(derive_seed(self._options.seed))

@@ -1,6 +1,7 @@
+import pytest
 import torch.distributed as dist
 
-from remesh.comm.lower import is_network_error
+from remesh.comm.lower import LowerHalf, is_network_error
 from remesh.errors import PeerError
 
 
@@ -21,3 +22,18 @@ def test_a_lost_peer_behind_another_exception_is_still_seen() -> None:
             raise KeyError("while logging") from cause
     except KeyError as error:
         assert is_network_error(error)
+
+
+def test_a_member_lost_before_the_groups_are_made_is_not_forgotten() -> None:
+    """The news of a death may come between the decision for a mesh and the making of its groups."""
+    lower = LowerHalf("gloo", "cpu", 5.0)
+    lower.sever()
+    with pytest.raises(PeerError, match="lost meanwhile"):
+        lower.grow(dist.HashStore(), 0, {"dp": 1})
+    assert not dist.is_initialized()
+    lower.shed()
+    lower.grow(dist.HashStore(), 0, {"dp": 1})
+    assert lower.mesh is not None
+    assert lower.mesh.shape == (1,)
+    lower.shed()
+    assert not dist.is_initialized()
