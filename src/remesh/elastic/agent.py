@@ -107,7 +107,6 @@ class Agent:
         logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
         with tempfile.TemporaryDirectory(prefix="remesh-") as folder, contextlib.ExitStack() as stack:
             self._folder = Path(folder)
-            self._logs = self._make_log_specs()
             self._listen(stack)
             self._store = self._connect_store()
             self._index = self._register()
@@ -164,17 +163,10 @@ class Agent:
 
     # --- workers ---
 
-    def _make_log_specs(self) -> tuple[str, Std, Std]:
-        folder = self._config.log_folder
-        if folder is not None:
-            folder.mkdir(parents=True, exist_ok=True)
-        return str(folder or self._folder), self._config.redirects, self._config.tee
-
     def _start_worker(self, slot: int) -> None:
         config = self._config
-        folder, redirects, tee = self._logs
         self._starts += 1
-        place = Path(folder) / f"{config.node_name}-worker{slot}-start{self._starts}"
+        place = (config.log_folder or self._folder) / f"{config.node_name}-worker{slot}-start{self._starts}"
         place.mkdir(parents=True, exist_ok=True)
         environment = {
             "LOCAL_RANK": str(slot),
@@ -192,7 +184,7 @@ class Agent:
             entrypoint=config.command[0],
             args={0: tuple(config.command[1:])},
             envs={0: environment},
-            logs_specs=DefaultLogsSpecs(log_dir=str(place), redirects=redirects, tee=tee),
+            logs_specs=DefaultLogsSpecs(log_dir=str(place), redirects=config.redirects, tee=config.tee),
             log_line_prefixes={0: f"[{config.node_name}/{slot}]: "},
         )
         # Starting processes installs torch's own handlers.
@@ -310,7 +302,6 @@ class Agent:
                 f"meeting the other nodes of job {config.run_id!r}: no store answers at {config.endpoint} "
                 f"({error.__cause__ or error}); start the node that hosts it, or correct --rdzv-endpoint"
             ) from error
-        self._raw_store = store
         return JobStore(dist.PrefixStore(f"remesh/{config.run_id}", store))
 
     def _register(self) -> int:

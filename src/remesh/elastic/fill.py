@@ -19,7 +19,7 @@ from remesh.elastic.position import Position
 from remesh.elastic.state import CarriedState, Held
 from remesh.errors import StorageError
 from remesh.reshard.api import gather_moves
-from remesh.reshard.exchange import all_gather_json
+from remesh.reshard.exchange import all_gather_json, group_rank
 from remesh.reshard.planner import plan_reshard
 from remesh.reshard.run import run_plan
 from remesh.reshard.tasks import compute_missing_boxes
@@ -48,7 +48,11 @@ def fill_state(
     summaries = all_gather_json(_summary(held), None)
     holders = [summary for summary in summaries if summary is not None]
     if not holders:
-        return _from_checkpoint(state, checkpoint, "nobody alive holds state")
+        reason = "nobody alive holds state"
+        found = _find_checkpoint(checkpoint)
+        if found is None:
+            return Filled(Position(), "fresh", f"{reason}, and there is no checkpoint")
+        return _load_checkpoint(state, found, reason)
     newest = max(holders, key=lambda summary: int(summary["step"]))
     state.allocate(newest["names"])
     give = held.pieces if held is not None and held.step == newest["step"] else {}
@@ -58,7 +62,13 @@ def fill_state(
     if missing:
         name, boxes = min(missing.items())
         reason = f"nobody alive holds box {boxes[0]} of {name!r} ({len(missing)} tensors incomplete)"
-        return _from_checkpoint(state, checkpoint, reason)
+        found = _find_checkpoint(checkpoint)
+        if found is None:
+            raise StorageError(
+                f"filling the new mesh: {reason}, and there is no checkpoint in {checkpoint}; expected one to go back "
+                "to; run with checkpoint=... and save_every=..., or use replicas"
+            )
+        return _load_checkpoint(state, found, reason)
     moved = run_plan(plan_reshard(moves, host_of), give, take, None)
     state.set_values(newest["values"])
     return Filled(
@@ -76,17 +86,14 @@ def _summary(held: Held | None) -> dict[str, Any] | None:
     return {"step": held.step, "samples": held.samples, "names": sorted(held.pieces), "values": held.values}
 
 
-def _from_checkpoint(state: CarriedState, root: Path | None, reason: str) -> Filled:
-    found = latest_complete(root) if root is not None else None
-    # All ranks read what rank 0 sees: another rank may look a moment before or after a commit.
-    chosen = all_gather_json(None if found is None else str(found), None)[0]
-    if chosen is None:
-        if "holds box" in reason:
-            raise StorageError(
-                f"filling the new mesh: {reason}, and there is no checkpoint in {root}; expected one to go back to; "
-                "run with checkpoint=... and save_every=..., or use replicas"
-            )
-        return Filled(Position(), "fresh", f"{reason}, and there is no checkpoint")
+def _find_checkpoint(root: Path | None) -> str | None:
+    """The newest complete checkpoint as rank 0 sees it: another rank may look a moment before or after a commit."""
+    found = latest_complete(root) if root is not None and group_rank() == 0 else None
+    chosen: str | None = all_gather_json(None if found is None else str(found), None)[0]
+    return chosen
+
+
+def _load_checkpoint(state: CarriedState, chosen: str, reason: str) -> Filled:
     state.allocate(load_tensors_metadata(chosen))
     tensors = state.tensors()
     loaded = load({**tensors, "job": None}, chosen)

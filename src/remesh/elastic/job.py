@@ -293,8 +293,8 @@ class Job:
     def _save(self, root: Path, state: CarriedState) -> Path:
         path = root / step_name(self.step)
         started_s = time.monotonic()
-        # After a change of mesh a rank may come here a second time for the same step.
-        if not all_gather_json(is_complete(path), None)[0]:
+        # After a change of mesh the ranks may come here a second time for the same step; rank 0 looks for all.
+        if not all_gather_json(self.rank == 0 and is_complete(path), None)[0]:
             position = {"step": self.step, "samples": self.samples}
             save({**state.tensors(), "job": {"values": state.values(), "position": position}}, path)
         self._log.write("saved", step=self.step, path=str(path), seconds=time.monotonic() - started_s, rank=self.rank)
