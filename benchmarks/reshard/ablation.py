@@ -17,10 +17,10 @@ from pathlib import Path
 from benchmarks.report import Row, at_most
 from benchmarks.reshard.planning import TABLE_2, pair_of_specs
 from remesh.reshard import TensorMove, compute_tasks, plan_reshard
-from remesh.reshard.baselines import ALGORITHMS, MulticastTask
-from remesh.reshard.simulate import simulate_plan
-from remesh.reshard.strategies import multicast_task
-from remesh.reshard.stream import Part, Stream
+from remesh.reshard.planning.simulate import simulate_plan
+from remesh.reshard.schedule.baselines import ALGORITHMS, MulticastTask
+from remesh.reshard.schedule.strategies import multicast_task
+from remesh.reshard.schedule.stream import Part, Stream
 
 SEED = 8
 OURS = "ours"

@@ -18,7 +18,7 @@ from remesh.layout import Box, Shard
 from remesh.layout.from_torch import Piece
 from remesh.reshard import Plan, plan_reshard
 from remesh.reshard.api import gather_moves, reshard
-from remesh.reshard.run import run_plan
+from remesh.reshard.running.run import run_plan
 from remesh.testing.pool import RankPool
 
 NUM_RANKS = 4

@@ -16,7 +16,7 @@ from benchmarks.report import Row, at_least, at_most
 from benchmarks.reshard.netns_cases import GLOO, MIB, ONE_BY_ONE, Case, all_cases, quick_cases
 from benchmarks.reshard.netns_ranks import Told, Work, measure
 from remesh.reshard import plan_reshard
-from remesh.reshard.network import HostLink, Network
+from remesh.reshard.model.network import HostLink, Network
 from remesh.testbed import BedSpec, HostSpec, Testbed, parse_rate
 
 RATE = "200mbit"

@@ -21,10 +21,11 @@ from remesh.errors import LayoutError, PeerError, PlanError
 from remesh.layout import Box, boxes_of_flat_range
 from remesh.layout import Shard as Held
 from remesh.layout.from_torch import Piece
-from remesh.reshard import Missing, Plan, TensorMove, carry, compute_missing_boxes, plan_reshard
+from remesh.reshard import Missing, Plan, TensorMove, compute_missing_boxes, plan_reshard
 from remesh.reshard.api import Moved, gather_moves, reshard
-from remesh.reshard.exchange import all_gather_json, raise_everywhere
-from remesh.reshard.run import run_plan
+from remesh.reshard.running import carry
+from remesh.reshard.running.exchange import all_gather_json, raise_everywhere
+from remesh.reshard.running.run import run_plan
 from remesh.testing.pool import DIED, RankPool, RanksFailed
 
 # Bits, not values: NaN, -0.0 and numbers that no arithmetic would keep are among them.

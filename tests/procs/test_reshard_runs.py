@@ -16,10 +16,10 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 
 from remesh.errors import PeerError, PlanError
-from remesh.reshard import cache
 from remesh.reshard.api import reshard, reshard_async
-from remesh.reshard.cache import Resharder
-from remesh.reshard.run import Moved, UnfilledError, gather_timings
+from remesh.reshard.running import cache
+from remesh.reshard.running.cache import Resharder
+from remesh.reshard.running.run import Moved, UnfilledError, gather_timings
 from remesh.testing.pool import DIED, RankPool
 
 HOSTS = {rank: f"h{rank}" for rank in range(4)}

@@ -9,11 +9,11 @@ import torch.distributed as dist
 from remesh.layout import Box, Layout, Shard
 from remesh.layout.from_torch import Piece
 from remesh.reshard import Plan, TensorMove, plan_reshard
-from remesh.reshard.network import Network
-from remesh.reshard.run import gather_timings, run_plan
-from remesh.reshard.simulate import simulate_plan
-from remesh.reshard.strategies import STRATEGIES
-from remesh.reshard.trace import build_trace
+from remesh.reshard.model.network import Network
+from remesh.reshard.pictures.trace import build_trace
+from remesh.reshard.planning.simulate import simulate_plan
+from remesh.reshard.running.run import gather_timings, run_plan
+from remesh.reshard.schedule.strategies import STRATEGIES
 from remesh.testing.pool import RankPool
 
 # Two replicas on one host each, two takers of everything on another; one giver wants what it lacks as well.

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from remesh.errors import ConfigError
-from remesh.reshard.network import HostLink, Network
+from remesh.reshard.model.network import HostLink, Network
 from remesh.testbed import BedSpec, Testbed, describe_rate
 from remesh.testbed.probe import Measured, probe
 

@@ -15,11 +15,11 @@ from rich.table import Table
 from remesh.errors import ConfigError, StorageError
 from remesh.layout import Layout, Mesh, layout_from_spec
 from remesh.reshard import DEFAULT_CHUNK_BYTES, Plan, TensorMove, UnitTask, compute_tasks, plan_reshard
-from remesh.reshard.draw import Lanes, draw_svg, draw_text
-from remesh.reshard.network import Network
-from remesh.reshard.simulate import Simulation, simulate_plan
-from remesh.reshard.strategies import STRATEGIES
-from remesh.reshard.trace import build_trace
+from remesh.reshard.model.network import Network
+from remesh.reshard.pictures.draw import Lanes, draw_svg, draw_text
+from remesh.reshard.pictures.trace import build_trace
+from remesh.reshard.planning.simulate import Simulation, simulate_plan
+from remesh.reshard.schedule.strategies import STRATEGIES
 
 _SIDE = re.compile(r"(?P<spec>[RS0-9(),]*)@(?P<mesh>\d{1,6}(?:x\d{1,6})*)(?::(?P<host>\d{1,6}))?", re.ASCII)
 _MAX_RANKS = 1 << 20

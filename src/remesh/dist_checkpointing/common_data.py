@@ -16,7 +16,7 @@ from remesh.dist_checkpointing.dict_utils import diff
 from remesh.dist_checkpointing.errors import CheckpointMismatchError
 from remesh.dist_checkpointing.exchange_utils import gather_bytes
 from remesh.dist_checkpointing.strategies.blob import dump_object, load_object
-from remesh.reshard.exchange import Group, group_device, group_rank
+from remesh.reshard.running.exchange import Group, group_device, group_rank
 
 logger = logging.getLogger(__name__)
 

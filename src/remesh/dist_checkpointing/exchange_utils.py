@@ -5,7 +5,7 @@ with equal ids hold replicas. A *distribution* names for each shard the one rank
 *Loaded* shards are those a rank has read, *unloaded* ones those it wants and another has read.
 
 1. The ranks of the group tell each other their shards, without data.
-2. Every rank computes the same distribution from that: bytes are balanced by `remesh.reshard.senders.assign_whole`.
+2. Every rank computes the same distribution from that: bytes are balanced by `remesh.reshard.assign_whole`.
 3. After a load, shards go from their readers to all other ranks that hold them. ``"planned"`` is this package's own
    way: the planner sends each rank the bytes it needs and no others, in messages of bounded size, straight into the
    tensors that want them. The others are those that users know by name: ``"broadcast"`` and ``"gather_rounds"`` take
@@ -30,7 +30,7 @@ from remesh.dist_checkpointing.strategies.blob import dump_object, load_object
 from remesh.dist_checkpointing.utils import _sharded_tensor_shard_id, _ShardId
 from remesh.layout.from_torch import dtype_name
 from remesh.reshard.api import reshard
-from remesh.reshard.exchange import (
+from remesh.reshard.running.exchange import (
     Group,
     all_gather_json,
     gather_from,
@@ -39,7 +39,7 @@ from remesh.reshard.exchange import (
     group_size,
     peer_error,
 )
-from remesh.reshard.senders import assign_whole
+from remesh.reshard.schedule.senders import assign_whole
 
 _DOING = "exchanging loaded tensors"
 _MAX_LISTED = 5

@@ -32,7 +32,7 @@ from remesh.dist_checkpointing.writer import State, save_state
 from remesh.dist_checkpointing.writes import HeldBox, choose_writers
 from remesh.layout import Box, Shard, row_major_strides
 from remesh.layout.from_torch import Piece, piece_of
-from remesh.reshard.exchange import Group, gather_from, group_rank
+from remesh.reshard.running.exchange import Group, gather_from, group_rank
 
 _ABSENT = object()
 _STEP_NAME = re.compile(r"step-(\d{8,})")

@@ -56,7 +56,7 @@ from remesh.dist_checkpointing.strategies.common import load_common
 from remesh.dist_checkpointing.strategies.torch import TorchDistLoadShardedStrategy
 from remesh.dist_checkpointing.strategies.torch_format import BACKEND, BACKEND_VERSION
 from remesh.dist_checkpointing.writer import State, begin_save, commit_save
-from remesh.reshard.exchange import Group, gather_from, group_rank, raise_everywhere
+from remesh.reshard.running.exchange import Group, gather_from, group_rank, raise_everywhere
 
 logger = logging.getLogger(__name__)
 

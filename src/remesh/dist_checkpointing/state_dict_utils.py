@@ -18,7 +18,7 @@ from remesh.dist_checkpointing.mapping import (
 )
 from remesh.dist_checkpointing.state_split import expand, split
 from remesh.dist_checkpointing.utils import extract_nonpersistent, extract_sharded_base
-from remesh.reshard.exchange import gather_from
+from remesh.reshard.running.exchange import gather_from
 
 
 def save_preprocess(

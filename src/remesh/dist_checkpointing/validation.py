@@ -39,7 +39,7 @@ from remesh.dist_checkpointing.strategies.base import (
     StrategyAction,
     get_default_strategy,
 )
-from remesh.reshard.exchange import Group, gather_from
+from remesh.reshard.running.exchange import Group, gather_from
 
 __all__ = [
     "INTEGRITY_FNAME",

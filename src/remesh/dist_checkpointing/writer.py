@@ -36,7 +36,7 @@ from remesh.dist_checkpointing.strategies.torch_format import (
     write_manifest,
 )
 from remesh.dist_checkpointing.writes import assemble_manifest, select_objects, select_tensors
-from remesh.reshard.exchange import Group, gather_from, group_rank
+from remesh.reshard.running.exchange import Group, gather_from, group_rank
 
 
 @dataclass(frozen=True, slots=True)

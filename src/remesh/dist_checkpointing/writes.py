@@ -15,7 +15,7 @@ from remesh.dist_checkpointing.manifest import Chunk, Extent, Manifest, StoredTe
 from remesh.dist_checkpointing.mapping import ShardedBase, ShardedObject, ShardedTensor, is_main_replica
 from remesh.layout import Box
 from remesh.layout.from_torch import dtype_name
-from remesh.reshard.senders import assign_whole
+from remesh.reshard.schedule.senders import assign_whole
 
 
 def select_objects(entities: Iterable[ShardedBase]) -> dict[str, list[ShardedObject]]:

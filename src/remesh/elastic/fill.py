@@ -19,10 +19,10 @@ from remesh.elastic.position import Position
 from remesh.elastic.state import CarriedState, Held
 from remesh.errors import StorageError
 from remesh.reshard.api import gather_moves
-from remesh.reshard.exchange import all_gather_json, group_rank
-from remesh.reshard.planner import plan_reshard
-from remesh.reshard.run import run_plan
-from remesh.reshard.tasks import compute_missing_boxes
+from remesh.reshard.model.tasks import compute_missing_boxes
+from remesh.reshard.planning.planner import plan_reshard
+from remesh.reshard.running.exchange import all_gather_json, group_rank
+from remesh.reshard.running.run import run_plan
 
 
 @dataclass(frozen=True, slots=True)

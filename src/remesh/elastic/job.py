@@ -37,8 +37,8 @@ from remesh.elastic.position import Position, derive_seed, plan_batch, plan_shar
 from remesh.elastic.state import CarriedState, Held
 from remesh.errors import ConfigError
 from remesh.reshard.api import gather_moves
-from remesh.reshard.exchange import all_gather_json
-from remesh.reshard.tasks import compute_missing_boxes
+from remesh.reshard.model.tasks import compute_missing_boxes
+from remesh.reshard.running.exchange import all_gather_json
 
 
 class Leave(BaseException):

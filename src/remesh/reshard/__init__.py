@@ -8,23 +8,23 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from remesh.callable_package import make_callable
-from remesh.reshard.bound import Bound, compute_lower_bound
-from remesh.reshard.network import HostLink, Network
-from remesh.reshard.plan import Plan
-from remesh.reshard.planner import DEFAULT_CHUNK_BYTES, plan_reshard
-from remesh.reshard.program import Copy, Message, Program
-from remesh.reshard.senders import assign_whole, split_senders
-from remesh.reshard.tasks import Missing, TensorMove, UnitTask, compute_missing_boxes, compute_tasks
-from remesh.reshard.telemetry import Timing
-from remesh.reshard.transfer import Transfer, plan_transfer
+from remesh.reshard.model.bound import Bound, compute_lower_bound
+from remesh.reshard.model.network import HostLink, Network
+from remesh.reshard.model.program import Copy, Message, Program
+from remesh.reshard.model.tasks import Missing, TensorMove, UnitTask, compute_missing_boxes, compute_tasks
+from remesh.reshard.planning.plan import Plan
+from remesh.reshard.planning.planner import DEFAULT_CHUNK_BYTES, plan_reshard
+from remesh.reshard.planning.transfer import Transfer, plan_transfer
+from remesh.reshard.running.telemetry import Timing
+from remesh.reshard.schedule.senders import assign_whole, split_senders
 
 if TYPE_CHECKING:
     from remesh.reshard.api import gather_moves, reshard, reshard_async
-    from remesh.reshard.cache import Resharder
     from remesh.reshard.faces import redistribute_across, reshard_tensor
-    from remesh.reshard.handle import Handle
     from remesh.reshard.refit import Refit, Snapshot
-    from remesh.reshard.run import Moved, UnfilledError, gather_timings, run_plan
+    from remesh.reshard.running.cache import Resharder
+    from remesh.reshard.running.handle import Handle
+    from remesh.reshard.running.run import Moved, UnfilledError, gather_timings, run_plan
     from remesh.reshard.target import Target
 
 __all__ = [
@@ -65,20 +65,20 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Handle": "remesh.reshard.handle",
-    "Moved": "remesh.reshard.run",
+    "Handle": "remesh.reshard.running.handle",
+    "Moved": "remesh.reshard.running.run",
     "Refit": "remesh.reshard.refit",
-    "Resharder": "remesh.reshard.cache",
+    "Resharder": "remesh.reshard.running.cache",
     "Snapshot": "remesh.reshard.refit",
     "Target": "remesh.reshard.target",
-    "UnfilledError": "remesh.reshard.run",
+    "UnfilledError": "remesh.reshard.running.run",
     "gather_moves": "remesh.reshard.api",
-    "gather_timings": "remesh.reshard.run",
+    "gather_timings": "remesh.reshard.running.run",
     "redistribute_across": "remesh.reshard.faces",
     "reshard": "remesh.reshard.api",
     "reshard_async": "remesh.reshard.api",
     "reshard_tensor": "remesh.reshard.faces",
-    "run_plan": "remesh.reshard.run",
+    "run_plan": "remesh.reshard.running.run",
 }
 
 

@@ -3,8 +3,8 @@
 Called by every rank of a group, in steps:
 
 1. Every rank tells the others which boxes it gives and wants of which tensors (`describe`), and its host.
-2. Every rank computes the same transfer from that (`remesh.reshard.transfer`).
-3. It is carried out (`remesh.reshard.run`), after its digest was compared.
+2. Every rank computes the same transfer from that (`remesh.reshard.planning.transfer`).
+3. It is carried out (`remesh.reshard.running.run`), after its digest was compared.
 
 The layouts need no common mesh: a rank that has nothing of a tensor leaves it out. All errors of the description are
 raised on all ranks alike, before anything moves. Whoever moves the same state again and again keeps a
@@ -18,14 +18,14 @@ from typing import Unpack, overload
 from torch.distributed.tensor import DTensor
 
 from remesh.errors import PlanError
-from remesh.reshard.cache import Resharder
-from remesh.reshard.describe import Tensors, gather_moves
-from remesh.reshard.exchange import Group
-from remesh.reshard.handle import Handle
-from remesh.reshard.run import Moved
+from remesh.reshard.model.tasks import compute_missing_boxes
+from remesh.reshard.planning.transfer import PlanOptions
+from remesh.reshard.running.cache import Resharder
+from remesh.reshard.running.describe import Tensors, gather_moves
+from remesh.reshard.running.exchange import Group
+from remesh.reshard.running.handle import Handle
+from remesh.reshard.running.run import Moved
 from remesh.reshard.target import Targets, make_targets
-from remesh.reshard.tasks import compute_missing_boxes
-from remesh.reshard.transfer import PlanOptions
 
 __all__ = ["Moved", "compute_missing_boxes", "gather_moves", "reshard", "reshard_async"]
 

@@ -24,10 +24,10 @@ from remesh.layout.from_torch import Piece, placements_from_torch
 from remesh.layout.placement import Placement as PurePlacement
 from remesh.layout.placement import addend_at, reduce_op_of
 from remesh.reshard.api import reshard
-from remesh.reshard.exchange import Group, gather_from
-from remesh.reshard.run import Moved
+from remesh.reshard.planning.transfer import PlanOptions
+from remesh.reshard.running.exchange import Group, gather_from
+from remesh.reshard.running.run import Moved
 from remesh.reshard.target import Target, normalise
-from remesh.reshard.transfer import PlanOptions
 
 _NAME = "buf"
 _DOING = "resharding a buffer between two meshes"

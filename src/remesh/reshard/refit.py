@@ -34,12 +34,12 @@ from torch.distributed.tensor import DTensor
 
 from remesh.errors import PeerError, PlanError
 from remesh.layout.from_torch import Piece
-from remesh.reshard.cache import Resharder
-from remesh.reshard.describe import Tensors
-from remesh.reshard.exchange import Group, gather_from
-from remesh.reshard.handle import Handle
-from remesh.reshard.run import Moved
-from remesh.reshard.transfer import PlanOptions
+from remesh.reshard.planning.transfer import PlanOptions
+from remesh.reshard.running.cache import Resharder
+from remesh.reshard.running.describe import Tensors
+from remesh.reshard.running.exchange import Group, gather_from
+from remesh.reshard.running.handle import Handle
+from remesh.reshard.running.run import Moved
 
 _DOING = "refitting the generators"
 _READERS_TIMEOUT_S = 60.0

@@ -14,8 +14,8 @@ from torch.distributed.tensor.placement_types import Placement, Shard
 from remesh.errors import PlanError
 from remesh.layout import local_shape_at, row_major_strides
 from remesh.layout.from_torch import dtype_name, piece_of, placements_from_torch, torch_dtype
-from remesh.reshard.describe import Tensors
-from remesh.reshard.exchange import Group, gather_from
+from remesh.reshard.running.describe import Tensors
+from remesh.reshard.running.exchange import Group, gather_from
 
 _DOING = "making the tensors to reshard into"
 

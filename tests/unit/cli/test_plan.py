@@ -13,7 +13,7 @@ from remesh.cli import main
 from remesh.cli.plan import build_move, parse_shape, parse_side
 from remesh.errors import ConfigError
 from remesh.reshard import Plan
-from remesh.reshard.network import HostLink, Network
+from remesh.reshard.model.network import HostLink, Network
 
 
 def plan(*arguments: str) -> Result:

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from remesh.reshard import compute_tasks, plan_reshard
-from remesh.reshard.baselines import ALGORITHMS, MulticastTask, Order, dfs, load_balance, naive, place
-from remesh.reshard.strategies import multicast_task
-from remesh.reshard.stream import Part, Stream
+from remesh.reshard.schedule.baselines import ALGORITHMS, MulticastTask, Order, dfs, load_balance, naive, place
+from remesh.reshard.schedule.strategies import multicast_task
+from remesh.reshard.schedule.stream import Part, Stream
 from tests.unit.reshard.cases import pair_of_specs
 from tests.unit.reshard.test_plan import TABLE_2
 

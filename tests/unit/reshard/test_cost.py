@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from remesh.errors import PlanError
-from remesh.reshard.cost import COSTS, Problem, best_num_chunks, cost_of, decide_strategy
+from remesh.reshard.schedule.cost import COSTS, Problem, best_num_chunks, cost_of, decide_strategy
 
 problems = st.builds(
     Problem,

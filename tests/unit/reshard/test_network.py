@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from remesh.errors import PlanError
 from remesh.layout import Box, Layout, Shard
 from remesh.reshard import Plan, TensorMove, plan_reshard
-from remesh.reshard.bound import HostGroup, bound_of_groups
-from remesh.reshard.flow import Work, spread
-from remesh.reshard.network import HostLink, Network
-from remesh.reshard.simulate import simulate_plan
+from remesh.reshard.model.bound import HostGroup, bound_of_groups
+from remesh.reshard.model.flow import Work, spread
+from remesh.reshard.model.network import HostLink, Network
+from remesh.reshard.planning.simulate import simulate_plan
 from tests.unit.reshard.cases import host_maps, move_lists, pair_of_specs
 
 RATES = st.floats(1e3, 1e12)

@@ -6,10 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from remesh.layout import Box
-from remesh.reshard.relay import Relay, Sending
-from remesh.reshard.rounds import compute_rounds
-from remesh.reshard.senders import Hop, Route
-from remesh.reshard.stream import Part, cut_streams
+from remesh.reshard.schedule.relay import Relay, Sending
+from remesh.reshard.schedule.rounds import compute_rounds
+from remesh.reshard.schedule.senders import Hop, Route
+from remesh.reshard.schedule.stream import Part, cut_streams
 from remesh.testing.layouts import indices_of
 
 

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from remesh.reshard import plan_reshard
-from remesh.reshard.draw import Lanes, collect_bars, draw_svg, draw_text
-from remesh.reshard.simulate import SimulatedMessage, simulate_plan
-from remesh.reshard.trace import build_trace
+from remesh.reshard.pictures.draw import Lanes, collect_bars, draw_svg, draw_text
+from remesh.reshard.pictures.trace import build_trace
+from remesh.reshard.planning.simulate import SimulatedMessage, simulate_plan
 from tests.unit.reshard.cases import host_maps, move_lists
 
 HOSTS = {0: "a", 1: "a", 2: "b", 3: "c & d"}

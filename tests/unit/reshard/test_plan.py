@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from remesh.errors import PlanError
 from remesh.layout import Box, Layout, Shard, compute_missing
 from remesh.reshard import Message, Missing, Plan, TensorMove, plan_reshard
-from remesh.reshard.stream import Chunk
+from remesh.reshard.schedule.stream import Chunk
 from tests.unit.reshard.cases import (
     expected_of,
     host_maps,

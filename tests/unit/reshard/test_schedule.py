@@ -11,15 +11,15 @@ from hypothesis import strategies as st
 from remesh.errors import PlanError
 from remesh.layout import Box, Layout, Shard
 from remesh.reshard import Plan, TensorMove, plan_reshard
-from remesh.reshard.birkhoff import decompose
-from remesh.reshard.bound import HostGroup
-from remesh.reshard.network import HostLink, Network
-from remesh.reshard.order import compute_order, lines_of
-from remesh.reshard.rounds import Lanes, number_rounds
-from remesh.reshard.senders import split_senders
-from remesh.reshard.simulate import simulate_plan
-from remesh.reshard.timeline import compute_starts
-from remesh.reshard.trees import chain_hops, depths_of, rotate, two_tree_hops
+from remesh.reshard.model.bound import HostGroup
+from remesh.reshard.model.network import HostLink, Network
+from remesh.reshard.planning.simulate import simulate_plan
+from remesh.reshard.schedule.birkhoff import decompose
+from remesh.reshard.schedule.order import compute_order, lines_of
+from remesh.reshard.schedule.rounds import Lanes, number_rounds
+from remesh.reshard.schedule.senders import split_senders
+from remesh.reshard.schedule.timeline import compute_starts
+from remesh.reshard.schedule.trees import chain_hops, depths_of, rotate, two_tree_hops
 from tests.unit.reshard.cases import pair_of_specs
 from tests.unit.reshard.test_order import sending_lists
 from tests.unit.reshard.test_plan import TABLE_2

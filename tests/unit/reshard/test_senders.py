@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from remesh.errors import PlanError
 from remesh.layout import Box
 from remesh.reshard import UnitTask, assign_whole, compute_lower_bound, split_senders
-from remesh.reshard.bound import HostGroup
-from remesh.reshard.flow import Work, spread
+from remesh.reshard.model.bound import HostGroup
+from remesh.reshard.model.flow import Work, spread
 
 HOSTS = ("a", "b", "c", "d", "e")
 

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from remesh.errors import PlanError
 from remesh.layout import Box, Layout, Shard
 from remesh.reshard import Plan, TensorMove, plan_reshard
-from remesh.reshard.cost import Problem, cost_of
-from remesh.reshard.network import HostLink, Network
-from remesh.reshard.simulate import simulate_plan
+from remesh.reshard.model.network import HostLink, Network
+from remesh.reshard.planning.simulate import simulate_plan
+from remesh.reshard.schedule.cost import Problem, cost_of
 from tests.unit.reshard.cases import host_maps, move_lists, nic_loads
 
 RATE = 1e6

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from remesh.errors import PlanError
 from remesh.layout import Box, Layout, Shard
 from remesh.reshard import Plan, TensorMove, plan_reshard
-from remesh.reshard.simulate import simulate_plan
-from remesh.reshard.strategies import STRATEGIES, route_chunks
+from remesh.reshard.planning.simulate import simulate_plan
+from remesh.reshard.schedule.strategies import STRATEGIES, route_chunks
 from tests.unit.reshard.cases import expected_of, host_maps, move_lists, nic_loads, pair_of_specs, simulate
 from tests.unit.reshard.test_baselines import FINISH_OVER_BOUND
 from tests.unit.reshard.test_plan import TABLE_2

@@ -15,12 +15,12 @@ from remesh.errors import PlanError
 from remesh.layout import Box, Layout, Mesh, Partial, Placement, Replicate, Shard, Split, layout_from_placements
 from remesh.layout.dtypes import ITEMSIZE_BYTES
 from remesh.reshard import TensorMove, Timing, plan_reshard
-from remesh.reshard.casts import travelling_dtype
-from remesh.reshard.program import Message
-from remesh.reshard.reduction import Reduction, plan_reduction
-from remesh.reshard.steps import Act, Step, compute_peak_bytes, compute_steps
-from remesh.reshard.telemetry import merge_timings
-from remesh.reshard.transfer import Transfer, plan_transfer
+from remesh.reshard.model.casts import travelling_dtype
+from remesh.reshard.model.program import Message
+from remesh.reshard.planning.reduction import Reduction, plan_reduction
+from remesh.reshard.planning.steps import Act, Step, compute_peak_bytes, compute_steps
+from remesh.reshard.planning.transfer import Transfer, plan_transfer
+from remesh.reshard.running.telemetry import merge_timings
 from tests.unit.reshard.cases import host_maps, move_lists
 
 

@@ -22,7 +22,7 @@ from queue import SimpleQueue
 from typing import Any, NamedTuple
 
 from remesh.dist_checkpointing.errors import CheckpointingException
-from remesh.reshard.exchange import Group, all_gather_json, gather_from, group_rank
+from remesh.reshard.running.exchange import Group, all_gather_json, gather_from, group_rank
 
 
 class AsyncRequest(NamedTuple):

@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 from remesh.dist_checkpointing.errors import CheckpointingException
 from remesh.dist_checkpointing.mapping import ShardedObject, ShardedStateDict, ShardedTensor, StateDict
 from remesh.dist_checkpointing.strategies.async_utils import AsyncCallsQueue, AsyncRequest
-from remesh.reshard.exchange import Group, gather_from
+from remesh.reshard.running.exchange import Group, gather_from
 
 T = TypeVar("T")
 Directory = str | os.PathLike[str] | Path

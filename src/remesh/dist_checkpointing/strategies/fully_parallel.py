@@ -39,7 +39,7 @@ from remesh.dist_checkpointing.strategies.base import (
     call_on_all,
 )
 from remesh.dist_checkpointing.utils import _sharded_tensor_shard_id
-from remesh.reshard.exchange import Group, group_rank, group_size
+from remesh.reshard.running.exchange import Group, group_rank, group_size
 
 __all__ = [
     "FullyParallelLoadStrategyWrapper",

@@ -50,7 +50,7 @@ from remesh.dist_checkpointing.writer import (
     store_index,
     write_part,
 )
-from remesh.reshard.exchange import Group, gather_from, group_rank
+from remesh.reshard.running.exchange import Group, gather_from, group_rank
 
 
 class TorchDistSaveShardedStrategy(AsyncSaveShardedStrategy):

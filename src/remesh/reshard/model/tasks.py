@@ -1,0 +1,200 @@
+"""What has to move? Unit tasks: slices of tensors, with everyone who can give them and everyone who wants them.
+
+Definitions. A *move* takes one tensor from the layout that is to the layout that is wanted. A *unit task* is one
+slice of the common refinement of the two: its *givers* hold all of it, its *takers* want all of it. A taker that
+is a giver copies inside its own memory; only the other takers (`UnitTask.remote_takers`) cause traffic.
+
+Algorithm, for each move:
+
+1. Refine the two layouts into slices (`remesh.layout.compute_overlap`). Moves that share their layouts, as parameters
+   and optimizer moments do, are refined once.
+2. Count the elements: slices are disjoint, so if they add up to what is wanted, nothing is missing. Otherwise name
+   the boxes that nobody holds.
+
+Source: Zhuang et al., arXiv 2211.05322, appendix B.2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+
+from remesh.errors import PlanError
+from remesh.layout import Box, Layout, Overlap, Shard, compute_missing, compute_overlap
+from remesh.reshard.model.casts import travelling_dtype
+
+_MAX_LISTED = 4
+
+
+class Missing(Enum):
+    """What to do about boxes that are wanted and held by nobody."""
+
+    REFUSE = "refuse"
+    """Raise `PlanError`."""
+    LEAVE = "leave"
+    """Move the rest; the takers' elements in those boxes keep their values."""
+
+
+@dataclass(frozen=True, slots=True)
+class TensorMove:
+    """One tensor, the layout it is in, and the layout it is wanted in."""
+
+    name: str
+    """Name of the tensor; distinct within a plan."""
+    src: Layout
+    """Who holds what. Invariant: holders are ranks of the group; what a move of partial sums needs before it can be
+    cut into tasks is in `remesh.reshard.planning.reduction`."""
+    dst: Layout
+    """Who wants what. Invariant: same global shape as ``src``; holders are ranks of the group; no partial sums.
+
+    Two dtypes that can be cast are both replaced by the one that travels (`remesh.reshard.model.casts`): plans know no
+    other, and whoever keeps another one casts at its own memory. Partial sums keep theirs until they are summed."""
+
+    def __post_init__(self) -> None:
+        doing = f"planning the move of tensor {self.name!r}"
+        if self.src.global_shape != self.dst.global_shape:
+            raise PlanError(
+                f"{doing}: it is held with global shape {self.src.global_shape} but wanted with "
+                f"{self.dst.global_shape}; both sides must describe the same tensor"
+            )
+        if self.dst.partial is not None:
+            raise PlanError(
+                f"{doing}: it is wanted as partial sums ({self.dst.partial}), expected whole values; take it whole and "
+                "split it into addends where it is used"
+            )
+        travelling = travelling_dtype(self.src.dtype, self.dst.dtype)
+        if travelling is None:
+            raise PlanError(
+                f"{doing}: it is held as {self.src.dtype} but wanted as {self.dst.dtype}, expected dtypes of one kind "
+                "that a cast does not wrap round; cast one side to the dtype of the other first"
+            )
+        if self.src.partial is None:
+            for side in ("src", "dst"):
+                layout = getattr(self, side)
+                if layout.dtype != travelling:
+                    object.__setattr__(self, side, replace(layout, dtype=travelling))
+        for shard in (*self.src.shards, *self.dst.shards):
+            if not isinstance(shard.holder, int) or shard.holder < 0:
+                raise PlanError(
+                    f"{doing}: box {shard.box} has holder {shard.holder!r}, expected a rank of the group (an int "
+                    ">= 0); map other places to ranks with Layout.map_holders"
+                )
+
+
+@dataclass(frozen=True, slots=True)
+class UnitTask:
+    """One slice, who can send it, who wants it."""
+
+    tensor: str
+    """Name of the tensor."""
+    box: Box
+    """The slice, in global indices. Invariant: not empty; disjoint from the tensor's other tasks."""
+    givers: tuple[int, ...]
+    """Ranks that hold all of it, ascending. Invariant: at least one."""
+    takers: tuple[int, ...]
+    """Ranks that want all of it, ascending. Invariant: at least one; may share ranks with ``givers``."""
+    nbytes: int
+    """Size of the slice in bytes."""
+
+    @property
+    def remote_takers(self) -> tuple[int, ...]:
+        """Takers that do not hold it themselves, ascending."""
+        return tuple(rank for rank in self.takers if rank not in self.givers)
+
+    @property
+    def copiers(self) -> tuple[int, ...]:
+        """Takers that hold it themselves and copy it within their memory, ascending."""
+        return tuple(rank for rank in self.takers if rank in self.givers)
+
+
+@dataclass(frozen=True, slots=True)
+class _Slice:
+    box: Box
+    size: int
+    givers: tuple[int, ...]
+    takers: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Refined:
+    """The slices of one pair of layouts, whatever tensor they belong to."""
+
+    slices: tuple[_Slice, ...]
+    missing: tuple[Box, ...]
+
+
+def compute_tasks(moves: Sequence[TensorMove], missing: Missing = Missing.REFUSE) -> tuple[UnitTask, ...]:
+    """The unit tasks of all moves, in the order of the moves.
+
+    Raises `PlanError` naming tensor and boxes when something wanted is held by nobody, unless it may be left.
+    """
+    refined: dict[tuple[int, int], _Refined] = {}
+    tasks = []
+    for move in moves:
+        if move.src.partial is not None:
+            raise PlanError(
+                f"planning the move of tensor {move.name!r}: it is held as partial sums ({move.src.partial}), expected "
+                "whole values; plan it with plan_transfer, which sums them on the way"
+            )
+        key = (id(move.src), id(move.dst))
+        found = refined.get(key)
+        if found is None:
+            found = refined[key] = _refine(move)
+        if found.missing and missing is Missing.REFUSE:
+            raise _missing_error(move, found.missing)
+        itemsize = move.src.itemsize_bytes
+        tasks += [UnitTask(move.name, s.box, s.givers, s.takers, s.size * itemsize) for s in found.slices]
+    return tuple(tasks)
+
+
+def compute_missing_boxes(moves: Sequence[TensorMove]) -> dict[str, tuple[Box, ...]]:
+    """For each tensor that is not wholly held: disjoint boxes that are wanted and held by nobody."""
+    found: dict[tuple[int, int], tuple[Box, ...]] = {}
+    missing = {}
+    for move in moves:
+        key = (id(move.src), id(move.dst))
+        if key not in found:
+            found[key] = _missing_of(move, compute_overlap(move.src, move.dst, move.name))
+        if found[key]:
+            missing[move.name] = found[key]
+    return missing
+
+
+def _refine(move: TensorMove) -> _Refined:
+    overlap = compute_overlap(move.src, move.dst, move.name)
+    givers = [_ranks_of(shards) for shards in overlap.src.shards]
+    takers = [_ranks_of(shards) for shards in overlap.dst.shards]
+    slices = tuple(
+        _Slice(Box(tuple(start), tuple(stop)), size, givers[src], takers[dst])
+        for start, stop, size, src, dst in zip(
+            overlap.starts.tolist(),
+            overlap.stops.tolist(),
+            overlap.sizes.tolist(),
+            overlap.src_index.tolist(),
+            overlap.dst_index.tolist(),
+            strict=True,
+        )
+    )
+    return _Refined(slices, _missing_of(move, overlap))
+
+
+def _missing_of(move: TensorMove, overlap: Overlap) -> tuple[Box, ...]:
+    if int(overlap.sizes.sum()) == int(overlap.dst.boxes.sizes.sum()):
+        return ()
+    return compute_missing(move.src, move.dst, move.name)
+
+
+def _ranks_of(shards: Iterable[Shard]) -> tuple[int, ...]:
+    # A rank may keep one box twice in its buffer, so ranks are made distinct.
+    return tuple(sorted({shard.holder for shard in shards if isinstance(shard.holder, int)}))
+
+
+def _missing_error(move: TensorMove, missing: Sequence[Box]) -> PlanError:
+    listed = ", ".join(map(str, missing[:_MAX_LISTED])) + (", ..." if len(missing) > _MAX_LISTED else "")
+    lost = sum(box.size for box in missing)
+    return PlanError(
+        f"planning the move of tensor {move.name!r}: {lost} of {Box.of_shape(move.dst.global_shape).size} elements are "
+        f"wanted but held by nobody, in {len(missing)} boxes: {listed}; give these boxes on some rank, or fill them "
+        "from a checkpoint"
+    )

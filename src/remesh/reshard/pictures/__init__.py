@@ -1,0 +1,1 @@
+"""How does a plan look? Rounds as text and SVG, and traces for Chrome."""

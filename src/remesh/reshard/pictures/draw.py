@@ -1,0 +1,208 @@
+"""Who sends what when? Pictures of timed messages, as text and as SVG.
+
+A picture has one *lane* for each host and direction, or for each rank and direction; time runs to the right. What fills
+a lane names the other end. Messages that follow each other without a gap and with the same other end are one *bar*.
+Times may be simulated (`remesh.reshard.planning.simulate`) or measured; a picture does not care.
+"""
+
+from __future__ import annotations
+
+import colorsys
+import string
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from xml.sax.saxutils import escape
+
+from remesh.reshard.planning.simulate import TimedMessage
+
+_SYMBOLS = string.digits + string.ascii_letters
+_IDLE = "."
+_OTHER = "+"
+_GAP = 1e-3
+"""Messages nearer than this fraction of the whole time are drawn as one."""
+_LANE_PX = 22
+_BAR_PX = 16
+_LABEL_PX = 150
+_RIGHT_PX = 48
+"""Room for the last tick's label."""
+_AXIS_PX = 34
+_NUM_TICKS = 5
+
+
+class Lanes(Enum):
+    """What a lane of a picture is."""
+
+    HOSTS = "hosts"
+    """The NICs of a host in one direction; what stays inside hosts is left out."""
+    RANKS = "ranks"
+    """A rank in one direction."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """A stretch of time in which a lane deals with one other end."""
+
+    other: str
+    """Name of the other end."""
+    start_s: float
+    finish_s: float
+    nbytes: int
+    first_round: int
+    last_round: int
+
+
+def collect_bars(
+    messages: Sequence[TimedMessage], host_of: Mapping[int, str], lanes: Lanes = Lanes.HOSTS
+) -> dict[tuple[str, str], list[Bar]]:
+    """The bars of every lane that has any, by (name, ``"out"`` or ``"in"``), in the order of hosts or ranks."""
+    gap_s = _GAP * _total_s(messages)
+    found: dict[tuple[str, str], list[Bar]] = {}
+    for message in sorted(messages, key=lambda each: (each.start_s, each.finish_s, each.giver)):
+        if lanes is Lanes.HOSTS and host_of[message.giver] == host_of[message.taker]:
+            continue
+        ends = [host_of[rank] if lanes is Lanes.HOSTS else f"rank {rank}" for rank in (message.giver, message.taker)]
+        for own, other, way in ((ends[0], ends[1], "out"), (ends[1], ends[0], "in")):
+            _add(found.setdefault((own, way), []), other, message, gap_s)
+    names = list(dict.fromkeys(host_of.values())) if lanes is Lanes.HOSTS else [f"rank {rank}" for rank in host_of]
+    return {(name, way): found[name, way] for name in names for way in ("out", "in") if (name, way) in found}
+
+
+def _add(bars: list[Bar], other: str, message: TimedMessage, gap_s: float) -> None:
+    last = bars[-1] if bars else None
+    if last is not None and last.other == other and message.start_s <= last.finish_s + gap_s:
+        bars[-1] = Bar(
+            other,
+            last.start_s,
+            max(last.finish_s, message.finish_s),
+            last.nbytes + message.nbytes,
+            min(last.first_round, message.round),
+            max(last.last_round, message.round),
+        )
+    else:
+        bars.append(Bar(other, message.start_s, message.finish_s, message.nbytes, message.round, message.round))
+
+
+def draw_text(
+    messages: Sequence[TimedMessage],
+    host_of: Mapping[int, str],
+    *,
+    lanes: Lanes = Lanes.HOSTS,
+    width: int = 72,
+    unit: str = "s",
+) -> str:
+    """Lanes as lines of ``width`` characters, each standing for the other end that fills most of its time.
+
+    >>> from remesh.reshard.planning.simulate import SimulatedMessage
+    >>> print(draw_text([SimulatedMessage(0, 0, 1, 8, 0.0, 1.0), SimulatedMessage(1, 0, 2, 8, 1.0, 2.0)],
+    ...                 {0: "a", 1: "b", 2: "c"}, width=8))
+    a out |11112222|
+    b in  |0000....|
+    c in  |....0000|
+           0 .. 2 s    0=a 1=b 2=c
+    """
+    bars = collect_bars(messages, host_of, lanes)
+    if not bars:
+        return "(nothing is sent)"
+    total_s = _total_s(messages)
+    names = list(dict.fromkeys(each.other for of_lane in bars.values() for each in of_lane))
+    names = [name for name in _all_names(host_of, lanes) if name in names]
+    symbol_of = {name: _SYMBOLS[n] if n < len(_SYMBOLS) else _OTHER for n, name in enumerate(names)}
+    margin = max(len(name) for name, _ in bars)
+    lines = [
+        f"{name:<{margin}} {way:<3} |{_line(of_lane, symbol_of, total_s, width)}|"
+        for (name, way), of_lane in bars.items()
+    ]
+    legend = " ".join(f"{symbol}={name}" for name, symbol in symbol_of.items())
+    return "\n".join([*lines, f"{' ' * (margin + 6)}0 .. {total_s:.4g} {unit}    {legend}"])
+
+
+def _line(bars: Sequence[Bar], symbol_of: Mapping[str, str], total_s: float, width: int) -> str:
+    filled: list[dict[str, float]] = [{} for _ in range(width)]
+    scale = width / total_s if total_s else 0.0
+    for bar in bars:
+        start, finish = bar.start_s * scale, bar.finish_s * scale
+        for column in range(int(start), min(int(finish) + 1, width)):
+            share = min(finish, column + 1) - max(start, column)
+            symbol = symbol_of[bar.other]
+            filled[column][symbol] = filled[column].get(symbol, 0.0) + max(share, 0.0)
+    text = ""
+    for shares in filled:
+        idle = max(1.0 - sum(shares.values()), 0.0)
+        best = max(shares, key=lambda symbol: (shares[symbol], symbol), default=_IDLE)
+        # A hundredth of a column must be filled, or rounding would draw what is not there.
+        text += best if shares and shares[best] >= max(idle, 0.01) else _IDLE
+    return text
+
+
+def draw_svg(
+    messages: Sequence[TimedMessage],
+    host_of: Mapping[int, str],
+    *,
+    lanes: Lanes = Lanes.HOSTS,
+    title: str = "",
+    bound_s: float | None = None,
+    width_px: int = 960,
+) -> str:
+    """The picture as an SVG document; ``bound_s`` is drawn as a dashed line."""
+    bars = collect_bars(messages, host_of, lanes)
+    total_s = max(_total_s(messages), bound_s or 0.0) or 1.0
+    names = _all_names(host_of, lanes)
+    hue_of = {name: number / len(names) for number, name in enumerate(names)}
+    scale = (width_px - _LABEL_PX - _RIGHT_PX) / total_s
+    top = 30 if title else 8
+    height = top + len(bars) * _LANE_PX + _AXIS_PX
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width_px}" height="{height}" '
+        f'viewBox="0 0 {width_px} {height}" font-family="sans-serif" font-size="11">',
+        f'<rect width="{width_px}" height="{height}" fill="#ffffff"/>',
+    ]
+    if title:
+        parts.append(f'<text x="8" y="18" font-size="13">{escape(title)}</text>')
+    for row, ((name, way), of_lane) in enumerate(bars.items()):
+        y = top + row * _LANE_PX
+        parts.append(f'<text x="8" y="{y + 14}">{escape(_short(name))} {way}</text>')
+        parts += [_svg_bar(bar, hue_of[bar.other], scale, y + 3) for bar in of_lane]
+    parts += _svg_axis(total_s, scale, top + len(bars) * _LANE_PX)
+    if bound_s is not None:
+        x = _LABEL_PX + bound_s * scale
+        parts.append(
+            f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{top}" y2="{height - _AXIS_PX}" stroke="#000" '
+            'stroke-dasharray="5 3"><title>lower bound</title></line>'
+        )
+    return "\n".join([*parts, "</svg>"]) + "\n"
+
+
+def _svg_bar(bar: Bar, hue: float, scale: float, y: int) -> str:
+    x, width = _LABEL_PX + bar.start_s * scale, max((bar.finish_s - bar.start_s) * scale, 0.5)
+    red, green, blue = (round(255 * each) for each in colorsys.hls_to_rgb(hue, 0.72, 0.6))
+    tip = f"{bar.other}: {bar.nbytes} bytes, rounds {bar.first_round} to {bar.last_round}"
+    label = ""
+    if width > 7 * len(bar.other):
+        label = f'<text x="{x + 3:.1f}" y="{y + 12}" pointer-events="none">{escape(bar.other)}</text>'
+    return (
+        f'<rect x="{x:.1f}" y="{y}" width="{width:.1f}" height="{_BAR_PX}" fill="#{red:02x}{green:02x}{blue:02x}" '
+        f'stroke="#555" stroke-width="0.4"><title>{escape(tip)}</title></rect>{label}'
+    )
+
+
+def _svg_axis(total_s: float, scale: float, y: int) -> list[str]:
+    parts = [f'<line x1="{_LABEL_PX}" x2="{_LABEL_PX + total_s * scale:.1f}" y1="{y}" y2="{y}" stroke="#000"/>']
+    for tick in range(_NUM_TICKS + 1):
+        at_s = total_s * tick / _NUM_TICKS
+        x = _LABEL_PX + at_s * scale
+        parts.append(f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{y}" y2="{y + 4}" stroke="#000"/>')
+        parts.append(f'<text x="{x:.1f}" y="{y + 17}" text-anchor="middle">{at_s:.3g}</text>')
+    return parts
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= 18 else name[:17] + "~"
+
+
+def _all_names(host_of: Mapping[int, str], lanes: Lanes) -> list[str]:
+    return list(dict.fromkeys(host_of.values())) if lanes is Lanes.HOSTS else [f"rank {rank}" for rank in host_of]
+
+
+def _total_s(messages: Sequence[TimedMessage]) -> float:
+    return max((message.finish_s for message in messages), default=0.0)

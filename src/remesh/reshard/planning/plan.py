@@ -1,0 +1,160 @@
+"""What does everyone do? The plan: every message and every local copy, complete before the first byte moves.
+
+A plan is a value. It knows who sends which boxes of which tensors to whom and in which round, what the network must
+carry at the least, and it cannot exist without having passed the check of all its invariants (`check`). Its JSON form
+is complete: a plan that was read back equals the one that was written, and both have the same digest.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from remesh.layout import Box
+from remesh.reshard.model.bound import Bound
+from remesh.reshard.model.network import Network
+from remesh.reshard.model.program import Copy, Message, Program
+from remesh.reshard.model.tasks import TensorMove, compute_missing_boxes
+from remesh.reshard.planning.check import check_plan
+from remesh.reshard.planning.plan_json import PlanFields, fields_from_json, fields_to_json
+from remesh.reshard.schedule.stream import Chunk
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All that happens between two layouts of a state; frozen, checked, the same on every rank.
+
+    Made by `remesh.reshard.plan_reshard` or read by `Plan.from_json`; making one checks all that stands below and
+    raises `PlanError` for what does not hold.
+    """
+
+    moves: tuple[TensorMove, ...]
+    """What is moved, by name. Invariant: names ascending and distinct."""
+    host_of: Mapping[int, str]
+    """Host of every rank that gives or takes."""
+    chunks: tuple[Chunk, ...]
+    """What messages carry."""
+    messages: tuple[Message, ...]
+    """By round, then giver. Invariant: every wanted box arrives exactly once at every taker that lacks it."""
+    copies: tuple[Copy, ...]
+    """By tensor. Invariant: every wanted box that its taker holds, exactly once."""
+    bound: Bound
+    """What no schedule can beat, and why."""
+    network: Network | None = None
+    """Links that it was planned for; None when all hosts counted as equal. Invariant: has all hosts of ``host_of``."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "host_of", dict(sorted(self.host_of.items())))
+        if self.network is not None:
+            self.network.check_hosts(self.host_of.values(), "checking a reshard plan")
+        check_plan(self.moves, self.host_of, self.chunks, self.messages, self.copies)
+
+    @property
+    def lower_bound_bytes(self) -> int:
+        """Bytes that no schedule can keep off the busiest NIC."""
+        return self.bound.bytes
+
+    @property
+    def lower_bound_s(self) -> float | None:
+        """Seconds that no schedule beats on the plan's network, latency left out; None without a network."""
+        return self.bound.seconds
+
+    @cached_property
+    def nic_bytes(self) -> Mapping[tuple[str, str], int]:
+        """Bytes between hosts, by (host, ``"out"`` or ``"in"``), over all NICs of the host."""
+        load: dict[tuple[str, str], int] = {}
+        for (giver, taker), nbytes in self.bytes_by_pair.items():
+            if self.host_of[giver] != self.host_of[taker]:
+                for end in ((self.host_of[giver], "out"), (self.host_of[taker], "in")):
+                    load[end] = load.get(end, 0) + nbytes
+        return dict(sorted(load.items()))
+
+    @property
+    def busiest_nic_bytes(self) -> int:
+        """Bytes through the busiest host's NICs in its busier direction."""
+        return max(self.nic_bytes.values(), default=0)
+
+    @cached_property
+    def busiest_link_s(self) -> float | None:
+        """Seconds that the busiest link, NICs of a host or uplink of a rack, is busy; None without a network."""
+        if self.network is None:
+            return None
+        links = self.network.hosts
+        busy = [nbytes / links[host].total_rate_bytes_per_s for (host, _), nbytes in self.nic_bytes.items()]
+        uplink: dict[tuple[str, str], int] = {}
+        for (giver, taker), nbytes in self.bytes_by_pair.items():
+            racks = [self.network.rack_of(self.host_of[rank]) for rank in (giver, taker)]
+            for rack, way in zip(racks, ("out", "in"), strict=True):
+                if rack is not None and racks[0] != racks[1]:
+                    uplink[rack, way] = uplink.get((rack, way), 0) + nbytes
+        busy += [nbytes / self.network.racks[rack] for (rack, _), nbytes in uplink.items()]
+        return max(busy, default=0.0)
+
+    @property
+    def certified_ratio(self) -> float:
+        """Busiest link over lower bound: 1.0 is provably the best traffic; 1.0 also when nothing must cross.
+
+        In seconds with a network, in bytes without.
+        """
+        busiest, least = (
+            (self.busiest_nic_bytes, self.bound.bytes)
+            if self.busiest_link_s is None or self.bound.seconds is None
+            else (self.busiest_link_s, self.bound.seconds)
+        )
+        return busiest / least if least else 1.0
+
+    @property
+    def num_rounds(self) -> int:
+        return self.messages[-1].round + 1 if self.messages else 0
+
+    @cached_property
+    def bytes_by_pair(self) -> Mapping[tuple[int, int], int]:
+        """Bytes sent, by (giver, taker), in ascending order of pairs."""
+        total: dict[tuple[int, int], int] = {}
+        for message in self.messages:
+            pair = (message.giver, message.taker)
+            total[pair] = total.get(pair, 0) + self.chunks[message.chunk].nbytes
+        return dict(sorted(total.items()))
+
+    @property
+    def bytes_copied(self) -> int:
+        """Bytes copied inside the memory of a rank, over all ranks."""
+        itemsizes = [move.src.itemsize_bytes for move in self.moves]
+        return sum(copy.box.size * itemsizes[copy.tensor] * len(copy.ranks) for copy in self.copies)
+
+    def program_of(self, rank: int) -> Program:
+        """What this rank does; empty for a rank that the plan does not need."""
+        return Program(
+            copies=tuple(copy for copy in self.copies if rank in copy.ranks),
+            gives=tuple(message for message in self.messages if message.giver == rank),
+            takes=tuple(message for message in self.messages if message.taker == rank),
+        )
+
+    @cached_property
+    def missing(self) -> Mapping[str, tuple[Box, ...]]:
+        """Boxes that are wanted but held by nobody, by tensor; the plan leaves them alone."""
+        return compute_missing_boxes(self.moves)
+
+    def to_json(self) -> dict[str, Any]:
+        """The plan as JSON values; `from_json` makes an equal plan of them."""
+        return fields_to_json(
+            PlanFields(self.moves, self.host_of, self.chunks, self.messages, self.copies, self.bound, self.network)
+        )
+
+    @classmethod
+    def from_json(cls, value: Any) -> Plan:
+        """The plan that these JSON values describe; raises `PlanError` or `LayoutError` for what is no plan."""
+        fields = fields_from_json(value)
+        return cls(
+            fields.moves, fields.host_of, fields.chunks, fields.messages, fields.copies, fields.bound, fields.network
+        )
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 of the JSON form, in hexadecimal; equal exactly when plans are."""
+        text = json.dumps(self.to_json(), sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(text.encode()).hexdigest()

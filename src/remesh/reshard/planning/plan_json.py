@@ -1,0 +1,154 @@
+"""How is a plan written down? Its JSON form, complete and validated on the way back.
+
+    {"format": "remesh.plan", "version": 1,
+     "layouts":  [layout, ...],                       each distinct layout once
+     "moves":    [[name, src, dst], ...],             numbers of layouts
+     "hosts":    [[rank, host], ...],
+     "chunks":   [[[tensor, [start], [stop]], ...], ...],
+     "messages": [[round, giver, taker, chunk], ...],
+     "copies":   [[tensor, [start], [stop], [rank, ...]], ...],
+     "bound":    [bytes, reason, seconds or null],
+     "network":  network or null}                     see remesh.reshard.model.network
+
+Sizes in bytes are not written: they follow from boxes and dtypes. Reading checks shapes and types here; whether the
+whole is a plan is checked when the plan is made (`remesh.reshard.planning.check`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from remesh.errors import LayoutError, PlanError
+from remesh.layout import Box, Layout, layout_from_json, layout_to_json
+from remesh.reshard.model.bound import Bound
+from remesh.reshard.model.network import Network
+from remesh.reshard.model.program import Copy, Message
+from remesh.reshard.model.tasks import TensorMove
+from remesh.reshard.schedule.stream import Chunk, Part
+
+FORMAT = "remesh.plan"
+VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class PlanFields:
+    """The fields of a plan, not yet checked together."""
+
+    moves: tuple[TensorMove, ...]
+    host_of: Mapping[int, str]
+    chunks: tuple[Chunk, ...]
+    messages: tuple[Message, ...]
+    copies: tuple[Copy, ...]
+    bound: Bound
+    network: Network | None = None
+
+
+def fields_to_json(fields: PlanFields) -> dict[str, Any]:
+    """JSON values of a plan; equal plans give equal values."""
+    number_of: dict[Layout, int] = {}
+    by_id: dict[int, int] = {}
+    for move in fields.moves:
+        for layout in (move.src, move.dst):
+            if id(layout) not in by_id:
+                by_id[id(layout)] = number_of.setdefault(layout, len(number_of))
+    return {
+        "format": FORMAT,
+        "version": VERSION,
+        "layouts": [layout_to_json(layout) for layout in number_of],
+        "moves": [[move.name, by_id[id(move.src)], by_id[id(move.dst)]] for move in fields.moves],
+        "hosts": [[rank, host] for rank, host in fields.host_of.items()],
+        "chunks": [
+            [[part.tensor, list(part.box.start), list(part.box.stop)] for part in chunk.parts]
+            for chunk in fields.chunks
+        ],
+        "messages": [[each.round, each.giver, each.taker, each.chunk] for each in fields.messages],
+        "copies": [
+            [copy.tensor, list(copy.box.start), list(copy.box.stop), list(copy.ranks)] for copy in fields.copies
+        ],
+        "bound": [fields.bound.bytes, fields.bound.reason, fields.bound.seconds],
+        "network": None if fields.network is None else fields.network.to_json(),
+    }
+
+
+def fields_from_json(value: Any) -> PlanFields:
+    """The fields that these JSON values describe; raises `PlanError` or `LayoutError`, whatever they are."""
+    if not isinstance(value, dict) or value.get("format") != FORMAT or value.get("version") != VERSION:
+        found = (value.get("format"), value.get("version")) if isinstance(value, dict) else type(value).__name__
+        raise PlanError(
+            f"reading a plan: found {found!r}, expected format {FORMAT!r} of version {VERSION}; write it with this "
+            "version of Remesh"
+        )
+    try:
+        layouts = [layout_from_json(layout) for layout in _list(value["layouts"])]
+        moves = tuple(
+            TensorMove(_text(name), layouts[_index(src, layouts)], layouts[_index(dst, layouts)])
+            for name, src, dst in _list(value["moves"])
+        )
+        itemsizes = [move.src.itemsize_bytes for move in moves]
+        nbytes, reason, seconds = value["bound"]
+        return PlanFields(
+            moves=moves,
+            host_of={_number(rank): _text(host) for rank, host in _list(value["hosts"])},
+            chunks=tuple(_chunk(parts, itemsizes) for parts in _list(value["chunks"])),
+            messages=tuple(
+                Message(*(_number(each) for each in (round_, giver, taker, chunk)))
+                for round_, giver, taker, chunk in _list(value["messages"])
+            ),
+            copies=tuple(
+                Copy(_index(tensor, moves), _box(start, stop), tuple(_number(rank) for rank in _list(ranks)))
+                for tensor, start, stop, ranks in _list(value["copies"])
+            ),
+            bound=Bound(_number(nbytes), _text(reason), None if seconds is None else _seconds(seconds)),
+            network=None if value["network"] is None else Network.from_json(value["network"]),
+        )
+    except (PlanError, LayoutError):
+        raise
+    except (KeyError, TypeError, ValueError) as raised:
+        raise PlanError(
+            f"reading a plan: a field is missing or has another shape than the format says ({raised!r}); plan again"
+        ) from raised
+
+
+def _chunk(parts: Any, itemsizes: Sequence[int]) -> Chunk:
+    made = []
+    for tensor, start, stop in _list(parts):
+        box = _box(start, stop)
+        made.append(Part(tensor, box, box.size * itemsizes[_index(tensor, itemsizes)]))
+    return Chunk(tuple(made), sum(part.nbytes for part in made))
+
+
+def _box(start: Any, stop: Any) -> Box:
+    return Box(tuple(_number(each) for each in _list(start)), tuple(_number(each) for each in _list(stop)))
+
+
+def _list(value: Any) -> list[Any]:
+    if not isinstance(value, list):
+        raise TypeError(f"expected a list, found {type(value).__name__}")
+    return value
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"expected a string, found {type(value).__name__}")
+    return value
+
+
+def _number(value: Any) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise TypeError(f"expected a whole number >= 0, found {value!r}")
+    return value
+
+
+def _seconds(value: Any) -> float:
+    if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 <= value < math.inf:
+        raise TypeError(f"expected seconds >= 0, found {value!r}")
+    return float(value)
+
+
+def _index(value: Any, among: Sequence[Any]) -> int:
+    if _number(value) >= len(among):
+        raise TypeError(f"expected a number below {len(among)}, found {value}")
+    return int(value)

@@ -1,0 +1,313 @@
+"""How does a state get from one layout to another? Planning, from the description to a checked plan.
+
+Algorithm:
+
+1. Unit tasks of all moves (`tasks`), and from them the lower bound (`bound`), on the links that there are (`network`).
+2. Slices of all tensors with equal givers and takers become one stream; streams with equal owner and receiver hosts
+   become one host group.
+3. Bytes of each group are shared among the hosts that can send them, and routed (`senders`, `trees`).
+4. Streams are cut into chunks (`stream`), chunks become sendings between ranks (`relay`).
+5. Sendings get priorities (`order`), from them times (`timeline`), and rounds (`rounds`).
+6. The plan checks itself (`plan`, `check`).
+
+Other strategies (`strategies`) replace steps 3 to 5. ``"auto"`` is the above, unless so little is moved that latency
+counts: then it is what the simulator finds fastest among it, a binomial tree and direct sending.
+
+The plan is a function of its arguments alone: no clock, no chance, no order of a set. Every rank computes it from
+the same description and compares the digest before anything moves.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from remesh.errors import PlanError
+from remesh.layout import Layout
+from remesh.reshard.model.bound import Bound, HostGroup, bound_of_groups
+from remesh.reshard.model.network import Network
+from remesh.reshard.model.program import Copy, Message
+from remesh.reshard.model.tasks import Missing, TensorMove, UnitTask, compute_tasks
+from remesh.reshard.planning.plan import Plan
+from remesh.reshard.planning.simulate import simulate_plan
+from remesh.reshard.schedule.order import compute_order, lines_of
+from remesh.reshard.schedule.relay import Relay, Sending
+from remesh.reshard.schedule.rounds import compute_rounds, lanes_of, number_rounds
+from remesh.reshard.schedule.senders import Route, split_senders
+from remesh.reshard.schedule.strategies import STRATEGIES, route_chunks
+from remesh.reshard.schedule.stream import Chunk, Groups, Part, Stream, cut_streams
+from remesh.reshard.schedule.timeline import compute_starts
+from remesh.reshard.schedule.trees import depths_of
+
+DEFAULT_CHUNK_BYTES = 4 << 20
+"""Largest message: long enough that its latency does not show, short enough to stage a window of them."""
+AUTO = "auto"
+"""Name of the strategy that chooses by itself."""
+SPLIT = "split"
+"""Name of the planner's own strategy."""
+MIN_CHUNK_BYTES = 64
+"""Smallest allowed largest message; several elements of any dtype fit."""
+_RELAY_CHUNK_BYTES = 128 << 10
+"""Chunks on a route with relays are not cut finer than this for the sake of its pipeline."""
+_CHUNKS_PER_RELAY = 32
+"""A chain of ``n`` relays takes about ``1 + n / num_chunks`` times as long as one hop."""
+_MAX_TIMED = 20_000
+"""Up to this many messages are scheduled in time; more of them in rounds, which is quicker."""
+_FEW_LATENCIES = 100
+"""A bound below this many latencies makes ``"auto"`` compare with strategies that need fewer messages on the way."""
+_FOR_LATENCY = ("tree", "send_recv")
+_ALMOST_ONE = 1 - 1e-9
+
+
+def plan_reshard(
+    moves: Sequence[TensorMove],
+    host_of: Mapping[int, str],
+    *,
+    chunk_bytes: int = DEFAULT_CHUNK_BYTES,
+    missing: Missing = Missing.REFUSE,
+    network: Network | None = None,
+    strategy: str = AUTO,
+) -> Plan:
+    """The plan that performs all moves; the same on every rank for the same arguments.
+
+    ``host_of`` maps every rank of the group to its host: ranks with equal hosts share its NICs and copy freely.
+    ``chunk_bytes`` is the size of the largest message. ``network`` gives the rates of hosts and racks; without it all
+    hosts count as equal. ``strategy`` is ``"split"``, this planner's own, or a name of
+    `remesh.reshard.schedule.strategies`; ``"auto"`` is the former, or what the simulator finds faster where latency
+    counts. Raises `PlanError` for what cannot be moved.
+
+    >>> from remesh.layout import Box, Shard
+    >>> src, dst = (Layout((8,), (Shard(rank, Box((0,), (8,))),), "float32") for rank in (0, 1))
+    >>> plan = plan_reshard([TensorMove("w", src, dst)], {0: "a", 1: "b"})
+    >>> plan.bytes_by_pair, plan.lower_bound_bytes, plan.certified_ratio
+    ({(0, 1): 32}, 32, 1.0)
+    """
+    _check_request(len(moves), chunk_bytes, strategy)
+    moves = _in_order(moves)
+    _check_hosts(moves, host_of, network)
+    tasks = compute_tasks(moves, missing)
+    number_of = {move.name: number for number, move in enumerate(moves)}
+    itemsizes = [move.src.itemsize_bytes for move in moves]
+    groups = _group(_fuse(tasks, number_of), itemsizes, host_of)
+    sizes = {group: sum(stream.nbytes for stream in streams) for group, streams in groups.items()}
+    problem = _Problem(groups, bound_of_groups(sizes, network), host_of, chunk_bytes, network)
+    copies = tuple(_copies(tasks, number_of))
+
+    def plan_by(name: str) -> Plan:
+        chunks, messages = _schedule(name, problem)
+        return Plan(moves, host_of, chunks, messages, copies, problem.bound, network)
+
+    if strategy != AUTO or not _latency_counts(problem):
+        return plan_by(SPLIT if strategy == AUTO else strategy)
+    plans = [plan_by(name) for name in (SPLIT, *_FOR_LATENCY)]
+    return min(plans, key=lambda plan: simulate_plan(plan).total_s)
+
+
+@dataclass(frozen=True, slots=True)
+class _Problem:
+    """What is to be moved, where, and in what portions."""
+
+    groups: Groups
+    bound: Bound
+    host_of: Mapping[int, str]
+    chunk_bytes: int
+    network: Network | None
+
+
+def _latency_counts(problem: _Problem) -> bool:
+    """Whether so little is to be moved that the number of messages on the way may matter more than its bytes."""
+    seconds, network = problem.bound.seconds, problem.network
+    return seconds is not None and network is not None and seconds < _FEW_LATENCIES * network.latency_s
+
+
+def _schedule(strategy: str, problem: _Problem) -> tuple[tuple[Chunk, ...], tuple[Message, ...]]:
+    """All chunks, and the messages that carry them, by one strategy."""
+    host_of, network = problem.host_of, problem.network
+    lanes = lanes_of(host_of, network)
+    if strategy == SPLIT:
+        routing = _route_split(problem)
+        chunks, sendings = routing.chunks, routing.sendings
+        order = compute_order(sendings, routing.progress, routing.num_periods, lines_of(host_of, network))
+        if len(sendings) <= _MAX_TIMED:
+            rounds = number_rounds(sendings, compute_starts(sendings, order, host_of, network), lanes)
+        else:
+            rounds = compute_rounds(sendings, order, lanes)
+    else:
+        routed = route_chunks(strategy, problem.groups, host_of, problem.chunk_bytes, network)
+        chunks, sendings = routed.chunks, routed.sendings
+        rounds = compute_rounds(sendings, None, lanes) if routed.rounds is None else routed.rounds
+    messages = [
+        Message(at, sending.giver, sending.taker, sending.chunk) for at, sending in zip(rounds, sendings, strict=True)
+    ]
+    messages.sort(key=lambda message: (message.round, message.giver))
+    return tuple(chunks), tuple(messages)
+
+
+def _check_request(num_moves: int, chunk_bytes: int, strategy: str) -> None:
+    if chunk_bytes < MIN_CHUNK_BYTES:
+        raise PlanError(
+            f"planning {num_moves} moves: chunk_bytes is {chunk_bytes}, expected at least {MIN_CHUNK_BYTES}; leave it "
+            f"at its default of {DEFAULT_CHUNK_BYTES} unless memory is short"
+        )
+    if strategy not in (AUTO, SPLIT, *STRATEGIES):
+        raise PlanError(
+            f"planning {num_moves} moves: strategy {strategy!r} is unknown, expected one of "
+            f"{sorted({AUTO, SPLIT, *STRATEGIES})}; leave it at {AUTO!r} for the one that suits"
+        )
+
+
+def _in_order(moves: Sequence[TensorMove]) -> tuple[TensorMove, ...]:
+    """The moves by name, with equal layouts made one object, so that what they compute is computed once."""
+    moves = sorted(moves, key=lambda move: move.name)
+    for before, after in itertools.pairwise(moves):
+        if before.name == after.name:
+            raise PlanError(
+                f"planning {len(moves)} moves: tensor {after.name!r} is there twice, expected once; merge the two "
+                "into one move"
+            )
+    by_id: dict[int, Layout] = {}
+    by_value: dict[Layout, Layout] = {}
+    ordered = []
+    for move in moves:
+        for layout in (move.src, move.dst):
+            if id(layout) not in by_id:
+                by_id[id(layout)] = by_value.setdefault(layout, layout)
+        src, dst = by_id[id(move.src)], by_id[id(move.dst)]
+        same = src is move.src and dst is move.dst
+        ordered.append(move if same else TensorMove(move.name, src, dst))
+    return tuple(ordered)
+
+
+def _check_hosts(moves: Sequence[TensorMove], host_of: Mapping[int, str], network: Network | None) -> None:
+    layouts = {id(layout): layout for move in moves for layout in (move.src, move.dst)}
+    homeless = sorted({int(rank) for layout in layouts.values() for rank in layout.holders} - host_of.keys())
+    if homeless:
+        raise PlanError(
+            f"planning {len(moves)} moves: rank {homeless[0]} gives or takes but host_of has no host for it (nor for "
+            f"{len(homeless) - 1} more ranks), expected one for every rank of the group; name its host"
+        )
+    if network is not None:
+        network.check_hosts(host_of.values(), f"planning {len(moves)} moves")
+
+
+def _fuse(tasks: Sequence[UnitTask], number_of: Mapping[str, int]) -> list[Stream]:
+    """Streams in order of their ranks; tasks without traffic are left out."""
+    streams: dict[tuple[tuple[int, ...], tuple[int, ...]], Stream] = {}
+    remote_of: dict[tuple[tuple[int, ...], tuple[int, ...]], tuple[int, ...]] = {}
+    for task in tasks:
+        ends = (task.givers, task.takers)
+        takers = remote_of.get(ends)
+        if takers is None:
+            takers = remote_of[ends] = task.remote_takers
+        if not takers:
+            continue
+        stream = streams.get((task.givers, takers))
+        if stream is None:
+            stream = streams[task.givers, takers] = Stream(task.givers, takers, [], 0)
+        stream.parts.append(Part(number_of[task.tensor], task.box, task.nbytes))
+        stream.nbytes += task.nbytes
+    return [streams[key] for key in sorted(streams)]
+
+
+def _group(
+    streams: Sequence[Stream], itemsizes: Sequence[int], host_of: Mapping[int, str]
+) -> dict[HostGroup, list[Stream]]:
+    """Streams by host group, in order of their hosts."""
+    groups: dict[HostGroup, list[Stream]] = {}
+    hosts: dict[int, tuple[str, ...]] = {}
+
+    def hosts_of(ranks: tuple[int, ...]) -> tuple[str, ...]:
+        # Many streams share their tuples of ranks, which may be long.
+        if id(ranks) not in hosts:
+            hosts[id(ranks)] = tuple(sorted({host_of[rank] for rank in ranks}))
+        return hosts[id(ranks)]
+
+    for stream in streams:
+        # Falling item sizes keep every part aligned in its message; the sort is stable, so tensors stay in order.
+        stream.parts.sort(key=lambda part: -itemsizes[part.tensor])
+        owners = hosts_of(stream.givers)
+        receivers = tuple(host for host in hosts_of(stream.takers) if host not in owners)
+        groups.setdefault(HostGroup(owners, receivers), []).append(stream)
+    return dict(sorted(groups.items()))
+
+
+def _copies(tasks: Sequence[UnitTask], number_of: Mapping[str, int]) -> Iterator[Copy]:
+    copiers_of: dict[tuple[tuple[int, ...], tuple[int, ...]], tuple[int, ...]] = {}
+    for task in tasks:
+        ends = (task.givers, task.takers)
+        copiers = copiers_of.get(ends)
+        if copiers is None:
+            copiers = copiers_of[ends] = task.copiers
+        if copiers:
+            yield Copy(number_of[task.tensor], task.box, copiers)
+
+
+@dataclass(frozen=True, slots=True)
+class Routing:
+    """What the planner's own strategy makes of the streams."""
+
+    chunks: list[Chunk]
+    sendings: list[Sending]
+    """Invariant: ``sendings[i].after < i``."""
+    progress: list[float]
+    """How much of its route comes before each chunk, from 0 to 1."""
+    num_periods: int
+    """Chunks of the finest route."""
+
+
+def _route_split(problem: _Problem) -> Routing:
+    """Chunks of all streams, and the sendings that bring them where they are wanted with the busiest link at the
+    bound."""
+    groups, bound, host_of = problem.groups, problem.bound, problem.host_of
+    sizes = [(group, sum(stream.nbytes for stream in streams)) for group, streams in groups.items()]
+    split = split_senders(sizes, bound.bytes if bound.exact is None else bound.exact, problem.network)
+    num_alike: dict[tuple[str, ...], int] = {}
+    for group in groups:
+        num_alike[group.receivers] = num_alike.get(group.receivers, 0) + 1
+    chunks: list[Chunk] = []
+    progress: list[float] = []
+    num_periods = 1
+    relay = Relay(host_of)
+    for (group, streams), routes in zip(groups.items(), split.routes, strict=True):
+        crowd = _crowd(streams[0].takers, host_of)
+        most = [_chunk_size(_lag(route, num_alike[group.receivers]) + crowd, problem) for route in routes]
+        passed: dict[int, int] = {}
+        num_chunks: dict[int, int] = {}
+        for cut in cut_streams([stream.parts for stream in streams], routes, most):
+            stream = streams[cut.stream]
+            relay.add_chunk(len(chunks), cut.chunk.nbytes, routes[cut.route], stream.givers, stream.takers)
+            chunks.append(cut.chunk)
+            route = routes[cut.route]
+            before = passed.get(cut.route, 0)
+            passed[cut.route] = before + cut.chunk.nbytes
+            progress.append(min(before / (route.stop - route.start), _ALMOST_ONE))
+            num_chunks[cut.route] = num_chunks.get(cut.route, 0) + 1
+        num_periods = max([num_periods, *num_chunks.values()])
+    return Routing(chunks, relay.sendings, progress, num_periods)
+
+
+def _lag(route: Route, num_alike: int) -> int:
+    """How many hops the last receiver lags behind the first, less what chains that begin elsewhere make up for."""
+    depth = max(depths_of(route.hops).values(), default=1)
+    return depth - 1 if num_alike < depth else 0
+
+
+def _crowd(takers: Sequence[int], host_of: Mapping[int, str]) -> int:
+    """1 when ranks of one host pass the stream on among them, else 0: that is quick, and fills but one more step."""
+    return int(len({host_of[rank] for rank in takers}) < len(takers))
+
+
+def _chunk_size(lag: int, problem: _Problem) -> int:
+    """Largest chunk on a route: finer where it is relayed, so that its relays work at the same time.
+
+    With ``K`` chunks a chain takes ``(K + lag) * (bound / K + latency)``; best is ``K = sqrt(lag * bound / latency)``.
+    """
+    bound, network = problem.bound, problem.network
+    if not lag:
+        return problem.chunk_bytes
+    if network is not None and network.latency_s and bound.seconds:
+        num_chunks = max(1, round(math.sqrt(lag * bound.seconds / network.latency_s)))
+        return min(problem.chunk_bytes, max(bound.bytes // num_chunks, MIN_CHUNK_BYTES))
+    return min(problem.chunk_bytes, max(bound.bytes // (_CHUNKS_PER_RELAY * lag), _RELAY_CHUNK_BYTES))

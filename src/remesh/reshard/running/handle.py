@@ -1,0 +1,72 @@
+"""How does a transfer overlap with compute? A handle on a run that a thread carries out.
+
+Planning and agreement are collective and happen before the handle exists, in the caller's thread, so they keep their
+place among the caller's other collectives. What the thread does is point-to-point messages under a tag of its own:
+the caller may use the group meanwhile. The tensors belong to the run until it is done: nothing that is given may be
+changed, nothing that is taken may be read.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import torch
+
+from remesh.reshard.running.run import Job, Moved
+
+
+class Handle:
+    """A run under way."""
+
+    def __init__(self, job: Job, tag: int) -> None:
+        self._job = job
+        self._tag = tag
+        self._done = threading.Event()
+        self._moved: Moved | None = None
+        self._error: BaseException | None = None
+        # Work that is queued on the caller's stream comes first: the thread goes on with the same stream.
+        self._stream: Any = torch.cuda.current_stream() if torch.cuda.is_initialized() else None  # type: ignore[no-untyped-call]
+        self._thread = threading.Thread(target=self._work, name="remesh-reshard", daemon=True)
+
+    def start(self) -> Handle:
+        """Begin; the handle itself."""
+        self._thread.start()
+        return self
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the run has ended, well or not."""
+        return self._done.is_set()
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Block until the run has ended, at most for the timeout; whether it has."""
+        return self._done.wait(timeout_s)
+
+    def result(self, timeout_s: float | None = None) -> Moved:
+        """What was moved, once the run has ended.
+
+        Raises the error that ended it (`PeerError` when a rank died), or TimeoutError when it takes longer than
+        ``timeout_s``; then it goes on, and may be waited for again.
+        """
+        if not self.wait(timeout_s):
+            raise TimeoutError(
+                f"waiting for a reshard of {len(self._job.transfer.moves)} tensors: not done after {timeout_s} s; wait "
+                "longer, or leave the group to end it"
+            )
+        if self._error is not None:
+            raise self._error
+        assert self._moved is not None
+        return self._moved
+
+    def _work(self) -> None:
+        try:
+            if self._stream is None:
+                self._moved = self._job.run(self._tag)
+            else:
+                with torch.cuda.stream(self._stream):
+                    self._moved = self._job.run(self._tag)
+        except BaseException as error:  # belongs to whoever asks for the result
+            self._error = error
+        finally:
+            self._done.set()

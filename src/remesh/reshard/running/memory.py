@@ -1,0 +1,319 @@
+"""Where in this rank's memory is a box? Pieces of a state seen as regions that can be copied and sent.
+
+Definitions. The *region* of a box on a rank is the strided view of the rank's memory that holds it. Elements that
+travel in the dtype in which they are kept are seen as integers of their size, so they move bit by bit whatever they
+mean; 16-byte elements are pairs of 8-byte ones. Elements that are kept in another dtype are seen as they are, and cast
+where they are packed or unpacked.
+
+A message is *direct* when its chunk is a single contiguous region on a device that the transport reaches, and is not
+cast; any other is *staged*: packed into, or unpacked from, a byte buffer. What was found out for a chunk is kept, so
+the second run with one memory looks nothing up.
+
+A piece whose tensor is not contiguous is worked on as a contiguous copy; `Memory.flush` writes the copies back.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from remesh.errors import PlanError
+from remesh.layout import Box, Layout, Shard
+from remesh.layout.from_torch import Piece, dtype_name, torch_dtype
+from remesh.reshard.model.casts import travelling_dtype
+from remesh.reshard.model.tasks import TensorMove
+from remesh.reshard.schedule.stream import Chunk
+
+_OPAQUE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.int64}
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """Neighbouring parts of a chunk that are seen in one dtype, and their regions in memory."""
+
+    start: int
+    """First byte in a staged message."""
+    stop: int
+    dtype: torch.dtype
+    """Opaque, or the dtype that travels when the regions have another."""
+    regions: tuple[tuple[torch.Tensor, ...], ...]
+    """Per part; all those of one part have one shape."""
+
+    def parts(self, staged: torch.Tensor) -> Iterator[tuple[torch.Tensor, tuple[torch.Tensor, ...]]]:
+        """Each part in a staged message, in the shape of its regions, and the regions."""
+        sizes = [regions[0].numel() for regions in self.regions]
+        parts = staged[self.start : self.stop].view(self.dtype).split_with_sizes(sizes)
+        for part, regions in zip(parts, self.regions, strict=True):
+            yield part.view(regions[0].shape), regions
+
+
+@dataclass(frozen=True, slots=True)
+class LocalCopy:
+    """A region that is filled from another one of this rank."""
+
+    taken: torch.Tensor
+    given: torch.Tensor
+    by_way_of: torch.dtype | None = None
+    """Dtype that the values go through when both ends have another one."""
+
+    def run(self) -> None:
+        """Copy what is there now."""
+        self.taken.copy_(self.given if self.by_way_of is None else self.given.to(self.by_way_of))
+
+
+class Memory:
+    """One side, given or taken, of what this rank keeps of a state."""
+
+    def __init__(self, pieces: Mapping[str, Piece], moves: Sequence[TensorMove]) -> None:
+        self._pieces = pieces
+        self._names = [move.name for move in moves]
+        """Name of each tensor, by its number."""
+        self._dtypes = [torch_dtype(move.src.dtype) for move in moves]
+        """Dtype in which each tensor travels."""
+        self._runs: dict[int, torch.Tensor] = {}
+        self._seen: dict[tuple[int, int], tuple[_Run, ...]] = {}
+        self._copies: list[tuple[torch.Tensor, torch.Tensor]] = []
+        """Tensors that are not contiguous, and the copies that are worked on."""
+
+    def direct(self, number: int, chunk: Chunk, device: torch.device) -> torch.Tensor | None:
+        """The memory of chunk ``number`` as bytes, if it is one contiguous region on this device, kept once."""
+        if len(chunk.parts) != 1 or self._is_cast(chunk.parts[0].tensor):
+            return None
+        regions = self._runs_of(number, chunk)[0].regions[0]
+        if len(regions) != 1 or regions[0].device.type != device.type or not regions[0].is_contiguous():
+            return None
+        return _as_run(regions[0]).view(torch.uint8)
+
+    def pack(self, number: int, chunk: Chunk, staged: torch.Tensor, addend: int = -1) -> None:
+        """Write chunk ``number`` from this memory into a byte buffer; of partial sums this addend."""
+        for run in self._runs_of(number, chunk, addend):
+            for part, regions in run.parts(staged):
+                part.copy_(regions[0])
+
+    def unpack(self, number: int, chunk: Chunk, staged: torch.Tensor) -> None:
+        """Write chunk ``number`` from a byte buffer into this memory, wherever it keeps it."""
+        for run in self._runs_of(number, chunk):
+            for part, regions in run.parts(staged):
+                for region in regions:
+                    region.copy_(part)
+
+    def values(self, tensor: int, box: Box, addend: int = -1) -> list[torch.Tensor]:
+        """Every region of the box, which lies in a shard, in the dtype in which it is kept."""
+        return self._regions(tensor, box, self._run(tensor), 1, addend)
+
+    def plan_copy(self, source: Memory, tensor: int, box: Box) -> list[LocalCopy]:
+        """What to copy where, to fill every region of the box from another memory of the same tensors."""
+        if not self._is_cast(tensor) and not source._is_cast(tensor):
+            given = source._regions_of(tensor, box)[0]
+            return [
+                LocalCopy(region, given)
+                for region in self._regions_of(tensor, box)
+                if region.data_ptr() != given.data_ptr() or region.stride() != given.stride()
+            ]
+        given = source.values(tensor, box)[0]
+        # Like everyone else, who gets what travelled.
+        by_way_of = self._dtypes[tensor] if self._is_cast(tensor) and source._is_cast(tensor) else None
+        return [LocalCopy(region, given, by_way_of) for region in self.values(tensor, box)]
+
+    def refresh(self) -> None:
+        """Bring the contiguous copies up to date with the tensors they stand for."""
+        for tensor, copy in self._copies:
+            copy.copy_(tensor)
+
+    def flush(self) -> None:
+        """Write contiguous copies back into the tensors they stand for."""
+        for tensor, copy in self._copies:
+            tensor.copy_(copy)
+
+    def _runs_of(self, number: int, chunk: Chunk, addend: int = -1) -> tuple[_Run, ...]:
+        """The parts of chunk ``number``, neighbours of one dtype together; looked up once."""
+        key = (number, addend)
+        if key not in self._seen:
+            runs: list[_Run] = []
+            start = 0
+            for part in chunk.parts:
+                regions = tuple(self._regions_of(part.tensor, part.box, addend))
+                dtype = self._dtypes[part.tensor] if self._is_cast(part.tensor) else regions[0].dtype
+                stop = start + part.nbytes
+                if runs and runs[-1].dtype == dtype:
+                    last = runs.pop()
+                    runs.append(_Run(last.start, stop, dtype, (*last.regions, regions)))
+                else:
+                    runs.append(_Run(start, stop, dtype, (regions,)))
+                start = stop
+            self._seen[key] = tuple(runs)
+        return self._seen[key]
+
+    def _regions_of(self, tensor: int, box: Box, addend: int = -1) -> list[torch.Tensor]:
+        """Regions as they are packed: opaque, or values where they are cast."""
+        run = self._run(tensor)
+        if self._is_cast(tensor):
+            return self._regions(tensor, box, run, 1, addend)
+        width = 2 if run.element_size() == 16 else 1
+        return self._regions(tensor, box, run.view(_OPAQUE[run.element_size()]), width, addend)
+
+    def _regions(self, tensor: int, box: Box, flat: torch.Tensor, width: int, addend: int) -> list[torch.Tensor]:
+        """Views in the box's shape of every region of ``flat`` that holds it, of one addend or of any."""
+        found = []
+        for shard in self._pieces[self._names[tensor]].shards:
+            # The same as Box.contains and Shard.offset_of without their checks: this runs for every part.
+            at, strides = shard.box.start, shard.strides
+            assert strides is not None
+            if not all(map(operator.le, at, box.start)) or not all(map(operator.ge, shard.box.stop, box.stop)):
+                continue
+            if addend not in (-1, shard.addend):
+                continue
+            start = shard.offset + sum(map(operator.mul, map(operator.sub, box.start, at), strides))
+            start = flat.storage_offset() + start * width
+            if width == 1:
+                found.append(flat.as_strided(box.shape, strides, start))
+            else:
+                wide = (*(stride * width for stride in strides), 1)
+                found.append(flat.as_strided((*box.shape, width), wide, start))
+        return found
+
+    def _is_cast(self, tensor: int) -> bool:
+        return self._pieces[self._names[tensor]].tensor.dtype != self._dtypes[tensor]
+
+    def _run(self, tensor: int) -> torch.Tensor:
+        """The piece as one contiguous dim, in its own dtype."""
+        if tensor not in self._runs:
+            kept = self._pieces[self._names[tensor]].tensor.detach()
+            run = kept
+            if needs_copy(kept):
+                run = kept.resolve_conj().resolve_neg().contiguous()
+                self._copies.append((kept, run))
+            self._runs[tensor] = _as_run(run)
+        return self._runs[tensor]
+
+
+def needs_copy(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is worked on as a contiguous copy."""
+    return not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg()
+
+
+def _as_run(tensor: torch.Tensor) -> torch.Tensor:
+    """A contiguous tensor as one dim of stride 1, which ``view(-1)`` does not promise for a single element."""
+    return tensor.as_strided((tensor.numel(),), (1,))
+
+
+def check_pieces(moves: Sequence[TensorMove], give: Mapping[str, Piece], take: Mapping[str, Piece], rank: int) -> None:
+    """Raise `PlanError` unless these pieces are what the moves say of this rank."""
+    for move in moves:
+        for layout, pieces, verb in ((move.src, give, "gives"), (move.dst, take, "takes")):
+            _check_piece(move.name, layout, pieces.get(move.name), rank, verb)
+    unplanned = sorted(take.keys() - {move.name for move in moves})
+    if any(_boxes(take[name].shards) for name in unplanned):
+        raise PlanError(
+            f"resharding {len(moves)} tensors: rank {rank} wants {unplanned[0]!r}, which the plan does not move; "
+            "plan again with it"
+        )
+
+
+def _check_piece(name: str, layout: Layout, piece: Piece | None, rank: int, verb: str) -> None:
+    doing = f"resharding tensor {name!r}"
+    planned = _boxes(layout.shards_of(rank))
+    found = _boxes(piece.shards) if piece is not None else []
+    if planned != found:
+        raise PlanError(
+            f"{doing}: by the plan rank {rank} {verb} {len(planned)} boxes {_list(planned)}, found {len(found)} boxes "
+            f"{_list(found)}; use the plan with the tensors it was made for"
+        )
+    if piece is None or not found:
+        return
+    tensor = piece.tensor
+    kept = dtype_name(tensor.dtype)
+    fits = travelling_dtype(*((kept, layout.dtype) if verb == "gives" else (layout.dtype, kept)))
+    if fits is None or (layout.partial and kept != layout.dtype) or piece.global_shape != layout.global_shape:
+        raise PlanError(
+            f"{doing}: by the plan rank {rank} {verb} {layout.dtype} of global shape {layout.global_shape}, found "
+            f"{kept} of {piece.global_shape}; use the plan with the tensors it was made for"
+        )
+    if piece.partial != layout.partial:
+        raise PlanError(
+            f"{doing}: by the plan rank {rank} {verb} {_whole_or(layout.partial)}, found {_whole_or(piece.partial)}; "
+            "use the plan with the tensors it was made for"
+        )
+    if tensor.layout is not torch.strided or tensor.device.type == "meta":
+        raise PlanError(
+            f"{doing}: on rank {rank} it is {tensor.layout} on device {tensor.device}, expected a dense tensor with "
+            "memory; materialise it first"
+        )
+    for shard in piece.shards:
+        reach = _reach(shard)
+        if reach > tensor.numel():
+            raise PlanError(
+                f"{doing}: on rank {rank} box {shard.box} reaches to element {reach} of a local tensor that has "
+                f"{tensor.numel()}; correct the offset and strides of the piece"
+            )
+
+
+def _reach(shard: Shard) -> int:
+    """One past the last element of the holder's buffer that belongs to the shard."""
+    if shard.box.is_empty:
+        return 0
+    assert shard.strides is not None
+    return 1 + shard.offset + sum((n - 1) * s for n, s in zip(shard.box.shape, shard.strides, strict=True))
+
+
+def _boxes(shards: Sequence[Shard]) -> list[tuple[Box, int]]:
+    """Boxes with elements, and which addend each is."""
+    return sorted((shard.box, shard.addend) for shard in shards if not shard.box.is_empty)
+
+
+def _list(boxes: Sequence[tuple[Box, int]]) -> str:
+    return ", ".join(str(box) for box, _ in boxes[:4]) + (", ..." if len(boxes) > 4 else "") or "(none)"
+
+
+def _whole_or(partial: str | None) -> str:
+    return "whole values" if partial is None else f"partial sums ({partial})"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class _Span:
+    """Addresses that a tensor may touch."""
+
+    start: int
+    stop: int
+    name: str
+
+
+def find_clashes(give: Mapping[str, Piece], take: Mapping[str, Piece]) -> set[str]:
+    """Names that are given from memory into which something else is taken: they must be given from a copy.
+
+    A tensor that is given and taken in the same layout and memory needs no copy: whoever holds a box keeps it.
+    """
+    taken = sorted(_span(name, piece) for name, piece in take.items() if piece.tensor.numel())
+    given = sorted(_span(name, piece) for name, piece in give.items() if piece.tensor.numel())
+    clashing = set()
+    under_way: list[_Span] = []
+    at = 0
+    for span in given:
+        while at < len(taken) and taken[at].start < span.stop:
+            under_way.append(taken[at])
+            at += 1
+        under_way = [other for other in under_way if other.stop > span.start]
+        for other in under_way:
+            if other.start < span.stop and not _same(give[span.name], take[other.name], span.name == other.name):
+                clashing.add(span.name)
+    return clashing
+
+
+def _span(name: str, piece: Piece) -> _Span:
+    tensor = piece.tensor
+    reach = 1 + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
+    return _Span(tensor.data_ptr(), tensor.data_ptr() + reach * tensor.element_size(), name)
+
+
+def _same(given: Piece, taken: Piece, same_name: bool) -> bool:
+    a, b = given.tensor, taken.tensor
+    return (
+        same_name
+        and a.data_ptr() == b.data_ptr()
+        and a.shape == b.shape
+        and a.stride() == b.stride()
+        and given.shards == taken.shards
+    )

@@ -1,0 +1,299 @@
+"""How do the bytes get there? A transfer carried out by the ranks of a group.
+
+Each rank, in steps:
+
+1. See that its tensors are what the transfer was planned for. All ranks compare its digest and tell each other what
+   went wrong so far; nothing moves unless all are ready. They agree on a tag, so that runs do not mix.
+2. Sum what is held as partial sums (`remesh.reshard.planning.reduction`).
+3. Copy what it holds itself, and go through its messages (`remesh.reshard.running.carry`).
+4. Tell everyone that it has all it wanted, and wait to hear it from them: a run ends well for all or for none.
+
+A peer that dies breaks its connections. Whoever notices breaks off its own, so all ranks learn of it one after the
+other, at once; each raises `UnfilledError`, which names the tensors that did not get all their elements there.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from remesh.errors import PeerError, PlanError
+from remesh.layout import Box, Shard
+from remesh.layout.from_torch import Piece, torch_dtype
+from remesh.reshard.planning.plan import Plan
+from remesh.reshard.planning.transfer import Transfer
+from remesh.reshard.running.carry import Link, Mover, Staging, Summer
+from remesh.reshard.running.exchange import Group, confirm, gather_from, group_rank, group_size, peer_error
+from remesh.reshard.running.memory import LocalCopy, Memory, check_pieces, find_clashes, needs_copy
+from remesh.reshard.running.telemetry import Timing, merge_timings
+
+_DOING = "resharding"
+_FIRST_TAG = 0x5E540000
+_NUM_TAGS = 1 << 15
+_MAX_LISTED = 8
+_next_tags: dict[int, itertools.count[int]] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """What a run has moved."""
+
+    bytes_by_pair: dict[tuple[int, int], int]
+    """Bytes sent, by (giver, taker), between all ranks of the group; the same on every rank."""
+    bytes_local: int
+    """Bytes copied within the memory of a rank, over all ranks."""
+    seconds: float
+    """Time on this rank from the agreement on the plan to its last byte."""
+    lower_bound_bytes: int
+    """Bytes that the busiest NIC had to carry at the least."""
+    num_rounds: int
+    """Rounds of the schedule."""
+    missing: dict[str, tuple[Box, ...]]
+    """Boxes that nobody held and that keep their values, by tensor; empty unless the caller allowed it."""
+    planned_staging_bytes: int = 0
+    """Most staging that this rank was planned to need."""
+    peak_staging_bytes: int = 0
+    """Most staging that it had. Invariant: at most what was planned."""
+    given: tuple[Timing, ...] = ()
+    """Messages that this rank sent, as they went."""
+    taken: tuple[Timing, ...] = ()
+    """Messages that this rank received, as they came."""
+
+
+class UnfilledError(PeerError):
+    """A peer was lost while tensors were on their way to this rank.
+
+    ``unfilled`` names the tensors that this rank wanted and of which it has not every element; what they hold is
+    undefined. All others are filled. Moving the unfilled ones again in a new group, from what is left, completes
+    when every box of them still has a holder.
+    """
+
+    def __init__(self, message: str, unfilled: Sequence[str] = ()) -> None:
+        super().__init__(message)
+        self.unfilled = tuple(unfilled)
+
+
+def run_plan(plan: Plan | Transfer, give: Mapping[str, Piece], take: Mapping[str, Piece], group: Group = None) -> Moved:
+    """Carry out a plan: fill the tensors of ``take``, on all ranks, from those of ``give``.
+
+    Called by every rank of the group with the same plan and its own pieces; ranks of the plan are ranks of the group.
+    Blocks until every rank has sent and received all its messages. Raises the same error on all ranks before the first
+    byte when plans differ or a piece does not fit its plan; raises `UnfilledError`, a `PeerError`, within the group's
+    timeout when a rank dies on the way, and then what was taken so far is defined only where it says so.
+    """
+    job = Job(plan if isinstance(plan, Transfer) else Transfer(plan), give, take, group)
+    return job.run(job.agree())
+
+
+def gather_timings(moved: Moved, group: Group = None) -> tuple[Timing, ...]:
+    """How every message of a run went, the same on every rank, in the order in which they began.
+
+    Called by every rank of the group; blocks until all have called it.
+    """
+    told = gather_from(lambda: [_rows(moved.given), _rows(moved.taken)], group, "gathering the timings of a reshard")
+    given, taken = ([Timing(*row) for each in told for row in each[side]] for side in (0, 1))
+    return merge_timings(given, taken)
+
+
+def _rows(timings: Sequence[Timing]) -> list[list[Any]]:
+    return [[t.stage, t.round, t.giver, t.taker, t.nbytes, t.start_s, t.finish_s] for t in timings]
+
+
+@dataclass(frozen=True, slots=True)
+class _Memories:
+    """What one rank works on."""
+
+    addends: Memory
+    """Partial sums that it gives."""
+    wholes: Memory
+    """Whole values of partial sums that it keeps on their way."""
+    give: Memory
+    """Whole values that it gives, those of partial sums among them."""
+    take: Memory
+    copies: tuple[LocalCopy, ...]
+    """Regions that it fills itself."""
+
+
+class Job:
+    """One rank's pieces, bound to a transfer; runs as often as it is asked to."""
+
+    def __init__(
+        self, transfer: Transfer, give: Mapping[str, Piece], take: Mapping[str, Piece], group: Group = None
+    ) -> None:
+        self.transfer = transfer
+        self._give = give
+        self._take = take
+        self._group = group
+        self._memories: _Memories | None = None
+        """Made before the first run."""
+        self._clones: list[tuple[torch.Tensor, torch.Tensor]] = []
+        """Tensors that are given from memory that is taken into, and their copies."""
+        self._fixed_bytes = 0
+        """Bytes of copies and whole values that stay for the whole run."""
+
+    def agree(self) -> int:
+        """The tag of the next run. Called by every rank of the group; raises what is wrong, alike on all ranks."""
+        told = gather_from(lambda: [self._ready(), propose_tag(self._group)], self._group, _DOING)
+        _check_digests([digest for digest, _ in told])
+        return settle_tag([tag for _, tag in told])
+
+    def _ready(self) -> str:
+        transfer = self.transfer
+        rank, size = group_rank(self._group), group_size(self._group)
+        hosts = transfer.plan.host_of
+        if hosts and max(hosts) >= size:
+            raise PlanError(
+                f"{_DOING} {len(transfer.moves)} tensors: the plan is for ranks up to {max(hosts)}, found a group of "
+                f"{size}; plan for this group"
+            )
+        check_pieces(transfer.moves, self._give, self._take, rank)
+        if transfer.max_staging_bytes is not None:
+            self._check_copies(rank, transfer.max_staging_bytes)
+        return transfer.digest
+
+    def _check_copies(self, rank: int, cap: int) -> None:
+        """Copies of tensors come on top of the staging that was planned; refuse what does not fit under the cap."""
+        planned = self.transfer.steps_of(rank).staging_bytes
+        pieces = [*self._give.items(), *self._take.items()]
+        clashing = find_clashes(self._give, self._take)
+        copied = {name: p.tensor.nbytes for name, p in pieces if needs_copy(p.tensor)}
+        copied |= {name: self._give[name].tensor.nbytes for name in clashing}
+        if copied and planned + sum(copied.values()) > cap:
+            name = max(copied, key=lambda each: (copied[each], each))
+            raise PlanError(
+                f"{_DOING} {len(self.transfer.moves)} tensors: rank {rank} must copy {len(copied)} of them whole, such "
+                f"as {name!r}, {sum(copied.values())} bytes beside {planned} of staging, expected at most {cap} "
+                "together; make them contiguous, and give and take different memory"
+            )
+
+    def prepare(self) -> None:
+        """Look up where everything is; called before a run, does the work once."""
+        if self._memories is None:
+            transfer = self.transfer
+            give = dict(self._give)
+            partial = {move.name for move in transfer.reduction.moves} if transfer.reduction else set()
+            whole_values = {name: piece for name, piece in give.items() if name not in partial}
+            for name in find_clashes(whole_values, self._take):
+                clone = give[name].tensor.clone()
+                self._clones.append((give[name].tensor, clone))
+                give[name] = replace(give[name], tensor=clone)
+            sums = transfer.reduction.moves if transfer.reduction else ()
+            wholes = self._make_wholes()
+            given, taken = Memory(give | wholes, transfer.plan.moves), Memory(self._take, transfer.plan.moves)
+            todo = transfer.steps_of(group_rank(self._group))
+            copies = [each for copy in todo.copies for each in taken.plan_copy(given, copy.tensor, copy.box)]
+            self._memories = _Memories(Memory(self._give, sums), Memory(wholes, sums), given, taken, tuple(copies))
+            return
+        for original, clone in self._clones:
+            clone.copy_(original)
+        memories = self._memories
+        for memory in (memories.addends, memories.give, memories.take):
+            memory.refresh()
+
+    def _make_wholes(self) -> dict[str, Piece]:
+        """Buffers for the whole values of partial sums that end on this rank."""
+        reduction = self.transfer.reduction
+        wholes = {}
+        for move, layout in zip(reduction.moves, reduction.wholes, strict=True) if reduction else ():
+            mine = layout.shards_of(group_rank(self._group))
+            size = sum(shard.box.size for shard in mine)
+            like = self._give.get(move.name)
+            buffer = torch.empty(size, dtype=torch_dtype(layout.dtype), device=like.tensor.device if like else None)
+            shards = tuple(Shard(0, shard.box, shard.offset, shard.strides) for shard in mine)
+            wholes[move.name] = Piece(buffer, layout.global_shape, shards)
+            self._fixed_bytes += buffer.nbytes
+        return wholes
+
+    def run(self, tag: int) -> Moved:
+        """Carry the transfer out once, under a tag that all ranks agreed on; they must all call this."""
+        rank = group_rank(self._group)
+        transfer = self.transfer
+        started_s = time.perf_counter()
+        with torch.no_grad():
+            self.prepare()
+            staging = Staging()
+            staging.add(self._fixed_bytes)
+            link = Link(self._group, tag, staging)
+            seconds = self._carry(link, rank) - started_s
+        return Moved(
+            bytes_by_pair=dict(transfer.bytes_by_pair),
+            bytes_local=transfer.bytes_copied,
+            seconds=seconds,
+            lower_bound_bytes=transfer.plan.lower_bound_bytes,
+            num_rounds=transfer.num_rounds,
+            missing=dict(transfer.missing),
+            planned_staging_bytes=transfer.steps_of(rank).staging_bytes,
+            peak_staging_bytes=staging.peak_bytes,
+            given=tuple(link.given),
+            taken=tuple(link.taken),
+        )
+
+    def _carry(self, link: Link, rank: int) -> float:
+        """When the last byte was here."""
+        assert self._memories is not None
+        give, take = self._memories.give, self._memories.take
+        transfer = self.transfer
+        todo = transfer.steps_of(rank)
+        mover = Mover(transfer.plan, give, take, link, todo.relayed)
+        has_copied = False
+        try:
+            if transfer.reduction is not None:
+                summer = Summer(transfer.reduction, self._memories.addends, self._memories.wholes, link)
+                summer.join_own(rank)
+                summer.carry(todo.sum_steps)
+            for copy in self._memories.copies:
+                copy.run()
+            has_copied = True
+            mover.carry(todo.steps)
+            take.flush()
+            finished_s = time.perf_counter()
+            confirm(self._group, link.tag)
+        except RuntimeError as raised:
+            take.flush()
+            unfilled = self._unfilled(rank, mover, has_copied)
+            raise _unfilled_error(peer_error(_DOING, self._group, raised), unfilled) from raised
+        return finished_s
+
+    def _unfilled(self, rank: int, mover: Mover, has_copied: bool) -> list[str]:
+        """Tensors that this rank wants and has not all of."""
+        expected: dict[int, int] = {}
+        plan = self.transfer.plan
+        for message in plan.messages:
+            if message.taker == rank:
+                for part in plan.chunks[message.chunk].parts:
+                    expected[part.tensor] = expected.get(part.tensor, 0) + 1
+        lacking = {tensor for tensor, count in expected.items() if mover.arrived_parts.get(tensor, 0) < count}
+        if not has_copied:
+            lacking |= {copy.tensor for copy in self.transfer.steps_of(rank).copies}
+        return [plan.moves[tensor].name for tensor in sorted(lacking)]
+
+
+def propose_tag(group: Group) -> int:
+    """What this rank proposes as the number of the next run on a group; never the same again."""
+    return next(_next_tags.setdefault(id(group) if group is not None else 0, itertools.count()))
+
+
+def settle_tag(proposed: Sequence[int]) -> int:
+    """The tag that all ranks use, from what each of them proposed: no earlier run has it."""
+    return _FIRST_TAG + max(proposed) % _NUM_TAGS
+
+
+def _unfilled_error(error: PeerError, unfilled: Sequence[str]) -> UnfilledError:
+    listed = ", ".join(map(repr, unfilled[:_MAX_LISTED])) + (", ..." if len(unfilled) > _MAX_LISTED else "")
+    told = f"; unfilled on this rank: {listed}" if unfilled else "; all tensors that this rank wanted are filled"
+    return UnfilledError(f"{error}{told}", unfilled)
+
+
+def _check_digests(digests: Sequence[str]) -> None:
+    # Every rank looks at the same list, so every rank raises the same error.
+    other = next((rank for rank, digest in enumerate(digests) if digest != digests[0]), None)
+    if other is not None:
+        raise PlanError(
+            f"{_DOING}: expected one plan on all {len(digests)} ranks, found digest {digests[0][:16]} on rank 0 and "
+            f"{digests[other][:16]} on rank {other}; plan on every rank from the same gathered moves"
+        )
