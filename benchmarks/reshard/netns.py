@@ -19,7 +19,7 @@ from remesh.reshard import plan_reshard
 from remesh.reshard.model.network import HostLink, Network
 from remesh.testbed import BedSpec, HostSpec, Testbed, parse_rate
 
-RATE = "200mbit"
+RATE = "100mbit"
 """Of every link: slow enough that two cores move the bytes of six hosts, and little besides the network counts."""
 OURS = "remesh"
 _MAX_T_SPREAD = 0.03

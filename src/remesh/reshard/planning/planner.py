@@ -270,12 +270,19 @@ def _route_split(problem: _Problem) -> Routing:
     progress: list[float] = []
     num_periods = 1
     relay = Relay(host_of)
-    for (group, streams), routes in zip(groups.items(), split.routes, strict=True):
-        crowd = _crowd(streams[0].takers, host_of)
-        most = [_chunk_size(_lag(route, num_alike[group.receivers]) + crowd, problem) for route in routes]
+    # All alike: a long message in the way of short ones would hold up those that wait to pass them on.
+    chunk_bytes = min(
+        (
+            _chunk_size(_lag(route, num_alike[group.receivers]) + _crowd(streams[0].takers, host_of), problem)
+            for (group, streams), routes in zip(groups.items(), split.routes, strict=True)
+            for route in routes
+        ),
+        default=problem.chunk_bytes,
+    )
+    for streams, routes in zip(groups.values(), split.routes, strict=True):
         passed: dict[int, int] = {}
         num_chunks: dict[int, int] = {}
-        for cut in cut_streams([stream.parts for stream in streams], routes, most):
+        for cut in cut_streams([stream.parts for stream in streams], routes, [chunk_bytes] * len(routes)):
             stream = streams[cut.stream]
             relay.add_chunk(len(chunks), cut.chunk.nbytes, routes[cut.route], stream.givers, stream.takers)
             chunks.append(cut.chunk)

@@ -1,22 +1,25 @@
 """What does a rank do next? A rank's messages as a list of steps, and the memory these need.
 
 Definitions. A receive is *posted* when its buffer is handed to the transport, *taken* when its bytes are there. A send
-is *given* when its buffer is handed over, *settled* when the buffer is free again. The *window* W is how many rounds
-ahead receives are posted; it hides latency and bounds staging.
+is *given* when its buffer is handed over, *settled* when the buffer is free again. The *window* W is how many receives
+may be posted and not taken, and as many sends given and not settled; it hides latency and bounds staging. It counts
+the rank's own messages, because a rank that has something to do in every third round must look as far ahead as one that
+is busy in all of them.
 
-Order, for the messages that a rank gives, by round: post the receives of the next W rounds; take those that are W
-rounds old, and the one that brings what is given now; settle sends beyond W; give. Then the remaining receives, round
-by round, then the remaining sends. With W = 2 (rounds run to the right, time runs down):
+Order, for the messages that a rank gives, by round:
 
-       round    0    1    2    3
-                pg   p    p              p = post, t = take, g = give
-                t    g         p         what arrived in round 0 can be passed on in round 1
-                     t    g         p
+1. Post the receives of rounds up to this one, and then on while less than W are posted. Who has W of them posted first
+   takes the oldest.
+2. Take the message that brings what is given now; others may stay posted.
+3. Settle the oldest send when W are unsettled. Give.
 
-Why nobody waits for ever: take the ranks whose current round is the lowest. Each of them waits for a message of an
-earlier round, or to receive in this one. The other end of an earlier message has passed its round, so both halves are
-posted and it completes; after that all of these ranks send, and the messages of this round complete as well. This
-needs W >= 1.
+Then the remaining receives, in their order, then the remaining sends.
+
+Why nobody waits for ever: of all ranks that wait, look at the one whose awaited message has the lowest round r. If it
+waits to take, the giver has not given yet, so it waits itself, in a step before that give: it takes the oldest of more
+than W receives of rounds up to r, or what it needs, or settles an older send. All these are of rounds below r, and none
+is lower than r. If it waits to settle, the taker has not posted yet, so it waits in a step before that post: again to
+take something older, or for a give of a round below r. This needs W >= 1.
 
 Memory: a buffer lives from its post or its give to the last step that needs it. Counting every message as staged,
 also those that the transport can take from their place, the peak along the steps is a promise that a run keeps.
@@ -31,8 +34,8 @@ from enum import Enum
 
 from remesh.reshard.model.program import Message
 
-DEFAULT_WINDOW_ROUNDS = 4
-"""How many rounds ahead receives are posted."""
+DEFAULT_WINDOW = 8
+"""How many receives are posted at a time, and sends unsettled."""
 
 
 class Act(Enum):
@@ -41,7 +44,7 @@ class Act(Enum):
     POST = "post"
     """Hand the buffer of a receive to the transport."""
     TAKE = "take"
-    """Wait until the oldest posted receive is there, and put it where it belongs."""
+    """Wait until a posted receive is there, and put it where it belongs."""
     GIVE = "give"
     """Hand the buffer of a send to the transport."""
     SETTLE = "settle"
@@ -57,7 +60,7 @@ class Step:
 
 
 def compute_steps(
-    gives: Sequence[Message], takes: Sequence[Message], needs: Mapping[int, int], window_rounds: int
+    gives: Sequence[Message], takes: Sequence[Message], needs: Mapping[int, int], window: int
 ) -> tuple[Step, ...]:
     """The steps of one rank; ``gives`` and ``takes`` are by round.
 
@@ -66,29 +69,33 @@ def compute_steps(
     """
     steps: list[Step] = []
     to_post = deque(takes)
-    posted: deque[Message] = deque()
+    posted: dict[int, Message] = {}
+    """By round, oldest first."""
     unsettled: deque[Message] = deque()
 
-    def post_until(round_: int) -> None:
-        while to_post and to_post[0].round <= round_:
-            posted.append(to_post.popleft())
-            steps.append(Step(Act.POST, posted[-1]))
+    def take(round_: int) -> None:
+        steps.append(Step(Act.TAKE, posted.pop(round_)))
 
-    def take_until(round_: int) -> None:
-        while posted and posted[0].round <= round_:
-            steps.append(Step(Act.TAKE, posted.popleft()))
+    def post(up_to_round: int) -> None:
+        while to_post and (len(posted) < window or to_post[0].round <= up_to_round):
+            if len(posted) == window:
+                take(next(iter(posted)))
+            message = to_post.popleft()
+            posted[message.round] = message
+            steps.append(Step(Act.POST, message))
 
     for message in gives:
-        post_until(message.round + window_rounds)
-        take_until(max(message.round - window_rounds, needs.get(message.chunk, -1)))
-        while len(unsettled) > window_rounds:
+        post(message.round)
+        needed = needs.get(message.chunk)
+        if needed in posted:
+            take(needed)
+        if len(unsettled) == window:
             steps.append(Step(Act.SETTLE, unsettled.popleft()))
         unsettled.append(message)
         steps.append(Step(Act.GIVE, message))
     while to_post or posted:
-        now = posted[0].round if posted else to_post[0].round
-        post_until(now + window_rounds)
-        take_until(now)
+        post(-1)
+        take(next(iter(posted)))
     steps += (Step(Act.SETTLE, message) for message in unsettled)
     return tuple(steps)
 

@@ -25,9 +25,9 @@ from remesh.reshard.model.tasks import Missing, TensorMove
 from remesh.reshard.planning.plan import Plan
 from remesh.reshard.planning.planner import AUTO, DEFAULT_CHUNK_BYTES, MIN_CHUNK_BYTES, plan_reshard
 from remesh.reshard.planning.reduction import Reduction, plan_reduction
-from remesh.reshard.planning.steps import DEFAULT_WINDOW_ROUNDS, Step, compute_peak_bytes, compute_steps
+from remesh.reshard.planning.steps import DEFAULT_WINDOW, Step, compute_peak_bytes, compute_steps
 
-_MIN_WINDOW_ROUNDS = 1
+_MIN_WINDOW = 1
 _SHORTEST_CHUNK_BYTES = 4 << 10
 _SMALL_STATE_BYTES = 1 << 20
 _LONG_CHUNK_BYTES = 256 << 10
@@ -75,17 +75,17 @@ class Transfer:
     """Moves of whole values."""
     reduction: Reduction | None = None
     """How partial sums become whole before; None without any."""
-    window_rounds: int = DEFAULT_WINDOW_ROUNDS
-    """How many rounds ahead receives are posted. Invariant: >= 1."""
+    window: int = DEFAULT_WINDOW
+    """How many messages of a rank may be on their way, each way. Invariant: >= 1."""
     max_staging_bytes: int | None = None
     """Cap on the staging of a rank; None without. Invariant: no rank needs more."""
     _rank_steps: dict[int, RankSteps] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        if self.window_rounds < _MIN_WINDOW_ROUNDS:
+        if self.window < _MIN_WINDOW:
             raise PlanError(
-                f"making a transfer: its window is {self.window_rounds} rounds, expected at least "
-                f"{_MIN_WINDOW_ROUNDS}; two ranks that give to each other would wait for ever"
+                f"making a transfer: its window is {self.window} messages, expected at least "
+                f"{_MIN_WINDOW}; two ranks that give to each other would wait for ever"
             )
         if self.max_staging_bytes is not None and self.staging_bytes > self.max_staging_bytes:
             raise PlanError(
@@ -116,7 +116,7 @@ class Transfer:
     @cached_property
     def digest(self) -> str:
         """SHA-256, in hexadecimal; equal exactly when the transfers are."""
-        told = [self.plan.digest, self.reduction.to_json() if self.reduction else None, self.window_rounds]
+        told = [self.plan.digest, self.reduction.to_json() if self.reduction else None, self.window]
         return hashlib.sha256(json.dumps(told, separators=(",", ":")).encode()).hexdigest()
 
     @cached_property
@@ -173,7 +173,7 @@ class Transfer:
         for message in program.gives:
             if message.chunk in taken_in:
                 relayed[message.chunk] = relayed.get(message.chunk, 0) + 1
-        steps = compute_steps(program.gives, program.takes, taken_in, self.window_rounds)
+        steps = compute_steps(program.gives, program.takes, taken_in, self.window)
         sizes = [chunk.nbytes for chunk in self.plan.chunks]
         peak = compute_peak_bytes(steps, sizes, {chunk: [chunk] * n for chunk, n in relayed.items()})
         sum_steps, sum_peak, kept = self._compute_sum_steps(rank)
@@ -187,7 +187,7 @@ class Transfer:
         gives, takes = (by_rank.get(rank, []) for by_rank in self._sum_messages)
         taken_in = {message.chunk: message.round for message in takes}
         needs = {m.chunk: taken_in[m.chunk - 1] for m in gives if reduction.continues(m.chunk)}
-        steps = compute_steps(gives, takes, needs, self.window_rounds)
+        steps = compute_steps(gives, takes, needs, self.window)
         sizes = [reduction.chunks[leg.chunk].nbytes for leg in reduction.legs]
         peak = compute_peak_bytes(steps, sizes, {leg - 1: [leg] for leg in needs})
         # A path that stays on one rank is joined in a buffer of its own before any message.
@@ -264,7 +264,7 @@ def _plan_once(
 
 def _attempts(cap: int, asked: int | None, whole_bytes: int) -> Iterator[tuple[int, tuple[int, ...]]]:
     """Chunk sizes to try, each with its windows, longest and widest first."""
-    windows = (DEFAULT_WINDOW_ROUNDS, 2, _MIN_WINDOW_ROUNDS)
+    windows = (DEFAULT_WINDOW, 4, 2, _MIN_WINDOW)
     if asked is not None:
         yield asked, windows
         return

@@ -119,15 +119,15 @@ class Carrier:
 
     def _run_windowed(self, steps: Sequence[Step]) -> None:
         link = self._link
-        posted: deque[tuple[torch.Tensor, Any, float]] = deque()
+        posted: dict[Message, tuple[torch.Tensor, Any, float]] = {}
         sent: deque[tuple[torch.Tensor, Any, float]] = deque()
         for step in steps:
             message = step.message
             if step.act is Act.POST:
                 buffer = self._buffer_to_take(message)
-                posted.append((buffer, link.post(message, buffer), link.now_s()))
+                posted[message] = (buffer, link.post(message, buffer), link.now_s())
             elif step.act is Act.TAKE:
-                buffer, work, begun_s = posted.popleft()
+                buffer, work, begun_s = posted.pop(message)
                 work.wait()
                 link.taken.append(self._timing(message, buffer, begun_s))
                 del work

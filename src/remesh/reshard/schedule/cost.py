@@ -1,4 +1,4 @@
-"""What does it cost to bring one slice to many devices? Closed forms for every way, and the choice between them.
+"""What does it cost to bring one slice to many devices? Closed forms for every way.
 
 Definitions. One sender host has a slice; ``A`` receiver hosts with ``B`` devices each want all of it. ``w`` is the time
 of its bytes through one NIC, ``a`` the time that each message needs besides (*latency*): both occupy the NIC. Copies
@@ -73,20 +73,6 @@ class Problem:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
-    """The cheapest way, and why."""
-
-    strategy: str
-    """Name of the way."""
-    num_chunks: int
-    """Messages that the slice is cut into."""
-    seconds: float
-    """Its cost."""
-    reason: str
-    """What it was compared with, in one sentence."""
-
-
-@dataclass(frozen=True, slots=True)
 class Cost:
     """One way and what it costs."""
 
@@ -103,27 +89,6 @@ def cost_of(strategy: str, problem: Problem) -> Cost:
     if strategy not in COSTS:
         raise PlanError(f"finding the cost of strategy {strategy!r}: expected one of {', '.join(COSTS)}")
     return COSTS[strategy](problem)
-
-
-def decide_strategy(problem: Problem) -> Choice:
-    """The cheapest way for a slice; the first in the table on ties.
-
-    >>> decide_strategy(Problem(nbytes=100, num_hosts=2, rate_bytes_per_s=1e9, latency_s=1e-4)).strategy
-    'send_recv'
-    >>> decide_strategy(Problem(nbytes=1 << 30, num_hosts=3, rate_bytes_per_s=1e9, latency_s=1e-4)).strategy
-    'chain'
-    """
-    costs = {name: cost(problem) for name, cost in COSTS.items()}
-    best = min(costs, key=lambda name: costs[name].seconds)
-    others = sorted((name for name in costs if name != best), key=lambda name: costs[name].seconds)
-    compared = ", ".join(f"{name} {costs[name].seconds:.3g}" for name in others[:2])
-    return Choice(
-        best,
-        costs[best].num_chunks,
-        costs[best].seconds,
-        f"{best} takes {costs[best].seconds:.3g} s for {problem.nbytes} bytes to {problem.num_hosts} host(s) of "
-        f"{problem.num_devices} device(s); next are {compared}",
-    )
 
 
 def tree_depth(num_hosts: int) -> int:

@@ -1,8 +1,10 @@
 """When does each message start, if nothing goes wrong? A schedule in time, event by event.
 
-Definitions. A message *occupies* the sending side of its giver, the taking side of its taker and, between hosts, a NIC
-out of one host and a NIC into the other, and the uplinks between two racks: each of them for the time that its bytes
-take there. It is there when the slowest has it. It is *ready* when its giver has the chunk.
+Definitions. A message between hosts *occupies* the sending side of its giver, the taking side of its taker, a NIC out
+of one host and a NIC into the other, and the uplinks between two racks: each of them for the time that its bytes take
+there. It is there when the slowest has it. A message inside a host occupies two sides of their own: a rank passes on to
+its neighbours while its NIC takes the next chunk, so that a moment's copy never makes another chunk overtake. A message
+is *ready* when its giver has the chunk.
 
 Algorithm (list scheduling): whenever something becomes free, the ready message of highest priority that finds all it
 needs free starts. A message that does not waits at one of the things that are occupied, so an event costs no more than
@@ -80,7 +82,7 @@ class _Timeline:
         one, other = (HostLink(1.0) if self._network is None else self._network.hosts[host] for host in (a, b))
         if a == b:
             rate = min(one.local_rate_bytes_per_s, _LOCAL_SPEED * one.total_rate_bytes_per_s)
-            found = [(rate, self._place("gives", giver)), (rate, self._place("takes", taker))]
+            found = [(rate, self._place("gives inside", giver)), (rate, self._place("takes inside", taker))]
         else:
             found = [
                 (one.rate_bytes_per_s, self._place("gives", giver)),
