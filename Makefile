@@ -11,7 +11,7 @@ STAMP  := $(VENV)/.installed
 NO_TESTS := 5
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-procs test-slow test-mpi test-netns test-gpu check format bench clean
+.PHONY: help demo test test-procs test-slow test-mpi test-netns test-gpu test-browser check format bench clean
 
 help:  ## this list
 	@grep -E '^[a-z -]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-32s %s\n", $$1, $$2}'
@@ -39,6 +39,10 @@ test-procs: $(STAMP)  ## only the tests on a pool of ranks
 
 test-slow: $(STAMP)  ## the long ones
 	$(RUN) -m pytest -m slow --timeout 1800 -o faulthandler_timeout=1900 $(TESTS) || [ $$? -eq $(NO_TESTS) ]
+
+test-browser: $(STAMP)  ## pages in a real browser; Chromium comes from the system: apt-get install chromium
+	$(RUN) -m pip install --quiet --constraint constraints.txt --editable '.[browser]'
+	$(RUN) -m pytest -m browser $(TESTS)
 
 test-mpi test-netns test-gpu: test-%: $(STAMP)  ## tiers that need more of the machine
 	$(RUN) -m pytest -m $* $(TESTS) || [ $$? -eq $(NO_TESTS) ]

@@ -57,6 +57,8 @@ _SHELLS = {
 # ... and pure modules in rooms that are not.
 _PURE_ELSEWHERE = {
     "remesh.errors",
+    "remesh.dashboard.curve",
+    "remesh.dashboard.story",
     "remesh.dist_checkpointing.checks",
     "remesh.dist_checkpointing.description",
     "remesh.dist_checkpointing.dict_utils",

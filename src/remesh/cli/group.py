@@ -12,10 +12,12 @@ from remesh.errors import Error
 
 _VERBS = {
     "ckpt": "Look into checkpoints: list, show, compare, verify, export, clear away.",
+    "dashboard": "Serve a page that shows what a job is doing.",
     "net": "Measure the network between hosts.",
     "plan": "Plan a move between two layouts: bound, ratio, rounds, pictures.",
     "run": "Start a script on this node as part of an elastic job.",
     "testbed": "Make hosts on this machine, with shaped links.",
+    "top": "Show in the terminal what a job is doing.",
 }
 """Verb to its line in ``remesh --help``. The command of the same name lives in ``remesh.cli.<verb>``."""
 

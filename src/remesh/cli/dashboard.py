@@ -1,0 +1,87 @@
+"""``remesh dashboard``: a page that shows what a job is doing, or did."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+from pathlib import Path
+
+import click
+
+from remesh.dashboard.serve import make_app, make_server, new_token
+from remesh.elastic.events import EventReader
+from remesh.errors import ConfigError
+
+DEFAULT_PORT = 8265
+
+
+@click.command()
+@click.argument("events_dir", type=click.Path(path_type=Path))
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option("--port", type=click.IntRange(0, 65535), default=DEFAULT_PORT, show_default=True, help="0: any.")
+@click.option(
+    "--token-file",
+    type=click.Path(path_type=Path),
+    help="File with the token that pages must bring; made with a new one if it is not there. Needed beyond loopback.",
+)
+@click.option("--name", multiple=True, help="Name by which browsers may address this host, beside its address.")
+def dashboard(events_dir: Path, host: str, port: int, token_file: Path | None, name: tuple[str, ...]) -> None:
+    """Serve a page about the job that writes its events into EVENTS_DIR (remesh run --events-dir).
+
+    Live while the job runs, and just as well afterwards. Ends on Ctrl-C.
+    """
+    check_folder(events_dir, "showing a job")
+    if token_file is None and not is_loopback(host):
+        raise ConfigError(
+            f"serving the dashboard on {host}: beyond loopback it asks for a token, found no --token-file; give one, "
+            "or listen on 127.0.0.1 and reach it through ssh -L"
+        )
+    token = None if token_file is None else read_token(token_file)
+    known_by = ["localhost", "127.0.0.1", "[::1]", *name] if is_loopback(host) else ["*"]
+    app = make_app(EventReader(events_dir).poll, title_of(events_dir), known_by, token)
+    server = make_server(app, host, port)
+    shown = host if ":" not in host else f"[{host}]"
+    click.echo(f"http://{shown}:{port}/" + (f"?token=$(cat {token_file})" if token_file else ""))
+    server.run()
+
+
+def check_folder(events_dir: Path, doing: str) -> None:
+    """Raises `ConfigError` unless the folder is there."""
+    if not events_dir.is_dir():
+        raise ConfigError(
+            f"{doing}: {events_dir} is not a folder, expected the folder of a job's event logs; give what "
+            "remesh run --events-dir was given"
+        )
+
+
+def title_of(events_dir: Path) -> str:
+    """What the page and the screen call the job: the last two parts of its folder's path."""
+    return "/".join(events_dir.absolute().parts[-2:])
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach a server that listens there."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def read_token(path: Path) -> str:
+    """The token in a file; a new one, readable by its owner alone, if there is no such file."""
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:
+        token = path.read_text().strip()
+        if len(token) < 16:
+            raise ConfigError(
+                f"reading the dashboard's token: {path} holds {len(token)} characters, expected at least 16; remove "
+                "it to have one made"
+            ) from None
+        return token
+    except OSError as error:
+        raise ConfigError(f"making the dashboard's token: {path} cannot be written ({error}); give another") from error
+    token = new_token()
+    with os.fdopen(descriptor, "w") as file:
+        file.write(token + "\n")
+    return token

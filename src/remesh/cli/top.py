@@ -1,0 +1,40 @@
+"""``remesh top``: what a job is doing, in the terminal."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import click
+from rich.console import Console
+from rich.live import Live
+
+from remesh.cli.dashboard import check_folder, title_of
+from remesh.dashboard.story import Story
+from remesh.dashboard.top import render
+from remesh.elastic.events import EventReader
+
+
+@click.command()
+@click.argument("events_dir", type=click.Path(path_type=Path))
+@click.option("--once", is_flag=True, help="Show the state of now, and end.")
+@click.option("--every", type=click.FloatRange(0.1), default=1.0, show_default=True, help="Seconds between looks.")
+def top(events_dir: Path, once: bool, every: float) -> None:
+    """Show the job that writes its events into EVENTS_DIR, until it ends or Ctrl-C."""
+    check_folder(events_dir, "showing a job")
+    reader, story, title = EventReader(events_dir), Story(), title_of(events_dir)
+    console = Console()
+
+    def look() -> None:
+        for event in reader.poll():
+            story.take(event)
+
+    look()
+    if once:
+        console.print(render(story, title))
+        return
+    with Live(render(story, title), console=console, auto_refresh=False) as live:
+        while story.state not in ("ended", "failed"):
+            time.sleep(every)
+            look()
+            live.update(render(story, title), refresh=True)

@@ -1,0 +1,343 @@
+"""What is a job doing? Its events, one after the other, folded into what a page or a terminal shows.
+
+An event is a line of an event log: ``t`` (seconds since the epoch), ``who``, ``kind``, and values that depend on the
+kind. Several processes tell the same thing (every agent writes down a generation): the first one counts. An unknown
+kind is shown in the list of happenings as it is, so that what a program logs itself is seen too. Values come from files
+that anybody may have written: what does not have the expected form is left out, and counted.
+
+Steps come from ``step`` events, which a program writes with ``job.log("step", loss=...)``: every number in it that is
+not named in `_NOT_CURVES` becomes a curve. Memory is bounded for a job of any length.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from remesh.dashboard.curve import Curve
+
+Event = Mapping[str, Any]
+
+_MAX_HAPPENINGS = 300
+_MAX_GENERATIONS = 200
+_MAX_CHECKPOINTS = 100
+_MAX_CURVES = 12
+_MAX_TEXT = 500
+_MAX_ALIKE = 5
+"""Events of an unknown kind, without a reason or a text, that are listed: what comes with every step is no news."""
+_NOT_CURVES = {"t", "step", "generation", "rank", "samples"}
+RATE = "steps per second"
+"""Name of the curve that every job has."""
+
+
+@dataclass(slots=True)
+class Worker:
+    """One process that trains, or did."""
+
+    pid: int
+    node: str
+    slot: int
+    """Its place on the node."""
+    state: str = "starting"
+    """``starting``, ``filling``, ``training``, ``left`` (its mesh is no more), ``standby``, ``done`` or ``gone``."""
+    rank: int | None = None
+    """In the mesh of now, also when it is gone from it; None outside."""
+    coordinates: dict[str, int] = field(default_factory=dict)
+    """Where it stands on each axis."""
+    step: int | None = None
+    """Newest step that it reported."""
+    seen_s: float = 0.0
+    """When it last said anything, seconds since the epoch."""
+
+
+@dataclass(slots=True)
+class Generation:
+    """One stay on one mesh."""
+
+    number: int
+    axes: dict[str, int]
+    num_workers: int
+    step: int
+    """At which it began."""
+    reason: str
+    began_s: float
+    """When it was decided, seconds since the epoch."""
+    first_step_s: float | None = None
+    """When its first step was reported."""
+
+
+@dataclass(slots=True)
+class Move:
+    """How the members of a generation got their state."""
+
+    generation: int
+    source: str
+    """``peers``, ``checkpoint`` or ``fresh``."""
+    reason: str
+    seconds: float
+    """On the slowest rank that told so far."""
+    bytes_by_pair: list[list[int]]
+    """``[giver, taker, bytes]`` by mesh rank."""
+    bytes_from_disk: int
+    """Over all ranks that told so far."""
+
+
+@dataclass(slots=True)
+class Happening:
+    """A line of the list of what happened."""
+
+    at_s: float
+    who: str
+    kind: str
+    text: str
+
+
+@dataclass(slots=True)
+class Checkpoint:
+    """A checkpoint that the job has saved."""
+
+    step: int
+    path: str
+    seconds: float
+    at_s: float
+
+
+class Story:
+    """Everything that is shown of a job; `take` adds an event."""
+
+    def __init__(self) -> None:
+        self.state = "waiting"
+        """``waiting``, ``meeting``, ``running``, ``ended`` or ``failed``."""
+        self.told = ""
+        """Why it ended."""
+        self.step: int | None = None
+        self.newest_s: float | None = None
+        """Time of the newest event, seconds since the epoch."""
+        self.num_unreadable = 0
+        """Events that did not have the form that their kind has."""
+        self.workers: dict[int, Worker] = {}
+        """By process id."""
+        self.generations: deque[Generation] = deque(maxlen=_MAX_GENERATIONS)
+        self.moves: deque[Move] = deque(maxlen=_MAX_GENERATIONS)
+        self.happenings: deque[Happening] = deque(maxlen=_MAX_HAPPENINGS)
+        self.checkpoints: deque[Checkpoint] = deque(maxlen=_MAX_CHECKPOINTS)
+        self.curves: dict[str, Curve] = {}
+        """By name: `RATE`, and every number that steps report."""
+        self._told_once: set[tuple[str, int]] = set()
+        self._started_by: dict[tuple[str, int], int] = {}
+        """Process that an agent has last started in a slot."""
+        self._num_other: dict[str, int] = {}
+        """How often each kind was seen that this module does not know."""
+        self._stepped: tuple[int, float] | None = None
+        """Newest step, and when it was first reported."""
+
+    def take(self, event: Event) -> None:
+        """One event more, in the order of their times."""
+        try:
+            self.newest_s = max(float(event["t"]), self.newest_s or 0.0)
+            handle = _HANDLERS.get(str(event["kind"]), Story._on_other)
+            handle(self, event)
+        except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError):
+            self.num_unreadable += 1
+
+    @property
+    def generation(self) -> Generation | None:
+        """The newest one."""
+        return self.generations[-1] if self.generations else None
+
+    def to_json(self) -> dict[str, Any]:
+        """All of it, for `json.dumps`."""
+        current = self.generation
+        return {
+            "state": self.state,
+            "told": self.told,
+            "step": self.step,
+            "newest_s": self.newest_s,
+            "num_unreadable": self.num_unreadable,
+            "axes": current.axes if current else {},
+            "workers": [asdict(worker) for worker in sorted(self.workers.values(), key=_place_in_list)],
+            "generations": [asdict(each) for each in self.generations],
+            "moves": [asdict(each) for each in self.moves],
+            "happenings": [asdict(each) for each in self.happenings],
+            "checkpoints": [asdict(each) for each in self.checkpoints],
+            "curves": {name: curve.points() for name, curve in self.curves.items()},
+        }
+
+    def _on_worker(self, event: Event) -> None:
+        pid = int(event["pid"])
+        worker = self.workers.setdefault(pid, Worker(pid, "", int(event["slot"])))
+        worker.node = str(event.get("node", worker.node))
+        worker.seen_s = float(event["t"])
+
+    def _on_meeting(self, event: Event) -> None:
+        number = int(event["generation"])
+        if self._is_new("meeting", number):
+            self.state = "meeting"
+            self._happen(event, f"members of generation {number} meet")
+
+    def _on_generation(self, event: Event) -> None:
+        number = int(event["number"])
+        axes = {str(name): int(size) for name, size in event["axes"].items()}
+        members = [(int(m["pid"]), int(m["rank"]), int(m["node"]), int(m["slot"])) for m in event["members"]]
+        standby = [int(m["pid"]) for m in event.get("standby", ())]
+        hosts = {str(index): str(name) for index, name in event.get("hosts", {}).items()}
+        if not self._is_new("generation", number):
+            return
+        step, at_s = int(event["step"]), float(event["t"])
+        if self.step is not None and step < self.step:
+            for curve in self.curves.values():
+                curve.forget_after(step)
+        self.step, self._stepped = step, None
+        self.state = "running"
+        self.generations.append(Generation(number, axes, len(members), step, _text(event.get("reason", "")), at_s))
+        for worker in self.workers.values():
+            # Who is neither a member nor stands by did not come to the meeting.
+            worker.state = "standby" if worker.pid in standby else "gone"
+            worker.rank, worker.coordinates = None, {}
+        for pid, rank, node, slot in members:
+            worker = self.workers.setdefault(pid, Worker(pid, "", slot))
+            worker.node = hosts.get(str(node), worker.node)
+            worker.state, worker.rank, worker.seen_s = "filling", rank, at_s
+            worker.coordinates = coordinates_of(rank, axes)
+        mesh = " x ".join(f"{name}={size}" for name, size in axes.items())
+        self._happen(event, f"generation {number} on {mesh} from step {step}: {event.get('reason', '')}")
+
+    def _on_filled(self, event: Event) -> None:
+        number, seconds = int(event["generation"]), float(event["seconds"])
+        pairs = [[int(giver), int(taker), int(nbytes)] for giver, taker, nbytes in event["bytes_by_pair"]]
+        from_disk = int(event["bytes_from_disk"])
+        worker = self._member(int(event["rank"]))
+        if worker is not None:
+            worker.state, worker.seen_s = "training", float(event["t"])
+        if self._is_new("filled", number):
+            source, reason = str(event["source"]), _text(event["reason"])
+            self.moves.append(Move(number, source, reason, seconds, pairs, from_disk))
+            self._happen(event, f"state of generation {number} from {source}: {reason}")
+        elif self.moves and self.moves[-1].generation == number:
+            move = self.moves[-1]
+            move.seconds = max(move.seconds, seconds)
+            move.bytes_from_disk += from_disk
+
+    def _on_step(self, event: Event) -> None:
+        step, at_s = int(event["step"]), float(event["t"])
+        current = self.generation
+        if current is not None and int(event.get("generation", current.number)) != current.number:
+            return  # a straggler of an earlier mesh: what it did is told by the generation
+        worker = self._member(int(event["rank"])) if "rank" in event else None
+        if worker is not None:
+            worker.state, worker.step, worker.seen_s = "training", step, at_s
+        if current is not None and current.first_step_s is None:
+            current.first_step_s = at_s
+        if self._stepped is None or step > self._stepped[0]:
+            if self._stepped is not None and at_s > self._stepped[1]:
+                self._curve(RATE).add(step, (step - self._stepped[0]) / (at_s - self._stepped[1]))
+            self._stepped = (step, at_s)
+            self.step = max(step, self.step or 0)
+        for name, value in event.items():
+            is_number = isinstance(value, int | float) and not isinstance(value, bool)
+            if is_number and name not in _NOT_CURVES and (name in self.curves or len(self.curves) < _MAX_CURVES):
+                self._curve(name).add(step, float(value))
+
+    def _on_saved(self, event: Event) -> None:
+        step, path, seconds = int(event["step"]), str(event["path"]), float(event["seconds"])
+        known = self.checkpoints[-1] if self.checkpoints else None
+        if known is not None and known.path == path:
+            known.seconds = max(known.seconds, seconds)
+            return
+        self.checkpoints.append(Checkpoint(step, path, seconds, float(event["t"])))
+        self._happen(event, f"checkpoint of step {step} in {path}")
+
+    def _on_left(self, event: Event) -> None:
+        pid = int(str(event["who"]).rpartition("-")[2])
+        if pid in self.workers:
+            self.workers[pid].state, self.workers[pid].seen_s = "left", float(event["t"])
+
+    def _on_trouble(self, event: Event) -> None:
+        if self._is_new(str(event["kind"]), int(event["generation"])):
+            self._happen(event, str(event["reason"]))
+
+    def _on_exited(self, event: Event) -> None:
+        slot, code = int(event["slot"]), event["code"]
+        worker = self.workers.get(self._started_by.get((str(event["who"]), slot), -1))
+        if worker is not None:
+            worker.state = "gone" if code else "done"
+        self._happen(event, f"worker {slot} ended with {code}")
+
+    def _on_started(self, event: Event) -> None:
+        pid, slot = int(event["pid"]), int(event["slot"])
+        self._started_by[str(event["who"]), slot] = pid
+        self.workers.setdefault(pid, Worker(pid, "", slot, seen_s=float(event["t"])))
+
+    def _on_finish(self, event: Event) -> None:
+        if self.state not in ("ended", "failed"):
+            self.state = "ended" if event["ok"] else "failed"
+            self.told = _text(event["text"])
+            self._happen(event, self.told)
+
+    def _on_other(self, event: Event) -> None:
+        kind = str(event["kind"])
+        self._num_other[kind] = count = self._num_other.get(kind, 0) + 1
+        told = event.get("reason", event.get("text"))
+        if told is None:
+            if count > _MAX_ALIKE:
+                return
+            told = ", ".join(f"{name}={value}" for name, value in event.items() if name not in ("t", "who", "kind"))
+        self._happen(event, str(told))
+
+    def _happen(self, event: Event, text: str) -> None:
+        self.happenings.append(Happening(float(event["t"]), _text(event["who"]), _text(event["kind"]), _text(text)))
+
+    def _is_new(self, kind: str, number: int) -> bool:
+        """Whether this is the first to tell; several processes tell the same."""
+        if (kind, number) in self._told_once:
+            return False
+        self._told_once.add((kind, number))
+        return True
+
+    def _member(self, rank: int) -> Worker | None:
+        return next((worker for worker in self.workers.values() if worker.rank == rank), None)
+
+    def _curve(self, name: str) -> Curve:
+        return self.curves.setdefault(name, Curve())
+
+
+def coordinates_of(rank: int, axes: Mapping[str, int]) -> dict[str, int]:
+    """Where a mesh rank stands on each axis; the first axis is the outermost.
+
+    >>> coordinates_of(5, {"dp": 4, "tp": 2})
+    {'dp': 2, 'tp': 1}
+    """
+    found: dict[str, int] = {}
+    for name in reversed(list(axes)):
+        rank, found[name] = divmod(rank, axes[name])
+    return {name: found[name] for name in axes}
+
+
+def _place_in_list(worker: Worker) -> tuple[bool, int, str, int]:
+    return (worker.rank is None, worker.rank or 0, worker.node, worker.slot)
+
+
+def _text(value: object) -> str:
+    text = str(value)
+    return text if len(text) <= _MAX_TEXT else text[: _MAX_TEXT - 1] + "…"
+
+
+_HANDLERS: Mapping[str, Callable[[Story, Event], None]] = {
+    "agent": lambda story, event: None,
+    "worker": Story._on_worker,
+    "worker-started": Story._on_started,
+    "worker-exited": Story._on_exited,
+    "meeting": Story._on_meeting,
+    "generation": Story._on_generation,
+    "grown": lambda story, event: None,
+    "filled": Story._on_filled,
+    "step": Story._on_step,
+    "saved": Story._on_saved,
+    "left": Story._on_left,
+    "broken": Story._on_trouble,
+    "pause": Story._on_trouble,
+    "finish": Story._on_finish,
+}
+"""What each kind does to the story; all others are listed as they are."""

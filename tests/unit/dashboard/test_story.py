@@ -1,0 +1,166 @@
+"""A job's events, folded into a view: what is told twice counts once, what was taken back is gone, nothing breaks."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
+from remesh.dashboard.curve import Curve
+from remesh.dashboard.story import RATE, Story, coordinates_of
+from remesh.dashboard.top import render
+
+
+def line(kind: str, at_s: float = 0.0, who: str = "agent-0", **values: Any) -> dict[str, Any]:
+    return {"t": at_s, "who": who, "kind": kind, **values}
+
+
+def meeting_of(number: int, axes: dict[str, int], pids: list[int], **values: Any) -> dict[str, Any]:
+    members = [{"rank": rank, "node": rank // 2, "slot": rank % 2, "pid": pid} for rank, pid in enumerate(pids)]
+    told = {"step": 0, "reason": "they fit", "standby": [], "hosts": {"0": "node-a", "1": "node-b"}} | values
+    return line("generation", number=number, axes=axes, members=members, **told)
+
+
+def told(*events: dict[str, Any]) -> Story:
+    story = Story()
+    for event in events:
+        story.take(event)
+    return story
+
+
+def test_members_stand_where_the_mesh_has_them() -> None:
+    story = told(meeting_of(1, {"dp": 2, "tp": 2}, [10, 11, 12, 13]))
+    assert story.state == "running"
+    places = {pid: (worker.rank, worker.coordinates, worker.node) for pid, worker in story.workers.items()}
+    assert places[10] == (0, {"dp": 0, "tp": 0}, "node-a")
+    assert places[13] == (3, {"dp": 1, "tp": 1}, "node-b")
+    assert {worker.state for worker in story.workers.values()} == {"filling"}
+
+
+def test_a_worker_killed_stays_in_its_place_until_the_others_have_met() -> None:
+    story = told(
+        *(line("worker-started", slot=slot, pid=10 + slot) for slot in (0, 1)),
+        meeting_of(1, {"dp": 2}, [10, 11]),
+        line("worker-exited", slot=1, code=-9),
+    )
+    assert (story.workers[11].state, story.workers[11].rank) == ("gone", 1)
+    story.take(meeting_of(2, {"dp": 1}, [10], step=7))
+    assert (story.workers[11].state, story.workers[11].rank) == ("gone", None)
+    assert (story.workers[10].state, story.workers[10].rank) == ("filling", 0)
+
+
+def test_spares_stand_by_and_those_who_did_not_come_are_gone() -> None:
+    spare = [{"rank": -1, "node": 1, "slot": 1, "pid": 13}]
+    story = told(meeting_of(1, {"dp": 4}, [10, 11, 12, 13]), meeting_of(2, {"dp": 2}, [10, 11], standby=spare))
+    assert {pid: worker.state for pid, worker in story.workers.items()} == {
+        10: "filling",
+        11: "filling",
+        12: "gone",
+        13: "standby",
+    }
+
+
+def test_what_several_processes_tell_counts_once() -> None:
+    again = meeting_of(1, {"dp": 2}, [10, 11])
+    filled = [
+        line("filled", generation=1, rank=rank, source="peers", reason="a holder lives", seconds=0.1 * (rank + 1))
+        | {"bytes_by_pair": [[0, 1, 64]], "bytes_from_disk": 5}
+        for rank in (0, 1)
+    ]
+    story = told(again, again, *filled, *(line("saved", step=3, path="a/3", seconds=s) for s in (1.0, 2.0)))
+    assert len(story.generations) == len(story.moves) == len(story.checkpoints) == 1
+    assert (story.moves[0].seconds, story.moves[0].bytes_from_disk) == (0.2, 10)
+    assert story.moves[0].bytes_by_pair == [[0, 1, 64]]
+    assert story.checkpoints[0].seconds == 2.0
+
+
+def test_curves_average_over_ranks_and_forget_what_was_taken_back() -> None:
+    steps = [
+        line("step", at_s=step, generation=1, rank=rank, step=step, loss=float(step + rank), note="x", ok=True)
+        for step in (1, 2, 3)
+        for rank in (0, 1)
+    ]
+    story = told(meeting_of(1, {"dp": 2}, [10, 11]), *steps)
+    assert story.curves.keys() == {"loss", RATE}
+    assert story.curves["loss"].points() == [[1, 1.5], [2, 2.5], [3, 3.5]]
+    assert story.curves[RATE].points() == [[2, 1.0], [3, 1.0]]
+    assert story.workers[11].step == 3
+    story.take(meeting_of(2, {"dp": 2}, [10, 11], step=1))
+    assert story.step == 1
+    assert story.curves["loss"].points() == [[1, 1.5]]
+    story.take(line("step", generation=1, rank=0, step=9, loss=9.0))
+    assert story.step == 1, "a straggler of a mesh that is no more"
+
+
+def test_what_a_program_logs_with_every_step_does_not_flood_the_list() -> None:
+    story = told(*(line("batch", step=n, samples=[n]) for n in range(100)), line("note", text="hello"))
+    assert [each.kind for each in story.happenings].count("batch") == 5
+    assert story.happenings[-1].text == "hello"
+
+
+def test_the_end_is_told_once_with_its_reason() -> None:
+    story = told(line("finish", ok=False, text="the script raised"), line("finish", ok=True, text="fine"))
+    assert (story.state, story.told) == ("failed", "the script raised")
+
+
+KINDS = (
+    *("agent", "worker", "worker-started", "worker-exited", "meeting", "generation", "grown", "filled", "step"),
+    *("saved", "left", "broken", "pause", "finish", "anything"),
+)
+FIELDS = ("pid", "slot", "node", "generation", "number", "axes", "members", "rank", "step", "bytes_by_pair", "code")
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    max_leaves=5,
+)
+wild = st.builds(
+    lambda kind, fields: {"t": 1.0, "who": "x", "kind": kind, **fields},
+    st.sampled_from(KINDS),
+    st.dictionaries(st.sampled_from(FIELDS), values, max_size=8),
+)
+
+
+@given(st.lists(wild, max_size=12))
+def test_no_event_of_any_form_breaks_the_view(events: list[dict[str, Any]]) -> None:
+    story = told(meeting_of(1, {"dp": 2}, [10, 11]), *events)
+    json.dumps(story.to_json())
+    Console(file=None, quiet=True).print(render(story, "job"))
+
+
+def test_events_of_the_wrong_form_are_counted() -> None:
+    story = told(line("generation", number="x"), line("step"), line("filled", generation=1))
+    assert story.num_unreadable == 3
+    assert story.to_json()["num_unreadable"] == 3
+
+
+@given(st.lists(st.tuples(st.integers(0, 400), st.floats(-100, 100)), max_size=300), st.integers(2, 16))
+def test_a_curve_keeps_exact_averages_in_few_points(samples: list[tuple[int, float]], limit: int) -> None:
+    curve = Curve(limit)
+    for step, value in samples:
+        curve.add(step, value)
+    points = curve.points()
+    assert len(points) <= limit
+    starts = [int(start) for start, _ in points]
+    for at, (start, average) in enumerate(points):
+        end = starts[at + 1] if at + 1 < len(starts) else math.inf
+        inside = [value for step, value in samples if start <= step < end]
+        assert average == pytest.approx(sum(inside) / len(inside), abs=1e-9)
+
+
+def test_a_value_that_is_no_number_leaves_a_gap() -> None:
+    curve = Curve()
+    curve.add(1, math.nan)
+    curve.add(2, math.inf)
+    curve.add(3, 1.0)
+    assert curve.points() == [[3, 1.0]]
+
+
+def test_coordinates_count_the_last_axis_first() -> None:
+    axes = {"pp": 2, "dp": 3, "tp": 2}
+    seen = [coordinates_of(rank, axes) for rank in range(12)]
+    assert [tuple(each.values()) for each in seen] == [(p, d, t) for p in range(2) for d in range(3) for t in range(2)]
