@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from remesh.elastic.job import Job, JobOptions
-from remesh.elastic.mesh_policy import check_template
+from remesh.elastic.mesh_policy import Axes, Template, make_template
 from remesh.elastic.worker import Exit, Worker
 from remesh.errors import ConfigError
 
 
 def elastic(
     train: Callable[[Job], Any],
-    mesh: Mapping[str, int],
+    mesh: Axes | Template,
     *,
     checkpoint: str | os.PathLike[str] | None = None,
     save_every: int | None = None,
@@ -25,14 +25,15 @@ def elastic(
 ) -> None:
     """Run ``train(job)`` on every mesh that the job gets, until it returns on all ranks.
 
-    Call it from a script started by ``remesh run``. ``mesh`` maps axis names to sizes, outermost first, with -1 for the
-    axis that takes all workers left; ``train`` is entered anew on each mesh, in the same process. ``checkpoint`` is the
+    Call it from a script started by ``remesh run``. ``mesh`` maps axis names to sizes, outermost first: a number, a
+    list of numbers to choose from, or -1 for the axis that takes all workers left; `make_template` adds what a worker
+    has room for. ``train`` is entered anew on each mesh, in the same process. ``checkpoint`` is the
     folder of the job's checkpoints; a new job goes on from its newest complete one. ``timeout_s`` bounds every
     collective. On CUDA machines the groups use NCCL, else gloo.
 
     Returns when the job has ended well; ends the process with exit code 1 when it failed anywhere.
     """
-    check_template(mesh)
+    template = mesh if isinstance(mesh, Template) else make_template(mesh)
     link_path = os.environ.get("REMESH_LINK")
     if not link_path:
         raise ConfigError(
@@ -40,7 +41,7 @@ def elastic(
             "`remesh run --nproc-per-node N script.py`"
         )
     options = JobOptions(seed, None if checkpoint is None else Path(checkpoint), save_every)
-    worker = Worker(link_path, dict(mesh), options, timeout_s)
+    worker = Worker(link_path, template, options, timeout_s)
     try:
         worker.run(train)
     except Exit as end:

@@ -11,11 +11,12 @@ had voted, and the workers in doubt follow it; otherwise nobody alive took it, a
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from remesh.elastic.mesh_policy import decide_mesh, format_axes
+from remesh.elastic.mesh_policy import Template, decide_mesh, format_axes
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +38,8 @@ class WorkerReport:
 
     slot: int
     pid: int
-    template: dict[str, int]
-    """Mesh template of the worker's script."""
+    template: dict[str, Any]
+    """Mesh template of the worker's script, in its JSON form."""
     step: int | None = None
     """Batches resolved in the state it holds; None when it holds none."""
     in_doubt: bool = False
@@ -161,9 +162,9 @@ def decide_generation(
         return Wait(f"{num_here} of up to {rules.max_nodes} nodes are here, last call open")
     workers = _in_rank_order(here)
     templates = [report.template for _, report in workers]
-    if any(list(template.items()) != list(templates[0].items()) for template in templates):
+    if any(json.dumps(template) != json.dumps(templates[0]) for template in templates):
         return GiveUp(f"workers ask for different meshes: {templates}; start the same script on every node")
-    choice = decide_mesh(templates[0], len(workers)) if workers else "no worker is alive"
+    choice = decide_mesh(Template.from_json(templates[0]), len(workers)) if workers else "no worker is alive"
     if isinstance(choice, str):
         if num_here >= rules.max_nodes and last is None:
             return GiveUp(choice)

@@ -27,6 +27,7 @@ from remesh.elastic.events import EventLog
 from remesh.elastic.generation import Generation, WorkerReport
 from remesh.elastic.job import Job, JobOptions, Leave, Place, seed_everything
 from remesh.elastic.link import Message, WorkerLink
+from remesh.elastic.mesh_policy import Template
 from remesh.elastic.position import derive_seed
 from remesh.elastic.state import Held
 from remesh.errors import PeerError
@@ -48,11 +49,11 @@ class Exit(BaseException):
 class Worker:
     """The worker's side of the membership protocol."""
 
-    def __init__(self, link_path: str, template: dict[str, int], options: JobOptions, timeout_s: float) -> None:
+    def __init__(self, link_path: str, template: Template, options: JobOptions, timeout_s: float) -> None:
         self._slot = int(os.environ["REMESH_SLOT"])
         events = os.environ.get("REMESH_EVENTS")
         self._log = EventLog(Path(events) if events else None, f"worker-{os.getpid()}")
-        self._template = template
+        self._template = template.to_json()
         self._options = options
         self._link = WorkerLink(link_path, self._on_urgent)
         backend, device_type = ("nccl", "cuda") if torch.cuda.is_available() else ("gloo", "cpu")

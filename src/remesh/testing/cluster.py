@@ -32,6 +32,7 @@ from remesh.elastic.machine_io import (
     WorkerSuspects,
 )
 from remesh.elastic.membership import AgentMachine, AgentRules
+from remesh.elastic.mesh_policy import make_template
 
 SIGKILL = 9
 
@@ -51,7 +52,7 @@ class FakeWorker:
     done: bool = False
 
     def report(self, template: dict[str, int]) -> WorkerReport:
-        return WorkerReport(self.slot, self.pid, template, self.step, self.in_doubt)
+        return WorkerReport(self.slot, self.pid, make_template(template).to_json(), self.step, self.in_doubt)
 
 
 @dataclass

@@ -13,10 +13,11 @@ from remesh.elastic.generation import (
     decide_generation,
     decide_step,
 )
+from remesh.elastic.mesh_policy import make_template
 
 RULES = MeetingRules(min_nodes=1, max_nodes=2, last_call_s=5.0, join_timeout_s=60.0, absence_timeout_s=20.0)
 NODES = {index: NodeInfo(index, f"node-{index}", "127.0.0.1", 1, 2) for index in range(3)}
-TEMPLATE = {"dp": -1, "tp": 2}
+TEMPLATE = make_template({"dp": -1, "tp": 2}).to_json()
 
 
 def reports(index: int, step: int | None = None, slots: int = 2) -> tuple[WorkerReport, ...]:
@@ -62,7 +63,7 @@ def test_survivors_come_before_newcomers_and_keep_their_order() -> None:
 
 
 def test_different_meshes_in_one_job_are_refused() -> None:
-    other = (WorkerReport(0, 1, {"dp": -1}), WorkerReport(1, 2, {"dp": -1}))
+    other = tuple(WorkerReport(slot, slot + 1, make_template({"dp": -1}).to_json()) for slot in range(2))
     decision = decide_generation(None, NODES, {0: reports(0), 1: other}, {}, RULES, 0.0)
     assert isinstance(decision, GiveUp)
     assert "start the same script on every node" in decision.reason
