@@ -1,0 +1,129 @@
+"""How does a stream without indices go on after a change of mesh? Read alike on every rank, from a known position.
+
+An iterable dataset has no indices to share out. So every rank reads the whole stream and keeps its share of each batch;
+what a rank reads follows from the position alone, and a change of the number of ranks can neither lose nor repeat a
+sample. Reading costs each rank the work of all: an iterable that is expensive should read lazily, or be map-style.
+
+Going to a position, in this order:
+
+1. The batch that was handed out last is kept until the next one: a batch that came to nothing is handed out again.
+2. An iterable with ``state_dict`` and ``load_state_dict``, such as torchdata's ``StatefulDataLoader``, is carried with the
+   job (``job.carry(..., data=stream)``): its state at the position is put back, on new ranks too.
+3. Any other is begun anew, and as many samples are passed over as lie behind the job.
+
+An epoch is one pass over the iterable. If it has ``set_epoch`` it is told which one, so that it may shuffle; it must yield
+the same samples in the same order on every rank.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+
+from remesh.errors import ConfigError
+
+
+class Stream:
+    """An iterable dataset, read alike on every rank; give it to ``job.carry`` and to ``job.batches``.
+
+    ``dataset`` yields single samples: a loader around it must not make batches (``batch_size=None``).
+    """
+
+    def __init__(self, dataset: Any) -> None:
+        if not hasattr(dataset, "__iter__"):
+            raise ConfigError(
+                f"making a stream: expected an iterable dataset, found {type(dataset).__name__}; give a map-style "
+                "dataset to job.batches directly"
+            )
+        self._dataset = dataset
+        self._is_stateful = hasattr(dataset, "state_dict") and hasattr(dataset, "load_state_dict")
+        self._iterator: Iterator[Any] | None = None
+        self._epoch = 0
+        self._read = 0
+        """Samples of the stream that were read so far."""
+        self._last_start = 0
+        """Position of the batch that was handed out last."""
+        self._last: list[Any] = []
+        self._state_before: dict[str, Any] | None = None
+        """State of the dataset where the last batch began, with the epoch; None for a dataset without state."""
+
+    def take(self, position: int, count: int, num_epochs: int | None) -> list[Any]:
+        """The next ``count`` samples from ``position`` on; fewer, or none, only at the end of the last epoch.
+
+        Raises `ConfigError` for a stream that is empty, or shorter than the position says it was.
+        """
+        if position == self._last_start and len(self._last) == count:
+            return self._last
+        self._go_to(position, num_epochs)
+        self._last_start, self._state_before = position, self._state()
+        self._last = self._read_samples(count, num_epochs)
+        return self._last
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the stream stands: after the last batch once the job asks for the next, before it until then."""
+        return {"samples": self._last_start, "dataset": self._state_before}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Stand where ``state`` says."""
+        self._last = []
+        before = state["dataset"]
+        self._iterator = None
+        if before is None or not self._is_stateful:
+            self._epoch = self._read = self._last_start = 0
+            self._state_before = None
+            return
+        raw = io.BytesIO(base64.b64decode(before["state"]))
+        self._dataset.load_state_dict(torch.load(raw, weights_only=True))
+        self._epoch = int(before["epoch"])
+        self._read = self._last_start = int(state["samples"])
+        self._state_before = dict(before)
+
+    def _state(self) -> dict[str, Any] | None:
+        """As JSON: whatever the dataset says of itself becomes text, and is never unpickled when it is read again."""
+        if not self._is_stateful:
+            return None
+        raw = io.BytesIO()
+        torch.save(self._dataset.state_dict(), raw)
+        return {"epoch": self._epoch, "state": base64.b64encode(raw.getvalue()).decode()}
+
+    def _go_to(self, position: int, num_epochs: int | None) -> None:
+        if position < self._read:
+            if position == self._last_start and self._state_before is not None:
+                self.load_state_dict(self.state_dict())
+            else:
+                self._iterator, self._epoch, self._read = None, 0, 0
+        while self._read < position:
+            passed = len(self._read_samples(min(position - self._read, 1024), num_epochs))
+            if not passed:
+                raise ConfigError(
+                    f"going on with a stream at sample {position}: it ended after {self._read}; give the iterable that "
+                    "the job was started with"
+                )
+
+    def _read_samples(self, count: int, num_epochs: int | None) -> list[Any]:
+        found: list[Any] = []
+        was_empty = False
+        while len(found) < count:
+            if self._iterator is None:
+                if num_epochs is not None and self._epoch >= num_epochs:
+                    break
+                if hasattr(self._dataset, "set_epoch"):
+                    self._dataset.set_epoch(self._epoch)
+                self._iterator = iter(self._dataset)
+            before = len(found)
+            for sample in self._iterator:
+                found.append(sample)
+                if len(found) == count:
+                    break
+            else:
+                self._iterator = None
+                self._epoch += 1
+                if len(found) == before and was_empty:
+                    raise ConfigError("reading a stream: two epochs in a row were empty; give an iterable with samples")
+                was_empty = len(found) == before
+        self._read += len(found)
+        return found
