@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import click
@@ -25,16 +24,29 @@ from remesh.dist_checkpointing.integrity import SHA256_FNAME, check_sha256_manif
 from remesh.dist_checkpointing.manifest import StoredTensor
 from remesh.dist_checkpointing.reader import OpenCheckpoint, open_checkpoint
 from remesh.dist_checkpointing.retention import KeepEvery, KeepLast, Policy
+from remesh.dist_checkpointing.storage import Location, location_of, store_of
 from remesh.dist_checkpointing.stored_values import bands_of, compare, read_box
 from remesh.dist_checkpointing.strategies.torch_format import check_files
 from remesh.errors import ConfigError
 from remesh.layout import Box
 from remesh.layout.from_torch import torch_dtype
 
-_DIRECTORY = click.Path(exists=True, file_okay=False, path_type=Path)
 _MAX_CELLS = 32
 _MARKS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
 _STYLE = {State.COMPLETE: "green", State.UNFINISHED: "yellow", State.DAMAGED: "red"}
+
+
+def _place(ctx: click.Context, param: click.Parameter, given: str) -> Location:
+    """The location that an argument names: a path, or a URL of any store."""
+    return location_of(given)
+
+
+def _directory(ctx: click.Context, param: click.Parameter, given: str) -> Location:
+    """The same, of a directory that is there."""
+    place = location_of(given)
+    if not store_of(place).is_directory(place):
+        raise click.BadParameter(f"no such directory: {place}", ctx, param)
+    return place
 
 
 @click.group()
@@ -43,8 +55,8 @@ def ckpt() -> None:
 
 
 @ckpt.command("ls")
-@click.argument("root", type=_DIRECTORY)
-def list_steps(root: Path) -> None:
+@click.argument("root", callback=_directory)
+def list_steps(root: Location) -> None:
     """List the checkpoints under ROOT, directories named step-00000120."""
     table = Table("step", "directory", "state", "size", box=None, header_style="bold")
     for one in list_checkpoints(root):
@@ -54,10 +66,10 @@ def list_steps(root: Path) -> None:
 
 
 @ckpt.command()
-@click.argument("directory", type=_DIRECTORY)
+@click.argument("directory", callback=_directory)
 @click.argument("key", required=False)
 @click.option("--values", is_flag=True, help="With KEY: the values too, shortened.")
-def show(directory: Path, key: str | None, values: bool) -> None:
+def show(directory: Location, key: str | None, values: bool) -> None:
     """Show what checkpoint DIRECTORY holds; with KEY, how that tensor is cut."""
     checkpoint = open_checkpoint(directory, allow_native=True)
     if key is None:
@@ -75,9 +87,9 @@ def show(directory: Path, key: str | None, values: bool) -> None:
 
 
 @ckpt.command()
-@click.argument("left", type=_DIRECTORY)
-@click.argument("right", type=_DIRECTORY)
-def diff(left: Path, right: Path) -> None:
+@click.argument("left", callback=_directory)
+@click.argument("right", callback=_directory)
+def diff(left: Location, right: Location) -> None:
     """Compare the tensors of two checkpoints by value, however each is cut. Exit code 1 if they differ."""
     one, other = (open_checkpoint(path, allow_native=True) for path in (left, right))
     keys, theirs = set(one.manifest.tensors), set(other.manifest.tensors)
@@ -98,8 +110,8 @@ def diff(left: Path, right: Path) -> None:
 
 
 @ckpt.command("verify")
-@click.argument("directory", type=_DIRECTORY)
-def run_verify(directory: Path) -> None:
+@click.argument("directory", callback=_directory)
+def run_verify(directory: Location) -> None:
     """Read all of checkpoint DIRECTORY and check it against its checksums."""
     checkpoint = open_checkpoint(directory, allow_native=True)
     check_files(directory, list(checkpoint.manifest.extents()))
@@ -110,18 +122,18 @@ def run_verify(directory: Path) -> None:
             progress.advance(task, num_bytes)
         if not checksums.entries:
             _read_everything(checkpoint, progress)
-    if (directory / SHA256_FNAME).exists():
+    if store_of(directory).size_of(directory / SHA256_FNAME) is not None:
         check_sha256_manifest(directory)
     what = f"{len(checksums.entries)} files as they were written" if checksums.entries else "everything can be read"
     _console().print(f"[green]ok[/]: {what}")
 
 
 @ckpt.command()
-@click.argument("root", type=_DIRECTORY)
+@click.argument("root", callback=_directory)
 @click.option("--keep-last", type=click.IntRange(1), help="Keep so many of the highest steps.")
 @click.option("--keep-every", type=click.IntRange(1), help="Keep the first of each interval of so many steps.")
 @click.option("--yes", is_flag=True, help="Remove; without it only say what would be removed.")
-def gc(root: Path, keep_last: int | None, keep_every: int | None, yes: bool) -> None:
+def gc(root: Location, keep_last: int | None, keep_every: int | None, yes: bool) -> None:
     """Remove aborted saves under ROOT, and checkpoints that no policy keeps where one is given."""
     policies: list[Policy] = [KeepLast(keep_last)] if keep_last else []
     policies += [KeepEvery(keep_every)] if keep_every else []
@@ -137,11 +149,11 @@ def gc(root: Path, keep_last: int | None, keep_every: int | None, yes: bool) -> 
 
 
 @ckpt.command()
-@click.argument("directory", type=_DIRECTORY)
-@click.argument("target", type=click.Path(file_okay=False, path_type=Path))
+@click.argument("directory", callback=_directory)
+@click.argument("target", callback=_place)
 @click.option("--max-file-bytes", type=click.IntRange(1), default=4 << 30, show_default=True, help="Of each file.")
 @click.option("--prefix", default="", help="Export only the tensors under this prefix, without it.")
-def export(directory: Path, target: Path, max_file_bytes: int, prefix: str) -> None:
+def export(directory: Location, target: Location, max_file_bytes: int, prefix: str) -> None:
     """Write the tensors of checkpoint DIRECTORY to TARGET as safetensors files with an index."""
     try:
         from remesh.dist_checkpointing.strategies import safetensors  # noqa: PLC0415 - an optional library

@@ -12,14 +12,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
-from remesh.dist_checkpointing.core import write_durably
 from remesh.dist_checkpointing.errors import CheckpointFormatError
+from remesh.dist_checkpointing.storage import Location, store_of
 from remesh.dist_checkpointing.strategies.data_file import (
     Trailer,
     decode_trailer,
@@ -48,7 +46,7 @@ class Entry:
 class Checksums:
     """What `CHECKSUMS_FNAME` says; without entries for a checkpoint of another writer."""
 
-    directory: Path
+    directory: Location
     entries: Mapping[str, Entry]
 
     def trailer_of(self, name: str) -> Trailer | None:
@@ -68,7 +66,7 @@ class Checksums:
             entry = self.entries.get(name)
             path = self.directory / name
             # A file that is missing is for its reader to tell: what it is needed for is known there.
-            if entry is not None and entry.kind == _WHOLE and path.exists():
+            if entry is not None and entry.kind == _WHOLE and store_of(path).size_of(path) is not None:
                 self._check_size(name, entry)
                 self._check_crc(path, _crc_of(path), entry, "the file")
 
@@ -80,7 +78,7 @@ class Checksums:
 
     def _check_size(self, name: str, entry: Entry) -> None:
         path = self.directory / name
-        found = path.stat().st_size if path.is_file() else None
+        found = store_of(path).size_of(path)
         if found != entry.num_bytes:
             is_shorter = found is not None and found < entry.num_bytes
             raise CheckpointFormatError(
@@ -89,7 +87,7 @@ class Checksums:
                 f"{'no such file' if found is None else found}; the checkpoint is damaged, use another one",
             )
 
-    def _check_crc(self, path: Path, found: int, entry: Entry, what: str) -> None:
+    def _check_crc(self, path: Location, found: int, entry: Entry, what: str) -> None:
         if found != entry.crc:
             raise CheckpointFormatError(
                 "checksum",
@@ -98,24 +96,23 @@ class Checksums:
             )
 
 
-def write_checksums(directory: Path) -> None:
+def write_checksums(directory: Location) -> None:
     """Write `CHECKSUMS_FNAME` durably for the files that are there; called by one rank, before the commit."""
     entries = {}
-    for path in _files(directory):
-        size = path.stat().st_size
-        if path.suffix == ".distcp":
-            entries[path.name] = [_DATA, size, zlib.crc32(read_trailer_bytes(path))]
-        elif path.name in (".metadata", "common.pt"):
-            entries[path.name] = [_WHOLE, size, _crc_of(path)]
+    for name, size in _sizes(directory).items():
+        if name.endswith(".distcp"):
+            entries[name] = [_DATA, size, zlib.crc32(read_trailer_bytes(directory / name))]
+        elif name in (".metadata", "common.pt"):
+            entries[name] = [_WHOLE, size, _crc_of(directory / name)]
     content = json.dumps({"version": _VERSION, "files": entries}, indent=0).encode() + b"\n"
-    write_durably(directory / CHECKSUMS_FNAME, content + b"%08x\n" % zlib.crc32(content))
+    store_of(directory).put(directory / CHECKSUMS_FNAME, content + b"%08x\n" % zlib.crc32(content))
 
 
-def read_checksums(directory: Path) -> Checksums:
+def read_checksums(directory: Location) -> Checksums:
     """The checksums of a checkpoint, confirmed against their own; no entries when the file is not there."""
     path = directory / CHECKSUMS_FNAME
     try:
-        content = path.read_bytes()
+        content = store_of(path).read(path)
     except FileNotFoundError:
         return Checksums(directory, {})
     body, told = content[:-9], content[-9:]
@@ -139,7 +136,7 @@ def read_checksums(directory: Path) -> Checksums:
     return Checksums(directory, entries)
 
 
-def verify(directory: Path) -> Iterator[tuple[str, int]]:
+def verify(directory: Location) -> Iterator[tuple[str, int]]:
     """Read every file in full and compare all checksums; yields ``(file name, bytes just checked)`` on the way.
 
     Raises `CheckpointFormatError` at the first difference. Memory is bounded by a few MiB.
@@ -155,32 +152,33 @@ def verify(directory: Path) -> Iterator[tuple[str, int]]:
             yield from _verify_data(directory / name, trailer)
 
 
-def _verify_data(path: Path, trailer: Trailer) -> Iterator[tuple[str, int]]:
-    with path.open("rb") as file:
-        for index, expected in enumerate(trailer.crcs):
-            start = index * trailer.block_bytes
-            content = file.read(min(trailer.block_bytes, trailer.data_bytes - start))
-            found = zlib.crc32(content)
+def _verify_data(path: Location, trailer: Trailer) -> Iterator[tuple[str, int]]:
+    block = trailer.block_bytes
+    for start, content in _pieces(path, trailer.data_bytes, max(1, _READ_BYTES // block) * block):
+        for at in range(0, len(content), block):
+            part = content[at : at + block]
+            expected, found = trailer.crcs[(start + at) // block], zlib.crc32(part)
             if found != expected:
                 raise CheckpointFormatError(
                     "checksum",
-                    f"verifying {path}: bytes {start} to {start + len(content)} have checksum {found:08x}, expected "
-                    f"{expected:08x}; the file is damaged, use another checkpoint",
+                    f"verifying {path}: bytes {start + at} to {start + at + len(part)} have checksum {found:08x}, "
+                    f"expected {expected:08x}; the file is damaged, use another checkpoint",
                 )
-            yield path.name, len(content)
+        yield path.name, len(content)
 
 
-def write_sha256_manifest(directory: Path) -> None:
+def write_sha256_manifest(directory: Location) -> None:
     """Write `SHA256_FNAME`: SHA-256 of every file of the directory. Called by one rank, after the commit."""
-    files = {path.name: _sha256_of(path) for path in _files(directory) if path.name != SHA256_FNAME}
-    write_durably(directory / SHA256_FNAME, json.dumps({"algorithm": "sha256", "files": files}, indent=2).encode())
+    files = {name: _sha256_of(directory / name) for name in _sizes(directory) if name != SHA256_FNAME}
+    content = json.dumps({"algorithm": "sha256", "files": files}, indent=2).encode()
+    store_of(directory).put(directory / SHA256_FNAME, content)
 
 
-def check_sha256_manifest(directory: Path) -> None:
+def check_sha256_manifest(directory: Location) -> None:
     """Raise `CheckpointFormatError` unless `SHA256_FNAME` is there and every file that it names has its sum."""
     path = directory / SHA256_FNAME
     try:
-        found = json.loads(path.read_bytes())
+        found = json.loads(store_of(path).read(path))
         if found["algorithm"] != "sha256":
             raise ValueError(f"algorithm {found['algorithm']!r}")
         files = {_plain_name(name): str(value) for name, value in found["files"].items()}
@@ -192,7 +190,7 @@ def check_sha256_manifest(directory: Path) -> None:
         ) from raised
     for name, expected in files.items():
         file = directory / name
-        actual = _sha256_of(file) if file.is_file() else "no such file"
+        actual = _sha256_of(file) if store_of(file).size_of(file) is not None else "no such file"
         if actual != expected:
             raise CheckpointFormatError(
                 "checksum",
@@ -214,18 +212,31 @@ def _plain_name(name: str) -> str:
     return name
 
 
-def _files(directory: Path) -> list[Path]:
-    return sorted(Path(entry) for entry in os.scandir(directory) if entry.is_file())
+def _sizes(directory: Location) -> dict[str, int]:
+    """Length of every file of the directory, by name."""
+    found = store_of(directory).entries(directory)
+    return {entry.name: entry.num_bytes for entry in found if entry.num_bytes is not None}
 
 
-def _crc_of(path: Path) -> int:
+def _pieces(path: Location, num_bytes: int | None = None, step: int = _READ_BYTES) -> Iterator[tuple[int, memoryview]]:
+    """The content of a file, or its first bytes, in order; each piece is valid until the next."""
+    buffer = memoryview(bytearray(step))
+    with store_of(path).open_ranged(path) as file:
+        stop = file.num_bytes if num_bytes is None else num_bytes
+        for start in range(0, stop, step):
+            part = buffer[: min(step, stop - start)]
+            yield start, part[: file.read_into(start, part)]
+
+
+def _crc_of(path: Location) -> int:
     crc = 0
-    with path.open("rb") as file:
-        while content := file.read(_READ_BYTES):
-            crc = zlib.crc32(content, crc)
+    for _, content in _pieces(path):
+        crc = zlib.crc32(content, crc)
     return crc
 
 
-def _sha256_of(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+def _sha256_of(path: Location) -> str:
+    digest = hashlib.sha256()
+    for _, content in _pieces(path):
+        digest.update(content)
+    return digest.hexdigest()

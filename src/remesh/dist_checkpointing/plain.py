@@ -10,12 +10,10 @@ writer as sharded tensors. Loading asks for this rank's boxes, whatever boxes we
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -26,6 +24,7 @@ from remesh.dist_checkpointing.errors import CheckpointMismatchError, told_as_ch
 from remesh.dist_checkpointing.mapping import ShardedTensor
 from remesh.dist_checkpointing.reader import Fill, OpenCheckpoint, is_complete, open_checkpoint, plan_fill, run_fill
 from remesh.dist_checkpointing.state_split import split
+from remesh.dist_checkpointing.storage import Directory, Location, location_of, store_of
 from remesh.dist_checkpointing.strategies.fetch import read_objects
 from remesh.dist_checkpointing.strategies.torch_format import check_files
 from remesh.dist_checkpointing.writer import State, save_state
@@ -38,18 +37,18 @@ _ABSENT = object()
 _STEP_NAME = re.compile(r"step-(\d{8,})")
 
 
-def save(state: Mapping[str, Any], path: str | os.PathLike[str], *, group: Group = None) -> None:
-    """Write a state as one checkpoint in the directory ``path``, which is created, and commit it atomically.
+def save(state: Mapping[str, Any], path: Directory, *, group: Group = None) -> None:
+    """Write a state as one checkpoint in the directory or URL ``path``, which is created; commit it atomically.
 
     Called by every rank of the group with its own part; blocks until the checkpoint is on disk. Every distinct box is
     written once, common data by the first rank. Works without a process group, in one process. Raises the same
     error on all ranks; then no checkpoint is there, and one that was there before is untouched.
     """
     with collector_at_rest():
-        _save(state, Path(path), group)
+        _save(state, location_of(path), group)
 
 
-def _save(state: Mapping[str, Any], directory: Path, group: Group) -> None:
+def _save(state: Mapping[str, Any], directory: Location, group: Group) -> None:
     rank = group_rank(group)
     held: list[list[_Held]] = []
 
@@ -69,7 +68,7 @@ def _save(state: Mapping[str, Any], directory: Path, group: Group) -> None:
     save_state(prepare, directory, group, may_create=True)
 
 
-def load(state: dict[str, Any], path: str | os.PathLike[str], *, group: Group = None) -> dict[str, Any]:
+def load(state: dict[str, Any], path: Directory, *, group: Group = None) -> dict[str, Any]:
     """The state that was saved at ``path``: its common data, and the tensors of ``state``, filled in place.
 
     Called by every rank of the group; blocks until all have read. The number of ranks and every tensor's placement
@@ -78,10 +77,10 @@ def load(state: dict[str, Any], path: str | os.PathLike[str], *, group: Group = 
     without error, no tensor is changed on any.
     """
     with collector_at_rest():
-        return _load(state, Path(path), group)
+        return _load(state, location_of(path), group)
 
 
-def _load(state: dict[str, Any], directory: Path, group: Group) -> dict[str, Any]:
+def _load(state: dict[str, Any], directory: Location, group: Group) -> dict[str, Any]:
     doing = f"loading checkpoint {directory}"
     planned: list[_PlannedLoad] = []
 
@@ -114,17 +113,19 @@ def step_of(name: str) -> int | None:
     return int(match[1]) if match else None
 
 
-def latest_complete(root: str | os.PathLike[str]) -> Path | None:
+def latest_complete(root: Directory) -> Location | None:
     """The checkpoint of the highest step under ``root`` whose files are all there in full, or None.
 
     Looks at directories named as by `step_name`; an incomplete or damaged one is passed over for the one before.
     """
-    if not Path(root).is_dir():
+    place = location_of(root)
+    store = store_of(place)
+    if not store.is_directory(place):
         return None
-    steps = {path: step for path in Path(root).iterdir() if (step := step_of(path.name)) is not None}
-    for path in sorted(steps, key=lambda path: steps[path], reverse=True):
-        if is_complete(path):
-            return path
+    names = {entry.name: step for entry in store.entries(place) if (step := step_of(entry.name)) is not None}
+    for name in sorted(names, key=lambda name: names[name], reverse=True):
+        if is_complete(place / name):
+            return place / name
     return None
 
 
@@ -209,7 +210,7 @@ class _PlannedLoad:
         return result
 
 
-def _plan_load(state: dict[str, Any], directory: Path) -> _PlannedLoad:
+def _plan_load(state: dict[str, Any], directory: Location) -> _PlannedLoad:
     checkpoint = open_checkpoint(directory, allow_native=True)
     tensors: list[ShardedTensor] = []
     staged: list[tuple[torch.Tensor, torch.Tensor]] = []

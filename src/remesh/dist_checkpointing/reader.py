@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,6 +19,7 @@ from remesh.dist_checkpointing.integrity import read_checksums
 from remesh.dist_checkpointing.manifest import Extent, Manifest
 from remesh.dist_checkpointing.mapping import ShardedBase, ShardedObject, ShardedTensor
 from remesh.dist_checkpointing.reads import Read, Want, find_objects, plan_reads
+from remesh.dist_checkpointing.storage import Location, store_of
 from remesh.dist_checkpointing.strategies.common import COMMON_STATE_FNAME, load_common
 from remesh.dist_checkpointing.strategies.fetch import Job, Target, fetch, read_objects
 from remesh.dist_checkpointing.strategies.torch_format import (
@@ -39,7 +39,7 @@ _COMMON_STATE_KEY = "common_state"
 class OpenCheckpoint:
     """A checkpoint whose index has been read."""
 
-    directory: Path
+    directory: Location
     manifest: Manifest
     common: dict[str, Any]
     is_native: bool
@@ -61,7 +61,7 @@ class Fill:
     objects: Sequence[tuple[ShardedObject, Extent]]
 
 
-def open_checkpoint(directory: Path, *, allow_native: bool = False) -> OpenCheckpoint:
+def open_checkpoint(directory: Location, *, allow_native: bool = False) -> OpenCheckpoint:
     """Read the index and the common data. Raises `CheckpointPathError` or `CheckpointFormatError`."""
     is_native = _check_is_checkpoint(directory, allow_native)
     read_checksums(directory).check_whole(METADATA_FNAME, COMMON_STATE_FNAME)
@@ -69,23 +69,23 @@ def open_checkpoint(directory: Path, *, allow_native: bool = False) -> OpenCheck
     return OpenCheckpoint(directory, manifest, {} if is_native else _load_common(directory, manifest), is_native)
 
 
-def read_common(directory: Path) -> dict[str, Any]:
+def read_common(directory: Location) -> dict[str, Any]:
     """The common data alone; the index of tensors is not read unless the common data stands there."""
     _check_is_checkpoint(directory, allow_native=False)
     checksums = read_checksums(directory)
     checksums.check_whole(COMMON_STATE_FNAME)
-    if (directory / COMMON_STATE_FNAME).exists():
+    if _has(directory, COMMON_STATE_FNAME):
         return load_common(directory)
     checksums.check_whole(METADATA_FNAME)
     return _load_common(directory, read_manifest(directory))
 
 
-def is_complete(directory: Path) -> bool:
+def is_complete(directory: Location) -> bool:
     """Whether the directory holds a committed checkpoint all of whose files have their full length."""
     return not why_incomplete(directory)
 
 
-def why_incomplete(directory: Path) -> str:
+def why_incomplete(directory: Location) -> str:
     """What is wrong with a checkpoint as far as its small files and the lengths of all tell; empty if nothing is."""
     try:
         checkpoint = open_checkpoint(directory)
@@ -112,14 +112,14 @@ def plan_fill(checkpoint: OpenCheckpoint, entities: Sequence[ShardedBase]) -> Fi
     return Fill(tensors, reads, list(zip(objects, extents, strict=True)))
 
 
-def run_fill(directory: Path, fill: Fill) -> tuple[list[torch.Tensor], list[Any]]:
+def run_fill(directory: Location, fill: Fill) -> tuple[list[torch.Tensor], list[Any]]:
     """Read everything; returns the tensors and the objects, each in the order in which they were planned."""
     fill_tensors(directory, fill)
     filled = [tensor.data.detach() for tensor in fill.tensors if tensor.data is not None]
     return filled, _read_objects(directory, fill)
 
 
-def fill_tensors(directory: Path, fill: Fill) -> int:
+def fill_tensors(directory: Location, fill: Fill) -> int:
     """Read the tensors alone; returns the number of bytes that were read of data files."""
     places = [tensor.data_in_box() for tensor in fill.tensors]
     for tensor, place in zip(fill.tensors, places, strict=True):
@@ -129,7 +129,7 @@ def fill_tensors(directory: Path, fill: Fill) -> int:
     return fetch(directory, [_job_of(read, boxes, places, directory) for read in fill.reads])
 
 
-def _job_of(read: Read, boxes: Sequence[Box], places: Sequence[torch.Tensor], directory: Path) -> Job:
+def _job_of(read: Read, boxes: Sequence[Box], places: Sequence[torch.Tensor], directory: Location) -> Job:
     chunk = read.chunk.box
     targets = tuple(
         Target(_within(chunk, copy.box), _part(places[copy.want], boxes[copy.want], copy.box)) for copy in read.copies
@@ -163,23 +163,25 @@ def describe_whole(manifest: Manifest) -> dict[str, ShardedTensor]:
     }
 
 
-def _check_is_checkpoint(directory: Path, allow_native: bool) -> bool:
+def _check_is_checkpoint(directory: Location, allow_native: bool) -> bool:
     """Whether it is a native one; raises unless it is any."""
-    if not directory.is_dir():
+    store = store_of(directory)
+    if not store.is_directory(directory):
         raise CheckpointPathError(
             f"loading checkpoint: Checkpoint directory {directory} does not exist, expected the directory of a saved "
             "checkpoint; mend the path"
         )
     config = maybe_load_config(directory)
     if config is None:
-        is_whole = (directory / METADATA_FNAME).exists() and not (directory / IN_PROGRESS_FNAME).exists()
+        names = [entry.name for entry in store.entries(directory)]
+        is_whole = METADATA_FNAME in names and IN_PROGRESS_FNAME not in names
         if is_whole and allow_native:
             return True
         hint = "it was written by native torch, load it with remesh.load" if is_whole else "use another checkpoint"
         raise CheckpointFormatError(
             "not-a-checkpoint",
             f"loading checkpoint: {directory} is not a distributed checkpoint, expected the marker {CONFIG_FNAME} that "
-            f"a completed save leaves, found {sorted(path.name for path in directory.iterdir())[:8]}; {hint}",
+            f"a completed save leaves, found {names[:8]}; {hint}",
         )
     if (config.sharded_backend, config.sharded_backend_version) != (BACKEND, BACKEND_VERSION):
         raise CheckpointFormatError(
@@ -190,8 +192,12 @@ def _check_is_checkpoint(directory: Path, allow_native: bool) -> bool:
     return False
 
 
-def _load_common(directory: Path, manifest: Manifest) -> dict[str, Any]:
-    if (directory / COMMON_STATE_FNAME).exists():
+def _has(directory: Location, name: str) -> bool:
+    return store_of(directory).size_of(directory / name) is not None
+
+
+def _load_common(directory: Location, manifest: Manifest) -> dict[str, Any]:
+    if _has(directory, COMMON_STATE_FNAME):
         return load_common(directory)
     names = sorted(name for name in manifest.objects if _object_key(name) == _COMMON_STATE_KEY)
     if not names:
@@ -222,7 +228,7 @@ def _with_data(tensor: ShardedTensor) -> ShardedTensor:
     return tensor
 
 
-def _read_objects(directory: Path, fill: Fill) -> list[Any]:
+def _read_objects(directory: Location, fill: Fill) -> list[Any]:
     """For each request the element of its blob; the i-th request of a name gets element i."""
     blobs: dict[str, list[Any]] = {}
     num_given: dict[str, int] = {}

@@ -1,15 +1,14 @@
 """Save and load sharded state dicts: the entry points that replace ``torch.save`` and ``torch.load``.
 
-All functions accept any path-like directory. Those that are not marked otherwise communicate with nobody.
+All functions accept a path for the directory, or a URL that fsspec knows. Those that are not marked otherwise
+communicate with nobody.
 """
 
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from remesh.dist_checkpointing.checks import (
@@ -41,6 +40,7 @@ from remesh.dist_checkpointing.mapping import (
 )
 from remesh.dist_checkpointing.reader import read_common
 from remesh.dist_checkpointing.state_split import expand, split
+from remesh.dist_checkpointing.storage import Directory, Location, location_of
 from remesh.dist_checkpointing.strategies.async_utils import AsyncRequest
 from remesh.dist_checkpointing.strategies.base import (
     AsyncSaveShardedStrategy,
@@ -60,7 +60,6 @@ from remesh.reshard.exchange import Group, gather_from, group_rank, raise_everyw
 
 logger = logging.getLogger(__name__)
 
-Directory = str | os.PathLike[str]
 CkptShardedMetadata = dict[str, ShardedTensor | ShardedObject]
 SaveStrategy = SaveShardedStrategy | tuple[str, int] | None
 """A strategy, the backend and version of a registered one, or None for the default."""
@@ -101,7 +100,7 @@ def save(  # noqa: PLR0913 - the signature that users know
     ``verify_integrity`` adds the SHA-256 sums of all files, after the commit. ``async_strategy`` is accepted for the
     sake of callers; there is one way to save in the background.
     """
-    directory = Path(checkpoint_dir)
+    directory = location_of(checkpoint_dir)
     doing = f"saving checkpoint {directory}"
     if isinstance(common_strategy, bool):
         validate_access_integrity, common_strategy = common_strategy, None
@@ -178,7 +177,7 @@ def load(  # noqa: PLR0913 - the signature that users know
     reads without error, no tensor is changed on any. In the fourth place a bool means ``validate_access_integrity``.
     With ``verify_integrity`` one rank first compares all files with the SHA-256 sums that `save` has written.
     """
-    directory = Path(checkpoint_dir)
+    directory = location_of(checkpoint_dir)
     doing = f"loading checkpoint {directory}"
     if isinstance(common_strategy, bool):
         validate_access_integrity, common_strategy = common_strategy, None
@@ -223,7 +222,7 @@ def load(  # noqa: PLR0913 - the signature that users know
 
 def load_common_state_dict(checkpoint_dir: Directory) -> StateDict:
     """The common data of a checkpoint; cheap, to decide on configuration and version before loading."""
-    return _read_common(Path(checkpoint_dir))
+    return _read_common(location_of(checkpoint_dir))
 
 
 def load_content_metadata(
@@ -240,7 +239,11 @@ def load_content_metadata(
 
 def load_tensors_metadata(checkpoint_dir: Directory, sharded_strategy: LoadStrategy = None) -> CkptShardedMetadata:
     """Every stored tensor as one shard without data, by key."""
-    return {**_load_strategy(sharded_strategy, Path(checkpoint_dir)).load_tensors_metadata(Path(checkpoint_dir))}
+    return {
+        **_load_strategy(sharded_strategy, location_of(checkpoint_dir)).load_tensors_metadata(
+            location_of(checkpoint_dir)
+        )
+    }
 
 
 def load_sharded_metadata(
@@ -250,7 +253,9 @@ def load_sharded_metadata(
 ) -> CkptShardedMetadata:
     """`load_tensors_metadata`, and every stored object without data by its unique key."""
     _check_common_strategy(common_strategy, LoadCommonStrategy)
-    return _load_strategy(sharded_strategy, Path(checkpoint_dir)).load_sharded_metadata(Path(checkpoint_dir))
+    return _load_strategy(sharded_strategy, location_of(checkpoint_dir)).load_sharded_metadata(
+        location_of(checkpoint_dir)
+    )
 
 
 def load_plain_tensors(checkpoint_dir: Directory) -> StateDict:
@@ -266,7 +271,7 @@ def remove_sharded_tensors(checkpoint_dir: Directory, key_prefix: str) -> None:
 
     The index is replaced in one step; files that nothing else needs are deleted after that.
     """
-    _load_strategy(None, Path(checkpoint_dir)).remove_sharded_tensors(Path(checkpoint_dir), key_prefix)
+    _load_strategy(None, location_of(checkpoint_dir)).remove_sharded_tensors(location_of(checkpoint_dir), key_prefix)
 
 
 def get_default_save_sharded_strategy(backend: str = BACKEND, version: int = BACKEND_VERSION) -> SaveShardedStrategy:
@@ -312,7 +317,7 @@ def _save_strategy(given: Any, is_async: bool) -> SaveShardedStrategy:
     return strategy
 
 
-def _load_strategy(given: Any, directory: Path) -> LoadShardedStrategy:
+def _load_strategy(given: Any, directory: Location) -> LoadShardedStrategy:
     if isinstance(given, tuple):
         given = get_default_strategy(StrategyAction.LOAD_SHARDED, *given)
     config = maybe_load_config(directory)
@@ -351,7 +356,7 @@ def _check_common_strategy(given: Any, kind: type) -> None:
         )
 
 
-def _commit(directory: Path, group: Group, config: CheckpointingConfig, with_sums: bool) -> None:
+def _commit(directory: Location, group: Group, config: CheckpointingConfig, with_sums: bool) -> None:
     commit_save(directory, group, config)
     if with_sums:
 
@@ -362,14 +367,14 @@ def _commit(directory: Path, group: Group, config: CheckpointingConfig, with_sum
         gather_from(sum_up, group, f"summing up checkpoint {directory}")
 
 
-def _read_common(directory: Path) -> StateDict:
+def _read_common(directory: Location) -> StateDict:
     config = maybe_load_config(directory)
     if config is not None and (config.sharded_backend, config.sharded_backend_version) != (BACKEND, BACKEND_VERSION):
         return load_common(directory)  # the sharded data is for another strategy, common data has one form
     return read_common(directory)
 
 
-def _common(given: Any, directory: Path) -> StateDict:
+def _common(given: Any, directory: Location) -> StateDict:
     strategy = get_default_strategy(StrategyAction.LOAD_COMMON, *given) if isinstance(given, tuple) else given
     common: StateDict = strategy.load_common(directory)
     return common
@@ -386,7 +391,7 @@ def _sharded_part(expanded: dict[Any, Any], keep: Callable[[ShardedBase], bool])
 
 def _plan(
     sharded_state_dict: ShardedStateDict,
-    directory: Path,
+    directory: Location,
     strategy: LoadShardedStrategy,
     common: StateDict,
     strict: StrictHandling,

@@ -14,18 +14,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 from remesh.dist_checkpointing.checks import validate_sharding_integrity
 from remesh.dist_checkpointing.commit import begin, check_can_save, finish
 from remesh.dist_checkpointing.common_data import digest_of, warn_of_differences
-from remesh.dist_checkpointing.core import CheckpointingConfig, write_durably
+from remesh.dist_checkpointing.core import CheckpointingConfig
 from remesh.dist_checkpointing.description import describe, entities_from
 from remesh.dist_checkpointing.errors import told_as_checkpoint_errors
 from remesh.dist_checkpointing.flattened import shapes_before_flattening, stored_form, unflatten_all
 from remesh.dist_checkpointing.manifest import Extent
 from remesh.dist_checkpointing.mapping import ShardedBase, ShardedTensor
+from remesh.dist_checkpointing.storage import Location, store_of
 from remesh.dist_checkpointing.strategies.blob import dump_object
 from remesh.dist_checkpointing.strategies.common import COMMON_STATE_FNAME
 from remesh.dist_checkpointing.strategies.torch_format import (
@@ -64,7 +64,7 @@ class Part:
 
 def save_state(
     prepare: Callable[[], State],
-    directory: Path,
+    directory: Location,
     group: Group = None,
     *,
     validate: bool = True,
@@ -89,7 +89,7 @@ def save_state(
 
 def begin_save(
     prepare: Callable[[], State],
-    directory: Path,
+    directory: Location,
     group: Group = None,
     *,
     validate: bool = True,
@@ -124,13 +124,17 @@ def begin_save(
         with told_as_checkpoint_errors(doing):
             if rank == 0:
                 begin(directory)
-                write_durably(directory / COMMON_STATE_FNAME, common_blob[0])
+                store_of(directory).put(directory / COMMON_STATE_FNAME, common_blob[0])
 
     gather_from(begin_once, group, doing)
 
 
 def store_entities(
-    entities: Iterable[ShardedBase], directory: Path, group: Group = None, *, blobs: Mapping[str, bytes] | None = None
+    entities: Iterable[ShardedBase],
+    directory: Location,
+    group: Group = None,
+    *,
+    blobs: Mapping[str, bytes] | None = None,
 ) -> None:
     """Write the sharded data and its index; without `commit_save` no reader takes it for a checkpoint.
 
@@ -146,7 +150,7 @@ def store_entities(
     store_index(write, directory, group)
 
 
-def store_index(write: Callable[[], list[Any]], directory: Path, group: Group = None) -> None:
+def store_index(write: Callable[[], list[Any]], directory: Location, group: Group = None) -> None:
     """Gather what ``write`` returns on every rank, which is what `write_part` returned, and write the index of it."""
     doing = f"saving checkpoint {directory}"
     written = gather_from(write, group, doing)
@@ -164,7 +168,7 @@ def store_index(write: Callable[[], list[Any]], directory: Path, group: Group = 
     gather_from(index_once, group, doing)
 
 
-def commit_save(directory: Path, group: Group = None, config: CheckpointingConfig | None = None) -> None:
+def commit_save(directory: Location, group: Group = None, config: CheckpointingConfig | None = None) -> None:
     """Make the checkpoint exist. Called by every rank of the group, when all else has reached the disk."""
     doing = f"saving checkpoint {directory}"
 
@@ -192,7 +196,7 @@ def part_of(entities: Iterable[ShardedBase], blobs: Mapping[str, bytes]) -> Part
     return Part(describe(written), shapes_before_flattening(entities), payload)
 
 
-def write_part(part: Part, directory: Path, rank: int) -> list[Any]:
+def write_part(part: Part, directory: Location, rank: int) -> list[Any]:
     """Write this rank's data file durably; returns what the others need to know of it. Calls nobody."""
     extents = write_data_file(directory, rank, part.payload)
     return [part.descriptions, part.shapes_before_flattening, [_extents_to_json(found) for found in extents]]

@@ -10,21 +10,19 @@ together. A program may pass its own: a child of these classes.
 
 from __future__ import annotations
 
-import os
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable
 from enum import Enum
-from pathlib import Path
 from typing import Any, TypeVar
 
 from remesh.dist_checkpointing.errors import CheckpointingException
 from remesh.dist_checkpointing.mapping import ShardedObject, ShardedStateDict, ShardedTensor, StateDict
+from remesh.dist_checkpointing.storage import Directory
 from remesh.dist_checkpointing.strategies.async_utils import AsyncCallsQueue, AsyncRequest
 from remesh.reshard.exchange import Group, gather_from
 
 T = TypeVar("T")
-Directory = str | os.PathLike[str] | Path
 
 
 class StrategyAction(Enum):

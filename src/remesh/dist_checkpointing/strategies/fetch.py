@@ -17,7 +17,6 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import groupby
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,6 +27,7 @@ from remesh.dist_checkpointing.errors import CheckpointFormatError
 from remesh.dist_checkpointing.integrity import Checksums, read_checksums
 from remesh.dist_checkpointing.manifest import Extent
 from remesh.dist_checkpointing.slabs import Slab, plan_slabs
+from remesh.dist_checkpointing.storage import Location
 from remesh.dist_checkpointing.strategies.blob import load_object, read_tensor
 from remesh.dist_checkpointing.strategies.blob_frame import Frame, frame_of
 from remesh.dist_checkpointing.strategies.checked_file import WINDOW_BYTES, CheckedFile, start_readers
@@ -64,7 +64,7 @@ class Job:
     """For messages."""
 
 
-def fetch(directory: Path, jobs: Sequence[Job]) -> int:
+def fetch(directory: Location, jobs: Sequence[Job]) -> int:
     """Fill every target; returns the number of bytes read. Jobs in order of files and places read fastest.
 
     Raises `CheckpointFormatError` for damaged files; targets then hold anything.
@@ -82,7 +82,7 @@ def fetch(directory: Path, jobs: Sequence[Job]) -> int:
     return num_bytes
 
 
-def read_objects(directory: Path, extents: Sequence[Extent]) -> list[Any]:
+def read_objects(directory: Location, extents: Sequence[Extent]) -> list[Any]:
     """The object in each extent."""
     checksums = read_checksums(directory)
     objects: list[Any] = []
@@ -98,7 +98,7 @@ def read_objects(directory: Path, extents: Sequence[Extent]) -> list[Any]:
     return objects
 
 
-def open_data(directory: Path, name: str, checksums: Checksums, readers: ThreadPoolExecutor) -> CheckedFile:
+def open_data(directory: Location, name: str, checksums: Checksums, readers: ThreadPoolExecutor) -> CheckedFile:
     """A data file of a checkpoint, to be used as a context manager."""
     path = path_inside(directory, name)
     trailer = checksums.trailer_of(name)

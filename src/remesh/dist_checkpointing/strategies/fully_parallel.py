@@ -30,10 +30,10 @@ from remesh.dist_checkpointing.exchange_utils import (
     exchange_by_distribution,
 )
 from remesh.dist_checkpointing.mapping import ShardedObject, ShardedStateDict, ShardedTensor, StateDict
+from remesh.dist_checkpointing.storage import Directory
 from remesh.dist_checkpointing.strategies.async_utils import AsyncRequest
 from remesh.dist_checkpointing.strategies.base import (
     AsyncSaveShardedStrategy,
-    Directory,
     LoadShardedStrategy,
     SaveShardedStrategy,
     call_on_all,

@@ -12,12 +12,12 @@ from __future__ import annotations
 import io
 import pickle
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from remesh.dist_checkpointing.errors import CheckpointFormatError
+from remesh.dist_checkpointing.storage import Location
 
 _DCP = "torch.distributed.checkpoint"
 _MEGATRON = "megatron.core.dist_checkpointing.strategies.torch"
@@ -69,7 +69,7 @@ class ShapeTuple(tuple[Any, ...]):
     """Stand-in of ``torch.Size``."""
 
 
-def load_inert(content: bytes, path: Path) -> Any:
+def load_inert(content: bytes, path: Location) -> Any:
     """The object in a ``.metadata`` pickle, made of stand-ins, builtin values and dtype names.
 
     Raises `CheckpointFormatError` with reason ``"forbidden-global"`` or ``"bad-pickle"``; runs nothing.
@@ -87,7 +87,7 @@ def load_inert(content: bytes, path: Path) -> Any:
 
 
 class _InertUnpickler(pickle.Unpickler):
-    def __init__(self, file: io.BytesIO, path: Path) -> None:
+    def __init__(self, file: io.BytesIO, path: Location) -> None:
         super().__init__(file)
         self._path = path
         self._stand_ins: dict[str, type] = {}

@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save
 
-from remesh.dist_checkpointing.core import sync_directory, sync_file, write_durably
 from remesh.dist_checkpointing.errors import (
     CheckpointFormatError,
     CheckpointMismatchError,
@@ -25,6 +24,7 @@ from remesh.dist_checkpointing.errors import (
 )
 from remesh.dist_checkpointing.mapping import ShardedTensor
 from remesh.dist_checkpointing.reader import OpenCheckpoint
+from remesh.dist_checkpointing.storage import Location, store_of
 from remesh.dist_checkpointing.stored_values import read_box
 from remesh.layout import Box
 from remesh.layout.from_torch import torch_dtype
@@ -69,7 +69,7 @@ def plan_export(num_bytes_of: Mapping[str, int], max_file_bytes: int = MAX_FILE_
 
 def export(
     checkpoint: OpenCheckpoint,
-    target: Path,
+    target: Location,
     *,
     max_file_bytes: int = MAX_FILE_BYTES,
     rename: Callable[[str], str | None] = str,
@@ -89,8 +89,10 @@ def export(
                     f"exporting checkpoint {checkpoint.directory}: tensors {key_of[name]!r} and {key!r} would both be "
                     f"called {name!r}, expected one tensor per name; rename them otherwise"
                 )
-        target.mkdir(parents=True, exist_ok=True)
-        if taken := sorted(path.name for path in target.glob("*.safetensors*")):
+        store = store_of(target)
+        store.make_directory(target)
+        names = [entry.name for entry in store.entries(target)] if store.is_directory(target) else []
+        if taken := [name for name in names if ".safetensors" in name]:
             raise CheckpointPathError(
                 f"exporting checkpoint {checkpoint.directory} to {target}: the directory holds {taken[0]}, expected no "
                 "safetensors file; nothing was overwritten, choose another directory"
@@ -104,7 +106,7 @@ def export(
                 "metadata": {"total_size": sum(file.num_bytes for file in files)},
                 "weight_map": {key: file.name for file in files for key in file.keys},
             }
-            write_durably(target / INDEX_FNAME, json.dumps(index, indent=2).encode())
+            store.put(target / INDEX_FNAME, json.dumps(index, indent=2).encode())
         return files
 
 
@@ -181,13 +183,9 @@ def _opened(path: Path) -> Any:
         ) from raised
 
 
-def _write_file(checkpoint: OpenCheckpoint, path: Path, key_of: Mapping[str, str]) -> None:
+def _write_file(checkpoint: OpenCheckpoint, path: Location, key_of: Mapping[str, str]) -> None:
     tensors = {name: read_box(checkpoint, key) for name, key in key_of.items()}
-    temporary = path.with_name(path.name + ".tmp")
-    save_file(tensors, temporary, metadata={"format": "pt"})
-    sync_file(temporary)
-    temporary.replace(path)
-    sync_directory(path.parent)
+    store_of(path).put(path, save(tensors, metadata={"format": "pt"}))
 
 
 def _num_bytes(checkpoint: OpenCheckpoint, key: str) -> int:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -33,10 +32,10 @@ from remesh.dist_checkpointing.reader import (
 )
 from remesh.dist_checkpointing.removal import remove_tensors
 from remesh.dist_checkpointing.staging import Staging
+from remesh.dist_checkpointing.storage import Directory, Location, location_of, store_of
 from remesh.dist_checkpointing.strategies.async_utils import AsyncRequest
 from remesh.dist_checkpointing.strategies.base import (
     AsyncSaveShardedStrategy,
-    Directory,
     LoadShardedStrategy,
     StrategyAction,
     register_default_strategy,
@@ -116,7 +115,7 @@ class TorchDistSaveShardedStrategy(AsyncSaveShardedStrategy):
     ) -> None:
         """Write this rank's file; the first rank also the index. Blocks until all have written."""
         entities = self._entities_of(sharded_state_dict)
-        store_entities(entities, Path(checkpoint_dir), process_group, blobs=self._take_blobs(entities))
+        store_entities(entities, location_of(checkpoint_dir), process_group, blobs=self._take_blobs(entities))
 
     def async_save(
         self,
@@ -127,7 +126,7 @@ class TorchDistSaveShardedStrategy(AsyncSaveShardedStrategy):
         process_group: Group = None,
     ) -> AsyncRequest:
         """Copy this rank's values, and return what is left to do. Later changes of the tensors are not written."""
-        directory = Path(checkpoint_dir)
+        directory = location_of(checkpoint_dir)
         entities = self._entities_of(sharded_state_dict)
         with told_as_checkpoint_errors(f"saving checkpoint {directory}"):
             part = part_of(entities, self._take_blobs(entities))
@@ -207,7 +206,7 @@ class TorchDistLoadShardedStrategy(LoadShardedStrategy):
 
         No tensor is changed on any rank until all have planned their reads without error.
         """
-        directory = Path(checkpoint_dir)
+        directory = location_of(checkpoint_dir)
         doing = f"loading checkpoint {directory}"
         planned: list[_Planned] = []
         values: list[dict[int, Any]] = []
@@ -239,11 +238,11 @@ class TorchDistLoadShardedStrategy(LoadShardedStrategy):
     def remove_sharded_tensors(self, checkpoint_dir: Directory, key_prefix: str) -> None:
         """Take every tensor whose key starts with the prefix out of the index, and delete files that nothing needs."""
         self._opened = None
-        remove_tensors(Path(checkpoint_dir), key_prefix)
+        remove_tensors(location_of(checkpoint_dir), key_prefix)
 
     def open(self, checkpoint_dir: Directory) -> OpenCheckpoint:
         """The checkpoint's index and common data. Calls no other rank."""
-        directory = Path(checkpoint_dir)
+        directory = location_of(checkpoint_dir)
         if not self.cache_metadata:
             return open_checkpoint(directory)
         identity = _identity(directory)
@@ -262,7 +261,7 @@ class _Planned:
     fill: Fill
     copies: list[tuple[torch.Tensor, torch.Tensor]]
 
-    def run(self, directory: Path) -> dict[int, Any]:
+    def run(self, directory: Location) -> dict[int, Any]:
         """Read everything; the value of each entity, by its identity."""
         for tensor in self.tensors:
             if tensor.allow_shape_mismatch and tensor.data is not None:
@@ -310,13 +309,9 @@ def _objects_of(entities: Iterable[ShardedBase]) -> list[tuple[str, Any]]:
     return [(entity.unique_key, entity.data) for entity in entities if isinstance(entity, ShardedObject)]
 
 
-def _identity(directory: Path) -> tuple[Any, ...]:
-    path = directory.resolve() / METADATA_FNAME
-    try:
-        found = path.stat()
-    except OSError:
-        return (path,)
-    return (path, found.st_ino, found.st_size, found.st_mtime_ns)
+def _identity(directory: Location) -> tuple[Any, ...]:
+    path = directory / METADATA_FNAME
+    return (path, store_of(path).version_of(path))
 
 
 register_default_strategy(

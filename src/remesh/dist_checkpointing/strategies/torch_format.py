@@ -15,7 +15,7 @@ import pickle
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 from typing import Any
 
 import torch
@@ -30,9 +30,9 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
-from remesh.dist_checkpointing.core import write_durably
 from remesh.dist_checkpointing.errors import CheckpointFormatError
 from remesh.dist_checkpointing.manifest import Chunk, Extent, Manifest, StoredTensor
+from remesh.dist_checkpointing.storage import Location, store_of
 from remesh.dist_checkpointing.strategies.blob import write_tensor
 from remesh.dist_checkpointing.strategies.data_file import DataFile
 from remesh.dist_checkpointing.strategies.inert_pickle import Record, load_inert
@@ -69,7 +69,7 @@ def is_data_file_name(name: str) -> bool:
     return name.startswith("__") and name.endswith(_SUFFIX) and name[2 : -len(_SUFFIX)].replace("_", "").isdigit()
 
 
-def write_data_file(directory: Path, rank: int, payload: Payload) -> tuple[list[Extent], list[Extent]]:
+def write_data_file(directory: Location, rank: int, payload: Payload) -> tuple[list[Extent], list[Extent]]:
     """Write this rank's file durably; returns where each object and each tensor lies. No file if there is nothing."""
     if not payload.objects and not payload.tensors:
         return [], []
@@ -88,7 +88,7 @@ def write_data_file(directory: Path, rank: int, payload: Payload) -> tuple[list[
     return object_extents, tensor_extents
 
 
-def write_manifest(directory: Path, manifest: Manifest) -> None:
+def write_manifest(directory: Location, manifest: Manifest) -> None:
     """Write ``.metadata`` durably, in one step; called by one rank when all data files are on disk."""
     state: dict[str, TensorStorageMetadata | BytesStorageMetadata] = {}
     storage: dict[MetadataIndex, _StorageInfo] = {}
@@ -111,18 +111,18 @@ def write_manifest(directory: Path, manifest: Manifest) -> None:
     if manifest.unflattened_shapes:  # an attribute that native torch ignores and readers of flattened tensors need
         shapes = {key: {_ORIGINAL_SHAPE: tuple(shape)} for key, shape in manifest.unflattened_shapes.items()}
         metadata.mcore_data = shapes  # type: ignore[attr-defined]
-    write_durably(directory / METADATA_FNAME, pickle.dumps(metadata, protocol=4))
+    store_of(directory).put(directory / METADATA_FNAME, pickle.dumps(metadata, protocol=4))
 
 
 def _storage_info(extent: Extent) -> _StorageInfo:
     return _StorageInfo(extent.file, extent.file_start, extent.length_bytes)
 
 
-def read_manifest(directory: Path) -> Manifest:
+def read_manifest(directory: Location) -> Manifest:
     """The manifest of a checkpoint; `CheckpointFormatError` for anything missing, damaged, foreign or hostile."""
     path = directory / METADATA_FNAME
     try:
-        content = path.read_bytes()
+        content = store_of(path).read(path)
     except FileNotFoundError as raised:
         raise CheckpointFormatError(
             "missing-metadata",
@@ -132,14 +132,14 @@ def read_manifest(directory: Path) -> Manifest:
     return _manifest_from(load_inert(content, path), path)
 
 
-def check_files(directory: Path, extents: Sequence[Extent]) -> None:
+def check_files(directory: Location, extents: Sequence[Extent]) -> None:
     """Raise `CheckpointFormatError` unless every extent lies inside its file."""
     needed: dict[str, int] = {}
     for extent in extents:
         needed[extent.file] = max(needed.get(extent.file, 0), extent.file_stop)
     for name, num_bytes in needed.items():
         path = path_inside(directory, name)
-        found = path.stat().st_size if path.is_file() else None
+        found = store_of(path).size_of(path)
         if found is None or found < num_bytes:
             raise CheckpointFormatError(
                 "missing-file" if found is None else "truncated",
@@ -148,10 +148,10 @@ def check_files(directory: Path, extents: Sequence[Extent]) -> None:
             )
 
 
-def path_inside(directory: Path, name: str) -> Path:
-    """The file of that name, after following links, which must not lead out of the directory."""
-    path = (directory / name).resolve()
-    if not path.is_relative_to(directory.resolve()):
+def path_inside(directory: Location, name: str) -> Location:
+    """The file of that name; following links, it must not lead out of the directory."""
+    path = directory / name
+    if not store_of(directory).is_inside(directory, path):
         raise CheckpointFormatError(
             "escaping-path",
             f"opening data file {name!r} of checkpoint {directory}: it lies outside the directory, at {path}; the "
@@ -160,7 +160,7 @@ def path_inside(directory: Path, name: str) -> Path:
     return path
 
 
-def _manifest_from(metadata: Any, path: Path) -> Manifest:
+def _manifest_from(metadata: Any, path: Location) -> Manifest:
     entries = _dict(_field(metadata, "Metadata", "state_dict_metadata", path), "state_dict_metadata", path)
     storage = _dict(_field(metadata, "Metadata", "storage_data", path), "storage_data", path)
     extents: dict[tuple[str, tuple[int, ...] | None], Extent] = {}
@@ -184,7 +184,7 @@ def _manifest_from(metadata: Any, path: Path) -> Manifest:
 
 
 def _original_shapes(
-    mcore_data: Mapping[Any, Any], tensors: Mapping[str, StoredTensor], path: Path
+    mcore_data: Mapping[Any, Any], tensors: Mapping[str, StoredTensor], path: Location
 ) -> dict[str, tuple[int, ...]]:
     shapes: dict[str, tuple[int, ...]] = {}
     for key, value in mcore_data.items():
@@ -203,7 +203,7 @@ def _original_shapes(
 
 
 def _tensor_from(
-    entry: Any, key: str, extents: Mapping[tuple[str, tuple[int, ...] | None], Extent], path: Path
+    entry: Any, key: str, extents: Mapping[tuple[str, tuple[int, ...] | None], Extent], path: Location
 ) -> StoredTensor:
     global_shape = _numbers(_field(entry, "TensorStorageMetadata", "size", path), f"size of {key!r}", path)
     properties = _field(entry, "TensorStorageMetadata", "properties", path)
@@ -227,7 +227,7 @@ def _tensor_from(
     return StoredTensor(dtype, global_shape, tuple(stored))
 
 
-def _extent_from(info: Any, what: str, path: Path) -> Extent:
+def _extent_from(info: Any, what: str, path: Location) -> Extent:
     name = _field(info, "_StorageInfo", "relative_path", path)
     if not isinstance(name, str):
         raise _bad(path, f"the file of {what} is {name!r}, expected a name")
@@ -249,32 +249,34 @@ def _extent_from(info: Any, what: str, path: Path) -> Extent:
 
 
 def _lookup(
-    extents: Mapping[tuple[str, tuple[int, ...] | None], Extent], place: tuple[str, tuple[int, ...] | None], path: Path
+    extents: Mapping[tuple[str, tuple[int, ...] | None], Extent],
+    place: tuple[str, tuple[int, ...] | None],
+    path: Location,
 ) -> Extent:
     if place not in extents:
         raise _bad(path, f"{place[0]!r} at offset {place[1]} has no storage entry")
     return extents[place]
 
 
-def _field(record: Any, kind: str, name: str, path: Path) -> Any:
+def _field(record: Any, kind: str, name: str, path: Location) -> Any:
     if not isinstance(record, Record) or record.kind != kind or name not in vars(record):
         raise _bad(path, f"there is {record!r:.80} where a {kind} with {name} was expected")
     return vars(record)[name]
 
 
-def _dict(value: Any, what: str, path: Path) -> dict[Any, Any]:
+def _dict(value: Any, what: str, path: Location) -> dict[Any, Any]:
     if not isinstance(value, dict):
         raise _bad(path, f"{what} is a {type(value).__name__}, expected a dict")
     return value
 
 
-def _numbers(values: Any, what: str, path: Path) -> tuple[int, ...]:
+def _numbers(values: Any, what: str, path: Location) -> tuple[int, ...]:
     if not isinstance(values, tuple) or not all(type(value) is int and value >= 0 for value in values):
         raise _bad(path, f"{what} is {values!r:.80}, expected numbers >= 0")
     return tuple(values)
 
 
-def _bad(path: Path, found: str) -> CheckpointFormatError:
+def _bad(path: Location, found: str) -> CheckpointFormatError:
     return CheckpointFormatError(
         "bad-metadata", f"reading {path}: {found}; the checkpoint is damaged or foreign, use another one"
     )
