@@ -51,7 +51,7 @@ def begin(directory: Location) -> None:
     store = store_of(directory)
     if not store.is_directory(directory):
         store.make_directory(directory)
-    store.put(directory / IN_PROGRESS_FNAME, b"")
+    store.mark(directory / IN_PROGRESS_FNAME)
     for entry in store.entries(directory):
         if is_leftover(entry.name):
             store.remove(directory / entry.name)

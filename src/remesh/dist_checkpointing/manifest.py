@@ -3,6 +3,7 @@
 Definitions. A *blob* is one serialised tensor or object. An *extent* is the byte range of a file that a blob fills.
 A *chunk* is a box of a global tensor with the extent of its blob. Format edges turn their own metadata into a
 `Manifest` and back; planning what to read looks at manifests only.
+An `Index` says the same in plain tuples, for writing: of a million chunks it costs a tenth.
 """
 
 from __future__ import annotations
@@ -69,3 +70,45 @@ class Manifest:
             for chunk in tensor.chunks:
                 yield chunk.extent
         yield from self.objects.values()
+
+    def to_index(self) -> Index:
+        """The same, for writing."""
+        return Index(
+            {
+                key: IndexedTensor(
+                    tensor.dtype,
+                    tensor.global_shape,
+                    [(chunk.box.start, chunk.box.shape, _place(chunk.extent)) for chunk in tensor.chunks],
+                )
+                for key, tensor in self.tensors.items()
+            },
+            {key: _place(extent) for key, extent in self.objects.items()},
+            dict(self.unflattened_shapes),
+        )
+
+
+Place = tuple[str, int, int]
+"""File, first byte and length of a blob."""
+
+
+@dataclass(frozen=True, slots=True)
+class IndexedTensor:
+    """A global tensor on disk."""
+
+    dtype: str
+    global_shape: tuple[int, ...]
+    chunks: list[tuple[tuple[int, ...], tuple[int, ...], Place]]
+    """Offset and shape of the box, and where its blob lies."""
+
+
+@dataclass(frozen=True, slots=True)
+class Index:
+    """Everything a checkpoint is going to hold besides common data."""
+
+    tensors: dict[str, IndexedTensor]
+    objects: dict[str, Place]
+    unflattened_shapes: dict[str, tuple[int, ...]]
+
+
+def _place(extent: Extent) -> Place:
+    return extent.file, extent.file_start, extent.length_bytes

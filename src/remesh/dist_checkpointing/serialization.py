@@ -38,6 +38,7 @@ from remesh.dist_checkpointing.mapping import (
     StateDict,
     apply_factory_merges,
 )
+from remesh.dist_checkpointing.plan_cache import PlanCache
 from remesh.dist_checkpointing.reader import read_common
 from remesh.dist_checkpointing.state_split import expand, split
 from remesh.dist_checkpointing.storage import Directory, Location, location_of
@@ -50,12 +51,13 @@ from remesh.dist_checkpointing.strategies.base import (
     SaveShardedStrategy,
     StrategyAction,
     call_on_all,
+    default_strategies,
     get_default_strategy,
 )
 from remesh.dist_checkpointing.strategies.common import load_common
 from remesh.dist_checkpointing.strategies.torch import TorchDistLoadShardedStrategy
 from remesh.dist_checkpointing.strategies.torch_format import BACKEND, BACKEND_VERSION
-from remesh.dist_checkpointing.writer import State, begin_save, commit_save
+from remesh.dist_checkpointing.writer import AfterCommon, State, begin_save, commit_save
 from remesh.reshard.exchange import Group, gather_from, group_rank, raise_everywhere
 
 logger = logging.getLogger(__name__)
@@ -123,7 +125,14 @@ def save(  # noqa: PLR0913 - the signature that users know
         return State(entities, common, compared=compared if validate_access_integrity else None)
 
     try:
-        begin_save(prepare, directory, process_group, validate=validate_access_integrity)
+        common_blob = begin_save(
+            prepare,
+            directory,
+            _plans_of(sharded_strategy),
+            process_group,
+            validate=validate_access_integrity,
+            puts_off_common=async_sharded_save,
+        )
     except BaseException:
         for strategy in chosen:
             strategy.abandon()
@@ -135,6 +144,8 @@ def save(  # noqa: PLR0913 - the signature that users know
         assert isinstance(strategy, AsyncSaveShardedStrategy)
         request: list[AsyncRequest] = []
         gather_from(lambda: request.append(strategy.async_save(sharded[0], directory, **options)), process_group, doing)
+        if common_blob is not None:
+            request[0] = request[0]._replace(async_fn=AfterCommon(directory, common_blob, request[0].async_fn))
         request[0].add_finalize_fn(lambda: _commit(directory, process_group, config, verify_integrity))
         return request[0]
     call_on_all(strategy, lambda: strategy.save(sharded[0], directory, **options), process_group, doing)
@@ -315,6 +326,14 @@ def _save_strategy(given: Any, is_async: bool) -> SaveShardedStrategy:
             "does; let it write them too"
         )
     return strategy
+
+
+def _plans_of(given: Any) -> PlanCache:
+    """Where the strategy remembers plans; a wrong choice is told later, on all ranks alike."""
+    if given is None or isinstance(given, tuple):
+        backend = given or (BACKEND, BACKEND_VERSION)
+        given = default_strategies[StrategyAction.SAVE_SHARDED.value].get(backend)
+    return given.plans if isinstance(given, SaveShardedStrategy) else PlanCache(max_plans=0)
 
 
 def _load_strategy(given: Any, directory: Location) -> LoadShardedStrategy:

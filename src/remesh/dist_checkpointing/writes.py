@@ -1,20 +1,19 @@
-"""Who writes what? Pure choices of a save: what each rank writes, and the manifest that comes of it.
+"""Who writes what? Pure choices of a save: what each rank writes, and the index that comes of it.
 
 Every rank writes its main replicas: first its objects, those of one name together, then its tensors, each in the
-order of the state dict. Since the order follows from the descriptions alone, a rank that knows all descriptions
-needs only the extents of the others to name everything. Which replica is the main one is the caller's word, or is
-chosen here by balancing bytes.
+order of the state dict. It tells the others what it has written, and where, in columns. Which replica is the main one
+is the caller's word, or is chosen here by balancing bytes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from remesh.dist_checkpointing.manifest import Chunk, Extent, Manifest, StoredTensor
+from remesh.dist_checkpointing.manifest import Index, IndexedTensor, Place
 from remesh.dist_checkpointing.mapping import ShardedBase, ShardedObject, ShardedTensor, is_main_replica
 from remesh.layout import Box
-from remesh.layout.from_torch import dtype_name
 from remesh.reshard.senders import assign_whole
 
 
@@ -63,24 +62,52 @@ def choose_writers(held: Sequence[Sequence[HeldBox]]) -> dict[tuple[str, Box], i
     return dict(zip(holders, writers, strict=True))
 
 
-def assemble_manifest(
-    entities: Sequence[Sequence[ShardedBase]], extents: Sequence[tuple[Sequence[Extent], Sequence[Extent]]]
-) -> Manifest:
-    """The manifest of what was written: ``entities`` and ``(object extents, tensor extents)`` by rank.
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What one rank has written, in columns. All of it is JSON, up to tuples that are lists there."""
 
-    A box or object that two ranks wrote is taken from the lower rank.
-    """
-    objects: dict[str, Extent] = {}
-    first_of: dict[str, ShardedTensor] = {}
-    chunks: dict[str, dict[tuple[int, ...], Chunk]] = {}
-    for of_rank, (object_extents, tensor_extents) in zip(entities, extents, strict=True):
-        for name, extent in zip(select_objects(of_rank), object_extents, strict=True):
-            objects.setdefault(name, extent)
-        for tensor, extent in zip(select_tensors(of_rank), tensor_extents, strict=True):
-            first_of.setdefault(tensor.key, tensor)
-            chunks.setdefault(tensor.key, {}).setdefault(tensor.global_offset, Chunk(tensor.global_box(), extent))
-    tensors = {
-        key: StoredTensor(dtype_name(first.dtype), first.global_shape, tuple(chunks[key].values()))
-        for key, first in first_of.items()
-    }
-    return Manifest(tensors, objects)
+    file: str
+    """Its data file; empty when there was nothing to write."""
+    objects: Sequence[str]
+    """Unique keys."""
+    tensors: Sequence[Sequence[Any]]
+    """``(key, dtype, shape of the box, global shape)`` of each."""
+    shapes_before_flattening: Sequence[Sequence[Any]]
+    """``(key, global shape)`` of every tensor that is stored flattened."""
+    numbers: Sequence[int]
+    """Of each object its start and length in the file; then of each tensor the offset of its box, start and length."""
+
+    def parts(self) -> list[Any]:
+        """The same for the other ranks; what ranks of one program have in common is a part of its own."""
+        return [self.file, [self.objects, self.tensors, self.shapes_before_flattening], self.numbers]
+
+    @classmethod
+    def from_parts(cls, parts: Sequence[Any]) -> Written:
+        """What `parts` was made of."""
+        file, (objects, tensors, shapes), numbers = parts
+        return cls(file, objects, tensors, shapes, numbers)
+
+
+def assemble_index(written: Sequence[Written]) -> Index:
+    """The index of what all ranks have written. A box or object that two ranks wrote is taken from the lower rank."""
+    objects: dict[str, Place] = {}
+    tensors: dict[str, IndexedTensor] = {}
+    shapes: dict[str, tuple[int, ...]] = {}
+    boxes: dict[str, set[tuple[int, ...]]] = {}
+    for one in written:
+        numbers, at = one.numbers, 2 * len(one.objects)
+        for number, name in enumerate(one.objects):
+            objects.setdefault(name, (one.file, numbers[2 * number], numbers[2 * number + 1]))
+        for key, dtype, box_shape, global_shape in one.tensors:
+            stop = at + len(global_shape)
+            offset = tuple(numbers[at:stop])
+            place = (one.file, numbers[stop], numbers[stop + 1])
+            at = stop + 2
+            if key not in tensors:
+                tensors[key] = IndexedTensor(dtype, tuple(global_shape), [])
+                boxes[key] = set()
+            if offset not in boxes[key]:
+                boxes[key].add(offset)
+                tensors[key].chunks.append((offset, tuple(box_shape), place))
+        shapes |= {key: tuple(shape) for key, shape in one.shapes_before_flattening}
+    return Index(tensors, objects, {key: shape for key, shape in shapes.items() if key in tensors})

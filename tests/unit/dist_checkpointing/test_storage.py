@@ -148,7 +148,11 @@ def test_without_its_marker_a_save_is_invisible_and_may_be_repeated(place):
 def test_the_marker_is_the_last_file_that_a_save_writes(place, monkeypatch):
     store = store_of(location_of(place))
     written: list[str] = []
-    put, create = type(store).put, type(store).create
+    mark, put, create = type(store).mark, type(store).put, type(store).create
+
+    def told_mark(self: Any, path: Any) -> None:
+        written.append(path.name)
+        mark(self, path)
 
     def told_put(self: Any, path: Any, content: bytes) -> None:
         written.append(path.name)
@@ -158,6 +162,7 @@ def test_the_marker_is_the_last_file_that_a_save_writes(place, monkeypatch):
         written.append(path.name)
         return create(self, path)
 
+    monkeypatch.setattr(type(store), "mark", told_mark)
     monkeypatch.setattr(type(store), "put", told_put)
     monkeypatch.setattr(type(store), "create", told_create)
     remesh.save(STATE, f"{place}/one")

@@ -127,6 +127,16 @@ class Store(ABC, Generic[P]):
     def put(self, path: P, content: bytes) -> None:
         """Make ``path`` hold ``content`` in one step that survives a crash."""
 
+    def write(self, path: P, content: bytes) -> None:
+        """Make ``path`` hold ``content`` durably; a crash in between may leave a part of it, or no name."""
+        with self.create(path) as file:
+            file.write(memoryview(content))
+            file.finish()
+
+    def mark(self, path: P) -> None:
+        """Let an empty file appear; its name is durable with those that appear after it."""
+        self.put(path, b"")
+
     @abstractmethod
     def remove(self, path: P) -> None:
         """Remove a file; nothing happens when it is not there."""

@@ -55,6 +55,9 @@ class LocalStore(Store[Path]):
             temporary.replace(path)
         self.sync_names(path.parent)
 
+    def mark(self, path: Path) -> None:
+        path.touch()
+
     def remove(self, path: Path) -> None:
         path.unlink(missing_ok=True)
 

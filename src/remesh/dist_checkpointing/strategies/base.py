@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 
 from remesh.dist_checkpointing.errors import CheckpointingException
 from remesh.dist_checkpointing.mapping import ShardedObject, ShardedStateDict, ShardedTensor, StateDict
+from remesh.dist_checkpointing.plan_cache import PlanCache
 from remesh.dist_checkpointing.storage import Directory
 from remesh.dist_checkpointing.strategies.async_utils import AsyncCallsQueue, AsyncRequest
 from remesh.reshard.exchange import Group, gather_from
@@ -131,6 +132,11 @@ class SaveShardedStrategy(SaveStrategyBase):
     def raises_everywhere(self) -> bool:
         """Whether what goes wrong on one rank is raised on all; otherwise the caller tells the others."""
         return False
+
+    @property
+    def plans(self) -> PlanCache:
+        """Where it is remembered what ranks have agreed on; by default nothing is."""
+        return PlanCache(max_plans=0)
 
     def check_can_save(self, sharded_state_dict: ShardedStateDict) -> None:
         """Raise `CheckpointingException` for what could not be stored; called before anything is written."""

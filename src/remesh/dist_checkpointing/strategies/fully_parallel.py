@@ -30,6 +30,7 @@ from remesh.dist_checkpointing.exchange_utils import (
     exchange_by_distribution,
 )
 from remesh.dist_checkpointing.mapping import ShardedObject, ShardedStateDict, ShardedTensor, StateDict
+from remesh.dist_checkpointing.plan_cache import PlanCache
 from remesh.dist_checkpointing.storage import Directory
 from remesh.dist_checkpointing.strategies.async_utils import AsyncRequest
 from remesh.dist_checkpointing.strategies.base import (
@@ -84,6 +85,10 @@ class FullyParallelSaveStrategyWrapper(AsyncSaveShardedStrategy):
     @property
     def raises_everywhere(self) -> bool:
         return self.base_strategy.raises_everywhere
+
+    @property
+    def plans(self) -> PlanCache:
+        return self.base_strategy.plans
 
     def check_can_save(self, sharded_state_dict: ShardedStateDict) -> None:
         self.base_strategy.check_can_save(sharded_state_dict)

@@ -11,52 +11,29 @@ before use, and no path in it may leave the directory.
 from __future__ import annotations
 
 import math
-import pickle
 import uuid
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import Any
 
 import torch
-from torch.distributed.checkpoint.filesystem import _StorageInfo
-from torch.distributed.checkpoint.metadata import (
-    BytesStorageMetadata,
-    ChunkStorageMetadata,
-    Metadata,
-    MetadataIndex,
-    StorageMeta,
-    TensorProperties,
-    TensorStorageMetadata,
-)
 
 from remesh.dist_checkpointing.errors import CheckpointFormatError
 from remesh.dist_checkpointing.manifest import Chunk, Extent, Manifest, StoredTensor
 from remesh.dist_checkpointing.storage import Location, store_of
 from remesh.dist_checkpointing.strategies.blob import write_tensor
 from remesh.dist_checkpointing.strategies.data_file import DataFile
+from remesh.dist_checkpointing.strategies.index_pickle import EncodedIndex, encode_index
 from remesh.dist_checkpointing.strategies.inert_pickle import Record, load_inert
 from remesh.errors import LayoutError
 from remesh.layout import Box
-from remesh.layout.from_torch import torch_dtype
 
 BACKEND = "torch_dist"
 BACKEND_VERSION = 1
 METADATA_FNAME = ".metadata"
 _SUFFIX = ".distcp"
-_METADATA_VERSION = "1.0.0"
 _ORIGINAL_SHAPE = "nd_reformulated_orig_global_shape"
 """Name under which ``mcore_data`` has the global shape that a flattened tensor had."""
-
-
-@dataclass(frozen=True, slots=True)
-class Payload:
-    """What one rank writes into its file."""
-
-    objects: Sequence[bytes]
-    """Blobs of objects, written first."""
-    tensors: Sequence[torch.Tensor]
-    """Boxes of tensors, on any device, of any strides."""
 
 
 def data_file_name(rank: int) -> str:
@@ -69,53 +46,44 @@ def is_data_file_name(name: str) -> bool:
     return name.startswith("__") and name.endswith(_SUFFIX) and name[2 : -len(_SUFFIX)].replace("_", "").isdigit()
 
 
-def write_data_file(directory: Location, rank: int, payload: Payload) -> tuple[list[Extent], list[Extent]]:
-    """Write this rank's file durably; returns where each object and each tensor lies. No file if there is nothing."""
-    if not payload.objects and not payload.tensors:
-        return [], []
-    name = data_file_name(rank)
-    object_extents, tensor_extents = [], []
-    with DataFile(directory / name) as file:
-        for blob in payload.objects:
+def write_data_file(
+    path: Location,
+    objects: Sequence[bytes],
+    tensors: Sequence[torch.Tensor],
+    progress: Callable[[int], None] | None = None,
+) -> list[tuple[int, int]]:
+    """Write blobs of objects, then tensors, durably; returns where each lies: first byte and length.
+
+    Tensors are on any device and of any strides. ``progress`` is told the number of bytes after each of them.
+    """
+    places = []
+    with DataFile(path) as file:
+        for blob in objects:
             file_start = file.tell()
             file.write(blob)
-            object_extents.append(Extent(name, file_start, file.tell() - file_start))
-        for tensor in payload.tensors:
+            places.append((file_start, file.tell() - file_start))
+        for tensor in tensors:
             file_start = file.tell()
             write_tensor(tensor, file)
-            tensor_extents.append(Extent(name, file_start, file.tell() - file_start))
+            places.append((file_start, file.tell() - file_start))
+            if progress is not None:
+                progress(file.tell())
         file.finish()
-    return object_extents, tensor_extents
+    return places
 
 
 def write_manifest(directory: Location, manifest: Manifest) -> None:
-    """Write ``.metadata`` durably, in one step; called by one rank when all data files are on disk."""
-    state: dict[str, TensorStorageMetadata | BytesStorageMetadata] = {}
-    storage: dict[MetadataIndex, _StorageInfo] = {}
-    for key, extent in manifest.objects.items():
-        state[key] = BytesStorageMetadata()
-        storage[MetadataIndex(key)] = _storage_info(extent)
-    for key, tensor in manifest.tensors.items():
-        properties = TensorProperties(dtype=torch_dtype(tensor.dtype))
-        boxes = [chunk.box for chunk in tensor.chunks]
-        chunks = [ChunkStorageMetadata(torch.Size(box.start), torch.Size(box.shape)) for box in boxes]
-        state[key] = TensorStorageMetadata(properties, torch.Size(tensor.global_shape), chunks)
-        for index, chunk in enumerate(tensor.chunks):
-            storage[MetadataIndex(key, torch.Size(chunk.box.start), index)] = _storage_info(chunk.extent)
-    metadata = Metadata(
-        state_dict_metadata=state,
-        storage_data=storage,
-        storage_meta=StorageMeta(checkpoint_id=str(directory), save_id=str(uuid.uuid4())),
-        version=_METADATA_VERSION,
-    )
-    if manifest.unflattened_shapes:  # an attribute that native torch ignores and readers of flattened tensors need
-        shapes = {key: {_ORIGINAL_SHAPE: tuple(shape)} for key, shape in manifest.unflattened_shapes.items()}
-        metadata.mcore_data = shapes  # type: ignore[attr-defined]
-    store_of(directory).put(directory / METADATA_FNAME, pickle.dumps(metadata, protocol=4))
+    """Replace ``.metadata`` durably, in one step; called by one process when all data files are on disk."""
+    store_of(directory).put(directory / METADATA_FNAME, _pickled(encode_index(manifest.to_index()), directory))
 
 
-def _storage_info(extent: Extent) -> _StorageInfo:
-    return _StorageInfo(extent.file, extent.file_start, extent.length_bytes)
+def write_index(directory: Location, index: EncodedIndex) -> None:
+    """Write ``.metadata`` durably into a directory where no reader looks yet."""
+    store_of(directory).write(directory / METADATA_FNAME, _pickled(index, directory))
+
+
+def _pickled(index: EncodedIndex, directory: Location) -> bytes:
+    return index.pickled(str(directory), str(uuid.uuid4()))
 
 
 def read_manifest(directory: Location) -> Manifest:
