@@ -22,6 +22,7 @@ from remesh.dist_checkpointing.errors import (
 from remesh.dist_checkpointing.flattened import describe_before_flattening, reroute
 from remesh.dist_checkpointing.manifest import Manifest
 from remesh.dist_checkpointing.mapping import ShardedBase, ShardedObject, ShardedStateDict, ShardedTensor, StateDict
+from remesh.dist_checkpointing.plan_cache import PlanCache
 from remesh.dist_checkpointing.reader import (
     Fill,
     OpenCheckpoint,
@@ -40,9 +41,8 @@ from remesh.dist_checkpointing.strategies.base import (
     StrategyAction,
     register_default_strategy,
 )
-from remesh.dist_checkpointing.strategies.torch_format import BACKEND, BACKEND_VERSION, METADATA_FNAME, Payload
+from remesh.dist_checkpointing.strategies.torch_format import BACKEND, BACKEND_VERSION, METADATA_FNAME
 from remesh.dist_checkpointing.writer import (
-    Part,
     dump_objects,
     part_of,
     store_entities,
@@ -55,9 +55,10 @@ from remesh.reshard.exchange import Group, gather_from, group_rank
 class TorchDistSaveShardedStrategy(AsyncSaveShardedStrategy):
     """Writes ``torch_dist``: one data file per rank, and the index.
 
-    ``keep_only_main_replica=False`` writes every replica; readers see one of them. ``thread_count``,
+    ``keep_only_main_replica=False`` writes every replica; readers see one of them. ``max_staged_bytes`` bounds the
+    copies of background saves on this rank: a save that finds no room waits for those before it. ``thread_count``,
     ``cached_metadata`` and ``cpu_shm_mode`` are accepted for the sake of callers and change nothing: a rank writes
-    one file, there is no plan to cache, and copies of a background save are in this process.
+    one file, plans are always remembered and always checked, and copies lie in memory that processes can share.
     """
 
     def __init__(  # noqa: PLR0913 - the signature that users know
@@ -69,6 +70,8 @@ class TorchDistSaveShardedStrategy(AsyncSaveShardedStrategy):
         cached_metadata: bool = False,
         separation_hint: str | None = None,
         cpu_shm_mode: bool = False,
+        *,
+        max_staged_bytes: int | None = None,
     ) -> None:
         super().__init__(backend, version)
         if (backend, version) != (BACKEND, BACKEND_VERSION):
@@ -88,7 +91,14 @@ class TorchDistSaveShardedStrategy(AsyncSaveShardedStrategy):
         self.use_cached_ckpt_structure = cached_metadata
         self.cpu_shm_mode = cpu_shm_mode
         self._checked: _Checked | None = None
-        self._staging = Staging()
+        self._staging = Staging(max_staged_bytes)
+        self._plans = PlanCache()
+        self.cached_global_metadata: Manifest | None = None
+        """Accepted from a load strategy for the sake of callers; a plan is used when all ranks know it, not before."""
+
+    @property
+    def plans(self) -> PlanCache:
+        return self._plans
 
     @property
     def can_handle_sharded_objects(self) -> bool:
@@ -115,7 +125,8 @@ class TorchDistSaveShardedStrategy(AsyncSaveShardedStrategy):
     ) -> None:
         """Write this rank's file; the first rank also the index. Blocks until all have written."""
         entities = self._entities_of(sharded_state_dict)
-        store_entities(entities, location_of(checkpoint_dir), process_group, blobs=self._take_blobs(entities))
+        blobs = self._take_blobs(entities)
+        store_entities(entities, location_of(checkpoint_dir), self._plans, process_group, blobs=blobs)
 
     def async_save(
         self,
@@ -130,17 +141,21 @@ class TorchDistSaveShardedStrategy(AsyncSaveShardedStrategy):
         entities = self._entities_of(sharded_state_dict)
         with told_as_checkpoint_errors(f"saving checkpoint {directory}"):
             part = part_of(entities, self._take_blobs(entities))
-            copies = self._staging.copy(part.payload.tensors)
-            part = replace(part, payload=Payload(part.payload.objects, copies.tensors))
+            copies = self._staging.copy(part.tensors)
+            part = replace(part, tensors=[])
         written: list[list[Any]] = []
-        rank = group_rank(process_group)
 
-        def write(part: Part) -> None:
-            with told_as_checkpoint_errors(f"saving checkpoint {directory}"):
-                written.append(write_part(part, directory, rank))
+        def receive(told: list[Any]) -> None:
+            written.append(told)
             self._staging.give_back(copies)
 
-        return AsyncRequest(write, (part,), [lambda: store_index(lambda: written[0], directory, process_group)])
+        return AsyncRequest(
+            write_part,
+            (part, copies, directory, group_rank(process_group)),
+            [lambda: store_index(lambda: written[0], directory, self._plans, process_group)],
+            receive_fn=receive,
+            total_bytes=sum(one.nbytes for one in copies.tensors) or 1,
+        )
 
     def _entities_of(self, sharded_state_dict: ShardedStateDict) -> list[ShardedBase]:
         entities = _entities_in(sharded_state_dict)
@@ -173,6 +188,8 @@ class TorchDistLoadShardedStrategy(LoadShardedStrategy):
         self.cache_metadata = cache_metadata
         self.checkpoint_name = checkpoint_name
         self._opened: tuple[tuple[Any, ...], OpenCheckpoint] | None = None
+        self.cached_global_metadata: Manifest | None = None
+        """The index of the checkpoint that was opened last."""
 
     @property
     def can_handle_sharded_objects(self) -> bool:
@@ -243,11 +260,10 @@ class TorchDistLoadShardedStrategy(LoadShardedStrategy):
     def open(self, checkpoint_dir: Directory) -> OpenCheckpoint:
         """The checkpoint's index and common data. Calls no other rank."""
         directory = location_of(checkpoint_dir)
-        if not self.cache_metadata:
-            return open_checkpoint(directory)
-        identity = _identity(directory)
-        if self._opened is None or self._opened[0] != identity:
+        identity = _identity(directory) if self.cache_metadata else ()
+        if self._opened is None or self._opened[0] != identity or not identity:
             self._opened = (identity, open_checkpoint(directory))
+            self.cached_global_metadata = self._opened[1].manifest
         return self._opened[1]
 
 
