@@ -12,28 +12,30 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 import torch
 
 from remesh.dist_checkpointing.collector import collector_at_rest
-from remesh.dist_checkpointing.dict_utils import graft, items_of, nested_leaves
+from remesh.dist_checkpointing.dict_utils import copy_nest, extract_matching_values, graft, items_of, nested_leaves
 from remesh.dist_checkpointing.errors import CheckpointMismatchError, told_as_checkpoint_errors
-from remesh.dist_checkpointing.mapping import ShardedTensor
+from remesh.dist_checkpointing.mapping import LocalNonpersistentObject, ShardedBase, ShardedTensor
+from remesh.dist_checkpointing.plan_cache import PlanCache
 from remesh.dist_checkpointing.reader import Fill, OpenCheckpoint, is_complete, open_checkpoint, plan_fill, run_fill
-from remesh.dist_checkpointing.state_split import split
 from remesh.dist_checkpointing.storage import Directory, Location, location_of, store_of
 from remesh.dist_checkpointing.strategies.fetch import read_objects
 from remesh.dist_checkpointing.strategies.torch_format import check_files
-from remesh.dist_checkpointing.writer import State, save_state
+from remesh.dist_checkpointing.writer import State, begin_save, commit_save, part_of, store_index, write_part
 from remesh.dist_checkpointing.writes import HeldBox, choose_writers
 from remesh.layout import Box, Shard, row_major_strides
 from remesh.layout.from_torch import Piece, piece_of
 from remesh.reshard.exchange import Group, gather_from, group_rank
 
 _ABSENT = object()
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+"""Types of tensors that every rank holds in full, with nothing behind them."""
 _STEP_NAME = re.compile(r"step-(\d{8,})")
 
 
@@ -49,23 +51,34 @@ def save(state: Mapping[str, Any], path: Directory, *, group: Group = None) -> N
 
 
 def _save(state: Mapping[str, Any], directory: Location, group: Group) -> None:
-    rank = group_rank(group)
-    held: list[list[_Held]] = []
+    rank, doing = group_rank(group), f"saving checkpoint {directory}"
+    held: list[_Held] = []
 
-    def tell() -> list[Any]:
-        with told_as_checkpoint_errors(f"saving checkpoint {directory}"):
-            held.append(_held_by(state))
-            return [_box_to_json(box) for one in held[0] for box in one.held_boxes()]
+    def tell() -> tuple[list[Any], None]:
+        with told_as_checkpoint_errors(doing):
+            held.extend(_held_by(state))
+            return [[row for one in held for row in one.rows()]], None
 
-    told = gather_from(tell, group, f"saving checkpoint {directory}")
-    writers = choose_writers([[_box_from_json(box) for box in boxes] for boxes in told])
+    agreement = _PLANS.agree(tell, group, doing)
+    plan, is_new = agreement.plan, agreement.told is not None
+    entities: list[ShardedTensor] = []
+    if agreement.told is not None:
+        writers = choose_writers([[_box_from_json(row) for row in rows] for (rows,) in agreement.told])
+        plan.kept["is_mine"] = [[writers[one.name, shard.box] == rank for shard in one.boxes] for one in held]
+        entities += [part for one, mine in zip(held, plan.kept["is_mine"], strict=True) for part in one.sharded(mine)]
 
-    def prepare() -> State:
-        tensors = [part for one in held[0] for part in one.sharded(writers, rank)]
-        _, _, common = split(_without_tensors(state))
-        return State(tensors, common)
+    begin_save(lambda: State(entities, _common_of(state)), directory, _PLANS, group, validate=is_new, may_create=True)
 
-    save_state(prepare, directory, group, may_create=True)
+    def write() -> list[Any]:
+        with told_as_checkpoint_errors(doing):
+            if is_new:
+                plan.kept["part"] = replace(part_of(entities, {}), tensors=[])
+            boxes = [box for one, mine in zip(held, plan.kept["is_mine"], strict=True) for box in one.data(mine)]
+            return write_part(plan.kept["part"], boxes, directory, rank)
+
+    store_index(write, directory, _PLANS, group)
+    commit_save(directory, group)
+    _PLANS.remember(agreement)
 
 
 def load(state: dict[str, Any], path: Directory, *, group: Group = None) -> dict[str, Any]:
@@ -129,12 +142,20 @@ def latest_complete(root: Directory) -> Location | None:
     return None
 
 
+_PLANS = PlanCache()
+"""Of the states that this process has saved, so that ranks which save the same again need not tell each other again."""
+
+
 @dataclass(frozen=True)
 class _Held:
     """A tensor of the state, and what this rank holds of it."""
 
     name: str
-    piece: Piece
+    leaf: torch.Tensor | Piece
+
+    @cached_property
+    def piece(self) -> Piece:
+        return piece_of(self.leaf)
 
     @cached_property
     def boxes(self) -> Sequence[Shard]:
@@ -144,18 +165,27 @@ class _Held:
             return [Shard(0, whole)]
         return [shard for shard in self.piece.shards if not shard.box.is_empty]
 
-    def held_boxes(self) -> list[HeldBox]:
-        itemsize = self.piece.tensor.element_size()
-        return [HeldBox(self.name, shard.box, shard.box.size * itemsize) for shard in self.boxes]
+    def rows(self) -> list[tuple[Any, ...]]:
+        """``(name, start, stop, bytes, dtype, global shape)`` of each box: all that other ranks need to know."""
+        if isinstance(self.leaf, torch.Tensor) and type(self.leaf) in _PLAIN:  # by far the most common case, and without the algebra
+            shape = tuple(self.leaf.shape)
+            return [(self.name, (0,) * len(shape), shape, self.leaf.nbytes, str(self.leaf.dtype), shape)]
+        tensor, shape = self.piece.tensor, self.piece.global_shape
+        itemsize, dtype = tensor.element_size(), str(tensor.dtype)
+        return [(self.name, one.box.start, one.box.stop, one.box.size * itemsize, dtype, shape) for one in self.boxes]
 
-    def sharded(self, writers: Mapping[tuple[str, Box], int], rank: int) -> list[ShardedTensor]:
+    def data(self, is_mine: Sequence[bool]) -> list[torch.Tensor]:
+        """The values of the boxes that this rank writes."""
+        if isinstance(self.leaf, torch.Tensor) and type(self.leaf) in _PLAIN:
+            return [self.leaf.detach()] if is_mine[0] else []
+        return [one.data_in_box() for one, mine in zip(self.sharded(is_mine), is_mine, strict=True) if mine]
+
+    def sharded(self, is_mine: Sequence[bool]) -> list[ShardedTensor]:
         """One sharded tensor per box; with data where this rank is the writer."""
         row_major = self.piece.tensor if self._is_direct else self.piece.tensor.contiguous()
         return [
-            self._sharded(shard, row_major, 0)
-            if writers[self.name, shard.box] == rank
-            else self._sharded(shard, None, 1)
-            for shard in self.boxes
+            self._sharded(shard, row_major, 0) if mine else self._sharded(shard, None, 1)
+            for shard, mine in zip(self.boxes, is_mine, strict=True)
         ]
 
     def wanted(self) -> tuple[list[ShardedTensor], torch.Tensor | None]:
@@ -239,13 +269,13 @@ def _held_by(state: Mapping[str, Any]) -> list[_Held]:
                 f"taking a state apart: the tensors at {path_of[name]} and {path} would both be stored as {name!r}, "
                 "expected one tensor per name; rename one of the keys"
             )
-        piece = piece_of(leaf)
-        if piece.partial is not None:
+        one = _Held(name, leaf)
+        if type(leaf) not in _PLAIN and one.piece.partial is not None:
             raise CheckpointMismatchError(
-                f"taking a state apart: tensor {name!r} is a partial {piece.partial} over its mesh, expected final "
+                f"taking a state apart: tensor {name!r} is a partial {one.piece.partial} over its mesh, expected final "
                 "values; redistribute it to Replicate or Shard first"
             )
-        held[name], path_of[name] = _Held(name, piece), path
+        held[name], path_of[name] = one, path
     return list(held.values())
 
 
@@ -253,13 +283,13 @@ def _is_tensor(leaf: Any) -> bool:
     return isinstance(leaf, torch.Tensor | Piece)
 
 
-def _without_tensors(state: Any) -> Any:
-    """The nest with a sharded description in the place of each tensor, so that it splits like a sharded one."""
-    if isinstance(state, dict):
-        return {key: _without_tensors(value) for key, value in state.items()}
-    if isinstance(state, list):
-        return [_without_tensors(value) for value in state]
-    return ShardedTensor("", None, torch.uint8, (), (), (), None) if _is_tensor(state) else state
+def _common_of(state: Mapping[str, Any]) -> dict[str, Any]:
+    """The nest of everything that is no tensor."""
+    _, common = extract_matching_values(
+        copy_nest(state), lambda leaf: isinstance(leaf, torch.Tensor | Piece | ShardedBase | LocalNonpersistentObject)
+    )
+    assert isinstance(common, dict)
+    return common
 
 
 def _native_common(node: Any, checkpoint: OpenCheckpoint, path: tuple[Any, ...]) -> Any:
@@ -277,10 +307,6 @@ def _native_common(node: Any, checkpoint: OpenCheckpoint, path: tuple[Any, ...])
     return kept if isinstance(node, dict) else list(kept.values())
 
 
-def _box_to_json(held: HeldBox) -> list[Any]:
-    return [held.name, held.box.start, held.box.stop, held.num_bytes]
-
-
 def _box_from_json(told: Sequence[Any]) -> HeldBox:
-    name, start, stop, num_bytes = told
+    name, start, stop, num_bytes, _, _ = told
     return HeldBox(name, Box(tuple(start), tuple(stop)), num_bytes)

@@ -39,7 +39,7 @@ from remesh.dist_checkpointing.mapping import (
     apply_factory_merges,
 )
 from remesh.dist_checkpointing.plan_cache import PlanCache
-from remesh.dist_checkpointing.reader import read_common
+from remesh.dist_checkpointing.reader import READABLE, read_common
 from remesh.dist_checkpointing.state_split import expand, split
 from remesh.dist_checkpointing.storage import Directory, Location, location_of
 from remesh.dist_checkpointing.strategies.async_utils import AsyncRequest
@@ -57,6 +57,7 @@ from remesh.dist_checkpointing.strategies.base import (
 from remesh.dist_checkpointing.strategies.common import load_common
 from remesh.dist_checkpointing.strategies.torch import TorchDistLoadShardedStrategy
 from remesh.dist_checkpointing.strategies.torch_format import BACKEND, BACKEND_VERSION
+from remesh.dist_checkpointing.strategies.zarr import ZarrLoadShardedStrategy
 from remesh.dist_checkpointing.writer import AfterCommon, State, begin_save, commit_save
 from remesh.reshard.exchange import Group, gather_from, group_rank, raise_everywhere
 
@@ -103,7 +104,6 @@ def save(  # noqa: PLR0913 - the signature that users know
     sake of callers; there is one way to save in the background.
     """
     directory = location_of(checkpoint_dir)
-    doing = f"saving checkpoint {directory}"
     if isinstance(common_strategy, bool):
         validate_access_integrity, common_strategy = common_strategy, None
     chosen: list[SaveShardedStrategy] = []
@@ -138,19 +138,46 @@ def save(  # noqa: PLR0913 - the signature that users know
             strategy.abandon()
         raise
     strategy = chosen[0]
-    options = {} if process_group is None else {"process_group": process_group}
     config = CheckpointingConfig(strategy.backend, strategy.version)
+
+    def commit() -> None:
+        _commit(directory, process_group, config, verify_integrity)
+
     if async_sharded_save:
-        assert isinstance(strategy, AsyncSaveShardedStrategy)
-        request: list[AsyncRequest] = []
-        gather_from(lambda: request.append(strategy.async_save(sharded[0], directory, **options)), process_group, doing)
-        if common_blob is not None:
-            request[0] = request[0]._replace(async_fn=AfterCommon(directory, common_blob, request[0].async_fn))
-        request[0].add_finalize_fn(lambda: _commit(directory, process_group, config, verify_integrity))
-        return request[0]
-    call_on_all(strategy, lambda: strategy.save(sharded[0], directory, **options), process_group, doing)
-    _commit(directory, process_group, config, verify_integrity)
+        return _begin_behind(strategy, sharded[0], directory, process_group, common_blob, commit)
+    _store(strategy, sharded[0], directory, process_group)
+    commit()
     return None
+
+
+def _store(strategy: SaveShardedStrategy, sharded: ShardedStateDict, directory: Location, group: Group) -> None:
+    options = {} if group is None else {"process_group": group}
+    doing = f"saving checkpoint {directory}"
+    call_on_all(strategy, lambda: strategy.save(sharded, directory, **options), group, doing)
+
+
+def _begin_behind(
+    strategy: SaveShardedStrategy,
+    sharded: ShardedStateDict,
+    directory: Location,
+    group: Group,
+    common_blob: bytes | None,
+    commit: Callable[[], None],
+) -> AsyncRequest:
+    """Let the strategy copy its values; what is left to do, the commit last."""
+    assert isinstance(strategy, AsyncSaveShardedStrategy)
+    options = {} if group is None else {"process_group": group}
+    requests: list[AsyncRequest] = []
+    gather_from(
+        lambda: requests.append(strategy.async_save(sharded, directory, **options)),
+        group,
+        f"saving checkpoint {directory}",
+    )
+    request = requests[0]
+    if common_blob is not None:
+        request = request._replace(async_fn=AfterCommon(directory, common_blob, request.async_fn))
+    request.add_finalize_fn(commit)
+    return request
 
 
 @dataclass(frozen=True, slots=True)
@@ -342,9 +369,6 @@ def _load_strategy(given: Any, directory: Location) -> LoadShardedStrategy:
     config = maybe_load_config(directory)
     if given is None:
         backend = (config.sharded_backend, config.sharded_backend_version) if config else (BACKEND, BACKEND_VERSION)
-        if backend == (BACKEND, BACKEND_VERSION):
-            # Its own for every load: the index is read once and forgotten with it.
-            return TorchDistLoadShardedStrategy(cache_metadata=True)
         try:
             given = get_default_strategy(StrategyAction.LOAD_SHARDED, *backend)
         except CheckpointingException as raised:
@@ -354,6 +378,9 @@ def _load_strategy(given: Any, directory: Location) -> LoadShardedStrategy:
                 f"expected {BACKEND!r} version {BACKEND_VERSION} or a registered one; register a strategy that reads "
                 "it, or convert it first",
             ) from raised
+        if type(given) in (TorchDistLoadShardedStrategy, ZarrLoadShardedStrategy):
+            # Its own for every load: the index is read once and forgotten with it.
+            return type(given)(cache_metadata=True)
     if not isinstance(given, LoadShardedStrategy):
         raise CheckpointingException(
             f"choosing how to load: found {given!r}, expected a LoadShardedStrategy, (backend, version) or None"
@@ -388,7 +415,7 @@ def _commit(directory: Location, group: Group, config: CheckpointingConfig, with
 
 def _read_common(directory: Location) -> StateDict:
     config = maybe_load_config(directory)
-    if config is not None and (config.sharded_backend, config.sharded_backend_version) != (BACKEND, BACKEND_VERSION):
+    if config is not None and (config.sharded_backend, config.sharded_backend_version) not in READABLE:
         return load_common(directory)  # the sharded data is for another strategy, common data has one form
     return read_common(directory)
 

@@ -14,7 +14,7 @@ or put off, 5 is `commit_save`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -84,33 +84,6 @@ class AfterCommon:
         with told_as_checkpoint_errors(f"saving checkpoint {self.directory}"):
             _write_common(self.directory, self.blob)
         return None if self.then is None else self.then(*args, **kwargs)
-
-
-def save_state(
-    prepare: Callable[[], State],
-    directory: Location,
-    group: Group = None,
-    *,
-    validate: bool = True,
-    may_create: bool = False,
-    plans: PlanCache | None = None,
-) -> None:
-    """Write what ``prepare`` returns on each rank as one checkpoint, and commit it.
-
-    Called by every rank of the group; blocks until all have written and the checkpoint is committed. Raises the
-    same error on all ranks; then the checkpoint does not exist. The directory must exist unless ``may_create``.
-    """
-    states: list[State] = []
-    plans = plans or PlanCache()
-
-    def prepare_all() -> State:
-        state = prepare()
-        states.append(replace(state, blobs=dump_objects(state.entities)))
-        return states[0]
-
-    begin_save(prepare_all, directory, plans, group, validate=validate, may_create=may_create)
-    store_entities(states[0].entities, directory, plans, group, blobs=states[0].blobs)
-    commit_save(directory, group)
 
 
 def begin_save(  # noqa: PLR0913 - what is saved, where, and how far

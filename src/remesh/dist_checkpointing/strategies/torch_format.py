@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -21,17 +21,22 @@ import torch
 from remesh.dist_checkpointing.errors import CheckpointFormatError
 from remesh.dist_checkpointing.manifest import Chunk, Extent, Manifest, StoredTensor
 from remesh.dist_checkpointing.storage import Location, store_of
-from remesh.dist_checkpointing.strategies.blob import write_tensor
+from remesh.dist_checkpointing.strategies.blob import write_alike, write_tensor
+from remesh.dist_checkpointing.strategies.blob_frame import frame_of
 from remesh.dist_checkpointing.strategies.data_file import DataFile
 from remesh.dist_checkpointing.strategies.index_pickle import EncodedIndex, encode_index
 from remesh.dist_checkpointing.strategies.inert_pickle import Record, load_inert
 from remesh.errors import LayoutError
 from remesh.layout import Box
+from remesh.layout.from_torch import dtype_name
 
 BACKEND = "torch_dist"
 BACKEND_VERSION = 1
 METADATA_FNAME = ".metadata"
 _SUFFIX = ".distcp"
+_SMALL_BYTES = 64 << 10
+"""Tensors up to this size cost more in calls than in bytes."""
+_RUN_BYTES = 4 << 20
 _ORIGINAL_SHAPE = "nd_reformulated_orig_global_shape"
 """Name under which ``mcore_data`` has the global shape that a flattened tensor had."""
 
@@ -62,14 +67,38 @@ def write_data_file(
             file_start = file.tell()
             file.write(blob)
             places.append((file_start, file.tell() - file_start))
-        for tensor in tensors:
+        for alike in _runs_of_alike(tensors):
             file_start = file.tell()
-            write_tensor(tensor, file)
-            places.append((file_start, file.tell() - file_start))
+            frame = frame_of(dtype_name(alike[0].dtype), tuple(alike[0].shape)) if len(alike) > 1 else None
+            if frame is None:
+                write_tensor(alike[0], file)
+            else:
+                write_alike(alike, frame, file)
+            length = (file.tell() - file_start) // len(alike)
+            places += [(file_start + number * length, length) for number in range(len(alike))]
             if progress is not None:
                 progress(file.tell())
         file.finish()
     return places
+
+
+def _runs_of_alike(tensors: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
+    """The tensors in order; small ones of equal dtype and shape that follow each other come together."""
+    run: list[torch.Tensor] = []
+    run_kind: tuple[Any, ...] | None = None
+    for tensor in tensors:
+        shape, dtype = tensor.shape, tensor.dtype
+        num_bytes = shape.numel() * dtype.itemsize
+        kind = None
+        if 0 < num_bytes <= _SMALL_BYTES and tensor.is_cpu and not tensor.is_conj() and not tensor.is_neg():
+            kind = (dtype, shape)
+        if kind is None or kind != run_kind or len(run) * num_bytes >= _RUN_BYTES:
+            if run:
+                yield run
+            run, run_kind = [], kind
+        run.append(tensor)
+    if run:
+        yield run
 
 
 def write_manifest(directory: Location, manifest: Manifest) -> None:
