@@ -19,10 +19,11 @@ from remesh.dist_checkpointing.core import (
     save_config,
 )
 from remesh.dist_checkpointing.errors import CheckpointPathError
-from remesh.dist_checkpointing.integrity import CHECKSUMS_FNAME, write_checksums
+from remesh.dist_checkpointing.integrity import BLOCKS_FNAME, CHECKSUMS_FNAME, write_checksums
 from remesh.dist_checkpointing.storage import Location, store_of
 from remesh.dist_checkpointing.strategies.common import COMMON_STATE_FNAME
 from remesh.dist_checkpointing.strategies.torch_format import METADATA_FNAME, is_data_file_name
+from remesh.dist_checkpointing.strategies.zarr_format import remove_arrays
 
 IN_PROGRESS_FNAME = ".remesh-save-in-progress"
 
@@ -51,6 +52,8 @@ def begin(directory: Location) -> None:
     store = store_of(directory)
     if not store.is_directory(directory):
         store.make_directory(directory)
+    elif store.size_of(directory / IN_PROGRESS_FNAME) is not None:
+        remove_arrays(directory)
     store.mark(directory / IN_PROGRESS_FNAME)
     for entry in store.entries(directory):
         if is_leftover(entry.name):
@@ -67,7 +70,7 @@ def finish(directory: Location, config: CheckpointingConfig) -> None:
 
 def is_leftover(name: str) -> bool:
     """Whether a file of that name, in a directory without a complete checkpoint, comes from a failed save."""
-    fixed = (METADATA_FNAME, COMMON_STATE_FNAME, CONFIG_FNAME, CHECKSUMS_FNAME)
+    fixed = (METADATA_FNAME, COMMON_STATE_FNAME, CONFIG_FNAME, CHECKSUMS_FNAME, BLOCKS_FNAME)
     return is_data_file_name(name) or name in fixed or name.removesuffix(".tmp") in fixed
 
 

@@ -22,6 +22,7 @@ from remesh.dist_checkpointing.reader import why_incomplete
 from remesh.dist_checkpointing.retention import Policy, Saved, decide_kept
 from remesh.dist_checkpointing.storage import Location, store_of
 from remesh.dist_checkpointing.strategies.torch_format import METADATA_FNAME
+from remesh.dist_checkpointing.strategies.zarr_format import folders_below, remove_arrays
 
 
 class State(Enum):
@@ -93,6 +94,7 @@ def remove_checkpoint(directory: Location) -> list[Location]:
         store.put(directory / IN_PROGRESS_FNAME, b"")
         store.remove(directory / CONFIG_FNAME)
         store.sync_names(directory)
+        remove_arrays(directory)
         names = [entry.name for entry in store.entries(directory) if entry.name != IN_PROGRESS_FNAME]
         removed = [name for name in names if is_leftover(name) or name == SHA256_FNAME]
         for name in removed:
@@ -108,6 +110,7 @@ def _look_at(directory: Location, step: int) -> Found:
     entries = store_of(directory).entries(directory)
     names = {entry.name for entry in entries}
     num_bytes = sum(entry.num_bytes or 0 for entry in entries)
+    num_bytes += sum(sum(sizes.values()) for _, sizes in folders_below(directory, entries))
     is_committed = CONFIG_FNAME in names or (METADATA_FNAME in names and IN_PROGRESS_FNAME not in names)
     problem = why_incomplete(directory)
     state = State.COMPLETE if not problem else State.DAMAGED if is_committed else State.UNFINISHED

@@ -5,30 +5,36 @@ One file, `CHECKSUMS_FNAME`, holds the size and CRC-32 of the small files and of
 its own CRC-32. It is written before the commit. A load checks this file, the small files, the tables of the data
 files it opens and exactly the blocks it reads. A checkpoint of another writer has no such file and is not checked.
 
+Formats whose files may hold nothing but elements keep the tables of all files in one, `BLOCKS_FNAME`.
+
 `integrity.json` is an option beside it: SHA-256 of every file, for people who keep such sums elsewhere.
 """
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 import zlib
+from array import array
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from remesh.dist_checkpointing.errors import CheckpointFormatError
 from remesh.dist_checkpointing.storage import Location, store_of
 from remesh.dist_checkpointing.strategies.data_file import (
+    BLOCK_BYTES,
     Trailer,
     decode_trailer,
     read_trailer_bytes,
 )
 
 CHECKSUMS_FNAME = ".remesh-checksums"
+BLOCKS_FNAME = ".remesh-blocks"
 SHA256_FNAME = "integrity.json"
 
 _VERSION = 1
-_DATA, _WHOLE = "data", "whole"
+_DATA, _WHOLE, _BLOCKS = "data", "whole", "blocks"
 _READ_BYTES = 4 << 20
 
 
@@ -37,9 +43,11 @@ class Entry:
     """One file."""
 
     kind: str
-    """``"data"``: the checksum is that of the trailer; ``"whole"``: of all bytes."""
+    """``"data"``: the checksum is that of the trailer; ``"whole"``: of all bytes; ``"blocks"``: see ``table``."""
     num_bytes: int
     crc: int
+    table: Trailer | None = None
+    """Checksums of the blocks of a file that has no trailer, from `BLOCKS_FNAME`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +60,12 @@ class Checksums:
     def trailer_of(self, name: str) -> Trailer | None:
         """The block table of a data file, confirmed; None when the file has no entry."""
         entry = self.entries.get(name)
-        if entry is None or entry.kind != _DATA:
+        if entry is None or entry.kind == _WHOLE:
             return None
         path = self.directory / name
         self._check_size(name, entry)
+        if entry.table is not None:
+            return entry.table
         content = read_trailer_bytes(path)
         self._check_crc(path, zlib.crc32(content), entry, "the checksums at its end")
         return decode_trailer(content)
@@ -69,6 +79,17 @@ class Checksums:
             if entry is not None and entry.kind == _WHOLE and store_of(path).size_of(path) is not None:
                 self._check_size(name, entry)
                 self._check_crc(path, _crc_of(path), entry, "the file")
+
+    def read(self, name: str) -> bytes:
+        """All of a small file; `CheckpointFormatError` unless it is as it was written."""
+        path = self.directory / name
+        content = store_of(path).read(path)
+        entry = self.entries.get(name)
+        if entry is not None and entry.table is not None:
+            self._check_size(name, entry)
+            found = zlib.crc32(table_of(content).crcs.tobytes())
+            self._check_crc(path, found, Entry(_BLOCKS, 0, zlib.crc32(entry.table.crcs.tobytes())), "the file")
+        return content
 
     def check_sizes(self, names: Iterable[str] | None = None) -> None:
         """Raise `CheckpointFormatError` unless these files, or all, are there in their full length."""
@@ -102,7 +123,7 @@ def write_checksums(directory: Location) -> None:
     for name, size in _sizes(directory).items():
         if name.endswith(".distcp"):
             entries[name] = [_DATA, size, zlib.crc32(read_trailer_bytes(directory / name))]
-        elif name in (".metadata", "common.pt"):
+        elif name in (".metadata", "common.pt", BLOCKS_FNAME):
             entries[name] = [_WHOLE, size, _crc_of(directory / name)]
     content = json.dumps({"version": _VERSION, "files": entries}, indent=0).encode() + b"\n"
     store_of(directory).put(directory / CHECKSUMS_FNAME, content + b"%08x\n" % zlib.crc32(content))
@@ -133,7 +154,45 @@ def read_checksums(directory: Location) -> Checksums:
             f"reading {path}: expected checksums of version {_VERSION}, found: {raised!r}; the file is foreign or of "
             "a later version",
         ) from raised
-    return Checksums(directory, entries)
+    checksums = Checksums(directory, entries)
+    return Checksums(directory, {**entries, **_read_blocks(checksums)}) if BLOCKS_FNAME in entries else checksums
+
+
+def table_of(content: bytes | memoryview) -> Trailer:
+    """Checksums of the blocks of a file with that content."""
+    starts = range(0, len(content), BLOCK_BYTES)
+    view = memoryview(content)
+    return Trailer(BLOCK_BYTES, len(view), array("I", [zlib.crc32(view[at : at + BLOCK_BYTES]) for at in starts]))
+
+
+def write_blocks(directory: Location, tables: Mapping[str, Trailer]) -> None:
+    """Write `BLOCKS_FNAME` for files without trailers, named relative to the directory; called by one rank."""
+    files = {name: [one.data_bytes, base64.b64encode(one.crcs.tobytes()).decode()] for name, one in tables.items()}
+    content = json.dumps({"version": _VERSION, "block_bytes": BLOCK_BYTES, "files": files}, indent=0).encode()
+    store_of(directory).put(directory / BLOCKS_FNAME, content)
+
+
+def _read_blocks(checksums: Checksums) -> dict[str, Entry]:
+    path = checksums.directory / BLOCKS_FNAME
+    try:
+        checksums.check_whole(BLOCKS_FNAME)
+        found = json.loads(store_of(path).read(path))
+        if found["version"] != _VERSION:
+            raise ValueError(f"version {found['version']!r}")
+        return {_inner_name(name): _table_entry(found["block_bytes"], *told) for name, told in found["files"].items()}
+    except CheckpointFormatError:
+        raise
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as raised:
+        raise CheckpointFormatError(
+            "bad-checksums", f"reading {path}: expected tables of checksums of version {_VERSION}, found: {raised!r}"
+        ) from raised
+
+
+def _table_entry(block_bytes: int, num_bytes: int, table: str) -> Entry:
+    crcs = array("I", base64.b64decode(table, validate=True))
+    if type(block_bytes) is not int or type(num_bytes) is not int or len(crcs) != -(-num_bytes // block_bytes):
+        raise ValueError(f"{len(crcs)} checksums of {num_bytes!r} bytes in blocks of {block_bytes!r}")
+    return Entry(_BLOCKS, num_bytes, 0, Trailer(block_bytes, num_bytes, crcs))
 
 
 def verify(directory: Location) -> Iterator[tuple[str, int]]:
@@ -149,10 +208,10 @@ def verify(directory: Location) -> Iterator[tuple[str, int]]:
             checksums.check_whole(name)
             yield name, entry.num_bytes
         else:
-            yield from _verify_data(directory / name, trailer)
+            yield from _verify_data(directory / name, name, trailer)
 
 
-def _verify_data(path: Location, trailer: Trailer) -> Iterator[tuple[str, int]]:
+def _verify_data(path: Location, name: str, trailer: Trailer) -> Iterator[tuple[str, int]]:
     block = trailer.block_bytes
     for start, content in _pieces(path, trailer.data_bytes, max(1, _READ_BYTES // block) * block):
         for at in range(0, len(content), block):
@@ -164,7 +223,7 @@ def _verify_data(path: Location, trailer: Trailer) -> Iterator[tuple[str, int]]:
                     f"verifying {path}: bytes {start + at} to {start + at + len(part)} have checksum {found:08x}, "
                     f"expected {expected:08x}; the file is damaged, use another checkpoint",
                 )
-        yield path.name, len(content)
+        yield name, len(content)
 
 
 def write_sha256_manifest(directory: Location) -> None:
@@ -210,6 +269,11 @@ def _plain_name(name: str) -> str:
     if not name or name in (".", "..") or any(mark in name for mark in "/\\\0"):
         raise ValueError(f"file name {name!r}")
     return name
+
+
+def _inner_name(name: str) -> str:
+    parts = name.split("/")
+    return "/".join(map(_plain_name, parts))
 
 
 def _sizes(directory: Location) -> dict[str, int]:

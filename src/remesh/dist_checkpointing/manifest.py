@@ -39,6 +39,9 @@ class Chunk:
 
     box: Box
     extent: Extent
+    bare_shape: tuple[int, ...] | None = None
+    """None where the extent holds a blob of torch. Else it holds bare elements, row-major, of this shape, which is that
+    of the box, or larger at the end of a grid."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +66,8 @@ class Manifest:
     """Keys of tensors that an older writer stored flattened within each grid cell, in another global shape."""
     unflattened_shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     """The global shape before flattening, of each key in ``flattened`` for which it is known."""
+    has_bare_objects: bool = False
+    """Whether the blob of an object holds the object itself, not a list of all that one rank had under its name."""
 
     def extents(self) -> Iterator[Extent]:
         """Every blob."""

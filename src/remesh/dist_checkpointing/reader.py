@@ -20,6 +20,7 @@ from remesh.dist_checkpointing.manifest import Extent, Manifest
 from remesh.dist_checkpointing.mapping import ShardedBase, ShardedObject, ShardedTensor
 from remesh.dist_checkpointing.reads import Read, Want, find_objects, plan_reads
 from remesh.dist_checkpointing.storage import Location, store_of
+from remesh.dist_checkpointing.strategies import zarr_format
 from remesh.dist_checkpointing.strategies.common import COMMON_STATE_FNAME, load_common
 from remesh.dist_checkpointing.strategies.fetch import Job, Target, fetch, read_objects
 from remesh.dist_checkpointing.strategies.torch_format import (
@@ -31,6 +32,10 @@ from remesh.dist_checkpointing.strategies.torch_format import (
 )
 from remesh.layout import Box
 
+READABLE = ((BACKEND, BACKEND_VERSION), (zarr_format.BACKEND, zarr_format.BACKEND_VERSION))
+"""Backends and versions that are read here."""
+NATIVE = "dcp"
+"""The format of native torch, which has no marker."""
 _COMMON_STATE_KEY = "common_state"
 """Object that holds the common data in checkpoints of writers from 0.19 on, which have no common.pt."""
 
@@ -42,8 +47,13 @@ class OpenCheckpoint:
     directory: Location
     manifest: Manifest
     common: dict[str, Any]
-    is_native: bool
-    """Whether native torch wrote it: it has no marker file and no common data, and its values stand under names."""
+    format: str
+    """``"torch_dist"``, ``"zarr"`` or ``"dcp"``."""
+
+    @property
+    def is_native(self) -> bool:
+        """Whether native torch wrote it: it has no marker file and no common data, and its values stand under names."""
+        return self.format == NATIVE
 
     def stored_keys(self) -> set[str]:
         """Keys of all tensors and objects, objects without the number of their element."""
@@ -59,22 +69,29 @@ class Fill:
     reads: Sequence[Read]
     """Invariant: they fill every wanted element that is stored, once."""
     objects: Sequence[tuple[ShardedObject, Extent]]
+    has_bare_objects: bool = False
+    """As in the manifest."""
 
 
 def open_checkpoint(directory: Location, *, allow_native: bool = False) -> OpenCheckpoint:
     """Read the index and the common data. Raises `CheckpointPathError` or `CheckpointFormatError`."""
-    is_native = _check_is_checkpoint(directory, allow_native)
-    read_checksums(directory).check_whole(METADATA_FNAME, COMMON_STATE_FNAME)
-    manifest = read_manifest(directory)
-    return OpenCheckpoint(directory, manifest, {} if is_native else _load_common(directory, manifest), is_native)
+    found = _format_of(directory, allow_native)
+    checksums = read_checksums(directory)
+    checksums.check_whole(METADATA_FNAME, COMMON_STATE_FNAME)
+    manifest = (
+        zarr_format.read_zarr_manifest(directory, checksums)
+        if found == zarr_format.BACKEND
+        else read_manifest(directory)
+    )
+    return OpenCheckpoint(directory, manifest, {} if found == NATIVE else _load_common(directory, manifest), found)
 
 
 def read_common(directory: Location) -> dict[str, Any]:
     """The common data alone; the index of tensors is not read unless the common data stands there."""
-    _check_is_checkpoint(directory, allow_native=False)
+    found = _format_of(directory, allow_native=False)
     checksums = read_checksums(directory)
     checksums.check_whole(COMMON_STATE_FNAME)
-    if _has(directory, COMMON_STATE_FNAME):
+    if _has(directory, COMMON_STATE_FNAME) or found == zarr_format.BACKEND:
         return load_common(directory)
     checksums.check_whole(METADATA_FNAME)
     return _load_common(directory, read_manifest(directory))
@@ -109,7 +126,8 @@ def plan_fill(checkpoint: OpenCheckpoint, entities: Sequence[ShardedBase]) -> Fi
     needed = [*(read.chunk.extent for read in reads), *extents]
     check_files(checkpoint.directory, needed)
     read_checksums(checkpoint.directory).check_sizes({extent.file for extent in needed})
-    return Fill(tensors, reads, list(zip(objects, extents, strict=True)))
+    pairs = list(zip(objects, extents, strict=True))
+    return Fill(tensors, reads, pairs, checkpoint.manifest.has_bare_objects)
 
 
 def run_fill(directory: Location, fill: Fill) -> tuple[list[torch.Tensor], list[Any]]:
@@ -135,7 +153,8 @@ def _job_of(read: Read, boxes: Sequence[Box], places: Sequence[torch.Tensor], di
         Target(_within(chunk, copy.box), _part(places[copy.want], boxes[copy.want], copy.box)) for copy in read.copies
     )
     what = f"a chunk of tensor {read.key!r} in {directory}"
-    return Job(read.chunk.extent, read.dtype, chunk.shape, targets, what)
+    bare_shape = read.chunk.bare_shape
+    return Job(read.chunk.extent, read.dtype, bare_shape or chunk.shape, targets, what, bare_shape is not None)
 
 
 def _within(frame: Box, box: Box) -> Box:
@@ -163,8 +182,8 @@ def describe_whole(manifest: Manifest) -> dict[str, ShardedTensor]:
     }
 
 
-def _check_is_checkpoint(directory: Location, allow_native: bool) -> bool:
-    """Whether it is a native one; raises unless it is any."""
+def _format_of(directory: Location, allow_native: bool) -> str:
+    """The format of the checkpoint in a directory; raises unless there is one."""
     store = store_of(directory)
     if not store.is_directory(directory):
         raise CheckpointPathError(
@@ -176,20 +195,20 @@ def _check_is_checkpoint(directory: Location, allow_native: bool) -> bool:
         names = [entry.name for entry in store.entries(directory)]
         is_whole = METADATA_FNAME in names and IN_PROGRESS_FNAME not in names
         if is_whole and allow_native:
-            return True
+            return NATIVE
         hint = "it was written by native torch, load it with remesh.load" if is_whole else "use another checkpoint"
         raise CheckpointFormatError(
             "not-a-checkpoint",
             f"loading checkpoint: {directory} is not a distributed checkpoint, expected the marker {CONFIG_FNAME} that "
             f"a completed save leaves, found {names[:8]}; {hint}",
         )
-    if (config.sharded_backend, config.sharded_backend_version) != (BACKEND, BACKEND_VERSION):
+    if (config.sharded_backend, config.sharded_backend_version) not in READABLE:
         raise CheckpointFormatError(
             "unknown-backend",
             f"loading checkpoint {directory}: its tensors are in format {config.sharded_backend!r} version "
-            f"{config.sharded_backend_version}, expected {BACKEND!r} version {BACKEND_VERSION}; convert it first",
+            f"{config.sharded_backend_version}, expected one of {READABLE}; convert it first",
         )
-    return False
+    return config.sharded_backend
 
 
 def _has(directory: Location, name: str) -> bool:
@@ -234,6 +253,9 @@ def _read_objects(directory: Location, fill: Fill) -> list[Any]:
     num_given: dict[str, int] = {}
     first = {wanted.unique_key: extent for wanted, extent in fill.objects}
     for name, elements in zip(first, read_objects(directory, list(first.values())), strict=True):
+        if fill.has_bare_objects:
+            blobs[name] = [elements]
+            continue
         if not isinstance(elements, list) or not elements:
             raise CheckpointFormatError(
                 "bad-blob", f"reading object {name!r} in {directory}: found {type(elements).__name__}, expected a list"

@@ -100,8 +100,7 @@ def save(  # noqa: PLR0913 - the signature that users know
     that it returns is to be scheduled, and its checkpoint exists when it has been finalized. In the fourth place a
     bool means ``validate_access_integrity``, as in later releases. Common data that differs between ranks is a warning;
     ``preprocess_common_before_consistancy_check`` is given a copy and returns what of it is to be compared.
-    ``verify_integrity`` adds the SHA-256 sums of all files, after the commit. ``async_strategy`` is accepted for the
-    sake of callers; there is one way to save in the background.
+    ``verify_integrity`` adds the SHA-256 sums of all files, after the commit. ``async_strategy`` is accepted.
     """
     directory = location_of(checkpoint_dir)
     if isinstance(common_strategy, bool):
@@ -380,7 +379,8 @@ def _load_strategy(given: Any, directory: Location) -> LoadShardedStrategy:
             ) from raised
         if type(given) in (TorchDistLoadShardedStrategy, ZarrLoadShardedStrategy):
             # Its own for every load: the index is read once and forgotten with it.
-            return type(given)(cache_metadata=True)
+            own: LoadShardedStrategy = type(given)(cache_metadata=True)
+            return own
     if not isinstance(given, LoadShardedStrategy):
         raise CheckpointingException(
             f"choosing how to load: found {given!r}, expected a LoadShardedStrategy, (backend, version) or None"

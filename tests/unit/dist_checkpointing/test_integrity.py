@@ -190,7 +190,7 @@ def test_rows_are_read_without_the_rest(tmp_path: Path) -> None:
 
 def test_small_neighbours_are_fetched_together() -> None:
     extents = [Extent("f", at * 100, 90) for at in range(4)] + [Extent("f", 10**6, 90), Extent("f", 2 * 10**6, 2 << 20)]
-    assert fetch._aheads(extents) == [390, 390, 390, 390, 10**6 + 90, 0]
+    assert fetch._aheads(extents, 64 << 10) == [390, 390, 390, 390, 10**6 + 90, 0]
 
 
 def test_sha256_sums_are_written_and_checked(checkpoint: Path) -> None:

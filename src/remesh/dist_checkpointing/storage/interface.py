@@ -127,7 +127,7 @@ class Store(ABC, Generic[P]):
     def put(self, path: P, content: bytes) -> None:
         """Make ``path`` hold ``content`` in one step that survives a crash."""
 
-    def write(self, path: P, content: bytes) -> None:
+    def write(self, path: P, content: bytes | memoryview) -> None:
         """Make ``path`` hold ``content`` durably; a crash in between may leave a part of it, or no name."""
         with self.create(path) as file:
             file.write(memoryview(content))

@@ -39,6 +39,8 @@ class CheckedFile:
         self._waiting: list[Future[None]] = []
         self._window = memoryview(b"")
         self._window_start = 0
+        self.worthwhile_gap_bytes = store_of(path).worthwhile_gap_bytes
+        """Unwanted bytes in between that are read along rather than skipped."""
         self._file = store_of(path).open_ranged(path)
         self._stop = trailer.data_bytes if trailer else self._file.num_bytes
         self.num_bytes_read = 0

@@ -18,6 +18,7 @@ from __future__ import annotations
 import struct
 import zlib
 from array import array
+from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
@@ -48,6 +49,11 @@ class Trailer:
     """Length of the file without the trailer."""
     crcs: array[int]
     """CRC-32 of each block, in order."""
+
+    @classmethod
+    def of(cls, data_bytes: int, crcs: Iterable[int]) -> Trailer:
+        """The checksums of a file in blocks of `BLOCK_BYTES`."""
+        return cls(BLOCK_BYTES, data_bytes, array("I", crcs))
 
     @property
     def num_bytes(self) -> int:

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from remesh.dist_checkpointing.core import CONFIG_FNAME
 from remesh.dist_checkpointing.dict_utils import dict_list_map_outplace, nested_values
 from remesh.dist_checkpointing.errors import (
     CheckpointingException,
@@ -326,8 +327,8 @@ def _objects_of(entities: Iterable[ShardedBase]) -> list[tuple[str, Any]]:
 
 
 def _identity(directory: Location) -> tuple[Any, ...]:
-    path = directory / METADATA_FNAME
-    return (path, store_of(path).version_of(path))
+    paths = [directory / name for name in (METADATA_FNAME, CONFIG_FNAME)]
+    return (directory, *(store_of(path).version_of(path) for path in paths))
 
 
 register_default_strategy(
