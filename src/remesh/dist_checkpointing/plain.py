@@ -167,7 +167,7 @@ class _Held:
 
     def rows(self) -> list[tuple[Any, ...]]:
         """``(name, start, stop, bytes, dtype, global shape)`` of each box: all that other ranks need to know."""
-        if isinstance(self.leaf, torch.Tensor) and type(self.leaf) in _PLAIN:  # by far the most common case, and without the algebra
+        if isinstance(self.leaf, torch.Tensor) and type(self.leaf) in _PLAIN:  # most are, and need no algebra
             shape = tuple(self.leaf.shape)
             return [(self.name, (0,) * len(shape), shape, self.leaf.nbytes, str(self.leaf.dtype), shape)]
         tensor, shape = self.piece.tensor, self.piece.global_shape

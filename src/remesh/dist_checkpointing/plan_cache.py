@@ -87,7 +87,7 @@ class PlanCache:
         if plan is not None and all(epoch == plan.epoch for epoch, _, _ in told):
             return Agreement(plan, None, beside, mine)
         digests = [of_rank for _, of_rank, _ in told]
-        everywhere = _tell_in_full(mine.parts, digests, group, doing)
+        everywhere = _tell_in_full(mine.parts, digests, group, doing) if any(digests) else [[] for _ in told]
         return Agreement(Plan(_digest_of(digests) if place[1] > 1 else uuid.uuid4().hex), everywhere, beside, mine)
 
     def remember(self, agreement: Agreement) -> None:

@@ -114,12 +114,15 @@ def begin_save(  # noqa: PLR0913 - what is saved, where, and how far
             compared.append(state.compared)
             if rank == 0:
                 common_blob.append(dump_object(state.common, "the common data"))
-            outline = outline_of(unflatten_all(state.entities)) if validate else Outline([], [])
-            return [outline.form, outline.numbers], digest_of(state.compared)
+            digest = digest_of(state.compared)
+            if not validate:
+                return [], digest
+            outline = outline_of(unflatten_all(state.entities))
+            return [outline.form, outline.numbers], digest
 
     agreement = plans.agree(prepare_part, group, doing)
-    if agreement.told is not None:
-        check_outlines([Outline(form, numbers) for form, numbers in agreement.told])
+    if agreement.told is not None and any(agreement.told):
+        check_outlines([Outline(*parts) if parts else Outline([], []) for parts in agreement.told])
         plans.remember(agreement)
     if len({digest for digest in agreement.beside if digest is not None}) > 1:
         warn_of_differences(compared[0], group)

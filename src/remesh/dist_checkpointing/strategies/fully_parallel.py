@@ -53,11 +53,12 @@ __all__ = [
 class FullyParallelSaveStrategyWrapper(AsyncSaveShardedStrategy):
     """Saves with ``strategy``, after sharing out the writing of replicas among ``parallelization_group``.
 
-    With ``do_cache_distribution`` the first save's distribution serves all others, without communication: shards and
-    their places must then stay the same.
+    With ``do_cache_distribution`` the distribution is computed anew only when the shards of a rank have changed, which
+    one short gather tells. ``pg_cache_path`` is a folder with the distribution of an earlier program, or with
+    ``pg_cache_create`` for a later one.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - the signature that users know
         self,
         strategy: SaveShardedStrategy,
         parallelization_group: Group = None,
@@ -65,6 +66,8 @@ class FullyParallelSaveStrategyWrapper(AsyncSaveShardedStrategy):
         backend: str | None = None,
         version: int | None = None,
         validate_access_integrity: bool = True,
+        pg_cache_path: Directory | None = None,
+        pg_cache_create: bool = False,
     ) -> None:
         super().__init__(backend or strategy.backend, version or strategy.version)
         if (self.backend, self.version) != (strategy.backend, strategy.version):
@@ -76,7 +79,19 @@ class FullyParallelSaveStrategyWrapper(AsyncSaveShardedStrategy):
         self.parallelization_group = parallelization_group
         self.do_cache_distribution = do_cache_distribution
         self.validate_access_integrity = validate_access_integrity
+        self.pg_cache_path, self.pg_cache_create = pg_cache_path, pg_cache_create
         self.cached_distribution: ShardDistribution | None = None
+        """The one used last, with ``do_cache_distribution``."""
+        self._distributions = PlanCache() if do_cache_distribution else PlanCache(max_plans=0)
+
+    @property
+    def cached_global_metadata(self) -> Any:
+        """That of the wrapped strategy."""
+        return getattr(self.base_strategy, "cached_global_metadata", None)
+
+    @cached_global_metadata.setter
+    def cached_global_metadata(self, metadata: Any) -> None:
+        self.base_strategy.cached_global_metadata = metadata  # type: ignore[attr-defined]
 
     @property
     def can_handle_sharded_objects(self) -> bool:
@@ -114,9 +129,13 @@ class FullyParallelSaveStrategyWrapper(AsyncSaveShardedStrategy):
 
     def apply_saving_parallelization(self, sharded_state_dict: ShardedStateDict) -> None:
         """Give each shard's chosen writer replica 0 and the other holders replica 1, in place."""
-        distribution = self.cached_distribution
-        if distribution is None:
-            distribution = determine_main_replica_uniform_distribution(sharded_state_dict, self.parallelization_group)
+        distribution = determine_main_replica_uniform_distribution(
+            sharded_state_dict,
+            self.parallelization_group,
+            pg_cache_path=self.pg_cache_path,
+            pg_cache_create=self.pg_cache_create,
+            plans=self._distributions,
+        )
         distribute_main_replicas_with_precomputed_distribution(
             sharded_state_dict, self.parallelization_group, distribution
         )
@@ -131,13 +150,15 @@ class FullyParallelLoadStrategyWrapper(LoadShardedStrategy):
     rank what it needs and no more.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - the signature that users know
         self,
         strategy: LoadShardedStrategy,
         parallelization_group: Group = None,
         do_cache_distribution: bool = False,
         exchange_algo: str = "broadcast",
         per_rank_object_load: bool = True,
+        pg_cache_path: Directory | None = None,
+        pg_cache_create: bool = False,
     ) -> None:
         super().__init__()
         if exchange_algo not in EXCHANGE_ALGOS:
@@ -150,7 +171,15 @@ class FullyParallelLoadStrategyWrapper(LoadShardedStrategy):
         self.do_cache_distribution = do_cache_distribution
         self.exchange_algo = exchange_algo
         self.per_rank_object_load = per_rank_object_load
+        self.pg_cache_path, self.pg_cache_create = pg_cache_path, pg_cache_create
         self.cached_distribution: ShardDistribution | None = None
+        """The one used last, with ``do_cache_distribution``."""
+        self._distributions = PlanCache() if do_cache_distribution else PlanCache(max_plans=0)
+
+    @property
+    def cached_global_metadata(self) -> Any:
+        """That of the wrapped strategy."""
+        return getattr(self.base_strategy, "cached_global_metadata", None)
 
     @property
     def can_handle_sharded_objects(self) -> bool:
@@ -206,10 +235,13 @@ class FullyParallelLoadStrategyWrapper(LoadShardedStrategy):
 
     def apply_loading_parallelization(self, sharded_state_dict: ShardedStateDict) -> ShardDistribution | None:
         """The distribution of the reading among the group; None for a group of one."""
-        if self.cached_distribution is not None:
-            return self.cached_distribution
         distribution = determine_main_replica_uniform_distribution(
-            sharded_state_dict, self.parallelization_group, ignore_groups=True
+            sharded_state_dict,
+            self.parallelization_group,
+            ignore_groups=True,
+            pg_cache_path=self.pg_cache_path,
+            pg_cache_create=self.pg_cache_create,
+            plans=self._distributions,
         )
         if self.do_cache_distribution:
             self.cached_distribution = distribution
