@@ -11,7 +11,7 @@ from remesh import __version__
 from remesh.errors import Error
 
 _VERBS = {
-    "ckpt": "Look into checkpoints: list, show, compare, verify, export, clear away.",
+    "ckpt": "Look into checkpoints: list, show, compare, verify, convert, merge, export, clear away.",
     "net": "Measure the network between hosts.",
     "plan": "Plan a move between two layouts: bound, ratio, rounds, pictures.",
     "run": "Start a script on this node as part of an elastic job.",

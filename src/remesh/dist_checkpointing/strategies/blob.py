@@ -10,7 +10,7 @@ from __future__ import annotations
 import io
 import pickle
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import IO, Any, cast
 
 import numpy as np
@@ -19,7 +19,7 @@ import torch
 from remesh.dist_checkpointing.errors import CheckpointFormatError, CheckpointMismatchError
 from remesh.dist_checkpointing.strategies.blob_frame import Frame, frame_of
 from remesh.dist_checkpointing.strategies.data_file import DataFile
-from remesh.layout.from_torch import dtype_name
+from remesh.layout.from_torch import dtype_name, torch_dtype
 
 _NUMPY_CLASSES = [
     np.ndarray,
@@ -45,6 +45,35 @@ def write_tensor(tensor: torch.Tensor, file: DataFile) -> None:
     file.write(frame.head)
     crc = file.write_elements(plain.reshape(-1).view(torch.uint8).numpy().data)
     file.write(frame.tail(crc))
+
+
+def write_tensor_in_parts(
+    parts: Iterable[torch.Tensor], dtype: str, shape: tuple[int, ...], file: DataFile
+) -> Iterator[int]:
+    """Append the blob of a tensor that is given part by part, row-major; yields the bytes of each part.
+
+    The parts of a tensor that only torch can write, being empty, quantized or huge, are put together first.
+    """
+    frame = frame_of(dtype, shape)
+    if frame is None:
+        found = [part.reshape(-1) for part in parts]
+        whole = (torch.cat(found) if found else torch.empty(0, dtype=torch_dtype(dtype))).reshape(shape)
+        write_tensor(whole, file)
+        yield whole.nbytes
+        return
+    file.write(frame.head)
+    crc = 0
+    for part in parts:
+        crc = file.write_elements(elements_of(part), crc)
+        yield part.nbytes
+    file.write(frame.tail(crc))
+
+
+def elements_of(tensor: torch.Tensor) -> memoryview:
+    """The bytes of the elements of a tensor, row-major."""
+    plain = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
+    elements: memoryview = plain.reshape(-1).view(torch.uint8).numpy().data
+    return elements
 
 
 def write_alike(tensors: Sequence[torch.Tensor], frame: Frame, file: DataFile) -> None:

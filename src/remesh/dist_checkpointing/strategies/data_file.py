@@ -101,13 +101,13 @@ class DataFile:
             self._flush(len(self._pending) // BLOCK_BYTES * BLOCK_BYTES)
         return len(content)
 
-    def write_elements(self, content: memoryview) -> int:
-        """Append bytes without copying them where they are many; returns their CRC-32."""
+    def write_elements(self, content: memoryview, crc: int = 0) -> int:
+        """Append bytes without copying them where they are many; returns their CRC-32, going on from ``crc``."""
         if len(content) < _FLUSH_BYTES:
             self.write(content)
-            return zlib.crc32(content)
+            return zlib.crc32(content, crc)
         first = -len(self._pending) % BLOCK_BYTES
-        crc = zlib.crc32(content[:first])
+        crc = zlib.crc32(content[:first], crc)
         self._pending += content[:first]
         self._flush(len(self._pending))
         last = first + (len(content) - first) // BLOCK_BYTES * BLOCK_BYTES

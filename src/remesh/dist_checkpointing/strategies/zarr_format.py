@@ -27,6 +27,7 @@ from remesh.dist_checkpointing.integrity import Checksums, table_of
 from remesh.dist_checkpointing.manifest import Chunk, Extent, Manifest, StoredTensor
 from remesh.dist_checkpointing.mapping import ShardedObject
 from remesh.dist_checkpointing.storage import Entry, Location, store_of
+from remesh.dist_checkpointing.strategies.blob import elements_of
 from remesh.dist_checkpointing.strategies.data_file import Trailer
 from remesh.layout import Box
 from remesh.layout.from_torch import torch_dtype
@@ -144,12 +145,12 @@ def write_cell(directory: Location, key: str, array: Array, box: Box, values: to
     """Write the file of one cell durably; returns its checksums."""
     index = tuple(at // step for at, step in zip(box.start, array.cell_shape, strict=True))
     name = f"{key}/{array.cell_name(index)}"
-    plain = values.detach().cpu().resolve_conj().resolve_neg()
+    plain = values
     if tuple(plain.shape) != array.cell_shape:
         padded = plain.new_zeros(array.cell_shape)
         padded[tuple(slice(0, size) for size in plain.shape)] = plain
         plain = padded
-    content = plain.contiguous().reshape(-1).view(torch.uint8).numpy().data
+    content = elements_of(plain)
     path = directory / name
     store_of(path).write(path, content)
     return {name: table_of(content)}
