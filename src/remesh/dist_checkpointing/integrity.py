@@ -19,6 +19,7 @@ import zlib
 from array import array
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from remesh.dist_checkpointing.errors import CheckpointFormatError
 from remesh.dist_checkpointing.storage import Location, store_of
@@ -226,9 +227,13 @@ def _verify_data(path: Location, name: str, trailer: Trailer) -> Iterator[tuple[
         yield name, len(content)
 
 
-def write_sha256_manifest(directory: Location) -> None:
-    """Write `SHA256_FNAME`: SHA-256 of every file of the directory. Called by one rank, after the commit."""
-    files = {name: _sha256_of(directory / name) for name in _sizes(directory) if name != SHA256_FNAME}
+def write_sha256_manifest(directory: Location, known: Mapping[str, str] = MappingProxyType({})) -> None:
+    """Write `SHA256_FNAME`: SHA-256 of every file of the directory. Called by one rank, after the commit.
+
+    ``known`` are sums that were computed while files were written; those files are not read again.
+    """
+    names = [name for name in _sizes(directory) if name != SHA256_FNAME]
+    files = {name: known[name] if name in known else _sha256_of(directory / name) for name in names}
     content = json.dumps({"algorithm": "sha256", "files": files}, indent=2).encode()
     store_of(directory).put(directory / SHA256_FNAME, content)
 

@@ -69,7 +69,7 @@ def _save(state: Mapping[str, Any], directory: Location, group: Group) -> None:
 
     begin_save(lambda: State(entities, _common_of(state)), directory, _PLANS, group, validate=is_new, may_create=True)
 
-    def write() -> list[Any]:
+    def write() -> tuple[list[Any], dict[str, str]]:
         with told_as_checkpoint_errors(doing):
             if is_new:
                 plan.kept["part"] = replace(part_of(entities, {}), tensors=[])

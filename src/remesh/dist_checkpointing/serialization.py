@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from remesh.dist_checkpointing.checks import (
@@ -100,7 +101,8 @@ def save(  # noqa: PLR0913 - the signature that users know
     that it returns is to be scheduled, and its checkpoint exists when it has been finalized. In the fourth place a
     bool means ``validate_access_integrity``, as in later releases. Common data that differs between ranks is a warning;
     ``preprocess_common_before_consistancy_check`` is given a copy and returns what of it is to be compared.
-    ``verify_integrity`` adds the SHA-256 sums of all files, after the commit. ``async_strategy`` is accepted.
+    ``verify_integrity`` adds the SHA-256 sums of all files, after the commit; those of data files are computed while
+    they are written. ``async_strategy`` is accepted.
     """
     directory = location_of(checkpoint_dir)
     if isinstance(common_strategy, bool):
@@ -137,11 +139,10 @@ def save(  # noqa: PLR0913 - the signature that users know
             strategy.abandon()
         raise
     strategy = chosen[0]
-    config = CheckpointingConfig(strategy.backend, strategy.version)
 
-    def commit() -> None:
-        _commit(directory, process_group, config, verify_integrity)
-
+    commit = partial(_commit, strategy, directory, process_group, with_sums=verify_integrity)
+    if verify_integrity:
+        strategy.ask_for_sums()
     if async_sharded_save:
         return _begin_behind(strategy, sharded[0], directory, process_group, common_blob, commit)
     _store(strategy, sharded[0], directory, process_group)
@@ -402,13 +403,15 @@ def _check_common_strategy(given: Any, kind: type) -> None:
         )
 
 
-def _commit(directory: Location, group: Group, config: CheckpointingConfig, with_sums: bool) -> None:
-    commit_save(directory, group, config)
+def _commit(strategy: SaveShardedStrategy, directory: Location, group: Group, *, with_sums: bool) -> None:
+    """Commit; then, if asked for, write the SHA-256 sums of all files, of which the strategy knows some."""
+    commit_save(directory, group, CheckpointingConfig(strategy.backend, strategy.version))
     if with_sums:
+        sums = strategy.take_sums()
 
         def sum_up() -> None:
             if group_rank(group) == 0:
-                write_sha256_manifest(directory)
+                write_sha256_manifest(directory, sums)
 
         gather_from(sum_up, group, f"summing up checkpoint {directory}")
 

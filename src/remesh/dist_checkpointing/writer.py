@@ -13,6 +13,7 @@ or put off, 5 is `commit_save`.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -145,24 +146,36 @@ def store_entities(
     group: Group = None,
     *,
     blobs: Mapping[str, bytes] | None = None,
-) -> None:
+    with_sha256: bool = False,
+) -> dict[str, str]:
     """Write the sharded data and its index; without `commit_save` no reader takes it for a checkpoint.
 
-    Called by every rank of the group. ``blobs`` are objects that have been serialised already, by unique key.
+    Called by every rank of the group. ``blobs`` are objects that have been serialised already, by unique key. Returns
+    the SHA-256 of every data file, computed while it was written, if that is asked for.
     """
 
-    def write() -> list[Any]:
+    def write() -> tuple[list[Any], dict[str, str]]:
         with told_as_checkpoint_errors(f"saving checkpoint {directory}"):
             part = part_of(entities, blobs or {})
-            return write_part(part, part.tensors, directory, group_rank(group))
+            return write_part(part, part.tensors, directory, group_rank(group), with_sha256=with_sha256)
 
-    store_index(write, directory, plans, group)
+    return store_index(write, directory, plans, group)
 
 
-def store_index(write: Callable[[], list[Any]], directory: Location, plans: PlanCache, group: Group = None) -> None:
-    """Let every rank know what ``write`` returns, which is what `write_part` returned, and write the index of it."""
+def store_index(
+    write: Callable[[], Sequence[Any]], directory: Location, plans: PlanCache, group: Group = None
+) -> dict[str, str]:
+    """Let every rank know what ``write`` returns, which is what `write_part` returned, and write the index of it.
+
+    Returns the SHA-256 sums that all ranks have computed, by file.
+    """
     doing = f"saving checkpoint {directory}"
-    agreement = plans.agree(lambda: (write(), None), group, doing)
+
+    def tell() -> tuple[list[Any], Any]:
+        parts, sums = write()
+        return parts, sums
+
+    agreement = plans.agree(tell, group, doing)
 
     def index_once() -> None:
         with told_as_checkpoint_errors(doing):
@@ -174,6 +187,7 @@ def store_index(write: Callable[[], list[Any]], directory: Location, plans: Plan
 
     gather_from(index_once, group, doing)
     plans.remember(agreement)
+    return {name: told for sums in agreement.beside for name, told in sums.items()}
 
 
 def commit_save(directory: Location, group: Group = None, config: CheckpointingConfig | None = None) -> None:
@@ -215,23 +229,27 @@ def write_part(
     rank: int,
     *,
     progress: Callable[[int], None] | None = None,
-) -> list[Any]:
+    with_sha256: bool = False,
+) -> tuple[list[Any], dict[str, str]]:
     """Write this rank's data file durably; returns what the others need to know of it. Calls nobody.
 
-    ``tensors`` are those of the part, or copies of them. ``progress`` is told how many bytes are written.
+    The second value has the SHA-256 of the file, by its name, if that is asked for. ``tensors`` are those of the part,
+    or copies of them. ``progress`` is told how many bytes are written.
     """
+    hasher = hashlib.sha256() if with_sha256 else None
     boxes = tensors.tensors if isinstance(tensors, Copies) else tensors
     name = data_file_name(rank) if part.objects or boxes else ""
     numbers: list[int] = []
     if name:
         with told_as_checkpoint_errors(f"saving checkpoint {directory}"):
-            places = write_data_file(directory / name, list(part.objects.values()), boxes, progress)
+            places = write_data_file(directory / name, list(part.objects.values()), boxes, progress, hasher)
         for place in places[: len(part.objects)]:
             numbers += place
         for offset, place in zip(part.offsets, places[len(part.objects) :], strict=True):
             numbers += offset
             numbers += place
-    return Written(name, list(part.objects), part.rows, part.shapes_before_flattening, numbers).parts()
+    parts = Written(name, list(part.objects), part.rows, part.shapes_before_flattening, numbers).parts()
+    return parts, {name: hasher.hexdigest()} if hasher and name else {}
 
 
 def dump_objects(entities: Iterable[ShardedBase]) -> dict[str, bytes]:

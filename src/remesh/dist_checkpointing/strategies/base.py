@@ -144,6 +144,13 @@ class SaveShardedStrategy(SaveStrategyBase):
     def abandon(self) -> None:
         """Forget what `check_can_save` has prepared: the save does not come."""
 
+    def ask_for_sums(self) -> None:
+        """Let the next save compute the SHA-256 of the files that it writes, while it writes them, if it can."""
+
+    def take_sums(self) -> dict[str, str]:
+        """The sums of all ranks' files by name, as far as the save that was finished last was asked for them."""
+        return {}
+
     @abstractmethod
     def save(self, sharded_state_dict: ShardedStateDict, checkpoint_dir: Directory) -> None:
         """Write the entities of this rank that are main replicas. Called by every rank."""

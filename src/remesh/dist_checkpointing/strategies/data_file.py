@@ -23,6 +23,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
 from types import TracebackType
+from typing import Protocol
 
 from remesh.dist_checkpointing.errors import CheckpointFormatError
 from remesh.dist_checkpointing.storage import Location, RangedFile, store_of
@@ -67,11 +68,20 @@ class Trailer:
         return table + footer + _FOOTER_CRC.pack(zlib.crc32(footer))
 
 
+class Hasher(Protocol):
+    """What computes a sum of the whole file, as `hashlib` has them."""
+
+    def update(self, data: memoryview, /) -> None:
+        """Take in more bytes."""
+
+
 class DataFile:
     """A data file being written, with a block table that grows along. A context manager; `finish` makes it durable."""
 
-    def __init__(self, path: Location) -> None:
+    def __init__(self, path: Location, hasher: Hasher | None = None) -> None:
         self._file = store_of(path).create(path)
+        self._hasher = hasher
+        self._hashing = ThreadPoolExecutor(1, thread_name_prefix="remesh-hash")  # starts with its first task
         self._pending = bytearray()  # from the last block boundary on; not yet in the file
         self._flushed_bytes = 0
         self._crcs = array("I")
@@ -87,6 +97,7 @@ class DataFile:
         self, kind: type[BaseException] | None, raised: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._helper.shutdown()
+        self._hashing.shutdown()
         self._syncer.shutdown()
         self._file.close()
 
@@ -151,7 +162,12 @@ class DataFile:
 
     def _write_all(self, content: memoryview) -> None:
         self._flushed_bytes += len(content)
+        if self._hasher is None:
+            self._file.write(content)
+            return
+        hashed = self._hashing.submit(self._hasher.update, content)  # while the operating system copies the bytes
         self._file.write(content)
+        hashed.result()
 
 
 def read_trailer_bytes(path: Location) -> bytes:

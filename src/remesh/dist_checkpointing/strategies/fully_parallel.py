@@ -111,6 +111,12 @@ class FullyParallelSaveStrategyWrapper(AsyncSaveShardedStrategy):
     def abandon(self) -> None:
         self.base_strategy.abandon()
 
+    def ask_for_sums(self) -> None:
+        self.base_strategy.ask_for_sums()
+
+    def take_sums(self) -> dict[str, str]:
+        return self.base_strategy.take_sums()
+
     def save(self, sharded_state_dict: ShardedStateDict, checkpoint_dir: Directory, **options: Any) -> None:
         """Share out the writing, then save. Marks in ``replica_id`` of the caller's tensors who writes."""
         self.apply_saving_parallelization(sharded_state_dict)

@@ -7,7 +7,7 @@ it writes or reads the sharded data without the common data and without the comm
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -92,6 +92,8 @@ class TorchDistSaveShardedStrategy(AsyncSaveShardedStrategy):
         self.use_cached_ckpt_structure = cached_metadata
         self.cpu_shm_mode = cpu_shm_mode
         self._checked: _Checked | None = None
+        self._asks_for_sums = False
+        self._sums: dict[str, str] = {}
         self._staging = Staging(max_staged_bytes)
         self._plans = PlanCache()
         self.cached_global_metadata: Manifest | None = None
@@ -116,6 +118,14 @@ class TorchDistSaveShardedStrategy(AsyncSaveShardedStrategy):
 
     def abandon(self) -> None:
         self._checked = None
+        self._asks_for_sums = False
+
+    def ask_for_sums(self) -> None:
+        self._asks_for_sums = True
+
+    def take_sums(self) -> dict[str, str]:
+        sums, self._sums = self._sums, {}
+        return sums
 
     def release_staging(self) -> None:
         """Free the memory that is kept for the copies of the next background save."""
@@ -127,7 +137,11 @@ class TorchDistSaveShardedStrategy(AsyncSaveShardedStrategy):
         """Write this rank's file; the first rank also the index. Blocks until all have written."""
         entities = self._entities_of(sharded_state_dict)
         blobs = self._take_blobs(entities)
-        store_entities(entities, location_of(checkpoint_dir), self._plans, process_group, blobs=blobs)
+        with_sha256, self._asks_for_sums = self._asks_for_sums, False
+        directory = location_of(checkpoint_dir)
+        self._sums = store_entities(
+            entities, directory, self._plans, process_group, blobs=blobs, with_sha256=with_sha256
+        )
 
     def async_save(
         self,
@@ -144,16 +158,21 @@ class TorchDistSaveShardedStrategy(AsyncSaveShardedStrategy):
             part = part_of(entities, self._take_blobs(entities))
             copies = self._staging.copy(part.tensors)
             part = replace(part, tensors=[])
-        written: list[list[Any]] = []
+        written: list[Sequence[Any]] = []
+        with_sha256, self._asks_for_sums = self._asks_for_sums, False
 
-        def receive(told: list[Any]) -> None:
+        def receive(told: Sequence[Any]) -> None:
             written.append(told)
             self._staging.give_back(copies)
+
+        def index() -> None:
+            self._sums = store_index(lambda: written[0], directory, self._plans, process_group)
 
         return AsyncRequest(
             write_part,
             (part, copies, directory, group_rank(process_group)),
-            [lambda: store_index(lambda: written[0], directory, self._plans, process_group)],
+            [index],
+            {"with_sha256": with_sha256},
             receive_fn=receive,
             total_bytes=sum(one.nbytes for one in copies.tensors) or 1,
         )

@@ -23,7 +23,7 @@ from remesh.dist_checkpointing.manifest import Chunk, Extent, Manifest, StoredTe
 from remesh.dist_checkpointing.storage import Location, store_of
 from remesh.dist_checkpointing.strategies.blob import write_alike, write_tensor
 from remesh.dist_checkpointing.strategies.blob_frame import frame_of
-from remesh.dist_checkpointing.strategies.data_file import DataFile
+from remesh.dist_checkpointing.strategies.data_file import DataFile, Hasher
 from remesh.dist_checkpointing.strategies.index_pickle import EncodedIndex, encode_index
 from remesh.dist_checkpointing.strategies.inert_pickle import Record, load_inert
 from remesh.errors import LayoutError
@@ -56,13 +56,15 @@ def write_data_file(
     objects: Sequence[bytes],
     tensors: Sequence[torch.Tensor],
     progress: Callable[[int], None] | None = None,
+    hasher: Hasher | None = None,
 ) -> list[tuple[int, int]]:
     """Write blobs of objects, then tensors, durably; returns where each lies: first byte and length.
 
-    Tensors are on any device and of any strides. ``progress`` is told the number of bytes after each of them.
+    Tensors are on any device and of any strides. ``progress`` is told the number of bytes after each of them,
+    ``hasher`` all bytes of the file.
     """
     places = []
-    with DataFile(path) as file:
+    with DataFile(path, hasher) as file:
         for blob in objects:
             file_start = file.tell()
             file.write(blob)
