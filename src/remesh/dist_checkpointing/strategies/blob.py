@@ -21,7 +21,7 @@ from remesh.dist_checkpointing.strategies.blob_frame import Frame, frame_of
 from remesh.dist_checkpointing.strategies.data_file import DataFile
 from remesh.layout.from_torch import dtype_name, torch_dtype
 
-_NUMPY_CLASSES = [
+SAFE_GLOBALS = [
     np.ndarray,
     np.dtype,
     np._core.multiarray._reconstruct,  # type: ignore[attr-defined]
@@ -111,7 +111,7 @@ def dump_object(value: Any, name: str) -> bytes:
     file = io.BytesIO()
     try:
         torch.save(value, file)
-        with torch.serialization.safe_globals(_NUMPY_CLASSES):
+        with torch.serialization.safe_globals(SAFE_GLOBALS):
             file.seek(0)
             unsafe = torch.serialization.get_unsafe_globals_in_checkpoint(file)
     except (pickle.PicklingError, TypeError, AttributeError) as raised:
@@ -135,7 +135,7 @@ def load_object(blob: bytes, where: str) -> Any:
 
 def _load(blob: bytes, where: str) -> Any:
     try:
-        with torch.serialization.safe_globals(_NUMPY_CLASSES):
+        with torch.serialization.safe_globals(SAFE_GLOBALS):
             return torch.load(io.BytesIO(blob), map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as raised:
         raise CheckpointFormatError(

@@ -27,6 +27,7 @@ from remesh.dist_checkpointing.plan_cache import PlanCache
 from remesh.dist_checkpointing.reader import (
     Fill,
     OpenCheckpoint,
+    check_before_new,
     describe_whole,
     open_checkpoint,
     plan_fill,
@@ -42,6 +43,18 @@ from remesh.dist_checkpointing.strategies.base import (
     StrategyAction,
     register_default_strategy,
 )
+from remesh.dist_checkpointing.strategies.torch_faces import (
+    MCoreLoadPlanner,
+    MCoreMetadata,
+    MCoreSavePlan,
+    MCoreSavePlanner,
+    _get_filesystem_reader,
+    flatten_state_dict,
+    get_async_strategy,
+    get_reformulation_metadata,
+    mcore_to_pyt_state_dict,
+    sharded_tensor_to_torch_sharded_tensor,
+)
 from remesh.dist_checkpointing.strategies.torch_format import BACKEND, BACKEND_VERSION, METADATA_FNAME
 from remesh.dist_checkpointing.writer import (
     dump_objects,
@@ -51,6 +64,22 @@ from remesh.dist_checkpointing.writer import (
     write_part,
 )
 from remesh.reshard.exchange import Group, gather_from, group_rank
+
+__all__ = [
+    "MCoreLoadPlanner",
+    "MCoreMetadata",
+    "MCoreSavePlan",
+    "MCoreSavePlanner",
+    "TorchDistLoadShardedStrategy",
+    "TorchDistSaveShardedStrategy",
+    "_get_filesystem_reader",
+    "flatten_state_dict",
+    "get_async_strategy",
+    "get_reformulation_metadata",
+    "mcore_to_pyt_state_dict",
+    "register_default_torch_strategies",
+    "sharded_tensor_to_torch_sharded_tensor",
+]
 
 
 class TorchDistSaveShardedStrategy(AsyncSaveShardedStrategy):
@@ -314,6 +343,7 @@ class _Planned:
 
 
 def _plan(checkpoint: OpenCheckpoint, entities: list[ShardedBase]) -> _Planned:
+    check_before_new(checkpoint, entities)
     tensors = [_with_data(entity) for entity in entities if isinstance(entity, ShardedTensor)]
     objects = [entity for entity in entities if isinstance(entity, ShardedObject)]
     rerouted = reroute(tensors, checkpoint.manifest)
@@ -350,7 +380,11 @@ def _identity(directory: Location) -> tuple[Any, ...]:
     return (directory, *(store_of(path).version_of(path) for path in paths))
 
 
-register_default_strategy(
-    StrategyAction.SAVE_SHARDED, BACKEND, BACKEND_VERSION, TorchDistSaveShardedStrategy(BACKEND, BACKEND_VERSION)
-)
-register_default_strategy(StrategyAction.LOAD_SHARDED, BACKEND, BACKEND_VERSION, TorchDistLoadShardedStrategy())
+def register_default_torch_strategies() -> None:
+    """Make these strategies the default ones of the format, as they are from the start."""
+    save, load = TorchDistSaveShardedStrategy(BACKEND, BACKEND_VERSION), TorchDistLoadShardedStrategy()
+    register_default_strategy(StrategyAction.SAVE_SHARDED, BACKEND, BACKEND_VERSION, save)
+    register_default_strategy(StrategyAction.LOAD_SHARDED, BACKEND, BACKEND_VERSION, load)
+
+
+register_default_torch_strategies()
