@@ -123,10 +123,7 @@ def gather_contents(checkpoints: Sequence[OpenCheckpoint]) -> Contents:
     """
     contents = Contents()
     for checkpoint in checkpoints:
-        tensors = {
-            key: Item(safetensors.Source(checkpoint, key), tuple(cut_of(checkpoint, key)))
-            for key in checkpoint.manifest.tensors
-        }
+        tensors = {key: _item_of(checkpoint, key) for key in checkpoint.manifest.tensors}
         objects, common = _objects_of(checkpoint)
         for kind, held, found in (("tensor", contents.tensors, tensors), ("object", contents.objects, objects)):
             if both := sorted(held.keys() & found.keys()):
@@ -283,6 +280,17 @@ def _write_zarr(contents: Contents, target: Location, on_bytes: Callable[[int], 
     write_blocks(target, tables)
     save_common(contents.common, target)
     finish(target, CheckpointingConfig(zarr_format.BACKEND, zarr_format.BACKEND_VERSION))
+
+
+def _item_of(checkpoint: OpenCheckpoint, key: str) -> Item:
+    source, cut = safetensors.Source(checkpoint, key), tuple(cut_of(checkpoint, key))
+    num_elements, num_stored = math.prod(source.shape), sum(box.size for box in cut)
+    if num_stored < num_elements:
+        raise CheckpointMismatchError(
+            f"reading {checkpoint.directory}: tensor {key!r} of shape {source.shape} has {num_elements} elements, "
+            f"found {num_stored} in its chunks; use another checkpoint"
+        )
+    return Item(source, cut)
 
 
 def _objects_of(checkpoint: OpenCheckpoint) -> tuple[dict[str, OpenCheckpoint], dict[str, Any]]:

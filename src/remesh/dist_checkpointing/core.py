@@ -55,7 +55,7 @@ def maybe_load_config(checkpoint_dir: Directory | None) -> CheckpointingConfig |
         found = json.loads(content)
         known = {field.name: found[field.name] for field in fields(CheckpointingConfig) if field.name in found}
         config = CheckpointingConfig(**known)
-    except (ValueError, TypeError) as raised:
+    except (ValueError, TypeError, RecursionError) as raised:
         raise CheckpointFormatError(
             "bad-config",
             f"reading the marker {path}: expected a JSON object with the field sharded_backend, found: {raised}; "

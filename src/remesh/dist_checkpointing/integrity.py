@@ -149,7 +149,7 @@ def read_checksums(directory: Location) -> Checksums:
         if found["version"] != _VERSION:
             raise ValueError(f"version {found['version']!r}")
         entries = {_plain_name(name): _entry(values) for name, values in found["files"].items()}
-    except (ValueError, TypeError, KeyError, AttributeError) as raised:
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as raised:
         raise CheckpointFormatError(
             "bad-checksums",
             f"reading {path}: expected checksums of version {_VERSION}, found: {raised!r}; the file is foreign or of "
@@ -183,7 +183,7 @@ def _read_blocks(checksums: Checksums) -> dict[str, Entry]:
         return {_inner_name(name): _table_entry(found["block_bytes"], *told) for name, told in found["files"].items()}
     except CheckpointFormatError:
         raise
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as raised:
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as raised:
         raise CheckpointFormatError(
             "bad-checksums", f"reading {path}: expected tables of checksums of version {_VERSION}, found: {raised!r}"
         ) from raised
@@ -246,7 +246,7 @@ def check_sha256_manifest(directory: Location) -> None:
         if found["algorithm"] != "sha256":
             raise ValueError(f"algorithm {found['algorithm']!r}")
         files = {_plain_name(name): str(value) for name, value in found["files"].items()}
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as raised:
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as raised:
         raise CheckpointFormatError(
             "bad-integrity",
             f"reading {path}: expected SHA-256 sums of the checkpoint's files, found: {raised!r}; save with "

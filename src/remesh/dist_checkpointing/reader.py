@@ -6,7 +6,8 @@ all tensors that want them, in place and with a cast to their dtype.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +15,12 @@ import torch
 
 from remesh.dist_checkpointing.commit import IN_PROGRESS_FNAME
 from remesh.dist_checkpointing.core import CONFIG_FNAME, maybe_load_config
-from remesh.dist_checkpointing.errors import CheckpointFormatError, CheckpointingException, CheckpointPathError
+from remesh.dist_checkpointing.errors import (
+    CheckpointFormatError,
+    CheckpointingException,
+    CheckpointMismatchError,
+    CheckpointPathError,
+)
 from remesh.dist_checkpointing.integrity import read_checksums
 from remesh.dist_checkpointing.manifest import Extent, Manifest
 from remesh.dist_checkpointing.mapping import ShardedBase, ShardedObject, ShardedTensor
@@ -118,6 +124,7 @@ def plan_fill(checkpoint: OpenCheckpoint, entities: Sequence[ShardedBase]) -> Fi
 
     Raises `CheckpointMismatchError` for what is not stored, `CheckpointFormatError` for files that are too short.
     """
+    check_before_new(checkpoint, entities)
     tensors = [_with_data(entity) for entity in entities if isinstance(entity, ShardedTensor)]
     objects = [entity for entity in entities if isinstance(entity, ShardedObject)]
     wants = [Want(one.key, one.global_box(), one.global_shape, one.allow_shape_mismatch) for one in tensors]
@@ -128,6 +135,21 @@ def plan_fill(checkpoint: OpenCheckpoint, entities: Sequence[ShardedBase]) -> Fi
     read_checksums(checkpoint.directory).check_sizes({extent.file for extent in needed})
     pairs = list(zip(objects, extents, strict=True))
     return Fill(tensors, reads, pairs, checkpoint.manifest.has_bare_objects)
+
+
+def check_before_new(checkpoint: OpenCheckpoint, entities: Iterable[ShardedBase]) -> None:
+    """See that elements are there, in files that are long enough, before memory is taken for those without data."""
+    for one in entities:
+        stored = checkpoint.manifest.tensors.get(one.key)
+        if not isinstance(one, ShardedTensor) or one.data is not None or one.allow_shape_mismatch or stored is None:
+            continue
+        num_wanted, num_stored = math.prod(one.local_shape), sum(chunk.box.size for chunk in stored.chunks)
+        if num_wanted > num_stored:
+            raise CheckpointMismatchError(
+                f"loading checkpoint {checkpoint.directory}: {num_wanted} elements of tensor {one.key!r} are wanted, "
+                f"found {num_stored} in its chunks; use another checkpoint"
+            )
+        check_files(checkpoint.directory, [chunk.extent for chunk in stored.chunks])
 
 
 def run_fill(directory: Location, fill: Fill) -> tuple[list[torch.Tensor], list[Any]]:

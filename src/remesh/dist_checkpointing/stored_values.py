@@ -14,7 +14,7 @@ import torch
 
 from remesh.dist_checkpointing.flattened import reroute
 from remesh.dist_checkpointing.mapping import ShardedTensor
-from remesh.dist_checkpointing.reader import OpenCheckpoint, plan_fill, run_fill
+from remesh.dist_checkpointing.reader import OpenCheckpoint, check_before_new, plan_fill, run_fill
 from remesh.dist_checkpointing.slabs import plan_slabs
 from remesh.layout import Box
 from remesh.layout.from_torch import torch_dtype
@@ -57,7 +57,9 @@ def read_box(checkpoint: OpenCheckpoint, key: str, box: Box | None = None) -> to
     manifest = checkpoint.manifest
     dtype, shape = torch_dtype(manifest.tensors[key].dtype), shape_of(checkpoint, key)
     box = Box.of_shape(shape) if box is None else box
-    wanted = ShardedTensor(key, torch.empty(box.shape, dtype=dtype), dtype, box.shape, shape, box.start, None)
+    wanted = ShardedTensor(key, None, dtype, box.shape, shape, box.start, None)
+    check_before_new(checkpoint, [wanted])
+    wanted.init_data("cpu")
     rerouted = reroute([wanted], manifest)
     known = replace(manifest, flattened=manifest.flattened - manifest.unflattened_shapes.keys())
     run_fill(checkpoint.directory, plan_fill(replace(checkpoint, manifest=known), rerouted.tensors))

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import io
 import pickle
+import reprlib
 from collections.abc import Callable
 from typing import Any
 
@@ -51,6 +52,28 @@ _CODES = {
     ("pathlib._local", "WindowsPath"),
 }
 """Names called with numbers or texts; the result is of no use here."""
+
+
+class _Brief(reprlib.Repr):
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxlevel, self.maxstring, self.maxother = 2, 80, 80
+        self.maxtuple = self.maxlist = self.maxdict = self.maxset = self.maxfrozenset = 3
+
+    def repr_int(self, x: int, level: int) -> str:
+        return str(x) if x.bit_length() <= 128 else f"<number of {x.bit_length()} bits>"
+
+
+_BRIEF = _Brief()
+
+
+def brief(value: Any) -> str:
+    """A value of a stranger for a message: short and quickly made, however long, deep or often shared its parts are.
+
+    >>> brief([1 << 100_000] * 1000)
+    '[<number of 100001 bits>, <number of 100001 bits>, <number of 100001 bits>, ...]'
+    """
+    return _BRIEF.repr(value)
 
 
 class Record:
@@ -109,7 +132,7 @@ class _InertUnpickler(pickle.Unpickler):
 
     def persistent_load(self, pid: Any) -> Any:
         raise CheckpointFormatError(
-            "forbidden-global", f"reading {self._path}: it refers to the outside object {pid!r}, expected none"
+            "forbidden-global", f"reading {self._path}: it refers to the outside object {brief(pid)}, expected none"
         )
 
     def _stand_in(self, kind: str, base: type) -> type:

@@ -25,15 +25,16 @@ from remesh.dist_checkpointing.strategies.blob import write_alike, write_tensor
 from remesh.dist_checkpointing.strategies.blob_frame import frame_of
 from remesh.dist_checkpointing.strategies.data_file import DataFile, Hasher
 from remesh.dist_checkpointing.strategies.index_pickle import EncodedIndex, encode_index
-from remesh.dist_checkpointing.strategies.inert_pickle import Record, load_inert
+from remesh.dist_checkpointing.strategies.inert_pickle import Record, brief, load_inert
 from remesh.errors import LayoutError
 from remesh.layout import Box
-from remesh.layout.from_torch import dtype_name
+from remesh.layout.from_torch import dtype_name, torch_dtype
 
 BACKEND = "torch_dist"
 BACKEND_VERSION = 1
 METADATA_FNAME = ".metadata"
 _SUFFIX = ".distcp"
+_LARGEST = 1 << 62
 _SMALL_BYTES = 64 << 10
 """Tensors up to this size cost more in calls than in bytes."""
 _RUN_BYTES = 4 << 20
@@ -165,6 +166,8 @@ def _manifest_from(metadata: Any, path: Location) -> Manifest:
     extents: dict[tuple[str, tuple[int, ...] | None], Extent] = {}
     for index, info in storage.items():
         key = _field(index, "MetadataIndex", "fqn", path)
+        if not isinstance(key, str):
+            raise _bad(path, f"a key of storage_data is {brief(key)}, expected text")
         offset = getattr(index, "offset", None)
         place = (key, None if offset is None else _numbers(offset, f"offset of {key!r}", path))
         extents[place] = _extent_from(info, f"{key!r}", path)
@@ -172,7 +175,7 @@ def _manifest_from(metadata: Any, path: Location) -> Manifest:
     objects: dict[str, Extent] = {}
     for key, entry in entries.items():
         if not isinstance(key, str):
-            raise _bad(path, f"a key of state_dict_metadata is {key!r}, expected text")
+            raise _bad(path, f"a key of state_dict_metadata is {brief(key)}, expected text")
         if getattr(entry, "kind", None) == "BytesStorageMetadata":
             objects[key] = _lookup(extents, (key, None), path)
         else:
@@ -208,8 +211,10 @@ def _tensor_from(
     properties = _field(entry, "TensorStorageMetadata", "properties", path)
     dtype = properties.packed[0] if isinstance(getattr(properties, "packed", None), tuple) else None
     chunks = _field(entry, "TensorStorageMetadata", "chunks", path)
-    if not isinstance(dtype, str) or not isinstance(chunks, list):
-        raise _bad(path, f"tensor {key!r} has dtype {dtype!r} and chunks of type {type(chunks).__name__}")
+    if not isinstance(dtype, str) or not isinstance(getattr(torch, dtype, None), torch.dtype):
+        raise _bad(path, f"tensor {key!r} has dtype {brief(dtype)}")
+    if not isinstance(chunks, list):
+        raise _bad(path, f"tensor {key!r} has chunks of type {type(chunks).__name__}")
     whole = Box.of_shape(global_shape)
     stored = []
     for chunk in chunks:
@@ -222,14 +227,17 @@ def _tensor_from(
             raise _bad(path, f"tensor {key!r} has a chunk that is no box: {raised}") from raised
         if not inside:
             raise _bad(path, f"tensor {key!r} of shape {global_shape} has a chunk {box} that lies outside")
-        stored.append(Chunk(box, _lookup(extents, (key, start), path)))
+        extent = _lookup(extents, (key, start), path)
+        if extent.length_bytes < box.size * torch_dtype(dtype).itemsize:
+            raise _bad(path, f"tensor {key!r} has a chunk {box} of {dtype} in {extent.length_bytes} bytes")
+        stored.append(Chunk(box, extent))
     return StoredTensor(dtype, global_shape, tuple(stored))
 
 
 def _extent_from(info: Any, what: str, path: Location) -> Extent:
     name = _field(info, "_StorageInfo", "relative_path", path)
     if not isinstance(name, str):
-        raise _bad(path, f"the file of {what} is {name!r}, expected a name")
+        raise _bad(path, f"the file of {what} is {brief(name)}, expected a name")
     pure = PurePosixPath(name)
     if not name or "\0" in name or "\\" in name or pure.is_absolute() or ".." in pure.parts:
         raise CheckpointFormatError(
@@ -240,8 +248,8 @@ def _extent_from(info: Any, what: str, path: Location) -> Extent:
     if getattr(info, "transform_descriptors", None):
         raise CheckpointFormatError(
             "unknown-transform",
-            f"reading {path}: {what} is stored through {info.transform_descriptors!r}, expected plain bytes; load it "
-            "with torch.distributed.checkpoint and save it anew",
+            f"reading {path}: {what} is stored through {brief(info.transform_descriptors)}, expected plain bytes; load "
+            "it with torch.distributed.checkpoint and save it anew",
         )
     numbers = (_field(info, "_StorageInfo", "offset", path), _field(info, "_StorageInfo", "length", path))
     return Extent(name, *_numbers(numbers, f"extent of {what}", path))
@@ -259,7 +267,7 @@ def _lookup(
 
 def _field(record: Any, kind: str, name: str, path: Location) -> Any:
     if not isinstance(record, Record) or record.kind != kind or name not in vars(record):
-        raise _bad(path, f"there is {record!r:.80} where a {kind} with {name} was expected")
+        raise _bad(path, f"there is {brief(record)} where a {kind} with {name} was expected")
     return vars(record)[name]
 
 
@@ -270,8 +278,8 @@ def _dict(value: Any, what: str, path: Location) -> dict[Any, Any]:
 
 
 def _numbers(values: Any, what: str, path: Location) -> tuple[int, ...]:
-    if not isinstance(values, tuple) or not all(type(value) is int and value >= 0 for value in values):
-        raise _bad(path, f"{what} is {values!r:.80}, expected numbers >= 0")
+    if not isinstance(values, tuple) or not all(type(value) is int and 0 <= value <= _LARGEST for value in values):
+        raise _bad(path, f"{what} is {brief(values)}, expected numbers from 0 to 2**62")
     return tuple(values)
 
 
