@@ -1,8 +1,8 @@
 """How long is a training loop blocked by a save in the background, beside the same save in the foreground?
 
 Blocked is all the time in calls on the training loop's thread: beginning the save, scheduling it, asking now and then
-whether it is written, and finishing it. The loop in between multiplies matrices on one thread; how much slower its steps
-are while a save is being written is the slowdown. The first saves, which make plans and memory, do not count.
+whether it is written, and finishing it. The loop in between multiplies matrices; how much slower its steps are while a
+save is being written is the slowdown. The first saves, which make plans and memory, do not count.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import shutil
 import statistics
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -23,13 +24,15 @@ from remesh.dist_checkpointing.strategies.torch import TorchDistSaveShardedStrat
 _WARM_UP = 2
 
 
-def blocked_time(tensors: dict[str, torch.Tensor], root: Path, repeat: int) -> list[Row]:
+def blocked_time(
+    tensors: dict[str, torch.Tensor], root: Path, repeat: int, workers: Sequence[str] = ("thread", "process")
+) -> list[Row]:
     """Rows of one state, with a thread and with a worker process."""
     state = {name: ShardedTensor.from_rank_offsets(name, tensor) for name, tensor in tensors.items()}
     size = f"{sum(tensor.nbytes for tensor in tensors.values()) >> 20} MiB"
     copy_s = _seconds_of_a_copy(list(tensors.values()))
     rows = []
-    for worker in ("thread", "process"):
+    for worker in workers:
         strategy, queue = TorchDistSaveShardedStrategy(), AsyncCallsQueue(worker=worker)
         queue.warmup_persistent_caller()
         idle = statistics.median(_step() for _ in range(20))

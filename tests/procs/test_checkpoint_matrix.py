@@ -63,7 +63,7 @@ def layers(rank: int) -> list[ShardedTensor]:
 
 
 def interleaved(rank: int) -> list[ShardedTensor]:
-    """A pipeline with several stages on a rank: rows 2 * rank and 2 * rank + 1 of each layer, as shards of their own."""
+    """A pipeline with several stages on a rank: two rows of each layer, as shards of their own."""
     return [piece((layer, 2 * rank, 0), (1, 2, 6)) for layer in range(4)]
 
 

@@ -94,6 +94,8 @@ class Manifest:
 
 Place = tuple[str, int, int]
 """File, first byte and length of a blob."""
+StoredBox = tuple[tuple[int, ...], tuple[int, ...], Place]
+"""Offset and shape of a box, and where its blob lies."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,8 +104,7 @@ class IndexedTensor:
 
     dtype: str
     global_shape: tuple[int, ...]
-    chunks: list[tuple[tuple[int, ...], tuple[int, ...], Place]]
-    """Offset and shape of the box, and where its blob lies."""
+    chunks: list[StoredBox]
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 
+from remesh.dist_checkpointing.collector import collector_at_rest
 from remesh.dist_checkpointing.commit import begin, check_can_save, finish
 from remesh.dist_checkpointing.common_data import digest_of, warn_of_differences
 from remesh.dist_checkpointing.core import CheckpointingConfig
@@ -121,7 +122,8 @@ def begin_save(  # noqa: PLR0913 - what is saved, where, and how far
             outline = outline_of(unflatten_all(state.entities))
             return [outline.form, outline.numbers], digest
 
-    agreement = plans.agree(prepare_part, group, doing)
+    with collector_at_rest():
+        agreement = plans.agree(prepare_part, group, doing)
     if agreement.told is not None and any(agreement.told):
         check_outlines([Outline(*parts) if parts else Outline([], []) for parts in agreement.told])
         plans.remember(agreement)
@@ -178,7 +180,7 @@ def store_index(
     agreement = plans.agree(tell, group, doing)
 
     def index_once() -> None:
-        with told_as_checkpoint_errors(doing):
+        with told_as_checkpoint_errors(doing), collector_at_rest():
             if group_rank(group) == 0:
                 if agreement.told is not None:
                     written = [Written.from_parts(parts) for parts in agreement.told]

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from remesh.dist_checkpointing.manifest import Index, IndexedTensor, Place
+from remesh.dist_checkpointing.manifest import Index, IndexedTensor, Place, StoredBox
 from remesh.dist_checkpointing.mapping import ShardedBase, ShardedObject, ShardedTensor, is_main_replica
 from remesh.layout import Box
 from remesh.reshard.senders import assign_whole
@@ -91,23 +91,25 @@ class Written:
 def assemble_index(written: Sequence[Written]) -> Index:
     """The index of what all ranks have written. A box or object that two ranks wrote is taken from the lower rank."""
     objects: dict[str, Place] = {}
-    tensors: dict[str, IndexedTensor] = {}
     shapes: dict[str, tuple[int, ...]] = {}
-    boxes: dict[str, set[tuple[int, ...]]] = {}
+    kinds: dict[str, tuple[str, tuple[int, ...]]] = {}
+    chunks: dict[str, dict[tuple[int, ...], StoredBox]] = {}
+    plain_rows: dict[int, list[tuple[str, tuple[int, ...], int, dict[tuple[int, ...], StoredBox]]]] = {}
     for one in written:
-        numbers, at = one.numbers, 2 * len(one.objects)
+        file, numbers, at = one.file, one.numbers, 2 * len(one.objects)
         for number, name in enumerate(one.objects):
-            objects.setdefault(name, (one.file, numbers[2 * number], numbers[2 * number + 1]))
-        for key, dtype, box_shape, global_shape in one.tensors:
-            stop = at + len(global_shape)
+            objects.setdefault(name, (file, numbers[2 * number], numbers[2 * number + 1]))
+        if id(one.tensors) not in plain_rows:  # ranks of one program share their rows
+            rows = plain_rows[id(one.tensors)] = []
+            for key, dtype, box_shape, global_shape in one.tensors:
+                kinds.setdefault(key, (dtype, tuple(global_shape)))
+                rows.append((key, tuple(box_shape), len(global_shape), chunks.setdefault(key, {})))
+        for _, shape, ndim, found in plain_rows[id(one.tensors)]:
+            stop = at + ndim
             offset = tuple(numbers[at:stop])
-            place = (one.file, numbers[stop], numbers[stop + 1])
+            if offset not in found:
+                found[offset] = (offset, shape, (file, numbers[stop], numbers[stop + 1]))
             at = stop + 2
-            if key not in tensors:
-                tensors[key] = IndexedTensor(dtype, tuple(global_shape), [])
-                boxes[key] = set()
-            if offset not in boxes[key]:
-                boxes[key].add(offset)
-                tensors[key].chunks.append((offset, tuple(box_shape), place))
         shapes |= {key: tuple(shape) for key, shape in one.shapes_before_flattening}
+    tensors = {key: IndexedTensor(*kinds[key], list(found.values())) for key, found in chunks.items()}
     return Index(tensors, objects, {key: shape for key, shape in shapes.items() if key in tensors})

@@ -1,8 +1,8 @@
 """Jobs of four ranks that are killed while they save: ``killed_jobs.py FOLDER NUM_TRIALS SEED`` prints what was left.
 
-A trial is a job that saves step after step. At a random instant one rank is killed from outside, or all are, as when the
-power fails. Then a process that knows nothing of the job looks at what is on disk: a complete checkpoint must be there,
-not older than the newest that any rank was told of, and whatever is taken for a checkpoint must load bit-equal.
+A trial is a job that saves step after step. At a random instant one rank is killed from outside, or all are, as when
+the power fails. Then a process that knows nothing of the job looks at what is on disk: a complete checkpoint must be
+there, not older than the newest that any rank was told of, and whatever is taken for one must load bit-equal.
 """
 
 from __future__ import annotations
