@@ -70,3 +70,30 @@ def test_shards_that_make_no_grid_are_the_same_error_on_all_ranks(ranks, tmp_pat
     told = ranks.run(_save_uneven, world_size=2, args=(tmp_path,))
     assert len(set(told)) == 1 and "save it as torch_dist" in told[0]
     assert not (tmp_path / "metadata.json").exists()
+
+
+def _save_slices(directory: Path) -> None:
+    """The example of 2 x 6 elements: two columns of cells, each flattened and cut in three."""
+    rank = dist.get_rank()
+    cell, part = rank % 2, rank // 2
+    held = slice(2 * part, 2 * part + 2)
+    values = torch.arange(12.0).reshape(2, 6).chunk(2, 1)[cell].reshape(-1)[held].clone()
+    flat = ShardedTensor.from_rank_offsets_flat("w", values, (2, 3), (1, cell, 2), flattened_range=held)
+    dist_checkpointing.save({"w": flat}, directory, ("zarr", 1))
+
+
+def _load_column(directory: Path) -> list[float]:
+    rank, size = dist.get_rank(), dist.get_world_size()
+    held = slice(0, 12 // size)
+    flat = ShardedTensor.from_rank_offsets_flat(
+        "w", torch.zeros(12 // size), (2, 6 // size), (1, rank, size), flattened_range=held
+    )
+    return dist_checkpointing.load({"w": flat}, directory)["w"].tolist()
+
+
+def test_flattened_slices_of_six_ranks_become_cells_and_columns(ranks, tmp_path):
+    ranks.run(_save_slices, world_size=6, args=(tmp_path,))
+    assert sorted(path.name for path in (tmp_path / "w").iterdir()) == [".zarray", "0.0", "0.1"]
+    assert ranks.run(_load_column, world_size=3, args=(tmp_path,)) == [
+        [0.0, 1.0, 6.0, 7.0], [2.0, 3.0, 8.0, 9.0], [4.0, 5.0, 10.0, 11.0]
+    ]  # fmt: skip

@@ -237,13 +237,26 @@ def test_a_directory_that_leads_out_is_refused(checkpoint, tmp_path):
         _load(checkpoint)
 
 
-def test_flattened_and_irregular_shards_are_refused_before_anything_is_written(tmp_path):
-    flat = ShardedTensor.from_rank_offsets_flat("w", torch.arange(4.0), (4,), flattened_range=slice(0, 4))
+def test_irregular_shards_are_refused_before_anything_is_written(tmp_path):
     uneven = [ShardedTensor("w", torch.zeros(n), torch.float32, (n,), (5,), (at,), None) for at, n in ((0, 3), (3, 2))]
-    for state in ({"w": flat}, dict(enumerate(uneven))):
-        with pytest.raises(CheckpointMismatchError, match="save it as torch_dist"):
-            dist_checkpointing.save(state, tmp_path, ZarrSaveShardedStrategy())
-        assert list(tmp_path.iterdir()) == []
+    with pytest.raises(CheckpointMismatchError, match="save it as torch_dist"):
+        dist_checkpointing.save(dict(enumerate(uneven)), tmp_path, ZarrSaveShardedStrategy())
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_flattened_slices_are_stored_as_whole_cells(tmp_path):
+    cells = WHOLE.chunk(2, 1)
+    slices = [
+        ShardedTensor.from_rank_offsets_flat(
+            "w", cells[at].reshape(-1)[held].clone(), (8, 3), (1, at, 2), flattened_range=held
+        )
+        for at in range(2)
+        for held in (slice(0, 5), slice(5, 5), slice(5, 24))
+    ]
+    dist_checkpointing.save(dict(enumerate(slices)), tmp_path, ("zarr", 1))
+    found = json.loads((tmp_path / "w/.zarray").read_text())
+    assert (found["shape"], found["chunks"]) == ([8, 6], [8, 3])
+    assert torch.equal(dist_checkpointing.load_plain_tensors(tmp_path)["w"], WHOLE)
 
 
 def test_an_aborted_save_is_replaced_by_the_next_one(checkpoint):

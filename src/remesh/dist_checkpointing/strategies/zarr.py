@@ -1,15 +1,18 @@
 """Strategies of the format ``zarr``: every shard is the cell of a grid, in a file of its own.
 
 A save tells all ranks which cells there are, lets the first one describe the arrays, and then each rank write its
-cells. A load finds the arrays of a checkpoint and goes the way of every load: any layout from any grid. The bytes are
-the business of ``strategies.zarr_format``.
+cells. Flattened slices are first moved to whole cells, each on the rank that has its beginning: a reshard. A load finds
+the arrays of a checkpoint and goes the way of every load: any layout from any grid. The bytes are the business of
+``strategies.zarr_format``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
+
+import torch
 
 from remesh.dist_checkpointing.dict_utils import nested_values
 from remesh.dist_checkpointing.errors import (
@@ -42,7 +45,9 @@ from remesh.dist_checkpointing.strategies.zarr_format import (
     write_cell,
     write_object,
 )
-from remesh.layout.from_torch import dtype_name
+from remesh.layout import Shard, boxes_of_flat_range
+from remesh.layout.from_torch import Piece, dtype_name
+from remesh.reshard.api import reshard
 from remesh.reshard.exchange import Group, gather_from, group_rank
 
 _Row = Sequence[Any]
@@ -71,7 +76,7 @@ class ZarrSaveShardedStrategy(SaveShardedStrategy):
     def check_can_save(self, sharded_state_dict: ShardedStateDict) -> None:
         """See that every object can be read back, and every tensor has a place in a grid."""
         part = _part_of(sharded_state_dict)
-        for shard in part.tensors:
+        for shard in (*part.tensors, *part.slices):
             _row_of(shard)
         part.blobs()
 
@@ -81,7 +86,7 @@ class ZarrSaveShardedStrategy(SaveShardedStrategy):
         """Write this rank's cells and objects; the first rank also the arrays. Blocks until all have written."""
         directory = location_of(checkpoint_dir)
         doing = f"saving checkpoint {directory}"
-        part = _part_of(sharded_state_dict)
+        part = _whole_cells(_part_of(sharded_state_dict), process_group, doing)
         rank = group_rank(process_group)
         arrays: dict[str, Array] = {}
         tables: dict[str, Trailer] = {}
@@ -152,6 +157,8 @@ class _Part:
     """What one rank writes."""
 
     tensors: list[ShardedTensor]
+    slices: list[ShardedTensor]
+    """Flattened ones, not empty."""
     objects: list[ShardedObject]
 
     def blobs(self) -> dict[str, bytes]:
@@ -172,19 +179,51 @@ class _Part:
 def _part_of(sharded_state_dict: ShardedStateDict) -> _Part:
     entities = [one for one in nested_values(sharded_state_dict) if is_main_replica(one.replica_id)]
     tensors = [one for one in entities if isinstance(one, ShardedTensor)]
-    empty = [one for one in tensors if one.global_box().is_empty]
-    for one in empty:
-        if 0 not in one.global_shape:
-            tensors.remove(one)
-    return _Part(tensors, [one for one in entities if isinstance(one, ShardedObject)])
+    slices = [one for one in tensors if one.flattened_range is not None and one.data_shape[0]]
+    whole = [one for one in tensors if one.flattened_range is None]
+    filled = [one for one in whole if 0 in one.global_shape or not one.global_box().is_empty]
+    return _Part(filled, slices, [one for one in entities if isinstance(one, ShardedObject)])
+
+
+def _whole_cells(part: _Part, group: Group, doing: str) -> _Part:
+    """The part with whole cells in the place of slices. Called by every rank; blocks until all have what is theirs."""
+    if not any(gather_from(lambda: len(part.slices), group, doing)):
+        return part
+    give: dict[str, Piece] = {}
+    take: dict[str, Piece] = {}
+    cells: list[ShardedTensor] = []
+    for key in dict.fromkeys(one.key for one in part.slices):
+        slices = [one for one in part.slices if one.key == key]
+        give[key] = _piece_of_slices(slices)
+        owned = [one for one in slices if one.flattened_range is not None and one.flattened_range.start == 0]
+        if not owned:
+            continue
+        num_elements = owned[0].global_box().size
+        buffer = give[key].tensor.new_empty(len(owned) * num_elements)
+        shards = [Shard(0, one.global_box(), at * num_elements) for at, one in enumerate(owned)]
+        take[key] = Piece(buffer, owned[0].global_shape, tuple(shards))
+        for at, one in enumerate(owned):
+            values = buffer[at * num_elements : (at + 1) * num_elements].view(one.local_shape)
+            cells.append(replace(one, data=values, flattened_range=None))
+    with told_as_checkpoint_errors(doing):
+        reshard(give, take, group=group)
+    return _Part([*part.tensors, *cells], [], part.objects)
+
+
+def _piece_of_slices(slices: Sequence[ShardedTensor]) -> Piece:
+    """Where the elements of this rank's slices of one tensor lie."""
+    shards, at = [], 0
+    for one in slices:
+        held = one.flattened_range
+        assert held is not None
+        for box in boxes_of_flat_range(one.global_box(), held.start, held.stop):
+            shards.append(Shard(0, box, at))
+            at += box.size
+    data = [one.data.detach() for one in slices if one.data is not None]
+    return Piece(data[0] if len(data) == 1 else torch.cat(data), slices[0].global_shape, tuple(shards))
 
 
 def _row_of(shard: ShardedTensor) -> _Row:
-    if shard.flattened_range is not None:
-        raise CheckpointMismatchError(
-            f"saving tensor {shard.key!r} as zarr: it is a flattened slice, expected whole cells of a grid, since "
-            "several ranks would write one file; save it as torch_dist, and convert that where zarr is needed"
-        )
     box = shard.global_box()
     if any(size and at % size for at, size in zip(box.start, box.shape, strict=True)):
         raise CheckpointMismatchError(
