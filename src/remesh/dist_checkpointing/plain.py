@@ -193,6 +193,9 @@ class _Held:
 
         A copy is needed where boxes cannot be seen in a tensor that is not row-major; it must be copied back.
         """
+        if isinstance(self.leaf, torch.Tensor) and type(self.leaf) in _PLAIN:
+            leaf, shape = self.leaf, tuple(self.leaf.shape)
+            return [ShardedTensor(self.name, leaf, leaf.dtype, shape, shape, (0,) * len(shape), None)], None
         if self._is_direct or self.piece.tensor.is_contiguous():
             return [self._sharded(shard, self.piece.tensor, 0) for shard in self.boxes], None
         staged = self.piece.tensor.contiguous()

@@ -215,18 +215,19 @@ def _tensor_from(
         raise _bad(path, f"tensor {key!r} has dtype {brief(dtype)}")
     if not isinstance(chunks, list):
         raise _bad(path, f"tensor {key!r} has chunks of type {type(chunks).__name__}")
-    whole = Box.of_shape(global_shape)
     stored = []
     for chunk in chunks:
         start = _numbers(_field(chunk, "ChunkStorageMetadata", "offsets", path), f"chunk offset of {key!r}", path)
         shape = _numbers(_field(chunk, "ChunkStorageMetadata", "sizes", path), f"chunk size of {key!r}", path)
         try:
             box = Box.at(start, shape)
-            inside = whole.contains(box)
         except LayoutError as raised:
             raise _bad(path, f"tensor {key!r} has a chunk that is no box: {raised}") from raised
-        if not inside:
-            raise _bad(path, f"tensor {key!r} of shape {global_shape} has a chunk {box} that lies outside")
+        if shape != global_shape or any(start):  # a chunk that is the whole tensor needs no algebra
+            if len(shape) != len(global_shape):
+                raise _bad(path, f"tensor {key!r} has a chunk of {len(shape)} dims, expected {len(global_shape)}")
+            if not Box.of_shape(global_shape).contains(box):
+                raise _bad(path, f"tensor {key!r} of shape {global_shape} has a chunk {box} that lies outside")
         extent = _lookup(extents, (key, start), path)
         if extent.length_bytes < box.size * torch_dtype(dtype).itemsize:
             raise _bad(path, f"tensor {key!r} has a chunk {box} of {dtype} in {extent.length_bytes} bytes")
