@@ -7,11 +7,13 @@ RUN    := $(VENV)/bin/python
 ROOM   ?= layout
 TESTS  ?=
 STAMP  := $(VENV)/.installed
+# Releases of megatron-core whose checkpoints are exchanged with ours, each in a folder of its own
+INTEROP := 0.15.3 0.16.1
 # pytest's exit code for a tier that has no test yet
 NO_TESTS := 5
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-procs test-slow test-mpi test-netns test-gpu test-browser check format bench clean
+.PHONY: help demo test test-procs test-slow test-mpi test-netns test-gpu test-browser interop check format bench clean
 
 help:  ## this list
 	@grep -E '^[a-z -]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-32s %s\n", $$1, $$2}'
@@ -47,6 +49,11 @@ test-browser: $(STAMP)  ## pages in a real browser; Chromium comes from the syst
 test-mpi test-netns test-gpu: test-%: $(STAMP)  ## tiers that need more of the machine
 	$(RUN) -m pytest -m $* $(TESTS) || [ $$? -eq $(NO_TESTS) ]
 
+interop: $(STAMP)  ## checkpoints both ways with megatron-core, which goes to .interop/ without its dependencies
+	@for release in $(INTEROP); do test -d .interop/$$release || $(RUN) -m pip install --quiet --no-deps \
+	  --target .interop/$$release megatron-core==$$release psutil==7.1.3 || exit 1; done
+	$(RUN) -m pytest -m slow --timeout 600 -o faulthandler_timeout=700 tests/interop
+
 check: $(STAMP)  ## lint, format, types
 	$(RUN) -m ruff check .
 	$(RUN) -m ruff format --check .
@@ -60,4 +67,4 @@ bench: $(STAMP)  ## the benchmarks of one room: make bench ROOM=layout [QUICK=1]
 	QUICK=$(QUICK) $(RUN) -m benchmarks.$(ROOM)
 
 clean:  ## remove what the verbs above made, except runs/
-	rm -rf $(VENV) benchmarks/out .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .interop benchmarks/out .pytest_cache .mypy_cache .ruff_cache .hypothesis

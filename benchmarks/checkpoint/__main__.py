@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.checkpoint import storage
+from benchmarks.checkpoint import background, formats, planning, storage
 from benchmarks.report import is_quick, write_report
 
 
@@ -22,6 +22,11 @@ def main() -> None:
         rows = storage.save_and_load(size, large, root, repeat, (1.25, 1.0, 3.0))
         rows += storage.save_and_load(f"{len(small)} tensors of 4 KiB", small, root, repeat, (None, 20.0, 20.0))
         rows += storage.parts_of_a_chunk(4096 if quick else 8192, root, repeat)
+        rows += background.blocked_time(large, root, repeat)
+        rows += formats.sums_and_conversions(large, root, repeat)
+    for num_ranks in (64, 256) if quick else (128, 256, 512):
+        rows += planning.planning(num_ranks, 1000)
+    rows += planning.planning(1024, 100 if quick else 1000, None if quick else (5.0, 0.05))
     write_report("checkpoint", rows)
 
 

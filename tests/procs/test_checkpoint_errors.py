@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -95,7 +96,7 @@ def save_and_die(directory: Path, culprit: int) -> type[BaseException]:
 
     with pytest.MonkeyPatch.context() as patch:
         if dist.get_rank() == culprit:
-            patch.setattr(writer, "write_data_file" if culprit else "write_manifest", die)
+            patch.setattr(writer, "write_data_file" if culprit else "write_index", die)
         return told(lambda: dist_checkpointing.save({"w": part()}, directory))[0]
 
 
@@ -180,3 +181,44 @@ def save_in_groups(root: Path) -> None:
 
 def test_disjoint_groups_save_and_load_on_their_own(ranks: RankPool, tmp_path: Path) -> None:
     ranks.run(save_in_groups, 4, (tmp_path,))
+
+
+def save_where_the_system_refuses(root: Path, how: str) -> tuple[type[BaseException], str]:
+    """The system itself refuses on rank 1, or on all: a file may not grow, the user may not write, nobody may."""
+    directory = root / "new"
+    if dist.get_rank() == 0:
+        directory.mkdir(exist_ok=True)
+    dist.barrier()
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    user = os.geteuid()
+    state = {"w": ShardedTensor.from_rank_offsets("w", torch.zeros(1 << 18), (0, dist.get_rank(), 3))}
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    try:
+        if how == "too large" and dist.get_rank() == 1:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, hard))
+        if how == "not allowed" and dist.get_rank() == 1:
+            os.seteuid(65534)
+        if how == "read only":
+            directory = Path("/proc/self/task")
+        return told(lambda: dist_checkpointing.save(state, directory))
+    finally:
+        os.seteuid(user)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        signal.signal(signal.SIGXFSZ, handler)
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [("too large", "File too large"), ("not allowed", "Permission denied"), ("read only", "/proc/self/task")],
+)
+def test_what_the_system_refuses_is_one_error_on_all_ranks(
+    ranks: RankPool, tmp_path: Path, how: str, said: str
+) -> None:
+    if how == "not allowed" and os.geteuid() != 0:
+        pytest.skip("needs root, to become another user on one rank")
+    remesh.save({"w": torch.ones(4)}, tmp_path / "step-00000001")
+    kind, text = same_on_all(ranks.run(save_where_the_system_refuses, 3, (tmp_path, how)))
+    assert issubclass(kind, StorageError)
+    assert said in text
+    assert remesh.latest_complete(tmp_path) == tmp_path / "step-00000001"
+    assert not dist_checkpointing.check_is_distributed_checkpoint(tmp_path / "new")

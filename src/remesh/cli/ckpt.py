@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import click
@@ -13,6 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 from rich.table import Table
 
+from remesh.dist_checkpointing.conversion import Format, convert, gather_contents, merge, open_any
 from remesh.dist_checkpointing.errors import CheckpointMismatchError, told_as_checkpoint_errors
 from remesh.dist_checkpointing.housekeeping import (
     Decision,
@@ -25,26 +25,51 @@ from remesh.dist_checkpointing.integrity import SHA256_FNAME, check_sha256_manif
 from remesh.dist_checkpointing.manifest import StoredTensor
 from remesh.dist_checkpointing.reader import OpenCheckpoint, open_checkpoint
 from remesh.dist_checkpointing.retention import KeepEvery, KeepLast, Policy
-from remesh.dist_checkpointing.stored_values import bands_of, compare, read_box
+from remesh.dist_checkpointing.storage import Location, location_of, store_of
+from remesh.dist_checkpointing.stored_values import bands_of, compare, read_box, shape_of
+from remesh.dist_checkpointing.strategies import safetensors
 from remesh.dist_checkpointing.strategies.torch_format import check_files
-from remesh.errors import ConfigError
 from remesh.layout import Box
 from remesh.layout.from_torch import torch_dtype
 
-_DIRECTORY = click.Path(exists=True, file_okay=False, path_type=Path)
 _MAX_CELLS = 32
 _MARKS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
 _STYLE = {State.COMPLETE: "green", State.UNFINISHED: "yellow", State.DAMAGED: "red"}
 
 
+def _place(ctx: click.Context, param: click.Parameter, given: str) -> Location:
+    """The location that an argument names: a path, or a URL of any store."""
+    return location_of(given)
+
+
+def _source(ctx: click.Context, param: click.Parameter, given: str) -> Location:
+    """The same, of a directory or a file that is there."""
+    place = location_of(given)
+    if not store_of(place).is_directory(place) and store_of(place).size_of(place) is None:
+        raise click.BadParameter(f"no such directory or file: {place}", ctx, param)
+    return place
+
+
+def _sources(ctx: click.Context, param: click.Parameter, given: Sequence[str]) -> list[Location]:
+    return [_source(ctx, param, one) for one in given]
+
+
+def _directory(ctx: click.Context, param: click.Parameter, given: str) -> Location:
+    """The same, of a directory that is there."""
+    place = location_of(given)
+    if not store_of(place).is_directory(place):
+        raise click.BadParameter(f"no such directory: {place}", ctx, param)
+    return place
+
+
 @click.group()
 def ckpt() -> None:
-    """Look into checkpoints: list, show, compare, verify, export, clear away."""
+    """Look into checkpoints: list, show, compare, verify, convert, merge, export, clear away."""
 
 
 @ckpt.command("ls")
-@click.argument("root", type=_DIRECTORY)
-def list_steps(root: Path) -> None:
+@click.argument("root", callback=_directory)
+def list_steps(root: Location) -> None:
     """List the checkpoints under ROOT, directories named step-00000120."""
     table = Table("step", "directory", "state", "size", box=None, header_style="bold")
     for one in list_checkpoints(root):
@@ -54,32 +79,29 @@ def list_steps(root: Path) -> None:
 
 
 @ckpt.command()
-@click.argument("directory", type=_DIRECTORY)
+@click.argument("directory", callback=_source)
 @click.argument("key", required=False)
 @click.option("--values", is_flag=True, help="With KEY: the values too, shortened.")
-def show(directory: Path, key: str | None, values: bool) -> None:
+@click.option("--cut", is_flag=True, help="Without KEY: draw how each tensor is cut.")
+def show(directory: Location, key: str | None, values: bool, cut: bool) -> None:
     """Show what checkpoint DIRECTORY holds; with KEY, how that tensor is cut."""
-    checkpoint = open_checkpoint(directory, allow_native=True)
+    checkpoint = open_any(directory)
     if key is None:
         _show_all(checkpoint)
+        for name, stored in checkpoint.manifest.tensors.items() if cut else ():
+            _show_cut(name, stored)
         return
-    stored = _tensor(checkpoint, key)
-    console = _console()
-    console.print(f"{key}: {stored.dtype} {list(stored.global_shape)}, {format_bytes(_bytes_of(stored))}", markup=False)
-    for mark, chunk in zip(_marks(len(stored.chunks)), stored.chunks, strict=True):
-        console.print(f"  {mark}  {chunk.box}  {chunk.extent}", markup=False)
-    for line in draw_cut(stored):
-        console.print(f"  {line}", markup=False)
+    _show_cut(key, _tensor(checkpoint, key))
     if values:
-        console.print(str(read_box(checkpoint, key)), markup=False)
+        _console().print(str(read_box(checkpoint, key)), markup=False)
 
 
 @ckpt.command()
-@click.argument("left", type=_DIRECTORY)
-@click.argument("right", type=_DIRECTORY)
-def diff(left: Path, right: Path) -> None:
+@click.argument("left", callback=_source)
+@click.argument("right", callback=_source)
+def diff(left: Location, right: Location) -> None:
     """Compare the tensors of two checkpoints by value, however each is cut. Exit code 1 if they differ."""
-    one, other = (open_checkpoint(path, allow_native=True) for path in (left, right))
+    one, other = (open_any(path) for path in (left, right))
     keys, theirs = set(one.manifest.tensors), set(other.manifest.tensors)
     console, num_differing = _console(), len(keys ^ theirs)
     for key in sorted(keys - theirs):
@@ -98,8 +120,8 @@ def diff(left: Path, right: Path) -> None:
 
 
 @ckpt.command("verify")
-@click.argument("directory", type=_DIRECTORY)
-def run_verify(directory: Path) -> None:
+@click.argument("directory", callback=_directory)
+def run_verify(directory: Location) -> None:
     """Read all of checkpoint DIRECTORY and check it against its checksums."""
     checkpoint = open_checkpoint(directory, allow_native=True)
     check_files(directory, list(checkpoint.manifest.extents()))
@@ -110,18 +132,18 @@ def run_verify(directory: Path) -> None:
             progress.advance(task, num_bytes)
         if not checksums.entries:
             _read_everything(checkpoint, progress)
-    if (directory / SHA256_FNAME).exists():
+    if store_of(directory).size_of(directory / SHA256_FNAME) is not None:
         check_sha256_manifest(directory)
     what = f"{len(checksums.entries)} files as they were written" if checksums.entries else "everything can be read"
     _console().print(f"[green]ok[/]: {what}")
 
 
 @ckpt.command()
-@click.argument("root", type=_DIRECTORY)
+@click.argument("root", callback=_directory)
 @click.option("--keep-last", type=click.IntRange(1), help="Keep so many of the highest steps.")
 @click.option("--keep-every", type=click.IntRange(1), help="Keep the first of each interval of so many steps.")
 @click.option("--yes", is_flag=True, help="Remove; without it only say what would be removed.")
-def gc(root: Path, keep_last: int | None, keep_every: int | None, yes: bool) -> None:
+def gc(root: Location, keep_last: int | None, keep_every: int | None, yes: bool) -> None:
     """Remove aborted saves under ROOT, and checkpoints that no policy keeps where one is given."""
     policies: list[Policy] = [KeepLast(keep_last)] if keep_last else []
     policies += [KeepEvery(keep_every)] if keep_every else []
@@ -137,19 +159,13 @@ def gc(root: Path, keep_last: int | None, keep_every: int | None, yes: bool) -> 
 
 
 @ckpt.command()
-@click.argument("directory", type=_DIRECTORY)
-@click.argument("target", type=click.Path(file_okay=False, path_type=Path))
+@click.argument("directory", callback=_directory)
+@click.argument("target", callback=_place)
 @click.option("--max-file-bytes", type=click.IntRange(1), default=4 << 30, show_default=True, help="Of each file.")
 @click.option("--prefix", default="", help="Export only the tensors under this prefix, without it.")
-def export(directory: Path, target: Path, max_file_bytes: int, prefix: str) -> None:
+def export(directory: Location, target: Location, max_file_bytes: int, prefix: str) -> None:
     """Write the tensors of checkpoint DIRECTORY to TARGET as safetensors files with an index."""
-    try:
-        from remesh.dist_checkpointing.strategies import safetensors  # noqa: PLC0415 - an optional library
-    except ImportError as raised:
-        raise ConfigError(
-            "exporting a checkpoint: it needs the library safetensors; pip install safetensors"
-        ) from raised
-    checkpoint = open_checkpoint(directory, allow_native=True)
+    checkpoint = open_any(directory)
     kept = [key for key in checkpoint.manifest.tensors if key.startswith(prefix)]
     if not kept:
         raise CheckpointMismatchError(
@@ -162,9 +178,54 @@ def export(directory: Path, target: Path, max_file_bytes: int, prefix: str) -> N
             target,
             max_file_bytes=max_file_bytes,
             rename=lambda key: key.removeprefix(prefix) if key.startswith(prefix) else None,
-            on_file=lambda file: progress.advance(task, file.num_bytes),
+            on_bytes=lambda num_bytes: progress.advance(task, num_bytes),
         )
     click.echo(f"{len(kept)} tensors in {len(files)} files in {target}")
+
+
+_FORMATS = click.Choice([one.value for one in Format])
+_MAX_FILE_BYTES = click.option(
+    "--max-file-bytes", type=click.IntRange(1), default=4 << 30, show_default=True, help="Of each file."
+)
+
+
+@ckpt.command("convert")
+@click.argument("source", callback=_source)
+@click.argument("target", callback=_place)
+@click.option("--to", "to", type=_FORMATS, required=True, help="Format to write.")
+@_MAX_FILE_BYTES
+def run_convert(source: Location, target: Location, to: str, max_file_bytes: int) -> None:
+    """Write checkpoint SOURCE, of any format, to TARGET in another; tensors stay cut as they are."""
+    _write([source], target, to, max_file_bytes, merges=False)
+
+
+@ckpt.command("merge")
+@click.argument("sources", nargs=-1, required=True, callback=_sources)
+@click.argument("target", callback=_place)
+@click.option("--to", "to", type=_FORMATS, default="torch_dist", show_default=True, help="Format to write.")
+@_MAX_FILE_BYTES
+def run_merge(sources: Sequence[Location], target: Location, to: str, max_file_bytes: int) -> None:
+    """Write all that checkpoints SOURCES hold as one, to TARGET, every tensor in one piece."""
+    _write(sources, target, to, max_file_bytes, merges=True)
+
+
+def _write(sources: Sequence[Location], target: Location, to: str, max_file_bytes: int, *, merges: bool) -> None:
+    contents = gather_contents([open_any(source) for source in sources])
+    contents = merge(contents) if merges else contents
+    with _progress() as progress:
+        task = progress.add_task("writing", total=contents.num_bytes)
+        done = convert(
+            contents,
+            target,
+            Format(to),
+            max_file_bytes=max_file_bytes,
+            on_bytes=lambda num_bytes: progress.advance(task, num_bytes),
+        )
+    objects = f", {done.num_objects} objects" if done.num_objects else ""
+    common = " and the common data" if done.has_common else ""
+    click.echo(f"{done.num_tensors} tensors, {format_bytes(contents.num_bytes)}{objects}{common} in {target}, as {to}")
+    if done.left_out:
+        click.echo(f"left out, since {to} has no place for them: {done.left_out}")
 
 
 def draw_cut(stored: StoredTensor) -> list[str]:
@@ -233,6 +294,15 @@ def _show_all(checkpoint: OpenCheckpoint) -> None:
     console.print(f"{len(checkpoint.manifest.tensors)} tensors, {format_bytes(total)}")
 
 
+def _show_cut(key: str, stored: StoredTensor) -> None:
+    console = _console()
+    console.print(f"{key}: {stored.dtype} {list(stored.global_shape)}, {format_bytes(_bytes_of(stored))}", markup=False)
+    for mark, chunk in zip(_marks(len(stored.chunks)), stored.chunks, strict=True):
+        console.print(f"  {mark}  {chunk.box}  {chunk.extent}", markup=False)
+    for line in draw_cut(stored):
+        console.print(f"  {line}", markup=False)
+
+
 def _shortened(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 80 else f"{text[:77]}..."
@@ -242,7 +312,7 @@ def _read_everything(checkpoint: OpenCheckpoint, progress: Progress) -> None:
     tensors = checkpoint.manifest.tensors
     task = progress.add_task("reading", total=sum(map(_bytes_of, tensors.values())))
     for key, stored in tensors.items():
-        for box in bands_of(stored):
+        for box in bands_of(stored.dtype, shape_of(checkpoint, key)):
             read_box(checkpoint, key, box)
             progress.advance(task, box.size * torch_dtype(stored.dtype).itemsize)
 

@@ -11,7 +11,7 @@ from remesh import __version__
 from remesh.errors import Error
 
 _VERBS = {
-    "ckpt": "Look into checkpoints: list, show, compare, verify, export, clear away.",
+    "ckpt": "Look into checkpoints: list, show, compare, verify, convert, merge, export, clear away.",
     "dashboard": "Serve a page that shows what a job is doing.",
     "net": "Measure the network between hosts.",
     "plan": "Plan a move between two layouts: bound, ratio, rounds, pictures.",

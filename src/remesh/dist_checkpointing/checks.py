@@ -113,8 +113,13 @@ def validate_sharding_integrity(global_metadata: Sequence[Sequence[ShardedBase]]
             elif isinstance(entity, ShardedObject):
                 objects.setdefault(entity.key, []).append((rank, entity))
     problems = [f"{key!r} names both a tensor and an object" for key in tensors.keys() & objects.keys()]
-    problems += filter(None, (_tensor_problem(key, shards) for key, shards in tensors.items()))
-    problems += filter(None, (_object_problem(key, elements) for key, elements in objects.items()))
+    problems += filter(None, (tensor_problem(key, shards) for key, shards in tensors.items()))
+    problems += filter(None, (object_problem(key, elements) for key, elements in objects.items()))
+    raise_problems(problems)
+
+
+def raise_problems(problems: Sequence[str]) -> None:
+    """Tell all problems of a sharding in one `CheckpointMismatchError`, if there are any."""
     if problems:
         more = f" (and {len(problems) - _MAX_LISTED} more)" if len(problems) > _MAX_LISTED else ""
         raise CheckpointMismatchError(
@@ -123,7 +128,8 @@ def validate_sharding_integrity(global_metadata: Sequence[Sequence[ShardedBase]]
         )
 
 
-def _tensor_problem(key: str, shards: Sequence[tuple[int, ShardedTensor]]) -> str | None:
+def tensor_problem(key: str, shards: Sequence[tuple[int, ShardedTensor]]) -> str | None:
+    """What is wrong with the shards of a tensor, given as ``(rank, shard)``; None if nothing is."""
     first_rank, first = shards[0]
     for rank, shard in shards[1:]:
         for name in ("dtype", "global_shape", "has_regular_grid"):
@@ -151,7 +157,8 @@ def _tensor_problem(key: str, shards: Sequence[tuple[int, ShardedTensor]]) -> st
     return None
 
 
-def _object_problem(key: str, elements: Sequence[tuple[int, ShardedObject]]) -> str | None:
+def object_problem(key: str, elements: Sequence[tuple[int, ShardedObject]]) -> str | None:
+    """What is wrong with the elements of an array of objects, given as ``(rank, element)``; None if nothing is."""
     first_rank, first = elements[0]
     for rank, element in elements[1:]:
         if element.global_shape != first.global_shape:

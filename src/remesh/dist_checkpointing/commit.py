@@ -13,65 +13,68 @@ Called by one rank, between collectives that keep the others waiting.
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from remesh.dist_checkpointing.core import (
     CONFIG_FNAME,
     CheckpointingConfig,
     save_config,
-    sync_directory,
 )
 from remesh.dist_checkpointing.errors import CheckpointPathError
-from remesh.dist_checkpointing.integrity import CHECKSUMS_FNAME, write_checksums
+from remesh.dist_checkpointing.integrity import BLOCKS_FNAME, CHECKSUMS_FNAME, write_checksums
+from remesh.dist_checkpointing.storage import Location, store_of
 from remesh.dist_checkpointing.strategies.common import COMMON_STATE_FNAME
 from remesh.dist_checkpointing.strategies.torch_format import METADATA_FNAME, is_data_file_name
+from remesh.dist_checkpointing.strategies.zarr_format import remove_arrays
 
 IN_PROGRESS_FNAME = ".remesh-save-in-progress"
 
 
-def check_can_save(directory: Path, *, may_create: bool = False) -> None:
+def check_can_save(directory: Location, *, may_create: bool = False) -> None:
     """Raise `CheckpointPathError` unless the directory exists, or may be created, and holds no complete checkpoint."""
-    if may_create and not directory.exists():
-        return
-    if not directory.is_dir():
-        kind = "it is a file" if directory.exists() else "no such directory"
+    store = store_of(directory)
+    if not store.is_directory(directory):
+        is_file = store.size_of(directory) is not None
+        if not is_file and (may_create or not store.has_directories):
+            return
+        kind = "it is a file" if is_file else "no such directory"
         raise CheckpointPathError(
             f"saving checkpoint: Checkpoint directory {directory} does not exist ({kind}), expected an empty "
             "directory; create it first"
         )
-    if (directory / CONFIG_FNAME).exists():
+    names = {entry.name for entry in store.entries(directory)}
+    if CONFIG_FNAME in names:
         raise _taken(directory, CONFIG_FNAME, "a complete checkpoint")
-    if (directory / METADATA_FNAME).exists() and not (directory / IN_PROGRESS_FNAME).exists():
+    if METADATA_FNAME in names and IN_PROGRESS_FNAME not in names:
         raise _taken(directory, METADATA_FNAME, "a checkpoint of native torch, or one that another program left")
 
 
-def begin(directory: Path) -> None:
+def begin(directory: Location) -> None:
     """Create the directory if need be, mark it as being written, and remove what a failed save left there."""
-    if not directory.exists():
-        directory.mkdir(parents=True)
-        sync_directory(directory.parent)
-    (directory / IN_PROGRESS_FNAME).touch()
-    sync_directory(directory)
-    for path in directory.iterdir():
-        if is_leftover(path.name):
-            path.unlink()
+    store = store_of(directory)
+    if not store.is_directory(directory):
+        store.make_directory(directory)
+    elif store.size_of(directory / IN_PROGRESS_FNAME) is not None:
+        remove_arrays(directory)
+    store.mark(directory / IN_PROGRESS_FNAME)
+    for entry in store.entries(directory):
+        if is_leftover(entry.name):
+            store.remove(directory / entry.name)
 
 
-def finish(directory: Path, config: CheckpointingConfig) -> None:
+def finish(directory: Location, config: CheckpointingConfig) -> None:
     """Make the checkpoint exist. Everything else must have reached the disk."""
     write_checksums(directory)
-    sync_directory(directory)
+    store_of(directory).sync_names(directory)
     save_config(config, directory)
-    (directory / IN_PROGRESS_FNAME).unlink(missing_ok=True)
+    store_of(directory).remove(directory / IN_PROGRESS_FNAME)
 
 
 def is_leftover(name: str) -> bool:
     """Whether a file of that name, in a directory without a complete checkpoint, comes from a failed save."""
-    fixed = (METADATA_FNAME, COMMON_STATE_FNAME, CONFIG_FNAME, CHECKSUMS_FNAME)
+    fixed = (METADATA_FNAME, COMMON_STATE_FNAME, CONFIG_FNAME, CHECKSUMS_FNAME, BLOCKS_FNAME)
     return is_data_file_name(name) or name in fixed or name.removesuffix(".tmp") in fixed
 
 
-def _taken(directory: Path, name: str, what: str) -> CheckpointPathError:
+def _taken(directory: Location, name: str, what: str) -> CheckpointPathError:
     return CheckpointPathError(
         f"saving checkpoint: directory {directory} already holds {what} ({name}), expected a directory without one; "
         "nothing was overwritten, choose another directory or remove this one"

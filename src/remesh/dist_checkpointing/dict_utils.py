@@ -147,6 +147,27 @@ def merge(x1: Any, x2: Any, key: Path = ()) -> Any:
     )
 
 
+def nested_items_iter(x: Nest) -> Iterator[tuple[Nest, Any, Any]]:
+    """``(container, key or index, leaf)`` of every leaf, depth first in order."""
+    for key, value in items_of(x):
+        if isinstance(value, dict | list):
+            yield from nested_items_iter(value)
+        else:
+            yield x, key, value
+
+
+def dict_map(f: Callable[[Any], Any], d: dict[Any, Any]) -> None:
+    """Replace every value of one dict by ``f`` of it, in place."""
+    for key in d:
+        d[key] = f(d[key])
+
+
+def dict_map_with_key(f: Callable[[Any, Any], Any], d: dict[Any, Any]) -> None:
+    """Replace every value of one dict by ``f`` of its key and it, in place."""
+    for key in d:
+        d[key] = f(key, d[key])
+
+
 def map_reduce(
     xs: Iterable[Any],
     key_fn: Callable[[Any], Any] = lambda x: x,

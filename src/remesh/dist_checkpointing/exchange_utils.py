@@ -24,8 +24,11 @@ import torch
 import torch.distributed as dist
 
 from remesh.dist_checkpointing.dict_utils import nested_values
+from remesh.dist_checkpointing.distribution_file import PG_DIST_CACHE_FILE_PREFIX, keep, recall
 from remesh.dist_checkpointing.errors import CheckpointingException, CheckpointMismatchError
 from remesh.dist_checkpointing.mapping import ShardedStateDict, ShardedTensor, is_main_replica
+from remesh.dist_checkpointing.plan_cache import PlanCache
+from remesh.dist_checkpointing.storage import Directory
 from remesh.dist_checkpointing.strategies.blob import dump_object, load_object
 from remesh.dist_checkpointing.utils import _sharded_tensor_shard_id, _ShardId
 from remesh.layout.from_torch import dtype_name
@@ -40,6 +43,24 @@ from remesh.reshard.running.exchange import (
     peer_error,
 )
 from remesh.reshard.schedule.senders import assign_whole
+
+__all__ = [
+    "EXCHANGE_ALGOS",
+    "PG_DIST_CACHE_FILE_PREFIX",
+    "ShardDistribution",
+    "Shards",
+    "Tensors",
+    "determine_main_replica_uniform_distribution",
+    "distribute_shards_to_ranks",
+    "exchange_by_distribution",
+    "exchange_loaded_objects_gather_object",
+    "exchange_loaded_tensors_broadcast",
+    "exchange_loaded_tensors_gather_object",
+    "exchange_loaded_tensors_gather_rounds",
+    "exchange_loaded_tensors_planned",
+    "gather_bytes",
+    "is_float8tensor",
+]
 
 _DOING = "exchanging loaded tensors"
 _MAX_LISTED = 5
@@ -108,19 +129,43 @@ def distribute_shards_to_ranks(
 
 
 def determine_main_replica_uniform_distribution(
-    sharded_state_dict: ShardedStateDict, parallelization_group: Group, ignore_groups: bool = False
+    sharded_state_dict: ShardedStateDict,
+    parallelization_group: Group,
+    ignore_groups: bool = False,
+    pg_cache_path: Directory | None = None,
+    pg_cache_create: bool = False,
+    *,
+    plans: PlanCache | None = None,
 ) -> ShardDistribution | None:
     """The distribution of the group's shards; None for a group of one, where there is nothing to share.
 
     Called by every rank of the group; blocks until all have called it. Without ``ignore_groups`` only shards whose main
-    replica is in this group count, which is right for a save; a load needs all shards.
+    replica is in this group count, which is right for a save; a load needs all shards. ``plans`` remembers the
+    distribution of shards that do not change. The folder ``pg_cache_path`` has it from an earlier program, which was
+    given ``pg_cache_create``; it is used where every rank finds its shards there as they are.
     """
-    size = group_size(parallelization_group)
-    if size <= 1:
+    if group_size(parallelization_group) <= 1:
         return None
     doing = "sharing out the shards of a group"
-    gathered = gather_from(lambda: _describe(sharded_state_dict), parallelization_group, doing)
-    return _build_shard_distribution([[_described(one) for one in told] for told in gathered], ignore_groups)
+    plans = plans or PlanCache(max_plans=0)
+    recalled = None
+    if pg_cache_path is not None and not pg_cache_create:
+        recalled = recall(pg_cache_path, lambda: _describe(sharded_state_dict), parallelization_group, doing)
+    if recalled is not None:
+        return _build_shard_distribution([[_described(one) for one in told] for told in recalled], ignore_groups)
+    agreement = plans.agree(
+        lambda: ([_describe(sharded_state_dict), ignore_groups], None), parallelization_group, doing
+    )
+    kept = agreement.plan.kept
+    if agreement.told is not None:
+        gathered = [shards for shards, _ in agreement.told]
+        described = [[_described(one) for one in told] for told in gathered]
+        kept["distribution"] = _build_shard_distribution(described, ignore_groups)
+        if pg_cache_path is not None and pg_cache_create:
+            keep(pg_cache_path, gathered, parallelization_group, doing)
+        plans.remember(agreement)
+    distribution: ShardDistribution = kept["distribution"]
+    return distribution
 
 
 class _Told(NamedTuple):

@@ -12,16 +12,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from pathlib import Path
 
 from remesh.dist_checkpointing.commit import IN_PROGRESS_FNAME, is_leftover
-from remesh.dist_checkpointing.core import CONFIG_FNAME, sync_directory
+from remesh.dist_checkpointing.core import CONFIG_FNAME
 from remesh.dist_checkpointing.errors import told_as_checkpoint_errors
 from remesh.dist_checkpointing.integrity import SHA256_FNAME
 from remesh.dist_checkpointing.plain import step_of
 from remesh.dist_checkpointing.reader import why_incomplete
 from remesh.dist_checkpointing.retention import Policy, Saved, decide_kept
+from remesh.dist_checkpointing.storage import Location, store_of
 from remesh.dist_checkpointing.strategies.torch_format import METADATA_FNAME
+from remesh.dist_checkpointing.strategies.zarr_format import folders_below, remove_arrays
 
 
 class State(Enum):
@@ -39,7 +40,7 @@ class Found:
     """A directory named after a step."""
 
     step: int
-    directory: Path
+    directory: Location
     state: State
     problem: str
     """Why it is not complete; empty if it is."""
@@ -56,11 +57,11 @@ class Decision:
     reason: str
 
 
-def list_checkpoints(root: Path) -> list[Found]:
+def list_checkpoints(root: Location) -> list[Found]:
     """Every directory under ``root`` that is named after a step, by step."""
     with told_as_checkpoint_errors(f"listing the checkpoints under {root}"):
-        steps = {path: step for path in root.iterdir() if (step := step_of(path.name)) is not None}
-        found = [_look_at(path, step) for path, step in steps.items() if path.is_dir()]
+        steps = {entry.name: step_of(entry.name) for entry in store_of(root).entries(root) if not entry.is_file}
+        found = [_look_at(root / name, step) for name, step in steps.items() if step is not None]
     return sorted(found, key=lambda one: one.step)
 
 
@@ -85,29 +86,32 @@ def decide_removals(
     return decisions
 
 
-def remove_checkpoint(directory: Path) -> list[Path]:
+def remove_checkpoint(directory: Location) -> list[Location]:
     """Remove what a save wrote into the directory, and the directory if nothing else is in it; returns what stays."""
     with told_as_checkpoint_errors(f"removing checkpoint {directory}"):
         # Uncommitted first, and marked as in progress, so that a crash leaves an aborted save.
-        (directory / IN_PROGRESS_FNAME).touch()
-        (directory / CONFIG_FNAME).unlink(missing_ok=True)
-        sync_directory(directory)
-        for path in directory.iterdir():
-            if is_leftover(path.name) or path.name == SHA256_FNAME:
-                path.unlink()
-        (directory / IN_PROGRESS_FNAME).unlink()
-        left = sorted(directory.iterdir())
+        store = store_of(directory)
+        store.put(directory / IN_PROGRESS_FNAME, b"")
+        store.remove(directory / CONFIG_FNAME)
+        store.sync_names(directory)
+        remove_arrays(directory)
+        names = [entry.name for entry in store.entries(directory) if entry.name != IN_PROGRESS_FNAME]
+        removed = [name for name in names if is_leftover(name) or name == SHA256_FNAME]
+        for name in removed:
+            store.remove(directory / name)
+        store.remove(directory / IN_PROGRESS_FNAME)
+        left = [directory / name for name in names if name not in removed]
         if not left:
-            directory.rmdir()
-            sync_directory(directory.parent)
+            store.remove_directory(directory)
         return left
 
 
-def _look_at(directory: Path, step: int) -> Found:
-    num_bytes = sum(path.stat().st_size for path in directory.iterdir() if path.is_file())
-    is_committed = (directory / CONFIG_FNAME).exists() or (
-        (directory / METADATA_FNAME).exists() and not (directory / IN_PROGRESS_FNAME).exists()
-    )
+def _look_at(directory: Location, step: int) -> Found:
+    entries = store_of(directory).entries(directory)
+    names = {entry.name for entry in entries}
+    num_bytes = sum(entry.num_bytes or 0 for entry in entries)
+    num_bytes += sum(sum(sizes.values()) for _, sizes in folders_below(directory, entries))
+    is_committed = CONFIG_FNAME in names or (METADATA_FNAME in names and IN_PROGRESS_FNAME not in names)
     problem = why_incomplete(directory)
     state = State.COMPLETE if not problem else State.DAMAGED if is_committed else State.UNFINISHED
     return Found(step, directory, state, problem, num_bytes)

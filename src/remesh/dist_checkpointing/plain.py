@@ -10,66 +10,78 @@ writer as sharded tensors. Loading asks for this rank's boxes, whatever boxes we
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from remesh.dist_checkpointing.collector import collector_at_rest
-from remesh.dist_checkpointing.dict_utils import graft, items_of, nested_leaves
+from remesh.dist_checkpointing.dict_utils import copy_nest, extract_matching_values, graft, items_of, nested_leaves
 from remesh.dist_checkpointing.errors import CheckpointMismatchError, told_as_checkpoint_errors
-from remesh.dist_checkpointing.mapping import ShardedTensor
+from remesh.dist_checkpointing.mapping import LocalNonpersistentObject, ShardedBase, ShardedTensor
+from remesh.dist_checkpointing.plan_cache import PlanCache
 from remesh.dist_checkpointing.reader import Fill, OpenCheckpoint, is_complete, open_checkpoint, plan_fill, run_fill
-from remesh.dist_checkpointing.state_split import split
+from remesh.dist_checkpointing.storage import Directory, Location, location_of, store_of
 from remesh.dist_checkpointing.strategies.fetch import read_objects
 from remesh.dist_checkpointing.strategies.torch_format import check_files
-from remesh.dist_checkpointing.writer import State, save_state
+from remesh.dist_checkpointing.writer import State, begin_save, commit_save, part_of, store_index, write_part
 from remesh.dist_checkpointing.writes import HeldBox, choose_writers
 from remesh.layout import Box, Shard, row_major_strides
 from remesh.layout.from_torch import Piece, piece_of
 from remesh.reshard.running.exchange import Group, gather_from, group_rank
 
 _ABSENT = object()
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+"""Types of tensors that every rank holds in full, with nothing behind them."""
 _STEP_NAME = re.compile(r"step-(\d{8,})")
 
 
-def save(state: Mapping[str, Any], path: str | os.PathLike[str], *, group: Group = None) -> None:
-    """Write a state as one checkpoint in the directory ``path``, which is created, and commit it atomically.
+def save(state: Mapping[str, Any], path: Directory, *, group: Group = None) -> None:
+    """Write a state as one checkpoint in the directory or URL ``path``, which is created; commit it atomically.
 
     Called by every rank of the group with its own part; blocks until the checkpoint is on disk. Every distinct box is
     written once, common data by the first rank. Works without a process group, in one process. Raises the same
     error on all ranks; then no checkpoint is there, and one that was there before is untouched.
     """
     with collector_at_rest():
-        _save(state, Path(path), group)
+        _save(state, location_of(path), group)
 
 
-def _save(state: Mapping[str, Any], directory: Path, group: Group) -> None:
-    rank = group_rank(group)
-    held: list[list[_Held]] = []
+def _save(state: Mapping[str, Any], directory: Location, group: Group) -> None:
+    rank, doing = group_rank(group), f"saving checkpoint {directory}"
+    held: list[_Held] = []
 
-    def tell() -> list[Any]:
-        with told_as_checkpoint_errors(f"saving checkpoint {directory}"):
-            held.append(_held_by(state))
-            return [_box_to_json(box) for one in held[0] for box in one.held_boxes()]
+    def tell() -> tuple[list[Any], None]:
+        with told_as_checkpoint_errors(doing):
+            held.extend(_held_by(state))
+            return [[row for one in held for row in one.rows()]], None
 
-    told = gather_from(tell, group, f"saving checkpoint {directory}")
-    writers = choose_writers([[_box_from_json(box) for box in boxes] for boxes in told])
+    agreement = _PLANS.agree(tell, group, doing)
+    plan, is_new = agreement.plan, agreement.told is not None
+    entities: list[ShardedTensor] = []
+    if agreement.told is not None:
+        writers = choose_writers([[_box_from_json(row) for row in rows] for (rows,) in agreement.told])
+        plan.kept["is_mine"] = [[writers[one.name, shard.box] == rank for shard in one.boxes] for one in held]
+        entities += [part for one, mine in zip(held, plan.kept["is_mine"], strict=True) for part in one.sharded(mine)]
 
-    def prepare() -> State:
-        tensors = [part for one in held[0] for part in one.sharded(writers, rank)]
-        _, _, common = split(_without_tensors(state))
-        return State(tensors, common)
+    begin_save(lambda: State(entities, _common_of(state)), directory, _PLANS, group, validate=is_new, may_create=True)
 
-    save_state(prepare, directory, group, may_create=True)
+    def write() -> tuple[list[Any], dict[str, str]]:
+        with told_as_checkpoint_errors(doing):
+            if is_new:
+                plan.kept["part"] = replace(part_of(entities, {}), tensors=[])
+            boxes = [box for one, mine in zip(held, plan.kept["is_mine"], strict=True) for box in one.data(mine)]
+            return write_part(plan.kept["part"], boxes, directory, rank)
+
+    store_index(write, directory, _PLANS, group)
+    commit_save(directory, group)
+    _PLANS.remember(agreement)
 
 
-def load(state: dict[str, Any], path: str | os.PathLike[str], *, group: Group = None) -> dict[str, Any]:
+def load(state: dict[str, Any], path: Directory, *, group: Group = None) -> dict[str, Any]:
     """The state that was saved at ``path``: its common data, and the tensors of ``state``, filled in place.
 
     Called by every rank of the group; blocks until all have read. The number of ranks and every tensor's placement
@@ -78,10 +90,10 @@ def load(state: dict[str, Any], path: str | os.PathLike[str], *, group: Group = 
     without error, no tensor is changed on any.
     """
     with collector_at_rest():
-        return _load(state, Path(path), group)
+        return _load(state, location_of(path), group)
 
 
-def _load(state: dict[str, Any], directory: Path, group: Group) -> dict[str, Any]:
+def _load(state: dict[str, Any], directory: Location, group: Group) -> dict[str, Any]:
     doing = f"loading checkpoint {directory}"
     planned: list[_PlannedLoad] = []
 
@@ -114,18 +126,24 @@ def step_of(name: str) -> int | None:
     return int(match[1]) if match else None
 
 
-def latest_complete(root: str | os.PathLike[str]) -> Path | None:
+def latest_complete(root: Directory) -> Location | None:
     """The checkpoint of the highest step under ``root`` whose files are all there in full, or None.
 
     Looks at directories named as by `step_name`; an incomplete or damaged one is passed over for the one before.
     """
-    if not Path(root).is_dir():
+    place = location_of(root)
+    store = store_of(place)
+    if not store.is_directory(place):
         return None
-    steps = {path: step for path in Path(root).iterdir() if (step := step_of(path.name)) is not None}
-    for path in sorted(steps, key=lambda path: steps[path], reverse=True):
-        if is_complete(path):
-            return path
+    names = {entry.name: step for entry in store.entries(place) if (step := step_of(entry.name)) is not None}
+    for name in sorted(names, key=lambda name: names[name], reverse=True):
+        if is_complete(place / name):
+            return place / name
     return None
+
+
+_PLANS = PlanCache()
+"""Of the states that this process has saved, so that ranks which save the same again need not tell each other again."""
 
 
 @dataclass(frozen=True)
@@ -133,7 +151,11 @@ class _Held:
     """A tensor of the state, and what this rank holds of it."""
 
     name: str
-    piece: Piece
+    leaf: torch.Tensor | Piece
+
+    @cached_property
+    def piece(self) -> Piece:
+        return piece_of(self.leaf)
 
     @cached_property
     def boxes(self) -> Sequence[Shard]:
@@ -143,18 +165,27 @@ class _Held:
             return [Shard(0, whole)]
         return [shard for shard in self.piece.shards if not shard.box.is_empty]
 
-    def held_boxes(self) -> list[HeldBox]:
-        itemsize = self.piece.tensor.element_size()
-        return [HeldBox(self.name, shard.box, shard.box.size * itemsize) for shard in self.boxes]
+    def rows(self) -> list[tuple[Any, ...]]:
+        """``(name, start, stop, bytes, dtype, global shape)`` of each box: all that other ranks need to know."""
+        if isinstance(self.leaf, torch.Tensor) and type(self.leaf) in _PLAIN:  # most are, and need no algebra
+            shape = tuple(self.leaf.shape)
+            return [(self.name, (0,) * len(shape), shape, self.leaf.nbytes, str(self.leaf.dtype), shape)]
+        tensor, shape = self.piece.tensor, self.piece.global_shape
+        itemsize, dtype = tensor.element_size(), str(tensor.dtype)
+        return [(self.name, one.box.start, one.box.stop, one.box.size * itemsize, dtype, shape) for one in self.boxes]
 
-    def sharded(self, writers: Mapping[tuple[str, Box], int], rank: int) -> list[ShardedTensor]:
+    def data(self, is_mine: Sequence[bool]) -> list[torch.Tensor]:
+        """The values of the boxes that this rank writes."""
+        if isinstance(self.leaf, torch.Tensor) and type(self.leaf) in _PLAIN:
+            return [self.leaf.detach()] if is_mine[0] else []
+        return [one.data_in_box() for one, mine in zip(self.sharded(is_mine), is_mine, strict=True) if mine]
+
+    def sharded(self, is_mine: Sequence[bool]) -> list[ShardedTensor]:
         """One sharded tensor per box; with data where this rank is the writer."""
         row_major = self.piece.tensor if self._is_direct else self.piece.tensor.contiguous()
         return [
-            self._sharded(shard, row_major, 0)
-            if writers[self.name, shard.box] == rank
-            else self._sharded(shard, None, 1)
-            for shard in self.boxes
+            self._sharded(shard, row_major, 0) if mine else self._sharded(shard, None, 1)
+            for shard, mine in zip(self.boxes, is_mine, strict=True)
         ]
 
     def wanted(self) -> tuple[list[ShardedTensor], torch.Tensor | None]:
@@ -162,6 +193,9 @@ class _Held:
 
         A copy is needed where boxes cannot be seen in a tensor that is not row-major; it must be copied back.
         """
+        if isinstance(self.leaf, torch.Tensor) and type(self.leaf) in _PLAIN:
+            leaf, shape = self.leaf, tuple(self.leaf.shape)
+            return [ShardedTensor(self.name, leaf, leaf.dtype, shape, shape, (0,) * len(shape), None)], None
         if self._is_direct or self.piece.tensor.is_contiguous():
             return [self._sharded(shard, self.piece.tensor, 0) for shard in self.boxes], None
         staged = self.piece.tensor.contiguous()
@@ -209,7 +243,7 @@ class _PlannedLoad:
         return result
 
 
-def _plan_load(state: dict[str, Any], directory: Path) -> _PlannedLoad:
+def _plan_load(state: dict[str, Any], directory: Location) -> _PlannedLoad:
     checkpoint = open_checkpoint(directory, allow_native=True)
     tensors: list[ShardedTensor] = []
     staged: list[tuple[torch.Tensor, torch.Tensor]] = []
@@ -238,13 +272,13 @@ def _held_by(state: Mapping[str, Any]) -> list[_Held]:
                 f"taking a state apart: the tensors at {path_of[name]} and {path} would both be stored as {name!r}, "
                 "expected one tensor per name; rename one of the keys"
             )
-        piece = piece_of(leaf)
-        if piece.partial is not None:
+        one = _Held(name, leaf)
+        if type(leaf) not in _PLAIN and one.piece.partial is not None:
             raise CheckpointMismatchError(
-                f"taking a state apart: tensor {name!r} is a partial {piece.partial} over its mesh, expected final "
+                f"taking a state apart: tensor {name!r} is a partial {one.piece.partial} over its mesh, expected final "
                 "values; redistribute it to Replicate or Shard first"
             )
-        held[name], path_of[name] = _Held(name, piece), path
+        held[name], path_of[name] = one, path
     return list(held.values())
 
 
@@ -252,13 +286,13 @@ def _is_tensor(leaf: Any) -> bool:
     return isinstance(leaf, torch.Tensor | Piece)
 
 
-def _without_tensors(state: Any) -> Any:
-    """The nest with a sharded description in the place of each tensor, so that it splits like a sharded one."""
-    if isinstance(state, dict):
-        return {key: _without_tensors(value) for key, value in state.items()}
-    if isinstance(state, list):
-        return [_without_tensors(value) for value in state]
-    return ShardedTensor("", None, torch.uint8, (), (), (), None) if _is_tensor(state) else state
+def _common_of(state: Mapping[str, Any]) -> dict[str, Any]:
+    """The nest of everything that is no tensor."""
+    _, common = extract_matching_values(
+        copy_nest(state), lambda leaf: isinstance(leaf, torch.Tensor | Piece | ShardedBase | LocalNonpersistentObject)
+    )
+    assert isinstance(common, dict)
+    return common
 
 
 def _native_common(node: Any, checkpoint: OpenCheckpoint, path: tuple[Any, ...]) -> Any:
@@ -276,10 +310,6 @@ def _native_common(node: Any, checkpoint: OpenCheckpoint, path: tuple[Any, ...])
     return kept if isinstance(node, dict) else list(kept.values())
 
 
-def _box_to_json(held: HeldBox) -> list[Any]:
-    return [held.name, held.box.start, held.box.stop, held.num_bytes]
-
-
 def _box_from_json(told: Sequence[Any]) -> HeldBox:
-    name, start, stop, num_bytes = told
+    name, start, stop, num_bytes, _, _ = told
     return HeldBox(name, Box(tuple(start), tuple(stop)), num_bytes)

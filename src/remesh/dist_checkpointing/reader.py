@@ -6,20 +6,27 @@ all tensors that want them, in place and with a cast to their dtype.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from remesh.dist_checkpointing.commit import IN_PROGRESS_FNAME
 from remesh.dist_checkpointing.core import CONFIG_FNAME, maybe_load_config
-from remesh.dist_checkpointing.errors import CheckpointFormatError, CheckpointingException, CheckpointPathError
+from remesh.dist_checkpointing.errors import (
+    CheckpointFormatError,
+    CheckpointingException,
+    CheckpointMismatchError,
+    CheckpointPathError,
+)
 from remesh.dist_checkpointing.integrity import read_checksums
 from remesh.dist_checkpointing.manifest import Extent, Manifest
 from remesh.dist_checkpointing.mapping import ShardedBase, ShardedObject, ShardedTensor
 from remesh.dist_checkpointing.reads import Read, Want, find_objects, plan_reads
+from remesh.dist_checkpointing.storage import Location, store_of
+from remesh.dist_checkpointing.strategies import zarr_format
 from remesh.dist_checkpointing.strategies.common import COMMON_STATE_FNAME, load_common
 from remesh.dist_checkpointing.strategies.fetch import Job, Target, fetch, read_objects
 from remesh.dist_checkpointing.strategies.torch_format import (
@@ -31,6 +38,10 @@ from remesh.dist_checkpointing.strategies.torch_format import (
 )
 from remesh.layout import Box
 
+READABLE = ((BACKEND, BACKEND_VERSION), (zarr_format.BACKEND, zarr_format.BACKEND_VERSION))
+"""Backends and versions that are read here."""
+NATIVE = "dcp"
+"""The format of native torch, which has no marker."""
 _COMMON_STATE_KEY = "common_state"
 """Object that holds the common data in checkpoints of writers from 0.19 on, which have no common.pt."""
 
@@ -39,11 +50,16 @@ _COMMON_STATE_KEY = "common_state"
 class OpenCheckpoint:
     """A checkpoint whose index has been read."""
 
-    directory: Path
+    directory: Location
     manifest: Manifest
     common: dict[str, Any]
-    is_native: bool
-    """Whether native torch wrote it: it has no marker file and no common data, and its values stand under names."""
+    format: str
+    """``"torch_dist"``, ``"zarr"`` or ``"dcp"``."""
+
+    @property
+    def is_native(self) -> bool:
+        """Whether native torch wrote it: it has no marker file and no common data, and its values stand under names."""
+        return self.format == NATIVE
 
     def stored_keys(self) -> set[str]:
         """Keys of all tensors and objects, objects without the number of their element."""
@@ -59,33 +75,40 @@ class Fill:
     reads: Sequence[Read]
     """Invariant: they fill every wanted element that is stored, once."""
     objects: Sequence[tuple[ShardedObject, Extent]]
+    has_bare_objects: bool = False
+    """As in the manifest."""
 
 
-def open_checkpoint(directory: Path, *, allow_native: bool = False) -> OpenCheckpoint:
+def open_checkpoint(directory: Location, *, allow_native: bool = False) -> OpenCheckpoint:
     """Read the index and the common data. Raises `CheckpointPathError` or `CheckpointFormatError`."""
-    is_native = _check_is_checkpoint(directory, allow_native)
-    read_checksums(directory).check_whole(METADATA_FNAME, COMMON_STATE_FNAME)
-    manifest = read_manifest(directory)
-    return OpenCheckpoint(directory, manifest, {} if is_native else _load_common(directory, manifest), is_native)
+    found = _format_of(directory, allow_native)
+    checksums = read_checksums(directory)
+    checksums.check_whole(METADATA_FNAME, COMMON_STATE_FNAME)
+    manifest = (
+        zarr_format.read_zarr_manifest(directory, checksums)
+        if found == zarr_format.BACKEND
+        else read_manifest(directory)
+    )
+    return OpenCheckpoint(directory, manifest, {} if found == NATIVE else _load_common(directory, manifest), found)
 
 
-def read_common(directory: Path) -> dict[str, Any]:
+def read_common(directory: Location) -> dict[str, Any]:
     """The common data alone; the index of tensors is not read unless the common data stands there."""
-    _check_is_checkpoint(directory, allow_native=False)
+    found = _format_of(directory, allow_native=False)
     checksums = read_checksums(directory)
     checksums.check_whole(COMMON_STATE_FNAME)
-    if (directory / COMMON_STATE_FNAME).exists():
+    if _has(directory, COMMON_STATE_FNAME) or found == zarr_format.BACKEND:
         return load_common(directory)
     checksums.check_whole(METADATA_FNAME)
     return _load_common(directory, read_manifest(directory))
 
 
-def is_complete(directory: Path) -> bool:
+def is_complete(directory: Location) -> bool:
     """Whether the directory holds a committed checkpoint all of whose files have their full length."""
     return not why_incomplete(directory)
 
 
-def why_incomplete(directory: Path) -> str:
+def why_incomplete(directory: Location) -> str:
     """What is wrong with a checkpoint as far as its small files and the lengths of all tell; empty if nothing is."""
     try:
         checkpoint = open_checkpoint(directory)
@@ -101,6 +124,7 @@ def plan_fill(checkpoint: OpenCheckpoint, entities: Sequence[ShardedBase]) -> Fi
 
     Raises `CheckpointMismatchError` for what is not stored, `CheckpointFormatError` for files that are too short.
     """
+    check_before_new(checkpoint, entities)
     tensors = [_with_data(entity) for entity in entities if isinstance(entity, ShardedTensor)]
     objects = [entity for entity in entities if isinstance(entity, ShardedObject)]
     wants = [Want(one.key, one.global_box(), one.global_shape, one.allow_shape_mismatch) for one in tensors]
@@ -109,17 +133,33 @@ def plan_fill(checkpoint: OpenCheckpoint, entities: Sequence[ShardedBase]) -> Fi
     needed = [*(read.chunk.extent for read in reads), *extents]
     check_files(checkpoint.directory, needed)
     read_checksums(checkpoint.directory).check_sizes({extent.file for extent in needed})
-    return Fill(tensors, reads, list(zip(objects, extents, strict=True)))
+    pairs = list(zip(objects, extents, strict=True))
+    return Fill(tensors, reads, pairs, checkpoint.manifest.has_bare_objects)
 
 
-def run_fill(directory: Path, fill: Fill) -> tuple[list[torch.Tensor], list[Any]]:
+def check_before_new(checkpoint: OpenCheckpoint, entities: Iterable[ShardedBase]) -> None:
+    """See that elements are there, in files that are long enough, before memory is taken for those without data."""
+    for one in entities:
+        stored = checkpoint.manifest.tensors.get(one.key)
+        if not isinstance(one, ShardedTensor) or one.data is not None or one.allow_shape_mismatch or stored is None:
+            continue
+        num_wanted, num_stored = math.prod(one.local_shape), sum(chunk.box.size for chunk in stored.chunks)
+        if num_wanted > num_stored:
+            raise CheckpointMismatchError(
+                f"loading checkpoint {checkpoint.directory}: {num_wanted} elements of tensor {one.key!r} are wanted, "
+                f"found {num_stored} in its chunks; use another checkpoint"
+            )
+        check_files(checkpoint.directory, [chunk.extent for chunk in stored.chunks])
+
+
+def run_fill(directory: Location, fill: Fill) -> tuple[list[torch.Tensor], list[Any]]:
     """Read everything; returns the tensors and the objects, each in the order in which they were planned."""
     fill_tensors(directory, fill)
     filled = [tensor.data.detach() for tensor in fill.tensors if tensor.data is not None]
     return filled, _read_objects(directory, fill)
 
 
-def fill_tensors(directory: Path, fill: Fill) -> int:
+def fill_tensors(directory: Location, fill: Fill) -> int:
     """Read the tensors alone; returns the number of bytes that were read of data files."""
     places = [tensor.data_in_box() for tensor in fill.tensors]
     for tensor, place in zip(fill.tensors, places, strict=True):
@@ -129,13 +169,14 @@ def fill_tensors(directory: Path, fill: Fill) -> int:
     return fetch(directory, [_job_of(read, boxes, places, directory) for read in fill.reads])
 
 
-def _job_of(read: Read, boxes: Sequence[Box], places: Sequence[torch.Tensor], directory: Path) -> Job:
+def _job_of(read: Read, boxes: Sequence[Box], places: Sequence[torch.Tensor], directory: Location) -> Job:
     chunk = read.chunk.box
     targets = tuple(
         Target(_within(chunk, copy.box), _part(places[copy.want], boxes[copy.want], copy.box)) for copy in read.copies
     )
     what = f"a chunk of tensor {read.key!r} in {directory}"
-    return Job(read.chunk.extent, read.dtype, chunk.shape, targets, what)
+    bare_shape = read.chunk.bare_shape
+    return Job(read.chunk.extent, read.dtype, bare_shape or chunk.shape, targets, what, bare_shape is not None)
 
 
 def _within(frame: Box, box: Box) -> Box:
@@ -163,35 +204,41 @@ def describe_whole(manifest: Manifest) -> dict[str, ShardedTensor]:
     }
 
 
-def _check_is_checkpoint(directory: Path, allow_native: bool) -> bool:
-    """Whether it is a native one; raises unless it is any."""
-    if not directory.is_dir():
+def _format_of(directory: Location, allow_native: bool) -> str:
+    """The format of the checkpoint in a directory; raises unless there is one."""
+    store = store_of(directory)
+    if not store.is_directory(directory):
         raise CheckpointPathError(
             f"loading checkpoint: Checkpoint directory {directory} does not exist, expected the directory of a saved "
             "checkpoint; mend the path"
         )
     config = maybe_load_config(directory)
     if config is None:
-        is_whole = (directory / METADATA_FNAME).exists() and not (directory / IN_PROGRESS_FNAME).exists()
+        names = [entry.name for entry in store.entries(directory)]
+        is_whole = METADATA_FNAME in names and IN_PROGRESS_FNAME not in names
         if is_whole and allow_native:
-            return True
+            return NATIVE
         hint = "it was written by native torch, load it with remesh.load" if is_whole else "use another checkpoint"
         raise CheckpointFormatError(
             "not-a-checkpoint",
             f"loading checkpoint: {directory} is not a distributed checkpoint, expected the marker {CONFIG_FNAME} that "
-            f"a completed save leaves, found {sorted(path.name for path in directory.iterdir())[:8]}; {hint}",
+            f"a completed save leaves, found {names[:8]}; {hint}",
         )
-    if (config.sharded_backend, config.sharded_backend_version) != (BACKEND, BACKEND_VERSION):
+    if (config.sharded_backend, config.sharded_backend_version) not in READABLE:
         raise CheckpointFormatError(
             "unknown-backend",
             f"loading checkpoint {directory}: its tensors are in format {config.sharded_backend!r} version "
-            f"{config.sharded_backend_version}, expected {BACKEND!r} version {BACKEND_VERSION}; convert it first",
+            f"{config.sharded_backend_version}, expected one of {READABLE}; convert it first",
         )
-    return False
+    return config.sharded_backend
 
 
-def _load_common(directory: Path, manifest: Manifest) -> dict[str, Any]:
-    if (directory / COMMON_STATE_FNAME).exists():
+def _has(directory: Location, name: str) -> bool:
+    return store_of(directory).size_of(directory / name) is not None
+
+
+def _load_common(directory: Location, manifest: Manifest) -> dict[str, Any]:
+    if _has(directory, COMMON_STATE_FNAME):
         return load_common(directory)
     names = sorted(name for name in manifest.objects if _object_key(name) == _COMMON_STATE_KEY)
     if not names:
@@ -222,12 +269,15 @@ def _with_data(tensor: ShardedTensor) -> ShardedTensor:
     return tensor
 
 
-def _read_objects(directory: Path, fill: Fill) -> list[Any]:
+def _read_objects(directory: Location, fill: Fill) -> list[Any]:
     """For each request the element of its blob; the i-th request of a name gets element i."""
     blobs: dict[str, list[Any]] = {}
     num_given: dict[str, int] = {}
     first = {wanted.unique_key: extent for wanted, extent in fill.objects}
     for name, elements in zip(first, read_objects(directory, list(first.values())), strict=True):
+        if fill.has_bare_objects:
+            blobs[name] = [elements]
+            continue
         if not isinstance(elements, list) or not elements:
             raise CheckpointFormatError(
                 "bad-blob", f"reading object {name!r} in {directory}: found {type(elements).__name__}, expected a list"

@@ -11,9 +11,8 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
-from pathlib import Path
+from pathlib import PurePosixPath
 
-from remesh.dist_checkpointing.core import sync_directory
 from remesh.dist_checkpointing.integrity import (
     CHECKSUMS_FNAME,
     SHA256_FNAME,
@@ -21,12 +20,13 @@ from remesh.dist_checkpointing.integrity import (
     write_sha256_manifest,
 )
 from remesh.dist_checkpointing.reader import open_checkpoint
+from remesh.dist_checkpointing.storage import Location, store_of
 from remesh.dist_checkpointing.strategies.torch_format import is_data_file_name, write_manifest
 
 logger = logging.getLogger(__name__)
 
 
-def remove_tensors(directory: Path, key_prefix: str) -> list[str]:
+def remove_tensors(directory: Location, key_prefix: str) -> list[str]:
     """Remove every tensor whose key starts with the prefix; returns their keys. Called by one process."""
     manifest = open_checkpoint(directory).manifest
     removed = sorted(key for key in manifest.tensors if key.startswith(key_prefix))
@@ -41,15 +41,16 @@ def remove_tensors(directory: Path, key_prefix: str) -> list[str]:
         unflattened_shapes={key: shape for key, shape in manifest.unflattened_shapes.items() if key not in gone},
     )
     # Sums of what is about to change go first: without them the checkpoint is one that nobody has summed up.
-    summed = [name for name in (CHECKSUMS_FNAME, SHA256_FNAME) if (directory / name).exists()]
+    store = store_of(directory)
+    summed = [name for name in (CHECKSUMS_FNAME, SHA256_FNAME) if store.size_of(directory / name) is not None]
     for name in summed:
-        (directory / name).unlink()
-    sync_directory(directory)
+        store.remove(directory / name)
+    store.sync_names(directory)
     write_manifest(directory, kept)
     needed = {extent.file for extent in kept.extents()}
     for name in {extent.file for extent in manifest.extents()} - needed:
-        if Path(name).name == name and is_data_file_name(name):
-            (directory / name).unlink(missing_ok=True)
+        if PurePosixPath(name).name == name and is_data_file_name(name):
+            store.remove(directory / name)
     if CHECKSUMS_FNAME in summed:
         write_checksums(directory)
     if SHA256_FNAME in summed:

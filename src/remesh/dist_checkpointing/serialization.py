@@ -1,15 +1,15 @@
 """Save and load sharded state dicts: the entry points that replace ``torch.save`` and ``torch.load``.
 
-All functions accept any path-like directory. Those that are not marked otherwise communicate with nobody.
+All functions accept a path for the directory, or a URL that fsspec knows. Those that are not marked otherwise
+communicate with nobody.
 """
 
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 from remesh.dist_checkpointing.checks import (
@@ -39,8 +39,10 @@ from remesh.dist_checkpointing.mapping import (
     StateDict,
     apply_factory_merges,
 )
-from remesh.dist_checkpointing.reader import read_common
+from remesh.dist_checkpointing.plan_cache import PlanCache
+from remesh.dist_checkpointing.reader import READABLE, read_common
 from remesh.dist_checkpointing.state_split import expand, split
+from remesh.dist_checkpointing.storage import Directory, Location, location_of
 from remesh.dist_checkpointing.strategies.async_utils import AsyncRequest
 from remesh.dist_checkpointing.strategies.base import (
     AsyncSaveShardedStrategy,
@@ -50,17 +52,18 @@ from remesh.dist_checkpointing.strategies.base import (
     SaveShardedStrategy,
     StrategyAction,
     call_on_all,
+    default_strategies,
     get_default_strategy,
 )
 from remesh.dist_checkpointing.strategies.common import load_common
 from remesh.dist_checkpointing.strategies.torch import TorchDistLoadShardedStrategy
 from remesh.dist_checkpointing.strategies.torch_format import BACKEND, BACKEND_VERSION
-from remesh.dist_checkpointing.writer import State, begin_save, commit_save
+from remesh.dist_checkpointing.strategies.zarr import ZarrLoadShardedStrategy
+from remesh.dist_checkpointing.writer import AfterCommon, State, begin_save, commit_save
 from remesh.reshard.running.exchange import Group, gather_from, group_rank, raise_everywhere
 
 logger = logging.getLogger(__name__)
 
-Directory = str | os.PathLike[str]
 CkptShardedMetadata = dict[str, ShardedTensor | ShardedObject]
 SaveStrategy = SaveShardedStrategy | tuple[str, int] | None
 """A strategy, the backend and version of a registered one, or None for the default."""
@@ -98,11 +101,10 @@ def save(  # noqa: PLR0913 - the signature that users know
     that it returns is to be scheduled, and its checkpoint exists when it has been finalized. In the fourth place a
     bool means ``validate_access_integrity``, as in later releases. Common data that differs between ranks is a warning;
     ``preprocess_common_before_consistancy_check`` is given a copy and returns what of it is to be compared.
-    ``verify_integrity`` adds the SHA-256 sums of all files, after the commit. ``async_strategy`` is accepted for the
-    sake of callers; there is one way to save in the background.
+    ``verify_integrity`` adds the SHA-256 sums of all files, after the commit; those of data files are computed while
+    they are written. ``async_strategy`` is accepted.
     """
-    directory = Path(checkpoint_dir)
-    doing = f"saving checkpoint {directory}"
+    directory = location_of(checkpoint_dir)
     if isinstance(common_strategy, bool):
         validate_access_integrity, common_strategy = common_strategy, None
     chosen: list[SaveShardedStrategy] = []
@@ -124,23 +126,58 @@ def save(  # noqa: PLR0913 - the signature that users know
         return State(entities, common, compared=compared if validate_access_integrity else None)
 
     try:
-        begin_save(prepare, directory, process_group, validate=validate_access_integrity)
+        common_blob = begin_save(
+            prepare,
+            directory,
+            _plans_of(sharded_strategy),
+            process_group,
+            validate=validate_access_integrity,
+            puts_off_common=async_sharded_save,
+        )
     except BaseException:
         for strategy in chosen:
             strategy.abandon()
         raise
     strategy = chosen[0]
-    options = {} if process_group is None else {"process_group": process_group}
-    config = CheckpointingConfig(strategy.backend, strategy.version)
+
+    commit = partial(_commit, strategy, directory, process_group, with_sums=verify_integrity)
+    if verify_integrity:
+        strategy.ask_for_sums()
     if async_sharded_save:
-        assert isinstance(strategy, AsyncSaveShardedStrategy)
-        request: list[AsyncRequest] = []
-        gather_from(lambda: request.append(strategy.async_save(sharded[0], directory, **options)), process_group, doing)
-        request[0].add_finalize_fn(lambda: _commit(directory, process_group, config, verify_integrity))
-        return request[0]
-    call_on_all(strategy, lambda: strategy.save(sharded[0], directory, **options), process_group, doing)
-    _commit(directory, process_group, config, verify_integrity)
+        return _begin_behind(strategy, sharded[0], directory, process_group, common_blob, commit)
+    _store(strategy, sharded[0], directory, process_group)
+    commit()
     return None
+
+
+def _store(strategy: SaveShardedStrategy, sharded: ShardedStateDict, directory: Location, group: Group) -> None:
+    options = {} if group is None else {"process_group": group}
+    doing = f"saving checkpoint {directory}"
+    call_on_all(strategy, lambda: strategy.save(sharded, directory, **options), group, doing)
+
+
+def _begin_behind(
+    strategy: SaveShardedStrategy,
+    sharded: ShardedStateDict,
+    directory: Location,
+    group: Group,
+    common_blob: bytes | None,
+    commit: Callable[[], None],
+) -> AsyncRequest:
+    """Let the strategy copy its values; what is left to do, the commit last."""
+    assert isinstance(strategy, AsyncSaveShardedStrategy)
+    options = {} if group is None else {"process_group": group}
+    requests: list[AsyncRequest] = []
+    gather_from(
+        lambda: requests.append(strategy.async_save(sharded, directory, **options)),
+        group,
+        f"saving checkpoint {directory}",
+    )
+    request = requests[0]
+    if common_blob is not None:
+        request = request._replace(async_fn=AfterCommon(directory, common_blob, request.async_fn))
+    request.add_finalize_fn(commit)
+    return request
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +215,7 @@ def load(  # noqa: PLR0913 - the signature that users know
     reads without error, no tensor is changed on any. In the fourth place a bool means ``validate_access_integrity``.
     With ``verify_integrity`` one rank first compares all files with the SHA-256 sums that `save` has written.
     """
-    directory = Path(checkpoint_dir)
+    directory = location_of(checkpoint_dir)
     doing = f"loading checkpoint {directory}"
     if isinstance(common_strategy, bool):
         validate_access_integrity, common_strategy = common_strategy, None
@@ -223,7 +260,7 @@ def load(  # noqa: PLR0913 - the signature that users know
 
 def load_common_state_dict(checkpoint_dir: Directory) -> StateDict:
     """The common data of a checkpoint; cheap, to decide on configuration and version before loading."""
-    return _read_common(Path(checkpoint_dir))
+    return _read_common(location_of(checkpoint_dir))
 
 
 def load_content_metadata(
@@ -240,7 +277,11 @@ def load_content_metadata(
 
 def load_tensors_metadata(checkpoint_dir: Directory, sharded_strategy: LoadStrategy = None) -> CkptShardedMetadata:
     """Every stored tensor as one shard without data, by key."""
-    return {**_load_strategy(sharded_strategy, Path(checkpoint_dir)).load_tensors_metadata(Path(checkpoint_dir))}
+    return {
+        **_load_strategy(sharded_strategy, location_of(checkpoint_dir)).load_tensors_metadata(
+            location_of(checkpoint_dir)
+        )
+    }
 
 
 def load_sharded_metadata(
@@ -250,7 +291,9 @@ def load_sharded_metadata(
 ) -> CkptShardedMetadata:
     """`load_tensors_metadata`, and every stored object without data by its unique key."""
     _check_common_strategy(common_strategy, LoadCommonStrategy)
-    return _load_strategy(sharded_strategy, Path(checkpoint_dir)).load_sharded_metadata(Path(checkpoint_dir))
+    return _load_strategy(sharded_strategy, location_of(checkpoint_dir)).load_sharded_metadata(
+        location_of(checkpoint_dir)
+    )
 
 
 def load_plain_tensors(checkpoint_dir: Directory) -> StateDict:
@@ -266,7 +309,7 @@ def remove_sharded_tensors(checkpoint_dir: Directory, key_prefix: str) -> None:
 
     The index is replaced in one step; files that nothing else needs are deleted after that.
     """
-    _load_strategy(None, Path(checkpoint_dir)).remove_sharded_tensors(Path(checkpoint_dir), key_prefix)
+    _load_strategy(None, location_of(checkpoint_dir)).remove_sharded_tensors(location_of(checkpoint_dir), key_prefix)
 
 
 def get_default_save_sharded_strategy(backend: str = BACKEND, version: int = BACKEND_VERSION) -> SaveShardedStrategy:
@@ -312,15 +355,20 @@ def _save_strategy(given: Any, is_async: bool) -> SaveShardedStrategy:
     return strategy
 
 
-def _load_strategy(given: Any, directory: Path) -> LoadShardedStrategy:
+def _plans_of(given: Any) -> PlanCache:
+    """Where the strategy remembers plans; a wrong choice is told later, on all ranks alike."""
+    if given is None or isinstance(given, tuple):
+        backend = given or (BACKEND, BACKEND_VERSION)
+        given = default_strategies[StrategyAction.SAVE_SHARDED.value].get(backend)
+    return given.plans if isinstance(given, SaveShardedStrategy) else PlanCache(max_plans=0)
+
+
+def _load_strategy(given: Any, directory: Location) -> LoadShardedStrategy:
     if isinstance(given, tuple):
         given = get_default_strategy(StrategyAction.LOAD_SHARDED, *given)
     config = maybe_load_config(directory)
     if given is None:
         backend = (config.sharded_backend, config.sharded_backend_version) if config else (BACKEND, BACKEND_VERSION)
-        if backend == (BACKEND, BACKEND_VERSION):
-            # Its own for every load: the index is read once and forgotten with it.
-            return TorchDistLoadShardedStrategy(cache_metadata=True)
         try:
             given = get_default_strategy(StrategyAction.LOAD_SHARDED, *backend)
         except CheckpointingException as raised:
@@ -330,6 +378,10 @@ def _load_strategy(given: Any, directory: Path) -> LoadShardedStrategy:
                 f"expected {BACKEND!r} version {BACKEND_VERSION} or a registered one; register a strategy that reads "
                 "it, or convert it first",
             ) from raised
+        if type(given) in (TorchDistLoadShardedStrategy, ZarrLoadShardedStrategy):
+            # Its own for every load: the index is read once and forgotten with it.
+            own: LoadShardedStrategy = type(given)(cache_metadata=True)
+            return own
     if not isinstance(given, LoadShardedStrategy):
         raise CheckpointingException(
             f"choosing how to load: found {given!r}, expected a LoadShardedStrategy, (backend, version) or None"
@@ -351,25 +403,27 @@ def _check_common_strategy(given: Any, kind: type) -> None:
         )
 
 
-def _commit(directory: Path, group: Group, config: CheckpointingConfig, with_sums: bool) -> None:
-    commit_save(directory, group, config)
+def _commit(strategy: SaveShardedStrategy, directory: Location, group: Group, *, with_sums: bool) -> None:
+    """Commit; then, if asked for, write the SHA-256 sums of all files, of which the strategy knows some."""
+    commit_save(directory, group, CheckpointingConfig(strategy.backend, strategy.version))
     if with_sums:
+        sums = strategy.take_sums()
 
         def sum_up() -> None:
             if group_rank(group) == 0:
-                write_sha256_manifest(directory)
+                write_sha256_manifest(directory, sums)
 
         gather_from(sum_up, group, f"summing up checkpoint {directory}")
 
 
-def _read_common(directory: Path) -> StateDict:
+def _read_common(directory: Location) -> StateDict:
     config = maybe_load_config(directory)
-    if config is not None and (config.sharded_backend, config.sharded_backend_version) != (BACKEND, BACKEND_VERSION):
+    if config is not None and (config.sharded_backend, config.sharded_backend_version) not in READABLE:
         return load_common(directory)  # the sharded data is for another strategy, common data has one form
     return read_common(directory)
 
 
-def _common(given: Any, directory: Path) -> StateDict:
+def _common(given: Any, directory: Location) -> StateDict:
     strategy = get_default_strategy(StrategyAction.LOAD_COMMON, *given) if isinstance(given, tuple) else given
     common: StateDict = strategy.load_common(directory)
     return common
@@ -386,7 +440,7 @@ def _sharded_part(expanded: dict[Any, Any], keep: Callable[[ShardedBase], bool])
 
 def _plan(
     sharded_state_dict: ShardedStateDict,
-    directory: Path,
+    directory: Location,
     strategy: LoadShardedStrategy,
     common: StateDict,
     strict: StrictHandling,

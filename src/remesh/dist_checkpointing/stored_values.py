@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import product
 
 import torch
 
-from remesh.dist_checkpointing.manifest import StoredTensor
+from remesh.dist_checkpointing.flattened import reroute
 from remesh.dist_checkpointing.mapping import ShardedTensor
-from remesh.dist_checkpointing.reader import OpenCheckpoint, plan_fill, run_fill
+from remesh.dist_checkpointing.reader import OpenCheckpoint, check_before_new, plan_fill, run_fill
 from remesh.dist_checkpointing.slabs import plan_slabs
 from remesh.layout import Box
 from remesh.layout.from_torch import torch_dtype
@@ -34,28 +35,64 @@ class Difference:
     """Largest absolute difference; NaN where one is."""
 
 
+def shape_of(checkpoint: OpenCheckpoint, key: str) -> tuple[int, ...]:
+    """The global shape of a stored tensor, before it was flattened where it was."""
+    manifest = checkpoint.manifest
+    return manifest.unflattened_shapes.get(key, manifest.tensors[key].global_shape)
+
+
+def cut_of(checkpoint: OpenCheckpoint, key: str) -> list[Box]:
+    """The boxes in which a tensor is stored; of a flattened one the cells that were flattened."""
+    stored, shape = checkpoint.manifest.tensors[key], shape_of(checkpoint, key)
+    if key not in checkpoint.manifest.unflattened_shapes:
+        return list(dict.fromkeys(chunk.box for chunk in stored.chunks))
+    grid = stored.global_shape[:-1]
+    cell = tuple(size // count for size, count in zip(shape, grid, strict=True))
+    starts = (tuple(at * step for at, step in zip(index, cell, strict=True)) for index in product(*map(range, grid)))
+    return [Box.at(start, cell) for start in starts]
+
+
 def read_box(checkpoint: OpenCheckpoint, key: str, box: Box | None = None) -> torch.Tensor:
-    """The values of a box of a stored tensor, or all of it; whatever chunks it lies in."""
-    stored = checkpoint.manifest.tensors[key]
-    box = Box.of_shape(stored.global_shape) if box is None else box
-    wanted = ShardedTensor(key, None, torch_dtype(stored.dtype), box.shape, stored.global_shape, box.start, None)
-    return run_fill(checkpoint.directory, plan_fill(checkpoint, [wanted]))[0][0]
+    """The values of a box of a stored tensor, or all of it; whatever chunks it lies in, flattened or not."""
+    manifest = checkpoint.manifest
+    dtype, shape = torch_dtype(manifest.tensors[key].dtype), shape_of(checkpoint, key)
+    box = Box.of_shape(shape) if box is None else box
+    wanted = ShardedTensor(key, None, dtype, box.shape, shape, box.start, None)
+    check_before_new(checkpoint, [wanted])
+    wanted.init_data("cpu")
+    rerouted = reroute([wanted], manifest)
+    known = replace(manifest, flattened=manifest.flattened - manifest.unflattened_shapes.keys())
+    run_fill(checkpoint.directory, plan_fill(replace(checkpoint, manifest=known), rerouted.tensors))
+    for to, source in rerouted.copies:
+        to.copy_(source)
+    assert wanted.data is not None
+    return wanted.data
 
 
-def bands_of(stored: StoredTensor, band_bytes: int = BAND_BYTES) -> Iterator[Box]:
+def bands_of(dtype: str, shape: tuple[int, ...], band_bytes: int = BAND_BYTES) -> Iterator[Box]:
     """Disjoint boxes that make up a tensor, each of about so many bytes at most, in row-major order."""
-    shape, itemsize = stored.global_shape, torch_dtype(stored.dtype).itemsize
-    for slab in plan_slabs(shape, Box.of_shape(shape), max(1, band_bytes // itemsize), 0):
+    for slab in plan_slabs(shape, Box.of_shape(shape), max(1, band_bytes // torch_dtype(dtype).itemsize), 0):
         yield slab.box
+
+
+def read_bands(
+    checkpoint: OpenCheckpoint, key: str, box: Box | None = None, band_bytes: int = BAND_BYTES
+) -> Iterator[torch.Tensor]:
+    """The values of a box, or all, as parts of about so many bytes at most; their elements follow row-major."""
+    whole = Box.of_shape(shape_of(checkpoint, key)) if box is None else box
+    for band in bands_of(checkpoint.manifest.tensors[key].dtype, whole.shape, band_bytes):
+        start = tuple(a + b for a, b in zip(band.start, whole.start, strict=True))
+        yield read_box(checkpoint, key, Box.at(start, band.shape))
 
 
 def compare(left: OpenCheckpoint, right: OpenCheckpoint, key: str, band_bytes: int = BAND_BYTES) -> Difference | None:
     """How a tensor of both differs, or None. Values of different dtypes are compared as numbers; NaN equals NaN."""
     one, other = left.manifest.tensors[key], right.manifest.tensors[key]
-    if one.global_shape != other.global_shape:
-        return Difference(key, f"shape {one.global_shape} and {other.global_shape}")
+    shape, their_shape = shape_of(left, key), shape_of(right, key)
+    if shape != their_shape:
+        return Difference(key, f"shape {shape} and {their_shape}")
     num_differing, largest = 0, 0.0
-    for box in bands_of(one, band_bytes):
+    for box in bands_of(one.dtype, shape, band_bytes):
         a, b = read_box(left, key, box), read_box(right, key, box)
         if torch.equal(_bytes_of(a), _bytes_of(b)) and one.dtype == other.dtype:
             continue
@@ -67,7 +104,7 @@ def compare(left: OpenCheckpoint, right: OpenCheckpoint, key: str, band_bytes: i
             largest = found if math.isnan(found) or found > largest else largest
     words = [] if one.dtype == other.dtype else [f"dtype {one.dtype} and {other.dtype}"]
     if num_differing:
-        words.append(f"{num_differing} of {Box.of_shape(one.global_shape).size} values, by up to {largest:g}")
+        words.append(f"{num_differing} of {math.prod(shape)} values, by up to {largest:g}")
     return Difference(key, "; ".join(words), num_differing, largest) if words else None
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import Any
 
 from remesh.dist_checkpointing import checks
@@ -32,8 +31,8 @@ from remesh.dist_checkpointing.mapping import (
     ShardedStateDict,
     ShardedTensor,
 )
+from remesh.dist_checkpointing.storage import Directory, location_of, store_of
 from remesh.dist_checkpointing.strategies.base import (
-    Directory,
     LoadCommonStrategy,
     LoadShardedStrategy,
     StrategyAction,
@@ -147,8 +146,8 @@ def maybe_report_missing_and_unexpected_keys(
 
 def verify_checkpoint(checkpoint_dir: Directory) -> CheckpointingConfig:
     """The marker of a checkpoint; raises `CheckpointingException` when the directory does not hold one."""
-    directory = Path(checkpoint_dir)
-    if not directory.exists():
+    directory = location_of(checkpoint_dir)
+    if not store_of(directory).is_directory(directory):
         raise CheckpointPathError(
             f"looking for a checkpoint: Checkpoint directory {directory} does not exist, expected the directory of a "
             "saved checkpoint; mend the path"
@@ -165,12 +164,12 @@ def verify_checkpoint(checkpoint_dir: Directory) -> CheckpointingConfig:
 
 def save_integrity_manifest(checkpoint_dir: Directory) -> None:
     """Write the SHA-256 sums of all files of a complete checkpoint beside them. Called by one process."""
-    write_sha256_manifest(Path(checkpoint_dir))
+    write_sha256_manifest(location_of(checkpoint_dir))
 
 
 def verify_integrity_manifest(checkpoint_dir: Directory) -> None:
     """Raise `CheckpointingException` unless every file has the SHA-256 sum that was written. Called by one process."""
-    check_sha256_manifest(Path(checkpoint_dir))
+    check_sha256_manifest(location_of(checkpoint_dir))
 
 
 def verify_checkpoint_and_load_strategy(

@@ -1,41 +1,48 @@
 """Saving, carried out: every rank writes its part, then one of them commits.
 
-    gather 1   every rank: split the state dict, see that it can be stored, describe its entities; all check all
+    gather 1   every rank: split the state dict, see that it can be stored, outline its entities; each checks all
     gather 2   rank 0: begin, and the common data
     (strategy) gather 3: every rank its data file; gather 4: rank 0 the index
     gather 5   rank 0: finish, which is the commit
 
-Each gather also carries errors: when a step fails anywhere, all ranks raise the same error there, and the
-checkpoint does not exist. Steps 1 to 2 are `begin_save`, 3 to 4 are `store_entities`, which a strategy may replace
+Gathers 1 and 3 are short when nothing has changed since a save that the `PlanCache` remembers, and two each when
+something has. Each gather also carries errors: when a step fails anywhere, all ranks raise the same error there, and
+the checkpoint does not exist. Steps 1 to 2 are `begin_save`, 3 to 4 are `store_entities`, which a strategy may replace
 or put off, 5 is `commit_save`.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from dataclasses import dataclass, field
 from typing import Any
 
-from remesh.dist_checkpointing.checks import validate_sharding_integrity
+import torch
+
+from remesh.dist_checkpointing.collector import collector_at_rest
 from remesh.dist_checkpointing.commit import begin, check_can_save, finish
 from remesh.dist_checkpointing.common_data import digest_of, warn_of_differences
-from remesh.dist_checkpointing.core import CheckpointingConfig, write_durably
-from remesh.dist_checkpointing.description import describe, entities_from
+from remesh.dist_checkpointing.core import CheckpointingConfig
 from remesh.dist_checkpointing.errors import told_as_checkpoint_errors
 from remesh.dist_checkpointing.flattened import shapes_before_flattening, stored_form, unflatten_all
-from remesh.dist_checkpointing.manifest import Extent
 from remesh.dist_checkpointing.mapping import ShardedBase, ShardedTensor
+from remesh.dist_checkpointing.outline import Outline, check_outlines, outline_of
+from remesh.dist_checkpointing.plan_cache import PlanCache
+from remesh.dist_checkpointing.staging import Copies
+from remesh.dist_checkpointing.storage import Location, store_of
 from remesh.dist_checkpointing.strategies.blob import dump_object
 from remesh.dist_checkpointing.strategies.common import COMMON_STATE_FNAME
+from remesh.dist_checkpointing.strategies.index_pickle import encode_index
 from remesh.dist_checkpointing.strategies.torch_format import (
     BACKEND,
     BACKEND_VERSION,
-    Payload,
+    data_file_name,
     write_data_file,
-    write_manifest,
+    write_index,
 )
-from remesh.dist_checkpointing.writes import assemble_manifest, select_objects, select_tensors
+from remesh.dist_checkpointing.writes import Written, assemble_index, select_objects, select_tensors
+from remesh.layout.from_torch import dtype_name
 from remesh.reshard.running.exchange import Group, gather_from, group_rank
 
 
@@ -56,55 +63,52 @@ class State:
 class Part:
     """One rank's part of the sharded data, complete: writing it needs nothing else."""
 
-    descriptions: list[Any]
-    """Of everything in the payload, in order."""
-    shapes_before_flattening: dict[str, tuple[int, ...]]
-    payload: Payload
+    objects: dict[str, bytes]
+    """Blobs by unique key, written first."""
+    rows: list[tuple[Any, ...]]
+    """``(key, dtype, shape of the box, global shape)`` of each tensor."""
+    offsets: list[tuple[int, ...]]
+    """Of the box of each tensor."""
+    shapes_before_flattening: list[tuple[str, tuple[int, ...]]]
+    tensors: list[torch.Tensor]
+    """Boxes, on any device, of any strides."""
 
 
-def save_state(
+@dataclass(frozen=True, slots=True)
+class AfterCommon:
+    """A function that a background save runs, with the common data written before; it can be sent to a process."""
+
+    directory: Location
+    blob: bytes
+    then: Callable[..., Any] | None
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        with told_as_checkpoint_errors(f"saving checkpoint {self.directory}"):
+            _write_common(self.directory, self.blob)
+        return None if self.then is None else self.then(*args, **kwargs)
+
+
+def begin_save(  # noqa: PLR0913 - what is saved, where, and how far
     prepare: Callable[[], State],
-    directory: Path,
+    directory: Location,
+    plans: PlanCache,
     group: Group = None,
     *,
     validate: bool = True,
     may_create: bool = False,
-) -> None:
-    """Write what ``prepare`` returns on each rank as one checkpoint, and commit it.
-
-    Called by every rank of the group; blocks until all have written and the checkpoint is committed. Raises the
-    same error on all ranks; then the checkpoint does not exist. The directory must exist unless ``may_create``.
-    """
-    states: list[State] = []
-
-    def prepare_all() -> State:
-        state = prepare()
-        states.append(replace(state, blobs=dump_objects(state.entities)))
-        return states[0]
-
-    begin_save(prepare_all, directory, group, validate=validate, may_create=may_create)
-    store_entities(states[0].entities, directory, group, blobs=states[0].blobs)
-    commit_save(directory, group)
-
-
-def begin_save(
-    prepare: Callable[[], State],
-    directory: Path,
-    group: Group = None,
-    *,
-    validate: bool = True,
-    may_create: bool = False,
-) -> None:
+    puts_off_common: bool = False,
+) -> bytes | None:
     """See that everything can be stored and fits together; then mark the directory and write the common data.
 
-    Called by every rank of the group. Until all ranks have found no fault, nothing on disk is touched.
+    Called by every rank of the group. Until all ranks have found no fault, nothing on disk is touched. With
+    ``puts_off_common`` rank 0 is given the common data instead, to be written by `AfterCommon`.
     """
     doing = f"saving checkpoint {directory}"
     rank = group_rank(group)
     common_blob: list[bytes] = []
     compared: list[dict[str, Any] | None] = []
 
-    def prepare_part() -> list[Any]:
+    def prepare_part() -> tuple[list[Any], Any]:
         with told_as_checkpoint_errors(doing):
             if rank == 0:
                 check_can_save(directory, may_create=may_create)
@@ -112,59 +116,83 @@ def begin_save(
             compared.append(state.compared)
             if rank == 0:
                 common_blob.append(dump_object(state.common, "the common data"))
-            return [describe(unflatten_all(state.entities)), digest_of(state.compared)]
+            digest = digest_of(state.compared)
+            if not validate:
+                return [], digest
+            outline = outline_of(unflatten_all(state.entities))
+            return [outline.form, outline.numbers], digest
 
-    everywhere = gather_from(prepare_part, group, doing)
-    if validate:
-        validate_sharding_integrity([entities_from(descriptions) for descriptions, _ in everywhere])
-    if len({digest for _, digest in everywhere if digest is not None}) > 1:
+    with collector_at_rest():
+        agreement = plans.agree(prepare_part, group, doing)
+    if agreement.told is not None and any(agreement.told):
+        check_outlines([Outline(*parts) if parts else Outline([], []) for parts in agreement.told])
+        plans.remember(agreement)
+    if len({digest for digest in agreement.beside if digest is not None}) > 1:
         warn_of_differences(compared[0], group)
 
     def begin_once() -> None:
         with told_as_checkpoint_errors(doing):
             if rank == 0:
                 begin(directory)
-                write_durably(directory / COMMON_STATE_FNAME, common_blob[0])
+                if not puts_off_common:
+                    _write_common(directory, common_blob[0])
 
     gather_from(begin_once, group, doing)
+    return common_blob[0] if common_blob and puts_off_common else None
 
 
 def store_entities(
-    entities: Iterable[ShardedBase], directory: Path, group: Group = None, *, blobs: Mapping[str, bytes] | None = None
-) -> None:
+    entities: Iterable[ShardedBase],
+    directory: Location,
+    plans: PlanCache,
+    group: Group = None,
+    *,
+    blobs: Mapping[str, bytes] | None = None,
+    with_sha256: bool = False,
+) -> dict[str, str]:
     """Write the sharded data and its index; without `commit_save` no reader takes it for a checkpoint.
 
-    Called by every rank of the group. ``blobs`` are objects that have been serialised already, by unique key.
+    Called by every rank of the group. ``blobs`` are objects that have been serialised already, by unique key. Returns
+    the SHA-256 of every data file, computed while it was written, if that is asked for.
     """
-    part: list[Part] = []
 
-    def write() -> list[Any]:
+    def write() -> tuple[list[Any], dict[str, str]]:
         with told_as_checkpoint_errors(f"saving checkpoint {directory}"):
-            part.append(part_of(entities, blobs or {}))
-            return write_part(part[0], directory, group_rank(group))
+            part = part_of(entities, blobs or {})
+            return write_part(part, part.tensors, directory, group_rank(group), with_sha256=with_sha256)
 
-    store_index(write, directory, group)
+    return store_index(write, directory, plans, group)
 
 
-def store_index(write: Callable[[], list[Any]], directory: Path, group: Group = None) -> None:
-    """Gather what ``write`` returns on every rank, which is what `write_part` returned, and write the index of it."""
+def store_index(
+    write: Callable[[], Sequence[Any]], directory: Location, plans: PlanCache, group: Group = None
+) -> dict[str, str]:
+    """Let every rank know what ``write`` returns, which is what `write_part` returned, and write the index of it.
+
+    Returns the SHA-256 sums that all ranks have computed, by file.
+    """
     doing = f"saving checkpoint {directory}"
-    written = gather_from(write, group, doing)
+
+    def tell() -> tuple[list[Any], Any]:
+        parts, sums = write()
+        return parts, sums
+
+    agreement = plans.agree(tell, group, doing)
 
     def index_once() -> None:
-        with told_as_checkpoint_errors(doing):
+        with told_as_checkpoint_errors(doing), collector_at_rest():
             if group_rank(group) == 0:
-                entities = [entities_from(descriptions) for descriptions, _, _ in written]
-                extents = [tuple(map(_extents_from_json, parts)) for _, _, parts in written]
-                manifest = assemble_manifest(entities, extents)  # type: ignore[arg-type]
-                shapes = {key: tuple(shape) for _, told, _ in written for key, shape in told.items()}
-                kept = {key: shape for key, shape in shapes.items() if key in manifest.tensors}
-                write_manifest(directory, replace(manifest, flattened=frozenset(kept), unflattened_shapes=kept))
+                if agreement.told is not None:
+                    written = [Written.from_parts(parts) for parts in agreement.told]
+                    agreement.plan.kept["index"] = encode_index(assemble_index(written))
+                write_index(directory, agreement.plan.kept["index"])
 
     gather_from(index_once, group, doing)
+    plans.remember(agreement)
+    return {name: told for sums in agreement.beside for name, told in sums.items()}
 
 
-def commit_save(directory: Path, group: Group = None, config: CheckpointingConfig | None = None) -> None:
+def commit_save(directory: Location, group: Group = None, config: CheckpointingConfig | None = None) -> None:
     """Make the checkpoint exist. Called by every rank of the group, when all else has reached the disk."""
     doing = f"saving checkpoint {directory}"
 
@@ -186,16 +214,44 @@ def part_of(entities: Iterable[ShardedBase], blobs: Mapping[str, bytes]) -> Part
         elif entity.data_shape[0]:
             stored.append(stored_form(entity))
     objects, tensors = select_objects(stored), select_tensors(stored)
-    dumped = {**dump_objects(one for group in objects.values() for one in group if one.unique_key not in blobs)}
-    payload = Payload([{**blobs, **dumped}[name] for name in objects], [one.data_in_box() for one in tensors])
-    written = [*(one for group in objects.values() for one in group), *tensors]
-    return Part(describe(written), shapes_before_flattening(entities), payload)
+    dumped = dump_objects(one for group in objects.values() for one in group if one.unique_key not in blobs)
+    return Part(
+        {name: dumped[name] if name in dumped else blobs[name] for name in objects},
+        [(one.key, dtype_name(one.dtype), one.box_shape, one.global_shape) for one in tensors],
+        [one.global_offset for one in tensors],
+        list(shapes_before_flattening(entities).items()),
+        [one.data_in_box() for one in tensors],
+    )
 
 
-def write_part(part: Part, directory: Path, rank: int) -> list[Any]:
-    """Write this rank's data file durably; returns what the others need to know of it. Calls nobody."""
-    extents = write_data_file(directory, rank, part.payload)
-    return [part.descriptions, part.shapes_before_flattening, [_extents_to_json(found) for found in extents]]
+def write_part(
+    part: Part,
+    tensors: Sequence[torch.Tensor] | Copies,
+    directory: Location,
+    rank: int,
+    *,
+    progress: Callable[[int], None] | None = None,
+    with_sha256: bool = False,
+) -> tuple[list[Any], dict[str, str]]:
+    """Write this rank's data file durably; returns what the others need to know of it. Calls nobody.
+
+    The second value has the SHA-256 of the file, by its name, if that is asked for. ``tensors`` are those of the part,
+    or copies of them. ``progress`` is told how many bytes are written.
+    """
+    hasher = hashlib.sha256() if with_sha256 else None
+    boxes = tensors.tensors if isinstance(tensors, Copies) else tensors
+    name = data_file_name(rank) if part.objects or boxes else ""
+    numbers: list[int] = []
+    if name:
+        with told_as_checkpoint_errors(f"saving checkpoint {directory}"):
+            places = write_data_file(directory / name, list(part.objects.values()), boxes, progress, hasher)
+        for place in places[: len(part.objects)]:
+            numbers += place
+        for offset, place in zip(part.offsets, places[len(part.objects) :], strict=True):
+            numbers += offset
+            numbers += place
+    parts = Written(name, list(part.objects), part.rows, part.shapes_before_flattening, numbers).parts()
+    return parts, {name: hasher.hexdigest()} if hasher and name else {}
 
 
 def dump_objects(entities: Iterable[ShardedBase]) -> dict[str, bytes]:
@@ -206,9 +262,5 @@ def dump_objects(entities: Iterable[ShardedBase]) -> dict[str, bytes]:
     }
 
 
-def _extents_to_json(extents: Sequence[Extent]) -> list[list[Any]]:
-    return [[extent.file, extent.file_start, extent.length_bytes] for extent in extents]
-
-
-def _extents_from_json(extents: Sequence[Sequence[Any]]) -> list[Extent]:
-    return [Extent(*extent) for extent in extents]
+def _write_common(directory: Location, blob: bytes) -> None:
+    store_of(directory).write(directory / COMMON_STATE_FNAME, blob)

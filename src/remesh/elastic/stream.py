@@ -7,12 +7,12 @@ sample. Reading costs each rank the work of all: an iterable that is expensive s
 Going to a position, in this order:
 
 1. The batch that was handed out last is kept until the next one: a batch that came to nothing is handed out again.
-2. An iterable with ``state_dict`` and ``load_state_dict``, such as torchdata's ``StatefulDataLoader``, is carried with the
-   job (``job.carry(..., data=stream)``): its state at the position is put back, on new ranks too.
+2. An iterable with ``state_dict`` and ``load_state_dict``, such as torchdata's ``StatefulDataLoader``, is carried with
+   the job (``job.carry(..., data=stream)``): its state at the position is put back, on new ranks too.
 3. Any other is begun anew, and as many samples are passed over as lie behind the job.
 
-An epoch is one pass over the iterable. If it has ``set_epoch`` it is told which one, so that it may shuffle; it must yield
-the same samples in the same order on every rank.
+An epoch is one pass over the iterable. If it has ``set_epoch`` it is told which one, so that it may shuffle; it must
+yield the same samples in the same order on every rank.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.checkpoint import storage
+from benchmarks.checkpoint import background, formats, planning, storage
 
 
 def test_saves_and_loads_are_compared(tmp_path: Path) -> None:
@@ -20,3 +20,21 @@ def test_saves_and_loads_are_compared(tmp_path: Path) -> None:
 def test_parts_of_a_chunk_are_read_right_by_both(tmp_path: Path) -> None:
     rows = storage.parts_of_a_chunk(64, tmp_path, 1)
     assert len(rows) == 4
+
+
+def test_sums_and_conversions_are_compared_with_plain_file_operations(tmp_path: Path) -> None:
+    rows = formats.sums_and_conversions({"w": torch.randn(64, 3)}, tmp_path, 1)
+    assert len(rows) == 9
+    assert all(row.bound is not None or row.goal is not None for row in rows)
+    assert not list(tmp_path.iterdir())
+
+
+def test_time_that_a_background_save_blocks_is_told(tmp_path: Path) -> None:
+    rows = background.blocked_time({"w": torch.randn(100, 3)}, tmp_path, 1, workers=("thread",))
+    assert [row.unit for row in rows] == ["ratio", "ratio", "s", "ratio"]
+    assert not list(tmp_path.iterdir())
+
+
+def test_planning_is_timed_with_and_without_a_plan() -> None:
+    rows = planning.planning(8, 20, (60.0, 60.0))
+    assert [row.ok for row in rows] == [True, True, None, None]

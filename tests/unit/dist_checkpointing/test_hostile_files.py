@@ -256,5 +256,5 @@ def test_compressed_blobs_are_refused_by_name(checkpoint: Path) -> None:
 
 
 def test_an_unknown_backend_is_refused_by_name(checkpoint: Path) -> None:
-    (checkpoint / "metadata.json").write_text('{"sharded_backend": "zarr", "sharded_backend_version": 1}')
+    (checkpoint / "metadata.json").write_text('{"sharded_backend": "tensors", "sharded_backend_version": 1}')
     assert reason_of_loading(checkpoint) == "unknown-backend"

@@ -14,7 +14,7 @@ import torch.distributed.checkpoint as dcp
 
 import remesh
 from remesh import dist_checkpointing
-from remesh.dist_checkpointing import ShardedObject, ShardedTensor
+from remesh.dist_checkpointing import ShardedObject, ShardedTensor, integrity
 from remesh.dist_checkpointing.core import CheckpointingException
 from remesh.dist_checkpointing.errors import CheckpointFormatError
 from remesh.dist_checkpointing.integrity import (
@@ -27,6 +27,7 @@ from remesh.dist_checkpointing.integrity import (
 from remesh.dist_checkpointing.manifest import Extent
 from remesh.dist_checkpointing.reader import open_checkpoint, plan_fill
 from remesh.dist_checkpointing.strategies import fetch
+from remesh.dist_checkpointing.strategies.torch import TorchDistSaveShardedStrategy
 from remesh.layout import Box
 
 
@@ -190,7 +191,7 @@ def test_rows_are_read_without_the_rest(tmp_path: Path) -> None:
 
 def test_small_neighbours_are_fetched_together() -> None:
     extents = [Extent("f", at * 100, 90) for at in range(4)] + [Extent("f", 10**6, 90), Extent("f", 2 * 10**6, 2 << 20)]
-    assert fetch._aheads(extents) == [390, 390, 390, 390, 10**6 + 90, 0]
+    assert fetch._aheads(extents, 64 << 10) == [390, 390, 390, 390, 10**6 + 90, 0]
 
 
 def test_sha256_sums_are_written_and_checked(checkpoint: Path) -> None:
@@ -205,3 +206,32 @@ def test_sha256_sums_are_written_and_checked(checkpoint: Path) -> None:
     (checkpoint / "integrity.json").unlink()
     with pytest.raises(CheckpointFormatError, match="verify_integrity"):
         check_sha256_manifest(checkpoint)
+
+
+@pytest.mark.parametrize("is_behind", [False, True])
+def test_sums_of_data_files_are_computed_while_they_are_written(tmp_path, monkeypatch, is_behind) -> None:
+    read_again: list[str] = []
+    sum_of = integrity._sha256_of
+
+    def told(path: Path) -> str:
+        read_again.append(path.name)
+        return sum_of(path)
+
+    monkeypatch.setattr(integrity, "_sha256_of", told)
+    large = {"w": ShardedTensor.from_rank_offsets("w", torch.randn(700, 1000))}
+    saved = {**state(), **large}
+    request = dist_checkpointing.save(saved, tmp_path, async_sharded_save=is_behind, verify_integrity=True)
+    if request is not None:
+        request.execute_sync()
+    assert "__0_0.distcp" not in read_again and "common.pt" in read_again
+    check_sha256_manifest(tmp_path)
+    assert "__0_0.distcp" in json.loads((tmp_path / "integrity.json").read_text())["files"]
+
+
+def test_only_the_save_that_asks_for_sums_computes_them(tmp_path, monkeypatch) -> None:
+    strategy = TorchDistSaveShardedStrategy()
+    for name, asks in (("a", True), ("b", False)):
+        (tmp_path / name).mkdir()
+        dist_checkpointing.save(state(), tmp_path / name, strategy, verify_integrity=asks)
+        assert (tmp_path / name / "integrity.json").exists() == asks
+    assert strategy.take_sums() == {}

@@ -242,8 +242,8 @@ def test_both_call_styles_of_the_fourth_place_are_understood(tmp_path: Path) -> 
         dist_checkpointing.save(half, tmp_path, None, None, True)
     dist_checkpointing.save(half, tmp_path, ("torch_dist", 1), False)
     load(half, tmp_path, sharded_strategy=None, common_strategy=None, validate_access_integrity=False)
-    with pytest.raises(CheckpointingException, match="Cannot find a default strategy for: .*zarr"):
-        dist_checkpointing.load(half, tmp_path, ("zarr", 1))
+    with pytest.raises(CheckpointingException, match="Cannot find a default strategy for: .*tensors"):
+        dist_checkpointing.load(half, tmp_path, ("tensors", 1))
     with pytest.raises(CheckpointingException, match="common_strategy='torch'"):
         dist_checkpointing.load(half, tmp_path, None, "torch")  # type: ignore[arg-type]
 

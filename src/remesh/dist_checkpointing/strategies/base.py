@@ -10,21 +10,20 @@ together. A program may pass its own: a child of these classes.
 
 from __future__ import annotations
 
-import os
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable
 from enum import Enum
-from pathlib import Path
 from typing import Any, TypeVar
 
 from remesh.dist_checkpointing.errors import CheckpointingException
 from remesh.dist_checkpointing.mapping import ShardedObject, ShardedStateDict, ShardedTensor, StateDict
+from remesh.dist_checkpointing.plan_cache import PlanCache
+from remesh.dist_checkpointing.storage import Directory
 from remesh.dist_checkpointing.strategies.async_utils import AsyncCallsQueue, AsyncRequest
 from remesh.reshard.running.exchange import Group, gather_from
 
 T = TypeVar("T")
-Directory = str | os.PathLike[str] | Path
 
 
 class StrategyAction(Enum):
@@ -134,11 +133,23 @@ class SaveShardedStrategy(SaveStrategyBase):
         """Whether what goes wrong on one rank is raised on all; otherwise the caller tells the others."""
         return False
 
+    @property
+    def plans(self) -> PlanCache:
+        """Where it is remembered what ranks have agreed on; by default nothing is."""
+        return PlanCache(max_plans=0)
+
     def check_can_save(self, sharded_state_dict: ShardedStateDict) -> None:
         """Raise `CheckpointingException` for what could not be stored; called before anything is written."""
 
     def abandon(self) -> None:
         """Forget what `check_can_save` has prepared: the save does not come."""
+
+    def ask_for_sums(self) -> None:
+        """Let the next save compute the SHA-256 of the files that it writes, while it writes them, if it can."""
+
+    def take_sums(self) -> dict[str, str]:
+        """The sums of all ranks' files by name, as far as the save that was finished last was asked for them."""
+        return {}
 
     @abstractmethod
     def save(self, sharded_state_dict: ShardedStateDict, checkpoint_dir: Directory) -> None:

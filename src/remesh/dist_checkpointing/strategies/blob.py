@@ -9,17 +9,19 @@ from __future__ import annotations
 
 import io
 import pickle
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
 from typing import IO, Any, cast
 
 import numpy as np
 import torch
 
 from remesh.dist_checkpointing.errors import CheckpointFormatError, CheckpointMismatchError
-from remesh.dist_checkpointing.strategies.blob_frame import frame_of
+from remesh.dist_checkpointing.strategies.blob_frame import Frame, frame_of
 from remesh.dist_checkpointing.strategies.data_file import DataFile
-from remesh.layout.from_torch import dtype_name
+from remesh.layout.from_torch import dtype_name, torch_dtype
 
-_NUMPY_CLASSES = [
+SAFE_GLOBALS = [
     np.ndarray,
     np.dtype,
     np._core.multiarray._reconstruct,  # type: ignore[attr-defined]
@@ -45,6 +47,50 @@ def write_tensor(tensor: torch.Tensor, file: DataFile) -> None:
     file.write(frame.tail(crc))
 
 
+def write_tensor_in_parts(
+    parts: Iterable[torch.Tensor], dtype: str, shape: tuple[int, ...], file: DataFile
+) -> Iterator[int]:
+    """Append the blob of a tensor that is given part by part, row-major; yields the bytes of each part.
+
+    The parts of a tensor that only torch can write, being empty, quantized or huge, are put together first.
+    """
+    frame = frame_of(dtype, shape)
+    if frame is None:
+        found = [part.reshape(-1) for part in parts]
+        whole = (torch.cat(found) if found else torch.empty(0, dtype=torch_dtype(dtype))).reshape(shape)
+        write_tensor(whole, file)
+        yield whole.nbytes
+        return
+    file.write(frame.head)
+    crc = 0
+    for part in parts:
+        crc = file.write_elements(elements_of(part), crc)
+        yield part.nbytes
+    file.write(frame.tail(crc))
+
+
+def elements_of(tensor: torch.Tensor) -> memoryview:
+    """The bytes of the elements of a tensor, row-major."""
+    plain = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
+    elements: memoryview = plain.reshape(-1).view(torch.uint8).numpy().data
+    return elements
+
+
+def write_alike(tensors: Sequence[torch.Tensor], frame: Frame, file: DataFile) -> None:
+    """Append the blobs of tensors that all have this frame, built side by side; they are plain ones on the CPU."""
+    with torch.no_grad():
+        elements = torch.stack(list(tensors)).reshape(-1).view(torch.uint8).numpy().reshape(len(tensors), -1)
+    raw = memoryview(elements).cast("B")  # type: ignore[arg-type]
+    starts = range(0, len(raw), frame.num_bytes)
+    crcs = [zlib.crc32(raw[start : start + frame.num_bytes]) for start in starts]
+    first, stop = len(frame.head), len(frame.head) + frame.num_bytes
+    blobs = np.empty((len(tensors), frame.blob_bytes), np.uint8)
+    blobs[:, :first] = np.frombuffer(frame.head, np.uint8)
+    blobs[:, first:stop] = elements
+    blobs[:, stop:] = frame.tails(crcs)
+    file.write(memoryview(blobs).cast("B"))  # type: ignore[arg-type]
+
+
 def read_tensor(blob: bytes, dtype: str, shape: tuple[int, ...], where: str) -> torch.Tensor:
     """The tensor of a blob, after checking that it is what the metadata says."""
     tensor = _load(blob, where)
@@ -65,7 +111,7 @@ def dump_object(value: Any, name: str) -> bytes:
     file = io.BytesIO()
     try:
         torch.save(value, file)
-        with torch.serialization.safe_globals(_NUMPY_CLASSES):
+        with torch.serialization.safe_globals(SAFE_GLOBALS):
             file.seek(0)
             unsafe = torch.serialization.get_unsafe_globals_in_checkpoint(file)
     except (pickle.PicklingError, TypeError, AttributeError) as raised:
@@ -89,7 +135,7 @@ def load_object(blob: bytes, where: str) -> Any:
 
 def _load(blob: bytes, where: str) -> Any:
     try:
-        with torch.serialization.safe_globals(_NUMPY_CLASSES):
+        with torch.serialization.safe_globals(SAFE_GLOBALS):
             return torch.load(io.BytesIO(blob), map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as raised:
         raise CheckpointFormatError(

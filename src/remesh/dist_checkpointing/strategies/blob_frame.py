@@ -21,10 +21,13 @@ import math
 import pickle
 import struct
 import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from remesh.layout import row_major_strides
@@ -82,10 +85,31 @@ class Frame:
             _CRC.pack_into(tail, start, digits_crc)
         return bytes(tail)
 
+    def tails(self, crcs: Sequence[int]) -> npt.NDArray[np.uint8]:
+        """`tail` of many, ``[num_crcs, bytes of a tail]``."""
+        tails = np.tile(np.frombuffer(self.tail_template, np.uint8), (len(crcs), 1))
+        combined = [_combine(_combine(self.hash_before, crc), _VERSION_CRC) for crc in crcs]
+        digits = [b"%020d" % value for value in combined]
+        names = _NAMES_HASH.encode()
+        names_crc = zlib.crc32(names)
+        _put(tails, self.id_start, [names] * len(crcs))
+        _put(tails, self.id_start + len(names), digits)
+        for start in self.crc_starts:
+            _put(tails, start, [np.array(crcs, "<u4").tobytes()])
+        for start in self.id_crc_starts:
+            _put(tails, start, [np.array([zlib.crc32(one, names_crc) for one in digits], "<u4").tobytes()])
+        return tails
+
     def stored_crc(self, tail: bytes | memoryview) -> int:
         """The checksum of the elements as a tail tells it; 0 where the writer left it out."""
         crc: int = _CRC.unpack_from(tail, self.crc_starts[0])[0]
         return crc
+
+
+def _put(rows: npt.NDArray[np.uint8], start: int, parts: Sequence[bytes]) -> None:
+    """Write the parts, all of one length when joined and cut evenly, into the rows from column ``start`` on."""
+    columns = np.frombuffer(b"".join(parts), np.uint8).reshape(len(rows), -1)
+    rows[:, start : start + columns.shape[1]] = columns
 
 
 _VERSION = b"3\n"

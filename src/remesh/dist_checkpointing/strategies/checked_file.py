@@ -14,12 +14,12 @@ import os
 import zlib
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from pathlib import Path
 from types import TracebackType
 
 import numpy as np
 
 from remesh.dist_checkpointing.errors import CheckpointFormatError
+from remesh.dist_checkpointing.storage import Location, store_of
 from remesh.dist_checkpointing.strategies.data_file import BLOCK_BYTES, Trailer
 
 WINDOW_BYTES = 4 << 20
@@ -31,7 +31,7 @@ _MAX_THREADS = 4
 class CheckedFile:
     """A data file open for reading. A context manager; leaving it waits for all reads and tells their errors."""
 
-    def __init__(self, path: Path, trailer: Trailer | None, readers: ThreadPoolExecutor) -> None:
+    def __init__(self, path: Location, trailer: Trailer | None, readers: ThreadPoolExecutor) -> None:
         self.path = path
         self._trailer = trailer
         self._block_bytes = trailer.block_bytes if trailer else BLOCK_BYTES
@@ -39,8 +39,10 @@ class CheckedFile:
         self._waiting: list[Future[None]] = []
         self._window = memoryview(b"")
         self._window_start = 0
-        self._descriptor = os.open(path, os.O_RDONLY)
-        self._stop = trailer.data_bytes if trailer else os.fstat(self._descriptor).st_size
+        self.worthwhile_gap_bytes = store_of(path).worthwhile_gap_bytes
+        """Unwanted bytes in between that are read along rather than skipped."""
+        self._file = store_of(path).open_ranged(path)
+        self._stop = trailer.data_bytes if trailer else self._file.num_bytes
         self.num_bytes_read = 0
         """Bytes fetched from the file so far."""
 
@@ -53,7 +55,7 @@ class CheckedFile:
         try:
             errors = [error for waiting in self._waiting if (error := waiting.exception()) is not None]
         finally:
-            os.close(self._descriptor)
+            self._file.close()
         if errors and raised is None:
             raise errors[0]
 
@@ -128,16 +130,12 @@ class CheckedFile:
         piece = 4 * self._block_bytes  # checked while still in the processor's cache
         for at in range(0, len(destination), piece):
             part = destination[at : at + piece]
-            done = 0
-            while done < len(part):
-                count = os.preadv(self._descriptor, [part[done:]], start + at + done)
-                if count == 0:
-                    raise CheckpointFormatError(
-                        "truncated",
-                        f"reading {what}: data file {self.path} ends at byte {start + at + done}, expected more; it "
-                        "was cut while being read, use another checkpoint",
-                    )
-                done += count
+            if (done := self._file.read_into(start + at, part)) < len(part):
+                raise CheckpointFormatError(
+                    "truncated",
+                    f"reading {what}: data file {self.path} ends at byte {start + at + done}, expected more; it "
+                    "was cut while being read, use another checkpoint",
+                )
             if self._trailer is not None:
                 self._check(start + at, part, self._trailer, what)
 

@@ -5,16 +5,14 @@ An object that no strategy for sharded data takes lies in ``{unique key}.pt``, w
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
-from remesh.dist_checkpointing.core import sync_directory, write_durably
 from remesh.dist_checkpointing.dict_utils import dict_list_map_outplace, nested_values
 from remesh.dist_checkpointing.errors import CheckpointFormatError, CheckpointingException
 from remesh.dist_checkpointing.mapping import ShardedObject, ShardedStateDict, StateDict, is_main_replica
+from remesh.dist_checkpointing.storage import Directory, Location, location_of, store_of
 from remesh.dist_checkpointing.strategies.base import (
-    Directory,
     LoadCommonStrategy,
     SaveCommonStrategy,
     StrategyAction,
@@ -27,16 +25,17 @@ _BACKEND, _VERSION = "torch", 1
 _SUFFIX = ".pt"
 
 
-def save_common(common: dict[str, Any], checkpoint_dir: str | os.PathLike[str]) -> None:
+def save_common(common: dict[str, Any], checkpoint_dir: Directory) -> None:
     """Write the common data durably; called by one rank."""
-    write_durably(Path(checkpoint_dir) / COMMON_STATE_FNAME, dump_object(common, "the common data"))
+    path = location_of(checkpoint_dir) / COMMON_STATE_FNAME
+    store_of(path).put(path, dump_object(common, "the common data"))
 
 
-def load_common(checkpoint_dir: str | os.PathLike[str]) -> dict[str, Any]:
+def load_common(checkpoint_dir: Directory) -> dict[str, Any]:
     """The common data of a checkpoint, tensors on the CPU."""
-    path = Path(checkpoint_dir) / COMMON_STATE_FNAME
+    path = location_of(checkpoint_dir) / COMMON_STATE_FNAME
     try:
-        content = path.read_bytes()
+        content = store_of(path).read(path)
     except FileNotFoundError as raised:
         raise CheckpointFormatError(
             "missing-common",
@@ -67,10 +66,9 @@ class TorchCommonSaveStrategy(SaveCommonStrategy):
     def save_sharded_objects(self, sharded_objects_state_dict: ShardedStateDict, checkpoint_dir: Directory) -> None:
         for element in nested_values(sharded_objects_state_dict):
             if is_main_replica(element.replica_id):
-                path = _object_path(Path(checkpoint_dir), element.unique_key)
-                path.parent.mkdir(parents=True, exist_ok=True)
-                sync_directory(path.parent.parent)
-                write_durably(path, dump_object(element.data, f"object {element.unique_key!r}"))
+                path = _object_path(location_of(checkpoint_dir), element.unique_key)
+                store_of(path).make_directory(path.parent)
+                store_of(path).put(path, dump_object(element.data, f"object {element.unique_key!r}"))
 
 
 class TorchCommonLoadStrategy(LoadCommonStrategy):
@@ -99,25 +97,22 @@ class TorchCommonLoadStrategy(LoadCommonStrategy):
         self, sharded_objects_state_dict: ShardedStateDict, checkpoint_dir: Directory
     ) -> StateDict:
         loaded: StateDict = dict_list_map_outplace(
-            lambda element: _load_element(element, Path(checkpoint_dir)), sharded_objects_state_dict
+            lambda element: _load_element(element, location_of(checkpoint_dir)), sharded_objects_state_dict
         )
         return loaded
 
     def load_sharded_metadata(self, checkpoint_dir: Directory) -> dict[str, ShardedObject]:
-        directory = Path(checkpoint_dir)
-        names = sorted(
-            str(path.relative_to(directory).with_suffix("")) for path in directory.rglob(f"shard_*{_SUFFIX}")
-        )
+        names = sorted(_object_names(location_of(checkpoint_dir)))
         return {name: ShardedObject.empty_from_unique_key(name) for name in names}
 
 
-def _load_element(element: ShardedObject, directory: Path) -> object:
+def _load_element(element: ShardedObject, directory: Location) -> object:
     path = _object_path(directory, element.unique_key)
-    if not path.is_file() and len(element.global_shape) > 1:
+    if store_of(path).size_of(path) is None and len(element.global_shape) > 1:
         # Older writers left the last size of the shape out of the name.
         path = _object_path(directory, element.unique_key.rpartition(".")[0])
     try:
-        content = path.read_bytes()
+        content = store_of(path).read(path)
     except FileNotFoundError as raised:
         raise CheckpointFormatError(
             "missing-file",
@@ -126,9 +121,18 @@ def _load_element(element: ShardedObject, directory: Path) -> object:
     return load_object(content, str(path))
 
 
-def _object_path(directory: Path, unique_key: str) -> Path:
+def _object_names(directory: Location, prefix: str = "") -> Iterator[str]:
+    """Names of the files of objects below a directory, without their suffix."""
+    for entry in store_of(directory).entries(directory):
+        if not entry.is_file:
+            yield from _object_names(directory / entry.name, f"{prefix}{entry.name}/")
+        elif entry.name.startswith("shard_") and entry.name.endswith(_SUFFIX):
+            yield prefix + entry.name.removesuffix(_SUFFIX)
+
+
+def _object_path(directory: Location, unique_key: str) -> Location:
     path = directory / f"{unique_key}{_SUFFIX}"
-    if not path.resolve().is_relative_to(directory.resolve()):
+    if not store_of(directory).is_inside(directory, path):
         raise CheckpointFormatError(
             "escaping-path", f"placing object {unique_key!r}: its file would lie outside {directory}; rename its key"
         )

@@ -15,17 +15,18 @@ is left to wait for at the end.
 
 from __future__ import annotations
 
-import os
 import struct
 import zlib
 from array import array
+from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path
 from types import TracebackType
+from typing import Protocol
 
 from remesh.dist_checkpointing.errors import CheckpointFormatError
+from remesh.dist_checkpointing.storage import Location, RangedFile, store_of
 
 BLOCK_BYTES = 64 << 10
 """Small enough that reading whole blocks costs little, large enough that the table is 1/16384 of the data."""
@@ -50,6 +51,11 @@ class Trailer:
     crcs: array[int]
     """CRC-32 of each block, in order."""
 
+    @classmethod
+    def of(cls, data_bytes: int, crcs: Iterable[int]) -> Trailer:
+        """The checksums of a file in blocks of `BLOCK_BYTES`."""
+        return cls(BLOCK_BYTES, data_bytes, array("I", crcs))
+
     @property
     def num_bytes(self) -> int:
         """Length of the trailer in the file."""
@@ -62,11 +68,20 @@ class Trailer:
         return table + footer + _FOOTER_CRC.pack(zlib.crc32(footer))
 
 
+class Hasher(Protocol):
+    """What computes a sum of the whole file, as `hashlib` has them."""
+
+    def update(self, data: memoryview, /) -> None:
+        """Take in more bytes."""
+
+
 class DataFile:
     """A data file being written, with a block table that grows along. A context manager; `finish` makes it durable."""
 
-    def __init__(self, path: Path) -> None:
-        self._file = path.open("wb", buffering=0)
+    def __init__(self, path: Location, hasher: Hasher | None = None) -> None:
+        self._file = store_of(path).create(path)
+        self._hasher = hasher
+        self._hashing = ThreadPoolExecutor(1, thread_name_prefix="remesh-hash")  # starts with its first task
         self._pending = bytearray()  # from the last block boundary on; not yet in the file
         self._flushed_bytes = 0
         self._crcs = array("I")
@@ -82,6 +97,7 @@ class DataFile:
         self, kind: type[BaseException] | None, raised: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._helper.shutdown()
+        self._hashing.shutdown()
         self._syncer.shutdown()
         self._file.close()
 
@@ -96,13 +112,13 @@ class DataFile:
             self._flush(len(self._pending) // BLOCK_BYTES * BLOCK_BYTES)
         return len(content)
 
-    def write_elements(self, content: memoryview) -> int:
-        """Append bytes without copying them where they are many; returns their CRC-32."""
+    def write_elements(self, content: memoryview, crc: int = 0) -> int:
+        """Append bytes without copying them where they are many; returns their CRC-32, going on from ``crc``."""
         if len(content) < _FLUSH_BYTES:
             self.write(content)
-            return zlib.crc32(content)
+            return zlib.crc32(content, crc)
         first = -len(self._pending) % BLOCK_BYTES
-        crc = zlib.crc32(content[:first])
+        crc = zlib.crc32(content[:first], crc)
         self._pending += content[:first]
         self._flush(len(self._pending))
         last = first + (len(content) - first) // BLOCK_BYTES * BLOCK_BYTES
@@ -114,7 +130,7 @@ class DataFile:
                 crc = append_block(crc) ^ block_crc
             if self._flushed_bytes - self._synced_bytes >= _SYNC_BYTES:
                 self._synced_bytes = self._flushed_bytes
-                self._syncs.append(self._syncer.submit(os.fdatasync, self._file.fileno()))
+                self._syncs.append(self._syncer.submit(self._file.sync))
         self._pending += content[last:]
         return zlib.crc32(content[last:], crc)
 
@@ -129,7 +145,7 @@ class DataFile:
         self._write_all(memoryview(trailer.encode()))
         for sync in self._syncs:  # a disk that failed says so only once, perhaps there
             sync.result()
-        os.fsync(self._file.fileno())
+        self._file.finish()
         return trailer
 
     def _flush(self, num_bytes: int) -> None:
@@ -146,24 +162,31 @@ class DataFile:
 
     def _write_all(self, content: memoryview) -> None:
         self._flushed_bytes += len(content)
-        while len(content):
-            content = content[self._file.write(content) :]
+        if self._hasher is None:
+            self._file.write(content)
+            return
+        hashed = self._hashing.submit(self._hasher.update, content)  # while the operating system copies the bytes
+        self._file.write(content)
+        hashed.result()
 
 
-def read_trailer_bytes(path: Path) -> bytes:
+def read_trailer_bytes(path: Location) -> bytes:
     """The trailer of a data file as it stands there; `CheckpointFormatError` when there is none."""
-    with path.open("rb") as file:
-        size = os.fstat(file.fileno()).st_size
-        file.seek(max(0, size - _END_BYTES))
-        end = file.read(_END_BYTES)
+    with store_of(path).open_ranged(path) as file:
+        size = file.num_bytes
+        end = _read(file, max(0, size - _END_BYTES), min(size, _END_BYTES))
         if len(end) < _END_BYTES or not end.startswith(_MAGIC):
             raise _no_trailer(path, f"{size} bytes that do not end in one")
         _, block_bytes, data_bytes, _ = _FOOTER.unpack_from(end)
         table_bytes = -(-data_bytes // block_bytes) * 4 if block_bytes else -1
         if data_bytes + table_bytes + _END_BYTES != size:
             raise _no_trailer(path, f"{size} bytes, with a footer of {data_bytes} bytes in blocks of {block_bytes}")
-        file.seek(data_bytes)
-        return file.read(table_bytes) + end
+        return _read(file, data_bytes, table_bytes) + end
+
+
+def _read(file: RangedFile, start: int, num_bytes: int) -> bytes:
+    content = bytearray(num_bytes)
+    return bytes(content[: file.read_into(start, memoryview(content))])
 
 
 def decode_trailer(content: bytes) -> Trailer:
@@ -201,7 +224,7 @@ def _apply(columns: list[int], vector: int) -> int:
     return result
 
 
-def _no_trailer(path: Path, found: str) -> CheckpointFormatError:
+def _no_trailer(path: Location, found: str) -> CheckpointFormatError:
     return CheckpointFormatError(
         "truncated",
         f"reading the checksums of data file {path}: expected them at its end, found {found}; the file is truncated or "

@@ -5,7 +5,8 @@ For each chunk:
 1. If its blob begins with the very bytes that `blob_frame` expects for the dtype and shape, the elements begin behind
    them, row-major. Ranges of them are read on their own: straight into the tensor that wants them, where dtype and
    memory allow, else through a window and a cast.
-2. Any other blob (older writers, tensors saved with strides of their own) is read whole and parsed by torch.
+2. Bare elements, of formats that keep no blobs, are read in the same way.
+3. Any other blob (older writers, tensors saved with strides of their own) is read whole and parsed by torch.
 
 Chunks that lie close together in a file and are small are fetched with one read.
 """
@@ -17,7 +18,6 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import groupby
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,6 +28,7 @@ from remesh.dist_checkpointing.errors import CheckpointFormatError
 from remesh.dist_checkpointing.integrity import Checksums, read_checksums
 from remesh.dist_checkpointing.manifest import Extent
 from remesh.dist_checkpointing.slabs import Slab, plan_slabs
+from remesh.dist_checkpointing.storage import Location
 from remesh.dist_checkpointing.strategies.blob import load_object, read_tensor
 from remesh.dist_checkpointing.strategies.blob_frame import Frame, frame_of
 from remesh.dist_checkpointing.strategies.checked_file import WINDOW_BYTES, CheckedFile, start_readers
@@ -35,8 +36,6 @@ from remesh.dist_checkpointing.strategies.torch_format import path_inside
 from remesh.layout import Box, row_major_strides
 from remesh.layout.from_torch import torch_dtype
 
-MAX_GAP_BYTES = 64 << 10
-"""Bytes in between that are read along rather than skipped."""
 _SMALL_BLOB_BYTES = 1 << 20
 _WORDS: dict[int, type[np.generic]] = {1: np.uint8, 2: np.int16, 4: np.int32, 8: np.int64}
 _TORCH_WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -59,12 +58,15 @@ class Job:
     extent: Extent
     dtype: str
     shape: tuple[int, ...]
+    """Of the stored elements."""
     targets: tuple[Target, ...]
     what: str
     """For messages."""
+    is_bare: bool = False
+    """Whether the extent holds nothing but the elements."""
 
 
-def fetch(directory: Path, jobs: Sequence[Job]) -> int:
+def fetch(directory: Location, jobs: Sequence[Job]) -> int:
     """Fill every target; returns the number of bytes read. Jobs in order of files and places read fastest.
 
     Raises `CheckpointFormatError` for damaged files; targets then hold anything.
@@ -73,16 +75,16 @@ def fetch(directory: Path, jobs: Sequence[Job]) -> int:
     num_bytes = 0
     with start_readers() as readers:
         for name, of_file in groupby(jobs, key=lambda job: job.extent.file):
-            file = open_data(directory, name, checksums, readers)
-            with file:
+            with open_data(directory, name, checksums, readers) as file:
                 chosen = list(of_file)
-                for job, ahead in zip(chosen, _aheads([job.extent for job in chosen]), strict=True):
+                aheads = _aheads([job.extent for job in chosen], file.worthwhile_gap_bytes)
+                for job, ahead in zip(chosen, aheads, strict=True):
                     _Chunk(file, job, ahead).fill()
             num_bytes += file.num_bytes_read
     return num_bytes
 
 
-def read_objects(directory: Path, extents: Sequence[Extent]) -> list[Any]:
+def read_objects(directory: Location, extents: Sequence[Extent]) -> list[Any]:
     """The object in each extent."""
     checksums = read_checksums(directory)
     objects: list[Any] = []
@@ -90,7 +92,7 @@ def read_objects(directory: Path, extents: Sequence[Extent]) -> list[Any]:
         for name, of_file in groupby(extents, key=lambda extent: extent.file):
             with open_data(directory, name, checksums, readers) as file:
                 chosen = list(of_file)
-                for extent, ahead in zip(chosen, _aheads(chosen), strict=True):
+                for extent, ahead in zip(chosen, _aheads(chosen, file.worthwhile_gap_bytes), strict=True):
                     what = f"{directory}/{extent}"
                     objects.append(
                         load_object(bytes(file.view(extent.file_start, extent.file_stop, what, ahead=ahead)), what)
@@ -98,7 +100,7 @@ def read_objects(directory: Path, extents: Sequence[Extent]) -> list[Any]:
     return objects
 
 
-def open_data(directory: Path, name: str, checksums: Checksums, readers: ThreadPoolExecutor) -> CheckedFile:
+def open_data(directory: Location, name: str, checksums: Checksums, readers: ThreadPoolExecutor) -> CheckedFile:
     """A data file of a checkpoint, to be used as a context manager."""
     path = path_inside(directory, name)
     trailer = checksums.trailer_of(name)
@@ -110,12 +112,12 @@ def open_data(directory: Path, name: str, checksums: Checksums, readers: ThreadP
         ) from raised
 
 
-def _aheads(extents: Sequence[Extent]) -> list[int]:
+def _aheads(extents: Sequence[Extent], max_gap_bytes: int) -> list[int]:
     """For each extent the place up to which reading ahead serves the small ones that follow closely."""
     aheads, ahead, next_start = [0] * len(extents), 0, -1
     for index in range(len(extents) - 1, -1, -1):
         extent = extents[index]
-        is_near = 0 <= next_start - extent.file_stop <= MAX_GAP_BYTES
+        is_near = 0 <= next_start - extent.file_stop <= max_gap_bytes
         small = extent.length_bytes <= _SMALL_BLOB_BYTES
         ahead = 0 if not small else ahead if is_near and ahead else extent.file_stop
         aheads[index], next_start = ahead, extent.file_start
@@ -130,6 +132,10 @@ class _Chunk:
 
     def fill(self) -> None:
         job, start = self.job, self.job.extent.file_start
+        if job.is_bare:
+            for target in job.targets:
+                self._fill_target(None, target)
+            return None
         frame = frame_of(job.dtype, job.shape)
         if frame is None or frame.blob_bytes != job.extent.length_bytes:
             return self._fill_parsed()
@@ -138,6 +144,7 @@ class _Chunk:
             return self._fill_parsed()
         for target in job.targets:
             self._fill_target(frame, target)
+        return None
 
     def _fill_parsed(self) -> None:
         extent = self.job.extent
@@ -146,17 +153,17 @@ class _Chunk:
         for target in self.job.targets:
             target.place.copy_(chunk[target.box.slices()])
 
-    def _fill_target(self, frame: Frame, target: Target) -> None:
-        first = self.job.extent.file_start + len(frame.head)
+    def _fill_target(self, frame: Frame | None, target: Target) -> None:
+        first = self.job.extent.file_start + (len(frame.head) if frame else 0)
         is_whole = target.box.shape == self.job.shape
         memory = _memory_of(target.place, self.job.dtype) if is_whole else None
         if memory is not None:
             self.file.read_into(first, memory, self.job.what)
-            if not self.file.is_checked:
+            if frame is not None and not self.file.is_checked:
                 self._check_against_tail(frame, first, memory)
             return
         itemsize = torch_dtype(self.job.dtype).itemsize
-        max_elements, max_gap = WINDOW_BYTES // itemsize, MAX_GAP_BYTES // itemsize
+        max_elements, max_gap = WINDOW_BYTES // itemsize, self.file.worthwhile_gap_bytes // itemsize
         for slab in plan_slabs(self.job.shape, target.box, max_elements, max_gap):
             self._fill_slab(slab, target, first, itemsize)
 

@@ -30,10 +30,11 @@ from remesh.dist_checkpointing.exchange_utils import (
     exchange_by_distribution,
 )
 from remesh.dist_checkpointing.mapping import ShardedObject, ShardedStateDict, ShardedTensor, StateDict
+from remesh.dist_checkpointing.plan_cache import PlanCache
+from remesh.dist_checkpointing.storage import Directory
 from remesh.dist_checkpointing.strategies.async_utils import AsyncRequest
 from remesh.dist_checkpointing.strategies.base import (
     AsyncSaveShardedStrategy,
-    Directory,
     LoadShardedStrategy,
     SaveShardedStrategy,
     call_on_all,
@@ -52,11 +53,12 @@ __all__ = [
 class FullyParallelSaveStrategyWrapper(AsyncSaveShardedStrategy):
     """Saves with ``strategy``, after sharing out the writing of replicas among ``parallelization_group``.
 
-    With ``do_cache_distribution`` the first save's distribution serves all others, without communication: shards and
-    their places must then stay the same.
+    With ``do_cache_distribution`` the distribution is computed anew only when the shards of a rank have changed, which
+    one short gather tells. ``pg_cache_path`` is a folder with the distribution of an earlier program, or with
+    ``pg_cache_create`` for a later one.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - the signature that users know
         self,
         strategy: SaveShardedStrategy,
         parallelization_group: Group = None,
@@ -64,6 +66,8 @@ class FullyParallelSaveStrategyWrapper(AsyncSaveShardedStrategy):
         backend: str | None = None,
         version: int | None = None,
         validate_access_integrity: bool = True,
+        pg_cache_path: Directory | None = None,
+        pg_cache_create: bool = False,
     ) -> None:
         super().__init__(backend or strategy.backend, version or strategy.version)
         if (self.backend, self.version) != (strategy.backend, strategy.version):
@@ -75,7 +79,19 @@ class FullyParallelSaveStrategyWrapper(AsyncSaveShardedStrategy):
         self.parallelization_group = parallelization_group
         self.do_cache_distribution = do_cache_distribution
         self.validate_access_integrity = validate_access_integrity
+        self.pg_cache_path, self.pg_cache_create = pg_cache_path, pg_cache_create
         self.cached_distribution: ShardDistribution | None = None
+        """The one used last, with ``do_cache_distribution``."""
+        self._distributions = PlanCache() if do_cache_distribution else PlanCache(max_plans=0)
+
+    @property
+    def cached_global_metadata(self) -> Any:
+        """That of the wrapped strategy."""
+        return getattr(self.base_strategy, "cached_global_metadata", None)
+
+    @cached_global_metadata.setter
+    def cached_global_metadata(self, metadata: Any) -> None:
+        self.base_strategy.cached_global_metadata = metadata  # type: ignore[attr-defined]
 
     @property
     def can_handle_sharded_objects(self) -> bool:
@@ -85,11 +101,21 @@ class FullyParallelSaveStrategyWrapper(AsyncSaveShardedStrategy):
     def raises_everywhere(self) -> bool:
         return self.base_strategy.raises_everywhere
 
+    @property
+    def plans(self) -> PlanCache:
+        return self.base_strategy.plans
+
     def check_can_save(self, sharded_state_dict: ShardedStateDict) -> None:
         self.base_strategy.check_can_save(sharded_state_dict)
 
     def abandon(self) -> None:
         self.base_strategy.abandon()
+
+    def ask_for_sums(self) -> None:
+        self.base_strategy.ask_for_sums()
+
+    def take_sums(self) -> dict[str, str]:
+        return self.base_strategy.take_sums()
 
     def save(self, sharded_state_dict: ShardedStateDict, checkpoint_dir: Directory, **options: Any) -> None:
         """Share out the writing, then save. Marks in ``replica_id`` of the caller's tensors who writes."""
@@ -109,9 +135,13 @@ class FullyParallelSaveStrategyWrapper(AsyncSaveShardedStrategy):
 
     def apply_saving_parallelization(self, sharded_state_dict: ShardedStateDict) -> None:
         """Give each shard's chosen writer replica 0 and the other holders replica 1, in place."""
-        distribution = self.cached_distribution
-        if distribution is None:
-            distribution = determine_main_replica_uniform_distribution(sharded_state_dict, self.parallelization_group)
+        distribution = determine_main_replica_uniform_distribution(
+            sharded_state_dict,
+            self.parallelization_group,
+            pg_cache_path=self.pg_cache_path,
+            pg_cache_create=self.pg_cache_create,
+            plans=self._distributions,
+        )
         distribute_main_replicas_with_precomputed_distribution(
             sharded_state_dict, self.parallelization_group, distribution
         )
@@ -126,13 +156,15 @@ class FullyParallelLoadStrategyWrapper(LoadShardedStrategy):
     rank what it needs and no more.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - the signature that users know
         self,
         strategy: LoadShardedStrategy,
         parallelization_group: Group = None,
         do_cache_distribution: bool = False,
         exchange_algo: str = "broadcast",
         per_rank_object_load: bool = True,
+        pg_cache_path: Directory | None = None,
+        pg_cache_create: bool = False,
     ) -> None:
         super().__init__()
         if exchange_algo not in EXCHANGE_ALGOS:
@@ -145,7 +177,15 @@ class FullyParallelLoadStrategyWrapper(LoadShardedStrategy):
         self.do_cache_distribution = do_cache_distribution
         self.exchange_algo = exchange_algo
         self.per_rank_object_load = per_rank_object_load
+        self.pg_cache_path, self.pg_cache_create = pg_cache_path, pg_cache_create
         self.cached_distribution: ShardDistribution | None = None
+        """The one used last, with ``do_cache_distribution``."""
+        self._distributions = PlanCache() if do_cache_distribution else PlanCache(max_plans=0)
+
+    @property
+    def cached_global_metadata(self) -> Any:
+        """That of the wrapped strategy."""
+        return getattr(self.base_strategy, "cached_global_metadata", None)
 
     @property
     def can_handle_sharded_objects(self) -> bool:
@@ -201,10 +241,13 @@ class FullyParallelLoadStrategyWrapper(LoadShardedStrategy):
 
     def apply_loading_parallelization(self, sharded_state_dict: ShardedStateDict) -> ShardDistribution | None:
         """The distribution of the reading among the group; None for a group of one."""
-        if self.cached_distribution is not None:
-            return self.cached_distribution
         distribution = determine_main_replica_uniform_distribution(
-            sharded_state_dict, self.parallelization_group, ignore_groups=True
+            sharded_state_dict,
+            self.parallelization_group,
+            ignore_groups=True,
+            pg_cache_path=self.pg_cache_path,
+            pg_cache_create=self.pg_cache_create,
+            plans=self._distributions,
         )
         if self.do_cache_distribution:
             self.cached_distribution = distribution

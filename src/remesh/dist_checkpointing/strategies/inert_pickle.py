@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import io
 import pickle
+import reprlib
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from remesh.dist_checkpointing.errors import CheckpointFormatError
+from remesh.dist_checkpointing.storage import Location
 
 _DCP = "torch.distributed.checkpoint"
 _MEGATRON = "megatron.core.dist_checkpointing.strategies.torch"
@@ -53,6 +54,28 @@ _CODES = {
 """Names called with numbers or texts; the result is of no use here."""
 
 
+class _Brief(reprlib.Repr):
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxlevel, self.maxstring, self.maxother = 2, 80, 80
+        self.maxtuple = self.maxlist = self.maxdict = self.maxset = self.maxfrozenset = 3
+
+    def repr_int(self, x: int, level: int) -> str:
+        return str(x) if x.bit_length() <= 128 else f"<number of {x.bit_length()} bits>"
+
+
+_BRIEF = _Brief()
+
+
+def brief(value: Any) -> str:
+    """A value of a stranger for a message: short and quickly made, however long, deep or often shared its parts are.
+
+    >>> brief([1 << 100_000] * 1000)
+    '[<number of 100001 bits>, <number of 100001 bits>, <number of 100001 bits>, ...]'
+    """
+    return _BRIEF.repr(value)
+
+
 class Record:
     """State of an object in the file, as attributes; ``kind`` is the class it stands for."""
 
@@ -69,7 +92,7 @@ class ShapeTuple(tuple[Any, ...]):
     """Stand-in of ``torch.Size``."""
 
 
-def load_inert(content: bytes, path: Path) -> Any:
+def load_inert(content: bytes, path: Location) -> Any:
     """The object in a ``.metadata`` pickle, made of stand-ins, builtin values and dtype names.
 
     Raises `CheckpointFormatError` with reason ``"forbidden-global"`` or ``"bad-pickle"``; runs nothing.
@@ -87,7 +110,7 @@ def load_inert(content: bytes, path: Path) -> Any:
 
 
 class _InertUnpickler(pickle.Unpickler):
-    def __init__(self, file: io.BytesIO, path: Path) -> None:
+    def __init__(self, file: io.BytesIO, path: Location) -> None:
         super().__init__(file)
         self._path = path
         self._stand_ins: dict[str, type] = {}
@@ -109,7 +132,7 @@ class _InertUnpickler(pickle.Unpickler):
 
     def persistent_load(self, pid: Any) -> Any:
         raise CheckpointFormatError(
-            "forbidden-global", f"reading {self._path}: it refers to the outside object {pid!r}, expected none"
+            "forbidden-global", f"reading {self._path}: it refers to the outside object {brief(pid)}, expected none"
         )
 
     def _stand_in(self, kind: str, base: type) -> type:

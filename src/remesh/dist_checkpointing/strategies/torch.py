@@ -7,13 +7,13 @@ it writes or reads the sharded data without the common data and without the comm
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import torch
 
+from remesh.dist_checkpointing.core import CONFIG_FNAME
 from remesh.dist_checkpointing.dict_utils import dict_list_map_outplace, nested_values
 from remesh.dist_checkpointing.errors import (
     CheckpointingException,
@@ -23,9 +23,11 @@ from remesh.dist_checkpointing.errors import (
 from remesh.dist_checkpointing.flattened import describe_before_flattening, reroute
 from remesh.dist_checkpointing.manifest import Manifest
 from remesh.dist_checkpointing.mapping import ShardedBase, ShardedObject, ShardedStateDict, ShardedTensor, StateDict
+from remesh.dist_checkpointing.plan_cache import PlanCache
 from remesh.dist_checkpointing.reader import (
     Fill,
     OpenCheckpoint,
+    check_before_new,
     describe_whole,
     open_checkpoint,
     plan_fill,
@@ -33,17 +35,28 @@ from remesh.dist_checkpointing.reader import (
 )
 from remesh.dist_checkpointing.removal import remove_tensors
 from remesh.dist_checkpointing.staging import Staging
+from remesh.dist_checkpointing.storage import Directory, Location, location_of, store_of
 from remesh.dist_checkpointing.strategies.async_utils import AsyncRequest
 from remesh.dist_checkpointing.strategies.base import (
     AsyncSaveShardedStrategy,
-    Directory,
     LoadShardedStrategy,
     StrategyAction,
     register_default_strategy,
 )
-from remesh.dist_checkpointing.strategies.torch_format import BACKEND, BACKEND_VERSION, METADATA_FNAME, Payload
+from remesh.dist_checkpointing.strategies.torch_faces import (
+    MCoreLoadPlanner,
+    MCoreMetadata,
+    MCoreSavePlan,
+    MCoreSavePlanner,
+    _get_filesystem_reader,
+    flatten_state_dict,
+    get_async_strategy,
+    get_reformulation_metadata,
+    mcore_to_pyt_state_dict,
+    sharded_tensor_to_torch_sharded_tensor,
+)
+from remesh.dist_checkpointing.strategies.torch_format import BACKEND, BACKEND_VERSION, METADATA_FNAME
 from remesh.dist_checkpointing.writer import (
-    Part,
     dump_objects,
     part_of,
     store_entities,
@@ -52,13 +65,30 @@ from remesh.dist_checkpointing.writer import (
 )
 from remesh.reshard.running.exchange import Group, gather_from, group_rank
 
+__all__ = [
+    "MCoreLoadPlanner",
+    "MCoreMetadata",
+    "MCoreSavePlan",
+    "MCoreSavePlanner",
+    "TorchDistLoadShardedStrategy",
+    "TorchDistSaveShardedStrategy",
+    "_get_filesystem_reader",
+    "flatten_state_dict",
+    "get_async_strategy",
+    "get_reformulation_metadata",
+    "mcore_to_pyt_state_dict",
+    "register_default_torch_strategies",
+    "sharded_tensor_to_torch_sharded_tensor",
+]
+
 
 class TorchDistSaveShardedStrategy(AsyncSaveShardedStrategy):
     """Writes ``torch_dist``: one data file per rank, and the index.
 
-    ``keep_only_main_replica=False`` writes every replica; readers see one of them. ``thread_count``,
+    ``keep_only_main_replica=False`` writes every replica; readers see one of them. ``max_staged_bytes`` bounds the
+    copies of background saves on this rank: a save that finds no room waits for those before it. ``thread_count``,
     ``cached_metadata`` and ``cpu_shm_mode`` are accepted for the sake of callers and change nothing: a rank writes
-    one file, there is no plan to cache, and copies of a background save are in this process.
+    one file, plans are always remembered and always checked, and copies lie in memory that processes can share.
     """
 
     def __init__(  # noqa: PLR0913 - the signature that users know
@@ -70,6 +100,8 @@ class TorchDistSaveShardedStrategy(AsyncSaveShardedStrategy):
         cached_metadata: bool = False,
         separation_hint: str | None = None,
         cpu_shm_mode: bool = False,
+        *,
+        max_staged_bytes: int | None = None,
     ) -> None:
         super().__init__(backend, version)
         if (backend, version) != (BACKEND, BACKEND_VERSION):
@@ -89,7 +121,16 @@ class TorchDistSaveShardedStrategy(AsyncSaveShardedStrategy):
         self.use_cached_ckpt_structure = cached_metadata
         self.cpu_shm_mode = cpu_shm_mode
         self._checked: _Checked | None = None
-        self._staging = Staging()
+        self._asks_for_sums = False
+        self._sums: dict[str, str] = {}
+        self._staging = Staging(max_staged_bytes)
+        self._plans = PlanCache()
+        self.cached_global_metadata: Manifest | None = None
+        """Accepted from a load strategy for the sake of callers; a plan is used when all ranks know it, not before."""
+
+    @property
+    def plans(self) -> PlanCache:
+        return self._plans
 
     @property
     def can_handle_sharded_objects(self) -> bool:
@@ -106,6 +147,14 @@ class TorchDistSaveShardedStrategy(AsyncSaveShardedStrategy):
 
     def abandon(self) -> None:
         self._checked = None
+        self._asks_for_sums = False
+
+    def ask_for_sums(self) -> None:
+        self._asks_for_sums = True
+
+    def take_sums(self) -> dict[str, str]:
+        sums, self._sums = self._sums, {}
+        return sums
 
     def release_staging(self) -> None:
         """Free the memory that is kept for the copies of the next background save."""
@@ -116,7 +165,12 @@ class TorchDistSaveShardedStrategy(AsyncSaveShardedStrategy):
     ) -> None:
         """Write this rank's file; the first rank also the index. Blocks until all have written."""
         entities = self._entities_of(sharded_state_dict)
-        store_entities(entities, Path(checkpoint_dir), process_group, blobs=self._take_blobs(entities))
+        blobs = self._take_blobs(entities)
+        with_sha256, self._asks_for_sums = self._asks_for_sums, False
+        directory = location_of(checkpoint_dir)
+        self._sums = store_entities(
+            entities, directory, self._plans, process_group, blobs=blobs, with_sha256=with_sha256
+        )
 
     def async_save(
         self,
@@ -127,21 +181,30 @@ class TorchDistSaveShardedStrategy(AsyncSaveShardedStrategy):
         process_group: Group = None,
     ) -> AsyncRequest:
         """Copy this rank's values, and return what is left to do. Later changes of the tensors are not written."""
-        directory = Path(checkpoint_dir)
+        directory = location_of(checkpoint_dir)
         entities = self._entities_of(sharded_state_dict)
         with told_as_checkpoint_errors(f"saving checkpoint {directory}"):
             part = part_of(entities, self._take_blobs(entities))
-            copies = self._staging.copy(part.payload.tensors)
-            part = replace(part, payload=Payload(part.payload.objects, copies.tensors))
-        written: list[list[Any]] = []
-        rank = group_rank(process_group)
+            copies = self._staging.copy(part.tensors)
+            part = replace(part, tensors=[])
+        written: list[Sequence[Any]] = []
+        with_sha256, self._asks_for_sums = self._asks_for_sums, False
 
-        def write(part: Part) -> None:
-            with told_as_checkpoint_errors(f"saving checkpoint {directory}"):
-                written.append(write_part(part, directory, rank))
+        def receive(told: Sequence[Any]) -> None:
+            written.append(told)
             self._staging.give_back(copies)
 
-        return AsyncRequest(write, (part,), [lambda: store_index(lambda: written[0], directory, process_group)])
+        def index() -> None:
+            self._sums = store_index(lambda: written[0], directory, self._plans, process_group)
+
+        return AsyncRequest(
+            write_part,
+            (part, copies, directory, group_rank(process_group)),
+            [index],
+            {"with_sha256": with_sha256},
+            receive_fn=receive,
+            total_bytes=sum(one.nbytes for one in copies.tensors) or 1,
+        )
 
     def _entities_of(self, sharded_state_dict: ShardedStateDict) -> list[ShardedBase]:
         entities = _entities_in(sharded_state_dict)
@@ -174,6 +237,8 @@ class TorchDistLoadShardedStrategy(LoadShardedStrategy):
         self.cache_metadata = cache_metadata
         self.checkpoint_name = checkpoint_name
         self._opened: tuple[tuple[Any, ...], OpenCheckpoint] | None = None
+        self.cached_global_metadata: Manifest | None = None
+        """The index of the checkpoint that was opened last."""
 
     @property
     def can_handle_sharded_objects(self) -> bool:
@@ -207,7 +272,7 @@ class TorchDistLoadShardedStrategy(LoadShardedStrategy):
 
         No tensor is changed on any rank until all have planned their reads without error.
         """
-        directory = Path(checkpoint_dir)
+        directory = location_of(checkpoint_dir)
         doing = f"loading checkpoint {directory}"
         planned: list[_Planned] = []
         values: list[dict[int, Any]] = []
@@ -239,16 +304,15 @@ class TorchDistLoadShardedStrategy(LoadShardedStrategy):
     def remove_sharded_tensors(self, checkpoint_dir: Directory, key_prefix: str) -> None:
         """Take every tensor whose key starts with the prefix out of the index, and delete files that nothing needs."""
         self._opened = None
-        remove_tensors(Path(checkpoint_dir), key_prefix)
+        remove_tensors(location_of(checkpoint_dir), key_prefix)
 
     def open(self, checkpoint_dir: Directory) -> OpenCheckpoint:
         """The checkpoint's index and common data. Calls no other rank."""
-        directory = Path(checkpoint_dir)
-        if not self.cache_metadata:
-            return open_checkpoint(directory)
-        identity = _identity(directory)
-        if self._opened is None or self._opened[0] != identity:
+        directory = location_of(checkpoint_dir)
+        identity = _identity(directory) if self.cache_metadata else ()
+        if self._opened is None or self._opened[0] != identity or not identity:
             self._opened = (identity, open_checkpoint(directory))
+            self.cached_global_metadata = self._opened[1].manifest
         return self._opened[1]
 
 
@@ -262,7 +326,7 @@ class _Planned:
     fill: Fill
     copies: list[tuple[torch.Tensor, torch.Tensor]]
 
-    def run(self, directory: Path) -> dict[int, Any]:
+    def run(self, directory: Location) -> dict[int, Any]:
         """Read everything; the value of each entity, by its identity."""
         for tensor in self.tensors:
             if tensor.allow_shape_mismatch and tensor.data is not None:
@@ -279,6 +343,7 @@ class _Planned:
 
 
 def _plan(checkpoint: OpenCheckpoint, entities: list[ShardedBase]) -> _Planned:
+    check_before_new(checkpoint, entities)
     tensors = [_with_data(entity) for entity in entities if isinstance(entity, ShardedTensor)]
     objects = [entity for entity in entities if isinstance(entity, ShardedObject)]
     rerouted = reroute(tensors, checkpoint.manifest)
@@ -310,16 +375,16 @@ def _objects_of(entities: Iterable[ShardedBase]) -> list[tuple[str, Any]]:
     return [(entity.unique_key, entity.data) for entity in entities if isinstance(entity, ShardedObject)]
 
 
-def _identity(directory: Path) -> tuple[Any, ...]:
-    path = directory.resolve() / METADATA_FNAME
-    try:
-        found = path.stat()
-    except OSError:
-        return (path,)
-    return (path, found.st_ino, found.st_size, found.st_mtime_ns)
+def _identity(directory: Location) -> tuple[Any, ...]:
+    paths = [directory / name for name in (METADATA_FNAME, CONFIG_FNAME)]
+    return (directory, *(store_of(path).version_of(path) for path in paths))
 
 
-register_default_strategy(
-    StrategyAction.SAVE_SHARDED, BACKEND, BACKEND_VERSION, TorchDistSaveShardedStrategy(BACKEND, BACKEND_VERSION)
-)
-register_default_strategy(StrategyAction.LOAD_SHARDED, BACKEND, BACKEND_VERSION, TorchDistLoadShardedStrategy())
+def register_default_torch_strategies() -> None:
+    """Make these strategies the default ones of the format, as they are from the start."""
+    save, load = TorchDistSaveShardedStrategy(BACKEND, BACKEND_VERSION), TorchDistLoadShardedStrategy()
+    register_default_strategy(StrategyAction.SAVE_SHARDED, BACKEND, BACKEND_VERSION, save)
+    register_default_strategy(StrategyAction.LOAD_SHARDED, BACKEND, BACKEND_VERSION, load)
+
+
+register_default_torch_strategies()

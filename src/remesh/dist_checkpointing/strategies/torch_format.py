@@ -11,52 +11,35 @@ before use, and no path in it may leave the directory.
 from __future__ import annotations
 
 import math
-import pickle
 import uuid
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import PurePosixPath
 from typing import Any
 
 import torch
-from torch.distributed.checkpoint.filesystem import _StorageInfo
-from torch.distributed.checkpoint.metadata import (
-    BytesStorageMetadata,
-    ChunkStorageMetadata,
-    Metadata,
-    MetadataIndex,
-    StorageMeta,
-    TensorProperties,
-    TensorStorageMetadata,
-)
 
-from remesh.dist_checkpointing.core import write_durably
 from remesh.dist_checkpointing.errors import CheckpointFormatError
 from remesh.dist_checkpointing.manifest import Chunk, Extent, Manifest, StoredTensor
-from remesh.dist_checkpointing.strategies.blob import write_tensor
-from remesh.dist_checkpointing.strategies.data_file import DataFile
-from remesh.dist_checkpointing.strategies.inert_pickle import Record, load_inert
+from remesh.dist_checkpointing.storage import Location, store_of
+from remesh.dist_checkpointing.strategies.blob import write_alike, write_tensor
+from remesh.dist_checkpointing.strategies.blob_frame import frame_of
+from remesh.dist_checkpointing.strategies.data_file import DataFile, Hasher
+from remesh.dist_checkpointing.strategies.index_pickle import EncodedIndex, encode_index
+from remesh.dist_checkpointing.strategies.inert_pickle import Record, brief, load_inert
 from remesh.errors import LayoutError
 from remesh.layout import Box
-from remesh.layout.from_torch import torch_dtype
+from remesh.layout.from_torch import dtype_name, torch_dtype
 
 BACKEND = "torch_dist"
 BACKEND_VERSION = 1
 METADATA_FNAME = ".metadata"
 _SUFFIX = ".distcp"
-_METADATA_VERSION = "1.0.0"
+_LARGEST = 1 << 62
+_SMALL_BYTES = 64 << 10
+"""Tensors up to this size cost more in calls than in bytes."""
+_RUN_BYTES = 4 << 20
 _ORIGINAL_SHAPE = "nd_reformulated_orig_global_shape"
 """Name under which ``mcore_data`` has the global shape that a flattened tensor had."""
-
-
-@dataclass(frozen=True, slots=True)
-class Payload:
-    """What one rank writes into its file."""
-
-    objects: Sequence[bytes]
-    """Blobs of objects, written first."""
-    tensors: Sequence[torch.Tensor]
-    """Boxes of tensors, on any device, of any strides."""
 
 
 def data_file_name(rank: int) -> str:
@@ -69,60 +52,77 @@ def is_data_file_name(name: str) -> bool:
     return name.startswith("__") and name.endswith(_SUFFIX) and name[2 : -len(_SUFFIX)].replace("_", "").isdigit()
 
 
-def write_data_file(directory: Path, rank: int, payload: Payload) -> tuple[list[Extent], list[Extent]]:
-    """Write this rank's file durably; returns where each object and each tensor lies. No file if there is nothing."""
-    if not payload.objects and not payload.tensors:
-        return [], []
-    name = data_file_name(rank)
-    object_extents, tensor_extents = [], []
-    with DataFile(directory / name) as file:
-        for blob in payload.objects:
+def write_data_file(
+    path: Location,
+    objects: Sequence[bytes],
+    tensors: Sequence[torch.Tensor],
+    progress: Callable[[int], None] | None = None,
+    hasher: Hasher | None = None,
+) -> list[tuple[int, int]]:
+    """Write blobs of objects, then tensors, durably; returns where each lies: first byte and length.
+
+    Tensors are on any device and of any strides. ``progress`` is told the number of bytes after each of them,
+    ``hasher`` all bytes of the file.
+    """
+    places = []
+    with DataFile(path, hasher) as file:
+        for blob in objects:
             file_start = file.tell()
             file.write(blob)
-            object_extents.append(Extent(name, file_start, file.tell() - file_start))
-        for tensor in payload.tensors:
+            places.append((file_start, file.tell() - file_start))
+        for alike in _runs_of_alike(tensors):
             file_start = file.tell()
-            write_tensor(tensor, file)
-            tensor_extents.append(Extent(name, file_start, file.tell() - file_start))
+            frame = frame_of(dtype_name(alike[0].dtype), tuple(alike[0].shape)) if len(alike) > 1 else None
+            if frame is None:
+                write_tensor(alike[0], file)
+            else:
+                write_alike(alike, frame, file)
+            length = (file.tell() - file_start) // len(alike)
+            places += [(file_start + number * length, length) for number in range(len(alike))]
+            if progress is not None:
+                progress(file.tell())
         file.finish()
-    return object_extents, tensor_extents
+    return places
 
 
-def write_manifest(directory: Path, manifest: Manifest) -> None:
-    """Write ``.metadata`` durably, in one step; called by one rank when all data files are on disk."""
-    state: dict[str, TensorStorageMetadata | BytesStorageMetadata] = {}
-    storage: dict[MetadataIndex, _StorageInfo] = {}
-    for key, extent in manifest.objects.items():
-        state[key] = BytesStorageMetadata()
-        storage[MetadataIndex(key)] = _storage_info(extent)
-    for key, tensor in manifest.tensors.items():
-        properties = TensorProperties(dtype=torch_dtype(tensor.dtype))
-        boxes = [chunk.box for chunk in tensor.chunks]
-        chunks = [ChunkStorageMetadata(torch.Size(box.start), torch.Size(box.shape)) for box in boxes]
-        state[key] = TensorStorageMetadata(properties, torch.Size(tensor.global_shape), chunks)
-        for index, chunk in enumerate(tensor.chunks):
-            storage[MetadataIndex(key, torch.Size(chunk.box.start), index)] = _storage_info(chunk.extent)
-    metadata = Metadata(
-        state_dict_metadata=state,
-        storage_data=storage,
-        storage_meta=StorageMeta(checkpoint_id=str(directory), save_id=str(uuid.uuid4())),
-        version=_METADATA_VERSION,
-    )
-    if manifest.unflattened_shapes:  # an attribute that native torch ignores and readers of flattened tensors need
-        shapes = {key: {_ORIGINAL_SHAPE: tuple(shape)} for key, shape in manifest.unflattened_shapes.items()}
-        metadata.mcore_data = shapes  # type: ignore[attr-defined]
-    write_durably(directory / METADATA_FNAME, pickle.dumps(metadata, protocol=4))
+def _runs_of_alike(tensors: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
+    """The tensors in order; small ones of equal dtype and shape that follow each other come together."""
+    run: list[torch.Tensor] = []
+    run_kind: tuple[Any, ...] | None = None
+    for tensor in tensors:
+        shape, dtype = tensor.shape, tensor.dtype
+        num_bytes = shape.numel() * dtype.itemsize
+        kind = None
+        if 0 < num_bytes <= _SMALL_BYTES and tensor.is_cpu and not tensor.is_conj() and not tensor.is_neg():
+            kind = (dtype, shape)
+        if kind is None or kind != run_kind or len(run) * num_bytes >= _RUN_BYTES:
+            if run:
+                yield run
+            run, run_kind = [], kind
+        run.append(tensor)
+    if run:
+        yield run
 
 
-def _storage_info(extent: Extent) -> _StorageInfo:
-    return _StorageInfo(extent.file, extent.file_start, extent.length_bytes)
+def write_manifest(directory: Location, manifest: Manifest) -> None:
+    """Replace ``.metadata`` durably, in one step; called by one process when all data files are on disk."""
+    store_of(directory).put(directory / METADATA_FNAME, _pickled(encode_index(manifest.to_index()), directory))
 
 
-def read_manifest(directory: Path) -> Manifest:
+def write_index(directory: Location, index: EncodedIndex) -> None:
+    """Write ``.metadata`` durably into a directory where no reader looks yet."""
+    store_of(directory).write(directory / METADATA_FNAME, _pickled(index, directory))
+
+
+def _pickled(index: EncodedIndex, directory: Location) -> bytes:
+    return index.pickled(str(directory), str(uuid.uuid4()))
+
+
+def read_manifest(directory: Location) -> Manifest:
     """The manifest of a checkpoint; `CheckpointFormatError` for anything missing, damaged, foreign or hostile."""
     path = directory / METADATA_FNAME
     try:
-        content = path.read_bytes()
+        content = store_of(path).read(path)
     except FileNotFoundError as raised:
         raise CheckpointFormatError(
             "missing-metadata",
@@ -132,14 +132,14 @@ def read_manifest(directory: Path) -> Manifest:
     return _manifest_from(load_inert(content, path), path)
 
 
-def check_files(directory: Path, extents: Sequence[Extent]) -> None:
+def check_files(directory: Location, extents: Sequence[Extent]) -> None:
     """Raise `CheckpointFormatError` unless every extent lies inside its file."""
     needed: dict[str, int] = {}
     for extent in extents:
         needed[extent.file] = max(needed.get(extent.file, 0), extent.file_stop)
     for name, num_bytes in needed.items():
         path = path_inside(directory, name)
-        found = path.stat().st_size if path.is_file() else None
+        found = store_of(path).size_of(path)
         if found is None or found < num_bytes:
             raise CheckpointFormatError(
                 "missing-file" if found is None else "truncated",
@@ -148,10 +148,10 @@ def check_files(directory: Path, extents: Sequence[Extent]) -> None:
             )
 
 
-def path_inside(directory: Path, name: str) -> Path:
-    """The file of that name, after following links, which must not lead out of the directory."""
-    path = (directory / name).resolve()
-    if not path.is_relative_to(directory.resolve()):
+def path_inside(directory: Location, name: str) -> Location:
+    """The file of that name; following links, it must not lead out of the directory."""
+    path = directory / name
+    if not store_of(directory).is_inside(directory, path):
         raise CheckpointFormatError(
             "escaping-path",
             f"opening data file {name!r} of checkpoint {directory}: it lies outside the directory, at {path}; the "
@@ -160,12 +160,14 @@ def path_inside(directory: Path, name: str) -> Path:
     return path
 
 
-def _manifest_from(metadata: Any, path: Path) -> Manifest:
+def _manifest_from(metadata: Any, path: Location) -> Manifest:
     entries = _dict(_field(metadata, "Metadata", "state_dict_metadata", path), "state_dict_metadata", path)
     storage = _dict(_field(metadata, "Metadata", "storage_data", path), "storage_data", path)
     extents: dict[tuple[str, tuple[int, ...] | None], Extent] = {}
     for index, info in storage.items():
         key = _field(index, "MetadataIndex", "fqn", path)
+        if not isinstance(key, str):
+            raise _bad(path, f"a key of storage_data is {brief(key)}, expected text")
         offset = getattr(index, "offset", None)
         place = (key, None if offset is None else _numbers(offset, f"offset of {key!r}", path))
         extents[place] = _extent_from(info, f"{key!r}", path)
@@ -173,7 +175,7 @@ def _manifest_from(metadata: Any, path: Path) -> Manifest:
     objects: dict[str, Extent] = {}
     for key, entry in entries.items():
         if not isinstance(key, str):
-            raise _bad(path, f"a key of state_dict_metadata is {key!r}, expected text")
+            raise _bad(path, f"a key of state_dict_metadata is {brief(key)}, expected text")
         if getattr(entry, "kind", None) == "BytesStorageMetadata":
             objects[key] = _lookup(extents, (key, None), path)
         else:
@@ -184,7 +186,7 @@ def _manifest_from(metadata: Any, path: Path) -> Manifest:
 
 
 def _original_shapes(
-    mcore_data: Mapping[Any, Any], tensors: Mapping[str, StoredTensor], path: Path
+    mcore_data: Mapping[Any, Any], tensors: Mapping[str, StoredTensor], path: Location
 ) -> dict[str, tuple[int, ...]]:
     shapes: dict[str, tuple[int, ...]] = {}
     for key, value in mcore_data.items():
@@ -203,34 +205,40 @@ def _original_shapes(
 
 
 def _tensor_from(
-    entry: Any, key: str, extents: Mapping[tuple[str, tuple[int, ...] | None], Extent], path: Path
+    entry: Any, key: str, extents: Mapping[tuple[str, tuple[int, ...] | None], Extent], path: Location
 ) -> StoredTensor:
     global_shape = _numbers(_field(entry, "TensorStorageMetadata", "size", path), f"size of {key!r}", path)
     properties = _field(entry, "TensorStorageMetadata", "properties", path)
     dtype = properties.packed[0] if isinstance(getattr(properties, "packed", None), tuple) else None
     chunks = _field(entry, "TensorStorageMetadata", "chunks", path)
-    if not isinstance(dtype, str) or not isinstance(chunks, list):
-        raise _bad(path, f"tensor {key!r} has dtype {dtype!r} and chunks of type {type(chunks).__name__}")
-    whole = Box.of_shape(global_shape)
+    if not isinstance(dtype, str) or not isinstance(getattr(torch, dtype, None), torch.dtype):
+        raise _bad(path, f"tensor {key!r} has dtype {brief(dtype)}")
+    if not isinstance(chunks, list):
+        raise _bad(path, f"tensor {key!r} has chunks of type {type(chunks).__name__}")
     stored = []
     for chunk in chunks:
         start = _numbers(_field(chunk, "ChunkStorageMetadata", "offsets", path), f"chunk offset of {key!r}", path)
         shape = _numbers(_field(chunk, "ChunkStorageMetadata", "sizes", path), f"chunk size of {key!r}", path)
         try:
             box = Box.at(start, shape)
-            inside = whole.contains(box)
         except LayoutError as raised:
             raise _bad(path, f"tensor {key!r} has a chunk that is no box: {raised}") from raised
-        if not inside:
-            raise _bad(path, f"tensor {key!r} of shape {global_shape} has a chunk {box} that lies outside")
-        stored.append(Chunk(box, _lookup(extents, (key, start), path)))
+        if shape != global_shape or any(start):  # a chunk that is the whole tensor needs no algebra
+            if len(shape) != len(global_shape):
+                raise _bad(path, f"tensor {key!r} has a chunk of {len(shape)} dims, expected {len(global_shape)}")
+            if not Box.of_shape(global_shape).contains(box):
+                raise _bad(path, f"tensor {key!r} of shape {global_shape} has a chunk {box} that lies outside")
+        extent = _lookup(extents, (key, start), path)
+        if extent.length_bytes < box.size * torch_dtype(dtype).itemsize:
+            raise _bad(path, f"tensor {key!r} has a chunk {box} of {dtype} in {extent.length_bytes} bytes")
+        stored.append(Chunk(box, extent))
     return StoredTensor(dtype, global_shape, tuple(stored))
 
 
-def _extent_from(info: Any, what: str, path: Path) -> Extent:
+def _extent_from(info: Any, what: str, path: Location) -> Extent:
     name = _field(info, "_StorageInfo", "relative_path", path)
     if not isinstance(name, str):
-        raise _bad(path, f"the file of {what} is {name!r}, expected a name")
+        raise _bad(path, f"the file of {what} is {brief(name)}, expected a name")
     pure = PurePosixPath(name)
     if not name or "\0" in name or "\\" in name or pure.is_absolute() or ".." in pure.parts:
         raise CheckpointFormatError(
@@ -241,40 +249,42 @@ def _extent_from(info: Any, what: str, path: Path) -> Extent:
     if getattr(info, "transform_descriptors", None):
         raise CheckpointFormatError(
             "unknown-transform",
-            f"reading {path}: {what} is stored through {info.transform_descriptors!r}, expected plain bytes; load it "
-            "with torch.distributed.checkpoint and save it anew",
+            f"reading {path}: {what} is stored through {brief(info.transform_descriptors)}, expected plain bytes; load "
+            "it with torch.distributed.checkpoint and save it anew",
         )
     numbers = (_field(info, "_StorageInfo", "offset", path), _field(info, "_StorageInfo", "length", path))
     return Extent(name, *_numbers(numbers, f"extent of {what}", path))
 
 
 def _lookup(
-    extents: Mapping[tuple[str, tuple[int, ...] | None], Extent], place: tuple[str, tuple[int, ...] | None], path: Path
+    extents: Mapping[tuple[str, tuple[int, ...] | None], Extent],
+    place: tuple[str, tuple[int, ...] | None],
+    path: Location,
 ) -> Extent:
     if place not in extents:
         raise _bad(path, f"{place[0]!r} at offset {place[1]} has no storage entry")
     return extents[place]
 
 
-def _field(record: Any, kind: str, name: str, path: Path) -> Any:
+def _field(record: Any, kind: str, name: str, path: Location) -> Any:
     if not isinstance(record, Record) or record.kind != kind or name not in vars(record):
-        raise _bad(path, f"there is {record!r:.80} where a {kind} with {name} was expected")
+        raise _bad(path, f"there is {brief(record)} where a {kind} with {name} was expected")
     return vars(record)[name]
 
 
-def _dict(value: Any, what: str, path: Path) -> dict[Any, Any]:
+def _dict(value: Any, what: str, path: Location) -> dict[Any, Any]:
     if not isinstance(value, dict):
         raise _bad(path, f"{what} is a {type(value).__name__}, expected a dict")
     return value
 
 
-def _numbers(values: Any, what: str, path: Path) -> tuple[int, ...]:
-    if not isinstance(values, tuple) or not all(type(value) is int and value >= 0 for value in values):
-        raise _bad(path, f"{what} is {values!r:.80}, expected numbers >= 0")
+def _numbers(values: Any, what: str, path: Location) -> tuple[int, ...]:
+    if not isinstance(values, tuple) or not all(type(value) is int and 0 <= value <= _LARGEST for value in values):
+        raise _bad(path, f"{what} is {brief(values)}, expected numbers from 0 to 2**62")
     return tuple(values)
 
 
-def _bad(path: Path, found: str) -> CheckpointFormatError:
+def _bad(path: Location, found: str) -> CheckpointFormatError:
     return CheckpointFormatError(
         "bad-metadata", f"reading {path}: {found}; the checkpoint is damaged or foreign, use another one"
     )

@@ -1,0 +1,101 @@
+"""How long is a training loop blocked by a save in the background, beside the same save in the foreground?
+
+Blocked is all the time in calls on the training loop's thread: beginning the save, scheduling it, asking now and then
+whether it is written, and finishing it. The loop in between multiplies matrices; how much slower its steps are while a
+save is being written is the slowdown. The first saves, which make plans and memory, do not count.
+"""
+
+from __future__ import annotations
+
+import shutil
+import statistics
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from benchmarks.report import Row, at_most
+from remesh import dist_checkpointing
+from remesh.dist_checkpointing import ShardedTensor
+from remesh.dist_checkpointing.strategies.async_utils import AsyncCallsQueue
+from remesh.dist_checkpointing.strategies.torch import TorchDistSaveShardedStrategy
+
+_WARM_UP = 2
+
+
+def blocked_time(
+    tensors: dict[str, torch.Tensor], root: Path, repeat: int, workers: Sequence[str] = ("thread", "process")
+) -> list[Row]:
+    """Rows of one state, with a thread and with a worker process."""
+    state = {name: ShardedTensor.from_rank_offsets(name, tensor) for name, tensor in tensors.items()}
+    size = f"{sum(tensor.nbytes for tensor in tensors.values()) >> 20} MiB"
+    copy_s = _seconds_of_a_copy(list(tensors.values()))
+    rows = []
+    for worker in workers:
+        strategy, queue = TorchDistSaveShardedStrategy(), AsyncCallsQueue(worker=worker)
+        queue.warmup_persistent_caller()
+        idle = statistics.median(_step() for _ in range(20))
+        blocked, foreground, busy = [], [], []
+        for at in range(repeat + _WARM_UP):
+            in_front = root / f"front{at}"
+            in_front.mkdir()
+            started = time.perf_counter()
+            dist_checkpointing.save(state, in_front, strategy)
+            foreground.append(time.perf_counter() - started)
+            seconds, steps = _save_behind(state, root / f"behind{at}", strategy, queue)
+            blocked.append(seconds)
+            busy += steps
+            for path in root.iterdir():
+                shutil.rmtree(path)
+        queue.close()
+        blocked_s = statistics.median(blocked[_WARM_UP:])
+        over = blocked_s / statistics.median(foreground[_WARM_UP:])
+        spread = max(blocked[_WARM_UP:]) / min(blocked[_WARM_UP:]) - 1
+        case = f"{size} in the background by a {worker}"
+        rows.append(at_most(f"{case}: blocked over foreground save", over, "ratio", 1 / 20, spread=spread))
+        rows.append(Row(f"{case}: blocked over a plain copy", blocked_s / copy_s, "ratio", bound=1.0))
+        rows.append(Row(f"{case}: blocked", blocked_s, "s"))
+        rows.append(Row(f"{case}: step while writing over step", statistics.median(busy) / idle, "ratio", bound=1.0))
+    return rows
+
+
+def _save_behind(
+    state: dict[str, ShardedTensor], directory: Path, strategy: TorchDistSaveShardedStrategy, queue: AsyncCallsQueue
+) -> tuple[float, list[float]]:
+    """Seconds that the loop was blocked, and those of each step until the save is finished."""
+    directory.mkdir()
+    steps = []
+    started = time.perf_counter()
+    request = dist_checkpointing.save(state, directory, strategy, async_sharded_save=True)
+    assert request is not None
+    queue.schedule_async_request(request)
+    blocked = time.perf_counter() - started
+    while queue.get_num_unfinalized_calls():
+        steps.append(_step())
+        started = time.perf_counter()
+        queue.maybe_finalize_async_calls()
+        blocked += time.perf_counter() - started
+    return blocked, steps
+
+
+def _seconds_of_a_copy(tensors: list[torch.Tensor]) -> float:
+    """The least that a snapshot of CPU memory costs: copies into memory that is there."""
+    copies = [tensor.clone() for tensor in tensors]
+    best = float("inf")
+    for _ in range(5):
+        started = time.perf_counter()
+        for copy, tensor in zip(copies, tensors, strict=True):
+            copy.copy_(tensor)
+        best = min(best, time.perf_counter() - started)
+    return best
+
+
+_LEFT, _RIGHT = torch.rand(384, 384), torch.rand(384, 384)
+
+
+def _step() -> float:
+    started = time.perf_counter()
+    for _ in range(4):
+        torch.mm(_LEFT, _RIGHT)
+    return time.perf_counter() - started

@@ -1,0 +1,66 @@
+"""How does a job that starts again know the shards of all ranks without asking? From a file of the last time.
+
+The file holds what each rank of a group has told of its shards, as JSON; what follows from that is computed anew. It is
+used only if every rank finds its own shards in it as they are now, and all ranks have read the same file: one short
+gather tells. So a file that does not fit, is damaged or is not there on some rank costs that gather and nothing else.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from typing import Any
+
+import torch.distributed as dist
+
+from remesh.dist_checkpointing.errors import told_as_checkpoint_errors
+from remesh.dist_checkpointing.storage import Directory, Location, location_of, store_of
+from remesh.reshard.running.exchange import Group, gather_from, group_rank, group_size
+
+PG_DIST_CACHE_FILE_PREFIX = "pg_dist"
+_VERSION = 1
+
+
+def recall(folder: Directory, describe: Callable[[], list[Any]], group: Group, doing: str) -> list[list[Any]] | None:
+    """What each rank told, by rank, if the file in ``folder`` fits on all ranks; else None. Called by every rank."""
+    found: list[list[list[Any]] | None] = []
+
+    def tell() -> str | None:
+        ranks, digest = _read(_path(folder, group), group_size(group))
+        mine = json.loads(json.dumps(describe()))
+        found.append(ranks)
+        return digest if ranks is not None and ranks[group_rank(group)] == mine else None
+
+    digests = set(gather_from(tell, group, doing))
+    return found[0] if len(digests) == 1 and None not in digests else None
+
+
+def keep(folder: Directory, ranks: list[list[Any]], group: Group, doing: str) -> None:
+    """Write what each rank told for the next job. Called by every rank; the first one writes."""
+
+    def write() -> None:
+        if group_rank(group) == 0:
+            with told_as_checkpoint_errors(doing):
+                store_of(location_of(folder)).make_directory(location_of(folder))
+                path = _path(folder, group)
+                store_of(path).put(path, json.dumps({"version": _VERSION, "ranks": ranks}).encode())
+
+    gather_from(write, group, doing)
+
+
+def _path(folder: Directory, group: Group) -> Location:
+    lowest = min(dist.get_process_group_ranks(group if group is not None else dist.group.WORLD))
+    return location_of(folder) / f"{PG_DIST_CACHE_FILE_PREFIX}_{lowest}.json"
+
+
+def _read(path: Location, num_ranks: int) -> tuple[list[list[Any]] | None, str | None]:
+    try:
+        content = store_of(path).read(path)
+        found = json.loads(content)
+        ranks = found["ranks"] if found["version"] == _VERSION else []
+    except (OSError, ValueError, KeyError, TypeError):  # it is a cache: what cannot be read is as good as absent
+        return None, None
+    if not isinstance(ranks, list) or len(ranks) != num_ranks:
+        return None, None
+    return ranks, hashlib.sha256(content).hexdigest()

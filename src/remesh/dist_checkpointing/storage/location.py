@@ -1,0 +1,81 @@
+"""Where is a checkpoint? A path of this machine, or a URL that fsspec knows: ``s3://bucket/run/step-00000120``.
+
+Both kinds are values that join, and tell their name and parent, alike: `pathlib.Path` and `RemotePath`. What can be
+done at a location is the business of its store. A URL names a place and nothing else: credentials come from the
+environment, so that none gets into a manifest, a log or an error.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from remesh.errors import ConfigError
+
+_URL = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.\-]*)://(?P<rest>.*)", re.DOTALL)
+_FLATTENED_URL = re.compile(r"[a-z][a-z0-9+.\-]+:/(?!/)")
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class RemotePath:
+    """A path of a store that is not this machine's file system.
+
+    >>> step = RemotePath("s3", "bucket/run") / "step-00000120"
+    >>> str(step), step.name, str(step.parent)
+    ('s3://bucket/run/step-00000120', 'step-00000120', 's3://bucket/run')
+    """
+
+    scheme: str
+    """What stands before ``://``."""
+    rest: str
+    """What stands behind it, without a slash at its end."""
+
+    def __truediv__(self, name: str) -> RemotePath:
+        return RemotePath(self.scheme, f"{self.rest}/{name}" if self.rest else name)
+
+    def __str__(self) -> str:
+        return f"{self.scheme}://{self.rest}"
+
+    @property
+    def name(self) -> str:
+        """What stands behind the last slash."""
+        return self.rest.rpartition("/")[2]
+
+    @property
+    def parent(self) -> RemotePath:
+        """What stands before the last slash; the root is its own parent."""
+        return RemotePath(self.scheme, self.rest.rpartition("/")[0])
+
+
+Location = Path | RemotePath
+"""Where a file or directory is."""
+Directory = str | os.PathLike[str] | RemotePath
+"""What callers may give for a location."""
+
+
+def location_of(given: Directory) -> Location:
+    """The location that a path or URL names; `ConfigError` for a URL that cannot be used.
+
+    >>> str(location_of("memory://run/step-00000120/"))
+    'memory://run/step-00000120'
+    """
+    if isinstance(given, RemotePath):
+        return given
+    text = os.fspath(given)
+    match = _URL.fullmatch(text)
+    if match is None:
+        if "://" in text or (isinstance(given, Path) and not given.is_absolute() and _FLATTENED_URL.match(text)):
+            raise ConfigError(
+                f"finding the place {text!r}: it is neither a path nor a URL, expected one of the two, as "
+                "s3://bucket/folder; give a URL as text, since pathlib makes one slash of two"
+            )
+        return Path(text)
+    scheme, rest = match["scheme"].lower(), match["rest"].rstrip("/")
+    if "@" in rest.partition("/")[0]:
+        raise ConfigError(
+            f"finding a place of {scheme}://: the URL holds credentials, expected none; set them in the environment, "
+            "where the store's own client looks for them"
+        )
+    return Path(rest) if scheme in ("file", "local") else RemotePath(scheme, rest)

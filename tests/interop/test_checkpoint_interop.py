@@ -1,0 +1,74 @@
+"""Checkpoints both ways with Megatron Core: what one package has saved the other loads, to the bit.
+
+`make interop` installs the releases, without their dependencies, each into a folder of its own, and runs this.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+_ROOT = Path(__file__).resolve().parents[2]
+_SCRIPT = Path(__file__).with_name("checkpoint_rank.py")
+_PATIENCE_S = 90
+_RELEASES = ("0.15.3", "0.16.1")
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(params=_RELEASES)
+def release(request: pytest.FixtureRequest) -> str:
+    """A release that is installed."""
+    name = str(request.param)
+    if not (_ROOT / ".interop" / name / "megatron").is_dir():
+        pytest.skip(f"needs megatron-core {name}, which `make interop` installs")
+    return name
+
+
+def run_job(release: str, package: str, action: str, directory: Path, num_ranks: int) -> None:
+    """Run all ranks of a job; the output of a failed one is in the error."""
+    paths = [str(_ROOT / ".interop" / release), str(_ROOT / "src")]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, str(_SCRIPT), package, action, str(directory), str(rank), str(num_ranks)],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(num_ranks)
+    ]
+    try:
+        for number, rank in enumerate(ranks):
+            said, _ = rank.communicate(timeout=_PATIENCE_S)
+            assert rank.returncode == 0, f"rank {number} of {package} {action} with {release}: {said[-3000:]}"
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.communicate()
+
+
+@pytest.mark.parametrize(("saver", "loader"), [("remesh", "megatron"), ("megatron", "remesh")])
+def test_what_one_has_saved_the_other_loads(release: str, saver: str, loader: str, tmp_path: Path) -> None:
+    run_job(release, saver, "save", tmp_path / "checkpoint", 2)
+    run_job(release, loader, "load", tmp_path / "checkpoint", 2)
+
+
+@pytest.mark.parametrize(("saver", "loader"), [("remesh", "megatron"), ("megatron", "remesh")])
+def test_flattened_slices_go_both_ways(release: str, saver: str, loader: str, tmp_path: Path) -> None:
+    if release >= "0.16":
+        pytest.skip(f"megatron-core {release} has no flattened slices any more")
+    run_job(release, saver, "save-flat", tmp_path / "checkpoint", 4)
+    run_job(release, loader, "load-flat", tmp_path / "checkpoint", 4)
+
+
+def test_zarr_is_read_by_a_release_that_still_can(release: str, tmp_path: Path) -> None:
+    if release >= "0.16":
+        pytest.skip(f"megatron-core {release} has no zarr any more")
+    run_job(release, "remesh", "save-zarr", tmp_path / "checkpoint", 2)
+    run_job(release, "megatron", "load-zarr", tmp_path / "checkpoint", 2)

@@ -1,0 +1,160 @@
+"""Jobs of four ranks that are killed while they save: ``killed_jobs.py FOLDER NUM_TRIALS SEED`` prints what was left.
+
+A trial is a job that saves step after step. At a random instant one rank is killed from outside, or all are, as when
+the power fails. Then a process that knows nothing of the job looks at what is on disk: a complete checkpoint must be
+there, not older than the newest that any rank was told of, and whatever is taken for one must load bit-equal.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+import remesh
+from remesh import dist_checkpointing
+from remesh.dist_checkpointing import ShardedObject, ShardedTensor, check_is_distributed_checkpoint
+from remesh.dist_checkpointing.housekeeping import remove_checkpoint
+from remesh.dist_checkpointing.plain import step_name, step_of
+from remesh.dist_checkpointing.strategies.async_utils import AsyncCallsQueue
+from remesh.dist_checkpointing.strategies.fully_parallel import FullyParallelSaveStrategyWrapper
+from remesh.dist_checkpointing.strategies.torch import TorchDistSaveShardedStrategy
+from remesh.errors import Error
+
+NUM_RANKS = 4
+HOW = ("sync", "fully parallel", "async", "older ones removed")
+_LATEST_S = 1.5
+_PATIENCE_S = 60
+
+
+def state(step: int, rank: int) -> dict[str, Any]:
+    part = torch.full((3000,), float(step * NUM_RANKS + rank))
+    return {
+        "w": ShardedTensor.from_rank_offsets("w", part, (0, rank, NUM_RANKS)),
+        "both": ShardedTensor.from_rank_offsets("both", torch.full((500,), step), replica_id=rank),
+        "rng": ShardedObject("rng", {"step": step}, (NUM_RANKS,), (rank,)),
+        "step": step,
+    }
+
+
+def save_until_killed(root: Path, how: str, rank: int) -> None:
+    """Save step after step, and note each step that this rank was told is complete. Ends when a peer is gone."""
+    store = dist.FileStore(str(root / "rendezvous"), NUM_RANKS)
+    wait = timedelta(seconds=_PATIENCE_S)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=NUM_RANKS, timeout=wait)
+    (root / f"ready-{rank}").touch()
+    base = TorchDistSaveShardedStrategy()
+    strategy: Any = FullyParallelSaveStrategyWrapper(base) if how == "fully parallel" else base
+    queue = AsyncCallsQueue()
+    for step in range(1000):
+        directory = root / step_name(step)
+        if rank == 0:
+            directory.mkdir()
+        dist.barrier()
+        done = step
+        if how == "async":
+            request = dist_checkpointing.save(state(step, rank), directory, strategy, async_sharded_save=True)
+            assert request is not None
+            queue.schedule_async_request(request)
+            done = step - queue.get_num_unfinalized_calls()
+        else:
+            dist_checkpointing.save(state(step, rank), directory, strategy)
+        if done >= 0:
+            (root / f"told-{rank}-{done}").touch()
+        if rank == 0 and how == "older ones removed" and step >= 2:
+            remove_checkpoint(root / step_name(step - 2))
+
+
+def look(root: Path) -> None:
+    """Raise unless all is well with what is on disk."""
+    told = max((int(path.name.rpartition("-")[2]) for path in root.glob("told-*")), default=-1)
+    newest = remesh.latest_complete(root)
+    found = -1 if newest is None else step_of(newest.name)
+    assert found is not None and found >= told, f"step {told} was told complete, the newest on disk is {found}"
+    for directory in sorted(root.glob("step-*")):
+        if check_is_distributed_checkpoint(directory):
+            step = step_of(directory.name)
+            assert step is not None
+            loaded = dist_checkpointing.load_plain_tensors(directory)
+            assert torch.equal(loaded["w"], torch.arange(4.0).repeat_interleave(3000) + step * NUM_RANKS)
+            assert loaded["both"].eq(step).all()
+            assert dist_checkpointing.load_common_state_dict(directory)["step"] == step
+    (root / "newest").write_text(str(found))
+
+
+def fork(act: Callable[[], None], may_fail: bool) -> int:
+    """Run ``act`` in a process of its own; its id."""
+    child = os.fork()
+    if child:
+        return child
+    status = 0
+    try:
+        act()
+    except BaseException as raised:
+        gone = isinstance(raised, Error | RuntimeError)
+        if not (may_fail and gone):
+            traceback.print_exc()
+            status = 1
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+
+
+def end(child: int) -> int:
+    """Wait for a process, for a bounded time; its exit status, negative if a signal ended it."""
+    deadline = time.monotonic() + _PATIENCE_S
+    while time.monotonic() < deadline:
+        done, status = os.waitpid(child, os.WNOHANG)
+        if done:
+            return os.waitstatus_to_exitcode(status)
+        time.sleep(0.005)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    raise AssertionError(f"process {child} was still there after {_PATIENCE_S} s")
+
+
+def run_trial(root: Path, how: str, dying: list[int], delay_s: float) -> int:
+    """The newest step that is left, -1 for none."""
+    root.mkdir()
+    ranks = [fork(lambda rank=rank: save_until_killed(root, how, rank), may_fail=True) for rank in range(NUM_RANKS)]  # type: ignore[misc]
+    while sum(1 for _ in root.glob("ready-*")) < NUM_RANKS:
+        time.sleep(0.002)
+    time.sleep(delay_s)
+    for rank in dying:
+        os.kill(ranks[rank], signal.SIGKILL)
+    statuses = [end(rank) for rank in ranks]
+    assert all(status == 0 or rank in dying for rank, status in enumerate(statuses)), (how, dying, statuses)
+    status = end(fork(lambda: look(root), may_fail=False))
+    assert status == 0, f"{how}, ranks {dying} killed after {delay_s:.3f} s: see above; the files are in {root}"
+    return int((root / "newest").read_text())
+
+
+def main(folder: Path, num_trials: int, seed: int) -> None:
+    torch.set_num_threads(1)  # no threads of torch's own before a fork
+    warm = {"w": ShardedTensor.from_rank_offsets("w", torch.zeros(3000)), "rng": ShardedObject("rng", {}, (1,), (0,))}
+    (folder / "warm").mkdir()
+    dist_checkpointing.save(warm, folder / "warm")  # what a first save loads, all ranks then have from the start
+    rng = random.Random(seed)
+    newest = []
+    for trial in range(num_trials):
+        dying = list(range(NUM_RANKS)) if trial % 3 == 2 else [rng.randrange(NUM_RANKS)]
+        newest.append(run_trial(folder / str(trial), HOW[trial % len(HOW)], dying, rng.uniform(0.0, _LATEST_S)))
+    some = sum(step >= 0 for step in newest)
+    with contextlib.suppress(BrokenPipeError):
+        print(f"{num_trials} kills: {some} left a newest checkpoint, {num_trials - some} came before the first one")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))

@@ -1,0 +1,130 @@
+"""Who writes: a thread or a worker process; what it is given, what comes back, and what happens when it dies."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from remesh.dist_checkpointing.errors import CheckpointingException
+from remesh.dist_checkpointing.staging import Copies, Staging
+from remesh.dist_checkpointing.strategies import async_callers
+from remesh.dist_checkpointing.strategies.async_callers import (
+    AsyncCaller,
+    AsyncRequest,
+    PersistentAsyncCaller,
+    TemporalAsyncCaller,
+    ThreadAsyncCaller,
+)
+
+pytestmark = pytest.mark.procs
+KINDS = [ThreadAsyncCaller, PersistentAsyncCaller]
+
+
+@pytest.fixture(params=KINDS, ids=lambda kind: kind.__name__, scope="module")
+def caller(request: pytest.FixtureRequest) -> Iterator[AsyncCaller]:
+    made = request.param()
+    yield made
+    made.close()
+
+
+def perform(caller: AsyncCaller, request: AsyncRequest) -> BaseException | None:
+    number = caller.num_written()
+    caller.schedule(request)
+    caller.wait(number + 1)
+    return caller.error_of(number)
+
+
+def test_the_value_of_the_function_comes_back(caller: AsyncCaller) -> None:
+    values: list[Any] = []
+    request = AsyncRequest(os.path.join, ("a", "b"), [], preload_fn=lambda: "c", receive_fn=values.append)
+    assert perform(caller, request) is None
+    assert values == ["a/c"]
+
+
+def test_an_error_comes_back_as_it_was_raised(caller: AsyncCaller, tmp_path: Path) -> None:
+    request = AsyncRequest(os.rmdir, (str(tmp_path / "nowhere"),), [])
+    error = perform(caller, request)
+    assert isinstance(error, FileNotFoundError)
+    assert "nowhere" in str(error)
+    assert perform(caller, AsyncRequest(os.path.join, ("a", "b"), [])) is None, "later requests go on"
+
+
+def test_an_error_that_cannot_travel_is_told_in_its_words(caller: AsyncCaller) -> None:
+    error = perform(caller, AsyncRequest(raise_a_local_error, (), []))
+    assert isinstance(error, Exception)
+    assert "only here" in str(error)
+
+
+def raise_a_local_error() -> None:
+    class LocalError(Exception):
+        pass
+
+    raise LocalError("only here")
+
+
+def test_a_worker_per_request_ends_with_it() -> None:
+    caller = TemporalAsyncCaller()
+    values: list[Any] = []
+    assert perform(caller, AsyncRequest(os.getpid, (), [], receive_fn=values.append)) is None
+    with pytest.raises(ProcessLookupError):
+        os.kill(values[0], 0)
+
+
+def test_the_copies_themselves_are_seen_not_others(caller: AsyncCaller) -> None:
+    copies = Staging().copy([torch.arange(6.0).reshape(2, 3), torch.tensor([True, False]), torch.zeros(0, 2)])
+    request = AsyncRequest(copy_first_to, (copies, 9.0), [], total_bytes=24)
+    assert perform(caller, request) is None
+    assert copies.tensors[0].eq(9).all(), "the worker has written to the very memory"
+    assert caller.written_bytes() == 0
+
+
+def copy_first_to(copies: Copies, value: float, *, progress: Callable[[int], None]) -> None:
+    progress(copies.tensors[0].nbytes)
+    copies.tensors[0].fill_(value)
+
+
+def test_a_worker_that_dies_or_cannot_find_a_function_fails_its_request_alone() -> None:
+    caller = PersistentAsyncCaller()
+    error = perform(caller, AsyncRequest(signal.raise_signal, (int(signal.SIGKILL),), []))
+    assert isinstance(error, CheckpointingException)
+    assert "ended before it had written (exit status -9" in str(error)
+    values: list[Any] = []
+    assert perform(caller, AsyncRequest(os.getpid, (), [], receive_fn=values.append)) is None
+    assert values[0] != os.getpid()
+    error = perform(caller, AsyncRequest(lambda: None, (), []))
+    assert isinstance(error, CheckpointingException)
+    assert "write in a thread" in str(error)
+    caller.close()
+
+
+def test_an_abort_does_not_wait_for_a_worker_process() -> None:
+    caller = PersistentAsyncCaller()
+    caller.schedule(AsyncRequest(signal.pause, (), []))
+    caller.schedule(AsyncRequest(signal.pause, (), []))
+    caller.close(abort=True)
+    assert caller.num_written() == 2
+    assert "aborted" in str(caller.error_of(1))
+
+
+def test_a_worker_can_be_started_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[int] = []
+    original = async_callers._Worker
+
+    def count(priority: int) -> Any:
+        started.append(priority)
+        return original(priority)
+
+    monkeypatch.setattr(async_callers, "_Worker", count)
+    caller = PersistentAsyncCaller()
+    caller.warmup(cpu_priority=3)
+    values: list[Any] = []
+    assert perform(caller, AsyncRequest(os.nice, (0,), [], receive_fn=values.append)) is None
+    assert started == [3]
+    assert values == [min(19, os.nice(0) + 3)]
+    caller.close()
