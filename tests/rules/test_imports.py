@@ -40,6 +40,7 @@ _SHELLS = {
         *("remesh.reshard.exchange", "remesh.reshard.faces", "remesh.reshard.handle", "remesh.reshard.memory"),
         *("remesh.reshard.refit", "remesh.reshard.run", "remesh.reshard.target"),
     },
+    "pipeline": set(),
 }
 # ... and pure modules in rooms that are not.
 _PURE_ELSEWHERE = {
