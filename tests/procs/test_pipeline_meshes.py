@@ -16,11 +16,12 @@ from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from remesh.errors import Error, PeerError
-from remesh.pipeline.edges import Payload, Transfers
+from remesh.pipeline.edges import Payload
 from remesh.pipeline.errors import PipelineError
 from remesh.pipeline.graph import Edge, StageGraph
 from remesh.pipeline.runtime import Pipeline
 from remesh.pipeline.schedules import SCHEDULES
+from remesh.pipeline.simulate import Transfers
 from remesh.pipeline.stage import Cut, Stage
 from remesh.testing.pool import DIED, RankPool
 
@@ -262,10 +263,10 @@ def train_skipping(schedule: str, transfers: Transfers) -> int:
 @pytest.mark.parametrize(
     ("schedule", "transfers"),
     [
-        ("1f1b", Transfers.OVERLAPPED),
+        ("1f1b", Transfers.ASYNC),
         ("1f1b", Transfers.BLOCKING),
-        ("eager-1f1b", Transfers.OVERLAPPED),
-        ("eager-split", Transfers.OVERLAPPED),
+        ("eager-1f1b", Transfers.ASYNC),
+        ("eager-split", Transfers.ASYNC),
     ],
 )
 def test_skip_connections_give_the_bits_of_one_process(ranks: RankPool, schedule: str, transfers: Transfers) -> None:

@@ -13,7 +13,7 @@ plan go on in the same thread. Lanes have tags of their own and never wait for e
     lane          └─0─>└─1─>...   <─0─┘
     stage 1             F0      B0 ─┘ F1
 
-With `Transfers.BLOCKING` a receive is posted when it is needed, and nobody computes while a send of its own is on its
+With blocking transfers a receive is posted when it is needed, and nobody computes while a send of its own is on its
 way: what pipelines do that do not overlap.
 """
 
@@ -39,15 +39,6 @@ _FIRST_TAG = 0x5E560000
 _ABORT_TIMEOUT_S = 30.0
 _SIGNAL = "signal"
 _DTYPES_WITHOUT_GRADIENT = ("bool", "int", "uint")
-
-
-class Transfers(Enum):
-    """How transfers go along with compute."""
-
-    OVERLAPPED = "overlapped"
-    """Beside it."""
-    BLOCKING = "blocking"
-    """Between: a rank waits for what it sends."""
 
 
 class Payload(Enum):

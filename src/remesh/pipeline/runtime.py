@@ -30,10 +30,11 @@ from remesh.errors import Error, PeerError
 from remesh.layout.from_torch import dtype_name
 from remesh.pipeline.actions import Action, ActionKind
 from remesh.pipeline.check import check_schedule
-from remesh.pipeline.edges import Lane, Member, Passage, Payload, Route, Transfers, plan_route
+from remesh.pipeline.edges import Lane, Member, Passage, Payload, Route, plan_route
 from remesh.pipeline.errors import PipelineError
 from remesh.pipeline.graph import StageGraph
 from remesh.pipeline.schedule import Schedule
+from remesh.pipeline.simulate import Transfers
 from remesh.pipeline.stage import Stage, StageWork, Values, cut_microbatches
 from remesh.pipeline.survey import StageValues, device_of, names_made, survey_places, survey_values
 from remesh.reshard.exchange import Group, break_off, gather_from, group_rank, peer_error
@@ -48,7 +49,8 @@ class PipelineOptions(PlanOptions, total=False):
     """What may be said beside the schedule."""
 
     transfers: Transfers
-    """Whether they go along with compute; they do by default."""
+    """Beside the compute, as by default, or blocking: nobody computes while a send of its own is on its way, and a
+    receive is posted when it is needed."""
     payload: Payload
     """What crosses the links; the values by default."""
 
@@ -103,7 +105,7 @@ class Pipeline:
         self.graph = graph
         self.schedule = schedule
         self._group = group
-        self._is_blocking = options.pop("transfers", Transfers.OVERLAPPED) is Transfers.BLOCKING
+        self._is_blocking = options.pop("transfers", Transfers.ASYNC) is Transfers.BLOCKING
         self._payload = options.pop("payload", Payload.VALUES)
         self._options: PlanOptions = options
         self._rank = group_rank(group)
