@@ -39,10 +39,11 @@ def compute_peaks(schedule: Schedule, costs: Costs | None = None) -> tuple[Peak,
     >>> [peak.num_live for peak in compute_peaks(zero_bubble_h1(4, 16))]
     [4, 4, 4, 4]
     """
-    return tuple(_peak(row, costs) for row in schedule.rows)
+    return tuple(peak_of_row(row, costs) for row in schedule.rows)
 
 
-def _peak(row: Sequence[Action], costs: Costs | None) -> Peak:
+def peak_of_row(row: Sequence[Action], costs: Costs | None = None) -> Peak:
+    """The peak of the rank that has this row."""
     num_live = nbytes = most_live = most_bytes = 0
     at: Action | None = None
     split = {(action.stage, action.microbatch) for action in row if action.kind is ActionKind.I}

@@ -55,13 +55,14 @@ def build_schedule(name: str, num_microbatches: int, warmups: Sequence[int], del
         if delay is not None and delay < 0:
             raise PipelineError(f"building the schedule {name!r}: stage {stage} has the delay {delay}, expected >= 0")
     rows = tuple(
-        _row(stage, num_microbatches, warmup, delay)
+        build_row(stage, num_microbatches, warmup, delay)
         for stage, (warmup, delay) in enumerate(zip(warmups, of_stage, strict=True))
     )
     return Schedule(name, num_stages, num_microbatches, rows)
 
 
-def _row(stage: int, num_microbatches: int, warmup: int, delay: int | None) -> tuple[Action, ...]:
+def build_row(stage: int, num_microbatches: int, warmup: int, delay: int | None) -> tuple[Action, ...]:
+    """The row of one stage by the rule above; the warm-up is 1 to M, the delay >= 0 or None."""
     row = [Action(stage, ActionKind.F, number) for number in range(warmup)]
     backward = ActionKind.B if delay is None else ActionKind.I
     num_forwards, num_weights = warmup, 0
