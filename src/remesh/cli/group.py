@@ -13,6 +13,7 @@ from remesh.errors import Error
 _VERBS = {
     "ckpt": "Look into checkpoints: list, show, compare, verify, export, clear away.",
     "net": "Measure the network between hosts.",
+    "pipeline": "Draw, compare and search pipeline schedules.",
     "plan": "Plan a move between two layouts: bound, ratio, rounds, pictures.",
     "run": "Start a script on this node as part of an elastic job.",
     "testbed": "Make hosts on this machine, with shaped links.",
