@@ -5,9 +5,9 @@ back. A *lane* is one direction of a route on one rank that takes part in it. Th
 stage says that the values lie on its mesh; then a lane carries one micro-batch after the other, in the order in which
 the schedule makes them.
 
-Every lane of a step has a thread. Giving puts the values in its hands and returns; receives are posted as soon as the
-one before is done, whether anybody waits yet or not, so values arrive while the stage computes. Relays and sums of a
-plan go on in the same thread. Lanes have tags of their own and never wait for each other.
+Every lane of a step has threads of its own. Giving puts the values in their hands and returns; receives are posted a
+few micro-batches ahead, whether anybody waits yet or not, so values arrive while the stage computes. Relays and sums of
+a plan go on in the same threads. Lanes have tags of their own and never wait for each other.
 
     stage 0   F0 ─┐ F1 ─┐ F2            B0
     lane          └─0─>└─1─>...   <─0─┘
@@ -22,6 +22,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from enum import Enum
 
@@ -36,6 +37,9 @@ from remesh.reshard.tasks import TensorMove
 from remesh.reshard.transfer import PlanOptions, Transfer, plan_transfer
 
 _FIRST_TAG = 0x5E560000
+_NUM_AHEAD = 3
+"""So many receives of a lane are posted at a time. A sender that learns of a receive only when the one before is done
+learns of it late: the word has to pass what the taker itself is sending."""
 _ABORT_TIMEOUT_S = 30.0
 _SIGNAL = "signal"
 _DTYPES_WITHOUT_GRADIENT = ("bool", "int", "uint")
@@ -157,6 +161,8 @@ class Member:
     device: torch.device
     """Where values that arrive are kept."""
     is_blocking: bool
+    turn: AbstractContextManager[object]
+    """Held while something is sent: a lock where one thing leaves at a time."""
 
 
 class Lane:
@@ -171,7 +177,7 @@ class Lane:
         """``number`` is the lane's among all of the pipeline, the same on all its ranks; ``order`` the micro-batches as
         they are made; ``on_error`` is called in the lane's thread when it ends before its time."""
         self._way = way
-        self._tag = _FIRST_TAG + number
+        self._tag = _FIRST_TAG + _NUM_AHEAD * number
         self._order = tuple(order)
         self._member = member
         self._on_error = on_error
@@ -186,11 +192,19 @@ class Lane:
         self._is_aborted = False
         self.passages: list[Passage] = []
         """In the order in which they ended."""
-        self._thread = threading.Thread(target=self._work, name=f"remesh-lane-{number}", daemon=True)
+        self._gives = member.rank in _ranks_of(way.held)
+        # Every thread has its own share of the micro-batches, and a tag: their messages never mix.
+        shares = [range(len(order))] if self._gives else [range(at, len(order), _NUM_AHEAD) for at in range(_NUM_AHEAD)]
+        self._threads = [
+            threading.Thread(target=self._work, args=(share,), name=f"remesh-lane-{number}", daemon=True)
+            for share in shares
+            if share
+        ]
 
     def start(self) -> None:
         """Begin to carry."""
-        self._thread.start()
+        for thread in self._threads:
+            thread.start()
 
     def give(self, microbatch: int, values: Mapping[str, torch.Tensor]) -> None:
         """Hand over what is to be carried; returns at once. The tensors belong to the lane until they are gone."""
@@ -217,15 +231,17 @@ class Lane:
     def finish(self) -> None:
         """Block until everything was carried. Raises what ended the lane."""
         self._wait_until(lambda: len(self._gone) == len(self._order))
-        self._thread.join()
+        for thread in self._threads:
+            thread.join()
 
     def abort(self) -> None:
         """Carry no more. To be called once the group's connections are closed: that ends what is under way."""
         with self._changed:
             self._is_aborted = True
             self._changed.notify_all()
-        if self._thread.ident is not None:
-            self._thread.join(_ABORT_TIMEOUT_S)
+        for thread in self._threads:
+            if thread.ident is not None:
+                thread.join(_ABORT_TIMEOUT_S)
 
     @property
     def error(self) -> BaseException | None:
@@ -233,24 +249,24 @@ class Lane:
         return self._error
 
     def _wait_until(self, is_so: Callable[[], bool]) -> None:
-        # The thread of the lane waits at most for the group's timeout, and then there is an error.
+        # The threads of the lane wait at most for the group's timeout, and then there is an error.
         with self._changed:
             self._changed.wait_for(lambda: is_so() or self._error is not None)
             if self._error is not None and not is_so():
                 raise self._error
 
-    def _work(self) -> None:
-        rank = self._member.rank
+    def _work(self, share: range) -> None:
+        """Carry the micro-batches at these places of the order."""
         try:
-            for microbatch in self._order:
-                if rank in _ranks_of(self._way.held):
-                    self._carry_away(microbatch)
+            for place in share:
+                if self._gives:
+                    self._carry_away(self._order[place], self._tag + place % _NUM_AHEAD)
                 else:
-                    self._bring(microbatch)
+                    self._bring(self._order[place], self._tag + place % _NUM_AHEAD)
                 if self._is_aborted:
                     return
                 with self._changed:
-                    self._gone.add(microbatch)
+                    self._gone.add(self._order[place])
                     self._changed.notify_all()
         except BaseException as error:  # belongs to whoever waits for the lane
             with self._changed:
@@ -258,7 +274,7 @@ class Lane:
                 self._changed.notify_all()
             self._on_error()
 
-    def _carry_away(self, microbatch: int) -> None:
+    def _carry_away(self, microbatch: int, tag: int) -> None:
         with self._changed:
             self._changed.wait_for(lambda: microbatch in self._waiting or self._is_aborted)
             if self._is_aborted:
@@ -268,9 +284,11 @@ class Lane:
             pieces = {name: self._piece(values[name], layout) for name, layout in self._way.held.items()}
         else:
             pieces = {_SIGNAL: self._piece(torch.zeros(1, dtype=torch.uint8), self._way.signals[0])}
-        self._run(microbatch, Job(self._way.transfer, pieces, {}, self._member.group))
+        job = Job(self._way.transfer, pieces, {}, self._member.group)
+        with self._member.turn:
+            self._run(microbatch, job, tag)
 
-    def _bring(self, microbatch: int) -> None:
+    def _bring(self, microbatch: int, tag: int) -> None:
         with self._changed:
             self._changed.wait_for(
                 lambda: not self._member.is_blocking or microbatch in self._demanded or self._is_aborted
@@ -285,13 +303,13 @@ class Lane:
                 value.zero_()
             signal = torch.zeros(self._way.signals[1].global_shape, dtype=torch.uint8)
             pieces = {_SIGNAL: self._piece(signal, self._way.signals[1])}
-        self._run(microbatch, Job(self._way.transfer, {}, pieces, self._member.group))
+        self._run(microbatch, Job(self._way.transfer, {}, pieces, self._member.group), tag)
         with self._changed:
             self._arrived[microbatch] = values
 
-    def _run(self, microbatch: int, job: Job) -> None:
+    def _run(self, microbatch: int, job: Job, tag: int) -> None:
         start_s = time.monotonic()
-        job.run_unconfirmed(self._tag)
+        job.run_unconfirmed(tag)
         self.passages.append(Passage(microbatch, start_s, time.monotonic()))
 
     def _empty(self, layout: Layout) -> torch.Tensor:

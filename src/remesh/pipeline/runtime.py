@@ -15,8 +15,10 @@ elsewhere. Gradients are then undefined; meet again in a new group, and take the
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -30,6 +32,7 @@ from remesh.errors import Error, PeerError
 from remesh.layout.from_torch import dtype_name
 from remesh.pipeline.actions import Action, ActionKind
 from remesh.pipeline.check import check_schedule
+from remesh.pipeline.costs import Lines
 from remesh.pipeline.edges import Lane, Member, Passage, Payload, Route, plan_route
 from remesh.pipeline.errors import PipelineError
 from remesh.pipeline.graph import StageGraph
@@ -51,6 +54,9 @@ class PipelineOptions(PlanOptions, total=False):
     transfers: Transfers
     """Beside the compute, as by default, or blocking: nobody computes while a send of its own is on its way, and a
     receive is posted when it is needed."""
+    lines: Lines
+    """What transfers occupy. By default a NIC: what a rank sends leaves one after the other, so that what is needed
+    first is there first. `Lines.HOP` for ranks with a link of its own to every other."""
     payload: Payload
     """What crosses the links; the values by default."""
 
@@ -107,6 +113,7 @@ class Pipeline:
         self._group = group
         self._is_blocking = options.pop("transfers", Transfers.ASYNC) is Transfers.BLOCKING
         self._payload = options.pop("payload", Payload.VALUES)
+        self._lines = options.pop("lines", Lines.NIC)
         self._options: PlanOptions = options
         self._rank = group_rank(group)
         self._places = survey_places(stage, graph, self._describe, group)
@@ -200,7 +207,8 @@ class _Step:
         self._pipeline = pipeline
         self._index = index = pipeline.stage.index
         self._row = pipeline._rows[index]
-        member = Member(pipeline._rank, pipeline._group, pipeline._device, pipeline._is_blocking)
+        turn = threading.Lock() if pipeline._lines is Lines.NIC else contextlib.nullcontext()
+        member = Member(pipeline._rank, pipeline._group, pipeline._device, pipeline._is_blocking, turn)
         self._lanes: dict[str, Lane] = {}
         self._into: list[Lane] = []
         """Bring values that the stage takes."""

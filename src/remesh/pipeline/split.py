@@ -1,12 +1,12 @@
 """How is a model cut into stages? A `torch.nn` model and the names of the modules at which stages begin.
 
-1. The model's own ``forward`` is traced, symbolically and only as deep as the cuts lie: a module without a cut inside is
-   one step, whatever it does.
+1. The model's own ``forward`` is traced, symbolically and only as deep as the cuts lie: a module without a cut inside
+   is one step, whatever it does.
 2. Steps belong to the stage that has begun when they come; tensors are joined where the joined one is used, so that
-   each travels from where it was made. A value that a later stage uses becomes an edge: from the
-   stage that makes it straight to every stage that uses it, however far away. So long skip connections need no word.
-3. Each stage is a module with its steps. It keeps the names of the model's parameters, so that a checkpoint, or a reshard
-   to other cuts, finds them.
+   each travels from where it was made. A value that a later stage uses becomes an edge: from the stage that makes it
+   straight to every stage that uses it, however far away. So long skip connections need no word.
+3. Each stage is a module with its steps. It keeps the names of the model's parameters, so that a checkpoint, or a
+   reshard to other cuts, finds them.
 """
 
 from __future__ import annotations
