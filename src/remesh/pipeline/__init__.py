@@ -8,10 +8,12 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from remesh.pipeline.actions import Action, ActionKind
+from remesh.pipeline.bound import StepBound, compute_bound
 from remesh.pipeline.check import check_schedule
 from remesh.pipeline.costs import Costs, EdgeCost, Lines, StageCost
 from remesh.pipeline.errors import PipelineError
 from remesh.pipeline.graph import Edge, StageGraph
+from remesh.pipeline.memory import Peak, check_memory, compute_peaks
 from remesh.pipeline.schedule import Schedule
 from remesh.pipeline.schedules import (
     SCHEDULES,
@@ -23,6 +25,7 @@ from remesh.pipeline.schedules import (
     one_f_one_b_split,
     zero_bubble_h1,
 )
+from remesh.pipeline.search import Found, search_schedule
 from remesh.pipeline.simulate import Simulation, Transfers, compute_signal_bound_s, simulate_schedule
 
 if TYPE_CHECKING:
@@ -38,9 +41,11 @@ __all__ = [
     "Costs",
     "Edge",
     "EdgeCost",
+    "Found",
     "Lines",
     "Parts",
     "Payload",
+    "Peak",
     "Pipeline",
     "PipelineError",
     "Schedule",
@@ -48,16 +53,21 @@ __all__ = [
     "Stage",
     "StageCost",
     "StageGraph",
+    "StepBound",
     "StepReport",
     "Transfers",
     "build_schedule",
+    "check_memory",
     "check_schedule",
+    "compute_bound",
+    "compute_peaks",
     "compute_signal_bound_s",
     "eager_one_f_one_b",
     "eager_split",
     "gpipe",
     "one_f_one_b",
     "one_f_one_b_split",
+    "search_schedule",
     "simulate_schedule",
     "split_model",
     "zero_bubble_h1",
