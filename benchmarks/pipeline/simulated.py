@@ -293,8 +293,8 @@ def main(
     parts = [
         "# Schedules, simulated\n\nWritten by `python -m benchmarks.pipeline.simulated`. Uniform stages, F = I = W = "
         "1; a transfer takes `c` times F on a line of its own for each hop and direction. Fractions are the signal "
-        "bound of 1F1B (transfers in no time) over the step: above 1 where weight gradients fill the bubbles of fill and "
-        "drain. The searched schedule keeps least among those within 1 % of the fastest."
+        "bound of 1F1B (transfers in no time) over the step: above 1 where weight gradients fill the bubbles of fill "
+        "and drain. The searched schedule keeps least among those within 1 % of the fastest."
     ]
     for num_stages, num in sizes:
         parts.append(
