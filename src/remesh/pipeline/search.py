@@ -22,7 +22,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from remesh.pipeline.actions import Action
 from remesh.pipeline.bound import LongestPaths, StepBound, compute_bound, least_backward_s, names_of_lines
@@ -214,12 +214,20 @@ class _Search:
                 return Knobs(1, -1)
         return knobs
 
+    def fit_all(self, candidate: Sequence[Knobs], most_bytes: float = math.inf) -> Candidate:
+        """All knobs cut down, and no stage warms up longer than one that it takes values of: that is a deadlock."""
+        fitted = [self.fit(stage, knobs, most_bytes) for stage, knobs in enumerate(candidate)]
+        for edge in sorted(self._graph.edges, key=lambda each: each.source):
+            longest = fitted[edge.source].warmup
+            fitted[edge.target] = replace(fitted[edge.target], warmup=min(fitted[edge.target].warmup, longest))
+        return tuple(fitted)
+
     def ramps(self) -> Iterator[Candidate]:
         """The candidates to begin with."""
         for warmups in self._warmups():
             most = max(warmups)
             for delays in ([-1] * len(warmups), [0] * len(warmups), [1] * len(warmups), [most - w for w in warmups]):
-                yield tuple(self.fit(n, Knobs(*each)) for n, each in enumerate(zip(warmups, delays, strict=True)))
+                yield self.fit_all([Knobs(*each) for each in zip(warmups, delays, strict=True)])
 
     def _warmups(self) -> Iterator[list[int]]:
         yield plain_warmups(self._graph.num_stages, self._num)
@@ -286,8 +294,7 @@ class _Search:
 
     def _cut(self, sources: Sequence[Candidate], most_bytes: float, allowed_s: float) -> Candidate:
         """The fastest of these that is left when no rank may keep more, mended if that looks possible."""
-        cut = [tuple(self.fit(n, knobs, most_bytes) for n, knobs in enumerate(each)) for each in sources]
-        best = min(cut, key=self.by_time)
+        best = min((self.fit_all(each, most_bytes) for each in sources), key=self.by_time)
         is_near = self.time_s(best) <= allowed_s * (1 + _MENDABLE)
         return self.climb(best, allowed_s, most_bytes) if is_near else best
 

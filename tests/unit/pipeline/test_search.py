@@ -97,6 +97,22 @@ def test_a_limit_that_no_schedule_meets_is_refused_before_anything_is_tried() ->
     assert search_schedule(graph, costs, 4, limits_bytes=100).peaks[0].num_live == 1
 
 
+@pytest.mark.parametrize("graph", [StageGraph.chain(4), U_SHAPE], ids=["chain", "U"])
+@pytest.mark.parametrize("limits", [[1, 9, 9, 9], [9, 1, 9, 9], [9, 9, 1, 9], [2, 9, 1, 9]])
+def test_one_rank_with_little_memory_is_no_deadlock_for_the_others(graph: StageGraph, limits: list[int]) -> None:
+    costs = Costs.uniform(graph, transfer_s=1)
+    found = search_schedule(graph, costs, 8, limits_bytes=limits)
+    check_schedule(found.schedule, graph)
+    check_memory(found.schedule, costs, limits)
+
+
+def test_compute_and_transfers_may_take_no_time() -> None:
+    for graph in (StageGraph.chain(1), StageGraph.chain(3)):
+        costs = Costs.uniform(graph, stage=StageCost(0, 0, 0))
+        for num in (1, 5):
+            assert search_schedule(graph, costs, num).step_s == 0
+
+
 @pytest.mark.parametrize(
     ("num", "more"), [(0, {}), (4, {"tolerance": -1.0}), (4, {"tolerance": float("nan")}), (4, {"limits_bytes": [1]})]
 )
