@@ -126,12 +126,17 @@ def compare(**options: Any) -> None:
 @click.option(
     "--tolerance", type=float, default=0.01, show_default=True, help="Time to give for memory, as a fraction."
 )
+@click.option("--effort", type=click.IntRange(1), default=1, show_default=True, help="How long to search.")
 @click.option("--svg", type=_FILE, help="Write the picture to this file.")
 @click.option("--csv", "table", type=_FILE, help="Write the schedule to this file, as torch reads it.")
-def search(limit: int | None, tolerance: float, svg: Path | None, table: Path | None, **options: Any) -> None:
+def search(
+    limit: int | None, tolerance: float, effort: int, svg: Path | None, table: Path | None, **options: Any
+) -> None:
     """Find the schedule that keeps least among the fastest under a memory limit."""
     job = build_job(**options)
-    found = search_schedule(job.graph, job.costs, job.num_microbatches, limits_bytes=limit, tolerance=tolerance)
+    found = search_schedule(
+        job.graph, job.costs, job.num_microbatches, limits_bytes=limit, tolerance=tolerance, effort=effort
+    )
     console = Console(highlight=False)
     simulation = simulate_schedule(found.schedule, job.graph, job.costs)
     console.print(found.reason, soft_wrap=True)

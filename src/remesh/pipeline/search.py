@@ -7,8 +7,8 @@ A candidate gives every stage its warm-up and its delay (`remesh.pipeline.schedu
    grow with the round trip, by several factors, and those of 1F1B and eager-1F1B; each with whole backwards, with
    delays of 0 and 1, and with the delay that lets every stage keep as much as the fullest. What does not fit under the
    limit is cut down: delay first, then warm-up.
-2. *Climb.* From the best, single stages, or two neighbours at once, are changed while that saves time. It ends
-   near the bound that no schedule beats (`remesh.pipeline.bound`).
+2. *Climb.* From the best, then the next best, single stages, or two neighbours at once, are changed while that saves
+   time. It ends with the effort, or near the bound that no schedule beats (`remesh.pipeline.bound`).
 3. *Level.* Those that take no more than ``1 + tolerance`` times the least time are cut down to fewer bytes on every
    rank, by bisection; the best of them is mended by climbing under that limit, and must take no more either.
 4. *Shrink.* From what then keeps least, single stages are cut down while that stays true, fullest first.
@@ -42,7 +42,7 @@ _MENDABLE = 0.05
 _NUM_CUT = 8
 """How many of the good candidates are cut down."""
 _NUM_ACTIONS = 250_000
-"""After so many simulated actions nothing is climbed any more: a quarter of a second."""
+"""What one unit of effort simulates: about a quarter of a second."""
 _STEPS = ((1, 0), (0, 1), (-1, 1), (1, -1))
 """Changes of warm-up and delay that may save time."""
 _CUTS = ((0, 8), (0, 4), (0, 2), (0, 1), (4, 0), (2, 0), (1, 0), (2, -1), (1, -1), (1, 1))
@@ -95,23 +95,32 @@ def search_schedule(
     *,
     limits_bytes: int | Sequence[int | None] | None = None,
     tolerance: float = 0.01,
+    effort: int = 1,
 ) -> Found:
     """The schedule that keeps least among the fastest under a limit of bytes for all ranks, or one for each.
 
+    More ``effort`` climbs longer, about a quarter of a second each: worth it for uneven costs and shared NICs.
     `PipelineError` when no schedule meets the limit: one micro-batch of some stage is more.
 
     >>> chain = StageGraph.chain(2)
-    >>> [search_schedule(chain, Costs.uniform(chain, transfer_s=c), 32).knobs[0].warmup for c in (0.5, 1)]
-    [2, 3]
+    >>> [search_schedule(chain, Costs.uniform(chain, transfer_s=c), 32).knobs[0].warmup for c in (0.25, 1, 2)]
+    [2, 3, 4]
     """
     if num_microbatches < 1:
         raise PipelineError(f"searching a schedule: expected at least 1 micro-batch, found {num_microbatches}")
     if not 0 <= tolerance < math.inf:
         raise PipelineError(f"searching a schedule: expected a tolerance >= 0, found {tolerance}")
+    if effort < 1:
+        raise PipelineError(f"searching a schedule: expected an effort >= 1, found {effort}")
     search = _Search(graph, costs, num_microbatches, _limits(limits_bytes, graph.num_stages))
+    search.num_left = effort * _NUM_ACTIONS
     for candidate in search.ramps():
         search.time_s(candidate)
-    search.climb(search.fastest(), search.bound.step_s * (1 + _NEAR))
+    near_s = search.bound.step_s * (1 + _NEAR)
+    for start in sorted(search.tried, key=search.by_time):
+        if search.time_s(search.fastest()) <= near_s:
+            break
+        search.climb(start, near_s)
     while True:
         fastest = search.fastest()
         allowed_s = search.time_s(fastest) * (1 + tolerance)
@@ -144,7 +153,8 @@ class _Search:
         self._player = Player(graph, costs, range(graph.num_stages))
         self._rows: dict[tuple[int, Knobs], tuple[Action, ...]] = {}
         self._nbytes: dict[tuple[int, Knobs], int] = {}
-        self._num_left = _NUM_ACTIONS
+        self.num_left = _NUM_ACTIONS
+        """Simulated actions until nothing is climbed any more."""
         self.tried: dict[Candidate, float] = {}
         """Candidate to its simulated time."""
         for stage in range(graph.num_stages):
@@ -176,7 +186,7 @@ class _Search:
         """The simulated time of a step, computed once; infinite for what has a deadlock."""
         if candidate not in self.tried:
             rows = [self.row(stage, knobs) for stage, knobs in enumerate(candidate)]
-            self._num_left -= sum(map(len, rows))
+            self.num_left -= sum(map(len, rows))
             played = self._player.play(rows, self._num)
             is_done = all(len(ends) == len(row) for ends, row in zip(played.ends, rows, strict=True))
             self.tried[candidate] = played.step_s if is_done else math.inf
@@ -255,10 +265,10 @@ class _Search:
     def climb(self, candidate: Candidate, enough_s: float, most_bytes: float = math.inf) -> Candidate:
         """Change single stages, or two neighbours at once, while that saves time, until it is enough."""
         improved = True
-        while improved and self._num_left > 0 and self.time_s(candidate) > enough_s:
+        while improved and self.num_left > 0 and self.time_s(candidate) > enough_s:
             improved = False
             for stages in (*((n,) for n in range(len(candidate))), *itertools.pairwise(range(len(candidate)))):
-                if self._num_left <= 0 or (improved and len(stages) == 2):
+                if self.num_left <= 0 or (improved and len(stages) == 2):
                     break
                 neighbours = self._neighbours(candidate, stages, most_bytes)
                 best = min(neighbours, key=self.by_time, default=candidate)

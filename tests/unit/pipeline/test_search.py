@@ -97,6 +97,13 @@ def test_a_limit_that_no_schedule_meets_is_refused_before_anything_is_tried() ->
     assert search_schedule(graph, costs, 4, limits_bytes=100).peaks[0].num_live == 1
 
 
+def test_more_effort_is_never_slower_and_can_be_faster() -> None:
+    costs = random_costs(random.Random(7), U_SHAPE, Lines.NIC)
+    found = [search_schedule(U_SHAPE, costs, 64, effort=effort) for effort in (1, 4)]
+    assert found[1].fastest_s <= found[0].fastest_s
+    assert found[1].num_tried > found[0].num_tried
+
+
 @pytest.mark.parametrize("graph", [StageGraph.chain(4), U_SHAPE], ids=["chain", "U"])
 @pytest.mark.parametrize("limits", [[1, 9, 9, 9], [9, 1, 9, 9], [9, 9, 1, 9], [2, 9, 1, 9]])
 def test_one_rank_with_little_memory_is_no_deadlock_for_the_others(graph: StageGraph, limits: list[int]) -> None:
@@ -114,7 +121,14 @@ def test_compute_and_transfers_may_take_no_time() -> None:
 
 
 @pytest.mark.parametrize(
-    ("num", "more"), [(0, {}), (4, {"tolerance": -1.0}), (4, {"tolerance": float("nan")}), (4, {"limits_bytes": [1]})]
+    ("num", "more"),
+    [
+        (0, {}),
+        (4, {"effort": 0}),
+        (4, {"tolerance": -1.0}),
+        (4, {"tolerance": float("nan")}),
+        (4, {"limits_bytes": [1]}),
+    ],
 )
 def test_a_question_that_cannot_be_is_refused(num: int, more: dict[str, object]) -> None:
     graph = StageGraph.chain(2)
