@@ -63,7 +63,7 @@ def spec_of(cut: Cut | None, ndim: int) -> str:
     """The sharding spec of a value with ``ndim`` dims.
 
     >>> spec_of([Shard(0), Replicate()], 2), spec_of(None, 3)
-    ('S0R', 'RRR')
+    ('S(0)R', 'RRR')
     """
     if isinstance(cut, str):
         return cut
