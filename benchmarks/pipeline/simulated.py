@@ -3,7 +3,7 @@
 Uniform stages with F = I = W = 1 and a transfer of ``c`` times F on a line of its own for each hop and direction,
 unless a case says more. *Signal bound*: the same schedule with transfers that take no time, or 1F1B, where a case
 says so. *Bound*: what no schedule beats (`remesh.pipeline.bound`). *Blocking*: ranks stand still while they send and
-receive.
+receive, one value at a time; *exchange*: all values that are due at once, as torch's ``Schedule1F1B``.
 
 ``python -m benchmarks.pipeline.simulated`` writes the tables and pictures of ``docs/pipeline``.
 """
@@ -31,8 +31,8 @@ from remesh.pipeline.simulate import Transfers, compute_signal_bound_s, simulate
 SEED = 9
 RATIOS = (0.25, 0.5, 1.0, 1.5, 2.0)
 SIZES = ((2, 32), (4, 16), (8, 32))
-BLOCKING, SEARCHED = "1f1b, blocking", "searched"
-NAMES = (BLOCKING, "1f1b", "1f1b-split", "eager-1f1b", "eager-split", SEARCHED)
+BLOCKING, EXCHANGE, SEARCHED = "1f1b, blocking", "1f1b, exchange", "searched"
+NAMES = (BLOCKING, EXCHANGE, "1f1b", "1f1b-split", "eager-1f1b", "eager-split", SEARCHED)
 NUM_MICROBATCHES = (4, 8, 16, 32, 64)
 U_SHAPE = StageGraph(4, (*StageGraph.chain(4).edges, Edge(0, 3, "skip"), Edge(1, 2, "skip")))
 """A U-shaped model in four stages: long skip connections to the mirror image."""
@@ -44,8 +44,8 @@ def step_s(name: str, graph: StageGraph, costs: Costs, num: int) -> float:
     """The time of a step under a schedule by name; searched anew for `SEARCHED`."""
     if name == SEARCHED:
         return search_schedule(graph, costs, num).step_s
-    schedule = one_f_one_b(graph.num_stages, num) if name == BLOCKING else SCHEDULES[name](graph.num_stages, num)
-    transfers = Transfers.BLOCKING if name == BLOCKING else Transfers.ASYNC
+    transfers = {BLOCKING: Transfers.BLOCKING, EXCHANGE: Transfers.EXCHANGE}.get(name, Transfers.ASYNC)
+    schedule = SCHEDULES["1f1b" if transfers is not Transfers.ASYNC else name](graph.num_stages, num)
     return simulate_schedule(schedule, graph, costs, transfers=transfers).step_s
 
 
@@ -89,6 +89,8 @@ def _fraction_rows(sizes: Sequence[tuple[int, int]]) -> list[Row]:
             made += [Row(f"{case}: {name}", value, "ratio") for name, value in by_name.items()]
             value = by_name[SEARCHED] / by_name[BLOCKING]
             made.append(Row(f"{case}: searched over blocking", value, "ratio", peer="1F1B, blocking"))
+            value = by_name[SEARCHED] / by_name[EXCHANGE]
+            made.append(Row(f"{case}: searched over exchange", value, "ratio", peer="1F1B, exchange"))
         graph = StageGraph.chain(num_stages)
         for ratio in RATIOS:
             value = own_fraction(graph, Costs.uniform(graph, transfer_s=ratio), num)
@@ -294,7 +296,8 @@ def main(
         "# Schedules, simulated\n\nWritten by `python -m benchmarks.pipeline.simulated`. Uniform stages, F = I = W = "
         "1; a transfer takes `c` times F on a line of its own for each hop and direction. Fractions are the signal "
         "bound of 1F1B (transfers in no time) over the step: above 1 where weight gradients fill the bubbles of fill "
-        "and drain. The searched schedule keeps least among those within 1 % of the fastest."
+        "and drain. *Blocking* 1F1B handles one value at a time, *exchange* all that are due at once, as torch's "
+        "`Schedule1F1B` does. The searched schedule keeps least among those within 1 % of the fastest."
     ]
     for num_stages, num in sizes:
         parts.append(

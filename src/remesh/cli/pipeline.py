@@ -26,6 +26,7 @@ from remesh.pipeline.search import search_schedule
 from remesh.pipeline.simulate import Simulation, Transfers, compute_signal_bound_s, simulate_schedule
 
 _FILE = click.Path(path_type=Path)
+_TRANSFERS = [each.value for each in Transfers]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,11 +70,11 @@ def pipeline() -> None:
 @pipeline.command()
 @click.argument("schedule")
 @_job_options
-@click.option("--blocking", is_flag=True, help="Ranks stand still while they send and receive.")
+@click.option("--transfers", type=click.Choice(_TRANSFERS), default="async", help="Whether ranks overlap, and how not.")
 @click.option("--svg", type=_FILE, help="Write the picture to this file.")
 @click.option("--csv", "table", type=_FILE, help="Write the schedule to this file, as torch reads it.")
 @click.option("--comms", is_flag=True, help="CSV files, read or written, have sends and receives in them.")
-def draw(schedule: str, blocking: bool, svg: Path | None, table: Path | None, comms: bool, **options: Any) -> None:
+def draw(schedule: str, transfers: str, svg: Path | None, table: Path | None, comms: bool, **options: Any) -> None:
     """Draw one schedule as a clock, and say what it takes."""
     job = build_job(**options)
     form = TableForm.COMPUTE_COMMS if comms else TableForm.COMPUTE_ONLY
@@ -81,8 +82,7 @@ def draw(schedule: str, blocking: bool, svg: Path | None, table: Path | None, co
     # A table brings its own number of micro-batches.
     job = Job(job.graph, job.costs, made.num_microbatches)
     console = Console(highlight=False)
-    transfers = Transfers.BLOCKING if blocking else Transfers.ASYNC
-    simulation = simulate_schedule(made, job.graph, job.costs, transfers=transfers)
+    simulation = simulate_schedule(made, job.graph, job.costs, transfers=Transfers(transfers))
     _show(made, simulation, job, console)
     if svg:
         _write(svg, draw_svg(simulation, title=_title(made, simulation), bound_s=_bound_s(made, job)), console)
@@ -93,7 +93,7 @@ def draw(schedule: str, blocking: bool, svg: Path | None, table: Path | None, co
 @pipeline.command()
 @_job_options
 def compare(**options: Any) -> None:
-    """Simulate every known schedule, blocking 1F1B, and the searched one.
+    """Simulate every known schedule, 1F1B without overlap, and the searched one.
 
     For each: the time of a step; what 1F1B takes if transfers take no time, and what no schedule beats, as fractions of
     it; how long a rank waits for communication, and how many micro-batches it keeps, at most.
@@ -107,6 +107,8 @@ def compare(**options: Any) -> None:
     plain = SCHEDULES["1f1b"](num_stages, num)
     signal_s = compute_signal_bound_s(plain, job.graph, job.costs)
     rows = [("1f1b, blocking", plain, Transfers.BLOCKING)]
+    if job.graph == StageGraph.chain(num_stages):
+        rows.append(("1f1b, exchange", plain, Transfers.EXCHANGE))
     rows += [(name, build(num_stages, num), Transfers.ASYNC) for name, build in SCHEDULES.items()]
     rows += [("searched", found.schedule, Transfers.ASYNC)]
     for name, made, transfers in rows:

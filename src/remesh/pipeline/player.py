@@ -60,15 +60,15 @@ class Player:
         costs.check_fits(graph)
         self._row_of = row_of
         self._is_blocking = is_blocking
-        self._durations = [
+        self.durations = [
             {_F: c.forward_s, ActionKind.B: c.whole_backward_s, ActionKind.I: c.input_grad_s, _W: c.weight_grad_s}
             for c in costs.stages
         ]
         numbers: dict[tuple[object, ...], int] = {}
         stages = range(graph.num_stages)
         # [pass][stage]: what leaves a stage, how many values it needs, how long a blocked rank sends and receives.
-        self._made: list[list[list[Route]]] = [[[] for _ in stages] for _ in Pass]
-        self._num_needed = [[0 for _ in stages] for _ in Pass]
+        self.made: list[list[list[Route]]] = [[[] for _ in stages] for _ in Pass]
+        self.num_needed = [[0 for _ in stages] for _ in Pass]
         self._send_s = [[0.0 for _ in stages] for _ in Pass]
         self._receive_s = [[0.0 for _ in stages] for _ in Pass]
         for number, (edge, cost) in enumerate(zip(graph.edges, costs.edges, strict=True)):
@@ -79,20 +79,20 @@ class Player:
                 ranks = row_of[maker], row_of[taker]
                 keys = (("out", ranks[0]), ("in", ranks[1])) if costs.lines is Lines.NIC else (ranks, ranks)
                 lines = [numbers.setdefault(key, len(numbers)) for key in keys]
-                self._made[way][maker].append(Route(number, way, taker, ranks, time_s, (lines[0], lines[1])))
-                self._num_needed[way][taker] += 1
+                self.made[way][maker].append(Route(number, way, taker, ranks, time_s, (lines[0], lines[1])))
+                self.num_needed[way][taker] += 1
                 if ranks[0] != ranks[1]:
                     self._send_s[way][maker] += time_s
                     self._receive_s[way][taker] += time_s
-        self._num_lines = len(numbers)
+        self.num_lines = len(numbers)
 
     def play(self, rows: Sequence[Sequence[Action]], num_microbatches: int) -> Played:
         """Start and end of every action that gets its turn."""
-        missing = [[[number] * num_microbatches for number in of_pass] for of_pass in self._num_needed]
-        arrived = [[[0.0] * num_microbatches for _ in of_pass] for of_pass in self._num_needed]
-        posted = [[[0.0] * num_microbatches for _ in of_pass] for of_pass in self._num_needed]
+        missing = [[[number] * num_microbatches for number in of_pass] for of_pass in self.num_needed]
+        arrived = [[[0.0] * num_microbatches for _ in of_pass] for of_pass in self.num_needed]
+        posted = [[[0.0] * num_microbatches for _ in of_pass] for of_pass in self.num_needed]
         played = Played([[] for _ in rows], [[] for _ in rows], posted)
-        line_free = [0.0] * self._num_lines
+        line_free = [0.0] * self.num_lines
         free = [0.0] * len(rows)
         is_idle = [True] * len(rows)
         ends: list[tuple[float, int]] = []
@@ -112,7 +112,7 @@ class Player:
                     start_s += self._receive_s[way][stage]
             starts.append(start_s)
             is_idle[rank] = False
-            heapq.heappush(ends, (start_s + self._durations[stage][kind], rank))
+            heapq.heappush(ends, (start_s + self.durations[stage][kind], rank))
 
         def post(route: Route, number: int, now_s: float) -> None:
             end_s = now_s
@@ -139,7 +139,7 @@ class Player:
                 way = action.kind is not _F
                 if self._is_blocking:
                     free[rank] += self._send_s[way][action.stage]
-                for route in self._made[way][action.stage]:
+                for route in self.made[way][action.stage]:
                     post(route, action.microbatch or 0, now_s)
             is_idle[rank] = True
             begin(rank)

@@ -5,8 +5,10 @@ values that it needs are there. When it ends, what it made is posted.
 
 - *Asynchronous* transfers cost the ranks nothing. They are served in the order in which they are posted, and each
   starts when every line that it occupies is free; nothing overtakes.
-- *Blocking* transfers cost both ranks: after an action the rank spends the time of everything that it sends, before an
-  action, once it is free and the value is made, the time of everything that it receives.
+- *Blocking* transfers cost both ranks, one after the other: after an action the rank spends the time of everything that
+  it sends, before an action, once it is free and the value is made, the time of everything that it receives.
+- *Exchanged* transfers stop both ranks too, but side by side: between two actions a rank posts all that it has to send
+  and all that it needs next, and waits for the last of them (`remesh.pipeline.exchange`).
 
 Between stages on one rank a value takes no time.
 
@@ -16,6 +18,7 @@ posted, so their ends are known; then every rank that has all values of its next
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
@@ -23,6 +26,8 @@ from enum import StrEnum
 from remesh.pipeline.actions import Action
 from remesh.pipeline.check import check_schedule
 from remesh.pipeline.costs import Costs
+from remesh.pipeline.errors import PipelineError
+from remesh.pipeline.exchange import play_exchanges
 from remesh.pipeline.graph import StageGraph
 from remesh.pipeline.player import Played, Player
 from remesh.pipeline.schedule import Schedule
@@ -33,7 +38,11 @@ class Transfers(StrEnum):
     """Whether ranks compute while values are on their way."""
 
     ASYNC = "async"
+    """They do."""
     BLOCKING = "blocking"
+    """They stand still, and handle one value at a time."""
+    EXCHANGE = "exchange"
+    """They stand still, and handle all values that are due at once, as torch's ``Schedule1F1B`` does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +79,7 @@ class Simulation:
     actions: tuple[tuple[TimedAction, ...], ...]
     """In the order of the schedule's rows."""
     transfers: tuple[TimedTransfer, ...]
-    """Of asynchronous transfers, in the order of posting; none of blocking ones, which are part of the ranks' time."""
+    """In the order in which they get their turn; none of blocking ones, which are part of the ranks' time."""
 
     @property
     def step_s(self) -> float:
@@ -112,7 +121,13 @@ def simulate_schedule(
     player = Player(
         graph, costs, [row_of[s] for s in range(graph.num_stages)], is_blocking=transfers is Transfers.BLOCKING
     )
-    played = player.play(schedule.rows, schedule.num_microbatches)
+    play = player.play if transfers is not Transfers.EXCHANGE else functools.partial(play_exchanges, player)
+    played = play(schedule.rows, schedule.num_microbatches)
+    if [len(ends) for ends in played.ends] != [len(row) for row in schedule.rows]:
+        raise PipelineError(
+            f"simulating the schedule {schedule.name!r}: ranks that wait for each other's exchange come to a deadlock; "
+            "let it run with transfers that do not block"
+        )
     rows = tuple(tuple(_timed_row(row, number, played)) for number, row in enumerate(schedule.rows))
     used_s = {
         (pass_of(timed.action.kind), timed.action.stage, timed.action.microbatch): timed.start_s
