@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
@@ -194,6 +194,28 @@ def train_data_parallel() -> None:
 
 def test_data_parallel_ranks_of_a_stage_step_alike(ranks: RankPool) -> None:
     ranks.run(train_data_parallel, 4)
+
+
+def train_in_three_dimensions() -> None:
+    mesh = init_device_mesh("cpu", (2, 2, 2), mesh_dim_names=("pp", "dp", "tp"))
+    index, share = mesh["pp"].get_local_rank(), mesh["dp"].get_local_rank()
+    modules: list[nn.Module] = [Gated(0), Gated(1)]
+    x, y = numbers(SAMPLES, WIDTH, seed=1), numbers(SAMPLES, WIDTH, seed=2)
+    alone(modules, x, y, chain)
+    mine = cut_over(Gated(index), mesh["tp"])
+
+    def cut(whole: torch.Tensor) -> list[torch.Tensor]:
+        return [part.chunk(2)[share] for part in whole.chunk(NUM_MICROBATCHES)]
+
+    rows = {"hidden": "S0R"}
+    stage = Stage(index, mine, mesh["dp", "tp"], rows, rows, loss_of if index else None, data_axes=("dp",))
+    pipeline = Pipeline(stage, StageGraph.chain(2), SCHEDULES["eager-split"](2, NUM_MICROBATCHES))
+    pipeline.step({"hidden": cut(x)} if index == 0 else {}, cut(y) if index else None)
+    check_gradients(mine, modules[index])
+
+
+def test_stages_with_data_and_tensor_parallelism_train_together(ranks: RankPool) -> None:
+    ranks.run(train_in_three_dimensions, 8)
 
 
 class Down(nn.Module):

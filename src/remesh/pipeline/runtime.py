@@ -351,7 +351,7 @@ def _average_gradients(stage: Stage) -> None:
     if stage.mesh is None:
         return
     for axis in stage.data_axes:
-        size = stage.mesh[axis].size()
+        size = dist.get_world_size(stage.mesh.get_group(axis))
         if size == 1:
             continue
         by_dtype: dict[torch.dtype, list[torch.Tensor]] = {}
