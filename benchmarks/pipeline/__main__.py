@@ -1,13 +1,21 @@
-"""All experiments of the room; ``QUICK=1`` for the smaller set."""
+"""All experiments of the room; ``QUICK=1`` for the smaller set, ``MODELS=1`` for the models too, on a quiet machine."""
 
 from __future__ import annotations
 
-from benchmarks.pipeline import simulated
+import os
+
+from benchmarks.pipeline import measured, simulated
 from benchmarks.report import is_quick, write_report
 
 
 def main() -> None:
-    write_report("pipeline", simulated.rows(quick=is_quick()), seed=simulated.SEED)
+    quick = is_quick()
+    rows = simulated.rows(quick=quick)
+    if reason := measured.why_not():
+        print(f"testbed: skipped, {reason}")
+    else:
+        rows += measured.rows(quick=quick, models=os.environ.get("MODELS", "") == "1")
+    write_report("pipeline", rows, seed=simulated.SEED)
 
 
 if __name__ == "__main__":
