@@ -7,10 +7,14 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from remesh.pipeline.costs import Costs
+from remesh.pipeline.errors import PipelineError
 from remesh.pipeline.graph import StageGraph
 from remesh.pipeline.runtime import Pipeline, StepReport
 from remesh.pipeline.schedules import SCHEDULES
+from remesh.pipeline.search import search_schedule
 from remesh.pipeline.stage import Stage
+from remesh.pipeline.tuning import gather_costs
 from remesh.testing.pool import RankPool
 
 WIDTH = 6
@@ -87,3 +91,30 @@ def test_every_schedule_gives_the_bits_of_one_process(ranks: RankPool, schedule:
     reports: list[StepReport] = ranks.run(train_chain, size, (schedule, 6))
     table = SCHEDULES[schedule](size, 6)
     assert [[span.action for span in report.spans] for report in reports] == [list(row) for row in table.rows]
+
+
+def tune(num_microbatches: int) -> tuple[Costs, str]:
+    rank, size = dist.get_rank(), dist.get_world_size()
+    stage = Stage(rank, Layers(rank), loss=loss_of if rank == size - 1 else None)
+    graph = StageGraph.chain(size)
+    x, y = batch_of(4 * num_microbatches)
+    batch, target = {"hidden": x} if rank == 0 else {}, y if rank == size - 1 else None
+    hosts = {each: f"host{each}" for each in range(size)}
+    pipeline = Pipeline(stage, graph, SCHEDULES["1f1b-split"](size, num_microbatches), host_of=hosts)
+    costs = gather_costs(pipeline, pipeline.step(batch, target), 1e6)
+    with pytest.raises(PipelineError, match="expected a rate above 0"):
+        gather_costs(pipeline, pipeline.step(batch, target), 0.0)
+    found = search_schedule(graph, costs, num_microbatches)
+    report = Pipeline(stage, graph, found.schedule).step(batch, target)
+    assert report.peak_stashes == found.peaks[rank].num_live
+    return costs, str(found.schedule)
+
+
+def test_a_measured_step_finds_the_schedule_of_the_next(ranks: RankPool) -> None:
+    (first, *others) = ranks.run(tune, 3, (6,))
+    assert all(each == first for each in others)
+    costs, _ = first
+    assert all(stage.forward_s > 0 and stage.weight_grad_s > 0 for stage in costs.stages)
+    assert [stage.input_grad_s > 1e-5 for stage in costs.stages[1:]] == [True, True]
+    nbytes = 4 * WIDTH * 8
+    assert all(edge.forward_s == edge.backward_s == nbytes / 1e6 for edge in costs.edges)

@@ -42,7 +42,7 @@ _SHELLS = {
     },
     "pipeline": {
         *("remesh.pipeline.backward", "remesh.pipeline.edges", "remesh.pipeline.runtime", "remesh.pipeline.split"),
-        *("remesh.pipeline.stage", "remesh.pipeline.survey"),
+        *("remesh.pipeline.stage", "remesh.pipeline.survey", "remesh.pipeline.tuning"),
     },
 }
 # ... and pure modules in rooms that are not.

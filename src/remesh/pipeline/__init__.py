@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from remesh.pipeline.runtime import Pipeline, StepReport
     from remesh.pipeline.split import Parts, split_model
     from remesh.pipeline.stage import Stage
+    from remesh.pipeline.tuning import gather_costs
 
 __all__ = [
     "SCHEDULES",
@@ -64,6 +65,7 @@ __all__ = [
     "compute_signal_bound_s",
     "eager_one_f_one_b",
     "eager_split",
+    "gather_costs",
     "gpipe",
     "one_f_one_b",
     "one_f_one_b_split",
@@ -79,6 +81,7 @@ _HOMES = {
     "Pipeline": "remesh.pipeline.runtime",
     "Stage": "remesh.pipeline.stage",
     "StepReport": "remesh.pipeline.runtime",
+    "gather_costs": "remesh.pipeline.tuning",
     "split_model": "remesh.pipeline.split",
 }
 

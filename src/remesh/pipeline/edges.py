@@ -68,6 +68,14 @@ class Way:
     signals: tuple[Layout, Layout] | None = None
     """How signals lie on the two meshes; None when values are carried."""
 
+    def busiest_bytes(self, name: str) -> int:
+        """What one value puts on the busiest NIC; 0 for one that does not go this way. Values of a way share its plan
+        in proportion to their bytes."""
+        total = sum(layout.nbytes for layout in self.held.values())
+        if name not in self.held or not total:
+            return 0
+        return round(self.transfer.plan.busiest_nic_bytes * self.held[name].nbytes / total)
+
 
 @dataclass(frozen=True)
 class Route:

@@ -35,7 +35,7 @@ from remesh.pipeline.check import check_schedule
 from remesh.pipeline.costs import Lines
 from remesh.pipeline.edges import Lane, Member, Passage, Payload, Route, plan_route
 from remesh.pipeline.errors import PipelineError
-from remesh.pipeline.graph import StageGraph
+from remesh.pipeline.graph import Edge, StageGraph
 from remesh.pipeline.schedule import Schedule
 from remesh.pipeline.simulate import Transfers
 from remesh.pipeline.stage import Stage, StageWork, Values, cut_microbatches
@@ -110,7 +110,7 @@ class Pipeline:
         self.stage = stage
         self.graph = graph
         self.schedule = schedule
-        self._group = group
+        self.group = group
         self._is_blocking = options.pop("transfers", Transfers.ASYNC) is Transfers.BLOCKING
         self._payload = options.pop("payload", Payload.VALUES)
         self._lines = options.pop("lines", Lines.NIC)
@@ -144,6 +144,16 @@ class Pipeline:
         step = _Step(self, routes)
         return step.run(entries, targets)
 
+    def edge_bytes(self, edge: Edge) -> tuple[int, int]:
+        """What a micro-batch of the last step put on the busiest NIC for an edge: its value, and its gradient."""
+        routes = next(reversed(self._routes.values()), ())
+        for route in routes:
+            if (route.source, route.target) == (edge.source, edge.target):
+                return route.forward.busiest_bytes(edge.name), (
+                    0 if route.backward is None else route.backward.busiest_bytes(edge.name)
+                )
+        raise PipelineError(f"looking up what goes over {edge}: no step was made yet; make one")
+
     def _prepare(
         self, batch: Entries, target: Any
     ) -> tuple[list[dict[str, torch.Tensor]], list[torch.Tensor | None], tuple[Route, ...]]:
@@ -160,12 +170,12 @@ class Pipeline:
             told = {**entries[0], **({} if targets[0] is None else {"": targets[0]})}
             return [[name, dtype_name(one.dtype), list(one.shape)] for name, one in sorted(told.items())]
 
-        key = json.dumps(gather_from(tell, self._group, _DOING))
+        key = json.dumps(gather_from(tell, self.group, _DOING))
         if key not in self._routes:
-            values = survey_values(self.stage, self.graph, self._places, (entries[0], targets[0]), self._group)
+            values = survey_values(self.stage, self.graph, self._places, (entries[0], targets[0]), self.group)
             routes = self._plan(values)
             digests = [way.transfer.digest for route in routes for way in (route.forward, route.backward) if way]
-            told = gather_from(lambda: digests, self._group, _DOING)
+            told = gather_from(lambda: digests, self.group, _DOING)
             if any(each != told[0] for each in told):
                 raise PipelineError(f"{_DOING}: the ranks planned different routes; give all the same options")
             self._routes[key] = routes
@@ -194,7 +204,7 @@ class Pipeline:
 
     def _break_off(self) -> None:
         """Close this rank's connections: those of the pipeline, and those within its stage."""
-        break_off(self._group)
+        break_off(self.group)
         mesh = self.stage.mesh
         for group in mesh.get_all_groups() if mesh is not None and mesh.size() > 1 else ():
             break_off(group)
@@ -207,8 +217,10 @@ class _Step:
         self._pipeline = pipeline
         self._index = index = pipeline.stage.index
         self._row = pipeline._rows[index]
-        turn = threading.Lock() if pipeline._lines is Lines.NIC else contextlib.nullcontext()
-        member = Member(pipeline._rank, pipeline._group, pipeline._device, pipeline._is_blocking, turn)
+        # Where receives wait for their turn, sends must not: what is needed next could stand behind what is not.
+        one_by_one = pipeline._lines is Lines.NIC and not pipeline._is_blocking
+        turn = threading.Lock() if one_by_one else contextlib.nullcontext()
+        member = Member(pipeline._rank, pipeline.group, pipeline._device, pipeline._is_blocking, turn)
         self._lanes: dict[str, Lane] = {}
         self._into: list[Lane] = []
         """Bring values that the stage takes."""
@@ -326,7 +338,7 @@ class _Step:
             return raised
         # gloo's errors, from collectives in the module, have no type of their own; their text names its source files.
         if lost is None and (isinstance(raised, dist.DistError) or "gloo" in str(raised)):
-            lost = peer_error(_DOING, self._pipeline._group, raised)
+            lost = peer_error(_DOING, self._pipeline.group, raised)
         return lost or raised
 
 
