@@ -319,9 +319,9 @@ def meet_errors() -> list[str]:
     x, y = torch.randn(8, WIDTH).double(), torch.randn(8, WIDTH).double()
     told = []
 
-    def meet(stage: Stage, graph: StageGraph, table: Any, batch: Any, target: Any) -> None:
+    def meet(stage: Stage, graph: StageGraph, table: Any, batch: Any, target: Any, **options: Any) -> None:
         with pytest.raises((Error, RuntimeError)) as raised:
-            pipeline = Pipeline(stage, graph, table)
+            pipeline = Pipeline(stage, graph, table, **options)
             pipeline.step(batch if rank == 0 else {}, target if rank == 1 else None)
         told.append(f"{type(raised.value).__name__}: {raised.value}")
 
@@ -336,8 +336,11 @@ def meet_errors() -> list[str]:
     meet(Stage(2 * rank, Gated(0)), two, plain, {"hidden": x}, y)
     meet(mine, StageGraph(2, (Edge(0, 1, "a"), Edge(0, 1, "b"))), plain, {"hidden": x}, y)
     meet(Stage(rank, Gated(rank)), two, plain, {"hidden": x}, None)
+    meet(Stage(rank, Gated(rank)), two, plain, {"hidden": x}, y)
     meet(mine, two, plain, {"hidden": x[:, :3]}, y)
     meet(Stage(rank, Gated(rank), makes={"hidden": "S1"}, loss=loss_of), two, plain, {"hidden": x}, y)
+    meet(mine, two, plain, {"hidden": x}, y, host_of={0: "a", 1: f"{rank}"})
+    meet(mine, two, plain, {"hidden": x}, y, chunk_bytes=1 if rank else 1024)
     return told
 
 
@@ -355,8 +358,11 @@ def test_mistakes_are_the_same_error_on_all_ranks_before_the_first_step(ranks: R
         "rank 1 works for stage 2",
         "expected a dict with ['a', 'b']",
         "expected one number",
+        "stage 1 has no loss",
         "mat1 and mat2 shapes",
         "S1 does not fit",
+        "found others on rank 1",
+        "chunk_bytes is 1",
     ]
     for text, part in zip(first, expected, strict=True):
         assert part in text, text

@@ -145,7 +145,10 @@ class Pipeline:
         return step.run(entries, targets)
 
     def edge_bytes(self, edge: Edge) -> tuple[int, int]:
-        """What a micro-batch of the last step put on the busiest NIC for an edge: its value, and its gradient."""
+        """What a micro-batch puts on the busiest NIC for an edge: its value, and its gradient.
+
+        For the last batch of new shapes.
+        """
         routes = next(reversed(self._routes.values()), ())
         for route in routes:
             if (route.source, route.target) == (edge.source, edge.target):
@@ -162,6 +165,11 @@ class Pipeline:
         num = self.schedule.num_microbatches
 
         def tell() -> list[Any]:
+            if target is not None and (self.stage.loss is None or names_made(self.graph, self.stage.index)):
+                raise PipelineError(
+                    f"{_DOING}: rank {self._rank} was given a target, but stage {self.stage.index} has no loss; give "
+                    "it to the last stage, with a loss that takes it"
+                )
             entries.extend(cut_microbatches(batch, num, "the batch's"))
             if target is None:
                 targets.extend([None] * num)
@@ -173,15 +181,23 @@ class Pipeline:
         key = json.dumps(gather_from(tell, self.group, _DOING))
         if key not in self._routes:
             values = survey_values(self.stage, self.graph, self._places, (entries[0], targets[0]), self.group)
-            routes = self._plan(values)
-            digests = [way.transfer.digest for route in routes for way in (route.forward, route.backward) if way]
-            told = gather_from(lambda: digests, self.group, _DOING)
-            if any(each != told[0] for each in told):
-                raise PipelineError(f"{_DOING}: the ranks planned different routes; give all the same options")
-            self._routes[key] = routes
+            routes: list[Route] = []
+
+            def plan() -> list[str]:
+                routes.extend(self._plan(values))
+                return [way.transfer.digest for each in routes for way in (each.forward, each.backward) if way]
+
+            digests = gather_from(plan, self.group, _DOING)
+            other = next((rank for rank, each in enumerate(digests) if each != digests[0]), None)
+            if other is not None:
+                raise PipelineError(
+                    f"{_DOING}: expected the same routes between stages on all {len(digests)} ranks, found others on "
+                    f"rank {other} than on rank 0; give all ranks the same options"
+                )
+            self._routes[key] = tuple(routes)
         return entries, targets, self._routes[key]
 
-    def _plan(self, values: Sequence[StageValues]) -> tuple[Route, ...]:
+    def _plan(self, values: Sequence[StageValues]) -> list[Route]:
         ends = sorted({(edge.source, edge.target) for edge in self.graph.edges})
         routes = []
         for source, target in ends:
@@ -189,7 +205,7 @@ class Pipeline:
             made = {name: values[source].makes[name] for name in names}
             taken = {name: values[target].takes[name] for name in names}
             routes.append(plan_route((source, target), made, taken, self._host_of, self._payload, self._options))
-        return tuple(routes)
+        return routes
 
     def _describe(self) -> str:
         """What all ranks must have been given alike, as text; raises what is wrong with it."""
