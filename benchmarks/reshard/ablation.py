@@ -128,7 +128,7 @@ def plot_svg(table: Mapping[str, Mapping[str, float]], title: str) -> str:
     names = list(next(iter(table.values())))
     height, left, bar, gap = 220, 40, 11, 16
     group = bar * len(names) + gap
-    width = left + group * len(table) + 10
+    width = max(left + group * len(table) + 10, 8 + 95 * len(names))
     highest = max(value for by_name in table.values() for value in by_name.values())
     scale = (height - 70) / highest
     base = height - 24

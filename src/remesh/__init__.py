@@ -44,7 +44,9 @@ _HOMES = {
     "save": "remesh.dist_checkpointing.plain",
 }
 # Rooms answer to their name; ``reshard`` and ``elastic`` are packages that can be called (callable_package.py).
-_ROOMS = frozenset({"cli", "comm", "dist_checkpointing", "elastic", "errors", "layout", "reshard", "testing"})
+_ROOMS = frozenset(
+    {"cli", "comm", "dist_checkpointing", "elastic", "errors", "layout", "pipeline", "reshard", "testing"}
+)
 
 
 def __getattr__(name: str) -> Any:

@@ -53,6 +53,10 @@ _SHELLS = {
         "remesh.reshard.target",
         *(m.name for m in modules() if m.name.startswith("remesh.reshard.running.") and "telemetry" not in m.name),
     },
+    "pipeline": {
+        *("remesh.pipeline.backward", "remesh.pipeline.edges", "remesh.pipeline.runtime", "remesh.pipeline.split"),
+        *("remesh.pipeline.stage", "remesh.pipeline.survey", "remesh.pipeline.tuning"),
+    },
 }
 # ... and pure modules in rooms that are not.
 _PURE_ELSEWHERE = {
@@ -162,6 +166,9 @@ def test_the_algebra_and_the_planner_need_numpy_only(name: str) -> None:
     assert not foreign, f"{name} imports {sorted(foreign)}"
 
 
-@pytest.mark.parametrize("name", ["remesh", "remesh.layout", "remesh.reshard", "remesh.cli", "remesh.testing.pool"])
+@pytest.mark.parametrize(
+    "name",
+    ["remesh", "remesh.layout", "remesh.reshard", "remesh.pipeline", "remesh.cli", "remesh.testing.pool"],
+)
 def test_importing_it_does_not_import_torch(name: str) -> None:
     assert not {i for i in imports_of_all({name}) if _is_within(i, "torch")}

@@ -14,6 +14,7 @@ _VERBS = {
     "ckpt": "Look into checkpoints: list, show, compare, verify, convert, merge, export, clear away.",
     "dashboard": "Serve a page that shows what a job is doing.",
     "net": "Measure the network between hosts.",
+    "pipeline": "Draw, compare and search pipeline schedules.",
     "plan": "Plan a move between two layouts: bound, ratio, rounds, pictures.",
     "run": "Start a script on this node as part of an elastic job.",
     "testbed": "Make hosts on this machine, with shaped links.",

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -211,6 +211,16 @@ class Job:
 
     def run(self, tag: int) -> Moved:
         """Carry the transfer out once, under a tag that all ranks agreed on; they must all call this."""
+        return self._run(tag, confirm)
+
+    def run_unconfirmed(self, tag: int) -> Moved:
+        """The same for ranks that need not know how the others fare: ends when this rank has given and taken all.
+
+        Only ranks that give or take call it. Runs under one tag follow each other in the same order on all of them.
+        """
+        return self._run(tag, lambda group, tag: None)
+
+    def _run(self, tag: int, end: Callable[[Group, int], None]) -> Moved:
         rank = group_rank(self._group)
         transfer = self.transfer
         started_s = time.perf_counter()
@@ -219,7 +229,7 @@ class Job:
             staging = Staging()
             staging.add(self._fixed_bytes)
             link = Link(self._group, tag, staging)
-            seconds = self._carry(link, rank) - started_s
+            seconds = self._carry(link, rank, end) - started_s
         return Moved(
             bytes_by_pair=dict(transfer.bytes_by_pair),
             bytes_local=transfer.bytes_copied,
@@ -233,7 +243,7 @@ class Job:
             taken=tuple(link.taken),
         )
 
-    def _carry(self, link: Link, rank: int) -> float:
+    def _carry(self, link: Link, rank: int, end: Callable[[Group, int], None]) -> float:
         """When the last byte was here."""
         assert self._memories is not None
         give, take = self._memories.give, self._memories.take
@@ -252,7 +262,7 @@ class Job:
             mover.carry(todo.steps)
             take.flush()
             finished_s = time.perf_counter()
-            confirm(self._group, link.tag)
+            end(self._group, link.tag)
         except RuntimeError as raised:
             take.flush()
             unfilled = self._unfilled(rank, mover, has_copied)

@@ -1,0 +1,324 @@
+"""What does each schedule bring, and how good is the search? Simulated, without any process.
+
+Uniform stages with F = I = W = 1 and a transfer of ``c`` times F on a line of its own for each hop and direction,
+unless a case says more. *Signal bound*: the same schedule with transfers that take no time, or 1F1B, where a case
+says so. *Bound*: what no schedule beats (`remesh.pipeline.bound`). *Blocking*: ranks stand still while they send and
+receive, one value at a time; *exchange*: all values that are due at once, as torch's ``Schedule1F1B``.
+
+``python -m benchmarks.pipeline.simulated`` writes the tables and pictures of ``docs/pipeline``.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from benchmarks.report import Row, at_least, at_most
+from benchmarks.reshard.ablation import plot_svg, table_text
+from remesh.pipeline.costs import Costs, EdgeCost, Lines, StageCost
+from remesh.pipeline.draw import draw_svg
+from remesh.pipeline.graph import Edge, StageGraph
+from remesh.pipeline.memory import compute_peaks
+from remesh.pipeline.schedule import Schedule
+from remesh.pipeline.schedules import SCHEDULES, build_schedule, one_f_one_b
+from remesh.pipeline.search import Found, search_schedule
+from remesh.pipeline.simulate import Transfers, compute_signal_bound_s, simulate_schedule
+
+SEED = 9
+RATIOS = (0.25, 0.5, 1.0, 1.5, 2.0)
+SIZES = ((2, 32), (4, 16), (8, 32))
+BLOCKING, EXCHANGE, SEARCHED = "1f1b, blocking", "1f1b, exchange", "searched"
+NAMES = (BLOCKING, EXCHANGE, "1f1b", "1f1b-split", "eager-1f1b", "eager-split", SEARCHED)
+NUM_MICROBATCHES = (4, 8, 16, 32, 64)
+U_SHAPE = StageGraph(4, (*StageGraph.chain(4).edges, Edge(0, 3, "skip"), Edge(1, 2, "skip")))
+"""A U-shaped model in four stages: long skip connections to the mirror image."""
+TOLERANCE = 0.01
+_DOCS = Path(__file__).resolve().parents[2] / "docs" / "pipeline"
+
+
+def step_s(name: str, graph: StageGraph, costs: Costs, num: int) -> float:
+    """The time of a step under a schedule by name; searched anew for `SEARCHED`."""
+    if name == SEARCHED:
+        return search_schedule(graph, costs, num).step_s
+    transfers = {BLOCKING: Transfers.BLOCKING, EXCHANGE: Transfers.EXCHANGE}.get(name, Transfers.ASYNC)
+    schedule = SCHEDULES["1f1b" if transfers is not Transfers.ASYNC else name](graph.num_stages, num)
+    return simulate_schedule(schedule, graph, costs, transfers=transfers).step_s
+
+
+def fractions(num_stages: int, num: int) -> dict[str, dict[str, float]]:
+    """By ratio of transfer to forward time: signal bound of 1F1B over the step time, by schedule."""
+    graph = StageGraph.chain(num_stages)
+    signal_s = step_s("1f1b", graph, Costs.uniform(graph), num)
+    return {
+        f"{ratio:g}": {
+            name: signal_s / step_s(name, graph, Costs.uniform(graph, transfer_s=ratio), num) for name in NAMES
+        }
+        for ratio in RATIOS
+    }
+
+
+def own_fraction(graph: StageGraph, costs: Costs, num: int) -> float:
+    """The signal bound of the searched schedule over its step time."""
+    found = search_schedule(graph, costs, num)
+    return found.signal_s / found.step_s
+
+
+def rows(*, quick: bool) -> list[Row]:
+    """All of it as rows; what is searched has goals."""
+    sizes = SIZES[:2] if quick else SIZES
+    return [
+        *_fraction_rows(sizes),
+        *_search_rows(sizes),
+        *_smallest_rows(4 if quick else 12),
+        *_time_rows(repeat=2 if quick else 5),
+        *_model_rows(),
+        *_ablation_rows(NUM_MICROBATCHES[:3] if quick else NUM_MICROBATCHES),
+    ]
+
+
+def _fraction_rows(sizes: Sequence[tuple[int, int]]) -> list[Row]:
+    goals = {(2, 32): {0.25: 0.95, 0.5: 0.95, 1.0: 0.95}, (4, 16): dict.fromkeys((0.25, 0.5, 1.0, 1.5), 0.90)}
+    made = []
+    for num_stages, num in sizes:
+        for ratio, by_name in fractions(num_stages, num).items():
+            case = f"simulated fraction of 1F1B's signal bound, S={num_stages} M={num} c={ratio}F"
+            made += [Row(f"{case}: {name}", value, "ratio") for name, value in by_name.items()]
+            value = by_name[SEARCHED] / by_name[BLOCKING]
+            made.append(Row(f"{case}: searched over blocking", value, "ratio", peer="1F1B, blocking"))
+            value = by_name[SEARCHED] / by_name[EXCHANGE]
+            made.append(Row(f"{case}: searched over exchange", value, "ratio", peer="1F1B, exchange"))
+        graph = StageGraph.chain(num_stages)
+        for ratio in RATIOS:
+            value = own_fraction(graph, Costs.uniform(graph, transfer_s=ratio), num)
+            case = f"simulated fraction of its own signal bound, S={num_stages} M={num} c={ratio:g}F: searched"
+            goal = goals.get((num_stages, num), {}).get(ratio)
+            made.append(Row(case, value, "ratio") if goal is None else at_least(case, value, "ratio", goal))
+    return made
+
+
+def _search_rows(sizes: Sequence[tuple[int, int]]) -> list[Row]:
+    """How far the search is from the bound, from the known schedules, and from ZB-H1 without transfers."""
+    over_bound, over_least = [], []
+    for (num_stages, num), ratio in itertools.product(sizes, (0.0, *RATIOS)):
+        graph = StageGraph.chain(num_stages)
+        costs = Costs.uniform(graph, transfer_s=ratio)
+        found = search_schedule(graph, costs, num, tolerance=TOLERANCE)
+        over_bound.append(found.fastest_s / found.bound.step_s)
+        good = [
+            fullest(schedule, costs)
+            for schedule in (build(num_stages, num) for build in SCHEDULES.values())
+            if simulate_schedule(schedule, graph, costs).step_s <= found.fastest_s * (1 + TOLERANCE)
+        ]
+        over_least += [fullest(found.schedule, costs) / least for least in (min(good, default=None),) if least]
+    case = "fastest found over what no schedule beats, uniform chains, worst"
+    made = [at_most(case, max(over_bound), "ratio", 1.01)]
+    if over_least:
+        case = "memory over the least of known schedules as fast within 1 %, worst"
+        made.append(at_most(case, max(over_least), "ratio", 1.0))
+    for num_stages, num in sizes:
+        graph = StageGraph.chain(num_stages)
+        costs = Costs.uniform(graph)
+        zero_bubble = SCHEDULES["zb-h1"](num_stages, num)
+        limit = fullest(zero_bubble, costs)
+        found = search_schedule(graph, costs, num, limits_bytes=limit, tolerance=0)
+        value = found.step_s / simulate_schedule(zero_bubble, graph, costs).step_s
+        case = f"step over ZB-H1 at equal memory without transfers, S={num_stages} M={num}"
+        made.append(at_most(case, value, "ratio", 1.0, peer="ZB-H1"))
+    return made
+
+
+def fullest(schedule: Schedule, costs: Costs) -> int:
+    """Bytes that the fullest rank keeps."""
+    return max(peak.nbytes for peak in compute_peaks(schedule, costs))
+
+
+def _smallest_rows(num_cases: int) -> list[Row]:
+    """Two stages with random costs: against every warm-up, and every delay up to 4."""
+    chance = random.Random(SEED)
+    graph, num = StageGraph.chain(2), 6
+    knobs = list(itertools.product(range(1, num + 1), (None, 0, 1, 2, 3, 4)))
+    slower, larger = [], []
+    for _ in range(num_cases):
+        costs = random_costs(chance, graph)
+        found = search_schedule(graph, costs, num, tolerance=TOLERANCE)
+        every = []
+        for (first, delay), (second, other) in itertools.product(knobs, repeat=2):
+            if first < second:  # a deadlock
+                continue
+            schedule = build_schedule("any", num, [first, second], [delay, other])
+            every.append((simulate_schedule(schedule, graph, costs).step_s, fullest(schedule, costs)))
+        slower.append(found.fastest_s / min(time_s for time_s, _ in every))
+        least = min(kept for time_s, kept in every if time_s <= found.fastest_s * (1 + TOLERANCE))
+        larger.append(fullest(found.schedule, costs) / least)
+    case = f"of all schedules of {num_cases} random pipelines, S=2 M={num}, worst"
+    return [
+        at_most(f"fastest found over the fastest {case}", max(slower), "ratio", 1.002),
+        at_most(f"memory over the least within 1 % {case}", max(larger), "ratio", 1.0),
+    ]
+
+
+def random_costs(chance: random.Random, graph: StageGraph) -> Costs:
+    """Uneven stages and edges, lines for each hop or shared."""
+    stages = tuple(
+        StageCost(*(chance.uniform(1, 3) for _ in range(3)), stash_bytes=chance.randint(1, 9))
+        for _ in range(graph.num_stages)
+    )
+    edges = tuple(EdgeCost(chance.uniform(0, 3), chance.uniform(0, 3)) for _ in graph.edges)
+    return Costs(stages, edges, chance.choice(list(Lines)))
+
+
+def _time_rows(repeat: int) -> list[Row]:
+    """How long a search takes for S=8, M=64: uniform chains, and random costs with skip edges."""
+    chance = random.Random(SEED)
+    chain = StageGraph.chain(8)
+    skips = StageGraph(8, (*chain.edges, Edge(0, 7, "skip"), Edge(1, 6, "skip"), Edge(2, 5, "skip")))
+    cases = {f"chain, c={ratio:g}F": (chain, Costs.uniform(chain, transfer_s=ratio)) for ratio in RATIOS}
+    cases |= {f"three skip edges, random costs {n}": (skips, random_costs(chance, skips)) for n in range(3)}
+    made = []
+    for case, (graph, costs) in cases.items():
+        seconds = []
+        for _ in range(repeat):
+            begin_s = time.perf_counter()
+            search_schedule(graph, costs, 64)
+            seconds.append(time.perf_counter() - begin_s)
+        spread = max(seconds) / min(seconds) - 1
+        made.append(at_most(f"search S=8 M=64, {case}", statistics.median(seconds), "s", 1.0, spread=spread))
+    return made
+
+
+def _model_rows() -> list[Row]:
+    """The shapes of the paper's models: short transfers on a chain, and skip edges as long as the forward."""
+    cases = {
+        "like a GPT, S=2 M=32 c=0.1F": (StageGraph.chain(2), 0.1, 32, 0.97, 1.1),
+        "like a GPT, S=2 M=32 c=0.25F": (StageGraph.chain(2), 0.25, 32, 0.97, 1.1),
+        "like a U-Transformer, S=2 M=32, two edges of 0.5F": (_two_edges(), 0.5, 32, 0.90, 1.5),
+        "like a U-Transformer, S=2 M=32, two edges of 1F": (_two_edges(), 1.0, 32, 0.90, 1.5),
+        "like a U-Transformer, S=4 M=32, edges of 0.5F": (U_SHAPE, 0.5, 32, 0.90, 1.5),
+    }
+    made = []
+    for case, (graph, ratio, num, fraction_goal, gain_goal) in cases.items():
+        costs = Costs.uniform(graph, transfer_s=ratio)
+        found = search_schedule(graph, costs, num)
+        gain = step_s(BLOCKING, graph, costs, num) / found.step_s
+        made.append(at_least(f"{case}: of its signal bound", found.signal_s / found.step_s, "ratio", fraction_goal))
+        made.append(at_least(f"{case}: over blocking 1F1B", gain, "ratio", gain_goal, peer="1F1B, blocking"))
+    return made
+
+
+def _two_edges() -> StageGraph:
+    return StageGraph(2, (Edge(0, 1, "hidden"), Edge(0, 1, "skip")))
+
+
+ABLATION = {
+    "broadcast": BLOCKING,
+    "overlap": "1f1b",
+    "eager": "eager-1f1b",
+    "+ weight delay": "eager-split",
+    "searched": SEARCHED,
+}
+"""Fig. 9 of arXiv 2211.05322, and what the search adds."""
+
+
+def ablation(nums: Sequence[int]) -> dict[str, dict[str, float]]:
+    """By number of micro-batches: throughput over that of blocking 1F1B, U-shaped in 4 stages, transfers of 0.5 F."""
+    costs = Costs.uniform(U_SHAPE, transfer_s=0.5)
+    found = {}
+    for num in nums:
+        steps = {label: step_s(name, U_SHAPE, costs, num) for label, name in ABLATION.items()}
+        found[f"M={num}"] = {label: steps["broadcast"] / each for label, each in steps.items()}
+    return found
+
+
+def _ablation_rows(nums: Sequence[int]) -> list[Row]:
+    return [
+        Row(f"simulated ablation, U-shaped S=4 c=0.5F {case}: {label}", value, "ratio", peer="1F1B, blocking")
+        for case, by_label in ablation(nums).items()
+        for label, value in by_label.items()
+    ]
+
+
+def frontier(num_stages: int, num: int, ratio: float) -> list[Found]:
+    """The fastest schedule for every limit of live micro-batches on a rank, while a larger one still helps."""
+    graph = StageGraph.chain(num_stages)
+    costs = Costs.uniform(graph, transfer_s=ratio)
+    found: list[Found] = []
+    for limit in range(1, num + 1):
+        each = search_schedule(graph, costs, num, limits_bytes=limit, tolerance=0)
+        if not found or each.step_s < found[-1].step_s:
+            found.append(each)
+    return found
+
+
+def _frontier_text(found: Sequence[Found], signal_s: float) -> str:
+    lines = ["| live micro-batches on a rank, at most | step | of 1F1B's signal bound | warm-up + delay by stage |"]
+    lines.append("|---|---|---|---|")
+    for each in found:
+        live = max(peak.num_live for peak in each.peaks)
+        knobs = ", ".join(map(str, each.knobs))
+        lines.append(f"| {live} | {each.step_s:g} | {signal_s / each.step_s:.3f} | {knobs} |")
+    return "\n".join(lines)
+
+
+def pictures() -> Mapping[str, str]:
+    """SVG documents by name: one step of four stages and eight micro-batches, transfers as long as a forward."""
+    graph, num = StageGraph.chain(4), 8
+    costs = Costs.uniform(graph, transfer_s=1)
+    found = search_schedule(graph, costs, num)
+    shown = {name: SCHEDULES[name](4, num) for name in ("1f1b", "eager-1f1b", "1f1b-split", "eager-split")}
+    made = {}
+    blocking = simulate_schedule(shown["1f1b"], graph, costs, transfers=Transfers.BLOCKING)
+    steps = {"1f1b-blocking": ("1F1B, blocking", blocking)}
+    steps |= {name: (name, simulate_schedule(each, graph, costs)) for name, each in shown.items()}
+    steps["searched"] = (
+        "searched: " + ", ".join(map(str, found.knobs)),
+        simulate_schedule(found.schedule, graph, costs),
+    )
+    for name, (title, simulation) in steps.items():
+        made[name] = draw_svg(simulation, title=f"{title}, step {simulation.step_s:g}", bound_s=found.bound.step_s)
+    without = Costs.uniform(graph)
+    simulation = simulate_schedule(SCHEDULES["zb-h1"](4, num), graph, without)
+    made["zb-h1"] = draw_svg(simulation, title=f"zb-h1, no transfers, step {simulation.step_s:g}")
+    return made
+
+
+def main(
+    folder: Path = _DOCS, sizes: Sequence[tuple[int, int]] = SIZES, nums: Sequence[int] = NUM_MICROBATCHES
+) -> None:
+    """Write the page of tables, its plot, and the pictures."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, svg in pictures().items():
+        (folder / f"step-{name}.svg").write_text(svg)
+    parts = [
+        "# Schedules, simulated\n\nWritten by `python -m benchmarks.pipeline.simulated`. Uniform stages, F = I = W = "
+        "1; a transfer takes `c` times F on a line of its own for each hop and direction. Fractions are the signal "
+        "bound of 1F1B (transfers in no time) over the step: above 1 where weight gradients fill the bubbles of fill "
+        "and drain. *Blocking* 1F1B handles one value at a time, *exchange* all that are due at once, as torch's "
+        "`Schedule1F1B` does. The searched schedule keeps least among those within 1 % of the fastest."
+    ]
+    for num_stages, num in sizes:
+        parts.append(
+            f"## {num_stages} stages, {num} micro-batches\n\n{table_text(fractions(num_stages, num), 'c / F')}"
+        )
+    graph = StageGraph.chain(4)
+    signal_s = compute_signal_bound_s(one_f_one_b(4, 16), graph, Costs.uniform(graph))
+    parts.append(
+        "## Time against memory\n\nFour stages, 16 micro-batches, c = F: the fastest schedule found under each limit. "
+        f"1F1B takes {step_s('1f1b', graph, Costs.uniform(graph, transfer_s=1), 16):g} and keeps 4.\n\n"
+        + _frontier_text(frontier(4, 16, 1.0), signal_s)
+    )
+    table = ablation(nums)
+    (folder / "ablation.svg").write_text(plot_svg(table, "Throughput over blocking 1F1B, U-shaped model, simulated"))
+    parts.append(
+        "## What each part brings\n\nA U-shaped model in four stages with skip connections, every transfer half a "
+        "forward: throughput over blocking 1F1B, as Fig. 9 of arXiv 2211.05322.\n\n"
+        f"{table_text(table, 'micro-batches')}\n\n![ablation](ablation.svg)"
+    )
+    (folder / "simulated.md").write_text("\n\n".join(parts) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,236 @@
+"""``remesh pipeline``: draw, compare and search pipeline schedules, without any rank being there."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from remesh.errors import ConfigError, StorageError
+from remesh.pipeline.bound import StepBound, compute_bound
+from remesh.pipeline.costs import Costs, EdgeCost, Lines, StageCost, read_costs
+from remesh.pipeline.csv_text import TableForm, read_csv, write_csv
+from remesh.pipeline.draw import draw_svg, draw_text
+from remesh.pipeline.errors import PipelineError
+from remesh.pipeline.graph import StageGraph
+from remesh.pipeline.memory import compute_peaks
+from remesh.pipeline.schedule import Schedule
+from remesh.pipeline.schedules import SCHEDULES
+from remesh.pipeline.search import search_schedule
+from remesh.pipeline.simulate import Simulation, Transfers, compute_signal_bound_s, simulate_schedule
+
+_FILE = click.Path(path_type=Path)
+_TRANSFERS = [each.value for each in Transfers]
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What a schedule is asked to do, as the options say it."""
+
+    graph: StageGraph
+    costs: Costs
+    num_microbatches: int
+
+    @property
+    def bound(self) -> StepBound:
+        """What no schedule beats."""
+        return compute_bound(self.graph, self.costs, self.num_microbatches)
+
+
+def _job_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The options that describe a pipeline; all of its verbs have them."""
+    options = (
+        click.option("--stages", type=click.IntRange(1, 1024), help="Number of stages in a chain (default: 4)."),
+        click.option("--microbatches", "-m", type=click.IntRange(1, 65536), default=8, show_default=True),
+        click.option("--compute", help="Times of F, I and W of every stage (default: 1,1,1)."),
+        click.option("--transfer", type=float, help="Time of a value on its way to the next stage (default: 0)."),
+        click.option("--nic", is_flag=True, help="All values of a rank share one line out and one in."),
+        click.option("--costs", type=_FILE, help="JSON file with the graph and its costs, instead of the above."),
+    )
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+@click.group()
+def pipeline() -> None:
+    """Draw, compare and search pipeline schedules.
+
+    A schedule is one of gpipe, 1f1b, eager-1f1b, 1f1b-split, eager-split, zb-h1, or a CSV file with one line for each
+    rank, as torch.distributed.pipelining writes it. Times may be in any unit.
+    """
+
+
+@pipeline.command()
+@click.argument("schedule")
+@_job_options
+@click.option("--transfers", type=click.Choice(_TRANSFERS), default="async", help="Whether ranks overlap, and how not.")
+@click.option("--svg", type=_FILE, help="Write the picture to this file.")
+@click.option("--csv", "table", type=_FILE, help="Write the schedule to this file, as torch reads it.")
+@click.option("--comms", is_flag=True, help="CSV files, read or written, have sends and receives in them.")
+def draw(schedule: str, transfers: str, svg: Path | None, table: Path | None, comms: bool, **options: Any) -> None:
+    """Draw one schedule as a clock, and say what it takes."""
+    job = build_job(**options)
+    form = TableForm.COMPUTE_COMMS if comms else TableForm.COMPUTE_ONLY
+    made = _schedule(schedule, job, form)
+    # A table brings its own number of micro-batches.
+    job = Job(job.graph, job.costs, made.num_microbatches)
+    console = Console(highlight=False)
+    simulation = simulate_schedule(made, job.graph, job.costs, transfers=Transfers(transfers))
+    _show(made, simulation, job, console)
+    if svg:
+        _write(svg, draw_svg(simulation, title=_title(made, simulation), bound_s=_bound_s(made, job)), console)
+    if table:
+        _write(table, write_csv(made, form), console)
+
+
+@pipeline.command()
+@_job_options
+def compare(**options: Any) -> None:
+    """Simulate every known schedule, 1F1B without overlap, and the searched one.
+
+    For each: the time of a step; what 1F1B takes if transfers take no time, and what no schedule beats, as fractions of
+    it; how long a rank waits for communication, and how many micro-batches it keeps, at most.
+    """
+    job = build_job(**options)
+    found = search_schedule(job.graph, job.costs, job.num_microbatches)
+    table = Table(title=f"{job.graph.num_stages} stages, {job.num_microbatches} micro-batches", title_justify="left")
+    for name in ("schedule", "step", "signal", "bound", "waits", "live"):
+        table.add_column(name, justify="left" if name == "schedule" else "right", no_wrap=True)
+    num_stages, num = job.graph.num_stages, job.num_microbatches
+    plain = SCHEDULES["1f1b"](num_stages, num)
+    signal_s = compute_signal_bound_s(plain, job.graph, job.costs)
+    rows = [("1f1b, blocking", plain, Transfers.BLOCKING)]
+    if job.graph == StageGraph.chain(num_stages):
+        rows.append(("1f1b, exchange", plain, Transfers.EXCHANGE))
+    rows += [(name, build(num_stages, num), Transfers.ASYNC) for name, build in SCHEDULES.items()]
+    rows += [("searched", found.schedule, Transfers.ASYNC)]
+    for name, made, transfers in rows:
+        simulation = simulate_schedule(made, job.graph, job.costs, transfers=transfers)
+        step_s = simulation.step_s
+        live = max(peak.num_live for peak in compute_peaks(made))
+        ratios = (f"{signal_s / step_s:.3f}", f"{job.bound.step_s / step_s:.3f}") if step_s else ("-", "-")
+        table.add_row(name, f"{step_s:.6g}", *ratios, f"{max(simulation.waited_s):.4g}", str(live))
+    console = Console(highlight=False)
+    console.print(table)
+    console.print(f"bound: {job.bound.step_s:.6g}, {job.bound.reason}", soft_wrap=True)
+
+
+@pipeline.command()
+@_job_options
+@click.option("--limit", type=click.IntRange(0), help="Most bytes on a rank; with no costs file a stash is 1 byte.")
+@click.option(
+    "--tolerance", type=float, default=0.01, show_default=True, help="Time to give for memory, as a fraction."
+)
+@click.option("--effort", type=click.IntRange(1), default=1, show_default=True, help="How long to search.")
+@click.option("--svg", type=_FILE, help="Write the picture to this file.")
+@click.option("--csv", "table", type=_FILE, help="Write the schedule to this file, as torch reads it.")
+def search(
+    limit: int | None, tolerance: float, effort: int, svg: Path | None, table: Path | None, **options: Any
+) -> None:
+    """Find the schedule that keeps least among the fastest under a memory limit."""
+    job = build_job(**options)
+    found = search_schedule(
+        job.graph, job.costs, job.num_microbatches, limits_bytes=limit, tolerance=tolerance, effort=effort
+    )
+    console = Console(highlight=False)
+    simulation = simulate_schedule(found.schedule, job.graph, job.costs)
+    console.print(found.reason, soft_wrap=True)
+    _show(found.schedule, simulation, job, console)
+    if svg:
+        picture = draw_svg(simulation, title=_title(found.schedule, simulation), bound_s=found.bound.step_s)
+        _write(svg, picture, console)
+    if table:
+        _write(table, write_csv(found.schedule), console)
+
+
+def build_job(
+    stages: int | None,
+    microbatches: int,
+    compute: str | None,
+    transfer: float | None,
+    nic: bool,
+    costs: Path | None,
+) -> Job:
+    """The job that the options describe; `PipelineError` when they contradict each other."""
+    if costs is not None:
+        if (stages, compute, transfer, nic) != (None, None, None, False):
+            raise PipelineError("reading the options: --costs brings stages, times and lines; leave the others out")
+        return Job(*read_costs(_read_json(costs)), microbatches)
+    parts = (compute or "1,1,1").split(",")
+    try:
+        times = [float(part) for part in parts]
+    except ValueError:
+        times = []
+    if len(times) != 3:
+        raise PipelineError(
+            f"reading --compute {compute!r}: expected three times with commas between them, as in 1,1,1"
+        )
+    graph = StageGraph.chain(stages or 4)
+    cost = StageCost(times[0], times[1], times[2], stash_bytes=1)
+    edge = EdgeCost(transfer or 0.0, transfer or 0.0)
+    lines = Lines.NIC if nic else Lines.HOP
+    return Job(graph, Costs((cost,) * graph.num_stages, (edge,) * len(graph.edges), lines), microbatches)
+
+
+def _schedule(name: str, job: Job, form: TableForm) -> Schedule:
+    if name in SCHEDULES:
+        return SCHEDULES[name](job.graph.num_stages, job.num_microbatches)
+    path = Path(name)
+    if not path.exists():
+        raise ConfigError(f"looking for the schedule {name!r}: expected a CSV file or one of {', '.join(SCHEDULES)}")
+    return read_csv(_read(path), form, name=path.stem)
+
+
+def _bound_s(made: Schedule, job: Job) -> float | None:
+    """The bound, which holds for one stage on each rank."""
+    return job.bound.step_s if len(made.rows) == made.num_stages else None
+
+
+def _title(made: Schedule, simulation: Simulation) -> str:
+    return f"{made.name}: {made.num_stages} stages, {made.num_microbatches} micro-batches, {simulation.step_s:.6g}"
+
+
+def _show(made: Schedule, simulation: Simulation, job: Job, console: Console) -> None:
+    signal_s = compute_signal_bound_s(made, job.graph, job.costs)
+    console.print(draw_text(simulation, width=max(console.width - 12, 20)), markup=False, soft_wrap=True)
+    bound_s = _bound_s(made, job)
+    lines = [f"step {simulation.step_s:.6g}, with transfers in no time {signal_s:.6g}"]
+    if bound_s is not None:
+        lines.append(f"no schedule beats {bound_s:.6g}: {job.bound.reason}")
+    lines.append("live micro-batches at most: " + ", ".join(str(peak.num_live) for peak in compute_peaks(made)))
+    lines.append("waited for communication: " + ", ".join(f"{waited:.4g}" for waited in simulation.waited_s))
+    console.print("\n".join(lines), soft_wrap=True)
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text()
+    except (OSError, UnicodeDecodeError) as raised:
+        raise StorageError(f"reading {path}: {raised}; name a text file that can be read") from raised
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        form = json.loads(_read(path))
+    except ValueError as raised:
+        raise PipelineError(f"reading the costs in {path}: it is not JSON ({raised}); mend it") from raised
+    if not isinstance(form, dict):
+        raise PipelineError(
+            f"reading the costs in {path}: expected an object with stages and edges, found {type(form)}"
+        )
+    return form
+
+
+def _write(path: Path, text: str, console: Console) -> None:
+    try:
+        path.write_text(text)
+    except OSError as raised:
+        raise StorageError(f"writing {path}: {raised.strerror}; name a file in a folder that is there") from raised
+    console.print(f"written to {path}", soft_wrap=True)

@@ -1,0 +1,117 @@
+"""Can a schedule run to its end, and does it do all the work? Checks that need no times.
+
+1. *Complete*: every stage does F once for every micro-batch, and B once, or I and W once; F before B or I, I before W.
+2. *No deadlock*: ranks go through their rows, each action as soon as its values are made. With ``max_ahead`` a stage
+   makes a value only while fewer than that many wait at the other end of the edge: so behaves a runtime with that many
+   receive buffers. If at last nobody can go on, the error tells what each rank waits for. How far the ranks come does
+   not depend on the order in which they are looked at, so one order is enough.
+
+The checks of the graph are in `remesh.pipeline.graph`, that of memory in `remesh.pipeline.memory`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+
+from remesh.pipeline.actions import Action, ActionKind
+from remesh.pipeline.errors import PipelineError
+from remesh.pipeline.graph import StageGraph
+from remesh.pipeline.schedule import Schedule
+from remesh.pipeline.values import Pass, Value, values_made, values_needed
+
+_MAX_NAMED = 4
+_KINDS = (ActionKind.F, ActionKind.B, ActionKind.I, ActionKind.W)
+_WHOLE_OR_SPLIT = ([1, 1, 0, 0], [1, 0, 1, 1])
+
+
+def check_schedule(schedule: Schedule, graph: StageGraph, *, max_ahead: int | None = None) -> None:
+    """`PipelineError` unless the schedule does all work of the graph's stages and comes to its end.
+
+    ``max_ahead`` bounds how many values of an edge and pass may be made and not yet used; None for no bound.
+    """
+    if schedule.num_stages != graph.num_stages:
+        raise PipelineError(
+            f"checking the schedule {schedule.name!r}: it has {schedule.num_stages} stages, its stage graph "
+            f"{graph.num_stages}; build both for the same number"
+        )
+    if max_ahead is not None and max_ahead < 1:
+        raise PipelineError(f"checking the schedule {schedule.name!r}: expected max_ahead >= 1, found {max_ahead}")
+    _check_complete(schedule)
+    for _ in order_of_progress(schedule, graph, max_ahead=max_ahead):
+        pass
+
+
+def _check_complete(schedule: Schedule) -> None:
+    done: Counter[tuple[int, ActionKind, int | None]] = Counter()
+    for action in schedule.actions():
+        stage, kind, number = action.stage, action.kind, action.microbatch
+        before = {ActionKind.F: None, ActionKind.W: ActionKind.I}.get(kind, ActionKind.F)
+        if before is not None and not done[stage, before, number]:
+            raise PipelineError(
+                f"checking the schedule {schedule.name!r}: {action} needs {stage}{before}{number}, which comes "
+                "later or not at all; change the order of its row"
+            )
+        done[stage, kind, number] += 1
+    for stage in range(schedule.num_stages):
+        for number in range(schedule.num_microbatches):
+            found = {kind: done[stage, kind, number] for kind in _KINDS}
+            if list(found.values()) not in _WHOLE_OR_SPLIT:
+                listed = ", ".join(f"{count} {kind}" for kind, count in found.items())
+                raise PipelineError(
+                    f"checking the schedule {schedule.name!r}: stage {stage} does micro-batch {number} with {listed}; "
+                    "expected 1 F, and 1 B or 1 I and 1 W"
+                )
+
+
+def order_of_progress(schedule: Schedule, graph: StageGraph, *, max_ahead: int | None = None) -> Iterator[Action]:
+    """All actions in an order in which they can be done: each rank in turn does what it can.
+
+    `PipelineError` when no rank can go on: the schedule has a deadlock. Ranks take one action at a time, in turns.
+    """
+    waiting: set[Value] = set()
+    ahead: defaultdict[tuple[int, Pass], int] = defaultdict(int)
+    position = [0] * len(schedule.rows)
+    moved = True
+    while moved:
+        moved = False
+        for rank, row in enumerate(schedule.rows):
+            if position[rank] == len(row):
+                continue
+            action = row[position[rank]]
+            needed, made = values_needed(graph, action), values_made(graph, action)
+            is_full = max_ahead is not None and any(ahead[value.edge, value.way] >= max_ahead for value in made)
+            if is_full or not waiting.issuperset(needed):
+                continue
+            waiting.difference_update(needed)
+            waiting.update(made)
+            for value in needed:
+                ahead[value.edge, value.way] -= 1
+            for value in made:
+                ahead[value.edge, value.way] += 1
+            position[rank] += 1
+            moved = True
+            yield action
+    stuck = [
+        _reason(row[position[rank]], rank, graph, waiting)
+        for rank, row in enumerate(schedule.rows)
+        if position[rank] < len(row)
+    ]
+    if stuck:
+        more = f"; and {len(stuck) - _MAX_NAMED} ranks more" if len(stuck) > _MAX_NAMED else ""
+        raise PipelineError(
+            f"checking the schedule {schedule.name!r}: deadlock: {'; '.join(stuck[:_MAX_NAMED])}{more}; change the "
+            "order of these rows"
+            + ("" if max_ahead is None else f", or let more than {max_ahead} values of an edge wait")
+        )
+
+
+def _reason(action: Action, rank: int, graph: StageGraph, waiting: set[Value]) -> str:
+    missing = [value for value in values_needed(graph, action) if value not in waiting]
+    if not missing:
+        return f"rank {rank} is at {action} and has no room for what it makes"
+    edge = graph.edges[missing[0].edge]
+    is_forward = missing[0].way is Pass.FORWARD
+    maker = edge.source if is_forward else edge.target
+    what = edge.name if is_forward else f"the gradient of {edge.name}"
+    return f"rank {rank} is at {action} and waits for {what} of stage {maker}"

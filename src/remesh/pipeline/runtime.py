@@ -1,0 +1,400 @@
+"""How does a pipeline train a step? Every rank goes through its row of the schedule; lanes carry values meanwhile.
+
+One step on one rank, in order:
+
+1. All ranks tell each other the shapes of their batch, in one small gather. Known shapes have their plans already; for
+   new ones all survey their values and plan the routes. What is wrong is raised here, on all ranks alike.
+2. The rank does the compute actions of its row. Before each it takes the values that this needs from the lanes; after
+   it hands on what came out. It never waits for a transfer that it does not need.
+3. It waits until its lanes are empty, and averages gradients over the data axes of its stage.
+
+A rank that dies breaks its connections. Whoever notices breaks off its own, so that all ranks raise `PeerError` soon,
+none after the group's timeout. The same happens when the module of a rank raises: its own error there, `PeerError`
+elsewhere. Gradients are then undefined; meet again in a new group, and take the step again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Unpack
+
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor
+
+from remesh.errors import Error, PeerError
+from remesh.layout.from_torch import dtype_name
+from remesh.pipeline.actions import Action, ActionKind
+from remesh.pipeline.check import check_schedule
+from remesh.pipeline.costs import Lines
+from remesh.pipeline.edges import Lane, Member, Passage, Payload, Route, plan_route
+from remesh.pipeline.errors import PipelineError
+from remesh.pipeline.graph import Edge, StageGraph
+from remesh.pipeline.schedule import Schedule
+from remesh.pipeline.simulate import Transfers
+from remesh.pipeline.stage import Stage, StageWork, Values, cut_microbatches
+from remesh.pipeline.survey import StageValues, device_of, names_made, survey_places, survey_values
+from remesh.reshard.planning.transfer import PlanOptions
+from remesh.reshard.running.exchange import Group, break_off, gather_from, group_rank, peer_error
+
+_DOING = "running a pipeline step"
+_BACKWARD_MADE = (ActionKind.I, ActionKind.B)
+Entries = Mapping[str, torch.Tensor | Sequence[torch.Tensor]]
+
+
+class PipelineOptions(PlanOptions, total=False):
+    """What may be said beside the schedule."""
+
+    transfers: Transfers
+    """Beside the compute, as by default, or blocking: nobody computes while a send of its own is on its way, and a
+    receive is posted when it is needed."""
+    lines: Lines
+    """What transfers occupy. By default a NIC: what a rank sends leaves one after the other, so that what is needed
+    first is there first. `Lines.HOP` for ranks with a link of its own to every other."""
+    payload: Payload
+    """What crosses the links; the values by default."""
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """One action as it went."""
+
+    action: Action
+    start_s: float
+    """When its values were there and it began; seconds since the step began on this rank."""
+    end_s: float
+
+
+@dataclass(frozen=True)
+class StepReport:
+    """One step of one rank."""
+
+    loss: torch.Tensor | None
+    """Mean over the micro-batches, on the ranks of the last stage; None elsewhere."""
+    losses: tuple[torch.Tensor, ...]
+    """Of each micro-batch, in order; empty elsewhere."""
+    peak_stashes: int
+    """Most micro-batches that this rank kept for their backward at once."""
+    started_s: float
+    """When the step began, on the machine's monotonic clock."""
+    seconds: float
+    """Until everything was computed and sent."""
+    spans: tuple[Span, ...]
+    """The actions of this rank's row, as they went."""
+    passages: Mapping[str, tuple[Passage, ...]]
+    """Of each lane of this rank, such as ``"0->1 F"``; times on the machine's monotonic clock."""
+
+
+class Pipeline:
+    """A model in stages, each on ranks of its own, that trains by a schedule.
+
+    Made by every rank of the group: its own ``stage``, the same ``graph`` and ``schedule``. Raises what is wrong with
+    them on all ranks alike. ``options`` are those of `PipelineOptions`, and of planning a reshard.
+    """
+
+    def __init__(
+        self,
+        stage: Stage,
+        graph: StageGraph,
+        schedule: Schedule,
+        *,
+        group: Group = None,
+        **options: Unpack[PipelineOptions],
+    ) -> None:
+        self.stage = stage
+        self.graph = graph
+        self.schedule = schedule
+        self.group = group
+        self._is_blocking = options.pop("transfers", Transfers.ASYNC) is Transfers.BLOCKING
+        self._payload = options.pop("payload", Payload.VALUES)
+        self._lines = options.pop("lines", Lines.NIC)
+        self._options: PlanOptions = options
+        self._rank = group_rank(group)
+        self._places = survey_places(stage, graph, self._describe, group)
+        if "host_of" in options:
+            self._host_of = options.pop("host_of")
+        else:
+            self._host_of = self._places.host_of
+        rows: dict[int, list[Action]] = {}
+        for action in schedule.actions():
+            rows.setdefault(action.stage, []).append(action)
+        self._rows = rows
+        """What each stage does, in order."""
+        self._device = device_of(stage.module)
+        self._routes: dict[str, tuple[Route, ...]] = {}
+        """By the shapes of the batch."""
+
+    def step(
+        self, batch: Entries | None = None, target: torch.Tensor | Sequence[torch.Tensor] | None = None
+    ) -> StepReport:
+        """Add the gradients of one batch to ``.grad`` of the stage's parameters; what happened.
+
+        Called by every rank of the group. ``batch`` has what this rank's module takes beside values of other stages:
+        tensors that are cut into micro-batches along their first dim, or sequences of micro-batches; ``target`` goes
+        to the loss, on the last stage. The loss is the mean over micro-batches. `PipelineError` on all ranks, before
+        anything is computed, when micro-batches differ in shape; `PeerError` when a rank dies.
+        """
+        entries, targets, routes = self._prepare(batch or {}, target)
+        step = _Step(self, routes)
+        return step.run(entries, targets)
+
+    def edge_bytes(self, edge: Edge) -> tuple[int, int]:
+        """What a micro-batch puts on the busiest NIC for an edge: its value, and its gradient.
+
+        For the last batch of new shapes.
+        """
+        routes = next(reversed(self._routes.values()), ())
+        for route in routes:
+            if (route.source, route.target) == (edge.source, edge.target):
+                return route.forward.busiest_bytes(edge.name), (
+                    0 if route.backward is None else route.backward.busiest_bytes(edge.name)
+                )
+        raise PipelineError(f"looking up what goes over {edge}: no step was made yet; make one")
+
+    def _prepare(
+        self, batch: Entries, target: Any
+    ) -> tuple[list[dict[str, torch.Tensor]], list[torch.Tensor | None], tuple[Route, ...]]:
+        entries: list[dict[str, torch.Tensor]] = []
+        targets: list[torch.Tensor | None] = []
+        num = self.schedule.num_microbatches
+
+        def tell() -> list[Any]:
+            if target is not None and (self.stage.loss is None or names_made(self.graph, self.stage.index)):
+                raise PipelineError(
+                    f"{_DOING}: rank {self._rank} was given a target, but stage {self.stage.index} has no loss; give "
+                    "it to the last stage, with a loss that takes it"
+                )
+            entries.extend(cut_microbatches(batch, num, "the batch's"))
+            if target is None:
+                targets.extend([None] * num)
+            else:
+                targets.extend(part["target"] for part in cut_microbatches({"target": target}, num, "the"))
+            told = {**entries[0], **({} if targets[0] is None else {"": targets[0]})}
+            return [[name, dtype_name(one.dtype), list(one.shape)] for name, one in sorted(told.items())]
+
+        key = json.dumps(gather_from(tell, self.group, _DOING))
+        if key not in self._routes:
+            values = survey_values(self.stage, self.graph, self._places, (entries[0], targets[0]), self.group)
+            routes: list[Route] = []
+
+            def plan() -> list[str]:
+                routes.extend(self._plan(values))
+                return [way.transfer.digest for each in routes for way in (each.forward, each.backward) if way]
+
+            digests = gather_from(plan, self.group, _DOING)
+            other = next((rank for rank, each in enumerate(digests) if each != digests[0]), None)
+            if other is not None:
+                raise PipelineError(
+                    f"{_DOING}: expected the same routes between stages on all {len(digests)} ranks, found others on "
+                    f"rank {other} than on rank 0; give all ranks the same options"
+                )
+            self._routes[key] = tuple(routes)
+        return entries, targets, self._routes[key]
+
+    def _plan(self, values: Sequence[StageValues]) -> list[Route]:
+        ends = sorted({(edge.source, edge.target) for edge in self.graph.edges})
+        routes = []
+        for source, target in ends:
+            names = [edge.name for edge in self.graph.edges_into(target) if edge.source == source]
+            made = {name: values[source].makes[name] for name in names}
+            taken = {name: values[target].takes[name] for name in names}
+            routes.append(plan_route((source, target), made, taken, self._host_of, self._payload, self._options))
+        return routes
+
+    def _describe(self) -> str:
+        """What all ranks must have been given alike, as text; raises what is wrong with it."""
+        graph, schedule = self.graph, self.schedule
+        check_schedule(schedule, graph)
+        rows = " | ".join(" ".join(map(str, row)) for row in schedule.rows)
+        digest = hashlib.sha256(f"{graph} {rows}".encode()).hexdigest()[:16]
+        return (
+            f"schedule {schedule.name!r} of {schedule.num_stages} stages and {schedule.num_microbatches} micro-batches "
+            f"with {self._payload.value} over {len(graph.edges)} edges ({digest})"
+        )
+
+    def _break_off(self) -> None:
+        """Close this rank's connections: those of the pipeline, and those within its stage."""
+        break_off(self.group)
+        mesh = self.stage.mesh
+        for group in mesh.get_all_groups() if mesh is not None and mesh.size() > 1 else ():
+            break_off(group)
+
+
+class _Step:
+    """One step under way on one rank."""
+
+    def __init__(self, pipeline: Pipeline, routes: Sequence[Route]) -> None:
+        self._pipeline = pipeline
+        self._index = index = pipeline.stage.index
+        self._row = pipeline._rows[index]
+        # Where receives wait for their turn, sends must not: what is needed next could stand behind what is not.
+        one_by_one = pipeline._lines is Lines.NIC and not pipeline._is_blocking
+        turn = threading.Lock() if one_by_one else contextlib.nullcontext()
+        member = Member(pipeline._rank, pipeline.group, pipeline._device, pipeline._is_blocking, turn)
+        self._lanes: dict[str, Lane] = {}
+        self._into: list[Lane] = []
+        """Bring values that the stage takes."""
+        self._out_of: list[Lane] = []
+        """Carry values that the stage makes, away."""
+        self._back_into: list[tuple[Lane, Route]] = []
+        """Bring gradients of what the stage made."""
+        self._back_out_of: list[tuple[Lane, Route]] = []
+        """Carry gradients of what the stage took, away."""
+        for number, route in enumerate(routes):
+            if index not in (route.source, route.target):
+                continue
+            forward = self._lane(2 * number, route, ActionKind.F, member)
+            (self._out_of if index == route.source else self._into).append(forward)
+            if route.backward is not None:
+                backward = self._lane(2 * number + 1, route, ActionKind.B, member)
+                (self._back_into if index == route.source else self._back_out_of).append((backward, route))
+        num = pipeline.schedule.num_microbatches
+        self._work = StageWork(pipeline.stage, names_made(pipeline.graph, index), num)
+        self._spans: list[Span] = []
+
+    def _lane(self, number: int, route: Route, kind: ActionKind, member: Member) -> Lane:
+        is_forward = kind is ActionKind.F
+        way = route.forward if is_forward else route.backward
+        assert way is not None
+        maker = self._pipeline._rows[route.source if is_forward else route.target]
+        kinds = (ActionKind.F,) if is_forward else _BACKWARD_MADE
+        order = [action.microbatch for action in maker if action.kind in kinds and action.microbatch is not None]
+        lane = Lane(number, way, order, member, self._pipeline._break_off)
+        self._lanes[f"{route.source}->{route.target} {kind}"] = lane
+        return lane
+
+    def run(self, entries: Sequence[Values], targets: Sequence[torch.Tensor | None]) -> StepReport:
+        """The whole step."""
+        started_s = time.monotonic()
+        try:
+            for lane in self._lanes.values():
+                lane.start()
+            for action in self._row:
+                self._run_action(action, entries, targets, started_s)
+            for lane in self._lanes.values():
+                lane.finish()
+            _average_gradients(self._pipeline.stage)
+        except BaseException as raised:
+            # Once this rank breaks off, its lanes end with errors of their own.
+            lost = next((lane.error for lane in self._lanes.values() if isinstance(lane.error, PeerError)), None)
+            self._pipeline._break_off()
+            for lane in self._lanes.values():
+                lane.abort()
+            told = self._tell(raised, lost)
+            if told is raised:
+                raise
+            raise told from raised
+        losses = tuple(self._work.losses[number] for number in sorted(self._work.losses))
+        return StepReport(
+            loss=torch.stack(losses).mean() if losses else None,
+            losses=losses,
+            peak_stashes=self._work.peak_stashes,
+            started_s=started_s,
+            seconds=time.monotonic() - started_s,
+            spans=tuple(self._spans),
+            passages={name: tuple(lane.passages) for name, lane in self._lanes.items()},
+        )
+
+    def _run_action(
+        self, action: Action, entries: Sequence[Values], targets: Sequence[torch.Tensor | None], started_s: float
+    ) -> None:
+        number = action.microbatch
+        assert number is not None
+        kind = action.kind
+        taken, gradients = {}, {}
+        if kind is ActionKind.F:
+            taken = _join(self._bring(self._into, number))
+        elif kind in _BACKWARD_MADE:
+            gradients = _add(self._bring([lane for lane, _ in self._back_into], number))
+        begun_s = time.monotonic()
+        given: Sequence[Lane] = ()
+        if kind is ActionKind.F:
+            made = self._work.run_forward(number, taken, entries[number], targets[number])
+            given = self._out_of
+            for lane in given:
+                lane.give(number, made)
+        elif kind is ActionKind.W:
+            self._work.run_weight_backward(number)
+        else:
+            run = self._work.run_backward if kind is ActionKind.B else self._work.run_input_backward
+            found = run(number, gradients)
+            given = [lane for lane, _ in self._back_out_of]
+            for lane in given:
+                lane.give(number, found)
+        self._spans.append(Span(action, begun_s - started_s, time.monotonic() - started_s))
+        self._settle(given, number)
+
+    def _settle(self, given: Sequence[Lane], number: int) -> None:
+        """In a pipeline that does not overlap: ask for what comes next, and wait until what was given has left."""
+        if not self._pipeline._is_blocking:
+            return
+        at = len(self._spans)
+        if at < len(self._row) and (upcoming := self._row[at]).microbatch is not None:
+            lanes = self._into if upcoming.kind is ActionKind.F else [lane for lane, _ in self._back_into]
+            for lane in lanes if upcoming.kind is not ActionKind.W else ():
+                lane.demand(upcoming.microbatch)
+        for lane in given:
+            lane.wait_gone(number)
+
+    def _bring(self, lanes: Sequence[Lane], number: int) -> Iterator[dict[str, torch.Tensor]]:
+        for lane in lanes:
+            lane.demand(number)
+        for lane in lanes:
+            yield lane.take(number)
+
+    def _tell(self, raised: BaseException, lost: PeerError | None) -> BaseException:
+        """The error to raise here: a lost peer shows as errors of many kinds."""
+        if isinstance(raised, Error) or not isinstance(raised, RuntimeError):
+            return raised
+        # gloo's errors, from collectives in the module, have no type of their own; their text names its source files.
+        if lost is None and (isinstance(raised, dist.DistError) or "gloo" in str(raised)):
+            lost = peer_error(_DOING, self._pipeline.group, raised)
+        return lost or raised
+
+
+def _join(parts: Iterator[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+    joined: dict[str, torch.Tensor] = {}
+    for part in parts:
+        joined |= part
+    return joined
+
+
+def _add(parts: Iterator[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+    """Gradients of values that left for several stages are added in the order of stages."""
+    total: dict[str, torch.Tensor] = {}
+    for part in parts:
+        for name, gradient in part.items():
+            total[name] = total[name] + gradient if name in total else gradient
+    return total
+
+
+def _average_gradients(stage: Stage) -> None:
+    """Make the gradients of ranks with other samples one, over each data axis; one sum for each dtype."""
+    if stage.mesh is None:
+        return
+    for axis in stage.data_axes:
+        size = dist.get_world_size(stage.mesh.get_group(axis))
+        if size == 1:
+            continue
+        by_dtype: dict[torch.dtype, list[torch.Tensor]] = {}
+        for parameter in stage.module.parameters():
+            if parameter.requires_grad:
+                if parameter.grad is None:
+                    parameter.grad = torch.zeros_like(parameter)
+                gradient = parameter.grad
+                local = gradient.to_local() if isinstance(gradient, DTensor) else gradient
+                by_dtype.setdefault(local.dtype, []).append(local)
+        for gradients in by_dtype.values():
+            flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
+            dist.all_reduce(flat, group=stage.mesh.get_group(axis))
+            flat /= size
+            for gradient, part in zip(
+                gradients, flat.split_with_sizes([each.numel() for each in gradients]), strict=True
+            ):
+                gradient.copy_(part.view_as(gradient))

@@ -1,0 +1,134 @@
+"""How is a model cut into stages? A `torch.nn` model and the names of the modules at which stages begin.
+
+1. The model's own ``forward`` is traced, symbolically and only as deep as the cuts lie: a module without a cut inside
+   is one step, whatever it does.
+2. Steps belong to the stage that has begun when they come; tensors are joined where the joined one is used, so that
+   each travels from where it was made. A value that a later stage uses becomes an edge: from the stage that makes it
+   straight to every stage that uses it, however far away. So long skip connections need no word.
+3. Each stage is a module with its steps. It keeps the names of the model's parameters, so that a checkpoint, or a
+   reshard to other cuts, finds them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from remesh.pipeline.errors import PipelineError
+from remesh.pipeline.graph import Edge, StageGraph
+
+_DOING = "cutting a model into stages"
+_JOINS = frozenset({torch.cat, torch.concat, torch.stack})
+
+
+@dataclass(frozen=True, eq=False)
+class Parts:
+    """A model in stages."""
+
+    graph: StageGraph
+    """Edges have the names of the steps that make their values."""
+    modules: tuple[nn.Module, ...]
+    """Of each stage; they share the model's parameters, under the same names. The last one returns what the model
+    does."""
+    entries: tuple[tuple[str, ...], ...]
+    """Of each stage: arguments of the model's ``forward`` that it takes, from the batch."""
+
+
+def split_model(model: nn.Module, at: Sequence[str]) -> Parts:
+    """The model in ``len(at) + 1`` stages; stage ``i + 1`` begins where the module named ``at[i]`` is called.
+
+    Everything outside the modules, down to those in ``at``, must be traceable by `torch.fx`. `PipelineError` when a
+    module of ``at`` is not called, or not in this order, or weights are used in two stages.
+
+    >>> parts = split_model(nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1)), ["2"])
+    >>> [sorted(dict(module.named_parameters())) for module in parts.modules], parts.entries
+    ([['0.bias', '0.weight'], ['2.bias', '2.weight']], (('input',), ()))
+    """
+    traced = _Tracer(at).trace(model)
+    stage_of = _assign(traced, at)
+    num_stages = len(at) + 1
+    edges: dict[Edge, None] = {}
+    for node in traced.nodes:
+        for value in node.all_input_nodes:
+            if value.op != "placeholder" and stage_of[value] < stage_of[node]:
+                edges[Edge(stage_of[value], stage_of[node], value.name)] = None
+    graph = StageGraph(num_stages, tuple(edges))
+    made = [_build_stage(model, traced, stage_of, graph, stage) for stage in range(num_stages)]
+    return Parts(graph, tuple(module for module, _ in made), tuple(entries for _, entries in made))
+
+
+class _Tracer(fx.Tracer):
+    """Looks into modules only where they are cut."""
+
+    def __init__(self, at: Sequence[str]) -> None:
+        super().__init__()
+        self._at = tuple(at)
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        return not any(name.startswith(f"{module_qualified_name}.") for name in self._at)
+
+
+def _assign(traced: fx.Graph, at: Sequence[str]) -> dict[fx.Node, int]:
+    """The stage of every step; the output belongs to the last."""
+    stage_of: dict[fx.Node, int] = {}
+    stage = 0
+    weights: dict[str, int] = {}
+    for node in traced.nodes:
+        if node.op == "call_module" and stage < len(at) and node.target == at[stage]:
+            stage += 1
+        stage_of[node] = len(at) if node.op == "output" else stage
+    if stage < len(at):
+        called = [str(node.target) for node in traced.nodes if node.op == "call_module"]
+        raise PipelineError(
+            f"{_DOING}: stage {stage + 1} is to begin at {at[stage]!r}, expected a module that is called after those "
+            f"before it, found calls of {', '.join(called)}; name modules in the order of their calls"
+        )
+    for node in reversed(traced.nodes):
+        # A weight by itself belongs to those who use it.
+        if node.users and (node.op == "get_attr" or node.target in _JOINS):
+            stage_of[node] = min(stage_of[user] for user in node.users)
+    for node in traced.nodes:
+        if node.op in ("get_attr", "call_module"):
+            users = [stage_of[user] for user in node.users] if node.op == "get_attr" else []
+            for each in {stage_of[node], *users}:
+                if weights.setdefault(str(node.target), each) != each:
+                    raise PipelineError(
+                        f"{_DOING}: {node.target!r} is used in stages {weights[str(node.target)]} and {each}, expected "
+                        "one; weights live on the ranks of one stage: cut elsewhere, or give each stage its own"
+                    )
+    return stage_of
+
+
+def _build_stage(
+    model: nn.Module, traced: fx.Graph, stage_of: dict[fx.Node, int], graph: StageGraph, stage: int
+) -> tuple[nn.Module, tuple[str, ...]]:
+    """The module of a stage, and the arguments of the model that it takes."""
+    steps = [node for node in traced.nodes if stage_of[node] == stage and node.op not in ("placeholder", "output")]
+    is_last = stage == graph.num_stages - 1
+    (output,) = (node for node in traced.nodes if node.op == "output")
+    used = {value for node in (*steps, *([output] if is_last else [])) for value in node.all_input_nodes}
+    entries = [node for node in traced.nodes if node.op == "placeholder" and node in used]
+    coming = {edge.name for edge in graph.edges_into(stage)}
+    built = fx.Graph()
+    here: dict[fx.Node, fx.Node] = {}
+    for node in traced.nodes:
+        if node in entries:
+            here[node] = built.node_copy(node)
+    for node in traced.nodes:
+        if node.name in coming and node not in entries:
+            here[node] = built.placeholder(node.name)
+    for node in steps:
+        here[node] = built.node_copy(node, lambda value: here[value])
+    if is_last:
+        built.output(fx.node.map_arg(output.args[0], lambda value: here[value]))
+    else:
+        names = {edge.name for edge in graph.edges_out_of(stage)}
+        made: dict[str, Any] = {node.name: here[node] for node in steps if node.name in names}
+        built.output(made)
+    module = fx.GraphModule(model, built, f"Stage{stage}")
+    module.train(model.training)
+    return module, tuple(str(node.target) for node in entries)

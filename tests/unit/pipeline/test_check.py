@@ -1,0 +1,99 @@
+"""Checks of schedules: what is complete, and who waits for whom."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from remesh.pipeline.check import check_schedule, order_of_progress
+from remesh.pipeline.costs import Costs, StageCost
+from remesh.pipeline.errors import PipelineError
+from remesh.pipeline.graph import StageGraph
+from remesh.pipeline.memory import check_memory, compute_peaks
+from remesh.pipeline.schedule import Schedule
+from remesh.pipeline.schedules import eager_split, one_f_one_b
+from remesh.pipeline.values import values_made, values_needed
+from tests.unit.pipeline.cases import U_SHAPE, parse_rows, random_schedule
+
+CHAIN = StageGraph.chain(2)
+
+
+@pytest.mark.parametrize(
+    ("rows", "match"),
+    [
+        (("0F0 0B0 0F1 0B1", "1F0 1B0"), "stage 1 does micro-batch 1 with 0 F, 0 B, 0 I, 0 W"),
+        (("0F0 0B0 0F1 0B1 0F1", "1F0 1B0 1F1 1B1"), "stage 0 does micro-batch 1 with 2 F"),
+        (("0F0 0I0 0F1 0B1", "1F0 1B0 1F1 1B1"), "micro-batch 0 with 1 F, 0 B, 1 I, 0 W"),
+        (("0F0 0I0 0W0 0B0 0F1 0B1", "1F0 1B0 1F1 1B1"), "expected 1 F, and 1 B or 1 I and 1 W"),
+        (("0F0 0W0 0I0 0F1 0B1", "1F0 1B0 1F1 1B1"), "0W0 needs 0I0"),
+        (("0F0 0B0 0F1 0B1", "1B0 1F0 1F1 1B1"), "1B0 needs 1F0"),
+    ],
+)
+def test_work_that_is_missing_double_or_out_of_order_is_named(rows: tuple[str, ...], match: str) -> None:
+    with pytest.raises(PipelineError, match=match):
+        check_schedule(Schedule("mine", 2, 2, parse_rows(*rows)), CHAIN)
+
+
+def test_a_deadlock_tells_what_each_rank_waits_for() -> None:
+    rows = parse_rows("0F0 0B0 0F1 0B1", "1F0 1F1 1B0 1B1")
+    with pytest.raises(PipelineError) as caught:
+        check_schedule(Schedule("mine", 2, 2, rows), CHAIN)
+    assert "rank 0 is at 0B0 and waits for the gradient of hidden of stage 1" in str(caught.value)
+    assert "rank 1 is at 1F1 and waits for hidden of stage 0" in str(caught.value)
+
+
+def test_a_skip_edge_can_make_a_deadlock_that_the_chain_has_not() -> None:
+    rows = parse_rows("0F0 0F1 0B0 0B1", "1F0 1B0 1F1 1B1", "2F0 2B0 2F1 2B1", "3F0 3B0 3F1 3B1")
+    check_schedule(Schedule("mine", 4, 2, rows), U_SHAPE)
+    swapped = parse_rows("0F1 0F0 0B0 0B1", "1F0 1B0 1F1 1B1", "2F0 2B0 2F1 2B1", "3F0 3B0 3F1 3B1")
+    check_schedule(Schedule("mine", 4, 2, swapped), U_SHAPE)
+    with pytest.raises(PipelineError, match="has no room for what it makes"):
+        check_schedule(Schedule("mine", 4, 2, swapped), U_SHAPE, max_ahead=1)
+
+
+def test_a_bound_on_values_that_wait_is_kept_and_can_be_too_small() -> None:
+    schedule = one_f_one_b(2, 4)
+    check_schedule(schedule, CHAIN, max_ahead=1)
+    rows = parse_rows("0F0 0F1 0F2 0B2 0B1 0B0", "1F2 1F1 1F0 1B2 1B1 1B0")
+    backwards = Schedule("backwards", 2, 3, rows)
+    check_schedule(backwards, CHAIN, max_ahead=3)
+    with pytest.raises(PipelineError, match="let more than 2 values of an edge wait"):
+        check_schedule(backwards, CHAIN, max_ahead=2)
+    with pytest.raises(PipelineError, match="max_ahead >= 1"):
+        check_schedule(schedule, CHAIN, max_ahead=0)
+
+
+def test_graph_and_schedule_must_have_the_same_stages() -> None:
+    with pytest.raises(PipelineError, match="has 2 stages, its stage graph 4"):
+        check_schedule(one_f_one_b(2, 2), U_SHAPE)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_progress_makes_every_value_before_it_is_needed(seed: int) -> None:
+    chance = random.Random(seed)
+    schedule = random_schedule(chance, U_SHAPE, 5)
+    made = set()
+    order = list(order_of_progress(schedule, U_SHAPE))
+    for action in order:
+        assert made.issuperset(values_needed(U_SHAPE, action))
+        made.update(values_made(U_SHAPE, action))
+    for rank, row in enumerate(schedule.rows):
+        assert [action for action in order if action.stage == rank] == list(row)
+
+
+def test_a_memory_limit_names_the_rank_the_action_and_both_numbers() -> None:
+    schedule = eager_split(2, 8)
+    costs = Costs.uniform(CHAIN, stage=StageCost(1, 1, 1, stash_bytes=100))
+    check_memory(schedule, costs, [300, None])
+    with pytest.raises(PipelineError, match="rank 0 keeps 300 bytes for 3 live micro-batches at 0F2, its limit is 299"):
+        check_memory(schedule, costs, [299, None])
+    with pytest.raises(PipelineError, match="a limit for each of 2 ranks, found 1"):
+        check_memory(schedule, costs, [299])
+
+
+def test_a_delayed_micro_batch_keeps_only_what_its_weights_need() -> None:
+    stage = StageCost(1, 1, 1, stash_bytes=100, delayed_bytes=10)
+    costs = Costs.uniform(CHAIN, stage=stage)
+    assert [peak.nbytes for peak in compute_peaks(eager_split(2, 8, 2), costs)] == [320, 120]
+    assert [peak.num_live for peak in compute_peaks(eager_split(2, 8, 2), costs)] == [5, 3]

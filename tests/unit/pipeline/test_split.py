@@ -1,0 +1,83 @@
+"""Stages cut from a model do together what it does."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from remesh.pipeline.errors import PipelineError
+from remesh.pipeline.split import Parts, split_model
+
+WIDTH = 4
+
+
+class UShape(nn.Module):
+    """Down and up again, with a skip from each level to its mirror image, a weight by itself, and two inputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.downs = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(3))
+        self.ups = nn.ModuleList(nn.Linear(2 * WIDTH, WIDTH) for _ in range(3))
+        self.gain = nn.Parameter(torch.randn(WIDTH))
+
+    def forward(self, x: torch.Tensor, shift: torch.Tensor) -> torch.Tensor:
+        skips = []
+        for down in self.downs:
+            x = torch.relu(down(x))
+            skips.append(x)
+        x = x * self.gain
+        for up in self.ups:
+            x = up(torch.cat([x, skips.pop()], 1)) + shift
+        return x
+
+
+def run_parts(parts: Parts, arguments: dict[str, torch.Tensor]) -> torch.Tensor:
+    values: dict[str, torch.Tensor] = {}
+    for stage, (module, entries) in enumerate(zip(parts.modules, parts.entries, strict=True)):
+        taken = {edge.name: values[edge.name] for edge in parts.graph.edges_into(stage)}
+        made = module(**taken, **{name: arguments[name] for name in entries})
+        values |= made if isinstance(made, dict) else {"": made}
+    return values[""]
+
+
+@pytest.mark.parametrize("at", [[], ["ups.0"], ["downs.1", "ups.0", "ups.2"], ["downs.1", "downs.2", "ups.1"]])
+def test_stages_do_what_the_model_does_and_keep_its_names(at: list[str]) -> None:
+    model = UShape()
+    arguments = {"x": torch.randn(3, WIDTH), "shift": torch.randn(3, WIDTH)}
+    parts = split_model(model, at)
+    assert torch.equal(run_parts(parts, arguments), model(**arguments))
+    names = [name for module in parts.modules for name, _ in module.named_parameters()]
+    assert sorted(names) == sorted(name for name, _ in model.named_parameters())
+
+
+def test_a_value_goes_straight_to_every_stage_that_uses_it() -> None:
+    parts = split_model(UShape(), ["downs.2", "ups.0", "ups.1"])
+    ends = {(edge.source, edge.target) for edge in parts.graph.edges}
+    assert ends == {(0, 1), (1, 2), (2, 3), (0, 3)}  # the skip of downs.1 is joined where ups.1 uses it
+    assert parts.entries == (("x",), (), ("shift",), ("shift",))
+
+
+class Tied(nn.Module):
+    """Uses one layer twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.other = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(self.other(self.layer(x)))
+
+
+@pytest.mark.parametrize(
+    ("model", "at", "told"),
+    [
+        (UShape(), ["ups.0", "downs.1"], "stage 2 is to begin at 'downs.1'"),
+        (UShape(), ["middle"], "stage 1 is to begin at 'middle'"),
+        (Tied(), ["other"], "'layer' is used in stages 0 and 1"),
+    ],
+)
+def test_cuts_that_cannot_be_are_refused(model: nn.Module, at: list[str], told: str) -> None:
+    with pytest.raises(PipelineError, match=told):
+        split_model(model, at)
