@@ -30,6 +30,7 @@ ARROW: dict[str, set[str]] = {
     "testing": _MOVES | {"comm", "elastic"},
     "cli": _ALL_ROOMS | {"remesh"},
     "__main__": {"cli"},
+    "run": {"cli"},
 }
 
 # The same inside a room that has rooms of its own; what stands beside them may import them all.
@@ -68,10 +69,16 @@ _PURE_ELSEWHERE = {
     "remesh.dist_checkpointing.state_split",
     "remesh.dist_checkpointing.writes",
     "remesh.elastic.generation",
+    "remesh.elastic.launch.flags",
+    "remesh.elastic.launch.job_card",
+    "remesh.elastic.launch.mode",
     "remesh.elastic.machine_io",
     "remesh.elastic.membership",
     "remesh.elastic.mesh_policy",
+    "remesh.elastic.metrics",
+    "remesh.elastic.outcome",
     "remesh.elastic.position",
+    "remesh.elastic.token",
     "remesh.testbed.commands",
     "remesh.testbed.spec",
     "remesh.testing.samples",

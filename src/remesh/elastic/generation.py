@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from remesh.elastic.mesh_policy import decide_mesh, format_axes
+from remesh.elastic.outcome import Category
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +129,7 @@ class GiveUp:
     """The meeting can never close well."""
 
     reason: str
+    category: Category = Category.INFRASTRUCTURE
 
 
 MAX_STALLS = 3
@@ -162,11 +164,13 @@ def decide_generation(
     workers = _in_rank_order(here)
     templates = [report.template for _, report in workers]
     if any(list(template.items()) != list(templates[0].items()) for template in templates):
-        return GiveUp(f"workers ask for different meshes: {templates}; start the same script on every node")
+        return GiveUp(
+            f"workers ask for different meshes: {templates}; start the same script on every node", Category.INPUT
+        )
     choice = decide_mesh(templates[0], len(workers)) if workers else "no worker is alive"
     if isinstance(choice, str):
         if num_here >= rules.max_nodes and last is None:
-            return GiveUp(choice)
+            return GiveUp(choice, Category.INPUT)
         return _wait_or_give_up(choice, rules, waited_s)
     step, taken = decide_step([report for _, report in workers])
     num_stalls = _count_stalls(last, {report.pid for _, report in workers}, step)
