@@ -134,7 +134,7 @@ def test_mesh_that_cannot_fit_ends_the_job_with_both_numbers(tmp_path: Path) -> 
     """tp=3 over two workers, and no other node is expected."""
     with LocalJob(tmp_path, script(mesh="dp=-1,tp=3"), nnodes="1") as job:
         job.start_node("a")
-        assert job.wait(TIMEOUT_S) == {"a": 1}
+        assert job.wait(TIMEOUT_S) == {"a": 2}
         assert "needs at least 3 workers, 2 are alive" in job.log_of("a").read_text()
 
 

@@ -12,11 +12,10 @@ import os
 import selectors
 import signal
 import socket
-import sys
 import tempfile
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +23,13 @@ import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, PContext, ProcessFailure, Std, start_processes
 from torch.distributed.elastic.rendezvous import RendezvousError, RendezvousParameters
 from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import create_backend
+from torch.distributed.elastic.utils import macros
 
 from remesh.elastic.events import EventLog
 from remesh.elastic.generation import Generation, NodeInfo, WorkerReport
 from remesh.elastic.job_store import JobStore
+from remesh.elastic.launch.job_card import JobCard
+from remesh.elastic.launch.meeting import show_card
 from remesh.elastic.link import LineBuffer, Message, send_message
 from remesh.elastic.machine_io import (
     Event,
@@ -51,6 +53,8 @@ from remesh.elastic.machine_io import (
     WorkerSuspects,
 )
 from remesh.elastic.membership import AgentMachine, AgentRules, Phase
+from remesh.elastic.outcome import Category, Outcome
+from remesh.elastic.token import Token
 from remesh.errors import PeerError
 
 TICK_S = 0.01
@@ -84,13 +88,20 @@ class AgentConfig:
     redirects: Std
     tee: Std
     events_folder: Path | None
+    card: JobCard
+    """What all nodes of the job have in common."""
+    token: Token
 
 
 class Agent:
-    """Runs one node's part of a job. :meth:`run` blocks until the job ends and returns the exit code."""
+    """Runs one node's part of a job. :meth:`run` blocks until the job ends and says how.
 
-    def __init__(self, config: AgentConfig) -> None:
+    ``listener`` sees every event of the agent, as the log does.
+    """
+
+    def __init__(self, config: AgentConfig, listener: Callable[[dict[str, Any]], None] | None = None) -> None:
         self._config = config
+        self._listener = listener
         self._selector = selectors.DefaultSelector()
         self._contexts: dict[int, PContext] = {}
         self._links: dict[int, socket.socket] = {}
@@ -102,15 +113,17 @@ class Agent:
         self._finish: Finish | None = None
         self._starts = 0
         self._leave_asked = False
+        self._traceback = ""
 
-    def run(self) -> int:
+    def run(self) -> Outcome:
         logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
         with tempfile.TemporaryDirectory(prefix="remesh-") as folder, contextlib.ExitStack() as stack:
             self._folder = Path(folder)
             self._listen(stack)
             self._store = self._connect_store()
             self._index = self._register()
-            self._log = EventLog(self._config.events_folder, f"agent-{self._index}")
+            self._log = EventLog(self._config.events_folder, f"agent-{self._index}", self._listener)
+            stack.callback(self._log.close)
             self._machine = AgentMachine(self._index, self._config.node_name, self._config.rules)
             stack.callback(self._kill_all)
             self._handle_signals()
@@ -118,10 +131,10 @@ class Agent:
             try:
                 return self._loop()
             except RuntimeError as error:
-                _say(f"remesh: lost the store at {self._config.endpoint}, which all nodes need: {error}")
-                return 1
+                text = f"lost the store at {self._config.endpoint}, which all nodes need: {error}"
+                return Outcome(Category.INFRASTRUCTURE, text)
 
-    def _loop(self) -> int:
+    def _loop(self) -> Outcome:
         self._perform(self._machine.start(time.monotonic()))
         while self._finish is None:
             self._wait_for_messages()
@@ -129,11 +142,11 @@ class Agent:
             self._poll_store()
             self._beat()
             self._feed(LeaveAsked("SIGTERM") if self._leave_asked else Tick())
-        if not self._finish.ok:
-            _say(f"remesh: job failed on {self._config.node_name}: {self._finish.text}")
-        self._log.write("finish", ok=self._finish.ok, text=self._finish.text)
+        outcome = self._finish.outcome
+        category = outcome.category.value if outcome.category else None
+        self._log.write("finish", ok=outcome.category is None, category=category, text=outcome.text)
         self._say_goodbye()
-        return 0 if self._finish.ok else 1
+        return replace(outcome, detail=self._traceback)
 
     def _feed(self, event: Event) -> None:
         self._perform(self._machine.handle(event, time.monotonic()))
@@ -182,7 +195,7 @@ class Agent:
         self._contexts[slot] = start_processes(
             name=f"{config.node_name}/{slot}",
             entrypoint=config.command[0],
-            args={0: tuple(config.command[1:])},
+            args={0: tuple(macros.substitute(list(config.command[1:]), str(slot)))},
             envs={0: environment},
             logs_specs=DefaultLogsSpecs(log_dir=str(place), redirects=config.redirects, tee=config.tee),
             log_line_prefixes={0: f"[{config.node_name}/{slot}]: "},
@@ -203,13 +216,7 @@ class Agent:
             self._log.write("worker-exited", slot=slot, code=code)
             self._feed(WorkerExited(slot, code))
             if failure is not None and self._machine.is_cause(slot):
-                self._print_traceback(failure)
-
-    def _print_traceback(self, failure: ProcessFailure) -> None:
-        """Show where user code raised: once for the whole job, from the error file of the worker that is the cause."""
-        message = failure.error_file_data.get("message", {})
-        if isinstance(message, dict) and "extraInfo" in message:
-            _say(str(message["extraInfo"].get("py_callstack", "")))
+                self._traceback = _traceback_of(failure)
 
     def _kill(self, slot: int) -> None:
         context = self._contexts.get(slot)
@@ -302,7 +309,8 @@ class Agent:
                 f"meeting the other nodes of job {config.run_id!r}: no store answers at {config.endpoint} "
                 f"({error.__cause__ or error}); start the node that hosts it, or correct --rdzv-endpoint"
             ) from error
-        return JobStore(dist.PrefixStore(f"remesh/{config.run_id}", store))
+        show_card(store, config.token, config.card)
+        return JobStore(dist.PrefixStore(f"remesh/{config.run_id}", store), config.token)
 
     def _register(self) -> int:
         index = self._store.count("nodes/count", by=1) - 1
@@ -413,9 +421,10 @@ def _event_of(message: Message) -> Event:
             raise PeerError(f"reading a worker's message: unknown kind {other!r}; worker and agent differ in version")
 
 
-def _say(text: str) -> None:
-    sys.stderr.write(text.rstrip() + "\n")
-    sys.stderr.flush()
+def _traceback_of(failure: ProcessFailure) -> str:
+    """Where user code raised, from the error file of the worker that is the cause: shown once for the whole job."""
+    message = failure.error_file_data.get("message", {})
+    return str(message.get("extraInfo", {}).get("py_callstack", "")) if isinstance(message, dict) else ""
 
 
 def _text(value: dict[str, Any] | None) -> str | None:

@@ -34,6 +34,11 @@ def elastic(
     """
     check_template(mesh)
     link_path = os.environ.get("REMESH_LINK")
+    if not link_path and "TORCHELASTIC_RUN_ID" in os.environ:
+        raise ConfigError(
+            "starting an elastic job: the launcher runs this script in restart mode, for its file does not name "
+            "remesh.elastic (or torchrun started it); start it with `remesh run --mode in-process ...`"
+        )
     if not link_path:
         raise ConfigError(
             "starting an elastic job: this process has no agent (REMESH_LINK is not set); start the script with "
