@@ -91,6 +91,26 @@ def test_boxes_that_died_with_their_node_come_from_the_last_checkpoint(
         assert checksums(job.events) == pytest.approx(undisturbed, rel=1e-12)
 
 
+def test_boxes_that_died_with_their_node_come_from_a_neighbours_memory(
+    tmp_path: Path, undisturbed: dict[int, float]
+) -> None:
+    """FSDP over both nodes and no checkpoint at all: half of every tensor comes from what the other node kept of it."""
+    with LocalJob(tmp_path, script("--fsdp", "--snapshot-every", "5", "--pause-s", "0.1")) as job:
+        job.start_node("a")
+        job.start_node("b")
+        job.wait_for(at_step(13), TIMEOUT_S)
+        job.kill_node("b")
+        job.wait(TIMEOUT_S)
+        assert job.agents["a"].returncode == 0, job.describe_logs()
+        filled = job.of_kind("filled", generation=2)
+        kept = {event["step"] for event in job.of_kind("snapshot-kept")}
+        assert {event["source"] for event in filled} == {"snapshots"}, filled
+        assert filled[0]["step"] in kept and filled[0]["step"] % 5 == 0
+        assert f"went back to the snapshots of step {filled[0]['step']}" in filled[0]["reason"]
+        assert checksums(job.events) == pytest.approx(undisturbed, rel=1e-12)
+        assert count(job).lost == 0
+
+
 def test_preempted_node_hands_over_and_no_step_is_repeated(tmp_path: Path, undisturbed: dict[int, float]) -> None:
     """SIGTERM to a node that alone holds half of every tensor (FSDP): all save, it leaves, the other goes on."""
     flags = ("--fsdp", "--checkpoint", str(tmp_path / "checkpoints"))

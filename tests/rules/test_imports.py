@@ -78,6 +78,8 @@ _PURE_ELSEWHERE = {
     "remesh.elastic.metrics",
     "remesh.elastic.outcome",
     "remesh.elastic.position",
+    "remesh.elastic.snapshots.choice",
+    "remesh.elastic.snapshots.form",
     "remesh.elastic.token",
     "remesh.testbed.commands",
     "remesh.testbed.spec",

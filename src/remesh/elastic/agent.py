@@ -54,6 +54,8 @@ from remesh.elastic.machine_io import (
 )
 from remesh.elastic.membership import AgentMachine, AgentRules, Phase
 from remesh.elastic.outcome import Category, Outcome
+from remesh.elastic.snapshots.choice import next_node
+from remesh.elastic.snapshots.keeper import SnapshotKeeper
 from remesh.elastic.token import Token
 from remesh.errors import PeerError
 
@@ -120,6 +122,7 @@ class Agent:
         with tempfile.TemporaryDirectory(prefix="remesh-") as folder, contextlib.ExitStack() as stack:
             self._folder = Path(folder)
             self._listen(stack)
+            self._keeper = stack.enter_context(SnapshotKeeper(self._config.local_address, self._config.token))
             self._store = self._connect_store()
             self._index = self._register()
             self._log = EventLog(self._config.events_folder, f"agent-{self._index}", self._listener)
@@ -164,8 +167,9 @@ class Agent:
                     self._kill(slot)
                 case Tell(slot, message):
                     if slot in self._links:
+                        extra = self._snapshots_for(slot) if message["do"] == "meet" else {}
                         with contextlib.suppress(OSError):
-                            send_message(self._links[slot], dict(message))
+                            send_message(self._links[slot], {**message, **extra})
                 case Probe(indices):
                     for index in indices:
                         self._probe(index)
@@ -272,6 +276,10 @@ class Agent:
         except (OSError, PeerError):
             data, messages = b"", []
         for message in messages:
+            if message.get("say") == "keep":
+                key = (int(message["generation"]), self._index, int(message["slot"]))
+                self._keeper.adopt(key, int(message["pid"]), list(message["descriptors"]))
+                continue
             if message.get("say") == "ready":
                 self._links[int(message["report"]["slot"])] = connection
             self._feed(_event_of(message))
@@ -285,6 +293,19 @@ class Agent:
             with contextlib.suppress(KeyError):
                 self._selector.unregister(connection)
             connection.close()
+
+    def _snapshots_for(self, slot: int) -> Message:
+        """What a worker needs to take snapshots, and its share of those that are kept here."""
+        assert self._latest is not None
+        mine = sorted(member.slot for member in self._latest.of_node(self._index) if member.rank >= 0)
+        follower = next_node(self._index, sorted({member.node for member in self._latest.members}))
+        other = None if follower is None else self._nodes[follower]
+        return {
+            "node": self._index,
+            "neighbour": None if other is None else [other.address, other.snapshot_port],
+            "secret": self._config.token.secret.hex(),
+            "snapshots": self._keeper.paths()[mine.index(slot) :: len(mine)],
+        }
 
     # --- the store and the other agents ---
 
@@ -320,6 +341,7 @@ class Agent:
             "address": self._config.local_address,
             "port": self._pulse.getsockname()[1],
             "num_slots": self._config.rules.num_slots,
+            "snapshot_port": self._keeper.port,
         }
         self._store.put(f"nodes/{index}", info)
         self._store.ring()
@@ -393,6 +415,7 @@ class Agent:
             return
         self._next_beat_s = now_s + BEAT_INTERVAL_S
         self._store.count(f"beat/{self._index}", by=1)
+        self._keeper.retire()
         if self._latest is None:
             return
         for index in self._latest.nodes - {self._index}:

@@ -30,6 +30,8 @@ class NodeInfo:
     port: int
     """TCP port of the agent's pulse: a connection that is refused proves that the agent is gone."""
     num_slots: int
+    snapshot_port: int = 0
+    """TCP port on which its agent keeps the snapshots of others."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,8 +28,11 @@ from remesh.elastic.generation import Generation, WorkerReport
 from remesh.elastic.job import Job, JobOptions, Leave, Place, seed_everything
 from remesh.elastic.link import Message, WorkerLink
 from remesh.elastic.position import derive_seed
+from remesh.elastic.snapshots.memory import Buffer, read_snapshot
+from remesh.elastic.snapshots.taker import Shelf, SnapshotTaker
 from remesh.elastic.state import Held
-from remesh.errors import PeerError
+from remesh.elastic.token import Token
+from remesh.errors import FormatError, PeerError
 from remesh.layout.from_torch import forget_meshes
 
 STORE_TIMEOUT_S = 60.0
@@ -84,13 +87,15 @@ class Worker:
                     raise Exit(bool(message["ok"]), str(message["text"]))
                 self._lower.shed()
                 forget_meshes()
-                self._stay(train, Generation.from_json(message["plan"]), int(message["rank"]))
+                self._stay(train, Generation.from_json(message["plan"]), message)
         finally:
             self._lower.shed()
             self._link.close()
 
-    def _stay(self, train: Callable[[Job], Any], plan: Generation, rank: int) -> None:
+    def _stay(self, train: Callable[[Job], Any], plan: Generation, message: Message) -> None:
         """One generation, from growing the network to leaving it."""
+        rank = int(message["rank"])
+        taker = SnapshotTaker(self._shelf_of(plan, message), self._link.send, self._log.write)
         # From now on a break of this generation severs what grows; one that came before is in `_broken`.
         self._generation = plan.number
         try:
@@ -99,7 +104,7 @@ class Worker:
             self._lower.grow(dist.PrefixStore(f"gen{plan.number}", self._store), rank, plan.axes)
             self._log.write("grown", generation=plan.number, rank=rank, axes=plan.axes)
             seed_everything(derive_seed(self._options.seed))
-            place = Place(plan, rank, self._lower)
+            place = Place(plan, rank, self._lower, taker, self._read_snapshots(message))
             # From here on the job keeps the held state, and drops it once it is filled: not two copies.
             self._job = Job(place, self._held, caller=self, options=self._options, log=self._log)
             self._held = None
@@ -114,6 +119,26 @@ class Worker:
                 self._leave(error)
             else:
                 self._fail(error)
+        finally:
+            taker.close()
+
+    def _shelf_of(self, plan: Generation, message: Message) -> Shelf:
+        neighbour = message["neighbour"]
+        token = Token(os.environ["TORCHELASTIC_RUN_ID"], bytes.fromhex(message["secret"]))
+        where = None if neighbour is None else (str(neighbour[0]), int(neighbour[1]))
+        return Shelf(plan.number, int(message["node"]), self._slot, where, token)
+
+    def _read_snapshots(self, message: Message) -> tuple[Held, ...]:
+        """This worker's share of the snapshots on its node; one that is damaged or gone is told and left out."""
+        found = []
+        for path in message["snapshots"]:
+            try:
+                held = read_snapshot(Buffer.open(path))
+            except (OSError, FormatError) as error:
+                self._log.write("snapshot-unread", path=path, reason=str(error))
+                continue
+            found += [held] if held is not None else []
+        return tuple(found)
 
     def _leave(self, error: Exception | None) -> None:
         """Out of the generation: keep the state, tell the agent. Told already if a vote was resolved."""

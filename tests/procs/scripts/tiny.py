@@ -29,6 +29,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--checkpoint")
     parser.add_argument("--save-every", type=int)
+    parser.add_argument("--snapshot-every", type=int)
     parser.add_argument("--fsdp", action="store_true")
     parser.add_argument("--pause-s", type=float, default=0.05, help="length of a step")
     parser.add_argument("--full-size", type=int, default=1, help="with fewer ranks, steps take their time")
@@ -74,6 +75,7 @@ def main() -> None:
         save_every=options.save_every,
         seed=SEED,
         timeout_s=options.timeout_s,
+        snapshot_every=options.snapshot_every,
     )
 
 
