@@ -177,6 +177,21 @@ def test_worker_that_hangs_is_killed_and_the_others_go_on(tmp_path: Path) -> Non
         assert count(job).lost == count(job).repeated == 0
 
 
+def test_rank_that_hangs_is_named_with_all_stacks_and_replaced(tmp_path: Path) -> None:
+    """A rank sleeps for an hour where the others wait for it; their collective would bear that for minutes."""
+    flags = ("--mishap", "stuck", "--timeout-s", "600")
+    with LocalJob(tmp_path, script(*flags, steps=12), nnodes="2", workers_per_node=1) as job:
+        job.start_node("a", "--hang-timeout", "2")
+        job.start_node("b", "--hang-timeout", "2")
+        assert job.wait(TIMEOUT_S) == {"a": 0, "b": 0}, job.describe_logs()
+        (hang,) = job.of_kind("hang", generation=1)
+        assert "rank 0 waits in" in hang["reason"]
+        assert "rank 1 is at tiny.py:" in hang["reason"] and "in train after step 5" in hang["reason"]
+        assert "time.sleep(3600)" in hang["report"] and "rank 1 (culprit)" in hang["report"]
+        assert [event["reason"] for event in job.of_kind("kill-worker")] == [f"hangs: {hang['reason']}"]
+        assert count(job).lost == count(job).repeated == 0
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_many_random_kills_lose_and_repeat_nothing(tmp_path: Path, undisturbed: dict[int, float]) -> None:

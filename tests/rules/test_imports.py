@@ -69,6 +69,8 @@ _PURE_ELSEWHERE = {
     "remesh.dist_checkpointing.state_split",
     "remesh.dist_checkpointing.writes",
     "remesh.elastic.generation",
+    "remesh.elastic.health.machine",
+    "remesh.elastic.health.verdicts",
     "remesh.elastic.launch.flags",
     "remesh.elastic.launch.job_card",
     "remesh.elastic.launch.mode",

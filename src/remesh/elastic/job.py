@@ -68,6 +68,10 @@ class Caller(Protocol):
         """Whether this rank will not be at that meeting: its node leaves the job."""
         ...
 
+    def note_step(self) -> None:
+        """A batch is behind this rank."""
+        ...
+
     def resolve_vote(self, error: BaseException) -> bool | None:
         """The outcome of a vote that this rank lost sight of, if any survivor knows it; None if it came to nothing.
 
@@ -247,6 +251,7 @@ class Job:
             self._must_hand_over = bool(somebody_leaves)
         self._position = self._position.after(self._unresolved)
         self._unresolved = None
+        self._caller.note_step()
         self._in_step = self._last_taken = taken
         return taken
 

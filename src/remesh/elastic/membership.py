@@ -94,6 +94,8 @@ class AgentRules:
     """How long a worker may take to get out of a broken generation before it is killed as hung."""
     exit_timeout_s: float
     """How long workers may take to end once they are told to."""
+    hang_timeout_s: float = 300.0
+    """How long workers may go without a step before all are asked where they stand."""
 
 
 @dataclass

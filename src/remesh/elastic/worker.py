@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import os
 import re
+import threading
+import time
 from collections.abc import Callable
 from dataclasses import asdict
 from datetime import timedelta
@@ -25,6 +27,7 @@ from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 from remesh.comm.lower import LowerHalf, is_network_error
 from remesh.elastic.events import EventLog
 from remesh.elastic.generation import Generation, WorkerReport
+from remesh.elastic.health.watch import BusyMeter, look_at_main_thread
 from remesh.elastic.job import Job, JobOptions, Leave, Place, seed_everything
 from remesh.elastic.link import Message, WorkerLink
 from remesh.elastic.position import derive_seed
@@ -36,6 +39,10 @@ from remesh.errors import FormatError, PeerError
 from remesh.layout.from_torch import forget_meshes
 
 STORE_TIMEOUT_S = 60.0
+PROGRESS_INTERVAL_S = 0.5
+"""How often a worker tells its agent that it makes steps."""
+STILL_INSIDE_S = 1.0
+"""How long after a break a worker is thought to be on its way out."""
 _SOURCE_PLACE = re.compile(r"^\[[^]]*\] ")
 """The source file that gloo's messages begin with."""
 
@@ -73,10 +80,15 @@ class Worker:
         self._broken = 0
         self._paused = 0
         self._leaving = 0
+        self._meter = BusyMeter()
+        self._told_s: float | None = None
+        """When this worker last told of a step in this generation; None before its first."""
+        self._steps_untold = 0
 
     def run(self, train: Callable[[Job], Any]) -> None:
         """Go from generation to generation; ends by raising :class:`Exit`."""
         self._link.start()
+        self._meter.start()
         self._log.write("worker", pid=os.getpid(), slot=self._slot, node=os.environ.get("REMESH_NODE", ""))
         self._link.send({"say": "ready", "report": asdict(self._report())})
         try:
@@ -89,6 +101,7 @@ class Worker:
                 forget_meshes()
                 self._stay(train, Generation.from_json(message["plan"]), message)
         finally:
+            self._meter.stop()
             self._lower.shed()
             self._link.close()
 
@@ -98,6 +111,7 @@ class Worker:
         taker = SnapshotTaker(self._shelf_of(plan, message), self._link.send, self._log.write)
         # From now on a break of this generation severs what grows; one that came before is in `_broken`.
         self._generation = plan.number
+        self._told_s = None
         try:
             if self._broken >= plan.number:
                 raise PeerError(f"entering generation {plan.number}: it is broken already; all meet again")
@@ -190,6 +204,18 @@ class Worker:
     def is_leaving(self) -> bool:
         return self._leaving >= self._generation
 
+    def note_step(self) -> None:
+        now_s = time.monotonic()
+        self._steps_untold += 1
+        if self._told_s is not None and now_s - self._told_s < PROGRESS_INTERVAL_S:
+            return
+        share = self._meter.take_share()
+        # The first step of a generation has the filling before it, and says nothing of the pace.
+        busy_s = None if self._told_s is None else (now_s - self._told_s) / self._steps_untold * share
+        progress = {"say": "progress", "slot": self._slot, "generation": self._generation, "busy_s": busy_s}
+        self._link.send(progress)
+        self._told_s, self._steps_untold = now_s, 0
+
     def resolve_vote(self, error: BaseException) -> bool | None:
         job = self._job
         assert job is not None
@@ -212,6 +238,10 @@ class Worker:
             self._broken = int(message["generation"])
             if self._broken == self._generation:
                 self._lower.sever()
+                threading.Timer(STILL_INSIDE_S, self._tell_if_inside, (self._broken,)).start()
+            return True
+        if message["do"] == "stacks":
+            self._tell_stack(int(message["generation"]))
             return True
         if message["do"] == "pause":
             if message.get("leave"):
@@ -219,6 +249,23 @@ class Worker:
             self._paused = int(message["generation"])
             return True
         return False
+
+    def _tell_stack(self, generation: int) -> None:
+        standing, job = look_at_main_thread(), self._job
+        stack = {
+            "rank": -1,
+            "node": -1,
+            "slot": self._slot,
+            "step": job.step if job is not None else 0,
+            **asdict(standing),
+        }
+        self._link.send({"say": "stack", "slot": self._slot, "generation": generation, "stack": stack})
+
+    def _tell_if_inside(self, generation: int) -> None:
+        """Leave a trace of where this worker sits although its generation is broken: it may be killed for it."""
+        if self._job is not None and self._generation == generation:
+            standing = look_at_main_thread()
+            self._log.write("still-inside", generation=generation, place=standing.place, stack=standing.text)
 
 
 def _connect_store() -> dist.Store:

@@ -136,7 +136,20 @@ OUR_FLAGS = (
     Flag("rdzv-host", SWITCH, None, "Host the store here, or not; default: as the endpoint says.", modes=_IN_PROCESS),
     Flag("last-call", REAL, 5.0, "Seconds to wait for more than MIN nodes.", modes=_IN_PROCESS),
     Flag("join-timeout", REAL, 600.0, "Seconds to wait for enough nodes.", modes=_IN_PROCESS),
-    Flag("leave-timeout", REAL, 30.0, "Seconds until a stuck worker is killed.", modes=_IN_PROCESS),
+    Flag(
+        "leave-timeout",
+        REAL,
+        30.0,
+        "Seconds until a worker that does not leave a broken collective is killed.",
+        modes=_IN_PROCESS,
+    ),
+    Flag(
+        "hang-timeout",
+        REAL,
+        300.0,
+        "Seconds without a step until every rank is asked where it stands, and who hangs is killed.",
+        modes=_IN_PROCESS,
+    ),
 )
 
 FLAGS = TORCHRUN_FLAGS + OUR_FLAGS

@@ -161,6 +161,7 @@ def in_process_job(request: Request) -> AgentConfig:
             meeting,
             values["leave_timeout"],
             exit_timeout_s,
+            values["hang_timeout"],
         ),
         run_id=values["rdzv_id"],
         endpoint=complete_endpoint(endpoint),
