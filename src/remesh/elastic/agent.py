@@ -14,7 +14,7 @@ import signal
 import socket
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,8 @@ from torch.distributed.elastic.utils import macros
 
 from remesh.elastic.events import EventLog
 from remesh.elastic.generation import Generation, NodeInfo, WorkerReport
+from remesh.elastic.health.agent_side import HealthWatch
+from remesh.elastic.health.machine import HealthMachine
 from remesh.elastic.job_store import JobStore
 from remesh.elastic.launch.job_card import JobCard
 from remesh.elastic.launch.meeting import show_card
@@ -62,6 +64,8 @@ from remesh.errors import PeerError
 TICK_S = 0.01
 """How often an agent looks at the bell and at its processes."""
 PROBE_TIMEOUT_S = 0.2
+SEND_TIMEOUT_S = 5.0
+"""How long a worker may leave a message unread."""
 BEAT_INTERVAL_S = 0.5
 BEATS_LOST = 10
 """A node whose heartbeat stands still for this many intervals is dead: 5 s, as TorchElastic's keep-alive."""
@@ -128,6 +132,8 @@ class Agent:
             self._log = EventLog(self._config.events_folder, f"agent-{self._index}", self._listener)
             stack.callback(self._log.close)
             self._machine = AgentMachine(self._index, self._config.node_name, self._config.rules)
+            health = HealthMachine(self._index, self._config.rules.hang_timeout_s)
+            self._health = HealthWatch(health, self._store, self._log, self._perform)
             stack.callback(self._kill_all)
             self._handle_signals()
             self._log.write("agent", pid=os.getpid(), index=self._index, node=self._config.node_name)
@@ -144,6 +150,8 @@ class Agent:
             self._poll_processes()
             self._poll_store()
             self._beat()
+            if self._machine.phase is Phase.RUNNING:
+                self._health.poll()
             self._feed(LeaveAsked("SIGTERM") if self._leave_asked else Tick())
         outcome = self._finish.outcome
         category = outcome.category.value if outcome.category else None
@@ -166,17 +174,30 @@ class Agent:
                     self._log.write("kill-worker", slot=slot, reason=reason)
                     self._kill(slot)
                 case Tell(slot, message):
-                    if slot in self._links:
-                        extra = self._snapshots_for(slot) if message["do"] == "meet" else {}
-                        with contextlib.suppress(OSError):
-                            send_message(self._links[slot], {**message, **extra})
+                    self._tell(slot, message)
                 case Probe(indices):
                     for index in indices:
                         self._probe(index)
                 case Note(kind, values):
                     self._log.write(kind, **values)
+                    if kind == "generation" and self._machine.generation is not None:
+                        self._health.begin(self._machine.generation)
                 case Finish():
                     self._finish = instruction
+
+    def _tell(self, slot: int, message: Mapping[str, Any]) -> None:
+        if slot not in self._links:
+            return
+        extra = self._snapshots_for(slot) if message["do"] == "meet" else {}
+        try:
+            send_message(self._links[slot], {**message, **extra})
+        except TimeoutError:
+            # Half a message may be on its way; nobody can read what would follow it.
+            self._log.write("kill-worker", slot=slot, reason=f"did not read a message for {SEND_TIMEOUT_S:g} s")
+            self._kill(slot)
+        except OSError:
+            # It is gone; its exit comes as an event.
+            return
 
     # --- workers ---
 
@@ -261,10 +282,14 @@ class Agent:
     def _wait_for_messages(self) -> None:
         for key, _ in self._selector.select(TICK_S):
             if key.fileobj is self._link_server:
-                connection, _ = self._link_server.accept()
-                self._selector.register(connection, selectors.EVENT_READ, LineBuffer())
+                # Who knocked may be gone again.
+                with contextlib.suppress(OSError):
+                    connection, _ = self._link_server.accept()
+                    connection.settimeout(SEND_TIMEOUT_S)
+                    self._selector.register(connection, selectors.EVENT_READ, LineBuffer())
             elif key.fileobj is self._pulse:
-                self._pulse.accept()[0].close()
+                with contextlib.suppress(OSError):
+                    self._pulse.accept()[0].close()
             else:
                 assert isinstance(key.fileobj, socket.socket)
                 self._read(key.fileobj, key.data)
@@ -276,16 +301,33 @@ class Agent:
         except (OSError, PeerError):
             data, messages = b"", []
         for message in messages:
-            if message.get("say") == "keep":
-                key = (int(message["generation"]), self._index, int(message["slot"]))
-                self._keeper.adopt(key, int(message["pid"]), list(message["descriptors"]))
-                continue
-            if message.get("say") == "ready":
-                self._links[int(message["report"]["slot"])] = connection
-            self._feed(_event_of(message))
-        if not data:
+            if not self._take_message(connection, message):
+                data = b""
+                break
+        if not data and connection.fileno() >= 0:
             self._selector.unregister(connection)
             connection.close()
+
+    def _take_message(self, connection: socket.socket, message: Message) -> bool:
+        """Whether it made sense; if not, nothing was done, and its sender is to be dropped."""
+        event: Event | None = None
+        try:
+            match message.get("say"):
+                case "keep":
+                    key = (int(message["generation"]), self._index, int(message["slot"]))
+                    self._keeper.adopt(key, int(message["pid"]), list(message["descriptors"]))
+                case "progress" | "stack":
+                    self._health.take(message)
+                case _:
+                    event = _event_of(message)
+        except (KeyError, TypeError, ValueError, PeerError) as error:
+            self._log.write("message-refused", reason=f"{type(error).__name__}: {error}")
+            return False
+        if isinstance(event, WorkerReady):
+            self._links[event.report.slot] = connection
+        if event is not None:
+            self._feed(event)
+        return True
 
     def _drop_link(self, slot: int) -> None:
         connection = self._links.pop(slot, None)
@@ -330,8 +372,8 @@ class Agent:
                 f"meeting the other nodes of job {config.run_id!r}: no store answers at {config.endpoint} "
                 f"({error.__cause__ or error}); start the node that hosts it, or correct --rdzv-endpoint"
             ) from error
-        show_card(store, config.token, config.card)
-        return JobStore(dist.PrefixStore(f"remesh/{config.run_id}", store), config.token)
+        token = show_card(store, config.token, config.card)
+        return JobStore(dist.PrefixStore(f"remesh/{config.run_id}", store), token)
 
     def _register(self) -> int:
         index = self._store.count("nodes/count", by=1) - 1

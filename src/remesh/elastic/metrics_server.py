@@ -1,7 +1,8 @@
 """Serves one text at ``/metrics`` on a loopback port, to anybody, without harm.
 
-One thread, one connection at a time: a request is at most a few KiB and must be complete within a second, else the
-connection is dropped. So a slow, half-open or garbage connection costs a second of this thread and nothing else.
+A request is at most a few KiB and must be complete within a second, else its connection is dropped; more connections at
+once than MAX_CONNECTIONS are dropped unheard. So slow, half-open and garbage connections cost a few idle threads for a
+second, and nothing else.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from remesh.errors import ConfigError
 LOOPBACK = "127.0.0.1"
 MAX_REQUEST_BYTES = 8 << 10
 REQUEST_TIMEOUT_S = 1.0
-BACKLOG = 16
+MAX_CONNECTIONS = 32
 
 
 class MetricsServer:
@@ -27,12 +28,13 @@ class MetricsServer:
     def __init__(self, port: int, render: Callable[[], str]) -> None:
         self._render = render
         try:
-            self._server = socket.create_server((LOOPBACK, port), backlog=BACKLOG)
+            self._server = socket.create_server((LOOPBACK, port))
         except (OSError, OverflowError) as error:
             raise ConfigError(
                 f"serving metrics: port {port} of {LOOPBACK} cannot be used ({error}); give another --metrics-port"
             ) from error
         self.port: int = self._server.getsockname()[1]
+        self._free = threading.Semaphore(MAX_CONNECTIONS)
         self._thread = threading.Thread(target=self._serve, name="remesh-metrics", daemon=True)
 
     def __enter__(self) -> MetricsServer:
@@ -52,10 +54,19 @@ class MetricsServer:
                 connection, _ = self._server.accept()
             except OSError:
                 return
+            if self._free.acquire(blocking=False):
+                threading.Thread(target=self._talk, args=(connection,), name="remesh-metrics-talk", daemon=True).start()
+            else:
+                connection.close()
+
+    def _talk(self, connection: socket.socket) -> None:
+        try:
             with connection, contextlib.suppress(OSError):
                 request = _read_request(connection)
                 if request:
                     connection.sendall(self._answer(request))
+        finally:
+            self._free.release()
 
     def _answer(self, request: bytes) -> bytes:
         line = request.split(b"\r\n", 1)[0]

@@ -80,12 +80,15 @@ def open_meeting(parameters: RendezvousParameters, token: Token, card: JobCard) 
         backend, store = connect_etcd(parameters)
     else:
         return Meeting(handlers.get_rendezvous_handler(parameters), None)
-    show_card(store, token, card)
-    return Meeting(create_handler(store, SignedBackend(backend, token), parameters), store)
+    bound = show_card(store, token, card)
+    return Meeting(create_handler(store, SignedBackend(backend, bound), parameters), store)
 
 
-def show_card(store: dist.Store, token: Token, card: JobCard) -> None:
-    """Leave this job's card in the store, or compare it with the one that is there; ConfigError when they differ."""
+def show_card(store: dist.Store, token: Token, card: JobCard) -> Token:
+    """Leave this job's card in the store, or compare it with the one that is there; ConfigError when they differ.
+
+    The token that comes back answers the challenge on the card: all that follows is signed with it.
+    """
     key = f"remesh/{token.run_id}/{_CARD}"
     text = json.dumps({"card": card.to_json(), "challenge": secrets.token_hex(16)})
     signed = token.sign(_CARD, text.encode()).hex() + text
@@ -100,6 +103,8 @@ def show_card(store: dist.Store, token: Token, card: JobCard) -> None:
             f"joining job {token.run_id!r}: the token does not fit the one that its first node was started with; give "
             "all nodes the same --token-file (or REMESH_TOKEN), or another --rdzv-id if these are two jobs"
         )
-    difference = describe_difference(token.run_id, card, json.loads(data)["card"])
+    told = json.loads(data)
+    difference = describe_difference(token.run_id, card, told["card"])
     if difference is not None:
         raise ConfigError(difference)
+    return token.bound_to(str(told["challenge"]))

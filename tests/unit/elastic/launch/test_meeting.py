@@ -102,3 +102,13 @@ def test_garbage_in_the_store_counts_as_not_there(garbage: str) -> None:
     raw = dist.HashStore()
     raw.set("end", garbage)
     assert JobStore(raw, Token("job", SECRET)).get("end") is None
+
+
+def test_what_was_recorded_of_an_earlier_job_does_not_fit_the_next_of_that_name() -> None:
+    token = Token("job", SECRET)
+    stores = [dist.HashStore(), dist.HashStore()]
+    first, second = (JobStore(store, show_card(store, token, CARD)) for store in stores)
+    first.put("end", {"ok": True})
+    stores[1].set("end", stores[0].get("end"))
+    assert first.get("end") == {"ok": True}
+    assert second.get("end") is None
