@@ -42,6 +42,11 @@ INNER_ARROW: dict[str, dict[str, set[str]]] = {
         "pictures": {"model", "schedule", "planning"},
         "running": {"model", "schedule", "planning"},
     },
+    "elastic": {
+        "health": {"events", "generation", "job_store", "machine_io"},
+        "launch": {"agent", "events", "generation", "membership", "outcome", "token"},
+        "snapshots": {"state", "token"},
+    },
 }
 
 # Rooms that are pure but for these modules ...

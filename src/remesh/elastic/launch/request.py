@@ -5,7 +5,6 @@ Every mistake that can be seen before a worker starts is a ConfigError here: the
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import shutil
 import socket
@@ -254,17 +253,22 @@ def _card_of(request: Request, mode: Mode) -> JobCard:
 
 
 def _read_script(request: Request) -> str:
-    path: str | None = request.script
-    if request.values["module"]:
-        try:
-            found = importlib.util.find_spec(request.script)
-        except (ImportError, ValueError):
-            found = None
-        path = found.origin if found else None
+    path = _find_module(request.script) if request.values["module"] else Path(request.script)
     try:
-        return Path(path).read_text(errors="replace") if path else ""
+        return path.read_text(errors="replace") if path else ""
     except OSError:
         return ""
+
+
+def _find_module(name: str) -> Path | None:
+    """The file that ``python -m name`` runs. Looked for by name alone: importing a parent package may do anything."""
+    parts = name.split(".")
+    for root in ("", *sys.path):
+        base = Path(root, *parts)
+        for path in (base.with_name(f"{base.name}.py"), base / "__main__.py"):
+            if path.is_file():
+                return path
+    return None
 
 
 def _check_writable(folder: Path, flag: str) -> None:
