@@ -78,7 +78,9 @@ class Agents:
     def leftovers(self) -> list[str]:
         """Worker processes that still run, and what agents left in the folder for temporary files."""
         running = [f"pid {worker['pid']}" for worker in self.workers() if Path(f"/proc/{worker['pid']}").exists()]
-        return running + [path.name for path in self.folder.iterdir() if path != self.told]
+        # torch may make a cache of its own there.
+        ours = [path.name for path in self.folder.iterdir() if path.name.startswith(("remesh", "torchelastic"))]
+        return running + ours
 
 
 def free_port() -> int:
