@@ -73,6 +73,19 @@ def test_killed_worker_is_replaced_and_no_sample_is_lost(
         assert all(drawn[key] == value for key, value in draws(calm_events).items())
 
 
+def test_a_stream_without_indices_goes_on_at_its_sample_after_a_death(
+    tmp_path: Path, undisturbed: dict[int, float]
+) -> None:
+    """The same samples come from an iterable, and one of two workers is killed and replaced."""
+    with LocalJob(tmp_path, script("--stream", "--full-size", "2", steps=40), nnodes="1") as job:
+        job.start_node("a")
+        job.wait_for(at_step(8), TIMEOUT_S)
+        job.kill_worker("a", 1)
+        assert job.wait(TIMEOUT_S) == {"a": 0}, job.describe_logs()
+        assert count(job) == SampleCount(lost=0, repeated=0, total=40 * tiny.BATCH_SIZE)
+        assert checksums(job.events)[30] == pytest.approx(undisturbed[30], rel=1e-12)
+
+
 def test_boxes_that_died_with_their_node_come_from_the_last_checkpoint(
     tmp_path: Path, undisturbed: dict[int, float]
 ) -> None:
@@ -89,6 +102,26 @@ def test_boxes_that_died_with_their_node_come_from_the_last_checkpoint(
         assert {(event["source"], event["step"]) for event in filled} == {("checkpoint", 10)}
         assert "nobody alive holds box" in filled[0]["reason"]
         assert checksums(job.events) == pytest.approx(undisturbed, rel=1e-12)
+
+
+def test_boxes_that_died_with_their_node_come_from_a_neighbours_memory(
+    tmp_path: Path, undisturbed: dict[int, float]
+) -> None:
+    """FSDP over both nodes and no checkpoint at all: half of every tensor comes from what the other node kept of it."""
+    with LocalJob(tmp_path, script("--fsdp", "--snapshot-every", "5", "--pause-s", "0.1")) as job:
+        job.start_node("a")
+        job.start_node("b")
+        job.wait_for(at_step(13), TIMEOUT_S)
+        job.kill_node("b")
+        job.wait(TIMEOUT_S)
+        assert job.agents["a"].returncode == 0, job.describe_logs()
+        filled = job.of_kind("filled", generation=2)
+        kept = {event["step"] for event in job.of_kind("snapshot-kept")}
+        assert {event["source"] for event in filled} == {"snapshots"}, filled
+        assert filled[0]["step"] in kept and filled[0]["step"] % 5 == 0
+        assert f"went back to the snapshots of step {filled[0]['step']}" in filled[0]["reason"]
+        assert checksums(job.events) == pytest.approx(undisturbed, rel=1e-12)
+        assert count(job).lost == 0
 
 
 def test_preempted_node_hands_over_and_no_step_is_repeated(tmp_path: Path, undisturbed: dict[int, float]) -> None:
@@ -134,7 +167,7 @@ def test_mesh_that_cannot_fit_ends_the_job_with_both_numbers(tmp_path: Path) -> 
     """tp=3 over two workers, and no other node is expected."""
     with LocalJob(tmp_path, script(mesh="dp=-1,tp=3"), nnodes="1") as job:
         job.start_node("a")
-        assert job.wait(TIMEOUT_S) == {"a": 1}
+        assert job.wait(TIMEOUT_S) == {"a": 2}
         assert "needs at least 3 workers, 2 are alive" in job.log_of("a").read_text()
 
 
@@ -154,6 +187,21 @@ def test_worker_that_hangs_is_killed_and_the_others_go_on(tmp_path: Path) -> Non
         job.start_node("a", "--leave-timeout", "2")
         assert job.wait(TIMEOUT_S) == {"a": 0}, job.describe_logs()
         assert [event["reason"] for event in job.of_kind("kill-worker")] == ["did not leave generation 1 in time"]
+        assert count(job).lost == count(job).repeated == 0
+
+
+def test_rank_that_hangs_is_named_with_all_stacks_and_replaced(tmp_path: Path) -> None:
+    """A rank sleeps for an hour where the others wait for it; their collective would bear that for minutes."""
+    flags = ("--mishap", "stuck", "--timeout-s", "600")
+    with LocalJob(tmp_path, script(*flags, steps=12), nnodes="2", workers_per_node=1) as job:
+        job.start_node("a", "--hang-timeout", "2")
+        job.start_node("b", "--hang-timeout", "2")
+        assert job.wait(TIMEOUT_S) == {"a": 0, "b": 0}, job.describe_logs()
+        (hang,) = job.of_kind("hang", generation=1)
+        assert "rank 0 waits in" in hang["reason"]
+        assert "rank 1 is at tiny.py:" in hang["reason"] and "in train after step 5" in hang["reason"]
+        assert "time.sleep(3600)" in hang["report"] and "rank 1 (culprit)" in hang["report"]
+        assert [event["reason"] for event in job.of_kind("kill-worker")] == [f"hangs: {hang['reason']}"]
         assert count(job).lost == count(job).repeated == 0
 
 

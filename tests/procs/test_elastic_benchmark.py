@@ -1,8 +1,17 @@
-"""The benchmark of the room, once per case: both programs come back, and ours loses no step."""
+"""The benchmarks of the room, small: both programs come back, and ours loses no step; costs are measured."""
 
 import pytest
 
+from benchmarks.elastic import overhead
 from benchmarks.elastic.recovery import rows
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_costs_of_a_quiet_job_are_measured() -> None:
+    quiet, snapshots = overhead.rows(30, 1)
+    assert quiet.goal == 0.01 and quiet.value > 0
+    assert snapshots.goal == 0.03 and snapshots.value >= 0
 
 
 @pytest.mark.slow

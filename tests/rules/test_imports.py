@@ -30,6 +30,7 @@ ARROW: dict[str, set[str]] = {
     "testing": _MOVES | {"comm", "elastic"},
     "cli": _ALL_ROOMS | {"remesh"},
     "__main__": {"cli"},
+    "run": {"cli"},
 }
 
 # The same inside a room that has rooms of its own; what stands beside them may import them all.
@@ -40,6 +41,11 @@ INNER_ARROW: dict[str, dict[str, set[str]]] = {
         "planning": {"model", "schedule"},
         "pictures": {"model", "schedule", "planning"},
         "running": {"model", "schedule", "planning"},
+    },
+    "elastic": {
+        "health": {"events", "generation", "job_store", "machine_io"},
+        "launch": {"agent", "events", "generation", "membership", "outcome", "token"},
+        "snapshots": {"state", "token"},
     },
 }
 
@@ -75,10 +81,20 @@ _PURE_ELSEWHERE = {
     "remesh.dist_checkpointing.state_split",
     "remesh.dist_checkpointing.writes",
     "remesh.elastic.generation",
+    "remesh.elastic.health.machine",
+    "remesh.elastic.health.verdicts",
+    "remesh.elastic.launch.flags",
+    "remesh.elastic.launch.job_card",
+    "remesh.elastic.launch.mode",
     "remesh.elastic.machine_io",
     "remesh.elastic.membership",
     "remesh.elastic.mesh_policy",
+    "remesh.elastic.metrics",
+    "remesh.elastic.outcome",
     "remesh.elastic.position",
+    "remesh.elastic.snapshots.choice",
+    "remesh.elastic.snapshots.form",
+    "remesh.elastic.token",
     "remesh.testbed.commands",
     "remesh.testbed.spec",
     "remesh.testing.samples",

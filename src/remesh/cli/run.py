@@ -1,127 +1,135 @@
-"""``remesh run``: this node's agent, with torchrun's flags where they mean the same."""
+"""``remesh run``: this node's agent. It takes torchrun's command lines as they are; see docs/elastic."""
 
 from __future__ import annotations
 
-import socket
+import contextlib
+import logging
+import os
+import signal
 import sys
-import uuid
+import tempfile
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import click
-from torch.distributed.elastic.multiprocessing import Std
+from click.core import ParameterSource
+from torch.distributed.elastic.multiprocessing import SignalException
 
-from remesh.elastic.agent import Agent, AgentConfig
-from remesh.elastic.generation import MeetingRules
-from remesh.elastic.membership import AgentRules
-from remesh.errors import ConfigError
+from remesh.elastic.agent import Agent
+from remesh.elastic.events import EventLog
+from remesh.elastic.launch.flags import FLAGS, LIST, REAL, SWITCH, TORCHRUN_FLAGS, WHOLE, Flag, complete_name
+from remesh.elastic.launch.mode import Mode
+from remesh.elastic.launch.request import Request, check_request, choose_mode, in_process_job, restart_job
+from remesh.elastic.launch.restart import run_restart_job
+from remesh.elastic.launch.verdict import outcome_of_error
+from remesh.elastic.metrics import Metrics
+from remesh.elastic.metrics_server import MetricsServer
+from remesh.elastic.outcome import Outcome
 
-DEFAULT_PORT = 29400
-"""torchrun's default rendezvous port."""
-EXIT_TIMEOUT_S = 30.0
-"""How long workers may take to end, as torchrun gives them before it kills."""
+_TYPES = {WHOLE: click.INT, REAL: click.FLOAT}
 
 
-@click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
-@click.option("--nnodes", default="1", show_default=True, help="Nodes of the job: N, or MIN:MAX for an elastic job.")
-@click.option("--nproc-per-node", type=click.IntRange(1), default=1, show_default=True, help="Workers on this node.")
-@click.option(
-    "--rdzv-endpoint", default="", help="HOST[:PORT] where the nodes meet; the node it names hosts the store."
-)
-@click.option("--rdzv-id", default="", help="Name of the job, equal on all its nodes. Needed with --rdzv-endpoint.")
-@click.option(
-    "--rdzv-host/--no-rdzv-host", default=None, help="Host the store here, or not; default: as the endpoint says."
-)
-@click.option("--node-name", default="", help="Name of this node in logs and reports (default: host name).")
-@click.option(
-    "--local-addr", default="127.0.0.1", show_default=True, help="Address on which other agents reach this one."
-)
-@click.option(
-    "--max-restarts", type=click.IntRange(0), default=3, show_default=True, help="Killed workers to replace here."
-)
-@click.option(
-    "--last-call", type=float, default=5.0, show_default=True, help="Seconds to wait for more than MIN nodes."
-)
-@click.option("--join-timeout", type=float, default=600.0, show_default=True, help="Seconds to wait for enough nodes.")
-@click.option(
-    "--leave-timeout", type=float, default=30.0, show_default=True, help="Seconds until a stuck worker is killed."
-)
-@click.option("--log-dir", type=click.Path(path_type=Path), help="Folder for the workers' output.")
-@click.option("--redirects", default="0", show_default=True, help="Streams to send to files: 0, 1 (out), 2 (err), 3.")
-@click.option("--tee", default="0", show_default=True, help="Streams to send to files and the console.")
-@click.option("--events-dir", type=click.Path(path_type=Path), help="Folder for the event logs (JSON lines).")
-@click.option("-m", "--module", is_flag=True, help="SCRIPT is a module name.")
-@click.argument("script")
-@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
-def run(
-    nnodes: str,
-    nproc_per_node: int,
-    rdzv_endpoint: str,
-    rdzv_id: str,
-    rdzv_host: bool | None,
-    node_name: str,
-    local_addr: str,
-    max_restarts: int,
-    last_call: float,
-    join_timeout: float,
-    leave_timeout: float,
-    log_dir: Path | None,
-    redirects: str,
-    tee: str,
-    events_dir: Path | None,
-    module: bool,
-    script: str,
-    arguments: tuple[str, ...],
-) -> None:
-    """Start SCRIPT on this node as part of an elastic job.
+@click.pass_context
+def _run(context: click.Context, /, script: str, arguments: tuple[str, ...], **values: Any) -> None:
+    """Start SCRIPT on this node as part of a job of one node or many. Takes torchrun's command lines as they are.
 
-    The script calls remesh.elastic(train, mesh=...). When a worker or a node dies, the others keep their processes,
-    form a new mesh and go on; a node started later joins at the next step. Without --rdzv-endpoint the job has this
-    node alone.
+    A script that calls remesh.elastic(train, mesh=...) runs in-process: when a worker or a node dies, the others keep
+    their processes, form a new mesh and go on. Any other script runs in restart mode, as under torchrun: all workers
+    are started anew.
+
+    Exit codes: 0 ended well, 1 a worker failed, 2 wrong input, 70 a defect of remesh, 75 infrastructure.
     """
-    min_nodes, max_nodes = parse_nnodes(nnodes)
-    if not module and not Path(script).is_file():
-        raise ConfigError(
-            f"starting workers: script {script!r} does not exist; give a path to a Python file, or -m MODULE"
-        )
-    if rdzv_endpoint and not rdzv_id:
-        raise ConfigError(
-            "meeting other nodes: --rdzv-endpoint needs --rdzv-id, the name that all nodes of the job give"
-        )
-    meeting = MeetingRules(min_nodes, max_nodes, last_call, join_timeout, absence_timeout_s=2 * leave_timeout)
-    config = AgentConfig(
-        command=(sys.executable, "-u", *(("-m",) if module else ()), script, *arguments),
-        rules=AgentRules(nproc_per_node, max_restarts, meeting, leave_timeout, EXIT_TIMEOUT_S),
-        run_id=rdzv_id or uuid.uuid4().hex,
-        endpoint=complete_endpoint(rdzv_endpoint),
-        hosts_store=rdzv_host if rdzv_endpoint else True,
-        node_name=node_name or socket.gethostname(),
-        local_address=local_addr,
-        log_folder=log_dir,
-        redirects=_streams(redirects),
-        tee=_streams(tee),
-        events_folder=events_dir.absolute() if events_dir else None,
+    given = frozenset(name for name in values if context.get_parameter_source(name) is not ParameterSource.DEFAULT)
+    request = Request(values, given, script, arguments)
+    if "LOGLEVEL" not in os.environ:
+        # The agent says itself what happened; torch would say it several times.
+        logging.getLogger("torch.distributed").setLevel(logging.CRITICAL)
+    try:
+        outcome = run_request(request)
+    except SignalException as error:
+        sys.exit(128 + error.sigval)
+    except Exception as error:
+        outcome = outcome_of_error(error)
+    if outcome.category is not None:
+        click.echo(outcome.describe(request.node_name), err=True)
+    sys.exit(outcome.exit_code)
+
+
+def run_request(request: Request) -> Outcome:
+    """Run this node's agent to its end; raises what kept it from starting or running."""
+    mode = choose_mode(request).mode
+    check_request(request, mode)
+    metrics = Metrics()
+    with contextlib.ExitStack() as stack:
+        if request.values["metrics_port"] is not None:
+            server = stack.enter_context(MetricsServer(request.values["metrics_port"], metrics.render))
+            click.echo(f"remesh: metrics at http://127.0.0.1:{server.port}/metrics", err=True)
+        if mode is Mode.IN_PROCESS:
+            values = dict(request.values)
+            for flag in FLAGS:
+                if flag.in_process_default is not None and flag.dest not in request.given:
+                    values[flag.dest] = flag.in_process_default
+            request = Request(values, request.given, request.script, request.arguments)
+            return Agent(in_process_job(request), metrics.take).run()
+        spare_folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="remesh-")))
+        job = restart_job(request, spare_folder)
+        log = EventLog(request.events_folder, f"agent-{request.node_name}", metrics.take)
+        stack.callback(log.close)
+        log.write("agent", pid=os.getpid(), node=request.node_name, mode=mode.value)
+        try:
+            outcome = run_restart_job(job, log)
+        except SignalException as error:
+            log.write("finish", ok=False, category=None, text=f"ended by {signal.Signals(error.sigval).name}")
+            raise
+        except Exception as error:
+            outcome = outcome_of_error(error)
+        category = outcome.category.value if outcome.category else None
+        log.write("finish", ok=category is None, category=category, text=outcome.text)
+        return outcome
+
+
+class _CommaList(click.ParamType[tuple[str, ...]]):
+    """``a,b`` as ("a", "b"); ``,,`` stands for a comma."""
+
+    name = "list"
+
+    def convert(self, value: Any, _param: click.Parameter | None, _ctx: click.Context | None) -> tuple[str, ...]:
+        if isinstance(value, tuple | list):
+            return tuple(value)
+        return tuple(item.replace("\0", ",") for item in str(value).replace(",,", "\0").split(","))
+
+
+def _option_of(flag: Flag) -> click.Option:
+    names = [flag.dest, *([f"-{flag.short}"] if flag.short else []), f"--{flag.name}"]
+    if flag.dest == "rdzv_host":
+        names = [flag.dest, "--rdzv-host/--no-rdzv-host"]
+    kind: Any = _TYPES.get(flag.kind)
+    if flag.choices:
+        kind = click.Choice(flag.choices)
+    elif flag.kind == LIST:
+        kind = _CommaList()
+    from_environment = flag in TORCHRUN_FLAGS and flag.from_environment
+    return click.Option(
+        names,
+        default=flag.default,
+        type=kind,
+        is_flag=flag.kind == SWITCH,
+        help=flag.help,
+        show_default=flag.default not in (None, "", (), False),
+        envvar=f"PET_{flag.dest.upper()}" if from_environment else None,
     )
-    sys.exit(Agent(config).run())
 
 
-def parse_nnodes(text: str) -> tuple[int, int]:
-    """``"2"`` or ``"1:4"`` as (fewest, most) nodes."""
-    low, _, high = text.partition(":")
-    if not (low.isdecimal() and (high or low).isdecimal()) or not 1 <= int(low) <= int(high or low):
-        raise ConfigError(f"reading --nnodes {text!r}: expected N or MIN:MAX with 1 <= MIN <= MAX, as in 1:4")
-    return int(low), int(high or low)
+def _parameters() -> Sequence[click.Parameter]:
+    rest = click.Argument(["arguments"], nargs=-1, type=click.UNPROCESSED)
+    return [*map(_option_of, FLAGS), click.Argument(["script"]), rest]
 
 
-def complete_endpoint(endpoint: str) -> str:
-    """The endpoint with its port; a free port of loopback when there is none at all."""
-    if endpoint:
-        return endpoint if ":" in endpoint else f"{endpoint}:{DEFAULT_PORT}"
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return f"127.0.0.1:{probe.getsockname()[1]}"
-
-
-def _streams(text: str) -> Std:
-    value = Std.from_str(text)
-    if not isinstance(value, Std):
-        raise ConfigError(f"reading stream choice {text!r}: expected 0, 1, 2 or 3 for all workers")
-    return value
+run = click.Command(
+    "run",
+    callback=_run,
+    params=list(_parameters()),
+    help=_run.__doc__,
+    context_settings={"allow_interspersed_args": False, "token_normalize_func": complete_name},
+)

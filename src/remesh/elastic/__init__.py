@@ -1,12 +1,26 @@
 """Elastic jobs: survivors keep their processes, take a new mesh, and get what they lack from peers' memory.
 
 ``remesh.elastic(train, mesh=...)`` calls :func:`remesh.elastic.api.elastic`. ``mesh`` may be a template that knows how
-much memory a worker has: ``remesh.elastic.make_template(axes, remesh.elastic.Memory(...))``.
+much memory a worker has: ``remesh.elastic.make_template(axes, remesh.elastic.Memory(...))``. An iterable dataset is
+read by way of ``remesh.elastic.Stream(dataset)``.
 """
+
+import importlib
+from typing import TYPE_CHECKING, Any
 
 from remesh.callable_package import make_callable
 from remesh.elastic.mesh_policy import Memory, Template, make_template
 
-__all__ = ["Memory", "Template", "make_template"]
+if TYPE_CHECKING:
+    from remesh.elastic.stream import Stream
+
+__all__ = ["Memory", "Stream", "Template", "make_template"]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "Stream":  # reads with torch, which importing this package must not load
+        return importlib.import_module("remesh.elastic.stream").Stream
+    raise AttributeError(f"module 'remesh.elastic' has no attribute {name!r}")
+
 
 make_callable(__name__, "remesh.elastic.api")

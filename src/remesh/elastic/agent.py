@@ -12,11 +12,10 @@ import os
 import selectors
 import signal
 import socket
-import sys
 import tempfile
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +23,15 @@ import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, PContext, ProcessFailure, Std, start_processes
 from torch.distributed.elastic.rendezvous import RendezvousError, RendezvousParameters
 from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import create_backend
+from torch.distributed.elastic.utils import macros
 
 from remesh.elastic.events import EventLog
 from remesh.elastic.generation import Generation, NodeInfo, WorkerReport
+from remesh.elastic.health.agent_side import HealthWatch
+from remesh.elastic.health.machine import HealthMachine
 from remesh.elastic.job_store import JobStore
+from remesh.elastic.launch.job_card import JobCard
+from remesh.elastic.launch.meeting import show_card
 from remesh.elastic.link import LineBuffer, Message, send_message
 from remesh.elastic.machine_io import (
     Event,
@@ -51,11 +55,17 @@ from remesh.elastic.machine_io import (
     WorkerSuspects,
 )
 from remesh.elastic.membership import AgentMachine, AgentRules, Phase
+from remesh.elastic.outcome import Category, Outcome
+from remesh.elastic.snapshots.choice import next_node
+from remesh.elastic.snapshots.keeper import SnapshotKeeper
+from remesh.elastic.token import Token
 from remesh.errors import PeerError
 
 TICK_S = 0.01
 """How often an agent looks at the bell and at its processes."""
 PROBE_TIMEOUT_S = 0.2
+SEND_TIMEOUT_S = 5.0
+"""How long a worker may leave a message unread."""
 BEAT_INTERVAL_S = 0.5
 BEATS_LOST = 10
 """A node whose heartbeat stands still for this many intervals is dead: 5 s, as TorchElastic's keep-alive."""
@@ -84,13 +94,20 @@ class AgentConfig:
     redirects: Std
     tee: Std
     events_folder: Path | None
+    card: JobCard
+    """What all nodes of the job have in common."""
+    token: Token
 
 
 class Agent:
-    """Runs one node's part of a job. :meth:`run` blocks until the job ends and returns the exit code."""
+    """Runs one node's part of a job. :meth:`run` blocks until the job ends and says how.
 
-    def __init__(self, config: AgentConfig) -> None:
+    ``listener`` sees every event of the agent, as the log does.
+    """
+
+    def __init__(self, config: AgentConfig, listener: Callable[[dict[str, Any]], None] | None = None) -> None:
         self._config = config
+        self._listener = listener
         self._selector = selectors.DefaultSelector()
         self._contexts: dict[int, PContext] = {}
         self._links: dict[int, socket.socket] = {}
@@ -102,38 +119,45 @@ class Agent:
         self._finish: Finish | None = None
         self._starts = 0
         self._leave_asked = False
+        self._traceback = ""
 
-    def run(self) -> int:
+    def run(self) -> Outcome:
         logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
         with tempfile.TemporaryDirectory(prefix="remesh-") as folder, contextlib.ExitStack() as stack:
             self._folder = Path(folder)
             self._listen(stack)
+            self._keeper = stack.enter_context(SnapshotKeeper(self._config.local_address, self._config.token))
             self._store = self._connect_store()
             self._index = self._register()
-            self._log = EventLog(self._config.events_folder, f"agent-{self._index}")
+            self._log = EventLog(self._config.events_folder, f"agent-{self._index}", self._listener)
+            stack.callback(self._log.close)
             self._machine = AgentMachine(self._index, self._config.node_name, self._config.rules)
+            health = HealthMachine(self._index, self._config.rules.hang_timeout_s)
+            self._health = HealthWatch(health, self._store, self._log, self._perform)
             stack.callback(self._kill_all)
             self._handle_signals()
             self._log.write("agent", pid=os.getpid(), index=self._index, node=self._config.node_name)
             try:
                 return self._loop()
             except RuntimeError as error:
-                _say(f"remesh: lost the store at {self._config.endpoint}, which all nodes need: {error}")
-                return 1
+                text = f"lost the store at {self._config.endpoint}, which all nodes need: {error}"
+                return Outcome(Category.INFRASTRUCTURE, text)
 
-    def _loop(self) -> int:
+    def _loop(self) -> Outcome:
         self._perform(self._machine.start(time.monotonic()))
         while self._finish is None:
             self._wait_for_messages()
             self._poll_processes()
             self._poll_store()
             self._beat()
+            if self._machine.phase is Phase.RUNNING:
+                self._health.poll()
             self._feed(LeaveAsked("SIGTERM") if self._leave_asked else Tick())
-        if not self._finish.ok:
-            _say(f"remesh: job failed on {self._config.node_name}: {self._finish.text}")
-        self._log.write("finish", ok=self._finish.ok, text=self._finish.text)
+        outcome = self._finish.outcome
+        category = outcome.category.value if outcome.category else None
+        self._log.write("finish", ok=outcome.category is None, category=category, text=outcome.text)
         self._say_goodbye()
-        return 0 if self._finish.ok else 1
+        return replace(outcome, detail=self._traceback)
 
     def _feed(self, event: Event) -> None:
         self._perform(self._machine.handle(event, time.monotonic()))
@@ -150,16 +174,30 @@ class Agent:
                     self._log.write("kill-worker", slot=slot, reason=reason)
                     self._kill(slot)
                 case Tell(slot, message):
-                    if slot in self._links:
-                        with contextlib.suppress(OSError):
-                            send_message(self._links[slot], dict(message))
+                    self._tell(slot, message)
                 case Probe(indices):
                     for index in indices:
                         self._probe(index)
                 case Note(kind, values):
                     self._log.write(kind, **values)
+                    if kind == "generation" and self._machine.generation is not None:
+                        self._health.begin(self._machine.generation)
                 case Finish():
                     self._finish = instruction
+
+    def _tell(self, slot: int, message: Mapping[str, Any]) -> None:
+        if slot not in self._links:
+            return
+        extra = self._snapshots_for(slot) if message["do"] == "meet" else {}
+        try:
+            send_message(self._links[slot], {**message, **extra})
+        except TimeoutError:
+            # Half a message may be on its way; nobody can read what would follow it.
+            self._log.write("kill-worker", slot=slot, reason=f"did not read a message for {SEND_TIMEOUT_S:g} s")
+            self._kill(slot)
+        except OSError:
+            # It is gone; its exit comes as an event.
+            return
 
     # --- workers ---
 
@@ -182,7 +220,7 @@ class Agent:
         self._contexts[slot] = start_processes(
             name=f"{config.node_name}/{slot}",
             entrypoint=config.command[0],
-            args={0: tuple(config.command[1:])},
+            args={0: tuple(macros.substitute(list(config.command[1:]), str(slot)))},
             envs={0: environment},
             logs_specs=DefaultLogsSpecs(log_dir=str(place), redirects=config.redirects, tee=config.tee),
             log_line_prefixes={0: f"[{config.node_name}/{slot}]: "},
@@ -203,13 +241,7 @@ class Agent:
             self._log.write("worker-exited", slot=slot, code=code)
             self._feed(WorkerExited(slot, code))
             if failure is not None and self._machine.is_cause(slot):
-                self._print_traceback(failure)
-
-    def _print_traceback(self, failure: ProcessFailure) -> None:
-        """Show where user code raised: once for the whole job, from the error file of the worker that is the cause."""
-        message = failure.error_file_data.get("message", {})
-        if isinstance(message, dict) and "extraInfo" in message:
-            _say(str(message["extraInfo"].get("py_callstack", "")))
+                self._traceback = _traceback_of(failure)
 
     def _kill(self, slot: int) -> None:
         context = self._contexts.get(slot)
@@ -250,10 +282,14 @@ class Agent:
     def _wait_for_messages(self) -> None:
         for key, _ in self._selector.select(TICK_S):
             if key.fileobj is self._link_server:
-                connection, _ = self._link_server.accept()
-                self._selector.register(connection, selectors.EVENT_READ, LineBuffer())
+                # Who knocked may be gone again.
+                with contextlib.suppress(OSError):
+                    connection, _ = self._link_server.accept()
+                    connection.settimeout(SEND_TIMEOUT_S)
+                    self._selector.register(connection, selectors.EVENT_READ, LineBuffer())
             elif key.fileobj is self._pulse:
-                self._pulse.accept()[0].close()
+                with contextlib.suppress(OSError):
+                    self._pulse.accept()[0].close()
             else:
                 assert isinstance(key.fileobj, socket.socket)
                 self._read(key.fileobj, key.data)
@@ -265,12 +301,33 @@ class Agent:
         except (OSError, PeerError):
             data, messages = b"", []
         for message in messages:
-            if message.get("say") == "ready":
-                self._links[int(message["report"]["slot"])] = connection
-            self._feed(_event_of(message))
-        if not data:
+            if not self._take_message(connection, message):
+                data = b""
+                break
+        if not data and connection.fileno() >= 0:
             self._selector.unregister(connection)
             connection.close()
+
+    def _take_message(self, connection: socket.socket, message: Message) -> bool:
+        """Whether it made sense; if not, nothing was done, and its sender is to be dropped."""
+        event: Event | None = None
+        try:
+            match message.get("say"):
+                case "keep":
+                    key = (int(message["generation"]), self._index, int(message["slot"]))
+                    self._keeper.adopt(key, int(message["pid"]), list(message["descriptors"]))
+                case "progress" | "stack":
+                    self._health.take(message)
+                case _:
+                    event = _event_of(message)
+        except (KeyError, TypeError, ValueError, PeerError) as error:
+            self._log.write("message-refused", reason=f"{type(error).__name__}: {error}")
+            return False
+        if isinstance(event, WorkerReady):
+            self._links[event.report.slot] = connection
+        if event is not None:
+            self._feed(event)
+        return True
 
     def _drop_link(self, slot: int) -> None:
         connection = self._links.pop(slot, None)
@@ -278,6 +335,19 @@ class Agent:
             with contextlib.suppress(KeyError):
                 self._selector.unregister(connection)
             connection.close()
+
+    def _snapshots_for(self, slot: int) -> Message:
+        """What a worker needs to take snapshots, and its share of those that are kept here."""
+        assert self._latest is not None
+        mine = sorted(member.slot for member in self._latest.of_node(self._index) if member.rank >= 0)
+        follower = next_node(self._index, sorted({member.node for member in self._latest.members}))
+        other = None if follower is None else self._nodes[follower]
+        return {
+            "node": self._index,
+            "neighbour": None if other is None else [other.address, other.snapshot_port],
+            "secret": self._config.token.secret.hex(),
+            "snapshots": self._keeper.paths()[mine.index(slot) :: len(mine)],
+        }
 
     # --- the store and the other agents ---
 
@@ -302,7 +372,8 @@ class Agent:
                 f"meeting the other nodes of job {config.run_id!r}: no store answers at {config.endpoint} "
                 f"({error.__cause__ or error}); start the node that hosts it, or correct --rdzv-endpoint"
             ) from error
-        return JobStore(dist.PrefixStore(f"remesh/{config.run_id}", store))
+        token = show_card(store, config.token, config.card)
+        return JobStore(dist.PrefixStore(f"remesh/{config.run_id}", store), token)
 
     def _register(self) -> int:
         index = self._store.count("nodes/count", by=1) - 1
@@ -312,6 +383,7 @@ class Agent:
             "address": self._config.local_address,
             "port": self._pulse.getsockname()[1],
             "num_slots": self._config.rules.num_slots,
+            "snapshot_port": self._keeper.port,
         }
         self._store.put(f"nodes/{index}", info)
         self._store.ring()
@@ -385,6 +457,7 @@ class Agent:
             return
         self._next_beat_s = now_s + BEAT_INTERVAL_S
         self._store.count(f"beat/{self._index}", by=1)
+        self._keeper.retire()
         if self._latest is None:
             return
         for index in self._latest.nodes - {self._index}:
@@ -413,9 +486,10 @@ def _event_of(message: Message) -> Event:
             raise PeerError(f"reading a worker's message: unknown kind {other!r}; worker and agent differ in version")
 
 
-def _say(text: str) -> None:
-    sys.stderr.write(text.rstrip() + "\n")
-    sys.stderr.flush()
+def _traceback_of(failure: ProcessFailure) -> str:
+    """Where user code raised, from the error file of the worker that is the cause: shown once for the whole job."""
+    message = failure.error_file_data.get("message", {})
+    return str(message.get("extraInfo", {}).get("py_callstack", "")) if isinstance(message, dict) else ""
 
 
 def _text(value: dict[str, Any] | None) -> str | None:

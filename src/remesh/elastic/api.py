@@ -6,12 +6,23 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 from remesh.elastic.job import Job, JobOptions
 from remesh.elastic.mesh_policy import Axes, Template, make_template
 from remesh.elastic.worker import Exit, Worker
 from remesh.errors import ConfigError
+
+
+class Tuning(TypedDict, total=False):
+    """What a job may set besides."""
+
+    seed: int
+    """Seed of the order of samples and of random state (0)."""
+    timeout_s: float
+    """Bound on every collective, in seconds (30)."""
+    snapshot_every: int | None
+    """Steps between snapshots in neighbours' memory; None (the default): take none."""
 
 
 def elastic(
@@ -20,28 +31,33 @@ def elastic(
     *,
     checkpoint: str | os.PathLike[str] | None = None,
     save_every: int | None = None,
-    seed: int = 0,
-    timeout_s: float = 30.0,
+    **tuning: Unpack[Tuning],
 ) -> None:
     """Run ``train(job)`` on every mesh that the job gets, until it returns on all ranks.
 
     Call it from a script started by ``remesh run``. ``mesh`` maps axis names to sizes, outermost first: a number, a
     list of numbers to choose from, or -1 for the axis that takes all workers left; `make_template` adds what a worker
-    has room for. ``train`` is entered anew on each mesh, in the same process. ``checkpoint`` is the
-    folder of the job's checkpoints; a new job goes on from its newest complete one. ``timeout_s`` bounds every
-    collective. On CUDA machines the groups use NCCL, else gloo.
+    has room for. ``train`` is entered anew on each mesh, in the same process. ``checkpoint`` is the folder of the job's
+    checkpoints; a new job goes on from its newest complete one. ``tuning`` has the fields of `Tuning`. On CUDA machines
+    the groups use NCCL, else gloo.
 
     Returns when the job has ended well; ends the process with exit code 1 when it failed anywhere.
     """
     template = mesh if isinstance(mesh, Template) else make_template(mesh)
     link_path = os.environ.get("REMESH_LINK")
+    if not link_path and "TORCHELASTIC_RUN_ID" in os.environ:
+        raise ConfigError(
+            "starting an elastic job: the launcher runs this script in restart mode, for its file does not name "
+            "remesh.elastic (or torchrun started it); start it with `remesh run --mode in-process ...`"
+        )
     if not link_path:
         raise ConfigError(
             "starting an elastic job: this process has no agent (REMESH_LINK is not set); start the script with "
             "`remesh run --nproc-per-node N script.py`"
         )
-    options = JobOptions(seed, None if checkpoint is None else Path(checkpoint), save_every)
-    worker = Worker(link_path, template, options, timeout_s)
+    folder = None if checkpoint is None else Path(checkpoint)
+    options = JobOptions(tuning.get("seed", 0), folder, save_every, tuning.get("snapshot_every"))
+    worker = Worker(link_path, template, options, tuning.get("timeout_s", 30.0))
     try:
         worker.run(train)
     except Exit as end:

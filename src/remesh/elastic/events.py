@@ -9,25 +9,42 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from remesh.errors import StorageError
+
 
 class EventLog:
-    """Appends events to ``<folder>/<who>.jsonl``; a log without folder takes them and keeps nothing."""
+    """Appends events to ``<folder>/<who>.jsonl`` and shows each to ``listener``; a log without folder keeps nothing."""
 
-    def __init__(self, folder: Path | None, who: str) -> None:
+    def __init__(self, folder: Path | None, who: str, listener: Callable[[dict[str, Any]], None] | None = None) -> None:
         self._who = who
+        self._listener = listener
         self._descriptor: int | None = None
         if folder is not None:
-            folder.mkdir(parents=True, exist_ok=True)
-            self._descriptor = os.open(folder / f"{who}.jsonl", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+                self._descriptor = os.open(folder / f"{who}.jsonl", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+            except OSError as error:
+                raise StorageError(
+                    f"opening the event log of {who}: folder {folder} cannot be written ({error}); give another "
+                    "--events-dir, or leave it out"
+                ) from error
 
     def write(self, kind: str, **values: Any) -> None:
+        event = {"t": time.time(), "who": self._who, "kind": kind, **values}
+        if self._listener is not None:
+            self._listener(event)
         if self._descriptor is not None:
-            line = json.dumps({"t": time.time(), "who": self._who, "kind": kind, **values})
-            os.write(self._descriptor, line.encode() + b"\n")
+            os.write(self._descriptor, json.dumps(event).encode() + b"\n")
+
+    def close(self) -> None:
+        """Give the file back; a closed log keeps nothing."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
 
 
 class EventReader:

@@ -1,23 +1,27 @@
-"""Where does the state come from? Fills carried objects from peers' memory, else from the last checkpoint.
+"""Where does the state come from? Fills carried objects from peers' memory, snapshots, else from the last checkpoint.
 
-1. every rank tells which step it holds, under which names;
-2. the newest step's holders give, everybody takes: one reshard plan for all tensors;
-3. if some wanted box has no living holder, nothing moves, and all ranks read the last checkpoint instead, so that
-   no rank mixes two steps.
+1. every rank tells at which steps it can give, under which names: from its own memory, and from snapshots on its node;
+2. steps are tried from the newest: if every wanted box has a holder then, its holders give and everybody takes, by one
+   reshard plan for all tensors;
+3. a step at which some box has no holder is left out on all ranks alike, so that no rank mixes two steps; the last
+   checkpoint comes in its place among the steps.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from remesh.dist_checkpointing import load_tensors_metadata
-from remesh.dist_checkpointing.plain import latest_complete, load
+from remesh.dist_checkpointing.plain import latest_complete, load, step_of
 from remesh.elastic.position import Position
 from remesh.elastic.state import CarriedState, Held
 from remesh.errors import StorageError
+from remesh.layout.from_torch import Piece
 from remesh.reshard.api import gather_moves
 from remesh.reshard.model.tasks import compute_missing_boxes
 from remesh.reshard.planning.planner import plan_reshard
@@ -31,7 +35,7 @@ class Filled:
 
     position: Position
     source: str
-    """``"peers"``, ``"checkpoint"`` or ``"fresh"``."""
+    """``"peers"``, ``"snapshots"``, ``"checkpoint"`` or ``"fresh"``."""
     reason: str
     bytes_by_pair: Mapping[tuple[int, int], int] = field(default_factory=dict)
     """(giving rank, taking rank) -> bytes that went over the network, for all ranks."""
@@ -41,48 +45,93 @@ class Filled:
     """Bytes that this rank read from a checkpoint."""
 
 
-def fill_state(
-    state: CarriedState, held: Held | None, *, host_of: Mapping[int, str], checkpoint: Path | None
-) -> Filled:
+@dataclass(frozen=True, slots=True)
+class Offers:
+    """What one rank can give."""
+
+    held: Held | None
+    """The state in its own memory, if it belongs to a step."""
+    snapshots: tuple[Held, ...] = ()
+    """Snapshots in its node's memory, its own and others'."""
+
+    def at(self, step: int) -> dict[str, Piece]:
+        """Everything of this step, by tensor."""
+        found: dict[str, list[Piece]] = {}
+        for one in (self.held, *self.snapshots):
+            if one is not None and one.step == step:
+                for name, piece in one.pieces.items():
+                    found.setdefault(name, []).append(piece)
+        return {name: join_pieces(pieces) for name, pieces in found.items()}
+
+
+def fill_state(state: CarriedState, offers: Offers, *, host_of: Mapping[int, str], checkpoint: Path | None) -> Filled:
     """Fill ``state`` on all ranks alike; every rank of the default group calls it, and blocks on the others."""
-    summaries = all_gather_json(_summary(held), None)
-    holders = [summary for summary in summaries if summary is not None]
-    if not holders:
-        reason = "nobody alive holds state"
-        found = _find_checkpoint(checkpoint)
-        if found is None:
-            return Filled(Position(), "fresh", f"{reason}, and there is no checkpoint")
-        return _load_checkpoint(state, found, reason)
-    newest = max(holders, key=lambda summary: int(summary["step"]))
-    state.allocate(newest["names"])
-    give = held.pieces if held is not None and held.step == newest["step"] else {}
-    take = state.pieces()
-    moves = gather_moves(give, take, None)
-    missing = compute_missing_boxes(moves)
-    if missing:
-        name, boxes = min(missing.items())
-        reason = f"nobody alive holds box {boxes[0]} of {name!r} ({len(missing)} tensors incomplete)"
-        found = _find_checkpoint(checkpoint)
-        if found is None:
-            raise StorageError(
-                f"filling the new mesh: {reason}, and there is no checkpoint in {checkpoint}; expected one to go back "
-                "to; run with checkpoint=... and save_every=..., or use replicas"
+    told = [_summary(one) for one in (offers.held, *offers.snapshots) if one is not None]
+    everywhere = all_gather_json({"in_memory": offers.held is not None, "told": told}, None)
+    summaries = [summary for each in everywhere for summary in each["told"]]
+    in_memory = [int(each["told"][0]["step"]) for each in everywhere if each["in_memory"]]
+    newest = max(in_memory, default=-1)
+    reasons = [] if in_memory else ["nobody alive holds state"]
+    found = None if in_memory else _find_checkpoint(checkpoint)
+    for step in sorted({int(summary["step"]) for summary in summaries}, reverse=True):
+        if found is not None and _step_of_checkpoint(found) >= step:
+            break
+        at_step = [summary for summary in summaries if summary["step"] == step]
+        state.allocate({name: None for summary in at_step for name in summary["names"]})
+        give, take = offers.at(step), state.pieces()
+        moves = gather_moves(give, take, None)
+        missing = compute_missing_boxes(moves)
+        if missing:
+            name, boxes = min(missing.items())
+            reasons.append(
+                f"nobody alive holds box {boxes[0]} of {name!r} at step {step} ({len(missing)} tensors incomplete)"
             )
-        return _load_checkpoint(state, found, reason)
-    moved = run_plan(plan_reshard(moves, host_of), give, take, None)
-    state.set_values(newest["values"])
-    return Filled(
-        Position(int(newest["step"]), int(newest["samples"])),
-        "peers",
-        "every box has a living holder",
-        bytes_by_pair=moved.bytes_by_pair,
-        bytes_kept=moved.bytes_local,
-    )
+            # The disk is looked at only now: as long as memory serves, nobody waits for it.
+            found = found or _find_checkpoint(checkpoint)
+            continue
+        moved = run_plan(plan_reshard(moves, host_of), give, take, None)
+        state.set_values(at_step[0]["values"])
+        is_newest = step == newest
+        reasons.append("every box has a living holder" if is_newest else f"went back to the snapshots of step {step}")
+        return Filled(
+            Position(step, int(at_step[0]["samples"])),
+            "peers" if is_newest else "snapshots",
+            "; ".join(reasons),
+            bytes_by_pair=moved.bytes_by_pair,
+            bytes_kept=moved.bytes_local,
+        )
+    if found is not None:
+        return _load_checkpoint(state, found, "; ".join(reasons))
+    if in_memory:
+        raise StorageError(
+            f"filling the new mesh: {'; '.join(reasons)}, and there is no checkpoint in {checkpoint}; expected one "
+            "to go back to; run with checkpoint=... and save_every=..., with snapshot_every=..., or use replicas"
+        )
+    return Filled(Position(), "fresh", f"{'; '.join(reasons)}, and there is no checkpoint")
 
 
-def _summary(held: Held | None) -> dict[str, Any] | None:
-    if held is None:
-        return None
+def join_pieces(pieces: Sequence[Piece]) -> Piece:
+    """One piece that gives what several give of one tensor, one after another in one buffer."""
+    if len(pieces) == 1:
+        return pieces[0]
+    flat = torch.cat([piece.tensor.reshape(-1) for piece in pieces])
+    shards, start, seen = [], 0, set()
+    for piece in pieces:
+        for shard in piece.shards:
+            if (shard.box, shard.addend) not in seen:
+                shards.append(replace(shard, offset=shard.offset + start))
+                seen.add((shard.box, shard.addend))
+        start += piece.tensor.numel()
+    return Piece(flat, pieces[0].global_shape, tuple(shards), pieces[0].partial)
+
+
+def _step_of_checkpoint(path: str) -> int:
+    step = step_of(Path(path).name)
+    assert step is not None
+    return step
+
+
+def _summary(held: Held) -> dict[str, Any]:
     return {"step": held.step, "samples": held.samples, "names": sorted(held.pieces), "values": held.values}
 
 

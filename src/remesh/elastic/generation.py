@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from remesh.elastic.mesh_policy import Template, decide_mesh, format_axes
+from remesh.elastic.outcome import Category
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +31,8 @@ class NodeInfo:
     port: int
     """TCP port of the agent's pulse: a connection that is refused proves that the agent is gone."""
     num_slots: int
+    snapshot_port: int = 0
+    """TCP port on which its agent keeps the snapshots of others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +132,7 @@ class GiveUp:
     """The meeting can never close well."""
 
     reason: str
+    category: Category = Category.INFRASTRUCTURE
 
 
 MAX_STALLS = 3
@@ -163,11 +167,13 @@ def decide_generation(
     workers = _in_rank_order(here)
     templates = [report.template for _, report in workers]
     if any(json.dumps(template) != json.dumps(templates[0]) for template in templates):
-        return GiveUp(f"workers ask for different meshes: {templates}; start the same script on every node")
+        return GiveUp(
+            f"workers ask for different meshes: {templates}; start the same script on every node", Category.INPUT
+        )
     choice = decide_mesh(Template.from_json(templates[0]), len(workers)) if workers else "no worker is alive"
     if isinstance(choice, str):
         if num_here >= rules.max_nodes and last is None:
-            return GiveUp(choice)
+            return GiveUp(choice, Category.INPUT)
         return _wait_or_give_up(choice, rules, waited_s)
     step, taken = decide_step([report for _, report in workers])
     num_stalls = _count_stalls(last, {report.pid for _, report in workers}, step)

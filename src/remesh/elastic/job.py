@@ -15,6 +15,7 @@ survivor saw the result, the rank takes the step too, for its gradients are comp
 
 from __future__ import annotations
 
+import os
 import random
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -31,10 +32,13 @@ from remesh.comm.lower import LowerHalf, is_network_error
 from remesh.dist_checkpointing.plain import save, step_name
 from remesh.dist_checkpointing.reader import is_complete
 from remesh.elastic.events import EventLog
-from remesh.elastic.fill import fill_state
+from remesh.elastic.fill import Offers, fill_state
 from remesh.elastic.generation import Generation
 from remesh.elastic.position import Position, derive_seed, plan_batch, plan_share
+from remesh.elastic.snapshots.choice import SnapshotChoice, choose_boxes
+from remesh.elastic.snapshots.taker import SnapshotTaker
 from remesh.elastic.state import CarriedState, Held
+from remesh.elastic.stream import Stream
 from remesh.errors import ConfigError
 from remesh.reshard.api import gather_moves
 from remesh.reshard.model.tasks import compute_missing_boxes
@@ -65,6 +69,10 @@ class Caller(Protocol):
         """Whether this rank will not be at that meeting: its node leaves the job."""
         ...
 
+    def note_step(self) -> None:
+        """A batch is behind this rank."""
+        ...
+
     def resolve_vote(self, error: BaseException) -> bool | None:
         """The outcome of a vote that this rank lost sight of, if any survivor knows it; None if it came to nothing.
 
@@ -82,6 +90,8 @@ class JobOptions:
     """Folder of the job's checkpoints, one sub-folder per step."""
     save_every: int | None
     """Save after every so many steps; None: only when asked."""
+    snapshot_every: int | None = None
+    """Take a snapshot into neighbours' memory after every so many steps; None: never."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +103,9 @@ class Place:
     """World rank. Invariant: one of ``plan.members``."""
     lower: LowerHalf
     """The process groups of this generation, grown."""
+    taker: SnapshotTaker
+    snapshots: tuple[Held, ...] = ()
+    """What this rank offers from its node's memory besides its own, of earlier steps perhaps."""
 
 
 class Job:
@@ -115,6 +128,12 @@ class Job:
         self._options = options
         self._log = log
         self._held = held
+        self._snapshots = place.snapshots
+        self._taker = place.taker
+        self._choice: SnapshotChoice | None = None
+        self._num_chosen = 0
+        """Tensors that there were when snapshots were last shared out."""
+        self._is_anybody_sending = False
         self._state: CarriedState | None = None
         self._position = Position()
         self._unresolved: int | None = None
@@ -146,8 +165,9 @@ class Job:
         state = CarriedState(objects)
         started_s = time.monotonic()
         host_of = {member.rank: self._plan.hosts[member.node] for member in self._plan.members}
-        filled = fill_state(state, self._held, host_of=host_of, checkpoint=self._options.checkpoint)
-        self._held = None
+        offers = Offers(self._held, self._snapshots)
+        filled = fill_state(state, offers, host_of=host_of, checkpoint=self._options.checkpoint)
+        self._held, self._snapshots = None, ()
         self._state = state
         self._position = filled.position
         self._log.write(
@@ -165,7 +185,7 @@ class Job:
 
     def batches(
         self,
-        dataset: Dataset,
+        dataset: Dataset | Stream,
         batch_size: int,
         *,
         epochs: int | None = None,
@@ -177,7 +197,7 @@ class Job:
 
         ``batch_size`` counts samples over all ranks and stays the same on every mesh. The batch is shared among the
         ranks along ``data_axes`` (an axis that the mesh lacks counts as size 1); ranks along other axes get the same
-        samples.
+        samples. An iterable dataset comes as a `Stream`, which every rank reads whole.
         Random state is seeded for each batch from (seed, step, share), so that it continues on any mesh.
         """
         if self._state is None:
@@ -189,20 +209,20 @@ class Job:
             every = self._options.save_every
             if every and self.step % every == 0 and self.step > first_step:
                 self.save()
-            batch = plan_batch(
-                self._position,
-                num_samples=len(dataset),
-                batch_size=batch_size,
-                seed=self._options.seed,
-                num_epochs=epochs,
-            )
+            if self._is_snapshot_due(first_step):
+                self._take_snapshot()
+            if isinstance(dataset, Stream):
+                source: Any = dataset.take(self.samples, batch_size, epochs)
+                batch: Sequence[int] = range(len(source))
+            else:
+                source, batch = dataset, self._plan_batch(len(dataset), batch_size, epochs)
             if not batch:
                 return
             share = plan_share(batch, dp_rank=dp_rank, dp_size=dp_size)
             self.batch_weight = share.weight
             self._unresolved = len(batch)
             seed_everything(derive_seed(self._options.seed, self.step, dp_rank))
-            yield collate([dataset[index] for index in share.indices])
+            yield collate([source[index] for index in share.indices])
 
     def commit(self, ok: bool = True) -> bool:
         """Vote on the batch just computed; True on all ranks if all said ``ok``, and then all take the step.
@@ -212,7 +232,8 @@ class Job:
         """
         if self._unresolved is None:
             raise ConfigError("committing: no batch is open; call commit once for each batch of job.batches(...)")
-        vote = torch.tensor([not ok, self._caller.wants_pause, self._caller.is_leaving], dtype=torch.int32)
+        votes = [not ok, self._caller.wants_pause, self._caller.is_leaving, self._taker.is_busy]
+        vote = torch.tensor(votes, dtype=torch.int32)
         try:
             dist.all_reduce(vote, dist.ReduceOp.MAX, group=self._lower.control)
         except RuntimeError as error:
@@ -223,11 +244,13 @@ class Job:
                 raise Leave from None
             taken, self._must_leave = outcome, True
         else:
-            rejected, pause, somebody_leaves = vote.tolist()
+            rejected, pause, somebody_leaves, somebody_sends = vote.tolist()
+            self._is_anybody_sending = bool(somebody_sends)
             taken, self._must_leave = not rejected, bool(pause)
             self._must_hand_over = bool(somebody_leaves)
         self._position = self._position.after(self._unresolved)
         self._unresolved = None
+        self._caller.note_step()
         self._in_step = self._last_taken = taken
         return taken
 
@@ -299,6 +322,37 @@ class Job:
             save({**state.tensors(), "job": {"values": state.values(), "position": position}}, path)
         self._log.write("saved", step=self.step, path=str(path), seconds=time.monotonic() - started_s, rank=self.rank)
         return path
+
+    def _is_snapshot_due(self, first_step: int) -> bool:
+        """The same on all ranks: it depends on the step and on the last vote only."""
+        every = self._options.snapshot_every
+        if not every or self.step % every or self.step == first_step:
+            return False
+        if self._is_anybody_sending:
+            self.log("snapshot-left-out", reason="the last one is not yet kept everywhere")
+        return not self._is_anybody_sending
+
+    def _take_snapshot(self) -> None:
+        """Copy this rank's share of the state into shared memory; called by all ranks, blocks shortly on them."""
+        assert self._state is not None
+        held = self._state.hold(self.step, self.samples)
+        # Optimizers make their moments at their first step: then the boxes are shared out anew.
+        if any(all_gather_json(len(held.pieces) != self._num_chosen, None)):
+            node_of = {member.rank: member.node for member in self._plan.members}
+            self._choice = choose_boxes(gather_moves(held.pieces, held.pieces), self.rank, node_of)
+            self._num_chosen = len(held.pieces)
+            self.log(
+                "snapshots-shared-out", num_boxes=sum(map(len, self._choice.boxes.values())), reason=self._choice.reason
+            )
+        assert self._choice is not None
+        seconds = self._taker.take(held, self._choice, os.getpid())
+        self.log("snapshot", seconds=seconds)
+
+    def _plan_batch(self, num_samples: int, batch_size: int, num_epochs: int | None) -> tuple[int, ...]:
+        seed = self._options.seed
+        return plan_batch(
+            self._position, num_samples=num_samples, batch_size=batch_size, seed=seed, num_epochs=num_epochs
+        )
 
     def _data_coordinate(self, data_axes: Sequence[str]) -> tuple[int, int]:
         """This rank's place among the ranks that share a batch, and how many they are."""

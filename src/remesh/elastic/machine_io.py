@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from remesh.elastic.generation import Generation, NodeInfo, WorkerReport
+from remesh.elastic.outcome import Outcome
 
 # --- Events: what the shell tells the machine -------------------------------------------------------------------
 
@@ -169,8 +170,7 @@ class Note:
 class Finish:
     """End the agent."""
 
-    ok: bool
-    text: str
+    outcome: Outcome
 
 
 Instruction = Publish | StartWorker | KillWorker | Tell | Probe | Note | Finish

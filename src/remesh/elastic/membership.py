@@ -49,6 +49,7 @@ from remesh.elastic.machine_io import (
     WorkerReady,
     WorkerSuspects,
 )
+from remesh.elastic.outcome import Category, Outcome
 
 
 class Phase(enum.Enum):
@@ -93,6 +94,8 @@ class AgentRules:
     """How long a worker may take to get out of a broken generation before it is killed as hung."""
     exit_timeout_s: float
     """How long workers may take to end once they are told to."""
+    hang_timeout_s: float = 300.0
+    """How long workers may go without a step before all are asked where they stand."""
 
 
 @dataclass
@@ -212,7 +215,7 @@ class AgentMachine:
         if isinstance(decision, Wait):
             return [Probe(decision.absent)] if decision.absent else []
         if isinstance(decision, GiveUp):
-            return [Publish("end", {"ok": False, "text": decision.reason})]
+            return [Publish("end", {"ok": False, "text": decision.reason, "category": decision.category.value})]
         if not self._tell_once("plan"):
             return []
         return [Publish(f"gen/{self.meeting}/plan", decision.to_json())]
@@ -322,7 +325,8 @@ class AgentMachine:
             return [*out, StartWorker(slot)]
         if not self._alive():
             # The node leaves; the others see its agent gone and go on without it.
-            self._end = {"ok": False, "text": f"{self.name} has no worker and no restart left"}
+            text = f"{self.name} has no worker and no restart left, the last was killed by {name}"
+            self._end = {"ok": False, "text": text, "category": Category.WORKER.value}
             out += self._enter_ending(now_s)
         return out
 
@@ -335,12 +339,17 @@ class AgentMachine:
         assert self._end is not None
         alive = self._alive()
         if not alive:
-            return [Finish(bool(self._end["ok"]), str(self._end["text"]))] if self._tell_once("finish") else []
+            return [Finish(self._outcome())] if self._tell_once("finish") else []
         if now_s - self._since_s <= self.rules.exit_timeout_s:
             return []
         return [KillWorker(slot, "did not end when told to") for slot in alive if self._tell_once(f"kill-{slot}")]
 
     # --- small helpers ---
+
+    def _outcome(self) -> Outcome:
+        assert self._end is not None
+        category = None if self._end["ok"] else Category(self._end["category"])
+        return Outcome(category, str(self._end["text"]))
 
     def _tell_exit(self, slot: int) -> Tell:
         assert self._end is not None
@@ -351,7 +360,8 @@ class AgentMachine:
         return [Publish(f"gen/{self.generation.number}/broken", {"text": text})]
 
     def _end_of_worker(self, slot: int, text: str) -> Publish:
-        return Publish("end", {"ok": False, "text": text, "node": self.index, "slot": slot})
+        end = {"ok": False, "text": text, "category": Category.WORKER.value, "node": self.index, "slot": slot}
+        return Publish("end", end)
 
     def _here(self) -> Publish:
         self._published = self._reports()

@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import os
 import re
+import threading
+import time
 from collections.abc import Callable
 from dataclasses import asdict
 from datetime import timedelta
@@ -25,15 +27,23 @@ from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 from remesh.comm.lower import LowerHalf, is_network_error
 from remesh.elastic.events import EventLog
 from remesh.elastic.generation import Generation, WorkerReport
+from remesh.elastic.health.watch import BusyMeter, look_at_main_thread
 from remesh.elastic.job import Job, JobOptions, Leave, Place, seed_everything
 from remesh.elastic.link import Message, WorkerLink
 from remesh.elastic.mesh_policy import Template
 from remesh.elastic.position import derive_seed
+from remesh.elastic.snapshots.memory import Buffer, read_snapshot
+from remesh.elastic.snapshots.taker import Shelf, SnapshotTaker
 from remesh.elastic.state import Held
-from remesh.errors import PeerError
+from remesh.elastic.token import Token
+from remesh.errors import FormatError, PeerError
 from remesh.layout.from_torch import forget_meshes
 
 STORE_TIMEOUT_S = 60.0
+PROGRESS_INTERVAL_S = 0.5
+"""How often a worker tells its agent that it makes steps."""
+STILL_INSIDE_S = 1.0
+"""How long after a break a worker is thought to be on its way out."""
 _SOURCE_PLACE = re.compile(r"^\[[^]]*\] ")
 """The source file that gloo's messages begin with."""
 
@@ -71,10 +81,15 @@ class Worker:
         self._broken = 0
         self._paused = 0
         self._leaving = 0
+        self._meter = BusyMeter()
+        self._told_s: float | None = None
+        """When this worker last told of a step in this generation; None before its first."""
+        self._steps_untold = 0
 
     def run(self, train: Callable[[Job], Any]) -> None:
         """Go from generation to generation; ends by raising :class:`Exit`."""
         self._link.start()
+        self._meter.start()
         self._log.write("worker", pid=os.getpid(), slot=self._slot, node=os.environ.get("REMESH_NODE", ""))
         self._link.send({"say": "ready", "report": asdict(self._report())})
         try:
@@ -85,22 +100,26 @@ class Worker:
                     raise Exit(bool(message["ok"]), str(message["text"]))
                 self._lower.shed()
                 forget_meshes()
-                self._stay(train, Generation.from_json(message["plan"]), int(message["rank"]))
+                self._stay(train, Generation.from_json(message["plan"]), message)
         finally:
+            self._meter.stop()
             self._lower.shed()
             self._link.close()
 
-    def _stay(self, train: Callable[[Job], Any], plan: Generation, rank: int) -> None:
+    def _stay(self, train: Callable[[Job], Any], plan: Generation, message: Message) -> None:
         """One generation, from growing the network to leaving it."""
+        rank = int(message["rank"])
+        taker = SnapshotTaker(self._shelf_of(plan, message), self._link.send, self._log.write)
         # From now on a break of this generation severs what grows; one that came before is in `_broken`.
         self._generation = plan.number
+        self._told_s = None
         try:
             if self._broken >= plan.number:
                 raise PeerError(f"entering generation {plan.number}: it is broken already; all meet again")
             self._lower.grow(dist.PrefixStore(f"gen{plan.number}", self._store), rank, plan.axes)
             self._log.write("grown", generation=plan.number, rank=rank, axes=plan.axes)
             seed_everything(derive_seed(self._options.seed))
-            place = Place(plan, rank, self._lower)
+            place = Place(plan, rank, self._lower, taker, self._read_snapshots(message))
             # From here on the job keeps the held state, and drops it once it is filled: not two copies.
             self._job = Job(place, self._held, caller=self, options=self._options, log=self._log)
             self._held = None
@@ -115,6 +134,26 @@ class Worker:
                 self._leave(error)
             else:
                 self._fail(error)
+        finally:
+            taker.close()
+
+    def _shelf_of(self, plan: Generation, message: Message) -> Shelf:
+        neighbour = message["neighbour"]
+        token = Token(os.environ["TORCHELASTIC_RUN_ID"], bytes.fromhex(message["secret"]))
+        where = None if neighbour is None else (str(neighbour[0]), int(neighbour[1]))
+        return Shelf(plan.number, int(message["node"]), self._slot, where, token)
+
+    def _read_snapshots(self, message: Message) -> tuple[Held, ...]:
+        """This worker's share of the snapshots on its node; one that is damaged or gone is told and left out."""
+        found = []
+        for path in message["snapshots"]:
+            try:
+                held = read_snapshot(Buffer.open(path))
+            except (OSError, FormatError) as error:
+                self._log.write("snapshot-unread", path=path, reason=str(error))
+                continue
+            found += [held] if held is not None else []
+        return tuple(found)
 
     def _leave(self, error: Exception | None) -> None:
         """Out of the generation: keep the state, tell the agent. Told already if a vote was resolved."""
@@ -166,6 +205,18 @@ class Worker:
     def is_leaving(self) -> bool:
         return self._leaving >= self._generation
 
+    def note_step(self) -> None:
+        now_s = time.monotonic()
+        self._steps_untold += 1
+        if self._told_s is not None and now_s - self._told_s < PROGRESS_INTERVAL_S:
+            return
+        share = self._meter.take_share()
+        # The first step of a generation has the filling before it, and says nothing of the pace.
+        busy_s = None if self._told_s is None else (now_s - self._told_s) / self._steps_untold * share
+        progress = {"say": "progress", "slot": self._slot, "generation": self._generation, "busy_s": busy_s}
+        self._link.send(progress)
+        self._told_s, self._steps_untold = now_s, 0
+
     def resolve_vote(self, error: BaseException) -> bool | None:
         job = self._job
         assert job is not None
@@ -188,6 +239,10 @@ class Worker:
             self._broken = int(message["generation"])
             if self._broken == self._generation:
                 self._lower.sever()
+                threading.Timer(STILL_INSIDE_S, self._tell_if_inside, (self._broken,)).start()
+            return True
+        if message["do"] == "stacks":
+            self._tell_stack(int(message["generation"]))
             return True
         if message["do"] == "pause":
             if message.get("leave"):
@@ -195,6 +250,23 @@ class Worker:
             self._paused = int(message["generation"])
             return True
         return False
+
+    def _tell_stack(self, generation: int) -> None:
+        standing, job = look_at_main_thread(), self._job
+        stack = {
+            "rank": -1,
+            "node": -1,
+            "slot": self._slot,
+            "step": job.step if job is not None else 0,
+            **asdict(standing),
+        }
+        self._link.send({"say": "stack", "slot": self._slot, "generation": generation, "stack": stack})
+
+    def _tell_if_inside(self, generation: int) -> None:
+        """Leave a trace of where this worker sits although its generation is broken: it may be killed for it."""
+        if self._job is not None and self._generation == generation:
+            standing = look_at_main_thread()
+            self._log.write("still-inside", generation=generation, place=standing.place, stack=standing.text)
 
 
 def _connect_store() -> dist.Store:

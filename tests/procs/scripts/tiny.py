@@ -3,6 +3,7 @@
 import argparse
 import sys
 import time
+from collections.abc import Iterator
 
 import torch
 import torch.distributed as dist
@@ -10,6 +11,8 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
 import remesh
+from remesh.elastic.position import Position, plan_batch
+from remesh.elastic.stream import Stream
 
 WIDTH, NUM_SAMPLES, BATCH_SIZE, SEED = 8, 50, 12, 3
 
@@ -23,13 +26,29 @@ class Samples(torch.utils.data.Dataset):
         return index, torch.randn(WIDTH, generator=generator)
 
 
+class Shuffled(torch.utils.data.IterableDataset):
+    """The same samples in the same orders, but only one after the other."""
+
+    epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[tuple[int, torch.Tensor]]:
+        at = Position(0, self.epoch * NUM_SAMPLES)
+        order = plan_batch(at, num_samples=NUM_SAMPLES, batch_size=NUM_SAMPLES, seed=SEED, num_epochs=None)
+        return (Samples()[index] for index in order)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--mesh", required=True)
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--checkpoint")
     parser.add_argument("--save-every", type=int)
+    parser.add_argument("--snapshot-every", type=int)
     parser.add_argument("--fsdp", action="store_true")
+    parser.add_argument("--stream", action="store_true", help="read the samples as an iterable without indices")
     parser.add_argument("--pause-s", type=float, default=0.05, help="length of a step")
     parser.add_argument("--full-size", type=int, default=1, help="with fewer ranks, steps take their time")
     parser.add_argument("--mishap", choices=["raise", "exit", "vote-no", "stuck"])
@@ -47,8 +66,9 @@ def main() -> None:
         if options.fsdp:
             fully_shard(model, mesh=job.mesh["dp"])
         optim = torch.optim.AdamW(model.parameters(), lr=1e-2)
-        job.carry(model=model, optim=optim)
-        for indices, x in job.batches(Samples(), BATCH_SIZE, max_steps=options.steps):
+        data: Samples | Stream = Stream(Shuffled()) if options.stream else Samples()
+        job.carry(model=model, optim=optim, **({"data": data} if options.stream else {}))
+        for indices, x in job.batches(data, BATCH_SIZE, max_steps=options.steps):
             job.log("batch", samples=indices.tolist() if job.batch_weight else [])
             time.sleep(options.pause_s if job.world_size >= options.full_size else 0.4)
             loss = (model(x) - x.roll(1, -1)).square().mean() * job.batch_weight
@@ -74,6 +94,7 @@ def main() -> None:
         save_every=options.save_every,
         seed=SEED,
         timeout_s=options.timeout_s,
+        snapshot_every=options.snapshot_every,
     )
 
 

@@ -29,7 +29,7 @@ def run_steps(cluster: FakeCluster, num_steps: int) -> None:
 
 
 def ends(cluster: FakeCluster) -> list[bool]:
-    return [agent.finish.ok for agent in cluster.agents.values() if agent.finish is not None]
+    return [agent.finish.outcome.is_ok for agent in cluster.agents.values() if agent.finish is not None]
 
 
 def test_two_nodes_meet_train_and_end_together() -> None:
@@ -102,8 +102,8 @@ def test_too_few_workers_for_the_mesh_end_the_job_with_both_numbers() -> None:
     cluster.settle()
     finish = cluster.agents[0].finish
     assert finish is not None
-    assert not finish.ok
-    assert "needs at least 4 workers, 3 are alive" in finish.text
+    assert not finish.outcome.is_ok
+    assert "needs at least 4 workers, 3 are alive" in finish.outcome.text
 
 
 def test_workers_in_doubt_follow_a_survivor_that_saw_the_vote() -> None:
@@ -128,7 +128,7 @@ def test_any_story_of_deaths_and_joins_ends_well_with_all_ranks_at_the_same_step
         story = f"seed {seed}: {[(plan.number, plan.axes, plan.step, plan.reason) for plan in cluster.generations()]}"
         finished = [agent.finish for agent in cluster.agents.values() if agent.finish is not None]
         assert not any(agent.alive for agent in cluster.agents.values()), f"somebody never finished; {story}"
-        failed = {finish.text for finish in finished if not finish.ok}
+        failed = {finish.outcome.text for finish in finished if not finish.outcome.is_ok}
         assert all("no worker and no restart left" in text for text in failed), f"{failed}; {story}"
         plans = cluster.generations()
         for before, after in itertools.pairwise(plans):

@@ -70,7 +70,8 @@ class Teller:
         for index, agent in sorted(cluster.agents.items()):
             if agent.finish is not None and index not in self._ended:
                 self._ended.add(index)
-                lines.append(f"node-{index} ends {'well' if agent.finish.ok else 'badly'}: {agent.finish.text}")
+                outcome = agent.finish.outcome
+                lines.append(f"node-{index} ends {'well' if outcome.is_ok else 'badly'}: {outcome.text}")
         return lines
 
 

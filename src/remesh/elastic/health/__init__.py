@@ -1,0 +1,1 @@
+"""Hangs with their culprit's name, and ranks that are slower than the others."""

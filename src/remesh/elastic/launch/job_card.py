@@ -1,0 +1,42 @@
+"""Are two agents of one job? What every node of a job must have been asked for alike, compared at the door.
+
+The first agent leaves its card under the job's name in the store; each later one compares its own with it. A
+difference means that two jobs use one name, or that one node was started wrongly; both are said before any worker runs.
+Scripts are compared by file name only, arguments not at all: nodes may keep their files in different places, and may
+be told different things.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class JobCard:
+    """What all nodes of a job have in common."""
+
+    mode: str
+    min_nodes: int
+    max_nodes: int
+    script: str
+    """Last part of the script's path, or the module's name."""
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def describe_difference(run_id: str, mine: JobCard, found: Mapping[str, Any]) -> str | None:
+    """What to tell the user when ``found`` is another job's card; None when it is ours."""
+    differing = [
+        f"{name.replace('_', ' ')} is {found.get(name)!r} there and {value!r} here"
+        for name, value in mine.to_json().items()
+        if found.get(name) != value
+    ]
+    if not differing:
+        return None
+    return (
+        f"joining job {run_id!r}: a job of this name is there already, and it is another one: {'; '.join(differing)}; "
+        "give this job another --rdzv-id, or start this node as the others were started"
+    )

@@ -1,0 +1,282 @@
+"""From flags to a job: checks what ``remesh run`` was asked for, and says it in the terms of one of the two modes.
+
+Every mistake that can be seen before a worker starts is a ConfigError here: the caller must act, and nothing was made.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import sys
+import tempfile
+import uuid
+from argparse import Namespace
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch.distributed.elastic.multiprocessing import Std
+from torch.distributed.run import config_from_args, determine_local_world_size
+
+from remesh.elastic.agent import AgentConfig
+from remesh.elastic.generation import MeetingRules
+from remesh.elastic.launch.flags import find_flag
+from remesh.elastic.launch.job_card import JobCard
+from remesh.elastic.launch.mode import Mode, ModeChoice, decide_mode
+from remesh.elastic.launch.restart import RestartJob
+from remesh.elastic.membership import AgentRules
+from remesh.elastic.token import MIN_SECRET_BYTES, Token
+from remesh.errors import ConfigError
+
+DEFAULT_PORT = 29400
+"""torchrun's default rendezvous port."""
+DEFAULT_MASTER_PORT = 29500
+EXIT_TIMEOUT_S = 30.0
+"""How long workers may take to end, as torchrun gives them before it kills."""
+_CONF_KEYS = {"join_timeout", "last_call_timeout", "is_host"}
+"""Keys of --rdzv-conf that in-process mode knows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What ``remesh run`` was asked for."""
+
+    values: Mapping[str, Any]
+    """Every flag's value, by its name in Python."""
+    given: frozenset[str]
+    """Flags that were set on the command line or by the environment."""
+    script: str
+    arguments: tuple[str, ...]
+
+    @property
+    def node_name(self) -> str:
+        return self.values["node_name"] or socket.gethostname()
+
+    @property
+    def events_folder(self) -> Path | None:
+        folder = self.values["events_dir"]
+        return Path(folder).absolute() if folder else None
+
+
+def choose_mode(request: Request) -> ModeChoice:
+    """The mode that was asked for, or the one that the script's text asks for."""
+    asked = request.values["mode"]
+    if asked != "auto":
+        return ModeChoice(Mode(asked), "asked for")
+    if request.values["no_python"]:
+        return ModeChoice(Mode.RESTART, "a program is started without Python")
+    return decide_mode(_read_script(request))
+
+
+def check_request(request: Request, mode: Mode) -> None:
+    """Raise ConfigError for what can be seen to be wrong before anything starts."""
+    values = request.values
+    parse_nnodes(values["nnodes"])
+    strange = sorted(dest for dest in request.given if mode.value not in find_flag(dest).modes)
+    if strange:
+        flags = ", ".join(f"--{find_flag(dest).name}" for dest in strange)
+        raise ConfigError(
+            f"reading the flags: {flags} mean nothing in {mode.value} mode, which was chosen for {request.script}; "
+            "leave them out, or choose with --mode"
+        )
+    if values["max_restarts"] < 0:
+        raise ConfigError(f"reading --max-restarts {values['max_restarts']}: expected 0 or more")
+    if values["no_python"] and values["module"]:
+        raise ConfigError("reading the flags: --module names Python code, and --no-python says there is none; give one")
+    if values["no_python"] and not values["run_path"]:
+        if shutil.which(request.script) is None:
+            raise ConfigError(
+                f"starting workers: {request.script!r} is no program on the path; give the path of an executable file"
+            )
+    elif not values["module"] and not Path(request.script).is_file():
+        raise ConfigError(
+            f"starting workers: script {request.script!r} does not exist; give a path to a Python file, or -m MODULE"
+        )
+    if values["log_dir"]:
+        _check_writable(Path(values["log_dir"]), "--log-dir")
+
+
+def read_token(request: Request) -> Token:
+    """The job's secret, from a file or REMESH_TOKEN; never from the command line, which others can read."""
+    path = request.values["token_file"]
+    try:
+        secret = Path(path).read_bytes().strip() if path else os.environ.get("REMESH_TOKEN", "").encode()
+    except OSError as error:
+        raise ConfigError(f"reading --token-file {path}: {error}; give a file that this user can read") from error
+    if (path or secret) and len(secret) < MIN_SECRET_BYTES:
+        raise ConfigError(
+            f"reading the job's token: found {len(secret)} bytes, expected {MIN_SECRET_BYTES} or more; make one with "
+            "`python -c 'import secrets; print(secrets.token_hex())'`"
+        )
+    return Token(request.values["rdzv_id"], secret)
+
+
+def restart_job(request: Request, spare_folder: Path) -> RestartJob:
+    """The job in torch's terms. ``spare_folder`` takes error files where no --log-dir is given."""
+    values = dict(request.values)
+    names_a_place = values["rdzv_backend"] != "static" or values["rdzv_endpoint"] or values["master_port"] is not None
+    is_alone = parse_nnodes(values["nnodes"])[1] == 1 and not names_a_place
+    if values["standalone"] or is_alone:
+        # As torchrun: a job of one node that names no port gets a free one.
+        values |= {"rdzv_backend": "c10d", "rdzv_endpoint": "localhost:0", "rdzv_id": uuid.uuid4().hex}
+    values["log_dir"] = values["log_dir"] or str(spare_folder)
+    values["master_port"] = values["master_port"] or DEFAULT_MASTER_PORT
+    values["duplicate_stdout_filters"] = list(values["duplicate_stdout_filters"])
+    values["duplicate_stderr_filters"] = list(values["duplicate_stderr_filters"])
+    asked = Namespace(**values, training_script=request.script, training_script_args=list(request.arguments))
+    try:
+        config, entrypoint, arguments = config_from_args(asked)
+    except (ValueError, AssertionError, RuntimeError) as error:
+        raise ConfigError(f"reading the flags: {error}; see `remesh run --help`") from error
+    request = Request(values, request.given, request.script, request.arguments)
+    card = _card_of(request, Mode.RESTART)
+    return RestartJob(config, entrypoint, tuple(arguments), card, read_token(request), request.node_name)
+
+
+def in_process_job(request: Request) -> AgentConfig:
+    """The job in our terms."""
+    values = dict(request.values)
+    endpoint, hosts_store = _meeting_place(request)
+    values["rdzv_id"] = values["rdzv_id"] if endpoint else uuid.uuid4().hex
+    conf = _parse_conf(values["rdzv_conf"])
+    min_nodes, max_nodes = parse_nnodes(values["nnodes"])
+    meeting = MeetingRules(
+        min_nodes,
+        max_nodes,
+        float(conf.get("last_call_timeout", values["last_call"])),
+        float(conf.get("join_timeout", values["join_timeout"])),
+        absence_timeout_s=2 * values["leave_timeout"],
+    )
+    exit_timeout_s = EXIT_TIMEOUT_S if values["shutdown_timeout"] is None else float(values["shutdown_timeout"])
+    python = () if values["no_python"] else (sys.executable, "-u", *(("-m",) if values["module"] else ()))
+    request = Request(values, request.given, request.script, request.arguments)
+    return AgentConfig(
+        command=(*python, request.script, *request.arguments),
+        rules=AgentRules(
+            _num_workers(values["nproc_per_node"]),
+            values["max_restarts"],
+            meeting,
+            values["leave_timeout"],
+            exit_timeout_s,
+            values["hang_timeout"],
+        ),
+        run_id=values["rdzv_id"],
+        endpoint=complete_endpoint(endpoint),
+        hosts_store=hosts_store if endpoint else True,
+        node_name=request.node_name,
+        local_address=values["local_addr"],
+        log_folder=Path(values["log_dir"]) if values["log_dir"] else None,
+        redirects=_streams(values["redirects"]),
+        tee=_streams(values["tee"]),
+        events_folder=request.events_folder,
+        card=_card_of(request, Mode.IN_PROCESS),
+        token=read_token(request),
+    )
+
+
+def parse_nnodes(text: str) -> tuple[int, int]:
+    """``"2"`` or ``"1:4"`` as (fewest, most) nodes."""
+    low, _, high = text.partition(":")
+    if not (low.isdecimal() and (high or low).isdecimal()) or not 1 <= int(low) <= int(high or low):
+        raise ConfigError(f"reading --nnodes {text!r}: expected N or MIN:MAX with 1 <= MIN <= MAX, as in 1:4")
+    return int(low), int(high or low)
+
+
+def complete_endpoint(endpoint: str) -> str:
+    """The endpoint with its port; a free port of loopback when there is none at all."""
+    if endpoint:
+        return endpoint if ":" in endpoint else f"{endpoint}:{DEFAULT_PORT}"
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return f"127.0.0.1:{probe.getsockname()[1]}"
+
+
+def _meeting_place(request: Request) -> tuple[str, bool | None]:
+    """Endpoint of the store, empty for a job of this node alone; and whether it is hosted here (None: find out)."""
+    values, given = request.values, request.given
+    if "rdzv_backend" in given and values["rdzv_backend"] not in ("c10d", "static"):
+        raise ConfigError(
+            "meeting other nodes: in-process mode meets on a c10d store, found --rdzv-backend "
+            f"{values['rdzv_backend']}; leave the flag out, or choose --mode restart"
+        )
+    if values["standalone"]:
+        return "", True
+    if values["rdzv_endpoint"]:
+        if values["rdzv_id"] == "none":
+            raise ConfigError(
+                "meeting other nodes: --rdzv-endpoint needs --rdzv-id, the name that all nodes of the job give"
+            )
+        hosts: bool | None = values["rdzv_host"]
+        return values["rdzv_endpoint"], hosts
+    if given & {"master_addr", "node_rank", "master_port"}:
+        return f"{values['master_addr']}:{values['master_port'] or DEFAULT_MASTER_PORT}", values["node_rank"] == 0
+    return "", True
+
+
+def _parse_conf(text: str) -> dict[str, str]:
+    pairs = [one.partition("=") for one in filter(None, (part.strip() for part in text.split(",")))]
+    conf = {key.strip(): value.strip() for key, _, value in pairs}
+    wrong = sorted(key for key, value in conf.items() if key not in _CONF_KEYS or not value)
+    if wrong:
+        raise ConfigError(
+            f"reading --rdzv-conf {text!r}: in-process mode knows KEY=VALUE for {sorted(_CONF_KEYS)}, found {wrong}"
+        )
+    return conf
+
+
+def _num_workers(text: str) -> int:
+    try:
+        num_workers = int(determine_local_world_size(text))
+    except (ValueError, RuntimeError) as error:
+        raise ConfigError(
+            f"reading --nproc-per-node {text!r}: {error}; expected a number, auto, cpu, gpu or xpu"
+        ) from error
+    if num_workers < 1:
+        raise ConfigError(f"reading --nproc-per-node {text!r}: expected 1 or more")
+    return num_workers
+
+
+def _streams(text: str) -> Std:
+    try:
+        value = Std.from_str(text)
+    except ValueError as error:
+        raise ConfigError(f"reading stream choice {text!r}: {error}") from error
+    if not isinstance(value, Std):
+        raise ConfigError(f"reading stream choice {text!r}: in-process mode takes 0, 1, 2 or 3 for all workers")
+    return value
+
+
+def _card_of(request: Request, mode: Mode) -> JobCard:
+    min_nodes, max_nodes = parse_nnodes(request.values["nnodes"])
+    return JobCard(mode.value, min_nodes, max_nodes, Path(request.script).name)
+
+
+def _read_script(request: Request) -> str:
+    path = _find_module(request.script) if request.values["module"] else Path(request.script)
+    try:
+        return path.read_text(errors="replace") if path else ""
+    except OSError:
+        return ""
+
+
+def _find_module(name: str) -> Path | None:
+    """The file that ``python -m name`` runs. Looked for by name alone: importing a parent package may do anything."""
+    parts = name.split(".")
+    for root in ("", *sys.path):
+        base = Path(root, *parts)
+        for path in (base.with_name(f"{base.name}.py"), base / "__main__.py"):
+            if path.is_file():
+                return path
+    return None
+
+
+def _check_writable(folder: Path, flag: str) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise ConfigError(
+            f"preparing logs: {flag} {folder} cannot be written ({error}); give a folder that this user can write"
+        ) from error

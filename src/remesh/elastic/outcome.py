@@ -1,0 +1,130 @@
+"""How did a job end, and who must act? Categories of failure, exit codes, and the choice of the cause.
+
+    category        exit code   who must act
+    input           2           whoever wrote the command or called the API: flags, script path, mesh, folders
+    worker          1           the author of the script: its code raised, exited, or was killed
+    platform        70          the authors of Remesh: the agent itself failed
+    infrastructure  75          the operator: hosts, network, store, disk; the same command may work next time
+
+1 is torchrun's code for failed workers, 2 is click's for wrong usage; 70 and 75 are EX_SOFTWARE and EX_TEMPFAIL of
+sysexits.h. An agent that a signal ended exits with 128 + its number.
+
+The cause of a failed job is the earliest failure that is no *consequence*: ranks whose peer died fail too, with a
+network error or because they were told to end, and clocks of hosts differ by more than they lag behind.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+_SIGTERM = 15
+_NETWORK_WORDS = ("connection reset", "connection closed", "connection refused", "broken pipe", "socket timeout")
+"""What the messages of gloo, NCCL and TCPStore say when a peer is gone, in small letters."""
+
+
+class Category(enum.Enum):
+    """By who must act."""
+
+    INPUT = "input"
+    WORKER = "worker"
+    PLATFORM = "platform"
+    INFRASTRUCTURE = "infrastructure"
+
+    @property
+    def exit_code(self) -> int:
+        return _EXIT_CODES[self]
+
+    @property
+    def who(self) -> str:
+        """What it is, and who must act, in words."""
+        return _WHO[self]
+
+
+_EXIT_CODES = {Category.INPUT: 2, Category.WORKER: 1, Category.PLATFORM: 70, Category.INFRASTRUCTURE: 75}
+_WHO = {
+    Category.INPUT: "input error: correct the command",
+    Category.WORKER: "worker failure: the script's author must act",
+    Category.PLATFORM: "platform error: a defect of Remesh, report it",
+    Category.INFRASTRUCTURE: "infrastructure error: look at hosts, network and store",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How one agent's part of a job ended.
+
+    >>> Outcome(Category.INPUT, "no such script").exit_code
+    2
+    """
+
+    category: Category | None
+    """None when it ended well, or on request."""
+    text: str
+    detail: str = ""
+    """A traceback, where there is one."""
+
+    @property
+    def is_ok(self) -> bool:
+        return self.category is None
+
+    @property
+    def exit_code(self) -> int:
+        return 0 if self.category is None else self.category.exit_code
+
+    def describe(self, node: str) -> str:
+        """What the agent prints at the end: the detail, then one line."""
+        who = "" if self.category is None else f" [{self.category.who}]"
+        return "\n".join(filter(None, [self.detail.rstrip(), f"remesh: job failed on {node}{who}: {self.text}"]))
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerFailure:
+    """One worker's end, as its agent saw it."""
+
+    rank: int
+    """Global rank."""
+    local_rank: int
+    node: str
+    pid: int
+    exit_code: int
+    """Negative: the number of the signal that killed it."""
+    time_s: float
+    """Seconds since the epoch on its node's clock; from the error file where there is one."""
+    message: str
+    traceback: str = ""
+    """Empty when the worker left no error file."""
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> WorkerFailure:
+        return cls(**value)
+
+    @property
+    def is_consequence(self) -> bool:
+        """Whether it failed as ranks fail whose peer is gone, or as they end when told to."""
+        text = self.message.lower()
+        return self.exit_code == -_SIGTERM or any(words in text for words in _NETWORK_WORDS)
+
+
+def decide_cause(failures: Sequence[WorkerFailure]) -> tuple[WorkerFailure, str]:
+    """The failure to report, and why this one. Raises ValueError when there is none."""
+    causes = [failure for failure in failures if not failure.is_consequence]
+    earliest = min(causes or failures, key=lambda failure: (failure.time_s, failure.rank))
+    others = len(failures) - 1
+    if not others:
+        return earliest, "the only failure"
+    if causes and len(causes) < len(failures):
+        return earliest, f"earliest of {len(causes)} failures that follow from no other ({len(failures)} in all)"
+    return earliest, f"earliest of {len(failures)} failures"
+
+
+def describe_failure(failure: WorkerFailure) -> str:
+    """One sentence: which rank, where, how."""
+    how = f"killed by signal {-failure.exit_code}" if failure.exit_code < 0 else f"exit code {failure.exit_code}"
+    text = f"rank {failure.rank} (worker {failure.local_rank} of {failure.node}, pid {failure.pid}) failed, {how}"
+    return f"{text}: {failure.message}" if failure.message else text

@@ -1,0 +1,68 @@
+"""Which boxes need snapshots, who takes each, and which step can be gone back to?
+
+*Choice.* State that lies on two nodes or more survives a node's death without any snapshot. If every box of every
+tensor does, none is taken. Otherwise a step to go back to needs every box, so each box is taken once, by the lowest
+rank that holds it, and kept twice: on that rank's node and on the next one (a ring over the generation's nodes).
+
+*Sources.* On recovery every step at which anybody holds anything is a candidate, the newest first: workers' memory at
+the newest step, and snapshots. The first candidate at which every wanted box is held, by memory or snapshot, is taken,
+unless the last checkpoint is as new. So sources mix per box, but never steps. (:mod:`remesh.elastic.fill` does this.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from remesh.layout import Box
+from remesh.reshard.model.tasks import TensorMove
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotChoice:
+    """What one rank takes snapshots of."""
+
+    boxes: Mapping[str, frozenset[Box]]
+    """Tensor name -> boxes that this rank takes. Invariant: empty on all ranks, or every box is taken by one rank."""
+    reason: str
+
+
+def choose_boxes(moves: Sequence[TensorMove], rank: int, node_of: Mapping[int, int]) -> SnapshotChoice:
+    """What ``rank`` takes, from what all ranks hold (the ``src`` side of the moves)."""
+    holders: dict[tuple[str, Box], list[int]] = {}
+    for move in moves:
+        for shard in move.src.shards:
+            assert isinstance(shard.holder, int)
+            holders.setdefault((move.name, shard.box), []).append(shard.holder)
+    alone = [key for key, ranks in holders.items() if len({node_of[one] for one in ranks}) < 2]
+    if not alone:
+        return SnapshotChoice({}, "every box lies on two nodes or more: replicas serve")
+    if len(set(node_of.values())) < 2:
+        reason = f"{len(alone)} of {len(holders)} boxes lie on one node, and there is no other: kept here only"
+    else:
+        reason = f"{len(alone)} of {len(holders)} boxes lie on one node: kept there and on the next"
+    mine: dict[str, set[Box]] = {}
+    for (name, box), ranks in holders.items():
+        if min(ranks) == rank:
+            mine.setdefault(name, set()).add(box)
+    return SnapshotChoice({name: frozenset(boxes) for name, boxes in mine.items()}, reason)
+
+
+def next_node(node: int, nodes: Sequence[int]) -> int | None:
+    """The node that keeps this node's snapshots: the next in a ring; None when there is no other.
+
+    >>> next_node(3, [0, 3, 5]), next_node(5, [0, 3, 5]), next_node(5, [5])
+    (5, 0, None)
+    """
+    ring = sorted(nodes)
+    follower = ring[(ring.index(node) + 1) % len(ring)]
+    return None if follower == node else follower
+
+
+def decide_retired(kept: Mapping[tuple[int, int, int], int]) -> list[tuple[int, int, int]]:
+    """Which shelves an agent may clear: those of generations before one that has two versions on some shelf here.
+
+    ``kept`` maps (generation, owner's node, owner's slot) to how many versions that shelf was given so far.
+    """
+    settled = max((key[0] for key, count in kept.items() if count >= 2), default=0)
+    return sorted(key for key in kept if key[0] < settled)

@@ -1,0 +1,161 @@
+"""The worker's side of snapshots: copy what was chosen into shared memory, and send it on while training goes on.
+
+    boundary of step n     main thread: copy into buffer (n-th snapshot) % 2, mark it complete       the only pause
+                           sending thread: buffer ──> agent of the next node, which keeps its own two buffers
+    vote of a later step   "still sending?" is part of the vote: if anybody is, the next snapshot is left out by all
+
+So on every node the older of two buffers stays whole until all nodes have the newer one. Memory: two buffers of what
+this rank takes on its own node, and two on the next.
+"""
+
+from __future__ import annotations
+
+import queue
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from remesh.elastic.snapshots.choice import SnapshotChoice
+from remesh.elastic.snapshots.form import Snapshot, TensorEntry, plan_starts, write_description
+from remesh.elastic.snapshots.memory import Buffer
+from remesh.elastic.snapshots.wire import SEND_TIMEOUT_S, pack_parcel, send_parcel
+from remesh.elastic.state import Held
+from remesh.elastic.token import Token
+from remesh.layout.from_torch import Piece, dtype_name
+
+
+@dataclass(frozen=True, slots=True)
+class Shelf:
+    """Whose snapshots, and who keeps the second copy."""
+
+    generation: int
+    node: int
+    """Index of this worker's node."""
+    slot: int
+    neighbour: tuple[str, int] | None
+    """Address and port of the next node's agent; None when there is no other node."""
+    token: Token
+
+
+class SnapshotTaker:
+    """One worker's snapshots in one generation. ``tell`` sends a message to the agent, ``log`` writes an event."""
+
+    def __init__(self, shelf: Shelf, tell: Callable[[dict[str, Any]], None], log: Callable[..., None]) -> None:
+        self._shelf = shelf
+        self._tell = tell
+        self._log = log
+        self._buffers: list[Buffer] = []
+        self._num_taken = 0
+        self._busy = False
+        self._pending: queue.SimpleQueue[tuple[Buffer, int, int] | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether the last snapshot is not yet where it is to be kept, or never will be in this generation."""
+        return self._busy
+
+    def take(self, held: Held, choice: SnapshotChoice, pid: int) -> float:
+        """Copy what was chosen, and begin to send it; seconds that the caller was held up."""
+        started_s = time.monotonic()
+        snapshot, tensors = _describe(held, choice)
+        if not tensors:
+            return 0.0
+        head = write_description(snapshot)
+        nbytes = len(head) + snapshot.data_bytes
+        if not self._buffers or self._buffers[0].nbytes < nbytes:
+            self._make_buffers(nbytes, pid)
+        buffer = self._buffers[self._num_taken % 2]
+        self._num_taken += 1
+        buffer.set_complete(False)
+        buffer.memory[: len(head)] = head
+        whole = torch.frombuffer(buffer.memory, dtype=torch.uint8, count=nbytes)
+        for entry, tensor in zip(snapshot.entries, tensors, strict=True):
+            start = len(head) + entry.start
+            part = whole[start : start + entry.nbytes].view(tensor.dtype).view(tensor.shape)
+            part.copy_(tensor)
+        buffer.set_complete(True)
+        self._send(buffer, snapshot.step, nbytes)
+        return time.monotonic() - started_s
+
+    def close(self) -> None:
+        """Stop sending; what is kept stays with the agents."""
+        if self._thread is not None:
+            # It may still read from a buffer, and closes them when it is through.
+            self._pending.put(None)
+        else:
+            self._close_buffers()
+
+    def _close_buffers(self) -> None:
+        for buffer in self._buffers:
+            buffer.close()
+        self._buffers = []
+
+    def _make_buffers(self, nbytes: int, pid: int) -> None:
+        # Room for plain values that grow a little, as counters do.
+        self._buffers = [Buffer.make(nbytes + 4096) for _ in range(2)]
+        self._num_taken = 0
+        self._tell(
+            {
+                "say": "keep",
+                "generation": self._shelf.generation,
+                "slot": self._shelf.slot,
+                "pid": pid,
+                "descriptors": [buffer.descriptor for buffer in self._buffers],
+            }
+        )
+
+    def _send(self, buffer: Buffer, step: int, nbytes: int) -> None:
+        if self._shelf.neighbour is None:
+            return
+        self._busy = True
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="remesh-snapshots", daemon=True)
+            self._thread.start()
+        self._pending.put((buffer, step, nbytes))
+
+    def _run(self) -> None:
+        while (job := self._pending.get()) is not None:
+            buffer, step, nbytes = job
+            started_s = time.monotonic()
+            try:
+                self._send_now(buffer, nbytes)
+            except OSError as error:
+                # The neighbour is gone, or refuses: a new generation will have another one. Until then no snapshots.
+                self._log("snapshot-unsent", step=step, reason=f"{type(error).__name__}: {error}")
+                continue
+            self._log("snapshot-kept", step=step, bytes=nbytes, seconds=time.monotonic() - started_s)
+            self._busy = False
+        self._close_buffers()
+
+    def _send_now(self, buffer: Buffer, nbytes: int) -> None:
+        data = memoryview(buffer.memory)[:nbytes]
+        shelf = self._shelf
+        assert shelf.neighbour is not None
+        with data, socket.create_connection(shelf.neighbour, SEND_TIMEOUT_S) as connection:
+            parcel, head = pack_parcel(shelf.generation, shelf.node, shelf.slot, data)
+            send_parcel(connection, parcel, head, data, shelf.token)
+
+
+def _describe(held: Held, choice: SnapshotChoice) -> tuple[Snapshot, list[torch.Tensor]]:
+    chosen: list[tuple[str, Piece]] = []
+    for name, piece in held.pieces.items():
+        boxes = choice.boxes.get(name, frozenset())
+        shards = tuple(shard for shard in piece.shards if shard.box in boxes)
+        # Partial sums are no state of one rank; a step that lacks them is passed over on recovery.
+        if shards and piece.partial is None:
+            chosen.append((name, Piece(piece.tensor, piece.global_shape, shards)))
+    starts = plan_starts([piece.tensor.nbytes for _, piece in chosen])
+    entries = tuple(
+        TensorEntry(
+            name, dtype_name(piece.tensor.dtype), piece.global_shape, tuple(piece.tensor.shape), start, piece.shards
+        )
+        for (name, piece), start in zip(chosen, starts, strict=True)
+    )
+    values: Mapping[str, Any] = held.values
+    return Snapshot(held.step, held.samples, entries, values), [piece.tensor for _, piece in chosen]

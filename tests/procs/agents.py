@@ -1,0 +1,127 @@
+"""Agents of ``remesh run`` as processes, for tests of restart mode."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+from tests.procs.scripts import plain
+
+SCRIPT = str(Path(plain.__file__))
+TIMEOUT_S = 60.0
+
+
+class Agents:
+    """A context manager: agents that still run at its end are killed, with their workers."""
+
+    def __init__(self, folder: Path, launcher: str = "remesh.run") -> None:
+        self.folder = folder
+        self.told = folder / "told"
+        self.told.mkdir()
+        self._launcher = launcher
+        self.agents: list[subprocess.Popen[str]] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for worker in self.workers():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(worker["pid"], signal.SIGKILL)
+        for agent in self.agents:
+            if agent.poll() is None:
+                agent.kill()
+            agent.communicate()
+
+    def start(self, *flags: str, actions: Sequence[str] = (), script: str = SCRIPT, **environment: str) -> int:
+        """Start one agent; returns its place in :attr:`agents`."""
+        command = [sys.executable, "-m", self._launcher, *flags, script, str(self.told), *actions]
+        self.agents.append(
+            subprocess.Popen(
+                command,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                env={**os.environ, "TMPDIR": str(self.folder), **environment},
+            )
+        )
+        return len(self.agents) - 1
+
+    def end(self, index: int = 0, timeout_s: float = TIMEOUT_S) -> tuple[int, str]:
+        """Exit code and output of an agent, once it has ended."""
+        output, _ = self.agents[index].communicate(timeout=timeout_s)
+        return self.agents[index].returncode, output
+
+    def workers(self) -> list[dict[str, Any]]:
+        """What workers told so far, in the order of their starts."""
+        return [json.loads(path.read_text()) for path in sorted(self.told.glob("[0-9]*.json"))]
+
+    def wait_for_workers(self, count: int) -> list[dict[str, Any]]:
+        """What workers told, once so many have started."""
+        deadline_s = time.monotonic() + TIMEOUT_S
+        while len(found := self.workers()) < count:
+            assert time.monotonic() < deadline_s, f"{len(found)} of {count} workers started"
+            for agent in self.agents:
+                assert agent.poll() in (None, 0, -signal.SIGKILL), agent.communicate()[0]
+            time.sleep(0.02)
+        return found
+
+    def leftovers(self) -> list[str]:
+        """Worker processes that still run, and what agents left in the folder for temporary files."""
+        running = [f"pid {worker['pid']}" for worker in self.workers() if Path(f"/proc/{worker['pid']}").exists()]
+        # torch may make a cache of its own there.
+        ours = [path.name for path in self.folder.iterdir() if path.name.startswith(("remesh", "torchelastic"))]
+        return running + ours
+
+
+def free_port() -> int:
+    """A port of loopback that nobody uses now."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def meeting_flags(port: int, nnodes: str = "2", backend: str = "c10d", **conf: object) -> list[str]:
+    """Flags of a node of a job that meets on loopback."""
+    settings = {"join_timeout": 30, "last_call_timeout": 1, **conf}
+    text = ",".join(f"{key}={value}" for key, value in settings.items())
+    return [
+        *("--nnodes", nnodes, "--rdzv-backend", backend, "--rdzv-endpoint", f"127.0.0.1:{port}", "--rdzv-id", "job"),
+        *("--rdzv-conf", text, "--local-addr", "127.0.0.1", "--shutdown-timeout", "5"),
+    ]
+
+
+@contextlib.contextmanager
+def etcd_server(folder: Path) -> Iterator[int]:
+    """A real etcd on a free port of loopback; gives the port."""
+    client, peer = free_port(), free_port()
+    url, peer_url = f"http://127.0.0.1:{client}", f"http://127.0.0.1:{peer}"
+    server = subprocess.Popen(
+        [
+            *("etcd", "--data-dir", str(folder / "etcd"), "--listen-client-urls", url, "--advertise-client-urls", url),
+            *("--listen-peer-urls", peer_url, "--initial-advertise-peer-urls", peer_url),
+            *("--initial-cluster", f"default={peer_url}", "--logger", "zap", "--log-level", "error"),
+        ],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        deadline_s = time.monotonic() + 30
+        while True:
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", client), 0.2):
+                break
+            assert time.monotonic() < deadline_s and server.poll() is None, "etcd did not start"
+            time.sleep(0.05)
+        yield client
+    finally:
+        server.kill()
+        server.wait()

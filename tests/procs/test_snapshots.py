@@ -1,0 +1,140 @@
+"""Snapshots cross between real sockets and shared memory, in one process; strangers and broken senders do no harm."""
+
+from __future__ import annotations
+
+import os
+import random
+import socket
+import time
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from remesh.elastic.snapshots.choice import SnapshotChoice
+from remesh.elastic.snapshots.keeper import SnapshotKeeper
+from remesh.elastic.snapshots.memory import Buffer, read_snapshot
+from remesh.elastic.snapshots.taker import Shelf, SnapshotTaker
+from remesh.elastic.state import Held
+from remesh.elastic.token import Token
+from remesh.layout.from_torch import piece_of
+
+pytestmark = pytest.mark.procs
+TOKEN = Token("job", b"0123456789abcdef")
+TIMEOUT_S = 30.0
+
+
+@pytest.fixture
+def keeper() -> Iterator[SnapshotKeeper]:
+    with SnapshotKeeper("127.0.0.1", TOKEN) as one:
+        yield one
+
+
+def taker_for(keeper: SnapshotKeeper, token: Token = TOKEN) -> tuple[SnapshotTaker, list[dict[str, object]]]:
+    events: list[dict[str, object]] = []
+
+    def log(kind: str, **values: object) -> None:
+        events.append({"kind": kind, **values})
+
+    shelf = Shelf(1, 0, 0, ("127.0.0.1", keeper.port), token)
+    return SnapshotTaker(shelf, events.append, log), events
+
+
+def held_at(step: int, size: int = 1000) -> Held:
+    tensors = {
+        "w": torch.full((size,), float(step), dtype=torch.bfloat16),
+        "n": torch.tensor(step),
+        "e": torch.empty(0),
+    }
+    return Held(step, 10 * step, {name: piece_of(one) for name, one in tensors.items()}, {"lr": step / 2})
+
+
+def choice_of(held: Held) -> SnapshotChoice:
+    return SnapshotChoice({name: frozenset(s.box for s in piece.shards) for name, piece in held.pieces.items()}, "all")
+
+
+def take(taker: SnapshotTaker, held: Held) -> None:
+    taker.take(held, choice_of(held), os.getpid())
+
+
+def wait_until_sent(taker: SnapshotTaker, events: list[dict[str, object]]) -> None:
+    deadline_s = time.monotonic() + TIMEOUT_S
+    while taker.is_busy and not any(event.get("kind") == "snapshot-unsent" for event in events):
+        assert time.monotonic() < deadline_s, events
+        time.sleep(0.005)
+
+
+def steps_in(keeper: SnapshotKeeper) -> list[int]:
+    found = [read_snapshot(Buffer.open(path)) for path in keeper.paths()]
+    return sorted(held.step for held in found if held is not None)
+
+
+def test_neighbour_keeps_the_last_two_versions_bit_by_bit(keeper: SnapshotKeeper) -> None:
+    taker, events = taker_for(keeper)
+    for step in (5, 10, 15):
+        take(taker, held_at(step))
+        wait_until_sent(taker, events)
+    assert steps_in(keeper) == [10, 15], events
+    newest = max(
+        (read_snapshot(Buffer.open(path)) for path in keeper.paths()), key=lambda held: held.step if held else 0
+    )
+    assert newest is not None
+    expected = held_at(15)
+    assert (newest.samples, newest.values) == (150, {"lr": 7.5})
+    for name, piece in expected.pieces.items():
+        assert torch.equal(newest.pieces[name].tensor, piece.tensor), name
+    taker.close()
+
+
+def test_own_snapshot_outlives_the_worker_that_made_it(keeper: SnapshotKeeper) -> None:
+    """The agent keeps the worker's memory by its descriptor; then the worker closes it, as its death would."""
+    taker, events = taker_for(keeper)
+    take(taker, held_at(5))
+    wait_until_sent(taker, events)
+    message = next(event for event in events if event.get("say") == "keep")
+    keeper.adopt((1, 9, 0), os.getpid(), message["descriptors"])  # type: ignore[arg-type]
+    taker.close()
+    assert steps_in(keeper) == [5, 5]
+
+
+def test_state_that_grew_gets_new_memory(keeper: SnapshotKeeper) -> None:
+    """After its first step the optimizer has moments."""
+    taker, events = taker_for(keeper)
+    take(taker, held_at(5))
+    wait_until_sent(taker, events)
+    take(taker, held_at(10, size=500_000))
+    wait_until_sent(taker, events)
+    assert steps_in(keeper)[-1] == 10
+    taker.close()
+
+
+def test_wrong_token_keeps_nothing_and_stops_the_sender(keeper: SnapshotKeeper) -> None:
+    taker, events = taker_for(keeper, Token("job", b"another-secret-of-a-stranger"))
+    take(taker, held_at(5))
+    wait_until_sent(taker, events)
+    assert taker.is_busy, "no further snapshot is taken in this generation"
+    assert steps_in(keeper) == []
+    taker.close()
+
+
+def test_garbage_slow_and_cut_connections_do_no_harm(keeper: SnapshotKeeper) -> None:
+    """Two hundred strangers talk nonsense, or nothing; a member's snapshot is kept all the same."""
+    chance = random.Random(7)
+    silent = [socket.create_connection(("127.0.0.1", keeper.port)) for _ in range(20)]
+    for _ in range(200):
+        with socket.create_connection(("127.0.0.1", keeper.port)) as stranger:
+            stranger.settimeout(TIMEOUT_S)
+            try:
+                stranger.recv(chance.choice([0, 32]) or 1)
+                stranger.sendall(chance.randbytes(chance.randrange(3000)) + chance.choice([b"", b"\n", b"{}\n"]))
+            except OSError:
+                continue
+    taker, events = taker_for(keeper)
+    deadline_s = time.monotonic() + TIMEOUT_S
+    take(taker, held_at(5))
+    wait_until_sent(taker, events)
+    assert time.monotonic() < deadline_s
+    assert steps_in(keeper) == [5], events
+    for one in silent:
+        one.close()
+    taker.close()

@@ -1,0 +1,161 @@
+"""What is wrong with a command is said before anything starts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from click.core import ParameterSource
+
+from remesh.cli.run import run
+from remesh.elastic.launch.mode import Mode
+from remesh.elastic.launch.request import (
+    Request,
+    check_request,
+    choose_mode,
+    complete_endpoint,
+    in_process_job,
+    parse_nnodes,
+    read_token,
+    restart_job,
+)
+from remesh.errors import ConfigError
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> str:
+    path = tmp_path / "train.py"
+    path.write_text("import torch\n")
+    return str(path)
+
+
+def request_of(script: str, *line: str) -> Request:
+    context = run.make_context("run", [*line, script])
+    values = {key: value for key, value in context.params.items() if key not in ("script", "arguments")}
+    given = {name for name in values if context.get_parameter_source(name) is not ParameterSource.DEFAULT}
+    return Request(values, frozenset(given), script, ())
+
+
+@pytest.mark.parametrize(("text", "nodes"), [("1", (1, 1)), ("2", (2, 2)), ("1:4", (1, 4)), ("3:", (3, 3))])
+def test_numbers_of_nodes_are_read_as_torchrun_reads_them(text: str, nodes: tuple[int, int]) -> None:
+    assert parse_nnodes(text) == nodes
+
+
+@pytest.mark.parametrize("text", ["", "0", "4:1", ":2", "a", "1:2:3", "-1"])
+def test_senseless_numbers_of_nodes_are_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="--nnodes"):
+        parse_nnodes(text)
+
+
+def test_endpoint_gets_torchruns_port_or_a_free_one() -> None:
+    assert complete_endpoint("head") == "head:29400"
+    assert complete_endpoint("head:1234") == "head:1234"
+    host, port = complete_endpoint("").split(":")
+    assert host == "127.0.0.1"
+    assert int(port) > 0
+
+
+@pytest.mark.parametrize(
+    ("mode", "line", "named"),
+    [
+        (Mode.RESTART, ["--nnodes", "4:2"], "--nnodes '4:2'"),
+        (Mode.RESTART, ["--max-restarts", "-1"], "--max-restarts -1"),
+        (Mode.RESTART, ["--no-python", "-m"], "--no-python"),
+        (Mode.RESTART, ["--no-python"], "no program on the path"),
+        (Mode.RESTART, ["--last-call", "3"], "--last-call mean nothing in restart mode"),
+        (
+            Mode.IN_PROCESS,
+            ["--role", "r", "--start-method", "fork"],
+            "--role, --start-method mean nothing in in-process",
+        ),
+    ],
+)
+def test_senseless_flags_are_named(script: str, mode: Mode, line: list[str], named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
+        check_request(request_of(script, *line), mode)
+
+
+def test_folder_that_cannot_be_written_is_named(script: str) -> None:
+    """A file stands where a folder of logs should be: holds for every user, root too."""
+    with pytest.raises(ConfigError, match="--log-dir .*train.py/logs cannot be written"):
+        check_request(request_of(script, "--log-dir", f"{script}/logs"), Mode.RESTART)
+
+
+@pytest.mark.parametrize(
+    ("line", "named"),
+    [
+        (["--nproc-per-node", "many"], "many"),
+        (["--redirects", "x"], "x does not match"),
+        (["--local-ranks-filter", "a"], "local_ranks_filter"),
+        (["--logs-specs", "nobody"], "nobody"),
+        (["--shutdown-timeout", "-3"], "-3"),
+    ],
+)
+def test_what_torch_refuses_is_an_input_error(script: str, line: list[str], named: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=named):
+        restart_job(request_of(script, *line), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("line", "named"),
+    [
+        (["--nproc-per-node", "0"], "expected 1 or more"),
+        (["--nproc-per-node", "many"], "auto, cpu, gpu"),
+        (["--rdzv-backend", "etcd"], "c10d store, found --rdzv-backend etcd"),
+        (["--rdzv-endpoint", "head"], "--rdzv-id"),
+        (["--rdzv-conf", "color=blue"], "color"),
+        (["--tee", "0:3"], "for all workers"),
+        (["--tee", "9"], "stream choice"),
+    ],
+)
+def test_what_in_process_mode_refuses_is_an_input_error(script: str, line: list[str], named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
+        in_process_job(request_of(script, *line))
+
+
+def test_fixed_ranks_name_the_store_of_an_in_process_job(script: str) -> None:
+    line = ["--nnodes", "2", "--master-addr", "head", "--rdzv-id", "mine"]
+    jobs = [in_process_job(request_of(script, *line, "--node-rank", rank)) for rank in ("0", "1")]
+    assert [(job.endpoint, job.hosts_store, job.run_id) for job in jobs] == [
+        ("head:29500", True, "mine"),
+        ("head:29500", False, "mine"),
+    ]
+
+
+def test_torchs_meeting_settings_hold_in_process_too(script: str) -> None:
+    line = ["--nnodes", "1:2", "--rdzv-conf", "join_timeout=7,last_call_timeout=2", "--shutdown-timeout", "3"]
+    rules = in_process_job(request_of(script, *line)).rules
+    assert (rules.meeting.join_timeout_s, rules.meeting.last_call_s, rules.exit_timeout_s) == (7, 2, 3)
+
+
+def test_job_of_one_node_gets_a_free_port_unless_it_names_one(script: str, tmp_path: Path) -> None:
+    free = restart_job(request_of(script), tmp_path).config
+    assert (free.rdzv_backend, free.rdzv_endpoint) == ("c10d", "localhost:0")
+    fixed = restart_job(request_of(script, "--master-port", "1234"), tmp_path).config
+    assert (fixed.rdzv_backend, fixed.rdzv_endpoint) == ("static", "127.0.0.1:1234")
+
+
+def test_mode_can_be_asked_for(script: str) -> None:
+    assert choose_mode(request_of(script)).mode is Mode.RESTART
+    assert choose_mode(request_of(script, "--mode", "in-process")).mode is Mode.IN_PROCESS
+    assert choose_mode(request_of("remesh.testing.local_job", "-m")).mode is Mode.IN_PROCESS
+    assert choose_mode(request_of("no.such.module", "-m")).mode is Mode.RESTART
+
+
+def test_token_comes_from_a_file_or_the_environment_and_never_shows(
+    script: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("REMESH_TOKEN", raising=False)
+    assert read_token(request_of(script)).secret == b""
+    path = tmp_path / "token"
+    path.write_text("0123456789abcdef\n")
+    token = read_token(request_of(script, "--token-file", str(path)))
+    assert token.secret == b"0123456789abcdef"
+    assert "0123456789abcdef" not in repr(token)
+    monkeypatch.setenv("REMESH_TOKEN", "fedcba9876543210")
+    assert read_token(request_of(script)).secret == b"fedcba9876543210"
+    monkeypatch.setenv("REMESH_TOKEN", "short")
+    with pytest.raises(ConfigError, match="found 5 bytes, expected 16"):
+        read_token(request_of(script))
+    with pytest.raises(ConfigError, match="--token-file"):
+        read_token(request_of(script, "--token-file", str(tmp_path / "none")))

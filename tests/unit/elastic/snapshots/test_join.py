@@ -1,0 +1,29 @@
+"""What several holders on one node give of one tensor becomes one piece."""
+
+from __future__ import annotations
+
+import torch
+
+from remesh.elastic.fill import Offers, join_pieces
+from remesh.elastic.state import Held
+from remesh.layout import Box, Shard
+from remesh.layout.from_torch import Piece
+
+
+def piece(start: int, stop: int) -> Piece:
+    return Piece(torch.arange(start, stop), (8,), (Shard(0, Box((start,), (stop,))),))
+
+
+def test_joined_piece_holds_every_box_with_its_values() -> None:
+    joined = join_pieces([piece(4, 8), piece(0, 2), piece(4, 8)])
+    assert [shard.box for shard in joined.shards] == [Box((4,), (8,)), Box((0,), (2,))]
+    for shard in joined.shards:
+        values = joined.tensor.flatten()[shard.offset : shard.offset + shard.box.shape[0]]
+        assert values.tolist() == list(range(shard.box.start[0], shard.box.stop[0]))
+
+
+def test_offers_of_a_step_are_those_of_memory_and_snapshots_together() -> None:
+    offers = Offers(Held(7, 70, {"w": piece(0, 4)}, {}), (Held(5, 50, {"w": piece(4, 8)}, {}), Held(7, 70, {}, {})))
+    assert [shard.box for shard in offers.at(7)["w"].shards] == [Box((0,), (4,))]
+    assert [shard.box for shard in offers.at(5)["w"].shards] == [Box((4,), (8,))]
+    assert offers.at(6) == {}

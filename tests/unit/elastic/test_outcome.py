@@ -1,0 +1,57 @@
+"""The cause of a failed job is the earliest failure that follows from no other."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from remesh.elastic.outcome import WorkerFailure, decide_cause, describe_failure
+
+
+def failure(rank: int, time_s: float, message: str = "ValueError: no", exit_code: int = 1) -> WorkerFailure:
+    return WorkerFailure(rank, rank % 2, f"n{rank // 2}", 100 + rank, exit_code, time_s, message)
+
+
+def test_rank_whose_peer_was_lost_is_no_cause_though_its_clock_runs_behind() -> None:
+    lost = failure(0, 10.0, "RuntimeError: [gloo] Connection reset by peer")
+    told = failure(2, 11.0, "", exit_code=-15)
+    cause, reason = decide_cause([lost, failure(3, 60.0), told])
+    assert cause.rank == 3
+    assert reason == "earliest of 1 failures that follow from no other (3 in all)"
+
+
+def test_when_all_follow_from_others_the_earliest_is_told() -> None:
+    cause, _ = decide_cause([failure(1, 9.0, "Broken pipe"), failure(0, 8.0, "Connection closed")])
+    assert cause.rank == 0
+
+
+def test_no_failure_has_no_cause() -> None:
+    with pytest.raises(ValueError, match="empty"):
+        decide_cause([])
+
+
+def test_sentence_names_rank_place_and_signal() -> None:
+    assert describe_failure(failure(3, 0.0, "", exit_code=-9)) == (
+        "rank 3 (worker 1 of n1, pid 103) failed, killed by signal 9"
+    )
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 9), st.floats(0, 9), st.sampled_from(["boom", "connection reset"])),
+        min_size=1,
+        max_size=8,
+    )
+)
+def test_cause_is_what_a_plain_search_finds(rows: list[tuple[int, float, str]]) -> None:
+    failures = [failure(*row) for row in rows]
+    cause, _ = decide_cause(failures)
+    pool = [one for one in failures if one.message == "boom"] or failures
+    assert cause in pool
+    assert not any((one.time_s, one.rank) < (cause.time_s, cause.rank) for one in pool)
+
+
+def test_failure_survives_json() -> None:
+    one = failure(1, 2.5)
+    assert WorkerFailure.from_json(one.to_json()) == one
