@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 import torch
 
+from remesh import dist_checkpointing
+from remesh.dist_checkpointing import ShardedTensor
 from remesh.dist_checkpointing.errors import CheckpointingException
 from remesh.dist_checkpointing.staging import Copies, Staging
 from remesh.dist_checkpointing.strategies import async_callers
@@ -21,6 +23,7 @@ from remesh.dist_checkpointing.strategies.async_callers import (
     TemporalAsyncCaller,
     ThreadAsyncCaller,
 )
+from remesh.dist_checkpointing.strategies.async_utils import AsyncCallsQueue
 
 pytestmark = pytest.mark.procs
 KINDS = [ThreadAsyncCaller, PersistentAsyncCaller]
@@ -128,3 +131,21 @@ def test_a_worker_can_be_started_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     assert started == [3]
     assert values == [min(19, os.nice(0) + 3)]
     caller.close()
+
+
+def test_a_queue_tells_how_far_it_is_and_a_worker_process_writes_what_a_thread_writes(tmp_path: Path) -> None:
+    state = {"w": ShardedTensor.from_rank_offsets("w", torch.arange(1000.0)), "step": 3}
+    for worker in ("thread", "process"):
+        queue = AsyncCallsQueue(worker=worker)
+        queue.warmup_persistent_caller(cpu_priority=0)
+        (tmp_path / worker).mkdir()
+        request = dist_checkpointing.save(state, tmp_path / worker, async_sharded_save=True)
+        assert request is not None and request.total_bytes == 4000
+        queue.schedule_async_request(request)
+        assert [one.total_bytes for one in queue.progress()] == [4000]
+        assert queue.progress()[0].written_bytes in range(8000)
+        queue.close()
+        assert queue.progress() == []
+    for name in ("__0_0.distcp", "common.pt", "metadata.json"):
+        assert (tmp_path / "thread" / name).read_bytes() == (tmp_path / "process" / name).read_bytes()
+    assert dist_checkpointing.load_plain_tensors(tmp_path / "process")["w"].tolist() == list(range(1000))
