@@ -424,8 +424,8 @@ def rows(*, quick: bool, models: bool) -> list[Row]:
     return found + ablation_rows(quick=quick)
 
 
-def write_page(found: Sequence[Row], folder: Path = _DOCS) -> None:
-    """Write the page of measured numbers, and the plot of the ablation."""
+def write_page(found: Sequence[Row], load: float, folder: Path = _DOCS) -> None:
+    """Write the page of measured numbers, and the plot of the ablation; ``load`` is that of the machine meanwhile."""
     fractions: dict[str, dict[str, str]] = {}
     others: list[str] = []
     ablation: dict[str, dict[str, float]] = {}
@@ -443,7 +443,7 @@ def write_page(found: Sequence[Row], folder: Path = _DOCS) -> None:
     lines += [f"| {case} | {' | '.join(by.get(name, '') for name in names)} |" for case, by in fractions.items()]
     parts = [
         f"# Pipelines, measured\n\nWritten by `python -m benchmarks.pipeline.measured` ({os.cpu_count()} cores, load "
-        f"{os.getloadavg()[0]:.1f} at the end).\n\nFractions of the signal bound: the time of 1F1B with messages of "
+        f"{load:.1f} on the machine).\n\nFractions of the signal bound: the time of 1F1B with messages of "
         "one byte over that of the contestant, in one run. Above 1 weight gradients fill bubbles that 1F1B leaves. `c` "
         "is the time of a micro-batch's values on the link, `F` that of a forward. Stubs sleep for as long as they "
         "should and send real bytes over shaped links; paced ones take as long as the stages of the model take of a "
@@ -466,7 +466,7 @@ def main() -> None:
     """Measure, write the report and the page."""
     found = rows(quick=is_quick(), models=os.environ.get("MODELS", "") == "1")
     write_report("pipeline-measured", found)
-    write_page(found)
+    write_page(found, os.getloadavg()[0])
 
 
 if __name__ == "__main__":
