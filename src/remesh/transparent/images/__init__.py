@@ -1,0 +1,38 @@
+"""Process images: a running process, written to a folder and brought back with the same ids, memory and open files.
+
+x86-64 Linux only. `start_upper` starts a process so that it can be imaged at any instruction; `check_imageable` says
+what in a process stands against it; `dump_image` writes it; `restore_upper` brings it back.
+"""
+
+from remesh.transparent.images.dump import Frozen, dump_image, freeze
+from remesh.transparent.images.inspection import check_imageable
+from remesh.transparent.images.kinds import (
+    CHANNEL_PATH,
+    INNER_PID,
+    Command,
+    ImageReport,
+    NotImageable,
+    OpenFilePolicy,
+    Refusal,
+    Site,
+)
+from remesh.transparent.images.upper import Upper, restore_upper, start_upper, upper_environment
+
+__all__ = [
+    "CHANNEL_PATH",
+    "INNER_PID",
+    "Command",
+    "Frozen",
+    "ImageReport",
+    "NotImageable",
+    "OpenFilePolicy",
+    "Refusal",
+    "Site",
+    "Upper",
+    "check_imageable",
+    "dump_image",
+    "freeze",
+    "restore_upper",
+    "start_upper",
+    "upper_environment",
+]
