@@ -24,7 +24,8 @@ ARROW: dict[str, set[str]] = {
     "pipeline": _MOVES,
     "comm": _FOUNDATION,
     "elastic": _MOVES | {"comm", "dist_checkpointing", "pipeline"},
-    "transparent": _FOUNDATION | {"comm"},
+    # The launch of a job knows testbeds as one kind of hosts.
+    "transparent": _FOUNDATION | {"comm", "testbed"},
     "testbed": _FOUNDATION,
     "dashboard": _FOUNDATION,
     "testing": _MOVES | {"comm", "elastic"},
@@ -44,6 +45,11 @@ _SHELLS = {
 # ... and pure modules in rooms that are not.
 _PURE_ELSEWHERE = {
     "remesh.errors",
+    "remesh.comm.clock",
+    "remesh.comm.drain",
+    "remesh.comm.rounds",
+    "remesh.comm.status",
+    "remesh.comm.two_phase",
     "remesh.dist_checkpointing.checks",
     "remesh.dist_checkpointing.description",
     "remesh.dist_checkpointing.dict_utils",
