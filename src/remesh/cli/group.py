@@ -12,6 +12,7 @@ from remesh.errors import Error
 
 _VERBS = {
     "ckpt": "Look into checkpoints: list, show, compare, verify, export, clear away.",
+    "mpi": "Carry MPI programs to another MPI, network and placement.",
     "net": "Measure the network between hosts.",
     "plan": "Plan a move between two layouts: bound, ratio, rounds, pictures.",
     "run": "Start a script on this node as part of an elastic job.",
