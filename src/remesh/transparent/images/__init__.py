@@ -4,7 +4,8 @@ x86-64 Linux only. `start_upper` starts a process so that it can be imaged at an
 what in a process stands against it; `dump_image` writes it; `restore_upper` brings it back.
 """
 
-from remesh.transparent.images.dump import Frozen, dump_image, freeze
+from remesh.transparent.images.dump import dump_image
+from remesh.transparent.images.frozen import Frozen, freeze
 from remesh.transparent.images.inspection import check_imageable
 from remesh.transparent.images.kinds import (
     CHANNEL_PATH,

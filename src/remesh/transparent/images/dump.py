@@ -1,36 +1,55 @@
-"""How is a process written to a folder? It is frozen, its kernel state and pages are read, it goes on or is killed."""
+"""How is a process written to a folder? It is frozen, its kernel state and pages are read, it goes on or is killed.
+
+inspect   refusals, before anything is stopped; hashes of mapped files
+freeze    every thread stands still
+state     refusals again, now of what cannot change any more; kernel state
+pages     memory to ``pages.bin``
+commit    the header, flushed to the disk
+"""
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import hashlib
+import json
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
-from typing import Self
+from typing import Any, Final
 
-from remesh.transparent.images.kinds import ImageReport
+from remesh.errors import StorageError
+from remesh.transparent.images import format as image_format
+from remesh.transparent.images.capture import capture_areas, capture_files, capture_process, capture_threads
+from remesh.transparent.images.format import Header, PagesState, StoredFile
+from remesh.transparent.images.frozen import Frozen, freeze
+from remesh.transparent.images.identity import Identities
+from remesh.transparent.images.inspection import check_imageable
+from remesh.transparent.images.kinds import CHANNEL_PATH, ImageReport, NotImageable
+from remesh.transparent.images.machine import this_machine
+from remesh.transparent.images.memory import PageRange, can_scan, saved_ranges, saved_ranges_page_by_page
+from remesh.transparent.images.pages import PageWriter
+from remesh.transparent.images.procfs import AreaKind, inner_id, read_areas, seen_from_here
+from remesh.transparent.images.records import to_json
 
-
-class Frozen:
-    """A process all of whose threads stand still; a context manager that thaws it.
-
-    Only the thread that froze it may dump or thaw it. If that thread ends, the process runs on.
-    """
-
-    pid: int
-
-    def thaw(self) -> None:
-        """Let it run on exactly where it was; nothing happens if it was thawed or killed before."""
-        raise NotImplementedError
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self.thaw()
+_IDENTITIES: Final = Identities()
+"""Hashes of the files that processes have mapped, kept for the next image."""
 
 
-def freeze(pid: int) -> Frozen:
-    """Stop every thread of a process at whatever instruction it is; raises `ConfigError` when that is not allowed."""
-    raise NotImplementedError
+@dataclass(slots=True)
+class _Phases:
+    """Seconds by phase, in the order in which they ran."""
+
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @contextlib.contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        start = time.monotonic()
+        yield
+        self.seconds[name] = self.seconds.get(name, 0.0) + time.monotonic() - start
 
 
 def dump_image(
@@ -51,4 +70,124 @@ def dump_image(
     Raises `NotImageable` when the process has something an image cannot hold (nothing is written then), `StorageError`
     when the disk is full or the folder exists; the process goes on in both cases.
     """
-    raise NotImplementedError
+    phases = _Phases()
+    pid = process.pid if isinstance(process, Frozen) else process
+    with phases.phase("inspect"):
+        _refuse_unless_imageable(pid)
+        capture_areas(pid, _IDENTITIES)  # for the hashes: the files hardly change until it stands still
+    if isinstance(process, Frozen):
+        process.check_owner()
+        return _dump_frozen(process, directory, phases, compress=compress)
+    with phases.phase("freeze"):
+        frozen = freeze(pid)
+    with frozen:
+        return _dump_frozen(frozen, directory, phases, compress=compress)
+
+
+def _refuse_unless_imageable(pid: int) -> None:
+    refusals = check_imageable(pid)
+    if refusals:
+        raise NotImageable(f"dumping process {pid}", refusals)
+
+
+def _dump_frozen(frozen: Frozen, directory: Path, phases: _Phases, *, compress: bool) -> ImageReport:
+    _refuse_unless_imageable(frozen.pid)
+    _make_folder(directory)
+    try:
+        with phases.phase("state"):
+            records = _capture(frozen)
+        with phases.phase("pages"):
+            records[image_format.PAGES_INDEX_FILE] = pages = _write_pages(frozen, directory, compress=compress)
+        with phases.phase("commit"):
+            num_bytes = _write_records(frozen, directory, records, compress=compress)
+    except BaseException as error:
+        shutil.rmtree(directory, ignore_errors=True)
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG):
+            raise StorageError(
+                f"dumping process {frozen.pid} to {directory}: {error.strerror}; the image was removed and the "
+                "process goes on; make room and take another"
+            ) from error
+        raise
+    own = sum(row[1] for row in pages.runs if row[2] == 0)
+    inherited = sum(row[1] for row in pages.runs if row[2] != 0)
+    return ImageReport(num_bytes, own, inherited, phases.seconds)
+
+
+def _make_folder(directory: Path) -> None:
+    try:
+        directory.mkdir(mode=0o700)
+    except OSError as error:
+        raise StorageError(
+            f"dumping a process to {directory}: {error.strerror}; expected a new name in a folder that may be written"
+        ) from error
+
+
+def _capture(frozen: Frozen) -> dict[str, Any]:
+    """The records of everything but the pages, by file name."""
+    areas = capture_areas(frozen.pid, _IDENTITIES)
+    files = capture_files(frozen.pid, _IDENTITIES)
+    scratch = frozen.prepare_calls()
+    try:
+        process = capture_process(frozen, scratch)
+        threads = capture_threads(frozen, scratch)
+    finally:
+        frozen.finish_calls()
+    return {
+        image_format.PROCESS_FILE: process,
+        image_format.THREADS_FILE: image_format.ThreadsState(tuple(threads)),
+        image_format.AREAS_FILE: areas,
+        image_format.FILES_FILE: files,
+    }
+
+
+def _write_pages(frozen: Frozen, directory: Path, *, compress: bool) -> PagesState:
+    ranges = _ranges_to_save(frozen.pid)
+    memory = frozen.leader.memory_descriptor()
+    with PageWriter(directory / image_format.PAGES_FILE, compress=compress) as writer:
+        for pages in ranges:
+            writer.save(memory, pages)
+    return PagesState(writer.chunks(), tuple(writer.runs()))
+
+
+def _ranges_to_save(pid: int) -> list[PageRange]:
+    ranges_of = saved_ranges if can_scan(pid) else saved_ranges_page_by_page
+    return [pages for area in read_areas(pid) for pages in ranges_of(pid, area)]
+
+
+def _write_records(frozen: Frozen, directory: Path, records: dict[str, Any], *, compress: bool) -> int:
+    """Write the JSON files, the channel, and the header last; the length of all files of the image."""
+    pages: PagesState = records[image_format.PAGES_INDEX_FILE]
+    stored = {image_format.PAGES_FILE: StoredFile(sum(chunk.num_stored_bytes for chunk in pages.chunks), "")}
+    for name, record in records.items():
+        stored[name] = _write_file(directory / name, _json_bytes(record))
+    if any(area.path == CHANNEL_PATH and area.kind is AreaKind.SHARED_FILE for area in read_areas(frozen.pid)):
+        content = Path(seen_from_here(frozen.pid, CHANNEL_PATH)).read_bytes()
+        stored[image_format.CHANNEL_FILE] = _write_file(directory / image_format.CHANNEL_FILE, content)
+    header = Header(
+        version=image_format.VERSION,
+        pid=inner_id(frozen.pid, frozen.pid),
+        compressed=compress,
+        builds_upon=(),
+        tracking_descriptor=None,
+        machine=this_machine(len(frozen.leader.xstate())),
+        files=stored,
+    )
+    written = _write_file(directory / image_format.HEADER_FILE, _json_bytes(header))
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    os.fsync(descriptor)
+    os.close(descriptor)
+    return written.num_bytes + sum(file.num_bytes for file in stored.values())
+
+
+def _json_bytes(record: Any) -> bytes:
+    return json.dumps(to_json(record), indent=None, separators=(",", ":")).encode()
+
+
+def _write_file(path: Path, content: bytes) -> StoredFile:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    with open(descriptor, "wb", buffering=0) as file:
+        left = memoryview(content)
+        while left:
+            left = left[file.write(left) :]
+        os.fsync(descriptor)
+    return StoredFile(len(content), hashlib.sha256(content).hexdigest())

@@ -1,0 +1,183 @@
+"""How do pages get into ``pages.bin`` and out of it? In chunks; while one is read, another is summed and written.
+
+process memory --preadv--> buffer --queue--> [zlib] crc32, write --> pages.bin
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import queue
+import threading
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Final
+
+from remesh.errors import FormatError
+from remesh.transparent.images.format import CHUNK_BYTES, Chunk, PageRun
+from remesh.transparent.images.memory import PageRange
+
+_NUM_BUFFERS: Final = 3
+_COMPRESSION_LEVEL: Final = 1
+"""Higher levels cost several times the time for a few per cent."""
+
+
+class PageWriter:
+    """Writes the pages of a process into a file; a context manager that waits for the disk.
+
+    An error of the writing thread (a full disk) is raised by the next `save` or at the end.
+    """
+
+    def __init__(self, path: Path, *, compress: bool) -> None:
+        self._path = path
+        self._compress = compress
+        self._free: queue.Queue[memoryview] = queue.Queue()
+        self._full: queue.Queue[tuple[memoryview, int] | None] = queue.Queue()
+        self._failure: BaseException | None = None
+        self._chunks: list[Chunk] = []
+        self._runs: list[tuple[int, int, int, int]] = []
+        self._raw_offset = 0
+        self._buffer: memoryview | None = None
+        self._filled = 0
+        self._thread = threading.Thread(target=self._write_chunks, name="remesh-page-writer", daemon=True)
+
+    def __enter__(self) -> PageWriter:
+        for _ in range(_NUM_BUFFERS):
+            self._free.put(memoryview(mmap.mmap(-1, CHUNK_BYTES)))
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            self._hand_over()
+        self._full.put(None)
+        self._thread.join()
+        if kind is None:
+            self._raise_failure()
+
+    def save(self, memory: int, pages: PageRange) -> None:
+        """Copy pages out of ``memory``, a ``/proc/P/mem`` that is open."""
+        num_pages = pages.num_bytes // mmap.PAGESIZE
+        self._runs.append((pages.start, num_pages, 0, self._raw_offset))
+        self._raw_offset += pages.num_bytes
+        address = pages.start
+        while address < pages.end:
+            if self._buffer is None:
+                self._raise_failure()
+                self._buffer, self._filled = self._free.get(), 0
+            room = self._buffer[self._filled : self._filled + min(CHUNK_BYTES - self._filled, pages.end - address)]
+            count = os.preadv(memory, [room], address)
+            if count <= 0:
+                raise OSError(f"saving pages: nothing could be read at {address:#x}")
+            address += count
+            self._filled += count
+            if self._filled == CHUNK_BYTES:
+                self._hand_over()
+
+    def chunks(self) -> tuple[Chunk, ...]:
+        """What was written, once the context is left."""
+        return tuple(self._chunks)
+
+    def runs(self) -> list[tuple[int, int, int, int]]:
+        """The rows of `PagesState.runs` for what was saved."""
+        return self._runs
+
+    def _hand_over(self) -> None:
+        if self._buffer is not None and self._filled:
+            self._full.put((self._buffer, self._filled))
+            self._buffer = None
+
+    def _raise_failure(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+
+    def _write_chunks(self) -> None:
+        try:
+            descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            self._failure = error
+            descriptor = -1
+        while (item := self._full.get()) is not None:
+            buffer, count = item
+            if self._failure is None:
+                try:
+                    self._write_chunk(descriptor, buffer[:count])
+                except BaseException as error:
+                    self._failure = error
+            self._free.put(buffer)
+        if descriptor >= 0:
+            try:
+                os.fsync(descriptor)
+            except OSError as error:
+                self._failure = self._failure or error
+            os.close(descriptor)
+
+    def _write_chunk(self, descriptor: int, raw: memoryview) -> None:
+        stored = zlib.compress(raw, _COMPRESSION_LEVEL) if self._compress else raw
+        self._chunks.append(Chunk(len(raw), len(stored), zlib.crc32(stored)))
+        left = memoryview(stored)
+        while left:
+            left = left[os.write(descriptor, left) :]
+
+
+def check_chunks(path: Path, chunks: tuple[Chunk, ...]) -> None:
+    """Raise `FormatError` when the length of a pages file is not what its index says."""
+    expected = sum(chunk.num_stored_bytes for chunk in chunks)
+    found = path.stat().st_size if path.exists() else -1
+    if found != expected:
+        raise FormatError(
+            "truncated", f"reading {path}: expected {expected} bytes, found {found}; restart from another image"
+        )
+
+
+def read_chunks(path: Path, chunks: tuple[Chunk, ...], compressed: bool) -> Iterator[tuple[int, memoryview]]:
+    """The raw bytes of each chunk with its raw offset, checked; the view is good until the next one is asked for."""
+    check_chunks(path, chunks)
+    room = memoryview(bytearray(max((chunk.num_stored_bytes for chunk in chunks), default=0)))
+    raw_offset = 0
+    with open(path, "rb", buffering=0) as file:
+        for index, chunk in enumerate(chunks):
+            stored = room[: chunk.num_stored_bytes]
+            count = file.readinto(stored)
+            if count != chunk.num_stored_bytes or zlib.crc32(stored) != chunk.crc32:
+                raise FormatError(
+                    "bad-checksum",
+                    f"reading {path}: chunk {index} has not the checksum {chunk.crc32:#010x} of its index; "
+                    "restart from another image",
+                )
+            yield raw_offset, memoryview(_inflate(stored, chunk, path)) if compressed else stored
+            raw_offset += chunk.num_raw_bytes
+
+
+def _inflate(stored: memoryview, chunk: Chunk, path: Path) -> bytes:
+    try:
+        inflater = zlib.decompressobj()
+        raw = inflater.decompress(stored, chunk.num_raw_bytes + 1)
+    except zlib.error as error:
+        raise FormatError("bad-checksum", f"reading {path}: {error}; restart from another image") from error
+    if len(raw) != chunk.num_raw_bytes:
+        raise FormatError(
+            "truncated",
+            f"reading {path}: a chunk has {len(raw)} bytes, expected {chunk.num_raw_bytes}; restart from another image",
+        )
+    return raw
+
+
+def place_runs(
+    runs: list[PageRun], chunks: Iterator[tuple[int, memoryview]], put: Callable[[int, memoryview], None]
+) -> None:
+    """Call ``put(address, bytes)`` for every piece of every run that the chunks hold; ``runs`` of one source."""
+    ordered = sorted(runs, key=lambda run: run.raw_offset)
+    first = 0
+    for raw_offset, raw in chunks:
+        raw_end = raw_offset + len(raw)
+        while first < len(ordered) and ordered[first].raw_offset + ordered[first].num_bytes <= raw_offset:
+            first += 1
+        index = first
+        while index < len(ordered) and ordered[index].raw_offset < raw_end:
+            run = ordered[index]
+            start = max(run.raw_offset, raw_offset)
+            end = min(run.raw_offset + run.num_bytes, raw_end)
+            put(run.start + start - run.raw_offset, raw[start - raw_offset : end - raw_offset])
+            index += 1
