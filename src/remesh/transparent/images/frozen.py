@@ -31,6 +31,7 @@ class Frozen:
         self._owner = threading.get_ident()
         self._prepared = False
         self._scratch = 0
+        _STANDING[pid] = self
 
     def __enter__(self) -> Self:
         return self
@@ -104,6 +105,7 @@ class Frozen:
         if not tracees:
             return
         self.check_owner()
+        _STANDING.pop(self.pid, None)
         self.tracees = tracees
         with contextlib.suppress(OSError, PeerError):  # it was killed
             self.finish_calls()
@@ -112,6 +114,24 @@ class Frozen:
             with contextlib.suppress(OSError):
                 tracee.detach()
         self.tracees = []
+
+
+_STANDING: Final[dict[int, Frozen]] = {}
+"""The processes that this process has frozen, by id."""
+
+
+def bury(pid: int) -> None:
+    """After a process was killed: take leave of its threads if this process holds them, or they would never go.
+
+    The one who traces a thread must wait for its end; until then the end of the whole process is not told to anybody.
+    """
+    frozen = _STANDING.pop(pid, None)
+    if frozen is None:
+        return
+    for tracee in reversed(frozen.tracees):
+        tracee.close()
+        tracee.wait_until_gone()
+    frozen.tracees = []
 
 
 def freeze(pid: int) -> Frozen:

@@ -16,7 +16,7 @@ import sys
 from pathlib import Path
 from typing import Any, Final
 
-from remesh.errors import Error, FormatError, StorageError
+from remesh.errors import ConfigError, Error, FormatError, StorageError
 from remesh.transparent.images import namespaces
 from remesh.transparent.images.kinds import INNER_PID, STDERR_PATH, STDOUT_PATH, OpenFilePolicy, Site
 from remesh.transparent.images.linux import PR_SET_NAME, prctl
@@ -98,7 +98,9 @@ def _be_init(order: dict[str, Any], orders: int, news: int) -> None:
     else:
         _start_program(order)
     _tell(news, {"event": "running"})
-    _reap_until_the_end(orders, news, wakeup_out)
+    # A program that ended at once can be found by its id as long as it is not reaped.
+    if os.read(orders, 1):
+        _reap_until_the_end(orders, news, wakeup_out)
 
 
 _NAMES: Final[list[Any]] = []
@@ -133,7 +135,7 @@ def _start_program(order: dict[str, Any]) -> None:
     failure = os.read(report_out, 4096)
     os.close(report_out)
     if failure:
-        raise ValueError(f"starting {order['argv'][0]}: {failure.decode(errors='replace')}")
+        raise ConfigError(f"{failure.decode(errors='replace')}; see the program's path and its folder")
     if pid != INNER_PID:
         raise RuntimeError(f"starting {order['argv'][0]}: it got process id {pid}, expected {INNER_PID}")
 
@@ -148,11 +150,7 @@ def _become_clean() -> None:
         opened = os.open(path, flags | os.O_CLOEXEC)
         os.dup2(opened, number)
         os.close(opened)
-    signal.set_wakeup_fd(-1)
-    for action in (signal.SIGCHLD, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE):
-        signal.signal(action, signal.SIG_DFL)
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    namespaces.forget_signal_actions()
 
 
 def _reap_until_the_end(orders: int, news: int, wakeup: int) -> None:
@@ -185,7 +183,8 @@ def _tell_failure(news: int, error: BaseException) -> None:
     reason = ""
     if isinstance(error, FormatError):
         kind, reason = "FormatError", error.reason
-    message = str(error) if isinstance(error, Error) else f"{type(error).__name__}: {error}"
+    hint = "`remesh mpi doctor` tells what this machine lacks"
+    message = str(error) if isinstance(error, Error) else f"{type(error).__name__}: {error}; {hint}"
     _tell(news, {"event": "failed", "kind": kind, "reason": reason, "message": message})
 
 

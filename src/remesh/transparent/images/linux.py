@@ -38,37 +38,33 @@ PR_GET_TID_ADDRESS: Final = 40
 
 # Numbers of system calls.
 SYS: Final = {
-    name: int(number)
-    for name, _, number in (
-        pair.partition("=")
-        for pair in [
-            "write=1",
-            "close=3",
-            "lseek=8",
-            "mmap=9",
-            "munmap=11",
-            "brk=12",
-            "rt_sigaction=13",
-            "ioctl=16",
-            "mremap=25",
-            "getitimer=36",
-            "clone=56",
-            "fcntl=72",
-            "sigaltstack=131",
-            "prctl=157",
-            "set_tid_address=218",
-            "openat=257",
-            "set_robust_list=273",
-            "get_robust_list=274",
-            "tee=276",
-            "eventfd2=290",
-            "dup3=292",
-            "pipe2=293",
-            "kcmp=312",
-            "userfaultfd=323",
-            "rseq=334",
-        ]
-    )
+    # fmt: off
+    "write": 1,
+    "close": 3,
+    "lseek": 8,
+    "mmap": 9,
+    "munmap": 11,
+    "brk": 12,
+    "rt_sigaction": 13,
+    "ioctl": 16,
+    "mremap": 25,
+    "getitimer": 36,
+    "clone": 56,
+    "fcntl": 72,
+    "sigaltstack": 131,
+    "prctl": 157,
+    "set_tid_address": 218,
+    "openat": 257,
+    "set_robust_list": 273,
+    "get_robust_list": 274,
+    "tee": 276,
+    "eventfd2": 290,
+    "dup3": 292,
+    "pipe2": 293,
+    "kcmp": 312,
+    "userfaultfd": 323,
+    "rseq": 334,
+    # fmt: on
 }
 
 _libc: Final = ctypes.CDLL(None, use_errno=True)

@@ -8,6 +8,7 @@ a *user* namespace gives a process that is not root the right to make the others
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 from typing import Final
 
@@ -67,6 +68,14 @@ def mount_room(site: Site) -> None:
         Path(target).touch(mode=0o600)
         linux.mount(f"/proc/self/fd/{source}", target, None, linux.MS_BIND)
         os.close(source)
+
+
+def forget_signal_actions() -> None:
+    """In a child of ours that will execute a program: ignored signals stay ignored by it, so none may be."""
+    signal.set_wakeup_fd(-1)
+    for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
+        signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
 
 def choose_next_pid(pid: int) -> None:

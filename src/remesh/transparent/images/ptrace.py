@@ -9,6 +9,7 @@ or the kernel would restart the call that the tracee was in when it was stopped;
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import os
@@ -87,6 +88,12 @@ class Tracee:
     def wait_until_stopped(self) -> None:
         """Wait for a stop of any kind, as of a child that asked to be traced or a thread just made."""
         self._wait()
+
+    def wait_until_gone(self) -> None:
+        """Wait for the end of a thread that was killed."""
+        with contextlib.suppress(ChildProcessError):
+            while os.WIFSTOPPED(os.waitpid(self.tid, _ALL_THREADS)[1]):
+                pass
 
     def set_options(self, options: int) -> None:
         """See the ``OPTION_`` constants."""

@@ -29,7 +29,7 @@ from remesh.transparent.images.inspection import is_bound_by_the_site
 from remesh.transparent.images.kinds import CHANNEL_PATH, OpenFilePolicy
 from remesh.transparent.images.linux import PAGE_BYTES, PR_SET_MM, PR_SET_MM_MAP, PR_SET_NAME, ptrace
 from remesh.transparent.images.machine import check_fits, this_machine
-from remesh.transparent.images.namespaces import choose_next_pid
+from remesh.transparent.images.namespaces import choose_next_pid, forget_signal_actions
 from remesh.transparent.images.pages import place_runs, read_chunks
 from remesh.transparent.images.procfs import AreaKind, read_areas
 from remesh.transparent.images.ptrace import (
@@ -123,6 +123,7 @@ def _start_stub(image: StoredImage) -> int:
     if pid == 0:
         try:
             os.setsid()
+            forget_signal_actions()
             os.chdir(image.process.folder)
             os.umask(image.process.umask)
             os.closerange(0, os.sysconf("SC_OPEN_MAX"))

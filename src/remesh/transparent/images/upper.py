@@ -19,8 +19,9 @@ from pathlib import Path
 from typing import Any, Final
 
 import remesh
-from remesh.errors import ConfigError, Error, FormatError, StorageError
+from remesh.errors import ConfigError, FormatError, StorageError
 from remesh.transparent.images import procfs
+from remesh.transparent.images.frozen import bury
 from remesh.transparent.images.kinds import INNER_PID, ROOM_PATH, Command, OpenFilePolicy, Site
 from remesh.transparent.images.linux import PR_SET_CHILD_SUBREAPER, check_platform, prctl
 
@@ -41,7 +42,6 @@ class Upper:
         self._news = news
         self._pidfd = os.pidfd_open(pid)
         self._status: int | None = None
-        self._said = b""
 
     def fileno(self) -> int:
         """A descriptor that is readable once the upper half has ended; for select and poll."""
@@ -63,9 +63,10 @@ class Upper:
 
     def kill(self) -> None:
         """End it and everything in its namespaces now; no error if it has ended."""
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self._init_pid, signal.SIGKILL)
         if self._status is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._init_pid, signal.SIGKILL)
+            bury(self.pid)
             select.select([self._pidfd], [], [], _END_TIMEOUT_S)
             self._status = self._read_status()
 
@@ -160,7 +161,9 @@ def _start(order: dict[str, Any], site: Site, doing: str, timeout_s: float) -> U
                 if line["event"] == "init":
                     init_pid = int(line["pid"])
                 if line["event"] == "running":
-                    return Upper(init_pid, _find_upper(init_pid), orders, news)
+                    upper = Upper(init_pid, _find_upper(init_pid), orders, news)
+                    os.write(orders, b"!")
+                    return upper
             raise ConfigError(
                 f"{doing}: it did not run after {timeout_s} s (its init ended with {starter.poll()}); "
                 "`remesh mpi doctor` tells what this machine lacks"
@@ -215,10 +218,9 @@ def _raise_failure(line: dict[str, Any], doing: str) -> None:
     message = str(line["message"])
     if line["kind"] == "FormatError":
         raise FormatError(str(line["reason"]), message)
-    kinds: dict[str, type[Error]] = {"StorageError": StorageError, "ConfigError": ConfigError}
     if line["kind"] == "StorageError":
         raise StorageError(message)
-    raise kinds["ConfigError"](f"{doing}: {message}; `remesh mpi doctor` tells what this machine lacks")
+    raise ConfigError(message if message.startswith(doing) else f"{doing}: {message}")
 
 
 def _find_upper(init_pid: int) -> int:
