@@ -23,7 +23,7 @@ from remesh.transparent.images.format import (
 )
 from remesh.transparent.images.frozen import Frozen
 from remesh.transparent.images.identity import Identities
-from remesh.transparent.images.inspection import is_bound_by_the_site, is_of_the_engine, kind_of
+from remesh.transparent.images.inspection import is_bound_by_the_site, kind_of
 from remesh.transparent.images.kinds import NotImageable, Refusal
 from remesh.transparent.images.linux import PR_GET_TID_ADDRESS, get_robust_list, system_call
 from remesh.transparent.images.procfs import (
@@ -191,12 +191,10 @@ def _area_state(area: Area) -> AreaState:
 
 
 def capture_files(pid: int, identities: Identities) -> FilesState:
-    """The open files, but for what the engine itself put there."""
+    """The open files, in order of number."""
     states: list[FileState] = []
     pipes: dict[str, int] = {}
     for descriptor in read_descriptors(pid):
-        if is_of_the_engine(descriptor):
-            continue
         kind = kind_of(pid, descriptor)
         if kind is None:
             raise PeerError(f"dumping process {pid}: descriptor {descriptor.number} changed while it stood still")

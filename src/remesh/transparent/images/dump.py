@@ -21,12 +21,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from remesh.errors import StorageError
+from remesh.errors import PeerError, StorageError
 from remesh.transparent.images import format as image_format
+from remesh.transparent.images import track as track_pages
 from remesh.transparent.images.capture import capture_areas, capture_files, capture_process, capture_threads
-from remesh.transparent.images.format import Header, PagesState, StoredFile
+from remesh.transparent.images.format import Ancestor, Header, PagesState, StoredFile
 from remesh.transparent.images.frozen import Frozen, freeze
 from remesh.transparent.images.identity import Identities
+from remesh.transparent.images.increment import Split, number_sources, split_pages
 from remesh.transparent.images.inspection import check_imageable
 from remesh.transparent.images.kinds import CHANNEL_PATH, ImageReport, NotImageable
 from remesh.transparent.images.machine import this_machine
@@ -34,6 +36,7 @@ from remesh.transparent.images.memory import PageRange, can_scan, saved_ranges, 
 from remesh.transparent.images.pages import PageWriter
 from remesh.transparent.images.procfs import AreaKind, inner_id, read_areas, seen_from_here
 from remesh.transparent.images.records import to_json
+from remesh.transparent.images.stored import digest_of, read_page_index
 
 _IDENTITIES: Final = Identities()
 """Hashes of the files that processes have mapped, kept for the next image."""
@@ -72,16 +75,27 @@ def dump_image(
     """
     phases = _Phases()
     pid = process.pid if isinstance(process, Frozen) else process
+    order = _Order(directory, previous, compress, track)
     with phases.phase("inspect"):
         _refuse_unless_imageable(pid)
-        capture_areas(pid, _IDENTITIES)  # for the hashes: the files hardly change until it stands still
+        _hash_files(pid)
     if isinstance(process, Frozen):
         process.check_owner()
-        return _dump_frozen(process, directory, phases, compress=compress)
+        return _dump_frozen(process, order, phases)
     with phases.phase("freeze"):
         frozen = freeze(pid)
     with frozen:
-        return _dump_frozen(frozen, directory, phases, compress=compress)
+        return _dump_frozen(frozen, order, phases)
+
+
+@dataclass(frozen=True, slots=True)
+class _Order:
+    """What to write, and where; see `dump_image`."""
+
+    directory: Path
+    previous: Path | None
+    compress: bool
+    track: bool
 
 
 def _refuse_unless_imageable(pid: int) -> None:
@@ -90,27 +104,40 @@ def _refuse_unless_imageable(pid: int) -> None:
         raise NotImageable(f"dumping process {pid}", refusals)
 
 
-def _dump_frozen(frozen: Frozen, directory: Path, phases: _Phases, *, compress: bool) -> ImageReport:
+def _hash_files(pid: int) -> None:
+    """Most files stay as they are until the process stands still: hashing them now keeps that time short."""
+    with contextlib.suppress(OSError, PeerError):
+        capture_areas(pid, _IDENTITIES)
+        capture_files(pid, _IDENTITIES)
+
+
+def _dump_frozen(frozen: Frozen, order: _Order, phases: _Phases) -> ImageReport:
     _refuse_unless_imageable(frozen.pid)
-    _make_folder(directory)
+    _make_folder(order.directory)
     try:
         with phases.phase("state"):
             records = _capture(frozen)
         with phases.phase("pages"):
-            records[image_format.PAGES_INDEX_FILE] = pages = _write_pages(frozen, directory, compress=compress)
+            saved = _saved_pages(frozen.pid)
+            pages, ancestors = _write_pages(frozen, order, saved)
+            records[image_format.PAGES_INDEX_FILE] = pages
         with phases.phase("commit"):
-            num_bytes = _write_records(frozen, directory, records, compress=compress)
+            num_bytes = _write_records(frozen, order, records, ancestors)
+        why_not = ""
+        if order.track:
+            with phases.phase("track"):
+                why_not = track_pages.set_marks(frozen, digest_of(order.directory), saved)
     except BaseException as error:
-        shutil.rmtree(directory, ignore_errors=True)
+        shutil.rmtree(order.directory, ignore_errors=True)
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG):
             raise StorageError(
-                f"dumping process {frozen.pid} to {directory}: {error.strerror}; the image was removed and the "
+                f"dumping process {frozen.pid} to {order.directory}: {error.strerror}; the image was removed and the "
                 "process goes on; make room and take another"
             ) from error
         raise
     own = sum(row[1] for row in pages.runs if row[2] == 0)
     inherited = sum(row[1] for row in pages.runs if row[2] != 0)
-    return ImageReport(num_bytes, own, inherited, phases.seconds)
+    return ImageReport(num_bytes, own, inherited, phases.seconds, why_not)
 
 
 def _make_folder(directory: Path) -> None:
@@ -140,22 +167,46 @@ def _capture(frozen: Frozen) -> dict[str, Any]:
     }
 
 
-def _write_pages(frozen: Frozen, directory: Path, *, compress: bool) -> PagesState:
-    ranges = _ranges_to_save(frozen.pid)
-    memory = frozen.leader.memory_descriptor()
-    with PageWriter(directory / image_format.PAGES_FILE, compress=compress) as writer:
-        for pages in ranges:
-            writer.save(memory, pages)
-    return PagesState(writer.chunks(), tuple(writer.runs()))
-
-
-def _ranges_to_save(pid: int) -> list[PageRange]:
+def _saved_pages(pid: int) -> list[PageRange]:
+    """The pages that the image holds, itself or by an earlier one."""
     ranges_of = saved_ranges if can_scan(pid) else saved_ranges_page_by_page
     return [pages for area in read_areas(pid) for pages in ranges_of(pid, area)]
 
 
-def _write_records(frozen: Frozen, directory: Path, records: dict[str, Any], *, compress: bool) -> int:
+def _write_pages(frozen: Frozen, order: _Order, saved: list[PageRange]) -> tuple[PagesState, list[Ancestor]]:
+    """Write the pages that no earlier image has; the index of all, and the images where the others are."""
+    split, ancestors = _split_pages(frozen.pid, order, saved)
+    memory = frozen.leader.memory_descriptor()
+    with PageWriter(order.directory / image_format.PAGES_FILE, compress=order.compress) as writer:
+        for pages in split.own:
+            writer.save(memory, pages)
+    inherited, ancestors = number_sources(split.inherited, ancestors)
+    rows = [(run.start, run.num_pages, run.source, run.raw_offset) for run in inherited]
+    return PagesState(writer.chunks(), tuple(sorted([*writer.runs(), *rows]))), ancestors
+
+
+def _split_pages(pid: int, order: _Order, saved: list[PageRange]) -> tuple[Split, list[Ancestor]]:
+    """All pages are the image's own, unless marks have been kept since the previous image."""
+    if order.previous is None or not track_pages.is_tracked_since(pid, digest_of(order.previous)):
+        return Split(saved, []), []
+    header, index = read_page_index(order.previous)
+    folders = [order.previous, *(order.previous / ancestor.folder for ancestor in header.builds_upon)]
+    digests = [digest_of(order.previous), *(ancestor.sha256 for ancestor in header.builds_upon)]
+    ancestors = [
+        Ancestor(os.path.relpath(folder, order.directory), sha256)
+        for folder, sha256 in zip(folders, digests, strict=True)
+    ]
+    written: list[PageRange] = []
+    for area in read_areas(pid):
+        where = PageRange(area.start, area.end)
+        found = track_pages.written_since(pid, where) if area.kind is AreaKind.ANONYMOUS else None
+        written += [where] if found is None else found
+    return split_pages(saved, written, index.page_runs()), ancestors
+
+
+def _write_records(frozen: Frozen, order: _Order, records: dict[str, Any], ancestors: list[Ancestor]) -> int:
     """Write the JSON files, the channel, and the header last; the length of all files of the image."""
+    directory = order.directory
     pages: PagesState = records[image_format.PAGES_INDEX_FILE]
     stored = {image_format.PAGES_FILE: StoredFile(sum(chunk.num_stored_bytes for chunk in pages.chunks), "")}
     for name, record in records.items():
@@ -166,9 +217,8 @@ def _write_records(frozen: Frozen, directory: Path, records: dict[str, Any], *, 
     header = Header(
         version=image_format.VERSION,
         pid=inner_id(frozen.pid, frozen.pid),
-        compressed=compress,
-        builds_upon=(),
-        tracking_descriptor=None,
+        compressed=order.compress,
+        builds_upon=tuple(ancestors),
         machine=this_machine(len(frozen.leader.xstate())),
         files=stored,
     )

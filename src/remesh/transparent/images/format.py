@@ -85,7 +85,6 @@ class Header:
     pid: int  # inner id of the process
     compressed: bool
     builds_upon: tuple[Ancestor, ...]  # empty for a full image
-    tracking_descriptor: int | None  # the descriptor in the process by which the kernel notes changed pages
     machine: Machine
     files: dict[str, StoredFile]  # by name
 

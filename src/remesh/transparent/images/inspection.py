@@ -26,8 +26,6 @@ from remesh.transparent.images.procfs import (
     seen_from_here,
 )
 
-TRACKING_DESCRIPTOR: Final = 1000
-"""The number under which the engine keeps its userfaultfd in a process; see `track`."""
 _HARMLESS_DEVICES: Final = {(1, 3), (1, 5), (1, 7), (1, 8), (1, 9)}  # null, zero, full, random, urandom
 _TTY_MAJORS: Final = {4, 5, *range(136, 144)}
 _WHY_ANON: Final = {
@@ -96,11 +94,6 @@ def _check_areas(pid: int, areas: list[Area]) -> Iterator[Refusal]:
                 yield Refusal(what, "another file stands under its name now; start the program again")
 
 
-def is_of_the_engine(descriptor: Descriptor) -> bool:
-    """Whether the engine itself put this descriptor into the process."""
-    return descriptor.number == TRACKING_DESCRIPTOR and descriptor.link == "anon_inode:[userfaultfd]"
-
-
 def kind_of(pid: int, descriptor: Descriptor) -> FileKind | None:
     """What a descriptor leads to; None when an image cannot hold it."""
     link = descriptor.link
@@ -133,7 +126,7 @@ def _is_named(pid: int, path: str, info: os.stat_result) -> bool:
 
 
 def _check_descriptor(pid: int, descriptor: Descriptor) -> Refusal | None:
-    if is_of_the_engine(descriptor) or kind_of(pid, descriptor) is not None:
+    if kind_of(pid, descriptor) is not None:
         return None
     link = descriptor.link
     what = f"descriptor {descriptor.number}, {link}"

@@ -83,3 +83,4 @@ class ImageReport:
     num_pages: int  # pages of memory that this image holds itself, 4096 bytes each
     num_pages_inherited: int  # pages that stand in the image it builds upon; 0 when it is full
     seconds: Mapping[str, float] = field(default_factory=dict)  # by phase: "inspect", "freeze", "state", "pages", ...
+    not_tracked: str = ""  # why changed pages are not tracked from now on, though that was asked; "" otherwise

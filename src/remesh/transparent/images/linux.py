@@ -38,7 +38,6 @@ PR_GET_TID_ADDRESS: Final = 40
 
 # Numbers of system calls.
 SYS: Final = {
-    # fmt: off
     "write": 1,
     "close": 3,
     "lseek": 8,
@@ -64,7 +63,7 @@ SYS: Final = {
     "kcmp": 312,
     "userfaultfd": 323,
     "rseq": 334,
-    # fmt: on
+    "pidfd_getfd": 438,
 }
 
 _libc: Final = ctypes.CDLL(None, use_errno=True)

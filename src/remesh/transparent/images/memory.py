@@ -23,13 +23,12 @@ _PAGEMAP_SCAN: Final = 0xC0606610  # _IOWR('f', 16, struct pm_scan_arg)
 _SCAN_FORM: Final = struct.Struct("<12Q")
 _REGION_FORM: Final = struct.Struct("<3Q")
 _REGIONS_PER_CALL: Final = 8192
-WRITTEN: Final = 1 << 1
+_WRITTEN: Final = 1 << 1
 _FILE: Final = 1 << 2
 _PRESENT: Final = 1 << 3
 _SWAPPED: Final = 1 << 4
 _ZERO: Final = 1 << 5
-WP_MATCHING: Final = 1 << 0
-CHECK_WPASYNC: Final = 1 << 1
+_CHECK_WPASYNC: Final = 1 << 1
 
 # Bits of an entry of /proc/P/pagemap.
 _ENTRY_PRESENT: Final = 1 << 63
@@ -82,11 +81,8 @@ def saved_ranges(pid: int, area: Area) -> list[PageRange]:
 
 
 def written_ranges(pid: int, where: PageRange) -> list[PageRange] | None:
-    """The pages written since the last call, which are watched from now on again; None where nobody watches.
-
-    Needs an area that `track` has registered.
-    """
-    query = _Query(mask=WRITTEN, inverted=0, any_of=0, flags=WP_MATCHING | CHECK_WPASYNC)
+    """The pages written since `track` marked them; None where it did not mark all of them."""
+    query = _Query(mask=_WRITTEN, inverted=0, any_of=0, flags=_CHECK_WPASYNC)
     try:
         return _scan_process(pid, where, query)
     except PermissionError:
