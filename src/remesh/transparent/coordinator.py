@@ -51,6 +51,8 @@ class Settings:
     """Checkpoints that stay, at least 1."""
     protocol: Protocol = Protocol.CLOCK
     round_limit_s: float = 60.0
+    start_limit_s: float = 300.0
+    """For all ranks to come up, images read and all."""
     incremental: bool = False
     compress: bool = False
 
@@ -119,6 +121,7 @@ class Coordinator:
         """(not before, stop, attempt) of a checkpoint that was asked for."""
         self._next_periodic_s: float | None = None
         self._started_s = time.monotonic()
+        self._told_to_stop = False
         self.outcome: Outcome | None = None
         self.last_checkpoint: Message | None = None
         """The answer that the last round gave to its client."""
@@ -144,6 +147,11 @@ class Coordinator:
     def step(self, timeout_s: float) -> None:
         """Do what is due; wait for more at most ``timeout_s``."""
         now_s = time.monotonic()
+        if not self.all_ready and now_s - self._started_s > self._settings.start_limit_s:
+            missing = sorted(set(range(self._num_ranks)) - set(self._ready))
+            self.fail(
+                f"ranks {missing} have not come up after {self._settings.start_limit_s:g} s; see what they printed"
+            )
         due = [moment for moment, _ in self._due]
         wait_s = max(min([timeout_s, *(moment - now_s for moment in due)]), 0.0)
         for key, _ in self._selector.select(wait_s):
@@ -164,6 +172,13 @@ class Coordinator:
     def ready_seconds(self) -> dict[int, dict[str, float]]:
         """How long each rank took to come up, by phase."""
         return {rank: message.get("seconds", {}) for rank, message in self._ready.items()}
+
+    def save_and_stop(self) -> None:
+        """What a polite end means: a checkpoint that stops. Asked again, or before the job runs, it ends at once."""
+        if self._told_to_stop or not self.all_ready:
+            self.fail("told to end before a checkpoint could be taken", 143)
+        self._told_to_stop = True
+        self.request_checkpoint(stop=True)
 
     def request_checkpoint(self, *, stop: bool) -> None:
         """Take a checkpoint as soon as can be."""

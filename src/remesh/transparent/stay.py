@@ -260,7 +260,7 @@ def _signals(coordinator: Coordinator) -> Iterator[None]:
         yield
         return
     before = {
-        signal.SIGTERM: signal.signal(signal.SIGTERM, lambda *_: coordinator.request_checkpoint(stop=True)),
+        signal.SIGTERM: signal.signal(signal.SIGTERM, lambda *_: coordinator.save_and_stop()),
         signal.SIGINT: signal.signal(signal.SIGINT, lambda *_: coordinator.fail("interrupted by its user", 130)),
     }
     try:
