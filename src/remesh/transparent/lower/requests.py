@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from remesh.transparent.calls.errors import CLASSES
 from remesh.transparent.calls.table import ANY
 
 SEND: Final = "send"
 RECEIVE: Final = "receive"
 COLLECTIVE: Final = "collective"
 
-SUCCESS: Final = 0
-ERR_TRUNCATE: Final = 15
-"""MPI error classes, as the upper half numbers them (``remesh.transparent.upper.errors``)."""
+SUCCESS: Final = CLASSES["SUCCESS"]
+ERR_TRUNCATE: Final = CLASSES["ERR_TRUNCATE"]
 
 
 @dataclass(slots=True)

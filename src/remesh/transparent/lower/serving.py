@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
+from remesh.transparent.calls.errors import CLASSES
 from remesh.transparent.calls.table import (
     BY_NUMBER,
     COMPLETION,
@@ -35,9 +36,8 @@ from remesh.transparent.lower.memory import UpperMemory
 from remesh.transparent.lower.requests import SEND, Request, Requests
 from remesh.transparent.lower.transfers import Transfers
 
-ERR_ARG: Final = 13
-ERR_OTHER: Final = 16
-ERR_REQUEST: Final = 7
+ERR_OTHER: Final = CLASSES["ERR_OTHER"]
+ERR_REQUEST: Final = CLASSES["ERR_REQUEST"]
 
 
 @dataclass(slots=True)

@@ -1,0 +1,94 @@
+"""What all MPI objects of the upper half have in common.
+
+An MPI object is a thin Python object around shared content: ``Intracomm(comm)`` is another object for the same
+communicator, both are equal, and freeing through one leaves the other with a freed communicator. ``None`` as content is
+the null handle. Handles as integers exist for programs that ask for them and mean nothing outside the process.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any, Self
+
+_by_number: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+_NAMED: dict[int, str] = {}
+"""Predefined content -> the name that the module has it under, for pickling."""
+
+
+class Handle:
+    """Base of all MPI objects; ``_h`` is the content, or None for the null handle."""
+
+    __slots__ = ("__weakref__", "_h")
+    _h: Any
+
+    def __new__(cls, other: Any = None) -> Self:
+        self = object.__new__(cls)
+        if other is not None and not isinstance(other, _root(cls)):
+            raise TypeError(f"Argument 'other' has incorrect type (expected {cls.__name__}, got {type(other).__name__})")
+        self._h = None if other is None else other._h
+        return self
+
+    @classmethod
+    def _wrap(cls, content: Any) -> Self:
+        self = object.__new__(cls)
+        self._h = content
+        return self
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Handle) or _root(type(self)) is not _root(type(other)):
+            return NotImplemented
+        return self._h is other._h
+
+    def __ne__(self, other: object) -> bool:
+        same = self.__eq__(other)
+        return same if same is NotImplemented else not same
+
+    def __hash__(self) -> int:
+        return id(self._h)
+
+    def __bool__(self) -> bool:
+        return self._h is not None
+
+    def __reduce__(self) -> str | tuple[Any, ...]:
+        if self._h is None:
+            return (type(self), ())
+        name = _NAMED.get(id(self._h))
+        if name is None:
+            raise ValueError(f"cannot pickle a {type(self).__name__} that is not predefined")
+        return name
+
+    @property
+    def handle(self) -> int:
+        return id(self._h) if self._h is not None else 0
+
+    def toint(self) -> int:
+        """A number for the object, good in this process as long as the object lives."""
+        if self._h is not None:
+            _by_number[id(self._h)] = self
+        return self.handle
+
+    py2f = toint
+
+    @classmethod
+    def fromint(cls, arg: int) -> Self:
+        """The object of a number."""
+        return cls(_by_number.get(arg)) if arg else cls()
+
+    fromhandle = f2py = fromint
+
+    def free(self) -> None:
+        """Free the object unless it is null or predefined."""
+        if self._h is not None and id(self._h) not in _NAMED and hasattr(self, "Free"):
+            self.Free()
+
+
+def _root(cls: type) -> type:
+    """The class directly below Handle that ``cls`` is or comes from."""
+    return next(base for base in cls.__mro__ if Handle in base.__bases__)
+
+
+def name_predefined(names: dict[str, Any]) -> None:
+    """Remember the names of predefined objects, so that they can be pickled."""
+    for name, value in names.items():
+        if isinstance(value, Handle) and value._h is not None and name.isupper():
+            _NAMED.setdefault(id(value._h), name)
