@@ -150,7 +150,7 @@ def _start(order: dict[str, Any], site: Site, doing: str, timeout_s: float) -> U
     prctl(PR_SET_CHILD_SUBREAPER, 1)
     orders_out, orders = os.pipe2(os.O_CLOEXEC)
     news, news_in = os.pipe2(os.O_CLOEXEC)
-    init_pid = 0
+    init_pid, is_running = 0, False
     try:
         with _launched(orders_out, news_in) as starter:
             os.close(orders_out)
@@ -160,7 +160,9 @@ def _start(order: dict[str, Any], site: Site, doing: str, timeout_s: float) -> U
                 _raise_failure(line, doing)
                 if line["event"] == "init":
                     init_pid = int(line["pid"])
-                if line["event"] == "running":
+                is_running = is_running or line["event"] == "running"
+                # Two processes write into one pipe: either may come first.
+                if init_pid and is_running:
                     upper = Upper(init_pid, _find_upper(init_pid), orders, news)
                     os.write(orders, b"!")
                     return upper
