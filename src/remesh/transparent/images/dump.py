@@ -25,7 +25,7 @@ from remesh.errors import PeerError, StorageError
 from remesh.transparent.images import format as image_format
 from remesh.transparent.images import track as track_pages
 from remesh.transparent.images.capture import capture_areas, capture_files, capture_process, capture_threads
-from remesh.transparent.images.format import Ancestor, Header, PagesState, StoredFile
+from remesh.transparent.images.format import Ancestor, Header, PagesState, Seal, StoredFile
 from remesh.transparent.images.frozen import Frozen, freeze
 from remesh.transparent.images.identity import Identities
 from remesh.transparent.images.increment import Split, number_sources, split_pages
@@ -222,7 +222,9 @@ def _write_records(frozen: Frozen, order: _Order, records: dict[str, Any], ances
         machine=this_machine(len(frozen.leader.xstate())),
         files=stored,
     )
-    written = _write_file(directory / image_format.HEADER_FILE, _json_bytes(header))
+    inside = _json_bytes(header)
+    sealed = Seal(inside.decode(), hashlib.sha256(inside).hexdigest())
+    written = _write_file(directory / image_format.HEADER_FILE, _json_bytes(sealed))
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     os.fsync(descriptor)
     os.close(descriptor)

@@ -51,6 +51,14 @@ def _check(good: bool, message: str) -> None:
 
 
 @dataclass(frozen=True, slots=True)
+class Seal:
+    """What ``image.json`` is at the outside: a header, and the proof that it is as it was written."""
+
+    header: str  # the JSON of a `Header`
+    sha256: str  # of its bytes
+
+
+@dataclass(frozen=True, slots=True)
 class StoredFile:
     """Another file of the image."""
 
@@ -79,7 +87,7 @@ class Machine:
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """``image.json``."""
+    """``image.json``, inside its seal."""
 
     version: int  # VERSION
     pid: int  # inner id of the process

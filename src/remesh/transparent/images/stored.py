@@ -57,7 +57,12 @@ class StoredImage:
 
 def read_header(folder: Path) -> Header:
     """The header of an image. Raises `FormatError` when there is none or it is damaged."""
-    return from_json(Header, _parse(_read_bounded(folder / image_format.HEADER_FILE), folder), image_format.HEADER_FILE)
+    path = folder / image_format.HEADER_FILE
+    sealed = _parse(_read_bounded(path), path)
+    seal = from_json(image_format.Seal, sealed, str(path))
+    if hashlib.sha256(seal.header.encode()).hexdigest() != seal.sha256:
+        raise FormatError("bad-checksum", f"reading {path}: its SHA-256 does not fit; restart from another image")
+    return from_json(Header, _parse(seal.header.encode(), path), str(path))
 
 
 def read_image(folder: Path) -> StoredImage:
