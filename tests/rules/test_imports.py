@@ -68,6 +68,12 @@ _PURE_ELSEWHERE = {
     "remesh.testbed.commands",
     "remesh.testbed.spec",
     "remesh.testing.samples",
+    "remesh.transparent.images.format",
+    "remesh.transparent.images.increment",
+    "remesh.transparent.images.kinds",
+    "remesh.transparent.images.proc_text",
+    "remesh.transparent.images.ranges",
+    "remesh.transparent.images.records",
 }
 # Translates torch's values (dtypes, placements) and acts on nothing: open to pure modules that may see torch.
 _ADAPTERS = {"remesh.layout.from_torch"}

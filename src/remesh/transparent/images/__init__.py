@@ -17,6 +17,7 @@ from remesh.transparent.images.kinds import (
     Refusal,
     Site,
 )
+from remesh.transparent.images.stored import describe_image
 from remesh.transparent.images.upper import Upper, restore_upper, start_upper, upper_environment
 
 __all__ = [
@@ -31,6 +32,7 @@ __all__ = [
     "Site",
     "Upper",
     "check_imageable",
+    "describe_image",
     "dump_image",
     "freeze",
     "restore_upper",

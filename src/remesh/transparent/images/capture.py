@@ -26,10 +26,8 @@ from remesh.transparent.images.identity import Identities
 from remesh.transparent.images.inspection import is_bound_by_the_site, kind_of
 from remesh.transparent.images.kinds import NotImageable, Refusal
 from remesh.transparent.images.linux import PR_GET_TID_ADDRESS, get_robust_list, system_call
+from remesh.transparent.images.proc_text import Area, AreaKind, Descriptor
 from remesh.transparent.images.procfs import (
-    Area,
-    AreaKind,
-    Descriptor,
     inner_id,
     read_areas,
     read_descriptors,

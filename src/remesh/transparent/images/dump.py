@@ -32,9 +32,11 @@ from remesh.transparent.images.increment import Split, number_sources, split_pag
 from remesh.transparent.images.inspection import check_imageable
 from remesh.transparent.images.kinds import CHANNEL_PATH, ImageReport, NotImageable
 from remesh.transparent.images.machine import this_machine
-from remesh.transparent.images.memory import PageRange, can_scan, saved_ranges, saved_ranges_page_by_page
+from remesh.transparent.images.memory import can_scan, saved_ranges, saved_ranges_page_by_page
 from remesh.transparent.images.pages import PageWriter
-from remesh.transparent.images.procfs import AreaKind, inner_id, read_areas, seen_from_here
+from remesh.transparent.images.proc_text import AreaKind
+from remesh.transparent.images.procfs import inner_id, read_areas, seen_from_here
+from remesh.transparent.images.ranges import PageRange
 from remesh.transparent.images.records import to_json
 from remesh.transparent.images.stored import digest_of, read_page_index
 

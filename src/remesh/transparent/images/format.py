@@ -20,7 +20,7 @@ import enum
 from dataclasses import dataclass
 from typing import Final
 
-from remesh.transparent.images.procfs import AreaKind
+from remesh.transparent.images.proc_text import AreaKind
 
 VERSION: Final = 1
 HEADER_FILE: Final = "image.json"

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from remesh.transparent.images.format import Ancestor, PageRun
-from remesh.transparent.images.memory import PageRange, subtract
+from remesh.transparent.images.ranges import PageRange, subtract
 
 _PAGE_BYTES = 4096
 

@@ -15,16 +15,8 @@ from typing import Final
 from remesh.transparent.images.format import FileKind
 from remesh.transparent.images.kinds import CHANNEL_PATH, ROOM_PATH, Refusal
 from remesh.transparent.images.linux import check_platform
-from remesh.transparent.images.procfs import (
-    Area,
-    AreaKind,
-    Descriptor,
-    children_of,
-    read_areas,
-    read_descriptors,
-    read_status,
-    seen_from_here,
-)
+from remesh.transparent.images.proc_text import Area, AreaKind, Descriptor
+from remesh.transparent.images.procfs import children_of, read_areas, read_descriptors, read_status, seen_from_here
 
 _HARMLESS_DEVICES: Final = {(1, 3), (1, 5), (1, 7), (1, 8), (1, 9)}  # null, zero, full, random, urandom
 _TTY_MAJORS: Final = {4, 5, *range(136, 144)}

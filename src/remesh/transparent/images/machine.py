@@ -9,7 +9,8 @@ from pathlib import Path
 
 from remesh.errors import FormatError
 from remesh.transparent.images.format import Machine
-from remesh.transparent.images.procfs import SPECIAL_AREAS, read_areas
+from remesh.transparent.images.proc_text import SPECIAL_AREAS
+from remesh.transparent.images.procfs import read_areas
 
 
 def this_machine(xstate_bytes: int) -> Machine:

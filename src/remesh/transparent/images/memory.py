@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from remesh.transparent.images.linux import PAGE_BYTES
-from remesh.transparent.images.procfs import Area, AreaKind
+from remesh.transparent.images.proc_text import Area, AreaKind
+from remesh.transparent.images.ranges import PageRange, join
 
 _PAGEMAP_SCAN: Final = 0xC0606610  # _IOWR('f', 16, struct pm_scan_arg)
 _SCAN_FORM: Final = struct.Struct("<12Q")
@@ -34,18 +35,6 @@ _CHECK_WPASYNC: Final = 1 << 1
 _ENTRY_PRESENT: Final = 1 << 63
 _ENTRY_SWAPPED: Final = 1 << 62
 _ENTRY_FILE: Final = 1 << 61
-
-
-@dataclass(frozen=True, slots=True, order=True)
-class PageRange:
-    """Addresses ``[start, end)`` of whole pages."""
-
-    start: int
-    end: int
-
-    @property
-    def num_bytes(self) -> int:
-        return self.end - self.start
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,50 +128,3 @@ def _scan(pagemap: int, where: PageRange, query: _Query) -> Iterator[PageRange]:
         if walked <= start:
             raise OSError(errno.EIO, f"scanning pages: the kernel stopped at {walked:#x} before {where.end:#x}")
         start = walked
-
-
-def join(ranges: list[PageRange]) -> list[PageRange]:
-    """The same pages with neighbours joined; ``ranges`` is in order.
-
-    >>> join([PageRange(0, 4096), PageRange(4096, 8192), PageRange(12288, 16384)])
-    [PageRange(start=0, end=8192), PageRange(start=12288, end=16384)]
-    """
-    joined: list[PageRange] = []
-    for item in ranges:
-        if joined and joined[-1].end == item.start:
-            joined[-1] = PageRange(joined[-1].start, item.end)
-        else:
-            joined.append(item)
-    return joined
-
-
-def intersect(left: list[PageRange], right: list[PageRange]) -> list[PageRange]:
-    """The pages that are in both; each list is in order and disjoint."""
-    result, i, j = [], 0, 0
-    while i < len(left) and j < len(right):
-        start, end = max(left[i].start, right[j].start), min(left[i].end, right[j].end)
-        if start < end:
-            result.append(PageRange(start, end))
-        if left[i].end <= right[j].end:
-            i += 1
-        else:
-            j += 1
-    return result
-
-
-def subtract(left: list[PageRange], right: list[PageRange]) -> list[PageRange]:
-    """The pages of ``left`` that are not in ``right``; each list is in order and disjoint."""
-    result, j = [], 0
-    for item in left:
-        start = item.start
-        while j < len(right) and right[j].end <= start:
-            j += 1
-        k = j
-        while k < len(right) and right[k].start < item.end:
-            if start < right[k].start:
-                result.append(PageRange(start, right[k].start))
-            start = max(start, right[k].end)
-            k += 1
-        if start < item.end:
-            result.append(PageRange(start, item.end))
-    return result

@@ -16,7 +16,7 @@ from typing import Final
 
 from remesh.errors import FormatError
 from remesh.transparent.images.format import CHUNK_BYTES, Chunk, PageRun
-from remesh.transparent.images.memory import PageRange
+from remesh.transparent.images.ranges import PageRange
 
 _NUM_BUFFERS: Final = 3
 _COMPRESSION_LEVEL: Final = 1

@@ -31,7 +31,8 @@ from remesh.transparent.images.linux import PAGE_BYTES, PR_SET_MM, PR_SET_MM_MAP
 from remesh.transparent.images.machine import check_fits, this_machine
 from remesh.transparent.images.namespaces import choose_next_pid, forget_signal_actions
 from remesh.transparent.images.pages import place_runs, read_chunks
-from remesh.transparent.images.procfs import AreaKind, read_areas
+from remesh.transparent.images.proc_text import AreaKind
+from remesh.transparent.images.procfs import read_areas
 from remesh.transparent.images.ptrace import (
     OPTION_EXIT_KILL,
     OPTION_TRACE_CLONE,

@@ -26,8 +26,10 @@ from typing import Final
 
 from remesh.transparent.images.frozen import Frozen
 from remesh.transparent.images.linux import system_call
-from remesh.transparent.images.memory import PageRange, intersect, written_ranges
-from remesh.transparent.images.procfs import AreaKind, read_areas, read_stat
+from remesh.transparent.images.memory import written_ranges
+from remesh.transparent.images.proc_text import AreaKind
+from remesh.transparent.images.procfs import read_areas, read_stat
+from remesh.transparent.images.ranges import PageRange, intersect
 
 _UFFDIO_API: Final = 0xC018AA3F
 _UFFDIO_REGISTER: Final = 0xC020AA00

@@ -18,7 +18,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-import remesh
 from remesh.errors import ConfigError, FormatError, StorageError
 from remesh.transparent.images import procfs
 from remesh.transparent.images.frozen import bury
@@ -182,7 +181,7 @@ def _start(order: dict[str, Any], site: Site, doing: str, timeout_s: float) -> U
 
 def _launched(orders: int, news: int) -> subprocess.Popen[bytes]:
     """The process that leaves for new namespaces; on leaving the context it has been waited for."""
-    source = str(Path(remesh.__file__).parent.parent)
+    source = str(Path(__file__).resolve().parents[3])  # the folder that holds the package
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([source, os.environ.get("PYTHONPATH", "")])}
     arguments = [sys.executable, "-m", _MODULE, str(orders), str(news)]
     return subprocess.Popen(
