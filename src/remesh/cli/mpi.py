@@ -169,11 +169,11 @@ def show(what: str) -> None:
 
 
 def _describe_path(path: Path) -> Any:
-    from remesh.transparent.images import format as image_format  # noqa: PLC0415  reads images; others need it not
+    from remesh.transparent.images import describe_image  # noqa: PLC0415  reads images; others need it not
 
     if (path / "manifest.json").is_file():
         return json.loads((path / "manifest.json").read_text())
-    return image_format.describe_image(path)  # type: ignore[attr-defined]
+    return describe_image(path)
 
 
 def _call(folder: JobFolder) -> Line:
