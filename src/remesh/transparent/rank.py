@@ -61,6 +61,10 @@ class Output:
         self.stream.flush()
 
 
+class Ended(PeerError):
+    """The job is over and this rank has to go at once, through no fault of its own."""
+
+
 class RankLoop:
     """One rank's stay; `run` returns when the job ends on this rank."""
 
@@ -82,7 +86,7 @@ class RankLoop:
             output.skip()
 
     def run(self) -> None:
-        """Serve until told to go; raises `PeerError` when the coordinator is gone."""
+        """Serve until told to go; raises `Ended` when the job has failed or its coordinator is gone."""
         if self._upper is None:
             self._control.send({"type": "ended", "code": 0})
         while True:
@@ -124,19 +128,20 @@ class RankLoop:
                 self._resume()
             case "leave":
                 return False
-            case "abort":
-                raise PeerError(f"ending rank {self._rank}: {message['cause']}")
-            case "lost":
-                raise PeerError(f"ending rank {self._rank}: the coordinator of the job is gone")
+            case "abort" | "lost":
+                raise Ended(message.get("cause", "the coordinator of the job is gone"))
         return True
 
     # --- a round ---
 
     def _answer(self, message: Message) -> None:
         targets: Mapping[str, int] = message["targets"] or {}
-        self._half.hold({int(key): int(count) for key, count in targets.items()})
         is_first = int(message["wave"]) == 1
-        if message["step"] == "close" and not self._closed:
+        if message["step"] == "hold":
+            self._half.hold({int(key): int(count) for key, count in targets.items()})
+            # Requests that were held are looked at again, under the new targets.
+            self._half.serve_once(0.0)
+        elif not self._closed:
             self._closed = True
             self._half.close()
         if self._closed:
@@ -194,7 +199,7 @@ class RankLoop:
     def _caught(self) -> dict[str, int]:
         """What this cut went through the middle of: for people, and for the proof that hard cases were met."""
         position = self._half.position().where.value
-        return {f"ranks {position}": 1, **getattr(self._half, "caught", dict)()}
+        return {f"ranks {position}": 1, **self._half.caught()}
 
     def _thaw(self) -> None:
         if self._frozen is not None:

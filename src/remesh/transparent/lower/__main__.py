@@ -29,7 +29,7 @@ from remesh.transparent.frames import Line
 from remesh.transparent.images import Command, Site, Upper, restore_upper, start_upper, upper_environment
 from remesh.transparent.job import JobFolder, rank_name
 from remesh.transparent.lower.half import LowerHalf
-from remesh.transparent.rank import IMAGE, RankLoop, read_state
+from remesh.transparent.rank import IMAGE, Ended, RankLoop, read_state
 
 _SHARED_MEMORY = Path("/dev/shm")
 _TAKEN_FROM_LAUNCHER = ("PATH", "PYTHONPATH")
@@ -57,6 +57,10 @@ def main(arguments: list[str]) -> int:
         loop.run()
         loop.leave()
         mpi.Finalize()
+    except Ended:
+        # Finalising would wait for ranks that may be gone.
+        shutil.rmtree(room, ignore_errors=True)
+        os._exit(1)
     except BaseException as error:
         line.send({"type": "failed", "cause": f"{type(error).__name__}: {error}"})
         with contextlib.suppress(OSError), (folder.logs / "events.log").open("a") as log:
@@ -67,7 +71,6 @@ def main(arguments: list[str]) -> int:
             traceback.print_exc()
         sys.stderr.flush()
         shutil.rmtree(room, ignore_errors=True)
-        # Finalising would wait for ranks that may be gone; the launcher and the coordinator know what to do.
         os._exit(1)
     finally:
         shutil.rmtree(room, ignore_errors=True)

@@ -213,6 +213,17 @@ class LowerHalf:
         """A snapshot of the counters."""
         return Counters(tuple(self._wire.sent), tuple(self._wire.received), dict(self._collectives.entered))
 
+    def caught(self) -> dict[str, int]:
+        """What a checkpoint taken now goes through the middle of, by kind; kinds that do not occur are left out."""
+        transfers = self._transfers
+        counts = {
+            "messages nobody had received": len(transfers.matching.arrived) + len(transfers.messages),
+            "receives without a message": len(transfers.matching.posted),
+            "transfers not begun": len(transfers.owed),
+            "requests open": len(self._requests.by_number),
+        }
+        return {kind: count for kind, count in counts.items() if count}
+
     def members(self, communicator: int) -> tuple[int, ...]:
         """World ranks of a communicator, in its order of ranks; empty if it is not known (yet, or any more)."""
         return self._collectives.members.get(communicator, ())
