@@ -6,7 +6,9 @@ Every program sets something up, makes the file ``ready``, waits for the file ``
 from __future__ import annotations
 
 import os
+import shutil
 import signal
+import subprocess
 import sys
 import textwrap
 import time
@@ -31,6 +33,8 @@ from remesh.transparent.images import (
     start_upper,
     upper_environment,
 )
+from remesh.transparent.images import upper as upper_module
+from remesh.transparent.images.doctor import examine_machine
 from remesh.transparent.images.format import HEADER_FILE, PAGES_FILE
 
 pytestmark = pytest.mark.procs
@@ -437,3 +441,36 @@ def test_the_program_finds_a_clean_place(stage: Stage) -> None:
 def test_a_program_that_does_not_exist_is_an_error_at_once(stage: Stage) -> None:
     with pytest.raises(ConfigError, match="no-such-program"):
         start_upper(Command(("./no-such-program",), {}, str(stage.work)), stage._new_site())
+
+
+def test_the_examination_of_a_machine_that_is_able_ends_with_a_restored_process(stage: Stage) -> None:
+    findings = {finding.what: finding for finding in examine_machine()}
+    assert findings["image and restore of a process"].good, findings
+
+
+def test_an_image_needs_no_root(stage: Stage) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("needs root, to become somebody else")
+    if shutil.which("setpriv") is None:
+        pytest.skip("needs setpriv, which is not on the path")
+    source = Path(upper_module.__file__).parents[3]
+    nobody = ["setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups"]
+    program = "from remesh.transparent.images.doctor import examine_machine\nfor f in examine_machine(): print(f)"
+    python = sys.executable if _is_open_to_all(Path(sys.base_prefix)) else "/usr/bin/python3"
+    if not _can_run([*nobody, python, "-c", "import ctypes, remesh"], source):
+        pytest.skip("needs a Python and a checkout that any user may read")
+    environment = {"PYTHONPATH": str(source), "PATH": os.environ["PATH"]}
+    done = subprocess.run([*nobody, python, "-c", program], capture_output=True, text=True, env=environment, check=True)
+    findings = {line.split("'")[1]: line for line in done.stdout.splitlines()}
+    assert "user 65534, in a user namespace" in findings["namespaces"]
+    if "good=True" in findings["namespaces"]:
+        assert "good=True" in findings["image and restore of a process"], done.stdout
+
+
+def _is_open_to_all(folder: Path) -> bool:
+    return all(path.stat().st_mode & 0o001 for path in (folder, *folder.parents))
+
+
+def _can_run(command: list[str], source: Path) -> bool:
+    environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(source)}
+    return subprocess.run(command, env=environment, capture_output=True, check=False).returncode == 0

@@ -4,6 +4,7 @@ x86-64 Linux only. `start_upper` starts a process so that it can be imaged at an
 what in a process stands against it; `dump_image` writes it; `restore_upper` brings it back.
 """
 
+from remesh.transparent.images.doctor import Finding, examine_machine
 from remesh.transparent.images.dump import dump_image
 from remesh.transparent.images.frozen import Frozen, freeze
 from remesh.transparent.images.inspection import check_imageable
@@ -24,6 +25,7 @@ __all__ = [
     "CHANNEL_PATH",
     "INNER_PID",
     "Command",
+    "Finding",
     "Frozen",
     "ImageReport",
     "NotImageable",
@@ -34,6 +36,7 @@ __all__ = [
     "check_imageable",
     "describe_image",
     "dump_image",
+    "examine_machine",
     "freeze",
     "restore_upper",
     "start_upper",

@@ -129,7 +129,7 @@ def _start_program(order: dict[str, Any]) -> None:
             os.chdir(order["folder"])
             os.execvpe(order["argv"][0], order["argv"], order["environment"])
         except OSError as error:
-            os.write(report_in, f"{error.filename or order['argv'][0]}: {error.strerror}".encode())
+            os.write(report_in, f"{os.fsdecode(error.filename or order['argv'][0])}: {error.strerror}".encode())
         os._exit(_EXEC_FAILED)
     os.close(report_in)
     failure = os.read(report_out, 4096)

@@ -49,15 +49,11 @@ class _Query:
 
 def can_scan(pid: int) -> bool:
     """Whether the kernel has ``PAGEMAP_SCAN`` (Linux 6.7)."""
-    pagemap = os.open(f"/proc/{pid}/pagemap", os.O_RDONLY | os.O_CLOEXEC)
     try:
-        list(_scan(pagemap, PageRange(PAGE_BYTES, 2 * PAGE_BYTES), _Query(_PRESENT, 0, 0)))
+        _scan_process(pid, PageRange(PAGE_BYTES, 2 * PAGE_BYTES), _Query(_PRESENT, 0, 0))
     except OSError:
         return False
-    else:
-        return True
-    finally:
-        os.close(pagemap)
+    return True
 
 
 def saved_ranges(pid: int, area: Area) -> list[PageRange]:
