@@ -4,6 +4,7 @@ x86-64 Linux only. `start_upper` starts a process so that it can be imaged at an
 what in a process stands against it; `dump_image` writes it; `restore_upper` brings it back.
 """
 
+from remesh.transparent.images.compaction import compact_image
 from remesh.transparent.images.doctor import Finding, examine_machine
 from remesh.transparent.images.dump import dump_image
 from remesh.transparent.images.frozen import Frozen, freeze
@@ -34,6 +35,7 @@ __all__ = [
     "Site",
     "Upper",
     "check_imageable",
+    "compact_image",
     "describe_image",
     "dump_image",
     "examine_machine",

@@ -11,8 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import hashlib
-import json
 import os
 import shutil
 import time
@@ -25,7 +23,7 @@ from remesh.errors import PeerError, StorageError
 from remesh.transparent.images import format as image_format
 from remesh.transparent.images import track as track_pages
 from remesh.transparent.images.capture import capture_areas, capture_files, capture_process, capture_threads
-from remesh.transparent.images.format import Ancestor, Header, PagesState, Seal, StoredFile
+from remesh.transparent.images.format import Ancestor, PagesState
 from remesh.transparent.images.frozen import Frozen, freeze
 from remesh.transparent.images.identity import Identities
 from remesh.transparent.images.increment import Split, number_sources, split_pages
@@ -37,11 +35,13 @@ from remesh.transparent.images.pages import PageWriter
 from remesh.transparent.images.proc_text import AreaKind
 from remesh.transparent.images.procfs import inner_id, read_areas, seen_from_here
 from remesh.transparent.images.ranges import PageRange
-from remesh.transparent.images.records import to_json
+from remesh.transparent.images.store import Contents, complete_image, make_folder
 from remesh.transparent.images.stored import digest_of, read_page_index
 
 _IDENTITIES: Final = Identities()
 """Hashes of the files that processes have mapped, kept for the next image."""
+_MAX_ANCESTORS: Final = 15
+"""An image that would need more earlier ones is a full one, after which those can be removed."""
 
 
 @dataclass(slots=True)
@@ -115,7 +115,7 @@ def _hash_files(pid: int) -> None:
 
 def _dump_frozen(frozen: Frozen, order: _Order, phases: _Phases) -> ImageReport:
     _refuse_unless_imageable(frozen.pid)
-    _make_folder(order.directory)
+    make_folder(order.directory)
     try:
         with phases.phase("state"):
             records = _capture(frozen)
@@ -124,7 +124,7 @@ def _dump_frozen(frozen: Frozen, order: _Order, phases: _Phases) -> ImageReport:
             pages, ancestors = _write_pages(frozen, order, saved)
             records[image_format.PAGES_INDEX_FILE] = pages
         with phases.phase("commit"):
-            num_bytes = _write_records(frozen, order, records, ancestors)
+            num_bytes = complete_image(order.directory, _contents(frozen, order, records, ancestors))
         why_not = ""
         if order.track:
             with phases.phase("track"):
@@ -140,15 +140,6 @@ def _dump_frozen(frozen: Frozen, order: _Order, phases: _Phases) -> ImageReport:
     own = sum(row[1] for row in pages.runs if row[2] == 0)
     inherited = sum(row[1] for row in pages.runs if row[2] != 0)
     return ImageReport(num_bytes, own, inherited, phases.seconds, why_not)
-
-
-def _make_folder(directory: Path) -> None:
-    try:
-        directory.mkdir(mode=0o700)
-    except OSError as error:
-        raise StorageError(
-            f"dumping a process to {directory}: {error.strerror}; expected a new name in a folder that may be written"
-        ) from error
 
 
 def _capture(frozen: Frozen) -> dict[str, Any]:
@@ -188,10 +179,12 @@ def _write_pages(frozen: Frozen, order: _Order, saved: list[PageRange]) -> tuple
 
 
 def _split_pages(pid: int, order: _Order, saved: list[PageRange]) -> tuple[Split, list[Ancestor]]:
-    """All pages are the image's own, unless marks have been kept since the previous image."""
+    """All pages are the image's own, unless marks have been kept since the previous image and the chain is short."""
     if order.previous is None or not track_pages.is_tracked_since(pid, digest_of(order.previous)):
         return Split(saved, []), []
     header, index = read_page_index(order.previous)
+    if len(header.builds_upon) + 1 > _MAX_ANCESTORS:
+        return Split(saved, []), []
     folders = [order.previous, *(order.previous / ancestor.folder for ancestor in header.builds_upon)]
     digests = [digest_of(order.previous), *(ancestor.sha256 for ancestor in header.builds_upon)]
     ancestors = [
@@ -206,42 +199,15 @@ def _split_pages(pid: int, order: _Order, saved: list[PageRange]) -> tuple[Split
     return split_pages(saved, written, index.page_runs()), ancestors
 
 
-def _write_records(frozen: Frozen, order: _Order, records: dict[str, Any], ancestors: list[Ancestor]) -> int:
-    """Write the JSON files, the channel, and the header last; the length of all files of the image."""
-    directory = order.directory
-    pages: PagesState = records[image_format.PAGES_INDEX_FILE]
-    stored = {image_format.PAGES_FILE: StoredFile(sum(chunk.num_stored_bytes for chunk in pages.chunks), "")}
-    for name, record in records.items():
-        stored[name] = _write_file(directory / name, _json_bytes(record))
+def _contents(frozen: Frozen, order: _Order, records: dict[str, Any], ancestors: list[Ancestor]) -> Contents:
+    channel = None
     if any(area.path == CHANNEL_PATH and area.kind is AreaKind.SHARED_FILE for area in read_areas(frozen.pid)):
-        content = Path(seen_from_here(frozen.pid, CHANNEL_PATH)).read_bytes()
-        stored[image_format.CHANNEL_FILE] = _write_file(directory / image_format.CHANNEL_FILE, content)
-    header = Header(
-        version=image_format.VERSION,
+        channel = Path(seen_from_here(frozen.pid, CHANNEL_PATH)).read_bytes()
+    return Contents(
         pid=inner_id(frozen.pid, frozen.pid),
         compressed=order.compress,
         builds_upon=tuple(ancestors),
         machine=this_machine(len(frozen.leader.xstate())),
-        files=stored,
+        records=records,
+        channel=channel,
     )
-    inside = _json_bytes(header)
-    sealed = Seal(inside.decode(), hashlib.sha256(inside).hexdigest())
-    written = _write_file(directory / image_format.HEADER_FILE, _json_bytes(sealed))
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    os.fsync(descriptor)
-    os.close(descriptor)
-    return written.num_bytes + sum(file.num_bytes for file in stored.values())
-
-
-def _json_bytes(record: Any) -> bytes:
-    return json.dumps(to_json(record), indent=None, separators=(",", ":")).encode()
-
-
-def _write_file(path: Path, content: bytes) -> StoredFile:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    with open(descriptor, "wb", buffering=0) as file:
-        left = memoryview(content)
-        while left:
-            left = left[file.write(left) :]
-        os.fsync(descriptor)
-    return StoredFile(len(content), hashlib.sha256(content).hexdigest())

@@ -68,17 +68,21 @@ class PageWriter:
         self._raw_offset += pages.num_bytes
         address = pages.start
         while address < pages.end:
-            if self._buffer is None:
-                self._raise_failure()
-                self._buffer, self._filled = self._free.get(), 0
-            room = self._buffer[self._filled : self._filled + min(CHUNK_BYTES - self._filled, pages.end - address)]
-            count = os.preadv(memory, [room], address)
+            count = os.preadv(memory, [self._room(pages.end - address)], address)
             if count <= 0:
                 raise OSError(f"saving pages: nothing could be read at {address:#x}")
             address += count
-            self._filled += count
-            if self._filled == CHUNK_BYTES:
-                self._hand_over()
+            self._advance(count)
+
+    def copy(self, address: int, data: memoryview) -> None:
+        """Take over bytes of whole pages that belong at ``address``."""
+        self._runs.append((address, len(data) // mmap.PAGESIZE, 0, self._raw_offset))
+        self._raw_offset += len(data)
+        while data:
+            room = self._room(len(data))
+            room[:] = data[: len(room)]
+            data = data[len(room) :]
+            self._advance(len(room))
 
     def chunks(self) -> tuple[Chunk, ...]:
         """What was written, once the context is left."""
@@ -87,6 +91,18 @@ class PageWriter:
     def runs(self) -> list[tuple[int, int, int, int]]:
         """The rows of `PagesState.runs` for what was saved."""
         return self._runs
+
+    def _room(self, num_bytes: int) -> memoryview:
+        """Where the next bytes go: as much of ``num_bytes`` as the chunk still has room for."""
+        if self._buffer is None:
+            self._raise_failure()
+            self._buffer, self._filled = self._free.get(), 0
+        return self._buffer[self._filled : self._filled + min(CHUNK_BYTES - self._filled, num_bytes)]
+
+    def _advance(self, num_bytes: int) -> None:
+        self._filled += num_bytes
+        if self._filled == CHUNK_BYTES:
+            self._hand_over()
 
     def _hand_over(self) -> None:
         if self._buffer is not None and self._filled:

@@ -18,12 +18,11 @@ import os
 import resource
 import struct
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Final
 
 from remesh.errors import FormatError, StorageError
 from remesh.transparent.images import open_files
-from remesh.transparent.images.format import AreaState, FileIdentity, ProcessState, ThreadState
+from remesh.transparent.images.format import PAGES_FILE, AreaState, FileIdentity, ProcessState, ThreadState
 from remesh.transparent.images.identity import has_identity
 from remesh.transparent.images.inspection import is_bound_by_the_site
 from remesh.transparent.images.kinds import CHANNEL_PATH, OpenFilePolicy
@@ -247,7 +246,7 @@ def _write_pages(image: StoredImage, leader: Tracee) -> None:
     folders = image.source_folders()
     for source, runs in sorted(source_runs(image).items()):
         header, pages = read_page_index(folders[source])
-        path = Path(folders[source]) / "pages.bin"
+        path = folders[source] / PAGES_FILE
         place_runs(runs, read_chunks(path, pages.chunks, header.compressed), put)
 
 
