@@ -18,6 +18,7 @@ from remesh.errors import ConfigError, Error, PeerError
 from remesh.transparent.coordinator import Settings
 from remesh.transparent.frames import Line
 from remesh.transparent.job import JobFolder, JobSpec
+from remesh.transparent.mpis import Installation, find_all
 from remesh.transparent.stay import Placement, parse_hosts, run_stay
 
 _ROOT = "remesh-jobs"
@@ -166,6 +167,31 @@ def show(what: str) -> None:
         except (Error, OSError) as error:
             value["now"] = f"no answer: {error}"
     click.echo(json.dumps(value, indent=1))
+
+
+@mpi.command("doctor")
+def examine() -> None:
+    """Say what this machine offers for checkpoints, what it lacks, and what to do. Status 1 if something needed lacks."""
+    from remesh.transparent.images import examine_machine  # noqa: PLC0415  as above
+
+    table = Table("", "what", "found", "what to do")
+    findings = examine_machine()
+    for finding in findings:
+        table.add_row(_mark(good=finding.good, needed=finding.needed), finding.what, finding.found, finding.advice)
+    installed = find_all()
+    has_mpi = any(isinstance(found, Installation) for _, found in installed)
+    for name, found in installed:
+        if isinstance(found, Installation):
+            table.add_row(_mark(good=True, needed=True), f"MPI {name}", found.launcher, "")
+        else:
+            table.add_row(_mark(good=False, needed=not has_mpi), f"MPI {name}", "missing", str(found))
+    Console(file=sys.stdout).print(table)
+    if not has_mpi or any(finding.needed and not finding.good for finding in findings):
+        sys.exit(1)
+
+
+def _mark(*, good: bool, needed: bool) -> str:
+    return "ok" if good else "LACKS" if needed else "-"
 
 
 def _describe_path(path: Path) -> Any:
