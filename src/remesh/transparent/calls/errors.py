@@ -69,6 +69,9 @@ _TEXTS: Final = {
     "ERR_READ_ONLY": "file or file system is read-only",
     "ERR_IO": "other I/O error",
     "ERR_ABI": "incompatible ABI",
+    "ERR_REVOKED": "communicator has been revoked",
+    "ERR_PROC_FAILED": "a process has failed",
+    "ERR_PROC_FAILED_PENDING": "a process has failed, and the request is pending",
 }
 
 CLASSES: Final = {name: number for number, name in enumerate(_TEXTS)}

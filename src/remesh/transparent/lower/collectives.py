@@ -49,6 +49,7 @@ class Collectives:
 
     def __init__(self, mpi: Any, control: Any, world: Any, requests: Requests) -> None:
         self._mpi, self._control, self._requests = mpi, control, requests
+        self.mpi_error: type[Exception] = mpi.Exception
         self._ops = [getattr(mpi, name) for name in REAL_OPS]
         self._types = [getattr(mpi, name) for name in REAL_TYPES]
         self._threads = mpi.Query_thread() == mpi.THREAD_MULTIPLE
@@ -83,7 +84,11 @@ class Collectives:
             kind=COLLECTIVE, comm=number, peer=job.root, tag=0, address=address, num_bytes=job.receive_bytes
         )
         if comm.real is not None and not comm.waiting:
-            self._run(comm.real, request, job)
+            try:
+                self._run(comm.real, request, job)
+            except self.mpi_error:
+                self._requests.forget(request)
+                raise
         else:
             comm.waiting.append((request, job))
             self._make(number, comm)

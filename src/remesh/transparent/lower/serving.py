@@ -84,6 +84,8 @@ class Serving:
             return fail(body, ERR_OTHER, f"serving slot {slot}: there is no call number {body[0]}")
         try:
             return self._handlers[call.number](slot, body, *call.packer.unpack_from(body)[1:])
+        except self.collectives.mpi_error as error:
+            return fail(body, ERR_OTHER, f"{call.name} on the real MPI: {error}")
         except (KeyError, ValueError, OSError, struct.error) as error:
             return fail(body, ERR_OTHER, f"serving {call.name}: {type(error).__name__}: {error}")
 

@@ -46,6 +46,16 @@ class Session(Handle):
     __slots__ = ()
 
 
+def _refusing_properties(cls: type, names: str, why: str) -> None:
+    for name in names.split():
+        call = f"{cls.__name__}.{name}"
+        setattr(cls, name, property(lambda self, _call=call: _refuse(_call, why)))
+
+
+_WINDOWS = "one-sided communication is not carried over checkpoints; use messages"
+_FILES = "parallel files are not carried over checkpoints; each rank may use Python's own files"
+_refusing_properties(Win, "attrs flavor group group_rank group_size info model name", _WINDOWS)
+_refusing_properties(File, "amode atomicity group group_rank group_size info size", _FILES)
 _refusing(
     Win,
     """Create Allocate Allocate_shared Create_dynamic Attach Detach Shared_query Free Get_group Get_info Set_info
@@ -53,7 +63,7 @@ _refusing(
     Compare_and_swap Rput Rget Raccumulate Rget_accumulate Fence Start Complete Post Wait Test Lock Unlock Lock_all
     Unlock_all Flush Flush_all Flush_local Flush_local_all Sync Get_name Set_name Get_errhandler Set_errhandler
     Create_errhandler Call_errhandler tomemory""",
-    "one-sided communication is not carried over checkpoints; use messages",
+    _WINDOWS,
 )
 _refusing(
     File,
@@ -64,7 +74,7 @@ _refusing(
     Write_at_all_end Read_all_begin Read_all_end Write_all_begin Write_all_end Read_ordered_begin Read_ordered_end
     Write_ordered_begin Write_ordered_end Get_type_extent Set_atomicity Get_atomicity Sync Get_errhandler
     Set_errhandler Create_errhandler Call_errhandler""",
-    "parallel files are not carried over checkpoints; each rank may use Python's own files",
+    _FILES,
 )
 _refusing(
     Session,

@@ -33,8 +33,8 @@ def _rows() -> list[Basic]:
     CXX_FLOAT_COMPLEX 8 c F;CXX_DOUBLE_COMPLEX 16 c D;CXX_LONG_DOUBLE_COMPLEX 32 c G
     AINT 8 i l;OFFSET 8 i l;COUNT 8 i l
     CHARACTER 1 S c;LOGICAL 4 i i;INTEGER 4 i i;REAL 4 f f;DOUBLE_PRECISION 8 f d;COMPLEX 8 c F;DOUBLE_COMPLEX 16 c D
-    LOGICAL1 1 i b;LOGICAL2 2 i h;LOGICAL4 4 i i;LOGICAL8 8 i l;INTEGER1 1 i b;INTEGER2 2 i h;INTEGER4 4 i i
-    INTEGER8 8 i l;REAL2 2 f e;REAL4 4 f f;REAL8 8 f d;REAL16 16 f g;COMPLEX4 4 V -;COMPLEX8 8 c F;COMPLEX16 16 c D
+    LOGICAL1 1 i b;LOGICAL2 2 i h;LOGICAL4 4 i i;LOGICAL8 8 i l;LOGICAL16 16 V -;INTEGER1 1 i b;INTEGER2 2 i h;INTEGER4 4 i i
+    INTEGER8 8 i l;INTEGER16 16 V -;REAL2 2 f e;REAL4 4 f f;REAL8 8 f d;REAL16 16 f g;COMPLEX4 4 V -;COMPLEX8 8 c F;COMPLEX16 16 c D
     COMPLEX32 32 c G
     """
     rows = []
@@ -100,7 +100,7 @@ _CHARS: Final = {
     **{row.char: row.name for row in reversed(BASIC.values()) if row.char},
     **{"Zf": "C_FLOAT_COMPLEX", "Zd": "C_DOUBLE_COMPLEX", "Zg": "C_LONG_DOUBLE_COMPLEX", "n": "AINT", "N": "UINT64_T"},
     **{"p": "AINT", "s": "CHAR", "B": "UNSIGNED_CHAR", "S": "CHAR", "U": "WCHAR", "u": "WCHAR", "w": "WCHAR"},
-    **{"c": "CHAR", "?": "C_BOOL", "l": "LONG", "i": "INT", "V": "BYTE"},
+    **{"c": "CHAR", "?": "C_BOOL", "l": "LONG", "i": "INT", "V": "BYTE", "P": "AINT"},
 }
 
 

@@ -15,6 +15,7 @@ from remesh.transparent.native import NATIVE
 from remesh.transparent.upper.basic_types import name_of_code
 from remesh.transparent.upper.datatype import PREDEFINED, Datatype
 from remesh.transparent.upper.errors import failure
+from remesh.transparent.upper.views import byte_view
 
 
 class _Constant(int):
@@ -22,10 +23,13 @@ class _Constant(int):
 
     _name: str
 
-    def __new__(cls, name: str, value: int) -> _Constant:
-        self = super().__new__(cls, value)
-        self._name = name
-        return self
+    _only: _Constant | None = None
+
+    def __new__(cls, name: str = "", value: int = 0) -> _Constant:
+        if cls._only is None:
+            cls._only = super().__new__(cls, value)
+            cls._only._name = name
+        return cls._only
 
     def __repr__(self) -> str:
         return self._name
@@ -121,31 +125,6 @@ class Nothing:
 
 
 NOTHING = Nothing()
-
-
-def byte_view(buffer: Any) -> tuple[memoryview, str]:
-    """The bytes of a contiguous buffer, and its format. The view keeps the buffer alive."""
-    if not isinstance(buffer, memoryview):
-        if hasattr(buffer, "__array_interface__") and not _speaks_buffer(buffer):
-            raise TypeError(f"message: cannot take the memory of {type(buffer).__name__}")
-        buffer = memoryview(buffer)
-    if not buffer.contiguous:
-        raise BufferError("message: the buffer is not contiguous")
-    if buffer.nbytes == 0:
-        return memoryview(bytearray()), buffer.format
-    if buffer.c_contiguous:
-        return (buffer if buffer.format == "B" and buffer.ndim == 1 else buffer.cast("B")), buffer.format
-    raw = (ctypes.c_char * buffer.nbytes).from_address(NATIVE.address_of(buffer))
-    raw._keep = buffer  # type: ignore[attr-defined]  # ctypes objects take attributes
-    return memoryview(raw).cast("B"), buffer.format
-
-
-def _speaks_buffer(buffer: Any) -> bool:
-    try:
-        memoryview(buffer)
-    except (TypeError, ValueError, BufferError):
-        return False
-    return True
 
 
 class Spec:

@@ -16,7 +16,9 @@ from remesh.transparent.upper.errors import (
     ERRORS_ARE_FATAL,
     ERRORS_RETURN,
     Errhandler,
+    Exception,
     failure,
+    last_used_code,
     numbered_failure,
 )
 from remesh.transparent.upper.group import Group
@@ -43,6 +45,12 @@ class Comm(PointToPoint, Objects, WithAttributes, Handle):
         members: Members = self._h
         return members
 
+    @classmethod
+    def _class_for(cls, content: Members) -> Any:
+        if content.remote is not None:
+            return INTERCOMM[0]
+        return Intracomm if content.topology is None else TOPOLOGY_CLASSES[type(content.topology).__name__]
+
     # Groups.
 
     def Get_size(self) -> int:
@@ -58,9 +66,8 @@ class Comm(PointToPoint, Objects, WithAttributes, Handle):
     rank = property(Get_rank)
     group = property(Get_group)
 
-    @classmethod
-    def Compare(cls, comm1: Comm, comm2: Comm) -> int:
-        one, two = comm1._members, comm2._members
+    def Compare(self, comm: Comm) -> int:
+        one, two = self._members, comm._members
         if one is two:
             return k.IDENT
         if (one.remote is None) != (two.remote is None):
@@ -105,6 +112,18 @@ class Comm(PointToPoint, Objects, WithAttributes, Handle):
     def Clone(self) -> Self:
         return self.Dup()
 
+    def Create(self, group: Group) -> Any:
+        raise self._abstract("Create")
+
+    def Split(self, color: int = 0, key: int = 0) -> Any:
+        raise self._abstract("Split")
+
+    def Split_type(self, split_type: int, key: int = 0, info: Any = None) -> Any:
+        raise self._abstract("Split_type")
+
+    def _abstract(self, call: str) -> Exception:
+        return failure("ERR_COMM", f"{call} on a communicator that is neither of one group nor of two")
+
     def _made(self, ranks: Sequence[int] | None, number: int) -> Members | None:
         """A communicator of these world ranks, None if this process is not one of them."""
         members = self._members
@@ -125,7 +144,7 @@ class Comm(PointToPoint, Objects, WithAttributes, Handle):
     # Names, info, attributes, errors.
 
     def Get_name(self) -> str:
-        return self._members.name
+        return "MPI_COMM_NULL" if self._h is None else self._members.name
 
     def Set_name(self, name: str) -> None:
         self._members.name = name
@@ -141,9 +160,10 @@ class Comm(PointToPoint, Objects, WithAttributes, Handle):
     info = property(Get_info, Set_info)
 
     def _predefined_attribute(self, keyval: int) -> Any:
+        _ = self._members
         known = {
             **{k.TAG_UB: k.TAG_UB_VALUE, k.IO: k.ANY_SOURCE, k.WTIME_IS_GLOBAL: False, k.HOST: k.PROC_NULL},
-            **{k.LASTUSEDCODE: k.ERRORS["ERR_LASTCODE"], k.APPNUM: 0, k.UNIVERSE_SIZE: link().hello()[1]},
+            **{k.LASTUSEDCODE: last_used_code(), k.APPNUM: 0, k.UNIVERSE_SIZE: link().hello()[1]},
         }
         return known[keyval] if keyval in known else super()._predefined_attribute(keyval)
 
@@ -151,6 +171,8 @@ class Comm(PointToPoint, Objects, WithAttributes, Handle):
         return Errhandler(self._members.errhandler or ERRORS_RETURN)
 
     def Set_errhandler(self, errhandler: Errhandler) -> None:
+        if not errhandler:
+            raise failure("ERR_ARG", "setting a null error handler")
         self._members.errhandler = Errhandler(errhandler)
 
     @classmethod
@@ -216,6 +238,11 @@ class Intracomm(Comm):
 
     __slots__ = ()
 
+    @classmethod
+    def _expect(cls, content: Members) -> None:
+        if content.remote is not None:
+            raise TypeError("expecting an intracommunicator")
+
     def Create(self, group: Group) -> Comm:
         return self._plain(self._made(group._ranks or None, self._members.next_number("create")))
 
@@ -264,11 +291,11 @@ class Intracomm(Comm):
         self, dims: Sequence[int], periods: Sequence[bool] | bool | None = None, reorder: bool = False
     ) -> Any:
         cart = topologies.Cart.of(dims, periods)
-        return self._with_topology(cart, cart.num_ranks, "Cartcomm")
+        return self._with_topology(cart, cart.num_ranks, "Cart")
 
     def Create_graph(self, index: Sequence[int], edges: Sequence[int], reorder: bool = False) -> Any:
         graph = topologies.Graph.of(index, edges)
-        return self._with_topology(graph, len(graph.index), "Graphcomm")
+        return self._with_topology(graph, len(graph.index), "Graph")
 
     def _with_topology(self, topology: Any, num_ranks: int, kind: str) -> Any:
         members = self._members
@@ -289,7 +316,7 @@ class Intracomm(Comm):
         reorder: bool = False,
     ) -> Any:
         graph = topologies.DistGraph.of(sources, destinations, sourceweights, destweights)
-        return self._with_topology(graph, len(self._members.ranks), "Distgraphcomm")
+        return self._with_topology(graph, len(self._members.ranks), "DistGraph")
 
     def Create_dist_graph(  # noqa: PLR0913 - mpi4py's arguments
         self,
@@ -304,14 +331,14 @@ class Intracomm(Comm):
         edges = topologies.edges_of(list(map(int, sources)), list(degrees), list(map(int, destinations)), plain)
         everybody = [edge for some in allgather(self._members, edges) for edge in some]
         graph = topologies.DistGraph.from_edges(everybody, self._members.rank, weighted=plain is not None)
-        return self._with_topology(graph, len(self._members.ranks), "Distgraphcomm")
+        return self._with_topology(graph, len(self._members.ranks), "DistGraph")
 
     def Cart_map(self, dims: Sequence[int], periods: Sequence[bool] | None = None) -> int:
         num = topologies.Cart.of(dims, periods).num_ranks
         return self.Get_rank() if self.Get_rank() < num else k.UNDEFINED
 
     def Graph_map(self, index: Sequence[int], edges: Sequence[int]) -> int:
-        return self.Get_rank() if self.Get_rank() < len(index) else k.UNDEFINED
+        return self.Get_rank() if self.Get_rank() < len(topologies.Graph.of(index, edges).index) else k.UNDEFINED
 
     # Processes that were not there at the start.
 

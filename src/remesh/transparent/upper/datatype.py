@@ -8,7 +8,7 @@ from typing import Any, Self
 
 from remesh.transparent.native import NATIVE
 from remesh.transparent.upper import constants as k
-from remesh.transparent.upper import layouts
+from remesh.transparent.upper import layouts, packing
 from remesh.transparent.upper.attributes import Attributes, WithAttributes
 from remesh.transparent.upper.basic_types import ALIASES, BASIC, Basic, name_of_code
 from remesh.transparent.upper.errors import failure
@@ -237,6 +237,26 @@ class Datatype(WithAttributes, Handle):
                 return PREDEFINED[name]
         return cls()
 
+    # Packing; the external form is MPI's big-endian one.
+
+    def Pack(self, inbuf: Any, outbuf: Any, position: int, comm: Any) -> int:
+        return packing.pack(self, inbuf, outbuf, position)
+
+    def Unpack(self, inbuf: Any, position: int, outbuf: Any, comm: Any) -> int:
+        return packing.unpack(self, inbuf, position, outbuf)
+
+    def Pack_size(self, count: int, comm: Any) -> int:
+        return count * self._layout.size
+
+    def Pack_external(self, datarep: str, inbuf: Any, outbuf: Any, position: int) -> int:
+        return packing.pack(self, inbuf, outbuf, position, _external(datarep))
+
+    def Unpack_external(self, datarep: str, inbuf: Any, position: int, outbuf: Any) -> int:
+        return packing.unpack(self, inbuf, position, outbuf, _external(datarep))
+
+    def Pack_external_size(self, datarep: str, count: int) -> int:
+        return count * self._layout.size if _external(datarep) else 0
+
     def Commit(self) -> Self:
         _ = self._type
         return self
@@ -246,6 +266,12 @@ class Datatype(WithAttributes, Handle):
             raise failure("ERR_TYPE", "a predefined datatype cannot be freed")
         self._delete_attributes()
         self._h = None
+
+
+def _external(datarep: str) -> bool:
+    if datarep != "external32":
+        raise failure("ERR_ARG", f"data representation {datarep!r}, expected 'external32'")
+    return True
 
 
 _F90_INTEGERS = (("INTEGER1", 2), ("INTEGER2", 4), ("INTEGER4", 9), ("INTEGER8", 18))

@@ -72,6 +72,14 @@ def Get_abi_version() -> tuple[int, int]:
     return -1, -1
 
 
+def Get_abi_info() -> Info:
+    """There is no binary interface."""
+    return Info.Create()
+
+
+Get_abi_fortran_info = Get_abi_info
+
+
 def Get_library_version() -> str:
     """The MPI library in use now; another one after a restart with another one."""
     return str(description()["library_version"])

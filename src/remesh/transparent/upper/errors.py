@@ -9,7 +9,7 @@ from remesh.transparent.upper.handles import Handle
 
 _added: dict[int, tuple[int, str]] = {}
 """Code that the program added -> its class and text."""
-_first_free = len(TEXTS)
+_first_free = LASTCODE + 1
 
 
 class Exception(RuntimeError):  # noqa: A001 - mpi4py's name
@@ -17,7 +17,7 @@ class Exception(RuntimeError):  # noqa: A001 - mpi4py's name
 
     def __new__(cls, ierr: int = 0) -> Exception:
         self = super().__new__(cls, ierr)
-        self.ob_mpi = CLASSES["ERR_UNKNOWN"] if not 0 <= ierr <= LASTCODE else ierr
+        self.ob_mpi = ierr
         self.detail = ""
         return self
 
@@ -102,7 +102,12 @@ def Get_error_string(errorcode: int) -> str:
     if 0 <= errorcode < len(TEXTS):
         name = next(name for name, number in CLASSES.items() if number == errorcode)
         return f"MPI_{name}: {TEXTS[errorcode]}"
-    raise failure("ERR_ARG", f"there is no error code {errorcode}")
+    return f"MPI error code {errorcode}"
+
+
+def last_used_code() -> int:
+    """The largest code that there is."""
+    return max(LASTCODE, _first_free - 1)
 
 
 def Add_error_class() -> int:
@@ -146,6 +151,8 @@ class Errhandler(Handle):
     """What becomes of an error: mpi4py raises in any case; the handler is kept and handed back."""
 
     def Free(self) -> None:
+        if self._h is None:
+            raise failure("ERR_ARG", "freeing a null error handler")
         self._h = None
 
 

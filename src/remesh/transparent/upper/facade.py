@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from typing import Any
 
-from remesh.transparent.upper import absent, constants, environment, errors, memory
+from remesh.transparent.upper import absent, constants, environment, errors, locks, memory
 from remesh.transparent.upper.buffers import (
     BOTTOM,
     BUFFER_AUTOMATIC,
@@ -36,7 +36,7 @@ _ENVIRONMENT = (
     *("Init", "Init_thread", "Query_thread", "Is_thread_main", "Is_initialized", "Finalize", "Is_finalized"),
     *("Get_version", "Get_abi_version", "Get_library_version", "get_vendor", "Get_processor_name", "Wtime", "Wtick"),
     *("Get_hw_resource_info", "Pcontrol", "Compute_dims", "Attach_buffer", "Detach_buffer", "Flush_buffer"),
-    "Iflush_buffer",
+    *("Iflush_buffer", "Get_abi_info", "Get_abi_fortran_info"),
 )
 _ERRORS = (
     *("Get_error_class", "Get_error_string", "Add_error_class", "Add_error_code", "Add_error_string"),
@@ -63,6 +63,7 @@ def names() -> dict[str, Any]:
         **{name: getattr(errors, name) for name in ("ERRORS_RETURN", "ERRORS_ABORT", "ERRORS_ARE_FATAL")},
         **{"WIN_NULL": absent.WIN_NULL, "FILE_NULL": absent.FILE_NULL, "SESSION_NULL": absent.SESSION_NULL},
         **{"Aint_add": Aint_add, "Aint_diff": Aint_diff, "Get_address": Get_address, "buffer": memory.buffer},
+        **{"_comm_lock": locks.comm_lock, "_comm_lock_table": locks.comm_lock_table},
         **{"memory": memory.buffer, "Alloc_mem": memory.Alloc_mem, "Free_mem": memory.Free_mem},
     }
     for cls in _CLASSES:

@@ -7,12 +7,14 @@ the null handle. Handles as integers exist for programs that ask for them and me
 
 from __future__ import annotations
 
-import weakref
 from typing import Any, Self
 
-_by_number: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
-_NAMED: dict[int, str] = {}
-"""Predefined content -> the name that the module has it under, for pickling."""
+_by_number: dict[int, Any] = {}
+"""Content of every object that was asked for its number."""
+_named: dict[int, tuple[str, Handle]] = {}
+"""Predefined content -> the name that the module has it under, and the object."""
+_nulls: dict[type, tuple[str, Handle]] = {}
+"""The same for the null objects, by their root class."""
 
 
 class Handle:
@@ -26,7 +28,13 @@ class Handle:
         if other is not None and not isinstance(other, _root(cls)):
             raise TypeError(f"Argument 'other' has incorrect type (expected {cls.__name__}, got {type(other).__name__})")
         self._h = None if other is None else other._h
+        if self._h is not None:
+            cls._expect(self._h)
         return self
+
+    @classmethod
+    def _expect(cls, content: Any) -> None:
+        """Raise TypeError if content is not what this class is for."""
 
     @classmethod
     def _wrap(cls, content: Any) -> Self:
@@ -50,35 +58,43 @@ class Handle:
         return self._h is not None
 
     def __reduce__(self) -> str | tuple[Any, ...]:
-        if self._h is None:
-            return (type(self), ())
-        name = _NAMED.get(id(self._h))
-        if name is None:
-            raise ValueError(f"cannot pickle a {type(self).__name__} that is not predefined")
-        return name
+        known = _nulls.get(_root(type(self))) if self._h is None else _named.get(id(self._h))
+        if known is None:
+            return self._reduce()
+        name, original = known
+        return name if self is original else (type(self), (original,))
 
-    @property
-    def handle(self) -> int:
-        return id(self._h) if self._h is not None else 0
+    def _reduce(self) -> str | tuple[Any, ...]:
+        """How an object that is neither predefined nor null is pickled."""
+        if self._h is None:
+            return type(self), ()
+        raise ValueError(f"cannot pickle a {type(self).__name__} that is not predefined")
 
     def toint(self) -> int:
-        """A number for the object, good in this process as long as the object lives."""
-        if self._h is not None:
-            _by_number[id(self._h)] = self
-        return self.handle
+        """A number for the object, good in this process."""
+        if self._h is None:
+            return 0
+        _by_number[id(self._h)] = self._h
+        return id(self._h)
 
     py2f = toint
+    handle = property(toint)
 
     @classmethod
     def fromint(cls, arg: int) -> Self:
         """The object of a number."""
-        return cls(_by_number.get(arg)) if arg else cls()
+        return cls._class_for(_by_number[arg])._wrap(_by_number[arg]) if arg in _by_number else cls()
 
     fromhandle = f2py = fromint
 
+    @classmethod
+    def _class_for(cls, content: Any) -> type[Self]:
+        """The class that shows content best."""
+        return cls
+
     def free(self) -> None:
         """Free the object unless it is null or predefined."""
-        if self._h is not None and id(self._h) not in _NAMED and hasattr(self, "Free"):
+        if self._h is not None and id(self._h) not in _named and hasattr(self, "Free"):
             self.Free()
 
 
@@ -90,5 +106,8 @@ def _root(cls: type) -> type:
 def name_predefined(names: dict[str, Any]) -> None:
     """Remember the names of predefined objects, so that they can be pickled."""
     for name, value in names.items():
-        if isinstance(value, Handle) and value._h is not None and name.isupper():
-            _NAMED.setdefault(id(value._h), name)
+        if isinstance(value, Handle) and name.isupper():
+            if value._h is None:
+                _nulls[_root(type(value))] = (name, value)
+            else:
+                _named.setdefault(id(value._h), (name, value))

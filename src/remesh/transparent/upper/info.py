@@ -32,6 +32,9 @@ class Info(Handle):
     def Create_env(cls, args: Any = None) -> Self:
         return cls._wrap(dict(_ENVIRONMENT))
 
+    def _reduce(self) -> tuple[Any, ...]:
+        return type(self).Create, (dict(self._items),)
+
     def Free(self) -> None:
         _ = self._items
         self._h = None
@@ -95,6 +98,8 @@ class Info(Handle):
         return [] if self._h is None else list(self._items.items())
 
     def update(self, items: Any = (), **kwds: str) -> None:
+        if self._h is None:
+            raise KeyError("the info object is null")
         pairs = items.items() if isinstance(items, (Mapping, Info)) else items
         for key, value in pairs:
             self[key] = value

@@ -25,6 +25,11 @@ class Intercomm(Comm):
     __slots__ = ()
 
     @classmethod
+    def _expect(cls, content: Members) -> None:
+        if content.remote is None:
+            raise TypeError("expecting an intercommunicator")
+
+    @classmethod
     def _join(cls, local: Comm, leader: int, peer: Comm, remote_leader: int, tag: int) -> Intercomm:
         members = local._members
         mine = (members.number, members.next_number("inter"), members.ranks)
@@ -90,6 +95,13 @@ class Intercomm(Comm):
             return Intercomm()
         parent = Members(number_of(number, color, "part"), ours, ours.index(members.ranks[members.rank]))
         return Intercomm._wrap(_between(number_of(number, color), parent, theirs))
+
+    def Split_type(self, split_type: int, key: int = 0, info: Any = None) -> Any:
+        raise NotImplementedError("MPI.Intercomm.Split_type: split the groups before joining them")
+
+    @classmethod
+    def Create_from_groups(cls, *args: Any, **named: Any) -> Any:
+        raise NotImplementedError("MPI.Intercomm.Create_from_groups: use Intracomm.Create_intercomm")
 
     def _part(self, local: Members, color: int, key: int) -> tuple[int, ...] | None:
         chosen = allgather(local, (int(color), int(key)))

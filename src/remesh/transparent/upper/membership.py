@@ -44,6 +44,7 @@ class Members:
     num_made: int = 0  # constructors that have run on it
     num_made_by_group: dict[Any, int] = field(default_factory=dict)
     buffer: Any = None
+    locks: dict[Any, Any] = field(default_factory=dict)
     of_world: dict[int, int] = field(init=False)  # world rank -> rank of those one sends to
 
     def __post_init__(self) -> None:

@@ -45,6 +45,10 @@ class buffer(metaclass=_ViewsOfMemory):
         return view.toreadonly() if readonly else view
 
 
+for _name in ("cast", "format", "itemsize", "nbytes", "obj", "readonly", "release", "tobytes", "toreadonly"):
+    setattr(buffer, _name, getattr(memoryview, _name))
+
+
 def Alloc_mem(size: int, info: Any = None) -> memoryview:
     """Fresh memory."""
     return buffer.allocate(size)

@@ -11,7 +11,7 @@ from remesh.transparent.upper.errors import failure, numbered_failure
 from remesh.transparent.upper.handles import Handle
 from remesh.transparent.upper.link import Completion, Landing, link
 from remesh.transparent.upper.membership import Members
-from remesh.transparent.upper.pickles import pickle
+from remesh.transparent.upper.pickles import loads
 from remesh.transparent.upper.request import Operation, Request, Work
 from remesh.transparent.upper.status import Status
 
@@ -19,7 +19,7 @@ from remesh.transparent.upper.status import Status
 class _Taken:
     """Content of a Message."""
 
-    def __init__(self, members: Members, number: int) -> None:
+    def __init__(self, members: Members | None, number: int) -> None:
         self.members, self.number = members, number
 
 
@@ -101,7 +101,7 @@ class Message(Handle):
 
     def recv(self, status: Status | None = None) -> Any:
         parcel = Parcel()
-        return pickle.loads(parcel.data) if self._receive(parcel, status) else None
+        return loads(parcel.data) if self._receive(parcel, status) else None
 
     def irecv(self) -> Request:
         if self == MESSAGE_NO_PROC:
@@ -110,8 +110,8 @@ class Message(Handle):
         parcel = Parcel()
         members, started = self._start(parcel, 0)
         operation = Operation(started, parcel, parcel)
-        return Request._wrap(Work([operation], ranks=members.of_world, finish=lambda: pickle.loads(parcel.data)))
+        return Request._wrap(Work([operation], ranks=members.of_world, finish=lambda: loads(parcel.data)))
 
 
 MESSAGE_NULL = Message()
-MESSAGE_NO_PROC = Message._wrap(object())
+MESSAGE_NO_PROC = Message._wrap(_Taken(None, -1))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import struct
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -18,7 +19,7 @@ from remesh.transparent.upper.exchange import Exchange, cut, start
 from remesh.transparent.upper.membership import Members
 from remesh.transparent.upper.message import Message
 from remesh.transparent.upper.op import OPS
-from remesh.transparent.upper.pickles import dumps, pickle
+from remesh.transparent.upper.pickles import dumps, loads
 from remesh.transparent.upper.point_to_point import (
     receive_now,
     send_buffered,
@@ -70,10 +71,10 @@ def bcast(members: Members, obj: Any, root: int) -> Any:
     run(members, Exchange(Kind.BCAST, landing=landing, root=root))
     (size,) = _SIZE.unpack_from(first)
     if size <= _HEAD_BYTES - _SIZE.size:
-        return pickle.loads(first[_SIZE.size : _SIZE.size + size])
+        return loads(first[_SIZE.size : _SIZE.size + size])
     whole, landing = _land(size)
     run(members, Exchange(Kind.BCAST, landing=landing, root=root))
-    return pickle.loads(whole)
+    return loads(whole)
 
 
 def gather(members: Members, obj: Any, root: int) -> list[Any] | None:
@@ -91,7 +92,7 @@ def gather(members: Members, obj: Any, root: int) -> list[Any] | None:
     sizes = _read_sizes(packed)
     whole, landing = _land(sum(sizes))
     run(members, Exchange(Kind.GATHERV, data, landing, root, receive_counts=sizes))
-    return [pickle.loads(block) for block in cut(memoryview(whole), sizes)]
+    return [loads(block) for block in cut(memoryview(whole), sizes)]
 
 
 def scatter(members: Members, objects: Sequence[Any] | None, root: int) -> Any:
@@ -115,7 +116,7 @@ def scatter(members: Members, objects: Sequence[Any] | None, root: int) -> Any:
     whole, landing = _land(size) if takes else (bytearray(), NOTHING)
     counts = tuple(map(len, data))
     run(members, Exchange(Kind.SCATTERV, memoryview(b"".join(data)), landing, root, send_counts=counts))
-    return pickle.loads(whole) if takes else None
+    return loads(whole) if takes else None
 
 
 def allgather(members: Members, obj: Any) -> list[Any]:
@@ -126,7 +127,7 @@ def allgather(members: Members, obj: Any) -> list[Any]:
     sizes = _read_sizes(packed)
     whole, landing = _land(sum(sizes))
     run(members, Exchange(Kind.ALLGATHERV, data, landing, receive_counts=sizes))
-    return [pickle.loads(block) for block in cut(memoryview(whole), sizes)]
+    return [loads(block) for block in cut(memoryview(whole), sizes)]
 
 
 def alltoall(members: Members, objects: Sequence[Any]) -> list[Any]:
@@ -143,7 +144,7 @@ def alltoall(members: Members, objects: Sequence[Any]) -> list[Any]:
     counts = tuple(map(len, data))
     send = memoryview(b"".join(data))
     run(members, Exchange(Kind.ALLTOALLV, send, landing, send_counts=counts, receive_counts=sizes))
-    return [pickle.loads(block) for block in cut(memoryview(whole), sizes)]
+    return [loads(block) for block in cut(memoryview(whole), sizes)]
 
 
 class Objects:
@@ -174,14 +175,16 @@ class Objects:
     def recv(
         self, buf: Any = None, source: int = k.ANY_SOURCE, tag: int = k.ANY_TAG, status: Status | None = None
     ) -> Any:
+        _warn_of(buf)
         parcel = Parcel()
         receive_now(self._members, parcel, source, tag, status)
-        return pickle.loads(parcel.data) if source != k.PROC_NULL else None
+        return loads(parcel.data) if source != k.PROC_NULL else None
 
     def irecv(self, buf: Any = None, source: int = k.ANY_SOURCE, tag: int = k.ANY_TAG) -> Request:
+        _warn_of(buf)
         parcel = Parcel()
         nobody = source == k.PROC_NULL
-        finish: Callable[[], Any] = lambda: None if nobody or not parcel.data else pickle.loads(parcel.data)  # noqa: E731
+        finish: Callable[[], Any] = lambda: None if nobody else loads(parcel.data)  # noqa: E731
         return Request._wrap(start_receive(self._members, parcel, source, tag, finish))
 
     def sendrecv(  # noqa: PLR0913 - mpi4py's arguments
@@ -244,6 +247,11 @@ class Objects:
     def exscan(self, sendobj: Any, op: Callable[[Any, Any], Any] = _SUM) -> Any:
         before = allgather(self._members, sendobj)[: self._members.rank]
         return _fold(op, before) if before else None
+
+
+def _warn_of(buf: Any) -> None:
+    if buf is not None:
+        warnings.warn("the 'buf' argument is deprecated", UserWarning, stacklevel=3)
 
 
 def _data(obj: Any, dest: int) -> memoryview:

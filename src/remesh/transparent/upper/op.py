@@ -57,6 +57,11 @@ class Op(Handle):
             return op.function(x, y, None)  # type: ignore[func-returns-value, arg-type]  # programs do return here
         return op.on_values(x, y)
 
+    def _reduce(self) -> tuple[Any, ...]:
+        if self._op.function is None:
+            return type(self), ()
+        return type(self).Create, (self._op.function, self._op.commutes)
+
     @classmethod
     def Create(cls, function: Function, commute: bool = False) -> Op:
         """An operation of the program's: ``function(operand, result, datatype)`` changes ``result``."""

@@ -11,6 +11,11 @@ from typing import Any
 class Pickle:
     """Serializer of Python objects."""
 
+    PROTOCOL: int | None = None
+    """Version of pickle's format; None is the function's own default."""
+    THRESHOLD: int = 1 << 18
+    """Buffers of at least so many bytes travel apart."""
+
     def __init__(
         self,
         dumps: Callable[..., bytes] = _pickle.dumps,
@@ -52,6 +57,11 @@ class Pickle:
 
 pickle = Pickle()
 """What the lower-case methods use; programs change it in place."""
+
+
+def loads(data: Any) -> Any:
+    """The object of received bytes; an empty message is None."""
+    return pickle.loads(data) if len(data) else None
 
 
 def dumps(obj: Any) -> memoryview:

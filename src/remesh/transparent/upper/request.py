@@ -133,6 +133,10 @@ class Request(Handle):
 
     __slots__ = ()
 
+    @classmethod
+    def _class_for(cls, content: Work) -> Any:
+        return Grequest if isinstance(content, _Task) else Request if content.restart is None else Prequest
+
     def _is_idle(self) -> bool:
         """Null, or persistent and not started."""
         return self._h is None or not self._h.active
@@ -239,7 +243,7 @@ class Request(Handle):
         results: list[Any] = [None] * len(requests)
         places: list[Status | None] = [None] * len(requests)
         if statuses is not None:
-            statuses.extend(Status() for _ in range(len(requests) - len(statuses)))
+            _lengthen(statuses, len(requests))
             places[:] = statuses[: len(requests)]
             for index, request in enumerate(requests):
                 if request._is_idle():
@@ -275,8 +279,7 @@ class Request(Handle):
         for position, (index, request) in enumerate(over):
             status = None
             if statuses is not None:
-                if position == len(statuses):
-                    statuses.append(Status())
+                _lengthen(statuses, position + 1)
                 status = statuses[position]
             work = request._h
             _check(request._retire(status))
@@ -315,9 +318,12 @@ class Request(Handle):
         if len(over) != len(cls._active(requests)):
             return False
         if statuses is not None:
-            statuses.extend(Status() for _ in range(len(requests) - len(statuses)))
-            for index, request in over:
-                request._h.current.fill(statuses[index])
+            _lengthen(statuses, len(requests))
+            for request, status in zip(requests, statuses, strict=False):
+                if request._is_idle():
+                    _empty(status)
+                else:
+                    request._h.current.fill(status)
         return True
 
     @classmethod
@@ -326,7 +332,7 @@ class Request(Handle):
             return None
         over = cls._look(requests, every=False)
         if statuses is not None:
-            statuses.extend(Status() for _ in range(len(over) - len(statuses)))
+            _lengthen(statuses, len(over))
             for position, (_, request) in enumerate(over):
                 request._h.current.fill(statuses[position])
         return [index for index, _ in over]
@@ -383,6 +389,11 @@ class Request(Handle):
 
 _kept_for_ever: list[Any] = []
 """Buffers of requests that were freed under way: the lower half may still read or write them."""
+
+
+def _lengthen(statuses: list[Status], num: int) -> None:
+    if len(statuses) < num:
+        statuses.extend(Status() for _ in range(num - len(statuses)))
 
 
 def _empty(status: Status | None) -> None:

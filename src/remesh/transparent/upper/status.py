@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from typing import Any, Self
 
 from remesh.transparent.calls.errors import CLASSES
@@ -13,13 +14,15 @@ from remesh.transparent.upper.link import Completion
 class Status:
     """Source, tag, error and size of a message."""
 
-    __slots__ = ("_cancelled", "_error", "_num_bytes", "_source", "_tag")
+    __slots__ = ("_cancelled", "_error", "_num_bytes", "_source", "_tag", "__weakref__")
 
     def __new__(cls, status: Status | None = None) -> Self:
         self = object.__new__(cls)
         self._source, self._tag, self._error = k.ANY_SOURCE, k.ANY_TAG, CLASSES["SUCCESS"]
         self._num_bytes, self._cancelled = 0, False
         if status is not None:
+            if not isinstance(status, Status):
+                raise TypeError(f"Argument 'status' has incorrect type (expected Status, got {type(status).__name__})")
             self._take(status)
         return self
 
@@ -102,7 +105,15 @@ class Status:
     tag = property(Get_tag, Set_tag)
     error = property(Get_error, Set_error)
     cancelled = property(Is_cancelled, Set_cancelled)
-    count = property(lambda self: self.Get_count())
+
+    def _set_count(self, count: int) -> None:
+        self._num_bytes = count
+
+    count = property(lambda self: self.Get_count(), _set_count)
+
+    def tomemory(self) -> memoryview:
+        """As integers of ours."""
+        return memoryview(array("i", self.py2f()))
 
     def py2f(self) -> list[int]:
         """As integers of ours."""

@@ -94,8 +94,11 @@ class Graph:
 
     @classmethod
     def of(cls, index: Sequence[int], edges: Sequence[int]) -> Self:
-        """From MPI's arguments."""
-        return cls(tuple(map(int, index)), tuple(map(int, edges)))
+        """From MPI's arguments; ``index`` may begin with a 0, as adjacency arrays do."""
+        ends = tuple(map(int, index))
+        if len(ends) > 1 and ends[0] == 0 and ends[-1] == len(edges):
+            ends = ends[1:]
+        return cls(ends, tuple(map(int, edges)))
 
     def sources(self, rank: int) -> list[int]:
         """Neighbours."""

@@ -13,7 +13,7 @@ from remesh.transparent.upper.comm import TOPOLOGY_CLASSES, Intracomm
 from remesh.transparent.upper.errors import failure
 from remesh.transparent.upper.exchange import receive_block, send_block
 from remesh.transparent.upper.membership import Members, make
-from remesh.transparent.upper.pickles import dumps, pickle
+from remesh.transparent.upper.pickles import dumps, loads
 from remesh.transparent.upper.buffers import Parcel
 from remesh.transparent.upper.request import Work, progress
 
@@ -99,6 +99,12 @@ class Topocomm(Intracomm):
     """A communicator with a topology."""
 
     __slots__ = ()
+    _kinds: tuple[int, ...] = (k.CART, k.GRAPH, k.DIST_GRAPH)
+
+    @classmethod
+    def _expect(cls, content: Members) -> None:
+        if content.topology is None or content.topology.kind not in cls._kinds:
+            raise TypeError(f"expecting a communicator with the topology of a {cls.__name__}")
 
     @property
     def degrees(self) -> tuple[int, int]:
@@ -123,7 +129,7 @@ class Topocomm(Intracomm):
         parcels = [Parcel() for _ in sources]
         work = run(self._members, Neighbours([dumps(one) for one in objects], parcels), blocking=True)
         progress([work], blocking=True, every=True)
-        return [pickle.loads(parcel.data) if parcel.data else None for parcel in parcels]
+        return [loads(parcel.data) for parcel in parcels]
 
 
 add_forms(Topocomm, BETWEEN_NEIGHBOURS, run)  # type: ignore[arg-type]  # as above
@@ -133,6 +139,7 @@ class Cartcomm(Topocomm):
     """A communicator on a grid."""
 
     __slots__ = ()
+    _kinds = (k.CART,)
 
     def Get_dim(self) -> int:
         return len(self._members.topology.dims)
@@ -184,6 +191,7 @@ class Graphcomm(Topocomm):
     """A communicator on a graph that all know."""
 
     __slots__ = ()
+    _kinds = (k.GRAPH,)
 
     def Get_dims(self) -> tuple[int, int]:
         graph = self._members.topology
@@ -214,6 +222,7 @@ class Distgraphcomm(Topocomm):
     """A communicator on a graph of which everybody knows their own edges."""
 
     __slots__ = ()
+    _kinds = (k.DIST_GRAPH,)
 
     def Get_dist_neighbors_count(self) -> tuple[int, int, bool]:
         graph = self._members.topology
@@ -228,4 +237,4 @@ class Distgraphcomm(Topocomm):
         return list(graph.source_ranks), list(graph.destination_ranks), weights
 
 
-TOPOLOGY_CLASSES.update(Cartcomm=Cartcomm, Graphcomm=Graphcomm, Distgraphcomm=Distgraphcomm)
+TOPOLOGY_CLASSES.update(Cart=Cartcomm, Graph=Graphcomm, DistGraph=Distgraphcomm)

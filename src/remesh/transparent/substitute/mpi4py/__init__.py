@@ -24,6 +24,9 @@ REAL_VARIABLE = "REMESH_MPI4PY"
 class Rc:
     """Options that programs set before they import ``mpi4py.MPI``; kept, and without effect."""
 
+    __name__ = "mpi4py.rc"
+    __spec__ = None
+
     initialize = True
     threads = True
     thread_level = "multiple"
@@ -47,6 +50,7 @@ class Rc:
 
 
 rc = Rc()
+sys.modules[f"{__name__}.rc"] = rc  # type: ignore[assignment]  # as mpi4py does: `import mpi4py.rc`
 
 
 def get_include() -> str:
@@ -71,16 +75,20 @@ def _real_folder() -> str | None:
 
 
 def _make_remesh_importable() -> None:
-    """The program's Python need not have Remesh installed: it is the package that this file is part of."""
-    if importlib.util.find_spec("remesh") is None:
-        package = _HERE.parents[2]
-        spec = importlib.util.spec_from_file_location(
-            "remesh", package / "__init__.py", submodule_search_locations=[str(package)]
-        )
-        assert spec is not None and spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        sys.modules["remesh"] = module
-        spec.loader.exec_module(module)
+    """``remesh`` is the package that this file is part of, even if the program's Python has none, or another one."""
+    package = _HERE.parents[2]
+    found = importlib.util.find_spec("remesh")
+    if found is not None and found.origin is not None and Path(found.origin).resolve().parent == package:
+        return
+    if "remesh" in sys.modules:
+        raise ImportError(f"import mpi4py before remesh: {found and found.origin} is loaded, expected {package}")
+    spec = importlib.util.spec_from_file_location(
+        "remesh", package / "__init__.py", submodule_search_locations=[str(package)]
+    )
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["remesh"] = module
+    spec.loader.exec_module(module)
 
 
 _make_remesh_importable()
