@@ -171,7 +171,7 @@ def show(what: str) -> None:
 
 @mpi.command("doctor")
 def examine() -> None:
-    """Say what this machine offers for checkpoints, what it lacks, and what to do. Status 1 if something needed lacks."""
+    """Say what this machine offers for checkpoints, what it lacks and what to do; status 1 if that is needed."""
     from remesh.transparent.images import examine_machine  # noqa: PLC0415  as above
 
     table = Table("", "what", "found", "what to do")
