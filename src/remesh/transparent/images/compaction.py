@@ -43,4 +43,4 @@ def _gather(image: StoredImage, target: Path, *, compress: bool) -> PagesState:
             header, pages = read_page_index(folders[source])
             chunks = read_chunks(folders[source] / image_format.PAGES_FILE, pages.chunks, header.compressed)
             place_runs(runs, chunks, writer.copy)
-    return PagesState(writer.chunks(), tuple(sorted(writer.runs())))
+    return PagesState.of(writer.chunks(), writer.runs())

@@ -31,7 +31,7 @@ from remesh.transparent.images.inspection import check_imageable
 from remesh.transparent.images.kinds import CHANNEL_PATH, ImageReport, NotImageable
 from remesh.transparent.images.machine import this_machine
 from remesh.transparent.images.memory import can_scan, saved_ranges, saved_ranges_page_by_page
-from remesh.transparent.images.pages import PageWriter
+from remesh.transparent.images.pages import PageWriter, ProcessMemory
 from remesh.transparent.images.proc_text import AreaKind
 from remesh.transparent.images.procfs import inner_id, read_areas, seen_from_here
 from remesh.transparent.images.ranges import PageRange
@@ -137,8 +137,9 @@ def _dump_frozen(frozen: Frozen, order: _Order, phases: _Phases) -> ImageReport:
                 "process goes on; make room and take another"
             ) from error
         raise
-    own = sum(row[1] for row in pages.runs if row[2] == 0)
-    inherited = sum(row[1] for row in pages.runs if row[2] != 0)
+    runs = pages.page_runs()
+    own = sum(run.num_pages for run in runs if run.source == 0)
+    inherited = sum(run.num_pages for run in runs if run.source != 0)
     return ImageReport(num_bytes, own, inherited, phases.seconds, why_not)
 
 
@@ -169,13 +170,11 @@ def _saved_pages(pid: int) -> list[PageRange]:
 def _write_pages(frozen: Frozen, order: _Order, saved: list[PageRange]) -> tuple[PagesState, list[Ancestor]]:
     """Write the pages that no earlier image has; the index of all, and the images where the others are."""
     split, ancestors = _split_pages(frozen.pid, order, saved)
-    memory = frozen.leader.memory_descriptor()
+    memory = ProcessMemory(frozen.pid, frozen.leader.memory_descriptor())
     with PageWriter(order.directory / image_format.PAGES_FILE, compress=order.compress) as writer:
-        for pages in split.own:
-            writer.save(memory, pages)
+        writer.save(memory, split.own)
     inherited, ancestors = number_sources(split.inherited, ancestors)
-    rows = [(run.start, run.num_pages, run.source, run.raw_offset) for run in inherited]
-    return PagesState(writer.chunks(), tuple(sorted([*writer.runs(), *rows]))), ancestors
+    return PagesState.of(writer.chunks(), [*writer.runs(), *inherited]), ancestors
 
 
 def _split_pages(pid: int, order: _Order, saved: list[PageRange]) -> tuple[Split, list[Ancestor]]:

@@ -17,8 +17,10 @@ increment's index is complete and restoring needs no walk through its ancestors.
 from __future__ import annotations
 
 import enum
+import itertools
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from remesh.transparent.images.proc_text import AreaKind
 
@@ -217,9 +219,8 @@ def _is_range(start: int, end: int) -> bool:
     return 0 <= start < end and start % _PAGE_BYTES == 0 == end % _PAGE_BYTES and end < 1 << 64
 
 
-@dataclass(frozen=True, slots=True)
-class PageRun:
-    """Neighbouring pages whose bytes stand together."""
+class PageRun(NamedTuple):
+    """Neighbouring pages whose bytes stand together. A tuple, since there may be a hundred thousand."""
 
     start: int  # address, multiple of the page size
     num_pages: int  # at least 1
@@ -249,11 +250,20 @@ class PagesState:
     """``pages.json``."""
 
     chunks: tuple[Chunk, ...]
-    runs: tuple[tuple[int, int, int, int], ...]  # start, num_pages, source, raw_offset of each `PageRun`, by address
+    runs: tuple[int, ...]  # start, num_pages, source and raw_offset of each `PageRun`, by address, one behind the other
+
+    def __post_init__(self) -> None:
+        _check(len(self.runs) % 4 == 0, f"{len(self.runs)} numbers describe the runs of pages, expected four for each")
+
+    @classmethod
+    def of(cls, chunks: tuple[Chunk, ...], runs: Iterable[PageRun]) -> PagesState:
+        """The record of these chunks and runs; the runs in any order."""
+        return cls(chunks, tuple(itertools.chain.from_iterable(sorted(runs))))
 
     def page_runs(self) -> list[PageRun]:
         """The runs, as records."""
-        return [PageRun(*row) for row in self.runs]
+        numbers = iter(self.runs)
+        return list(map(PageRun._make, zip(numbers, numbers, numbers, numbers, strict=True)))
 
     @property
     def num_raw_bytes(self) -> int:

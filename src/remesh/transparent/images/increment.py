@@ -7,7 +7,7 @@ or in one that that builds upon. The index of an increment is complete: it names
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from remesh.transparent.images.format import Ancestor, PageRun
 from remesh.transparent.images.ranges import PageRange, subtract
@@ -57,4 +57,5 @@ def number_sources(runs: Iterable[PageRun], ancestors: list[Ancestor]) -> tuple[
     runs = list(runs)
     used = sorted({run.source for run in runs})
     new = {source: number for number, source in enumerate(used, 1)}
-    return [replace(run, source=new[run.source]) for run in runs], [ancestors[source] for source in used]
+    numbered = [PageRun(run.start, run.num_pages, new[run.source], run.raw_offset) for run in runs]
+    return numbered, [ancestors[source] for source in used]

@@ -5,11 +5,13 @@ Numbers and layouts are of the kernel's ABI: asm/unistd_64.h, linux/ptrace.h, li
 
 from __future__ import annotations
 
+import array
 import ctypes
 import errno
 import os
 import platform
 import sys
+from collections.abc import Sequence
 from typing import Final
 
 from remesh.errors import ConfigError
@@ -69,6 +71,10 @@ SYS: Final = {
 _libc: Final = ctypes.CDLL(None, use_errno=True)
 _libc.syscall.restype = ctypes.c_long
 _libc.ptrace.restype = ctypes.c_long
+_libc.process_vm_readv.restype = ctypes.c_ssize_t
+_libc.process_vm_readv.argtypes = [
+    *(ctypes.c_int, ctypes.c_void_p, ctypes.c_ulong, ctypes.c_void_p, ctypes.c_ulong, ctypes.c_ulong)
+]
 _libc.ptrace.argtypes = [ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p]
 _libc.mount.argtypes = [ctypes.c_char_p, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_ulong, ctypes.c_char_p]
 
@@ -135,6 +141,18 @@ def get_robust_list(tid: int) -> tuple[int, int]:
     head, length = ctypes.c_ulong(), ctypes.c_ulong()
     system_call("get_robust_list", tid, ctypes.addressof(head), ctypes.addressof(length))
     return head.value, length.value
+
+
+def read_process(pid: int, pieces: Sequence[tuple[int, int]], room: memoryview) -> int:
+    """Read pieces (start, end) of the memory of a process into a writable buffer; how many bytes. Raises `OSError`."""
+    remote = array.array("Q", (number for start, end in pieces for number in (start, end - start)))
+    local = IoVec(address_of(room), len(room))
+    result = _libc.process_vm_readv(
+        pid, ctypes.byref(local), 1, ctypes.c_void_p(remote.buffer_info()[0]), len(pieces), 0
+    )
+    if result == -1:
+        _raise_errno("process_vm_readv")
+    return int(result)
 
 
 def address_of(buffer: bytearray | memoryview) -> int:

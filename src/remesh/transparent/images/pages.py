@@ -15,17 +15,43 @@ import threading
 import zlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
 from typing import Final
 
 from remesh.errors import FormatError
 from remesh.transparent.images.format import CHUNK_BYTES, Chunk, PageRun
+from remesh.transparent.images.linux import read_process
 from remesh.transparent.images.ranges import PageRange
 
 _NUM_BUFFERS: Final = 3
+_MAX_PIECES: Final = 1024
+"""The kernel takes so many pieces in one call."""
 _COMPRESSION_LEVEL: Final = 1
 """Higher levels cost several times the time for a few per cent."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessMemory:
+    """The memory of a process, to be read in many pieces at once."""
+
+    pid: int
+    descriptor: int  # its ``/proc/P/mem``, which is slower and also reads what the process itself may not read
+
+    def read(self, pieces: list[PageRange], room: memoryview) -> None:
+        """Fill the room with the pieces, at most `_MAX_PIECES`, one behind the other."""
+        with contextlib.suppress(OSError):
+            if read_process(self.pid, pieces, room) == len(room):
+                return
+        at = 0
+        for piece in pieces:
+            address = piece.start
+            while address < piece.end:
+                count = os.preadv(self.descriptor, [room[at : at + piece.end - address]], address)
+                if count <= 0:
+                    raise OSError(errno.EFAULT, f"saving pages: nothing could be read at {address:#x}")
+                address, at = address + count, at + count
 
 
 class PageWriter:
@@ -41,7 +67,7 @@ class PageWriter:
         self._full: queue.Queue[tuple[memoryview, int] | None] = queue.Queue()
         self._failure: BaseException | None = None
         self._chunks: list[Chunk] = []
-        self._runs: list[tuple[int, int, int, int]] = []
+        self._runs: list[PageRun] = []
         self._raw_offset = 0
         self._buffer: memoryview | None = None
         self._filled = 0
@@ -61,22 +87,34 @@ class PageWriter:
         if kind is None:
             self._raise_failure()
 
-    def save(self, memory: int, pages: PageRange) -> None:
-        """Copy pages out of ``memory``, a ``/proc/P/mem`` that is open."""
-        num_pages = pages.num_bytes // mmap.PAGESIZE
-        self._runs.append((pages.start, num_pages, 0, self._raw_offset))
-        self._raw_offset += pages.num_bytes
-        address = pages.start
-        while address < pages.end:
-            count = os.preadv(memory, [self._room(pages.end - address)], address)
-            if count <= 0:
-                raise OSError(f"saving pages: nothing could be read at {address:#x}")
-            address += count
-            self._advance(count)
+    def save(self, memory: ProcessMemory, ranges: list[PageRange]) -> None:
+        """Copy pages out of a process that stands still."""
+        pieces: list[PageRange] = []
+        free = 0
+        for pages in ranges:
+            self._runs.append(PageRun(pages.start, pages.num_bytes // mmap.PAGESIZE, 0, self._raw_offset))
+            self._raw_offset += pages.num_bytes
+            start = pages.start
+            while start < pages.end:
+                if free == 0 or len(pieces) == _MAX_PIECES:
+                    self._save_pieces(memory, pieces)
+                    pieces = []
+                    free = len(self._room(CHUNK_BYTES))
+                end = min(pages.end, start + free)
+                pieces.append(PageRange(start, end))
+                free -= end - start
+                start = end
+        self._save_pieces(memory, pieces)
+
+    def _save_pieces(self, memory: ProcessMemory, pieces: list[PageRange]) -> None:
+        if pieces:
+            num_bytes = sum(piece.num_bytes for piece in pieces)
+            memory.read(pieces, self._room(num_bytes))
+            self._advance(num_bytes)
 
     def copy(self, address: int, data: memoryview) -> None:
         """Take over bytes of whole pages that belong at ``address``."""
-        self._runs.append((address, len(data) // mmap.PAGESIZE, 0, self._raw_offset))
+        self._runs.append(PageRun(address, len(data) // mmap.PAGESIZE, 0, self._raw_offset))
         self._raw_offset += len(data)
         while data:
             room = self._room(len(data))
@@ -88,8 +126,8 @@ class PageWriter:
         """What was written, once the context is left."""
         return tuple(self._chunks)
 
-    def runs(self) -> list[tuple[int, int, int, int]]:
-        """The rows of `PagesState.runs` for what was saved."""
+    def runs(self) -> list[PageRun]:
+        """Where what was saved stands."""
         return self._runs
 
     def _room(self, num_bytes: int) -> memoryview:

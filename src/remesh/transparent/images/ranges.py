@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class PageRange:
-    """Addresses ``[start, end)`` of whole pages."""
+class PageRange(NamedTuple):
+    """Addresses ``[start, end)`` of whole pages. A tuple, since there may be a hundred thousand."""
 
     start: int
     end: int

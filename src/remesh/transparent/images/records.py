@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import functools
 import types
 import typing
 from typing import Any, TypeVar
@@ -33,6 +34,8 @@ def to_json(value: Any) -> Any:
         return value.hex()
     if isinstance(value, enum.Enum):
         return value.value
+    if isinstance(value, tuple) and set(map(type, value)) == {int}:
+        return value  # json writes tuples as lists; there may be a million numbers
     if isinstance(value, tuple | list):
         return [to_json(item) for item in value]
     if isinstance(value, dict):
@@ -87,6 +90,10 @@ def _read_key(kind: Any, key: str) -> Any:
 def _read_tuple(arguments: tuple[Any, ...], value: Any, where: str) -> tuple[Any, ...]:
     if not isinstance(value, list):
         raise _wrong(where, "a list", value)
+    if arguments == (int, Ellipsis):
+        if not set(map(type, value)) <= {int}:
+            raise _wrong(where, "a list of integers", value)
+        return tuple(value)
     if len(arguments) == 2 and arguments[1] is Ellipsis:
         return tuple(_read(arguments[0], item, f"{where}[{i}]") for i, item in enumerate(value))
     if len(value) != len(arguments):
@@ -94,10 +101,15 @@ def _read_tuple(arguments: tuple[Any, ...], value: Any, where: str) -> tuple[Any
     return tuple(_read(a, item, f"{where}[{i}]") for i, (a, item) in enumerate(zip(arguments, value, strict=True)))
 
 
+@functools.cache
+def _annotations(kind: Any) -> dict[str, Any]:
+    return typing.get_type_hints(kind)
+
+
 def _read_record(kind: Any, value: Any, where: str) -> Any:
     if not isinstance(value, dict):
         raise _wrong(where, "an object", value)
-    annotations = typing.get_type_hints(kind)
+    annotations = _annotations(kind)
     if set(value) != set(annotations):
         raise _wrong(where, f"the fields {sorted(annotations)}", sorted(value))
     try:
