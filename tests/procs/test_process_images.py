@@ -201,11 +201,14 @@ def test_signal_handlers_masks_and_ignored_signals_are_kept(stage: Stage) -> Non
         import signal
         signal.signal(signal.SIGUSR1, lambda *_: print("handled"))
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
-        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR2])
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR2, signal.SIGALRM, signal.SIGVTALRM])
+        os.kill(os.getpid(), signal.SIGALRM)
+        signal.pthread_kill(threading.get_ident(), signal.SIGVTALRM)
         {textwrap.indent(_WAIT_FOR_GO, " " * 8).strip()}
         for number in (signal.SIGUSR1, signal.SIGHUP, signal.SIGUSR2):
             os.kill(os.getpid(), number)
-        print(signal.sigpending() == {{signal.SIGUSR2}}, signal.getsignal(signal.SIGTERM) == signal.SIG_DFL)
+        pending = {{signal.SIGUSR2, signal.SIGALRM, signal.SIGVTALRM}}
+        print(signal.sigpending() == pending, signal.getsignal(signal.SIGTERM) == signal.SIG_DFL)
     """)
     assert stage.finish(stage.restore(image)) == "handled\nTrue True\n"
 

@@ -67,13 +67,15 @@ def capture_process(frozen: Frozen, scratch: int) -> ProcessState:
     )
     with open(f"/proc/{pid}/auxv", "rb") as file:
         auxv = file.read()
+    status = read_status(pid)
     return ProcessState(
         executable=os.readlink(f"/proc/{pid}/exe"),
         folder=os.readlink(f"/proc/{pid}/cwd"),
-        umask=int(read_status(pid)["Umask"], 8),
+        umask=int(status["Umask"], 8),
         bounds=bounds,
         auxv=auxv,
         signal_actions=_signal_actions(leader, scratch),
+        pending_signals=int(status["ShdPnd"], 16),
         limits={number: resource.prlimit(pid, number) for number in _LIMITS},
         dumpable=leader.call("prctl", _PR_GET_DUMPABLE, 0, 0, 0, 0) == 1,
         monotonic_ns=time.clock_gettime_ns(time.CLOCK_MONOTONIC) + _clock_offset_ns(pid, "monotonic"),
@@ -142,6 +144,7 @@ def _capture_thread(pid: int, tracee: Tracee, scratch: int) -> ThreadState:
         registers=registers,
         xstate=tracee.xstate(),
         signal_mask=tracee.stopped_signal_mask(),
+        pending_signals=int(read_status(pid, tracee.tid)["SigPnd"], 16),
         robust_list=robust_list,
         robust_list_bytes=robust_list_bytes,
         clear_child_tid=clear_child_tid,

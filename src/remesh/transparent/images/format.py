@@ -139,6 +139,7 @@ class ProcessState:
     bounds: MemoryBounds
     auxv: bytes
     signal_actions: dict[int, bytes]  # struct kernel_sigaction by number; signals with the default action are left out
+    pending_signals: int  # sent to the process and blocked by all its threads; bit n-1 for signal n
     limits: dict[int, tuple[int, int]]  # soft and hard resource limits by number; -1 for none
     dumpable: bool
     monotonic_ns: int  # CLOCK_MONOTONIC of the process
@@ -154,6 +155,7 @@ class ThreadState:
     registers: dict[str, int]
     xstate: bytes
     signal_mask: int
+    pending_signals: int  # sent to this thread and blocked by it
     robust_list: int
     robust_list_bytes: int
     clear_child_tid: int

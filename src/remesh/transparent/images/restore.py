@@ -151,7 +151,7 @@ def _fill(image: StoredImage, leader: Tracee) -> None:
     open_files.reopen(image.files, leader, scratch)
     tracees = [leader, *(_make_thread(leader, thread, scratch) for thread in image.threads.threads[1:])]
     for tracee, thread in zip(tracees, image.threads.threads, strict=True):
-        _set_thread(tracee, thread, scratch)
+        _set_thread(tracee, thread, scratch, image.header.pid)
     _leave(image, tracees, scratch)
 
 
@@ -263,10 +263,16 @@ def _set_process(process: ProcessState, leader: Tracee, scratch: int) -> None:
     for number, action in process.signal_actions.items():
         leader.write(data, action)
         leader.call("rt_sigaction", number, data, 0, 8)
+    for number in _signals(process.pending_signals):
+        leader.call("kill", leader.tid, number)
     for limit, (soft, _) in process.limits.items():
         hard = resource.prlimit(leader.tid, limit)[1]
         soft = soft if hard == resource.RLIM_INFINITY or 0 <= soft <= hard else hard
         resource.prlimit(leader.tid, limit, (soft, hard))
+
+
+def _signals(mask: int) -> list[int]:
+    return [number for number in range(1, 65) if mask >> (number - 1) & 1]
 
 
 # --- threads ---
@@ -283,7 +289,7 @@ def _make_thread(leader: Tracee, thread: ThreadState, scratch: int) -> Tracee:
     return tracee
 
 
-def _set_thread(tracee: Tracee, thread: ThreadState, scratch: int) -> None:
+def _set_thread(tracee: Tracee, thread: ThreadState, scratch: int, group: int) -> None:
     data = scratch + PAGE_BYTES
     if thread.robust_list:
         tracee.call("set_robust_list", thread.robust_list, thread.robust_list_bytes)
@@ -294,6 +300,8 @@ def _set_thread(tracee: Tracee, thread: ThreadState, scratch: int) -> None:
     tracee.call("prctl", PR_SET_NAME, data, 0, 0, 0)
     tracee.write(data, thread.signal_stack)
     tracee.call("sigaltstack", data, 0)
+    for number in _signals(thread.pending_signals):
+        tracee.call("tgkill", group, thread.tid, number)
 
 
 def _leave(image: StoredImage, tracees: list[Tracee], scratch: int) -> None:
