@@ -23,6 +23,8 @@ from remesh.transparent.stay import Placement, run_stay
 
 PROGRAMS = Path(__file__).resolve().parents[2] / "tests" / "mpi" / "programs"
 NUM_RANKS = 4
+_HUNG_S = 120.0
+"""Longer than any stay of a chain takes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,11 +128,14 @@ class Stopper:
     def __init__(self, after_s: float | None) -> None:
         self._after_s = after_s
         self._ready_s: float | None = None
+        self._made_s = time.monotonic()
 
     def __call__(self, coordinator: Coordinator) -> None:
+        now_s = time.monotonic()
+        if now_s - self._made_s > _HUNG_S:
+            coordinator.fail(f"it hangs: {coordinator.describe()}")
         if self._after_s is None or not coordinator.all_ready:
             return
-        now_s = time.monotonic()
         self._ready_s = self._ready_s or now_s
         if now_s - self._ready_s >= self._after_s:
             self._after_s = None

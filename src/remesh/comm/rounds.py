@@ -168,7 +168,7 @@ class Round:
         if self.phase not in (Phase.HOLD, Phase.CLOSE) or now_s - self.started_s <= self.limit_s:
             return self, ()
         silent = [rank for rank, answer in enumerate(self.answers) if answer is None]
-        why = f"ranks {silent} have not answered" if silent else self.reason
+        why = f"{self.reason or 'no wave was complete'}; in this wave ranks {silent} have not answered"
         return self._give_up(f"no cut after {self.limit_s:g} s: {why}")
 
     def _judge(self, wave: tuple[Status, ...], now_s: float) -> tuple[Round, tuple[Instruction, ...]]:

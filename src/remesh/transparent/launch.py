@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from remesh.errors import ConfigError
+from remesh.transparent.lower.wire import PROBE_VARIABLE
 from remesh.transparent.mpis import Installation
 
 SHM: Final = "shm"
@@ -57,8 +58,9 @@ ROWS: Final = (
         (*_NOLOCAL, "-genv", "MPIR_CVAR_CH4_NETMOD", "ofi", "-genv", "FI_PROVIDER", "tcp"),
         (*_NOLOCAL, "-genv", "MPIR_CVAR_CH4_NETMOD", "ofi", "-genv", "FI_PROVIDER", "tcp"),
     ),
-    # UCX looks through network namespaces and would use shared memory between hosts that share a machine.
-    Row("mpich", "ucx", None, (*_NOLOCAL, "-genv", "UCX_TLS", "tcp,self")),
+    # UCX looks through network namespaces and would use shared memory between hosts that share a machine. With it a
+    # receive from any source that is posted before its message arrives is sometimes never completed (MPICH 5.0.2).
+    Row("mpich", "ucx", None, (*_NOLOCAL, "-genv", "UCX_TLS", "tcp,self", "-genv", PROBE_VARIABLE, "1")),
     Row("impi", "shm", (*_IMPI, "shm"), None),
     Row("impi", "tcp", (*_IMPI, "ofi", "-genv", "FI_PROVIDER", "tcp"), (*_IMPI, "ofi", "-genv", "FI_PROVIDER", "tcp")),
 )

@@ -148,19 +148,44 @@ class RankLoop:
             self._half.drain_progress()
         status = describe_half(self._rank, self._half, is_closed=self._closed, has_ended=self._ended is not None)
         answer = status.to_json()
-        if is_first and self._upper is not None and self._ended is None:
-            answer["refusals"] = [str(refusal) for refusal in check_imageable(self._upper.pid)]
+        if is_first:
+            answer["refusals"] = self._refusals()
         self._control.send({"type": "status", "wave": message["wave"], "status": answer})
+
+    def _refusals(self) -> list[str]:
+        self._look()
+        if self._upper is None or self._ended is not None:
+            return []
+        try:
+            return [str(refusal) for refusal in check_imageable(self._upper.pid)]
+        except (Error, OSError):
+            # A program may end at any moment, this one included.
+            self._look()
+            if self._ended is None:
+                raise
+            return []
+
+    def _freeze(self) -> None:
+        """Stop the program, unless it has ended."""
+        self._look()
+        if self._upper is None or self._ended is not None:
+            return
+        try:
+            self._frozen = freeze(self._upper.pid)
+        except (Error, OSError):
+            self._look()
+            if self._ended is None:
+                raise
 
     def _take_image(self, request: Message) -> Message:
         folder = Path(request["folder"]) / rank_name(self._rank)
         report: dict[str, Any] = {"num_bytes": 0, "seconds": {}, "caught": {}}
         try:
             folder.mkdir(mode=0o700)
+            self._freeze()
             for output in self._outputs:
                 output.copy()
-            if self._upper is not None and self._ended is None:
-                self._frozen = freeze(self._upper.pid)
+            report["outputs"] = [output.copied for output in self._outputs]
             state = self._half.state_bytes()
             _write_durable(folder / STATE, state)
             report["lower_sha256"] = hashlib.sha256(state).hexdigest()

@@ -108,6 +108,9 @@ def _put_together(
         half.rebuild()
         seconds["replay"] = time.monotonic() - began_s
         began_s = time.monotonic()
+        for stream, length in zip(streams, report["outputs"], strict=True):
+            # The program writes again what it wrote after the checkpoint.
+            os.truncate(stream, min(length, stream.stat().st_size))
         if report["has_image"]:
             upper = restore_upper(chosen.rank_folder(rank) / IMAGE, site)
     seconds["upper"] = time.monotonic() - began_s
