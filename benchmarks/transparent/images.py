@@ -18,6 +18,7 @@ from pathlib import Path
 
 from benchmarks.report import Row, at_most, is_quick, write_report
 from remesh.transparent.images import Command, Site, Upper, dump_image, restore_upper, start_upper, upper_environment
+from remesh.transparent.images.criu import dump_by_criu, find_criu
 
 _MIB = 1 << 20
 _BLOCK_BYTES = 8 * _MIB
@@ -148,6 +149,37 @@ def increment_rows(bench: Bench, repeat: int) -> list[Row]:
     return rows
 
 
+def criu_rows(bench: Bench, repeat: int) -> list[Row]:
+    """Own engine and CRIU in turn, where that is installed; both flush what they wrote."""
+    criu = find_criu()
+    if criu is None or not criu.is_able:
+        print("criu: skipped, needs CRIU 4.1 or newer on the PATH")
+        return []
+    dumps, sizes, restores = [], [], []
+    own, theirs = bench.folder / "own", bench.folder / "theirs"
+    for _ in range(repeat):
+        began = time.perf_counter()
+        own_bytes = dump_image(bench.upper.pid, own).num_bytes
+        middle = time.perf_counter()
+        criu_bytes = dump_by_criu(bench.upper.pid, theirs)
+        dumps.append((middle - began) / (time.perf_counter() - middle))
+        sizes.append(own_bytes / criu_bytes)
+        bench.upper.close()
+        began = time.perf_counter()
+        restore_upper(theirs, bench.site).close()
+        middle = time.perf_counter()
+        bench.upper = restore_upper(own, bench.site)
+        restores.append((time.perf_counter() - middle) / (middle - began))
+        shutil.rmtree(own)
+        shutil.rmtree(theirs)
+    peer, size = f"CRIU {criu.version}", f"{bench.num_mib} MiB"
+    return [
+        at_most(f"image of {size} / CRIU", statistics.median(dumps), "ratio", 1.2, peer=peer, spread=_spread(dumps)),
+        at_most(f"its bytes / CRIU's, {size}", statistics.median(sizes), "ratio", 1.1, peer=peer),
+        at_most(f"restore of {size} / CRIU", statistics.median(restores), "ratio", 1.2, peer=peer),
+    ]
+
+
 def restore_rows(bench: Bench, repeat: int) -> list[Row]:
     """From the call to the running process."""
     image = bench.folder / "image"
@@ -168,7 +200,8 @@ def rows(*, num_mib: int, repeat: int) -> list[Row]:
     try:
         bench = Bench.start(folder, num_mib)
         try:
-            return [*image_rows(bench, repeat), *increment_rows(bench, repeat), *restore_rows(bench, repeat)]
+            made = [*image_rows(bench, repeat), *increment_rows(bench, repeat), *criu_rows(bench, repeat)]
+            return [*made, *restore_rows(bench, repeat)]
         finally:
             bench.upper.close()
     finally:

@@ -35,6 +35,7 @@ from remesh.transparent.images import (
     upper_environment,
 )
 from remesh.transparent.images import upper as upper_module
+from remesh.transparent.images.criu import dump_by_criu, find_criu
 from remesh.transparent.images.doctor import examine_machine
 from remesh.transparent.images.format import HEADER_FILE, PAGES_FILE
 
@@ -447,6 +448,24 @@ def test_the_program_finds_a_clean_place(stage: Stage) -> None:
 def test_a_program_that_does_not_exist_is_an_error_at_once(stage: Stage) -> None:
     with pytest.raises(ConfigError, match="no-such-program"):
         start_upper(Command(("./no-such-program",), {}, str(stage.work)), stage._new_site())
+
+
+def test_criu_is_a_second_engine_where_it_is_installed(stage: Stage) -> None:
+    criu = find_criu()
+    if criu is None or not criu.is_able:
+        pytest.skip("needs CRIU 4.1 or newer, which is not on the path")
+    upper = stage.start(f"x = os.urandom(1000000)\nprint(hash(x), flush=True)\n{_WAIT_FOR_GO}\nprint(hash(x))")
+    dump_by_criu(upper.pid, stage.folder / "image")
+    (stage.work / "go").touch()
+    told = stage.finish(upper).split()
+    assert stage.finish(stage.restore(stage.folder / "image")).strip("\0\n") == told[0] == told[1]
+
+
+def test_an_image_by_criu_needs_criu(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(stage.work))
+    with pytest.raises(ConfigError, match="CRIU 4.1 or newer.*found none"):
+        dump_by_criu(1, stage.folder / "image")
+    assert not (stage.folder / "image").exists()
 
 
 def test_the_examination_of_a_machine_that_is_able_ends_with_a_restored_process(stage: Stage) -> None:

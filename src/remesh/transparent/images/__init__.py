@@ -5,6 +5,7 @@ what in a process stands against it; `dump_image` writes it; `restore_upper` bri
 """
 
 from remesh.transparent.images.compaction import compact_image
+from remesh.transparent.images.criu import dump_by_criu
 from remesh.transparent.images.doctor import Finding, examine_machine
 from remesh.transparent.images.dump import dump_image
 from remesh.transparent.images.frozen import Frozen, freeze
@@ -37,6 +38,7 @@ __all__ = [
     "check_imageable",
     "compact_image",
     "describe_image",
+    "dump_by_criu",
     "dump_image",
     "examine_machine",
     "freeze",

@@ -6,10 +6,10 @@ import ctypes
 import os
 import resource
 import struct
-import time
 from typing import Final
 
 from remesh.errors import PeerError
+from remesh.transparent.images.clocks import clocks_of
 from remesh.transparent.images.format import (
     AreasState,
     AreaState,
@@ -67,7 +67,7 @@ def capture_process(frozen: Frozen, scratch: int) -> ProcessState:
     )
     with open(f"/proc/{pid}/auxv", "rb") as file:
         auxv = file.read()
-    status = read_status(pid)
+    status, clocks = read_status(pid), clocks_of(pid)
     return ProcessState(
         executable=os.readlink(f"/proc/{pid}/exe"),
         folder=os.readlink(f"/proc/{pid}/cwd"),
@@ -78,8 +78,8 @@ def capture_process(frozen: Frozen, scratch: int) -> ProcessState:
         pending_signals=int(status["ShdPnd"], 16),
         limits={number: resource.prlimit(pid, number) for number in _LIMITS},
         dumpable=leader.call("prctl", _PR_GET_DUMPABLE, 0, 0, 0, 0) == 1,
-        monotonic_ns=time.clock_gettime_ns(time.CLOCK_MONOTONIC) + _clock_offset_ns(pid, "monotonic"),
-        boottime_ns=time.clock_gettime_ns(time.CLOCK_BOOTTIME) + _clock_offset_ns(pid, "boottime"),
+        monotonic_ns=clocks.monotonic_ns,
+        boottime_ns=clocks.boottime_ns,
     )
 
 
@@ -103,20 +103,6 @@ def _signal_actions(leader: Tracee, scratch: int) -> dict[int, bytes]:
         if any(action):
             actions[number] = action
     return actions
-
-
-def _clock_offset_ns(pid: int, clock: str) -> int:
-    """By how much a clock of the process is ahead of this process's: both may be in time namespaces."""
-    return _own_offset_ns(pid, clock) - _own_offset_ns(os.getpid(), clock)
-
-
-def _own_offset_ns(pid: int, clock: str) -> int:
-    try:
-        with open(f"/proc/{pid}/timens_offsets") as file:
-            lines = [line.split() for line in file]
-    except OSError:
-        return 0
-    return sum(int(seconds) * 10**9 + int(nanoseconds) for name, seconds, nanoseconds in lines if name == clock)
 
 
 # --- threads ---

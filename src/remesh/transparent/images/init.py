@@ -18,6 +18,8 @@ from typing import Any, Final
 
 from remesh.errors import ConfigError, Error, FormatError, StorageError
 from remesh.transparent.images import namespaces
+from remesh.transparent.images.clocks import Clocks, set_clocks
+from remesh.transparent.images.criu import bring_back_by_criu, is_criu_image, read_criu_image
 from remesh.transparent.images.kinds import INNER_PID, STDERR_PATH, STDOUT_PATH, OpenFilePolicy, Site
 from remesh.transparent.images.linux import PR_SET_NAME, prctl
 from remesh.transparent.images.restore import bring_back
@@ -71,9 +73,8 @@ def _close_all_but(kept: set[int]) -> None:
 
 def _start_in_namespaces(order: dict[str, Any], orders: int, news: int) -> int:
     namespaces.leave_for_new_namespaces()
-    image = read_image(Path(order["image"])) if "image" in order else None
-    if image is not None:
-        namespaces.set_clocks(*image.clock_offsets_ns())
+    if "image" in order:
+        set_clocks(_saved_clocks(Path(order["image"])))
     pid = os.fork()
     if pid == 0:
         try:
@@ -82,6 +83,13 @@ def _start_in_namespaces(order: dict[str, Any], orders: int, news: int) -> int:
             _tell_failure(news, error)
             os._exit(1)
     return pid
+
+
+def _saved_clocks(folder: Path) -> Clocks:
+    if is_criu_image(folder):
+        return read_criu_image(folder).clocks
+    process = read_image(folder).process
+    return Clocks(process.monotonic_ns, process.boottime_ns)
 
 
 def _be_init(order: dict[str, Any], orders: int, news: int) -> None:
@@ -93,7 +101,9 @@ def _be_init(order: dict[str, Any], orders: int, news: int) -> None:
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGPIPE):
         signal.signal(number, signal.SIG_IGN)
     namespaces.mount_room(Site(**order["site"]))
-    if "image" in order:
+    if "image" in order and is_criu_image(Path(order["image"])):
+        bring_back_by_criu(Path(order["image"]))
+    elif "image" in order:
         bring_back(read_image(Path(order["image"])), OpenFilePolicy(order["open_files"]))
     else:
         _start_program(order)

@@ -31,28 +31,6 @@ def leave_for_new_namespaces() -> None:
     Path("/proc/self/gid_map").write_text(f"{group} {group} 1")
 
 
-def set_clocks(monotonic_ns: int, boottime_ns: int) -> bool:
-    """Let the clocks of future children show these times now; whether the kernel could do it.
-
-    Call it before the first child.
-    """
-    if not Path("/proc/self/ns/time_for_children").exists():
-        return False
-    try:
-        linux.unshare(linux.NEW_TIME)
-        lines = (_offset_line("monotonic", monotonic_ns), _offset_line("boottime", boottime_ns))
-        Path("/proc/self/timens_offsets").write_text("\n".join(lines) + "\n")
-    except OSError:
-        return False
-    return True
-
-
-def _offset_line(clock: str, wanted_ns: int) -> str:
-    """``wanted_ns`` is an offset against the clock of the host."""
-    seconds, nanoseconds = divmod(wanted_ns, 10**9)
-    return f"{clock} {seconds} {nanoseconds}"
-
-
 def mount_room(site: Site) -> None:
     """In the new namespaces: a ``/proc`` of their own, and the channel and logs under their fixed names.
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -42,13 +41,6 @@ class StoredImage:
     files: FilesState
     pages: PagesState
     channel: bytes | None  # the bytes of the file behind its channel
-
-    def clock_offsets_ns(self) -> tuple[int, int]:
-        """By how much its clocks must be ahead of the host's, to go on from where they were: monotonic, boottime."""
-        return (
-            self.process.monotonic_ns - time.clock_gettime_ns(time.CLOCK_MONOTONIC),
-            self.process.boottime_ns - time.clock_gettime_ns(time.CLOCK_BOOTTIME),
-        )
 
     def source_folders(self) -> list[Path]:
         """The folders that runs of pages name by their source: this one, then what it builds upon."""
