@@ -27,13 +27,13 @@ def build_extension() -> Path | None:
     """The built extension, or None with a line on stderr that says why there is none."""
     compiler = shutil.which(os.environ.get("CC", "cc"))
     if compiler is None:
-        print("building _fast: no C compiler on PATH (CC or cc); going on without", file=sys.stderr)
+        print("building _fast: no C compiler on PATH (CC or cc); going on without", file=sys.stderr)  # noqa: T201
         return None
     unfinished = _EXTENSION.with_suffix(f".{os.getpid()}")
     command = [compiler, "-O2", "-Wall", "-fPIC", "-shared", "-I", sysconfig.get_path("include")]
     done = subprocess.run([*command, str(_FOLDER / "_fast.c"), "-o", str(unfinished)], capture_output=True, text=True)
     if done.returncode != 0:
-        print(f"building _fast: {compiler} failed; going on without\n{done.stderr}", file=sys.stderr)
+        print(f"building _fast: {compiler} failed; going on without\n{done.stderr}", file=sys.stderr)  # noqa: T201
         return None
     unfinished.replace(_EXTENSION)
     return _EXTENSION

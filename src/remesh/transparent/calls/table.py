@@ -1,12 +1,12 @@
 """Which calls cross the channel, how are they laid out in a slot, and what becomes of one that a checkpoint meets?
 
-The upper half keeps everything that needs no other rank (groups, datatypes, attributes, topologies, statuses, persistent
-requests, user operations) and turns the rest of MPI into the few calls below. All handles are virtual: communicators and
-requests are integers of ours, ranks are ranks of the world, data are plain bytes.
+The upper half keeps everything that needs no other rank (groups, datatypes, attributes, topologies, statuses,
+persistent requests, user operations) and turns the rest of MPI into the few calls below. All handles are virtual:
+communicators and requests are integers of ours, ranks are ranks of the world, data are plain bytes.
 
 A request is ``B`` (number of the call) and the call's fixed part, little-endian and unaligned, then its tail. A reply
-is ``B`` (:data:`OK` or :data:`FAILED`) and the reply's fixed part, then its tail. A failed reply carries :data:`FAILURE`
-and a UTF-8 text.
+is ``B`` (:data:`OK` or :data:`FAILED`) and the reply's fixed part, then its tail. A failed reply carries
+:data:`FAILURE` and a UTF-8 text.
 
 What happens to an unanswered request at a checkpoint is its :class:`Replay` rule. There are only two: what is done
 before the reply is either nothing, or an entry in the saved state under the slot and the request's number.

@@ -1,7 +1,7 @@
-"""The lower half of one rank: serves the upper half's calls on a real MPI, and can be made quiet, saved and grown again.
+"""The lower half of one rank: serves calls on a real MPI, and can be made quiet, saved and grown again.
 
-One thread owns a :class:`LowerHalf` and calls its methods; only :meth:`LowerHalf.wake` may be called from another. Nothing
-here blocks on another rank: whatever waits is a pending entry that :meth:`serve_once` comes back to.
+One thread owns a :class:`LowerHalf` and calls its methods; only :meth:`LowerHalf.wake` may be called from another.
+Nothing here blocks on another rank: whatever waits is a pending entry that :meth:`serve_once` comes back to.
 
 A checkpoint, seen from here::
 
@@ -278,7 +278,7 @@ class LowerHalf:
     def quiet(self) -> bool:
         """Whether nothing of ours is on its way: no collective entered, every send handed over, no transfer open.
 
-        Once true after :meth:`close` it stays true, and ``counters().sent`` no longer changes; messages may still arrive.
+        Once true after :meth:`close` it stays true, and ``counters().sent`` no longer changes; messages may arrive.
         """
         return self._wire.handed_over and not self._transfers.streaming and not self._collectives.inside
 

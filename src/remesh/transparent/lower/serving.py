@@ -111,7 +111,7 @@ class Serving:
         self.abort_code = code
         return False
 
-    def _send(
+    def _send(  # noqa: PLR0913 - the fields of the call
         self, slot: int, body: memoryview, flags: int, comm: int, dest: int, tag: int, num_bytes: int, address: int
     ) -> bool:
         if flags & Flag.INLINE:
@@ -125,7 +125,7 @@ class Serving:
             return True
         return self._started(slot, body, flags, self.transfers.send_announced(comm, dest, tag, address, num_bytes))
 
-    def _receive(
+    def _receive(  # noqa: PLR0913 - the fields of the call
         self, slot: int, body: memoryview, flags: int, comm: int, source: int, tag: int, capacity: int, address: int
     ) -> bool:
         return self._started(slot, body, flags, self.transfers.receive(comm, source, tag, capacity, address))

@@ -1,6 +1,6 @@
 """All point-to-point traffic of a rank on one duplicate of the world communicator, as bytes.
 
-Two kinds of MPI messages. *Wire messages* have tag 0: a header, and the payload if it is short; all of them are counted.
+Two kinds of MPI messages. *Wire messages* have tag 0: a header, and the payload if it is short; all are counted.
 *Streams* have another tag that the receiver chose: the payload of one announced message, in pieces, after the receiver
 has asked for it. A stream is open only between that and its end, never across a checkpoint.
 """

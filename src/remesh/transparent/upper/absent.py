@@ -49,7 +49,11 @@ class Session(Handle):
 def _refusing_properties(cls: type, names: str, why: str) -> None:
     for name in names.split():
         call = f"{cls.__name__}.{name}"
-        setattr(cls, name, property(lambda self, _call=call: _refuse(_call, why)))
+
+        def read(self: Any, _call: str = call) -> NoReturn:
+            _refuse(_call, why)
+
+        setattr(cls, name, property(read))
 
 
 _WINDOWS = "one-sided communication is not carried over checkpoints; use messages"

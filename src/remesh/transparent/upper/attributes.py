@@ -81,9 +81,7 @@ class WithAttributes:
                 other._attributes()[keyval] = copied
 
     @classmethod
-    def Create_keyval(
-        cls, copy_fn: Copy | None = None, delete_fn: Delete | None = None, nopython: bool = False
-    ) -> int:
+    def Create_keyval(cls, copy_fn: Copy | None = None, delete_fn: Delete | None = None, nopython: bool = False) -> int:
         """A new key; ``copy_fn`` decides what a duplicate gets, ``NotImplemented`` being nothing."""
         keyval = next(_numbers)
         _keys[keyval] = _Key(copy_fn, delete_fn)

@@ -1,4 +1,4 @@
-"""Message buffers as programs write them: ``data``, ``[data, type]``, ``[data, count, type]``, ``[data, counts, displs, type]``.
+"""Message buffers as programs write them: ``data``, ``[data, type]``, ``[data, count, type]``, ...
 
 A :class:`Spec` is one run of elements, a :class:`Blocks` one run for every rank. Both give the bytes to send as one
 contiguous view (in place where the datatype is dense, else packed), and a landing for what is received.
@@ -354,6 +354,4 @@ def parse_typed_blocks(message: Any, num_ranks: int) -> Blocks:
             blocks.append(Spec(view, start + displacement, count, kind))
         return Blocks(blocks)
     view = byte_view(buffer)[0] if buffer is not None else memoryview(bytearray())
-    return Blocks(
-        [Spec(view, int(d), int(n), kind) for n, d, kind in zip(counts, displacements, types, strict=True)]
-    )
+    return Blocks([Spec(view, int(d), int(n), kind) for n, d, kind in zip(counts, displacements, types, strict=True)])

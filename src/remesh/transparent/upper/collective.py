@@ -208,9 +208,7 @@ def _reduced_share(m: Members, whole: Spec, into: Spec, counts: list[int], op: O
     real = op._real(whole.datatype) if m.remote is None else None
     if real is not None:
         landing = into.landing()
-        return Exchange(
-            Kind.REDUCE_SCATTER, send, landing, op=real[0], type=real[1], send_counts=tuple(counts)
-        )
+        return Exchange(Kind.REDUCE_SCATTER, send, landing, op=real[0], type=real[1], send_counts=tuple(counts))
     size = whole.datatype._layout.size
     first, last = sum(counts[: m.rank]) * size, sum(counts[: m.rank + 1]) * size
 

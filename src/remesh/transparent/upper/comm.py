@@ -162,8 +162,13 @@ class Comm(PointToPoint, Objects, WithAttributes, Handle):
     def _predefined_attribute(self, keyval: int) -> Any:
         _ = self._members
         known = {
-            **{k.TAG_UB: k.TAG_UB_VALUE, k.IO: k.ANY_SOURCE, k.WTIME_IS_GLOBAL: False, k.HOST: k.PROC_NULL},
-            **{k.LASTUSEDCODE: last_used_code(), k.APPNUM: 0, k.UNIVERSE_SIZE: link().hello()[1]},
+            k.TAG_UB: k.TAG_UB_VALUE,
+            k.IO: k.ANY_SOURCE,
+            k.WTIME_IS_GLOBAL: False,
+            k.HOST: k.PROC_NULL,
+            k.LASTUSEDCODE: last_used_code(),
+            k.APPNUM: 0,
+            k.UNIVERSE_SIZE: link().hello()[1],
         }
         return known[keyval] if keyval in known else super()._predefined_attribute(keyval)
 
@@ -181,6 +186,8 @@ class Comm(PointToPoint, Objects, WithAttributes, Handle):
 
     def Call_errhandler(self, errorcode: int) -> None:
         handler = self.Get_errhandler()
+        if errorcode == 0:
+            return
         if callable(handler._h):
             handler._h(self, errorcode)
         elif handler in (ERRORS_ARE_FATAL, ERRHANDLER_NULL):
@@ -243,10 +250,10 @@ class Intracomm(Comm):
         if content.remote is not None:
             raise TypeError("expecting an intracommunicator")
 
-    def Create(self, group: Group) -> Comm:
+    def Create(self, group: Group) -> Any:
         return self._plain(self._made(group._ranks or None, self._members.next_number("create")))
 
-    def Create_group(self, group: Group, tag: int = 0) -> Comm:
+    def Create_group(self, group: Group, tag: int = 0) -> Any:
         members = self._members
         key = (group._ranks, tag)
         count = members.num_made_by_group[key] = members.num_made_by_group.get(key, 0) + 1
@@ -306,7 +313,7 @@ class Intracomm(Comm):
             made.topology = topology
         return TOPOLOGY_CLASSES[kind]._wrap(made)
 
-    def Create_dist_graph_adjacent(  # noqa: PLR0913 - mpi4py's arguments
+    def Create_dist_graph_adjacent(
         self,
         sources: Sequence[int],
         destinations: Sequence[int],
@@ -318,7 +325,7 @@ class Intracomm(Comm):
         graph = topologies.DistGraph.of(sources, destinations, sourceweights, destweights)
         return self._with_topology(graph, len(self._members.ranks), "DistGraph")
 
-    def Create_dist_graph(  # noqa: PLR0913 - mpi4py's arguments
+    def Create_dist_graph(
         self,
         sources: Sequence[int],
         degrees: Sequence[int],
@@ -386,5 +393,3 @@ def exchange_leaders(comm: Comm, leader: int, peer: Comm, remote_leader: int, ta
     if comm.Get_rank() == leader:
         from_them = peer.sendrecv(obj, remote_leader, tag, None, remote_leader, tag)
     return comm.bcast(from_them, leader)
-
-

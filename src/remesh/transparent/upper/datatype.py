@@ -76,7 +76,7 @@ class Datatype(WithAttributes, Handle):
         return list(ints), list(displacements), [], [type(one)._wrap(one._h) for one in types]
 
     def Get_name(self) -> str:
-        return self._type.name
+        return "MPI_DATATYPE_NULL" if self._h is None else self._type.name
 
     def Set_name(self, name: str) -> None:
         self._type.name = name
@@ -98,7 +98,9 @@ class Datatype(WithAttributes, Handle):
     @property
     def typestr(self) -> str:
         basic = None if self._h is None else self._type.basic
-        return "" if self._h is None else f"{basic.kind}{basic.size}" if basic and basic.kind != "P" else f"V{self.size}"
+        return (
+            "" if self._h is None else f"{basic.kind}{basic.size}" if basic and basic.kind != "P" else f"V{self.size}"
+        )
 
     @property
     def typechar(self) -> str:
@@ -107,8 +109,8 @@ class Datatype(WithAttributes, Handle):
 
     def tocode(self) -> str:
         """Type string of a predefined datatype."""
-        basic = self._type.basic
-        if basic is None or basic.kind == "P":
+        basic = self._type.basic if self else None
+        if basic is None or basic.kind in "PV":
             raise ValueError("cannot map to character code or type string")
         return basic.char or f"{basic.kind}{basic.size}"
 
@@ -124,11 +126,19 @@ class Datatype(WithAttributes, Handle):
         """Base type, name of the combiner and its parameters."""
         return decode(self)
 
+    def _reduce(self) -> tuple[Any, ...]:
+        if self._h is None:
+            return type(self), ()
+        base, name, parameters = decode(self)
+        if name == "STRUCT":
+            base = parameters["datatypes"][0]
+        return _made_again, (base, f"Create_{name.lower()}", parameters)
+
     # Constructors.
 
     def Dup(self) -> Self:
         copy = self._derive(self._layout, k.COMBINER_DUP, ())
-        copy._type.name = self._type.name
+        copy._type.name, copy._type.basic = self._type.name, self._type.basic
         self._copy_attributes(copy)
         return copy
 
@@ -185,7 +195,7 @@ class Datatype(WithAttributes, Handle):
         self, sizes: Sequence[int], subsizes: Sequence[int], starts: Sequence[int], order: int = k.ORDER_C
     ) -> Self:
         step = 1 if order == k.ORDER_C else -1
-        fits = all(0 < sub and 0 <= at and at + sub <= n for n, sub, at in zip(sizes, subsizes, starts, strict=True))
+        fits = all(sub > 0 and at >= 0 and at + sub <= n for n, sub, at in zip(sizes, subsizes, starts, strict=True))
         if not fits:
             raise failure("ERR_ARG", f"subarray {subsizes} at {starts} is not within {sizes}")
         layout = layouts.subarray(self._layout, sizes[::step], subsizes[::step], starts[::step])
@@ -304,6 +314,12 @@ def darray_indices(
     return chosen
 
 
+def _made_again(base: Datatype, constructor: str, parameters: dict[str, Any]) -> Datatype:
+    """A derived datatype out of a pickle."""
+    made: Datatype = getattr(base, constructor)(**parameters)
+    return made
+
+
 def decode(datatype: Datatype) -> tuple[Datatype, str, dict[str, Any]]:
     """What :meth:`Datatype.decode` answers: base type, name of the combiner, parameters by name."""
     if datatype.is_named:
@@ -339,15 +355,18 @@ def decode(datatype: Datatype) -> tuple[Datatype, str, dict[str, Any]]:
         k.COMBINER_RESIZED: ("RESIZED", lambda: {"lb": displacements[0], "extent": displacements[1]}),
         k.COMBINER_SUBARRAY: (
             "SUBARRAY",
-            lambda: {
-                **{"sizes": dims[:n], "subsizes": dims[n : 2 * n], "starts": dims[2 * n : 3 * n], "order": ints[-1]}
-            },
+            lambda: {"sizes": dims[:n], "subsizes": dims[n : 2 * n], "starts": dims[2 * n : 3 * n], "order": ints[-1]},
         ),
         k.COMBINER_DARRAY: (
             "DARRAY",
             lambda: {
-                **{"size": ints[0], "rank": ints[1], "gsizes": grid[:g], "distribs": grid[g : 2 * g]},
-                **{"dargs": grid[2 * g : 3 * g], "psizes": grid[3 * g : 4 * g], "order": ints[-1]},
+                "size": ints[0],
+                "rank": ints[1],
+                "gsizes": grid[:g],
+                "distribs": grid[g : 2 * g],
+                "dargs": grid[2 * g : 3 * g],
+                "psizes": grid[3 * g : 4 * g],
+                "order": ints[-1],
             },
         ),
     }
@@ -377,7 +396,7 @@ DATATYPE_NULL = Datatype()
 
 def Get_address(location: Any) -> int:
     """Address of a buffer in memory."""
-    return int(NATIVE.address_of(location))
+    return 0 if location is None or isinstance(location, int) else int(NATIVE.address_of(location))
 
 
 def Aint_add(base: int, disp: int) -> int:

@@ -17,6 +17,8 @@ from remesh.transparent.upper.request import Request, Work
 from remesh.transparent.upper.topologies import balanced_dims
 
 _finalized = False
+abort_status = 0
+"""Other than 0: the job is ended with this status when the program ends."""
 
 
 def description() -> dict[str, Any]:
@@ -54,6 +56,8 @@ def Finalize() -> None:
     global _finalized
     if not _finalized:
         _finalized = True
+        if abort_status:
+            link().ask(BY_NAME["abort"], (abort_status,))
         link().ask(BY_NAME["finish"], ())
 
 

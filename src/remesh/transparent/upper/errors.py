@@ -12,12 +12,12 @@ _added: dict[int, tuple[int, str]] = {}
 _first_free = LASTCODE + 1
 
 
-class Exception(RuntimeError):  # noqa: A001 - mpi4py's name
+class Exception(RuntimeError):
     """An MPI call failed; carries the error code."""
 
     def __new__(cls, ierr: int = 0) -> Exception:
         self = super().__new__(cls, ierr)
-        self.ob_mpi = ierr
+        self.ob_mpi = ierr if ierr >= 0 else CLASSES["ERR_UNKNOWN"]
         self.detail = ""
         return self
 

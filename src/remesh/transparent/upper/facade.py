@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from typing import Any
 
-from remesh.transparent.upper import absent, constants, environment, errors, locks, memory
+from remesh.transparent.upper import absent, constants, environment, errors, memory, private_names
 from remesh.transparent.upper.buffers import (
     BOTTOM,
     BUFFER_AUTOMATIC,
@@ -55,16 +55,35 @@ def names() -> dict[str, Any]:
     table |= OPS
     table |= absent.FUNCTIONS
     table |= {
-        **{"BOTTOM": BOTTOM, "IN_PLACE": IN_PLACE, "BUFFER_AUTOMATIC": BUFFER_AUTOMATIC, "pickle": pickle},
-        **{"COMM_NULL": COMM_NULL, "COMM_SELF": COMM_SELF, "COMM_WORLD": COMM_WORLD, "OP_NULL": OP_NULL},
-        **{"GROUP_EMPTY": GROUP_EMPTY, "GROUP_NULL": GROUP_NULL, "INFO_ENV": INFO_ENV, "INFO_NULL": INFO_NULL},
-        **{"DATATYPE_NULL": DATATYPE_NULL, "REQUEST_NULL": REQUEST_NULL, "MESSAGE_NULL": MESSAGE_NULL},
-        **{"MESSAGE_NO_PROC": MESSAGE_NO_PROC, "ERRHANDLER_NULL": errors.ERRHANDLER_NULL},
+        "BOTTOM": BOTTOM,
+        "IN_PLACE": IN_PLACE,
+        "BUFFER_AUTOMATIC": BUFFER_AUTOMATIC,
+        "pickle": pickle,
+        "COMM_NULL": COMM_NULL,
+        "COMM_SELF": COMM_SELF,
+        "COMM_WORLD": COMM_WORLD,
+        "OP_NULL": OP_NULL,
+        "GROUP_EMPTY": GROUP_EMPTY,
+        "GROUP_NULL": GROUP_NULL,
+        "INFO_ENV": INFO_ENV,
+        "INFO_NULL": INFO_NULL,
+        "DATATYPE_NULL": DATATYPE_NULL,
+        "REQUEST_NULL": REQUEST_NULL,
+        "MESSAGE_NULL": MESSAGE_NULL,
+        "MESSAGE_NO_PROC": MESSAGE_NO_PROC,
+        "ERRHANDLER_NULL": errors.ERRHANDLER_NULL,
         **{name: getattr(errors, name) for name in ("ERRORS_RETURN", "ERRORS_ABORT", "ERRORS_ARE_FATAL")},
-        **{"WIN_NULL": absent.WIN_NULL, "FILE_NULL": absent.FILE_NULL, "SESSION_NULL": absent.SESSION_NULL},
-        **{"Aint_add": Aint_add, "Aint_diff": Aint_diff, "Get_address": Get_address, "buffer": memory.buffer},
-        **{"_comm_lock": locks.comm_lock, "_comm_lock_table": locks.comm_lock_table},
-        **{"memory": memory.buffer, "Alloc_mem": memory.Alloc_mem, "Free_mem": memory.Free_mem},
+        "WIN_NULL": absent.WIN_NULL,
+        "FILE_NULL": absent.FILE_NULL,
+        "SESSION_NULL": absent.SESSION_NULL,
+        "Aint_add": Aint_add,
+        "Aint_diff": Aint_diff,
+        "Get_address": Get_address,
+        "buffer": memory.buffer,
+        **private_names.NAMES,
+        "memory": memory.buffer,
+        "Alloc_mem": memory.Alloc_mem,
+        "Free_mem": memory.Free_mem,
     }
     for cls in _CLASSES:
         cls.__module__ = "mpi4py.MPI"

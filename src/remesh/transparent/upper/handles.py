@@ -24,9 +24,11 @@ class Handle:
     _h: Any
 
     def __new__(cls, other: Any = None) -> Self:
-        self = object.__new__(cls)
+        self: Self = object.__new__(cls)
         if other is not None and not isinstance(other, _root(cls)):
-            raise TypeError(f"Argument 'other' has incorrect type (expected {cls.__name__}, got {type(other).__name__})")
+            raise TypeError(
+                f"Argument 'other' has incorrect type (expected {cls.__name__}, got {type(other).__name__})"
+            )
         self._h = None if other is None else other._h
         if self._h is not None:
             cls._expect(self._h)
@@ -98,7 +100,7 @@ class Handle:
             self.Free()
 
 
-def _root(cls: type) -> type:
+def _root(cls: type) -> type[Handle]:
     """The class directly below Handle that ``cls`` is or comes from."""
     return next(base for base in cls.__mro__ if Handle in base.__bases__)
 

@@ -56,11 +56,8 @@ class Intercomm(Comm):
         members = self._members
         first = members.ranks, bool(high)
         second = self._told(first)
-        if first[1] == second[1]:
-            # Both say the same: the group with the smaller rank leads, the same on both sides.
-            mine_first = min(first[0]) < min(second[0])
-        else:
-            mine_first = not first[1]
+        # If both say the same, the group with the smaller rank leads: the same on both sides.
+        mine_first = min(first[0]) < min(second[0]) if first[1] == second[1] else not first[1]
         ranks = (*first[0], *second[0]) if mine_first else (*second[0], *first[0])
         assert members.local is not None
         own = members.ranks[members.rank]

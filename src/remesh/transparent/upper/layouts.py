@@ -7,7 +7,7 @@ elements one after another; that form is ours, the same under every MPI library.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -89,10 +89,7 @@ def basic(size: int, extent: int | None = None) -> Layout:
 def placed(parts: Sequence[tuple[int, int, Layout]]) -> Layout:
     """Blocks ``(displacement in bytes, number of elements, layout of an element)``: the general constructor."""
     segments = joined(
-        (displacement + index * part.extent + offset, length)
-        for displacement, count, part in parts
-        for index in range(count)
-        for offset, length in part.segments
+        segment for displacement, count, part in parts for segment in _repeated(displacement, count, part)
     )
     starts = [
         displacement + index * part.extent + part.lb
@@ -108,6 +105,16 @@ def placed(parts: Sequence[tuple[int, int, Layout]]) -> Layout:
     return Layout(segments, lb, max(ends, default=0) - lb)
 
 
+def _repeated(displacement: int, count: int, part: Layout) -> Iterator[tuple[int, int]]:
+    """Segments of ``count`` elements; one, however many they are, if they have no gaps."""
+    if part.is_dense:
+        yield displacement, count * part.size
+        return
+    for index in range(count):
+        for offset, length in part.segments:
+            yield displacement + index * part.extent + offset, length
+
+
 def resized(layout: Layout, lb: int, extent: int) -> Layout:
     """The same data with other bounds."""
     return Layout(layout.segments, lb, extent)
@@ -115,6 +122,8 @@ def resized(layout: Layout, lb: int, extent: int) -> Layout:
 
 def strided(layout: Layout, count: int, block: int, stride_bytes: int) -> Layout:
     """``count`` blocks of ``block`` elements, ``stride_bytes`` from start to start."""
+    if stride_bytes == block * layout.extent:
+        return placed([(0, count * block, layout)])
     return placed([(index * stride_bytes, block, layout) for index in range(count)])
 
 
@@ -131,9 +140,7 @@ def subarray(layout: Layout, sizes: Sequence[int], subsizes: Sequence[int], star
     return resized(current, 0, num_elements * layout.extent)
 
 
-def distributed(
-    layout: Layout, sizes: Sequence[int], chosen: Sequence[Sequence[int]]
-) -> Layout:
+def distributed(layout: Layout, sizes: Sequence[int], chosen: Sequence[Sequence[int]]) -> Layout:
     """The elements of a row-major array whose index in each dimension is among those chosen."""
     current = layout
     stride = layout.extent

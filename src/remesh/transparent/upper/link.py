@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import struct
 import threading
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, cast
 
 from remesh.transparent.calls.table import (
     BY_NAME,
@@ -116,7 +116,7 @@ class Link:
         if body[0]:
             _, error_class, length = FAILURE.unpack_from(body)
             raise numbered_failure(error_class, bytes(body[FAILURE.size : FAILURE.size + length]).decode())
-        return body
+        return cast(memoryview, body)
 
     def hello(self) -> tuple[int, int]:
         """This rank and the number of ranks."""

@@ -44,6 +44,7 @@ class Members:
     num_made: int = 0  # constructors that have run on it
     num_made_by_group: dict[Any, int] = field(default_factory=dict)
     buffer: Any = None
+    num_private: int = 0  # tags that mpi4py.util has taken
     locks: dict[Any, Any] = field(default_factory=dict)
     of_world: dict[int, int] = field(init=False)  # world rank -> rank of those one sends to
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 from typing import Any
 
-from remesh.transparent.upper.buffers import byte_view
+from remesh.transparent.upper.views import byte_view
 
 
 class _ViewsOfMemory(type):

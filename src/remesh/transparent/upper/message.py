@@ -47,9 +47,7 @@ class Message(Handle):
     __slots__ = ()
 
     @classmethod
-    def Probe(
-        cls, comm: Any, source: int = k.ANY_SOURCE, tag: int = k.ANY_TAG, status: Status | None = None
-    ) -> Self:
+    def Probe(cls, comm: Any, source: int = k.ANY_SOURCE, tag: int = k.ANY_TAG, status: Status | None = None) -> Self:
         number = probe(comm._members, source, tag, status, Flag.BLOCKING | Flag.MATCHED)
         assert number is not None
         return cls(MESSAGE_NO_PROC) if number < 0 else cls._wrap(_Taken(comm._members, number))
@@ -71,6 +69,7 @@ class Message(Handle):
             raise failure("ERR_REQUEST", "receiving a message that is null or has been received")
         taken: _Taken = self._h
         self._h = None
+        assert taken.members is not None
         return taken.members, link().receive_message(flags, taken.number, landing)
 
     def _receive(self, landing: Landing, status: Status | None) -> bool:

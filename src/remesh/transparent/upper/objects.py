@@ -211,9 +211,7 @@ class Objects:
     def mprobe(self, source: int = k.ANY_SOURCE, tag: int = k.ANY_TAG, status: Status | None = None) -> Message:
         return Message.Probe(self, source, tag, status)
 
-    def improbe(
-        self, source: int = k.ANY_SOURCE, tag: int = k.ANY_TAG, status: Status | None = None
-    ) -> Message | None:
+    def improbe(self, source: int = k.ANY_SOURCE, tag: int = k.ANY_TAG, status: Status | None = None) -> Message | None:
         return Message.Iprobe(self, source, tag, status)
 
     def barrier(self) -> None:
@@ -261,5 +259,3 @@ def _data(obj: Any, dest: int) -> memoryview:
 def _fold(op: Callable[[Any, Any], Any], objects: Sequence[Any]) -> Any:
     """In the order of ranks. MINLOC and MAXLOC take (value, index) pairs."""
     return functools.reduce(op, objects)
-
-

@@ -1,8 +1,8 @@
 """Reductions: the operations of MPI and of the program, and how we fold operands ourselves.
 
-The real MPI reduces what it can. Operations of the program, values it has no type for, and everything in *ordered* mode
-(``REMESH_REDUCTIONS=ordered``) are gathered and folded here in the order of ranks, so that the result does not depend on
-the MPI library, the network or the placement.
+The real MPI reduces what it can. Operations of the program, values it has no type for, and everything in *ordered*
+mode (``REMESH_REDUCTIONS=ordered``) are gathered and folded here in the order of ranks, so that the result does not
+depend on the MPI library, the network or the placement.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Op(Handle):
     def __call__(self, x: Any, y: Any) -> Any:
         op = self._op
         if op.function is not None:
-            return op.function(x, y, None)  # type: ignore[func-returns-value, arg-type]  # programs do return here
+            return op.function(x, y, None)  # type: ignore[arg-type]  # programs do return here
         return op.on_values(x, y)
 
     def _reduce(self) -> tuple[Any, ...]:
@@ -138,7 +138,7 @@ def _allowed(name: str, leaf: Basic) -> bool:
     if name in ("REPLACE", "NO_OP"):
         return True
     if leaf.name == "BYTE":
-        return name.startswith("B") or name.startswith("L") or name in ("SUM", "PROD", "MIN", "MAX")
+        return name.startswith(("B", "L")) or name in ("SUM", "PROD", "MIN", "MAX")
     groups = {"S": "iuf", "P": "iuf", "M": "iuf", "L": "iub", "B": "iub"}
     return leaf.kind in groups[name[0]] or (leaf.kind == "c" and name in ("SUM", "PROD"))
 
@@ -193,9 +193,16 @@ def _fold_arrays(op: _Op, leaf: Basic, result: bytearray, operand: memoryview) -
     dtype = np.dtype(kinds.get(leaf.kind, f"{leaf.kind}{leaf.size}"))
     left, right = np.frombuffer(result, dtype), np.frombuffer(operand, dtype)
     function: dict[str, Any] = {
-        **{"SUM": np.add, "PROD": np.multiply, "MAX": np.maximum, "MIN": np.minimum, "LAND": np.logical_and},
-        **{"LOR": np.logical_or, "LXOR": np.logical_xor, "BAND": np.bitwise_and, "BOR": np.bitwise_or},
-        **{"BXOR": np.bitwise_xor},
+        "SUM": np.add,
+        "PROD": np.multiply,
+        "MAX": np.maximum,
+        "MIN": np.minimum,
+        "LAND": np.logical_and,
+        "LOR": np.logical_or,
+        "LXOR": np.logical_xor,
+        "BAND": np.bitwise_and,
+        "BOR": np.bitwise_or,
+        "BXOR": np.bitwise_xor,
     }
     with np.errstate(all="ignore"):
         left[:] = function[op.name](left, right)

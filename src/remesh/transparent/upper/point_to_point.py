@@ -24,7 +24,7 @@ def destination(members: Members, dest: int, tag: int) -> int | None:
     """World rank to send to; None is nobody."""
     if dest == k.PROC_NULL:
         return None
-    if not 0 <= tag:
+    if not tag >= 0:
         raise failure("ERR_TAG", f"sending with tag {tag}, expected one from 0 on")
     peers = members.peers
     if not 0 <= dest < len(peers):
@@ -153,9 +153,7 @@ class PointToPoint:
     def Bsend(self, buf: Any, dest: int, tag: int = 0) -> None:
         send_buffered(self._members, parse(buf).payload(), dest, tag)
 
-    def Recv(
-        self, buf: Any, source: int = k.ANY_SOURCE, tag: int = k.ANY_TAG, status: Status | None = None
-    ) -> None:
+    def Recv(self, buf: Any, source: int = k.ANY_SOURCE, tag: int = k.ANY_TAG, status: Status | None = None) -> None:
         receive_now(self._members, parse(buf).landing(), source, tag, status)
 
     def Isend(self, buf: Any, dest: int, tag: int = 0) -> Request:
@@ -188,7 +186,10 @@ class PointToPoint:
         return self._send_init(buf, dest, tag, send_buffered)
 
     def Ssend_init(self, buf: Any, dest: int, tag: int = 0) -> Prequest:
-        return self._send_init(buf, dest, tag, lambda *args: start_send(*args, Flag.SYNCHRONOUS))
+        def start(members: Members, view: memoryview, dest: int, tag: int) -> Work:
+            return start_send(members, view, dest, tag, Flag.SYNCHRONOUS)
+
+        return self._send_init(buf, dest, tag, start)
 
     def Recv_init(self, buf: Any, source: int = k.ANY_SOURCE, tag: int = k.ANY_TAG) -> Prequest:
         members, spec = self._members, parse(buf)
@@ -219,7 +220,7 @@ class PointToPoint:
     ) -> None:
         self.Isendrecv(sendbuf, dest, sendtag, recvbuf, source, recvtag)._finish_receive(status)
 
-    def Sendrecv_replace(  # noqa: PLR0913 - mpi4py's arguments
+    def Sendrecv_replace(
         self,
         buf: Any,
         dest: int,
@@ -230,7 +231,7 @@ class PointToPoint:
     ) -> None:
         self.Isendrecv_replace(buf, dest, sendtag, source, recvtag)._finish_receive(status)
 
-    def Isendrecv(  # noqa: PLR0913 - mpi4py's arguments
+    def Isendrecv(
         self,
         sendbuf: Any,
         dest: int,
@@ -241,15 +242,13 @@ class PointToPoint:
     ) -> BothWays:
         return self._both_ways(parse(sendbuf).payload(), dest, sendtag, parse(recvbuf), (source, recvtag))
 
-    def Isendrecv_replace(  # noqa: PLR0913 - mpi4py's arguments
+    def Isendrecv_replace(
         self, buf: Any, dest: int, sendtag: int = 0, source: int = k.ANY_SOURCE, recvtag: int = k.ANY_TAG
     ) -> BothWays:
         spec = parse(buf)
         return self._both_ways(memoryview(bytes(spec.payload())), dest, sendtag, spec, (source, recvtag))
 
-    def _both_ways(
-        self, payload: memoryview, dest: int, tag: int, into: Spec, wanted: tuple[int, int]
-    ) -> BothWays:
+    def _both_ways(self, payload: memoryview, dest: int, tag: int, into: Spec, wanted: tuple[int, int]) -> BothWays:
         members = self._members
         receive = start_receive(members, into.landing(), *wanted)
         send = start_send(members, payload, dest, tag)
@@ -267,9 +266,7 @@ class PointToPoint:
     def Mprobe(self, source: int = k.ANY_SOURCE, tag: int = k.ANY_TAG, status: Status | None = None) -> Message:
         return Message.Probe(self, source, tag, status)
 
-    def Improbe(
-        self, source: int = k.ANY_SOURCE, tag: int = k.ANY_TAG, status: Status | None = None
-    ) -> Message | None:
+    def Improbe(self, source: int = k.ANY_SOURCE, tag: int = k.ANY_TAG, status: Status | None = None) -> Message | None:
         return Message.Iprobe(self, source, tag, status)
 
     # Buffers of buffered sends: not needed, kept for programs that ask for them back.

@@ -232,9 +232,7 @@ class Request(Handle):
         return index, index != k.UNDEFINED or request is None
 
     @classmethod
-    def _all(
-        cls, requests: Sequence[Request], statuses: list[Status] | None, *, blocking: bool
-    ) -> list[Any] | None:
+    def _all(cls, requests: Sequence[Request], statuses: list[Status] | None, *, blocking: bool) -> list[Any] | None:
         active = cls._active(requests)
         works = [request._h.current for _, request in active]
         progress(works, blocking=blocking, every=True)
@@ -244,7 +242,7 @@ class Request(Handle):
         places: list[Status | None] = [None] * len(requests)
         if statuses is not None:
             _lengthen(statuses, len(requests))
-            places[:] = statuses[: len(requests)]
+            places[: len(statuses)] = statuses[: len(requests)]
             for index, request in enumerate(requests):
                 if request._is_idle():
                     _empty(places[index])
@@ -392,7 +390,7 @@ _kept_for_ever: list[Any] = []
 
 
 def _lengthen(statuses: list[Status], num: int) -> None:
-    if len(statuses) < num:
+    if len(statuses) < num and isinstance(statuses, list):
         statuses.extend(Status() for _ in range(num - len(statuses)))
 
 
@@ -482,7 +480,7 @@ class Grequest(Request):
     __slots__ = ()
 
     @classmethod
-    def Start(  # noqa: PLR0913 - mpi4py's arguments
+    def Start(
         cls,
         query_fn: Callable[..., None] | None = None,
         free_fn: Callable[..., None] | None = None,

@@ -14,7 +14,7 @@ from remesh.transparent.upper.link import Completion
 class Status:
     """Source, tag, error and size of a message."""
 
-    __slots__ = ("_cancelled", "_error", "_num_bytes", "_source", "_tag", "__weakref__")
+    __slots__ = ("__weakref__", "_cancelled", "_error", "_num_bytes", "_source", "_tag")
 
     def __new__(cls, status: Status | None = None) -> Self:
         self = object.__new__(cls)

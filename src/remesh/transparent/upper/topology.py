@@ -7,14 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from remesh.transparent.upper import constants as k
-from remesh.transparent.upper.buffers import Blocks, Spec, parse, parse_blocks, parse_typed_blocks
+from remesh.transparent.upper.buffers import Blocks, Parcel, Spec, parse, parse_blocks, parse_typed_blocks
 from remesh.transparent.upper.collective import Prepare, add_forms
 from remesh.transparent.upper.comm import TOPOLOGY_CLASSES, Intracomm
 from remesh.transparent.upper.errors import failure
 from remesh.transparent.upper.exchange import receive_block, send_block
 from remesh.transparent.upper.membership import Members, make
 from remesh.transparent.upper.pickles import dumps, loads
-from remesh.transparent.upper.buffers import Parcel
 from remesh.transparent.upper.request import Work, progress
 
 
@@ -132,7 +131,7 @@ class Topocomm(Intracomm):
         return [loads(parcel.data) for parcel in parcels]
 
 
-add_forms(Topocomm, BETWEEN_NEIGHBOURS, run)  # type: ignore[arg-type]  # as above
+add_forms(Topocomm, BETWEEN_NEIGHBOURS, run)
 
 
 class Cartcomm(Topocomm):
