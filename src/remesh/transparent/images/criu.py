@@ -21,6 +21,7 @@ from typing import Final
 
 from remesh.errors import ConfigError, FormatError
 from remesh.transparent.images.clocks import Clocks, clocks_of
+from remesh.transparent.images.format import CRIU_FILE
 from remesh.transparent.images.kinds import CHANNEL_PATH, INNER_PID, STDERR_PATH, STDOUT_PATH
 from remesh.transparent.images.procfs import inner_id, seen_from_here
 from remesh.transparent.images.records import from_json, to_json
@@ -30,7 +31,6 @@ _OLDEST: Final = (4, 1)
 _TIMEOUT_S: Final = 20.0
 _WORK_TIMEOUT_S: Final = 3600.0
 _FOLDER: Final = "criu"
-_BESIDE: Final = "criu.json"
 _CHANNEL: Final = "channel.bin"
 _LOG: Final = "criu.log"
 _SHOWN_CHARS: Final = 500
@@ -90,14 +90,9 @@ class CriuImage:
         return Clocks(self.monotonic_ns, self.boottime_ns)
 
 
-def is_criu_image(directory: Path) -> bool:
-    """Whether the image in this folder is one of CRIU's."""
-    return (directory / _BESIDE).is_file()
-
-
 def read_criu_image(directory: Path) -> CriuImage:
     """What stands beside CRIU's files. Raises `FormatError` when it is damaged."""
-    path = directory / _BESIDE
+    path = directory / CRIU_FILE
     try:
         return from_json(CriuImage, json.loads(path.read_bytes()), str(path))
     except (OSError, ValueError) as error:
@@ -124,7 +119,7 @@ def dump_by_criu(pid: int, directory: Path) -> int:
         lengths = [os.stat(seen_from_here(pid, path)).st_size for path in (STDOUT_PATH, STDERR_PATH)]
         (directory / _CHANNEL).write_bytes(Path(seen_from_here(pid, CHANNEL_PATH)).read_bytes())
         beside = CriuImage(criu.version, lengths[0], lengths[1], *clocks_of(pid))
-        (directory / _BESIDE).write_text(json.dumps(to_json(beside)))
+        (directory / CRIU_FILE).write_text(json.dumps(to_json(beside)))
     except BaseException:
         shutil.rmtree(directory, ignore_errors=True)
         raise

@@ -33,6 +33,8 @@ FILES_FILE: Final = "files.json"
 PAGES_INDEX_FILE: Final = "pages.json"
 PAGES_FILE: Final = "pages.bin"
 CHANNEL_FILE: Final = "channel.bin"
+CRIU_FILE: Final = "criu.json"
+"""What stands in the folder of an image by CRIU, and in no other."""
 RECORD_FILES: Final = (PROCESS_FILE, THREADS_FILE, AREAS_FILE, FILES_FILE, PAGES_INDEX_FILE)
 """The files that are JSON, besides the header."""
 _BLOBS: Final = (PAGES_FILE, CHANNEL_FILE)

@@ -19,7 +19,7 @@ from typing import Any, Final
 from remesh.errors import ConfigError, Error, FormatError, StorageError
 from remesh.transparent.images import namespaces
 from remesh.transparent.images.clocks import Clocks, set_clocks
-from remesh.transparent.images.criu import bring_back_by_criu, is_criu_image, read_criu_image
+from remesh.transparent.images.format import CRIU_FILE, HEADER_FILE
 from remesh.transparent.images.kinds import INNER_PID, STDERR_PATH, STDOUT_PATH, OpenFilePolicy, Site
 from remesh.transparent.images.linux import PR_SET_NAME, prctl
 from remesh.transparent.images.restore import bring_back
@@ -85,8 +85,14 @@ def _start_in_namespaces(order: dict[str, Any], orders: int, news: int) -> int:
     return pid
 
 
+def _is_by_criu(folder: Path) -> bool:
+    return not (folder / HEADER_FILE).exists() and (folder / CRIU_FILE).exists()
+
+
 def _saved_clocks(folder: Path) -> Clocks:
-    if is_criu_image(folder):
+    if _is_by_criu(folder):
+        from remesh.transparent.images.criu import read_criu_image  # noqa: PLC0415  costs time, and is seldom needed
+
         return read_criu_image(folder).clocks
     process = read_image(folder).process
     return Clocks(process.monotonic_ns, process.boottime_ns)
@@ -101,16 +107,23 @@ def _be_init(order: dict[str, Any], orders: int, news: int) -> None:
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGPIPE):
         signal.signal(number, signal.SIG_IGN)
     namespaces.mount_room(Site(**order["site"]))
-    if "image" in order and is_criu_image(Path(order["image"])):
-        bring_back_by_criu(Path(order["image"]))
-    elif "image" in order:
-        bring_back(read_image(Path(order["image"])), OpenFilePolicy(order["open_files"]))
+    if "image" in order:
+        _restore(Path(order["image"]), OpenFilePolicy(order["open_files"]))
     else:
         _start_program(order)
     _tell(news, {"event": "running"})
     # A program that ended at once can be found by its id as long as it is not reaped.
     if os.read(orders, 1):
         _reap_until_the_end(orders, news, wakeup_out)
+
+
+def _restore(folder: Path, policy: OpenFilePolicy) -> None:
+    if _is_by_criu(folder):
+        from remesh.transparent.images.criu import bring_back_by_criu  # noqa: PLC0415  as above
+
+        bring_back_by_criu(folder)
+    else:
+        bring_back(read_image(folder), policy)
 
 
 _NAMES: Final[list[Any]] = []

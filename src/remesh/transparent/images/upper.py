@@ -183,7 +183,7 @@ def _launched(orders: int, news: int) -> subprocess.Popen[bytes]:
     """The process that leaves for new namespaces; on leaving the context it has been waited for."""
     source = str(Path(__file__).resolve().parents[3])  # the folder that holds the package
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([source, os.environ.get("PYTHONPATH", "")])}
-    arguments = [sys.executable, "-m", _MODULE, str(orders), str(news)]
+    arguments = [sys.executable, "-S", "-m", _MODULE, str(orders), str(news)]
     return subprocess.Popen(
         arguments, pass_fds=(orders, news), env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL
     )
