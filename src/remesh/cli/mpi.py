@@ -19,6 +19,7 @@ from remesh.transparent.coordinator import Settings
 from remesh.transparent.frames import Line
 from remesh.transparent.job import JobFolder, JobSpec
 from remesh.transparent.mpis import Installation, find_all
+from remesh.transparent.slurm import make_script
 from remesh.transparent.stay import Placement, parse_hosts, run_stay
 
 _ROOT = "remesh-jobs"
@@ -192,6 +193,17 @@ def examine() -> None:
 
 def _mark(*, good: bool, needed: bool) -> str:
     return "ok" if good else "LACKS" if needed else "-"
+
+
+@mpi.command("slurm")
+@click.option("-n", "num_ranks", type=click.IntRange(1), required=True, help="Number of ranks.")
+@click.option("--mpi", "mpi_name", default="openmpi", show_default=True, help="openmpi, mpich, impi or system.")
+@click.option("--job", "job_path", required=True, help="Folder of the job, on a shared file system.")
+@click.argument("program")
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def slurm_script(num_ranks: int, mpi_name: str, job_path: str, program: str, arguments: tuple[str, ...]) -> None:
+    """Print a batch script for Slurm that starts PROGRAM, or goes on with it if it was stopped before."""
+    click.echo(make_script(num_ranks, mpi_name, job_path, (program, *arguments)), nl=False)
 
 
 def _describe_path(path: Path) -> Any:
