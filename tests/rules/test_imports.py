@@ -68,12 +68,19 @@ _PURE_ELSEWHERE = {
     "remesh.testbed.commands",
     "remesh.testbed.spec",
     "remesh.testing.samples",
+    "remesh.transparent.calls.errors",
+    "remesh.transparent.calls.table",
     "remesh.transparent.images.format",
     "remesh.transparent.images.increment",
     "remesh.transparent.images.kinds",
     "remesh.transparent.images.proc_text",
     "remesh.transparent.images.ranges",
     "remesh.transparent.images.records",
+    "remesh.transparent.lower.matching",
+    "remesh.transparent.lower.requests",
+    "remesh.transparent.lower.state",
+    "remesh.transparent.upper.basic_types",
+    "remesh.transparent.upper.layouts",
 }
 # Translates torch's values (dtypes, placements) and acts on nothing: open to pure modules that may see torch.
 _ADAPTERS = {"remesh.layout.from_torch"}

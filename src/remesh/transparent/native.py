@@ -42,6 +42,7 @@ def _futex(address: int, operation: int, value: int, timeout_us: int) -> None:
 
 
 def call(*words: int) -> None:
+    """Post the request in a slot and wait for its reply."""
     request, reply, waiting, doorbell, _sleeping, _spin = words
     number = (_word(request).value + 1) & 0xFFFFFFFF
     _word(request).value = number
@@ -55,11 +56,13 @@ def call(*words: int) -> None:
 
 
 def answer(request: int, reply: int, waiting: int) -> None:
+    """The reply stands in the slot: tell the caller."""
     _word(reply).value = _word(request).value
     _futex(reply, _FUTEX_WAKE, _EVERYBODY, 0)
 
 
 def pending(first_request: int, reply_offset: int, stride: int, count: int) -> int:
+    """Bit i is set where slot i has a request without a reply."""
     mask = 0
     for number in range(count):
         slot = first_request + number * stride
@@ -69,12 +72,14 @@ def pending(first_request: int, reply_offset: int, stride: int, count: int) -> i
 
 
 def wait(doorbell: int, sleeping: int, seen: int, spin: int, timeout_us: int) -> int:
+    """Wait until the doorbell differs from ``seen``; its value."""
     if timeout_us and _word(doorbell).value == seen:
         _futex(doorbell, _FUTEX_WAIT, seen, min(timeout_us, _LONGEST_WAIT_US))
     return _word(doorbell).value
 
 
 def ring(doorbell: int) -> None:
+    """Wake whoever waits at a doorbell."""
     word = _word(doorbell)
     word.value = (word.value + 1) & 0xFFFFFFFF
     _futex(doorbell, _FUTEX_WAKE, _EVERYBODY, 0)
@@ -95,10 +100,12 @@ def _copy(function: Any, pid: int, remote: int, local: int, num_bytes: int) -> N
 
 
 def read_memory(pid: int, remote: int, local: int, num_bytes: int) -> None:
+    """Copy memory of another process here."""
     _copy(_libc.process_vm_readv, pid, remote, local, num_bytes)
 
 
 def write_memory(pid: int, remote: int, local: int, num_bytes: int) -> None:
+    """Copy memory of this process there."""
     _copy(_libc.process_vm_writev, pid, remote, local, num_bytes)
 
 
@@ -109,6 +116,7 @@ class _Buffer(ctypes.Structure):
 
 
 def address_of(buffer: Any) -> int:
+    """Where the bytes of a contiguous buffer stand."""
     view = _Buffer()
     any_contiguous = 0x0080 | 0x0010 | 0x0008
     ctypes.pythonapi.PyObject_GetBuffer(ctypes.py_object(buffer), ctypes.byref(view), ctypes.c_int(any_contiguous))
@@ -118,6 +126,7 @@ def address_of(buffer: Any) -> int:
 
 
 def map_file(path: str, num_bytes: int) -> memoryview:
+    """A shared, writable mapping of a file; no descriptor stays open."""
     descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     try:
         if os.fstat(descriptor).st_size < num_bytes:

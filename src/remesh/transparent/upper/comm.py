@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, Self
 
@@ -262,7 +263,7 @@ class Intracomm(Comm):
 
     @classmethod
     def Create_from_group(cls, group: Group, stringtag: str = "", info: Any = None, errhandler: Any = None) -> Any:
-        return Intracomm(COMM_WORLD).Create_group(group, number_of(stringtag) % k.TAG_UB_VALUE)
+        return predefined()[0].Create_group(group, number_of(stringtag) % k.TAG_UB_VALUE)
 
     def _plain(self, made: Members | None) -> Any:
         return Intracomm._wrap(made)
@@ -381,9 +382,13 @@ def _self(world: Members) -> Members:
     return members
 
 
-_world_members = _world()
-COMM_WORLD = Intracomm._wrap(_world_members)
-COMM_SELF = Intracomm._wrap(_self(_world_members))
+@functools.cache
+def predefined() -> tuple[Intracomm, Intracomm]:
+    """COMM_WORLD and COMM_SELF of this process; asks the lower half who it is, once."""
+    world = _world()
+    return Intracomm._wrap(world), Intracomm._wrap(_self(world))
+
+
 COMM_NULL = Comm()
 
 

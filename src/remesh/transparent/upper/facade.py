@@ -14,7 +14,7 @@ from remesh.transparent.upper.buffers import (
     BufferAutomaticType,
     InPlaceType,
 )
-from remesh.transparent.upper.comm import COMM_NULL, COMM_SELF, COMM_WORLD, Comm, Intracomm
+from remesh.transparent.upper.comm import COMM_NULL, Comm, Intracomm, predefined
 from remesh.transparent.upper.datatype import DATATYPE_NULL, PREDEFINED, Aint_add, Aint_diff, Datatype, Get_address
 from remesh.transparent.upper.group import GROUP_EMPTY, GROUP_NULL, Group
 from remesh.transparent.upper.handles import name_predefined
@@ -45,7 +45,8 @@ _ERRORS = (
 
 
 def names() -> dict[str, Any]:
-    """Every public name of the module."""
+    """Every public name of the module. The first call asks the lower half who this process is."""
+    world, own = predefined()
     table: dict[str, Any] = {cls.__name__: cls for cls in _CLASSES}
     table |= {name: getattr(environment, name) for name in _ENVIRONMENT}
     table |= {name: getattr(errors, name) for name in _ERRORS}
@@ -60,8 +61,8 @@ def names() -> dict[str, Any]:
         "BUFFER_AUTOMATIC": BUFFER_AUTOMATIC,
         "pickle": pickle,
         "COMM_NULL": COMM_NULL,
-        "COMM_SELF": COMM_SELF,
-        "COMM_WORLD": COMM_WORLD,
+        "COMM_SELF": own,
+        "COMM_WORLD": world,
         "OP_NULL": OP_NULL,
         "GROUP_EMPTY": GROUP_EMPTY,
         "GROUP_NULL": GROUP_NULL,
