@@ -7,6 +7,7 @@ from click.testing import CliRunner
 
 from remesh.cli import mpi as cli_mpi
 from remesh.errors import ConfigError
+from remesh.transparent import images
 from remesh.transparent.images import Finding
 from remesh.transparent.mpis import Installation
 
@@ -27,7 +28,7 @@ _HAS_MPI = [("mpich", Installation("mpich", "/opt/mpich/mpiexec", "/opt/python")
 def test_the_status_tells_whether_what_is_needed_is_there(
     monkeypatch: pytest.MonkeyPatch, findings: list[Finding], mpis: object, status: int
 ) -> None:
-    monkeypatch.setattr(cli_mpi, "examine_machine", lambda: findings)
+    monkeypatch.setattr(images, "examine_machine", lambda: findings)
     monkeypatch.setattr(cli_mpi, "find_all", lambda: mpis)
     monkeypatch.setenv("COLUMNS", "200")
     result = CliRunner().invoke(cli_mpi.mpi, ["doctor"])
