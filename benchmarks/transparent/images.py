@@ -1,218 +1,101 @@
-"""What do an image, an increment and a restore cost, against what the disk can do?
+"""How long do checkpoints and restarts take, beside what the disk and the data allow?
 
-The bound of an image is the time that the same bytes take to be written in large blocks and flushed, measured in turn
-with it, on the same disk. The program holds random bytes, which nothing compresses.
+Two ranks hold many megabytes each. The bound of a checkpoint is the time in which the same number of bytes is written
+and flushed to the same disk, in one file for each rank, right before.
 """
 
 from __future__ import annotations
 
-import mmap
 import os
 import shutil
-import statistics
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from benchmarks.report import Row, at_most, is_quick, write_report
-from remesh.transparent.images import Command, Site, Upper, dump_image, restore_upper, start_upper, upper_environment
-from remesh.transparent.images.criu import dump_by_criu, find_criu
+from benchmarks.report import Row, at_most
+from benchmarks.transparent.chain import PROGRAMS
+from remesh.transparent.coordinator import Coordinator, Settings
+from remesh.transparent.job import JobFolder, JobSpec
+from remesh.transparent.stay import Placement, run_stay
 
+_NUM_RANKS = 2
 _MIB = 1 << 20
-_BLOCK_BYTES = 8 * _MIB
-_PATIENCE_S = 300.0
-_PROGRAM = """
-import os, sys, time
-data = bytearray()
-for _ in range(int(sys.argv[1])): data += os.urandom(1 << 20)
-last = ""
-while True:
-    if os.path.exists("change") and (order := open("change").read()) != last and order.endswith("."):
-        last = order
-        step, run, number = map(int, order.rstrip(".").split())
-        for start in range(0, len(data), step * 4096):
-            for page in range(start, min(start + run * 4096, len(data)), 4096): data[page] ^= 255
-        open(f"changed{number}", "w").close()
-    open("ready", "w").close()
-    time.sleep(0.01)
-"""
 
 
-@dataclass(slots=True)
-class Bench:
-    """A program of some size that runs as an upper half, and the folder of its images."""
+class _Take:
+    """Asks for checkpoints one after the other, once the program says that it is there; the last one stops."""
 
-    folder: Path
-    num_mib: int
-    upper: Upper
-    site: Site
-    num_changes: int = 0
+    def __init__(self, job: JobFolder, count: int) -> None:
+        self._out = job.logs / "rank-0000.out"
+        self._left = count
+        self.taken: list[dict] = []
 
-    @classmethod
-    def start(cls, folder: Path, num_mib: int) -> Bench:
-        """Start the program; returns when it holds its data."""
-        paths = [folder / name for name in ("channel", "out", "err")]
-        for path in paths:
-            path.touch()
-        site = Site(*map(str, paths))
-        command = Command((sys.executable, "-c", _PROGRAM, str(num_mib)), upper_environment(os.environ), str(folder))
-        bench = cls(folder, num_mib, start_upper(command, site), site)
-        bench.wait_for("ready")
-        return bench
+    def __call__(self, coordinator: Coordinator) -> None:
+        told = coordinator.last_checkpoint
+        if told is not None and told not in self.taken:
+            self.taken.append(told)
+        is_there = coordinator.all_ready and self._out.exists() and b"there" in self._out.read_bytes()
+        if is_there and self._left and len(self.taken) == self._asked:
+            self._left -= 1
+            self._asked += 1
+            coordinator.request_checkpoint(stop=not self._left)
 
-    def wait_for(self, name: str) -> None:
-        """Wait for a file that the program makes."""
-        deadline = time.monotonic() + _PATIENCE_S
-        while not (self.folder / name).exists():
-            if time.monotonic() > deadline or self.upper.poll() is not None:
-                raise RuntimeError(f"the program did not make {name}: {Path(self.site.stderr_file).read_text()}")
-            time.sleep(0.01)
-
-    def change(self, step: int, run: int) -> None:
-        """Let the program write to ``run`` of every ``step`` pages."""
-        self.num_changes += 1
-        (self.folder / "change").write_text(f"{step} {run} {self.num_changes}.")
-        self.wait_for(f"changed{self.num_changes}")
-
-    def write_plainly(self, num_bytes: int, flags: int = 0) -> float:
-        """Seconds to write and flush as many bytes in large blocks."""
-        block = memoryview(mmap.mmap(-1, _BLOCK_BYTES))
-        block[:] = os.urandom(_BLOCK_BYTES)
-        path = self.folder / "plain"
-        began = time.perf_counter()
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | flags, 0o600)
-        for _ in range(-(-num_bytes // _BLOCK_BYTES)):
-            os.write(descriptor, block)
-        os.fsync(descriptor)
-        os.close(descriptor)
-        seconds = time.perf_counter() - began
-        path.unlink()
-        return seconds
+    _asked = 0
 
 
-def _spread(values: list[float]) -> float:
-    return max(values) / min(values) - 1
-
-
-def image_rows(bench: Bench, repeat: int) -> list[Row]:
-    """Full images against the disk, in turn."""
-    ratios, direct_ratios, stills, seconds = [], [], [], []
-    for _ in range(repeat):
-        report = dump_image(bench.upper.pid, bench.folder / "image")
-        took = sum(report.seconds.values())
-        ratios.append(took / bench.write_plainly(report.num_bytes))
-        direct_ratios.append(took / bench.write_plainly(report.num_bytes, os.O_DIRECT))
-        stills.append(took - report.seconds["inspect"])
-        seconds.append(took)
-        shutil.rmtree(bench.folder / "image")
-    size = f"{bench.num_mib} MiB"
-    return [
-        at_most(
-            f"full image of {size} / the same bytes written and flushed",
-            statistics.median(ratios),
-            "ratio",
-            1.25,
-            peer="write, fsync",
-            spread=_spread(ratios),
-        ),
-        Row(
-            f"full image of {size} / the same past the page cache",
-            statistics.median(direct_ratios),
-            "ratio",
-            peer="write with O_DIRECT, fsync",
-            spread=_spread(direct_ratios),
-        ),
-        Row(f"full image of {size}", statistics.median(seconds), "s", spread=_spread(seconds)),
-        Row(f"full image of {size}: the program stands still", statistics.median(stills), "s", spread=_spread(stills)),
-    ]
-
-
-def increment_rows(bench: Bench, repeat: int) -> list[Row]:
-    """Increments with a tenth of the pages changed, in one piece of 64 pages out of 640, and one page of ten."""
-    rows = []
-    for step, run, how in ((640, 64, "in runs of 64"), (10, 1, "each tenth page")):
-        sizes, times = [], []
-        for _ in range(repeat):
-            full = bench.folder / "full"
-            whole = dump_image(bench.upper.pid, full, track=True)
-            bench.change(step, run)
-            part = dump_image(bench.upper.pid, bench.folder / "part", previous=full, track=True)
-            sizes.append(part.num_bytes / whole.num_bytes)
-            times.append(sum(part.seconds.values()) / sum(whole.seconds.values()))
-            shutil.rmtree(full)
-            shutil.rmtree(bench.folder / "part")
-        what = f"increment, 10 % of {bench.num_mib} MiB changed {how} / full image"
-        rows.append(at_most(f"{what}: bytes", statistics.median(sizes), "ratio", 0.15, spread=_spread(sizes)))
-        rows.append(at_most(f"{what}: time", statistics.median(times), "ratio", 0.15, spread=_spread(times)))
-    return rows
-
-
-def criu_rows(bench: Bench, repeat: int) -> list[Row]:
-    """Own engine and CRIU in turn, where that is installed; both flush what they wrote."""
-    criu = find_criu()
-    if criu is None or not criu.is_able:
-        print("criu: skipped, needs CRIU 4.1 or newer on the PATH")
-        return []
-    dumps, sizes, restores = [], [], []
-    own, theirs = bench.folder / "own", bench.folder / "theirs"
-    for _ in range(repeat):
-        began = time.perf_counter()
-        own_bytes = dump_image(bench.upper.pid, own).num_bytes
-        middle = time.perf_counter()
-        criu_bytes = dump_by_criu(bench.upper.pid, theirs)
-        dumps.append((middle - began) / (time.perf_counter() - middle))
-        sizes.append(own_bytes / criu_bytes)
-        bench.upper.close()
-        began = time.perf_counter()
-        restore_upper(theirs, bench.site).close()
-        middle = time.perf_counter()
-        bench.upper = restore_upper(own, bench.site)
-        restores.append((time.perf_counter() - middle) / (middle - began))
-        shutil.rmtree(own)
-        shutil.rmtree(theirs)
-    peer, size = f"CRIU {criu.version}", f"{bench.num_mib} MiB"
-    return [
-        at_most(f"image of {size} / CRIU", statistics.median(dumps), "ratio", 1.2, peer=peer, spread=_spread(dumps)),
-        at_most(f"its bytes / CRIU's, {size}", statistics.median(sizes), "ratio", 1.1, peer=peer),
-        at_most(f"restore of {size} / CRIU", statistics.median(restores), "ratio", 1.2, peer=peer),
-    ]
-
-
-def restore_rows(bench: Bench, repeat: int) -> list[Row]:
-    """From the call to the running process."""
-    image = bench.folder / "image"
-    dump_image(bench.upper.pid, image)
-    bench.upper.close()
-    seconds = []
-    for _ in range(repeat):
-        began = time.perf_counter()
-        bench.upper = restore_upper(image, bench.site)
-        seconds.append(time.perf_counter() - began)
-        bench.upper.close()
-    return [Row(f"restore of {bench.num_mib} MiB", statistics.median(seconds), "s", spread=_spread(seconds))]
-
-
-def rows(*, num_mib: int, repeat: int) -> list[Row]:
-    """All rows; needs the rights that `remesh mpi doctor` asks for."""
-    folder = Path(tempfile.mkdtemp(prefix="remesh-bench-"))
+def rows(mib: int) -> list[Row]:
+    """A full checkpoint, one of what a tenth of the pages changed, and a restart."""
+    folder = Path(tempfile.mkdtemp(prefix="remesh-images-"))
     try:
-        bench = Bench.start(folder, num_mib)
-        try:
-            made = [*image_rows(bench, repeat), *increment_rows(bench, repeat), *criu_rows(bench, repeat)]
-            return [*made, *restore_rows(bench, repeat)]
-        finally:
-            bench.upper.close()
+        argv = (sys.executable, str(PROGRAMS / "heavy.py"), str(mib), "0.1", "600")
+        environment = {"PATH": "/usr/bin:/bin", "OPENBLAS_NUM_THREADS": "1"}
+        job = JobFolder.create(folder / "job", JobSpec(argv, _NUM_RANKS, str(folder), environment))
+        bound_s = write_as_much(folder, mib)
+        take = _Take(job, 3)
+        first = run_stay(job, Placement("mpich"), Settings(incremental=True, keep=1), None, print, take)
+        if first.last_checkpoint is not None and first.last_checkpoint not in take.taken:
+            take.taken.append(dict(first.last_checkpoint))
+        full, *rest = take.taken
+        increment = rest[-1]
+        again = _Take(job, 1)
+        restarted = run_stay(job, Placement("openmpi"), Settings(keep=1), job.checkpoint(None), print, again)
+        phases = list(restarted.ready_seconds.values())
+        init_s = max(each.get("mpi_init", 0.0) + each.get("replay", 0.0) for each in phases)
+        upper_s = max(each.get("upper", 0.0) for each in phases)
+        name = f"{_NUM_RANKS} ranks of {mib} MiB"
+        return [
+            at_most(f"{name}: checkpoint over write and fsync", full["seconds"]["total"] / bound_s, "ratio", 1.25,
+                    bound=1.0),
+            at_most(f"{name}: quiesce and drain", full["seconds"]["cut"], "s", 0.1),
+            at_most(f"{name}: size with 10 % changed over full", increment["num_bytes"] / full["num_bytes"], "ratio",
+                    0.15),
+            at_most(f"{name}: time with 10 % changed over full",
+                    increment["seconds"]["total"] / full["seconds"]["total"], "ratio", 0.15),
+            at_most(f"{name}: replay", max(each.get("replay", 0.0) for each in phases), "s", 0.05),
+            at_most(f"{name}: MPI_Init and replay in a restart", init_s / (init_s + upper_s), "share", 0.1),
+            Row(f"{name}: restart", init_s + upper_s, "s"),
+        ]  # fmt: skip
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def main() -> None:
-    """Measure and write the report."""
-    quick = is_quick()
-    write_report("transparent_images", rows(num_mib=64 if quick else 512, repeat=3 if quick else 7))
+def write_as_much(folder: Path, mib: int) -> float:
+    """Seconds to write and flush the same bytes, one thread for each rank."""
+    block = os.urandom(_MIB)
 
+    def write(rank: int) -> None:
+        with (folder / f"bound-{rank}").open("wb") as file:
+            for _ in range(mib):
+                file.write(block)
+            file.flush()
+            os.fsync(file.fileno())
 
-if __name__ == "__main__":
-    main()
+    start_s = time.monotonic()
+    with ThreadPoolExecutor(_NUM_RANKS) as pool:
+        list(pool.map(write, range(_NUM_RANKS)))
+    taken_s = time.monotonic() - start_s
+    for rank in range(_NUM_RANKS):
+        (folder / f"bound-{rank}").unlink()
+    return taken_s
