@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.transparent import engine as engine_benchmark
 from remesh.errors import ConfigError, FormatError, StorageError
 from remesh.transparent.images import (
     CHANNEL_PATH,
@@ -38,6 +39,7 @@ from remesh.transparent.images import upper as upper_module
 from remesh.transparent.images.criu import dump_by_criu, find_criu
 from remesh.transparent.images.doctor import examine_machine
 from remesh.transparent.images.format import HEADER_FILE, PAGES_FILE
+from remesh.transparent.images.procfs import children_of
 
 pytestmark = pytest.mark.procs
 
@@ -445,9 +447,41 @@ def test_the_program_finds_a_clean_place(stage: Stage) -> None:
     assert stage.errors() == "told"
 
 
-def test_a_program_that_does_not_exist_is_an_error_at_once(stage: Stage) -> None:
+def test_a_program_that_does_not_exist_is_an_error_at_once_and_leaves_nothing(stage: Stage) -> None:
+    children = set(children_of(os.getpid()))
+    descriptors = len(os.listdir("/proc/self/fd"))
     with pytest.raises(ConfigError, match="no-such-program"):
         start_upper(Command(("./no-such-program",), {}, str(stage.work)), stage._new_site())
+    assert set(children_of(os.getpid())) <= children
+    assert len(os.listdir("/proc/self/fd")) == descriptors
+
+
+def test_a_program_that_ends_at_once_is_not_missed(stage: Stage) -> None:
+    for _ in range(3):
+        upper = start_upper(Command(("/bin/true",), {}, "/"), stage._new_site())
+        assert upper.wait(_PATIENCE_S) == 0
+        upper.close()
+
+
+def test_a_program_ends_with_the_process_that_started_it(stage: Stage) -> None:
+    site = stage._new_site()
+    starter = f"""
+import os, sys, time
+from remesh.transparent.images import Command, Site, start_upper
+site = Site({site.channel_file!r}, {site.stdout_file!r}, {site.stderr_file!r})
+print(start_upper(Command((sys.executable, "-c", "import time; time.sleep(600)"), {{}}, "/"), site).pid, flush=True)
+os._exit(0)
+"""
+    environment = {**os.environ, "PYTHONPATH": str(Path(upper_module.__file__).parents[3])}
+    done = subprocess.run([sys.executable, "-c", starter], capture_output=True, text=True, env=environment, check=True)
+    pid = int(done.stdout)
+    _wait_for(lambda: not Path(f"/proc/{pid}/exe").exists(), "the program outlived its starter")
+
+
+def test_the_benchmark_of_the_engine_runs(stage: Stage) -> None:
+    rows = engine_benchmark.rows(num_mib=4, repeat=1)
+    assert any("increment" in row.case for row in rows)
+    assert all(row.value > 0 for row in rows)
 
 
 def test_criu_is_a_second_engine_where_it_is_installed(stage: Stage) -> None:

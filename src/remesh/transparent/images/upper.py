@@ -14,7 +14,7 @@ import stat
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -150,12 +150,13 @@ def _start(order: dict[str, Any], site: Site, doing: str, timeout_s: float) -> U
     orders_out, orders = os.pipe2(os.O_CLOEXEC)
     news, news_in = os.pipe2(os.O_CLOEXEC)
     init_pid, is_running = 0, False
+    lines = _lines(news, timeout_s)
     try:
         with _launched(orders_out, news_in) as starter:
             os.close(orders_out)
             os.close(news_in)
             _send(orders, order, doing)
-            for line in _lines(news, timeout_s):
+            for line in lines:
                 _raise_failure(line, doing)
                 if line["event"] == "init":
                     init_pid = int(line["pid"])
@@ -170,6 +171,7 @@ def _start(order: dict[str, Any], site: Site, doing: str, timeout_s: float) -> U
                 "`remesh mpi doctor` tells what this machine lacks"
             )
     except BaseException:
+        init_pid = init_pid or next((int(line["pid"]) for line in lines if line["event"] == "init"), 0)
         if init_pid:
             with contextlib.suppress(OSError):
                 os.kill(init_pid, signal.SIGKILL)
@@ -199,7 +201,7 @@ def _send(orders: int, order: dict[str, Any], doing: str) -> None:
         raise ConfigError(f"{doing}: its init ended at once; see the standard error output") from error
 
 
-def _lines(news: int, timeout_s: float) -> Any:
+def _lines(news: int, timeout_s: float) -> Iterator[dict[str, Any]]:
     """What init says, line by line; ends when init does or the time is over."""
     deadline, buffer = time.monotonic() + timeout_s, b""
     while True:
