@@ -40,6 +40,9 @@ ERR_OTHER: Final = CLASSES["ERR_OTHER"]
 ERR_REQUEST: Final = CLASSES["ERR_REQUEST"]
 
 
+_KINDS: Final = tuple(Kind)
+
+
 @dataclass(slots=True)
 class Wait:
     """A slot that is answered when its requests are complete."""
@@ -218,7 +221,7 @@ class Serving:
         both = kind == Kind.ALLTOALLV
         half = num_counts // 2 if both else num_counts
         job = Job(
-            kind=Kind(kind),
+            kind=_KINDS[kind],
             root=root,
             op=op,
             type=datatype,

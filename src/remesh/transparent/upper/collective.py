@@ -23,7 +23,7 @@ from remesh.transparent.upper.buffers import (
     parse_typed_blocks,
 )
 from remesh.transparent.upper.errors import failure
-from remesh.transparent.upper.exchange import Exchange, Folding, start
+from remesh.transparent.upper.exchange import Exchange, Folding, run_now, start
 from remesh.transparent.upper.link import Landing
 from remesh.transparent.upper.membership import Members
 from remesh.transparent.upper.op import OPS, Op
@@ -247,12 +247,13 @@ def _exscan(m: Members, sendbuf: Any, recvbuf: Any, op: Op = SUM) -> Exchange:
     return Exchange(Kind.ALLGATHER, send, Folding(len(m.ranks), len(send), fold, landing))
 
 
-def forms(name: str, prepare: Prepare, run: Callable[..., Any] = start) -> dict[str, Callable[..., Any]]:
-    """The three methods of one collective, by name; ``run`` starts what ``prepare`` gives."""
+def forms(name: str, prepare: Prepare, run: Callable[..., Any], now: Callable[..., Any]) -> dict[str, Any]:
+    """The three methods of one collective, by name; ``run`` starts what ``prepare`` gives, ``now`` waits for it too."""
 
     @functools.wraps(prepare)
     def blocking(self: Any, *args: Any, **named: Any) -> None:
-        Request._wrap(run(self._members, prepare(self._members, *args, **named), blocking=True)).Wait()
+        members = self._members
+        now(members, prepare(members, *args, **named))
 
     @functools.wraps(prepare)
     def started(self: Any, *args: Any, **named: Any) -> Request:
@@ -289,10 +290,12 @@ WITHIN: dict[str, Prepare] = {"Scan": _scan, "Exscan": _exscan}
 """Collectives of intracommunicators only."""
 
 
-def add_forms(cls: type, table: dict[str, Prepare], run: Callable[..., Any] = start) -> None:
+def add_forms(
+    cls: type, table: dict[str, Prepare], run: Callable[..., Any] = start, now: Callable[..., Any] = run_now
+) -> None:
     """Give a class all forms of the collectives of a table."""
     for name, prepare in table.items():
-        for method_name, method in forms(name, prepare, run).items():
+        for method_name, method in forms(name, prepare, run, now).items():
             method.__name__ = method_name
             method.__qualname__ = f"{cls.__name__}.{method_name}"
             setattr(cls, method_name, method)

@@ -15,9 +15,10 @@ from typing import Any
 from remesh.transparent.calls.table import Flag, Kind
 from remesh.transparent.upper import constants as k
 from remesh.transparent.upper.buffers import NOTHING, Direct
-from remesh.transparent.upper.link import Landing, link
+from remesh.transparent.upper.errors import numbered_failure
+from remesh.transparent.upper.link import Completion, Landing, link
 from remesh.transparent.upper.membership import Members
-from remesh.transparent.upper.request import Operation, Work
+from remesh.transparent.upper.request import Operation, Work, progress
 
 _EMPTY = memoryview(b"")
 
@@ -68,6 +69,20 @@ def start(members: Members, exchange: Exchange, *, blocking: bool) -> Work:
     ended = link().collective(fields, exchange.counts, exchange.send, exchange.landing)
     keep = None if blocking else (exchange.send, exchange.landing)
     return Work([Operation(ended, exchange.landing, keep)])
+
+
+def run_now(members: Members, exchange: Exchange) -> None:
+    """A blocking collective; on an intracommunicator the shortest way there is."""
+    if members.remote is not None:
+        work = _between_groups(members, exchange)
+        progress([work], blocking=True, every=True)
+        error = work.conclude()
+    else:
+        fields = (Flag.BLOCKING, exchange.kind, exchange.op, exchange.type, members.number, exchange.root)
+        ended = link().collective(fields, exchange.counts, exchange.send, exchange.landing)
+        error = ended.error if isinstance(ended, Completion) else 0
+    if error:
+        raise numbered_failure(error, f"in {exchange.kind.name}")
 
 
 def send_block(members: Members, peer: int, block: memoryview, tag: int) -> Operation:

@@ -15,7 +15,8 @@ from remesh.transparent.calls.table import Flag, Kind
 from remesh.transparent.upper import constants as k
 from remesh.transparent.upper.buffers import NOTHING, Direct, Parcel
 from remesh.transparent.upper.collective import is_root
-from remesh.transparent.upper.exchange import Exchange, cut, start
+from remesh.transparent.upper.exchange import Exchange, cut
+from remesh.transparent.upper.exchange import run_now as run
 from remesh.transparent.upper.membership import Members
 from remesh.transparent.upper.message import Message
 from remesh.transparent.upper.op import OPS
@@ -27,20 +28,13 @@ from remesh.transparent.upper.point_to_point import (
     start_receive,
     start_send,
 )
-from remesh.transparent.upper.request import Request, progress
+from remesh.transparent.upper.request import Request
 from remesh.transparent.upper.status import Status
 
 _SIZE = struct.Struct("<q")
 _HEAD_BYTES = 1024
 """What goes with the size of a broadcast object: most objects fit and need no second round."""
 _SUM = OPS["SUM"]
-
-
-def run(members: Members, exchange: Exchange) -> None:
-    """A blocking collective."""
-    work = start(members, exchange, blocking=True)
-    progress([work], blocking=True, every=True)
-    work.conclude()
 
 
 def _land(num_bytes: int) -> tuple[bytearray, Direct]:

@@ -7,6 +7,7 @@ depend on the MPI library, the network or the placement.
 
 from __future__ import annotations
 
+import functools
 import os
 import struct
 import sys
@@ -24,6 +25,7 @@ from remesh.transparent.upper.handles import Handle
 Function = Callable[[Any, Any, Datatype], None]
 
 
+@functools.cache
 def is_ordered() -> bool:
     """Whether all reductions are to be folded in the order of ranks."""
     return os.environ.get("REMESH_REDUCTIONS") == "ordered"
@@ -85,15 +87,11 @@ class Op(Handle):
 
     def _real(self, datatype: Datatype) -> tuple[int, int] | None:
         """Numbers of the real operation and type that can do it; None if we must."""
-        op, leaf = self._op, datatype._type.leaf
-        if not op.name or op.name not in REAL_OPS or leaf is None or leaf.size != datatype._layout.size or is_ordered():
+        op, kind = self._op, datatype._type
+        leaf = kind.leaf
+        if not op.name or leaf is None or leaf.size != kind.layout.size or is_ordered():
             return None
-        name = real_name(leaf)
-        if name is None or leaf.kind == "P":
-            return None
-        if not _allowed(op.name, leaf):
-            raise failure("ERR_OP", f"MPI.{op.name} is not defined for {leaf.name}")
-        return REAL_OPS.index(op.name), REAL_TYPES.index(name)
+        return _numbers(op.name, leaf)
 
     def _fold(self, operands: list[memoryview], datatype: Datatype, count: int) -> bytearray:
         """Operands (packed, in order of ranks) folded from the left: op(op(first, second), third) ..."""
@@ -141,6 +139,16 @@ def _allowed(name: str, leaf: Basic) -> bool:
         return name.startswith(("B", "L")) or name in ("SUM", "PROD", "MIN", "MAX")
     groups = {"S": "iuf", "P": "iuf", "M": "iuf", "L": "iub", "B": "iub"}
     return leaf.kind in groups[name[0]] or (leaf.kind == "c" and name in ("SUM", "PROD"))
+
+
+@functools.cache
+def _numbers(op_name: str, leaf: Basic) -> tuple[int, int] | None:
+    name = real_name(leaf)
+    if op_name not in REAL_OPS or name is None or leaf.kind == "P":
+        return None
+    if not _allowed(op_name, leaf):
+        raise failure("ERR_OP", f"MPI.{op_name} is not defined for {leaf.name}")
+    return REAL_OPS.index(op_name), REAL_TYPES.index(name)
 
 
 _STRUCT_CHARS = {"i": "bhiq", "u": "BHIQ"}

@@ -14,7 +14,7 @@ from remesh.transparent.upper.errors import failure
 from remesh.transparent.upper.exchange import receive_block, send_block
 from remesh.transparent.upper.membership import Members, make
 from remesh.transparent.upper.pickles import dumps, loads
-from remesh.transparent.upper.request import Work, progress
+from remesh.transparent.upper.request import Request, Work, progress
 
 
 @dataclass
@@ -44,6 +44,10 @@ def run(m: Members, exchange: Neighbours, *, blocking: bool) -> Work:
         if rank != k.PROC_NULL:
             operations.append(send_block(m, m.ranks[rank], block, m.topology.send_tag(index)))
     return Work(operations)
+
+
+def _run_now(m: Members, exchange: Neighbours) -> None:
+    Request._wrap(run(m, exchange, blocking=True)).Wait()
 
 
 def _parts(spec: Spec, num: int) -> list[Spec]:
@@ -131,7 +135,7 @@ class Topocomm(Intracomm):
         return [loads(parcel.data) for parcel in parcels]
 
 
-add_forms(Topocomm, BETWEEN_NEIGHBOURS, run)
+add_forms(Topocomm, BETWEEN_NEIGHBOURS, run, _run_now)
 
 
 class Cartcomm(Topocomm):
