@@ -65,6 +65,7 @@ _PURE_ELSEWHERE = {
     "remesh.elastic.membership",
     "remesh.elastic.mesh_policy",
     "remesh.elastic.position",
+    "remesh.transparent.slurm",
     "remesh.testbed.commands",
     "remesh.testbed.spec",
     "remesh.testing.samples",

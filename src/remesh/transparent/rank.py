@@ -153,28 +153,29 @@ class RankLoop:
         self._control.send({"type": "status", "wave": message["wave"], "status": answer})
 
     def _refusals(self) -> list[str]:
-        self._look()
-        if self._upper is None or self._ended is not None:
+        if self._upper is None or self._has_ended():
             return []
         try:
             return [str(refusal) for refusal in check_imageable(self._upper.pid)]
         except (Error, OSError):
             # A program may end at any moment, this one included.
-            self._look()
-            if self._ended is None:
-                raise
-            return []
+            if self._has_ended():
+                return []
+            raise
+
+    def _has_ended(self) -> bool:
+        """Whether the program has ended, looked at now."""
+        self._look()
+        return self._ended is not None
 
     def _freeze(self) -> None:
         """Stop the program, unless it has ended."""
-        self._look()
-        if self._upper is None or self._ended is not None:
+        if self._upper is None or self._has_ended():
             return
         try:
             self._frozen = freeze(self._upper.pid)
         except (Error, OSError):
-            self._look()
-            if self._ended is None:
+            if not self._has_ended():
                 raise
 
     def _take_image(self, request: Message) -> Message:

@@ -20,7 +20,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-import remesh
 from remesh.errors import ConfigError, StorageError
 from remesh.testbed import BedSpec, HostSpec, Testbed, parse_rate
 from remesh.testbed.inside import Door, command_inside, enter_host
@@ -38,6 +37,8 @@ _GRACE_S = 5.0
 _BRIDGE = "core"
 """Interface of a testbed's switch, where launchers run."""
 _LOOPBACK = "127.0.0.1"
+_SOURCE = Path(__file__).parents[2]
+"""The folder from which ``remesh`` is imported: also in the environment of an MPI, which does not have it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,8 +216,7 @@ def _write_agent(room: Path, bed: Testbed, hosts: Sequence[Host]) -> str:
     doors = room / "doors.json"
     rsh.write_doors(doors, {bed.address_of(host.name): bed.door_of(host.name) for host in hosts})
     agent = room / "rsh"
-    source = Path(remesh.__file__).parent.parent
-    command = shlex.join(["env", f"PYTHONPATH={source}", sys.executable, "-m", "remesh.transparent.rsh", str(doors)])
+    command = shlex.join(["env", f"PYTHONPATH={_SOURCE}", sys.executable, "-m", "remesh.transparent.rsh", str(doors)])
     agent.write_text(f'#!/bin/sh\nexec {command} "$@"\n')
     agent.chmod(0o700)
     return str(agent)
@@ -226,10 +226,9 @@ def _rank_command(
     python: str, folder: JobFolder, address: tuple[str, int], checkpoint: Checkpoint | None
 ) -> tuple[str, ...]:
     # Launchers pass different parts of the environment on; what the rank needs stands in its command.
-    source = Path(remesh.__file__).parent.parent
     which = () if checkpoint is None else ("--checkpoint", str(checkpoint.number))
     module = (python, "-m", "remesh.transparent.lower", str(folder.path))
-    return ("env", f"PYTHONPATH={source}", *module, "--coordinator", f"{address[0]}:{address[1]}", *which)
+    return ("env", f"PYTHONPATH={_SOURCE}", *module, "--coordinator", f"{address[0]}:{address[1]}", *which)
 
 
 def _start_launcher(start: Start, door: Door | None) -> subprocess.Popen[bytes]:

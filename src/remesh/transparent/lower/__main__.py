@@ -21,7 +21,6 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-import remesh
 from remesh.errors import Error
 from remesh.transparent.channel import Channel
 from remesh.transparent.control import Control
@@ -135,9 +134,9 @@ def _put_together(
 
 def _command(folder: JobFolder) -> Command:
     spec = folder.read_spec()
-    package = Path(remesh.__file__).parent
-    environment = upper_environment(spec.environment, first_on_path=str(package / "transparent" / "substitute"))
-    environment["PYTHONPATH"] += f"{os.pathsep}{package.parent}"
+    room = Path(__file__).parents[1]
+    environment = upper_environment(spec.environment, first_on_path=str(room / "substitute"))
+    environment["PYTHONPATH"] += f"{os.pathsep}{room.parents[1]}"
     return Command(spec.argv, environment, spec.folder)
 
 
