@@ -400,7 +400,7 @@ class Coordinator:
         return None if last is None or not last.get("number") else int(last["number"])
 
     def _commit(self, attempt: _Attempt) -> str:
-        inherits = any(message["report"].get("num_pages_inherited") for message in attempt.images.values())
+        bases = {each for message in attempt.images.values() for each in message["report"].get("builds_upon", ())}
         manifest = {
             "version": 1,
             "job": self._folder.name,
@@ -408,7 +408,7 @@ class Coordinator:
             "num_ranks": self._num_ranks,
             "taken": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
             "mpi": sorted({str(hello.get("mpi")) for hello in self._hellos.values()}),
-            "builds_upon": self._base_of_next() if inherits else None,
+            "builds_upon": sorted(bases),
             "ranks": {rank_name(rank): message["report"] for rank, message in sorted(attempt.images.items())},
         }
         try:

@@ -218,10 +218,8 @@ class JobFolder:
         numbers = sorted(int(entry.name) for entry in self.images.iterdir() if _NUMBER.fullmatch(entry.name))
         needed: set[int] = set()
         for number in numbers[-count:]:
-            base: int | None = number
-            while base is not None and base not in needed:
-                needed.add(base)
-                base = read_manifest(self.images / f"{base:06d}").get("builds_upon")
+            # Complete: what a checkpoint needs does not follow from what those need in turn.
+            needed |= {number, *read_manifest(self.images / f"{number:06d}").get("builds_upon", ())}
         removed = [number for number in numbers if number not in needed]
         for number in removed:
             # Renamed first: a folder that is half removed must not look like a checkpoint.

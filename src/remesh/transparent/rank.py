@@ -220,6 +220,7 @@ class RankLoop:
         report["num_bytes"] += made.num_bytes
         report["num_pages"] = made.num_pages
         report["num_pages_inherited"] = made.num_pages_inherited
+        report["builds_upon"] = sorted(int(Path(each).parents[1].name) for each in made.ancestors)
         report["seconds"] = dict(made.seconds)
 
     def _caught(self) -> dict[str, int]:

@@ -71,7 +71,7 @@ def test_a_changed_manifest_is_refused(folder: JobFolder) -> None:
 
 
 def test_the_last_checkpoints_stay_with_those_they_build_upon(folder: JobFolder) -> None:
-    bases = {1: None, 2: 1, 3: None, 4: None, 5: 4, 6: 5}
+    bases = {1: [], 2: [1], 3: [], 4: [], 5: [4], 6: [4, 5]}
     for number, base in bases.items():
         _, part = folder.begin_checkpoint()
         folder.commit_checkpoint(part, {"number": number, "builds_upon": base})

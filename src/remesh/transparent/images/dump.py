@@ -140,7 +140,8 @@ def _dump_frozen(frozen: Frozen, order: _Order, phases: _Phases) -> ImageReport:
     runs = pages.page_runs()
     own = sum(run.num_pages for run in runs if run.source == 0)
     inherited = sum(run.num_pages for run in runs if run.source != 0)
-    return ImageReport(num_bytes, own, inherited, phases.seconds, why_not)
+    needed = tuple(os.path.normpath(order.directory.absolute() / ancestor.folder) for ancestor in ancestors)
+    return ImageReport(num_bytes, own, inherited, needed, phases.seconds, why_not)
 
 
 def _capture(frozen: Frozen) -> dict[str, Any]:

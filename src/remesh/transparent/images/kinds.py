@@ -82,5 +82,6 @@ class ImageReport:
     num_bytes: int  # of all files of the image
     num_pages: int  # pages of memory that this image holds itself, 4096 bytes each
     num_pages_inherited: int  # pages that stand in the image it builds upon; 0 when it is full
+    ancestors: tuple[str, ...]  # folders of the images where inherited pages are, absolute: all that it needs
     seconds: Mapping[str, float] = field(default_factory=dict)  # by phase: "inspect", "freeze", "state", "pages", ...
     not_tracked: str = ""  # why changed pages are not tracked from now on, though that was asked; "" otherwise
