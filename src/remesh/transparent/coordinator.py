@@ -352,6 +352,7 @@ class Coordinator:
         try:
             number, part = self._folder.begin_checkpoint()
         except OSError as error:
+            self._wanted = None
             self._answer(End(Ending.GIVEN_UP, f"no folder could be made in {self._folder.images}: {error}"), {})
             return
         state = Round(self._num_ranks, stop, self._settings.protocol, limit_s=self._settings.round_limit_s)
@@ -455,9 +456,12 @@ class Coordinator:
             self.last_checkpoint = message
         else:
             self._say(f"no checkpoint was taken: {end.reason}")
-        self._wanted = None
         if self._settings.every_s is not None:
             self._next_periodic_s = time.monotonic() + self._settings.every_s
+        if end.ending is Ending.STOPPED:
+            self._wanted = None
+        if self._wanted is not None:
+            return  # asked for while this one was under way, perhaps to stop: the next one is the answer to all
         for peer in list(self._peers.values()):
             if peer.waits_for_checkpoint:
                 peer.waits_for_checkpoint = False
