@@ -75,7 +75,6 @@ class Message(Handle):
     def _receive(self, landing: Landing, status: Status | None) -> bool:
         """Receive now; False if it comes from nobody."""
         if self == MESSAGE_NO_PROC:
-            self._h = None
             if status is not None:
                 status._fill(Completion(0, k.ANY_TAG, 0, 0), k.PROC_NULL)
             return False
@@ -92,7 +91,6 @@ class Message(Handle):
 
     def Irecv(self, buf: Any) -> Request:
         if self == MESSAGE_NO_PROC:
-            self._h = None
             return Request._wrap(Work([], source=k.PROC_NULL))
         landing = parse(buf).landing()
         members, started = self._start(landing, 0)
@@ -104,7 +102,6 @@ class Message(Handle):
 
     def irecv(self) -> Request:
         if self == MESSAGE_NO_PROC:
-            self._h = None
             return Request._wrap(Work([], source=k.PROC_NULL))
         parcel = Parcel()
         members, started = self._start(parcel, 0)

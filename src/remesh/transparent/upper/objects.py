@@ -98,7 +98,7 @@ def scatter(members: Members, objects: Sequence[Any] | None, root: int) -> Any:
     data: list[memoryview] = []
     at_root = is_root(members, root)
     if at_root:
-        given = [] if objects is None else list(objects)
+        given = [None] * num if objects is None else list(objects)
         if len(given) != num:
             raise ValueError(f"expecting {num} items, got {len(given)}")
         data = [dumps(one) for one in given]
@@ -124,10 +124,10 @@ def allgather(members: Members, obj: Any) -> list[Any]:
     return [loads(block) for block in cut(memoryview(whole), sizes)]
 
 
-def alltoall(members: Members, objects: Sequence[Any]) -> list[Any]:
+def alltoall(members: Members, objects: Sequence[Any] | None) -> list[Any]:
     """One of everybody's objects for each."""
     num = len(members.peers)
-    given = list(objects)
+    given = [None] * num if objects is None else list(objects)
     if len(given) != num:
         raise ValueError(f"expecting {num} items, got {len(given)}")
     data = [dumps(one) for one in given]
@@ -223,7 +223,7 @@ class Objects:
     def allgather(self, sendobj: Any) -> list[Any]:
         return allgather(self._members, sendobj)
 
-    def alltoall(self, sendobj: Sequence[Any]) -> list[Any]:
+    def alltoall(self, sendobj: Sequence[Any] | None) -> list[Any]:
         return alltoall(self._members, sendobj)
 
     def reduce(self, sendobj: Any, op: Callable[[Any, Any], Any] = _SUM, root: int = 0) -> Any:
