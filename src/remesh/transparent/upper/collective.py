@@ -7,6 +7,7 @@ A preparation turns MPI's arguments into an :class:`Exchange`. From it the block
 from __future__ import annotations
 
 import functools
+import struct
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -187,12 +188,18 @@ def _reduce_scatter(
 ) -> Exchange:
     num = len(m.ranks)
     into = parse(recvbuf)
-    if recvcounts is None and not is_in_place(sendbuf):
-        # Every rank's share is what it receives; the others' are not known here without asking.
-        recvcounts = [parse(sendbuf).count // num] * num
+    if recvcounts is None and not is_in_place(sendbuf) and m.remote is None:
+        recvcounts = _everybodys(m, into.count)
     counts = [int(count) for count in recvcounts] if recvcounts is not None else [into.count // num] * num
     whole = into if is_in_place(sendbuf) else parse(sendbuf)
     return _reduced_share(m, whole, into.head(counts[m.rank]), counts, op)
+
+
+def _everybodys(m: Members, count: int) -> tuple[int, ...]:
+    """What every rank says; all ranks call this."""
+    whole = bytearray(8 * len(m.ranks))
+    run_now(m, Exchange(Kind.ALLGATHER, memoryview(struct.pack("<q", count)), Direct(memoryview(whole))))
+    return struct.unpack(f"<{len(m.ranks)}q", whole)
 
 
 def _reduce_scatter_block(m: Members, sendbuf: Any, recvbuf: Any, op: Op = SUM) -> Exchange:
