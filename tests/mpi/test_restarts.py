@@ -7,7 +7,7 @@ import pytest
 from remesh.transparent.coordinator import Settings
 from remesh.transparent.launch import Host
 from remesh.transparent.stay import Placement
-from tests.mpi.conftest import Job, stop_after
+from tests.mpi.conftest import FOREIGN, Job, stop_after
 
 pytestmark = pytest.mark.mpi
 
@@ -32,6 +32,22 @@ def test_a_restart_under_another_mpi_gives_the_same_answer(job: Job, program: st
     ended = job.stay(after, checkpoint=job.folder.checkpoint(None))
     assert ended.outcome.state == "finished", job.events
     assert job.answer == _ANSWERS[program]
+
+
+@pytest.mark.parametrize(
+    ("program", "package", "steps", "answer"),
+    [("walkers", "schwimmbad", 30, "answer 75d448d7b64c7afc"), ("executor", "mpipool", 200, "answer 552569090")],
+)
+def test_programs_on_packages_of_others_are_carried(
+    job: Job, program: str, package: str, steps: int, answer: str
+) -> None:
+    if not (FOREIGN / package).is_dir():
+        pytest.skip(f"needs {package}, which `make mpi` installs")
+    job.create(program, steps, 0.03)
+    assert job.stay("mpich", watch=stop_after(1.5)).outcome.state == "stopped", job.events
+    ended = job.stay("openmpi", checkpoint=job.folder.checkpoint(None))
+    assert ended.outcome.state == "finished", job.events
+    assert job.answer == answer
 
 
 def test_a_job_goes_on_after_a_checkpoint_and_can_go_back_to_it(job: Job) -> None:

@@ -444,7 +444,7 @@ class Coordinator:
             answer = {"number": attempt.number, "num_bytes": num_bytes, "seconds": seconds, "caught": caught}
             self._folder.log_event(f"checkpoint {attempt.number}: committed: {answer}")
             self._answer(end, answer)
-        if end.ending is Ending.STOPPED:
+        if end.ending is Ending.STOPPED and len(self._ended) < self._num_ranks:
             self._end(Outcome("stopped", f"checkpoint {attempt.number} was taken to stop", 0))
         elif len(self._ended) == self._num_ranks and self.outcome is None:
             self._finish()
