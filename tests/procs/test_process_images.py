@@ -410,14 +410,14 @@ def test_damage_to_any_file_of_an_image_is_found_before_the_process_runs(stage: 
 
 def test_a_full_disk_leaves_no_image_and_the_process_running(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     upper = stage.start(_WAIT_FOR_GO)
-    real_write = os.write
+    real_write = os.pwrite
 
-    def write(descriptor: int, data: bytes) -> int:
+    def write(descriptor: int, data: bytes, offset: int) -> int:
         if PAGES_FILE in os.readlink(f"/proc/self/fd/{descriptor}"):
             raise OSError(28, "No space left on device")
-        return real_write(descriptor, data)
+        return real_write(descriptor, data, offset)
 
-    monkeypatch.setattr(os, "write", write)
+    monkeypatch.setattr(os, "pwrite", write)
     with pytest.raises(StorageError, match="No space left"):
         dump_image(upper.pid, stage.folder / "image")
     monkeypatch.undo()

@@ -73,8 +73,8 @@ SYS: Final = {
 _libc: Final = ctypes.CDLL(None, use_errno=True)
 _libc.syscall.restype = ctypes.c_long
 _libc.ptrace.restype = ctypes.c_long
-_libc.process_vm_readv.restype = ctypes.c_ssize_t
-_libc.process_vm_readv.argtypes = [
+_libc.process_vm_readv.restype = _libc.process_vm_writev.restype = ctypes.c_ssize_t
+_libc.process_vm_readv.argtypes = _libc.process_vm_writev.argtypes = [
     *(ctypes.c_int, ctypes.c_void_p, ctypes.c_ulong, ctypes.c_void_p, ctypes.c_ulong, ctypes.c_ulong)
 ]
 _libc.ptrace.argtypes = [ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p]
@@ -154,6 +154,15 @@ def read_process(pid: int, pieces: Sequence[tuple[int, int]], room: memoryview) 
     )
     if result == -1:
         _raise_errno("process_vm_readv")
+    return int(result)
+
+
+def write_process(pid: int, address: int, data: memoryview) -> int:
+    """Write a writable buffer into the memory of a process, where that itself may write; how many bytes."""
+    remote, local = IoVec(address, len(data)), IoVec(address_of(data), len(data))
+    result = _libc.process_vm_writev(pid, ctypes.byref(local), 1, ctypes.byref(remote), 1, 0)
+    if result == -1:
+        _raise_errno("process_vm_writev")
     return int(result)
 
 

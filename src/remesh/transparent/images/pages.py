@@ -1,6 +1,6 @@
-"""How do pages get into ``pages.bin`` and out of it? In chunks; while one is read, another is summed and written.
+"""How do pages get into ``pages.bin`` and out of it? In chunks; while one is read, others are summed and written.
 
-process memory --preadv--> buffer --queue--> [zlib] crc32, write --> pages.bin
+process memory --process_vm_readv--> buffer --queue--> 2 x ([zlib] crc32, pwrite) --> pages.bin
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from remesh.transparent.images.format import CHUNK_BYTES, Chunk, PageRun
 from remesh.transparent.images.linux import read_process
 from remesh.transparent.images.ranges import PageRange
 
-_NUM_BUFFERS: Final = 3
+_NUM_BUFFERS: Final = 4
+_NUM_WRITERS: Final = 2
 _MAX_PIECES: Final = 1024
 """The kernel takes so many pieces in one call."""
 _COMPRESSION_LEVEL: Final = 1
@@ -57,35 +58,52 @@ class ProcessMemory:
 class PageWriter:
     """Writes the pages of a process into a file; a context manager that waits for the disk.
 
-    An error of the writing thread (a full disk) is raised by the next `save` or at the end.
+    Two threads compress, sum and write, so that the disk always has something to do. They take turns only to say where
+    in the file their chunk goes. An error of one (a full disk) is raised by the next `save` or at the end.
     """
 
     def __init__(self, path: Path, *, compress: bool) -> None:
         self._path = path
         self._compress = compress
         self._free: queue.Queue[memoryview] = queue.Queue()
-        self._full: queue.Queue[tuple[memoryview, int] | None] = queue.Queue()
+        self._full: queue.Queue[tuple[int, memoryview, int] | None] = queue.Queue()  # number of the chunk, its bytes
         self._failure: BaseException | None = None
         self._chunks: list[Chunk] = []
         self._runs: list[PageRun] = []
         self._raw_offset = 0
         self._buffer: memoryview | None = None
         self._filled = 0
-        self._thread = threading.Thread(target=self._write_chunks, name="remesh-page-writer", daemon=True)
+        self._num_handed_over = 0
+        self._turn = threading.Condition()
+        self._next_turn = 0  # the chunk whose place in the file is to be said next
+        self._end = 0  # of the places that were given
+        self._descriptor = -1
+        self._threads = [
+            threading.Thread(target=self._write_chunks, name=f"remesh-page-writer-{number}", daemon=True)
+            for number in range(_NUM_WRITERS)
+        ]
 
     def __enter__(self) -> PageWriter:
+        self._descriptor = _open_new(self._path, direct=not self._compress)
         for _ in range(_NUM_BUFFERS):
             self._free.put(memoryview(mmap.mmap(-1, CHUNK_BYTES)))
-        self._thread.start()
+        for thread in self._threads:
+            thread.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_rest: object) -> None:
         if kind is None:
             self._hand_over()
-        self._full.put(None)
-        self._thread.join()
-        if kind is None:
-            self._raise_failure()
+        for _ in range(_NUM_WRITERS):
+            self._full.put(None)
+        for thread in self._threads:
+            thread.join()
+        try:
+            if kind is None:
+                self._raise_failure()
+                os.fsync(self._descriptor)
+        finally:
+            os.close(self._descriptor)
 
     def save(self, memory: ProcessMemory, ranges: list[PageRange]) -> None:
         """Copy pages out of a process that stands still."""
@@ -144,7 +162,8 @@ class PageWriter:
 
     def _hand_over(self) -> None:
         if self._buffer is not None and self._filled:
-            self._full.put((self._buffer, self._filled))
+            self._full.put((self._num_handed_over, self._buffer, self._filled))
+            self._num_handed_over += 1
             self._buffer = None
 
     def _raise_failure(self) -> None:
@@ -152,32 +171,38 @@ class PageWriter:
             raise self._failure
 
     def _write_chunks(self) -> None:
-        try:
-            descriptor = _open_new(self._path, direct=not self._compress)
-        except OSError as error:
-            self._failure = error
-            descriptor = -1
         while (item := self._full.get()) is not None:
-            buffer, count = item
-            if self._failure is None:
-                try:
-                    self._write_chunk(descriptor, buffer[:count])
-                except BaseException as error:
-                    self._failure = error
-            self._free.put(buffer)
-        if descriptor >= 0:
+            number, buffer, count = item
             try:
-                os.fsync(descriptor)
-            except OSError as error:
+                self._write_chunk(number, buffer[:count])
+            except BaseException as error:
                 self._failure = self._failure or error
-            os.close(descriptor)
+            self._free.put(buffer)
 
-    def _write_chunk(self, descriptor: int, raw: memoryview) -> None:
-        stored = zlib.compress(raw, _COMPRESSION_LEVEL) if self._compress else raw
-        self._chunks.append(Chunk(len(raw), len(stored), zlib.crc32(stored)))
-        left = memoryview(stored)
+    def _write_chunk(self, number: int, raw: memoryview) -> None:
+        stored, chunk = raw, None
+        try:
+            if self._failure is None:
+                stored = memoryview(zlib.compress(raw, _COMPRESSION_LEVEL)) if self._compress else raw
+                chunk = Chunk(len(raw), len(stored), zlib.crc32(stored))
+        finally:
+            offset = self._take_turn(number, chunk)
+        left = stored if chunk is not None else memoryview(b"")
         while left:
-            left = left[_write_some(descriptor, left) :]
+            count = _write_some(self._descriptor, left, offset)
+            left, offset = left[count:], offset + count
+
+    def _take_turn(self, number: int, chunk: Chunk | None) -> int:
+        """Append the chunk to the index once all before it are there; its offset in the file. None takes no place."""
+        with self._turn:
+            self._turn.wait_for(lambda: self._next_turn == number)
+            self._next_turn += 1
+            offset = self._end
+            if chunk is not None:
+                self._chunks.append(chunk)
+                self._end += chunk.num_stored_bytes
+            self._turn.notify_all()
+            return offset
 
 
 def _open_new(path: Path, *, direct: bool) -> int:
@@ -197,15 +222,15 @@ def _go_direct(descriptor: int) -> None:
         fcntl.fcntl(descriptor, fcntl.F_SETFL, os.O_DIRECT)
 
 
-def _write_some(descriptor: int, data: memoryview) -> int:
+def _write_some(descriptor: int, data: memoryview, offset: int) -> int:
     """Write what can be written at once. Some file systems take O_DIRECT and then refuse to write by it."""
     try:
-        return os.write(descriptor, data)
+        return os.pwrite(descriptor, data, offset)
     except OSError as error:
         if error.errno != errno.EINVAL or not fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_DIRECT:
             raise
         fcntl.fcntl(descriptor, fcntl.F_SETFL, 0)
-        return os.write(descriptor, data)
+        return os.pwrite(descriptor, data, offset)
 
 
 def check_chunks(path: Path, chunks: tuple[Chunk, ...]) -> None:
