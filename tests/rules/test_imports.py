@@ -24,7 +24,8 @@ ARROW: dict[str, set[str]] = {
     "pipeline": _MOVES,
     "comm": _FOUNDATION,
     "elastic": _MOVES | {"comm", "dist_checkpointing", "pipeline"},
-    "transparent": _FOUNDATION | {"comm"},
+    # The launch of a job knows testbeds as one kind of hosts.
+    "transparent": _FOUNDATION | {"comm", "testbed"},
     "testbed": _FOUNDATION,
     "dashboard": _FOUNDATION,
     "testing": _MOVES | {"comm", "elastic"},
@@ -66,7 +67,11 @@ _SHELLS = {
 }
 # ... and pure modules in rooms that are not.
 _PURE_ELSEWHERE = {
-    "remesh.errors",
+    "remesh.comm.clock",
+    "remesh.comm.drain",
+    "remesh.comm.rounds",
+    "remesh.comm.status",
+    "remesh.comm.two_phase",
     "remesh.dashboard.curve",
     "remesh.dashboard.story",
     "remesh.dist_checkpointing.checks",
@@ -95,9 +100,24 @@ _PURE_ELSEWHERE = {
     "remesh.elastic.snapshots.choice",
     "remesh.elastic.snapshots.form",
     "remesh.elastic.token",
+    "remesh.errors",
     "remesh.testbed.commands",
     "remesh.testbed.spec",
     "remesh.testing.samples",
+    "remesh.transparent.calls.errors",
+    "remesh.transparent.calls.table",
+    "remesh.transparent.images.format",
+    "remesh.transparent.images.increment",
+    "remesh.transparent.images.kinds",
+    "remesh.transparent.images.proc_text",
+    "remesh.transparent.images.ranges",
+    "remesh.transparent.images.records",
+    "remesh.transparent.lower.matching",
+    "remesh.transparent.lower.requests",
+    "remesh.transparent.lower.state",
+    "remesh.transparent.slurm",
+    "remesh.transparent.upper.basic_types",
+    "remesh.transparent.upper.layouts",
 }
 # Translates torch's values (dtypes, placements) and acts on nothing: open to pure modules that may see torch.
 _ADAPTERS = {"remesh.layout.from_torch"}

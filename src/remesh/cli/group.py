@@ -13,6 +13,7 @@ from remesh.errors import Error
 _VERBS = {
     "ckpt": "Look into checkpoints: list, show, compare, verify, convert, merge, export, clear away.",
     "dashboard": "Serve a page that shows what a job is doing.",
+    "mpi": "Carry MPI programs to another MPI, network and placement.",
     "net": "Measure the network between hosts.",
     "pipeline": "Draw, compare and search pipeline schedules.",
     "plan": "Plan a move between two layouts: bound, ratio, rounds, pictures.",

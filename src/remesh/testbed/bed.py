@@ -30,7 +30,7 @@ from remesh.testbed.commands import (
     commands_to_mend,
     commands_to_shape,
 )
-from remesh.testbed.inside import command_inside
+from remesh.testbed.inside import Door, command_inside
 from remesh.testbed.ranks import Job, Run, Site, StoreProcess, fork_server, places
 from remesh.testbed.spec import BedSpec
 
@@ -156,6 +156,21 @@ class Testbed:
     def address_of(self, host: str) -> str:
         """IPv4 address of a host."""
         return self._need("looking up an address").address_of(host)
+
+    def door_of(self, host: str) -> Door:
+        """What a process needs to enter a host."""
+        return self._need_site("entering a host").door_of(host)
+
+    @property
+    def switch_door(self) -> Door:
+        """What a process needs to enter the switch, from where all hosts can be reached."""
+        site = self._need_site("entering the switch")
+        return Door(site.names.switch, "switch", str(site.hosts_file))
+
+    @property
+    def switch_address(self) -> str:
+        """IPv4 address of the switch."""
+        return self._need("looking up an address").switch_address
 
     # --- links ---
 

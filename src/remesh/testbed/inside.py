@@ -54,6 +54,8 @@ def enter_host(door: Door) -> None:
     _check(libc.unshare(_CLONE_NEWUTS | _CLONE_NEWNS), door)
     # What is mounted from here on must not show on the machine.
     _check(libc.mount(None, b"/", None, _MS_REC | _MS_SLAVE, None), door)
+    # Libraries such as UCX look for network interfaces there, and would find those of the machine.
+    _check(libc.mount(b"sysfs", b"/sys", b"sysfs", 0, None), door)
     if os.path.exists("/etc/hosts"):
         _check(libc.mount(door.hosts_file.encode(), b"/etc/hosts", None, _MS_BIND, None), door)
     socket.sethostname(door.host)

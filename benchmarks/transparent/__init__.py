@@ -1,0 +1,1 @@
+"""Programs carried from MPI to MPI: every pair of configurations, what it costs, what a checkpoint takes."""

@@ -1,0 +1,21 @@
+"""All experiments of the room but the matrix (``python -m benchmarks.transparent.matrix``); ``QUICK=1`` for fewer."""
+
+from __future__ import annotations
+
+from benchmarks.report import is_quick, write_report
+from benchmarks.transparent import costs, images
+
+_ONE_HOST = (
+    *(("mpich", "shm"), ("openmpi", "shm"), ("impi", "shm"), ("openmpi", "tcp"), ("mpich", "ofi"), ("impi", "tcp")),
+)
+
+
+def main() -> None:
+    quick = is_quick()
+    rows = costs.rows(500 if quick else 2000, 3 if quick else 7, _ONE_HOST[: 2 if quick else None])
+    rows += images.rows(64 if quick else 256)
+    write_report("transparent", rows)
+
+
+if __name__ == "__main__":
+    main()

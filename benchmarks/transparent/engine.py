@@ -1,0 +1,218 @@
+"""What do an image, an increment and a restore cost, against what the disk can do?
+
+The bound of an image is the time that the same bytes take to be written in large blocks and flushed, measured in turn
+with it, on the same disk. The program holds random bytes, which nothing compresses.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import shutil
+import statistics
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.report import Row, at_most, is_quick, write_report
+from remesh.transparent.images import Command, Site, Upper, dump_image, restore_upper, start_upper, upper_environment
+from remesh.transparent.images.criu import dump_by_criu, find_criu
+
+_MIB = 1 << 20
+_BLOCK_BYTES = 8 * _MIB
+_PATIENCE_S = 300.0
+_PROGRAM = """
+import os, sys, time
+data = bytearray()
+for _ in range(int(sys.argv[1])): data += os.urandom(1 << 20)
+last = ""
+while True:
+    if os.path.exists("change") and (order := open("change").read()) != last and order.endswith("."):
+        last = order
+        step, run, number = map(int, order.rstrip(".").split())
+        for start in range(0, len(data), step * 4096):
+            for page in range(start, min(start + run * 4096, len(data)), 4096): data[page] ^= 255
+        open(f"changed{number}", "w").close()
+    open("ready", "w").close()
+    time.sleep(0.01)
+"""
+
+
+@dataclass(slots=True)
+class Bench:
+    """A program of some size that runs as an upper half, and the folder of its images."""
+
+    folder: Path
+    num_mib: int
+    upper: Upper
+    site: Site
+    num_changes: int = 0
+
+    @classmethod
+    def start(cls, folder: Path, num_mib: int) -> Bench:
+        """Start the program; returns when it holds its data."""
+        paths = [folder / name for name in ("channel", "out", "err")]
+        for path in paths:
+            path.touch()
+        site = Site(*map(str, paths))
+        command = Command((sys.executable, "-c", _PROGRAM, str(num_mib)), upper_environment(os.environ), str(folder))
+        bench = cls(folder, num_mib, start_upper(command, site), site)
+        bench.wait_for("ready")
+        return bench
+
+    def wait_for(self, name: str) -> None:
+        """Wait for a file that the program makes."""
+        deadline = time.monotonic() + _PATIENCE_S
+        while not (self.folder / name).exists():
+            if time.monotonic() > deadline or self.upper.poll() is not None:
+                raise RuntimeError(f"the program did not make {name}: {Path(self.site.stderr_file).read_text()}")
+            time.sleep(0.01)
+
+    def change(self, step: int, run: int) -> None:
+        """Let the program write to ``run`` of every ``step`` pages."""
+        self.num_changes += 1
+        (self.folder / "change").write_text(f"{step} {run} {self.num_changes}.")
+        self.wait_for(f"changed{self.num_changes}")
+
+    def write_plainly(self, num_bytes: int, flags: int = 0) -> float:
+        """Seconds to write and flush as many bytes in large blocks."""
+        block = memoryview(mmap.mmap(-1, _BLOCK_BYTES))
+        block[:] = os.urandom(_BLOCK_BYTES)
+        path = self.folder / "plain"
+        began = time.perf_counter()
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | flags, 0o600)
+        for _ in range(-(-num_bytes // _BLOCK_BYTES)):
+            os.write(descriptor, block)
+        os.fsync(descriptor)
+        os.close(descriptor)
+        seconds = time.perf_counter() - began
+        path.unlink()
+        return seconds
+
+
+def _spread(values: list[float]) -> float:
+    return max(values) / min(values) - 1
+
+
+def image_rows(bench: Bench, repeat: int) -> list[Row]:
+    """Full images against the disk, in turn."""
+    ratios, direct_ratios, stills, seconds = [], [], [], []
+    for _ in range(repeat):
+        report = dump_image(bench.upper.pid, bench.folder / "image")
+        took = sum(report.seconds.values())
+        ratios.append(took / bench.write_plainly(report.num_bytes))
+        direct_ratios.append(took / bench.write_plainly(report.num_bytes, os.O_DIRECT))
+        stills.append(took - report.seconds["inspect"])
+        seconds.append(took)
+        shutil.rmtree(bench.folder / "image")
+    size = f"{bench.num_mib} MiB"
+    return [
+        at_most(
+            f"full image of {size} / the same bytes written and flushed",
+            statistics.median(ratios),
+            "ratio",
+            1.25,
+            peer="write, fsync",
+            spread=_spread(ratios),
+        ),
+        Row(
+            f"full image of {size} / the same past the page cache",
+            statistics.median(direct_ratios),
+            "ratio",
+            peer="write with O_DIRECT, fsync",
+            spread=_spread(direct_ratios),
+        ),
+        Row(f"full image of {size}", statistics.median(seconds), "s", spread=_spread(seconds)),
+        Row(f"full image of {size}: the program stands still", statistics.median(stills), "s", spread=_spread(stills)),
+    ]
+
+
+def increment_rows(bench: Bench, repeat: int) -> list[Row]:
+    """Increments with a tenth of the pages changed, in one piece of 64 pages out of 640, and one page of ten."""
+    rows = []
+    for step, run, how in ((640, 64, "in runs of 64"), (10, 1, "each tenth page")):
+        sizes, times = [], []
+        for _ in range(repeat):
+            full = bench.folder / "full"
+            whole = dump_image(bench.upper.pid, full, track=True)
+            bench.change(step, run)
+            part = dump_image(bench.upper.pid, bench.folder / "part", previous=full, track=True)
+            sizes.append(part.num_bytes / whole.num_bytes)
+            times.append(sum(part.seconds.values()) / sum(whole.seconds.values()))
+            shutil.rmtree(full)
+            shutil.rmtree(bench.folder / "part")
+        what = f"increment, 10 % of {bench.num_mib} MiB changed {how} / full image"
+        rows.append(at_most(f"{what}: bytes", statistics.median(sizes), "ratio", 0.15, spread=_spread(sizes)))
+        rows.append(at_most(f"{what}: time", statistics.median(times), "ratio", 0.15, spread=_spread(times)))
+    return rows
+
+
+def criu_rows(bench: Bench, repeat: int) -> list[Row]:
+    """Own engine and CRIU in turn, where that is installed; both flush what they wrote."""
+    criu = find_criu()
+    if criu is None or not criu.is_able:
+        print("criu: skipped, needs CRIU 4.1 or newer on the PATH")
+        return []
+    dumps, sizes, restores = [], [], []
+    own, theirs = bench.folder / "own", bench.folder / "theirs"
+    for _ in range(repeat):
+        began = time.perf_counter()
+        own_bytes = dump_image(bench.upper.pid, own).num_bytes
+        middle = time.perf_counter()
+        criu_bytes = dump_by_criu(bench.upper.pid, theirs)
+        dumps.append((middle - began) / (time.perf_counter() - middle))
+        sizes.append(own_bytes / criu_bytes)
+        bench.upper.close()
+        began = time.perf_counter()
+        restore_upper(theirs, bench.site).close()
+        middle = time.perf_counter()
+        bench.upper = restore_upper(own, bench.site)
+        restores.append((time.perf_counter() - middle) / (middle - began))
+        shutil.rmtree(own)
+        shutil.rmtree(theirs)
+    peer, size = f"CRIU {criu.version}", f"{bench.num_mib} MiB"
+    return [
+        at_most(f"image of {size} / CRIU", statistics.median(dumps), "ratio", 1.2, peer=peer, spread=_spread(dumps)),
+        at_most(f"its bytes / CRIU's, {size}", statistics.median(sizes), "ratio", 1.1, peer=peer),
+        at_most(f"restore of {size} / CRIU", statistics.median(restores), "ratio", 1.2, peer=peer),
+    ]
+
+
+def restore_rows(bench: Bench, repeat: int) -> list[Row]:
+    """From the call to the running process."""
+    image = bench.folder / "image"
+    dump_image(bench.upper.pid, image)
+    bench.upper.close()
+    seconds = []
+    for _ in range(repeat):
+        began = time.perf_counter()
+        bench.upper = restore_upper(image, bench.site)
+        seconds.append(time.perf_counter() - began)
+        bench.upper.close()
+    return [Row(f"restore of {bench.num_mib} MiB", statistics.median(seconds), "s", spread=_spread(seconds))]
+
+
+def rows(*, num_mib: int, repeat: int) -> list[Row]:
+    """All rows; needs the rights that `remesh mpi doctor` asks for."""
+    folder = Path(tempfile.mkdtemp(prefix="remesh-bench-"))
+    try:
+        bench = Bench.start(folder, num_mib)
+        try:
+            made = [*image_rows(bench, repeat), *increment_rows(bench, repeat), *criu_rows(bench, repeat)]
+            return [*made, *restore_rows(bench, repeat)]
+        finally:
+            bench.upper.close()
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def main() -> None:
+    """Measure and write the report."""
+    quick = is_quick()
+    write_report("transparent_engine", rows(num_mib=64 if quick else 512, repeat=3 if quick else 7))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,233 @@
+"""``remesh mpi``: checkpoints of MPI programs that know nothing of them, and restarts under any MPI on any network."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from remesh.comm.rounds import Protocol
+from remesh.errors import ConfigError, Error, PeerError
+from remesh.transparent.coordinator import Settings
+from remesh.transparent.frames import Line
+from remesh.transparent.job import JobFolder, JobSpec
+from remesh.transparent.mpis import Installation, find_all
+from remesh.transparent.slurm import make_script
+from remesh.transparent.stay import Placement, parse_hosts, run_stay
+
+_ROOT = "remesh-jobs"
+_MIB = 1 << 20
+
+
+@click.group()
+def mpi() -> None:
+    """Checkpoint unmodified mpi4py programs, and restart them under another MPI, network and placement."""
+
+
+def _jobs_root() -> Path:
+    return Path(os.environ.get("REMESH_JOBS", _ROOT))
+
+
+def _where(command: Any) -> Any:
+    """Options that say where and how a job runs."""
+    for option in reversed(
+        [
+            click.option("--mpi", "mpi_name", default="openmpi", show_default=True,
+                         help="openmpi, mpich, impi or system."),
+            click.option("--network", help="shm, tcp, ucx or ofi; the usual one of the MPI if left out."),
+            click.option("--hosts", help="NAME or NAME:RANKS, separated by commas; this host if left out."),
+            click.option("--testbed", metavar="RATE", help="Make the hosts on this machine, as in 1gbit or full."),
+            click.option("--every", "every_s", type=click.FloatRange(0.1), help="Seconds between checkpoints."),
+            click.option("--keep", type=click.IntRange(1), default=2, show_default=True, help="Checkpoints that stay."),
+            click.option("--incremental", is_flag=True, help="Write only memory that has changed since the last one."),
+            click.option("--compress", is_flag=True, help="Compress images."),
+            click.option("--round-limit", "round_limit_s", type=click.FloatRange(0.1), default=60.0, show_default=True,
+                         help="Seconds after which a checkpoint that finds no cut is given up for now."),
+        ]
+    ):  # fmt: skip
+        command = option(command)
+    return command
+
+
+@mpi.command("run", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@click.option("-n", "num_ranks", type=click.IntRange(1), required=True, help="Number of ranks.")
+@click.option("--job", "job_path", type=click.Path(path_type=Path), help="Folder of the job, on a shared file system.")
+@_where
+@click.argument("program")
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def run_job(
+    num_ranks: int, job_path: Path | None, program: str, arguments: tuple[str, ...], hosts: str | None, **how: Any
+) -> None:
+    """Start PROGRAM on -n ranks. A name that ends with .py is run by this Python."""
+    path = job_path or _jobs_root() / f"{Path(program).stem}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
+    argv = (*((sys.executable,) if program.endswith(".py") else ()), program, *arguments)
+    placement, settings = _read_how(hosts, num_ranks, **how)
+    folder = JobFolder.create(path.absolute(), JobSpec(argv, num_ranks, os.getcwd(), dict(os.environ)))
+    click.echo(f"remesh: job {folder.path}", err=True)
+    _stay(folder, placement, settings, None)
+
+
+@mpi.command("restart")
+@click.argument("job")
+@click.option("--checkpoint", "number", type=int, help="Number of the checkpoint; the last one if left out.")
+@_where
+def restart_job(job: str, number: int | None, hosts: str | None, **how: Any) -> None:
+    """Go on with JOB from a checkpoint, under this MPI and on these hosts."""
+    folder = JobFolder.find(job, _jobs_root())
+    checkpoint = folder.checkpoint(number)
+    placement, settings = _read_how(hosts, folder.read_spec().num_ranks, **how)
+    _refuse_if_running(folder)
+    _stay(folder, placement, settings, checkpoint)
+
+
+def _read_how(
+    hosts: str | None,
+    num_ranks: int,
+    *,
+    mpi_name: str,
+    network: str | None,
+    testbed: str | None,
+    **settings: Any,
+) -> tuple[Placement, Settings]:
+    placed = () if hosts is None else parse_hosts(hosts, num_ranks)
+    return Placement(mpi_name, network, placed, testbed), Settings(protocol=Protocol.CLOCK, **settings)
+
+
+def _stay(folder: JobFolder, placement: Placement, settings: Settings, checkpoint: Any) -> None:
+    stay = run_stay(folder, placement, settings, checkpoint, lambda line: click.echo(f"remesh: {line}", err=True))
+    click.echo(f"remesh: {stay.outcome.state}: {stay.outcome.cause}", err=True)
+    sys.exit(stay.outcome.exit_code)
+
+
+@mpi.command("checkpoint")
+@click.argument("job")
+@click.option("--stop", is_flag=True, help="End the job with it.")
+def checkpoint_job(job: str, stop: bool) -> None:
+    """Take a checkpoint of the running JOB, from any shell."""
+    folder = JobFolder.find(job, _jobs_root())
+    line = _call(folder)
+    line.send({"type": "checkpoint", "stop": stop})
+    answer = line.receive()
+    if answer is None:
+        raise PeerError(f"taking a checkpoint of {folder.name}: the job ended first; see {folder.logs / 'events.log'}")
+    if "number" not in answer:
+        raise PeerError(f"taking a checkpoint of {folder.name}: {answer['ending']}: {answer['reason']}")
+    seconds = answer["seconds"]
+    click.echo(
+        f"checkpoint {answer['number']}: {answer['num_bytes'] / _MIB:.1f} MiB in {seconds['total']:.3f} s "
+        f"(cut after {seconds['cut']:.3f} s); {answer['ending']}"
+    )
+    click.echo("caught: " + ", ".join(f"{count} {what}" for what, count in answer["caught"].items()))
+
+
+@mpi.command("ls")
+def list_jobs() -> None:
+    """Show the jobs here and how they stand."""
+    table = Table("job", "state", "ranks", "checkpoints", "cause")
+    root = _jobs_root()
+    for path in sorted(root.iterdir()) if root.is_dir() else []:
+        if (path / "job.json").is_file():
+            folder = JobFolder(path)
+            state = folder.read_state()
+            numbers = ", ".join(str(each.number) for each in folder.checkpoints())
+            table.add_row(folder.name, state.state, str(folder.read_spec().num_ranks), numbers or "none", state.cause)
+    Console(file=sys.stdout).print(table)
+
+
+@mpi.command("show")
+@click.argument("what")
+def show(what: str) -> None:
+    """Print a job, or an image or checkpoint folder, as JSON."""
+    path = Path(what)
+    if not (path / "job.json").is_file() and path.is_dir():
+        click.echo(json.dumps(_describe_path(path), indent=1, default=str))
+        return
+    folder = JobFolder.find(what, _jobs_root())
+    state = folder.read_state()
+    value: dict[str, Any] = {
+        "job": str(folder.path),
+        "argv": folder.read_spec().argv,
+        "num_ranks": folder.read_spec().num_ranks,
+        "state": state.state,
+        "cause": state.cause,
+        "launch": state.launch,
+        "checkpoints": [each.manifest for each in folder.checkpoints()],
+    }
+    if state.addresses:
+        try:
+            line = _call(folder)
+            line.send({"type": "look"})
+            value["now"] = line.receive(10.0)
+        except (Error, OSError) as error:
+            value["now"] = f"no answer: {error}"
+    click.echo(json.dumps(value, indent=1))
+
+
+@mpi.command("doctor")
+def examine() -> None:
+    """Say what this machine offers for checkpoints, what it lacks and what to do; status 1 if that is needed."""
+    from remesh.transparent.images import examine_machine  # noqa: PLC0415  as above
+
+    table = Table("", "what", "found", "what to do")
+    findings = examine_machine()
+    for finding in findings:
+        table.add_row(_mark(good=finding.good, needed=finding.needed), finding.what, finding.found, finding.advice)
+    installed = find_all()
+    has_mpi = any(isinstance(found, Installation) for _, found in installed)
+    for name, found in installed:
+        if isinstance(found, Installation):
+            table.add_row(_mark(good=True, needed=True), f"MPI {name}", found.launcher, "")
+        else:
+            table.add_row(_mark(good=False, needed=not has_mpi), f"MPI {name}", "missing", str(found))
+    Console(file=sys.stdout).print(table)
+    if not has_mpi or any(finding.needed and not finding.good for finding in findings):
+        sys.exit(1)
+
+
+def _mark(*, good: bool, needed: bool) -> str:
+    return "ok" if good else "LACKS" if needed else "-"
+
+
+@mpi.command("slurm")
+@click.option("-n", "num_ranks", type=click.IntRange(1), required=True, help="Number of ranks.")
+@click.option("--mpi", "mpi_name", default="openmpi", show_default=True, help="openmpi, mpich, impi or system.")
+@click.option("--job", "job_path", required=True, help="Folder of the job, on a shared file system.")
+@click.argument("program")
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def slurm_script(num_ranks: int, mpi_name: str, job_path: str, program: str, arguments: tuple[str, ...]) -> None:
+    """Print a batch script for Slurm that starts PROGRAM, or goes on with it if it was stopped before."""
+    click.echo(make_script(num_ranks, mpi_name, job_path, (program, *arguments)), nl=False)
+
+
+def _describe_path(path: Path) -> Any:
+    from remesh.transparent.images import describe_image  # noqa: PLC0415  reads images; others need it not
+
+    if (path / "manifest.json").is_file():
+        return json.loads((path / "manifest.json").read_text())
+    return describe_image(path)
+
+
+def _call(folder: JobFolder) -> Line:
+    state = folder.read_state()
+    if not state.addresses:
+        raise ConfigError(f"calling job {folder.name}: it is {state.state} ({state.cause}), expected it to run")
+    return Line.connect(list(state.addresses), folder.read_token(), f"calling job {folder.name}")
+
+
+def _refuse_if_running(folder: JobFolder) -> None:
+    state = folder.read_state()
+    if not state.addresses:
+        return
+    try:
+        line = _call(folder)
+    except PeerError:
+        return
+    line.close()
+    raise ConfigError(f"restarting job {folder.name}: process {state.pid} on {state.host} leads it; stop it first")

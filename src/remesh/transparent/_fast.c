@@ -1,0 +1,224 @@
+/* The three hot things of the channel between the halves of a rank: post and wait on shared words, the memory of
+ * another process, and the address of a Python buffer. CPython's limited API (3.11), x86-64 and other Linux.
+ *
+ * Every function has a twin of the same name in native.py, written with ctypes, for machines without a compiler.
+ * Futexes are the shared kind: the words stand in a file that two processes map.
+ */
+#define _GNU_SOURCE
+#define PY_SSIZE_T_CLEAN
+#define Py_LIMITED_API 0x030B0000
+#include <Python.h>
+
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <linux/futex.h>
+#include <stdatomic.h>
+#include <stdint.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/uio.h>
+#include <time.h>
+#include <unistd.h>
+
+typedef _Atomic uint32_t Word;
+
+static Word *word_at(uint64_t address) { return (Word *)(uintptr_t)address; }
+
+static void relax(void) {
+#if defined(__x86_64__) || defined(__i386__)
+    __builtin_ia32_pause();
+#endif
+}
+
+static void futex_wait(Word *word, uint32_t seen, int64_t timeout_us) {
+    struct timespec t = {timeout_us / 1000000, (timeout_us % 1000000) * 1000};
+    syscall(SYS_futex, word, FUTEX_WAIT, seen, &t, NULL, 0);
+}
+
+static void futex_wake(Word *word) { syscall(SYS_futex, word, FUTEX_WAKE, INT_MAX, NULL, NULL, 0); }
+
+/* n arguments, all unsigned integers of up to 64 bits. */
+static int take_integers(PyObject *const *args, Py_ssize_t given, Py_ssize_t wanted, uint64_t *out) {
+    if (given != wanted) {
+        PyErr_Format(PyExc_TypeError, "%zd arguments given, %zd expected", given, wanted);
+        return -1;
+    }
+    for (Py_ssize_t i = 0; i < wanted; i++) {
+        out[i] = PyLong_AsUnsignedLongLong(args[i]);
+        if (out[i] == (uint64_t)-1 && PyErr_Occurred()) return -1;
+    }
+    return 0;
+}
+
+/* call(request, reply, waiting, doorbell, sleeping, spin): post the request in a slot and wait for its reply. */
+static PyObject *fast_call(PyObject *self, PyObject *const *args, Py_ssize_t nargs) {
+    uint64_t a[6];
+    if (take_integers(args, nargs, 6, a)) return NULL;
+    Word *request = word_at(a[0]), *reply = word_at(a[1]), *waiting = word_at(a[2]);
+    Word *doorbell = word_at(a[3]), *sleeping = word_at(a[4]);
+    uint32_t number = atomic_load_explicit(request, memory_order_relaxed) + 1;
+    atomic_store_explicit(request, number, memory_order_release);
+    atomic_fetch_add(doorbell, 1);
+    if (atomic_load(sleeping)) futex_wake(doorbell);
+    int first = 1;
+    for (;;) {
+        Py_BEGIN_ALLOW_THREADS;
+        for (uint64_t i = 0; first && i < a[5]; i++) {
+            if (atomic_load_explicit(reply, memory_order_acquire) == number) break;
+            relax();
+        }
+        first = 0;
+        uint32_t seen = atomic_load_explicit(reply, memory_order_acquire);
+        if (seen != number) {
+            atomic_store(waiting, 1);
+            seen = atomic_load(reply);
+            if (seen != number) futex_wait(reply, seen, 1000000);
+            atomic_store_explicit(waiting, 0, memory_order_relaxed);
+        }
+        Py_END_ALLOW_THREADS;
+        if (atomic_load_explicit(reply, memory_order_acquire) == number) Py_RETURN_NONE;
+        if (PyErr_CheckSignals()) return NULL;
+    }
+}
+
+/* answer(request, reply, waiting): the reply stands in the slot; tell the caller. */
+static PyObject *fast_answer(PyObject *self, PyObject *const *args, Py_ssize_t nargs) {
+    uint64_t a[3];
+    if (take_integers(args, nargs, 3, a)) return NULL;
+    Word *reply = word_at(a[1]);
+    atomic_store(reply, atomic_load_explicit(word_at(a[0]), memory_order_relaxed));
+    if (atomic_load(word_at(a[2]))) futex_wake(reply);
+    Py_RETURN_NONE;
+}
+
+/* pending(first_request, reply_offset, stride, count): bit i is set where slot i has a request without a reply. */
+static PyObject *fast_pending(PyObject *self, PyObject *const *args, Py_ssize_t nargs) {
+    uint64_t a[4], mask = 0;
+    if (take_integers(args, nargs, 4, a)) return NULL;
+    for (uint64_t i = 0; i < a[3]; i++) {
+        uint64_t slot = a[0] + i * a[2];
+        uint32_t reply = atomic_load_explicit(word_at(slot + a[1]), memory_order_relaxed);
+        if (atomic_load_explicit(word_at(slot), memory_order_acquire) != reply) mask |= (uint64_t)1 << i;
+    }
+    return PyLong_FromUnsignedLongLong(mask);
+}
+
+/* wait(doorbell, sleeping, seen, spin, timeout_us): until the doorbell differs from seen; its value. */
+static PyObject *fast_wait(PyObject *self, PyObject *const *args, Py_ssize_t nargs) {
+    uint64_t a[5];
+    if (take_integers(args, nargs, 5, a)) return NULL;
+    Word *doorbell = word_at(a[0]), *sleeping = word_at(a[1]);
+    uint32_t seen = (uint32_t)a[2];
+    Py_BEGIN_ALLOW_THREADS;
+    uint64_t i = 0;
+    while (i < a[3] && atomic_load_explicit(doorbell, memory_order_acquire) == seen) {
+        relax();
+        i++;
+    }
+    if (a[4] && atomic_load_explicit(doorbell, memory_order_acquire) == seen) {
+        atomic_store(sleeping, 1);
+        if (atomic_load(doorbell) == seen) futex_wait(doorbell, seen, (int64_t)a[4]);
+        atomic_store_explicit(sleeping, 0, memory_order_relaxed);
+    }
+    Py_END_ALLOW_THREADS;
+    return PyLong_FromUnsignedLong(atomic_load_explicit(doorbell, memory_order_acquire));
+}
+
+/* ring(doorbell): wake whoever waits at it. */
+static PyObject *fast_ring(PyObject *self, PyObject *const *args, Py_ssize_t nargs) {
+    uint64_t a[1];
+    if (take_integers(args, nargs, 1, a)) return NULL;
+    atomic_fetch_add(word_at(a[0]), 1);
+    futex_wake(word_at(a[0]));
+    Py_RETURN_NONE;
+}
+
+/* The kernel moves at most 2 GiB a call, and fewer where pages are missing: go on until all is there. */
+static PyObject *copy_memory(PyObject *const *args, Py_ssize_t nargs, long number) {
+    uint64_t a[4]; /* pid, remote address, local address, bytes */
+    if (take_integers(args, nargs, 4, a)) return NULL;
+    int error = 0;
+    uint64_t done = 0;
+    Py_BEGIN_ALLOW_THREADS;
+    while (done < a[3]) {
+        uint64_t step = a[3] - done < (1u << 30) ? a[3] - done : (1u << 30);
+        struct iovec local = {(void *)(uintptr_t)(a[2] + done), step};
+        struct iovec remote = {(void *)(uintptr_t)(a[1] + done), step};
+        long moved = syscall(number, (pid_t)a[0], &local, 1UL, &remote, 1UL, 0UL);
+        if (moved <= 0) {
+            if (moved < 0 && errno == EINTR) continue;
+            error = moved < 0 ? errno : EFAULT;
+            break;
+        }
+        done += (uint64_t)moved;
+    }
+    Py_END_ALLOW_THREADS;
+    if (error) {
+        errno = error;
+        return PyErr_SetFromErrno(PyExc_OSError);
+    }
+    Py_RETURN_NONE;
+}
+
+static PyObject *fast_read_memory(PyObject *self, PyObject *const *args, Py_ssize_t nargs) {
+    return copy_memory(args, nargs, SYS_process_vm_readv);
+}
+
+static PyObject *fast_write_memory(PyObject *self, PyObject *const *args, Py_ssize_t nargs) {
+    return copy_memory(args, nargs, SYS_process_vm_writev);
+}
+
+/* address_of(buffer): where the bytes of a contiguous buffer stand. The caller keeps the buffer alive. */
+static PyObject *fast_address_of(PyObject *self, PyObject *buffer) {
+    Py_buffer view;
+    if (PyObject_GetBuffer(buffer, &view, PyBUF_ANY_CONTIGUOUS)) return NULL;
+    PyObject *address = PyLong_FromVoidPtr(view.buf);
+    PyBuffer_Release(&view);
+    return address;
+}
+
+/* map_file(path, bytes): a writable memoryview on a shared mapping of the file; no descriptor stays open. */
+static PyObject *fast_map_file(PyObject *self, PyObject *args) {
+    PyObject *path;
+    unsigned long long num_bytes;
+    if (!PyArg_ParseTuple(args, "O&K", PyUnicode_FSConverter, &path, &num_bytes)) return NULL;
+    int descriptor = open(PyBytes_AsString(path), O_RDWR | O_CLOEXEC);
+    Py_DECREF(path);
+    if (descriptor < 0) return PyErr_SetFromErrno(PyExc_OSError);
+    struct stat status;
+    void *start = MAP_FAILED;
+    if (fstat(descriptor, &status) == 0) {
+        errno = EINVAL; /* a shorter file would end this process by SIGBUS later */
+        if ((unsigned long long)status.st_size >= num_bytes)
+            start = mmap(NULL, num_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0);
+    }
+    int error = errno;
+    close(descriptor);
+    if (start == MAP_FAILED) {
+        errno = error;
+        return PyErr_SetFromErrno(PyExc_OSError);
+    }
+    return PyMemoryView_FromMemory(start, (Py_ssize_t)num_bytes, PyBUF_WRITE);
+}
+
+static PyMethodDef methods[] = {
+    {"call", (PyCFunction)(void (*)(void))fast_call, METH_FASTCALL, NULL},
+    {"answer", (PyCFunction)(void (*)(void))fast_answer, METH_FASTCALL, NULL},
+    {"pending", (PyCFunction)(void (*)(void))fast_pending, METH_FASTCALL, NULL},
+    {"wait", (PyCFunction)(void (*)(void))fast_wait, METH_FASTCALL, NULL},
+    {"ring", (PyCFunction)(void (*)(void))fast_ring, METH_FASTCALL, NULL},
+    {"read_memory", (PyCFunction)(void (*)(void))fast_read_memory, METH_FASTCALL, NULL},
+    {"write_memory", (PyCFunction)(void (*)(void))fast_write_memory, METH_FASTCALL, NULL},
+    {"address_of", fast_address_of, METH_O, NULL},
+    {"map_file", fast_map_file, METH_VARARGS, NULL},
+    {NULL, NULL, 0, NULL},
+};
+
+static struct PyModuleDef definition = {
+    PyModuleDef_HEAD_INIT, "_fast", "Shared words, memory of another process, addresses.", -1, methods,
+    NULL, NULL, NULL, NULL,
+};
+
+PyMODINIT_FUNC PyInit__fast(void) { return PyModule_Create(&definition); }

@@ -1,0 +1,163 @@
+"""Which calls cross the channel, how are they laid out in a slot, and what becomes of one that a checkpoint meets?
+
+The upper half keeps everything that needs no other rank (groups, datatypes, attributes, topologies, statuses,
+persistent requests, user operations) and turns the rest of MPI into the few calls below. All handles are virtual:
+communicators and requests are integers of ours, ranks are ranks of the world, data are plain bytes.
+
+A request is ``B`` (number of the call) and the call's fixed part, little-endian and unaligned, then its tail. A reply
+is ``B`` (:data:`OK` or :data:`FAILED`) and the reply's fixed part, then its tail. A failed reply carries
+:data:`FAILURE` and a UTF-8 text.
+
+What happens to an unanswered request at a checkpoint is its :class:`Replay` rule. There are only two: what is done
+before the reply is either nothing, or an entry in the saved state under the slot and the request's number.
+"""
+
+from __future__ import annotations
+
+import enum
+import struct
+from dataclasses import dataclass, field
+from typing import Final
+
+OK: Final = 0
+FAILED: Final = 1
+FAILURE: Final = struct.Struct("<Bii")
+"""Status, MPI error class, bytes of text that follow."""
+
+EAGER_BYTES: Final = 32768
+"""Payloads of at most so many bytes travel in the slot and with the header; longer ones are fetched when matched."""
+
+ANY: Final = -1
+"""Any source, any tag."""
+PARCEL: Final = -1
+"""As a capacity: take a message of whatever size; as many bytes as it has are fetched later."""
+
+
+class Effect(enum.Enum):
+    """What a call touches; the collective clock and the counts look at this."""
+
+    LOCAL = "local"  # this rank's tables only
+    SEND = "send"
+    RECEIVE = "receive"
+    COLLECTIVE = "collective"  # counted by the clock
+
+
+class Replay(enum.Enum):
+    """What the next lower half does with a request that had no answer."""
+
+    AGAIN = "again"  # serve it as if it came now
+    ATTACH = "attach"  # its operation stands in the saved state: wait for that, and reply
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One row of the table."""
+
+    number: int  # first byte of the request; unique
+    name: str
+    request: str  # struct format of the fixed part behind the first byte
+    fields: tuple[str, ...]  # its names, in order
+    effect: Effect
+    replay: Replay
+    packer: struct.Struct = field(init=False, repr=False, compare=False)  # of the whole fixed part
+
+    def __post_init__(self) -> None:
+        packer = struct.Struct("<B" + self.request)
+        if len(packer.unpack(bytes(packer.size))) != len(self.fields) + 1:
+            raise ValueError(f"call {self.name}: {self.request!r} does not have {len(self.fields)} fields")
+        object.__setattr__(self, "packer", packer)
+
+
+class Flag:
+    """Bits of the field ``flags``."""
+
+    BLOCKING: Final = 1
+    INLINE: Final = 2  # the payload is the tail of the request
+    SYNCHRONOUS: Final = 4  # complete when matched, not before
+    MATCHED: Final = 8  # a probe that takes the message out of the queue
+
+
+class WaitFor:
+    """Field ``mode`` of ``wait``."""
+
+    ANY: Final = 0
+    ALL: Final = 1
+    SOME: Final = 2
+
+
+class Kind(enum.IntEnum):
+    """Field ``kind`` of ``collective``. All data are contiguous in order of ranks, without gaps."""
+
+    BARRIER = 0
+    BCAST = 1
+    GATHER = 2
+    GATHERV = 3
+    SCATTER = 4
+    SCATTERV = 5
+    ALLGATHER = 6
+    ALLGATHERV = 7
+    ALLTOALL = 8
+    ALLTOALLV = 9
+    REDUCE = 10
+    ALLREDUCE = 11
+    REDUCE_SCATTER = 12
+    SCAN = 13
+    EXSCAN = 14
+
+
+REDUCTIONS: Final = frozenset({Kind.REDUCE, Kind.ALLREDUCE, Kind.REDUCE_SCATTER, Kind.SCAN, Kind.EXSCAN})
+
+REAL_OPS: Final = ("SUM", "PROD", "MAX", "MIN", "LAND", "LOR", "LXOR", "BAND", "BOR", "BXOR", "MINLOC", "MAXLOC")
+"""Field ``op``: index of the operation that the real MPI is to apply."""
+REAL_TYPES: Final = (
+    *("BYTE", "SIGNED_CHAR", "UNSIGNED_CHAR", "SHORT", "UNSIGNED_SHORT", "INT", "UNSIGNED", "LONG", "UNSIGNED_LONG"),
+    *("LONG_LONG", "UNSIGNED_LONG_LONG", "FLOAT", "DOUBLE", "LONG_DOUBLE", "C_BOOL", "C_FLOAT_COMPLEX"),
+    *("C_DOUBLE_COMPLEX", "INT8_T", "INT16_T", "INT32_T", "INT64_T", "UINT8_T", "UINT16_T", "UINT32_T", "UINT64_T"),
+    *("SHORT_INT", "INT_INT", "LONG_INT", "FLOAT_INT", "DOUBLE_INT", "LONG_DOUBLE_INT"),
+)
+"""Field ``type``: index of the basic datatype of a reduction; all else travels as bytes."""
+
+# fmt: off
+CALLS: Final = (
+    Call(1, "hello", "", (), Effect.LOCAL, Replay.AGAIN),
+    Call(2, "describe", "", (), Effect.LOCAL, Replay.AGAIN),
+    Call(3, "finish", "", (), Effect.LOCAL, Replay.AGAIN),
+    Call(4, "abort", "i", ("code",), Effect.LOCAL, Replay.AGAIN),
+    Call(5, "send", "BQiiqQ", ("flags", "comm", "dest", "tag", "num_bytes", "address"), Effect.SEND, Replay.ATTACH),
+    Call(6, "receive", "BQiiqQ", ("flags", "comm", "source", "tag", "capacity", "address"),
+         Effect.RECEIVE, Replay.ATTACH),
+    Call(7, "probe", "BQii", ("flags", "comm", "source", "tag"), Effect.LOCAL, Replay.AGAIN),
+    Call(8, "receive_message", "BQqQ", ("flags", "message", "capacity", "address"), Effect.RECEIVE, Replay.ATTACH),
+    Call(9, "wait", "BBI", ("flags", "mode", "count"), Effect.LOCAL, Replay.AGAIN),
+    Call(10, "cancel", "Q", ("request",), Effect.LOCAL, Replay.AGAIN),
+    Call(11, "free", "Q", ("request",), Effect.LOCAL, Replay.AGAIN),
+    Call(12, "fetch", "QQ", ("parcel", "address"), Effect.LOCAL, Replay.AGAIN),
+    Call(13, "make_communicator", "QI", ("comm", "count"), Effect.LOCAL, Replay.AGAIN),
+    Call(14, "free_communicator", "Q", ("comm",), Effect.LOCAL, Replay.AGAIN),
+    Call(15, "collective", "BBBBQiQqQqI",
+         ("flags", "kind", "op", "type", "comm", "root", "send_address", "send_bytes", "receive_address",
+          "receive_bytes", "num_counts"), Effect.COLLECTIVE, Replay.ATTACH),
+)
+# fmt: on
+
+BY_NAME: Final = {call.name: call for call in CALLS}
+BY_NUMBER: Final = {call.number: call for call in CALLS}
+
+# Replies, with the status byte. ``request`` is 0 where the operation is complete and a completion follows.
+HELLO_REPLY: Final = struct.Struct("<Bii")  # rank, size
+REQUEST_REPLY: Final = struct.Struct("<BQ")  # request
+PROBE_REPLY: Final = struct.Struct("<BBiiqQ")  # found, source, tag, bytes, message
+WAIT_REPLY: Final = struct.Struct("<BI")  # number of completions
+INDEX: Final = struct.Struct("<I")  # in front of every completion of a wait: which of the requests asked for
+COMPLETION: Final = struct.Struct("<iiqiBQ")
+"""Source (world rank), tag, bytes of the message, MPI error class, :class:`Payload`, parcel."""
+
+
+class Payload:
+    """Where the payload of a completion is."""
+
+    NONE: Final = 0
+    INLINE: Final = 1  # behind the completion, as many bytes as it says (at most the capacity)
+    WRITTEN: Final = 2  # at the address that the request named
+    PARCEL: Final = 3  # fetch it by the parcel's number
+    CANCELLED: Final = 4  # there is no message

@@ -1,0 +1,152 @@
+"""The channel between the two halves of a rank: one file, mapped by both, with futexes to wait on.
+
+Layout, little-endian, offsets in bytes. Words that one side writes stand on cache lines of their own::
+
+    0       magic, version                         written once by the lower half
+    64      doorbell         u32   raised by the upper half with every request (and by whoever wakes the lower half)
+    128     lower sleeps     u32   the lower half is, or is about to be, in a futex wait at the doorbell
+    192     spin             u32   turns that the upper half spins before it sleeps; the lower half's to set
+    65536 + i * 65536              slot i, one for each thread of the upper half that makes calls
+      0     request number   u32   raised by the upper half when the body is complete
+      64    reply number     u32   set to the request number by the lower half when the body is the reply
+      128   upper waits      u32   the upper half is, or is about to be, in a futex wait at the reply number
+      256   body                   request, then reply
+
+A request whose number differs from the reply's is unanswered. It keeps its body, so another lower half can serve it.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from typing import Self
+
+from remesh.errors import FormatError, StorageError
+from remesh.transparent.native import NATIVE
+
+_MAGIC = b"RMSHCHN1"
+_DOORBELL, _SLEEPING, _SPIN = 64, 128, 192
+_FIRST_SLOT = _STRIDE = 1 << 16
+_REPLY, _WAITING, _BODY = 64, 128, 256
+
+NUM_SLOTS = 15
+"""Threads of one program that can be inside a call at the same time; others wait for a slot."""
+BODY_BYTES = _STRIDE - _BODY
+"""Room for one request or one reply, with the payload that travels in it."""
+
+
+class Channel:
+    """A mapped file of :data:`SIZE_BYTES` bytes; no descriptor stays open. ``bodies[i]`` is slot i's body."""
+
+    SIZE_BYTES = _FIRST_SLOT + NUM_SLOTS * _STRIDE
+
+    def __init__(self, view: memoryview) -> None:
+        self._view = view
+        self._base = NATIVE.address_of(view)
+        self.bodies = tuple(
+            view[start + _BODY : start + _STRIDE] for start in range(_FIRST_SLOT, self.SIZE_BYTES, _STRIDE)
+        )
+        self._words = tuple(self._words_of(slot) for slot in range(NUM_SLOTS))
+        self._scan = (self._base + _FIRST_SLOT, _REPLY, _STRIDE, NUM_SLOTS)
+        self._bell = (self._base + _DOORBELL, self._base + _SLEEPING)
+        self._spin_word = view[_SPIN : _SPIN + 4].cast("I")
+        self._bell_word = view[_DOORBELL : _DOORBELL + 4].cast("I")
+
+    def _words_of(self, slot: int) -> tuple[int, int, int]:
+        start = self._base + _FIRST_SLOT + slot * _STRIDE
+        return start, start + _REPLY, start + _WAITING
+
+    @classmethod
+    def create(cls, path: str) -> Self:
+        """Make the file (zeros, mode 0600; never an existing one) and map it. The lower half does this."""
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            try:
+                os.posix_fallocate(descriptor, 0, cls.SIZE_BYTES)
+                os.pwrite(descriptor, _MAGIC, 0)
+            finally:
+                os.close(descriptor)
+            return cls(NATIVE.map_file(path, cls.SIZE_BYTES))
+        except OSError as error:
+            raise StorageError(
+                f"making the channel {path}: {error}; give a new name in a folder with {cls.SIZE_BYTES} bytes free"
+            ) from error
+
+    @classmethod
+    def map(cls, path: str) -> Self:
+        """Map an existing file. The upper half does this.
+
+        Raises:
+            StorageError: it cannot be opened or is too short.
+            FormatError: it is no channel of this version.
+        """
+        try:
+            view = NATIVE.map_file(path, cls.SIZE_BYTES)
+        except OSError as error:
+            raise StorageError(f"opening the channel {path}: {error}; start the program by `remesh mpi run`") from error
+        found = bytes(view[: len(_MAGIC)])
+        if found != _MAGIC:
+            raise FormatError("foreign", f"opening the channel {path}: it begins with {found!r}, expected {_MAGIC!r}")
+        return cls(view)
+
+    # The upper half's side.
+
+    def call(self, slot: int) -> None:
+        """Post the request that stands in the slot's body and wait until its reply stands there."""
+        NATIVE.call(*self._words[slot], *self._bell, self._spin_word[0])
+
+    # The lower half's side.
+
+    def pending(self) -> int:
+        """Bit i is set where slot i holds a request without a reply."""
+        return int(NATIVE.pending(*self._scan))
+
+    def answer(self, slot: int) -> None:
+        """The reply stands in the slot's body: hand it over."""
+        NATIVE.answer(*self._words[slot])
+
+    def request_number(self, slot: int) -> int:
+        """Number of the slot's latest request."""
+        start = _FIRST_SLOT + slot * _STRIDE
+        return int(struct.unpack_from("<I", self._view, start)[0])
+
+    def bell(self) -> int:
+        """What :meth:`wait` wants to know it by: the doorbell as it stands before the slots are looked at."""
+        return self._bell_word[0]
+
+    def wait(self, seen: int, spin: int, timeout_us: int) -> None:
+        """Until the doorbell is no longer ``seen``: spin that many turns, then sleep at most ``timeout_us``."""
+        NATIVE.wait(*self._bell, seen, spin, timeout_us)
+
+    def ring(self) -> None:
+        """Wake the lower half, from any thread or process that maps the channel."""
+        NATIVE.ring(self._bell[0])
+
+    def set_upper_spin(self, turns: int) -> None:
+        """How many turns the upper half spins for a reply before it sleeps."""
+        self._spin_word[0] = turns
+
+
+class RemoteMemory:
+    """The memory of another process, by its addresses; needs the rights to trace it."""
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+
+    def read(self, address: int, num_bytes: int) -> bytearray:
+        """A copy of its bytes. OSError if it has ended or nothing is mapped there."""
+        copy = bytearray(num_bytes)
+        if num_bytes:
+            NATIVE.read_memory(self._pid, address, NATIVE.address_of(copy), num_bytes)
+        return copy
+
+    def read_into(self, address: int, view: memoryview) -> None:
+        """Its bytes from ``address`` on, as many as the view has. OSError as :meth:`read`."""
+        if len(view):
+            NATIVE.read_memory(self._pid, address, NATIVE.address_of(view), len(view))
+
+    def write(self, address: int, data: bytes | bytearray | memoryview) -> None:
+        """Put bytes there. OSError if it has ended or nothing is mapped there."""
+        num_bytes = len(data)
+        if num_bytes:
+            NATIVE.write_memory(self._pid, address, NATIVE.address_of(data), num_bytes)

@@ -1,0 +1,87 @@
+"""What is said to the image engine and what it answers: plain values, no I/O."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from remesh.errors import ConfigError
+
+ROOM_PATH: Final = "/tmp/.remesh"
+"""The folder of the upper half's own mount namespace where its channel and logs stand. The same on every machine."""
+CHANNEL_PATH: Final = f"{ROOM_PATH}/channel"
+"""Where the upper half finds its channel: the file `Site.channel_file`, bound to this path."""
+STDOUT_PATH: Final = f"{ROOM_PATH}/stdout"
+STDERR_PATH: Final = f"{ROOM_PATH}/stderr"
+INNER_PID: Final = 1000
+"""The process id that every upper half has inside its own pid namespace. Id 1 has signal rules of its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """A program as it is to be started: nothing is added to it and no shell sees it."""
+
+    argv: tuple[str, ...]  # argv[0] is looked up on the PATH of `environment`; not empty
+    environment: Mapping[str, str]  # the whole environment of the program
+    folder: str  # its working directory, absolute
+
+    def __post_init__(self) -> None:
+        if not self.argv:
+            raise ConfigError("describing a program: argv is empty, expected a program and its arguments")
+        if not self.folder.startswith("/"):
+            raise ConfigError(f"describing a program: its folder is {self.folder!r}, expected an absolute path")
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """The files of this machine that an upper half is bound to. They exist; paths are absolute."""
+
+    channel_file: str  # bound to CHANNEL_PATH; never truncated or replaced while the upper half lives
+    stdout_file: str  # opened for append
+    stderr_file: str  # opened for append
+
+    def __post_init__(self) -> None:
+        for path in (self.channel_file, self.stdout_file, self.stderr_file):
+            if not path.startswith("/"):
+                raise ConfigError(f"describing the files of an upper half: {path!r} is not an absolute path")
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """One thing about a process that an image cannot hold."""
+
+    what: str  # the offender: "descriptor 5, socket:[1234]"
+    why: str  # the reason, and what to do
+
+    def __str__(self) -> str:
+        return f"{self.what}: {self.why}"
+
+
+class NotImageable(ConfigError):
+    """A process has something that an image cannot hold; ``refusals`` names each. Nothing was stopped."""
+
+    def __init__(self, doing: str, refusals: list[Refusal]) -> None:
+        super().__init__(f"{doing}: " + "; ".join(str(refusal) for refusal in refusals))
+        self.refusals = refusals
+
+
+class OpenFilePolicy(enum.Enum):
+    """What a restore does with a file that the program had open for writing and that is longer than at the image."""
+
+    TRUNCATE = "truncate"  # cut it to its length at the image: the program will write the rest again
+    KEEP = "keep"  # leave what was written since; an appending program goes on behind it
+    REFUSE = "refuse"  # raise
+
+
+@dataclass(frozen=True, slots=True)
+class ImageReport:
+    """What `dump_image` wrote."""
+
+    num_bytes: int  # of all files of the image
+    num_pages: int  # pages of memory that this image holds itself, 4096 bytes each
+    num_pages_inherited: int  # pages that stand in the image it builds upon; 0 when it is full
+    ancestors: tuple[str, ...]  # folders of the images where inherited pages are, absolute: all that it needs
+    seconds: Mapping[str, float] = field(default_factory=dict)  # by phase: "inspect", "freeze", "state", "pages", ...
+    not_tracked: str = ""  # why changed pages are not tracked from now on, though that was asked; "" otherwise

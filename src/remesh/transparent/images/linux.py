@@ -1,0 +1,176 @@
+"""The calls of the kernel that the engine needs and Python does not offer, by ctypes. x86-64 Linux only.
+
+Numbers and layouts are of the kernel's ABI: asm/unistd_64.h, linux/ptrace.h, linux/prctl.h, linux/fs.h.
+"""
+
+from __future__ import annotations
+
+import array
+import ctypes
+import errno
+import os
+import platform
+import sys
+from collections.abc import Sequence
+from typing import Final
+
+from remesh.errors import ConfigError
+
+PAGE_BYTES: Final = 4096
+
+NEW_TIME: Final = 0x00000080
+NEW_NAMESPACE: Final = 0x00020000
+NEW_USER: Final = 0x10000000
+NEW_PID: Final = 0x20000000
+
+MS_RDONLY: Final = 1
+MS_NOSUID: Final = 2
+MS_NODEV: Final = 4
+MS_NOEXEC: Final = 8
+MS_BIND: Final = 0x1000
+MS_REC: Final = 0x4000
+MS_PRIVATE: Final = 0x40000
+
+PR_SET_PDEATHSIG: Final = 1
+PR_SET_NAME: Final = 15
+PR_SET_MM: Final = 35
+PR_SET_MM_MAP: Final = 14
+PR_SET_CHILD_SUBREAPER: Final = 36
+PR_GET_TID_ADDRESS: Final = 40
+
+# Numbers of system calls.
+SYS: Final = {
+    "write": 1,
+    "close": 3,
+    "lseek": 8,
+    "mmap": 9,
+    "munmap": 11,
+    "brk": 12,
+    "rt_sigaction": 13,
+    "ioctl": 16,
+    "mremap": 25,
+    "getitimer": 36,
+    "clone": 56,
+    "kill": 62,
+    "fcntl": 72,
+    "sigaltstack": 131,
+    "prctl": 157,
+    "set_tid_address": 218,
+    "tgkill": 234,
+    "openat": 257,
+    "set_robust_list": 273,
+    "get_robust_list": 274,
+    "tee": 276,
+    "eventfd2": 290,
+    "dup3": 292,
+    "pipe2": 293,
+    "kcmp": 312,
+    "userfaultfd": 323,
+    "rseq": 334,
+    "pidfd_getfd": 438,
+}
+
+_libc: Final = ctypes.CDLL(None, use_errno=True)
+_libc.syscall.restype = ctypes.c_long
+_libc.ptrace.restype = ctypes.c_long
+_libc.process_vm_readv.restype = _libc.process_vm_writev.restype = ctypes.c_ssize_t
+_libc.process_vm_readv.argtypes = _libc.process_vm_writev.argtypes = [
+    *(ctypes.c_int, ctypes.c_void_p, ctypes.c_ulong, ctypes.c_void_p, ctypes.c_ulong, ctypes.c_ulong)
+]
+_libc.ptrace.argtypes = [ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p]
+_libc.mount.argtypes = [ctypes.c_char_p, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_ulong, ctypes.c_char_p]
+
+
+class IoVec(ctypes.Structure):
+    """``struct iovec``."""
+
+    _fields_ = (("base", ctypes.c_void_p), ("length", ctypes.c_size_t))
+
+
+def check_platform() -> None:
+    """Raise `ConfigError` unless this is Linux on x86-64, the one platform the engine knows."""
+    machine = platform.machine()
+    if sys.platform != "linux" or machine != "x86_64":
+        raise ConfigError(
+            f"using process images: this machine is {sys.platform} on {machine}, expected linux on x86_64; "
+            "run the job on such machines"
+        )
+
+
+def _raise_errno(what: str) -> None:
+    number = ctypes.get_errno()
+    raise OSError(number, f"{what}: {os.strerror(number)}")
+
+
+def system_call(name: str, *args: int) -> int:
+    """Perform a system call of `SYS` in this process; its result. Raises `OSError`."""
+    result = int(_libc.syscall(ctypes.c_long(SYS[name]), *(ctypes.c_long(arg) for arg in args)))
+    if result == -1:
+        _raise_errno(name)
+    return result
+
+
+def ptrace(request: int, tid: int, address: int = 0, data: int = 0) -> int:
+    """One ptrace request; its result. Raises `OSError`: `ProcessLookupError` when the thread is gone or runs."""
+    ctypes.set_errno(0)
+    result = int(_libc.ptrace(request, tid, address, data))
+    if result == -1 and ctypes.get_errno():
+        _raise_errno(f"ptrace request {request:#x} on thread {tid}")
+    return result
+
+
+def prctl(option: int, argument: int = 0) -> None:
+    """Set a property of this process or thread. Raises `OSError`."""
+    if _libc.prctl(option, ctypes.c_ulong(argument), 0, 0, 0) == -1:
+        _raise_errno(f"prctl option {option}")
+
+
+def unshare(flags: int) -> None:
+    """Leave namespaces for new ones; see the ``NEW_`` flags. Raises `OSError`."""
+    if _libc.unshare(flags) == -1:
+        _raise_errno(f"unshare {flags:#x}")
+
+
+def mount(source: str, target: str, kind: str | None, flags: int, options: str = "") -> None:
+    """Mount or bind ``source`` at ``target``. Raises `OSError`."""
+    kind_bytes = kind.encode() if kind is not None else None
+    if _libc.mount(os.fsencode(source), os.fsencode(target), kind_bytes, flags, options.encode()) == -1:
+        _raise_errno(f"mounting {source} at {target}")
+
+
+def get_robust_list(tid: int) -> tuple[int, int]:
+    """Address and length of the list of robust futexes of a thread."""
+    head, length = ctypes.c_ulong(), ctypes.c_ulong()
+    system_call("get_robust_list", tid, ctypes.addressof(head), ctypes.addressof(length))
+    return head.value, length.value
+
+
+def read_process(pid: int, pieces: Sequence[tuple[int, int]], room: memoryview) -> int:
+    """Read pieces (start, end) of the memory of a process into a writable buffer; how many bytes. Raises `OSError`."""
+    remote = array.array("Q", (number for start, end in pieces for number in (start, end - start)))
+    local = IoVec(address_of(room), len(room))
+    result = _libc.process_vm_readv(
+        pid, ctypes.byref(local), 1, ctypes.c_void_p(remote.buffer_info()[0]), len(pieces), 0
+    )
+    if result == -1:
+        _raise_errno("process_vm_readv")
+    return int(result)
+
+
+def write_process(pid: int, address: int, data: memoryview) -> int:
+    """Write a writable buffer into the memory of a process, where that itself may write; how many bytes."""
+    remote, local = IoVec(address, len(data)), IoVec(address_of(data), len(data))
+    result = _libc.process_vm_writev(pid, ctypes.byref(local), 1, ctypes.byref(remote), 1, 0)
+    if result == -1:
+        _raise_errno("process_vm_writev")
+    return int(result)
+
+
+def address_of(buffer: bytearray | memoryview) -> int:
+    """Where a writable buffer of this process begins."""
+    return ctypes.addressof(ctypes.c_char.from_buffer(buffer))
+
+
+def is_gone(error: OSError) -> bool:
+    """Whether a call failed because its process or thread has ended."""
+    return error.errno in (errno.ESRCH, errno.ECHILD)

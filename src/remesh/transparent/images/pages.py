@@ -1,0 +1,326 @@
+"""How do pages get into ``pages.bin`` and out of it? In chunks; while one is read, others are summed and written.
+
+process memory --process_vm_readv--> buffer --queue--> 2 x ([zlib] crc32, pwrite) --> pages.bin
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import mmap
+import os
+import queue
+import threading
+import zlib
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from io import FileIO
+from pathlib import Path
+from typing import Final
+
+from remesh.errors import FormatError
+from remesh.transparent.images.format import CHUNK_BYTES, Chunk, PageRun
+from remesh.transparent.images.linux import read_process
+from remesh.transparent.images.ranges import PageRange
+
+_NUM_BUFFERS: Final = 4
+_NUM_WRITERS: Final = 2
+_MAX_PIECES: Final = 1024
+"""The kernel takes so many pieces in one call."""
+_COMPRESSION_LEVEL: Final = 1
+"""Higher levels cost several times the time for a few per cent."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessMemory:
+    """The memory of a process, to be read in many pieces at once."""
+
+    pid: int
+    descriptor: int  # its ``/proc/P/mem``, which is slower and also reads what the process itself may not read
+
+    def read(self, pieces: list[PageRange], room: memoryview) -> None:
+        """Fill the room with the pieces, at most `_MAX_PIECES`, one behind the other."""
+        with contextlib.suppress(OSError):
+            if read_process(self.pid, pieces, room) == len(room):
+                return
+        at = 0
+        for piece in pieces:
+            address = piece.start
+            while address < piece.end:
+                count = os.preadv(self.descriptor, [room[at : at + piece.end - address]], address)
+                if count <= 0:
+                    raise OSError(errno.EFAULT, f"saving pages: nothing could be read at {address:#x}")
+                address, at = address + count, at + count
+
+
+class PageWriter:
+    """Writes the pages of a process into a file; a context manager that waits for the disk.
+
+    Two threads compress, sum and write, so that the disk always has something to do. They take turns only to say where
+    in the file their chunk goes. An error of one (a full disk) is raised by the next `save` or at the end.
+    """
+
+    def __init__(self, path: Path, *, compress: bool) -> None:
+        self._path = path
+        self._compress = compress
+        self._free: queue.Queue[memoryview] = queue.Queue()
+        self._full: queue.Queue[tuple[int, memoryview, int] | None] = queue.Queue()  # number of the chunk, its bytes
+        self._failure: BaseException | None = None
+        self._chunks: list[Chunk] = []
+        self._runs: list[PageRun] = []
+        self._raw_offset = 0
+        self._buffer: memoryview | None = None
+        self._filled = 0
+        self._num_handed_over = 0
+        self._turn = threading.Condition()
+        self._next_turn = 0  # the chunk whose place in the file is to be said next
+        self._end = 0  # of the places that were given
+        self._descriptor = -1
+        self._threads = [
+            threading.Thread(target=self._write_chunks, name=f"remesh-page-writer-{number}", daemon=True)
+            for number in range(_NUM_WRITERS)
+        ]
+
+    def __enter__(self) -> PageWriter:
+        self._descriptor = _open_new(self._path, direct=not self._compress)
+        for _ in range(_NUM_BUFFERS):
+            self._free.put(memoryview(mmap.mmap(-1, CHUNK_BYTES)))
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_rest: object) -> None:
+        if kind is None:
+            self._hand_over()
+        for _ in range(_NUM_WRITERS):
+            self._full.put(None)
+        for thread in self._threads:
+            thread.join()
+        try:
+            if kind is None:
+                self._raise_failure()
+                os.fsync(self._descriptor)
+        finally:
+            os.close(self._descriptor)
+
+    def save(self, memory: ProcessMemory, ranges: list[PageRange]) -> None:
+        """Copy pages out of a process that stands still."""
+        pieces: list[PageRange] = []
+        free = 0
+        for pages in ranges:
+            self._runs.append(PageRun(pages.start, pages.num_bytes // mmap.PAGESIZE, 0, self._raw_offset))
+            self._raw_offset += pages.num_bytes
+            start = pages.start
+            while start < pages.end:
+                if free == 0 or len(pieces) == _MAX_PIECES:
+                    self._save_pieces(memory, pieces)
+                    pieces = []
+                    free = len(self._room(CHUNK_BYTES))
+                end = min(pages.end, start + free)
+                pieces.append(PageRange(start, end))
+                free -= end - start
+                start = end
+        self._save_pieces(memory, pieces)
+
+    def _save_pieces(self, memory: ProcessMemory, pieces: list[PageRange]) -> None:
+        if pieces:
+            num_bytes = sum(piece.num_bytes for piece in pieces)
+            memory.read(pieces, self._room(num_bytes))
+            self._advance(num_bytes)
+
+    def copy(self, address: int, data: memoryview) -> None:
+        """Take over bytes of whole pages that belong at ``address``."""
+        self._runs.append(PageRun(address, len(data) // mmap.PAGESIZE, 0, self._raw_offset))
+        self._raw_offset += len(data)
+        while data:
+            room = self._room(len(data))
+            room[:] = data[: len(room)]
+            data = data[len(room) :]
+            self._advance(len(room))
+
+    def chunks(self) -> tuple[Chunk, ...]:
+        """What was written, once the context is left."""
+        return tuple(self._chunks)
+
+    def runs(self) -> list[PageRun]:
+        """Where what was saved stands."""
+        return self._runs
+
+    def _room(self, num_bytes: int) -> memoryview:
+        """Where the next bytes go: as much of ``num_bytes`` as the chunk still has room for."""
+        if self._buffer is None:
+            self._raise_failure()
+            self._buffer, self._filled = self._free.get(), 0
+        return self._buffer[self._filled : self._filled + min(CHUNK_BYTES - self._filled, num_bytes)]
+
+    def _advance(self, num_bytes: int) -> None:
+        self._filled += num_bytes
+        if self._filled == CHUNK_BYTES:
+            self._hand_over()
+
+    def _hand_over(self) -> None:
+        if self._buffer is not None and self._filled:
+            self._full.put((self._num_handed_over, self._buffer, self._filled))
+            self._num_handed_over += 1
+            self._buffer = None
+
+    def _raise_failure(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+
+    def _write_chunks(self) -> None:
+        while (item := self._full.get()) is not None:
+            number, buffer, count = item
+            try:
+                self._write_chunk(number, buffer[:count])
+            except BaseException as error:
+                self._failure = self._failure or error
+            self._free.put(buffer)
+
+    def _write_chunk(self, number: int, raw: memoryview) -> None:
+        stored, chunk = raw, None
+        try:
+            if self._failure is None:
+                stored = memoryview(zlib.compress(raw, _COMPRESSION_LEVEL)) if self._compress else raw
+                chunk = Chunk(len(raw), len(stored), zlib.crc32(stored))
+        finally:
+            offset = self._take_turn(number, chunk)
+        left = stored if chunk is not None else memoryview(b"")
+        while left:
+            count = _write_some(self._descriptor, left, offset)
+            left, offset = left[count:], offset + count
+
+    def _take_turn(self, number: int, chunk: Chunk | None) -> int:
+        """Append the chunk to the index once all before it are there; its offset in the file. None takes no place."""
+        with self._turn:
+            self._turn.wait_for(lambda: self._next_turn == number)
+            self._next_turn += 1
+            offset = self._end
+            if chunk is not None:
+                self._chunks.append(chunk)
+                self._end += chunk.num_stored_bytes
+            self._turn.notify_all()
+            return offset
+
+
+def _open_new(path: Path, *, direct: bool) -> int:
+    """A new file, written as `_go_direct` says if that is asked for."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    if direct:
+        _go_direct(descriptor)
+    return descriptor
+
+
+def _go_direct(descriptor: int) -> None:
+    """Pass by the page cache where the file system can, which spares most of the processor's work.
+
+    Chunks of uncompressed pages, and their buffers, are aligned as that needs it.
+    """
+    with contextlib.suppress(OSError):
+        fcntl.fcntl(descriptor, fcntl.F_SETFL, os.O_DIRECT)
+
+
+def _write_some(descriptor: int, data: memoryview, offset: int) -> int:
+    """Write what can be written at once. Some file systems take O_DIRECT and then refuse to write by it."""
+    try:
+        return os.pwrite(descriptor, data, offset)
+    except OSError as error:
+        if error.errno != errno.EINVAL or not fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_DIRECT:
+            raise
+        fcntl.fcntl(descriptor, fcntl.F_SETFL, 0)
+        return os.pwrite(descriptor, data, offset)
+
+
+def check_chunks(path: Path, chunks: tuple[Chunk, ...]) -> None:
+    """Raise `FormatError` when the length of a pages file is not what its index says."""
+    expected = sum(chunk.num_stored_bytes for chunk in chunks)
+    found = path.stat().st_size if path.exists() else -1
+    if found != expected:
+        raise FormatError(
+            "truncated", f"reading {path}: expected {expected} bytes, found {found}; restart from another image"
+        )
+
+
+def read_chunks(path: Path, chunks: tuple[Chunk, ...], compressed: bool) -> Iterator[tuple[int, memoryview]]:
+    """The raw bytes of each chunk with its raw offset, checked; the view is good until the next one is asked for.
+
+    While the caller is busy with one chunk, a thread reads and checks the next.
+    """
+    check_chunks(path, chunks)
+    largest = max((chunk.num_stored_bytes for chunk in chunks), default=1)
+    rooms = [memoryview(mmap.mmap(-1, largest)) for _ in range(2)]
+    raw_offset = 0
+    with open(path, "rb", buffering=0) as file, ThreadPoolExecutor(1, "remesh-page-reader") as reader:
+        if not compressed:
+            _go_direct(file.fileno())
+
+        def read(index: int) -> memoryview:
+            chunk = chunks[index]
+            stored = rooms[index % 2][: chunk.num_stored_bytes]
+            if _fill(file, stored) != chunk.num_stored_bytes or zlib.crc32(stored) != chunk.crc32:
+                raise FormatError(
+                    "bad-checksum",
+                    f"reading {path}: chunk {index} has not the checksum {chunk.crc32:#010x} of its index; "
+                    "restart from another image",
+                )
+            return memoryview(_inflate(stored, chunk, path)) if compressed else stored
+
+        ahead = reader.submit(read, 0) if chunks else None
+        for index, chunk in enumerate(chunks):
+            assert ahead is not None
+            raw = ahead.result()
+            ahead = reader.submit(read, index + 1) if index + 1 < len(chunks) else None
+            yield raw_offset, raw
+            raw_offset += chunk.num_raw_bytes
+
+
+def _fill(file: FileIO, room: memoryview) -> int:
+    """Read until the room is full or the file ends; how many bytes."""
+    count = 0
+    while count < len(room):
+        try:
+            more = file.readinto(room[count:])
+        except OSError as error:
+            if error.errno != errno.EINVAL or not fcntl.fcntl(file, fcntl.F_GETFL) & os.O_DIRECT:
+                raise
+            fcntl.fcntl(file, fcntl.F_SETFL, 0)
+            continue
+        if not more:
+            break
+        count += more
+    return count
+
+
+def _inflate(stored: memoryview, chunk: Chunk, path: Path) -> bytes:
+    try:
+        inflater = zlib.decompressobj()
+        raw = inflater.decompress(stored, chunk.num_raw_bytes + 1)
+    except zlib.error as error:
+        raise FormatError("bad-checksum", f"reading {path}: {error}; restart from another image") from error
+    if len(raw) != chunk.num_raw_bytes:
+        raise FormatError(
+            "truncated",
+            f"reading {path}: a chunk has {len(raw)} bytes, expected {chunk.num_raw_bytes}; restart from another image",
+        )
+    return raw
+
+
+def place_runs(
+    runs: list[PageRun], chunks: Iterator[tuple[int, memoryview]], put: Callable[[int, memoryview], None]
+) -> None:
+    """Call ``put(address, bytes)`` for every piece of every run that the chunks hold; ``runs`` of one source."""
+    ordered = sorted(runs, key=lambda run: run.raw_offset)
+    first = 0
+    for raw_offset, raw in chunks:
+        raw_end = raw_offset + len(raw)
+        while first < len(ordered) and ordered[first].raw_offset + ordered[first].num_bytes <= raw_offset:
+            first += 1
+        index = first
+        while index < len(ordered) and ordered[index].raw_offset < raw_end:
+            run = ordered[index]
+            start = max(run.raw_offset, raw_offset)
+            end = min(run.raw_offset + run.num_bytes, raw_end)
+            put(run.start + start - run.raw_offset, raw[start - raw_offset : end - raw_offset])
+            index += 1

@@ -1,0 +1,170 @@
+"""How is an image read back and trusted? Every file is checked against the header before a byte of it is used.
+
+`read_image` reads everything but the pages, whose chunks carry their own checksums.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from remesh.errors import FormatError
+from remesh.transparent.images import format as image_format
+from remesh.transparent.images.format import (
+    AreasState,
+    FilesState,
+    Header,
+    PageRun,
+    PagesState,
+    ProcessState,
+    ThreadsState,
+)
+from remesh.transparent.images.pages import check_chunks
+from remesh.transparent.images.records import from_json, to_json
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class StoredImage:
+    """An image, but for its pages."""
+
+    folder: Path
+    header: Header
+    process: ProcessState
+    threads: ThreadsState
+    areas: AreasState
+    files: FilesState
+    pages: PagesState
+    channel: bytes | None  # the bytes of the file behind its channel
+
+    def source_folders(self) -> list[Path]:
+        """The folders that runs of pages name by their source: this one, then what it builds upon."""
+        return [self.folder, *(self.folder / ancestor.folder for ancestor in self.header.builds_upon)]
+
+
+def read_header(folder: Path) -> Header:
+    """The header of an image. Raises `FormatError` when there is none or it is damaged."""
+    path = folder / image_format.HEADER_FILE
+    sealed = _parse(_read_bounded(path), path)
+    seal = from_json(image_format.Seal, sealed, str(path))
+    if hashlib.sha256(seal.header.encode()).hexdigest() != seal.sha256:
+        raise FormatError("bad-checksum", f"reading {path}: its SHA-256 does not fit; restart from another image")
+    return from_json(Header, _parse(seal.header.encode(), path), str(path))
+
+
+def read_image(folder: Path) -> StoredImage:
+    """Everything but the pages, checked. Raises `FormatError` that names the file when one is not as written."""
+    header = read_header(folder)
+    kinds: dict[str, Any] = {
+        image_format.PROCESS_FILE: ProcessState,
+        image_format.THREADS_FILE: ThreadsState,
+        image_format.AREAS_FILE: AreasState,
+        image_format.FILES_FILE: FilesState,
+        image_format.PAGES_INDEX_FILE: PagesState,
+    }
+    process, threads, areas, files, pages = (_read_record(folder, header, name, kind) for name, kind in kinds.items())
+    channel = None
+    if image_format.CHANNEL_FILE in header.files:
+        channel = _read_checked(folder, header, image_format.CHANNEL_FILE)
+    check_chunks(folder / image_format.PAGES_FILE, pages.chunks)
+    image = StoredImage(folder, header, process, threads, areas, files, pages, channel)
+    _check_ancestors(image)
+    _check_runs(image)
+    return image
+
+
+def read_page_index(folder: Path) -> tuple[Header, PagesState]:
+    """Header and index of pages of an image, checked: what an increment upon it needs."""
+    header = read_header(folder)
+    return header, _read_record(folder, header, image_format.PAGES_INDEX_FILE, PagesState)
+
+
+def describe_image(folder: Path) -> dict[str, Any]:
+    """An image as JSON, without the content of its pages: what ``remesh mpi show`` prints."""
+    image = read_image(folder)
+    names = ("header", "process", "threads", "areas", "files", "pages")
+    return {name: to_json(getattr(image, name)) for name in names}
+
+
+def digest_of(folder: Path) -> str:
+    """SHA-256 of the header, which stands for the whole image."""
+    return hashlib.sha256(_read_bounded(folder / image_format.HEADER_FILE)).hexdigest()
+
+
+def _read_bounded(path: Path) -> bytes:
+    try:
+        with open(path, "rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            if size > image_format.MAX_JSON_BYTES:
+                raise FormatError(
+                    "too-large", f"reading {path}: {size} bytes, expected at most 1 GiB; take another image"
+                )
+            return file.read()
+    except OSError as error:
+        raise FormatError(
+            "missing-file", f"reading {path}: {error.strerror}; the image is incomplete, restart from another one"
+        ) from error
+
+
+def _read_checked(folder: Path, header: Header, name: str) -> bytes:
+    content, stored = _read_bounded(folder / name), header.files[name]
+    if len(content) != stored.num_bytes or hashlib.sha256(content).hexdigest() != stored.sha256:
+        raise FormatError(
+            "bad-checksum",
+            f"reading {folder / name}: it has not the {stored.num_bytes} bytes and the SHA-256 of the header; "
+            "restart from another image",
+        )
+    return content
+
+
+def _parse(content: bytes, where: Path) -> Any:
+    try:
+        return json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise FormatError("bad-json", f"reading {where}: {error}; restart from another image") from error
+
+
+def _read_record(folder: Path, header: Header, name: str, kind: type[T]) -> T:
+    return from_json(kind, _parse(_read_checked(folder, header, name), folder / name), name)
+
+
+def _check_ancestors(image: StoredImage) -> None:
+    for ancestor in image.header.builds_upon:
+        folder = image.folder / ancestor.folder
+        if digest_of(folder) != ancestor.sha256:
+            raise FormatError(
+                "other-ancestor",
+                f"reading {image.folder}: it builds upon {folder}, which is not the image it was then; "
+                "restart from another image",
+            )
+
+
+def _check_runs(image: StoredImage) -> None:
+    """Every run of pages lies within one area, and runs do not overlap."""
+    runs = image.pages.page_runs()
+    at = iter(image.areas.areas)
+    area, end = next(at, None), 0
+    for run in runs:
+        while area is not None and area.end <= run.start:
+            area = next(at, None)
+        inside = area is not None and area.start <= run.start and run.end <= area.end
+        if run.start < end or run.num_pages < 1 or not inside or not 0 <= run.source <= len(image.header.builds_upon):
+            raise FormatError(
+                "bad-record",
+                f"reading {image.folder / image_format.PAGES_INDEX_FILE}: the pages at {run.start:#x} lie outside of "
+                "the memory map; restart from another image",
+            )
+        end = run.end
+
+
+def source_runs(image: StoredImage) -> dict[int, list[PageRun]]:
+    """The runs of pages by source."""
+    by_source: dict[int, list[PageRun]] = {}
+    for run in image.pages.page_runs():
+        by_source.setdefault(run.source, []).append(run)
+    return by_source

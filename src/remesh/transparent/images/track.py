@@ -1,0 +1,144 @@
+"""Which pages has a process written since its last image? The kernel notes it, by a userfaultfd in WP_ASYNC mode.
+
+1. The frozen process makes a userfaultfd (an injected call); this process takes a copy and the original is closed, so
+   the program holds no descriptor of ours, and tracking ends with this process.
+2. Every area of anonymous memory is registered, and the pages that the image holds are write-protected: the *mark*. The
+   first write to such a page costs the program half a microsecond and takes the mark off; no fault is ever delivered.
+3. At the next image the pages without a mark are the written ones. Areas mapped since have no marks: saved in full.
+4. Once that image stands, the marks are set again.
+
+Pages that are not there get no mark: the kernel would show it as a page in swap. Changed pages of file mappings are
+not tracked, since dropping one (madvise) would leave such a mark behind; they are few, and saved each time.
+
+Marks are relative to one image, known by the digest of its header: an increment upon any other would be wrong, so it
+is not made. Source: Documentation/admin-guide/mm/pagemap.rst and userfaultfd.rst; Linux 6.7 or newer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from remesh.transparent.images.frozen import Frozen
+from remesh.transparent.images.linux import system_call
+from remesh.transparent.images.memory import written_ranges
+from remesh.transparent.images.proc_text import AreaKind
+from remesh.transparent.images.procfs import read_areas, read_stat
+from remesh.transparent.images.ranges import PageRange, intersect
+
+_UFFDIO_API: Final = 0xC018AA3F
+_UFFDIO_REGISTER: Final = 0xC020AA00
+_UFFDIO_WRITEPROTECT: Final = 0xC018AA06
+_API_VERSION: Final = 0xAA
+_FEATURE_WP_UNPOPULATED: Final = 1 << 13
+_FEATURE_WP_ASYNC: Final = 1 << 15
+_REGISTER_WP: Final = 2
+_PROTECT: Final = 1
+_USER_MODE_ONLY: Final = 1
+_START_TIME_FIELD: Final = 22
+"""Of ``/proc/P/stat``."""
+
+
+@dataclass(slots=True)
+class _Tracking:
+    """What is known of a process whose pages are tracked."""
+
+    descriptor: int  # our copy of its userfaultfd
+    image: str  # SHA-256 of the header of the image that the marks are relative to
+
+
+_TRACKED: Final[dict[tuple[int, str], _Tracking]] = {}
+"""By process id and time of its start: ids are used again."""
+
+
+def is_tracked_since(pid: int, image: str) -> bool:
+    """Whether the marks of a process are relative to the image whose header has this digest."""
+    tracking = _TRACKED.get(_key(pid))
+    return tracking is not None and tracking.image == image
+
+
+def written_since(pid: int, where: PageRange) -> list[PageRange] | None:
+    """The pages of an area written since the image of `is_tracked_since`; None when the area is not tracked."""
+    return written_ranges(pid, where)
+
+
+def set_marks(frozen: Frozen, image: str, saved: list[PageRange]) -> str:
+    """Mark pages as unwritten since an image that has just been taken of a frozen process; ``saved`` are in the image.
+
+    Returns why that is not possible on this machine, or "" when it was done.
+    """
+    key = _key(frozen.pid)
+    try:
+        descriptor = _TRACKED[key].descriptor if key in _TRACKED else _make_descriptor(frozen)
+        for area in read_areas(frozen.pid):
+            if area.kind is not AreaKind.ANONYMOUS:
+                continue
+            where = PageRange(area.start, area.end)
+            fcntl.ioctl(descriptor, _UFFDIO_REGISTER, _range_form(where) + struct.pack("<2Q", _REGISTER_WP, 0))
+            for pages in intersect([where], saved):
+                fcntl.ioctl(descriptor, _UFFDIO_WRITEPROTECT, _range_form(pages) + struct.pack("<Q", _PROTECT))
+    except OSError as error:
+        forget(frozen.pid)
+        return f"changed pages cannot be tracked here: {error.strerror}; Linux 6.7 with userfaultfd is needed"
+    _TRACKED[key] = _Tracking(descriptor, image)
+    return ""
+
+
+def _range_form(pages: PageRange) -> bytearray:
+    """``struct uffdio_range``."""
+    return bytearray(struct.pack("<2Q", pages.start, pages.num_bytes))
+
+
+def forget(pid: int) -> None:
+    """End the tracking of a process, if there is any: its next image will be a full one."""
+    tracking = _TRACKED.pop(_key(pid), None)
+    if tracking is not None:
+        os.close(tracking.descriptor)
+
+
+def _key(pid: int) -> tuple[int, str]:
+    return pid, read_stat(pid)[_START_TIME_FIELD - 1]
+
+
+def _make_descriptor(frozen: Frozen) -> int:
+    _forget_ended()
+    with _injected_calls(frozen):
+        theirs = frozen.leader.call("userfaultfd", os.O_CLOEXEC | _USER_MODE_ONLY)
+        try:
+            with contextlib.ExitStack() as stack:
+                process = os.pidfd_open(frozen.pid)
+                stack.callback(os.close, process)
+                ours = system_call("pidfd_getfd", process, theirs, 0)
+        finally:
+            frozen.leader.call("close", theirs)
+    try:
+        features = _FEATURE_WP_ASYNC | _FEATURE_WP_UNPOPULATED
+        fcntl.ioctl(ours, _UFFDIO_API, bytearray(struct.pack("<3Q", _API_VERSION, features, 0)))
+    except OSError:
+        os.close(ours)
+        raise
+    return ours
+
+
+@contextlib.contextmanager
+def _injected_calls(frozen: Frozen) -> Iterator[None]:
+    frozen.prepare_calls()
+    try:
+        yield
+    finally:
+        frozen.finish_calls()
+
+
+def _forget_ended() -> None:
+    for pid, start in list(_TRACKED):
+        try:
+            gone = read_stat(pid)[_START_TIME_FIELD - 1] != start
+        except OSError:
+            gone = True
+        if gone:
+            os.close(_TRACKED.pop((pid, start)).descriptor)

@@ -1,0 +1,146 @@
+"""``python -m remesh.transparent.lower JOB --coordinator HOST:PORT [--checkpoint N]``: one rank, started by a launcher.
+
+Runs in the environment of an MPI, which has mpi4py and nothing of ours: neither torch nor NumPy is imported here. The
+parts are put together in this order, since each needs what stands before it:
+
+    MPI ── line to the coordinator ── channel ── lower half ── upper half ── loop
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib
+import os
+import shutil
+import socket
+import sys
+import tempfile
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+from remesh.errors import Error
+from remesh.transparent.channel import Channel
+from remesh.transparent.control import Control
+from remesh.transparent.frames import Line
+from remesh.transparent.images import Command, Site, Upper, restore_upper, start_upper, upper_environment
+from remesh.transparent.job import JobFolder, rank_name
+from remesh.transparent.lower.half import LowerHalf
+from remesh.transparent.rank import IMAGE, Ended, RankLoop, read_state
+
+_SHARED_MEMORY = Path("/dev/shm")
+_ROOM_PREFIX = "remesh-rank-"
+
+
+def main(arguments: list[str]) -> int:
+    """Be a rank until the job ends; what is returned is the exit status of the process."""
+    parser = argparse.ArgumentParser(prog="remesh.transparent.lower")
+    parser.add_argument("job", type=Path)
+    parser.add_argument("--coordinator", required=True)
+    parser.add_argument("--checkpoint", type=int)
+    options = parser.parse_args(arguments)
+    began_s = time.monotonic()
+    mpi = _start_mpi()
+    rank = mpi.COMM_WORLD.Get_rank()
+    seconds = {"mpi_init": time.monotonic() - began_s}
+    folder = JobFolder(options.job)
+    host, _, port = options.coordinator.rpartition(":")
+    line = Line.connect([(host, int(port))], folder.read_token(), f"starting rank {rank}")
+    hello = {"type": "hello", "rank": rank, "size": mpi.COMM_WORLD.Get_size(), "pid": os.getpid()}
+    line.send({**hello, "host": socket.gethostname(), "mpi": mpi.Get_library_version().split("\n")[0].strip()})
+    room = _make_room()
+    try:
+        loop = _put_together(mpi, folder, options.checkpoint, room, (line, seconds))
+        loop.run()
+        loop.leave()
+        mpi.Finalize()
+    except Ended:
+        # Finalising would wait for ranks that may be gone.
+        shutil.rmtree(room, ignore_errors=True)
+        os._exit(1)
+    except BaseException as error:
+        line.send({"type": "failed", "cause": f"{type(error).__name__}: {error}"})
+        with contextlib.suppress(OSError), (folder.logs / "events.log").open("a") as log:
+            log.write(f"rank {rank}: {traceback.format_exc()}")
+        if isinstance(error, Error):
+            sys.stderr.write(f"remesh: {error}\n")
+        else:
+            traceback.print_exc()
+        sys.stderr.flush()
+        shutil.rmtree(room, ignore_errors=True)
+        os._exit(1)
+    finally:
+        shutil.rmtree(room, ignore_errors=True)
+    line.close()
+    return 0
+
+
+def _make_room() -> Path:
+    """A folder for the channel, in memory where there is such a place; those of ranks that were killed are removed."""
+    place = _SHARED_MEMORY if _SHARED_MEMORY.is_dir() else Path(tempfile.gettempdir())
+    for left in place.glob(f"{_ROOM_PREFIX}*"):
+        owner = left.name.removeprefix(_ROOM_PREFIX).partition("-")[0]
+        if owner.isdecimal() and not Path(f"/proc/{owner}").exists():
+            shutil.rmtree(left, ignore_errors=True)
+    return Path(tempfile.mkdtemp(prefix=f"{_ROOM_PREFIX}{os.getpid()}-", dir=place))
+
+
+def _start_mpi() -> Any:
+    # MPI starts when mpi4py.MPI is imported: not before the arguments have been read.
+    settings = importlib.import_module("mpi4py").rc
+    settings.thread_level = "funneled"
+    return importlib.import_module("mpi4py.MPI")
+
+
+def _put_together(
+    mpi: Any, folder: JobFolder, checkpoint: int | None, room: Path, told: tuple[Line, dict[str, float]]
+) -> RankLoop:
+    line, seconds = told
+    rank = mpi.COMM_WORLD.Get_rank()
+    channel_file = room / "channel"
+    channel = Channel.create(str(channel_file))
+    streams = [folder.logs / f"{rank_name(rank)}.{kind}" for kind in ("out", "err")]
+    for stream in streams:
+        stream.touch(mode=0o600)
+    site = Site(str(channel_file), *map(str, streams))
+    began_s = time.monotonic()
+    upper: Upper | None = None
+    if checkpoint is None:
+        half = LowerHalf(mpi, channel)
+        upper = start_upper(_command(folder), site)
+    else:
+        chosen = folder.checkpoint(checkpoint)
+        report = chosen.manifest["ranks"][rank_name(rank)]
+        half = LowerHalf.from_state(read_state(chosen.rank_folder(rank), report), mpi, channel)
+        half.rebuild()
+        seconds["replay"] = time.monotonic() - began_s
+        began_s = time.monotonic()
+        for stream, length in zip(streams, report["outputs"], strict=True):
+            # The program writes again what it wrote after the checkpoint.
+            os.truncate(stream, min(length, stream.stat().st_size))
+        if report["has_image"]:
+            upper = restore_upper(chosen.rank_folder(rank) / IMAGE, site)
+    seconds["upper"] = time.monotonic() - began_s
+    if upper is not None:
+        half.attach(upper.pid)
+    control = Control(line, half.wake)
+    loop = RankLoop(rank, folder, half, upper, control)
+    control.start()
+    control.send({"type": "ready", "seconds": seconds})
+    return loop
+
+
+def _command(folder: JobFolder) -> Command:
+    spec = folder.read_spec()
+    room = Path(__file__).parents[1]
+    environment = upper_environment(spec.environment, first_on_path=str(room / "substitute"))
+    environment["PYTHONPATH"] += f"{os.pathsep}{room.parents[1]}"
+    # Where the parts of mpi4py that are plain Python stand: mpi4py.futures, mpi4py.util.
+    environment["REMESH_MPI4PY"] = str(Path(importlib.import_module("mpi4py").__file__ or "").parent)
+    return Command(spec.argv, environment, spec.folder)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,219 @@
+"""Collectives on the real MPI, and the real communicators they need.
+
+A virtual communicator is a number and a list of world ranks. Its real counterpart is made at its first collective, in
+a thread, because making it blocks on the other members while this rank must go on serving them. Every collective is the
+real MPI's non-blocking one, polled. ``entered`` counts them for the collective clock.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from remesh.transparent.calls.table import REAL_OPS, REAL_TYPES, REDUCTIONS, Kind
+from remesh.transparent.lower.requests import COLLECTIVE, Request, Requests
+
+WORLD = 0
+"""Virtual number of the world communicator; its real one exists from the start."""
+_NUM_TAGS = 30_000
+
+
+@dataclass(slots=True)
+class Job:
+    """One collective, as the upper half asks for it; data are contiguous, in order of ranks."""
+
+    kind: Kind
+    root: int  # rank in the communicator
+    op: int  # index into REAL_OPS
+    type: int  # index into REAL_TYPES
+    send: bytes | bytearray
+    receive_bytes: int  # what comes back; 0 where nothing does
+    send_counts: Sequence[int] = ()  # bytes for each rank; elements for REDUCE_SCATTER
+    receive_counts: Sequence[int] = ()  # bytes from each rank
+
+
+@dataclass(slots=True)
+class _Communicator:
+    members: tuple[int, ...]
+    real: Any = None
+    maker: threading.Thread | None = None
+    made: list[Any] = field(default_factory=list)  # what the maker leaves: the communicator, or an exception
+    waiting: deque[tuple[Request, Job]] = field(default_factory=deque)  # entered, until the real one is there
+
+
+class Collectives:
+    """Communicators and collectives of a rank. ``control`` is a real communicator of all ranks for making others."""
+
+    def __init__(self, mpi: Any, control: Any, world: Any, requests: Requests) -> None:
+        self._mpi, self._control, self._requests = mpi, control, requests
+        self.mpi_error: type[Exception] = mpi.Exception
+        self._ops = [getattr(mpi, name) for name in REAL_OPS]
+        self._types = [getattr(mpi, name) for name in REAL_TYPES]
+        self._threads = mpi.Query_thread() == mpi.THREAD_MULTIPLE
+        size = control.Get_size()
+        self._communicators = {WORLD: _Communicator(tuple(range(size)), real=world)}
+        self.entered: dict[int, int] = {}
+        self._running: list[tuple[Any, Request, tuple[Job, bytearray, _Real]]] = []
+        self._making: set[int] = set()
+
+    @property
+    def members(self) -> dict[int, tuple[int, ...]]:
+        """World ranks of every communicator, in its order of ranks."""
+        return {number: comm.members for number, comm in self._communicators.items()}
+
+    def add(self, number: int, members: Sequence[int]) -> None:
+        """Know a communicator from now on."""
+        self._communicators.setdefault(number, _Communicator(tuple(members)))
+
+    def remove(self, number: int) -> None:
+        """The upper half has freed it; its collectives are complete."""
+        comm = self._communicators.pop(number, None)
+        self.entered.pop(number, None)
+        if comm is not None and comm.real is not None:
+            # Collective by the standard's word, yet no library waits for the other members here.
+            comm.real.Free()
+
+    def start(self, number: int, job: Job, address: int) -> Request:
+        """Enter a collective; the request completes with what this rank gets as its payload."""
+        comm = self._communicators[number]
+        self.entered[number] = self.entered.get(number, 0) + 1
+        request = self._requests.start(
+            kind=COLLECTIVE, comm=number, peer=job.root, tag=0, address=address, num_bytes=job.receive_bytes
+        )
+        if comm.real is not None and not comm.waiting:
+            try:
+                self._run(comm.real, request, job)
+            except self.mpi_error:
+                self._requests.forget(request)
+                raise
+        else:
+            comm.waiting.append((request, job))
+            self._make(number, comm)
+        return request
+
+    def _make(self, number: int, comm: _Communicator) -> None:
+        if comm.maker is not None:
+            return
+        group = self._control.Get_group().Incl(list(comm.members))
+        tag = number % _NUM_TAGS
+
+        def make() -> None:
+            try:
+                comm.made.append(self._control.Create_group(group, tag))
+            except self._mpi.Exception as error:
+                comm.made.append(error)
+            group.Free()
+
+        comm.maker = threading.Thread(target=make, name=f"remesh-communicator-{number:x}", daemon=True)
+        self._making.add(number)
+        if self._threads:
+            comm.maker.start()
+        else:
+            make()
+
+    def _run(self, real: Any, request: Request, job: Job) -> None:
+        result = bytearray(job.receive_bytes)
+        words = self._as_real(job, result)
+        started = _START[job.kind](words, real)
+        if started.Test():
+            self._finish(request, job, result)
+        else:
+            self._running.append((started, request, (job, result, words)))
+
+    def _as_real(self, job: Job, result: bytearray) -> _Real:
+        mpi = self._mpi
+        if job.kind in REDUCTIONS:
+            datatype = self._types[job.type]
+            return _Real(job, [job.send, datatype], [result, datatype], self._ops[job.op])
+        return _Real(job, [job.send, mpi.BYTE], [result, mpi.BYTE], None)
+
+    def _finish(self, request: Request, job: Job, result: bytearray) -> None:
+        if job.kind == Kind.BCAST and not job.receive_bytes:
+            result = bytearray()
+        request.payload = result
+        request.message_bytes = len(result)
+        self._requests.complete(request)
+
+    def poll(self) -> bool:
+        """Look after what is running; whether something has completed."""
+        if self._making:
+            self._take_made()
+        if not self._running:
+            return False
+        still = []
+        for entry in self._running:
+            started, request, (job, result, _) = entry
+            if started.Test():
+                self._finish(request, job, result)
+            else:
+                still.append(entry)
+        progressed = len(still) != len(self._running)
+        self._running = still
+        return progressed
+
+    def _take_made(self) -> None:
+        for number in list(self._making):
+            comm = self._communicators[number]
+            if not comm.made:
+                continue
+            self._making.discard(number)
+            made = comm.made.pop()
+            if isinstance(made, Exception):
+                raise made
+            comm.real = made
+            while comm.waiting:
+                self._run(made, *comm.waiting.popleft())
+
+    @property
+    def inside(self) -> tuple[int, ...]:
+        """Communicators with a collective that has been entered and is not complete."""
+        return tuple({request.comm for _, request, _ in self._running} | self._making)
+
+    def release(self) -> None:
+        """Forget the real communicators: they end with the library."""
+        for comm in self._communicators.values():
+            comm.real = None
+
+
+@dataclass(slots=True)
+class _Real:
+    """A job in the words of mpi4py."""
+
+    job: Job
+    send: list[Any]
+    receive: list[Any]
+    op: Any
+
+    def of(self, buffer: list[Any], counts: Sequence[int]) -> list[Any]:
+        return [buffer[0], list(counts), None, buffer[1]]
+
+
+def _bcast(real: _Real, comm: Any) -> Any:
+    is_root = comm.Get_rank() == real.job.root
+    return comm.Ibcast(real.send if is_root else real.receive, real.job.root)
+
+
+def _at_root(real: _Real, comm: Any, buffer: Any) -> Any:
+    return buffer if comm.Get_rank() == real.job.root else None
+
+
+_START: dict[Kind, Callable[[_Real, Any], Any]] = {
+    Kind.BARRIER: lambda r, c: c.Ibarrier(),
+    Kind.BCAST: _bcast,
+    Kind.GATHER: lambda r, c: c.Igather(r.send, _at_root(r, c, r.receive), r.job.root),
+    Kind.GATHERV: lambda r, c: c.Igatherv(r.send, _at_root(r, c, r.of(r.receive, r.job.receive_counts)), r.job.root),
+    Kind.SCATTER: lambda r, c: c.Iscatter(_at_root(r, c, r.send), r.receive, r.job.root),
+    Kind.SCATTERV: lambda r, c: c.Iscatterv(_at_root(r, c, r.of(r.send, r.job.send_counts)), r.receive, r.job.root),
+    Kind.ALLGATHER: lambda r, c: c.Iallgather(r.send, r.receive),
+    Kind.ALLGATHERV: lambda r, c: c.Iallgatherv(r.send, r.of(r.receive, r.job.receive_counts)),
+    Kind.ALLTOALL: lambda r, c: c.Ialltoall(r.send, r.receive),
+    Kind.ALLTOALLV: lambda r, c: c.Ialltoallv(r.of(r.send, r.job.send_counts), r.of(r.receive, r.job.receive_counts)),
+    Kind.REDUCE: lambda r, c: c.Ireduce(r.send, _at_root(r, c, r.receive), r.op, r.job.root),
+    Kind.ALLREDUCE: lambda r, c: c.Iallreduce(r.send, r.receive, r.op),
+    Kind.REDUCE_SCATTER: lambda r, c: c.Ireduce_scatter(r.send, r.receive, list(r.job.send_counts), r.op),
+    Kind.SCAN: lambda r, c: c.Iscan(r.send, r.receive, r.op),
+    Kind.EXSCAN: lambda r, c: c.Iexscan(r.send, r.receive, r.op),
+}

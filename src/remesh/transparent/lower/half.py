@@ -1,0 +1,339 @@
+"""The lower half of one rank: serves calls on a real MPI, and can be made quiet, saved and grown again.
+
+One thread owns a :class:`LowerHalf` and calls its methods; only :meth:`LowerHalf.wake` may be called from another.
+Nothing here blocks on another rank: whatever waits is a pending entry that :meth:`serve_once` comes back to.
+
+A checkpoint, seen from here::
+
+    hold(targets) ... serve_once() ...   until every rank is quiet about collectives (the clock's rounds)
+    close()       ... drain_progress()   until quiet() on every rank and sent == received between every two
+    state_bytes()                        beside the image of the upper half
+    open(); hold(None)                   to go on; or release() and exit
+
+Restart: ``from_state(data, mpi, channel)``, ``rebuild()``, upper half restored, ``attach(pid)``, ``serve_once()`` ...
+A request that the upper half had posted and that had no answer yet is found in the channel and served.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, Self
+
+from remesh.transparent.calls.table import WaitFor
+from remesh.transparent.channel import Channel
+from remesh.transparent.lower import state
+from remesh.transparent.lower.collectives import Collectives
+from remesh.transparent.lower.memory import UpperMemory
+from remesh.transparent.lower.pace import Pace
+from remesh.transparent.lower.requests import Requests
+from remesh.transparent.lower.serving import Serving, Wait
+from remesh.transparent.lower.transfers import Transfers
+from remesh.transparent.lower.wire import Wire
+
+
+class Where(Enum):
+    """What the upper half is doing, as its lower half sees it; with several threads, the last of these that holds."""
+
+    COMPUTING = "computing"
+    WAITING = "waiting"
+    """In a point-to-point operation or a wait; it stays servable and can be imaged as it is."""
+    HELD = "held"
+    """Asks for a collective beyond its target; the request is unanswered and has had no effect."""
+    INSIDE = "inside"
+    """A collective has been entered (or started, if non-blocking) and is not complete; no image now."""
+    FINISHED = "finished"
+    """The program called Finalize (or ended); it takes part in rounds until all have."""
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """Where the upper half is, and at which communicators."""
+
+    where: Where
+    communicators: tuple[int, ...] = ()
+    """Virtual ids: those it is held at (HELD) or inside of (INSIDE); else empty."""
+
+
+@dataclass(frozen=True, slots=True)
+class Counters:
+    """What drain and collective clock compare over the ranks."""
+
+    sent: tuple[int, ...]
+    """Wire messages handed to MPI for each world rank. Final once every rank is closed and quiet."""
+    received: tuple[int, ...]
+    """Wire messages taken from each world rank. Invariant over a cut: a.received[b] <= b.sent[a]."""
+    entered: Mapping[int, int]
+    """Virtual communicator id -> collectives entered. A communicator never used for one may be absent (0)."""
+
+
+class LowerHalf:
+    """Serves one upper half over ``channel`` with the MPI module ``mpi`` (a real, initialised ``mpi4py.MPI``)."""
+
+    def __init__(self, mpi: Any, channel: Channel) -> None:
+        """Duplicates the world communicator (all ranks call this)."""
+        self._channel = channel
+        self._comms = [mpi.COMM_WORLD.Dup() for _ in range(3)]
+        control, wire, world = self._comms
+        self._requests = Requests()
+        self._memory = UpperMemory()
+        self._wire = Wire(mpi, wire)
+        self._transfers = Transfers(self._wire, self._memory, self._requests)
+        self._collectives = Collectives(mpi, control, world, self._requests)
+        self._serving = Serving(self._transfers, self._collectives, self._memory, self._requests)
+        self._serving.may_enter = self._may_enter
+        self._serving.description = _describe(mpi)
+        self._targets: Mapping[int, int] | None = None
+        self._held: dict[int, int] = {}
+        """Slots whose request is for a collective beyond its target, and its communicator."""
+        self._aborting: set[int] = set()
+        self._refused = 0
+        self._attached: dict[int, tuple[int, int]] = {}
+        self._closed = False
+        self._woken = False
+        self._pace = Pace.of(mpi)
+        channel.set_upper_spin(self._pace.upper_spin)
+
+    @classmethod
+    def from_state(cls, data: bytes, mpi: Any, channel: Channel) -> Self:
+        """What :meth:`state_bytes` described, on another MPI. The channel's bytes come back with the image.
+
+        Raises:
+            FormatError: the bytes are damaged, or belong to another rank or number of ranks.
+        """
+        parts = state.load(data, rank=mpi.COMM_WORLD.Get_rank(), size=mpi.COMM_WORLD.Get_size())
+        half = cls(mpi, channel)
+        half._requests.by_number.update({request.number: request for request in parts.requests})
+        half._requests.next_number = parts.next_numbers["request"]
+        half._transfers.next_message = parts.next_numbers["message"]
+        half._serving.next_parcel = parts.next_numbers["parcel"]
+        state.fill(half._transfers.matching, parts.posted, parts.arrived)
+        half._transfers.messages.update(parts.messages)
+        half._transfers.owed = [(half._requests.by_number[receive], send) for receive, send in parts.owed]
+        half._serving.parcels.update(parts.parcels)
+        half._serving.finished = parts.finished
+        for number, members in parts.members.items():
+            half._collectives.add(number, members)
+        half._collectives.entered.update(parts.entered)
+        half._attached = parts.attached
+        half.close()
+        return half
+
+    def attach(self, upper_pid: int) -> None:
+        """Tell the process id (as this process sees it) whose memory big payloads are read from and written to.
+
+        After :meth:`from_state` this is also what lets the restored upper half be served.
+        """
+        self._memory.attach(upper_pid)
+        for slot, (number, operation) in self._attached.items():
+            if self._channel.pending() >> slot & 1 and self._channel.request_number(slot) == number:
+                self._serving.waits[slot] = Wait([operation], WaitFor.ALL, single=True)
+        self._attached = {}
+        self.open()
+
+    def serve_once(self, timeout_s: float) -> None:
+        """Serve the upper half and move MPI on, for about ``timeout_s``; less if :meth:`wake` is called."""
+        deadline = time.monotonic() + timeout_s
+        fruitless = fruitful = 0
+        while not self._woken:
+            bell = self._channel.bell()
+            if self._step():
+                fruitless = 0
+                fruitful += 1
+                # A program that polls always has a next request: the time must end this, too.
+                if fruitful & 63 == 0 and time.monotonic() >= deadline:
+                    break
+                continue
+            fruitless += 1
+            if fruitless & 15 == 1:
+                left_s = deadline - time.monotonic()
+                if left_s <= 0:
+                    break
+            self._rest(bell, fruitless, int(left_s * 1e6) + 1)
+        self._woken = False
+
+    def _step(self) -> bool:
+        """Whatever can be done now; whether there was anything."""
+        progress = self._wire.poll()
+        progress |= self._transfers.poll()
+        progress |= self._collectives.poll()
+        if self._closed:
+            return progress
+        progress |= self._take_requests()
+        # A message that arrives may end a probe without completing any request.
+        if self._serving.waits and (progress or self._requests.news):
+            self._requests.news = False
+            for slot in self._serving.flush(self._channel.bodies):
+                self._channel.answer(slot)
+        return progress
+
+    def _take_requests(self) -> bool:
+        mask = self._channel.pending()
+        taken = False
+        slot = 0
+        while mask:
+            if mask & 1 and slot not in self._serving.waits and slot not in self._held and slot not in self._aborting:
+                taken = True
+                if self._serving.serve(slot, self._channel.bodies[slot]):
+                    self._channel.answer(slot)
+                elif slot not in self._serving.waits:
+                    if self._serving.abort_code is not None:
+                        self._aborting.add(slot)
+                    else:
+                        self._held[slot] = self._refused
+            mask >>= 1
+            slot += 1
+        return taken
+
+    def _rest(self, bell: int, fruitless: int, left_us: int) -> None:
+        """Wait as the pace of this host asks for; any request of the upper half ends it."""
+        pace, channel = self._pace, self._channel
+        expecting = self._transfers.expecting or self._collectives.inside
+        if not expecting or self._closed:
+            channel.wait(bell, pace.lower_spin if fruitless == 1 else 0, min(left_us, pace.idle_sleep_us))
+        elif self._serving.waits:
+            if fruitless > pace.patient_polls:
+                channel.wait(bell, 0, min(left_us, pace.sleep_us(fruitless - pace.patient_polls)))
+            elif fruitless > pace.eager_polls:
+                os.sched_yield()
+        else:
+            channel.wait(bell, pace.lower_spin, min(left_us, pace.sleep_us(fruitless)))
+
+    def wake(self) -> None:
+        """Make a waiting :meth:`serve_once` return soon. From any thread."""
+        self._woken = True
+        self._channel.ring()
+
+    def _may_enter(self, comm: int) -> bool:
+        if self._targets is None or self._collectives.entered.get(comm, 0) < self._targets.get(comm, 0):
+            return True
+        self._refused = comm
+        return False
+
+    def counters(self) -> Counters:
+        """A snapshot of the counters."""
+        return Counters(tuple(self._wire.sent), tuple(self._wire.received), dict(self._collectives.entered))
+
+    def caught(self) -> dict[str, int]:
+        """What a checkpoint taken now goes through the middle of, by kind; kinds that do not occur are left out."""
+        transfers = self._transfers
+        counts = {
+            "messages nobody had received": len(transfers.matching.arrived) + len(transfers.messages),
+            "receives without a message": len(transfers.matching.posted),
+            "transfers not begun": len(transfers.owed),
+            "requests open": len(self._requests.by_number),
+        }
+        return {kind: count for kind, count in counts.items() if count}
+
+    def members(self, communicator: int) -> tuple[int, ...]:
+        """World ranks of a communicator, in its order of ranks; empty if it is not known (yet, or any more)."""
+        return self._collectives.members.get(communicator, ())
+
+    def position(self) -> Position:
+        """Where the upper half is now."""
+        inside = self._collectives.inside
+        if inside:
+            return Position(Where.INSIDE, inside)
+        if self._held:
+            return Position(Where.HELD, tuple(sorted(set(self._held.values()))))
+        if self._serving.waits or self._channel.pending():
+            return Position(Where.WAITING)
+        return Position(Where.FINISHED if self._serving.finished else Where.COMPUTING)
+
+    @property
+    def finished(self) -> bool:
+        """Whether the program has called Finalize."""
+        return self._serving.finished
+
+    @property
+    def abort_code(self) -> int | None:
+        """The exit status of ``Comm.Abort`` if the program called it: end the job with it."""
+        return self._serving.abort_code
+
+    def hold(self, targets: Mapping[int, int] | None) -> None:
+        """From now on leave requests for a collective beyond its target unanswered; None lets all through again.
+
+        A communicator without a target is held where it is. Targets may be raised by calling again.
+        """
+        self._targets = None if targets is None else dict(targets)
+        self._held.clear()
+
+    def close(self) -> None:
+        """Take no more requests of any kind and start no more transfers; those that are running finish.
+
+        Nothing is answered and nothing written to the upper half's memory once :meth:`quiet` is true.
+        """
+        self._closed = self._transfers.closed = True
+
+    def open(self) -> None:
+        """Take requests again, after :meth:`close`: the checkpoint is done or given up."""
+        self._closed = False
+        self._requests.news = True
+        self._transfers.open()
+
+    def drain_progress(self) -> None:
+        """Take what has arrived from MPI, without waiting. Between :meth:`close` and :meth:`open`."""
+        while self._step():
+            pass
+
+    def quiet(self) -> bool:
+        """Whether nothing of ours is on its way: no collective entered, every send handed over, no transfer open.
+
+        Once true after :meth:`close` it stays true, and ``counters().sent`` no longer changes; messages may arrive.
+        """
+        return self._wire.handed_over and not self._transfers.streaming and not self._collectives.inside
+
+    def state_bytes(self) -> bytes:
+        """Everything that must outlive this lower half: communicators, requests, queues. Changes nothing.
+
+        Only when closed, quiet, and all messages that were sent have been received. Struct and JSON, no pickle.
+        """
+        attached = {
+            slot: (self._channel.request_number(slot), wait.requests[0])
+            for slot, wait in self._serving.waits.items()
+            if isinstance(wait, Wait) and wait.single
+        }
+        transfers = self._transfers
+        parts = state.Parts(
+            rank=self._wire.rank,
+            size=self._wire.size,
+            next_numbers={
+                "request": self._requests.next_number,
+                "message": transfers.next_message,
+                "parcel": self._serving.next_parcel,
+            },
+            requests=list(self._requests.by_number.values()),
+            posted=transfers.matching.posted,
+            arrived=transfers.matching.arrived,
+            messages=transfers.messages,
+            owed=[(receive.number, send) for receive, send in transfers.owed],
+            parcels=self._serving.parcels,
+            members=self._collectives.members,
+            entered=self._collectives.entered,
+            attached=attached,
+            finished=self._serving.finished,
+        )
+        return state.save(parts)
+
+    def rebuild(self) -> None:
+        """Replay the object log: nothing to do, communicators are made at their first collective."""
+
+    def release(self) -> None:
+        """Give everything back to MPI, so that it can be finalised. All ranks call this."""
+        self._collectives.release()
+        self._wire.release()
+        for comm in self._comms:
+            comm.Free()
+
+
+def _describe(mpi: Any) -> dict[str, Any]:
+    """What a program may ask about the MPI library; it changes at a restart."""
+    return {
+        "library_version": mpi.Get_library_version().strip("\0\n "),
+        "version": list(mpi.Get_version()),
+        "processor_name": mpi.Get_processor_name(),
+        "vendor": [mpi.get_vendor()[0], list(mpi.get_vendor()[1])],
+    }

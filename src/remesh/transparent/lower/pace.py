@@ -1,0 +1,53 @@
+"""How eagerly do the halves of a rank wait, so that they answer fast and leave the cores to whoever computes?
+
+Waiting for MPI means asking it again and again. While the upper half waits for a reply its core is free, so its lower
+half may ask without pause; while the upper half computes, the lower half asks now and then. With fewer cores than
+processes that could run at once, everybody gives way early.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Any, Final, Self
+
+from remesh.transparent.native import measure_spin_rate
+
+_SPIN_US: Final = 15.0
+"""Longer than a small call takes, so that a burst of calls never sleeps; shorter than anyone would notice."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """Turns and times of waiting."""
+
+    upper_spin: int  # turns the upper half spins for a reply before it sleeps
+    lower_spin: int  # turns the lower half spins for a request before it sleeps
+    eager_polls: (
+        int  # fruitless polls of MPI in a row, with the upper half waiting, before the core is offered to others
+    )
+    patient_polls: int  # and before it sleeps between polls
+    shortest_sleep_us: int = 50
+    longest_sleep_us: int = 1000  # between polls when something is expected from MPI
+    idle_sleep_us: int = 20_000  # when nothing is expected, MPI is still given a chance so often
+
+    @classmethod
+    def of(cls, mpi: Any) -> Self:
+        """For this rank's host, after counting its ranks and cores (all ranks call this)."""
+        node = mpi.COMM_WORLD.Split_type(mpi.COMM_TYPE_SHARED)
+        num_ranks = node.Get_size()
+        node.Free()
+        num_cores = len(os.sched_getaffinity(0))
+        roomy = num_cores >= 2 * num_ranks
+        turns = int(_SPIN_US * measure_spin_rate()) if roomy else 0
+        crowded = num_cores < num_ranks
+        return cls(
+            upper_spin=turns,
+            lower_spin=turns,
+            eager_polls=10 if crowded else 2000,
+            patient_polls=1000 if crowded else 20_000,
+        )
+
+    def sleep_us(self, polls: int) -> int:
+        """How long to sleep after so many fruitless polls beyond the patient ones."""
+        return min(self.longest_sleep_us, self.shortest_sleep_us * (1 + polls // 4))

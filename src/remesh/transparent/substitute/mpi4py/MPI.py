@@ -1,0 +1,10 @@
+"""All names of mpi4py.MPI, from the modules that hold them."""
+
+from __future__ import annotations
+
+import atexit
+
+from remesh.transparent.upper import facade
+
+globals().update(facade.names())
+atexit.register(facade.finish)

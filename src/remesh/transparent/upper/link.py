@@ -1,0 +1,242 @@
+"""The upper half's end of the channel: asks a call, waits for the reply, and lands the payload that comes with it.
+
+Each thread of the program has a slot of its own as long as it lives. A call that an exception left (a signal handler
+raised) stays in its slot until it is answered; the thread goes on with another slot.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import threading
+from typing import Any, Final, Protocol, cast
+
+from remesh.transparent.calls.table import (
+    BY_NAME,
+    COMPLETION,
+    EAGER_BYTES,
+    FAILURE,
+    HELLO_REPLY,
+    INDEX,
+    PROBE_REPLY,
+    REQUEST_REPLY,
+    WAIT_REPLY,
+    Call,
+    Flag,
+    Payload,
+)
+from remesh.transparent.channel import NUM_SLOTS, Channel
+from remesh.transparent.native import NATIVE
+from remesh.transparent.upper.errors import failure, numbered_failure
+
+CHANNEL_VARIABLE: Final = "REMESH_CHANNEL"
+_DEFAULT_CHANNEL: Final = "/tmp/.remesh/channel"
+_SEND, _RECEIVE, _PROBE = BY_NAME["send"], BY_NAME["receive"], BY_NAME["probe"]
+_RECEIVE_MESSAGE, _WAIT, _COLLECTIVE = BY_NAME["receive_message"], BY_NAME["wait"], BY_NAME["collective"]
+MAX_WAIT: Final = 1000
+"""Requests in one ``wait``: their completions fit into a slot."""
+
+
+class Landing(Protocol):
+    """Where the payload of a receive or collective goes."""
+
+    address: int  # 0: nowhere by address
+    capacity: int  # PARCEL: whatever comes
+
+    def put(self, data: memoryview) -> None:
+        """The payload came with the reply."""
+
+    def finish(self, num_bytes: int) -> None:
+        """All bytes (at most the capacity) are at their place."""
+
+
+class Completion:
+    """How an operation ended."""
+
+    __slots__ = ("cancelled", "error", "num_bytes", "source", "tag")
+
+    def __init__(self, source: int, tag: int, num_bytes: int, error: int, cancelled: bool = False) -> None:
+        self.source, self.tag, self.num_bytes, self.error, self.cancelled = source, tag, num_bytes, error, cancelled
+
+
+class _Lease:
+    """A thread's slot; goes back when the thread ends."""
+
+    def __init__(self, link: Link, slot: int) -> None:
+        self._link, self.slot = link, slot
+        self.lost = False
+
+    def __del__(self) -> None:
+        if not self.lost:
+            self._link.give_back(self.slot)
+
+
+class Link:
+    """Calls over one channel, from any thread."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._local = threading.local()
+        self._free = list(range(NUM_SLOTS - 1, -1, -1))
+        self._one_free = threading.Condition(threading.Lock())
+
+    def _mine(self) -> tuple[int, memoryview]:
+        lease = getattr(self._local, "lease", None)
+        if lease is None:
+            with self._one_free:
+                self._one_free.wait_for(lambda: self._free)
+                slot = self._free.pop()
+            self._local.lease = lease = _Lease(self, slot)
+            self._local.mine = (slot, self._channel.bodies[slot])
+        mine: tuple[int, memoryview] = self._local.mine
+        return mine
+
+    def give_back(self, slot: int) -> None:
+        """A thread has ended; another may take its slot."""
+        with self._one_free:
+            self._free.append(slot)
+            self._one_free.notify()
+
+    def ask(self, call: Call, fields: tuple[int, ...], tail: Any = None) -> memoryview:
+        """One call; the slot's body with the reply, valid until this thread's next call."""
+        try:
+            slot, body = self._local.mine
+        except AttributeError:
+            slot, body = self._mine()
+        call.packer.pack_into(body, 0, call.number, *fields)
+        if tail is not None:
+            start = call.packer.size
+            body[start : start + len(tail)] = tail
+        try:
+            self._channel.call(slot)
+        except BaseException:
+            self._local.lease.lost = True
+            del self._local.lease, self._local.mine
+            raise
+        if body[0]:
+            _, error_class, length = FAILURE.unpack_from(body)
+            raise numbered_failure(error_class, bytes(body[FAILURE.size : FAILURE.size + length]).decode())
+        return cast(memoryview, body)
+
+    def hello(self) -> tuple[int, int]:
+        """This rank and the number of ranks."""
+        _, rank, size = HELLO_REPLY.unpack_from(self.ask(BY_NAME["hello"], ()))
+        return rank, size
+
+    def describe(self) -> bytes:
+        """What the lower half says about its MPI library: JSON."""
+        body = self.ask(BY_NAME["describe"], ())
+        start = 1 + INDEX.size
+        return bytes(body[start : start + INDEX.unpack_from(body, 1)[0]])
+
+    def send(self, flags: int, comm: int, dest: int, tag: int, view: memoryview) -> int:
+        """Send contiguous bytes; the request that completes it, 0 if that has happened."""
+        num_bytes = len(view)
+        if num_bytes <= EAGER_BYTES and not flags & Flag.SYNCHRONOUS:
+            body = self.ask(_SEND, (flags | Flag.INLINE, comm, dest, tag, num_bytes, 0), view)
+        else:
+            address = NATIVE.address_of(view) if num_bytes else 0
+            body = self.ask(_SEND, (flags, comm, dest, tag, num_bytes, address))
+        return int(REQUEST_REPLY.unpack_from(body)[1])
+
+    def receive(self, flags: int, comm: int, source: int, tag: int, landing: Landing) -> int | Completion:
+        """Start a receive: how it ended, or the request that completes it."""
+        fields = (flags, comm, source, tag, landing.capacity, landing.address)
+        return self._ended(self.ask(_RECEIVE, fields), landing)
+
+    def receive_message(self, flags: int, message: int, landing: Landing) -> int | Completion:
+        """The same for a message that a matched probe has taken."""
+        fields = (flags, message, landing.capacity, landing.address)
+        return self._ended(self.ask(_RECEIVE_MESSAGE, fields), landing)
+
+    def collective(
+        self, fields: tuple[int, ...], counts: tuple[int, ...], send: memoryview | None, landing: Landing
+    ) -> int | Completion:
+        """Start a collective. ``fields``: flags, kind, op, type, communicator, root."""
+        tail = struct.pack(f"<{len(counts)}q", *counts) if counts else b""
+        flags, *rest = fields
+        num_bytes = 0 if send is None else len(send)
+        address = 0
+        if send is not None and num_bytes:
+            if num_bytes <= EAGER_BYTES and len(tail) <= EAGER_BYTES // 2:
+                flags |= Flag.INLINE
+                tail += send
+            else:
+                address = NATIVE.address_of(send)
+        wanted = (flags, *rest, address, num_bytes, landing.address, landing.capacity, len(counts))
+        return self._ended(self.ask(_COLLECTIVE, wanted, tail), landing)
+
+    def probe(self, flags: int, comm: int, source: int, tag: int) -> tuple[Completion, int] | None:
+        """The message a receive would get, and its number if it was taken; None if there is none."""
+        body = self.ask(_PROBE, (flags, comm, source, tag))
+        _, found, message_source, message_tag, num_bytes, message = PROBE_REPLY.unpack_from(body)
+        return (Completion(message_source, message_tag, num_bytes, 0), message) if found else None
+
+    def wait(self, flags: int, mode: int, waiting: list[tuple[int, Landing | None]]) -> list[tuple[int, Completion]]:
+        """Wait for requests, with the landing of each: (index, how it ended) of those that are complete."""
+        tail = struct.pack(f"<{len(waiting)}Q", *(number for number, _ in waiting))
+        body = self.ask(_WAIT, (flags, mode, len(waiting)), tail)
+        ended = []
+        position = WAIT_REPLY.size
+        parcels = []
+        for _ in range(WAIT_REPLY.unpack_from(body)[1]):
+            (index,) = INDEX.unpack_from(body, position)
+            landing = waiting[index][1]
+            completion, position, parcel = self._read(body, position + INDEX.size, landing)
+            ended.append((index, completion))
+            parcels.append((landing, completion, parcel))
+        # Fetching asks again, in the same slot: only when all has been read.
+        for landing, completion, parcel in parcels:
+            self._land(landing, completion, parcel)
+        return ended
+
+    def fetch(self, parcel: int, address: int) -> None:
+        """Have the bytes of a parcel written to an address."""
+        self.ask(BY_NAME["fetch"], (parcel, address))
+
+    def _ended(self, body: memoryview, landing: Landing) -> int | Completion:
+        _, number = REQUEST_REPLY.unpack_from(body)
+        if number:
+            return int(number)
+        completion, _, parcel = self._read(body, REQUEST_REPLY.size, landing)
+        self._land(landing, completion, parcel)
+        return completion
+
+    def _read(self, body: memoryview, position: int, landing: Landing | None) -> tuple[Completion, int, int]:
+        source, tag, num_bytes, error, where, parcel = COMPLETION.unpack_from(body, position)
+        position += COMPLETION.size
+        completion = Completion(source, tag, num_bytes, error, where == Payload.CANCELLED)
+        if where == Payload.INLINE and landing is not None:
+            length = num_bytes if landing.capacity < 0 else min(num_bytes, landing.capacity)
+            landing.put(body[position : position + length])
+            position += length
+        return completion, position, parcel if where == Payload.PARCEL else 0
+
+    def _land(self, landing: Landing | None, completion: Completion, parcel: int) -> None:
+        if landing is None or completion.cancelled:
+            return
+        if parcel:
+            whole = bytearray(completion.num_bytes)
+            self.fetch(parcel, NATIVE.address_of(whole))
+            landing.put(memoryview(whole))
+        room = completion.num_bytes if landing.capacity < 0 else min(completion.num_bytes, landing.capacity)
+        landing.finish(room)
+
+
+_link: Link | None = None
+
+
+def link() -> Link:
+    """The link of this process; made at first use.
+
+    Raises:
+        Exception: there is no lower half: the program was not started by ``remesh mpi run``.
+    """
+    global _link
+    if _link is None:
+        path = os.environ.get(CHANNEL_VARIABLE, _DEFAULT_CHANNEL)
+        try:
+            _link = Link(Channel.map(path))
+        except (OSError, ValueError) as error:
+            raise failure("ERR_OTHER", str(error)) from error
+    return _link

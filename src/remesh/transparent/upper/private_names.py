@@ -1,0 +1,82 @@
+"""Names with an underscore that mpi4py.util uses of mpi4py.MPI.
+
+``mpi4py.util`` is pure Python and runs on top of our module unchanged; these are what it needs beyond the public names.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+from remesh.transparent.upper import environment
+from remesh.transparent.upper.comm import Comm, Intracomm
+from remesh.transparent.upper.datatype import Datatype
+from remesh.transparent.upper.intercomm import Intercomm
+from remesh.transparent.upper.membership import Members
+
+_TWIN = 1 << 61
+"""Set in the number of a communicator under which its private twin sends."""
+
+
+def comm_lock_table(comm: Comm) -> dict[Any, Any]:
+    """The locks of a communicator, by key."""
+    return comm._members.locks
+
+
+def comm_lock(comm: Comm, key: Any = None) -> Any:
+    """The lock of a communicator under a key."""
+    return comm_lock_table(comm).setdefault(key, threading.Lock())
+
+
+def _twin(members: Members) -> Members:
+    """The same ranks under another number: for messages that must not meet those of the program."""
+    return Members(members.number | _TWIN, members.ranks, members.rank, members.remote, members.local)
+
+
+def _next_tag(members: Members) -> int:
+    members.num_private += 1
+    return members.num_private & 0x7FFF
+
+
+def commctx_intra(comm: Intracomm) -> tuple[Intracomm, int]:
+    """A twin of the communicator, and a tag that no other call got; all members call this."""
+    members = comm._members
+    return Intracomm._wrap(_twin(members)), _next_tag(members)
+
+
+def commctx_inter(comm: Intercomm) -> tuple[Intercomm, int, Intracomm, bool]:
+    """The same for two groups, with the local group's own communicator, and whether this is the lower group."""
+    members = comm._members
+    local = Intracomm._wrap(members.local)
+    return Intercomm._wrap(_twin(members)), _next_tag(members), local, min(members.ranks) < min(members.peers)
+
+
+def typecode(datatype: Datatype) -> str | None:
+    """Type string of a predefined datatype, None if it has none."""
+    basic = datatype._type.basic if datatype else None
+    return f"{basic.kind}{basic.size}" if basic is not None and basic.char and basic.kind != "P" else None
+
+
+def typealign(datatype: Datatype) -> int | None:
+    """Alignment of a predefined datatype, bytes."""
+    basic = datatype._type.basic if datatype else None
+    if basic is None:
+        return None
+    return basic.size // 2 if basic.kind == "c" else min(basic.size, 16)
+
+
+def set_abort_status(status: int | str | None) -> None:
+    """``python -m mpi4py`` met an exception: the whole job ends with this status when the program ends."""
+    environment.abort_status = status if isinstance(status, int) else 0 if status is None else 1
+
+
+NAMES = {
+    "_set_abort_status": set_abort_status,
+    "_comm_lock": comm_lock,
+    "_comm_lock_table": comm_lock_table,
+    "_commctx_intra": commctx_intra,
+    "_commctx_inter": commctx_inter,
+    "_typecode": typecode,
+    "_typealign": typealign,
+    "_handleof": lambda thing: thing.toint(),
+}

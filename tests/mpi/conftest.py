@@ -1,0 +1,105 @@
+"""Jobs for the tests that carry programs; the programs themselves are no tests."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+import remesh
+from remesh.transparent.coordinator import Coordinator, Settings
+from remesh.transparent.job import Checkpoint, JobFolder, JobSpec
+from remesh.transparent.stay import Placement, Stay, Watch, run_stay
+
+collect_ignore_glob = ["programs/*", "lower_alone.py"]
+
+PROGRAMS = Path(__file__).parent / "programs"
+FOREIGN = Path(__file__).parents[2] / ".mpi" / "programs"
+"""Packages of others, from `make mpi`."""
+
+
+class Job:
+    """One job folder and its stays; programs come from ``programs/``."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.said: list[str] = []
+
+    def create(self, program: str, *arguments: object, num_ranks: int = 4) -> None:
+        """Make the folder for a program."""
+        argv = (sys.executable, str(PROGRAMS / f"{program}.py"), *map(str, arguments))
+        environment = {"PATH": os.environ["PATH"], "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+        environment["PYTHONPATH"] = str(FOREIGN)
+        self.folder = JobFolder.create(self._path, JobSpec(argv, num_ranks, str(self._path.parent), environment))
+
+    def stay(
+        self,
+        placement: Placement | str,
+        *,
+        settings: Settings | None = None,
+        checkpoint: Checkpoint | None = None,
+        watch: Watch | None = None,
+    ) -> Stay:
+        """Run it until it ends or stops."""
+        placed = Placement(placement) if isinstance(placement, str) else placement
+        return run_stay(self.folder, placed, settings or Settings(), checkpoint, self.said.append, watch)
+
+    @property
+    def answer(self) -> str | None:
+        """What rank 0 printed as its answer."""
+        lines = (self.folder.logs / "rank-0000.out").read_text().splitlines()
+        answers = [line for line in lines if line.startswith("answer ")]
+        assert len(answers) <= 1, answers
+        return answers[0] if answers else None
+
+    @property
+    def events(self) -> str:
+        """The log of events."""
+        return (self.folder.logs / "events.log").read_text()
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Job:
+    """An empty job."""
+    return Job(tmp_path / "job")
+
+
+@pytest.fixture
+def remesh_cli(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """The command line in a process of its own; what still runs at the end is ended."""
+    started = []
+    environment = {**os.environ, "PYTHONPATH": str(Path(remesh.__file__).parents[1]), "REMESH_JOBS": str(tmp_path)}
+
+    def start(*arguments: str) -> subprocess.Popen[str]:
+        command = [sys.executable, "-m", "remesh", "mpi", *arguments]
+        process = subprocess.Popen(
+            command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=tmp_path
+        )
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        if process.poll() is None:
+            process.send_signal(signal.SIGINT)
+            process.communicate(timeout=30)
+
+
+def stop_after(seconds: float, *, stop: bool = True) -> Watch:
+    """Ask for one checkpoint, some time after all ranks have come up."""
+    ready_s: list[float] = []
+
+    def watch(coordinator: Coordinator) -> None:
+        if coordinator.all_ready and not ready_s:
+            ready_s.append(time.monotonic())
+        if len(ready_s) == 1 and time.monotonic() - ready_s[0] >= seconds:
+            ready_s.append(0.0)
+            coordinator.request_checkpoint(stop=stop)
+
+    return watch

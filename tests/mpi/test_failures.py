@@ -1,0 +1,136 @@
+"""What breaks ends the job with its cause, or leaves it alone and says so; a checkpoint that is there stays good."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from remesh.errors import ConfigError, FormatError
+from remesh.transparent.coordinator import Coordinator
+from tests.mpi.conftest import Job, stop_after
+
+pytestmark = pytest.mark.mpi
+
+_RING = "answer b1cd1c8a14377307"
+
+
+def _kill(coordinator: Coordinator, rank: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(coordinator.describe()["ranks"][rank]["pid"], signal.SIGKILL)
+
+
+def test_a_rank_that_dies_ends_the_job_by_name_and_the_last_checkpoint_goes_on(job: Job) -> None:
+    job.create("ring", 30, 0.1)
+    take = stop_after(0.4, stop=False)
+
+    def then_kill(coordinator: Coordinator) -> None:
+        take(coordinator)
+        if coordinator.last_checkpoint is not None:
+            _kill(coordinator, 2)
+
+    failed = job.stay("mpich", watch=then_kill)
+    assert failed.outcome.state == "failed"
+    assert "rank 2 on host" in failed.outcome.cause
+    ended = job.stay("openmpi", checkpoint=job.folder.checkpoint(None))
+    assert ended.outcome.state == "finished", job.events
+    assert job.answer == _RING
+
+
+def test_a_rank_that_dies_while_images_are_written_leaves_the_checkpoint_before(job: Job) -> None:
+    job.create("ring", 30, 0.1)
+    take = stop_after(0.4, stop=False)
+    asked = []
+
+    def kill_in_the_second(coordinator: Coordinator) -> None:
+        take(coordinator)
+        if coordinator.last_checkpoint is None:
+            return
+        if not asked:
+            asked.append(True)
+            coordinator.request_checkpoint(stop=False)
+        if any(path.name.endswith(".part") for path in job.folder.images.iterdir()):
+            _kill(coordinator, 1)
+
+    failed = job.stay("mpich", watch=kill_in_the_second)
+    assert failed.outcome.state == "failed", job.events
+    assert [each.number for each in job.folder.checkpoints()] == [1]
+    ended = job.stay("impi", checkpoint=job.folder.checkpoint(None))
+    assert ended.outcome.state == "finished", job.events
+    assert job.answer == _RING
+
+
+def test_a_program_that_fails_ends_the_job_with_its_exit_status(job: Job) -> None:
+    job.create("ring", "no number", 0)
+    failed = job.stay("mpich")
+    assert failed.outcome.state == "failed"
+    assert failed.outcome.exit_code == 1
+    assert "ended with exit status 1" in failed.outcome.cause
+
+
+def test_what_cannot_be_imaged_is_refused_by_name_and_the_job_goes_on(job: Job) -> None:
+    job.create("loner", 40, 0.1)
+    ended = job.stay("mpich", watch=stop_after(1.5))
+    assert ended.outcome.state == "finished", job.events
+    assert any("rank 1 cannot be imaged" in line and "socket" in line for line in job.said), job.said
+    assert job.folder.checkpoints() == []
+    assert job.answer is not None
+
+
+def test_a_full_disk_gives_the_checkpoint_up_and_the_job_goes_on(job: Job) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("needs root, to mount a small disk")
+    job.create("ring", 30, 0.05)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(job.folder.images)], check=True)
+    try:
+        ended = job.stay("openmpi", watch=stop_after(0.4))
+    finally:
+        subprocess.run(["umount", str(job.folder.images)], check=True)
+    assert ended.outcome.state == "finished", job.events
+    assert any("could not write its image" in line for line in job.said), job.said
+    assert job.answer == _RING
+
+
+def test_sigterm_takes_a_checkpoint_and_stops(tmp_path: Path, remesh_cli: Callable[..., subprocess.Popen[str]]) -> None:
+    program = Path(__file__).parent / "programs" / "ring.py"
+    running = remesh_cli("run", "-n", "2", "--mpi", "mpich", "--job", str(tmp_path / "j"), str(program), "2000", "0.01")
+    deadline_s = time.monotonic() + 60
+    while "running" not in (tmp_path / "j" / "state.json").read_text() if (tmp_path / "j").exists() else True:
+        assert time.monotonic() < deadline_s and running.poll() is None
+        time.sleep(0.05)
+    running.send_signal(signal.SIGTERM)
+    output, _ = running.communicate(timeout=60)
+    assert running.returncode == 0, output
+    assert "stopped" in output
+    shown, _ = remesh_cli("ls").communicate(timeout=60)
+    assert "stopped" in shown
+
+
+def test_a_checkpoint_whose_state_was_changed_is_refused(job: Job) -> None:
+    job.create("ring", 30, 0.05, num_ranks=2)
+    assert job.stay("mpich", watch=stop_after(0.3)).outcome.state == "stopped", job.events
+    state = job.folder.checkpoint(None).rank_folder(1) / "lower.state"
+    state.write_bytes(state.read_bytes()[:-1] + b"?")
+    failed = job.stay("mpich", checkpoint=job.folder.checkpoint(None))
+    assert failed.outcome.state == "failed"
+    assert "its digest does not fit" in failed.outcome.cause
+
+
+def test_a_manifest_that_was_changed_is_refused_and_a_missing_one_is_no_checkpoint(job: Job) -> None:
+    job.create("ring", 30, 0.05, num_ranks=2)
+    assert job.stay("mpich", watch=stop_after(0.3)).outcome.state == "stopped", job.events
+    folder = job.folder.checkpoint(None).path
+    manifest = folder / "manifest.json"
+    manifest.write_text(manifest.read_text().replace('"num_ranks": 2', '"num_ranks": 3'))
+    with pytest.raises(FormatError, match="digest"):
+        job.folder.checkpoint(None)
+    shutil.move(folder, folder.with_name(folder.name + ".part"))
+    with pytest.raises(ConfigError, match="there is none"):
+        job.folder.checkpoint(None)

@@ -1,0 +1,101 @@
+"""A program that knows nothing of us is stopped under one MPI and ends under another, with the same answer."""
+
+from __future__ import annotations
+
+import pytest
+
+from remesh.transparent.coordinator import Settings
+from remesh.transparent.launch import Host
+from remesh.transparent.stay import Placement
+from tests.mpi.conftest import FOREIGN, Job, stop_after
+
+pytestmark = pytest.mark.mpi
+
+_ANSWERS = {
+    "ring": "answer b1cd1c8a14377307",
+    "jacobi": "answer be4640655e9c76e8",
+    "cg": "answer 767f22bbf0045625",
+    "fft": "answer eca5eb6cde9eded9",
+    "master": "answer 558430519",
+    "pool": "answer 189529826",
+}
+"""Of 30 steps on 4 ranks, from a real MPI without us."""
+
+
+@pytest.mark.parametrize("program", _ANSWERS)
+@pytest.mark.parametrize(("before", "after"), [("openmpi", "mpich"), ("mpich", "impi"), ("impi", "openmpi")])
+def test_a_restart_under_another_mpi_gives_the_same_answer(job: Job, program: str, before: str, after: str) -> None:
+    job.create(program, 30, 0.05)
+    stopped = job.stay(before, watch=stop_after(0.4))
+    assert stopped.outcome.state == "stopped", job.events
+    assert job.answer is None
+    ended = job.stay(after, checkpoint=job.folder.checkpoint(None))
+    assert ended.outcome.state == "finished", job.events
+    assert job.answer == _ANSWERS[program]
+
+
+@pytest.mark.parametrize(
+    ("program", "package", "steps", "answer"),
+    [("walkers", "schwimmbad", 30, "answer 75d448d7b64c7afc"), ("executor", "mpipool", 200, "answer 552569090")],
+)
+def test_programs_on_packages_of_others_are_carried(
+    job: Job, program: str, package: str, steps: int, answer: str
+) -> None:
+    if not (FOREIGN / package).is_dir():
+        pytest.skip(f"needs {package}, which `make mpi` installs")
+    job.create(program, steps, 0.03)
+    assert job.stay("mpich", watch=stop_after(1.5)).outcome.state == "stopped", job.events
+    ended = job.stay("openmpi", checkpoint=job.folder.checkpoint(None))
+    assert ended.outcome.state == "finished", job.events
+    assert job.answer == answer
+
+
+def test_a_job_goes_on_after_a_checkpoint_and_can_go_back_to_it(job: Job) -> None:
+    job.create("ring", 30, 0.05)
+    ended = job.stay("mpich", watch=stop_after(0.4, stop=False))
+    assert ended.outcome.state == "finished", job.events
+    assert ended.last_checkpoint is not None and ended.last_checkpoint["ending"] == "resumed"
+    assert job.answer == _ANSWERS["ring"]
+    # Its output is cut back to what it was at the checkpoint, and written again.
+    again = job.stay("openmpi", checkpoint=job.folder.checkpoint(None))
+    assert again.outcome.state == "finished", job.events
+    assert job.answer == _ANSWERS["ring"]
+
+
+def test_periodic_checkpoints_are_taken_and_the_last_ones_kept(job: Job) -> None:
+    job.create("jacobi", 30, 0.1)
+    ended = job.stay("mpich", settings=Settings(every_s=0.4, keep=2))
+    assert ended.outcome.state == "finished", job.events
+    numbers = [each.number for each in job.folder.checkpoints()]
+    assert len(numbers) == 2 and numbers[1] >= 3, job.events
+    assert job.answer == _ANSWERS["jacobi"]
+
+
+@pytest.mark.netns
+@pytest.mark.parametrize(("mpi", "network"), [("openmpi", "tcp"), ("mpich", "ofi"), ("mpich", "ucx"), ("impi", "tcp")])
+@pytest.mark.parametrize("places", [(2, 2), (1, 3)], ids=str)
+def test_what_ranks_send_to_other_hosts_crosses_their_wires(
+    job: Job, mpi: str, network: str, places: tuple[int, ...]
+) -> None:
+    rounds, num_bytes = 4, 4 << 20
+    job.create("bulk", rounds, num_bytes)
+    hosts = tuple(Host(f"host{number}", count) for number, count in enumerate(places))
+    ended = job.stay(Placement(mpi, network, hosts, "full"))
+    assert ended.outcome.state == "finished", job.events
+    # In a ring over two hosts each of them hands every message of one rank to the other one.
+    assert min(ended.nic_bytes.values()) >= rounds * num_bytes
+    assert max(ended.nic_bytes.values()) < 2 * rounds * num_bytes
+
+
+@pytest.mark.netns
+def test_a_job_moves_to_hosts_and_back(job: Job) -> None:
+    job.create("cg", 30, 0.05)
+    hosts = (Host("a", 1), Host("b", 3))
+    assert job.stay("openmpi", watch=stop_after(0.3)).outcome.state == "stopped", job.events
+    moved = job.stay(
+        Placement("impi", None, hosts, "full"), checkpoint=job.folder.checkpoint(None), watch=stop_after(0.3)
+    )
+    assert moved.outcome.state == "stopped", job.events
+    ended = job.stay("mpich", checkpoint=job.folder.checkpoint(None))
+    assert ended.outcome.state == "finished", job.events
+    assert job.answer == _ANSWERS["cg"]

@@ -1,0 +1,535 @@
+"""Real processes, written to an image and brought back: set up, take the image, kill, restore, check.
+
+Every program sets something up, makes the file ``ready``, waits for the file ``go``, and tells what it finds then.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from benchmarks.transparent import engine as engine_benchmark
+from remesh.errors import ConfigError, FormatError, StorageError
+from remesh.transparent.images import (
+    CHANNEL_PATH,
+    INNER_PID,
+    Command,
+    NotImageable,
+    OpenFilePolicy,
+    Site,
+    Upper,
+    check_imageable,
+    compact_image,
+    dump_image,
+    freeze,
+    restore_upper,
+    start_upper,
+    upper_environment,
+)
+from remesh.transparent.images import upper as upper_module
+from remesh.transparent.images.criu import dump_by_criu, find_criu
+from remesh.transparent.images.doctor import examine_machine
+from remesh.transparent.images.format import HEADER_FILE, PAGES_FILE
+from remesh.transparent.images.procfs import children_of
+
+pytestmark = pytest.mark.procs
+
+_PATIENCE_S = 60.0
+_WAIT_FOR_GO = """
+open("ready", "w").close()
+while not os.path.exists("go"):
+    time.sleep(0.005)
+"""
+
+
+def _wait_for(what: Callable[[], bool], doing: str) -> None:
+    deadline = time.monotonic() + _PATIENCE_S
+    while not what():
+        assert time.monotonic() < deadline, doing
+        time.sleep(0.005)
+
+
+class Stage:
+    """A folder with a program in it, and the upper halves that ran it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.work = folder / "work"
+        self.work.mkdir()
+        self._num_sites = 0
+        self._uppers: list[Upper] = []
+        self.site: Site
+
+    def _new_site(self) -> Site:
+        self._num_sites += 1
+        paths = [self.folder / f"{name}{self._num_sites}" for name in ("channel", "out", "err")]
+        for path in paths:
+            path.write_bytes(bytes(8192) if path.name.startswith("channel") else b"")
+        self.site = Site(*map(str, paths))
+        return self.site
+
+    def start(self, program: str) -> Upper:
+        """Run the program until it is ready."""
+        text = "import os, sys, time, threading\n" + textwrap.dedent(program)
+        environment = {**upper_environment(os.environ), "OPENBLAS_NUM_THREADS": "2"}
+        upper = start_upper(Command((sys.executable, "-c", text), environment, str(self.work)), self._new_site())
+        self._uppers.append(upper)
+        _wait_for(lambda: (self.work / "ready").exists() or upper.poll() is not None, "the program is not ready")
+        assert (self.work / "ready").exists(), self.errors()
+        return upper
+
+    def restore(self, image: Path, policy: OpenFilePolicy = OpenFilePolicy.TRUNCATE) -> Upper:
+        upper = restore_upper(image, self._new_site(), open_files=policy)
+        self._uppers.append(upper)
+        return upper
+
+    def image_of(self, program: str) -> Path:
+        """The image of the program when it was ready; it is gone now, and may go when it is back."""
+        upper = self.start(program)
+        image = self.folder / "image"
+        with freeze(upper.pid) as frozen:
+            dump_image(frozen, image)
+            upper.kill()
+        (self.work / "go").touch()
+        return image
+
+    def finish(self, upper: Upper) -> str:
+        """What it printed in this stay, once it has ended well."""
+        status = upper.wait(_PATIENCE_S)
+        assert status == 0, self.errors()
+        return Path(self.site.stdout_file).read_text()
+
+    def errors(self) -> str:
+        return Path(self.site.stderr_file).read_text()
+
+    def close(self) -> None:
+        for upper in self._uppers:
+            upper.close()
+
+
+@pytest.fixture(scope="session")
+def able(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Skip where processes cannot be put into namespaces or traced."""
+    stage = Stage(tmp_path_factory.mktemp("able"))
+    try:
+        upper = stage.start(_WAIT_FOR_GO)
+        freeze(upper.pid).thaw()
+    except ConfigError as error:
+        pytest.skip(f"needs namespaces and ptrace: {error}")
+    finally:
+        stage.close()
+
+
+@pytest.fixture
+def stage(tmp_path: Path, able: None) -> Iterator[Stage]:
+    stage = Stage(tmp_path)
+    yield stage
+    stage.close()
+
+
+def test_a_numpy_program_with_threads_ends_as_if_nothing_had_happened(stage: Stage) -> None:
+    program = f"""
+        import numpy as np
+        state = np.random.default_rng(1).random((200, 200))
+        big = np.arange(3_000_000)
+        beats = [0]
+        def beat():
+            while True:
+                beats[0] += 1
+                time.sleep(0.001)
+        threads = [threading.Thread(target=beat, daemon=True) for _ in range(2)]
+        [thread.start() for thread in threads]
+        for step in range(40):
+            state = np.sin(state @ state)
+            big += step
+            if step == 20:
+{textwrap.indent(_WAIT_FOR_GO, " " * 16)}
+        at = beats[0]
+        while beats[0] < at + 3:
+            time.sleep(0.001)
+        print(state.sum().hex(), big.sum(), os.getpid(), [thread.native_id for thread in threads])
+    """
+    (stage.work / "go").touch()
+    expected = stage.finish(stage.start(program))
+    (stage.work / "go").unlink()
+    (stage.work / "ready").unlink()
+    assert stage.finish(stage.restore(stage.image_of(program))) == expected
+    assert str(INNER_PID) in expected
+
+
+def test_a_process_goes_on_after_its_image_and_the_image_can_be_used_twice(stage: Stage) -> None:
+    upper = stage.start(f"x = 5\n{_WAIT_FOR_GO}\nprint(x)")
+    for number in range(3):
+        dump_image(upper.pid, stage.folder / f"image{number}")
+    (stage.work / "go").touch()
+    assert stage.finish(upper) == "5\n"
+    for number in (0, 2, 2):
+        assert stage.finish(stage.restore(stage.folder / f"image{number}")) == "5\n"
+
+
+def test_a_compressed_image_comes_back(stage: Stage) -> None:
+    upper = stage.start(f"x = bytes(range(256)) * 40000\n{_WAIT_FOR_GO}\nprint(x == bytes(range(256)) * 40000)")
+    plain = dump_image(upper.pid, stage.folder / "plain")
+    small = dump_image(upper.pid, stage.folder / "small", compress=True)
+    upper.kill()
+    (stage.work / "go").touch()
+    assert small.num_bytes < plain.num_bytes / 2
+    assert stage.finish(stage.restore(stage.folder / "small")) == "True\n"
+
+
+def test_the_bytes_of_the_channel_come_back(stage: Stage) -> None:
+    image = stage.image_of(f"""
+        import mmap
+        with open({CHANNEL_PATH!r}, "r+b") as file:
+            channel = mmap.mmap(file.fileno(), 0)
+        channel[:5] = b"hello"
+        {textwrap.indent(_WAIT_FOR_GO, " " * 8).strip()}
+        channel[5:10] = b"again"
+    """)
+    stage.finish(stage.restore(image))
+    assert Path(stage.site.channel_file).read_bytes()[:10] == b"helloagain"
+
+
+def test_signal_handlers_masks_and_ignored_signals_are_kept(stage: Stage) -> None:
+    image = stage.image_of(f"""
+        import signal
+        signal.signal(signal.SIGUSR1, lambda *_: print("handled"))
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR2, signal.SIGALRM, signal.SIGVTALRM])
+        os.kill(os.getpid(), signal.SIGALRM)
+        signal.pthread_kill(threading.get_ident(), signal.SIGVTALRM)
+        {textwrap.indent(_WAIT_FOR_GO, " " * 8).strip()}
+        for number in (signal.SIGUSR1, signal.SIGHUP, signal.SIGUSR2):
+            os.kill(os.getpid(), number)
+        pending = {{signal.SIGUSR2, signal.SIGALRM, signal.SIGVTALRM}}
+        print(signal.sigpending() == pending, signal.getsignal(signal.SIGTERM) == signal.SIG_DFL)
+    """)
+    assert stage.finish(stage.restore(image)) == "handled\nTrue True\n"
+
+
+def test_a_restored_process_can_be_terminated(stage: Stage) -> None:
+    image = stage.image_of(_WAIT_FOR_GO + "\nprint('ready again', flush=True)\ntime.sleep(600)")
+    upper = stage.restore(image)
+    _wait_for(lambda: "again" in Path(stage.site.stdout_file).read_text(), "it does not go on")
+    os.kill(upper.pid, signal.SIGTERM)
+    assert upper.wait(_PATIENCE_S) == -signal.SIGTERM
+
+
+def test_clocks_do_not_run_backwards_and_do_not_jump(stage: Stage) -> None:
+    program = f"""
+        before = time.monotonic()
+        {textwrap.indent(_WAIT_FOR_GO, " " * 8).strip()}
+        print(before, time.monotonic())
+    """
+    upper = stage.start(program)
+    image = stage.folder / "image"
+    dump_image(upper.pid, image)
+    upper.kill()
+    time.sleep(2.0)  # the clock of the host goes on meanwhile
+    (stage.work / "go").touch()
+    begin = time.monotonic()
+    before, after = map(float, stage.finish(stage.restore(image)).split())
+    took = time.monotonic() - begin
+    assert before <= after
+    if Path("/proc/self/timens_offsets").exists():
+        assert after - before < took + 2.0
+
+
+# --- open files ---
+
+
+def test_files_stand_where_they_stood(stage: Stage) -> None:
+    (stage.work / "input").write_text("0123456789")
+    image = stage.image_of(f"""
+        source = open("input"); source.read(4); os.lseek(source.fileno(), 4, 0)
+        twin = os.dup(source.fileno())
+        target = open("output", "w+b", buffering=0); target.write(b"abc")
+        log = open("log", "ab", buffering=0); log.write(b"one")
+        null = open("/dev/null", "w")
+        folder = os.open(".", os.O_RDONLY | os.O_DIRECTORY)
+        {textwrap.indent(_WAIT_FOR_GO, " " * 8).strip()}
+        print(os.read(twin, 3), os.read(source.fileno(), 2), os.get_inheritable(twin), os.listdir(folder) != [])
+        target.write(b"def"); log.write(b"two"); null.write("x")
+    """)
+    with open(stage.work / "log", "ab") as log:
+        log.write(b"written after the image")
+    assert stage.finish(stage.restore(image)) == "b'456' b'78' False True\n"
+    assert (stage.work / "output").read_bytes() == b"abcdef"
+    assert (stage.work / "log").read_bytes() == b"onetwo"
+
+
+@pytest.mark.parametrize("policy", [OpenFilePolicy.KEEP, OpenFilePolicy.REFUSE])
+def test_a_log_that_has_grown_is_kept_or_refused(stage: Stage, policy: OpenFilePolicy) -> None:
+    image = stage.image_of(f"""
+        log = open("log", "ab", buffering=0); log.write(b"one")
+        {textwrap.indent(_WAIT_FOR_GO, " " * 8).strip()}
+        log.write(b"two")
+    """)
+    with open(stage.work / "log", "ab") as log:
+        log.write(b"+")
+    if policy is OpenFilePolicy.REFUSE:
+        with pytest.raises(StorageError, match="log.*has grown"):
+            stage.restore(image, policy)
+        assert (stage.work / "log").read_bytes() == b"one+"
+    else:
+        stage.finish(stage.restore(image, policy))
+        assert (stage.work / "log").read_bytes() == b"one+two"
+
+
+def test_a_file_that_changed_or_is_gone_is_refused_by_name(stage: Stage) -> None:
+    (stage.work / "input").write_text("0123456789")
+    image = stage.image_of(f"source = open('input')\n{_WAIT_FOR_GO}\nprint(source.read())")
+    (stage.work / "input").write_text("012345678X")
+    with pytest.raises(StorageError, match="input.*was changed since"):
+        stage.restore(image)
+    (stage.work / "input").write_text("0123")
+    with pytest.raises(StorageError, match="input.*shorter"):
+        stage.restore(image)
+    (stage.work / "input").unlink()
+    with pytest.raises(StorageError, match="input.*gone"):
+        stage.restore(image)
+    (stage.work / "input").write_text("0123456789")
+    assert stage.finish(stage.restore(image)) == "0123456789\n"
+
+
+def test_pipes_and_event_counters_inside_the_process_keep_what_is_in_them(stage: Stage) -> None:
+    image = stage.image_of(f"""
+        out, into = os.pipe(); os.write(into, b"x" * 20000)
+        counter = os.eventfd(7, os.EFD_NONBLOCK)
+        {textwrap.indent(_WAIT_FOR_GO, " " * 8).strip()}
+        os.write(into, b"y")
+        print(os.read(out, 30000) == b"x" * 20000 + b"y", os.eventfd_read(counter))
+    """)
+    assert stage.finish(stage.restore(image)) == "True 7\n"
+
+
+# --- increments ---
+
+
+def test_an_increment_holds_what_changed_and_comes_back_whole(stage: Stage) -> None:
+    upper = stage.start("""
+        import mmap, zlib
+        data = bytearray(os.urandom(1 << 20) * 16)
+        step = 0
+        while not os.path.exists("stop"):
+            if os.path.exists(f"change{step}"):
+                data[step << 20 : (step << 20) + 100_000] = os.urandom(100_000)
+                step += 1
+                more = bytearray(os.urandom(300_000))
+                with open("state", "w") as file:
+                    file.write(f"{step} {zlib.crc32(data)} {zlib.crc32(more)}")
+                os.rename("state", f"state{step}")
+                open("ready", "w").close()
+            time.sleep(0.005)
+            if step == 0: open("ready", "w").close()
+        print(step, zlib.crc32(data), zlib.crc32(more))
+    """)
+    first = dump_image(upper.pid, stage.folder / "image0", track=True)
+    if first.not_tracked:
+        pytest.skip(f"needs Linux 6.7: {first.not_tracked}")
+    for step in range(1, 4):
+        (stage.work / f"change{step - 1}").touch()
+        _wait_for(lambda step=step: (stage.work / f"state{step}").exists(), "no change")
+        report = dump_image(
+            upper.pid, stage.folder / f"image{step}", previous=stage.folder / f"image{step - 1}", track=True
+        )
+        assert report.num_bytes < first.num_bytes / 2
+        assert report.num_pages_inherited > 3000
+    # The marks are relative to the last image: an increment upon an older one would lack what changed between.
+    assert dump_image(upper.pid, stage.folder / "full", previous=stage.folder / "image1").num_pages_inherited == 0
+    upper.kill()
+    (stage.work / "stop").touch()
+    (stage.work / "change1").unlink()
+    (stage.work / "change2").unlink()
+    compact_image(stage.folder / "image3", stage.folder / "compact")
+    shutil.rmtree(stage.folder / "image2")  # needed by image3, and by none of these
+    for step, image in ((3, "compact"), (1, "image1"), (3, "full")):
+        assert stage.finish(stage.restore(stage.folder / image)).strip() == (stage.work / f"state{step}").read_text()
+
+
+def test_an_increment_without_its_ancestor_is_refused(stage: Stage) -> None:
+    upper = stage.start(_WAIT_FOR_GO)
+    if dump_image(upper.pid, stage.folder / "image0", track=True).not_tracked:
+        pytest.skip("needs Linux 6.7")
+    dump_image(upper.pid, stage.folder / "image1", previous=stage.folder / "image0", track=True)
+    upper.kill()
+    (stage.folder / "image0" / HEADER_FILE).unlink()
+    with pytest.raises(FormatError, match="image0"):
+        stage.restore(stage.folder / "image1")
+
+
+# --- refusals and failures ---
+
+_UNABLE = {
+    "a socket": ("import socket; s = socket.socket()", "socket:.*a connection of the program's own"),
+    "a child": ("import subprocess; p = subprocess.Popen(['sleep', '600'])", "child process .*sleep"),
+    "a timer": ("import signal; signal.setitimer(signal.ITIMER_REAL, 600)", "ITIMER_REAL"),
+    "shared memory": ("import mmap; m = mmap.mmap(-1, 8192)", "shared memory without a file"),
+    "a deleted file": ("f = open('gone', 'w'); os.unlink('gone')", "gone.*no name any more"),
+    "an event loop": ("import select; e = select.epoll()", "epoll"),
+    "a memory file": ("m = os.memfd_create('m')", "memfd:m"),
+}
+
+
+@pytest.mark.parametrize("name", _UNABLE)
+def test_what_cannot_be_imaged_is_refused_by_name_and_goes_on(stage: Stage, name: str) -> None:
+    setup, message = _UNABLE[name]
+    upper = stage.start(f"{setup}\n{_WAIT_FOR_GO}\nos._exit(0)")
+    if name != "a timer":
+        assert check_imageable(upper.pid)
+    with pytest.raises(NotImageable, match=message):
+        dump_image(upper.pid, stage.folder / "image")
+    assert not (stage.folder / "image").exists()
+    (stage.work / "go").touch()
+    stage.finish(upper)
+
+
+def test_damage_to_any_file_of_an_image_is_found_before_the_process_runs(stage: Stage) -> None:
+    image = stage.image_of("import numpy\n" + _WAIT_FOR_GO)
+    for path in sorted(image.iterdir()):
+        whole = path.read_bytes()
+        for damaged in (whole[: len(whole) // 2], whole[:100] + bytes([whole[100] ^ 1]) + whole[101:], None):
+            if damaged is None:
+                path.unlink()
+            else:
+                path.write_bytes(damaged)
+            with pytest.raises(FormatError, match=path.name):
+                stage.restore(image)
+        path.write_bytes(whole)
+    stage.finish(stage.restore(image))
+
+
+def test_a_full_disk_leaves_no_image_and_the_process_running(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    upper = stage.start(_WAIT_FOR_GO)
+    real_write = os.pwrite
+
+    def write(descriptor: int, data: bytes, offset: int) -> int:
+        if PAGES_FILE in os.readlink(f"/proc/self/fd/{descriptor}"):
+            raise OSError(28, "No space left on device")
+        return real_write(descriptor, data, offset)
+
+    monkeypatch.setattr(os, "pwrite", write)
+    with pytest.raises(StorageError, match="No space left"):
+        dump_image(upper.pid, stage.folder / "image")
+    monkeypatch.undo()
+    assert not (stage.folder / "image").exists()
+    (stage.work / "go").touch()
+    stage.finish(upper)
+
+
+def test_an_image_is_for_its_owner_only(stage: Stage) -> None:
+    image = stage.image_of(_WAIT_FOR_GO)
+    assert image.stat().st_mode & 0o777 == 0o700
+    assert {path.stat().st_mode & 0o777 for path in image.iterdir()} == {0o600}
+    with pytest.raises(StorageError, match="File exists"):
+        dump_image(stage.start(_WAIT_FOR_GO).pid, image)
+
+
+def test_the_program_finds_a_clean_place(stage: Stage) -> None:
+    (stage.work / "go").touch()
+    upper = stage.start(f"""
+        {textwrap.indent(_WAIT_FOR_GO, " " * 8).strip()}
+        print(sorted(map(int, os.listdir("/proc/self/fd")))[:3], sys.stdin.read() == "", os.getpid())
+        sys.stderr.write("told")
+        sys.exit(3)
+    """)
+    assert upper.wait(_PATIENCE_S) == 3
+    assert Path(stage.site.stdout_file).read_text() == f"[0, 1, 2] True {INNER_PID}\n"
+    assert stage.errors() == "told"
+
+
+def test_a_program_that_does_not_exist_is_an_error_at_once_and_leaves_nothing(stage: Stage) -> None:
+    children = set(children_of(os.getpid()))
+    descriptors = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(ConfigError, match="no-such-program"):
+        start_upper(Command(("./no-such-program",), {}, str(stage.work)), stage._new_site())
+    assert set(children_of(os.getpid())) <= children
+    assert len(os.listdir("/proc/self/fd")) == descriptors
+
+
+def test_a_program_that_ends_at_once_is_not_missed(stage: Stage) -> None:
+    for _ in range(3):
+        upper = start_upper(Command(("/bin/true",), {}, "/"), stage._new_site())
+        assert upper.wait(_PATIENCE_S) == 0
+        upper.close()
+
+
+def test_a_program_ends_with_the_process_that_started_it(stage: Stage) -> None:
+    site = stage._new_site()
+    starter = f"""
+import os, sys, time
+from remesh.transparent.images import Command, Site, start_upper
+site = Site({site.channel_file!r}, {site.stdout_file!r}, {site.stderr_file!r})
+print(start_upper(Command((sys.executable, "-c", "import time; time.sleep(600)"), {{}}, "/"), site).pid, flush=True)
+os._exit(0)
+"""
+    environment = {**os.environ, "PYTHONPATH": str(Path(upper_module.__file__).parents[3])}
+    done = subprocess.run([sys.executable, "-c", starter], capture_output=True, text=True, env=environment, check=True)
+    pid = int(done.stdout)
+    _wait_for(lambda: not Path(f"/proc/{pid}/exe").exists(), "the program outlived its starter")
+
+
+def test_the_benchmark_of_the_engine_runs(stage: Stage) -> None:
+    rows = engine_benchmark.rows(num_mib=4, repeat=1)
+    assert any("increment" in row.case for row in rows)
+    assert all(row.value > 0 for row in rows)
+
+
+def test_criu_is_a_second_engine_where_it_is_installed(stage: Stage) -> None:
+    criu = find_criu()
+    if criu is None or not criu.is_able:
+        pytest.skip("needs CRIU 4.1 or newer, which is not on the path")
+    upper = stage.start(f"x = os.urandom(1000000)\nprint(hash(x), flush=True)\n{_WAIT_FOR_GO}\nprint(hash(x))")
+    dump_by_criu(upper.pid, stage.folder / "image")
+    (stage.work / "go").touch()
+    told = stage.finish(upper).split()
+    assert stage.finish(stage.restore(stage.folder / "image")).strip("\0\n") == told[0] == told[1]
+
+
+def test_an_image_by_criu_needs_criu(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(stage.work))
+    with pytest.raises(ConfigError, match="CRIU 4.1 or newer.*found none"):
+        dump_by_criu(1, stage.folder / "image")
+    assert not (stage.folder / "image").exists()
+
+
+def test_the_examination_of_a_machine_that_is_able_ends_with_a_restored_process(stage: Stage) -> None:
+    findings = {finding.what: finding for finding in examine_machine()}
+    assert findings["image and restore of a process"].good, findings
+
+
+def test_an_image_needs_no_root(stage: Stage) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("needs root, to become somebody else")
+    if shutil.which("setpriv") is None:
+        pytest.skip("needs setpriv, which is not on the path")
+    source = Path(upper_module.__file__).parents[3]
+    nobody = ["setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups"]
+    program = "from remesh.transparent.images.doctor import examine_machine\nfor f in examine_machine(): print(f)"
+    python = sys.executable if _is_open_to_all(Path(sys.base_prefix)) else "/usr/bin/python3"
+    if not _can_run([*nobody, python, "-c", "import ctypes, remesh"], source):
+        pytest.skip("needs a Python and a checkout that any user may read")
+    environment = {"PYTHONPATH": str(source), "PATH": os.environ["PATH"]}
+    done = subprocess.run([*nobody, python, "-c", program], capture_output=True, text=True, env=environment, check=True)
+    findings = {line.split("'")[1]: line for line in done.stdout.splitlines()}
+    assert "user 65534, in a user namespace" in findings["namespaces"]
+    if "good=True" in findings["namespaces"]:
+        assert "good=True" in findings["image and restore of a process"], done.stdout
+
+
+def _is_open_to_all(folder: Path) -> bool:
+    return all(path.stat().st_mode & 0o001 for path in (folder, *folder.parents))
+
+
+def _can_run(command: list[str], source: Path) -> bool:
+    environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(source)}
+    return subprocess.run(command, env=environment, capture_output=True, check=False).returncode == 0

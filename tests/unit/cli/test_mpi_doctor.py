@@ -1,0 +1,38 @@
+"""``remesh mpi doctor``: what it shows, and with what status it ends."""
+
+from __future__ import annotations
+
+import pytest
+from click.testing import CliRunner
+
+from remesh.cli import mpi as cli_mpi
+from remesh.errors import ConfigError
+from remesh.transparent import images
+from remesh.transparent.images import Finding
+from remesh.transparent.mpis import Installation
+
+_GOOD = Finding("platform", True, True, "linux", "")
+_EXTRA = Finding("CRIU", False, False, "not installed", "install it")
+_BAD = Finding("namespaces", False, True, "none", "run as root")
+_HAS_MPI = [("mpich", Installation("mpich", "/opt/mpich/mpiexec", "/opt/python")), ("impi", ConfigError("not there"))]
+
+
+@pytest.mark.parametrize(
+    ("findings", "mpis", "status"),
+    [
+        ([_GOOD, _EXTRA], _HAS_MPI, 0),
+        ([_GOOD, _BAD], _HAS_MPI, 1),
+        ([_GOOD], [("impi", ConfigError("not there"))], 1),
+    ],
+)
+def test_the_status_tells_whether_what_is_needed_is_there(
+    monkeypatch: pytest.MonkeyPatch, findings: list[Finding], mpis: object, status: int
+) -> None:
+    monkeypatch.setattr(images, "examine_machine", lambda: findings)
+    monkeypatch.setattr(cli_mpi, "find_all", lambda: mpis)
+    monkeypatch.setenv("COLUMNS", "200")
+    result = CliRunner().invoke(cli_mpi.mpi, ["doctor"])
+    assert result.exit_code == status, result.output
+    for finding in findings:
+        assert finding.what in result.output
+        assert finding.advice in result.output

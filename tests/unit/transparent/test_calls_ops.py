@@ -1,0 +1,72 @@
+"""Operands folded by us are what NumPy makes of them; buffers are read as mpi4py reads them."""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from remesh.transparent.upper.buffers import parse, parse_blocks
+from remesh.transparent.upper.datatype import PREDEFINED
+from remesh.transparent.upper.op import OPS, Op
+
+_NUMPY = {"SUM": np.add, "PROD": np.multiply, "MAX": np.maximum, "MIN": np.minimum, "BXOR": np.bitwise_xor}
+
+
+@given(
+    st.sampled_from(sorted(_NUMPY)),
+    st.lists(st.lists(st.integers(-(2**31), 2**31 - 1), min_size=3, max_size=3), min_size=1, max_size=4),
+)
+def test_integers_fold_as_numpy_folds_them(name: str, operands: list[list[int]]) -> None:
+    arrays = [np.array(values, dtype=np.int32) for values in operands]
+    with np.errstate(over="ignore"):
+        expected = functools.reduce(_NUMPY[name], arrays)
+    folded = OPS[name]._fold([memoryview(array.tobytes()) for array in arrays], PREDEFINED["INT"], 3)
+    assert np.frombuffer(folded, np.int32).tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize("num", [2, 200])
+def test_floats_fold_in_the_order_of_ranks_bit_by_bit(num: int) -> None:
+    arrays = [np.random.default_rng(rank).normal(size=num).astype(np.float32) for rank in range(5)]
+    expected = functools.reduce(np.add, arrays)
+    folded = OPS["SUM"]._fold([memoryview(array.tobytes()) for array in arrays], PREDEFINED["FLOAT"], num)
+    assert bytes(folded) == expected.tobytes()
+
+
+def test_an_operation_of_the_program_sees_the_lower_rank_first() -> None:
+    def join(operand: memoryview, result: memoryview, datatype: object) -> None:
+        result[0] = operand[0] * 10 + result[0]
+
+    op = Op.Create(join)
+    assert op._fold([memoryview(bytes([n])) for n in (1, 2, 3)], PREDEFINED["BYTE"], 1) == bytes([10 + 23])
+
+
+def test_the_smaller_index_wins_among_equals() -> None:
+    pair = np.dtype([("value", "f8"), ("index", "i4")], align=False)
+    operands = [np.array([(2.0, 7), (1.0, 0)], pair), np.array([(2.0, 3), (0.5, 1)], pair)]
+    folded = OPS["MINLOC"]._fold([memoryview(one.tobytes()) for one in operands], PREDEFINED["DOUBLE_INT"], 2)
+    assert np.frombuffer(folded, pair).tolist() == [(2.0, 3), (0.5, 1)]
+
+
+def test_types_come_from_the_buffer() -> None:
+    array = np.zeros((2, 3), dtype=np.complex128)
+    spec = parse(array)
+    assert (spec.count, spec.datatype) == (6, PREDEFINED["C_DOUBLE_COMPLEX"])
+    assert parse([array, PREDEFINED["DOUBLE"]]).count == 12
+    assert parse([array, (2, 1), PREDEFINED["DOUBLE"]]).start == 8
+
+
+def test_blocks_with_gaps_are_packed_and_without_are_not() -> None:
+    array = np.arange(6, dtype=np.int32)
+    dense = parse_blocks([array, [2, 4]], 2)
+    assert np.shares_memory(np.frombuffer(dense.payload(), np.int32), array)
+    apart = parse_blocks([array, ([1, 2], [0, 3])], 2)
+    assert np.frombuffer(apart.payload(), np.int32).tolist() == [0, 3, 4]
+
+
+def test_a_buffer_that_is_too_small_is_refused() -> None:
+    with pytest.raises(ValueError, match="too small"):
+        parse([bytearray(4), 2, PREDEFINED["INT"]])
