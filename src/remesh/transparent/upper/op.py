@@ -83,6 +83,8 @@ class Op(Handle):
     def Reduce_local(self, inbuf: Any, inoutbuf: Any) -> None:
         """Fold ``inbuf`` into ``inoutbuf``."""
         operand, result = parse(inbuf), parse(inoutbuf)
+        if operand.num_bytes != result.num_bytes:
+            raise ValueError(f"mismatch in counts: {operand.count} and {result.count}")
         result.unpack(memoryview(self._fold([operand.payload(), result.payload()], result.datatype, result.count)))
 
     def _real(self, datatype: Datatype) -> tuple[int, int] | None:
