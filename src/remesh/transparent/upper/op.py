@@ -54,6 +54,8 @@ class Op(Handle):
         return content
 
     def __call__(self, x: Any, y: Any) -> Any:
+        if self._h is None:
+            raise ValueError("cannot call a null operation")
         op = self._op
         if op.function is not None:
             return op.function(x, y, None)  # type: ignore[arg-type]  # programs do return here
