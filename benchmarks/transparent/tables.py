@@ -26,8 +26,8 @@ def make_page(pairs: dict, report: dict) -> str:
     lines = [
         "# The matrix",
         "",
-        "Made by `python -m benchmarks.transparent.matrix` and `.tables`; do not edit. Each cell is a job of four ranks",
-        "that was stopped in the row's configuration and restarted in the column's: `=` the job it belongs to gave the",
+        "Made by `python -m benchmarks.transparent.matrix` and `.tables`; do not edit. Each cell is a job of 4 ranks",
+        "that was stopped in the row's configuration and restarted in the column's: `=` its job gave the",
         "answer of an uninterrupted run on a real MPI, `x` it did not, `·` not run. A job has 17 restarts, at moments",
         "drawn by chance.",
         "",
