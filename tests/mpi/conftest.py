@@ -17,7 +17,7 @@ from remesh.transparent.coordinator import Coordinator, Settings
 from remesh.transparent.job import Checkpoint, JobFolder, JobSpec
 from remesh.transparent.stay import Placement, Stay, Watch, run_stay
 
-collect_ignore_glob = ["programs/*", "lower_alone.py"]
+collect_ignore_glob = ["programs/*", "lower_alone.py", "missing_names.py"]
 
 PROGRAMS = Path(__file__).parent / "programs"
 FOREIGN = Path(__file__).parents[2] / ".mpi" / "programs"

@@ -191,7 +191,8 @@ class LowerHalf:
     def _rest(self, bell: int, fruitless: int, left_us: int) -> None:
         """Wait as the pace of this host asks for; any request of the upper half ends it."""
         pace, channel = self._pace, self._channel
-        expecting = self._transfers.expecting or self._collectives.inside
+        # A slot that waits may wait for a message that nothing was posted for: a blocking probe.
+        expecting = self._serving.waits or self._transfers.expecting or self._collectives.inside
         if not expecting or self._closed:
             channel.wait(bell, pace.lower_spin if fruitless == 1 else 0, min(left_us, pace.idle_sleep_us))
         elif self._serving.waits:

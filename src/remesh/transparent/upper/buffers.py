@@ -7,7 +7,6 @@ contiguous view (in place where the datatype is dense, else packed), and a landi
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
 from typing import Any
 
 from remesh.transparent.calls.table import PARCEL
@@ -242,9 +241,12 @@ def _base(buffer: Any, datatype: Any) -> tuple[memoryview, Datatype, bool]:
     return view, _as_datatype(datatype), False
 
 
-def _all_memory(datatype: Datatype, count: int) -> tuple[memoryview, int]:
+def _all_memory(datatype: Datatype, count: int, address: int = 0) -> tuple[memoryview, int]:
+    """The memory that elements at an address touch, and where they begin in it."""
     low, high = datatype._layout.span(count)
-    return memoryview((ctypes.c_char * (high - low)).from_address(low)).cast("B"), -low
+    if high == low:
+        return memoryview(b""), 0
+    return memoryview((ctypes.c_char * (high - low)).from_address(address + low)).cast("B"), -low
 
 
 def is_in_place(message: Any) -> bool:
@@ -310,7 +312,7 @@ def parse_blocks(message: Any, num_ranks: int) -> Blocks:
             datatype = parts.pop()
         if len(parts) == 2:
             counts, displacements = parts
-        elif len(parts) == 1 and isinstance(parts[0], tuple) and len(parts[0]) == 2 and _is_pair(parts[0]):
+        elif len(parts) == 1 and isinstance(parts[0], tuple) and len(parts[0]) == 2:
             counts, displacements = parts[0]
         elif len(parts) == 1:
             counts = parts[0]
@@ -333,11 +335,6 @@ def parse_blocks(message: Any, num_ranks: int) -> Blocks:
     return Blocks([_fitted(view, n, int(d), kind) for n, d in zip(counts, displacements, strict=True)])
 
 
-def _is_pair(given: Sequence[Any]) -> bool:
-    """Whether a two-tuple is (counts, displacements), not the counts of two ranks."""
-    return any(item is None or hasattr(item, "__len__") for item in given)
-
-
 def parse_typed_blocks(message: Any, num_ranks: int) -> Blocks:
     """One run of elements for each rank, each of a datatype of its own, displacements in bytes."""
     parts = list(message)
@@ -350,8 +347,8 @@ def parse_typed_blocks(message: Any, num_ranks: int) -> Blocks:
     if isinstance(buffer, BottomType):
         blocks = []
         for count, displacement, kind in zip(counts, displacements, types, strict=True):
-            view, start = _all_memory(kind, count)
-            blocks.append(Spec(view, start + displacement, count, kind))
+            view, start = _all_memory(kind, count, displacement)
+            blocks.append(Spec(view, start, count, kind))
         return Blocks(blocks)
     view = byte_view(buffer)[0] if buffer is not None else memoryview(bytearray())
     return Blocks([Spec(view, int(d), int(n), kind) for n, d, kind in zip(counts, displacements, types, strict=True)])

@@ -64,6 +64,14 @@ class Message(Handle):
     probe = Probe
     iprobe = Iprobe
 
+    def _is_from_nobody(self) -> bool:
+        """Whether there is nothing to receive; the message is then null, but the constant stays what it is."""
+        if self != MESSAGE_NO_PROC:
+            return False
+        if self is not MESSAGE_NO_PROC:
+            self._h = None
+        return True
+
     def _start(self, landing: Landing, flags: int) -> tuple[Members, int | Completion]:
         if self._h is None:
             raise failure("ERR_REQUEST", "receiving a message that is null or has been received")
@@ -74,7 +82,7 @@ class Message(Handle):
 
     def _receive(self, landing: Landing, status: Status | None) -> bool:
         """Receive now; False if it comes from nobody."""
-        if self == MESSAGE_NO_PROC:
+        if self._is_from_nobody():
             if status is not None:
                 status._fill(Completion(0, k.ANY_TAG, 0, 0), k.PROC_NULL)
             return False
@@ -90,7 +98,7 @@ class Message(Handle):
         self._receive(parse(buf).landing(), status)
 
     def Irecv(self, buf: Any) -> Request:
-        if self == MESSAGE_NO_PROC:
+        if self._is_from_nobody():
             return Request._wrap(Work([], source=k.PROC_NULL))
         landing = parse(buf).landing()
         members, started = self._start(landing, 0)
@@ -101,7 +109,7 @@ class Message(Handle):
         return loads(parcel.data) if self._receive(parcel, status) else None
 
     def irecv(self) -> Request:
-        if self == MESSAGE_NO_PROC:
+        if self._is_from_nobody():
             return Request._wrap(Work([], source=k.PROC_NULL))
         parcel = Parcel()
         members, started = self._start(parcel, 0)

@@ -54,6 +54,8 @@ class Op(Handle):
         return content
 
     def __call__(self, x: Any, y: Any) -> Any:
+        if self._h is None:
+            raise ValueError("cannot call a null operation")
         op = self._op
         if op.function is not None:
             return op.function(x, y, None)  # type: ignore[arg-type]  # programs do return here
@@ -83,6 +85,8 @@ class Op(Handle):
     def Reduce_local(self, inbuf: Any, inoutbuf: Any) -> None:
         """Fold ``inbuf`` into ``inoutbuf``."""
         operand, result = parse(inbuf), parse(inoutbuf)
+        if operand.num_bytes != result.num_bytes:
+            raise ValueError(f"mismatch in counts: {operand.count} and {result.count}")
         result.unpack(memoryview(self._fold([operand.payload(), result.payload()], result.datatype, result.count)))
 
     def _real(self, datatype: Datatype) -> tuple[int, int] | None:

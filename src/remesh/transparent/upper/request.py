@@ -410,6 +410,11 @@ class Prequest(Request):
     __slots__ = ()
 
     @classmethod
+    def _expect(cls, content: Work) -> None:
+        if content.restart is None:
+            raise TypeError("expecting a persistent request")
+
+    @classmethod
     def _of(cls, restart: Callable[[], Work]) -> Self:
         work = Work([])
         work.restart, work.active = restart, False
@@ -478,6 +483,11 @@ class Grequest(Request):
     """A generalized request: the program says when it is complete."""
 
     __slots__ = ()
+
+    @classmethod
+    def _expect(cls, content: Work) -> None:
+        if not isinstance(content, _Task):
+            raise TypeError("expecting a generalized request")
 
     @classmethod
     def Start(

@@ -1,0 +1,36 @@
+"""The room's benchmarks run, tiny: a walk over three configurations, costs, images."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from benchmarks.transparent import costs, images
+from benchmarks.transparent.chain import ALL, ONE_HOST, all_pairs_walk, native_answer, run_chain
+
+pytestmark = pytest.mark.mpi
+
+
+def test_the_walk_restarts_every_ordered_pair_once() -> None:
+    walk = all_pairs_walk(ALL)
+    pairs = list(itertools.pairwise(walk))
+    assert len(pairs) == len(set(pairs)) == len(ALL) * (len(ALL) - 1) >= 180
+
+
+def test_a_chain_of_restarts_gives_the_answer_of_a_real_mpi() -> None:
+    walk = run_chain("fft", 150, 0.01, [ONE_HOST[0], ONE_HOST[2], ONE_HOST[4]], seed=1)
+    assert walk.answer == native_answer("fft", 150), walk.cause
+    assert len(walk.cut_s) == 2
+
+
+def test_costs_are_measured_beside_native() -> None:
+    cases = {row.case for row in costs.rows(100, 1, [("mpich", "shm")])}
+    assert any("added to latency" in case for case in cases)
+    assert any("bandwidth" in case for case in cases)
+
+
+def test_an_increment_is_smaller_than_a_full_image() -> None:
+    rows = {row.case.partition(": ")[2]: row for row in images.rows(32)}
+    assert rows["size with 10 % changed over full"].value < 0.5
+    assert rows["restart"].value > 0

@@ -1,0 +1,63 @@
+"""The substitute mpi4py gives what mpi4py gives, also when its lower half is renewed all the time."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+import remesh
+from remesh.errors import ConfigError
+from remesh.transparent.mpis import KINDS, find_mpi
+
+pytestmark = pytest.mark.mpi
+_HERE = Path(__file__).parent
+_ALONE = str(_HERE / "lower_alone.py")
+_PROGRAM = str(_HERE / "programs" / "every_call.py")
+_FLAGS = {
+    "openmpi": ["--bind-to", "none", "--oversubscribe", "--mca", "pml", "ob1", "--mca", "btl", "self,sm"],
+    "mpich": [],
+    "impi": ["-genv", "I_MPI_PIN", "0", "-genv", "I_MPI_FABRICS", "shm"],
+}
+_AS_ROOT = {f"{program}_ALLOW_RUN_AS_ROOT{suffix}": "1" for program in ("OMPI", "PRTE") for suffix in ("", "_CONFIRM")}
+
+
+def _run(kind: str, num_ranks: int, *command: str) -> subprocess.CompletedProcess[str]:
+    try:
+        mpi = find_mpi(kind)
+    except ConfigError as error:
+        pytest.skip(str(error))
+    source = str(Path(remesh.__file__).parents[1])
+    environment = os.environ | _AS_ROOT | {"PYTHONPATH": source}
+    launch = [mpi.launcher, *_FLAGS[kind], "-n", str(num_ranks), mpi.python, *command]
+    done = subprocess.run(launch, env=environment, capture_output=True, text=True, timeout=110)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done
+
+
+def _seen(done: subprocess.CompletedProcess[str]) -> list[str]:
+    return sorted(re.findall(r"rank \d+ saw \d+", done.stdout))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_program_sees_the_same_as_under_mpi4py(kind: str) -> None:
+    native = _seen(_run(kind, 4, _PROGRAM, "60"))
+    assert len(native) == 4
+    assert _seen(_run(kind, 4, _ALONE, _PROGRAM, "60")) == native
+
+
+def test_a_program_does_not_notice_that_its_lower_half_is_renewed() -> None:
+    native = _seen(_run("openmpi", 4, _PROGRAM, "150"))
+    renewed = _run("openmpi", 4, _ALONE, "--renew", "0.02", _PROGRAM, "150")
+    assert _seen(renewed) == native
+    found = re.search(r"renewed (\d+) times", renewed.stderr)
+    assert found is not None and int(found[1]) > 0
+
+
+def test_only_names_that_are_known_to_be_missing_are_missing() -> None:
+    done = _run("openmpi", 1, _ALONE, str(_HERE / "missing_names.py"))
+    missing = set(done.stdout.split())
+    assert missing <= {"buffer.address", "memory.address"}, sorted(missing)

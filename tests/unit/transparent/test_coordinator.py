@@ -1,0 +1,186 @@
+"""The coordinator among ranks that are only sockets: who it lets in, how it leads a round, what it says of a loss."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from remesh.comm.status import Activity, Status
+from remesh.transparent.coordinator import Coordinator, Settings
+from remesh.transparent.frames import NONCE_BYTES, FrameReader, compute_proof, pack_frame
+from remesh.transparent.job import JobFolder, JobSpec, rank_name
+
+
+class Peer:
+    """A rank or client: it answers what it is told, when the test says so."""
+
+    def __init__(self, address: tuple[str, int]) -> None:
+        self.socket = socket.create_connection(address, timeout=10)
+        self.reader = FrameReader()
+
+    def prove(self, token: bytes) -> None:
+        nonce = self.socket.recv(NONCE_BYTES, socket.MSG_WAITALL)
+        self.socket.sendall(compute_proof(token, nonce))
+
+    def send(self, **message: Any) -> None:
+        self.socket.sendall(pack_frame(message))
+
+    def take(self) -> list[dict[str, Any]]:
+        self.socket.setblocking(False)
+        try:
+            data = self.socket.recv(1 << 20)
+        except BlockingIOError:
+            return []
+        finally:
+            self.socket.settimeout(10)
+        return self.reader.feed(data)
+
+
+class Stage:
+    """A coordinator of two ranks and everybody who talks to it."""
+
+    def __init__(self, path: Path, settings: Settings) -> None:
+        self.folder = JobFolder.create(path, JobSpec(("app.py",), 2, "/", {}))
+        self.said: list[str] = []
+        self.coordinator = Coordinator(self.folder, 2, settings, self.said.append)
+        listener = socket.create_server(("127.0.0.1", 0))
+        self.address = listener.getsockname()
+        self.coordinator.listen(listener)
+        self.peers: list[Peer] = []
+
+    def connect(self, token: bytes | None = None) -> Peer:
+        peer = Peer(self.address)
+        self.peers.append(peer)
+        self.step()
+        peer.prove(token or self.folder.read_token())
+        self.step()
+        return peer
+
+    def ranks(self) -> list[Peer]:
+        """Both ranks, up and running."""
+        found = []
+        for rank in range(2):
+            peer = self.connect()
+            peer.send(type="hello", rank=rank, size=2, pid=1, host=f"h{rank}", mpi="some")
+            peer.send(type="ready", seconds={})
+            found.append(peer)
+        self.step()
+        return found
+
+    def step(self, times: int = 4) -> None:
+        for _ in range(times):
+            self.coordinator.step(0.01)
+
+    def until(self, is_true: Callable[[], Any], ranks: list[Peer], problem: str = "") -> None:
+        """Let the ranks answer until something holds."""
+        for _ in range(500):
+            if is_true():
+                return
+            self.step(1)
+            for rank, peer in enumerate(ranks):
+                for message in peer.take():
+                    self.answer(rank, peer, message, problem)
+        pytest.fail(f"it never held; {self.said}")
+
+    def answer(self, rank: int, peer: Peer, message: dict[str, Any], problem: str) -> None:
+        if message["type"] == "ask":
+            status = Status(rank, Activity.COMPUTING, closed=message["step"] == "close")
+            peer.send(type="status", wave=message["wave"], status=status.to_json())
+        elif message["type"] == "image":
+            (Path(message["folder"]) / rank_name(rank)).mkdir()
+            peer.send(type="imaged", problem=problem, report={"num_bytes": 10, "caught": {"ranks computing": 1}})
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> Iterator[Stage]:
+    made = Stage(tmp_path / "job", Settings(keep=1))
+    yield made
+    made.coordinator.close()
+    for peer in made.peers:
+        peer.socket.close()
+
+
+def test_who_does_not_know_the_token_is_turned_away(stage: Stage) -> None:
+    stranger = stage.connect(b"something else")
+    assert stranger.socket.recv(1) == b""
+    assert "turned away" in (stage.folder.logs / "events.log").read_text()
+
+
+def test_a_checkpoint_is_asked_for_taken_committed_and_answered(stage: Stage) -> None:
+    ranks, client = stage.ranks(), stage.connect()
+    client.send(type="checkpoint", stop=False)
+    answers: list[dict[str, Any]] = []
+    stage.until(lambda: answers.extend(client.take()) or answers, ranks)
+    assert answers[0]["ending"] == "resumed" and answers[0]["num_bytes"] == 20
+    assert answers[0]["caught"] == {"ranks computing": 2}
+    assert stage.folder.checkpoint(None).manifest["num_ranks"] == 2
+    assert stage.coordinator.outcome is None
+
+
+def test_a_checkpoint_that_stops_ends_the_stay(stage: Stage) -> None:
+    ranks = stage.ranks()
+    stage.coordinator.request_checkpoint(stop=True)
+    stage.until(lambda: stage.coordinator.outcome, ranks)
+    assert stage.coordinator.outcome is not None and stage.coordinator.outcome.state == "stopped"
+    assert stage.folder.read_state().state == "stopped"
+
+
+def test_an_image_that_cannot_be_written_leaves_nothing_and_the_job_goes_on(stage: Stage) -> None:
+    ranks = stage.ranks()
+    stage.coordinator.request_checkpoint(stop=True)
+    stage.until(lambda: stage.said, ranks, problem="the disk is full")
+    assert "the disk is full" in stage.said[0]
+    assert list(stage.folder.images.iterdir()) == []
+    assert stage.coordinator.outcome is None
+
+
+def test_a_rank_whose_line_breaks_fails_the_job_by_name(stage: Stage) -> None:
+    ranks = stage.ranks()
+    ranks[1].socket.close()
+    stage.step()
+    outcome = stage.coordinator.outcome
+    assert outcome is not None and outcome.state == "failed" and "rank 1 on host h1" in outcome.cause
+    assert [message["type"] for message in ranks[0].take()] == ["abort"]
+
+
+def test_a_program_that_is_killed_fails_the_job_with_its_signal(stage: Stage) -> None:
+    ranks = stage.ranks()
+    ranks[0].send(type="ended", code=-9)
+    stage.step()
+    outcome = stage.coordinator.outcome
+    assert outcome is not None and "killed by signal 9" in outcome.cause and outcome.exit_code == 137
+
+
+def test_the_job_has_finished_when_every_program_has(stage: Stage) -> None:
+    ranks = stage.ranks()
+    for peer in ranks:
+        assert stage.coordinator.outcome is None
+        peer.send(type="ended", code=0)
+        stage.step()
+    assert stage.coordinator.outcome is not None and stage.coordinator.outcome.state == "finished"
+    assert [message["type"] for message in ranks[0].take()] == ["leave"]
+
+
+def test_single_processes_instead_of_ranks_are_noticed(stage: Stage) -> None:
+    peer = stage.connect()
+    peer.send(type="hello", rank=0, size=1, pid=1, host="h", mpi="some")
+    stage.step()
+    assert stage.coordinator.outcome is not None and "single processes" in stage.coordinator.outcome.cause
+
+
+def test_nonsense_from_a_peer_drops_only_that_peer(stage: Stage) -> None:
+    stage.ranks()
+    client = stage.connect()
+    client.socket.sendall(b"\xff" * 64)
+    stage.step()
+    assert client.socket.recv(1) == b""
+    assert stage.coordinator.outcome is None
+
+
+def test_a_polite_end_before_the_job_runs_ends_it(stage: Stage) -> None:
+    stage.coordinator.save_and_stop()
+    assert stage.coordinator.outcome is not None and stage.coordinator.outcome.exit_code == 143
