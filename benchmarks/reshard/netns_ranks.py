@@ -77,6 +77,7 @@ def measure(work: Work) -> Told:
 
 
 def _timed(act: Callable[[], object]) -> float:
+    dist.barrier()  # the last one may not be over everywhere
     start = torch.tensor([time.monotonic() + _LEAD_S], dtype=torch.float64)
     dist.broadcast(start, 0)
     start_s = float(start.item())

@@ -32,6 +32,7 @@ from remesh.reshard.model.program import Copy, Message
 from remesh.reshard.model.tasks import Missing, TensorMove, UnitTask, compute_tasks
 from remesh.reshard.planning.plan import Plan
 from remesh.reshard.planning.simulate import simulate_plan
+from remesh.reshard.schedule.cost import CHUNKS_PER_DELAY
 from remesh.reshard.schedule.order import compute_order, lines_of
 from remesh.reshard.schedule.relay import Relay, Sending
 from remesh.reshard.schedule.rounds import compute_rounds, lanes_of, number_rounds
@@ -51,8 +52,6 @@ MIN_CHUNK_BYTES = 64
 """Smallest allowed largest message; several elements of any dtype fit."""
 _RELAY_CHUNK_BYTES = 128 << 10
 """Chunks on a route with relays are not cut finer than this for the sake of its pipeline."""
-_CHUNKS_PER_RELAY = 32
-"""A chain of ``n`` relays takes about ``1 + n / num_chunks`` times as long as one hop."""
 _MAX_TIMED = 20_000
 """Up to this many messages are scheduled in time; more of them in rounds, which is quicker."""
 _FEW_LATENCIES = 100
@@ -317,4 +316,4 @@ def _chunk_size(lag: int, problem: _Problem) -> int:
     if network is not None and network.latency_s and bound.seconds:
         num_chunks = max(1, round(math.sqrt(lag * bound.seconds / network.latency_s)))
         return min(problem.chunk_bytes, max(bound.bytes // num_chunks, MIN_CHUNK_BYTES))
-    return min(problem.chunk_bytes, max(bound.bytes // (_CHUNKS_PER_RELAY * lag), _RELAY_CHUNK_BYTES))
+    return min(problem.chunk_bytes, max(bound.bytes // (CHUNKS_PER_DELAY * lag), _RELAY_CHUNK_BYTES))
