@@ -233,6 +233,9 @@ class _Checked:
 class TorchDistLoadShardedStrategy(LoadShardedStrategy):
     """Reads ``torch_dist`` of all known writers. With ``cache_metadata`` the index of a directory is read once."""
 
+    _backend, _version = BACKEND, BACKEND_VERSION
+    """What it reads."""
+
     def __init__(self, cache_metadata: bool = False, checkpoint_name: str | None = None) -> None:
         self.cache_metadata = cache_metadata
         self.checkpoint_name = checkpoint_name
@@ -249,15 +252,15 @@ class TorchDistLoadShardedStrategy(LoadShardedStrategy):
         return True
 
     def check_backend_compatibility(self, loaded_backend: str) -> None:
-        if loaded_backend != BACKEND:
+        if loaded_backend != self._backend:
             raise CheckpointingException(
-                f"choosing how to load: found backend {loaded_backend!r}, expected {BACKEND!r}"
+                f"choosing how to load: found backend {loaded_backend!r}, expected {self._backend!r}"
             )
 
     def check_version_compatibility(self, loaded_version: int) -> None:
-        if loaded_version != BACKEND_VERSION:
+        if loaded_version != self._version:
             raise CheckpointingException(
-                f"choosing how to load: found version {loaded_version} of {BACKEND!r}, expected {BACKEND_VERSION}"
+                f"choosing how to load: found version {loaded_version} of {self._backend!r}, expected {self._version}"
             )
 
     def load(

@@ -122,17 +122,7 @@ class ZarrSaveShardedStrategy(SaveShardedStrategy):
 class ZarrLoadShardedStrategy(TorchDistLoadShardedStrategy):
     """Reads ``zarr`` without compression, as this package and Megatron Core write it."""
 
-    def check_backend_compatibility(self, loaded_backend: str) -> None:
-        if loaded_backend != BACKEND:
-            raise CheckpointingException(
-                f"choosing how to load: found backend {loaded_backend!r}, expected {BACKEND!r}"
-            )
-
-    def check_version_compatibility(self, loaded_version: int) -> None:
-        if loaded_version != BACKEND_VERSION:
-            raise CheckpointingException(
-                f"choosing how to load: found version {loaded_version} of {BACKEND!r}, expected {BACKEND_VERSION}"
-            )
+    _backend, _version = BACKEND, BACKEND_VERSION
 
     def remove_sharded_tensors(self, checkpoint_dir: Directory, key_prefix: str) -> None:
         raise NotImplementedError(
