@@ -136,12 +136,10 @@ class TokenGuard:
 
 def make_app(poll: Poll, title: str, hosts: Sequence[str], token: str | None = None) -> Starlette:
     """The application; ``hosts`` are the names by which it may be addressed (``*`` for any)."""
-    boards: list[Board] = []
 
     @contextlib.asynccontextmanager
     async def life(app: Starlette) -> AsyncIterator[None]:
-        board = Board(poll, title)
-        boards[:] = [board]
+        app.state.board = board = Board(poll, title)
         following = asyncio.create_task(board.follow())
         try:
             yield
@@ -155,12 +153,13 @@ def make_app(poll: Poll, title: str, hosts: Sequence[str], token: str | None = N
         return Response((_PAGE / name).read_bytes(), media_type=media_type, headers=_HEADERS)
 
     def view(request: Request) -> Response:
-        return Response(boards[0].view, media_type="application/json", headers=_HEADERS)
+        return Response(request.app.state.board.view, media_type="application/json", headers=_HEADERS)
 
     def events(request: Request) -> Response:
-        if boards[0].num_streams >= _MAX_STREAMS:
+        board: Board = request.app.state.board
+        if board.num_streams >= _MAX_STREAMS:
             return JSONResponse({"error": f"{_MAX_STREAMS} pages are open already"}, 503, headers=_HEADERS)
-        return StreamingResponse(boards[0].stream(), media_type="text/event-stream", headers=_HEADERS)
+        return StreamingResponse(board.stream(), media_type="text/event-stream", headers=_HEADERS)
 
     guards = [Middleware(TrustedHostMiddleware, allowed_hosts=list(hosts), www_redirect=False)]
     if token is not None:

@@ -83,7 +83,7 @@ class Stream:
         self._state_before = dict(before)
 
     def _state(self) -> dict[str, Any] | None:
-        """As JSON: whatever the dataset says of itself becomes text, and is never unpickled when it is read again."""
+        """As JSON: what the dataset says of itself becomes text, which only torch's restricted unpickler reads."""
         if not self._is_stateful:
             return None
         raw = io.BytesIO()

@@ -59,6 +59,14 @@ class SaveStrategyBase(ABC):  # noqa: B024 - its children have the abstract meth
         self.backend = backend
         self.version = version
 
+    def _check_writes_only(self, backend: str, version: int) -> None:
+        """Raise `CheckpointingException` unless this strategy was made for the one format that it writes."""
+        if (self.backend, self.version) != (backend, version):
+            raise CheckpointingException(
+                f"making a save strategy: found backend {self.backend!r} version {self.version}, expected {backend!r} "
+                f"version {version}; this strategy writes nothing else"
+            )
+
     @property
     def can_handle_sharded_objects(self) -> bool:
         """Whether `ShardedObject` is written here too; otherwise by the strategy for common data."""

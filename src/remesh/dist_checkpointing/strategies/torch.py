@@ -104,11 +104,7 @@ class TorchDistSaveShardedStrategy(AsyncSaveShardedStrategy):
         max_staged_bytes: int | None = None,
     ) -> None:
         super().__init__(backend, version)
-        if (backend, version) != (BACKEND, BACKEND_VERSION):
-            raise CheckpointingException(
-                f"making a save strategy: found backend {backend!r} version {version}, expected {BACKEND!r} version "
-                f"{BACKEND_VERSION}; this strategy writes nothing else"
-            )
+        self._check_writes_only(BACKEND, BACKEND_VERSION)
         if thread_count < 1:
             raise CheckpointingException(f"making a save strategy: thread_count is {thread_count}, expected at least 1")
         if separation_hint is not None:

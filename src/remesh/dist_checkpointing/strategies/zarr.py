@@ -16,7 +16,6 @@ import torch
 
 from remesh.dist_checkpointing.dict_utils import nested_values
 from remesh.dist_checkpointing.errors import (
-    CheckpointingException,
     CheckpointMismatchError,
     told_as_checkpoint_errors,
 )
@@ -59,11 +58,7 @@ class ZarrSaveShardedStrategy(SaveShardedStrategy):
 
     def __init__(self, backend: str = BACKEND, version: int = BACKEND_VERSION) -> None:
         super().__init__(backend, version)
-        if (backend, version) != (BACKEND, BACKEND_VERSION):
-            raise CheckpointingException(
-                f"making a save strategy: found backend {backend!r} version {version}, expected {BACKEND!r} version "
-                f"{BACKEND_VERSION}; this strategy writes nothing else"
-            )
+        self._check_writes_only(BACKEND, BACKEND_VERSION)
 
     @property
     def can_handle_sharded_objects(self) -> bool:
