@@ -20,10 +20,14 @@ from remesh.testbed.spec import BedSpec, NamespaceName, Owner
 NIC = "eth0"
 """Interface of every host, for ``GLOO_SOCKET_IFNAME`` and its like."""
 MTU_BYTES = 1500
+SEGMENT_BYTES = 32 << 10
+"""The most that TCP hands to an interface at once. As with the offloads of a real one, it stays whole up to the
+receiver: one wake-up there instead of twenty, so that a machine can drive more hosts. It has to fit into a burst with
+the headers of all its packets, or the token bucket takes it apart."""
 QUEUE_MS = 100
 """How long a packet may wait for its turn before it is dropped."""
-_BURST_BYTES = 64 << 10
-"""Bytes that may leave at once after a pause: one large segment."""
+_BURST_BYTES = 2 * SEGMENT_BYTES
+"""Bytes that may leave at once after a pause."""
 _BURST_S = 0.001
 """On fast links the burst covers this time, or the bucket empties between two looks of the kernel."""
 _FASTEST_BYTES_PER_S = 4e9
@@ -146,10 +150,10 @@ def _make_bridge(name: str) -> list[Command]:
 
 
 def _make_host(address: str) -> list[Command]:
-    # Without this IPv6 gives the interface a second address, which libraries that ask for "eth0" may pick.
-    no_ipv6 = ("link", "set", NIC, "addrgenmode", "none")
+    # Without the first rule IPv6 gives the interface a second address, which libraries that ask for "eth0" may pick.
+    rules = ("link", "set", NIC, "addrgenmode", "none", "gso_max_size", str(SEGMENT_BYTES))
     up = (("link", "set", "lo", "up"), ("link", "set", NIC, "up"))
-    return [no_ipv6, ("address", "add", address, "dev", NIC), *up]
+    return [rules, ("address", "add", address, "dev", NIC), *up]
 
 
 def _plug(port: str, bridge: str) -> list[Command]:
