@@ -12,7 +12,6 @@ import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -59,19 +58,19 @@ class Told:
 
 
 def measure(make: Make, graph: StageGraph, contestants: Sequence[Contestant], lines: Lines, repeat: int) -> Told:
-    """Run all contestants."""
+    """Run all contestants, with the same number of micro-batches, on one model."""
     rank = dist.get_rank()
-    steps: dict[str, Callable[[], Any]] = {}
-    for each in contestants:
-        part = make(rank, each.schedule.num_microbatches)
-        stage = Stage(rank, part.module, loss=part.loss)
-        pipeline = Pipeline(stage, graph, each.schedule, transfers=each.transfers, payload=each.payload, lines=lines)
-        steps[each.name] = lambda pipeline=pipeline, part=part: pipeline.step(part.batch, part.target)  # type: ignore[misc]
-    told = Told({name: [] for name in steps}, {}, {})
+    part = make(rank, contestants[0].schedule.num_microbatches)
+    stage = Stage(rank, part.module, loss=part.loss)
+    pipelines = {
+        each.name: Pipeline(stage, graph, each.schedule, transfers=each.transfers, payload=each.payload, lines=lines)
+        for each in contestants
+    }
+    told = Told({name: [] for name in pipelines}, {}, {})
     times: dict[str, list[float]] = {}
     for turn in range(WARM_UPS + repeat):
-        for name, step in steps.items():
-            report = step()
+        for name, pipeline in pipelines.items():
+            report = pipeline.step(part.batch, part.target)
             told.peak_stashes[name] = report.peak_stashes
             if turn >= WARM_UPS:
                 told.seconds[name].append(report.seconds)
