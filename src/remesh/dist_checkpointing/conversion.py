@@ -38,10 +38,10 @@ from remesh.dist_checkpointing.strategies.blob import dump_object, write_tensor_
 from remesh.dist_checkpointing.strategies.common import save_common
 from remesh.dist_checkpointing.strategies.data_file import DataFile, Trailer
 from remesh.dist_checkpointing.strategies.fetch import read_objects
-from remesh.dist_checkpointing.strategies.index_pickle import encode_index
 from remesh.dist_checkpointing.strategies.torch_format import (
     BACKEND,
     BACKEND_VERSION,
+    IndexFiles,
     data_file_name,
     write_index,
 )
@@ -198,7 +198,7 @@ def _write_torch(
                 indexed.chunks.append((box.start, box.shape, place))
     if not is_native:
         save_common(contents.common, target)
-    write_index(target, encode_index(index))
+    write_index(target, IndexFiles.of(index))
     if is_native:
         write_checksums(target)
         store_of(target).sync_names(target)

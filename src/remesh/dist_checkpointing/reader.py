@@ -87,7 +87,7 @@ def open_checkpoint(directory: Location, *, allow_native: bool = False) -> OpenC
     manifest = (
         zarr_format.read_zarr_manifest(directory, checksums)
         if found == zarr_format.BACKEND
-        else read_manifest(directory)
+        else read_manifest(directory, checksums)
     )
     return OpenCheckpoint(directory, manifest, {} if found == NATIVE else _load_common(directory, manifest), found)
 
@@ -100,7 +100,7 @@ def read_common(directory: Location) -> dict[str, Any]:
     if _has(directory, COMMON_STATE_FNAME) or found == zarr_format.BACKEND:
         return load_common(directory)
     checksums.check_whole(METADATA_FNAME)
-    return _load_common(directory, read_manifest(directory))
+    return _load_common(directory, read_manifest(directory, checksums))
 
 
 def is_complete(directory: Location) -> bool:

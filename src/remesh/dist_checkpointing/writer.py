@@ -33,10 +33,10 @@ from remesh.dist_checkpointing.staging import Copies
 from remesh.dist_checkpointing.storage import Location, store_of
 from remesh.dist_checkpointing.strategies.blob import dump_object
 from remesh.dist_checkpointing.strategies.common import COMMON_STATE_FNAME
-from remesh.dist_checkpointing.strategies.index_pickle import encode_index
 from remesh.dist_checkpointing.strategies.torch_format import (
     BACKEND,
     BACKEND_VERSION,
+    IndexFiles,
     data_file_name,
     write_data_file,
     write_index,
@@ -184,7 +184,7 @@ def store_index(
             if group_rank(group) == 0:
                 if agreement.told is not None:
                     written = [Written.from_parts(parts) for parts in agreement.told]
-                    agreement.plan.kept["index"] = encode_index(assemble_index(written))
+                    agreement.plan.kept["index"] = IndexFiles.of(assemble_index(written))
                 write_index(directory, agreement.plan.kept["index"])
 
     gather_from(index_once, group, doing)

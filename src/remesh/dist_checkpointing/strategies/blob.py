@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import io
 import pickle
-import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from typing import IO, Any, cast
 
 import numpy as np
 import torch
 
+from remesh.dist_checkpointing.crc import crc32
 from remesh.dist_checkpointing.errors import CheckpointFormatError, CheckpointMismatchError
 from remesh.dist_checkpointing.strategies.blob_frame import Frame, frame_of
 from remesh.dist_checkpointing.strategies.data_file import DataFile
@@ -82,7 +82,7 @@ def write_alike(tensors: Sequence[torch.Tensor], frame: Frame, file: DataFile) -
         elements = torch.stack(list(tensors)).reshape(-1).view(torch.uint8).numpy().reshape(len(tensors), -1)
     raw = memoryview(elements).cast("B")  # type: ignore[arg-type]
     starts = range(0, len(raw), frame.num_bytes)
-    crcs = [zlib.crc32(raw[start : start + frame.num_bytes]) for start in starts]
+    crcs = [crc32(raw[start : start + frame.num_bytes]) for start in starts]
     first, stop = len(frame.head), len(frame.head) + frame.num_bytes
     blobs = np.empty((len(tensors), frame.blob_bytes), np.uint8)
     blobs[:, :first] = np.frombuffer(frame.head, np.uint8)

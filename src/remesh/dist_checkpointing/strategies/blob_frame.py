@@ -20,7 +20,6 @@ import io
 import math
 import pickle
 import struct
-import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -30,6 +29,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from remesh.dist_checkpointing.crc import crc32
 from remesh.layout import row_major_strides
 from remesh.layout.from_torch import torch_dtype
 
@@ -80,7 +80,7 @@ class Frame:
         for start in self.crc_starts:
             _CRC.pack_into(tail, start, crc)
         tail[self.id_start : self.id_start + len(digits)] = digits
-        digits_crc = zlib.crc32(digits)
+        digits_crc = crc32(digits)
         for start in self.id_crc_starts:
             _CRC.pack_into(tail, start, digits_crc)
         return bytes(tail)
@@ -91,13 +91,13 @@ class Frame:
         combined = [_combine(_combine(self.hash_before, crc), _VERSION_CRC) for crc in crcs]
         digits = [b"%020d" % value for value in combined]
         names = _NAMES_HASH.encode()
-        names_crc = zlib.crc32(names)
+        names_crc = crc32(names)
         _put(tails, self.id_start, [names] * len(crcs))
         _put(tails, self.id_start + len(names), digits)
         for start in self.crc_starts:
             _put(tails, start, [np.array(crcs, "<u4").tobytes()])
         for start in self.id_crc_starts:
-            _put(tails, start, [np.array([zlib.crc32(one, names_crc) for one in digits], "<u4").tobytes()])
+            _put(tails, start, [np.array([crc32(one, names_crc) for one in digits], "<u4").tobytes()])
         return tails
 
     def stored_crc(self, tail: bytes | memoryview) -> int:
@@ -113,7 +113,7 @@ def _put(rows: npt.NDArray[np.uint8], start: int, parts: Sequence[bytes]) -> Non
 
 
 _VERSION = b"3\n"
-_VERSION_CRC = zlib.crc32(_VERSION)
+_VERSION_CRC = crc32(_VERSION)
 _ID_DIGITS = 40
 
 
@@ -199,7 +199,7 @@ class _Archive:
 
     def add(self, short_name: str, payload: bytes) -> _Member:
         member = self.open(short_name, len(payload))
-        member.crc = zlib.crc32(payload)
+        member.crc = crc32(payload)
         self.content += payload
         self.close(member)
         return member

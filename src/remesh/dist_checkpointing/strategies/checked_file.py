@@ -11,13 +11,13 @@ destinations is one window for this thread and one for each reader, of at most `
 from __future__ import annotations
 
 import os
-import zlib
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
 
 import numpy as np
 
+from remesh.dist_checkpointing.crc import crc32
 from remesh.dist_checkpointing.errors import CheckpointFormatError
 from remesh.dist_checkpointing.storage import Location, store_of
 from remesh.dist_checkpointing.strategies.data_file import BLOCK_BYTES, Trailer
@@ -142,7 +142,7 @@ class CheckedFile:
     def _check(self, start: int, content: memoryview, trailer: Trailer, what: str) -> None:
         block = self._block_bytes
         for at in range(0, len(content), block):
-            expected, found = trailer.crcs[(start + at) // block], zlib.crc32(content[at : at + block])
+            expected, found = trailer.crcs[(start + at) // block], crc32(content[at : at + block])
             if expected != found:
                 raise CheckpointFormatError(
                     "checksum",

@@ -16,7 +16,6 @@ is left to wait for at the end.
 from __future__ import annotations
 
 import struct
-import zlib
 from array import array
 from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -25,6 +24,7 @@ from functools import lru_cache
 from types import TracebackType
 from typing import Protocol
 
+from remesh.dist_checkpointing.crc import crc32
 from remesh.dist_checkpointing.errors import CheckpointFormatError
 from remesh.dist_checkpointing.storage import Location, RangedFile, store_of
 
@@ -64,8 +64,8 @@ class Trailer:
     def encode(self) -> bytes:
         """The trailer as it stands in the file."""
         table = self.crcs.tobytes()
-        footer = _FOOTER.pack(_MAGIC, self.block_bytes, self.data_bytes, zlib.crc32(table))
-        return table + footer + _FOOTER_CRC.pack(zlib.crc32(footer))
+        footer = _FOOTER.pack(_MAGIC, self.block_bytes, self.data_bytes, crc32(table))
+        return table + footer + _FOOTER_CRC.pack(crc32(footer))
 
 
 class Hasher(Protocol):
@@ -116,9 +116,9 @@ class DataFile:
         """Append bytes without copying them where they are many; returns their CRC-32, going on from ``crc``."""
         if len(content) < _FLUSH_BYTES:
             self.write(content)
-            return zlib.crc32(content, crc)
+            return crc32(content, crc)
         first = -len(self._pending) % BLOCK_BYTES
-        crc = zlib.crc32(content[:first], crc)
+        crc = crc32(content[:first], crc)
         self._pending += content[:first]
         self._flush(len(self._pending))
         last = first + (len(content) - first) // BLOCK_BYTES * BLOCK_BYTES
@@ -132,7 +132,7 @@ class DataFile:
                 self._synced_bytes = self._flushed_bytes
                 self._syncs.append(self._syncer.submit(self._file.sync))
         self._pending += content[last:]
-        return zlib.crc32(content[last:], crc)
+        return crc32(content[last:], crc)
 
     def flush(self) -> None:
         """Nothing: bytes go to the file when there are enough of them, and in `finish`. For writers that ask."""
@@ -156,7 +156,7 @@ class DataFile:
 
     def _add_blocks(self, content: memoryview) -> list[int]:
         starts = range(0, len(content), BLOCK_BYTES)
-        crcs = [zlib.crc32(content[start : start + BLOCK_BYTES]) for start in starts]
+        crcs = [crc32(content[start : start + BLOCK_BYTES]) for start in starts]
         self._crcs.extend(crcs)
         return crcs
 

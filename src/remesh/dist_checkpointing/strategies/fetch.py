@@ -13,7 +13,6 @@ Chunks that lie close together in a file and are small are fetched with one read
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ import numpy as np
 import torch
 from numpy.lib.stride_tricks import as_strided
 
+from remesh.dist_checkpointing.crc import crc32
 from remesh.dist_checkpointing.errors import CheckpointFormatError
 from remesh.dist_checkpointing.integrity import Checksums, read_checksums
 from remesh.dist_checkpointing.manifest import Extent
@@ -197,7 +197,7 @@ class _Chunk:
         self.file.wait()
         stop = first + len(memory)
         tail = self.file.view(stop, stop + len(frame.tail_template), self.job.what, ahead=self.ahead)
-        expected, found = frame.stored_crc(tail), zlib.crc32(memory)
+        expected, found = frame.stored_crc(tail), crc32(memory)
         if expected not in (0, found):
             raise CheckpointFormatError(
                 "bad-blob",
