@@ -24,7 +24,6 @@ from remesh.dist_checkpointing.crc import crc32
 from remesh.dist_checkpointing.errors import CheckpointFormatError
 from remesh.dist_checkpointing.storage import Location, store_of
 from remesh.dist_checkpointing.strategies.data_file import (
-    BLOCK_BYTES,
     Trailer,
     decode_trailer,
     read_trailer_bytes,
@@ -33,6 +32,9 @@ from remesh.dist_checkpointing.strategies.data_file import (
 CHECKSUMS_FNAME = ".remesh-checksums"
 BLOCKS_FNAME = ".remesh-blocks"
 SHA256_FNAME = "integrity.json"
+
+TABLE_BLOCK_BYTES = 64 << 10
+"""Of the files in `BLOCKS_FNAME`, which is text."""
 
 _VERSION = 1
 _DATA, _WHOLE, _BLOCKS = "data", "whole", "blocks"
@@ -121,8 +123,11 @@ class Checksums:
             )
 
 
-def write_checksums(directory: Location) -> None:
-    """Write `CHECKSUMS_FNAME` durably for the files that are there; called by one rank, before the commit."""
+def write_checksums(directory: Location, *, is_committed: bool = False) -> None:
+    """Write `CHECKSUMS_FNAME` durably for the files that are there; called by one rank.
+
+    Into a committed checkpoint, where readers look, it is put in one step.
+    """
     entries = {}
     for name, size in _sizes(directory).items():
         if name.endswith(".distcp"):
@@ -130,7 +135,8 @@ def write_checksums(directory: Location) -> None:
         elif name in (".metadata", ".remesh-index", "common.pt", BLOCKS_FNAME):
             entries[name] = [_WHOLE, size, _crc_of(directory / name)]
     content = json.dumps({"version": _VERSION, "files": entries}, indent=0).encode() + b"\n"
-    store_of(directory).put(directory / CHECKSUMS_FNAME, content + b"%08x\n" % crc32(content))
+    store = store_of(directory)
+    (store.put if is_committed else store.write)(directory / CHECKSUMS_FNAME, content + b"%08x\n" % crc32(content))
 
 
 def read_checksums(directory: Location) -> Checksums:
@@ -163,16 +169,14 @@ def read_checksums(directory: Location) -> Checksums:
 
 
 def table_of(content: bytes | memoryview) -> Trailer:
-    """Checksums of the blocks of a file with that content."""
-    starts = range(0, len(content), BLOCK_BYTES)
-    view = memoryview(content)
-    return Trailer(BLOCK_BYTES, len(view), array("I", [crc32(view[at : at + BLOCK_BYTES]) for at in starts]))
+    """Checksums of the blocks of a file with that content, for `BLOCKS_FNAME`."""
+    return Trailer.of(content, TABLE_BLOCK_BYTES)
 
 
 def write_blocks(directory: Location, tables: Mapping[str, Trailer]) -> None:
     """Write `BLOCKS_FNAME` for files without trailers, named relative to the directory; called by one rank."""
     files = {name: [one.data_bytes, base64.b64encode(one.crcs.tobytes()).decode()] for name, one in tables.items()}
-    content = json.dumps({"version": _VERSION, "block_bytes": BLOCK_BYTES, "files": files}, indent=0).encode()
+    content = json.dumps({"version": _VERSION, "block_bytes": TABLE_BLOCK_BYTES, "files": files}, indent=0).encode()
     store_of(directory).put(directory / BLOCKS_FNAME, content)
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from remesh.dist_checkpointing.storage.interface import Entry, NewFile, RangedFile, Store
@@ -54,6 +56,12 @@ class LocalStore(Store[Path]):
                 file.finish()
             temporary.replace(path)
         self.sync_names(path.parent)
+
+    def write_all(self, contents: Mapping[Path, bytes]) -> None:
+        with ThreadPoolExecutor(
+            len(contents)
+        ) as writers:  # what they wait for is the disk, which takes several at once
+            list(writers.map(self.write, contents, contents.values()))
 
     def mark(self, path: Path) -> None:
         path.touch()

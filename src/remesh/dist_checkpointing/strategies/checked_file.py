@@ -13,11 +13,13 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import cached_property
 from types import TracebackType
 
 import numpy as np
+import numpy.typing as npt
 
-from remesh.dist_checkpointing.crc import crc32
+from remesh.dist_checkpointing.crc import crc32, join_groups
 from remesh.dist_checkpointing.errors import CheckpointFormatError
 from remesh.dist_checkpointing.storage import Location, store_of
 from remesh.dist_checkpointing.strategies.data_file import BLOCK_BYTES, Trailer
@@ -25,6 +27,10 @@ from remesh.dist_checkpointing.strategies.data_file import BLOCK_BYTES, Trailer
 WINDOW_BYTES = 4 << 20
 _DIRECT_BYTES = 256 << 10
 _TASK_BYTES = 8 << 20
+_PIECE_BYTES = 256 << 10
+"""Read and checked while it is still in the processor's cache."""
+_GROUP = 16
+"""Blocks whose checksums are compared as one."""
 _MAX_THREADS = 4
 
 
@@ -127,7 +133,7 @@ class CheckedFile:
 
     def _fetch(self, start: int, destination: memoryview, what: str) -> None:
         """Fill whole blocks; the last one of the file may be shorter."""
-        piece = 4 * self._block_bytes  # checked while still in the processor's cache
+        piece = max(1, _PIECE_BYTES // self._block_bytes) * self._block_bytes
         for at in range(0, len(destination), piece):
             part = destination[at : at + piece]
             if (done := self._file.read_into(start + at, part)) < len(part):
@@ -140,16 +146,27 @@ class CheckedFile:
                 self._check(start + at, part, self._trailer, what)
 
     def _check(self, start: int, content: memoryview, trailer: Trailer, what: str) -> None:
-        block = self._block_bytes
-        for at in range(0, len(content), block):
-            expected, found = trailer.crcs[(start + at) // block], crc32(content[at : at + block])
+        at, block = 0, trailer.block_bytes
+        while at < len(content):
+            number, rest = (start + at) // block, len(content) - at
+            if number % _GROUP == 0 and rest >= _GROUP * block:
+                size, expected = _GROUP * block, int(self._groups[number // _GROUP])
+            else:
+                size, expected = min(block, rest), trailer.crcs[number]
+            found = crc32(content[at : at + size])
             if expected != found:
                 raise CheckpointFormatError(
                     "checksum",
-                    f"reading {what}: bytes {start + at} to {start + at + len(content[at : at + block])} of data file "
-                    f"{self.path} have checksum {found:08x}, expected {expected:08x}; the file is damaged, use another "
-                    "checkpoint",
+                    f"reading {what}: bytes {start + at} to {start + at + size} of data file {self.path} have checksum "
+                    f"{found:08x}, expected {expected:08x}; the file is damaged, use another checkpoint",
                 )
+            at += size
+
+    @cached_property
+    def _groups(self) -> npt.NDArray[np.uint32]:
+        """Checksums of groups of blocks: one call for each instead of one for each block."""
+        assert self._trailer is not None
+        return join_groups(np.array(self._trailer.crcs, np.uint32), _GROUP, self._block_bytes)
 
 
 def start_readers() -> ThreadPoolExecutor:

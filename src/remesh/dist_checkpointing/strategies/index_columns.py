@@ -146,7 +146,7 @@ def _read(content: bytes) -> _Columns:
     kinds = [(str(dtype), _shape(shape)) for dtype, shape in head["kinds"]]
     tensors, objects, files = (_texts(head[name]) for name in ("tensors", "objects", "files"))
     numbers = np.frombuffer(memoryview(content)[stop + 1 : -_END.size], _NUMBER)
-    if len(numbers) and not (0 <= int(numbers.min()) and int(numbers.max()) <= _LARGEST):
+    if len(numbers) and not (int(numbers.min()) >= 0 and int(numbers.max()) <= _LARGEST):
         raise ValueError("a number below 0 or above 2**62")
     num_tensors, num_chunks = len(tensors), int(head["num_chunks"])
     kind_of, chunks_of, places, sizes = _cut(numbers, (num_tensors, num_tensors, 3 * (num_chunks + len(objects))))
