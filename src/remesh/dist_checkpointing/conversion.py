@@ -34,7 +34,7 @@ from remesh.dist_checkpointing.reader import NATIVE, OpenCheckpoint, open_checkp
 from remesh.dist_checkpointing.storage import Location, store_of
 from remesh.dist_checkpointing.stored_values import cut_of, read_bands, read_box
 from remesh.dist_checkpointing.strategies import safetensors, zarr_format
-from remesh.dist_checkpointing.strategies.blob import dump_object, write_tensor_in_parts
+from remesh.dist_checkpointing.strategies.blob import dump_object, start_blob, write_tensor_in_parts
 from remesh.dist_checkpointing.strategies.common import save_common
 from remesh.dist_checkpointing.strategies.data_file import DataFile, Trailer
 from remesh.dist_checkpointing.strategies.fetch import read_objects
@@ -235,7 +235,7 @@ class _Files:
     ) -> tuple[str, int, int]:
         """Append the blob of a box, given in parts; returns file, first byte and length."""
         file = self._open(math.prod(shape) * itemsize_bytes(dtype))
-        start = file.tell()
+        start = start_blob(file, dtype, shape)
         for num_bytes in write_tensor_in_parts(bands, dtype, shape, file):
             on_bytes(num_bytes)
         return self._name, start, file.tell() - start

@@ -13,7 +13,7 @@ from remesh.dist_checkpointing.storage.interface import Entry, NewFile, RangedFi
 class LocalStore(Store[Path]):
     """The file system."""
 
-    worthwhile_gap_bytes = 64 << 10
+    worthwhile_gap_bytes = 16 << 10
     has_directories = True
 
     def is_directory(self, path: Path) -> bool:
@@ -94,11 +94,9 @@ class _LocalRangedFile(RangedFile):
         self.num_bytes = os.fstat(self._descriptor).st_size
 
     def read_into(self, start: int, destination: memoryview) -> int:
-        done = 0
-        while done < len(destination):
-            count = os.preadv(self._descriptor, [destination[done:]], start + done)
-            if count == 0:
-                break
+        done = count = os.preadv(self._descriptor, (destination,), start)
+        while count and done < len(destination):
+            count = os.preadv(self._descriptor, (destination[done:],), start + done)
             done += count
         return done
 

@@ -21,6 +21,8 @@ from remesh.dist_checkpointing.strategies.blob_frame import Frame, frame_of
 from remesh.dist_checkpointing.strategies.data_file import DataFile
 from remesh.layout.from_torch import dtype_name, torch_dtype
 
+_ALIGNED_BYTES = 256 << 10
+
 SAFE_GLOBALS = [
     np.ndarray,
     np.dtype,
@@ -29,6 +31,14 @@ SAFE_GLOBALS = [
     *(getattr(np.dtypes, name) for name in np.dtypes.__all__ if name not in ("ObjectDType", "StringDType")),
 ]
 """What pickles of arrays and scalars of plain numbers name; building them runs no foreign code."""
+
+
+def start_blob(file: DataFile, dtype: str, shape: tuple[int, ...]) -> int:
+    """Where the next blob begins: a large one so that its elements begin on a boundary of blocks."""
+    frame = frame_of(dtype, shape)
+    if frame is not None and frame.num_bytes >= _ALIGNED_BYTES:
+        file.align(len(frame.head))
+    return file.tell()
 
 
 def write_tensor(tensor: torch.Tensor, file: DataFile) -> None:

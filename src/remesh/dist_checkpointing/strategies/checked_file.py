@@ -11,7 +11,7 @@ destinations is one window for this thread and one for each reader, of at most `
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cached_property
 from types import TracebackType
@@ -107,6 +107,21 @@ class CheckedFile:
         self.num_bytes_read += min(-(-stop // block) * block, self._stop) - start // block * block
         self._waiting.append(self._readers.submit(act))
 
+    def read_runs(self, starts: Sequence[int], num_bytes: int, destination: memoryview, what: str) -> None:
+        """Fill ``destination`` with runs of so many bytes, one behind the other, and read no block that has none."""
+        block, stop = self._block_bytes, self._stop
+        scratch = np.empty(num_bytes + 2 * block, np.uint8).data
+        at = 0
+        for start in starts:
+            first, last = start // block * block, min(-(-(start + num_bytes) // block) * block, stop)
+            part = destination[at : at + num_bytes]
+            whole = part if last - first == num_bytes else scratch[: last - first]
+            self._fill_blocks(first, whole, what)
+            if whole is not part:
+                part[:] = whole[start - first : start - first + num_bytes]
+            at += num_bytes
+            self.num_bytes_read += last - first
+
     def wait(self) -> None:
         """Return when all destinations so far are full; raises the first error among their reads."""
         waiting, self._waiting = self._waiting, []
@@ -135,15 +150,17 @@ class CheckedFile:
         """Fill whole blocks; the last one of the file may be shorter."""
         piece = max(1, _PIECE_BYTES // self._block_bytes) * self._block_bytes
         for at in range(0, len(destination), piece):
-            part = destination[at : at + piece]
-            if (done := self._file.read_into(start + at, part)) < len(part):
-                raise CheckpointFormatError(
-                    "truncated",
-                    f"reading {what}: data file {self.path} ends at byte {start + at + done}, expected more; it "
-                    "was cut while being read, use another checkpoint",
-                )
-            if self._trailer is not None:
-                self._check(start + at, part, self._trailer, what)
+            self._fill_blocks(start + at, destination[at : at + piece], what)
+
+    def _fill_blocks(self, start: int, destination: memoryview, what: str) -> None:
+        if (done := self._file.read_into(start, destination)) < len(destination):
+            raise CheckpointFormatError(
+                "truncated",
+                f"reading {what}: data file {self.path} ends at byte {start + done}, expected more; it was cut while "
+                "being read, use another checkpoint",
+            )
+        if self._trailer is not None:
+            self._check(start, destination, self._trailer, what)
 
     def _check(self, start: int, content: memoryview, trailer: Trailer, what: str) -> None:
         at, block = 0, trailer.block_bytes

@@ -29,7 +29,7 @@ from remesh.dist_checkpointing.crc import crc32
 from remesh.dist_checkpointing.errors import CheckpointFormatError
 from remesh.dist_checkpointing.integrity import Checksums, read_checksums
 from remesh.dist_checkpointing.manifest import Extent
-from remesh.dist_checkpointing.slabs import Slab, plan_slabs
+from remesh.dist_checkpointing.slabs import Slab, find_runs, plan_slabs
 from remesh.dist_checkpointing.storage import Location
 from remesh.dist_checkpointing.strategies.blob import load_object, read_tensor
 from remesh.dist_checkpointing.strategies.blob_frame import Frame, frame_of
@@ -179,9 +179,23 @@ class _Chunk:
                 self._check_against_tail(frame, first, memory)
             return
         itemsize = torch_dtype(self.job.dtype).itemsize
+        if self._fill_runs(target, first, itemsize):
+            return
         max_elements, max_gap = WINDOW_BYTES // itemsize, self.file.worthwhile_gap_bytes // itemsize
         for slab in plan_slabs(self.job.shape, target.box, max_elements, max_gap):
             self._fill_slab(slab, target, first, itemsize)
+
+    def _fill_runs(self, target: Target, first: int, itemsize: int) -> bool:
+        """Read the runs of a box one by one, where they go side by side and are worth it; whether they are."""
+        memory = None if target.box.is_empty else _memory_of(target.place, self.job.dtype)
+        if memory is None:
+            return False
+        runs = find_runs(self.job.shape, target.box)
+        if runs.gap * itemsize <= self.file.worthwhile_gap_bytes:
+            return False
+        starts: list[int] = (runs.starts * itemsize + first).tolist()
+        self.file.read_runs(starts, runs.length * itemsize, memory, self.job.what)
+        return True
 
     def _fill_slab(self, slab: Slab, target: Target, first: int, itemsize: int) -> None:
         start, stop = first + slab.start * itemsize, first + slab.stop * itemsize

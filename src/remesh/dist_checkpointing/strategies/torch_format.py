@@ -23,7 +23,7 @@ from remesh.dist_checkpointing.errors import CheckpointFormatError
 from remesh.dist_checkpointing.integrity import Checksums
 from remesh.dist_checkpointing.manifest import Chunk, Extent, Index, Manifest, StoredTensor
 from remesh.dist_checkpointing.storage import Location, store_of
-from remesh.dist_checkpointing.strategies.blob import write_alike, write_tensor
+from remesh.dist_checkpointing.strategies.blob import start_blob, write_alike, write_tensor
 from remesh.dist_checkpointing.strategies.blob_frame import frame_of
 from remesh.dist_checkpointing.strategies.data_file import DataFile, Hasher
 from remesh.dist_checkpointing.strategies.index_columns import (
@@ -46,8 +46,6 @@ _LARGEST = 1 << 62
 _SMALL_BYTES = 64 << 10
 """Tensors up to this size cost more in calls than in bytes."""
 _RUN_BYTES = 4 << 20
-_ALIGNED_BYTES = 256 << 10
-"""From this size on, the elements of a tensor begin on a boundary of blocks."""
 _ORIGINAL_SHAPE = "nd_reformulated_orig_global_shape"
 """Name under which ``mcore_data`` has the global shape that a flattened tensor had."""
 
@@ -81,11 +79,10 @@ def write_data_file(
             file.write(blob)
             places.append((file_start, file.tell() - file_start))
         for alike in _runs_of_alike(tensors):
-            frame = frame_of(dtype_name(alike[0].dtype), tuple(alike[0].shape))
-            if frame is not None and frame.num_bytes >= _ALIGNED_BYTES:
-                file.align(len(frame.head))
-            file_start = file.tell()
-            if frame is None or len(alike) == 1:
+            kind = dtype_name(alike[0].dtype), tuple(alike[0].shape)
+            file_start = start_blob(file, *kind)
+            frame = frame_of(*kind) if len(alike) > 1 else None
+            if frame is None:
                 write_tensor(alike[0], file)
             else:
                 write_alike(alike, frame, file)
