@@ -127,7 +127,8 @@ def with_number(place: int, value: int) -> bytes:
         *(b"", b"\n", b"{}\n", b"[" * 100_000 + b"\n", b'{"version": 1}\n', b"\xff\n", encode_columns(GOOD)[:-8]),
         *(changed(version=2), changed(kinds=[["system", [4, 2]]]), changed(kinds=[["float32", [4, -2]]])),
         *(changed(kinds=[["float32", [4]]]), changed(kinds=[["float32", [1 << 70, 2]]]), changed(kinds=[])),
-        *(changed(files=[]), changed(files=[3]), changed(tensors=["w", "w"]), changed(tensors="w"), changed(objects=["w"])),
+        *(changed(files=[]), changed(files=[3]), changed(objects=["w"])),
+        *(changed(tensors=["w", "w"]), changed(tensors="w")),
         *(changed(num_chunks=0), changed(num_chunks=1 << 62), changed(num_chunks=-1), changed(num_chunks="many")),
         # kind, number of chunks, file, start, length, starts of the box, its shape
         *(with_number(0, 1), with_number(1, 2), with_number(1, 1 << 62), with_number(2, 1), with_number(3, -1)),

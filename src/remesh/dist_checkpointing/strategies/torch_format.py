@@ -25,7 +25,7 @@ from remesh.dist_checkpointing.manifest import Chunk, Extent, Index, Manifest, S
 from remesh.dist_checkpointing.storage import Location, store_of
 from remesh.dist_checkpointing.strategies.blob import start_blob, write_alike, write_tensor
 from remesh.dist_checkpointing.strategies.blob_frame import frame_of
-from remesh.dist_checkpointing.strategies.data_file import DataFile, Hasher
+from remesh.dist_checkpointing.strategies.data_file import BlobSink, DataFile, Hasher
 from remesh.dist_checkpointing.strategies.index_columns import (
     COLUMNS_FNAME,
     decode_columns,
@@ -72,25 +72,36 @@ def write_data_file(
     Tensors are on any device and of any strides. ``progress`` is told the number of bytes after each of them,
     ``hasher`` all bytes of the file.
     """
-    places = []
     with DataFile(path, hasher) as file:
-        for blob in objects:
-            file_start = file.tell()
-            file.write(blob)
-            places.append((file_start, file.tell() - file_start))
-        for alike in _runs_of_alike(tensors):
-            kind = dtype_name(alike[0].dtype), tuple(alike[0].shape)
-            file_start = start_blob(file, *kind)
-            frame = frame_of(*kind) if len(alike) > 1 else None
-            if frame is None:
-                write_tensor(alike[0], file)
-            else:
-                write_alike(alike, frame, file)
-            length = (file.tell() - file_start) // len(alike)
-            places += [(file_start + number * length, length) for number in range(len(alike))]
-            if progress is not None:
-                progress(file.tell())
+        places = put_blobs(file, objects, tensors, progress)
         file.finish()
+    return places
+
+
+def put_blobs(
+    file: BlobSink,
+    objects: Sequence[bytes],
+    tensors: Sequence[torch.Tensor],
+    progress: Callable[[int], None] | None = None,
+) -> list[tuple[int, int]]:
+    """`write_data_file` into a file that is open."""
+    places = []
+    for blob in objects:
+        file_start = file.tell()
+        file.write(blob)
+        places.append((file_start, file.tell() - file_start))
+    for alike in _runs_of_alike(tensors):
+        kind = dtype_name(alike[0].dtype), tuple(alike[0].shape)
+        file_start = start_blob(file, *kind)
+        frame = frame_of(*kind) if len(alike) > 1 else None
+        if frame is None:
+            write_tensor(alike[0], file)
+        else:
+            write_alike(alike, frame, file)
+        length = (file.tell() - file_start) // len(alike)
+        places += [(file_start + number * length, length) for number in range(len(alike))]
+        if progress is not None:
+            progress(file.tell())
     return places
 
 
