@@ -86,7 +86,7 @@ def _save_behind(
     return blocked, steps
 
 
-def _change_behind(  # noqa: PLR0913 - the same as above, and how often
+def _change_behind(
     state: dict[str, ShardedTensor],
     tensors: list[torch.Tensor],
     root: Path,
