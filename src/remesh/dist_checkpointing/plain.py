@@ -178,8 +178,8 @@ class _Held:
             shape, dtype = tuple(self.leaf.shape), self.leaf.dtype
             return [(self.name, (0,) * len(shape), shape, math.prod(shape) * dtype.itemsize, _text_of(dtype), shape)]
         tensor, shape = self.piece.tensor, self.piece.global_shape
-        itemsize, dtype = tensor.element_size(), str(tensor.dtype)
-        return [(self.name, one.box.start, one.box.stop, one.box.size * itemsize, dtype, shape) for one in self.boxes]
+        itemsize, text = tensor.element_size(), _text_of(tensor.dtype)
+        return [(self.name, one.box.start, one.box.stop, one.box.size * itemsize, text, shape) for one in self.boxes]
 
     def data(self, is_mine: Sequence[bool]) -> list[torch.Tensor]:
         """The values of the boxes that this rank writes."""

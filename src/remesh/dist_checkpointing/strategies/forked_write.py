@@ -85,7 +85,7 @@ class RecordedFile:
         """Write all of it."""
         for entry in self._entries:
             if isinstance(entry, bytearray):
-                file.write(entry)
+                file.write(memoryview(entry))
             else:
                 file.write_blob(*entry)
             progress(file.tell())

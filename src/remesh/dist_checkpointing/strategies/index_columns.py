@@ -45,7 +45,11 @@ def encode_columns(index: Index) -> bytes:
     """The index as columns, without the end that tells which ``.metadata`` it belongs to."""
     files: dict[str, int] = {}
     kinds: dict[tuple[str, tuple[int, ...]], int] = {}
-    kind_of, num_chunks, starts, shapes, places = [], [], [], [], []
+    kind_of: list[int] = []
+    num_chunks: list[int] = []
+    starts: list[int] = []
+    shapes: list[int] = []
+    places: list[tuple[int, int, int]] = []
 
     def add(place: Place) -> None:
         file, start, length = place

@@ -186,8 +186,9 @@ def _manifest_in_columns(directory: Location, checksums: Checksums) -> Manifest 
     manifest = decode_columns(
         content, (told.num_bytes, told.crc), path, lambda name: _check_name(name, "a tensor", path)
     )
-    for key, shape in manifest.unflattened_shapes.items() if manifest else ():
-        _check_before_flattening(key, shape, manifest.tensors[key].global_shape, path)
+    if manifest is not None:
+        for key, shape in manifest.unflattened_shapes.items():
+            _check_before_flattening(key, shape, manifest.tensors[key].global_shape, path)
     return manifest
 
 
