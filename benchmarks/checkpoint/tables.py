@@ -13,9 +13,9 @@ _PAGE = Path(__file__).resolve().parents[2] / "docs" / "dist_checkpointing" / "m
 _SECTIONS = (
     (
         "Saving and loading",
-        "One process, files in the page cache when they are loaded. Rounds of all programs alternate, the least of each "
-        "counts. The bound of a save is one write and fsync of the same bytes from one buffer, that of a load one read "
-        "of them into memory that is there.",
+        "One process, files in the page cache when they are loaded. Rounds of all programs alternate, the least of "
+        "each counts. The bound of a save is one write and fsync of the same bytes from one buffer, that of a load one "
+        "read of them into memory that is there.",
         (": save", ": load"),
     ),
     (
@@ -25,8 +25,8 @@ _SECTIONS = (
     ),
     (
         "In the background",
-        "Blocked is all the time in calls on the training loop's thread, until the checkpoint is committed. A thread or "
-        "a process writes a copy; a fork has the state itself, and makes changing it dear while it is written.",
+        "Blocked is all the time in calls on the training loop's thread, until the checkpoint is committed. A thread "
+        "or a process writes a copy; a fork has the state itself, and makes changing it dear while it is written.",
         ("in the background by a",),
     ),
     (
@@ -36,8 +36,8 @@ _SECTIONS = (
     ),
     (
         "Planning",
-        "What one of so many ranks does to agree with the others, without the network; the index as bytes is written by "
-        "the first rank alone.",
+        "What one of so many ranks does to agree with the others, without the network; the index as bytes is written "
+        "by the first rank alone.",
         (" ranks, ",),
     ),
 )
@@ -55,7 +55,8 @@ def make_page(report: Mapping[str, Any]) -> str:
     lines = [
         "# Measured",
         "",
-        "Written by `python -m benchmarks.checkpoint.tables` from the report of `make bench ROOM=checkpoint`; do not edit.",
+        "Written by `python -m benchmarks.checkpoint.tables` from the report of `make bench ROOM=checkpoint`; do not",
+        "edit.",
         f"Machine: {report['machine']['num_cores']} cores, load averages at the end {load}; torch {versions['torch']}"
         f"{', the smaller set (QUICK=1)' if report['quick'] else ''}.",
         "A ratio is over the bound, or of the peer's time over ours where the case says so.",
