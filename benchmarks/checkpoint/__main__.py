@@ -23,6 +23,10 @@ def main() -> None:
         rows += storage.save_and_load(f"{len(small)} tensors of 4 KiB", small, root, repeat, (None, 20.0, 20.0))
         rows += storage.parts_of_a_chunk(4096 if quick else 8192, root, repeat)
         rows += background.blocked_time(large, root, repeat)
+        if not quick:
+            larger = {f"t{at:02d}": torch.randn(4096, 2048) for at in range(32)}
+            rows += background.blocked_time(larger, root, repeat, ("thread", "fork"))
+            del larger
         rows += formats.sums_and_conversions(large, root, repeat)
     for num_ranks in (64, 256) if quick else (128, 256, 512):
         rows += planning.planning(num_ranks, 1000)

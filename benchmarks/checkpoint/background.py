@@ -1,8 +1,12 @@
 """How long is a training loop blocked by a save in the background, beside the same save in the foreground?
 
+A thread or a process writes copies of the state; or a child that the process forks writes the state itself.
+
 Blocked is all the time in calls on the training loop's thread: beginning the save, scheduling it, asking now and then
 whether it is written, and finishing it. The loop in between multiplies matrices; how much slower its steps are while a
-save is being written is the slowdown. The first saves, which make plans and memory, do not count.
+save is being written is the slowdown. The first saves, which make plans and memory, do not count. The loop leaves the
+state alone while it is written; what changing all of it right after the call costs is a row of its own, for a fork
+makes the system copy every page that is changed meanwhile.
 """
 
 from __future__ import annotations
@@ -25,7 +29,7 @@ _WARM_UP = 2
 
 
 def blocked_time(
-    tensors: dict[str, torch.Tensor], root: Path, repeat: int, workers: Sequence[str] = ("thread", "process")
+    tensors: dict[str, torch.Tensor], root: Path, repeat: int, workers: Sequence[str] = ("thread", "process", "fork")
 ) -> list[Row]:
     """Rows of one state, with a thread and with a worker process."""
     state = {name: ShardedTensor.from_rank_offsets(name, tensor) for name, tensor in tensors.items()}
@@ -33,7 +37,8 @@ def blocked_time(
     copy_s = _seconds_of_a_copy(list(tensors.values()))
     rows = []
     for worker in workers:
-        strategy, queue = TorchDistSaveShardedStrategy(), AsyncCallsQueue(worker=worker)
+        strategy = TorchDistSaveShardedStrategy(snapshots="fork" if worker == "fork" else "copy")
+        queue = AsyncCallsQueue(worker="thread" if worker == "fork" else worker)
         queue.warmup_persistent_caller()
         idle = statistics.median(_step() for _ in range(20))
         blocked, foreground, busy = [], [], []
@@ -48,6 +53,7 @@ def blocked_time(
             busy += steps
             for path in root.iterdir():
                 shutil.rmtree(path)
+        changed = _change_behind(state, list(tensors.values()), root, strategy, queue, repeat)
         queue.close()
         blocked_s = statistics.median(blocked[_WARM_UP:])
         over = blocked_s / statistics.median(foreground[_WARM_UP:])
@@ -56,6 +62,7 @@ def blocked_time(
         rows.append(at_most(f"{case}: blocked over foreground save", over, "ratio", 1 / 20, spread=spread))
         rows.append(Row(f"{case}: blocked over a plain copy", blocked_s / copy_s, "ratio", bound=1.0))
         rows.append(Row(f"{case}: blocked", blocked_s, "s"))
+        rows.append(Row(f"{case}: changing all of the state meanwhile over at rest", changed, "ratio", bound=1.0))
         rows.append(Row(f"{case}: step while writing over step", statistics.median(busy) / idle, "ratio", bound=1.0))
     return rows
 
@@ -77,6 +84,36 @@ def _save_behind(
         queue.maybe_finalize_async_calls()
         blocked += time.perf_counter() - started
     return blocked, steps
+
+
+def _change_behind(
+    state: dict[str, ShardedTensor],
+    tensors: list[torch.Tensor],
+    root: Path,
+    strategy: TorchDistSaveShardedStrategy,
+    queue: AsyncCallsQueue,
+    repeat: int,
+) -> float:
+    """How much longer a change of the whole state takes right after a save has begun than when none is written."""
+    during, at_rest = [], []
+    for at in range(repeat):
+        directory = root / f"changed{at}"
+        directory.mkdir()
+        at_rest.append(_change(tensors))
+        request = dist_checkpointing.save(state, directory, strategy, async_sharded_save=True)
+        assert request is not None
+        queue.schedule_async_request(request)
+        during.append(_change(tensors))
+        queue.maybe_finalize_async_calls(blocking=True)
+        shutil.rmtree(directory)
+    return statistics.median(during) / statistics.median(at_rest)
+
+
+def _change(tensors: list[torch.Tensor]) -> float:
+    started = time.perf_counter()
+    for tensor in tensors:
+        tensor.mul_(-1)
+    return time.perf_counter() - started
 
 
 def _seconds_of_a_copy(tensors: list[torch.Tensor]) -> float:

@@ -91,7 +91,7 @@ def parts_of_a_chunk(side: int, root: Path, repeat: int) -> list[Row]:
         rows.append(
             at_most(f"{case}: bytes read over wanted", over, "ratio", 1.1)
             if what == "rows"
-            else Row(f"{case}: bytes read over wanted", over, "ratio")
+            else Row(f"{case}: bytes read over wanted", over, "ratio", bound=1.0)
         )
     _clear(root)
     return rows

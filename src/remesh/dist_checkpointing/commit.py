@@ -22,6 +22,7 @@ from remesh.dist_checkpointing.errors import CheckpointPathError
 from remesh.dist_checkpointing.integrity import BLOCKS_FNAME, CHECKSUMS_FNAME, write_checksums
 from remesh.dist_checkpointing.storage import Location, store_of
 from remesh.dist_checkpointing.strategies.common import COMMON_STATE_FNAME
+from remesh.dist_checkpointing.strategies.index_columns import COLUMNS_FNAME
 from remesh.dist_checkpointing.strategies.torch_format import METADATA_FNAME, is_data_file_name
 from remesh.dist_checkpointing.strategies.zarr_format import remove_arrays
 
@@ -70,7 +71,7 @@ def finish(directory: Location, config: CheckpointingConfig) -> None:
 
 def is_leftover(name: str) -> bool:
     """Whether a file of that name, in a directory without a complete checkpoint, comes from a failed save."""
-    fixed = (METADATA_FNAME, COMMON_STATE_FNAME, CONFIG_FNAME, CHECKSUMS_FNAME, BLOCKS_FNAME)
+    fixed = (METADATA_FNAME, COLUMNS_FNAME, COMMON_STATE_FNAME, CONFIG_FNAME, CHECKSUMS_FNAME, BLOCKS_FNAME)
     return is_data_file_name(name) or name in fixed or name.removesuffix(".tmp") in fixed
 
 

@@ -34,14 +34,14 @@ from remesh.dist_checkpointing.reader import NATIVE, OpenCheckpoint, open_checkp
 from remesh.dist_checkpointing.storage import Location, store_of
 from remesh.dist_checkpointing.stored_values import cut_of, read_bands, read_box
 from remesh.dist_checkpointing.strategies import safetensors, zarr_format
-from remesh.dist_checkpointing.strategies.blob import dump_object, write_tensor_in_parts
+from remesh.dist_checkpointing.strategies.blob import dump_object, start_blob, write_tensor_in_parts
 from remesh.dist_checkpointing.strategies.common import save_common
 from remesh.dist_checkpointing.strategies.data_file import DataFile, Trailer
 from remesh.dist_checkpointing.strategies.fetch import read_objects
-from remesh.dist_checkpointing.strategies.index_pickle import encode_index
 from remesh.dist_checkpointing.strategies.torch_format import (
     BACKEND,
     BACKEND_VERSION,
+    IndexFiles,
     data_file_name,
     write_index,
 )
@@ -198,7 +198,7 @@ def _write_torch(
                 indexed.chunks.append((box.start, box.shape, place))
     if not is_native:
         save_common(contents.common, target)
-    write_index(target, encode_index(index))
+    write_index(target, IndexFiles.of(index))
     if is_native:
         write_checksums(target)
         store_of(target).sync_names(target)
@@ -235,7 +235,7 @@ class _Files:
     ) -> tuple[str, int, int]:
         """Append the blob of a box, given in parts; returns file, first byte and length."""
         file = self._open(math.prod(shape) * itemsize_bytes(dtype))
-        start = file.tell()
+        start = start_blob(file, dtype, shape)
         for num_bytes in write_tensor_in_parts(bands, dtype, shape, file):
             on_bytes(num_bytes)
         return self._name, start, file.tell() - start

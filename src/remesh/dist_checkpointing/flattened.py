@@ -119,8 +119,8 @@ def reroute(requests: Sequence[ShardedTensor], manifest: Manifest) -> Rerouted:
     copies: list[tuple[torch.Tensor, torch.Tensor]] = []
     pieces: dict[str, list[ShardedTensor]] = {}
     for request in requests:
-        stored = manifest.tensors.get(request.key)
         before = manifest.unflattened_shapes.get(request.key)
+        stored = manifest.tensors.get(request.key) if before is not None else None
         if before is None or stored is None:
             tensors += unflatten(request)
             continue

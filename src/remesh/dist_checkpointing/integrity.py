@@ -15,16 +15,15 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-import zlib
 from array import array
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
+from remesh.dist_checkpointing.crc import crc32
 from remesh.dist_checkpointing.errors import CheckpointFormatError
 from remesh.dist_checkpointing.storage import Location, store_of
 from remesh.dist_checkpointing.strategies.data_file import (
-    BLOCK_BYTES,
     Trailer,
     decode_trailer,
     read_trailer_bytes,
@@ -33,6 +32,9 @@ from remesh.dist_checkpointing.strategies.data_file import (
 CHECKSUMS_FNAME = ".remesh-checksums"
 BLOCKS_FNAME = ".remesh-blocks"
 SHA256_FNAME = "integrity.json"
+
+TABLE_BLOCK_BYTES = 64 << 10
+"""Of the files in `BLOCKS_FNAME`, which is text."""
 
 _VERSION = 1
 _DATA, _WHOLE, _BLOCKS = "data", "whole", "blocks"
@@ -68,7 +70,7 @@ class Checksums:
         if entry.table is not None:
             return entry.table
         content = read_trailer_bytes(path)
-        self._check_crc(path, zlib.crc32(content), entry, "the checksums at its end")
+        self._check_crc(path, crc32(content), entry, "the checksums at its end")
         return decode_trailer(content)
 
     def check_whole(self, *names: str) -> None:
@@ -82,14 +84,17 @@ class Checksums:
                 self._check_crc(path, _crc_of(path), entry, "the file")
 
     def read(self, name: str) -> bytes:
-        """All of a small file; `CheckpointFormatError` unless it is as it was written."""
+        """All of a file that is not a data file; `CheckpointFormatError` unless it is as it was written."""
         path = self.directory / name
-        content = store_of(path).read(path)
         entry = self.entries.get(name)
-        if entry is not None and entry.table is not None:
+        if entry is not None:
             self._check_size(name, entry)
-            found = zlib.crc32(table_of(content).crcs.tobytes())
-            self._check_crc(path, found, Entry(_BLOCKS, 0, zlib.crc32(entry.table.crcs.tobytes())), "the file")
+        content = store_of(path).read(path)
+        if entry is not None and entry.table is not None:
+            found = crc32(table_of(content).crcs.tobytes())
+            self._check_crc(path, found, Entry(_BLOCKS, 0, crc32(entry.table.crcs.tobytes())), "the file")
+        elif entry is not None:
+            self._check_crc(path, crc32(content), entry, "the file")
         return content
 
     def check_sizes(self, names: Iterable[str] | None = None) -> None:
@@ -118,16 +123,20 @@ class Checksums:
             )
 
 
-def write_checksums(directory: Location) -> None:
-    """Write `CHECKSUMS_FNAME` durably for the files that are there; called by one rank, before the commit."""
+def write_checksums(directory: Location, *, is_committed: bool = False) -> None:
+    """Write `CHECKSUMS_FNAME` durably for the files that are there; called by one rank.
+
+    Into a committed checkpoint, where readers look, it is put in one step.
+    """
     entries = {}
     for name, size in _sizes(directory).items():
         if name.endswith(".distcp"):
-            entries[name] = [_DATA, size, zlib.crc32(read_trailer_bytes(directory / name))]
-        elif name in (".metadata", "common.pt", BLOCKS_FNAME):
+            entries[name] = [_DATA, size, crc32(read_trailer_bytes(directory / name))]
+        elif name in (".metadata", ".remesh-index", "common.pt", BLOCKS_FNAME):
             entries[name] = [_WHOLE, size, _crc_of(directory / name)]
     content = json.dumps({"version": _VERSION, "files": entries}, indent=0).encode() + b"\n"
-    store_of(directory).put(directory / CHECKSUMS_FNAME, content + b"%08x\n" % zlib.crc32(content))
+    store = store_of(directory)
+    (store.put if is_committed else store.write)(directory / CHECKSUMS_FNAME, content + b"%08x\n" % crc32(content))
 
 
 def read_checksums(directory: Location) -> Checksums:
@@ -138,10 +147,10 @@ def read_checksums(directory: Location) -> Checksums:
     except FileNotFoundError:
         return Checksums(directory, {})
     body, told = content[:-9], content[-9:]
-    if told != b"%08x\n" % zlib.crc32(body):
+    if told != b"%08x\n" % crc32(body):
         raise CheckpointFormatError(
             "checksum",
-            f"reading {path}: expected it to end in its own checksum {zlib.crc32(body):08x}, found {told!r}; it is "
+            f"reading {path}: expected it to end in its own checksum {crc32(body):08x}, found {told!r}; it is "
             "damaged, use another checkpoint",
         )
     try:
@@ -160,16 +169,14 @@ def read_checksums(directory: Location) -> Checksums:
 
 
 def table_of(content: bytes | memoryview) -> Trailer:
-    """Checksums of the blocks of a file with that content."""
-    starts = range(0, len(content), BLOCK_BYTES)
-    view = memoryview(content)
-    return Trailer(BLOCK_BYTES, len(view), array("I", [zlib.crc32(view[at : at + BLOCK_BYTES]) for at in starts]))
+    """Checksums of the blocks of a file with that content, for `BLOCKS_FNAME`."""
+    return Trailer.of(content, TABLE_BLOCK_BYTES)
 
 
 def write_blocks(directory: Location, tables: Mapping[str, Trailer]) -> None:
     """Write `BLOCKS_FNAME` for files without trailers, named relative to the directory; called by one rank."""
     files = {name: [one.data_bytes, base64.b64encode(one.crcs.tobytes()).decode()] for name, one in tables.items()}
-    content = json.dumps({"version": _VERSION, "block_bytes": BLOCK_BYTES, "files": files}, indent=0).encode()
+    content = json.dumps({"version": _VERSION, "block_bytes": TABLE_BLOCK_BYTES, "files": files}, indent=0).encode()
     store_of(directory).put(directory / BLOCKS_FNAME, content)
 
 
@@ -217,7 +224,7 @@ def _verify_data(path: Location, name: str, trailer: Trailer) -> Iterator[tuple[
     for start, content in _pieces(path, trailer.data_bytes, max(1, _READ_BYTES // block) * block):
         for at in range(0, len(content), block):
             part = content[at : at + block]
-            expected, found = trailer.crcs[(start + at) // block], zlib.crc32(part)
+            expected, found = trailer.crcs[(start + at) // block], crc32(part)
             if found != expected:
                 raise CheckpointFormatError(
                     "checksum",
@@ -300,7 +307,7 @@ def _pieces(path: Location, num_bytes: int | None = None, step: int = _READ_BYTE
 def _crc_of(path: Location) -> int:
     crc = 0
     for _, content in _pieces(path):
-        crc = zlib.crc32(content, crc)
+        crc = crc32(content, crc)
     return crc
 
 

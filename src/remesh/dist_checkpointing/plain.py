@@ -10,16 +10,17 @@ writer as sharded tensors. Loading asks for this rank's boxes, whatever boxes we
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 import torch
 
 from remesh.dist_checkpointing.collector import collector_at_rest
-from remesh.dist_checkpointing.dict_utils import copy_nest, extract_matching_values, graft, items_of, nested_leaves
+from remesh.dist_checkpointing.dict_utils import graft, items_of, nested_leaves
 from remesh.dist_checkpointing.errors import CheckpointMismatchError, told_as_checkpoint_errors
 from remesh.dist_checkpointing.mapping import LocalNonpersistentObject, ShardedBase, ShardedTensor
 from remesh.dist_checkpointing.plan_cache import PlanCache
@@ -36,6 +37,7 @@ from remesh.reshard.running.exchange import Group, gather_from, group_rank
 _ABSENT = object()
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 """Types of tensors that every rank holds in full, with nothing behind them."""
+_NOT_COMMON = (torch.Tensor, Piece, ShardedBase, LocalNonpersistentObject)
 _STEP_NAME = re.compile(r"step-(\d{8,})")
 
 
@@ -153,6 +155,11 @@ class _Held:
     name: str
     leaf: torch.Tensor | Piece
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether this rank holds all of it, as most tensors are held: it needs no algebra."""
+        return type(self.leaf) in _PLAIN
+
     @cached_property
     def piece(self) -> Piece:
         return piece_of(self.leaf)
@@ -167,17 +174,17 @@ class _Held:
 
     def rows(self) -> list[tuple[Any, ...]]:
         """``(name, start, stop, bytes, dtype, global shape)`` of each box: all that other ranks need to know."""
-        if isinstance(self.leaf, torch.Tensor) and type(self.leaf) in _PLAIN:  # most are, and need no algebra
-            shape = tuple(self.leaf.shape)
-            return [(self.name, (0,) * len(shape), shape, self.leaf.nbytes, str(self.leaf.dtype), shape)]
+        if isinstance(self.leaf, torch.Tensor) and self.is_plain:
+            shape, dtype = tuple(self.leaf.shape), self.leaf.dtype
+            return [(self.name, (0,) * len(shape), shape, math.prod(shape) * dtype.itemsize, _text_of(dtype), shape)]
         tensor, shape = self.piece.tensor, self.piece.global_shape
-        itemsize, dtype = tensor.element_size(), str(tensor.dtype)
-        return [(self.name, one.box.start, one.box.stop, one.box.size * itemsize, dtype, shape) for one in self.boxes]
+        itemsize, text = tensor.element_size(), _text_of(tensor.dtype)
+        return [(self.name, one.box.start, one.box.stop, one.box.size * itemsize, text, shape) for one in self.boxes]
 
     def data(self, is_mine: Sequence[bool]) -> list[torch.Tensor]:
         """The values of the boxes that this rank writes."""
-        if isinstance(self.leaf, torch.Tensor) and type(self.leaf) in _PLAIN:
-            return [self.leaf.detach()] if is_mine[0] else []
+        if isinstance(self.leaf, torch.Tensor) and self.is_plain:
+            return [self.leaf] if is_mine[0] else []
         return [one.data_in_box() for one, mine in zip(self.sharded(is_mine), is_mine, strict=True) if mine]
 
     def sharded(self, is_mine: Sequence[bool]) -> list[ShardedTensor]:
@@ -193,9 +200,6 @@ class _Held:
 
         A copy is needed where boxes cannot be seen in a tensor that is not row-major; it must be copied back.
         """
-        if isinstance(self.leaf, torch.Tensor) and type(self.leaf) in _PLAIN:
-            leaf, shape = self.leaf, tuple(self.leaf.shape)
-            return [ShardedTensor(self.name, leaf, leaf.dtype, shape, shape, (0,) * len(shape), None)], None
         if self._is_direct or self.piece.tensor.is_contiguous():
             return [self._sharded(shard, self.piece.tensor, 0) for shard in self.boxes], None
         staged = self.piece.tensor.contiguous()
@@ -246,13 +250,17 @@ class _PlannedLoad:
 def _plan_load(state: dict[str, Any], directory: Location) -> _PlannedLoad:
     checkpoint = open_checkpoint(directory, allow_native=True)
     tensors: list[ShardedTensor] = []
+    whole: list[tuple[str, torch.Tensor]] = []
     staged: list[tuple[torch.Tensor, torch.Tensor]] = []
     for one in _held_by(state):
+        if one.is_plain:
+            whole.append((one.name, one.leaf))  # type: ignore[arg-type]
+            continue
         wanted, copy = one.wanted()
         tensors += wanted
         if copy is not None:
             staged.append((one.piece.tensor, copy))
-    return _PlannedLoad(checkpoint, plan_fill(checkpoint, tensors), staged)
+    return _PlannedLoad(checkpoint, plan_fill(checkpoint, tensors, whole), staged)
 
 
 def _held_by(state: Mapping[str, Any]) -> list[_Held]:
@@ -282,17 +290,26 @@ def _held_by(state: Mapping[str, Any]) -> list[_Held]:
     return list(held.values())
 
 
+@cache
+def _text_of(dtype: torch.dtype) -> str:
+    return str(dtype)
+
+
 def _is_tensor(leaf: Any) -> bool:
     return isinstance(leaf, torch.Tensor | Piece)
 
 
-def _common_of(state: Mapping[str, Any]) -> dict[str, Any]:
-    """The nest of everything that is no tensor."""
-    _, common = extract_matching_values(
-        copy_nest(state), lambda leaf: isinstance(leaf, torch.Tensor | Piece | ShardedBase | LocalNonpersistentObject)
-    )
-    assert isinstance(common, dict)
-    return common
+def _common_of(nest: Any) -> Any:
+    """The nest of everything that is no tensor; a container that had nothing else is left out."""
+    kept: dict[Any, Any] = {}
+    for key, value in items_of(nest):
+        if isinstance(value, dict | list):
+            inner = _common_of(value)
+            if inner or not value:
+                kept[key] = inner
+        elif not isinstance(value, _NOT_COMMON):
+            kept[key] = value
+    return kept if isinstance(nest, dict) else list(kept.values())
 
 
 def _native_common(node: Any, checkpoint: OpenCheckpoint, path: tuple[Any, ...]) -> Any:

@@ -7,7 +7,7 @@ all tensors that want them, in place and with a cast to their dtype.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,6 +29,7 @@ from remesh.dist_checkpointing.storage import Location, store_of
 from remesh.dist_checkpointing.strategies import zarr_format
 from remesh.dist_checkpointing.strategies.common import COMMON_STATE_FNAME, load_common
 from remesh.dist_checkpointing.strategies.fetch import Job, Target, fetch, read_objects
+from remesh.dist_checkpointing.strategies.small_blobs import Small, find_small
 from remesh.dist_checkpointing.strategies.torch_format import (
     BACKEND,
     BACKEND_VERSION,
@@ -72,8 +73,12 @@ class Fill:
 
     tensors: Sequence[ShardedTensor]
     """With data to fill."""
+    wanted: Sequence[ShardedTensor]
+    """Those that the reads are for; all others are small."""
     reads: Sequence[Read]
-    """Invariant: they fill every wanted element that is stored, once."""
+    """Invariant: they fill every element of ``wanted`` that is stored, once."""
+    small: Mapping[str, Sequence[Small]]
+    """By file."""
     objects: Sequence[tuple[ShardedObject, Extent]]
     has_bare_objects: bool = False
     """As in the manifest."""
@@ -87,7 +92,7 @@ def open_checkpoint(directory: Location, *, allow_native: bool = False) -> OpenC
     manifest = (
         zarr_format.read_zarr_manifest(directory, checksums)
         if found == zarr_format.BACKEND
-        else read_manifest(directory)
+        else read_manifest(directory, checksums)
     )
     return OpenCheckpoint(directory, manifest, {} if found == NATIVE else _load_common(directory, manifest), found)
 
@@ -100,7 +105,7 @@ def read_common(directory: Location) -> dict[str, Any]:
     if _has(directory, COMMON_STATE_FNAME) or found == zarr_format.BACKEND:
         return load_common(directory)
     checksums.check_whole(METADATA_FNAME)
-    return _load_common(directory, read_manifest(directory))
+    return _load_common(directory, read_manifest(directory, checksums))
 
 
 def is_complete(directory: Location) -> bool:
@@ -119,29 +124,51 @@ def why_incomplete(directory: Location) -> str:
     return ""
 
 
-def plan_fill(checkpoint: OpenCheckpoint, entities: Sequence[ShardedBase]) -> Fill:
+def plan_fill(
+    checkpoint: OpenCheckpoint, entities: Sequence[ShardedBase], whole: Sequence[tuple[str, torch.Tensor]] = ()
+) -> Fill:
     """What to read for the entities of this rank; descriptions without data get new CPU tensors.
 
-    Raises `CheckpointMismatchError` for what is not stored, `CheckpointFormatError` for files that are too short.
+    ``whole`` are tensors that are wanted in full, by key. Raises `CheckpointMismatchError` for what is not stored,
+    `CheckpointFormatError` for files that are too short.
     """
     check_before_new(checkpoint, entities)
     tensors = [_with_data(entity) for entity in entities if isinstance(entity, ShardedTensor)]
     objects = [entity for entity in entities if isinstance(entity, ShardedObject)]
-    wants = [Want(one.key, one.global_box(), one.global_shape, one.allow_shape_mismatch) for one in tensors]
+    simple = [number for number, one in enumerate(tensors) if _is_simple(one)]
+    simply = [(tensors[number].key, tensors[number].data_in_box()) for number in simple] + [*whole]
+    small, others = find_small(checkpoint.manifest.tensors, simply)
+    looked_at = set(simple) - {simple[number] for number in others if number < len(simple)}
+    wanted = [one for number, one in enumerate(tensors) if number not in looked_at]
+    wanted += [_whole(*simply[number]) for number in others if number >= len(simple)]
+    wants = [Want(one.key, one.global_box(), one.global_shape, one.allow_shape_mismatch) for one in wanted]
     reads = plan_reads(wants, checkpoint.manifest)
     extents = find_objects([one.unique_key for one in objects], checkpoint.manifest)
-    needed = [*(read.chunk.extent for read in reads), *extents]
+    last = [Extent(file, found[-1].file_start, found[-1].frame.blob_bytes) for file, found in small.items()]
+    needed = [*(read.chunk.extent for read in reads), *last, *extents]
     check_files(checkpoint.directory, needed)
     read_checksums(checkpoint.directory).check_sizes({extent.file for extent in needed})
     pairs = list(zip(objects, extents, strict=True))
-    return Fill(tensors, reads, pairs, checkpoint.manifest.has_bare_objects)
+    return Fill(tensors, wanted, reads, small, pairs, checkpoint.manifest.has_bare_objects)
+
+
+def _is_simple(one: ShardedTensor) -> bool:
+    """Whether all of a tensor is wanted, of exactly the shape that it has."""
+    return one.local_shape == one.global_shape and not one.allow_shape_mismatch
+
+
+def _whole(key: str, tensor: torch.Tensor) -> ShardedTensor:
+    shape = tuple(tensor.shape)
+    return ShardedTensor(key, tensor, tensor.dtype, shape, shape, (0,) * len(shape), None)
 
 
 def check_before_new(checkpoint: OpenCheckpoint, entities: Iterable[ShardedBase]) -> None:
     """See that elements are there, in files that are long enough, before memory is taken for those without data."""
     for one in entities:
+        if not isinstance(one, ShardedTensor) or one.data is not None or one.allow_shape_mismatch:
+            continue
         stored = checkpoint.manifest.tensors.get(one.key)
-        if not isinstance(one, ShardedTensor) or one.data is not None or one.allow_shape_mismatch or stored is None:
+        if stored is None:
             continue
         num_wanted, num_stored = math.prod(one.local_shape), sum(chunk.box.size for chunk in stored.chunks)
         if num_wanted > num_stored:
@@ -161,12 +188,12 @@ def run_fill(directory: Location, fill: Fill) -> tuple[list[torch.Tensor], list[
 
 def fill_tensors(directory: Location, fill: Fill) -> int:
     """Read the tensors alone; returns the number of bytes that were read of data files."""
-    places = [tensor.data_in_box() for tensor in fill.tensors]
-    for tensor, place in zip(fill.tensors, places, strict=True):
+    places = [tensor.data_in_box() for tensor in fill.wanted]
+    for tensor, place in zip(fill.wanted, places, strict=True):
         if tensor.allow_shape_mismatch:
             place.zero_()
-    boxes = [tensor.global_box() for tensor in fill.tensors]
-    return fetch(directory, [_job_of(read, boxes, places, directory) for read in fill.reads])
+    boxes = [tensor.global_box() for tensor in fill.wanted]
+    return fetch(directory, [_job_of(read, boxes, places, directory) for read in fill.reads], fill.small)
 
 
 def _job_of(read: Read, boxes: Sequence[Box], places: Sequence[torch.Tensor], directory: Location) -> Job:

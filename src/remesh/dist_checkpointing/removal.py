@@ -52,7 +52,7 @@ def remove_tensors(directory: Location, key_prefix: str) -> list[str]:
         if PurePosixPath(name).name == name and is_data_file_name(name):
             store.remove(directory / name)
     if CHECKSUMS_FNAME in summed:
-        write_checksums(directory)
+        write_checksums(directory, is_committed=True)
     if SHA256_FNAME in summed:
         write_sha256_manifest(directory)
     return removed

@@ -9,12 +9,18 @@ Algorithm. A box whose cover is short enough is one slab. Otherwise it is cut in
 2. else into bands of as many indices as a slab may cover.
 
 Gaps do not grow inwards, so a band that is one slab wastes at most one such gap for each run of wanted elements.
+
+A box whose runs are all alike and far apart, such as some columns of a matrix, needs no slabs: `find_runs`.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
 
 from remesh.layout import Box, row_major_strides
 
@@ -44,6 +50,37 @@ def plan_slabs(chunk_shape: tuple[int, ...], box: Box, max_elements: int, max_ga
     """
     if not box.is_empty:
         yield from _cut(row_major_strides(chunk_shape), box, max_elements, max_gap)
+
+
+@dataclass(frozen=True, slots=True)
+class Runs:
+    """The runs of a box, all of one length, in row-major order."""
+
+    starts: npt.NDArray[np.int64]
+    """Row-major number of the first element of each in the chunk."""
+    length: int
+    """In elements."""
+    gap: int
+    """Unwanted elements between neighbours, where there are fewest."""
+
+
+def find_runs(chunk_shape: tuple[int, ...], box: Box) -> Runs:
+    """The longest runs of elements that make up a box with elements.
+
+    >>> runs = find_runs((4, 8), Box((1, 2), (3, 4)))
+    >>> runs.starts.tolist(), runs.length, runs.gap
+    ([10, 18], 2, 6)
+    """
+    strides = row_major_strides(chunk_shape)
+    num_outer = len(chunk_shape)
+    while num_outer and (num_outer == len(chunk_shape) or box.shape[num_outer] == chunk_shape[num_outer]):
+        num_outer -= 1
+    starts = np.zeros(1, np.int64)
+    for dim, stride in enumerate(strides):
+        indices = np.arange(box.shape[dim] if dim < num_outer else 1) + box.start[dim]
+        starts = (starts[:, None] + indices * stride).reshape(-1)
+    length = math.prod(box.shape[num_outer:])
+    return Runs(starts, length, int(np.diff(starts).min()) - length if len(starts) > 1 else 0)
 
 
 def _cut(strides: tuple[int, ...], box: Box, max_elements: int, max_gap: int) -> Iterator[Slab]:

@@ -33,11 +33,13 @@ from remesh.dist_checkpointing.staging import Copies
 from remesh.dist_checkpointing.storage import Location, store_of
 from remesh.dist_checkpointing.strategies.blob import dump_object
 from remesh.dist_checkpointing.strategies.common import COMMON_STATE_FNAME
-from remesh.dist_checkpointing.strategies.index_pickle import encode_index
+from remesh.dist_checkpointing.strategies.forked_write import ForkedWrite, RecordedFile
 from remesh.dist_checkpointing.strategies.torch_format import (
     BACKEND,
     BACKEND_VERSION,
+    IndexFiles,
     data_file_name,
+    put_blobs,
     write_data_file,
     write_index,
 )
@@ -184,7 +186,7 @@ def store_index(
             if group_rank(group) == 0:
                 if agreement.told is not None:
                     written = [Written.from_parts(parts) for parts in agreement.told]
-                    agreement.plan.kept["index"] = encode_index(assemble_index(written))
+                    agreement.plan.kept["index"] = IndexFiles.of(assemble_index(written))
                 write_index(directory, agreement.plan.kept["index"])
 
     gather_from(index_once, group, doing)
@@ -241,17 +243,33 @@ def write_part(
     hasher = hashlib.sha256() if with_sha256 else None
     boxes = tensors.tensors if isinstance(tensors, Copies) else tensors
     name = data_file_name(rank) if part.objects or boxes else ""
-    numbers: list[int] = []
+    places: Sequence[tuple[int, int]] = ()
     if name:
         with told_as_checkpoint_errors(f"saving checkpoint {directory}"):
             places = write_data_file(directory / name, list(part.objects.values()), boxes, progress, hasher)
-        for place in places[: len(part.objects)]:
-            numbers += place
-        for offset, place in zip(part.offsets, places[len(part.objects) :], strict=True):
-            numbers += offset
-            numbers += place
-    parts = Written(name, list(part.objects), part.rows, part.shapes_before_flattening, numbers).parts()
-    return parts, {name: hasher.hexdigest()} if hasher and name else {}
+    return parts_of(part, name, places), {name: hasher.hexdigest()} if hasher and name else {}
+
+
+def fork_part(
+    part: Part, directory: Location, rank: int, *, with_sha256: bool = False
+) -> tuple[ForkedWrite | None, list[Any]]:
+    """Let a child of this process have this rank's values, ready to be written; and what the others need to know."""
+    if not part.objects and not part.tensors:
+        return None, parts_of(part, "", ())
+    name, recorded = data_file_name(rank), RecordedFile()
+    places = put_blobs(recorded, list(part.objects.values()), part.tensors)
+    return ForkedWrite(recorded, directory / name, with_sha256=with_sha256), parts_of(part, name, places)
+
+
+def parts_of(part: Part, name: str, places: Sequence[tuple[int, int]]) -> list[Any]:
+    """What the others need to know of a data file: `Written`, taken apart."""
+    numbers: list[int] = []
+    for place in places[: len(part.objects)]:
+        numbers += place
+    for offset, place in zip(part.offsets, places[len(part.objects) :], strict=True):
+        numbers += offset
+        numbers += place
+    return Written(name, list(part.objects), part.rows, part.shapes_before_flattening, numbers).parts()
 
 
 def dump_objects(entities: Iterable[ShardedBase]) -> dict[str, bytes]:

@@ -290,7 +290,7 @@ def test_native_torch_reads_what_we_write(tmp_path: Path) -> None:
 
 def test_the_files_are_those_of_the_format(tmp_path: Path) -> None:
     dist_checkpointing.save({"w": whole("w", torch.ones(2)), "o": ShardedObject("o", 5, (1,), (0,)), "n": 1}, tmp_path)
-    names = {"__0_0.distcp", ".metadata", "common.pt", "metadata.json", ".remesh-checksums"}
+    names = {"__0_0.distcp", ".metadata", ".remesh-index", "common.pt", "metadata.json", ".remesh-checksums"}
     assert {path.name for path in tmp_path.iterdir()} == names
     assert json.loads((tmp_path / "metadata.json").read_text())["sharded_backend"] == "torch_dist"
     metadata = pickle.loads((tmp_path / ".metadata").read_bytes())

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from remesh.dist_checkpointing.slabs import plan_slabs
+from remesh.dist_checkpointing.slabs import find_runs, plan_slabs
 from remesh.layout import Box
 
 
@@ -48,3 +48,16 @@ def test_slabs_cover_the_box_once_and_their_runs_hold_them(case: tuple[tuple[int
 def test_what_is_read_in_vain_is_bounded(box: Box, num_slabs: int, num_read: int) -> None:
     slabs = list(plan_slabs((64, 64), box, 1024, 4))
     assert (len(slabs), sum(slab.stop - slab.start for slab in slabs)) == (num_slabs, num_read)
+
+
+@given(cases())
+def test_runs_are_the_elements_of_the_box_in_order(case: tuple[tuple[int, ...], Box, int, int]) -> None:
+    shape, box, *_ = case
+    if box.is_empty:
+        return
+    numbers = np.arange(int(np.prod(shape, dtype=int))).reshape(shape)
+    runs = find_runs(shape, box)
+    found = runs.starts[:, None] + np.arange(runs.length)
+    assert found.reshape(-1).tolist() == numbers[box.slices()].reshape(-1).tolist()
+    between = np.diff(runs.starts) - runs.length
+    assert runs.gap == (between.min() if len(between) else 0)

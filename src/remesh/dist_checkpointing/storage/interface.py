@@ -13,6 +13,7 @@ Neither has to rename a directory, so the same commit serves both: the marker fi
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Generic, TypeVar
@@ -132,6 +133,11 @@ class Store(ABC, Generic[P]):
         with self.create(path) as file:
             file.write(memoryview(content))
             file.finish()
+
+    def write_all(self, contents: Mapping[P, bytes]) -> None:
+        """`write` several files; they may reach the disk in any order."""
+        for path, content in contents.items():
+            self.write(path, content)
 
     def mark(self, path: P) -> None:
         """Let an empty file appear; its name is durable with those that appear after it."""

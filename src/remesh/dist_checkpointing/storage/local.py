@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from remesh.dist_checkpointing.storage.interface import Entry, NewFile, RangedFile, Store
@@ -11,7 +13,7 @@ from remesh.dist_checkpointing.storage.interface import Entry, NewFile, RangedFi
 class LocalStore(Store[Path]):
     """The file system."""
 
-    worthwhile_gap_bytes = 64 << 10
+    worthwhile_gap_bytes = 16 << 10
     has_directories = True
 
     def is_directory(self, path: Path) -> bool:
@@ -55,6 +57,12 @@ class LocalStore(Store[Path]):
             temporary.replace(path)
         self.sync_names(path.parent)
 
+    def write_all(self, contents: Mapping[Path, bytes]) -> None:
+        with ThreadPoolExecutor(
+            len(contents)
+        ) as writers:  # what they wait for is the disk, which takes several at once
+            list(writers.map(self.write, contents, contents.values()))
+
     def mark(self, path: Path) -> None:
         path.touch()
 
@@ -86,11 +94,9 @@ class _LocalRangedFile(RangedFile):
         self.num_bytes = os.fstat(self._descriptor).st_size
 
     def read_into(self, start: int, destination: memoryview) -> int:
-        done = 0
-        while done < len(destination):
-            count = os.preadv(self._descriptor, [destination[done:]], start + done)
-            if count == 0:
-                break
+        done = count = os.preadv(self._descriptor, (destination,), start)
+        while count and done < len(destination):
+            count = os.preadv(self._descriptor, (destination[done:],), start + done)
             done += count
         return done
 

@@ -9,17 +9,19 @@ from __future__ import annotations
 
 import io
 import pickle
-import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from typing import IO, Any, cast
 
 import numpy as np
 import torch
 
+from remesh.dist_checkpointing.crc import crc32
 from remesh.dist_checkpointing.errors import CheckpointFormatError, CheckpointMismatchError
 from remesh.dist_checkpointing.strategies.blob_frame import Frame, frame_of
-from remesh.dist_checkpointing.strategies.data_file import DataFile
+from remesh.dist_checkpointing.strategies.data_file import BlobSink, DataFile
 from remesh.layout.from_torch import dtype_name, torch_dtype
+
+_ALIGNED_BYTES = 256 << 10
 
 SAFE_GLOBALS = [
     np.ndarray,
@@ -31,7 +33,15 @@ SAFE_GLOBALS = [
 """What pickles of arrays and scalars of plain numbers name; building them runs no foreign code."""
 
 
-def write_tensor(tensor: torch.Tensor, file: DataFile) -> None:
+def start_blob(file: BlobSink, dtype: str, shape: tuple[int, ...]) -> int:
+    """Where the next blob begins: a large one so that its elements begin on a boundary of blocks."""
+    frame = frame_of(dtype, shape)
+    if frame is not None and frame.num_bytes >= _ALIGNED_BYTES:
+        file.align(len(frame.head))
+    return file.tell()
+
+
+def write_tensor(tensor: torch.Tensor, file: BlobSink) -> None:
     """Append the blob of a tensor: its elements only, row-major, whatever storage it is a view of."""
     plain = tensor.detach().cpu().contiguous()
     if plain.is_conj() or plain.is_neg():
@@ -42,9 +52,7 @@ def write_tensor(tensor: torch.Tensor, file: DataFile) -> None:
             plain = plain.clone()
         torch.save(plain, cast(IO[bytes], file))  # it only writes
         return
-    file.write(frame.head)
-    crc = file.write_elements(plain.reshape(-1).view(torch.uint8).numpy().data)
-    file.write(frame.tail(crc))
+    file.write_blob(frame.head, plain.reshape(-1).view(torch.uint8).numpy().data, frame.tail)
 
 
 def write_tensor_in_parts(
@@ -76,13 +84,13 @@ def elements_of(tensor: torch.Tensor) -> memoryview:
     return elements
 
 
-def write_alike(tensors: Sequence[torch.Tensor], frame: Frame, file: DataFile) -> None:
+def write_alike(tensors: Sequence[torch.Tensor], frame: Frame, file: BlobSink) -> None:
     """Append the blobs of tensors that all have this frame, built side by side; they are plain ones on the CPU."""
     with torch.no_grad():
         elements = torch.stack(list(tensors)).reshape(-1).view(torch.uint8).numpy().reshape(len(tensors), -1)
     raw = memoryview(elements).cast("B")  # type: ignore[arg-type]
     starts = range(0, len(raw), frame.num_bytes)
-    crcs = [zlib.crc32(raw[start : start + frame.num_bytes]) for start in starts]
+    crcs = [crc32(raw[start : start + frame.num_bytes]) for start in starts]
     first, stop = len(frame.head), len(frame.head) + frame.num_bytes
     blobs = np.empty((len(tensors), frame.blob_bytes), np.uint8)
     blobs[:, :first] = np.frombuffer(frame.head, np.uint8)

@@ -20,7 +20,6 @@ import io
 import math
 import pickle
 import struct
-import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -30,6 +29,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from remesh.dist_checkpointing.crc import crc32
 from remesh.layout import row_major_strides
 from remesh.layout.from_torch import torch_dtype
 
@@ -52,6 +52,8 @@ _CRC = struct.Struct("<I")
 class Frame:
     """The blob of any tensor of one dtype and shape, without its elements."""
 
+    dtype: str
+    shape: tuple[int, ...]
     head: bytes
     """From the start of the blob to the first element."""
     num_bytes: int
@@ -80,7 +82,7 @@ class Frame:
         for start in self.crc_starts:
             _CRC.pack_into(tail, start, crc)
         tail[self.id_start : self.id_start + len(digits)] = digits
-        digits_crc = zlib.crc32(digits)
+        digits_crc = crc32(digits)
         for start in self.id_crc_starts:
             _CRC.pack_into(tail, start, digits_crc)
         return bytes(tail)
@@ -88,16 +90,17 @@ class Frame:
     def tails(self, crcs: Sequence[int]) -> npt.NDArray[np.uint8]:
         """`tail` of many, ``[num_crcs, bytes of a tail]``."""
         tails = np.tile(np.frombuffer(self.tail_template, np.uint8), (len(crcs), 1))
-        combined = [_combine(_combine(self.hash_before, crc), _VERSION_CRC) for crc in crcs]
-        digits = [b"%020d" % value for value in combined]
+        combined = _combine_all(_combine_all(np.uint64(self.hash_before), np.array(crcs, np.uint64)), _VERSION_CRC)
+        text = _digits_of(combined).tobytes()
+        digits = [text[at : at + 20] for at in range(0, len(text), 20)]
         names = _NAMES_HASH.encode()
-        names_crc = zlib.crc32(names)
+        names_crc = crc32(names)
         _put(tails, self.id_start, [names] * len(crcs))
         _put(tails, self.id_start + len(names), digits)
         for start in self.crc_starts:
             _put(tails, start, [np.array(crcs, "<u4").tobytes()])
         for start in self.id_crc_starts:
-            _put(tails, start, [np.array([zlib.crc32(one, names_crc) for one in digits], "<u4").tobytes()])
+            _put(tails, start, [np.array([crc32(one, names_crc) for one in digits], "<u4").tobytes()])
         return tails
 
     def stored_crc(self, tail: bytes | memoryview) -> int:
@@ -113,7 +116,7 @@ def _put(rows: npt.NDArray[np.uint8], start: int, parts: Sequence[bytes]) -> Non
 
 
 _VERSION = b"3\n"
-_VERSION_CRC = zlib.crc32(_VERSION)
+_VERSION_CRC = crc32(_VERSION)
 _ID_DIGITS = 40
 
 
@@ -143,6 +146,8 @@ def frame_of(dtype: str, shape: tuple[int, ...]) -> Frame | None:
     directory_starts = archive.finish()
     before = len(head)
     return Frame(
+        dtype,
+        shape,
         head,
         num_bytes,
         hash_before,
@@ -155,6 +160,20 @@ def frame_of(dtype: str, shape: tuple[int, ...]) -> Frame | None:
 
 def _combine(seed: int, value: int) -> int:
     return seed ^ ((value + 0x9E3779B9 + ((seed << 6) & _WORD) + (seed >> 2)) & _WORD)
+
+
+def _combine_all(seed: Any, value: Any) -> Any:
+    """`_combine` of arrays of words, whose sums lose what does not fit."""
+    return seed ^ (value + np.uint64(0x9E3779B9) + (seed << np.uint64(6)) + (seed >> np.uint64(2)))
+
+
+def _digits_of(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint8]:
+    """``[num_values, 20]``: the decimal digits of each, as text."""
+    digits = np.empty((len(values), 20), np.uint8)
+    for column in range(19, -1, -1):
+        values, digit = np.divmod(values, np.uint64(10))
+        digits[:, column] = digit
+    return digits + np.uint8(ord("0"))
 
 
 @dataclass(slots=True)
@@ -199,7 +218,7 @@ class _Archive:
 
     def add(self, short_name: str, payload: bytes) -> _Member:
         member = self.open(short_name, len(payload))
-        member.crc = zlib.crc32(payload)
+        member.crc = crc32(payload)
         self.content += payload
         self.close(member)
         return member

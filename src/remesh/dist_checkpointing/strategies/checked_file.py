@@ -11,13 +11,15 @@ destinations is one window for this thread and one for each reader, of at most `
 from __future__ import annotations
 
 import os
-import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import cached_property
 from types import TracebackType
 
 import numpy as np
+import numpy.typing as npt
 
+from remesh.dist_checkpointing.crc import crc32, join_groups
 from remesh.dist_checkpointing.errors import CheckpointFormatError
 from remesh.dist_checkpointing.storage import Location, store_of
 from remesh.dist_checkpointing.strategies.data_file import BLOCK_BYTES, Trailer
@@ -25,6 +27,10 @@ from remesh.dist_checkpointing.strategies.data_file import BLOCK_BYTES, Trailer
 WINDOW_BYTES = 4 << 20
 _DIRECT_BYTES = 256 << 10
 _TASK_BYTES = 8 << 20
+_PIECE_BYTES = 256 << 10
+"""Read and checked while it is still in the processor's cache."""
+_GROUP = 16
+"""Blocks whose checksums are compared as one."""
 _MAX_THREADS = 4
 
 
@@ -101,6 +107,21 @@ class CheckedFile:
         self.num_bytes_read += min(-(-stop // block) * block, self._stop) - start // block * block
         self._waiting.append(self._readers.submit(act))
 
+    def read_runs(self, starts: Sequence[int], num_bytes: int, destination: memoryview, what: str) -> None:
+        """Fill ``destination`` with runs of so many bytes, one behind the other, and read no block that has none."""
+        block, stop = self._block_bytes, self._stop
+        scratch = np.empty(num_bytes + 2 * block, np.uint8).data
+        at = 0
+        for start in starts:
+            first, last = start // block * block, min(-(-(start + num_bytes) // block) * block, stop)
+            part = destination[at : at + num_bytes]
+            whole = part if last - first == num_bytes else scratch[: last - first]
+            self._fill_blocks(first, whole, what)
+            if whole is not part:
+                part[:] = whole[start - first : start - first + num_bytes]
+            at += num_bytes
+            self.num_bytes_read += last - first
+
     def wait(self) -> None:
         """Return when all destinations so far are full; raises the first error among their reads."""
         waiting, self._waiting = self._waiting, []
@@ -127,29 +148,42 @@ class CheckedFile:
 
     def _fetch(self, start: int, destination: memoryview, what: str) -> None:
         """Fill whole blocks; the last one of the file may be shorter."""
-        piece = 4 * self._block_bytes  # checked while still in the processor's cache
+        piece = max(1, _PIECE_BYTES // self._block_bytes) * self._block_bytes
         for at in range(0, len(destination), piece):
-            part = destination[at : at + piece]
-            if (done := self._file.read_into(start + at, part)) < len(part):
-                raise CheckpointFormatError(
-                    "truncated",
-                    f"reading {what}: data file {self.path} ends at byte {start + at + done}, expected more; it "
-                    "was cut while being read, use another checkpoint",
-                )
-            if self._trailer is not None:
-                self._check(start + at, part, self._trailer, what)
+            self._fill_blocks(start + at, destination[at : at + piece], what)
+
+    def _fill_blocks(self, start: int, destination: memoryview, what: str) -> None:
+        if (done := self._file.read_into(start, destination)) < len(destination):
+            raise CheckpointFormatError(
+                "truncated",
+                f"reading {what}: data file {self.path} ends at byte {start + done}, expected more; it was cut while "
+                "being read, use another checkpoint",
+            )
+        if self._trailer is not None:
+            self._check(start, destination, self._trailer, what)
 
     def _check(self, start: int, content: memoryview, trailer: Trailer, what: str) -> None:
-        block = self._block_bytes
-        for at in range(0, len(content), block):
-            expected, found = trailer.crcs[(start + at) // block], zlib.crc32(content[at : at + block])
+        at, block = 0, trailer.block_bytes
+        while at < len(content):
+            number, rest = (start + at) // block, len(content) - at
+            if number % _GROUP == 0 and rest >= _GROUP * block:
+                size, expected = _GROUP * block, int(self._groups[number // _GROUP])
+            else:
+                size, expected = min(block, rest), trailer.crcs[number]
+            found = crc32(content[at : at + size])
             if expected != found:
                 raise CheckpointFormatError(
                     "checksum",
-                    f"reading {what}: bytes {start + at} to {start + at + len(content[at : at + block])} of data file "
-                    f"{self.path} have checksum {found:08x}, expected {expected:08x}; the file is damaged, use another "
-                    "checkpoint",
+                    f"reading {what}: bytes {start + at} to {start + at + size} of data file {self.path} have checksum "
+                    f"{found:08x}, expected {expected:08x}; the file is damaged, use another checkpoint",
                 )
+            at += size
+
+    @cached_property
+    def _groups(self) -> npt.NDArray[np.uint32]:
+        """Checksums of groups of blocks: one call for each instead of one for each block."""
+        assert self._trailer is not None
+        return join_groups(np.array(self._trailer.crcs, np.uint32), _GROUP, self._block_bytes)
 
 
 def start_readers() -> ThreadPoolExecutor:

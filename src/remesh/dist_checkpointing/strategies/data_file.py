@@ -6,8 +6,7 @@
 The data bytes are cut into *blocks* of equal length, the last one shorter. The trailer stands behind the last blob,
 where readers that go by offset and length never look. Its footer tells its place, so it is found from the end.
 
-A blob also wants the CRC-32 of its elements. For large tensors it is put together from those of the blocks: CRC-32 is
-linear over GF(2), so appending a block of known length to a checksum is one fixed matrix, kept as four tables.
+A blob also wants the CRC-32 of its elements. For large tensors it is put together from those of the blocks.
 
 While a large file grows, one thread computes checksums and another lets what is written reach the disk, so that little
 is left to wait for at the end.
@@ -16,20 +15,21 @@ is left to wait for at the end.
 from __future__ import annotations
 
 import struct
-import zlib
 from array import array
-from collections.abc import Iterable
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import lru_cache
 from types import TracebackType
 from typing import Protocol
 
+import numpy as np
+
+from remesh.dist_checkpointing.crc import crc32, join_blocks
 from remesh.dist_checkpointing.errors import CheckpointFormatError
 from remesh.dist_checkpointing.storage import Location, RangedFile, store_of
 
-BLOCK_BYTES = 64 << 10
-"""Small enough that reading whole blocks costs little, large enough that the table is 1/16384 of the data."""
+BLOCK_BYTES = 4 << 10
+"""A page: small enough that a few columns of a matrix are read without the rest; the table is 1/1024 of the data."""
 
 _FLUSH_BYTES = 1 << 20
 _WRITE_BYTES = 8 << 20
@@ -38,7 +38,6 @@ _MAGIC = b"remeshCK"
 _FOOTER = struct.Struct("<8sIQI")
 _FOOTER_CRC = struct.Struct("<I")
 _END_BYTES = _FOOTER.size + _FOOTER_CRC.size
-_POLYNOMIAL = 0xEDB88320
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +51,11 @@ class Trailer:
     """CRC-32 of each block, in order."""
 
     @classmethod
-    def of(cls, data_bytes: int, crcs: Iterable[int]) -> Trailer:
-        """The checksums of a file in blocks of `BLOCK_BYTES`."""
-        return cls(BLOCK_BYTES, data_bytes, array("I", crcs))
+    def of(cls, content: bytes | memoryview, block_bytes: int) -> Trailer:
+        """The checksums of a file with that content."""
+        view = memoryview(content)
+        starts = range(0, len(view), block_bytes)
+        return cls(block_bytes, len(view), array("I", [crc32(view[at : at + block_bytes]) for at in starts]))
 
     @property
     def num_bytes(self) -> int:
@@ -64,8 +65,8 @@ class Trailer:
     def encode(self) -> bytes:
         """The trailer as it stands in the file."""
         table = self.crcs.tobytes()
-        footer = _FOOTER.pack(_MAGIC, self.block_bytes, self.data_bytes, zlib.crc32(table))
-        return table + footer + _FOOTER_CRC.pack(zlib.crc32(footer))
+        footer = _FOOTER.pack(_MAGIC, self.block_bytes, self.data_bytes, crc32(table))
+        return table + footer + _FOOTER_CRC.pack(crc32(footer))
 
 
 class Hasher(Protocol):
@@ -73,6 +74,25 @@ class Hasher(Protocol):
 
     def update(self, data: memoryview, /) -> None:
         """Take in more bytes."""
+
+
+class BlobSink(Protocol):
+    """Where blobs go: a `DataFile`, or what takes its place until it can be written."""
+
+    def tell(self) -> int:
+        """Number of bytes so far."""
+
+    def write(self, content: bytes | memoryview) -> int:
+        """Append bytes; returns their number."""
+
+    def write_blob(self, head: bytes, elements: memoryview, tail: Callable[[int], bytes]) -> None:
+        """Append a blob whose tail depends on the CRC-32 of its elements."""
+
+    def align(self, num_bytes: int) -> None:
+        """Fill up, so that what follows after ``num_bytes`` more begins on a boundary of blocks."""
+
+    def flush(self) -> None:
+        """For writers that ask."""
 
 
 class DataFile:
@@ -106,33 +126,54 @@ class DataFile:
         return self._flushed_bytes + len(self._pending)
 
     def write(self, content: bytes | memoryview) -> int:
-        """Append bytes; returns their number."""
+        """Append bytes, without copying them where they are many; returns their number."""
+        if len(content) >= _FLUSH_BYTES:
+            self._write_through(memoryview(content))
+            return len(content)
         self._pending += content
         if len(self._pending) >= _FLUSH_BYTES:
             self._flush(len(self._pending) // BLOCK_BYTES * BLOCK_BYTES)
         return len(content)
 
     def write_elements(self, content: memoryview, crc: int = 0) -> int:
-        """Append bytes without copying them where they are many; returns their CRC-32, going on from ``crc``."""
+        """Append bytes; returns their CRC-32, going on from ``crc``."""
         if len(content) < _FLUSH_BYTES:
             self.write(content)
-            return zlib.crc32(content, crc)
+            return crc32(content, crc)
         first = -len(self._pending) % BLOCK_BYTES
-        crc = zlib.crc32(content[:first], crc)
+        crc = crc32(content[:first], crc)
+        num_known, last = self._write_through(content)
+        return crc32(content[last:], join_blocks(crc, np.array(self._crcs[num_known:], np.uint32), BLOCK_BYTES))
+
+    def write_blob(self, head: bytes, elements: memoryview, tail: Callable[[int], bytes]) -> None:
+        """Append a blob whose tail depends on the CRC-32 of its elements."""
+        self.write(head)
+        self.write(tail(self.write_elements(elements)))
+
+    def align(self, num_bytes: int) -> None:
+        """Fill up, so that what follows after ``num_bytes`` more begins on a boundary of blocks."""
+        self.write(bytes(-(self.tell() + num_bytes) % BLOCK_BYTES))
+
+    def _write_through(self, content: memoryview) -> tuple[int, int]:
+        """Append bytes, whole blocks of them straight from where they are.
+
+        Returns how many blocks there were up to the first of these, and how many bytes are in blocks now.
+        """
+        first = -len(self._pending) % BLOCK_BYTES
         self._pending += content[:first]
         self._flush(len(self._pending))
+        num_known = len(self._crcs)
         last = first + (len(content) - first) // BLOCK_BYTES * BLOCK_BYTES
         for start in range(first, last, _WRITE_BYTES):
             part = content[start : min(start + _WRITE_BYTES, last)]
             added = self._helper.submit(self._add_blocks, part)  # while the operating system copies the bytes
             self._write_all(part)
-            for block_crc in added.result():
-                crc = append_block(crc) ^ block_crc
+            added.result()
             if self._flushed_bytes - self._synced_bytes >= _SYNC_BYTES:
                 self._synced_bytes = self._flushed_bytes
                 self._syncs.append(self._syncer.submit(self._file.sync))
         self._pending += content[last:]
-        return zlib.crc32(content[last:], crc)
+        return num_known, last
 
     def flush(self) -> None:
         """Nothing: bytes go to the file when there are enough of them, and in `finish`. For writers that ask."""
@@ -154,11 +195,9 @@ class DataFile:
             self._write_all(whole)
         del self._pending[:num_bytes]
 
-    def _add_blocks(self, content: memoryview) -> list[int]:
+    def _add_blocks(self, content: memoryview) -> None:
         starts = range(0, len(content), BLOCK_BYTES)
-        crcs = [zlib.crc32(content[start : start + BLOCK_BYTES]) for start in starts]
-        self._crcs.extend(crcs)
-        return crcs
+        self._crcs.extend([crc32(content[start : start + BLOCK_BYTES]) for start in starts])
 
     def _write_all(self, content: memoryview) -> None:
         self._flushed_bytes += len(content)
@@ -195,33 +234,6 @@ def decode_trailer(content: bytes) -> Trailer:
     crcs = array("I")
     crcs.frombytes(content[: len(content) - _END_BYTES])
     return Trailer(block_bytes, data_bytes, crcs)
-
-
-def append_block(crc: int) -> int:
-    """What a CRC-32 becomes when a block follows, without the part that depends on the block."""
-    a, b, c, d = _block_tables()
-    return a[crc & 255] ^ b[crc >> 8 & 255] ^ c[crc >> 16 & 255] ^ d[crc >> 24]
-
-
-@lru_cache(maxsize=1)
-def _block_tables() -> tuple[list[int], ...]:
-    """The matrix of appending `BLOCK_BYTES` zero bytes, applied to each value of each of the four bytes."""
-    columns = [_POLYNOMIAL, *(1 << bit for bit in range(31))]  # one zero bit appended
-    num_bits = BLOCK_BYTES * 8
-    assert num_bits & (num_bits - 1) == 0, "the matrix is squared until it stands for a whole block"
-    for _ in range(num_bits.bit_length() - 1):
-        columns = [_apply(columns, column) for column in columns]
-    return tuple([_apply(columns, value << shift) for value in range(256)] for shift in (0, 8, 16, 24))
-
-
-def _apply(columns: list[int], vector: int) -> int:
-    result, bit = 0, 0
-    while vector:
-        if vector & 1:
-            result ^= columns[bit]
-        vector >>= 1
-        bit += 1
-    return result
 
 
 def _no_trailer(path: Location, found: str) -> CheckpointFormatError:

@@ -13,25 +13,28 @@ Chunks that lie close together in a file and are small are fetched with one read
 
 from __future__ import annotations
 
-import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.lib.stride_tricks import as_strided
 
+from remesh.dist_checkpointing.crc import crc32
 from remesh.dist_checkpointing.errors import CheckpointFormatError
 from remesh.dist_checkpointing.integrity import Checksums, read_checksums
 from remesh.dist_checkpointing.manifest import Extent
-from remesh.dist_checkpointing.slabs import Slab, plan_slabs
+from remesh.dist_checkpointing.slabs import Slab, find_runs, plan_slabs
 from remesh.dist_checkpointing.storage import Location
 from remesh.dist_checkpointing.strategies.blob import load_object, read_tensor
 from remesh.dist_checkpointing.strategies.blob_frame import Frame, frame_of
 from remesh.dist_checkpointing.strategies.checked_file import WINDOW_BYTES, CheckedFile, start_readers
+from remesh.dist_checkpointing.strategies.small_blobs import Small, read_small
 from remesh.dist_checkpointing.strategies.torch_format import path_inside
 from remesh.layout import Box, row_major_strides
 from remesh.layout.from_torch import torch_dtype
@@ -66,14 +69,19 @@ class Job:
     """Whether the extent holds nothing but the elements."""
 
 
-def fetch(directory: Location, jobs: Sequence[Job]) -> int:
+def fetch(directory: Location, jobs: Sequence[Job], small: Mapping[str, Sequence[Small]] = MappingProxyType({})) -> int:
     """Fill every target; returns the number of bytes read. Jobs in order of files and places read fastest.
 
-    Raises `CheckpointFormatError` for damaged files; targets then hold anything.
+    ``small`` are small tensors by the file that they lie in, which are read many at once. Raises
+    `CheckpointFormatError` for damaged files; targets then hold anything.
     """
     checksums = read_checksums(directory)
     num_bytes = 0
     with start_readers() as readers:
+        for name, wanted in small.items():
+            with open_data(directory, name, checksums, readers) as file:
+                read_small(file, wanted, partial(_read_alone, file, name))
+            num_bytes += file.num_bytes_read
         for name, of_file in groupby(jobs, key=lambda job: job.extent.file):
             with open_data(directory, name, checksums, readers) as file:
                 chosen = list(of_file)
@@ -82,6 +90,14 @@ def fetch(directory: Location, jobs: Sequence[Job]) -> int:
                     _Chunk(file, job, ahead).fill()
             num_bytes += file.num_bytes_read
     return num_bytes
+
+
+def _read_alone(file: CheckedFile, name: str, small: Small) -> None:
+    frame, extent = small.frame, Extent(name, small.file_start, small.frame.blob_bytes)
+    target = Target(Box.of_shape(frame.shape), small.place.detach())
+    what = f"tensor {small.key!r} in {file.path.parent}"
+    _Chunk(file, Job(extent, frame.dtype, frame.shape, (target,), what), extent.file_stop).fill()
+    file.wait()
 
 
 def read_objects(directory: Location, extents: Sequence[Extent]) -> list[Any]:
@@ -163,9 +179,23 @@ class _Chunk:
                 self._check_against_tail(frame, first, memory)
             return
         itemsize = torch_dtype(self.job.dtype).itemsize
+        if self._fill_runs(target, first, itemsize):
+            return
         max_elements, max_gap = WINDOW_BYTES // itemsize, self.file.worthwhile_gap_bytes // itemsize
         for slab in plan_slabs(self.job.shape, target.box, max_elements, max_gap):
             self._fill_slab(slab, target, first, itemsize)
+
+    def _fill_runs(self, target: Target, first: int, itemsize: int) -> bool:
+        """Read the runs of a box one by one, where they go side by side and are worth it; whether they are."""
+        memory = None if target.box.is_empty else _memory_of(target.place, self.job.dtype)
+        if memory is None:
+            return False
+        runs = find_runs(self.job.shape, target.box)
+        if runs.gap * itemsize <= self.file.worthwhile_gap_bytes:
+            return False
+        starts: list[int] = (runs.starts * itemsize + first).tolist()
+        self.file.read_runs(starts, runs.length * itemsize, memory, self.job.what)
+        return True
 
     def _fill_slab(self, slab: Slab, target: Target, first: int, itemsize: int) -> None:
         start, stop = first + slab.start * itemsize, first + slab.stop * itemsize
@@ -197,7 +227,7 @@ class _Chunk:
         self.file.wait()
         stop = first + len(memory)
         tail = self.file.view(stop, stop + len(frame.tail_template), self.job.what, ahead=self.ahead)
-        expected, found = frame.stored_crc(tail), zlib.crc32(memory)
+        expected, found = frame.stored_crc(tail), crc32(memory)
         if expected not in (0, found):
             raise CheckpointFormatError(
                 "bad-blob",

@@ -57,7 +57,9 @@ from remesh.dist_checkpointing.strategies.torch_faces import (
 )
 from remesh.dist_checkpointing.strategies.torch_format import BACKEND, BACKEND_VERSION, METADATA_FNAME
 from remesh.dist_checkpointing.writer import (
+    Part,
     dump_objects,
+    fork_part,
     part_of,
     store_entities,
     store_index,
@@ -87,6 +89,8 @@ class TorchDistSaveShardedStrategy(AsyncSaveShardedStrategy):
 
     ``keep_only_main_replica=False`` writes every replica; readers see one of them. ``max_staged_bytes`` bounds the
     copies of background saves on this rank: a save that finds no room waits for those before it. ``thread_count``,
+    With ``snapshots="fork"`` background saves copy no large tensor: a child of this process writes them, see
+    `forked_write`; for states in CPU memory that rest while they are written, and queues whose worker is a thread.
     ``cached_metadata`` and ``cpu_shm_mode`` are accepted for the sake of callers and change nothing: a rank writes
     one file, plans are always remembered and always checked, and copies lie in memory that processes can share.
     """
@@ -102,9 +106,14 @@ class TorchDistSaveShardedStrategy(AsyncSaveShardedStrategy):
         cpu_shm_mode: bool = False,
         *,
         max_staged_bytes: int | None = None,
+        snapshots: str = "copy",
     ) -> None:
         super().__init__(backend, version)
         self._check_writes_only(BACKEND, BACKEND_VERSION)
+        if snapshots not in ("copy", "fork"):
+            raise CheckpointingException(
+                f"making a save strategy: snapshots is {snapshots!r}, expected 'copy' or 'fork'"
+            )
         if thread_count < 1:
             raise CheckpointingException(f"making a save strategy: thread_count is {thread_count}, expected at least 1")
         if separation_hint is not None:
@@ -120,6 +129,7 @@ class TorchDistSaveShardedStrategy(AsyncSaveShardedStrategy):
         self._asks_for_sums = False
         self._sums: dict[str, str] = {}
         self._staging = Staging(max_staged_bytes)
+        self._snapshots = snapshots
         self._plans = PlanCache()
         self.cached_global_metadata: Manifest | None = None
         """Accepted from a load strategy for the sake of callers; a plan is used when all ranks know it, not before."""
@@ -179,12 +189,14 @@ class TorchDistSaveShardedStrategy(AsyncSaveShardedStrategy):
         """Copy this rank's values, and return what is left to do. Later changes of the tensors are not written."""
         directory = location_of(checkpoint_dir)
         entities = self._entities_of(sharded_state_dict)
+        with_sha256, self._asks_for_sums = self._asks_for_sums, False
         with told_as_checkpoint_errors(f"saving checkpoint {directory}"):
             part = part_of(entities, self._take_blobs(entities))
+            if self._snapshots == "fork":
+                return self._fork(part, directory, process_group, with_sha256)
             copies = self._staging.copy(part.tensors)
             part = replace(part, tensors=[])
         written: list[Sequence[Any]] = []
-        with_sha256, self._asks_for_sums = self._asks_for_sums, False
 
         def receive(told: Sequence[Any]) -> None:
             written.append(told)
@@ -201,6 +213,16 @@ class TorchDistSaveShardedStrategy(AsyncSaveShardedStrategy):
             receive_fn=receive,
             total_bytes=sum(one.nbytes for one in copies.tensors) or 1,
         )
+
+    def _fork(self, part: Part, directory: Location, group: Group, with_sha256: bool) -> AsyncRequest:
+        write, parts = fork_part(part, directory, group_rank(group), with_sha256=with_sha256)
+        sums: dict[str, str] = {}
+
+        def index() -> None:
+            self._sums = store_index(lambda: (parts, sums), directory, self._plans, group)
+
+        num_bytes = write.num_bytes if write else 0
+        return AsyncRequest(write, (), [index], {}, receive_fn=sums.update, total_bytes=num_bytes)
 
     def _entities_of(self, sharded_state_dict: ShardedStateDict) -> list[ShardedBase]:
         entities = _entities_in(sharded_state_dict)

@@ -13,17 +13,25 @@ from __future__ import annotations
 import math
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any
 
 import torch
 
 from remesh.dist_checkpointing.errors import CheckpointFormatError
-from remesh.dist_checkpointing.manifest import Chunk, Extent, Manifest, StoredTensor
+from remesh.dist_checkpointing.integrity import Checksums
+from remesh.dist_checkpointing.manifest import Chunk, Extent, Index, Manifest, StoredTensor
 from remesh.dist_checkpointing.storage import Location, store_of
-from remesh.dist_checkpointing.strategies.blob import write_alike, write_tensor
+from remesh.dist_checkpointing.strategies.blob import start_blob, write_alike, write_tensor
 from remesh.dist_checkpointing.strategies.blob_frame import frame_of
-from remesh.dist_checkpointing.strategies.data_file import DataFile, Hasher
+from remesh.dist_checkpointing.strategies.data_file import BlobSink, DataFile, Hasher
+from remesh.dist_checkpointing.strategies.index_columns import (
+    COLUMNS_FNAME,
+    decode_columns,
+    encode_columns,
+    seal_columns,
+)
 from remesh.dist_checkpointing.strategies.index_pickle import EncodedIndex, encode_index
 from remesh.dist_checkpointing.strategies.inert_pickle import Record, brief, load_inert
 from remesh.errors import LayoutError
@@ -64,24 +72,36 @@ def write_data_file(
     Tensors are on any device and of any strides. ``progress`` is told the number of bytes after each of them,
     ``hasher`` all bytes of the file.
     """
-    places = []
     with DataFile(path, hasher) as file:
-        for blob in objects:
-            file_start = file.tell()
-            file.write(blob)
-            places.append((file_start, file.tell() - file_start))
-        for alike in _runs_of_alike(tensors):
-            file_start = file.tell()
-            frame = frame_of(dtype_name(alike[0].dtype), tuple(alike[0].shape)) if len(alike) > 1 else None
-            if frame is None:
-                write_tensor(alike[0], file)
-            else:
-                write_alike(alike, frame, file)
-            length = (file.tell() - file_start) // len(alike)
-            places += [(file_start + number * length, length) for number in range(len(alike))]
-            if progress is not None:
-                progress(file.tell())
+        places = put_blobs(file, objects, tensors, progress)
         file.finish()
+    return places
+
+
+def put_blobs(
+    file: BlobSink,
+    objects: Sequence[bytes],
+    tensors: Sequence[torch.Tensor],
+    progress: Callable[[int], None] | None = None,
+) -> list[tuple[int, int]]:
+    """`write_data_file` into a file that is open."""
+    places = []
+    for blob in objects:
+        file_start = file.tell()
+        file.write(blob)
+        places.append((file_start, file.tell() - file_start))
+    for alike in _runs_of_alike(tensors):
+        kind = dtype_name(alike[0].dtype), tuple(alike[0].shape)
+        file_start = start_blob(file, *kind)
+        frame = frame_of(*kind) if len(alike) > 1 else None
+        if frame is None:
+            write_tensor(alike[0], file)
+        else:
+            write_alike(alike, frame, file)
+        length = (file.tell() - file_start) // len(alike)
+        places += [(file_start + number * length, length) for number in range(len(alike))]
+        if progress is not None:
+            progress(file.tell())
     return places
 
 
@@ -104,23 +124,49 @@ def _runs_of_alike(tensors: Sequence[torch.Tensor]) -> Iterator[list[torch.Tenso
         yield run
 
 
+@dataclass(frozen=True, slots=True)
+class IndexFiles:
+    """An index as the bytes of its two files, to be written into any number of checkpoints."""
+
+    pickled: EncodedIndex
+    columns: bytes
+
+    @classmethod
+    def of(cls, index: Index) -> IndexFiles:
+        """Both forms of an index."""
+        return cls(encode_index(index), encode_columns(index))
+
+    def contents(self, directory: Location) -> dict[Location, bytes]:
+        """The files of one checkpoint, ``.metadata`` first."""
+        metadata = self.pickled.pickled(str(directory), str(uuid.uuid4()))
+        columns = seal_columns(self.columns, metadata)
+        return {directory / METADATA_FNAME: metadata, directory / COLUMNS_FNAME: columns}
+
+
 def write_manifest(directory: Location, manifest: Manifest) -> None:
-    """Replace ``.metadata`` durably, in one step; called by one process when all data files are on disk."""
-    store_of(directory).put(directory / METADATA_FNAME, _pickled(encode_index(manifest.to_index()), directory))
+    """Replace the index durably; called by one process when all data files are on disk.
+
+    ``.metadata`` changes in one step; the columns that follow are of no account beside another one.
+    """
+    for path, content in IndexFiles.of(manifest.to_index()).contents(directory).items():
+        store_of(directory).put(path, content)
 
 
-def write_index(directory: Location, index: EncodedIndex) -> None:
-    """Write ``.metadata`` durably into a directory where no reader looks yet."""
-    store_of(directory).write(directory / METADATA_FNAME, _pickled(index, directory))
+def write_index(directory: Location, index: IndexFiles) -> None:
+    """Write the index durably into a directory where no reader looks yet."""
+    store_of(directory).write_all(index.contents(directory))
 
 
-def _pickled(index: EncodedIndex, directory: Location) -> bytes:
-    return index.pickled(str(directory), str(uuid.uuid4()))
+def read_manifest(directory: Location, checksums: Checksums | None = None) -> Manifest:
+    """The manifest of a checkpoint; `CheckpointFormatError` for anything missing, damaged, foreign or hostile.
 
-
-def read_manifest(directory: Location) -> Manifest:
-    """The manifest of a checkpoint; `CheckpointFormatError` for anything missing, damaged, foreign or hostile."""
+    With the checksums of a checkpoint the index is read from its columns, where they are among the files summed up.
+    """
     path = directory / METADATA_FNAME
+    if checksums is not None and COLUMNS_FNAME in checksums.entries and store_of(path).size_of(path) is not None:
+        manifest = _manifest_in_columns(directory, checksums)
+        if manifest is not None:
+            return manifest
     try:
         content = store_of(path).read(path)
     except FileNotFoundError as raised:
@@ -130,6 +176,20 @@ def read_manifest(directory: Location) -> Manifest:
             "data files; the checkpoint is incomplete, use another one",
         ) from raised
     return _manifest_from(load_inert(content, path), path)
+
+
+def _manifest_in_columns(directory: Location, checksums: Checksums) -> Manifest | None:
+    path, told = directory / COLUMNS_FNAME, checksums.entries.get(METADATA_FNAME)
+    content = checksums.read(COLUMNS_FNAME)
+    if told is None:
+        return None
+    manifest = decode_columns(
+        content, (told.num_bytes, told.crc), path, lambda name: _check_name(name, "a tensor", path)
+    )
+    if manifest is not None:
+        for key, shape in manifest.unflattened_shapes.items():
+            _check_before_flattening(key, shape, manifest.tensors[key].global_shape, path)
+    return manifest
 
 
 def check_files(directory: Location, extents: Sequence[Extent]) -> None:
@@ -192,16 +252,15 @@ def _original_shapes(
     for key, value in mcore_data.items():
         if isinstance(value, dict) and _ORIGINAL_SHAPE in value and key in tensors:
             shapes[key] = _numbers(value[_ORIGINAL_SHAPE], f"shape of {key!r} before flattening", path)
-            stored = tensors[key].global_shape
-            cells = stored[:-1]
-            whole = len(shapes[key]) == len(cells) and all(
-                part and n % part == 0 for n, part in zip(shapes[key], cells, strict=True)
-            )
-            if not whole or math.prod(shapes[key]) != math.prod(stored):
-                raise _bad(
-                    path, f"tensor {key!r} of shape {shapes[key]} is stored flattened as {stored}, which differs"
-                )
+            _check_before_flattening(key, shapes[key], tensors[key].global_shape, path)
     return shapes
+
+
+def _check_before_flattening(key: str, shape: tuple[int, ...], stored: tuple[int, ...], path: Location) -> None:
+    cells = stored[:-1]
+    whole = len(shape) == len(cells) and all(part and n % part == 0 for n, part in zip(shape, cells, strict=True))
+    if not whole or math.prod(shape) != math.prod(stored):
+        raise _bad(path, f"tensor {key!r} of shape {shape} is stored flattened as {stored}, which differs")
 
 
 def _tensor_from(
@@ -239,13 +298,7 @@ def _extent_from(info: Any, what: str, path: Location) -> Extent:
     name = _field(info, "_StorageInfo", "relative_path", path)
     if not isinstance(name, str):
         raise _bad(path, f"the file of {what} is {brief(name)}, expected a name")
-    pure = PurePosixPath(name)
-    if not name or "\0" in name or "\\" in name or pure.is_absolute() or ".." in pure.parts:
-        raise CheckpointFormatError(
-            "escaping-path",
-            f"reading {path}: {what} lies in file {name!r}, expected a path inside the checkpoint directory; the "
-            "checkpoint is hostile, do not trust it",
-        )
+    _check_name(name, what, path)
     if getattr(info, "transform_descriptors", None):
         raise CheckpointFormatError(
             "unknown-transform",
@@ -254,6 +307,16 @@ def _extent_from(info: Any, what: str, path: Location) -> Extent:
         )
     numbers = (_field(info, "_StorageInfo", "offset", path), _field(info, "_StorageInfo", "length", path))
     return Extent(name, *_numbers(numbers, f"extent of {what}", path))
+
+
+def _check_name(name: str, what: str, path: Location) -> None:
+    pure = PurePosixPath(name)
+    if not name or "\0" in name or "\\" in name or pure.is_absolute() or ".." in pure.parts:
+        raise CheckpointFormatError(
+            "escaping-path",
+            f"reading {path}: {what} lies in file {name!r}, expected a path inside the checkpoint directory; the "
+            "checkpoint is hostile, do not trust it",
+        )
 
 
 def _lookup(

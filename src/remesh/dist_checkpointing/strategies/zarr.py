@@ -8,6 +8,7 @@ the arrays of a checkpoint and goes the way of every load: any layout from any g
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -19,7 +20,7 @@ from remesh.dist_checkpointing.errors import (
     CheckpointMismatchError,
     told_as_checkpoint_errors,
 )
-from remesh.dist_checkpointing.integrity import write_blocks
+from remesh.dist_checkpointing.integrity import TABLE_BLOCK_BYTES, write_blocks
 from remesh.dist_checkpointing.mapping import (
     ShardedObject,
     ShardedStateDict,
@@ -109,7 +110,7 @@ class ZarrSaveShardedStrategy(SaveShardedStrategy):
         def sum_up() -> None:
             with told_as_checkpoint_errors(doing):
                 if rank == 0:
-                    write_blocks(directory, {name: Trailer.of(*told) for one in written for name, *told in one})
+                    write_blocks(directory, {name: _table(*told) for one in written for name, *told in one})
 
         gather_from(sum_up, process_group, doing)
 
@@ -129,6 +130,10 @@ class ZarrLoadShardedStrategy(TorchDistLoadShardedStrategy):
 def load_zarr_based_sharded_metadata(checkpoint_dir: Directory) -> dict[str, ShardedTensor | ShardedObject]:
     """Every tensor of a checkpoint in this format as one shard without data, and every object by its unique key."""
     return ZarrLoadShardedStrategy().load_sharded_metadata(checkpoint_dir)
+
+
+def _table(num_bytes: int, crcs: list[int]) -> Trailer:
+    return Trailer(TABLE_BLOCK_BYTES, num_bytes, array("I", crcs))
 
 
 def register_default_zarr_strategies() -> None:

@@ -1,0 +1,94 @@
+"""Turns the room's report into ``docs/dist_checkpointing/measured.md``: ``python -m benchmarks.checkpoint.tables``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.report import OUT
+
+_PAGE = Path(__file__).resolve().parents[2] / "docs" / "dist_checkpointing" / "measured.md"
+_SECTIONS = (
+    (
+        "Saving and loading",
+        "One process, files in the page cache when they are loaded. Rounds of all programs alternate, the least of "
+        "each counts. The bound of a save is one write and fsync of the same bytes from one buffer, that of a load one "
+        "read of them into memory that is there.",
+        (": save", ": load"),
+    ),
+    (
+        "Parts of a chunk",
+        "One square matrix, saved as one chunk, of which a part is wanted.",
+        ("an eighth of the",),
+    ),
+    (
+        "In the background",
+        "Blocked is all the time in calls on the training loop's thread, until the checkpoint is committed. A thread "
+        "or a process writes a copy; a fork has the state itself, and makes changing it dear while it is written.",
+        ("in the background by a",),
+    ),
+    (
+        "Sums, checks, conversions",
+        "Beside one read of the files, or one read and one write with fsync.",
+        ("SHA-256", "verify", "convert"),
+    ),
+    (
+        "Planning",
+        "What one of so many ranks does to agree with the others, without the network; the index as bytes is written "
+        "by the first rank alone.",
+        (" ranks, ",),
+    ),
+)
+"""Title, what to know, and words of the cases; a row belongs to the last section that has one of its words."""
+
+
+def main() -> None:
+    _PAGE.write_text(make_page(json.loads((OUT / "checkpoint.json").read_text())))
+
+
+def make_page(report: Mapping[str, Any]) -> str:
+    """The page as text."""
+    load = ", ".join(f"{value:.1f}" for value in report["load"])
+    versions = report["versions"]
+    lines = [
+        "# Measured",
+        "",
+        "Written by `python -m benchmarks.checkpoint.tables` from the report of `make bench ROOM=checkpoint`; do not",
+        "edit.",
+        f"Machine: {report['machine']['num_cores']} cores, load averages at the end {load}; torch {versions['torch']}"
+        f"{', the smaller set (QUICK=1)' if report['quick'] else ''}.",
+        "A ratio is over the bound, or of the peer's time over ours where the case says so.",
+    ]
+    for title, note, _ in _SECTIONS:
+        rows = [row for row in report["rows"] if _section_of(row["case"]) == title]
+        if rows:
+            lines += ["", f"## {title}", "", note, "", "| case | value | goal |", "|---|---|---|", *map(_line_of, rows)]
+    return "\n".join(lines) + "\n"
+
+
+def _section_of(case: str) -> str:
+    found: Sequence[str] = [title for title, _, words in _SECTIONS if any(word in case for word in words)]
+    return found[-1] if found else _SECTIONS[0][0]
+
+
+def _line_of(row: Mapping[str, Any]) -> str:
+    goal = "" if row["goal"] is None else f"{_number(row['goal'], row['unit'])}, {_verdict(row)}"
+    return f"| {row['case']} | {_number(row['value'], row['unit'])} | {goal} |"
+
+
+def _number(value: float, unit: str) -> str:
+    if unit == "s":
+        return f"{value * 1e3:.3g} ms" if value < 1 else f"{value:.3g} s"
+    if unit == "bytes":
+        return f"{value / (1 << 20):.3g} MiB"
+    return f"{value:.3g}" if unit == "ratio" else f"{value:.3g} {unit}"
+
+
+def _verdict(row: Mapping[str, Any]) -> str:
+    return "reached" if row["ok"] else "**missed**"
+
+
+if __name__ == "__main__":
+    main()
