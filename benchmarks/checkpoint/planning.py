@@ -51,7 +51,7 @@ def planning(num_ranks: int, num_tensors: int, goals: tuple[float, float] | None
             for text in texts:
                 parts.setdefault(text, None)
         parts = {text: json.loads(text) for text in parts}
-        check_outlines([Outline(parts[form], parts[numbers]) for form, numbers, *_ in said])
+        check_outlines([Outline.from_parts([parts[form], parts[numbers]]) for form, numbers, *_ in said])
         checked_s = time.perf_counter() - started
         started = time.perf_counter()
         index = assemble_index([Written.from_parts([parts[text] for text in texts[2:]]) for texts in said])
@@ -84,7 +84,8 @@ def _said(entities: list[ShardedTensor], rank: int) -> list[str]:
             numbers += [*offset, start, 1600]
             start += 1600
     file = f"__{rank}_0.distcp"
-    return [json.dumps(part) for part in (outline.form, outline.numbers, file, [[], rows, []], numbers)]
+    told = [*outline.parts(), *Written(file, [], rows, [], numbers).parts()]
+    return [json.dumps(part) for part in told]
 
 
 def _cached(entities: list[ShardedTensor], num_ranks: int) -> float:
@@ -92,8 +93,7 @@ def _cached(entities: list[ShardedTensor], num_ranks: int) -> float:
     plans = PlanCache()
 
     def produce() -> tuple[list[Any], None]:
-        outline = outline_of(entities)
-        return [outline.form, outline.numbers], None
+        return outline_of(entities).parts(), None
 
     plans.remember(plans.agree(produce))
     answers = json.dumps([["0" * 32, ["1" * 32, "2" * 32], None]] * num_ranks)

@@ -14,6 +14,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import islice
 from typing import Any
 
 import torch
@@ -28,7 +29,7 @@ from remesh.dist_checkpointing.storage import Directory, Location, location_of, 
 from remesh.dist_checkpointing.strategies.fetch import read_objects
 from remesh.dist_checkpointing.strategies.torch_format import check_files
 from remesh.dist_checkpointing.writer import State, begin_save, commit_save, part_of, store_index, write_part
-from remesh.dist_checkpointing.writes import HeldBox, choose_writers
+from remesh.dist_checkpointing.writes import Held, choose_writers
 from remesh.layout import Box, Shard, row_major_strides
 from remesh.layout.from_torch import Piece, piece_of
 from remesh.reshard.running.exchange import Group, gather_from, group_rank
@@ -52,19 +53,20 @@ def save(state: Mapping[str, Any], path: Directory, *, group: Group = None) -> N
 
 def _save(state: Mapping[str, Any], directory: Location, group: Group) -> None:
     rank, doing = group_rank(group), f"saving checkpoint {directory}"
-    held: list[_Held] = []
+    held: list[_Leaf] = []
 
     def tell() -> tuple[list[Any], None]:
         with told_as_checkpoint_errors(doing):
             held.extend(_held_by(state))
-            return [[row for one in held for row in one.rows()]], None
+            rows = [row for one in held for row in one.rows()]
+            return Held([form for form, _ in rows], [at for _, start in rows for at in start]).parts(), None
 
     agreement = _PLANS.agree(tell, group, doing)
     plan, is_new = agreement.plan, agreement.told is not None
     entities: list[ShardedTensor] = []
     if agreement.told is not None:
-        writers = choose_writers([[_box_from_json(row) for row in rows] for (rows,) in agreement.told])
-        plan.kept["is_mine"] = [[writers[one.name, shard.box] == rank for shard in one.boxes] for one in held]
+        is_mine = iter(choose_writers([Held.from_parts(parts) for parts in agreement.told], rank))
+        plan.kept["is_mine"] = [list(islice(is_mine, one.num_boxes)) for one in held]
         entities += [part for one, mine in zip(held, plan.kept["is_mine"], strict=True) for part in one.sharded(mine)]
 
     begin_save(lambda: State(entities, _common_of(state)), directory, _PLANS, group, validate=is_new, may_create=True)
@@ -147,7 +149,7 @@ _PLANS = PlanCache()
 
 
 @dataclass(frozen=True)
-class _Held:
+class _Leaf:
     """A tensor of the state, and what this rank holds of it."""
 
     name: str
@@ -165,14 +167,19 @@ class _Held:
             return [Shard(0, whole)]
         return [shard for shard in self.piece.shards if not shard.box.is_empty]
 
-    def rows(self) -> list[tuple[Any, ...]]:
-        """``(name, start, stop, bytes, dtype, global shape)`` of each box: all that other ranks need to know."""
+    @property
+    def num_boxes(self) -> int:
+        return 1 if type(self.leaf) in _PLAIN else len(self.boxes)
+
+    def rows(self) -> list[tuple[tuple[Any, ...], tuple[int, ...]]]:
+        """``(name, shape, bytes, dtype, global shape)`` and start of each box: all that other ranks need to know."""
         if isinstance(self.leaf, torch.Tensor) and type(self.leaf) in _PLAIN:  # most are, and need no algebra
             shape = tuple(self.leaf.shape)
-            return [(self.name, (0,) * len(shape), shape, self.leaf.nbytes, str(self.leaf.dtype), shape)]
+            return [((self.name, shape, self.leaf.nbytes, str(self.leaf.dtype), shape), (0,) * len(shape))]
         tensor, shape = self.piece.tensor, self.piece.global_shape
         itemsize, dtype = tensor.element_size(), str(tensor.dtype)
-        return [(self.name, one.box.start, one.box.stop, one.box.size * itemsize, dtype, shape) for one in self.boxes]
+        boxes = [one.box for one in self.boxes]
+        return [((self.name, box.shape, box.size * itemsize, dtype, shape), box.start) for box in boxes]
 
     def data(self, is_mine: Sequence[bool]) -> list[torch.Tensor]:
         """The values of the boxes that this rank writes."""
@@ -255,13 +262,13 @@ def _plan_load(state: dict[str, Any], directory: Location) -> _PlannedLoad:
     return _PlannedLoad(checkpoint, plan_fill(checkpoint, tensors), staged)
 
 
-def _held_by(state: Mapping[str, Any]) -> list[_Held]:
+def _held_by(state: Mapping[str, Any]) -> list[_Leaf]:
     """Every tensor of the state under its name; `CheckpointMismatchError` for what cannot be stored."""
     if not isinstance(state, dict):
         raise CheckpointMismatchError(
             f"taking a state apart: found a {type(state).__name__}, expected a dict; give state_dict(), not the object"
         )
-    held: dict[str, _Held] = {}
+    held: dict[str, _Leaf] = {}
     path_of: dict[str, tuple[Any, ...]] = {}
     for path, leaf in nested_leaves(state):
         if not _is_tensor(leaf):
@@ -272,7 +279,7 @@ def _held_by(state: Mapping[str, Any]) -> list[_Held]:
                 f"taking a state apart: the tensors at {path_of[name]} and {path} would both be stored as {name!r}, "
                 "expected one tensor per name; rename one of the keys"
             )
-        one = _Held(name, leaf)
+        one = _Leaf(name, leaf)
         if type(leaf) not in _PLAIN and one.piece.partial is not None:
             raise CheckpointMismatchError(
                 f"taking a state apart: tensor {name!r} is a partial {one.piece.partial} over its mesh, expected final "
@@ -308,8 +315,3 @@ def _native_common(node: Any, checkpoint: OpenCheckpoint, path: tuple[Any, ...])
     if path and not kept:
         return _ABSENT
     return kept if isinstance(node, dict) else list(kept.values())
-
-
-def _box_from_json(told: Sequence[Any]) -> HeldBox:
-    name, start, stop, num_bytes, _, _ = told
-    return HeldBox(name, Box(tuple(start), tuple(stop)), num_bytes)

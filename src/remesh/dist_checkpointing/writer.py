@@ -119,13 +119,12 @@ def begin_save(  # noqa: PLR0913 - what is saved, where, and how far
             digest = digest_of(state.compared)
             if not validate:
                 return [], digest
-            outline = outline_of(unflatten_all(state.entities))
-            return [outline.form, outline.numbers], digest
+            return outline_of(unflatten_all(state.entities)).parts(), digest
 
     with collector_at_rest():
         agreement = plans.agree(prepare_part, group, doing)
     if agreement.told is not None and any(agreement.told):
-        check_outlines([Outline(*parts) if parts else Outline([], []) for parts in agreement.told])
+        check_outlines([Outline.from_parts(parts) if parts else Outline([], []) for parts in agreement.told])
         plans.remember(agreement)
     if len({digest for digest in agreement.beside if digest is not None}) > 1:
         warn_of_differences(compared[0], group)
