@@ -7,8 +7,9 @@ RUN    := $(VENV)/bin/python
 ROOM   ?= layout
 TESTS  ?=
 STAMP  := $(VENV)/.installed
-# Releases of megatron-core whose checkpoints are exchanged with ours, each in a folder of its own
-INTEROP := 0.15.3 0.16.1
+# Releases of megatron-core whose checkpoints are exchanged with ours, each in a folder of its own. Those from 0.17 on
+# are made for Python 3.12; what of them is used here runs with 3.11 too.
+INTEROP := 0.12.3 0.13.1 0.14.0 0.15.3 0.16.1 0.17.1 0.18.0 0.19.0
 # pytest's exit code for a tier that has no test yet
 NO_TESTS := 5
 # One environment for each MPI: a process holds the library of exactly one of them.
@@ -57,6 +58,7 @@ test-mpi test-netns test-gpu: test-%: $(STAMP)  ## tiers that need more of the m
 
 interop: $(STAMP)  ## checkpoints both ways with megatron-core, which goes to .interop/ without its dependencies
 	@for release in $(INTEROP); do test -d .interop/$$release || $(RUN) -m pip install --quiet --no-deps \
+	  --ignore-requires-python --only-binary=:all: --python-version 3.12 \
 	  --target .interop/$$release megatron-core==$$release psutil==7.1.3 || exit 1; done
 	$(RUN) -m pytest -m slow --timeout 600 -o faulthandler_timeout=700 tests/interop
 # Programs that know nothing of Remesh, carried by tests: in a folder of their own, so that nothing else sees them.

@@ -54,7 +54,8 @@ def planning(num_ranks: int, num_tensors: int, goals: tuple[float, float] | None
         check_outlines([Outline.from_parts([parts[form], parts[numbers]]) for form, numbers, *_ in said])
         checked_s = time.perf_counter() - started
         started = time.perf_counter()
-        index = assemble_index([Written.from_parts([parts[text] for text in texts[2:]]) for texts in said])
+        written = [Written.from_parts([parts[text] for text in texts[2:]]) for texts in said]
+        index = assemble_index([file for files in written for file in files])
         planned_s = time.perf_counter() - started + checked_s
         started = time.perf_counter()
         encode_index(index).pickled("directory", "id")

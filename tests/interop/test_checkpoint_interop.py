@@ -11,11 +11,15 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 _ROOT = Path(__file__).resolve().parents[2]
 _SCRIPT = Path(__file__).with_name("checkpoint_rank.py")
 _PATIENCE_S = 90
-_RELEASES = ("0.15.3", "0.16.1")
+_RELEASES = ("0.12.3", "0.13.1", "0.14.0", "0.15.3", "0.16.1", "0.17.1", "0.18.0", "0.19.0")
+
+_CANNOT_SAVE = ("0.12.3",)
+"""With this release of torch."""
 
 pytestmark = pytest.mark.slow
 
@@ -53,8 +57,15 @@ def run_job(release: str, package: str, action: str, directory: Path, num_ranks:
             rank.communicate()
 
 
+def check_can_save(release: str, saver: str) -> None:
+    """Skip where the saver does not run with today's torch."""
+    if saver == "megatron" and release in _CANNOT_SAVE:
+        pytest.skip(f"megatron-core {release} cannot save with torch {torch.__version__}")
+
+
 @pytest.mark.parametrize(("saver", "loader"), [("remesh", "megatron"), ("megatron", "remesh")])
 def test_what_one_has_saved_the_other_loads(release: str, saver: str, loader: str, tmp_path: Path) -> None:
+    check_can_save(release, saver)
     run_job(release, saver, "save", tmp_path / "checkpoint", 2)
     run_job(release, loader, "load", tmp_path / "checkpoint", 2)
 
@@ -63,6 +74,7 @@ def test_what_one_has_saved_the_other_loads(release: str, saver: str, loader: st
 def test_flattened_slices_go_both_ways(release: str, saver: str, loader: str, tmp_path: Path) -> None:
     if release >= "0.16":
         pytest.skip(f"megatron-core {release} has no flattened slices any more")
+    check_can_save(release, saver)
     run_job(release, saver, "save-flat", tmp_path / "checkpoint", 4)
     run_job(release, loader, "load-flat", tmp_path / "checkpoint", 4)
 

@@ -112,7 +112,7 @@ class _Group:
 
     def rows(self) -> list[_Row]:
         sums = self.numbers.sum(axis=1).tolist()
-        is_zero: list[bool] = (~self.numbers.any(axis=1)).tolist()
+        is_zero: list[bool] = (self.numbers == 0).all(axis=1).tolist()
         rows, at = [], 0
         for form in self.form:
             stop = at + len(form[1] if len(form) == _OBJECT_FIELDS else form[3])

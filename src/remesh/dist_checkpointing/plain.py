@@ -29,7 +29,7 @@ from remesh.dist_checkpointing.storage import Directory, Location, location_of, 
 from remesh.dist_checkpointing.strategies.fetch import read_objects
 from remesh.dist_checkpointing.strategies.torch_format import check_files
 from remesh.dist_checkpointing.writer import State, begin_save, commit_save, part_of, store_index, write_part
-from remesh.dist_checkpointing.writes import Held, choose_writers
+from remesh.dist_checkpointing.writes import HeldBoxes, choose_writers
 from remesh.layout import Box, Shard, row_major_strides
 from remesh.layout.from_torch import Piece, piece_of
 from remesh.reshard.running.exchange import Group, gather_from, group_rank
@@ -53,19 +53,19 @@ def save(state: Mapping[str, Any], path: Directory, *, group: Group = None) -> N
 
 def _save(state: Mapping[str, Any], directory: Location, group: Group) -> None:
     rank, doing = group_rank(group), f"saving checkpoint {directory}"
-    held: list[_Leaf] = []
+    held: list[_Held] = []
 
     def tell() -> tuple[list[Any], None]:
         with told_as_checkpoint_errors(doing):
             held.extend(_held_by(state))
             rows = [row for one in held for row in one.rows()]
-            return Held([form for form, _ in rows], [at for _, start in rows for at in start]).parts(), None
+            return HeldBoxes([form for form, _ in rows], [at for _, start in rows for at in start]).parts(), None
 
     agreement = _PLANS.agree(tell, group, doing)
     plan, is_new = agreement.plan, agreement.told is not None
     entities: list[ShardedTensor] = []
     if agreement.told is not None:
-        is_mine = iter(choose_writers([Held.from_parts(parts) for parts in agreement.told], rank))
+        is_mine = iter(choose_writers([HeldBoxes.from_parts(parts) for parts in agreement.told], rank))
         plan.kept["is_mine"] = [list(islice(is_mine, one.num_boxes)) for one in held]
         entities += [part for one, mine in zip(held, plan.kept["is_mine"], strict=True) for part in one.sharded(mine)]
 
@@ -149,7 +149,7 @@ _PLANS = PlanCache()
 
 
 @dataclass(frozen=True)
-class _Leaf:
+class _Held:
     """A tensor of the state, and what this rank holds of it."""
 
     name: str
@@ -262,13 +262,13 @@ def _plan_load(state: dict[str, Any], directory: Location) -> _PlannedLoad:
     return _PlannedLoad(checkpoint, plan_fill(checkpoint, tensors), staged)
 
 
-def _held_by(state: Mapping[str, Any]) -> list[_Leaf]:
+def _held_by(state: Mapping[str, Any]) -> list[_Held]:
     """Every tensor of the state under its name; `CheckpointMismatchError` for what cannot be stored."""
     if not isinstance(state, dict):
         raise CheckpointMismatchError(
             f"taking a state apart: found a {type(state).__name__}, expected a dict; give state_dict(), not the object"
         )
-    held: dict[str, _Leaf] = {}
+    held: dict[str, _Held] = {}
     path_of: dict[str, tuple[Any, ...]] = {}
     for path, leaf in nested_leaves(state):
         if not _is_tensor(leaf):
@@ -279,7 +279,7 @@ def _held_by(state: Mapping[str, Any]) -> list[_Leaf]:
                 f"taking a state apart: the tensors at {path_of[name]} and {path} would both be stored as {name!r}, "
                 "expected one tensor per name; rename one of the keys"
             )
-        one = _Leaf(name, leaf)
+        one = _Held(name, leaf)
         if type(leaf) not in _PLAIN and one.piece.partial is not None:
             raise CheckpointMismatchError(
                 f"taking a state apart: tensor {name!r} is a partial {one.piece.partial} over its mesh, expected final "

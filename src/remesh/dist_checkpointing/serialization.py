@@ -462,9 +462,7 @@ def _plan(
     return _Planned(common, expanded, factories, entities, nonpersistent, kept, stored_keys, strategy, strict)
 
 
-def _handle_mismatch(
-    planned: _Planned, wanted: set[str], group: Group, doing: str
-) -> tuple[set[str], set[str]]:
+def _handle_mismatch(planned: _Planned, wanted: set[str], group: Group, doing: str) -> tuple[set[str], set[str]]:
     """Missing and unexpected keys, reported as the mode says; ``wanted`` are the keys that any rank asks for."""
     mode = planned.mode
     if not StrictHandling.requires_explicit_ckpt_mismatch_check(mode):

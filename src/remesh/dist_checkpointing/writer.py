@@ -72,6 +72,19 @@ class Part:
     shapes_before_flattening: list[tuple[str, tuple[int, ...]]]
     tensors: list[torch.Tensor]
     """Boxes, on any device, of any strides."""
+    separation_hint: str = ""
+    """Tensors whose keys start with it have a file of their own, whose name starts with it too."""
+
+    def files(self, rank: int) -> list[tuple[str, dict[str, bytes], list[int]]]:
+        """Name, objects and numbers of the tensors of each file of the rank; none without anything to write."""
+        hint, name = self.separation_hint, data_file_name(rank)
+        if not hint:
+            return [(name, self.objects, list(range(len(self.rows))))] if self.objects or self.rows else []
+        is_hinted = [row[0].startswith(hint) for row in self.rows]
+        hinted = [number for number, yes in enumerate(is_hinted) if yes]
+        others = [number for number, yes in enumerate(is_hinted) if not yes]
+        files: list[tuple[str, dict[str, bytes], list[int]]] = [(name, self.objects, others)]
+        return [one for one in [*files, (f"{hint}{name}", {}, hinted)] if one[1] or one[2]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +153,7 @@ def begin_save(  # noqa: PLR0913 - what is saved, where, and how far
     return common_blob[0] if common_blob and puts_off_common else None
 
 
-def store_entities(
+def store_entities(  # noqa: PLR0913 - what is saved, where, and how
     entities: Iterable[ShardedBase],
     directory: Location,
     plans: PlanCache,
@@ -148,6 +161,7 @@ def store_entities(
     *,
     blobs: Mapping[str, bytes] | None = None,
     with_sha256: bool = False,
+    separation_hint: str | None = None,
 ) -> dict[str, str]:
     """Write the sharded data and its index; without `commit_save` no reader takes it for a checkpoint.
 
@@ -157,7 +171,7 @@ def store_entities(
 
     def write() -> tuple[list[Any], dict[str, str]]:
         with told_as_checkpoint_errors(f"saving checkpoint {directory}"):
-            part = part_of(entities, blobs or {})
+            part = part_of(entities, blobs or {}, separation_hint)
             return write_part(part, part.tensors, directory, group_rank(group), with_sha256=with_sha256)
 
     return store_index(write, directory, plans, group)
@@ -182,7 +196,7 @@ def store_index(
         with told_as_checkpoint_errors(doing), collector_at_rest():
             if group_rank(group) == 0:
                 if agreement.told is not None:
-                    written = [Written.from_parts(parts) for parts in agreement.told]
+                    written = [one for parts in agreement.told for one in Written.from_parts(parts)]
                     agreement.plan.kept["index"] = encode_index(assemble_index(written))
                 write_index(directory, agreement.plan.kept["index"])
 
@@ -203,7 +217,7 @@ def commit_save(directory: Location, group: Group = None, config: CheckpointingC
     gather_from(commit_once, group, doing)
 
 
-def part_of(entities: Iterable[ShardedBase], blobs: Mapping[str, bytes]) -> Part:
+def part_of(entities: Iterable[ShardedBase], blobs: Mapping[str, bytes], separation_hint: str | None = None) -> Part:
     """What this rank writes of its entities: main replicas, flattened slices in their stored form."""
     entities = list(entities)
     stored: list[ShardedBase] = []
@@ -220,6 +234,7 @@ def part_of(entities: Iterable[ShardedBase], blobs: Mapping[str, bytes]) -> Part
         [one.global_offset for one in tensors],
         list(shapes_before_flattening(entities).items()),
         [one.data_in_box() for one in tensors],
+        separation_hint or "",
     )
 
 
@@ -232,25 +247,34 @@ def write_part(
     progress: Callable[[int], None] | None = None,
     with_sha256: bool = False,
 ) -> tuple[list[Any], dict[str, str]]:
-    """Write this rank's data file durably; returns what the others need to know of it. Calls nobody.
+    """Write this rank's data files durably; returns what the others need to know of them. Calls nobody.
 
-    The second value has the SHA-256 of the file, by its name, if that is asked for. ``tensors`` are those of the part,
+    The second value has the SHA-256 of each file, by its name, if that is asked for. ``tensors`` are those of the part,
     or copies of them. ``progress`` is told how many bytes are written.
     """
-    hasher = hashlib.sha256() if with_sha256 else None
     boxes = tensors.tensors if isinstance(tensors, Copies) else tensors
-    name = data_file_name(rank) if part.objects or boxes else ""
-    numbers: list[int] = []
-    if name:
+    written: list[Written] = []
+    sums: dict[str, str] = {}
+    done_bytes = 0
+    for name, objects, numbers in part.files(rank):
+        hasher = hashlib.sha256() if with_sha256 else None
         with told_as_checkpoint_errors(f"saving checkpoint {directory}"):
-            places = write_data_file(directory / name, list(part.objects.values()), boxes, progress, hasher)
-        for place in places[: len(part.objects)]:
-            numbers += place
-        for offset, place in zip(part.offsets, places[len(part.objects) :], strict=True):
-            numbers += offset
-            numbers += place
-    parts = Written(name, list(part.objects), part.rows, part.shapes_before_flattening, numbers).parts()
-    return parts, {name: hasher.hexdigest()} if hasher and name else {}
+            picked, tell = [boxes[number] for number in numbers], _beyond(done_bytes, progress)
+            places = write_data_file(directory / name, list(objects.values()), picked, tell, hasher)
+        done_bytes += sum(length for _, length in places)
+        told = [number for place in places[: len(objects)] for number in place]
+        for number, place in zip(numbers, places[len(objects) :], strict=True):
+            told += part.offsets[number]
+            told += place
+        rows = [part.rows[number] for number in numbers]
+        written.append(Written(name, list(objects), rows, part.shapes_before_flattening, told))
+        if hasher is not None:
+            sums[name] = hasher.hexdigest()
+    return [one for file in written for one in file.parts()], sums
+
+
+def _beyond(done_bytes: int, progress: Callable[[int], None] | None) -> Callable[[int], None] | None:
+    return None if progress is None else lambda num_bytes: progress(done_bytes + num_bytes)
 
 
 def dump_objects(entities: Iterable[ShardedBase]) -> dict[str, bytes]:

@@ -41,7 +41,7 @@ def select_tensors(entities: Iterable[ShardedBase]) -> list[ShardedTensor]:
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class HeldBoxes:
     """The boxes in the memory of one rank, in columns."""
 
     form: Sequence[Sequence[Any]]
@@ -54,13 +54,13 @@ class Held:
         return [self.form, pack(self.starts)]
 
     @classmethod
-    def from_parts(cls, parts: Sequence[Any]) -> Held:
+    def from_parts(cls, parts: Sequence[Any]) -> HeldBoxes:
         """What `parts` was made of."""
         form, starts = parts
         return cls(form, unpack(starts))
 
 
-def choose_writers(held: Sequence[Held], rank: int) -> list[bool]:
+def choose_writers(held: Sequence[HeldBoxes], rank: int) -> list[bool]:
     """Which of its boxes a rank writes, so that all write about as many bytes, and each distinct box is written once.
 
     ``held`` has the boxes of each rank, by rank; equal boxes of one name are replicas. All ranks that call this with
@@ -98,10 +98,9 @@ def choose_writers(held: Sequence[Held], rank: int) -> list[bool]:
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """What one rank has written, in columns."""
+    """What one rank has written into a file, in columns."""
 
     file: str
-    """Its data file; empty when there was nothing to write."""
     objects: Sequence[str]
     """Unique keys."""
     tensors: Sequence[Sequence[Any]]
@@ -116,10 +115,10 @@ class Written:
         return [self.file, [self.objects, self.tensors, self.shapes_before_flattening], pack(self.numbers)]
 
     @classmethod
-    def from_parts(cls, parts: Sequence[Any]) -> Written:
-        """What `parts` was made of."""
-        file, (objects, tensors, shapes), numbers = parts
-        return cls(file, objects, tensors, shapes, unpack(numbers))
+    def from_parts(cls, parts: Sequence[Any]) -> list[Written]:
+        """The files of which `parts` has been told, one after the other."""
+        files = zip(parts[::3], parts[1::3], parts[2::3], strict=True)
+        return [cls(file, told[0], told[1], told[2], unpack(numbers)) for file, told, numbers in files]
 
 
 def assemble_index(written: Sequence[Written]) -> Index:

@@ -13,7 +13,7 @@ import torch.distributed.checkpoint as dcp
 import remesh
 from remesh.dist_checkpointing.core import CheckpointingException
 from remesh.dist_checkpointing.plain import step_name
-from remesh.dist_checkpointing.writes import Held, choose_writers
+from remesh.dist_checkpointing.writes import HeldBoxes, choose_writers
 from remesh.errors import FormatError, LayoutError, StorageError
 from remesh.layout import Box, Shard
 from remesh.layout.from_torch import Piece
@@ -128,18 +128,18 @@ def test_native_torch_and_we_read_each_other(tmp_path: Path) -> None:
 
 def test_writers_share_the_bytes_of_replicas() -> None:
     sizes = (50, 30, 30, 20, 10, 10)
-    held = Held([(f"w{index}", (size,), size) for index, size in enumerate(sizes)], [0] * len(sizes))
+    held = HeldBoxes([(f"w{index}", (size,), size) for index, size in enumerate(sizes)], [0] * len(sizes))
     writes = [choose_writers([held, held, held], rank) for rank in range(3)]
     assert [sum(writer) for writer in zip(*writes, strict=True)] == [1] * len(sizes)
     assert [sum(itertools.compress(sizes, of_rank)) for of_rank in writes] == [50, 50, 50]
 
 
 def test_who_alone_holds_a_box_writes_it() -> None:
-    held = [Held([], []), Held([("a", (4,), 16), ("b", (9,), 36)], [0, 0]), Held([("a", (4,), 16)], [0])]
+    held = [HeldBoxes([], []), HeldBoxes([("a", (4,), 16), ("b", (9,), 36)], [0, 0]), HeldBoxes([("a", (4,), 16)], [0])]
     assert [choose_writers(held, rank) for rank in range(3)] == [[], [False, True], [True]]
 
 
 def test_boxes_of_one_form_at_other_places_are_not_replicas() -> None:
     form = [("w", (2, 3), 24), ("v", (), 4)]
-    held = [Held(form, [2 * rank, 0]) for rank in range(3)]
+    held = [HeldBoxes(form, [2 * rank, 0]) for rank in range(3)]
     assert [choose_writers(held, rank) for rank in range(3)] == [[True, True], [True, False], [True, False]]

@@ -49,6 +49,10 @@ from remesh.dist_checkpointing.strategies.torch_faces import (
     MCoreSavePlan,
     MCoreSavePlanner,
     _get_filesystem_reader,
+    _replace_sharded_keys_with_state_dict_keys,
+    _replace_state_dict_keys_with_sharded_keys,
+    _restore_dict_types,
+    _unwrap_pyt_sharded_tensor,
     flatten_state_dict,
     get_async_strategy,
     get_reformulation_metadata,
@@ -73,6 +77,10 @@ __all__ = [
     "TorchDistLoadShardedStrategy",
     "TorchDistSaveShardedStrategy",
     "_get_filesystem_reader",
+    "_replace_sharded_keys_with_state_dict_keys",
+    "_replace_state_dict_keys_with_sharded_keys",
+    "_restore_dict_types",
+    "_unwrap_pyt_sharded_tensor",
     "flatten_state_dict",
     "get_async_strategy",
     "get_reformulation_metadata",
@@ -85,10 +93,12 @@ __all__ = [
 class TorchDistSaveShardedStrategy(AsyncSaveShardedStrategy):
     """Writes ``torch_dist``: one data file per rank, and the index.
 
-    ``keep_only_main_replica=False`` writes every replica; readers see one of them. ``max_staged_bytes`` bounds the
-    copies of background saves on this rank: a save that finds no room waits for those before it. ``thread_count``,
-    ``cached_metadata`` and ``cpu_shm_mode`` are accepted for the sake of callers and change nothing: a rank writes
-    one file, plans are always remembered and always checked, and copies lie in memory that processes can share.
+    ``keep_only_main_replica=False`` writes every replica; readers see one of them. Tensors whose keys start with
+    ``separation_hint`` go to files of their own, so that their removal frees all their bytes. ``max_staged_bytes``
+    bounds the copies of background saves on this rank: a save that finds no room waits for those before it.
+    ``thread_count``, ``cached_metadata`` and ``cpu_shm_mode`` are accepted for the sake of callers and change nothing:
+    a rank writes one file, plans are always remembered and always checked, and copies lie in memory that processes can
+    share.
     """
 
     def __init__(  # noqa: PLR0913 - the signature that users know
@@ -107,11 +117,11 @@ class TorchDistSaveShardedStrategy(AsyncSaveShardedStrategy):
         self._check_writes_only(BACKEND, BACKEND_VERSION)
         if thread_count < 1:
             raise CheckpointingException(f"making a save strategy: thread_count is {thread_count}, expected at least 1")
-        if separation_hint is not None:
+        if separation_hint is not None and (not separation_hint.isprintable() or set(separation_hint) & set("/\\")):
             raise CheckpointingException(
-                f"making a save strategy: separation_hint is {separation_hint!r}, expected None; tensors can be "
-                "removed by prefix (remove_sharded_tensors) without files of their own"
+                f"making a save strategy: separation_hint is {separation_hint!r}, expected the beginning of a file name"
             )
+        self.separation_hint = separation_hint
         self.keep_only_main_replica = keep_only_main_replica
         self.thread_count = thread_count
         self.use_cached_ckpt_structure = cached_metadata
@@ -165,7 +175,13 @@ class TorchDistSaveShardedStrategy(AsyncSaveShardedStrategy):
         with_sha256, self._asks_for_sums = self._asks_for_sums, False
         directory = location_of(checkpoint_dir)
         self._sums = store_entities(
-            entities, directory, self._plans, process_group, blobs=blobs, with_sha256=with_sha256
+            entities,
+            directory,
+            self._plans,
+            process_group,
+            blobs=blobs,
+            with_sha256=with_sha256,
+            separation_hint=self.separation_hint,
         )
 
     def async_save(
@@ -180,7 +196,7 @@ class TorchDistSaveShardedStrategy(AsyncSaveShardedStrategy):
         directory = location_of(checkpoint_dir)
         entities = self._entities_of(sharded_state_dict)
         with told_as_checkpoint_errors(f"saving checkpoint {directory}"):
-            part = part_of(entities, self._take_blobs(entities))
+            part = part_of(entities, self._take_blobs(entities), self.separation_hint)
             copies = self._staging.copy(part.tensors)
             part = replace(part, tensors=[])
         written: list[Sequence[Any]] = []
