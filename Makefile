@@ -7,8 +7,9 @@ RUN    := $(VENV)/bin/python
 ROOM   ?= layout
 TESTS  ?=
 STAMP  := $(VENV)/.installed
-# Releases of megatron-core whose checkpoints are exchanged with ours, each in a folder of its own
-INTEROP := 0.15.3 0.16.1
+# Releases of megatron-core whose checkpoints are exchanged with ours, each in a folder of its own, after the Python that
+# its wheel is for; what is used of it runs with any.
+INTEROP := 3.11/0.12.3 3.11/0.13.1 3.11/0.14.0 3.11/0.15.3 3.11/0.16.1 3.12/0.17.1 3.12/0.18.2 3.12/0.19.2
 # pytest's exit code for a tier that has no test yet
 NO_TESTS := 5
 # One environment for each MPI: a process holds the library of exactly one of them.
@@ -56,8 +57,9 @@ test-mpi test-netns test-gpu: test-%: $(STAMP)  ## tiers that need more of the m
 	$(RUN) -m pytest -m $* $(TESTS) || [ $$? -eq $(NO_TESTS) ]
 
 interop: $(STAMP)  ## checkpoints both ways with megatron-core, which goes to .interop/ without its dependencies
-	@for release in $(INTEROP); do test -d .interop/$$release || $(RUN) -m pip install --quiet --no-deps \
-	  --target .interop/$$release megatron-core==$$release psutil==7.1.3 || exit 1; done
+	@for one in $(INTEROP); do test -d .interop/$${one#*/} || $(RUN) -m pip install --quiet --no-deps \
+	  --ignore-requires-python --only-binary=:all: --python-version $${one%/*} \
+	  --target .interop/$${one#*/} megatron-core==$${one#*/} psutil==7.1.3 || exit 1; done
 	$(RUN) -m pytest -m slow --timeout 600 -o faulthandler_timeout=700 tests/interop
 # Programs that know nothing of Remesh, carried by tests: in a folder of their own, so that nothing else sees them.
 MPI_PROGRAMS := schwimmbad==0.4.2 emcee==3.1.6 multiprocess==0.70.19 dill==0.4.1 scipy==1.17.1 \

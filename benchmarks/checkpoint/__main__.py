@@ -28,9 +28,7 @@ def main() -> None:
             rows += background.blocked_time(larger, root, repeat, ("thread", "fork"))
             del larger
         rows += formats.sums_and_conversions(large, root, repeat)
-    for num_ranks in (64, 256) if quick else (128, 256, 512):
-        rows += planning.planning(num_ranks, 1000)
-    rows += planning.planning(1024, 100 if quick else 1000, None if quick else (5.0, 0.05))
+    rows += planning.experiment(quick)
     write_report("checkpoint", rows)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+import types
 import warnings
 from pathlib import Path
 from typing import Any
@@ -63,13 +64,23 @@ def check(found: dict[str, Any], expected: dict[str, Any]) -> None:
         assert torch.equal(found["optimizer"], expected["optimizer"].data)
 
 
+def prepare_megatron() -> None:
+    """Let its checkpoints be imported and used without a GPU, and without what else its package imports."""
+    np.product = np.prod  # type: ignore[attr-defined]  # a NumPy that still has this name
+    if not torch.cuda.is_available():
+        torch.cuda.synchronize = lambda device=None: None
+        torch.cuda.current_device = lambda: torch.device("cpu")  # type: ignore[assignment,return-value]
+    above = importlib.import_module("megatron")
+    core = types.ModuleType("megatron.core")
+    core.__path__ = [str(Path(folder) / "core") for folder in above.__path__]
+    sys.modules["megatron.core"] = core
+    importlib.import_module("megatron.core.parallel_state")  # some releases want it before all others
+
+
 def main(name: str, action: str, directory: str, rank: int, size: int) -> None:
     warnings.simplefilter("ignore")
-    if name == "megatron":  # it expects a GPU when it saves, and a NumPy that still has this name
-        np.product = np.prod  # type: ignore[attr-defined]
-        if not torch.cuda.is_available():
-            torch.cuda.synchronize = lambda device=None: None
-            torch.cuda.current_device = lambda: torch.device("cpu")  # type: ignore[assignment,return-value]
+    if name == "megatron":
+        prepare_megatron()
     package = importlib.import_module(PACKAGES[name])
     dist.init_process_group("gloo", init_method=f"file://{directory}.{name}-{action}", rank=rank, world_size=size)
     kind, _, options = action.partition("-")

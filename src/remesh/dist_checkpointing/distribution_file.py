@@ -1,8 +1,9 @@
 """How does a job that starts again know the shards of all ranks without asking? From a file of the last time.
 
-The file holds what each rank of a group has told of its shards, as JSON; what follows from that is computed anew. It is
-used only if every rank finds its own shards in it as they are now, and all ranks have read the same file: one short
-gather tells. So a file that does not fit, is damaged or is not there on some rank costs that gather and nothing else.
+The file holds what each rank of a group has told of its shards, as JSON; what several ranks have told stands in it
+once. What follows from that is computed anew. It is used only if every rank finds its own shards in it as they are now,
+and all ranks have read the same file: one short gather tells. So a file that does not fit, is damaged or is not there
+on some rank costs that gather and nothing else.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from remesh.dist_checkpointing.storage import Directory, Location, location_of, 
 from remesh.reshard.running.exchange import Group, gather_from, group_rank, group_size
 
 PG_DIST_CACHE_FILE_PREFIX = "pg_dist"
-_VERSION = 1
+_VERSION = 2
 
 
 def recall(folder: Directory, describe: Callable[[], list[Any]], group: Group, doing: str) -> list[list[Any]] | None:
@@ -43,8 +44,12 @@ def keep(folder: Directory, ranks: list[list[Any]], group: Group, doing: str) ->
         if group_rank(group) == 0:
             with told_as_checkpoint_errors(doing):
                 store_of(location_of(folder)).make_directory(location_of(folder))
+                parts = {id(part): part for told in ranks for part in told}
+                numbers = {name: number for number, name in enumerate(parts)}
+                by_number = [[numbers[id(part)] for part in told] for told in ranks]
+                content = {"version": _VERSION, "parts": list(parts.values()), "ranks": by_number}
                 path = _path(folder, group)
-                store_of(path).put(path, json.dumps({"version": _VERSION, "ranks": ranks}).encode())
+                store_of(path).put(path, json.dumps(content).encode())
 
     gather_from(write, group, doing)
 
@@ -58,9 +63,10 @@ def _read(path: Location, num_ranks: int) -> tuple[list[list[Any]] | None, str |
     try:
         content = store_of(path).read(path)
         found = json.loads(content)
-        ranks = found["ranks"] if found["version"] == _VERSION else []
-    except (OSError, ValueError, KeyError, TypeError):  # it is a cache: what cannot be read is as good as absent
+        parts, by_number = (found["parts"], found["ranks"]) if found["version"] == _VERSION else ([], [])
+        ranks = [[parts[number] for number in told] for told in by_number]
+    except (OSError, ValueError, LookupError, TypeError):  # it is a cache: what cannot be read is as good as absent
         return None, None
-    if not isinstance(ranks, list) or len(ranks) != num_ranks:
+    if len(ranks) != num_ranks:
         return None, None
     return ranks, hashlib.sha256(content).hexdigest()

@@ -27,6 +27,7 @@ from remesh.dist_checkpointing.dict_utils import nested_values
 from remesh.dist_checkpointing.distribution_file import PG_DIST_CACHE_FILE_PREFIX, keep, recall
 from remesh.dist_checkpointing.errors import CheckpointingException, CheckpointMismatchError
 from remesh.dist_checkpointing.mapping import ShardedStateDict, ShardedTensor, is_main_replica
+from remesh.dist_checkpointing.packed import pack, unpack
 from remesh.dist_checkpointing.plan_cache import PlanCache
 from remesh.dist_checkpointing.storage import Directory
 from remesh.dist_checkpointing.strategies.blob import dump_object, load_object
@@ -152,15 +153,14 @@ def determine_main_replica_uniform_distribution(
     if pg_cache_path is not None and not pg_cache_create:
         recalled = recall(pg_cache_path, lambda: _describe(sharded_state_dict), parallelization_group, doing)
     if recalled is not None:
-        return _build_shard_distribution([[_described(one) for one in told] for told in recalled], ignore_groups)
+        return _build_shard_distribution(recalled, ignore_groups)
     agreement = plans.agree(
-        lambda: ([_describe(sharded_state_dict), ignore_groups], None), parallelization_group, doing
+        lambda: ([*_describe(sharded_state_dict), ignore_groups], None), parallelization_group, doing
     )
     kept = agreement.plan.kept
     if agreement.told is not None:
-        gathered = [shards for shards, _ in agreement.told]
-        described = [[_described(one) for one in told] for told in gathered]
-        kept["distribution"] = _build_shard_distribution(described, ignore_groups)
+        gathered = [told[:-1] for told in agreement.told]
+        kept["distribution"] = _build_shard_distribution(gathered, ignore_groups)
         if pg_cache_path is not None and pg_cache_create:
             keep(pg_cache_path, gathered, parallelization_group, doing)
         plans.remember(agreement)
@@ -168,37 +168,33 @@ def determine_main_replica_uniform_distribution(
     return distribution
 
 
-class _Told(NamedTuple):
-    """What a rank says of one of its shards."""
-
-    shard: ShardedTensor
-    is_main: bool
-
-
-def _build_shard_distribution(gathered: Sequence[Sequence[_Told]], ignore_groups: bool) -> ShardDistribution:
-    """The distribution of what each rank has told; pure."""
+def _build_shard_distribution(told: Sequence[Sequence[Any]], ignore_groups: bool) -> ShardDistribution:
+    """The distribution of what each rank has told by `_describe`. Ranks that told the same are dealt with once."""
     ranks_of: dict[_ShardId, list[int]] = {}
     described: dict[_ShardId, ShardedTensor] = {}
     mains: set[_ShardId] = set()
-    for rank, told in enumerate(gathered):
-        for shard, is_main in told:
-            name = _sharded_tensor_shard_id(shard)
+    alike: dict[tuple[int, int], list[int]] = {}
+    for rank, (rows, places, _) in enumerate(told):
+        alike.setdefault((id(rows), id(places)), []).append(rank)
+    for ranks in alike.values():
+        shards = _described(*told[ranks[0]][:2])
+        for name, shard in shards.items():
             first = described.setdefault(name, shard)
             if (first.dtype, first.data_shape) != (shard.dtype, shard.data_shape):
                 raise CheckpointMismatchError(
                     f"sharing out the shards of a group: {name} is {first.dtype} of shape {first.data_shape} on rank "
-                    f"{ranks_of[name][0]} and {shard.dtype} of shape {shard.data_shape} on rank {rank}, expected "
+                    f"{ranks_of[name][0]} and {shard.dtype} of shape {shard.data_shape} on rank {ranks[0]}, expected "
                     "replicas to be alike; load without the fully parallel strategy"
                 )
-            holders = ranks_of.setdefault(name, [])
-            if rank not in holders:
-                holders.append(rank)
-            if is_main:
-                mains.add(name)
+            held = ranks_of.get(name)
+            ranks_of[name] = list(ranks) if held is None else sorted(held + ranks)
+        names = list(shards)
+        for rank in ranks:
+            mains.update(names[at] for at in unpack(told[rank][2]).tolist())
     sizes = {name: _shard_size(shard) for name, shard in described.items()}
     counted = {name: ranks for name, ranks in ranks_of.items() if ignore_groups or name in mains}
     outside = ranks_of.keys() - mains if ignore_groups else ()
-    chosen = distribute_shards_to_ranks(counted, sizes, len(gathered), outside)
+    chosen = distribute_shards_to_ranks(counted, sizes, len(told), outside)
     return ShardDistribution(chosen, mains, described, ranks_of)
 
 
@@ -354,31 +350,53 @@ EXCHANGE_ALGOS: dict[str, Exchange] = {
 """By the name under which a caller chooses them."""
 
 
+_NOT_FLATTENED = (-1, -1)
+
+
 def _describe(sharded_state_dict: ShardedStateDict) -> list[Any]:
-    told = []
+    """What a rank tells of its distinct shards, as JSON: their form, their places, and which are main replicas."""
+    shards: dict[_ShardId, ShardedTensor] = {}
+    mains: set[_ShardId] = set()
     for one in nested_values(sharded_state_dict):
         if isinstance(one, ShardedTensor):
-            held = None if one.flattened_range is None else [one.flattened_range.start, one.flattened_range.stop]
-            grid = one.axis_fragmentations
-            place = [one.key, dtype_name(one.dtype), one.local_shape, one.global_shape, one.global_offset]
-            told.append([*place, grid, one.prepend_axis_num, held, is_main_replica(one.replica_id)])
-    return told
+            name = _sharded_tensor_shard_id(one)
+            first = shards.setdefault(name, one)
+            if (first.dtype, first.data_shape) != (one.dtype, one.data_shape):
+                raise CheckpointMismatchError(
+                    f"sharing out the shards of a group: {name} is wanted as {first.dtype} and {one.dtype} by one "
+                    "rank, expected one of them; load without the fully parallel strategy"
+                )
+            if is_main_replica(one.replica_id):
+                mains.add(name)
+    rows = []
+    for one in shards.values():
+        place = [one.local_shape, one.global_shape, one.axis_fragmentations, one.prepend_axis_num]
+        rows.append([one.key, dtype_name(one.dtype), *place])
+    places = [number for _, offset, held in shards for number in (*offset, *(held or _NOT_FLATTENED))]
+    return [rows, pack(places), pack([at for at, name in enumerate(shards) if name in mains])]
 
 
-def _described(told: Sequence[Any]) -> _Told:
-    key, dtype, local_shape, global_shape, global_offset, grid, num_prepended, held, is_main = told
-    shard = ShardedTensor(
-        key,
-        None,
-        getattr(torch, dtype),
-        tuple(local_shape),
-        tuple(global_shape),
-        tuple(global_offset),
-        None if grid is None else tuple(grid),
-        prepend_axis_num=num_prepended,
-        flattened_range=None if held is None else slice(*held),
-    )
-    return _Told(shard, is_main)
+def _described(rows: Sequence[Sequence[Any]], places: str) -> Shards:
+    """The shards, in order, that `_describe` was given."""
+    numbers, at = unpack(places).tolist(), 0
+    shards: Shards = {}
+    for key, dtype, local_shape, global_shape, grid, num_prepended in rows:
+        stop = at + len(global_shape)
+        offset, held = numbers[at:stop], tuple(numbers[stop : stop + 2])
+        at = stop + 2
+        shard = ShardedTensor(
+            key,
+            None,
+            getattr(torch, dtype),
+            tuple(local_shape),
+            tuple(global_shape),
+            tuple(offset),
+            None if grid is None else tuple(grid),
+            prepend_axis_num=num_prepended,
+            flattened_range=None if held == _NOT_FLATTENED else slice(*held),
+        )
+        shards[_sharded_tensor_shard_id(shard)] = shard
+    return shards
 
 
 def _order_of(shard: _ShardId) -> tuple[Any, ...]:

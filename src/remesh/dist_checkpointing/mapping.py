@@ -30,6 +30,8 @@ StateDict = dict[str, Any]
 CommonStateDict = dict[str, Any]
 ShardedStateDict = dict[str, Any]
 ReplicaId = int | tuple[int, ...]
+FactoryBuildFn = Callable[[str, torch.Tensor | None, ReplicaId, slice | None], Any]
+FactoryMergeFn = Callable[[Any], Any]
 
 _OBJECT_INFIX = "/shard_"
 _Place = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
@@ -418,9 +420,9 @@ class ShardedTensorFactory(ShardedBase):
 
     key: str
     data: torch.Tensor | None = field(repr=False)
-    build_fn: Callable[[str, torch.Tensor | None, ReplicaId, slice | None], Any]
+    build_fn: FactoryBuildFn
     """``(key, data, replica_id, flattened_range) -> nest of sharded leaves``; depends on its arguments only."""
-    merge_fn: Callable[[Any], Any]
+    merge_fn: FactoryMergeFn
     """Inverse of ``build_fn``: the loaded nest, in the same structure, to one tensor."""
     replica_id: ReplicaId = 0
     flattened_range: slice | None = None

@@ -15,6 +15,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
+from itertools import islice
 from typing import Any
 
 import torch
@@ -29,7 +30,7 @@ from remesh.dist_checkpointing.storage import Directory, Location, location_of, 
 from remesh.dist_checkpointing.strategies.fetch import read_objects
 from remesh.dist_checkpointing.strategies.torch_format import check_files
 from remesh.dist_checkpointing.writer import State, begin_save, commit_save, part_of, store_index, write_part
-from remesh.dist_checkpointing.writes import HeldBox, choose_writers
+from remesh.dist_checkpointing.writes import HeldBoxes, choose_writers
 from remesh.layout import Box, Shard, row_major_strides
 from remesh.layout.from_torch import Piece, piece_of
 from remesh.reshard.running.exchange import Group, gather_from, group_rank
@@ -59,14 +60,15 @@ def _save(state: Mapping[str, Any], directory: Location, group: Group) -> None:
     def tell() -> tuple[list[Any], None]:
         with told_as_checkpoint_errors(doing):
             held.extend(_held_by(state))
-            return [[row for one in held for row in one.rows()]], None
+            rows = [row for one in held for row in one.rows()]
+            return HeldBoxes([form for form, _ in rows], [at for _, start in rows for at in start]).parts(), None
 
     agreement = _PLANS.agree(tell, group, doing)
     plan, is_new = agreement.plan, agreement.told is not None
     entities: list[ShardedTensor] = []
     if agreement.told is not None:
-        writers = choose_writers([[_box_from_json(row) for row in rows] for (rows,) in agreement.told])
-        plan.kept["is_mine"] = [[writers[one.name, shard.box] == rank for shard in one.boxes] for one in held]
+        is_mine = iter(choose_writers([HeldBoxes.from_parts(parts) for parts in agreement.told], rank))
+        plan.kept["is_mine"] = [list(islice(is_mine, one.num_boxes)) for one in held]
         entities += [part for one, mine in zip(held, plan.kept["is_mine"], strict=True) for part in one.sharded(mine)]
 
     begin_save(lambda: State(entities, _common_of(state)), directory, _PLANS, group, validate=is_new, may_create=True)
@@ -172,14 +174,20 @@ class _Held:
             return [Shard(0, whole)]
         return [shard for shard in self.piece.shards if not shard.box.is_empty]
 
-    def rows(self) -> list[tuple[Any, ...]]:
-        """``(name, start, stop, bytes, dtype, global shape)`` of each box: all that other ranks need to know."""
+    @property
+    def num_boxes(self) -> int:
+        return 1 if self.is_plain else len(self.boxes)
+
+    def rows(self) -> list[tuple[tuple[Any, ...], tuple[int, ...]]]:
+        """``(name, shape, bytes, dtype, global shape)`` and start of each box: all that other ranks need to know."""
         if isinstance(self.leaf, torch.Tensor) and self.is_plain:
             shape, dtype = tuple(self.leaf.shape), self.leaf.dtype
-            return [(self.name, (0,) * len(shape), shape, math.prod(shape) * dtype.itemsize, _text_of(dtype), shape)]
+            num_bytes = math.prod(shape) * dtype.itemsize
+            return [((self.name, shape, num_bytes, _text_of(dtype), shape), (0,) * len(shape))]
         tensor, shape = self.piece.tensor, self.piece.global_shape
         itemsize, text = tensor.element_size(), _text_of(tensor.dtype)
-        return [(self.name, one.box.start, one.box.stop, one.box.size * itemsize, text, shape) for one in self.boxes]
+        boxes = [one.box for one in self.boxes]
+        return [((self.name, box.shape, box.size * itemsize, text, shape), box.start) for box in boxes]
 
     def data(self, is_mine: Sequence[bool]) -> list[torch.Tensor]:
         """The values of the boxes that this rank writes."""
@@ -325,8 +333,3 @@ def _native_common(node: Any, checkpoint: OpenCheckpoint, path: tuple[Any, ...])
     if path and not kept:
         return _ABSENT
     return kept if isinstance(node, dict) else list(kept.values())
-
-
-def _box_from_json(told: Sequence[Any]) -> HeldBox:
-    name, start, stop, num_bytes, _, _ = told
-    return HeldBox(name, Box(tuple(start), tuple(stop)), num_bytes)

@@ -7,7 +7,7 @@ communicate with nobody.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -17,10 +17,8 @@ from remesh.dist_checkpointing.checks import (
     compute_mismatched_keys,
     decide_on_mismatch,
     parse_strict_flag,
-    validate_sharding_integrity,
 )
 from remesh.dist_checkpointing.core import CheckpointingConfig, maybe_load_config
-from remesh.dist_checkpointing.description import describe, entities_from
 from remesh.dist_checkpointing.dict_utils import LEFT_OUT, copy_nest, extract_matching_values, graft, nested_leaves
 from remesh.dist_checkpointing.errors import (
     CheckpointFormatError,
@@ -39,6 +37,7 @@ from remesh.dist_checkpointing.mapping import (
     StateDict,
     apply_factory_merges,
 )
+from remesh.dist_checkpointing.outline import Outline, check_outlines, keys_of, outline_of
 from remesh.dist_checkpointing.plan_cache import PlanCache
 from remesh.dist_checkpointing.reader import READABLE, read_common
 from remesh.dist_checkpointing.state_split import expand, split
@@ -194,6 +193,11 @@ class _Planned:
     stored_keys: set[str]
     """Keys in the checkpoint; empty in a mode that does not ask for them."""
     strategy: LoadShardedStrategy
+    mode: StrictHandling
+
+    @property
+    def needs_keys_of_all(self) -> bool:
+        return StrictHandling.requires_global_app_metadata(self.mode)
 
 
 def load(  # noqa: PLR0913 - the signature that users know
@@ -221,7 +225,7 @@ def load(  # noqa: PLR0913 - the signature that users know
         validate_access_integrity, common_strategy = common_strategy, None
     planned: list[_Planned] = []
 
-    def plan() -> list[Any]:
+    def plan() -> tuple[list[Any], None]:
         with told_as_checkpoint_errors(doing):
             _check_common_strategy(common_strategy, LoadCommonStrategy)
             if verify_integrity and group_rank(process_group) == 0:
@@ -229,14 +233,16 @@ def load(  # noqa: PLR0913 - the signature that users know
             common = _read_common(directory) if common_strategy is None else _common(common_strategy, directory)
             strategy = _load_strategy(sharded_strategy, directory)
             planned.append(_plan(sharded_state_dict, directory, strategy, common, parse_strict_flag(strict)))
-            return describe(unflatten_all(planned[0].entities))
+            if not validate_access_integrity and not planned[0].needs_keys_of_all:
+                return [], None
+            return outline_of(unflatten_all(planned[0].entities)).parts(), None
 
-    everywhere = [entities_from(descriptions) for descriptions in gather_from(plan, process_group, doing)]
+    told = PlanCache(max_plans=0).agree(plan, process_group, doing).told or []
+    outlines = [Outline.from_parts(parts) for parts in told if parts]
     ours = planned[0]
     if validate_access_integrity:
-        validate_sharding_integrity(everywhere)
-    mode = parse_strict_flag(strict)
-    missing, unexpected = _handle_mismatch(mode, ours, everywhere, process_group, doing)
+        check_outlines(outlines)
+    missing, unexpected = _handle_mismatch(ours, keys_of(outlines), process_group, doing)
     options = {} if process_group is None else {"process_group": process_group}
     loaded = call_on_all(
         ours.strategy, lambda: ours.strategy.load(ours.kept, directory, **options), process_group, doing
@@ -253,7 +259,7 @@ def load(  # noqa: PLR0913 - the signature that users know
     except Exception as raised:
         error = raised
     raise_everywhere(error, process_group, doing)
-    if StrictHandling.requires_returning_mismatch_keys(mode):
+    if StrictHandling.requires_returning_mismatch_keys(ours.mode):
         return results[0], missing, unexpected
     return results[0]
 
@@ -453,18 +459,16 @@ def _plan(
         stored_keys = {one.key for one in strategy.load_sharded_metadata(directory).values()} - {_COMMON_STATE_KEY}
         _, unexpected = compute_mismatched_keys(stored_keys, entities)
         kept = _sharded_part(expanded, lambda entity: entity.key not in unexpected)
-    return _Planned(common, expanded, factories, entities, nonpersistent, kept, stored_keys, strategy)
+    return _Planned(common, expanded, factories, entities, nonpersistent, kept, stored_keys, strategy, strict)
 
 
-def _handle_mismatch(
-    mode: StrictHandling, planned: _Planned, everywhere: Sequence[Sequence[ShardedBase]], group: Group, doing: str
-) -> tuple[set[str], set[str]]:
+def _handle_mismatch(planned: _Planned, wanted: set[str], group: Group, doing: str) -> tuple[set[str], set[str]]:
+    """Missing and unexpected keys, reported as the mode says; ``wanted`` are the keys that any rank asks for."""
+    mode = planned.mode
     if not StrictHandling.requires_explicit_ckpt_mismatch_check(mode):
         return set(), set()
-    wants_all = StrictHandling.requires_global_app_metadata(mode)
-    missing, unexpected = compute_mismatched_keys(
-        planned.stored_keys, planned.entities, everywhere if wants_all else None
-    )
+    missing = planned.stored_keys - wanted if planned.needs_keys_of_all else set()
+    _, unexpected = compute_mismatched_keys(planned.stored_keys, planned.entities)
     warnings: list[str | None] = []
     gather_from(lambda: warnings.append(decide_on_mismatch(mode, missing, unexpected)), group, doing)
     if warnings[0] is not None:

@@ -62,6 +62,16 @@ class State:
 
 
 @dataclass(frozen=True, slots=True)
+class PartOfFile:
+    """What a rank writes into one file."""
+
+    name: str
+    objects: dict[str, bytes]
+    numbers: list[int]
+    """Of its tensors, among those of the part."""
+
+
+@dataclass(frozen=True, slots=True)
 class Part:
     """One rank's part of the sharded data, complete: writing it needs nothing else."""
 
@@ -74,6 +84,25 @@ class Part:
     shapes_before_flattening: list[tuple[str, tuple[int, ...]]]
     tensors: list[torch.Tensor]
     """Boxes, on any device, of any strides."""
+    separation_hint: str = ""
+    """Tensors whose keys start with it have a file of their own, whose name starts with it too."""
+
+    def files(self, rank: int) -> list[PartOfFile]:
+        """What goes into each file of the rank; no file without anything to write."""
+        hint, name = self.separation_hint, data_file_name(rank)
+        is_hinted = [bool(hint) and row[0].startswith(hint) for row in self.rows]
+        others = PartOfFile(name, self.objects, [number for number, yes in enumerate(is_hinted) if not yes])
+        hinted = PartOfFile(f"{hint}{name}", {}, [number for number, yes in enumerate(is_hinted) if yes])
+        return [file for file in (others, hinted) if file.objects or file.numbers]
+
+    def written(self, file: PartOfFile, places: Sequence[tuple[int, int]]) -> Written:
+        """What the others need to know of a file, whose objects and then tensors lie at these places."""
+        told = [number for place in places[: len(file.objects)] for number in place]
+        for number, place in zip(file.numbers, places[len(file.objects) :], strict=True):
+            told += self.offsets[number]
+            told += place
+        rows = [self.rows[number] for number in file.numbers]
+        return Written(file.name, list(file.objects), rows, self.shapes_before_flattening, told)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,13 +150,12 @@ def begin_save(  # noqa: PLR0913 - what is saved, where, and how far
             digest = digest_of(state.compared)
             if not validate:
                 return [], digest
-            outline = outline_of(unflatten_all(state.entities))
-            return [outline.form, outline.numbers], digest
+            return outline_of(unflatten_all(state.entities)).parts(), digest
 
     with collector_at_rest():
         agreement = plans.agree(prepare_part, group, doing)
     if agreement.told is not None and any(agreement.told):
-        check_outlines([Outline(*parts) if parts else Outline([], []) for parts in agreement.told])
+        check_outlines([Outline.from_parts(parts) if parts else Outline([], []) for parts in agreement.told])
         plans.remember(agreement)
     if len({digest for digest in agreement.beside if digest is not None}) > 1:
         warn_of_differences(compared[0], group)
@@ -143,7 +171,7 @@ def begin_save(  # noqa: PLR0913 - what is saved, where, and how far
     return common_blob[0] if common_blob and puts_off_common else None
 
 
-def store_entities(
+def store_entities(  # noqa: PLR0913 - what is saved, where, and how
     entities: Iterable[ShardedBase],
     directory: Location,
     plans: PlanCache,
@@ -151,6 +179,7 @@ def store_entities(
     *,
     blobs: Mapping[str, bytes] | None = None,
     with_sha256: bool = False,
+    separation_hint: str | None = None,
 ) -> dict[str, str]:
     """Write the sharded data and its index; without `commit_save` no reader takes it for a checkpoint.
 
@@ -160,7 +189,7 @@ def store_entities(
 
     def write() -> tuple[list[Any], dict[str, str]]:
         with told_as_checkpoint_errors(f"saving checkpoint {directory}"):
-            part = part_of(entities, blobs or {})
+            part = part_of(entities, blobs or {}, separation_hint)
             return write_part(part, part.tensors, directory, group_rank(group), with_sha256=with_sha256)
 
     return store_index(write, directory, plans, group)
@@ -185,7 +214,7 @@ def store_index(
         with told_as_checkpoint_errors(doing), collector_at_rest():
             if group_rank(group) == 0:
                 if agreement.told is not None:
-                    written = [Written.from_parts(parts) for parts in agreement.told]
+                    written = [one for parts in agreement.told for one in Written.from_parts(parts)]
                     agreement.plan.kept["index"] = IndexFiles.of(assemble_index(written))
                 write_index(directory, agreement.plan.kept["index"])
 
@@ -206,7 +235,7 @@ def commit_save(directory: Location, group: Group = None, config: CheckpointingC
     gather_from(commit_once, group, doing)
 
 
-def part_of(entities: Iterable[ShardedBase], blobs: Mapping[str, bytes]) -> Part:
+def part_of(entities: Iterable[ShardedBase], blobs: Mapping[str, bytes], separation_hint: str | None = None) -> Part:
     """What this rank writes of its entities: main replicas, flattened slices in their stored form."""
     entities = list(entities)
     stored: list[ShardedBase] = []
@@ -223,6 +252,7 @@ def part_of(entities: Iterable[ShardedBase], blobs: Mapping[str, bytes]) -> Part
         [one.global_offset for one in tensors],
         list(shapes_before_flattening(entities).items()),
         [one.data_in_box() for one in tensors],
+        separation_hint or "",
     )
 
 
@@ -235,41 +265,42 @@ def write_part(
     progress: Callable[[int], None] | None = None,
     with_sha256: bool = False,
 ) -> tuple[list[Any], dict[str, str]]:
-    """Write this rank's data file durably; returns what the others need to know of it. Calls nobody.
+    """Write this rank's data files durably; returns what the others need to know of them. Calls nobody.
 
-    The second value has the SHA-256 of the file, by its name, if that is asked for. ``tensors`` are those of the part,
+    The second value has the SHA-256 of each file, by its name, if that is asked for. ``tensors`` are those of the part,
     or copies of them. ``progress`` is told how many bytes are written.
     """
-    hasher = hashlib.sha256() if with_sha256 else None
     boxes = tensors.tensors if isinstance(tensors, Copies) else tensors
-    name = data_file_name(rank) if part.objects or boxes else ""
-    places: Sequence[tuple[int, int]] = ()
-    if name:
+    written: list[Written] = []
+    sums: dict[str, str] = {}
+    done_bytes = 0
+    for file in part.files(rank):
+        hasher = hashlib.sha256() if with_sha256 else None
         with told_as_checkpoint_errors(f"saving checkpoint {directory}"):
-            places = write_data_file(directory / name, list(part.objects.values()), boxes, progress, hasher)
-    return parts_of(part, name, places), {name: hasher.hexdigest()} if hasher and name else {}
+            picked, tell = [boxes[number] for number in file.numbers], _beyond(done_bytes, progress)
+            places = write_data_file(directory / file.name, list(file.objects.values()), picked, tell, hasher)
+        done_bytes += sum(length for _, length in places)
+        written.append(part.written(file, places))
+        if hasher is not None:
+            sums[file.name] = hasher.hexdigest()
+    return [one for file in written for one in file.parts()], sums
 
 
 def fork_part(
     part: Part, directory: Location, rank: int, *, with_sha256: bool = False
 ) -> tuple[ForkedWrite | None, list[Any]]:
     """Let a child of this process have this rank's values, ready to be written; and what the others need to know."""
-    if not part.objects and not part.tensors:
-        return None, parts_of(part, "", ())
-    name, recorded = data_file_name(rank), RecordedFile()
-    places = put_blobs(recorded, list(part.objects.values()), part.tensors)
-    return ForkedWrite(recorded, directory / name, with_sha256=with_sha256), parts_of(part, name, places)
+    recorded: dict[Location, RecordedFile] = {}
+    parts: list[Any] = []
+    for file in part.files(rank):
+        recorded[directory / file.name] = record = RecordedFile()
+        places = put_blobs(record, list(file.objects.values()), [part.tensors[number] for number in file.numbers])
+        parts += part.written(file, places).parts()
+    return ForkedWrite(recorded, with_sha256=with_sha256) if recorded else None, parts
 
 
-def parts_of(part: Part, name: str, places: Sequence[tuple[int, int]]) -> list[Any]:
-    """What the others need to know of a data file: `Written`, taken apart."""
-    numbers: list[int] = []
-    for place in places[: len(part.objects)]:
-        numbers += place
-    for offset, place in zip(part.offsets, places[len(part.objects) :], strict=True):
-        numbers += offset
-        numbers += place
-    return Written(name, list(part.objects), part.rows, part.shapes_before_flattening, numbers).parts()
+def _beyond(done_bytes: int, progress: Callable[[int], None] | None) -> Callable[[int], None] | None:
+    return None if progress is None else lambda num_bytes: progress(done_bytes + num_bytes)
 
 
 def dump_objects(entities: Iterable[ShardedBase]) -> dict[str, bytes]:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from xml.etree import ElementTree
 
 import torch
 
 from benchmarks.checkpoint import background, formats, planning, storage
+from benchmarks.checkpoint.planning_page import write_page
+from benchmarks.report import write_report
 
 
 def test_saves_and_loads_are_compared(tmp_path: Path) -> None:
@@ -35,6 +38,14 @@ def test_time_that_a_background_save_blocks_is_told(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_planning_is_timed_with_and_without_a_plan() -> None:
+def test_planning_is_timed_with_and_without_a_plan_and_drawn(tmp_path: Path) -> None:
     rows = planning.planning(8, 20, (60.0, 60.0))
-    assert [row.ok for row in rows] == [True, True, None, None]
+    assert [row.ok for row in rows] == [True, True, None, None, None]
+    rows = [row for size in (8, 16) for row in (*planning.planning(size, 20), *planning.sharing(size, 20))]
+    rows.append(planning.growth(rows, 8, 16, 20))
+    write_page(write_report("checkpoint-planning", rows, folder=tmp_path), tmp_path)
+    page = (tmp_path / "planning.md").read_text()
+    assert page.count("\n| 8 |") == page.count("\n| 16 |") == 1
+    assert "over linear" in page
+    plot = ElementTree.fromstring((tmp_path / "planning.svg").read_text())
+    assert len(plot.findall("{*}polyline")) == 5

@@ -22,17 +22,30 @@ from remesh.dist_checkpointing.model_entities import (
     sharded_state_dict_default,
 )
 from remesh.dist_checkpointing.safe_globals import SafeUnpickler
+from remesh.dist_checkpointing.strategies.async_utils import AsyncRequest
 from remesh.dist_checkpointing.strategies.cached_metadata_filesystem_reader import CachedMetadataFileSystemReader
 from remesh.dist_checkpointing.strategies.checkpointable import CheckpointableShardedTensor, LocalShardsContainer
+from remesh.dist_checkpointing.strategies.filesystem_async import FileSystemWriterAsync
+from remesh.dist_checkpointing.strategies.state_dict_saver import (
+    save_state_dict_async_finalize,
+    save_state_dict_async_plan,
+)
 from remesh.dist_checkpointing.strategies.tensorstore import TensorStoreLoadShardedStrategy
 from remesh.dist_checkpointing.strategies.torch import (
     MCoreLoadPlanner,
+    MCoreSavePlanner,
+    TorchDistSaveShardedStrategy,
+    _replace_sharded_keys_with_state_dict_keys,
+    _replace_state_dict_keys_with_sharded_keys,
+    _restore_dict_types,
+    _unwrap_pyt_sharded_tensor,
     flatten_state_dict,
     get_reformulation_metadata,
     mcore_to_pyt_state_dict,
 )
 from remesh.dist_checkpointing.strategies.two_stage import TwoStageDataParallelLoadShardedStrategy
 from remesh.dist_checkpointing.tensor_aware_state_dict import MCoreTensorAwareStateDict
+from remesh.dist_checkpointing.validation import verify_integrity_manifest
 
 
 def half(at: int, values: torch.Tensor) -> ShardedTensor:
@@ -106,6 +119,97 @@ def test_flat_dicts_and_walks(tmp_path: Path) -> None:
     flat = ShardedTensor.from_rank_offsets_flat("f", torch.ones(6), (2, 3), flattened_range=slice(0, 6))
     dist_checkpointing.save({"f": flat}, tmp_path)
     assert get_reformulation_metadata({"f": flat}, tmp_path)["f"].ckpt_reform_global_shape == (1, 1, 6)
+
+
+def test_native_torch_pads_and_cuts_what_may_differ_in_shape(tmp_path: Path) -> None:
+    dist_checkpointing.save({"w": ShardedTensor.from_rank_offsets("w", torch.arange(6.0).reshape(3, 2))}, tmp_path)
+    for rows in (2, 5):
+        got = torch.full((rows, 2), 9.0)
+        wanted = ShardedTensor.from_rank_offsets("w", got, allow_shape_mismatch=True)
+        planner = MCoreLoadPlanner(allow_shape_mismatch_sharded_tensors={"w": wanted})
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            dcp.load(mcore_to_pyt_state_dict({"w": [wanted]}), checkpoint_id=tmp_path, planner=planner, no_dist=True)
+        assert got.flatten().tolist() == [*range(6), 0, 0, 0, 0][: 2 * rows]
+    other = ShardedTensor.from_rank_offsets("w", torch.zeros(2, 2))
+    strict = MCoreLoadPlanner(shapes_validation_sharded_tensors=[other])
+    with warnings.catch_warnings(), pytest.raises(BaseException, match="Global shape mismatch"):
+        warnings.simplefilter("ignore")
+        dcp.load(mcore_to_pyt_state_dict({"w": [other]}), checkpoint_id=tmp_path, planner=strict, no_dist=True)
+    with pytest.raises(CheckpointingException, match=r"save them with dist_checkpointing\.save"):
+        MCoreSavePlanner(nd_flattened_global_shapes={"w": (2, 3)})
+
+
+def test_entities_are_put_under_their_keys_and_back() -> None:
+    nest: Any = {
+        "a": [half(0, torch.zeros(2, 3)), {3: half(1, torch.ones(2, 3))}],
+        "o": ShardedObject("o", 7, (1,), (0,)),
+    }
+    by_key, paths, names = _replace_state_dict_keys_with_sharded_keys(nest)
+    assert {key: len(values) for key, values in by_key.items()} == {"w": 2, "o/shard_0_1": 1}
+    native = mcore_to_pyt_state_dict(by_key)
+    values = {key: _unwrap_pyt_sharded_tensor(value) for key, value in native.items()}
+    back = _replace_sharded_keys_with_state_dict_keys(values, paths, names)
+    _restore_dict_types(back, nest)
+    assert (back["o"], back["a"][0].sum(), back["a"][1][3].sum()) == (7, 0, 6)
+    as_text: Any = {"a": {"5": 1, "b": 2}}
+    _restore_dict_types(as_text, {"a": {5: None, "b": None}})
+    assert as_text == {"a": {"b": 2, 5: 1}}
+
+
+def test_tensors_under_a_hint_have_a_file_of_their_own(tmp_path: Path) -> None:
+    names = ["optimizer.a", "model.b", "optimizer.c"]
+    state: Any = {
+        name: ShardedTensor.from_rank_offsets(name, torch.full((3,), float(at))) for at, name in enumerate(names)
+    }
+    state["rng"] = ShardedObject("rng", 5, (1,), (0,))
+    strategy = TorchDistSaveShardedStrategy(separation_hint="optimizer")
+    dist_checkpointing.save(state, tmp_path, strategy, verify_integrity=True)
+    assert {path.name for path in tmp_path.glob("*.distcp")} == {"__0_0.distcp", "optimizer__0_0.distcp"}
+    plain = dist_checkpointing.load_plain_tensors(tmp_path)
+    assert [plain[name].tolist() for name in names] == [[at] * 3 for at in range(3)]
+    verify_integrity_manifest(tmp_path)
+    dist_checkpointing.remove_sharded_tensors(tmp_path, "optimizer")
+    assert {path.name for path in tmp_path.glob("*.distcp")} == {"__0_0.distcp"}
+    assert dist_checkpointing.load_plain_tensors(tmp_path)["model.b"].tolist() == [1, 1, 1]
+    with pytest.raises(CheckpointingException, match="beginning of a file name"):
+        TorchDistSaveShardedStrategy(separation_hint="../up")
+
+
+@pytest.mark.parametrize("hint", [None, "model"])
+def test_a_plan_of_native_torch_is_written_apart_and_finished(tmp_path: Path, hint: str | None) -> None:
+    weight = torch.arange(8.0)
+    state: Any = {"model": {"w": weight, "v": torch.ones(2, 2)}, "step": 3}
+    writer = FileSystemWriterAsync(tmp_path, separation_hint=hint)
+    planned, agreed, told, *reused = save_state_dict_async_plan(state, writer)
+    assert reused == [False, False]
+    weight.zero_()  # what was copied is what is written
+    function, preload, args = writer.get_save_function_and_args()
+    request = AsyncRequest(function, tuple(args), [lambda: save_state_dict_async_finalize(*planned)], {}, preload)
+    request.execute_sync()
+    assert len(list(tmp_path.glob("*.distcp"))) == (1 if hint is None else 2)
+    got: Any = {"model": {"w": torch.zeros(8), "v": torch.zeros(2, 2)}, "step": 0}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        dcp.load(got, checkpoint_id=tmp_path, no_dist=True)
+    assert (got["model"]["w"].tolist(), got["step"]) == (list(range(8)), 3)
+    again = FileSystemWriterAsync(tmp_path / "again")
+    *_, told_again, is_as_before, is_as_loaded = save_state_dict_async_plan(
+        {**state, "step": 4}, again, cached_ckpt_structure=(agreed, told, True), loaded_all_plans=[told]
+    )
+    assert (is_as_before, is_as_loaded) == (True, True)
+    assert told_again == told
+
+
+def test_a_writer_that_has_not_written_finishes_nothing(tmp_path: Path) -> None:
+    writer = FileSystemWriterAsync(tmp_path)
+    planned, *_ = save_state_dict_async_plan({"w": torch.ones(2)}, writer)
+    writer.get_save_function_and_args()
+    with pytest.raises(CheckpointingException, match="has told nothing"):
+        save_state_dict_async_finalize(*planned)
+    assert not (tmp_path / ".metadata").exists()
+    with pytest.raises(NotImplementedError, match="expected one file per rank"):
+        FileSystemWriterAsync(tmp_path, use_msc=True)
 
 
 def test_the_safe_unpickler_builds_nothing_else() -> None:

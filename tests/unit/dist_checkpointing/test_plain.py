@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import torch.distributed.checkpoint as dcp
 import remesh
 from remesh.dist_checkpointing.core import CheckpointingException
 from remesh.dist_checkpointing.plain import step_name
-from remesh.dist_checkpointing.writes import HeldBox, choose_writers
+from remesh.dist_checkpointing.writes import HeldBoxes, choose_writers
 from remesh.errors import FormatError, LayoutError, StorageError
 from remesh.layout import Box, Shard
 from remesh.layout.from_torch import Piece
@@ -126,13 +127,19 @@ def test_native_torch_and_we_read_each_other(tmp_path: Path) -> None:
 
 
 def test_writers_share_the_bytes_of_replicas() -> None:
-    boxes = [HeldBox(f"w{index}", Box.of_shape((size,)), size) for index, size in enumerate((50, 30, 30, 20, 10, 10))]
-    writers = choose_writers([boxes, boxes, boxes])
-    load = [sum(box.num_bytes for box in boxes if writers[box.name, box.box] == rank) for rank in range(3)]
-    assert load == [50, 50, 50]
+    sizes = (50, 30, 30, 20, 10, 10)
+    held = HeldBoxes([(f"w{index}", (size,), size) for index, size in enumerate(sizes)], [0] * len(sizes))
+    writes = [choose_writers([held, held, held], rank) for rank in range(3)]
+    assert [sum(writer) for writer in zip(*writes, strict=True)] == [1] * len(sizes)
+    assert [sum(itertools.compress(sizes, of_rank)) for of_rank in writes] == [50, 50, 50]
 
 
 def test_who_alone_holds_a_box_writes_it() -> None:
-    shared, only = HeldBox("a", Box((0,), (4,)), 16), HeldBox("b", Box((0,), (9,)), 36)
-    writers = choose_writers([[], [shared, only], [shared]])
-    assert (writers["b", only.box], writers["a", shared.box]) == (1, 2)
+    held = [HeldBoxes([], []), HeldBoxes([("a", (4,), 16), ("b", (9,), 36)], [0, 0]), HeldBoxes([("a", (4,), 16)], [0])]
+    assert [choose_writers(held, rank) for rank in range(3)] == [[], [False, True], [True]]
+
+
+def test_boxes_of_one_form_at_other_places_are_not_replicas() -> None:
+    form = [("w", (2, 3), 24), ("v", (), 4)]
+    held = [HeldBoxes(form, [2 * rank, 0]) for rank in range(3)]
+    assert [choose_writers(held, rank) for rank in range(3)] == [[True, True], [True, False], [True, False]]

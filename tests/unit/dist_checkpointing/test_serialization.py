@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import logging
 import pickle
+from argparse import Namespace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -267,6 +269,14 @@ def test_classes_that_the_program_allows_are_kept(tmp_path: Path) -> None:
         assert isinstance(load({}, tmp_path)["a"], Foreign)
     with pytest.raises(FormatError, match="add_safe_globals"):
         load({}, tmp_path)
+
+
+def test_arguments_of_a_program_are_common_data_and_run_nothing(tmp_path: Path) -> None:
+    arguments = Namespace(lr=0.5, layers=[1, 2], inner=SimpleNamespace(dtype=torch.bfloat16))
+    dist_checkpointing.save({"args": arguments}, tmp_path)
+    assert dist_checkpointing.load_common_state_dict(tmp_path) == {"args": arguments}
+    with pytest.raises(CheckpointingException, match="could not be loaded again"):
+        dist_checkpointing.save({"args": Namespace(hook=Foreign())}, tmp_path / "other")
 
 
 def test_an_entity_in_a_tuple_is_refused(tmp_path: Path) -> None:

@@ -1,15 +1,17 @@
 """How does one tensor or object become bytes, and come back safely?
 
 A *blob* is one complete ``torch.save`` file. Blobs of objects hold a list with one element per local object of
-that name. Reading allows what ``torch.load(weights_only=True)`` allows, NumPy arrays and what the program has
-registered with ``torch.serialization.add_safe_globals``; whatever cannot be read back is refused when it is saved.
+that name. Reading allows what ``torch.load(weights_only=True)`` allows, NumPy arrays, namespaces and what the program
+has registered with ``torch.serialization.add_safe_globals``; whatever cannot be read back is refused when it is saved.
 """
 
 from __future__ import annotations
 
 import io
 import pickle
+from argparse import Namespace
 from collections.abc import Iterable, Iterator, Sequence
+from types import SimpleNamespace
 from typing import IO, Any, cast
 
 import numpy as np
@@ -29,8 +31,11 @@ SAFE_GLOBALS = [
     np._core.multiarray._reconstruct,  # type: ignore[attr-defined]
     np._core.multiarray.scalar,  # type: ignore[attr-defined]
     *(getattr(np.dtypes, name) for name in np.dtypes.__all__ if name not in ("ObjectDType", "StringDType")),
+    Namespace,
+    SimpleNamespace,
 ]
-"""What pickles of arrays and scalars of plain numbers name; building them runs no foreign code."""
+"""What pickles of arrays and scalars of plain numbers name, and of a program's arguments; building them runs no foreign
+code, since both namespaces are nothing but attributes."""
 
 
 def start_blob(file: BlobSink, dtype: str, shape: tuple[int, ...]) -> int:

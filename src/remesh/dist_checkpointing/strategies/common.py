@@ -25,10 +25,10 @@ _BACKEND, _VERSION = "torch", 1
 _SUFFIX = ".pt"
 
 
-def save_common(common: dict[str, Any], checkpoint_dir: Directory) -> None:
+def save_common(common_state_dict: dict[str, Any], checkpoint_dir: Directory) -> None:
     """Write the common data durably; called by one rank."""
     path = location_of(checkpoint_dir) / COMMON_STATE_FNAME
-    store_of(path).put(path, dump_object(common, "the common data"))
+    store_of(path).put(path, dump_object(common_state_dict, "the common data"))
 
 
 def load_common(checkpoint_dir: Directory) -> dict[str, Any]:
@@ -139,5 +139,10 @@ def _object_path(directory: Location, unique_key: str) -> Location:
     return path
 
 
-register_default_strategy(StrategyAction.SAVE_COMMON, _BACKEND, _VERSION, TorchCommonSaveStrategy())
-register_default_strategy(StrategyAction.LOAD_COMMON, _BACKEND, _VERSION, TorchCommonLoadStrategy())
+def register_default_common_strategies() -> None:
+    """Make these strategies the default ones for common data, as they are from the start."""
+    register_default_strategy(StrategyAction.SAVE_COMMON, _BACKEND, _VERSION, TorchCommonSaveStrategy())
+    register_default_strategy(StrategyAction.LOAD_COMMON, _BACKEND, _VERSION, TorchCommonLoadStrategy())
+
+
+register_default_common_strategies()

@@ -25,7 +25,8 @@ import os
 import signal
 import warnings
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -95,31 +96,37 @@ class RecordedFile:
         return [entry[1] for entry in self._entries if not isinstance(entry, bytearray)]
 
 
+_Files = Sequence[tuple[Path, RecordedFile]]
+
+
 class ForkedWrite:
     """A child that has the values of this moment and waits to write them. To be called once, from any thread."""
 
-    def __init__(self, recorded: RecordedFile, path: Location, *, with_sha256: bool = False) -> None:
-        if not isinstance(path, Path):
-            raise CheckpointingException(
-                f"saving {path} from a fork: expected a place of this machine's file systems, found a URL, whose "
-                "client has threads; take snapshots by copying"
-            )
-        self.num_bytes = recorded.tell()
-        self._path = path
-        self._large = recorded.large()
+    def __init__(self, recorded: Mapping[Location, RecordedFile], *, with_sha256: bool = False) -> None:
+        files: list[tuple[Path, RecordedFile]] = []
+        for path, record in recorded.items():
+            if not isinstance(path, Path):
+                raise CheckpointingException(
+                    f"saving {path} from a fork: expected a place of this machine's file systems, found a URL, whose "
+                    "client has threads; take snapshots by copying"
+                )
+            files.append((path, record))
+        self.num_bytes = sum(record.tell() for _, record in files)
+        self._paths = ", ".join(str(path) for path, _ in files)
+        self._large = [memory for _, record in files for memory in record.large()]
         word_in, self._word = os.pipe()
         self._answers, answer_out = os.pipe()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # of forks beside threads; see above
             self._child = os.fork()
         if self._child == 0:
-            _be_the_child(recorded, path, word_in, answer_out, with_sha256)
+            _be_the_child(files, word_in, answer_out, with_sha256)
         os.close(word_in)
         os.close(answer_out)
         self._ending = weakref.finalize(self, _end, self._child, self._word, self._answers)
 
     def __call__(self, *, progress: Callable[[int], None] = lambda num_bytes: None) -> dict[str, str]:
-        """Let it write, and wait; returns the SHA-256 of the file by its name, if it was asked for."""
+        """Let it write, and wait; returns the SHA-256 of each file by its name, if that was asked for."""
         os.write(self._word, b"\n")
         said: dict[str, Any] = {}
         with os.fdopen(os.dup(self._answers)) as answers:
@@ -131,7 +138,7 @@ class ForkedWrite:
         large, self._large = self._large, []
         if "sums" not in said:
             raise CheckpointingException(
-                f"writing data file {self._path} in a child of this process: expected it to be written, found "
+                f"writing {self._paths} in a child of this process: expected all to be written, found "
                 f"{said.get('failed', 'that the child ended before')}; the previous checkpoint is as it was"
             )
         for memory in large:
@@ -142,27 +149,36 @@ class ForkedWrite:
         raise TypeError("a write that a child of this process waits to do cannot be sent to another; use a thread")
 
 
-def _be_the_child(recorded: RecordedFile, path: Path, word_in: int, answer_out: int, with_sha256: bool) -> NoReturn:
+def _be_the_child(files: _Files, word_in: int, answer_out: int, with_sha256: bool) -> NoReturn:
     try:
         gc.disable()  # nothing that others have made is to be finalized here
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # meant for the training loop
         _close_all_but(word_in, answer_out)
         if os.read(word_in, 1):
-            _write(recorded, path, answer_out, with_sha256)
+            _write(files, answer_out, with_sha256)
     finally:
         os._exit(0)
 
 
-def _write(recorded: RecordedFile, path: Path, answer_out: int, with_sha256: bool) -> None:
+def _write(files: _Files, answer_out: int, with_sha256: bool) -> None:
     def say(**what: Any) -> None:
         os.write(answer_out, json.dumps(what).encode() + b"\n")
 
+    def say_written(before: int, num_bytes: int) -> None:
+        say(written=before + num_bytes)
+
     try:
-        hasher = hashlib.sha256() if with_sha256 else None
-        with DataFile(path, hasher) as file:
-            recorded.play(file, lambda num_bytes: say(written=num_bytes))
-            file.finish()
-        say(sums={path.name: hasher.hexdigest()} if hasher else {})
+        sums: dict[str, str] = {}
+        done_bytes = 0
+        for path, recorded in files:
+            hasher = hashlib.sha256() if with_sha256 else None
+            with DataFile(path, hasher) as file:
+                recorded.play(file, partial(say_written, done_bytes))
+                file.finish()
+            done_bytes += recorded.tell()
+            if hasher is not None:
+                sums[path.name] = hasher.hexdigest()
+        say(sums=sums)
     except BaseException as raised:  # told by the parent
         say(failed=f"{type(raised).__name__}: {raised}")
 

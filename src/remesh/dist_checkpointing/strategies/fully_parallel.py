@@ -12,7 +12,7 @@ of the group. Objects are not shared out: each rank reads those it wants.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from remesh.dist_checkpointing.dict_utils import (
     dict_list_map_inplace,
@@ -50,38 +50,34 @@ __all__ = [
 ]
 
 
-class FullyParallelSaveStrategyWrapper(AsyncSaveShardedStrategy):
-    """Saves with ``strategy``, after sharing out the writing of replicas among ``parallelization_group``.
+_Wrapped = TypeVar("_Wrapped", SaveShardedStrategy, LoadShardedStrategy)
+
+
+class _Sharing(Generic[_Wrapped]):
+    """What both wrappers have: the wrapped strategy, the group, and the distribution of the work among its ranks.
 
     With ``do_cache_distribution`` the distribution is computed anew only when the shards of a rank have changed, which
     one short gather tells. ``pg_cache_path`` is a folder with the distribution of an earlier program, or with
     ``pg_cache_create`` for a later one.
     """
 
-    def __init__(  # noqa: PLR0913 - the signature that users know
+    base_strategy: _Wrapped
+    parallelization_group: Group
+    cached_distribution: ShardDistribution | None = None
+    """The one used last, with ``do_cache_distribution``."""
+
+    def _share(
         self,
-        strategy: SaveShardedStrategy,
-        parallelization_group: Group = None,
-        do_cache_distribution: bool = False,
-        backend: str | None = None,
-        version: int | None = None,
-        validate_access_integrity: bool = True,
-        pg_cache_path: Directory | None = None,
-        pg_cache_create: bool = False,
+        strategy: _Wrapped,
+        group: Group,
+        do_cache_distribution: bool,
+        pg_cache_path: Directory | None,
+        pg_cache_create: bool,
     ) -> None:
-        super().__init__(backend or strategy.backend, version or strategy.version)
-        if (self.backend, self.version) != (strategy.backend, strategy.version):
-            raise CheckpointingException(
-                f"wrapping {strategy}: found backend {backend!r} version {version}, expected those of the wrapped "
-                "strategy, since the wrapper does not change the format"
-            )
         self.base_strategy = strategy
-        self.parallelization_group = parallelization_group
+        self.parallelization_group = group
         self.do_cache_distribution = do_cache_distribution
-        self.validate_access_integrity = validate_access_integrity
         self.pg_cache_path, self.pg_cache_create = pg_cache_path, pg_cache_create
-        self.cached_distribution: ShardDistribution | None = None
-        """The one used last, with ``do_cache_distribution``."""
         self._distributions = PlanCache() if do_cache_distribution else PlanCache(max_plans=0)
 
     @property
@@ -100,6 +96,43 @@ class FullyParallelSaveStrategyWrapper(AsyncSaveShardedStrategy):
     @property
     def raises_everywhere(self) -> bool:
         return self.base_strategy.raises_everywhere
+
+    def _distribution(self, sharded_state_dict: ShardedStateDict, *, ignore_groups: bool) -> ShardDistribution | None:
+        distribution = determine_main_replica_uniform_distribution(
+            sharded_state_dict,
+            self.parallelization_group,
+            ignore_groups,
+            self.pg_cache_path,
+            self.pg_cache_create,
+            plans=self._distributions,
+        )
+        if self.do_cache_distribution:
+            self.cached_distribution = distribution
+        return distribution
+
+
+class FullyParallelSaveStrategyWrapper(_Sharing[SaveShardedStrategy], AsyncSaveShardedStrategy):
+    """Saves with ``strategy``, after sharing out the writing of replicas among ``parallelization_group``."""
+
+    def __init__(  # noqa: PLR0913 - the signature that users know
+        self,
+        strategy: SaveShardedStrategy,
+        parallelization_group: Group = None,
+        do_cache_distribution: bool = False,
+        backend: str | None = None,
+        version: int | None = None,
+        validate_access_integrity: bool = True,
+        pg_cache_path: Directory | None = None,
+        pg_cache_create: bool = False,
+    ) -> None:
+        super().__init__(backend or strategy.backend, version or strategy.version)
+        if (self.backend, self.version) != (strategy.backend, strategy.version):
+            raise CheckpointingException(
+                f"wrapping {strategy}: found backend {backend!r} version {version}, expected those of the wrapped "
+                "strategy, since the wrapper does not change the format"
+            )
+        self._share(strategy, parallelization_group, do_cache_distribution, pg_cache_path, pg_cache_create)
+        self.validate_access_integrity = validate_access_integrity
 
     @property
     def plans(self) -> PlanCache:
@@ -135,21 +168,14 @@ class FullyParallelSaveStrategyWrapper(AsyncSaveShardedStrategy):
 
     def apply_saving_parallelization(self, sharded_state_dict: ShardedStateDict) -> None:
         """Give each shard's chosen writer replica 0 and the other holders replica 1, in place."""
-        distribution = determine_main_replica_uniform_distribution(
+        distribute_main_replicas_with_precomputed_distribution(
             sharded_state_dict,
             self.parallelization_group,
-            pg_cache_path=self.pg_cache_path,
-            pg_cache_create=self.pg_cache_create,
-            plans=self._distributions,
+            self._distribution(sharded_state_dict, ignore_groups=False),
         )
-        distribute_main_replicas_with_precomputed_distribution(
-            sharded_state_dict, self.parallelization_group, distribution
-        )
-        if self.do_cache_distribution:
-            self.cached_distribution = distribution
 
 
-class FullyParallelLoadStrategyWrapper(LoadShardedStrategy):
+class FullyParallelLoadStrategyWrapper(_Sharing[LoadShardedStrategy], LoadShardedStrategy):
     """Loads with ``strategy``, each shard on one rank of ``parallelization_group``, then exchanges them.
 
     ``exchange_algo`` is ``"broadcast"``, ``"gather_rounds"``, ``"gather_object"`` or ``"planned"``, which sends to each
@@ -172,28 +198,9 @@ class FullyParallelLoadStrategyWrapper(LoadShardedStrategy):
                 f"wrapping {type(strategy).__name__}: unknown exchange algorithm {exchange_algo!r}, expected one of "
                 f"{', '.join(EXCHANGE_ALGOS)}"
             )
-        self.base_strategy = strategy
-        self.parallelization_group = parallelization_group
-        self.do_cache_distribution = do_cache_distribution
+        self._share(strategy, parallelization_group, do_cache_distribution, pg_cache_path, pg_cache_create)
         self.exchange_algo = exchange_algo
         self.per_rank_object_load = per_rank_object_load
-        self.pg_cache_path, self.pg_cache_create = pg_cache_path, pg_cache_create
-        self.cached_distribution: ShardDistribution | None = None
-        """The one used last, with ``do_cache_distribution``."""
-        self._distributions = PlanCache() if do_cache_distribution else PlanCache(max_plans=0)
-
-    @property
-    def cached_global_metadata(self) -> Any:
-        """That of the wrapped strategy."""
-        return getattr(self.base_strategy, "cached_global_metadata", None)
-
-    @property
-    def can_handle_sharded_objects(self) -> bool:
-        return self.base_strategy.can_handle_sharded_objects
-
-    @property
-    def raises_everywhere(self) -> bool:
-        return self.base_strategy.raises_everywhere
 
     def check_backend_compatibility(self, loaded_backend: str) -> None:
         self.base_strategy.check_backend_compatibility(loaded_backend)
@@ -241,17 +248,7 @@ class FullyParallelLoadStrategyWrapper(LoadShardedStrategy):
 
     def apply_loading_parallelization(self, sharded_state_dict: ShardedStateDict) -> ShardDistribution | None:
         """The distribution of the reading among the group; None for a group of one."""
-        distribution = determine_main_replica_uniform_distribution(
-            sharded_state_dict,
-            self.parallelization_group,
-            ignore_groups=True,
-            pg_cache_path=self.pg_cache_path,
-            pg_cache_create=self.pg_cache_create,
-            plans=self._distributions,
-        )
-        if self.do_cache_distribution:
-            self.cached_distribution = distribution
-        return distribution
+        return self._distribution(sharded_state_dict, ignore_groups=True)
 
     def fill_in_deferred_sharded_tensors(
         self, sharded_state_dict: ShardedStateDict, loaded_tensors: Tensors, values: dict[int, Any]

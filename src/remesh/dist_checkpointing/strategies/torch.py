@@ -49,6 +49,10 @@ from remesh.dist_checkpointing.strategies.torch_faces import (
     MCoreSavePlan,
     MCoreSavePlanner,
     _get_filesystem_reader,
+    _replace_sharded_keys_with_state_dict_keys,
+    _replace_state_dict_keys_with_sharded_keys,
+    _restore_dict_types,
+    _unwrap_pyt_sharded_tensor,
     flatten_state_dict,
     get_async_strategy,
     get_reformulation_metadata,
@@ -75,6 +79,10 @@ __all__ = [
     "TorchDistLoadShardedStrategy",
     "TorchDistSaveShardedStrategy",
     "_get_filesystem_reader",
+    "_replace_sharded_keys_with_state_dict_keys",
+    "_replace_state_dict_keys_with_sharded_keys",
+    "_restore_dict_types",
+    "_unwrap_pyt_sharded_tensor",
     "flatten_state_dict",
     "get_async_strategy",
     "get_reformulation_metadata",
@@ -87,12 +95,14 @@ __all__ = [
 class TorchDistSaveShardedStrategy(AsyncSaveShardedStrategy):
     """Writes ``torch_dist``: one data file per rank, and the index.
 
-    ``keep_only_main_replica=False`` writes every replica; readers see one of them. ``max_staged_bytes`` bounds the
-    copies of background saves on this rank: a save that finds no room waits for those before it. ``thread_count``,
-    With ``snapshots="fork"`` background saves copy no large tensor: a child of this process writes them, see
+    ``keep_only_main_replica=False`` writes every replica; readers see one of them. Tensors whose keys start with
+    ``separation_hint`` go to files of their own, so that their removal frees all their bytes. ``max_staged_bytes``
+    bounds the copies of background saves on this rank: a save that finds no room waits for those before it. With
+    ``snapshots="fork"`` background saves copy no large tensor: a child of this process writes them, see
     `forked_write`; for states in CPU memory that rest while they are written, and queues whose worker is a thread.
-    ``cached_metadata`` and ``cpu_shm_mode`` are accepted for the sake of callers and change nothing: a rank writes
-    one file, plans are always remembered and always checked, and copies lie in memory that processes can share.
+    ``thread_count``, ``cached_metadata`` and ``cpu_shm_mode`` are accepted for the sake of callers and change nothing:
+    a rank writes one file, plans are always remembered and always checked, and copies lie in memory that processes can
+    share.
     """
 
     def __init__(  # noqa: PLR0913 - the signature that users know
@@ -116,11 +126,11 @@ class TorchDistSaveShardedStrategy(AsyncSaveShardedStrategy):
             )
         if thread_count < 1:
             raise CheckpointingException(f"making a save strategy: thread_count is {thread_count}, expected at least 1")
-        if separation_hint is not None:
+        if separation_hint is not None and (not separation_hint.isprintable() or set(separation_hint) & set("/\\")):
             raise CheckpointingException(
-                f"making a save strategy: separation_hint is {separation_hint!r}, expected None; tensors can be "
-                "removed by prefix (remove_sharded_tensors) without files of their own"
+                f"making a save strategy: separation_hint is {separation_hint!r}, expected the beginning of a file name"
             )
+        self.separation_hint = separation_hint
         self.keep_only_main_replica = keep_only_main_replica
         self.thread_count = thread_count
         self.use_cached_ckpt_structure = cached_metadata
@@ -175,7 +185,13 @@ class TorchDistSaveShardedStrategy(AsyncSaveShardedStrategy):
         with_sha256, self._asks_for_sums = self._asks_for_sums, False
         directory = location_of(checkpoint_dir)
         self._sums = store_entities(
-            entities, directory, self._plans, process_group, blobs=blobs, with_sha256=with_sha256
+            entities,
+            directory,
+            self._plans,
+            process_group,
+            blobs=blobs,
+            with_sha256=with_sha256,
+            separation_hint=self.separation_hint,
         )
 
     def async_save(
@@ -191,7 +207,7 @@ class TorchDistSaveShardedStrategy(AsyncSaveShardedStrategy):
         entities = self._entities_of(sharded_state_dict)
         with_sha256, self._asks_for_sums = self._asks_for_sums, False
         with told_as_checkpoint_errors(f"saving checkpoint {directory}"):
-            part = part_of(entities, self._take_blobs(entities))
+            part = part_of(entities, self._take_blobs(entities), self.separation_hint)
             if self._snapshots == "fork":
                 return self._fork(part, directory, process_group, with_sha256)
             copies = self._staging.copy(part.tensors)

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from torch.distributed.checkpoint import DefaultLoadPlanner, DefaultSavePlanner, Metadata, SavePlan
+import torch
+from torch.distributed.checkpoint import DefaultLoadPlanner, DefaultSavePlanner, LoadPlan, Metadata, SavePlan
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
-from remesh.dist_checkpointing.dict_utils import nested_leaves
-from remesh.dist_checkpointing.errors import CheckpointingException
+from remesh.dist_checkpointing.dict_utils import items_of, nested_leaves
+from remesh.dist_checkpointing.errors import CheckpointingException, CheckpointMismatchError
 from remesh.dist_checkpointing.flattened import stored_form
-from remesh.dist_checkpointing.mapping import ShardedObject, ShardedStateDict, ShardedTensor
+from remesh.dist_checkpointing.mapping import ShardedObject, ShardedStateDict, ShardedTensor, is_main_replica
 from remesh.dist_checkpointing.storage import Directory, location_of
 from remesh.dist_checkpointing.strategies.cached_metadata_filesystem_reader import CachedMetadataFileSystemReader
 from remesh.dist_checkpointing.strategies.checkpointable import CheckpointableShardedTensor, LocalShardsContainer
@@ -36,29 +38,64 @@ class MCoreSavePlan(SavePlan):
 
 
 class MCoreSavePlanner(DefaultSavePlanner):
-    """torch's planner, for saving what `mcore_to_pyt_state_dict` returns with native torch."""
+    """torch's planner, for saving what `mcore_to_pyt_state_dict` returns with native torch.
+
+    ``nd_flattened_global_shapes`` is refused: only this package's own save tells readers what was flattened.
+    """
+
+    def __init__(
+        self,
+        *args: Any,
+        nd_flattened_global_shapes: Mapping[str, tuple[int, ...]] | None = None,
+        can_run_decentralized_global_plan: bool = True,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(*args, **kwargs)
+        if nd_flattened_global_shapes:
+            raise CheckpointingException(
+                f"making a planner of torch: found flattened tensors {sorted(nd_flattened_global_shapes)}, expected "
+                "none; save them with dist_checkpointing.save"
+            )
+        self.can_run_decentralized_global_plan = can_run_decentralized_global_plan
 
 
 class MCoreLoadPlanner(DefaultLoadPlanner):
     """torch's planner, for loading into what `mcore_to_pyt_state_dict` returns with native torch.
 
-    Tensors named in ``allow_shape_mismatch_sharded_tensors`` are refused: only this package's own load cuts and pads.
+    Tensors named in ``allow_shape_mismatch_sharded_tensors`` may be stored in another global shape: what both shapes
+    have is loaded, the rest is zero. The shapes of ``shapes_validation_sharded_tensors`` must be those of the file.
     """
 
     def __init__(
         self,
         *args: Any,
         shapes_validation_sharded_tensors: Iterable[ShardedTensor] = (),
-        allow_shape_mismatch_sharded_tensors: dict[str, ShardedTensor] | None = None,
+        allow_shape_mismatch_sharded_tensors: Mapping[str, ShardedTensor] | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
-        if allow_shape_mismatch_sharded_tensors:
-            raise CheckpointingException(
-                f"making a planner of torch: found tensors {sorted(allow_shape_mismatch_sharded_tensors)} whose shapes "
-                "may differ, expected none; load them with dist_checkpointing.load"
-            )
         self.shapes_validation_sharded_tensors = list(shapes_validation_sharded_tensors)
+        self.allow_shape_mismatch_sharded_tensors = dict(allow_shape_mismatch_sharded_tensors or {})
+
+    def create_local_plan(self) -> LoadPlan:
+        assert self.metadata is not None
+        entries = self.metadata.state_dict_metadata
+        for one in self.shapes_validation_sharded_tensors:
+            found = getattr(entries.get(one.key), "size", None)
+            if found is not None and tuple(found) != one.global_shape and not one.allow_shape_mismatch:
+                raise CheckpointMismatchError(
+                    f"Global shape mismatch for loaded ({tuple(found)}) and expected ({one.global_shape}) tensor for "
+                    f"key {one.key}"
+                )
+        resized = {}
+        for key, one in self.allow_shape_mismatch_sharded_tensors.items():
+            entry = entries.get(key)
+            if isinstance(entry, TensorStorageMetadata):
+                resized[key] = replace(entry, size=torch.Size(one.global_shape))
+                if one.data is not None:
+                    one.data.detach().zero_()
+        self.metadata = replace(self.metadata, state_dict_metadata={**entries, **resized})
+        return super().create_local_plan()
 
 
 def flatten_state_dict(state_dict: ShardedStateDict) -> tuple[dict[str, Any], dict[str, _Path]]:
@@ -118,10 +155,60 @@ def get_reformulation_metadata(
     }
 
 
+def _replace_state_dict_keys_with_sharded_keys(
+    sharded_state_dict: ShardedStateDict, keep_only_main_replica: bool = False
+) -> tuple[dict[str, list[Any]], dict[str, _Path], dict[str, list[str]]]:
+    """Entities by key, objects by unique key; the path of each flat name; and the flat names of each key."""
+    flat, paths = flatten_state_dict(sharded_state_dict)
+    by_key: dict[str, list[Any]] = {}
+    names: dict[str, list[str]] = {}
+    for name, entity in flat.items():
+        if not keep_only_main_replica or is_main_replica(entity.replica_id):
+            key = entity.unique_key if isinstance(entity, ShardedObject) else entity.key
+            by_key.setdefault(key, []).append(entity)
+            names.setdefault(key, []).append(name)
+    return by_key, paths, names
+
+
+def _replace_sharded_keys_with_state_dict_keys(
+    state_dict: dict[str, list[Any]], flat_mapping: dict[str, _Path], rename_mapping: dict[str, list[str]]
+) -> dict[Any, Any]:
+    """The nest in which every value of a key stands at its path again; containers are dicts."""
+    nest: dict[Any, Any] = {}
+    for key, values in state_dict.items():
+        for name, value in zip(rename_mapping[key], values, strict=True):
+            *above, last = flat_mapping[name]
+            node = nest
+            for part in above:
+                node = node.setdefault(part, {})
+            node[last] = value
+    return nest
+
+
+def _restore_dict_types(x: Any, keys_template: Any) -> None:
+    """Give the keys of a nest, in place, the types that they have in the template; a list may be a dict by number."""
+    for key, inner in items_of(keys_template):
+        if isinstance(x, dict) and key not in x:
+            x[key] = x.pop(str(key))
+        if isinstance(inner, dict | list):
+            _restore_dict_types(x[key], inner)
+        if isinstance(inner, list) and isinstance(x[key], dict):
+            x[key] = [x[key][number] for number in range(len(inner))]
+
+
+def _unwrap_pyt_sharded_tensor(sh_ten: Any) -> list[torch.Tensor]:
+    """The tensors or objects in what `mcore_to_pyt_state_dict` has made, as the entities hold them."""
+    if not isinstance(sh_ten, LocalShardsContainer):
+        return list(sh_ten)
+    return [one.data.detach() for one in sh_ten._shards if one.data is not None]
+
+
 def get_async_strategy(async_strategy: str = "mcore", module: Any = None) -> tuple[str, Any]:
     """Who saves in the background: always this package, whatever was asked for."""
     return "mcore", module
 
 
-def _get_filesystem_reader(checkpoint_dir: str, cache_metadata: bool = False) -> CachedMetadataFileSystemReader:
+def _get_filesystem_reader(
+    checkpoint_dir: str, cache_metadata: bool = False, async_strategy: str | None = None
+) -> CachedMetadataFileSystemReader:
     return CachedMetadataFileSystemReader(checkpoint_dir, cache_metadata)

@@ -56,8 +56,9 @@ def data_file_name(rank: int) -> str:
 
 
 def is_data_file_name(name: str) -> bool:
-    """Whether a file name is one that this writer may have given to a data file."""
-    return name.startswith("__") and name.endswith(_SUFFIX) and name[2 : -len(_SUFFIX)].replace("_", "").isdigit()
+    """Whether a file name is one that this writer may have given to a data file, with a hint before it or not."""
+    _, mark, numbers = name.removesuffix(_SUFFIX).rpartition("__")
+    return name.endswith(_SUFFIX) and bool(mark) and numbers.replace("_", "").isdigit()
 
 
 def write_data_file(
