@@ -19,6 +19,7 @@ from remesh.errors import PeerError, PlanError
 from remesh.reshard.api import reshard, reshard_async
 from remesh.reshard.running import cache
 from remesh.reshard.running.cache import Resharder
+from remesh.reshard.running.carry import Link
 from remesh.reshard.running.run import Moved, UnfilledError, gather_timings
 from remesh.testing.pool import DIED, RankPool
 
@@ -110,18 +111,18 @@ def wait_for_one_who_is_late() -> str:
     handle = None
     if rank == 0:
         late = threading.Event()
-        real = dist.isend
+        real = Link.give
 
-        def isend(*args: Any, **kwargs: Any) -> Any:
+        def give(*args: Any) -> Any:
             late.wait(20)
-            return real(*args, **kwargs)
+            return real(*args)
 
-        dist.isend = isend  # type: ignore[assignment]
+        Link.give = give  # type: ignore[method-assign]
         handle = reshard_async({"x": torch.ones(4)}, {})
         time.sleep(0.3)
         late.set()
         handle.result(timeout_s=30)
-        dist.isend = real
+        Link.give = real  # type: ignore[method-assign]
         return ""
     handle = reshard_async({}, {"x": torch.zeros(4)})
     try:
@@ -210,15 +211,15 @@ def die_at_message(count: int) -> None:
     left = [count]
 
     def counted(real: Any) -> Any:
-        def act(*args: Any, **kwargs: Any) -> Any:
+        def act(*args: Any) -> Any:
             left[0] -= 1
             if left[0] == 0:
                 os.kill(os.getpid(), 9)
-            return real(*args, **kwargs)
+            return real(*args)
 
         return act
 
-    dist.isend, dist.irecv = counted(dist.isend), counted(dist.irecv)
+    Link.give, Link.post = counted(Link.give), counted(Link.post)  # type: ignore[method-assign]
 
 
 def lose_a_peer_and_go_on(dying: int, survivors: list[int]) -> Any:

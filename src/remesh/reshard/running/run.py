@@ -6,7 +6,7 @@ Each rank, in steps:
    went wrong so far; nothing moves unless all are ready. They agree on a tag, so that runs do not mix.
 2. Sum what is held as partial sums (`remesh.reshard.planning.reduction`).
 3. Copy what it holds itself, and go through its messages (`remesh.reshard.running.carry`).
-4. Tell everyone that it has all it wanted, and wait to hear it from them: a run ends well for all or for none.
+4. Tell everyone that it has all it wanted, and wait to hear it from them (`tree`): a run ends well for all or for none.
 
 A peer that dies breaks its connections. Whoever notices breaks off its own, so all ranks learn of it one after the
 other, at once; each raises `UnfilledError`, which names the tensors that did not get all their elements there.
@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -28,13 +28,15 @@ from remesh.layout.from_torch import Piece, torch_dtype
 from remesh.reshard.planning.plan import Plan
 from remesh.reshard.planning.transfer import Transfer
 from remesh.reshard.running.carry import Link, Mover, Staging, Summer
-from remesh.reshard.running.exchange import Group, confirm, gather_from, group_rank, group_size, peer_error
+from remesh.reshard.running.exchange import Group, gather_from, group_device, group_rank, group_size, peer_error
 from remesh.reshard.running.memory import LocalCopy, Memory, check_pieces, find_clashes, needs_copy
 from remesh.reshard.running.telemetry import Timing, merge_timings
+from remesh.reshard.running.tree import Farewell
 
 _DOING = "resharding"
 _FIRST_TAG = 0x5E540000
 _NUM_TAGS = 1 << 15
+"""Messages have these tags, the words at the end of their run as many more."""
 _MAX_LISTED = 8
 _next_tags: dict[int, itertools.count[int]] = {}
 
@@ -211,16 +213,18 @@ class Job:
 
     def run(self, tag: int) -> Moved:
         """Carry the transfer out once, under a tag that all ranks agreed on; they must all call this."""
-        return self._run(tag, confirm)
+        messages = self.transfer.plan.messages
+        return self._run(tag, messages[-1].taker if messages else 0)
 
     def run_unconfirmed(self, tag: int) -> Moved:
         """The same for ranks that need not know how the others fare: ends when this rank has given and taken all.
 
         Only ranks that give or take call it. Runs under one tag follow each other in the same order on all of them.
         """
-        return self._run(tag, lambda group, tag: None)
+        return self._run(tag, None)
 
-    def _run(self, tag: int, end: Callable[[Group, int], None]) -> Moved:
+    def _run(self, tag: int, last: int | None) -> Moved:
+        """``last`` is the rank that has everything last, as far as the plan can tell; None for an end of one's own."""
         rank = group_rank(self._group)
         transfer = self.transfer
         started_s = time.perf_counter()
@@ -229,7 +233,7 @@ class Job:
             staging = Staging()
             staging.add(self._fixed_bytes)
             link = Link(self._group, tag, staging)
-            seconds = self._carry(link, rank, end) - started_s
+            seconds = self._carry(link, rank, last) - started_s
         return Moved(
             bytes_by_pair=dict(transfer.bytes_by_pair),
             bytes_local=transfer.bytes_copied,
@@ -243,7 +247,7 @@ class Job:
             taken=tuple(link.taken),
         )
 
-    def _carry(self, link: Link, rank: int, end: Callable[[Group, int], None]) -> float:
+    def _carry(self, link: Link, rank: int, last: int | None) -> float:
         """When the last byte was here."""
         assert self._memories is not None
         give, take = self._memories.give, self._memories.take
@@ -252,6 +256,7 @@ class Job:
         mover = Mover(transfer.plan, give, take, link, todo.relayed)
         has_copied = False
         try:
+            farewell = self._expect_farewell(link.tag, last)
             if transfer.reduction is not None:
                 summer = Summer(transfer.reduction, self._memories.addends, self._memories.wholes, link)
                 summer.join_own(rank)
@@ -262,12 +267,19 @@ class Job:
             mover.carry(todo.steps)
             take.flush()
             finished_s = time.perf_counter()
-            end(self._group, link.tag)
+            if farewell is not None:
+                farewell.wait()
         except RuntimeError as raised:
             take.flush()
             unfilled = self._unfilled(rank, mover, has_copied)
             raise _unfilled_error(peer_error(_DOING, self._group, raised), unfilled) from raised
         return finished_s
+
+    def _expect_farewell(self, tag: int, last: int | None) -> Farewell | None:
+        """The end of the run for all ranks; None where there is none, or nobody else."""
+        if last is None or group_size(self._group) == 1 or group_device(self._group).type != "cpu":
+            return None
+        return Farewell(self._group, tag + _NUM_TAGS, last)
 
     def _unfilled(self, rank: int, mover: Mover, has_copied: bool) -> list[str]:
         """Tensors that this rank wants and has not all of."""
