@@ -381,7 +381,7 @@ def run_in_batches() -> Moved:
     take = piece(whole, [Box.of_shape((40, 12))], fill=False)
     give = piece(whole, rows, fill=True)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(carry.Carrier, "_run_windowed", carry.Carrier._run_batched)
+        patch.setattr(carry.Carrier, "carry", lambda self, steps, meanwhile=(): self._run_batched(steps))
         moved = reshard({"x": give}, {"x": take}, host_of={r: f"host{r}" for r in range(4)}, chunk_bytes=64)
     expect(take, whole)
     return moved

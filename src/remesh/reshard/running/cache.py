@@ -28,8 +28,9 @@ from torch.distributed.tensor import DTensor
 from remesh.layout.from_torch import Piece
 from remesh.reshard.planning.transfer import PlanOptions, Transfer, plan_transfer
 from remesh.reshard.running.describe import DOING, Tensors, describe_all, digest_of, hosts_of, moves_of, pieces_of
-from remesh.reshard.running.exchange import Group, gather_from
+from remesh.reshard.running.exchange import Group, gather_from, group_rank
 from remesh.reshard.running.handle import Handle
+from remesh.reshard.running.memory import check_memories
 from remesh.reshard.running.run import Job, Moved, propose_tag, settle_tag
 
 _MAX_PLACES = 4
@@ -168,6 +169,8 @@ class Resharder:
             if places == known.places and _are_the_same(objects, known.objects):
                 return known
         given, taken = pieces_of(give), pieces_of(take)
+        for pieces in (given, taken):
+            check_memories(pieces, group_rank(self._group))
         description = describe_all(given, taken)
         call = _Call(objects, given, taken, description, digest_of(description), places)
         self._calls = [*self._calls[1 - _MAX_PLACES :], call]
