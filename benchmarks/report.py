@@ -11,7 +11,7 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -78,16 +78,30 @@ def describe_run(seed: int | None) -> dict[str, Any]:
 
 def write_report(room: str, rows: Sequence[Row], seed: int | None = None, folder: Path = OUT) -> Path:
     """Write the rows of a room and print them as a table; the file's path."""
+    path = save_report(room, [asdict(row) for row in rows], seed, folder)
+    print_rows(rows)
+    print(f"written to {path.relative_to(_ROOT) if path.is_relative_to(_ROOT) else path}")
+    return path
+
+
+def save_report(
+    room: str, rows: Sequence[Mapping[str, Any]], seed: int | None = None, folder: Path = OUT, **more: Any
+) -> Path:
+    """Write rows as they stand in a report, and what ``more`` there is to say of them; the file's path."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{room}.json"
-    report = {"room": room, **describe_run(seed), "rows": [asdict(row) for row in rows]}
-    path.write_text(json.dumps(report, indent=1) + "\n")
+    unfinished = path.with_suffix(".json.new")
+    unfinished.write_text(json.dumps({"room": room, **describe_run(seed), **more, "rows": list(rows)}, indent=1) + "\n")
+    unfinished.replace(path)
+    return path
+
+
+def print_rows(rows: Sequence[Row]) -> None:
+    """Print rows as a table."""
     for row in rows:
         verdict = {None: "", True: "ok", False: "MISSED"}[row.ok]
         goal = "" if row.goal is None else f"(goal {row.goal:g})"
-        print(f"{row.case:<60} {row.value:>12.6g} {row.unit:<8} {goal:<16} {verdict}")
-    print(f"written to {path.relative_to(_ROOT) if path.is_relative_to(_ROOT) else path}")
-    return path
+        print(f"{row.case:<60} {row.value:>12.6g} {row.unit:<8} {goal:<16} {verdict}", flush=True)
 
 
 def _commit() -> str | None:

@@ -1,28 +1,48 @@
-"""All experiments of the room; ``QUICK=1`` for the smaller set, ``DEVICES=4`` for the paper's devices per host."""
+"""All experiments of the room, as the environment says (`settings`); rows are written as they come.
+
+``python -m benchmarks.reshard estimate`` only tells how long the links will take.
+"""
 
 from __future__ import annotations
 
 import os
+import sys
+from collections.abc import Iterator
 
-from benchmarks.report import is_quick, write_report
+from benchmarks.report import Row
 from benchmarks.reshard import ablation, loopback, netns, planning
+from benchmarks.reshard.journal import Journal
+from benchmarks.reshard.settings import Settings
 from remesh.testing.pool import RankPool
 
 
+def experiments(settings: Settings) -> Iterator[list[Row]]:
+    """Rows of one experiment after the other."""
+    num_pairs = 60 if settings.is_quick else 250
+    if "planning" in settings.parts:
+        yield planning.table_2()
+        yield planning.random_specs(num_pairs)
+        yield ablation.rows(num_pairs)
+        yield planning.state_dict(200)
+        yield planning.many_devices(16 if settings.is_quick else 128)
+    if "loopback" in settings.parts:
+        with RankPool() as pool:
+            yield loopback.rows(pool, num_rows=(8 if settings.is_quick else 32) << 10, num_tensors=200, repeat=5)
+    if "links" in settings.parts:
+        if reason := netns.why_not():
+            print(f"links: skipped, {reason}")
+        else:
+            yield from netns.rows(settings)
+
+
 def main() -> None:
-    quick = is_quick()
-    rows = planning.table_2()
-    rows += planning.random_specs(60 if quick else 250)
-    rows += ablation.rows(60 if quick else 250)
-    rows += planning.state_dict(200)
-    rows += planning.many_devices(16 if quick else 128)
-    with RankPool() as pool:
-        rows += loopback.rows(pool, num_rows=(8 if quick else 32) << 10, num_tensors=200, repeat=5)
-    if reason := netns.why_not():
-        print(f"netns: skipped, {reason}")
-    else:
-        rows += netns.rows(quick=quick, num_devices=int(os.environ.get("DEVICES", "2")))
-    write_report("reshard", rows, seed=planning.SEED)
+    settings = Settings.of(os.environ)
+    if sys.argv[1:] == ["estimate"]:
+        netns.print_estimate(settings)
+        return
+    journal = Journal(settings, planning.SEED)
+    for rows in experiments(settings):
+        journal.add(rows)
 
 
 if __name__ == "__main__":

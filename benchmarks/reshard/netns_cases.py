@@ -58,12 +58,6 @@ def all_cases(num_bytes: int, num_devices: int) -> list[Case]:
     return [*fig_5(num_bytes, num_devices), *table_2(num_bytes, num_devices), *beyond(num_bytes)]
 
 
-def quick_cases(num_bytes: int, num_devices: int) -> list[Case]:
-    """A handful."""
-    chosen = ("F5 1 -> (2,2)", "F6-3", "F6-6", "F6-7", "N1", "N5", "N6")
-    return [case for case in all_cases(num_bytes, num_devices) if case.name.split(":")[0] in chosen]
-
-
 def fig_5(num_bytes: int, num_devices: int) -> list[Case]:
     """One device to (1, 1..n) and to (2..4, 2)."""
     goals = {1: 1.03, 2: 1.03, 3: 1.04, 4: 1.05}

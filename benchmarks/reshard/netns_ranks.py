@@ -16,7 +16,8 @@ import torch.distributed as dist
 
 from remesh.layout import Layout, Shard
 from remesh.layout.from_torch import Piece, torch_dtype
-from remesh.reshard import Plan, TensorMove, plan_reshard, run_plan
+from remesh.reshard import TensorMove, plan_reshard, run_plan
+from remesh.reshard.planning.transfer import Transfer
 
 _LEAD_S = 0.03
 """How long after it was agreed a run begins: everybody knows by then."""
@@ -28,8 +29,8 @@ class Work:
 
     moves: Sequence[TensorMove]
     host_of: Mapping[int, str]
-    plans: Mapping[str, Plan]
-    """By the name of the contestant."""
+    plans: Mapping[str, Transfer]
+    """What is planned before the clock starts, by the name of the contestant."""
     reference: tuple[int, int, int]
     """Giver, taker and bytes of the plain message that everything is measured by."""
     broadcast: str = ""
@@ -57,8 +58,8 @@ def measure(work: Work) -> Told:
     for piece in give.values():
         _fill(piece)
     runs: dict[str, Callable[[], object]] = {"t": _plain(*work.reference)}
-    for name, plan in work.plans.items():
-        runs[name] = lambda plan=plan: run_plan(plan, give, take)  # type: ignore[misc]
+    for name, transfer in work.plans.items():
+        runs[name] = lambda transfer=transfer: run_plan(transfer, give, take)  # type: ignore[misc]
     if work.broadcast:
         runs[work.broadcast] = _broadcast((give or take)["x"])
     if work.one_by_one:

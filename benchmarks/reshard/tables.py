@@ -3,63 +3,134 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from benchmarks.report import OUT
-from benchmarks.reshard.netns import OURS, RATE
+from benchmarks.reshard.netns import OURS
+from benchmarks.reshard.netns_cases import GLOO, ORDERS, WAYS
 
 _PAGE = Path(__file__).resolve().parents[2] / "docs" / "reshard" / "measured.md"
-_NICS = ": bytes over NICs, counted over planned"
+_ASIDES = {": t": "t", ": load": "load", ": bytes over NICs, counted over planned": "nics"}
+"""Ends of the names of rows that belong to a case, and their columns."""
 _NO_VERDICT = ": no verdict"
+_ON_LINKS = "x bound"
+
+_ABOUT = """\
+Each value is the time of a move over that of a plain send and receive of the bound's bytes between two idle hosts, in
+the same run: 1 cannot be beaten. Medians of runs that take turns; plans are made before. `t` is the time of that plain
+message; *bytes* is what went over the NICs, by their counters, over what was planned: packets have headers, so 1.05 is
+none too many; *load* is the machine's, the ranks themselves included. Contestants without a value did not run."""
+
+_FIG_5 = """\
+One device sends the whole tensor to meshes of (hosts, devices), by every way of the paper, and by the backend's own
+broadcast."""
+
+_FIG_8 = """\
+The published cases with every choice of senders and order: the ablation of Fig. 8. [Simulated](ablation.md), with a
+thousand random pairs."""
+
+_BEYOND = """\
+What sender choice and order of whole slices cannot do, or cannot do at the bound."""
 
 
 def main() -> None:
     _PAGE.write_text(make_page(json.loads((OUT / "reshard.json").read_text())))
 
 
+@dataclass(frozen=True, slots=True)
+class _Table:
+    """Cases that are compared with the same others."""
+
+    title: str
+    about: str
+    start: str
+    """How the names of its cases begin."""
+    others: tuple[str, ...]
+    """A column each; everybody in one column when empty."""
+
+
+_TABLES = (
+    _Table("One sender (Fig. 5)", _FIG_5, "F5", (*WAYS, GLOO)),
+    _Table("Table 2 and the ablation (Fig. 8)", _FIG_8, "F6", ("send_recv", *ORDERS)),
+    _Table("Beyond the paper", _BEYOND, "N", ()),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """What the report says of the cases over links, by name."""
+
+    values: dict[str, dict[str, Mapping[str, Any]]]
+    """Rows of a case by contestant."""
+    asides: dict[str, dict[str, float]]
+    """Other values of a case by column."""
+    rest: list[Mapping[str, Any]]
+    """Rows of anything else."""
+
+
 def make_page(report: Mapping[str, Any]) -> str:
     """The page as text."""
-    rows: Sequence[Mapping[str, Any]] = report["rows"]
+    found = _sort(report["rows"])
     load = ", ".join(f"{value:.1f}" for value in report["load"])
     lines = [
         "# Measured",
         "",
         "Written by `python -m benchmarks.reshard.tables` from the report of `make bench ROOM=reshard`; do not edit.",
-        f"Machine: {report['machine']['num_cores']} cores, load averages at the end {load}; links of {RATE},",
-        "tensors of 16 MiB, two devices on a host where the paper has four.",
+        f"Machine: {report['machine']['num_cores']} cores, load averages at the end {load}. Links:",
+        f"{report.get('links', 'not measured')} on a host where the paper has four.",
         "",
         "## On shaped links",
         "",
-        "Each value is the time of a move over that of a plain send and receive of the bound's bytes between two idle",
-        "hosts, in the same run: 1 cannot be beaten. Medians of runs that take turns. The last column is what went",
-        "over the NICs, by their counters, over what was planned; packets have headers, so 1.05 is none too many.",
-        "Contestants that do not stand beside a case were left out of this run.",
-        "",
-        "| case | remesh | goal | beside it | bytes over NICs |",
-        "|---|---|---|---|---|",
+        _ABOUT,
     ]
-    on_links = [row for row in rows if row["unit"] == "x bound"]
-    nics = {row["case"].removesuffix(_NICS): row["value"] for row in rows if row["case"].endswith(_NICS)}
-    for row in on_links:
-        case, _, name = row["case"].rpartition(", ")
-        if name == OURS:
-            others = [
-                f"{other['peer']} {other['value']:.2f}"
-                for other in on_links
-                if other["peer"] and other["case"].rpartition(", ")[0] == case
-            ]
-            goal = "no verdict: busy" if row["goal"] is None else f"{row['goal']:.2f}, {_verdict(row)}"
-            told = f"{nics[case]:.3f}" if case in nics else ""
-            lines.append(f"| {case} | **{row['value']:.3f}** | {goal} | {', '.join(others)} | {told} |")
+    for table in _TABLES:
+        lines += _lines_of(table, found)
     lines += ["", "## Planner and loopback", "", "| what | value | goal |", "|---|---|---|"]
-    for row in rows:
-        if row in on_links or row["case"].endswith(_NICS) or _NO_VERDICT in row["case"]:
-            continue
+    for row in found.rest:
         goal = "" if row["goal"] is None else f"{row['goal']:g}, {_verdict(row)}"
         lines.append(f"| {row['case']} | {row['value']:.3g} {row['unit']} | {goal} |")
     return "\n".join(lines) + "\n"
+
+
+def _sort(rows: Sequence[Mapping[str, Any]]) -> _Found:
+    found = _Found({}, {}, [])
+    for row in rows:
+        name = row["case"]
+        end = next((end for end in _ASIDES if name.endswith(end)), None)
+        if row["unit"] == _ON_LINKS:
+            case, _, contestant = name.rpartition(", ")
+            found.values.setdefault(case, {})[contestant] = row
+        elif end is not None:
+            found.asides.setdefault(name.removesuffix(end), {})[_ASIDES[end]] = row["value"]
+        elif _NO_VERDICT not in name:
+            found.rest.append(row)
+    return found
+
+
+def _lines_of(table: _Table, found: _Found) -> Iterator[str]:
+    cases = [case for case in found.values if case.startswith(table.start) and OURS in found.values[case]]
+    if not cases:
+        return
+    heads = ["case", OURS, "goal", *(table.others or ("beside it",)), "t", "bytes", "load"]
+    yield from ("", f"### {table.title}", "", table.about, "")
+    yield "| " + " | ".join(heads) + " |"
+    yield "|---" * len(heads) + "|"
+    for case in cases:
+        values, asides = found.values[case], found.asides.get(case, {})
+        ours = values[OURS]
+        goal = "no verdict: busy" if ours["goal"] is None else f"{ours['goal']:.2f}, {_verdict(ours)}"
+        others = [f"{values[name]['value']:.2f}" if name in values else "" for name in table.others]
+        if not table.others:
+            others = [", ".join(f"{name} {row['value']:.2f}" for name, row in values.items() if name != OURS)]
+        ends = [
+            f"{asides['t']:.2f} s" if "t" in asides else "",
+            f"{asides['nics']:.3f}" if "nics" in asides else "",
+            f"{asides['load']:.1f}" if "load" in asides else "",
+        ]
+        yield "| " + " | ".join([case, f"**{ours['value']:.3f}**", goal, *others, *ends]) + " |"
 
 
 def _verdict(row: Mapping[str, Any]) -> str:

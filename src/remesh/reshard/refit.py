@@ -25,9 +25,9 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Unpack
+from typing import Unpack
 
 import torch
 from torch.distributed.tensor import DTensor
@@ -37,7 +37,7 @@ from remesh.layout.from_torch import Piece
 from remesh.reshard.planning.transfer import PlanOptions
 from remesh.reshard.running.cache import Resharder
 from remesh.reshard.running.describe import Tensors
-from remesh.reshard.running.exchange import Group, gather_from
+from remesh.reshard.running.exchange import Group
 from remesh.reshard.running.handle import Handle
 from remesh.reshard.running.run import Moved
 
@@ -103,8 +103,14 @@ class Refit:
     def start(self, give: Tensors | None = None, version: int | None = None) -> RefitHandle:
         """The same in a thread; blocks until all ranks have agreed. Readers may read all the while."""
         back = 1 if self._front == 0 else 0
-        agreed = self._agree(version, back)
-        return RefitHandle(self, self._resharder.start(give or {}, self._buffers[back]), back, agreed)
+
+        def tell() -> int | None:
+            self._wait_for_readers(back)
+            return version
+
+        meeting = self._resharder.meet(give or {}, self._buffers[back], tell)
+        agreed = _agree_on_version(meeting.said)
+        return RefitHandle(self, meeting.start(), back, agreed)
 
     @contextlib.contextmanager
     def read(self) -> Iterator[Snapshot]:
@@ -142,20 +148,6 @@ class Refit:
         with self._lock:
             self._front, self._version = back, version
 
-    def _agree(self, version: int | None, back: int) -> int:
-        def tell() -> int | None:
-            self._wait_for_readers(back)
-            return version
-
-        told: list[Any] = gather_from(tell, self._group, _DOING)
-        versions = {rank: each for rank, each in enumerate(told) if each is not None}
-        if len(set(versions.values())) != 1:
-            raise PlanError(
-                f"{_DOING}: the trainers push versions {sorted(set(versions.values()))[:4]} on {len(versions)} ranks, "
-                "expected one version; push with the same number on every trainer"
-            )
-        return int(next(iter(versions.values())))
-
     def _wait_for_readers(self, buffer: int) -> None:
         until_s = time.monotonic() + self._readers_timeout_s
         with self._lock:
@@ -167,6 +159,17 @@ class Refit:
                         f"expected none after {self._readers_timeout_s} s; leave `read()` sooner, or copy what is kept"
                     )
                 self._lock.wait(left_s)
+
+
+def _agree_on_version(told: Sequence[int | None]) -> int:
+    # Every rank looks at the same list, so every rank raises the same error.
+    versions = {rank: each for rank, each in enumerate(told) if each is not None}
+    if len(set(versions.values())) != 1:
+        raise PlanError(
+            f"{_DOING}: the trainers push versions {sorted(set(versions.values()))[:4]} on {len(versions)} ranks, "
+            "expected one version; push with the same number on every trainer"
+        )
+    return next(iter(versions.values()))
 
 
 class RefitHandle:

@@ -35,7 +35,10 @@ from enum import Enum
 from remesh.reshard.model.program import Message
 
 DEFAULT_WINDOW = 8
-"""How many receives are posted at a time, and sends unsettled."""
+"""How many receives are posted at a time, and sends unsettled, at the most."""
+_NARROW_WINDOW = 2
+_WINDOW_BYTES = 8 << 20
+"""A window of long messages is narrower: new memory costs as much as a copy, and a few of them hide any latency."""
 
 
 class Act(Enum):
@@ -57,6 +60,15 @@ class Step:
 
     act: Act
     message: Message
+
+
+def choose_window(largest_bytes: int) -> int:
+    """The window for messages of at most this size.
+
+    >>> choose_window(128 << 10), choose_window(4 << 20)
+    (8, 2)
+    """
+    return max(_NARROW_WINDOW, min(DEFAULT_WINDOW, _WINDOW_BYTES // max(largest_bytes, 1)))
 
 
 def compute_steps(

@@ -25,7 +25,7 @@ from remesh.reshard.model.tasks import Missing, TensorMove
 from remesh.reshard.planning.plan import Plan
 from remesh.reshard.planning.planner import AUTO, DEFAULT_CHUNK_BYTES, MIN_CHUNK_BYTES, plan_reshard
 from remesh.reshard.planning.reduction import Reduction, plan_reduction
-from remesh.reshard.planning.steps import DEFAULT_WINDOW, Step, compute_peak_bytes, compute_steps
+from remesh.reshard.planning.steps import DEFAULT_WINDOW, Step, choose_window, compute_peak_bytes, compute_steps
 
 _MIN_WINDOW = 1
 _SHORTEST_CHUNK_BYTES = 4 << 10
@@ -80,6 +80,12 @@ class Transfer:
     max_staging_bytes: int | None = None
     """Cap on the staging of a rank; None without. Invariant: no rank needs more."""
     _rank_steps: dict[int, RankSteps] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    @classmethod
+    def of(cls, plan: Plan, reduction: Reduction | None = None) -> Transfer:
+        """The transfer of a plan, with the window that suits its chunks."""
+        chunks = [*plan.chunks, *(reduction.chunks if reduction else ())]
+        return cls(plan, reduction, choose_window(max((chunk.nbytes for chunk in chunks), default=0)))
 
     def __post_init__(self) -> None:
         if self.window < _MIN_WINDOW:
@@ -259,7 +265,7 @@ def _plan_once(
         network=options.get("network"),
         strategy=options.get("strategy", AUTO),
     )
-    return Transfer(plan, reduction)
+    return Transfer.of(plan, reduction)
 
 
 def _attempts(cap: int, asked: int | None, whole_bytes: int) -> Iterator[tuple[int, tuple[int, ...]]]:

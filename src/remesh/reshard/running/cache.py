@@ -10,14 +10,15 @@ A call, in steps:
 2. Known key, same memory everywhere: the run begins. Nothing is planned, no metadata is gathered, no region of memory
    is looked up.
 3. Known key, other memory on some rank: the ranks check their tensors against the kept transfer, and look up anew.
-4. Unknown key: descriptions are gathered, the transfer is planned and kept.
+4. Unknown key: descriptions are gathered, the transfer is planned and kept. A resharder that has planned nothing yet
+   gathers them in step 1, so its first call has one gather for all that the ranks say, and one to agree.
 
 A rank that is called with the very same tensor objects does not even describe them again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Unpack
 
@@ -27,8 +28,9 @@ from torch.distributed.tensor import DTensor
 from remesh.layout.from_torch import Piece
 from remesh.reshard.planning.transfer import PlanOptions, Transfer, plan_transfer
 from remesh.reshard.running.describe import DOING, Tensors, describe_all, digest_of, hosts_of, moves_of, pieces_of
-from remesh.reshard.running.exchange import Group, gather_from
+from remesh.reshard.running.exchange import Group, gather_from, group_rank
 from remesh.reshard.running.handle import Handle
+from remesh.reshard.running.memory import check_memories
 from remesh.reshard.running.run import Job, Moved, propose_tag, settle_tag
 
 _MAX_PLACES = 4
@@ -59,6 +61,22 @@ class _Kept:
     """By where the tensors lie, oldest first. Invariant: at most _MAX_PLACES."""
 
 
+@dataclass(frozen=True, slots=True)
+class Meeting:
+    """What all ranks have agreed on."""
+
+    job: Job
+    """This rank's part of the next run."""
+    tag: int
+    """Tag of the run."""
+    said: Sequence[Any]
+    """What every rank had to say beside, by rank."""
+
+    def start(self) -> Handle:
+        """Begin the run in a thread."""
+        return Handle(self.job, self.tag).start()
+
+
 class Resharder:
     """Moves states between layouts, and remembers how.
 
@@ -83,13 +101,12 @@ class Resharder:
 
         As `remesh.reshard`: called by every rank of the group, and the same errors.
         """
-        job, tag = self._meet(give, take)
-        return job.run(tag)
+        meeting = self.meet(give, take)
+        return meeting.job.run(meeting.tag)
 
     def start(self, give: Tensors, take: Tensors) -> Handle:
         """The same in a thread. Called by every rank; blocks until all agreed on the plan, not until bytes moved."""
-        job, tag = self._meet(give, take)
-        return Handle(job, tag).start()
+        return self.meet(give, take).start()
 
     def clear(self) -> None:
         """Forget all plans and let go of all tensors."""
@@ -97,39 +114,51 @@ class Resharder:
         self._kept.clear()
         self._checked.clear()
 
-    def _meet(self, give: Tensors, take: Tensors) -> tuple[Job, int]:
-        call: _Call | None = None
+    def meet(self, give: Tensors, take: Tensors, tell: Callable[[], Any] = lambda: None) -> Meeting:
+        """Agree with all ranks on the next run, and on what each of them has to say beside: ``tell()``, as JSON.
 
-        def tell() -> list[Any]:
+        Called by every rank of the group; raises what is wrong, alike on all ranks. Moves nothing.
+        """
+        call: _Call | None = None
+        is_first = not self._kept
+
+        def answer() -> list[Any]:
             nonlocal call
             call = self._describe(give, take)
-            return [call.digest, (call.digest, call.places) in self._checked, propose_tag(self._group)]
+            checked = (call.digest, call.places) in self._checked
+            return [call.digest, checked, propose_tag(self._group), tell(), call.description if is_first else None]
 
-        told = gather_from(tell, self._group, DOING)
+        told = gather_from(answer, self._group, DOING)
         assert call is not None
-        key = tuple(digest for digest, _, _ in told)
+        key = tuple(digest for digest, *_ in told)
+        said = [each[3] for each in told]
         kept = self._kept.get(key)
         if kept is None:
             self.num_planned += 1
-            kept = _Kept(self._plan(call), {})
+            kept = _Kept(self._plan([each[4] for each in told] if is_first else self._gather(call)), {})
         else:
             self.num_reused += 1
         job = kept.jobs.get(call.places) or Job(kept.transfer, call.give, call.take, self._group)
-        if key in self._kept and all(checked for _, checked, _ in told):
-            tag = settle_tag([tag for _, _, tag in told])
+        if key in self._kept and all(checked for _, checked, *_ in told):
+            tag = settle_tag([tag for _, _, tag, *_ in told])
         else:
             tag = job.agree()
             self._checked.add((call.digest, call.places))
+        self._keep(key, kept, call, job)
+        return Meeting(job, tag, said)
+
+    def _keep(self, key: tuple[str, ...], kept: _Kept, call: _Call, job: Job) -> None:
         self._kept[key] = kept
         kept.jobs[call.places] = job
         if len(kept.jobs) > _MAX_PLACES:
             oldest = next(iter(kept.jobs))
             del kept.jobs[oldest]
             self._checked.discard((call.digest, oldest))
-        return job, tag
 
-    def _plan(self, call: _Call) -> Transfer:
-        described = gather_from(lambda: dict(call.description), self._group, DOING)
+    def _gather(self, call: _Call) -> list[Any]:
+        return gather_from(lambda: dict(call.description), self._group, DOING)
+
+    def _plan(self, described: Sequence[Any]) -> Transfer:
         hosts = self._options.get("host_of") or hosts_of(described)
         return plan_transfer(moves_of(described), hosts, self._options)
 
@@ -140,6 +169,8 @@ class Resharder:
             if places == known.places and _are_the_same(objects, known.objects):
                 return known
         given, taken = pieces_of(give), pieces_of(take)
+        for pieces in (given, taken):
+            check_memories(pieces, group_rank(self._group))
         description = describe_all(given, taken)
         call = _Call(objects, given, taken, description, digest_of(description), places)
         self._calls = [*self._calls[1 - _MAX_PLACES :], call]

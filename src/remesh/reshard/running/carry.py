@@ -13,10 +13,11 @@ nothing refers to it any more, whatever the steps say.
 
 from __future__ import annotations
 
+import itertools
 import time
 import weakref
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -28,7 +29,7 @@ from remesh.reshard.planning.reduction import Reduction
 from remesh.reshard.planning.steps import Act, Step
 from remesh.reshard.planning.transfer import is_alone
 from remesh.reshard.running.exchange import Group, group_device
-from remesh.reshard.running.memory import Memory
+from remesh.reshard.running.memory import LocalCopy, Memory
 from remesh.reshard.running.telemetry import Timing
 
 _JOIN: dict[str, Callable[..., torch.Tensor]] = {
@@ -44,19 +45,27 @@ _JOIN: dict[str, Callable[..., torch.Tensor]] = {
 
 
 class Staging:
-    """Byte buffers of one run on one rank, and how many bytes of them are alive."""
+    """Byte buffers of one run on one rank, and how many bytes of them are alive.
 
-    def __init__(self) -> None:
+    Memory that is free again is kept and handed out once more, because new memory costs as much as a copy.
+    """
+
+    def __init__(self, most_bytes: int) -> None:
         self.alive_bytes = 0
-        """Bytes of buffers that somebody still refers to."""
+        """Bytes of buffers that somebody still refers to, and of memory that is kept."""
         self.peak_bytes = 0
         """Most that ``alive_bytes`` has been."""
+        self._most_bytes = most_bytes
+        """Before more than this is alive, what is kept is let go."""
+        self._kept: dict[int, list[torch.Tensor]] = {}
+        """Free memory, by size."""
 
     def empty(self, nbytes: int, device: torch.device) -> torch.Tensor:
-        """A new buffer."""
-        buffer = torch.empty(nbytes, dtype=torch.uint8, device=device)
-        self.add(nbytes)
-        weakref.finalize(buffer, self.add, -nbytes).atexit = False
+        """A buffer; its memory is free again when nothing refers to it any more."""
+        kept = self._kept.get(nbytes)
+        memory = kept.pop() if kept else self._allocate(nbytes, device)
+        buffer = memory.view(-1)
+        weakref.finalize(buffer, self._kept.setdefault(nbytes, []).append, memory).atexit = False
         return buffer
 
     def add(self, nbytes: int) -> None:
@@ -64,12 +73,21 @@ class Staging:
         self.alive_bytes += nbytes
         self.peak_bytes = max(self.peak_bytes, self.alive_bytes)
 
+    def _allocate(self, nbytes: int, device: torch.device) -> torch.Tensor:
+        for size, kept in self._kept.items():
+            while kept and self.alive_bytes + nbytes > self._most_bytes:
+                kept.pop()
+                self.add(-size)
+        self.add(nbytes)
+        return torch.empty(nbytes, dtype=torch.uint8, device=device)
+
 
 class Link:
     """Where the messages of one run go: the group, a tag of its own, and a clock."""
 
     def __init__(self, group: Group, tag: int, staging: Staging) -> None:
         self.group = group
+        self._process_group: Any = group or dist.group.WORLD
         self.tag = tag
         self.device = group_device(group)
         self.staging = staging
@@ -85,11 +103,11 @@ class Link:
 
     def post(self, message: Message, buffer: torch.Tensor) -> Any:
         """Begin to receive."""
-        return dist.irecv(buffer, group=self.group, group_src=message.giver, tag=self.tag)
+        return self._process_group.recv([buffer], message.giver, self.tag)
 
     def give(self, message: Message, buffer: torch.Tensor) -> Any:
         """Begin to send."""
-        return dist.isend(buffer, group=self.group, group_dst=message.taker, tag=self.tag)
+        return self._process_group.send([buffer], message.taker, self.tag)
 
 
 class Carrier:
@@ -101,10 +119,13 @@ class Carrier:
     def __init__(self, link: Link) -> None:
         self._link = link
 
-    def carry(self, steps: Sequence[Step]) -> None:
-        """Go through the steps; raises RuntimeError when a peer is gone."""
+    def carry(self, steps: Sequence[Step], meanwhile: Iterable[LocalCopy] = ()) -> None:
+        """Go through the steps; raises RuntimeError when a peer is gone.
+
+        Whenever it would wait for others it makes one of the copies ``meanwhile``, as long as there are any.
+        """
         if self._link.device.type == "cpu":
-            self._run_windowed(steps)
+            self._run_windowed(steps, iter(meanwhile))
         else:
             self._run_batched(steps)
 
@@ -117,17 +138,20 @@ class Carrier:
     def _take_in(self, message: Message, buffer: torch.Tensor) -> None:
         raise NotImplementedError
 
-    def _run_windowed(self, steps: Sequence[Step]) -> None:
+    def _run_windowed(self, steps: Sequence[Step], meanwhile: Iterator[LocalCopy]) -> None:
         link = self._link
-        posted: dict[Message, tuple[torch.Tensor, Any, float]] = {}
+        posted: dict[int, tuple[torch.Tensor, Any, float]] = {}  # by round
         sent: deque[tuple[torch.Tensor, Any, float]] = deque()
         for step in steps:
             message = step.message
+            if step.act in (Act.TAKE, Act.SETTLE):
+                for copy in itertools.islice(meanwhile, 1):
+                    copy.run()
             if step.act is Act.POST:
                 buffer = self._buffer_to_take(message)
-                posted[message] = (buffer, link.post(message, buffer), link.now_s())
+                posted[message.round] = (buffer, link.post(message, buffer), link.now_s())
             elif step.act is Act.TAKE:
-                buffer, work, begun_s = posted.pop(message)
+                buffer, work, begun_s = posted.pop(message.round)
                 work.wait()
                 link.taken.append(self._timing(message, buffer, begun_s))
                 del work
@@ -184,8 +208,8 @@ class Mover(Carrier):
         """How often this rank has yet to send each chunk that it takes."""
         self._arrived: dict[int, torch.Tensor] = {}
         """Bytes of the chunks that arrived and are still to be passed on."""
-        self.arrived_parts: dict[int, int] = {}
-        """How many parts of each tensor have been put in their place."""
+        self.num_arrived: Counter[int] = Counter()
+        """How often each chunk was put in its place."""
 
     def _buffer_to_give(self, message: Message) -> torch.Tensor:
         number = message.chunk
@@ -208,8 +232,7 @@ class Mover(Carrier):
         chunk = self._plan.chunks[message.chunk]
         if self._take.direct(message.chunk, chunk, self._link.device) is None:
             self._take.unpack(message.chunk, chunk, buffer)
-        for part in chunk.parts:
-            self.arrived_parts[part.tensor] = self.arrived_parts.get(part.tensor, 0) + 1
+        self.num_arrived[message.chunk] += 1
         if message.chunk in self._to_pass_on:
             self._arrived[message.chunk] = buffer
 

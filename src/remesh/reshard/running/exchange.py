@@ -7,14 +7,15 @@ One gather, in steps:
 
 1. Each rank turns its value into an envelope. A failure to do so travels as the rank's envelope, because a rank
    that raised before the collective would leave the others waiting in it.
-2. Everyone gathers a fixed header: the length of the envelope, and its first bytes. Most envelopes end here.
-3. If one is longer, everyone knows it from the headers, and a second gather carries all of them in full, padded
-   to the longest. Sizes beyond the limit are refused by all ranks, from the same headers.
+2. Everyone hears the heads of all: the length of the envelope, and the envelope when it is short. Most gathers end
+   here. Over gloo heads go through a tree (`tree`), elsewhere they are a collective.
+3. If one is longer, everyone knows it from the heads, and a collective carries all of them in full, padded to the
+   longest. Sizes beyond the limit are refused by all ranks, from the same heads.
 4. If an envelope holds an error, every rank raises that of the lowest failing rank.
 
-Only JSON crosses the wire, in ``uint8`` tensors on the group's own device, so the same code serves gloo and NCCL
-and no peer can make another one unpickle anything. A peer that is gone ends the gather with `PeerError` after the
-group's timeout at the latest.
+Only JSON crosses the wire, in ``uint8`` tensors on the group's own device, so gloo and NCCL are served alike and no
+peer can make another one unpickle anything. A peer that is gone ends the gather with `PeerError` after the group's
+timeout at the latest.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ import torch
 import torch.distributed as dist
 
 from remesh.errors import Error, PeerError
+from remesh.reshard.running.tree import gather_words
 
 _HEADER_BYTES = 1024
 _LENGTH = struct.Struct("<Q")
@@ -154,27 +156,6 @@ def break_off(group: Group) -> None:
                     work.wait(_AT_ONCE)
 
 
-def confirm(group: Group, tag: int) -> None:
-    """Return when every rank of the group has called this with the same tag.
-
-    Messages of one byte, up a binary tree to rank 0 and down again; no collective, so that it may run beside the
-    caller's own. Raises RuntimeError when a peer is gone.
-    """
-    rank, size = group_rank(group), group_size(group)
-    if size == 1 or group_device(group).type != "cpu":
-        return
-    children = [child for child in (2 * rank + 1, 2 * rank + 2) if child < size]
-    token = torch.zeros(1, dtype=torch.uint8)
-    for child in children:
-        dist.recv(token, group=group, group_src=child, tag=tag)
-    if rank:
-        parent = (rank - 1) // 2
-        dist.send(token, group=group, group_dst=parent, tag=tag)
-        dist.recv(token, group=group, group_src=parent, tag=tag)
-    for child in children:
-        dist.send(token, group=group, group_dst=child, tag=tag)
-
-
 def _encode(value: Any, doing: str) -> bytes:
     try:
         return json.dumps(value, separators=(",", ":")).encode()
@@ -186,8 +167,8 @@ def _encode(value: Any, doing: str) -> bytes:
 
 
 def _all_gather_bytes(payload: bytes, group: Group, doing: str) -> list[bytes]:
-    head = _LENGTH.pack(len(payload)) + payload[:_INLINE_BYTES]
-    heads = _all_gather_padded(head, _HEADER_BYTES, group, doing)
+    head = _LENGTH.pack(len(payload)) + (payload if len(payload) <= _INLINE_BYTES else b"")
+    heads = _gather_heads(head, group, doing)
     lengths = [_LENGTH.unpack_from(head)[0] for head in heads]
     longest = max(lengths)
     if longest > _LIMIT_BYTES:
@@ -199,6 +180,15 @@ def _all_gather_bytes(payload: bytes, group: Group, doing: str) -> list[bytes]:
         return [head[_LENGTH.size : _LENGTH.size + n] for head, n in zip(heads, lengths, strict=True)]
     bodies = _all_gather_padded(payload, longest, group, doing)
     return [body[:n] for body, n in zip(bodies, lengths, strict=True)]
+
+
+def _gather_heads(head: bytes, group: Group, doing: str) -> list[bytes]:
+    if group_device(group).type != "cpu":
+        return _all_gather_padded(head, _HEADER_BYTES, group, doing)
+    try:
+        return gather_words(head, _HEADER_BYTES, group)
+    except RuntimeError as raised:
+        raise peer_error(doing, group, raised) from raised
 
 
 def _all_gather_padded(payload: bytes, length: int, group: Group, doing: str) -> list[bytes]:

@@ -64,6 +64,20 @@ class LocalCopy:
         self.taken.copy_(self.given if self.by_way_of is None else self.given.to(self.by_way_of))
 
 
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """One tensor as it is kept."""
+
+    flat: torch.Tensor
+    """All of it as one contiguous dim, in its own dtype."""
+    packed: torch.Tensor
+    """The same as it is packed: opaque, unless it is cast."""
+    width: int
+    """Elements of ``packed`` for each element of ``flat``."""
+    shards: tuple[Shard, ...]
+    """Where in ``flat`` boxes are."""
+
+
 class Memory:
     """One side, given or taken, of what this rank keeps of a state."""
 
@@ -73,19 +87,21 @@ class Memory:
         """Name of each tensor, by its number."""
         self._dtypes = [torch_dtype(move.src.dtype) for move in moves]
         """Dtype in which each tensor travels."""
-        self._runs: dict[int, torch.Tensor] = {}
+        self._is_cast = [
+            move.name in pieces and pieces[move.name].tensor.dtype != dtype
+            for move, dtype in zip(moves, self._dtypes, strict=True)
+        ]
+        self._kept: dict[int, _Kept] = {}
+        self._direct: dict[int, torch.Tensor | None] = {}
         self._seen: dict[tuple[int, int], tuple[_Run, ...]] = {}
         self._copies: list[tuple[torch.Tensor, torch.Tensor]] = []
         """Tensors that are not contiguous, and the copies that are worked on."""
 
     def direct(self, number: int, chunk: Chunk, device: torch.device) -> torch.Tensor | None:
         """The memory of chunk ``number`` as bytes, if it is one contiguous region on this device, kept once."""
-        if len(chunk.parts) != 1 or self._is_cast(chunk.parts[0].tensor):
-            return None
-        regions = self._runs_of(number, chunk)[0].regions[0]
-        if len(regions) != 1 or regions[0].device.type != device.type or not regions[0].is_contiguous():
-            return None
-        return _as_run(regions[0]).view(torch.uint8)
+        if number not in self._direct:
+            self._direct[number] = self._find_direct(number, chunk, device)
+        return self._direct[number]
 
     def pack(self, number: int, chunk: Chunk, staged: torch.Tensor, addend: int = -1) -> None:
         """Write chunk ``number`` from this memory into a byte buffer; of partial sums this addend."""
@@ -102,11 +118,12 @@ class Memory:
 
     def values(self, tensor: int, box: Box, addend: int = -1) -> list[torch.Tensor]:
         """Every region of the box, which lies in a shard, in the dtype in which it is kept."""
-        return self._regions(tensor, box, self._run(tensor), 1, addend)
+        kept = self._keep(tensor)
+        return _regions(kept.shards, box, kept.flat, 1, addend)
 
     def plan_copy(self, source: Memory, tensor: int, box: Box) -> list[LocalCopy]:
         """What to copy where, to fill every region of the box from another memory of the same tensors."""
-        if not self._is_cast(tensor) and not source._is_cast(tensor):
+        if not self._is_cast[tensor] and not source._is_cast[tensor]:
             given = source._regions_of(tensor, box)[0]
             return [
                 LocalCopy(region, given)
@@ -115,7 +132,7 @@ class Memory:
             ]
         given = source.values(tensor, box)[0]
         # Like everyone else, who gets what travelled.
-        by_way_of = self._dtypes[tensor] if self._is_cast(tensor) and source._is_cast(tensor) else None
+        by_way_of = self._dtypes[tensor] if self._is_cast[tensor] and source._is_cast[tensor] else None
         return [LocalCopy(region, given, by_way_of) for region in self.values(tensor, box)]
 
     def refresh(self) -> None:
@@ -128,6 +145,14 @@ class Memory:
         for tensor, copy in self._copies:
             tensor.copy_(copy)
 
+    def _find_direct(self, number: int, chunk: Chunk, device: torch.device) -> torch.Tensor | None:
+        if len(chunk.parts) != 1 or self._is_cast[chunk.parts[0].tensor]:
+            return None
+        regions = self._runs_of(number, chunk)[0].regions[0]
+        if len(regions) != 1 or regions[0].device.type != device.type or not regions[0].is_contiguous():
+            return None
+        return _as_run(regions[0]).view(torch.uint8)
+
     def _runs_of(self, number: int, chunk: Chunk, addend: int = -1) -> tuple[_Run, ...]:
         """The parts of chunk ``number``, neighbours of one dtype together; looked up once."""
         key = (number, addend)
@@ -136,7 +161,7 @@ class Memory:
             start = 0
             for part in chunk.parts:
                 regions = tuple(self._regions_of(part.tensor, part.box, addend))
-                dtype = self._dtypes[part.tensor] if self._is_cast(part.tensor) else regions[0].dtype
+                dtype = self._dtypes[part.tensor] if self._is_cast[part.tensor] else regions[0].dtype
                 stop = start + part.nbytes
                 if runs and runs[-1].dtype == dtype:
                     last = runs.pop()
@@ -149,45 +174,46 @@ class Memory:
 
     def _regions_of(self, tensor: int, box: Box, addend: int = -1) -> list[torch.Tensor]:
         """Regions as they are packed: opaque, or values where they are cast."""
-        run = self._run(tensor)
-        if self._is_cast(tensor):
-            return self._regions(tensor, box, run, 1, addend)
-        width = 2 if run.element_size() == 16 else 1
-        return self._regions(tensor, box, run.view(_OPAQUE[run.element_size()]), width, addend)
+        kept = self._kept.get(tensor) or self._keep(tensor)
+        return _regions(kept.shards, box, kept.packed, kept.width, addend)
 
-    def _regions(self, tensor: int, box: Box, flat: torch.Tensor, width: int, addend: int) -> list[torch.Tensor]:
-        """Views in the box's shape of every region of ``flat`` that holds it, of one addend or of any."""
-        found = []
-        for shard in self._pieces[self._names[tensor]].shards:
-            # The same as Box.contains and Shard.offset_of without their checks: this runs for every part.
-            at, strides = shard.box.start, shard.strides
-            assert strides is not None
-            if not all(map(operator.le, at, box.start)) or not all(map(operator.ge, shard.box.stop, box.stop)):
-                continue
-            if addend not in (-1, shard.addend):
-                continue
-            start = shard.offset + sum(map(operator.mul, map(operator.sub, box.start, at), strides))
-            start = flat.storage_offset() + start * width
-            if width == 1:
-                found.append(flat.as_strided(box.shape, strides, start))
-            else:
-                wide = (*(stride * width for stride in strides), 1)
-                found.append(flat.as_strided((*box.shape, width), wide, start))
-        return found
+    def _keep(self, tensor: int) -> _Kept:
+        """The piece of a tensor, made ready once."""
+        if tensor not in self._kept:
+            piece = self._pieces[self._names[tensor]]
+            run = piece.tensor.detach()
+            if needs_copy(run):
+                copy = run.resolve_conj().resolve_neg().contiguous()
+                self._copies.append((run, copy))
+                run = copy
+            flat = _as_run(run)
+            size = flat.element_size()
+            packed = flat if self._is_cast[tensor] else flat.view(_OPAQUE[size])
+            self._kept[tensor] = _Kept(flat, packed, size // packed.element_size(), piece.shards)
+        return self._kept[tensor]
 
-    def _is_cast(self, tensor: int) -> bool:
-        return self._pieces[self._names[tensor]].tensor.dtype != self._dtypes[tensor]
 
-    def _run(self, tensor: int) -> torch.Tensor:
-        """The piece as one contiguous dim, in its own dtype."""
-        if tensor not in self._runs:
-            kept = self._pieces[self._names[tensor]].tensor.detach()
-            run = kept
-            if needs_copy(kept):
-                run = kept.resolve_conj().resolve_neg().contiguous()
-                self._copies.append((kept, run))
-            self._runs[tensor] = _as_run(run)
-        return self._runs[tensor]
+def _regions(shards: Sequence[Shard], box: Box, flat: torch.Tensor, width: int, addend: int) -> list[torch.Tensor]:
+    """Views in the box's shape of every region of ``flat`` that holds it, of one addend or of any."""
+    found = []
+    at, stop = box.start, box.stop
+    for shard in shards:
+        # The same as Box.contains, Shard.offset_of and Box.shape without their checks: this runs for every part.
+        first, strides = shard.box.start, shard.strides
+        assert strides is not None
+        if not all(map(operator.le, first, at)) or not all(map(operator.ge, shard.box.stop, stop)):
+            continue
+        if addend not in (-1, shard.addend):
+            continue
+        start = shard.offset + sum(map(operator.mul, map(operator.sub, at, first), strides))
+        start = flat.storage_offset() + start * width
+        shape = tuple(map(operator.sub, stop, at))
+        if width == 1:
+            found.append(flat.as_strided(shape, strides, start))
+        else:
+            wide = (*(stride * width for stride in strides), 1)
+            found.append(flat.as_strided((*shape, width), wide, start))
+    return found
 
 
 def needs_copy(tensor: torch.Tensor) -> bool:
@@ -237,6 +263,18 @@ def _check_piece(name: str, layout: Layout, piece: Piece | None, rank: int, verb
             f"{doing}: by the plan rank {rank} {verb} {_whole_or(layout.partial)}, found {_whole_or(piece.partial)}; "
             "use the plan with the tensors it was made for"
         )
+    _check_memory(name, piece, rank)
+
+
+def check_memories(pieces: Mapping[str, Piece], rank: int) -> None:
+    """Raise `PlanError` unless the boxes of all pieces lie in memory that can be read and written."""
+    for name, piece in pieces.items():
+        if _boxes(piece.shards):
+            _check_memory(name, piece, rank)
+
+
+def _check_memory(name: str, piece: Piece, rank: int) -> None:
+    doing, tensor = f"resharding tensor {name!r}", piece.tensor
     if tensor.layout is not torch.strided or tensor.device.type == "meta":
         raise PlanError(
             f"{doing}: on rank {rank} it is {tensor.layout} on device {tensor.device}, expected a dense tensor with "

@@ -5,8 +5,9 @@ Each rank, in steps:
 1. See that its tensors are what the transfer was planned for. All ranks compare its digest and tell each other what
    went wrong so far; nothing moves unless all are ready. They agree on a tag, so that runs do not mix.
 2. Sum what is held as partial sums (`remesh.reshard.planning.reduction`).
-3. Copy what it holds itself, and go through its messages (`remesh.reshard.running.carry`).
-4. Tell everyone that it has all it wanted, and wait to hear it from them: a run ends well for all or for none.
+3. Go through its messages (`remesh.reshard.running.carry`), and copy what it holds itself while it waits for others; a
+   rank that passes on what it takes copies afterwards, because others wait for it.
+4. Tell everyone that it has all it wanted, and wait to hear it from them (`tree`): a run ends well for all or for none.
 
 A peer that dies breaks its connections. Whoever notices breaks off its own, so all ranks learn of it one after the
 other, at once; each raises `UnfilledError`, which names the tensors that did not get all their elements there.
@@ -16,8 +17,10 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -26,15 +29,18 @@ from remesh.errors import PeerError, PlanError
 from remesh.layout import Box, Shard
 from remesh.layout.from_torch import Piece, torch_dtype
 from remesh.reshard.planning.plan import Plan
+from remesh.reshard.planning.steps import Act
 from remesh.reshard.planning.transfer import Transfer
 from remesh.reshard.running.carry import Link, Mover, Staging, Summer
-from remesh.reshard.running.exchange import Group, confirm, gather_from, group_rank, group_size, peer_error
+from remesh.reshard.running.exchange import Group, gather_from, group_device, group_rank, group_size, peer_error
 from remesh.reshard.running.memory import LocalCopy, Memory, check_pieces, find_clashes, needs_copy
 from remesh.reshard.running.telemetry import Timing, merge_timings
+from remesh.reshard.running.tree import Farewell
 
 _DOING = "resharding"
 _FIRST_TAG = 0x5E540000
 _NUM_TAGS = 1 << 15
+"""Messages have these tags, the words at the end of their run as many more."""
 _MAX_LISTED = 8
 _next_tags: dict[int, itertools.count[int]] = {}
 
@@ -86,8 +92,8 @@ def run_plan(plan: Plan | Transfer, give: Mapping[str, Piece], take: Mapping[str
     byte when plans differ or a piece does not fit its plan; raises `UnfilledError`, a `PeerError`, within the group's
     timeout when a rank dies on the way, and then what was taken so far is defined only where it says so.
     """
-    job = Job(plan if isinstance(plan, Transfer) else Transfer(plan), give, take, group)
-    return job.run(job.agree())
+    job = Job(plan if isinstance(plan, Transfer) else Transfer.of(plan), give, take, group)
+    return job.run(job.agree(job.check_pieces))
 
 
 def gather_timings(moved: Moved, group: Group = None) -> tuple[Timing, ...]:
@@ -136,24 +142,36 @@ class Job:
         self._fixed_bytes = 0
         """Bytes of copies and whole values that stay for the whole run."""
 
-    def agree(self) -> int:
-        """The tag of the next run. Called by every rank of the group; raises what is wrong, alike on all ranks."""
-        told = gather_from(lambda: [self._ready(), propose_tag(self._group)], self._group, _DOING)
+    def check_pieces(self) -> None:
+        """Raise `PlanError` unless this rank's pieces are those that the transfer was planned for."""
+        check_pieces(self.transfer.moves, self._give, self._take, group_rank(self._group))
+
+    def agree(self, check: Callable[[], None] = lambda: None) -> int:
+        """The tag of the next run. Called by every rank of the group; raises what is wrong, alike on all ranks.
+
+        ``check`` is what this rank looks at besides: not its pieces, where the transfer was planned from them.
+        """
+
+        def answer() -> list[Any]:
+            digest = self._ready()
+            check()
+            return [digest, propose_tag(self._group)]
+
+        told = gather_from(answer, self._group, _DOING)
         _check_digests([digest for digest, _ in told])
         return settle_tag([tag for _, tag in told])
 
     def _ready(self) -> str:
         transfer = self.transfer
-        rank, size = group_rank(self._group), group_size(self._group)
+        size = group_size(self._group)
         hosts = transfer.plan.host_of
         if hosts and max(hosts) >= size:
             raise PlanError(
                 f"{_DOING} {len(transfer.moves)} tensors: the plan is for ranks up to {max(hosts)}, found a group of "
                 f"{size}; plan for this group"
             )
-        check_pieces(transfer.moves, self._give, self._take, rank)
         if transfer.max_staging_bytes is not None:
-            self._check_copies(rank, transfer.max_staging_bytes)
+            self._check_copies(group_rank(self._group), transfer.max_staging_bytes)
         return transfer.digest
 
     def _check_copies(self, rank: int, cap: int) -> None:
@@ -211,25 +229,35 @@ class Job:
 
     def run(self, tag: int) -> Moved:
         """Carry the transfer out once, under a tag that all ranks agreed on; they must all call this."""
-        return self._run(tag, confirm)
+        return self._run(tag, self._last_rank)
 
     def run_unconfirmed(self, tag: int) -> Moved:
         """The same for ranks that need not know how the others fare: ends when this rank has given and taken all.
 
         Only ranks that give or take call it. Runs under one tag follow each other in the same order on all of them.
         """
-        return self._run(tag, lambda group, tag: None)
+        return self._run(tag, None)
 
-    def _run(self, tag: int, end: Callable[[Group, int], None]) -> Moved:
+    @cached_property
+    def _last_rank(self) -> int:
+        """The rank that has everything last, as far as sums can tell: it takes most, and passes on least of that."""
+        taken, given = Counter[int](), Counter[int]()
+        for (giver, taker), nbytes in self.transfer.bytes_by_pair.items():
+            given[giver] += nbytes
+            taken[taker] += nbytes
+        return max(taken, key=lambda rank: (taken[rank], -given[rank], rank), default=0)
+
+    def _run(self, tag: int, last: int | None) -> Moved:
+        """``last`` is the rank that has everything last, as far as the plan can tell; None for an end of one's own."""
         rank = group_rank(self._group)
         transfer = self.transfer
         started_s = time.perf_counter()
         with torch.no_grad():
             self.prepare()
-            staging = Staging()
+            staging = Staging(transfer.steps_of(rank).staging_bytes)
             staging.add(self._fixed_bytes)
             link = Link(self._group, tag, staging)
-            seconds = self._carry(link, rank, end) - started_s
+            seconds = self._carry(link, rank, last) - started_s
         return Moved(
             bytes_by_pair=dict(transfer.bytes_by_pair),
             bytes_local=transfer.bytes_copied,
@@ -243,44 +271,56 @@ class Job:
             taken=tuple(link.taken),
         )
 
-    def _carry(self, link: Link, rank: int, end: Callable[[Group, int], None]) -> float:
+    def _carry(self, link: Link, rank: int, last: int | None) -> float:
         """When the last byte was here."""
         assert self._memories is not None
         give, take = self._memories.give, self._memories.take
         transfer = self.transfer
         todo = transfer.steps_of(rank)
         mover = Mover(transfer.plan, give, take, link, todo.relayed)
-        has_copied = False
+        copies = iter(self._memories.copies)
+        has_summed = False
         try:
+            farewell = self._expect_farewell(link.tag, last)
             if transfer.reduction is not None:
                 summer = Summer(transfer.reduction, self._memories.addends, self._memories.wholes, link)
                 summer.join_own(rank)
                 summer.carry(todo.sum_steps)
-            for copy in self._memories.copies:
-                copy.run()
-            has_copied = True
-            mover.carry(todo.steps)
+            has_summed = True
+            mover.carry(todo.steps, () if todo.relayed else copies)
+            _run_all(copies)
             take.flush()
             finished_s = time.perf_counter()
-            end(self._group, link.tag)
+            if farewell is not None:
+                farewell.wait()
         except RuntimeError as raised:
+            if has_summed:
+                _run_all(copies)
             take.flush()
-            unfilled = self._unfilled(rank, mover, has_copied)
+            unfilled = self._unfilled(rank, mover, has_summed)
             raise _unfilled_error(peer_error(_DOING, self._group, raised), unfilled) from raised
         return finished_s
 
-    def _unfilled(self, rank: int, mover: Mover, has_copied: bool) -> list[str]:
+    def _expect_farewell(self, tag: int, last: int | None) -> Farewell | None:
+        """The end of the run for all ranks; None where there is none, or nobody else."""
+        if last is None or group_size(self._group) == 1 or group_device(self._group).type != "cpu":
+            return None
+        return Farewell(self._group, tag + _NUM_TAGS, last)
+
+    def _unfilled(self, rank: int, mover: Mover, has_summed: bool) -> list[str]:
         """Tensors that this rank wants and has not all of."""
-        expected: dict[int, int] = {}
         plan = self.transfer.plan
-        for message in plan.messages:
-            if message.taker == rank:
-                for part in plan.chunks[message.chunk].parts:
-                    expected[part.tensor] = expected.get(part.tensor, 0) + 1
-        lacking = {tensor for tensor, count in expected.items() if mover.arrived_parts.get(tensor, 0) < count}
-        if not has_copied:
-            lacking |= {copy.tensor for copy in self.transfer.steps_of(rank).copies}
+        todo = self.transfer.steps_of(rank)
+        expected = Counter(step.message.chunk for step in todo.steps if step.act is Act.TAKE)
+        lacking = {part.tensor for number in expected - mover.num_arrived for part in plan.chunks[number].parts}
+        if not has_summed:  # what would have been copied may be such a sum
+            lacking |= {copy.tensor for copy in todo.copies}
         return [plan.moves[tensor].name for tensor in sorted(lacking)]
+
+
+def _run_all(copies: Iterable[LocalCopy]) -> None:
+    for copy in copies:
+        copy.run()
 
 
 def propose_tag(group: Group) -> int:
