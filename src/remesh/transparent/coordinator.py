@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from remesh.comm.rounds import Ask, Commit, End, Ending, Instruction, Protocol, Round, TakeImage
+from remesh.comm.rounds import Ask, Commit, End, Ending, Instruction, Round, TakeImage
 from remesh.comm.status import Status
 from remesh.errors import Error, FormatError
 from remesh.transparent.frames import (
@@ -29,6 +29,7 @@ from remesh.transparent.frames import (
     is_proof,
     make_nonce,
     pack_frame,
+    set_up,
 )
 from remesh.transparent.job import JobFolder, rank_name
 
@@ -49,7 +50,6 @@ class Settings:
     """Between periodic checkpoints; None for none."""
     keep: int = 2
     """Checkpoints that stay, at least 1."""
-    protocol: Protocol = Protocol.CLOCK
     round_limit_s: float = 60.0
     start_limit_s: float = 300.0
     """For all ranks to come up, images read and all."""
@@ -198,7 +198,7 @@ class Coordinator:
         with contextlib.suppress(OSError):
             connection, _ = listener.accept()
             connection.setblocking(False)
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            set_up(connection)
             peer = _Peer(connection, make_nonce())
             peer.out += peer.nonce
             self._peers[connection] = peer
@@ -357,7 +357,7 @@ class Coordinator:
             self._wanted = None
             self._answer(End(Ending.GIVEN_UP, f"no folder could be made in {self._folder.images}: {error}"), {})
             return
-        state = Round(self._num_ranks, stop, self._settings.protocol, limit_s=self._settings.round_limit_s)
+        state = Round(self._num_ranks, stop, limit_s=self._settings.round_limit_s)
         self._attempt = _Attempt(state, number, part, now_s, attempts=attempts)
         self._wanted = None
         self._folder.log_event(f"checkpoint {number}: begun")
