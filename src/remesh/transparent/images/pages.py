@@ -11,15 +11,16 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import itertools
 import mmap
 import os
 import queue
 import threading
 import zlib
+from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from io import FileIO
 from pathlib import Path
 from typing import Final
 
@@ -31,6 +32,7 @@ from remesh.transparent.images.sums import compress, crc32
 
 _NUM_BUFFERS: Final = 4
 _NUM_WRITERS: Final = 2
+_NUM_READERS: Final = 2
 _MAX_PIECES: Final = 1024
 """The kernel takes so many pieces in one call."""
 
@@ -247,20 +249,21 @@ def check_chunks(path: Path, chunks: tuple[Chunk, ...]) -> None:
 def read_chunks(path: Path, chunks: tuple[Chunk, ...], compressed: bool) -> Iterator[tuple[int, memoryview]]:
     """The raw bytes of each chunk with its raw offset, checked; the view is good until the next one is asked for.
 
-    While the caller is busy with one chunk, a thread reads and checks the next.
+    While the caller is busy with one chunk, threads read and check the next ones.
     """
     check_chunks(path, chunks)
     largest = max((chunk.num_stored_bytes for chunk in chunks), default=1)
-    rooms = [make_buffer(largest) for _ in range(2)]
+    rooms = [make_buffer(largest) for _ in range(_NUM_READERS + 1)]
+    starts = list(itertools.accumulate((chunk.num_stored_bytes for chunk in chunks), initial=0))
     raw_offset = 0
-    with open(path, "rb", buffering=0) as file, ThreadPoolExecutor(1, "remesh-page-reader") as reader:
+    with open(path, "rb", buffering=0) as file, ThreadPoolExecutor(_NUM_READERS, "remesh-page-reader") as readers:
         if not compressed:
             _go_direct(file.fileno())
 
         def read(index: int) -> memoryview:
             chunk = chunks[index]
-            stored = rooms[index % 2][: chunk.num_stored_bytes]
-            if _fill(file, stored) != chunk.num_stored_bytes or crc32(stored) != chunk.crc32:
+            stored = rooms[index % len(rooms)][: chunk.num_stored_bytes]
+            if _fill(file.fileno(), stored, starts[index]) != len(stored) or crc32(stored) != chunk.crc32:
                 raise FormatError(
                     "bad-checksum",
                     f"reading {path}: chunk {index} has not the checksum {chunk.crc32:#010x} of its index; "
@@ -268,25 +271,25 @@ def read_chunks(path: Path, chunks: tuple[Chunk, ...], compressed: bool) -> Iter
                 )
             return memoryview(_inflate(stored, chunk, path)) if compressed else stored
 
-        ahead = reader.submit(read, 0) if chunks else None
+        ahead = deque(readers.submit(read, index) for index in range(min(_NUM_READERS, len(chunks))))
         for index, chunk in enumerate(chunks):
-            assert ahead is not None
-            raw = ahead.result()
-            ahead = reader.submit(read, index + 1) if index + 1 < len(chunks) else None
+            raw = ahead.popleft().result()
+            if index + _NUM_READERS < len(chunks):
+                ahead.append(readers.submit(read, index + _NUM_READERS))
             yield raw_offset, raw
             raw_offset += chunk.num_raw_bytes
 
 
-def _fill(file: FileIO, room: memoryview) -> int:
-    """Read until the room is full or the file ends; how many bytes."""
+def _fill(descriptor: int, room: memoryview, offset: int) -> int:
+    """Read from an offset until the room is full or the file ends; how many bytes."""
     count = 0
     while count < len(room):
         try:
-            more = file.readinto(room[count:])
+            more = os.preadv(descriptor, [room[count:]], offset + count)
         except OSError as error:
-            if error.errno != errno.EINVAL or not fcntl.fcntl(file, fcntl.F_GETFL) & os.O_DIRECT:
+            if error.errno != errno.EINVAL or not fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_DIRECT:
                 raise
-            fcntl.fcntl(file, fcntl.F_SETFL, 0)
+            fcntl.fcntl(descriptor, fcntl.F_SETFL, 0)
             continue
         if not more:
             break
