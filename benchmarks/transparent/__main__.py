@@ -13,7 +13,8 @@ _ONE_HOST = (
 def main() -> None:
     quick = is_quick()
     rows = costs.rows(500 if quick else 2000, 3 if quick else 7, _ONE_HOST[: 2 if quick else None])
-    rows += images.rows(64 if quick else 256)
+    rows += images.rows(64 if quick else 256, repeat=3 if quick else 5)
+    rows += images.object_rows()
     rows += engine.rows(num_mib=64 if quick else 256, repeat=3 if quick else 7)
     write_report("transparent", rows)
 

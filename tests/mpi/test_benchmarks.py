@@ -31,6 +31,11 @@ def test_costs_are_measured_beside_native() -> None:
 
 
 def test_an_increment_is_smaller_than_a_full_image() -> None:
-    rows = {row.case.partition(": ")[2]: row for row in images.rows(32)}
+    rows = {row.case.partition(": ")[2]: row for row in images.rows(32, repeat=1)}
     assert rows["size with 10 % changed over full"].value < 0.5
-    assert rows["restart"].value > 0
+    assert rows["restart under openmpi"].value > 0
+
+
+def test_many_objects_are_there_after_a_restart() -> None:
+    rows = images.object_rows(20)
+    assert len(rows) == 4 and all(row.value > 0 for row in rows)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
 import signal
@@ -14,12 +15,29 @@ from pathlib import Path
 import pytest
 
 from remesh.errors import ConfigError, FormatError
+from remesh.testbed import Testbed
+from remesh.transparent import frames, stay
 from remesh.transparent.coordinator import Coordinator
+from remesh.transparent.images.procfs import children_of
+from remesh.transparent.job import JobFolder
+from remesh.transparent.launch import Host
+from remesh.transparent.stay import Placement
 from tests.mpi.conftest import Job, stop_after
 
 pytestmark = pytest.mark.mpi
 
 _RING = "answer b1cd1c8a14377307"
+
+
+def _wait_for(is_so: Callable[[], bool]) -> None:
+    deadline_s = time.monotonic() + 60
+    while not is_so():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.05)
+
+
+def _text(path: Path) -> str:
+    return path.read_text() if path.exists() else ""
 
 
 def _kill(coordinator: Coordinator, rank: int) -> None:
@@ -98,13 +116,61 @@ def test_a_full_disk_gives_the_checkpoint_up_and_the_job_goes_on(job: Job) -> No
     assert job.answer == _RING
 
 
+def test_a_leader_that_is_killed_takes_every_rank_with_it_and_the_last_checkpoint_goes_on(
+    tmp_path: Path, job: Job, remesh_cli: Callable[..., subprocess.Popen[str]]
+) -> None:
+    program = Path(__file__).parent / "programs" / "ring.py"
+    leader = remesh_cli("run", "-n", "4", "--mpi", "mpich", "--job", str(tmp_path / "j"), str(program), "30", "0.2")
+    _wait_for(lambda: "running" in _text(tmp_path / "j" / "state.json"))
+    said, _ = remesh_cli("checkpoint", str(tmp_path / "j")).communicate(timeout=60)
+    assert "checkpoint 1" in said
+    shown, _ = remesh_cli("show", str(tmp_path / "j")).communicate(timeout=60)
+    processes = [pid for rank in json.loads(shown)["now"]["ranks"] for pid in _descendants(rank["pid"])]
+    assert len(processes) >= 3 * 4
+    leader.kill()
+    leader.communicate(timeout=60)
+    _wait_for(lambda: not any(Path(f"/proc/{pid}/exe").exists() for pid in processes))
+    job.folder = JobFolder(tmp_path / "j")
+    ended = job.stay("openmpi", checkpoint=job.folder.checkpoint(None))
+    assert ended.outcome.state == "finished", job.events
+    assert job.answer == _RING
+
+
+def _descendants(pid: int) -> list[int]:
+    """The process and all that it has started: of a lower half its init, and the program."""
+    return [pid, *(each for child in children_of(pid) for each in _descendants(child))]
+
+
+@pytest.mark.netns
+def test_a_host_that_falls_silent_ends_the_job_by_name_and_the_last_checkpoint_goes_on(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job.create("ring", 30, 0.2)
+    take = stop_after(0.4, stop=False)
+    beds: list[Testbed] = []
+    make_bed = stay._make_bed
+    monkeypatch.setattr(stay, "_make_bed", lambda *args: beds.append(make_bed(*args)) or beds[-1])
+    monkeypatch.setattr(frames, "SILENCE_S", 3)
+
+    def then_cut(coordinator: Coordinator) -> None:
+        take(coordinator)
+        if coordinator.last_checkpoint is not None and len(beds) == 1:
+            beds[0].cut("b")
+            beds.append(beds[0])
+
+    hosts = (Host("a", 2), Host("b", 2))
+    failed = job.stay(Placement("mpich", None, hosts, "full"), watch=then_cut)
+    assert failed.outcome.state == "failed"
+    assert "on host b is gone" in failed.outcome.cause
+    ended = job.stay("openmpi", checkpoint=job.folder.checkpoint(None))
+    assert ended.outcome.state == "finished", job.events
+    assert job.answer == _RING
+
+
 def test_sigterm_takes_a_checkpoint_and_stops(tmp_path: Path, remesh_cli: Callable[..., subprocess.Popen[str]]) -> None:
     program = Path(__file__).parent / "programs" / "ring.py"
     running = remesh_cli("run", "-n", "2", "--mpi", "mpich", "--job", str(tmp_path / "j"), str(program), "2000", "0.01")
-    deadline_s = time.monotonic() + 60
-    while "running" not in (tmp_path / "j" / "state.json").read_text() if (tmp_path / "j").exists() else True:
-        assert time.monotonic() < deadline_s and running.poll() is None
-        time.sleep(0.05)
+    _wait_for(lambda: "running" in _text(tmp_path / "j" / "state.json"))
     running.send_signal(signal.SIGTERM)
     output, _ = running.communicate(timeout=60)
     assert running.returncode == 0, output

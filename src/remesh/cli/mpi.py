@@ -13,7 +13,6 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from remesh.comm.rounds import Protocol
 from remesh.errors import ConfigError, Error, PeerError
 from remesh.transparent.coordinator import Settings
 from remesh.transparent.frames import Line
@@ -97,7 +96,7 @@ def _read_how(
     **settings: Any,
 ) -> tuple[Placement, Settings]:
     placed = () if hosts is None else parse_hosts(hosts, num_ranks)
-    return Placement(mpi_name, network, placed, testbed), Settings(protocol=Protocol.CLOCK, **settings)
+    return Placement(mpi_name, network, placed, testbed), Settings(**settings)
 
 
 def _stay(folder: JobFolder, placement: Placement, settings: Settings, checkpoint: Any) -> None:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from remesh.comm.rounds import Ask, Commit, End, Ending, Instruction, Protocol, Round, TakeImage
+from remesh.comm.rounds import Ask, Commit, End, Ending, Instruction, Round, TakeImage
 from remesh.comm.status import Status
 from remesh.errors import Error, FormatError
 from remesh.transparent.frames import (
@@ -29,6 +29,7 @@ from remesh.transparent.frames import (
     is_proof,
     make_nonce,
     pack_frame,
+    set_up,
 )
 from remesh.transparent.job import JobFolder, rank_name
 
@@ -49,7 +50,6 @@ class Settings:
     """Between periodic checkpoints; None for none."""
     keep: int = 2
     """Checkpoints that stay, at least 1."""
-    protocol: Protocol = Protocol.CLOCK
     round_limit_s: float = 60.0
     start_limit_s: float = 300.0
     """For all ranks to come up, images read and all."""
@@ -93,6 +93,8 @@ class _Attempt:
     images: dict[int, Message] = field(default_factory=dict)
     cut_s: float = 0.0
     """When the images were begun."""
+    imaged_s: float = 0.0
+    """When the last of them was there."""
     attempts: int = 1
 
 
@@ -196,7 +198,7 @@ class Coordinator:
         with contextlib.suppress(OSError):
             connection, _ = listener.accept()
             connection.setblocking(False)
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            set_up(connection)
             peer = _Peer(connection, make_nonce())
             peer.out += peer.nonce
             self._peers[connection] = peer
@@ -355,7 +357,7 @@ class Coordinator:
             self._wanted = None
             self._answer(End(Ending.GIVEN_UP, f"no folder could be made in {self._folder.images}: {error}"), {})
             return
-        state = Round(self._num_ranks, stop, self._settings.protocol, limit_s=self._settings.round_limit_s)
+        state = Round(self._num_ranks, stop, limit_s=self._settings.round_limit_s)
         self._attempt = _Attempt(state, number, part, now_s, attempts=attempts)
         self._wanted = None
         self._folder.log_event(f"checkpoint {number}: begun")
@@ -373,6 +375,7 @@ class Coordinator:
                     attempt.cut_s = time.monotonic()
                     self._tell_ranks({"type": "image", **self._image_request(attempt)})
                 case Commit():
+                    attempt.imaged_s = time.monotonic()
                     self._advance(*attempt.round.on_committed(self._commit(attempt)))
                 case End():
                     self._on_end(attempt, instruction)
@@ -414,17 +417,27 @@ class Coordinator:
         }
         try:
             self._folder.commit_checkpoint(attempt.part, manifest)
-            for number in self._folder.keep_last(self._settings.keep):
-                self._folder.log_event(f"checkpoint {number}: removed, {self._settings.keep} are kept")
         except (Error, OSError) as error:
             return str(error)
         return ""
+
+    def _remove_old(self) -> None:
+        """Removing gigabytes takes time: it is done once the ranks run again, and hurts nothing if it fails."""
+        try:
+            for number in self._folder.keep_last(self._settings.keep):
+                self._folder.log_event(f"checkpoint {number}: removed, {self._settings.keep} are kept")
+        except (Error, OSError) as error:
+            self._say(f"old checkpoints could not be removed: {error}")
 
     def _on_end(self, attempt: _Attempt, end: End) -> None:
         self._attempt = None
         self._due.clear()
         now_s = time.monotonic()
-        seconds = {"cut": (attempt.cut_s or now_s) - attempt.began_s, "total": now_s - attempt.began_s}
+        seconds = {
+            "cut": (attempt.cut_s or now_s) - attempt.began_s,
+            "images": (attempt.imaged_s or now_s) - (attempt.cut_s or now_s),
+            "total": now_s - attempt.began_s,
+        }
         self._tell_ranks({"type": "end", "ending": end.ending.value, "reason": end.reason})
         if end.ending in (Ending.GIVEN_UP, Ending.LOST):
             self._folder.drop_checkpoint(attempt.part)
@@ -444,6 +457,7 @@ class Coordinator:
             answer = {"number": attempt.number, "num_bytes": num_bytes, "seconds": seconds, "caught": caught}
             self._folder.log_event(f"checkpoint {attempt.number}: committed: {answer}")
             self._answer(end, answer)
+            self._remove_old()
         if end.ending is Ending.STOPPED and len(self._ended) < self._num_ranks:
             self._end(Outcome("stopped", f"checkpoint {attempt.number} was taken to stop", 0))
         elif len(self._ended) == self._num_ranks and self.outcome is None:

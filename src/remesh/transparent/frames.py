@@ -26,6 +26,8 @@ NONCE_BYTES: Final = 16
 PROOF_BYTES: Final = 32
 _LENGTH: Final = struct.Struct("!I")
 _CONNECT_TIMEOUT_S: Final = 20.0
+SILENCE_S: Final = 30
+"""After which a host that does not answer is taken for lost. Its kernel answers, whatever its programs do."""
 
 Message = dict[str, Any]
 
@@ -88,6 +90,20 @@ def is_proof(token: bytes, nonce: bytes, proof: bytes) -> bool:
     return hmac.compare_digest(compute_proof(token, nonce), proof)
 
 
+def set_up(connection: socket.socket) -> None:
+    """Send at once, and break when the other end has not answered for `SILENCE_S`: a lost host says nothing."""
+    options = {
+        socket.TCP_NODELAY: 1,
+        socket.TCP_KEEPIDLE: max(SILENCE_S // 3, 1),
+        socket.TCP_KEEPINTVL: max(SILENCE_S // 6, 1),
+        socket.TCP_KEEPCNT: 4,
+        socket.TCP_USER_TIMEOUT: SILENCE_S * 1000,
+    }
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in options.items():
+        connection.setsockopt(socket.IPPROTO_TCP, option, value)
+
+
 class Line:
     """A client's connection; `connect` makes one. One thread may send while another receives."""
 
@@ -111,7 +127,7 @@ class Line:
                     nonce += part
                 connection.sendall(compute_proof(token, nonce))
                 connection.settimeout(None)
-                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                set_up(connection)
                 return cls(connection)
             except OSError as error:
                 problems.append(f"{host}:{port}: {error}")

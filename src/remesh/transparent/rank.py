@@ -15,6 +15,7 @@ import shutil
 import sys
 import time
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -188,13 +189,15 @@ class RankLoop:
                 output.copy()
             report["outputs"] = [output.copied for output in self._outputs]
             state = self._half.state_bytes()
-            _write_durable(folder / STATE, state)
             report["lower_sha256"] = hashlib.sha256(state).hexdigest()
             report["num_bytes"] = len(state)
             report["has_image"] = self._frozen is not None
             report["caught"] = self._caught()
-            if self._frozen is not None:
-                self._dump(folder, request, report)
+            with ThreadPoolExecutor(1, "remesh-state") as pool:
+                written = pool.submit(_write_durable, folder / STATE, state)
+                if self._frozen is not None:
+                    self._dump(folder, request, report)
+                written.result()
         except (Error, OSError) as error:
             self._thaw()
             with contextlib.suppress(OSError):

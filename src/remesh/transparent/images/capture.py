@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import resource
+import signal
 import struct
 from typing import Final
 
@@ -74,7 +75,7 @@ def capture_process(frozen: Frozen, scratch: int) -> ProcessState:
         umask=int(status["Umask"], 8),
         bounds=bounds,
         auxv=auxv,
-        signal_actions=_signal_actions(leader, scratch),
+        signal_actions=_signal_actions(leader, scratch, int(status["SigCgt"], 16) | int(status["SigIgn"], 16)),
         pending_signals=int(status["ShdPnd"], 16),
         limits={number: resource.prlimit(pid, number) for number in _LIMITS},
         dumpable=leader.call("prctl", _PR_GET_DUMPABLE, 0, 0, 0, 0) == 1,
@@ -93,10 +94,11 @@ def _check_interval_timers(pid: int, leader: Tracee, scratch: int) -> None:
             )
 
 
-def _signal_actions(leader: Tracee, scratch: int) -> dict[int, bytes]:
+def _signal_actions(leader: Tracee, scratch: int, chosen: int) -> dict[int, bytes]:
+    """The actions of the signals in the mask ``chosen``, and of SIGCHLD, whose flags mean something by themselves."""
     actions = {}
     for number in range(1, _NUM_SIGNALS + 1):
-        if number in _UNCATCHABLE:
+        if number in _UNCATCHABLE or not (chosen >> (number - 1) & 1 or number == signal.SIGCHLD):
             continue
         leader.call("rt_sigaction", number, 0, scratch, 8)
         action = leader.read(scratch, _ACTION_BYTES)

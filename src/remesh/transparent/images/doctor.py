@@ -1,7 +1,7 @@
 """What does this machine offer for process images, what is missing, and what is to be done? `examine_machine` tells.
 
-Each finding stands for one thing that the engine needs. The last one is the proof: a small process is started, imaged,
-killed, restored and ended, in a folder that is removed.
+Each finding stands for one thing that the engine needs. The last ones are the proof: a small process is started,
+imaged, imaged again as an increment, killed, restored from that and ended, in a folder that is removed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from remesh.transparent.images.criu import find_criu
 from remesh.transparent.images.dump import dump_image
 from remesh.transparent.images.frozen import freeze
 from remesh.transparent.images.kinds import Command, Site
-from remesh.transparent.images.memory import can_scan
 from remesh.transparent.images.upper import restore_upper, start_upper
 
 _PATIENCE_S: Final = 30.0
@@ -44,7 +43,7 @@ def examine_machine() -> list[Finding]:
     """Everything that process images need or use, on this machine and with the rights of this process."""
     findings = [_platform()]
     if findings[0].good:
-        findings += [_rights(), _tracing(), _clocks(), _scanning(), _criu(), *_trial()]
+        findings += [_rights(), _root(), _tracing(), _clocks(), _criu(), *_trial()]
     return findings
 
 
@@ -73,6 +72,15 @@ def _rights() -> Finding:
     return Finding(what, True, True, found, "")
 
 
+def _root() -> Finding:
+    good = os.geteuid() == 0
+    found = (
+        "this process is root" if good else f"user {os.geteuid()}, who needs no more for jobs on this host or by ssh"
+    )
+    advice = "" if good else "hosts made on this machine (--testbed) and CRIU need root"
+    return Finding("root", good, False, found, advice)
+
+
 def _tracing() -> Finding:
     scope = _text("/proc/sys/kernel/yama/ptrace_scope")
     found = "no limits by Yama" if scope is None else f"Yama's ptrace_scope is {scope}"
@@ -84,12 +92,6 @@ def _clocks() -> Finding:
     good = Path("/proc/self/ns/time").exists()
     advice = "" if good else "a restored program sees its clocks jump; Linux 5.6 with CONFIG_TIME_NS is needed"
     return Finding("time namespaces", good, False, "there" if good else "missing", advice)
-
-
-def _scanning() -> Finding:
-    good = can_scan(os.getpid())
-    found = "PAGEMAP_SCAN works" if good else "no PAGEMAP_SCAN"
-    return Finding("increments", good, False, found, "" if good else "every image is a full one; Linux 6.7 is needed")
 
 
 def _criu() -> Finding:
@@ -113,16 +115,19 @@ def _trial() -> Iterator[Finding]:
     folder = Path(tempfile.mkdtemp(prefix="remesh-doctor-"))
     try:
         began = time.monotonic()
-        _image_and_restore(folder)
+        why_not = _image_and_restore(folder)
     except (Error, OSError) as error:
         yield Finding(what, False, True, str(error), "see the findings above; running as root gives every right needed")
     else:
         yield Finding(what, True, True, f"done in {time.monotonic() - began:.1f} s", "")
+        advice = "every image is a full one; Linux 6.7 is needed, and the right to userfaultfd" if why_not else ""
+        yield Finding("increments", not why_not, False, why_not or "one was made upon it and restored", advice)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _image_and_restore(folder: Path) -> None:
+def _image_and_restore(folder: Path) -> str:
+    """Do it; why the second image is no increment, or ""."""
     paths = [folder / name for name in ("channel", "out", "err")]
     for path in paths:
         path.touch()
@@ -133,8 +138,11 @@ def _image_and_restore(folder: Path) -> None:
         while not paths[1].read_text() and upper.poll() is None and time.monotonic() < deadline:
             time.sleep(0.01)
         with freeze(upper.pid) as frozen:
-            dump_image(frozen, folder / "image")
+            why_not = dump_image(frozen, folder / "first", track=True).not_tracked
+            report = dump_image(frozen, folder / "image", previous=folder / "first")
             upper.kill()
+        if not (why_not or report.num_pages_inherited):
+            why_not = "the kernel took every page for a changed one"
         paths[1].write_text("")
         (folder / "go").touch()
     finally:
@@ -144,3 +152,4 @@ def _image_and_restore(folder: Path) -> None:
         upper.wait(_PATIENCE_S)
     finally:
         upper.close()
+    return why_not

@@ -3,7 +3,7 @@
 inspect   refusals, before anything is stopped; hashes of mapped files
 freeze    every thread stands still
 state     refusals again, now of what cannot change any more; kernel state
-pages     memory to ``pages.bin``
+pages     memory to ``pages.bin``; files that were not hashed before are
 commit    the header, flushed to the disk
 """
 
@@ -15,6 +15,7 @@ import os
 import shutil
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -29,10 +30,11 @@ from remesh.transparent.images.identity import Identities
 from remesh.transparent.images.increment import Split, number_sources, split_pages
 from remesh.transparent.images.inspection import check_imageable
 from remesh.transparent.images.kinds import CHANNEL_PATH, ImageReport, NotImageable
+from remesh.transparent.images.linux import PAGE_BYTES
 from remesh.transparent.images.machine import this_machine
 from remesh.transparent.images.memory import can_scan, saved_ranges, saved_ranges_page_by_page
 from remesh.transparent.images.pages import PageWriter, ProcessMemory
-from remesh.transparent.images.proc_text import AreaKind
+from remesh.transparent.images.proc_text import Area, AreaKind
 from remesh.transparent.images.procfs import inner_id, read_areas, seen_from_here
 from remesh.transparent.images.ranges import PageRange
 from remesh.transparent.images.store import Contents, complete_image, make_folder
@@ -78,12 +80,12 @@ def dump_image(
     phases = _Phases()
     pid = process.pid if isinstance(process, Frozen) else process
     order = _Order(directory, previous, compress, track)
-    with phases.phase("inspect"):
-        _refuse_unless_imageable(pid)
-        _hash_files(pid)
     if isinstance(process, Frozen):
         process.check_owner()
         return _dump_frozen(process, order, phases)
+    with phases.phase("inspect"):
+        _refuse_unless_imageable(pid)
+        _hash_files(pid)
     with phases.phase("freeze"):
         frozen = freeze(pid)
     with frozen:
@@ -109,26 +111,26 @@ def _refuse_unless_imageable(pid: int) -> None:
 def _hash_files(pid: int) -> None:
     """Most files stay as they are until the process stands still: hashing them now keeps that time short."""
     with contextlib.suppress(OSError, PeerError):
-        capture_areas(pid, _IDENTITIES)
-        capture_files(pid, _IDENTITIES)
+        _capture_names(pid)
 
 
 def _dump_frozen(frozen: Frozen, order: _Order, phases: _Phases) -> ImageReport:
     _refuse_unless_imageable(frozen.pid)
     make_folder(order.directory)
     try:
+        areas = read_areas(frozen.pid)
         with phases.phase("state"):
-            records = _capture(frozen)
+            records = _capture_kernel_state(frozen)
         with phases.phase("pages"):
-            saved = _saved_pages(frozen.pid)
-            pages, ancestors = _write_pages(frozen, order, saved)
+            split, ancestors = _split_pages(frozen.pid, order, areas)
+            pages = _write_pages(frozen, order, split, records)
             records[image_format.PAGES_INDEX_FILE] = pages
         with phases.phase("commit"):
             num_bytes = complete_image(order.directory, _contents(frozen, order, records, ancestors))
         why_not = ""
         if order.track:
             with phases.phase("track"):
-                why_not = track_pages.set_marks(frozen, digest_of(order.directory), saved)
+                why_not = track_pages.set_marks(frozen, digest_of(order.directory), areas)
     except BaseException as error:
         shutil.rmtree(order.directory, ignore_errors=True)
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG):
@@ -137,17 +139,14 @@ def _dump_frozen(frozen: Frozen, order: _Order, phases: _Phases) -> ImageReport:
                 "process goes on; make room and take another"
             ) from error
         raise
-    runs = pages.page_runs()
-    own = sum(run.num_pages for run in runs if run.source == 0)
-    inherited = sum(run.num_pages for run in runs if run.source != 0)
+    own = sum(item.num_bytes for item in split.own) // PAGE_BYTES
+    inherited = sum(run.num_pages for run in split.inherited)
     needed = tuple(os.path.normpath(order.directory.absolute() / ancestor.folder) for ancestor in ancestors)
     return ImageReport(num_bytes, own, inherited, needed, phases.seconds, why_not)
 
 
-def _capture(frozen: Frozen) -> dict[str, Any]:
-    """The records of everything but the pages, by file name."""
-    areas = capture_areas(frozen.pid, _IDENTITIES)
-    files = capture_files(frozen.pid, _IDENTITIES)
+def _capture_kernel_state(frozen: Frozen) -> dict[str, Any]:
+    """What the process and its threads are, by file name."""
     scratch = frozen.prepare_calls()
     try:
         process = capture_process(frozen, scratch)
@@ -157,29 +156,40 @@ def _capture(frozen: Frozen) -> dict[str, Any]:
     return {
         image_format.PROCESS_FILE: process,
         image_format.THREADS_FILE: image_format.ThreadsState(tuple(threads)),
-        image_format.AREAS_FILE: areas,
-        image_format.FILES_FILE: files,
     }
 
 
-def _saved_pages(pid: int) -> list[PageRange]:
+def _capture_names(pid: int) -> dict[str, Any]:
+    """What the process has mapped and open, by file name."""
+    return {
+        image_format.AREAS_FILE: capture_areas(pid, _IDENTITIES),
+        image_format.FILES_FILE: capture_files(pid, _IDENTITIES),
+    }
+
+
+def _saved_pages(pid: int, areas: list[Area]) -> list[PageRange]:
     """The pages that the image holds, itself or by an earlier one."""
     ranges_of = saved_ranges if can_scan(pid) else saved_ranges_page_by_page
-    return [pages for area in read_areas(pid) for pages in ranges_of(pid, area)]
+    return [pages for area in areas for pages in ranges_of(pid, area)]
 
 
-def _write_pages(frozen: Frozen, order: _Order, saved: list[PageRange]) -> tuple[PagesState, list[Ancestor]]:
-    """Write the pages that no earlier image has; the index of all, and the images where the others are."""
-    split, ancestors = _split_pages(frozen.pid, order, saved)
+def _write_pages(frozen: Frozen, order: _Order, split: Split, records: dict[str, Any]) -> PagesState:
+    """Write the image's own pages; the index of all. Meanwhile files are hashed, and their records completed."""
     memory = ProcessMemory(frozen.pid, frozen.leader.memory_descriptor())
-    with PageWriter(order.directory / image_format.PAGES_FILE, compress=order.compress) as writer:
-        writer.save(memory, split.own)
-    inherited, ancestors = number_sources(split.inherited, ancestors)
-    return PagesState.of(writer.chunks(), [*writer.runs(), *inherited]), ancestors
+    with ThreadPoolExecutor(1, "remesh-hash") as pool:
+        names = pool.submit(_capture_names, frozen.pid)
+        with PageWriter(order.directory / image_format.PAGES_FILE, compress=order.compress) as writer:
+            writer.save(memory, split.own)
+        records.update(names.result())
+    return PagesState.of(writer.chunks(), [*writer.runs(), *split.inherited])
 
 
-def _split_pages(pid: int, order: _Order, saved: list[PageRange]) -> tuple[Split, list[Ancestor]]:
-    """All pages are the image's own, unless marks have been kept since the previous image and the chain is short."""
+def _split_pages(pid: int, order: _Order, areas: list[Area]) -> tuple[Split, list[Ancestor]]:
+    """All pages are the image's own, unless marks have been kept since the previous image and the chain is short.
+
+    The pages of earlier images are numbered by the ancestors that are returned.
+    """
+    saved = _saved_pages(pid, areas)
     if order.previous is None or not track_pages.is_tracked_since(pid, digest_of(order.previous)):
         return Split(saved, []), []
     header, index = read_page_index(order.previous)
@@ -192,11 +202,12 @@ def _split_pages(pid: int, order: _Order, saved: list[PageRange]) -> tuple[Split
         for folder, sha256 in zip(folders, digests, strict=True)
     ]
     written: list[PageRange] = []
-    for area in read_areas(pid):
-        where = PageRange(area.start, area.end)
-        found = track_pages.written_since(pid, where) if area.kind is AreaKind.ANONYMOUS else None
-        written += [where] if found is None else found
-    return split_pages(saved, written, index.page_runs()), ancestors
+    for area in areas:
+        found = track_pages.written_since(pid, area) if area.kind is AreaKind.ANONYMOUS else None
+        written += [PageRange(area.start, area.end)] if found is None else found
+    split = split_pages(saved, written, index.page_runs())
+    inherited, ancestors = number_sources(split.inherited, ancestors)
+    return Split(split.own, inherited), ancestors
 
 
 def _contents(frozen: Frozen, order: _Order, records: dict[str, Any], ancestors: list[Ancestor]) -> Contents:

@@ -6,8 +6,10 @@ Numbers and layouts are of the kernel's ABI: asm/unistd_64.h, linux/ptrace.h, li
 from __future__ import annotations
 
 import array
+import contextlib
 import ctypes
 import errno
+import mmap
 import os
 import platform
 import sys
@@ -17,6 +19,7 @@ from typing import Final
 from remesh.errors import ConfigError
 
 PAGE_BYTES: Final = 4096
+HUGE_PAGE_BYTES: Final = 2 << 20
 
 NEW_TIME: Final = 0x00000080
 NEW_NAMESPACE: Final = 0x00020000
@@ -49,6 +52,7 @@ SYS: Final = {
     "rt_sigaction": 13,
     "ioctl": 16,
     "mremap": 25,
+    "madvise": 28,
     "getitimer": 36,
     "clone": 56,
     "kill": 62,
@@ -169,6 +173,16 @@ def write_process(pid: int, address: int, data: memoryview) -> int:
 def address_of(buffer: bytearray | memoryview) -> int:
     """Where a writable buffer of this process begins."""
     return ctypes.addressof(ctypes.c_char.from_buffer(buffer))
+
+
+def make_buffer(num_bytes: int) -> memoryview:
+    """Writable memory, zero, that begins at a huge page and is made of them where the kernel has some."""
+    area = mmap.mmap(-1, num_bytes + HUGE_PAGE_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with contextlib.suppress(OSError):
+        area.madvise(mmap.MADV_HUGEPAGE)
+    view = memoryview(area)
+    start = -address_of(view) % HUGE_PAGE_BYTES
+    return view[start : start + num_bytes]
 
 
 def is_gone(error: OSError) -> bool:

@@ -29,6 +29,7 @@ _FILE: Final = 1 << 2
 _PRESENT: Final = 1 << 3
 _SWAPPED: Final = 1 << 4
 _ZERO: Final = 1 << 5
+_WP_MATCHING: Final = 1 << 0
 _CHECK_WPASYNC: Final = 1 << 1
 
 # Bits of an entry of /proc/P/pagemap.
@@ -63,6 +64,12 @@ def saved_ranges(pid: int, area: Area) -> list[PageRange]:
     own = _FILE if area.kind is AreaKind.PRIVATE_FILE else 0
     query = _Query(mask=_ZERO | own, inverted=_ZERO | own, any_of=_PRESENT | _SWAPPED)
     return _scan_process(pid, PageRange(area.start, area.end), query)
+
+
+def mark_written(pid: int, where: PageRange) -> None:
+    """Write-protect the pages that are there and are not, in memory that `track` has registered."""
+    query = _Query(mask=_WRITTEN, inverted=0, any_of=_PRESENT | _SWAPPED, flags=_CHECK_WPASYNC | _WP_MATCHING)
+    _scan_process(pid, where, query)
 
 
 def written_ranges(pid: int, where: PageRange) -> list[PageRange] | None:

@@ -1,6 +1,9 @@
 """How do pages get into ``pages.bin`` and out of it? In chunks; while one is read, others are summed and written.
 
 process memory --process_vm_readv--> buffer --queue--> 2 x ([zlib] crc32, pwrite) --> pages.bin
+
+Buffers lie in huge pages where the kernel gives them: filling a fresh buffer of small pages costs five times the copy
+(2 against 10 GB/s on a virtual machine), all of it in page faults.
 """
 
 from __future__ import annotations
@@ -8,29 +11,30 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import itertools
 import mmap
 import os
 import queue
 import threading
 import zlib
+from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from io import FileIO
 from pathlib import Path
 from typing import Final
 
 from remesh.errors import FormatError
 from remesh.transparent.images.format import CHUNK_BYTES, Chunk, PageRun
-from remesh.transparent.images.linux import read_process
+from remesh.transparent.images.linux import make_buffer, read_process
 from remesh.transparent.images.ranges import PageRange
+from remesh.transparent.images.sums import compress, crc32
 
 _NUM_BUFFERS: Final = 4
 _NUM_WRITERS: Final = 2
+_NUM_READERS: Final = 2
 _MAX_PIECES: Final = 1024
 """The kernel takes so many pieces in one call."""
-_COMPRESSION_LEVEL: Final = 1
-"""Higher levels cost several times the time for a few per cent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +60,7 @@ class ProcessMemory:
 
 
 class PageWriter:
-    """Writes the pages of a process into a file; a context manager that waits for the disk.
+    """Writes the pages of a process into a file; a context manager. `store.complete_image` flushes the file.
 
     Two threads compress, sum and write, so that the disk always has something to do. They take turns only to say where
     in the file their chunk goes. An error of one (a full disk) is raised by the next `save` or at the end.
@@ -86,7 +90,7 @@ class PageWriter:
     def __enter__(self) -> PageWriter:
         self._descriptor = _open_new(self._path, direct=not self._compress)
         for _ in range(_NUM_BUFFERS):
-            self._free.put(memoryview(mmap.mmap(-1, CHUNK_BYTES)))
+            self._free.put(make_buffer(CHUNK_BYTES))
         for thread in self._threads:
             thread.start()
         return self
@@ -101,7 +105,6 @@ class PageWriter:
         try:
             if kind is None:
                 self._raise_failure()
-                os.fsync(self._descriptor)
         finally:
             os.close(self._descriptor)
 
@@ -183,8 +186,8 @@ class PageWriter:
         stored, chunk = raw, None
         try:
             if self._failure is None:
-                stored = memoryview(zlib.compress(raw, _COMPRESSION_LEVEL)) if self._compress else raw
-                chunk = Chunk(len(raw), len(stored), zlib.crc32(stored))
+                stored = memoryview(compress(raw)) if self._compress else raw
+                chunk = Chunk(len(raw), len(stored), crc32(stored))
         finally:
             offset = self._take_turn(number, chunk)
         left = stored if chunk is not None else memoryview(b"")
@@ -246,20 +249,21 @@ def check_chunks(path: Path, chunks: tuple[Chunk, ...]) -> None:
 def read_chunks(path: Path, chunks: tuple[Chunk, ...], compressed: bool) -> Iterator[tuple[int, memoryview]]:
     """The raw bytes of each chunk with its raw offset, checked; the view is good until the next one is asked for.
 
-    While the caller is busy with one chunk, a thread reads and checks the next.
+    While the caller is busy with one chunk, threads read and check the next ones.
     """
     check_chunks(path, chunks)
     largest = max((chunk.num_stored_bytes for chunk in chunks), default=1)
-    rooms = [memoryview(mmap.mmap(-1, largest)) for _ in range(2)]
+    rooms = [make_buffer(largest) for _ in range(_NUM_READERS + 1)]
+    starts = list(itertools.accumulate((chunk.num_stored_bytes for chunk in chunks), initial=0))
     raw_offset = 0
-    with open(path, "rb", buffering=0) as file, ThreadPoolExecutor(1, "remesh-page-reader") as reader:
+    with open(path, "rb", buffering=0) as file, ThreadPoolExecutor(_NUM_READERS, "remesh-page-reader") as readers:
         if not compressed:
             _go_direct(file.fileno())
 
         def read(index: int) -> memoryview:
             chunk = chunks[index]
-            stored = rooms[index % 2][: chunk.num_stored_bytes]
-            if _fill(file, stored) != chunk.num_stored_bytes or zlib.crc32(stored) != chunk.crc32:
+            stored = rooms[index % len(rooms)][: chunk.num_stored_bytes]
+            if _fill(file.fileno(), stored, starts[index]) != len(stored) or crc32(stored) != chunk.crc32:
                 raise FormatError(
                     "bad-checksum",
                     f"reading {path}: chunk {index} has not the checksum {chunk.crc32:#010x} of its index; "
@@ -267,25 +271,25 @@ def read_chunks(path: Path, chunks: tuple[Chunk, ...], compressed: bool) -> Iter
                 )
             return memoryview(_inflate(stored, chunk, path)) if compressed else stored
 
-        ahead = reader.submit(read, 0) if chunks else None
+        ahead = deque(readers.submit(read, index) for index in range(min(_NUM_READERS, len(chunks))))
         for index, chunk in enumerate(chunks):
-            assert ahead is not None
-            raw = ahead.result()
-            ahead = reader.submit(read, index + 1) if index + 1 < len(chunks) else None
+            raw = ahead.popleft().result()
+            if index + _NUM_READERS < len(chunks):
+                ahead.append(readers.submit(read, index + _NUM_READERS))
             yield raw_offset, raw
             raw_offset += chunk.num_raw_bytes
 
 
-def _fill(file: FileIO, room: memoryview) -> int:
-    """Read until the room is full or the file ends; how many bytes."""
+def _fill(descriptor: int, room: memoryview, offset: int) -> int:
+    """Read from an offset until the room is full or the file ends; how many bytes."""
     count = 0
     while count < len(room):
         try:
-            more = file.readinto(room[count:])
+            more = os.preadv(descriptor, [room[count:]], offset + count)
         except OSError as error:
-            if error.errno != errno.EINVAL or not fcntl.fcntl(file, fcntl.F_GETFL) & os.O_DIRECT:
+            if error.errno != errno.EINVAL or not fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_DIRECT:
                 raise
-            fcntl.fcntl(file, fcntl.F_SETFL, 0)
+            fcntl.fcntl(descriptor, fcntl.F_SETFL, 0)
             continue
         if not more:
             break

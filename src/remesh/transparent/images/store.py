@@ -6,14 +6,17 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from remesh.errors import StorageError
 from remesh.transparent.images import format as image_format
 from remesh.transparent.images.format import Ancestor, Header, Machine, PagesState, Seal, StoredFile
 from remesh.transparent.images.records import to_json
+
+_NUM_FLUSHERS: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,13 +42,23 @@ def make_folder(directory: Path) -> None:
 
 
 def complete_image(directory: Path, contents: Contents) -> int:
-    """Write everything but the pages; the length of all files of the image, pages included."""
+    """Write everything but the pages, flush all; the length of all files of the image, pages included.
+
+    Files are flushed side by side, so that the file system can take them in one go.
+    """
     pages: PagesState = contents.records[image_format.PAGES_INDEX_FILE]
     stored = {image_format.PAGES_FILE: StoredFile(sum(chunk.num_stored_bytes for chunk in pages.chunks), "")}
-    for name, record in contents.records.items():
-        stored[name] = _write_file(directory / name, _json_bytes(record))
-    if contents.channel is not None:
-        stored[image_format.CHANNEL_FILE] = _write_file(directory / image_format.CHANNEL_FILE, contents.channel)
+    with ThreadPoolExecutor(_NUM_FLUSHERS, "remesh-flush") as pool:
+        flushed = pool.submit(_flush, directory / image_format.PAGES_FILE)
+        written = {
+            name: pool.submit(_write_file, directory / name, _json_bytes(record))
+            for name, record in contents.records.items()
+        }
+        if contents.channel is not None:
+            name = image_format.CHANNEL_FILE
+            written[name] = pool.submit(_write_file, directory / name, contents.channel)
+        flushed.result()
+        stored.update((name, future.result()) for name, future in written.items())
     header = Header(
         version=image_format.VERSION,
         pid=contents.pid,
@@ -56,11 +69,9 @@ def complete_image(directory: Path, contents: Contents) -> int:
     )
     inside = _json_bytes(header)
     sealed = Seal(inside.decode(), hashlib.sha256(inside).hexdigest())
-    written = _write_file(directory / image_format.HEADER_FILE, _json_bytes(sealed))
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    os.fsync(descriptor)
-    os.close(descriptor)
-    return written.num_bytes + sum(file.num_bytes for file in stored.values())
+    last = _write_file(directory / image_format.HEADER_FILE, _json_bytes(sealed))
+    _flush(directory)
+    return last.num_bytes + sum(file.num_bytes for file in stored.values())
 
 
 def _json_bytes(record: Any) -> bytes:
@@ -75,3 +86,12 @@ def _write_file(path: Path, content: bytes) -> StoredFile:
             left = left[file.write(left) :]
         os.fsync(descriptor)
     return StoredFile(len(content), hashlib.sha256(content).hexdigest())
+
+
+def _flush(path: Path) -> None:
+    """Wait until a file, or the names in a folder, are on the disk."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -2,10 +2,10 @@
 
 1. The frozen process makes a userfaultfd (an injected call); this process takes a copy and the original is closed, so
    the program holds no descriptor of ours, and tracking ends with this process.
-2. Every area of anonymous memory is registered, and the pages that the image holds are write-protected: the *mark*. The
-   first write to such a page costs the program half a microsecond and takes the mark off; no fault is ever delivered.
+2. Every area of anonymous memory is registered, and the pages that are there are write-protected: the *mark*. The first
+   write to such a page costs the program half a microsecond and takes the mark off; no fault is ever delivered.
 3. At the next image the pages without a mark are the written ones. Areas mapped since have no marks: saved in full.
-4. Once that image stands, the marks are set again.
+4. Once that image stands, the pages without a mark get one, by the same scan that finds them.
 
 Pages that are not there get no mark: the kernel would show it as a page in swap. Changed pages of file mappings are
 not tracked, since dropping one (madvise) would leave such a mark behind; they are few, and saved each time.
@@ -26,19 +26,17 @@ from typing import Final
 
 from remesh.transparent.images.frozen import Frozen
 from remesh.transparent.images.linux import system_call
-from remesh.transparent.images.memory import written_ranges
-from remesh.transparent.images.proc_text import AreaKind
-from remesh.transparent.images.procfs import read_areas, read_stat
-from remesh.transparent.images.ranges import PageRange, intersect
+from remesh.transparent.images.memory import mark_written, written_ranges
+from remesh.transparent.images.proc_text import Area, AreaKind
+from remesh.transparent.images.procfs import read_stat
+from remesh.transparent.images.ranges import PageRange
 
 _UFFDIO_API: Final = 0xC018AA3F
 _UFFDIO_REGISTER: Final = 0xC020AA00
-_UFFDIO_WRITEPROTECT: Final = 0xC018AA06
 _API_VERSION: Final = 0xAA
 _FEATURE_WP_UNPOPULATED: Final = 1 << 13
 _FEATURE_WP_ASYNC: Final = 1 << 15
 _REGISTER_WP: Final = 2
-_PROTECT: Final = 1
 _USER_MODE_ONLY: Final = 1
 _START_TIME_FIELD: Final = 22
 """Of ``/proc/P/stat``."""
@@ -62,36 +60,29 @@ def is_tracked_since(pid: int, image: str) -> bool:
     return tracking is not None and tracking.image == image
 
 
-def written_since(pid: int, where: PageRange) -> list[PageRange] | None:
+def written_since(pid: int, area: Area) -> list[PageRange] | None:
     """The pages of an area written since the image of `is_tracked_since`; None when the area is not tracked."""
-    return written_ranges(pid, where)
+    return written_ranges(pid, PageRange(area.start, area.end))
 
 
-def set_marks(frozen: Frozen, image: str, saved: list[PageRange]) -> str:
-    """Mark pages as unwritten since an image that has just been taken of a frozen process; ``saved`` are in the image.
+def set_marks(frozen: Frozen, image: str, areas: list[Area]) -> str:
+    """Mark the pages of a frozen process as unwritten since an image that has just been taken of it.
 
     Returns why that is not possible on this machine, or "" when it was done.
     """
     key = _key(frozen.pid)
     try:
         descriptor = _TRACKED[key].descriptor if key in _TRACKED else _make_descriptor(frozen)
-        for area in read_areas(frozen.pid):
-            if area.kind is not AreaKind.ANONYMOUS:
-                continue
-            where = PageRange(area.start, area.end)
-            fcntl.ioctl(descriptor, _UFFDIO_REGISTER, _range_form(where) + struct.pack("<2Q", _REGISTER_WP, 0))
-            for pages in intersect([where], saved):
-                fcntl.ioctl(descriptor, _UFFDIO_WRITEPROTECT, _range_form(pages) + struct.pack("<Q", _PROTECT))
+        for area in areas:
+            if area.kind is AreaKind.ANONYMOUS:
+                register = struct.pack("<4Q", area.start, area.num_bytes, _REGISTER_WP, 0)
+                fcntl.ioctl(descriptor, _UFFDIO_REGISTER, bytearray(register))
+                mark_written(frozen.pid, PageRange(area.start, area.end))
     except OSError as error:
         forget(frozen.pid)
         return f"changed pages cannot be tracked here: {error.strerror}; Linux 6.7 with userfaultfd is needed"
     _TRACKED[key] = _Tracking(descriptor, image)
     return ""
-
-
-def _range_form(pages: PageRange) -> bytearray:
-    """``struct uffdio_range``."""
-    return bytearray(struct.pack("<2Q", pages.start, pages.num_bytes))
 
 
 def forget(pid: int) -> None:

@@ -23,6 +23,7 @@ from remesh.transparent.images import procfs
 from remesh.transparent.images.frozen import bury
 from remesh.transparent.images.kinds import INNER_PID, ROOM_PATH, Command, OpenFilePolicy, Site
 from remesh.transparent.images.linux import PR_SET_CHILD_SUBREAPER, check_platform, prctl
+from remesh.transparent.images.sums import search_path
 
 _MPI_PREFIXES: Final = ("OMPI_", "PMIX", "PMI_", "PRTE", "MPI", "I_MPI", "HYDRA", "FI_", "UCX")
 """Variables that launchers and MPI libraries set or read: the program has no MPI library inside."""
@@ -184,7 +185,8 @@ def _start(order: dict[str, Any], site: Site, doing: str, timeout_s: float) -> U
 def _launched(orders: int, news: int) -> subprocess.Popen[bytes]:
     """The process that leaves for new namespaces; on leaving the context it has been waited for."""
     source = str(Path(__file__).resolve().parents[3])  # the folder that holds the package
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([source, os.environ.get("PYTHONPATH", "")])}
+    places = filter(None, [source, os.environ.get("PYTHONPATH"), search_path()])
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(places)}
     arguments = [sys.executable, "-S", "-m", _MODULE, str(orders), str(news)]
     return subprocess.Popen(
         arguments, pass_fds=(orders, news), env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL

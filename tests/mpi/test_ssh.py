@@ -1,0 +1,157 @@
+"""Launchers reach several hosts through the real ssh: a daemon on each host of a bed, and no rsh of the testbed."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import remesh
+from remesh.testbed import BedSpec, Testbed
+from remesh.transparent.job import JobFolder
+from tests.mpi.conftest import PROGRAMS
+
+pytestmark = [pytest.mark.mpi, pytest.mark.netns]
+
+_RING = "answer b1cd1c8a14377307"
+_PATH = os.pathsep.join([os.environ["PATH"], "/usr/sbin", "/sbin"])
+_PATIENCE_S = 60.0
+
+
+class Cluster:
+    """A head from which jobs are led, and hosts with an ssh daemon each."""
+
+    def __init__(self, bed: Testbed, folder: Path) -> None:
+        self.bed = bed
+        self.folder = folder
+        # The client reads no configuration from HOME, so one stands in front of it on the PATH.
+        self._environment = {
+            "PATH": f"{folder}{os.pathsep}{os.environ['PATH']}",
+            "PYTHONPATH": str(Path(remesh.__file__).parents[1]),
+        }
+
+    def remesh(self, *arguments: str) -> tuple[int, str]:
+        """Run ``remesh mpi`` on the head; its status and what it said."""
+        command = [sys.executable, "-m", "remesh", "mpi", *arguments]
+        process = self.bed.start_program("head", command, env=self._environment, output=subprocess.PIPE)
+        try:
+            said, _ = process.communicate(timeout=2 * _PATIENCE_S)
+        except subprocess.TimeoutExpired:
+            process.terminate()
+            said, _ = process.communicate(timeout=_PATIENCE_S)
+        return process.returncode, said.decode()
+
+    def start(self, *arguments: str) -> subprocess.Popen[bytes]:
+        """The same, without waiting for it."""
+        command = [sys.executable, "-m", "remesh", "mpi", *arguments]
+        with (self.folder / "said").open("wb") as output:
+            return self.bed.start_program("head", command, env=self._environment, output=output)
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    daemon, client, keygen = (shutil.which(name, path=_PATH) for name in ("sshd", "ssh", "ssh-keygen"))
+    if daemon is None or client is None or keygen is None:
+        pytest.skip("needs sshd, ssh and ssh-keygen, as of Debian's openssh-server")
+    folder = tmp_path_factory.mktemp("ssh")
+    for name in ("host", "user"):
+        subprocess.run([keygen, "-q", "-t", "ed25519", "-N", "", "-f", str(folder / f"key-{name}")], check=True)
+    (folder / "sshd_config").write_text(
+        f"Port 22\nHostKey {folder}/key-host\nAuthorizedKeysFile {folder}/key-user.pub\nPermitRootLogin yes\n"
+        "StrictModes no\nUsePAM no\nPasswordAuthentication no\nPidFile none\n"
+    )
+    (folder / "ssh_config").write_text(
+        f"IdentityFile {folder}/key-user\nStrictHostKeyChecking no\nUserKnownHostsFile /dev/null\nLogLevel ERROR\n"
+        "BatchMode yes\nConnectTimeout 20\n"
+    )
+    (folder / "ssh").write_text(f'#!/bin/sh\nexec {client} -F {folder}/ssh_config "$@"\n')
+    (folder / "ssh").chmod(0o700)
+    Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)  # where the daemon locks itself in
+    with Testbed(BedSpec.parse("head=full,a=full,b=full")) as bed:
+        daemons = [
+            bed.start_program(host, [daemon, "-D", "-e", "-f", str(folder / "sshd_config")], output=subprocess.DEVNULL)
+            for host in ("a", "b")
+        ]
+        try:
+            made = Cluster(bed, folder)
+            for host in ("a", "b"):
+                _wait_for_daemon(made, host)
+            yield made
+        finally:
+            for each in daemons:
+                each.terminate()
+                each.wait(_PATIENCE_S)
+
+
+def _wait_for_daemon(cluster: Cluster, host: str) -> None:
+    deadline_s = time.monotonic() + _PATIENCE_S
+    while True:
+        tried = cluster.bed.start_program(
+            "head", [str(cluster.folder / "ssh"), host, "hostname"], output=subprocess.PIPE
+        )
+        said, _ = tried.communicate(timeout=_PATIENCE_S)
+        if tried.returncode == 0:
+            assert said.decode().strip() == host
+            return
+        assert time.monotonic() < deadline_s, said.decode()
+        time.sleep(0.1)
+
+
+@pytest.mark.parametrize(("before", "after"), [("openmpi", "mpich"), ("mpich", "impi"), ("impi", "openmpi")])
+def test_a_job_runs_stops_and_goes_on_over_ssh(cluster: Cluster, tmp_path: Path, before: str, after: str) -> None:
+    job = tmp_path / "j"
+    running = cluster.start(
+        *(
+            "run",
+            "-n",
+            "4",
+            "--mpi",
+            before,
+            "--hosts",
+            "a,b",
+            "--job",
+            str(job),
+            str(PROGRAMS / "ring.py"),
+            "30",
+            "0.2",
+        )
+    )
+    try:
+        _wait_until_it_runs(job, running, cluster)
+        status, said = cluster.remesh("checkpoint", "--stop", str(job))
+        assert status == 0, said
+        assert running.wait(_PATIENCE_S) == 0
+    finally:
+        if running.poll() is None:
+            running.terminate()
+            running.wait(_PATIENCE_S)
+    folder = JobFolder(job)
+    assert {rank["host"] for rank in _ranks(folder)} == {"a", "b"}
+    status, said = cluster.remesh("restart", str(job), "--mpi", after, "--hosts", "b:3,a:1")
+    assert status == 0, said
+    assert folder.read_state().state == "finished"
+    assert _RING in (folder.logs / "rank-0000.out").read_text().splitlines()
+
+
+def _wait_until_it_runs(job: Path, running: subprocess.Popen[bytes], cluster: Cluster) -> None:
+    deadline_s = time.monotonic() + _PATIENCE_S
+    while not (job / "state.json").exists() or JobFolder(job).read_state().state != "running":
+        said = (cluster.folder / "said").read_text()
+        assert time.monotonic() < deadline_s and running.poll() is None, said
+        time.sleep(0.05)
+
+
+def _ranks(folder: JobFolder) -> list[dict[str, object]]:
+    """The ranks of the first start, as its event tells them."""
+    line = next(line for line in (folder.logs / "events.log").read_text().splitlines() if " running: " in line)
+    told: list[dict[str, object]] = json.loads(
+        line.partition(" running: ")[2].replace("'", '"').replace("None", "null")
+    )
+    return told
