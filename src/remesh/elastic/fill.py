@@ -64,15 +64,20 @@ class Offers:
         return {name: join_pieces(pieces) for name, pieces in found.items()}
 
 
-def fill_state(state: CarriedState, offers: Offers, *, host_of: Mapping[int, str], checkpoint: Path | None) -> Filled:
-    """Fill ``state`` on all ranks alike; every rank of the default group calls it, and blocks on the others."""
+def fill_state(
+    state: CarriedState, offers: Offers, *, host_of: Mapping[int, str], checkpoint: Path | None, is_behind: bool = False
+) -> Filled:
+    """Fill ``state`` on all ranks alike; every rank of the default group calls it, and blocks on the others.
+
+    ``is_behind`` says that the state in memory is of an earlier stay, so that a checkpoint may be newer.
+    """
     told = [_summary(one) for one in (offers.held, *offers.snapshots) if one is not None]
     everywhere = all_gather_json({"in_memory": offers.held is not None, "told": told}, None)
     summaries = [summary for each in everywhere for summary in each["told"]]
     in_memory = [int(each["told"][0]["step"]) for each in everywhere if each["in_memory"]]
     newest = max(in_memory, default=-1)
     reasons = [] if in_memory else ["nobody alive holds state"]
-    found = None if in_memory else _find_checkpoint(checkpoint)
+    found = None if in_memory and not is_behind else _find_checkpoint(checkpoint)
     for step in sorted({int(summary["step"]) for summary in summaries}, reverse=True):
         if found is not None and _step_of_checkpoint(found) >= step:
             break

@@ -12,10 +12,11 @@ had voted, and the workers in doubt follow it; otherwise nobody alive took it, a
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from remesh.elastic.failover import Base, Place, describe_missing_quorum
 from remesh.elastic.mesh_policy import Template, decide_mesh, format_axes
 from remesh.elastic.outcome import Category
 
@@ -33,6 +34,8 @@ class NodeInfo:
     num_slots: int
     snapshot_port: int = 0
     """TCP port on which its agent keeps the snapshots of others."""
+    store_port: int = 0
+    """TCP port of its agent's own store, to which the job moves when the one in force is lost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +86,12 @@ class Generation:
     reason: str
     num_stalls: int = 0
     """How many generations in a row had the same members and no progress."""
+    is_behind: bool = False
+    """Whether those who hold state stand before the step that the generation before began with."""
+    place: Place = Place()
+    """The store in which it was decided."""
+    bases: tuple[Base, ...] = ()
+    """Of which nodes its decision needed enough (:mod:`remesh.elastic.failover`); none for the first."""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -92,6 +101,8 @@ class Generation:
         fields = dict(value)
         fields["members"] = tuple(Member(**member) for member in value["members"])
         fields["standby"] = tuple(Member(**member) for member in value["standby"])
+        fields["place"] = Place(**value["place"])
+        fields["bases"] = tuple(Base.from_json(base) for base in value["bases"])
         fields["hosts"] = {int(index): name for index, name in value["hosts"].items()}
         return cls(**fields)
 
@@ -195,6 +206,7 @@ def decide_generation(
         step=step,
         taken=taken,
         num_stalls=num_stalls,
+        is_behind=last is not None and step < last.step,
         reason=_explain(last, nodes, here, {**dead, **dict.fromkeys(absent, "did not come in time")}, choice.reason),
     )
 
@@ -207,6 +219,28 @@ def decide_step(reports: Sequence[WorkerReport]) -> tuple[int, bool]:
     step = max(report.step or 0 for report in holders)
     known = next(report for report in holders if report.step == step)
     return step, known.taken
+
+
+def compute_bases(last: Generation | None, step: int, gone: Collection[int]) -> tuple[Base, ...]:
+    """Of which nodes a decision after ``last`` needs enough, when state of ``step`` is the newest at hand."""
+    if last is None:
+        return ()
+    own = Base(tuple(sorted(last.nodes)), last.place)
+    bases = (own,) if step > last.step else (own, *last.bases)
+    alive = (replace(base, nodes=tuple(node for node in base.nodes if node not in gone)) for base in bases)
+    return tuple(dict.fromkeys(base for base in alive if base.nodes))
+
+
+def check_quorum(
+    plan: Generation, here: Collection[int], rules: MeetingRules, waited_s: float
+) -> Wait | GiveUp | None:
+    """Whether those at the meeting are enough to decide ``plan``: None if so, else what to do instead."""
+    missing = describe_missing_quorum(plan.bases, here, (), plan.place)
+    if missing is None:
+        return None
+    absent = sorted({node for base in plan.bases for node in base.nodes}.difference(here))
+    verdict = _wait_or_give_up(f"the others may go on without these: {missing}", rules, waited_s)
+    return replace(verdict, absent=tuple(absent)) if isinstance(verdict, Wait) else verdict
 
 
 def _count_stalls(last: Generation | None, pids: set[int], step: int) -> int:
@@ -252,6 +286,8 @@ def _explain(
             parts += [f"worker pid {pid} of {nodes[index].name} joined" for pid in sorted(pids.difference(known))]
     if last and all(report.step is None for reports in here.values() for report in reports):
         parts.append("no survivor holds state")
+    elif last and max(report.step or 0 for reports in here.values() for report in reports) < last.step:
+        parts.append(f"no survivor holds step {last.step}")
     if last and not parts:
         parts = ["same members meet again"]
     was = f" (was {format_axes(last.axes)})" if last else ""

@@ -166,7 +166,13 @@ class Job:
         started_s = time.monotonic()
         host_of = {member.rank: self._plan.hosts[member.node] for member in self._plan.members}
         offers = Offers(self._held, self._snapshots)
-        filled = fill_state(state, offers, host_of=host_of, checkpoint=self._options.checkpoint)
+        filled = fill_state(
+            state,
+            offers,
+            host_of=host_of,
+            checkpoint=self._options.checkpoint,
+            is_behind=self._plan.is_behind,
+        )
         self._held, self._snapshots = None, ()
         self._state = state
         self._position = filled.position

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from remesh.elastic.failover import Place
 from remesh.elastic.generation import Generation, NodeInfo, WorkerReport
 from remesh.elastic.outcome import Outcome
 
@@ -68,6 +69,8 @@ class NodeDead:
 
     index: int
     proof: str
+    is_certain: bool = True
+    """False when it only fell silent: it may go on elsewhere, cut off from here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +98,13 @@ class StoreView:
     done: frozenset[int]
     """Nodes whose workers all ended well in generation ``latest``."""
     end: Mapping[str, Any] | None
+    place: Place = Place()
+    """Which store this is."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoreMoved:
+    """Another store is in force: what the old one said is to be said again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +122,7 @@ Event = (
     | NodeDead
     | LeaveAsked
     | StoreView
+    | StoreMoved
     | Tick
 )
 

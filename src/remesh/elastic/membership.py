@@ -9,6 +9,8 @@ One agent runs per node; it speaks for the node's workers. Agents share nothing 
     gen/<n>/done/<i> all of node i's workers ended well in generation n
     end              how the job ended
 
+When the store is lost, the agents move to another one (:mod:`remesh.elastic.failover`) and say again what they know.
+
 An agent is in one of these phases:
 
     STARTING --all workers ready--> MEETING --plan--> RUNNING --broken--> LEAVING --all out--> MEETING ...
@@ -24,10 +26,19 @@ from __future__ import annotations
 import enum
 import signal
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from remesh.elastic.generation import Generation, GiveUp, MeetingRules, Wait, WorkerReport, decide_generation
+from remesh.elastic.generation import (
+    Generation,
+    GiveUp,
+    MeetingRules,
+    Wait,
+    WorkerReport,
+    check_quorum,
+    compute_bases,
+    decide_generation,
+)
 from remesh.elastic.machine_io import (
     Event,
     Finish,
@@ -39,6 +50,7 @@ from remesh.elastic.machine_io import (
     Probe,
     Publish,
     StartWorker,
+    StoreMoved,
     StoreView,
     Tell,
     Tick,
@@ -114,6 +126,10 @@ class AgentMachine:
     """Number of the generation that the open meeting will decide."""
     _workers: dict[int, _Worker] = field(default_factory=dict)
     _dead_nodes: dict[int, str] = field(default_factory=dict)
+    _silent_nodes: set[int] = field(default_factory=set)
+    """Those of the dead nodes that may be alive, cut off from here."""
+    _facts: dict[str, Publish] = field(default_factory=dict)
+    """What this node said of its present generation for good, by key: said again in a new store."""
     _since_s: float = 0.0
     """When the present phase began."""
     _told: set[str] = field(default_factory=set)
@@ -152,8 +168,9 @@ class AgentMachine:
                 out.append(self._end_of_worker(slot, f"worker {slot} of {self.name} failed: {text}"))
             case WorkerExited(slot, code):
                 out += self._worker_exited(slot, code, now_s)
-            case NodeDead(index, proof):
+            case NodeDead(index, proof, is_certain):
                 self._dead_nodes[index] = proof
+                (self._silent_nodes.discard if is_certain else self._silent_nodes.add)(index)
                 if self.phase is Phase.RUNNING and self.generation and index in self.generation.nodes:
                     out += self._break(f"{self.generation.hosts[index]} is gone: {proof}")
             case LeaveAsked(text):
@@ -163,9 +180,13 @@ class AgentMachine:
                 if event.end is not None and self._end is None:
                     self._end = event.end
                     out += self._enter_ending(now_s)
+            case StoreMoved():
+                out += self._say_again()
             case Tick():
                 pass
-        return out + self._advance(now_s)
+        out += self._advance(now_s)
+        self._facts |= {one.key: one for one in out if isinstance(one, Publish) and one.once}
+        return out
 
     def is_cause(self, slot: int) -> bool:
         """Whether the job ended because of this worker."""
@@ -196,7 +217,7 @@ class AgentMachine:
         self._set_phase(Phase.MEETING, now_s)
         self.meeting = view.latest + 1
         out: list[Instruction] = []
-        if view.latest and (self.generation is None or self.generation.number != view.latest):
+        if view.plan is not None and view.plan != self.generation:
             out.append(Publish(f"gen/{view.latest}/pause", {"text": f"{self.name} wants to join"}))
         return [*out, self._here(), Note("meeting", {"generation": self.meeting})]
 
@@ -212,6 +233,12 @@ class AgentMachine:
         decision = decide_generation(
             view.plan, view.nodes, view.here, self._dead_nodes, self.rules.meeting, now_s - self._since_s
         )
+        if isinstance(decision, Generation):
+            gone = {index for index, reports in view.here.items() if not reports} | self._dead_nodes.keys()
+            bases = compute_bases(view.plan, decision.step, gone - self._silent_nodes)
+            decision = replace(decision, place=view.place, bases=bases)
+            waited_s = now_s - self._since_s
+            decision = check_quorum(decision, view.here.keys(), self.rules.meeting, waited_s) or decision
         if isinstance(decision, Wait):
             return [Probe(decision.absent)] if decision.absent else []
         if isinstance(decision, GiveUp):
@@ -227,6 +254,7 @@ class AgentMachine:
             self._set_phase(Phase.STARTING, now_s)
             return self._advance_starting(now_s)
         self.generation = plan
+        self._facts.clear()
         self._set_phase(Phase.RUNNING, now_s)
         out: list[Instruction] = [Note("generation", plan.to_json())]
         for member in mine:
@@ -244,12 +272,13 @@ class AgentMachine:
     def _advance_running(self, now_s: float) -> list[Instruction]:
         view, plan = self._view, self.generation
         assert view is not None and plan is not None
-        current = view.latest == plan.number
+        current = view.plan == plan
+        broken = view.broken if current else f"the others went on without {self.name}"
         out: list[Instruction] = []
-        if self.phase is Phase.RUNNING and current and view.broken is not None:
+        if self.phase is Phase.RUNNING and broken is not None:
             self._set_phase(Phase.LEAVING, now_s)
-            out.append(Note("broken", {"generation": plan.number, "reason": view.broken}))
-            out += self._tell_training({"do": "break", "generation": plan.number, "reason": view.broken})
+            out.append(Note("broken", {"generation": plan.number, "reason": broken}))
+            out += self._tell_training({"do": "break", "generation": plan.number, "reason": broken})
         elif self.phase is Phase.RUNNING and current and view.pause is not None and self._tell_once("pause"):
             out.append(Note("pause", {"generation": plan.number, "reason": view.pause}))
             out += self._tell_training({"do": "pause", "generation": plan.number, "reason": view.pause})
@@ -304,6 +333,24 @@ class AgentMachine:
 
     def _all_done_here(self, states: list[WorkerState]) -> bool:
         return bool(states) and all(state is WorkerState.DONE for state in states)
+
+    def _say_again(self) -> list[Instruction]:
+        """All that is known of the present generation, for a store that has not heard of it.
+
+        Plans are left out: whoever adopted one brought it along, and one that nobody adopted is decided anew.
+        """
+        view, self._view = self._view, None
+        self._published = None
+        self._told.clear()
+        known = {key: one for key, one in self._facts.items() if not key.endswith("/plan")}
+        if view is not None:
+            for what, text in (("pause", view.pause), ("broken", view.broken)):
+                if text is not None:
+                    key = f"gen/{view.latest}/{what}"
+                    known[key] = Publish(key, {"text": text})
+            if view.end is not None:
+                known["end"] = Publish("end", view.end)
+        return list(known.values())
 
     def _worker_exited(self, slot: int, code: int, now_s: float) -> list[Instruction]:
         worker = self._workers[slot]
