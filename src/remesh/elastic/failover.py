@@ -11,8 +11,8 @@ store together with its turn: places are ordered, and nobody goes back to an ear
 
 *Quorum.* A partition must not make two jobs of one, so every decision needs enough nodes of a *base*: the generation
 that ran last. Nodes whose agents are proved to be gone (their port refuses connections, or they left on request) do not
-count. More than half of the others is enough anywhere; exactly half only in the place where that generation was decided.
-Two sides that both had enough would share a node, and a node is in one place at a time.
+count. More than half of the others is enough anywhere; exactly half only where that generation was decided. Two
+sides that both had enough would share a node, and a node is in one place at a time.
 
 Was the last generation ever alive? All ranks take part in every step, so it was if anybody holds a later step than it
 began with. If that is not known, the bases of its own decision must agree as well; it may have run, or not.
@@ -40,6 +40,9 @@ class Place:
 
     def to_json(self) -> dict[str, int]:
         return asdict(self)
+
+
+FIRST_PLACE = Place()
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from remesh.elastic.failover import Base, Place, describe_missing_quorum
+from remesh.elastic.failover import FIRST_PLACE, Base, Place, describe_missing_quorum
 from remesh.elastic.mesh_policy import Template, decide_mesh, format_axes
 from remesh.elastic.outcome import Category
 
@@ -88,7 +88,7 @@ class Generation:
     """How many generations in a row had the same members and no progress."""
     is_behind: bool = False
     """Whether those who hold state stand before the step that the generation before began with."""
-    place: Place = Place()
+    place: Place = FIRST_PLACE
     """The store in which it was decided."""
     bases: tuple[Base, ...] = ()
     """Of which nodes its decision needed enough (:mod:`remesh.elastic.failover`); none for the first."""
@@ -231,9 +231,7 @@ def compute_bases(last: Generation | None, step: int, gone: Collection[int]) -> 
     return tuple(dict.fromkeys(base for base in alive if base.nodes))
 
 
-def check_quorum(
-    plan: Generation, here: Collection[int], rules: MeetingRules, waited_s: float
-) -> Wait | GiveUp | None:
+def check_quorum(plan: Generation, here: Collection[int], rules: MeetingRules, waited_s: float) -> Wait | GiveUp | None:
     """Whether those at the meeting are enough to decide ``plan``: None if so, else what to do instead."""
     missing = describe_missing_quorum(plan.bases, here, (), plan.place)
     if missing is None:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from remesh.elastic.failover import Place
+from remesh.elastic.failover import FIRST_PLACE, Place
 from remesh.elastic.generation import Generation, NodeInfo, WorkerReport
 from remesh.elastic.outcome import Outcome
 
@@ -98,7 +98,7 @@ class StoreView:
     done: frozenset[int]
     """Nodes whose workers all ended well in generation ``latest``."""
     end: Mapping[str, Any] | None
-    place: Place = Place()
+    place: Place = FIRST_PLACE
     """Which store this is."""
 
 

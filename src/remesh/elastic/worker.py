@@ -40,6 +40,7 @@ from remesh.errors import FormatError, PeerError
 from remesh.layout.from_torch import forget_meshes
 
 STORE_TIMEOUT_S = 60.0
+STORE_CONNECT_S = 5.0
 PROGRESS_INTERVAL_S = 0.5
 """How often a worker tells its agent that it makes steps."""
 STILL_INSIDE_S = 1.0
@@ -70,7 +71,8 @@ class Worker:
         if device_type == "cuda":
             torch.cuda.set_device(self._slot)
         self._lower = LowerHalf(backend, device_type, timeout_s)
-        self._store = _connect_store()
+        self._store: dist.Store | None = None
+        self._store_endpoint = ""
         self._held: Held | None = None
         self._taken = True
         self._job: Job | None = None
@@ -116,7 +118,8 @@ class Worker:
         try:
             if self._broken >= plan.number:
                 raise PeerError(f"entering generation {plan.number}: it is broken already; all meet again")
-            self._lower.grow(dist.PrefixStore(f"gen{plan.number}", self._store), rank, plan.axes)
+            store = dist.PrefixStore(f"gen{plan.number}", self._store_at(str(message["store"])))
+            self._lower.grow(store, rank, plan.axes)
             self._log.write("grown", generation=plan.number, rank=rank, axes=plan.axes)
             seed_everything(derive_seed(self._options.seed))
             place = Place(plan, rank, self._lower, taker, self._read_snapshots(message))
@@ -136,6 +139,12 @@ class Worker:
                 self._fail(error)
         finally:
             taker.close()
+
+    def _store_at(self, endpoint: str) -> dist.Store:
+        """The store that is in force, for making groups; connections end with the store they were made to."""
+        if self._store is None or self._store_endpoint != endpoint:
+            self._store, self._store_endpoint = _connect_store(endpoint), endpoint
+        return self._store
 
     def _shelf_of(self, plan: Generation, message: Message) -> Shelf:
         neighbour = message["neighbour"]
@@ -269,7 +278,9 @@ class Worker:
             self._log.write("still-inside", generation=generation, place=standing.place, stack=standing.text)
 
 
-def _connect_store() -> dist.Store:
-    host, _, port = os.environ["REMESH_STORE"].rpartition(":")
-    store = dist.TCPStore(host, int(port), is_master=False, timeout=timedelta(seconds=STORE_TIMEOUT_S))
+def _connect_store(endpoint: str) -> dist.Store:
+    host, _, port = endpoint.rpartition(":")
+    # Its agent has just used it: one that does not answer is lost, and all meet again.
+    store = dist.TCPStore(host, int(port), is_master=False, timeout=timedelta(seconds=STORE_CONNECT_S))
+    store.set_timeout(timedelta(seconds=STORE_TIMEOUT_S))
     return dist.PrefixStore(f"remesh/{os.environ['TORCHELASTIC_RUN_ID']}/groups", store)

@@ -360,8 +360,7 @@ class FakeCluster:
         keys = agent.store.keys
         plans = agent.store.plans()
         number = plans[-1].number if plans else 0
-        info = {"address": "", "port": 0, "num_slots": self.rules.num_slots}
-        nodes = {index: NodeInfo(index=index, name=f"node-{index}", **info) for index in self.agents}
+        nodes = {index: NodeInfo(index, f"node-{index}", "", 0, self.rules.num_slots) for index in self.agents}
         here = {
             index: tuple(WorkerReport(**report) for report in value["workers"])
             for index in nodes

@@ -26,6 +26,7 @@ from remesh.testing.cluster import FakeCluster
 FIRST = Place()
 THREE = [Base((0, 1, 2), FIRST)]
 IDLE = Standby(None, frozenset())
+TOO_FEW = "1 of 3 nodes that may be alive are here, more than half are needed"
 
 
 def make_cluster(num_nodes: int, *, seed: int = 0, first_host: int | None = 0) -> FakeCluster:
@@ -193,7 +194,7 @@ def test_two_sides_never_both_have_enough() -> None:
     ("answers", "expected"),
     [
         ({0: SILENT, 1: IDLE, 2: IDLE}, Register(1)),
-        ({0: SILENT, 1: Standby(None, frozenset({2})), 2: IDLE}, Stay("1 of 3 nodes that may be alive are here, more than half are needed")),
+        ({0: SILENT, 1: Standby(None, frozenset({2})), 2: IDLE}, Stay(TOO_FEW)),
         ({0: SILENT, 1: Standby(None, frozenset({1, 2})), 2: IDLE}, Open(Place(1, 1))),
         ({0: REFUSED, 1: REFUSED, 2: Standby(None, frozenset({2}))}, Open(Place(1, 2))),
         ({0: REFUSED, 1: Standby(Place(1, 1), frozenset()), 2: IDLE}, Join(Place(1, 1))),

@@ -185,9 +185,10 @@ def parse_nnodes(text: str) -> tuple[int, int]:
 
 
 def complete_endpoint(endpoint: str) -> str:
-    """The endpoint with its port; a free port of loopback when there is none at all."""
+    """Each endpoint with its port; a free port of loopback when there is none at all."""
     if endpoint:
-        return endpoint if ":" in endpoint else f"{endpoint}:{DEFAULT_PORT}"
+        each = [one.strip() for one in endpoint.split(",")]
+        return ",".join(one if ":" in one else f"{one}:{DEFAULT_PORT}" for one in each)
     with socket.create_server(("127.0.0.1", 0)) as probe:
         return f"127.0.0.1:{probe.getsockname()[1]}"
 
