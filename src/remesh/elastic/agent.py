@@ -54,11 +54,13 @@ from remesh.elastic.machine_io import (
     WorkerReady,
     WorkerSuspects,
 )
-from remesh.elastic.membership import AgentMachine, AgentRules, Phase
+from remesh.elastic.membership import AgentMachine, AgentRules
 from remesh.elastic.outcome import Category, Outcome
+from remesh.elastic.phases import Phase
 from remesh.elastic.snapshots.choice import next_node
 from remesh.elastic.snapshots.keeper import SnapshotKeeper
 from remesh.elastic.token import Token
+from remesh.elastic.view import StoreReader
 from remesh.errors import PeerError
 
 TICK_S = 0.01
@@ -112,7 +114,8 @@ class Agent:
         self._contexts: dict[int, PContext] = {}
         self._links: dict[int, socket.socket] = {}
         self._latest: Generation | None = None
-        self._nodes: dict[int, NodeInfo] = {}
+        self._reader = StoreReader()
+        self._nodes: dict[int, NodeInfo] = self._reader.nodes
         self._rung = -1
         self._next_beat_s = 0.0
         self._beats: dict[int, tuple[int, float]] = {}
@@ -396,30 +399,9 @@ class Agent:
             self._feed(self._read_view())
 
     def _read_view(self) -> StoreView:
-        store = self._store
-        number = self._latest.number if self._latest else 0
-        while (plan := store.get(f"gen/{number + 1}/plan")) is not None:
-            number += 1
-            self._latest = Generation.from_json(plan)
-        for index in range(store.count("nodes/count")):
-            if index not in self._nodes and (info := store.get(f"nodes/{index}")):
-                self._nodes[index] = NodeInfo(**info)
-        here = {}
-        if self._machine.phase is Phase.MEETING:
-            for index in self._nodes:
-                if value := store.get(f"gen/{number + 1}/here/{index}"):
-                    here[index] = tuple(WorkerReport(**report) for report in value["workers"])
-        done = [index for index in self._nodes if store.get(f"gen/{number}/done/{index}") is not None]
-        return StoreView(
-            latest=number,
-            plan=self._latest,
-            nodes=dict(self._nodes),
-            here=here,
-            pause=_text(store.get(f"gen/{number}/pause")),
-            broken=_text(store.get(f"gen/{number}/broken")),
-            done=frozenset(done),
-            end=store.get("end"),
-        )
+        view = self._reader.read(self._store, self._machine.wants)
+        self._latest = view.plan
+        return view
 
     def _say_goodbye(self) -> None:
         """Stay until every other agent has finished too: one of us may host the store that all need to the end."""
@@ -451,16 +433,14 @@ class Agent:
         return True
 
     def _beat(self) -> None:
-        """Raise our heartbeat, and look at those of the nodes we run with."""
+        """Raise our heartbeat, and look at those that the machine watches."""
         now_s = time.monotonic()
         if now_s < self._next_beat_s:
             return
         self._next_beat_s = now_s + BEAT_INTERVAL_S
         self._store.count(f"beat/{self._index}", by=1)
         self._keeper.retire()
-        if self._latest is None:
-            return
-        for index in self._latest.nodes - {self._index}:
+        for index in self._machine.watched:
             beat = self._store.count(f"beat/{index}")
             before, since_s = self._beats.get(index, (-1, now_s))
             if beat != before:
@@ -490,7 +470,3 @@ def _traceback_of(failure: ProcessFailure) -> str:
     """Where user code raised, from the error file of the worker that is the cause: shown once for the whole job."""
     message = failure.error_file_data.get("message", {})
     return str(message.get("extraInfo", {}).get("py_callstack", "")) if isinstance(message, dict) else ""
-
-
-def _text(value: dict[str, Any] | None) -> str | None:
-    return None if value is None else str(value["text"])

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from remesh.elastic.generation import Generation, NodeInfo, WorkerReport
+from remesh.elastic.generation import Generation, WorkerReport
 from remesh.elastic.machine_io import (
     Event,
     Finish,
@@ -22,7 +22,6 @@ from remesh.elastic.machine_io import (
     Probe,
     Publish,
     StartWorker,
-    StoreView,
     Tell,
     Tick,
     WorkerDone,
@@ -33,8 +32,11 @@ from remesh.elastic.machine_io import (
 )
 from remesh.elastic.membership import AgentMachine, AgentRules
 from remesh.elastic.mesh_policy import make_template
+from remesh.elastic.view import StoreReader
 
 SIGKILL = 9
+HEARTBEAT_S = 1.0
+"""How long an agent may be silent before those who watch it think it dead."""
 
 
 @dataclass
@@ -63,6 +65,10 @@ class FakeAgent:
     workers: dict[int, FakeWorker] = field(default_factory=dict)
     alive: bool = True
     finish: Finish | None = None
+    reader: StoreReader = field(default_factory=StoreReader)
+    silent_since_s: float | None = None
+    """When it was last seen to live, if it does not now: dead, or frozen."""
+    frozen: bool = False
 
 
 @dataclass
@@ -92,10 +98,17 @@ class FakeCluster:
 
     def look(self, index: int) -> None:
         """Agent ``index`` reads the store."""
-        self._feed(index, self._view())
+        agent = self.agents[index]
+        if agent.alive and not agent.frozen:
+            self._feed(index, agent.reader.read(self, agent.machine.wants))
 
     def tick(self, index: int, elapsed_s: float) -> None:
         self.now_s += elapsed_s
+        agent = self.agents[index]
+        for other in sorted(agent.machine.watched) if agent.alive and not agent.frozen else ():
+            since_s = self.agents[other].silent_since_s
+            if since_s is not None and self.now_s - since_s > HEARTBEAT_S:
+                self._feed(index, NodeDead(other, "no heartbeat"))
         self._feed(index, Tick())
 
     def call_in(self, index: int) -> None:
@@ -132,16 +145,32 @@ class FakeCluster:
                 self._lose_peer(at, one)
 
     def kill_worker(self, index: int, slot: int) -> None:
-        if self.agents[index].alive and slot in self.agents[index].workers:
-            del self.agents[index].workers[slot]
+        agent = self.agents[index]
+        if agent.alive and not agent.frozen and slot in agent.workers:
+            del agent.workers[slot]
             self._feed(index, WorkerExited(slot, -SIGKILL))
             self._break_collectives()
 
     def preempt_node(self, index: int) -> None:
         self._feed(index, LeaveAsked("pre-empted"))
 
+    def freeze_node(self, index: int) -> None:
+        """It stands still with its workers, as under SIGSTOP or behind a cut link: nobody gets an answer, nor a refusal."""
+        agent = self.agents[index]
+        if agent.alive and not agent.frozen:
+            agent.frozen, agent.silent_since_s = True, self.now_s
+
+    def thaw_node(self, index: int) -> None:
+        """It goes on as if nothing had been."""
+        agent = self.agents[index]
+        if agent.frozen:
+            agent.frozen, agent.silent_since_s = False, None
+            for worker in list(agent.workers.values()):
+                if worker.generation and worker.generation != len(self.generations()):
+                    self._lose_peer(index, worker)
+
     def kill_node(self, index: int) -> None:
-        self.agents[index].alive = False
+        self.agents[index].alive, self.agents[index].silent_since_s = False, self.now_s
         self.agents[index].workers.clear()
         self._break_collectives()
 
@@ -174,7 +203,8 @@ class FakeCluster:
             return []
         found = []
         for member in plans[-1].members:
-            worker = self.agents[member.node].workers.get(member.slot)
+            agent = self.agents[member.node]
+            worker = None if agent.frozen else agent.workers.get(member.slot)
             if worker is None or worker.pid != member.pid or worker.generation != plans[-1].number or worker.done:
                 return []
             found.append((member.node, worker))
@@ -209,7 +239,7 @@ class FakeCluster:
         if gone:
             for index, agent in self.agents.items():
                 for worker in list(agent.workers.values()):
-                    if agent.alive and worker.generation == plans[-1].number and not worker.done:
+                    if agent.alive and not agent.frozen and worker.generation == plans[-1].number and not worker.done:
                         self._lose_peer(index, worker)
 
     def _lose_peer(self, index: int, worker: FakeWorker) -> None:
@@ -218,32 +248,18 @@ class FakeCluster:
             self._feed(index, WorkerSuspects(worker.slot, generation, "connection closed by peer"))
             self._feed(index, WorkerLeft(worker.report(self.template)))
 
-    def _view(self) -> StoreView:
-        plans = self.generations()
-        number = len(plans)
-        nodes = {index: NodeInfo(**self.store[f"nodes/{index}"]) for index in self.agents}
-        here = {
-            index: tuple(WorkerReport(**report) for report in value["workers"])
-            for index in nodes
-            if (value := self.store.get(f"gen/{number + 1}/here/{index}")) is not None
-        }
-        return StoreView(
-            latest=number,
-            plan=plans[-1] if plans else None,
-            nodes=nodes,
-            here=here,
-            pause=self._text(f"gen/{number}/pause"),
-            broken=self._text(f"gen/{number}/broken"),
-            done=frozenset(index for index in nodes if f"gen/{number}/done/{index}" in self.store),
-            end=self.store.get("end"),
-        )
+    def get(self, key: str) -> Mapping[str, Any] | None:
+        """For readers: the value of a key."""
+        return self.store.get(key)
 
-    def _text(self, key: str) -> str | None:
-        return str(self.store[key]["text"]) if key in self.store else None
+    def count(self, key: str) -> int:
+        """For readers: how many nodes have registered."""
+        assert key == "nodes/count"
+        return len(self.agents)
 
     def _feed(self, index: int, event: Event) -> None:
         agent = self.agents[index]
-        if agent.alive:
+        if agent.alive and not agent.frozen:
             self._perform(agent, agent.machine.handle(event, self.now_s))
 
     def _perform(self, agent: FakeAgent, instructions: list[Instruction]) -> None:
@@ -261,6 +277,7 @@ class FakeCluster:
                         self._feed(agent.machine.index, WorkerExited(slot, -SIGKILL))
                 case Probe(indices):
                     for dead in indices:
+                        # One that is frozen takes connections: that proves nothing.
                         if not self.agents[dead].alive:
                             self._feed(agent.machine.index, NodeDead(dead, "refuses connections"))
                 case Tell(slot, message):
@@ -275,6 +292,8 @@ class FakeCluster:
         if worker is None:
             return
         if message["do"] == "meet":
+            if message.get("forget"):
+                worker.step = None
             self._fill(worker, Generation.from_json(message["plan"]))
         elif message["do"] == "pause":
             worker.paused = worker.generation == message["generation"]

@@ -82,7 +82,6 @@ class Soak:
                 continue
             self.report.counts[fault.kind.value] += 1
             self._wait_for_step(fault, since_s)
-            self.job.prune_checkpoints(CHECKPOINTS_KEPT)
             if fault.number % 10 == 9:
                 print(f"{time.strftime('%H:%M:%S')} fault {fault.number}: {self.report.describe()}", flush=True)
         self._end()
@@ -154,6 +153,8 @@ class Soak:
         """New events; nodes that are gone are started again, and so is the job when it may have ended."""
         job = self.job
         new = job.poll()
+        if any(event["kind"] == "saved" for event in new):
+            job.prune_checkpoints(CHECKPOINTS_KEPT)
         self._pids |= {int(event["pid"]) for event in new if event["kind"] in ("worker-started", "agent")}
         gone = [node for node in NODES if not job.is_up(node)]
         codes = {node: job.agents[node].poll() for node in gone}
