@@ -26,7 +26,7 @@ from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import create_
 from torch.distributed.elastic.utils import macros
 
 from remesh.elastic.events import EventLog
-from remesh.elastic.generation import Generation, NodeInfo, WorkerReport
+from remesh.elastic.generation import Generation, WorkerReport
 from remesh.elastic.health.agent_side import HealthWatch
 from remesh.elastic.health.machine import HealthMachine
 from remesh.elastic.job_store import JobStore
@@ -115,7 +115,6 @@ class Agent:
         self._links: dict[int, socket.socket] = {}
         self._latest: Generation | None = None
         self._reader = StoreReader()
-        self._nodes: dict[int, NodeInfo] = self._reader.nodes
         self._rung = -1
         self._next_beat_s = 0.0
         self._beats: dict[int, tuple[int, float]] = {}
@@ -159,7 +158,8 @@ class Agent:
         outcome = self._finish.outcome
         category = outcome.category.value if outcome.category else None
         self._log.write("finish", ok=outcome.category is None, category=category, text=outcome.text)
-        self._say_goodbye()
+        if not (self._machine.has_left and self._config.hosts_store is False):
+            self._say_goodbye()
         return replace(outcome, detail=self._traceback)
 
     def _feed(self, event: Event) -> None:
@@ -344,7 +344,7 @@ class Agent:
         assert self._latest is not None
         mine = sorted(member.slot for member in self._latest.of_node(self._index) if member.rank >= 0)
         follower = next_node(self._index, sorted({member.node for member in self._latest.members}))
-        other = None if follower is None else self._nodes[follower]
+        other = None if follower is None else self._reader.node(self._store, follower)
         return {
             "node": self._index,
             "neighbour": None if other is None else [other.address, other.snapshot_port],
@@ -407,8 +407,9 @@ class Agent:
         """Stay until every other agent has finished too: one of us may host the store that all need to the end."""
         self._store.put(f"bye/{self._index}", {})
         deadline_s = time.monotonic() + EXIT_BARRIER_S
-        others = [index for index in self._nodes if index != self._index]
         with contextlib.suppress(RuntimeError):
+            known = [i for i in range(self._store.count("nodes/count")) if self._reader.node(self._store, i)]
+            others = [i for i in known if i != self._index]
             while others and time.monotonic() < deadline_s:
                 others = [
                     i for i in others if self._store.get(f"bye/{i}") is None and self._is_listening(i) is not False
@@ -418,12 +419,13 @@ class Agent:
     def _probe(self, index: int) -> None:
         """A refused connection proves that no agent listens there any more; silence proves nothing (see _beat)."""
         if self._is_listening(index) is False:
-            node = self._nodes[index]
+            node = self._reader.nodes[index]
             self._feed(NodeDead(index, f"its agent at {node.address}:{node.port} refuses connections"))
 
     def _is_listening(self, index: int) -> bool | None:
         """Whether a node's agent accepts a connection; None when nothing answers."""
-        node = self._nodes[index]
+        if (node := self._reader.node(self._store, index)) is None:
+            return None
         try:
             socket.create_connection((node.address, node.port), PROBE_TIMEOUT_S).close()
         except ConnectionRefusedError:

@@ -87,7 +87,7 @@ class StoreView:
     """Generation ``latest``."""
     nodes: Mapping[int, NodeInfo]
     here: Mapping[int, tuple[WorkerReport, ...]]
-    """Who has come to the meeting for generation ``latest + 1``: all for its leader, else only the leader and oneself."""
+    """Who has come to the meeting for generation ``latest + 1``: all for its leader, else the leader and oneself."""
     pause: str | None
     """Why generation ``latest`` is to pause."""
     broken: str | None

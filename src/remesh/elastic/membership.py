@@ -172,6 +172,11 @@ class AgentMachine:
         return out + self._advance(now_s)
 
     @property
+    def has_left(self) -> bool:
+        """Whether this node left while the job goes on."""
+        return self._is_leaving and (self._view is None or self._view.end is None)
+
+    @property
     def wants(self) -> Wants:
         """What the next view is to tell."""
         plan = self.generation

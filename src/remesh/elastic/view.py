@@ -1,14 +1,15 @@
-"""What must an agent read of the store? As little as its phase needs, so that all agents together read in proportion.
+"""What must an agent read of the store? As little as its phase needs, so that reads grow no faster than agents do.
 
-An agent that runs reads a handful of keys. One that is at a meeting reads who leads it; only the leader reads everybody's
-report. When all workers of the generation's first node have ended well, that node's agent looks whether the others' have.
+An agent that runs reads a handful of keys. One that is at a meeting reads who leads it; only the leader reads who is
+registered, and everybody's report. When all workers of the generation's first node have ended well, that node's agent
+looks whether the others' have.
 
 The store is a parameter: agents give the real one, tests and the simulation of large jobs a dictionary.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -46,9 +47,12 @@ class Wants:
 class StoreReader:
     """Reads views; keeps what cannot change, so that it is read once."""
 
+    decode: Callable[[Mapping[str, Any]], Generation] = Generation.from_json
+    """Makes a generation of its JSON form."""
     plan: Generation | None = None
     """The newest generation that was seen."""
     nodes: dict[int, NodeInfo] = field(default_factory=dict)
+    """Those that were read so far: all of them for a leader."""
     _num_counted: int = 0
     """Nodes that had taken a number when last looked."""
     _unwritten: set[int] = field(default_factory=set)
@@ -61,11 +65,12 @@ class StoreReader:
         number = self.plan.number if self.plan else 0
         while (plan := keys.get(f"gen/{number + 1}/plan")) is not None:
             number += 1
-            self.plan = Generation.from_json(plan)
+            self.plan = self.decode(plan)
             self._done.clear()
-        self._read_nodes(keys)
         lead = keys.get(f"gen/{number + 1}/lead/{wants.turn}") if wants.phase is Phase.MEETING else None
         leader = None if lead is None else int(lead["node"])
+        if leader == wants.index:
+            self._read_nodes(keys)
         if wants.is_done and self.plan is not None:
             waited_for = self.plan.nodes - self._done
             self._done |= {index for index in waited_for if keys.get(f"gen/{number}/done/{index}") is not None}
@@ -81,14 +86,17 @@ class StoreReader:
             leader=leader,
         )
 
+    def node(self, keys: Keys, index: int) -> NodeInfo | None:
+        """Who a node is; None when it has not written it."""
+        if index not in self.nodes and (info := keys.get(f"nodes/{index}")) is not None:
+            self.nodes[index] = NodeInfo(**info)
+        return self.nodes.get(index)
+
     def _read_nodes(self, keys: Keys) -> None:
         num_counted = keys.count("nodes/count")
         self._unwritten |= set(range(self._num_counted, num_counted))
         self._num_counted = num_counted
-        for index in sorted(self._unwritten):
-            if (info := keys.get(f"nodes/{index}")) is not None:
-                self.nodes[index] = NodeInfo(**info)
-                self._unwritten.discard(index)
+        self._unwritten = {index for index in sorted(self._unwritten) if self.node(keys, index) is None}
 
     def _read_reports(
         self, keys: Keys, meeting: int, wants: Wants, leader: int | None

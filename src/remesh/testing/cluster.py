@@ -155,7 +155,7 @@ class FakeCluster:
         self._feed(index, LeaveAsked("pre-empted"))
 
     def freeze_node(self, index: int) -> None:
-        """It stands still with its workers, as under SIGSTOP or behind a cut link: nobody gets an answer, nor a refusal."""
+        """It stands still with its workers, as under SIGSTOP or behind a cut link: no answer comes, nor a refusal."""
         agent = self.agents[index]
         if agent.alive and not agent.frozen:
             agent.frozen, agent.silent_since_s = True, self.now_s

@@ -1,1 +1,1 @@
-"""A soak: real jobs, hurt at random for a long time, whose samples and losses must come out as if nothing had happened."""
+"""A soak: real jobs, hurt at random for long, whose samples and losses must come out as if nothing had happened."""

@@ -1,7 +1,7 @@
 """A job that is hurt: two nodes, on a testbed where there is one, with a store and a disk of their own.
 
-A *life* is one stay of all agents with one store. When a life ends by a fault that may end it, the job is started again,
-as a platform would, and goes on from its newest checkpoint.
+A *life* is one stay of all agents with one store. When a life ends by a fault that may end it, the job is started
+again, as a platform would, and goes on from its newest checkpoint.
 """
 
 from __future__ import annotations

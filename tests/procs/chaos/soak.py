@@ -53,9 +53,16 @@ class Report:
     def describe(self) -> str:
         faults = ", ".join(f"{count} {kind}" for kind, count in sorted(self.counts.items()))
         return (
-            f"{self.layout}, seed {self.seed}: {sum(self.counts.values())} faults ({faults}); {self.num_steps} steps, "
-            f"{self.num_repeated} gone back over, {self.num_generations} generations, {self.num_lives} lives, longest "
-            f"wait for a step {self.longest_s:.1f} s; {len(self.wrong)} wrong"
+            f"{self.layout}, seed {self.seed}: {sum(self.counts.values())} faults ({faults}); longest wait for a step "
+            f"{self.longest_s:.1f} s{self._describe_end()}"
+        )
+
+    def _describe_end(self) -> str:
+        if not self.num_steps:
+            return ""
+        return (
+            f"; {self.num_steps} steps, {self.num_repeated} gone back over, {self.num_generations} generations, "
+            f"{self.num_lives} lives; {len(self.wrong)} wrong"
         )
 
 
@@ -70,6 +77,8 @@ class Soak:
         self.job = job
         self.report = report
         self._may_end = False
+        self._asked: set[int] = set()
+        """Agents that were asked to leave."""
         self._pids: set[int] = set()
 
     def run(self, story: Sequence[Fault]) -> None:
@@ -83,7 +92,7 @@ class Soak:
             self.report.counts[fault.kind.value] += 1
             self._wait_for_step(fault, since_s)
             if fault.number % 10 == 9:
-                print(f"{time.strftime('%H:%M:%S')} fault {fault.number}: {self.report.describe()}", flush=True)
+                print(f"{time.strftime('%H:%M:%S')} after fault {fault.number}: {self.report.describe()}", flush=True)
         self._end()
 
     def _wait_for_peace(self, fault: Fault) -> None:
@@ -122,6 +131,7 @@ class Soak:
                 self._may_end = True
                 job.kill_store()
             case Kind.NODE_PREEMPTED:
+                self._asked.add(job.agents[node].pid)
                 job.agents[node].terminate()
             case Kind.DISK_FULL:
                 self._may_end = True
@@ -162,7 +172,11 @@ class Soak:
         if failed and not self._may_end:
             raise Broken(f"agents ended with codes {failed}")
         if len(gone) == len(NODES) or (failed and self._may_end):
-            if not self._may_end and not any(code == -signal.SIGKILL for code in codes.values()):
+            # The last node may be killed, or asked to leave.
+            is_expected = any(
+                code == -signal.SIGKILL or job.agents[node].pid in self._asked for node, code in codes.items()
+            )
+            if not self._may_end and not is_expected:
                 raise Broken(f"all agents ended, with codes {codes}")
             job.end_life()
             job.free_disk()
