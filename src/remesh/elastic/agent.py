@@ -25,7 +25,7 @@ from torch.distributed.elastic.utils import macros
 
 from remesh.elastic.events import EventLog
 from remesh.elastic.failover import Place
-from remesh.elastic.generation import Generation, NodeInfo, WorkerReport
+from remesh.elastic.generation import NodeInfo, WorkerReport
 from remesh.elastic.health.agent_side import HealthWatch
 from remesh.elastic.health.machine import HealthMachine
 from remesh.elastic.job_store import JobStore
@@ -43,7 +43,6 @@ from remesh.elastic.machine_io import (
     Publish,
     StartWorker,
     StoreMoved,
-    StoreView,
     Tell,
     Tick,
     WorkerDone,
@@ -53,13 +52,15 @@ from remesh.elastic.machine_io import (
     WorkerReady,
     WorkerSuspects,
 )
-from remesh.elastic.membership import AgentMachine, AgentRules, Phase
+from remesh.elastic.membership import AgentMachine, AgentRules
 from remesh.elastic.outcome import Category, Outcome
+from remesh.elastic.phases import Phase
 from remesh.elastic.snapshots.choice import next_node
 from remesh.elastic.snapshots.keeper import SnapshotKeeper
 from remesh.elastic.store_home import Address, Standing, StoreHome
 from remesh.elastic.store_server import StoreWatch, is_listening
 from remesh.elastic.token import Token
+from remesh.elastic.view import StoreReader
 from remesh.errors import PeerError
 
 TICK_S = 0.01
@@ -111,8 +112,7 @@ class Agent:
         self._selector = selectors.DefaultSelector()
         self._contexts: dict[int, PContext] = {}
         self._links: dict[int, socket.socket] = {}
-        self._latest: Generation | None = None
-        self._nodes: dict[int, NodeInfo] = {}
+        self._reader = StoreReader()
         self._rung = -1
         self._next_beat_s = 0.0
         self._beats: dict[int, tuple[int, float]] = {}
@@ -162,7 +162,7 @@ class Agent:
         outcome = self._finish.outcome
         category = outcome.category.value if outcome.category else None
         self._log.write("finish", ok=outcome.category is None, category=category, text=outcome.text)
-        if not self._leave_asked:
+        if not self._machine.has_left:
             self._say_goodbye()
         return replace(outcome, detail=self._traceback)
 
@@ -353,10 +353,11 @@ class Agent:
 
     def _snapshots_for(self, slot: int) -> Message:
         """What a worker needs to take snapshots, and its share of those that are kept here."""
-        assert self._latest is not None
-        mine = sorted(member.slot for member in self._latest.of_node(self._index) if member.rank >= 0)
-        follower = next_node(self._index, sorted({member.node for member in self._latest.members}))
-        other = None if follower is None else self._nodes[follower]
+        plan = self._reader.plan
+        assert plan is not None
+        mine = sorted(member.slot for member in plan.of_node(self._index) if member.rank >= 0)
+        follower = next_node(self._index, sorted({member.node for member in plan.members}))
+        other = None if follower is None else self._reader.node(self._store, follower)
         return {
             "node": self._index,
             "neighbour": None if other is None else [other.address, other.snapshot_port],
@@ -390,7 +391,8 @@ class Agent:
             store_port=self._home.port,
         )
         self._store.put(f"nodes/{index}", asdict(info))
-        self._nodes[index] = info
+        self._reader.opening = self._home.opening
+        self._reader.nodes[index] = info
         self._store.ring()
         return index
 
@@ -399,7 +401,7 @@ class Agent:
         started_s, endpoint = time.monotonic(), self._home.endpoint
         reason = str(error).partition("\n")[0]
         self._log.write("store-lost", endpoint=endpoint, reason=reason)
-        found = self._home.move(Standing(self._index, self._latest, self._nodes))
+        found = self._home.move(self._standing())
         if found is None:
             text = (
                 f"lost the store at {endpoint} ({reason}), and too few nodes are here to go on without it; start the "
@@ -409,20 +411,21 @@ class Agent:
             return
         self._settle(found, time.monotonic() - started_s)
 
+    def _standing(self) -> Standing:
+        return Standing(self._index, self._reader.plan, self._reader.nodes)
+
     def _settle(self, store: JobStore, seconds: float) -> None:
         self._store.move_to(store)
         self._lost, self._rung = None, -1
         self._beats.clear()
-        if self._latest is not None and (plan := store.get(f"gen/{self._latest.number}/plan")) is not None:
-            # Another generation of this number may have been decided where the job went on without this node.
-            self._latest = Generation.from_json(plan)
+        self._reader.move(self._store, self._home.opening)
         self._health.restart()
         home = self._home
         self._log.write(
             "store-moved", endpoint=home.endpoint, epoch=home.place.epoch, host=home.place.host, seconds=seconds
         )
         self._feed(StoreMoved())
-        for index in home.silent.keys() & self._nodes.keys():
+        for index in home.silent.keys() & self._reader.nodes.keys():
             self._feed(NodeDead(index, "its agent did not answer when the store was lost", is_certain=False))
         self._store.ring()
 
@@ -430,41 +433,14 @@ class Agent:
         rung = self._store.rings()
         if rung != self._rung:
             self._rung = rung
-            self._feed(self._read_view())
-
-    def _read_view(self) -> StoreView:
-        store = self._store
-        number = max(self._latest.number if self._latest else 0, self._home.first_number - 1)
-        while (plan := store.get(f"gen/{number + 1}/plan")) is not None:
-            number += 1
-            self._latest = Generation.from_json(plan)
-        for index in self._home.indices(store):
-            if index not in self._nodes and (info := store.get(f"nodes/{index}")):
-                self._nodes[index] = NodeInfo(**info)
-        here = {}
-        if self._machine.phase is Phase.MEETING:
-            for index in self._nodes:
-                if value := store.get(f"gen/{number + 1}/here/{index}"):
-                    here[index] = tuple(WorkerReport(**report) for report in value["workers"])
-        done = [index for index in self._nodes if store.get(f"gen/{number}/done/{index}") is not None]
-        return StoreView(
-            latest=number,
-            plan=self._latest,
-            nodes=dict(self._nodes),
-            here=here,
-            pause=_text(store.get(f"gen/{number}/pause")),
-            broken=_text(store.get(f"gen/{number}/broken")),
-            done=frozenset(done),
-            end=store.get("end"),
-            place=self._home.place,
-        )
+            self._feed(self._reader.read(self._store, self._machine.wants))
 
     def _say_goodbye(self) -> None:
         """Stay until every other agent has finished too: one of us may host the store that all need to the end."""
-        self._store.put(f"bye/{self._index}", {})
         deadline_s = time.monotonic() + EXIT_BARRIER_S
-        others = [index for index in self._nodes if index != self._index]
         with contextlib.suppress(RuntimeError):
+            self._store.put(f"bye/{self._index}", {})
+            others = [i for i in self._reader.read_nodes(self._store) if i != self._index]
             while others and time.monotonic() < deadline_s:
                 others = [
                     i for i in others if self._store.get(f"bye/{i}") is None and self._is_listening(i) is not False
@@ -474,16 +450,16 @@ class Agent:
     def _probe(self, index: int) -> None:
         """A refused connection proves that no agent listens there any more; silence proves nothing (see _beat)."""
         if self._is_listening(index) is False:
-            node = self._nodes[index]
+            node = self._reader.nodes[index]
             self._feed(NodeDead(index, f"its agent at {node.address}:{node.port} refuses connections"))
 
     def _is_listening(self, index: int) -> bool | None:
         """Whether a node's agent accepts a connection; None when nothing answers."""
-        node = self._nodes[index]
-        return is_listening(node.address, node.port)
+        node = self._reader.node(self._store, index)
+        return None if node is None else is_listening(node.address, node.port)
 
     def _beat(self) -> None:
-        """Raise our heartbeat, and look at those of the nodes we run with."""
+        """Raise our heartbeat, and look at those that the machine watches."""
         now_s = time.monotonic()
         if now_s < self._next_beat_s:
             return
@@ -493,9 +469,7 @@ class Agent:
         if (moved := self._home.read_moved(self._store)) is not None:
             self._follow(*moved)
             return
-        if self._latest is None:
-            return
-        for index in self._latest.nodes - {self._index}:
+        for index in self._machine.watched:
             beat = self._store.count(f"beat/{index}")
             before, since_s = self._beats.get(index, (-1, now_s))
             if beat != before:
@@ -505,12 +479,12 @@ class Agent:
 
     def _follow(self, place: Place, endpoint: str) -> None:
         """The job went on elsewhere without this node: come back to it."""
-        if self._latest is None:
+        if self._reader.plan is None:
             text = f"this job goes on in another store: start this node with --rdzv-endpoint {endpoint}"
             self._finish = Finish(Outcome(Category.INPUT, text))
             return
         with contextlib.suppress(RuntimeError, OSError, PeerError):
-            store = self._home.follow(Standing(self._index, self._latest, self._nodes), place, endpoint)
+            store = self._home.follow(self._standing(), place, endpoint)
             self._settle(store, 0.0)
 
 
@@ -535,7 +509,3 @@ def _traceback_of(failure: ProcessFailure) -> str:
     """Where user code raised, from the error file of the worker that is the cause: shown once for the whole job."""
     message = failure.error_file_data.get("message", {})
     return str(message.get("extraInfo", {}).get("py_callstack", "")) if isinstance(message, dict) else ""
-
-
-def _text(value: dict[str, Any] | None) -> str | None:
-    return None if value is None else str(value["text"])

@@ -43,6 +43,35 @@ class Place:
 
 
 FIRST_PLACE = Place()
+_EPOCH_INDICES = 1 << 20
+"""More than the nodes that register in one place."""
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """A place, and what was known when it was opened."""
+
+    place: Place = FIRST_PLACE
+    latest: int = 0
+    """The newest generation then: earlier ones are not in this store."""
+    nodes: tuple[int, ...] = ()
+    """Nodes that had registered elsewhere before."""
+
+    first_index: int = 0
+    """Index of the first node that registers here."""
+
+    @classmethod
+    def at(cls, place: Place, latest: int, nodes: Collection[int]) -> Opening:
+        """A later place, whose nodes get indices of their own."""
+        return cls(place, latest, tuple(sorted(nodes)), place.epoch * _EPOCH_INDICES)
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Opening:
+        nodes = tuple(map(int, value["nodes"]))
+        return cls(Place(**value["place"]), int(value["latest"]), nodes, int(value["first_index"]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +81,9 @@ class Base:
     nodes: tuple[int, ...]
     place: Place
     """Where these nodes' generation was decided."""
+
+    def to_json(self) -> dict[str, Any]:
+        return {"nodes": list(self.nodes), "place": self.place.to_json()}
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Base:
@@ -76,6 +108,9 @@ def describe_missing_quorum(
             need = "half" if is_half_enough else "more than half"
             return f"{len(here)} of {len(counted)} nodes that may be alive are here, {need} are needed"
     return None
+
+
+FIRST_OPENING = Opening()
 
 
 # --- The search for another store ---------------------------------------------------------------------------------

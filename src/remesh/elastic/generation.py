@@ -11,9 +11,9 @@ had voted, and the workers in doubt follow it; otherwise nobody alive took it, a
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from typing import Any
 
 from remesh.elastic.failover import FIRST_PLACE, Base, Place, describe_missing_quorum
@@ -66,9 +66,9 @@ class Member:
     pid: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Generation:
-    """One stay on one mesh."""
+    """One stay on one mesh. What follows from its fields is kept once asked for, so it has no slots."""
 
     number: int
     """1 for the first. Invariant: one more than the generation before."""
@@ -94,25 +94,46 @@ class Generation:
     """Of which nodes its decision needed enough (:mod:`remesh.elastic.failover`); none for the first."""
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        """Its JSON form; one object for all who ask, not to be changed."""
+        return self._as_json
+
+    @cached_property
+    def _as_json(self) -> dict[str, Any]:
+        # Not asdict: it copies every number of every member by itself.
+        members = {key: [_member_json(one) for one in getattr(self, key)] for key in ("members", "standby")}
+        told = {"place": self.place.to_json(), "bases": [base.to_json() for base in self.bases], **members}
+        return {each.name: getattr(self, each.name) for each in fields(self)} | told
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Generation:
-        fields = dict(value)
-        fields["members"] = tuple(Member(**member) for member in value["members"])
-        fields["standby"] = tuple(Member(**member) for member in value["standby"])
-        fields["place"] = Place(**value["place"])
-        fields["bases"] = tuple(Base.from_json(base) for base in value["bases"])
-        fields["hosts"] = {int(index): name for index, name in value["hosts"].items()}
-        return cls(**fields)
+        told = dict(value)
+        told["members"] = tuple(Member(**member) for member in value["members"])
+        told["standby"] = tuple(Member(**member) for member in value["standby"])
+        told["place"] = Place(**value["place"])
+        told["bases"] = tuple(Base.from_json(base) for base in value["bases"])
+        told["hosts"] = {int(index): name for index, name in value["hosts"].items()}
+        return cls(**told)
 
-    @property
+    @cached_property
     def nodes(self) -> frozenset[int]:
         """Indices of all nodes with a worker in it."""
         return frozenset(self.hosts)
 
-    def of_node(self, index: int) -> list[Member]:
-        return [member for member in (*self.members, *self.standby) if member.node == index]
+    @cached_property
+    def first_node(self) -> int:
+        """The node that answers for what concerns all: hearts that stand still, the end."""
+        return min(self.hosts)
+
+    def of_node(self, index: int) -> Sequence[Member]:
+        """The members on a node, those that stand by last."""
+        return self._by_node.get(index, ())
+
+    @cached_property
+    def _by_node(self) -> dict[int, list[Member]]:
+        found: dict[int, list[Member]] = {}
+        for member in (*self.members, *self.standby):
+            found.setdefault(member.node, []).append(member)
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +170,9 @@ class GiveUp:
 MAX_STALLS = 3
 """Generations without loss, joiner or progress before the job gives up instead of meeting for ever."""
 
+_MAX_REASONS = 20
+"""Changes that a reason tells one by one; when half a large job joins, the reason stays short."""
+
 Reports = Mapping[int, Sequence[WorkerReport]]
 """Node index -> the workers it brings to the meeting."""
 
@@ -177,9 +201,10 @@ def decide_generation(
         return Wait(f"{num_here} of up to {rules.max_nodes} nodes are here, last call open")
     workers = _in_rank_order(here)
     templates = [report.template for _, report in workers]
-    if any(json.dumps(template) != json.dumps(templates[0]) for template in templates):
+    if strange := next((one for one in templates if not _is_same_template(one, templates[0])), None):
         return GiveUp(
-            f"workers ask for different meshes: {templates}; start the same script on every node", Category.INPUT
+            f"workers ask for different meshes: {templates[0]} and {strange}; start the same script on every node",
+            Category.INPUT,
         )
     choice = decide_mesh(Template.from_json(templates[0]), len(workers)) if workers else "no worker is alive"
     if isinstance(choice, str):
@@ -241,6 +266,15 @@ def check_quorum(plan: Generation, here: Collection[int], rules: MeetingRules, w
     return replace(verdict, absent=tuple(absent)) if isinstance(verdict, Wait) else verdict
 
 
+def _is_same_template(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Also in the order of its axes, which says which is outermost."""
+    return one == other and list(one["axes"]) == list(other["axes"])
+
+
+def _member_json(member: Member) -> dict[str, int]:
+    return {"rank": member.rank, "node": member.node, "slot": member.slot, "pid": member.pid}
+
+
 def _count_stalls(last: Generation | None, pids: set[int], step: int) -> int:
     if last is None or step > last.step or pids != {member.pid for member in (*last.members, *last.standby)}:
         return 0
@@ -271,17 +305,18 @@ def _explain(
     dead: Mapping[int, str],
     choice: str,
 ) -> str:
-    parts = []
+    parts: list[str] = []
     if last:
-        lost = [f"lost {nodes[index].name} ({dead[index]})" for index in sorted(last.nodes & dead.keys())]
-        parts = lost + [f"{nodes[index].name} joined" for index in sorted(here.keys() - last.nodes)]
-        before = {(member.node, member.slot): member.pid for member in (*last.members, *last.standby)}
+        parts = [f"lost {nodes[index].name} ({dead[index]})" for index in sorted(last.nodes & dead.keys())]
+        parts += [f"{nodes[index].name} joined" for index in sorted(here.keys() - last.nodes)]
         parts += [f"{nodes[index].name} left" for index in sorted(last.nodes & here.keys()) if not here[index]]
         for index in sorted(index for index in last.nodes & here.keys() if here[index]):
             pids = {report.pid for report in here[index]}
-            known = [pid for (node, _), pid in before.items() if node == index]
+            known = [member.pid for member in last.of_node(index)]
             parts += [f"lost worker pid {pid} of {nodes[index].name}" for pid in known if pid not in pids]
             parts += [f"worker pid {pid} of {nodes[index].name} joined" for pid in sorted(pids.difference(known))]
+        if len(parts) > _MAX_REASONS:
+            parts = [*parts[:_MAX_REASONS], f"and {len(parts) - _MAX_REASONS} more such changes"]
     if last and all(report.step is None for reports in here.values() for report in reports):
         parts.append("no survivor holds state")
     elif last and max(report.step or 0 for reports in here.values() for report in reports) < last.step:

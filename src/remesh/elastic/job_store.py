@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch.distributed as dist
@@ -62,6 +62,17 @@ class JobStore:
             if not self._store.check([key]):
                 return None
             sealed = bytes(self._store.get(key))
+        return self._open(key, sealed)
+
+    def get_all(self, keys: Sequence[str]) -> list[dict[str, Any] | None]:
+        """The values of keys that were set before, in one request; None for what no agent of this job has set."""
+        if not keys:
+            return []
+        with self._guard():
+            sealed = self._store.multi_get(list(keys))
+        return [self._open(key, bytes(one)) for key, one in zip(keys, sealed, strict=True)]
+
+    def _open(self, key: str, sealed: bytes) -> dict[str, Any] | None:
         if len(sealed) > MAX_VALUE_BYTES:
             return None
         mac, data = sealed[: 2 * MAC_BYTES], sealed[2 * MAC_BYTES :]

@@ -90,16 +90,18 @@ class StoreView:
     """Generation ``latest``."""
     nodes: Mapping[int, NodeInfo]
     here: Mapping[int, tuple[WorkerReport, ...]]
-    """Who has come to the meeting for generation ``latest + 1``."""
+    """Who has come to the meeting for generation ``latest + 1``: all for its leader, else the leader and oneself."""
     pause: str | None
     """Why generation ``latest`` is to pause."""
     broken: str | None
     """Why generation ``latest`` is broken."""
     done: frozenset[int]
-    """Nodes whose workers all ended well in generation ``latest``."""
+    """Nodes whose workers all ended well in generation ``latest``, for the agent that asked."""
     end: Mapping[str, Any] | None
     place: Place = FIRST_PLACE
     """Which store this is."""
+    leader: int | None = None
+    """Who leads the meeting, in the turn that was asked for; None while nobody does."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,13 +21,14 @@ from typing import Any
 import torch.distributed as dist
 
 from remesh.elastic.failover import (
-    FIRST_PLACE,
+    FIRST_OPENING,
     REFUSED,
     SILENT,
     Answer,
     Base,
     Join,
     Open,
+    Opening,
     Place,
     Register,
     Return,
@@ -60,8 +61,6 @@ MOVE_TIMEOUT_S = 30.0
 KNOCK_INTERVAL_S = 1.0
 MAX_KNOCK_INTERVAL_S = 30.0
 _OPEN, _MOVERS, _MOVED = "standby/open", "standby/movers/", "moved"
-_EPOCH_INDICES = 1 << 20
-"""Nodes that register in a later place have indices of their own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,13 +93,10 @@ class StoreHome:
 
     address: Address
     watch: StoreWatch
-    place: Place = FIRST_PLACE
+    opening: Opening = FIRST_OPENING
+    """What the store in force said of itself."""
     endpoint: str = ""
     """Of the store in force."""
-    first_number: int = 0
-    """Generations before this one are not in the store in force."""
-    known_indices: tuple[int, ...] = ()
-    """Nodes that registered elsewhere before this place was opened."""
     _token: Token | None = None
     _card_text: str = ""
     """The job's card as its first node signed it."""
@@ -117,6 +113,11 @@ class StoreHome:
 
     def __exit__(self, *_: object) -> None:
         self._stop_knocking()
+
+    @property
+    def place(self) -> Place:
+        """The store in force."""
+        return self.opening.place
 
     @property
     def port(self) -> int:
@@ -148,12 +149,7 @@ class StoreHome:
 
     def next_index(self, store: JobStore) -> int:
         """A number for a node that registers now."""
-        return self.place.epoch * _EPOCH_INDICES + store.count("nodes/count", by=1) - 1
-
-    def indices(self, store: JobStore) -> list[int]:
-        """Numbers of all nodes that have registered."""
-        base = self.place.epoch * _EPOCH_INDICES
-        return [*self.known_indices, *range(base, base + store.count("nodes/count"))]
+        return self.opening.first_index + store.count("nodes/count", by=1) - 1
 
     def _bind(self) -> socket.socket:
         """At the first endpoint that names this machine and is free; else beside the agent's other ports."""
@@ -184,8 +180,8 @@ class StoreHome:
             if client.store.check([f"remesh/{self.address.run_id}/{CARD_KEY}"]):
                 token = show_card(client.store, self.address.token, self.address.card)
                 opened = _read_open(self._face(client, token))
-                if opened is not None and (best is None or opened[0] > best[0]):
-                    best = opened[0], client
+                if opened is not None and (best is None or opened.place > best[0]):
+                    best = opened.place, client
         found = best[1] if best is not None else first
         if found is None:
             return None
@@ -193,7 +189,7 @@ class StoreHome:
         self._card_text = found.store.get(f"remesh/{self.address.run_id}/{CARD_KEY}").decode()
         store = self._face(found, self._token)
         # A store that somebody moved to is known by its place; any other is the first.
-        store.put_once(_OPEN, {"place": FIRST_PLACE.to_json(), "latest": 0, "nodes": []})
+        store.put_once(_OPEN, FIRST_OPENING.to_json())
         return self._enter(found)
 
     def _enter(self, client: StoreClient) -> JobStore:
@@ -202,10 +198,8 @@ class StoreHome:
         opened = _read_open(store)
         if opened is None:
             raise PeerError(f"entering the store at {client.endpoint}: it was opened by nobody who has the token")
-        self.place, record = opened
+        self.opening = opened
         self.endpoint = client.endpoint
-        self.first_number = int(record["latest"])
-        self.known_indices = tuple(map(int, record["nodes"]))
         return store
 
     # --- when it is lost ---
@@ -250,8 +244,8 @@ class StoreHome:
                 self._bring(self._client_of(host, me), me)
                 self._store_of(host, me).put_once(f"{_MOVERS}{me.index}", {})
             case Open(place):
-                record = {"place": place.to_json(), "latest": me.latest.number, "nodes": sorted(me.nodes)}
-                self._store_of(place.host, me).put_once(_OPEN, record)
+                opening = Opening.at(place, me.latest.number, me.nodes.keys())
+                self._store_of(place.host, me).put_once(_OPEN, opening.to_json())
         return None
 
     def _try_old(self) -> StoreClient | None:
@@ -265,7 +259,7 @@ class StoreHome:
             self.silent[-1] = time.monotonic()
             return None
         # A new store at the old address knows nothing of this job.
-        return client if opened is not None and opened[0] == self.place else None
+        return client if opened is not None and opened.place == self.place else None
 
     def _ask(self, node: int, me: Standing) -> Answer:
         info = me.nodes[node]
@@ -286,7 +280,7 @@ class StoreHome:
             self._clients.pop(node, None)
             self.silent[node] = time.monotonic()
             return SILENT
-        return Standby(None if opened is None else opened[0], movers)
+        return Standby(None if opened is None else opened.place, movers)
 
     def _fell_silent(self, node: int) -> bool:
         """Whether a node (-1: the old store) did not answer a moment ago; it is not asked again so soon."""
@@ -377,6 +371,6 @@ class StoreHome:
                 self._face(client, token).put(_MOVED, note)
 
 
-def _read_open(store: JobStore) -> tuple[Place, Mapping[str, Any]] | None:
+def _read_open(store: JobStore) -> Opening | None:
     record = store.get(_OPEN)
-    return None if record is None else (Place(**record["place"]), record)
+    return None if record is None else Opening.from_json(record)

@@ -100,6 +100,8 @@ class Worker:
                 self._next_meeting = None
                 if message["do"] == "exit":
                     raise Exit(bool(message["ok"]), str(message["text"]))
+                if message.get("forget"):
+                    self._held = None
                 self._lower.shed()
                 forget_meshes()
                 self._stay(train, Generation.from_json(message["plan"]), message)

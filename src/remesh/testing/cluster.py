@@ -7,7 +7,7 @@ be replayed from its seed. What is real is the protocol: :class:`remesh.elastic.
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,12 +18,13 @@ from remesh.elastic.failover import (
     Base,
     Join,
     Open,
+    Opening,
     Place,
     Register,
     Standby,
     decide_move,
 )
-from remesh.elastic.generation import Generation, NodeInfo, WorkerReport
+from remesh.elastic.generation import Generation, WorkerReport
 from remesh.elastic.machine_io import (
     Event,
     Finish,
@@ -35,7 +36,6 @@ from remesh.elastic.machine_io import (
     Publish,
     StartWorker,
     StoreMoved,
-    StoreView,
     Tell,
     Tick,
     WorkerDone,
@@ -46,8 +46,11 @@ from remesh.elastic.machine_io import (
 )
 from remesh.elastic.membership import AgentMachine, AgentRules
 from remesh.elastic.mesh_policy import make_template
+from remesh.elastic.view import StoreReader
 
 SIGKILL = 9
+HEARTBEAT_S = 1.0
+"""How long an agent may be silent before those who watch it think it dead."""
 
 
 @dataclass
@@ -78,9 +81,28 @@ class FakeStore:
     """What one store holds."""
 
     keys: dict[str, Mapping[str, Any]] = field(default_factory=dict)
-    opened: Place | None = None
-    """The place that it is; None for an agent's store that stands by."""
+    opening: Opening | None = None
+    """What it was opened with; None for an agent's store that stands by."""
     movers: set[int] = field(default_factory=set)
+
+    @property
+    def place(self) -> Place:
+        assert self.opening is not None
+        return self.opening.place
+
+    def get(self, key: str) -> Mapping[str, Any] | None:
+        """For readers: the value of a key."""
+        return self.keys.get(key)
+
+    def get_all(self, keys: Sequence[str]) -> list[Mapping[str, Any] | None]:
+        """For readers: the values of keys."""
+        return [self.keys.get(key) for key in keys]
+
+    def count(self, key: str) -> int:
+        """For readers: how many nodes took a number here; some of these numbers belong to nodes elsewhere."""
+        assert self.opening is not None and key == "nodes/count"
+        taken = [int(key.removeprefix("nodes/")) for key in self.keys if key.startswith("nodes/")]
+        return max(0, max(taken, default=-1) + 1 - self.opening.first_index)
 
     def plans(self) -> list[Generation]:
         """Generations decided here or brought along, in order."""
@@ -104,10 +126,11 @@ class FakeAgent:
     """Nodes on different sides of a cut network do not reach each other."""
     is_silent: bool = False
     """Whether its machine answers nothing once the node is dead, not even by refusing."""
-    last: Generation | None = None
-    """The newest generation it has heard of."""
-    missed: set[int] = field(default_factory=set)
-    """Nodes whose heartbeats it misses."""
+    frozen: bool = False
+    """Whether it stands still with its workers, as under SIGSTOP."""
+    reader: StoreReader = field(default_factory=StoreReader)
+    unheard_since_s: dict[int, float] = field(default_factory=dict)
+    """Nodes that it watches and does not hear, and since when."""
 
 
 @dataclass
@@ -121,7 +144,7 @@ class FakeCluster:
     rng: random.Random
     first_host: int | None = None
     """Node whose agent hosts the first store; None for a host that is no node, on side 0."""
-    first: FakeStore = field(default_factory=lambda: FakeStore(opened=Place()))
+    first: FakeStore = field(default_factory=lambda: FakeStore(opening=Opening()))
     agents: dict[int, FakeAgent] = field(default_factory=dict)
     now_s: float = 0.0
     num_steps: int = 0
@@ -138,13 +161,16 @@ class FakeCluster:
             agent.standby = self.first
         opened = [store for store in self._stores() if self._reaches(agent, store)]
         agent.store = max(opened, key=_place_of, default=self.first)
+        assert agent.store.opening is not None
+        agent.reader.opening = agent.store.opening
+        agent.store.keys[f"nodes/{index}"] = self._info(index)
         self._perform(agent, agent.machine.start(self.now_s))
         return index
 
     def look(self, index: int) -> None:
         """Agent ``index`` reads the store, or looks for another one."""
         agent = self.agents[index]
-        if not agent.alive:
+        if not agent.alive or agent.frozen:
             return
         later = [store for store in self._stores() if self._reaches(agent, store) and store is not agent.store]
         if not self._reaches(agent, agent.store):
@@ -153,13 +179,12 @@ class FakeCluster:
             # Whoever hosts a later place tells all earlier ones that it can reach.
             self._join(agent, max(later, key=_place_of))
         else:
-            view = self._view(agent)
-            agent.last = view.plan
-            self._feed(index, view)
-            self._miss_heartbeats(agent)
+            self._feed(index, agent.reader.read(agent.store, agent.machine.wants))
 
     def tick(self, index: int, elapsed_s: float) -> None:
         self.now_s += elapsed_s
+        if self._reaches(self.agents[index], self.agents[index].store):
+            self._listen(self.agents[index])
         self._feed(index, Tick())
 
     def call_in(self, index: int) -> None:
@@ -195,13 +220,27 @@ class FakeCluster:
                 self._lose_peer(at, one)
 
     def kill_worker(self, index: int, slot: int) -> None:
-        if self.agents[index].alive and slot in self.agents[index].workers:
-            del self.agents[index].workers[slot]
+        agent = self.agents[index]
+        if agent.alive and not agent.frozen and slot in agent.workers:
+            del agent.workers[slot]
             self._feed(index, WorkerExited(slot, -SIGKILL))
             self._break_collectives()
 
     def preempt_node(self, index: int) -> None:
         self._feed(index, LeaveAsked("pre-empted"))
+
+    def freeze_node(self, index: int) -> None:
+        """It stands still with its workers, as under SIGSTOP: no answer comes, nor a refusal."""
+        self.agents[index].frozen = self.agents[index].alive
+
+    def thaw_node(self, index: int) -> None:
+        """It goes on as if nothing had been."""
+        agent = self.agents[index]
+        if agent.frozen:
+            agent.frozen = False
+            for worker in list(agent.workers.values()):
+                if worker.plan is not None and worker.plan != self.generations()[-1]:
+                    self._lose_peer(index, worker)
 
     def kill_node(self, index: int, *, is_silent: bool = False) -> None:
         """``is_silent``: as when power is lost, so that not even its kernel answers."""
@@ -236,11 +275,15 @@ class FakeCluster:
 
     # --- how the cluster reacts ---
 
-    def _miss_heartbeats(self, agent: FakeAgent) -> None:
-        silent = {node for node in (agent.last.nodes if agent.last else ()) if self._ask(agent, node) == SILENT}
-        news, agent.missed = silent - agent.missed, silent
-        for node in sorted(news):
-            self._feed(agent.machine.index, NodeDead(node, "no heartbeat", is_certain=False))
+    def _listen(self, agent: FakeAgent) -> None:
+        """To the heartbeats of those that an agent watches."""
+        watched = agent.machine.watched
+        agent.unheard_since_s = {at: since_s for at, since_s in agent.unheard_since_s.items() if at in watched}
+        for other in sorted(watched):
+            if isinstance(self._ask(agent, other), Standby):
+                agent.unheard_since_s.pop(other, None)
+            elif self.now_s - agent.unheard_since_s.setdefault(other, self.now_s) > HEARTBEAT_S:
+                self._feed(agent.machine.index, NodeDead(other, "no heartbeat", is_certain=False))
 
     def _present(self) -> list[Generation]:
         """Generations that some worker is in."""
@@ -255,7 +298,8 @@ class FakeCluster:
         """A generation's workers if all of them are alive, in it, undisturbed and not cut off; else nothing."""
         found = []
         for member in plan.members:
-            worker = self.agents[member.node].workers.get(member.slot)
+            agent = self.agents[member.node]
+            worker = None if agent.frozen else agent.workers.get(member.slot)
             if worker is None or worker.pid != member.pid or worker.plan != plan or worker.done:
                 return []
             found.append((member.node, worker))
@@ -294,7 +338,7 @@ class FakeCluster:
                 continue
             for index, agent in self.agents.items():
                 for worker in list(agent.workers.values()):
-                    if agent.alive and worker.plan == plan and not worker.done:
+                    if agent.alive and not agent.frozen and worker.plan == plan and not worker.done:
                         self._lose_peer(index, worker)
 
     def _lose_peer(self, index: int, worker: FakeWorker) -> None:
@@ -308,7 +352,7 @@ class FakeCluster:
     def _stores(self) -> list[FakeStore]:
         """All that were opened."""
         own = [agent.standby for agent in self.agents.values() if agent.standby is not self.first]
-        return [self.first, *(store for store in own if store.opened is not None)]
+        return [self.first, *(store for store in own if store.opening is not None)]
 
     def _host_of(self, store: FakeStore) -> FakeAgent | None:
         return next((agent for agent in self.agents.values() if agent.standby is store), None)
@@ -318,69 +362,56 @@ class FakeCluster:
         if host is None:
             return agent.side == 0 and self.first_host is None
         # An agent that has finished stays until all have heard of it.
-        return (host.alive or host.finish is not None) and host.side == agent.side
+        return (host.alive or host.finish is not None) and not host.frozen and host.side == agent.side
 
     def _search(self, index: int) -> None:
         """One round of looking for another store."""
         agent = self.agents[index]
-        if agent.last is None:
+        last = agent.reader.plan
+        if last is None:
             agent.alive = False
             return
-        base = Base(tuple(agent.last.nodes), agent.last.place)
+        base = Base(tuple(last.nodes), last.place)
         answers: dict[int, Answer] = {node: self._ask(agent, node) for node in self.agents}
-        place = _place_of(agent.store)
-        match decide_move(index, place, [base], old_answers=False, answers=answers):
+        match decide_move(index, agent.store.place, [base], old_answers=False, answers=answers):
             case Join(later):
-                self._join(agent, next(store for store in self._stores() if store.opened == later))
+                self._join(agent, next(store for store in self._stores() if store.place == later))
             case Register(host):
                 self._bring(agent, self.agents[host].standby)
                 self.agents[host].standby.movers.add(index)
             case Open(later):
                 store = self.agents[later.host].standby
-                store.opened = store.opened or later
+                known = tuple(sorted(agent.reader.nodes))
+                store.opening = store.opening or Opening(later, last.number, known, first_index=len(self.agents))
 
     def _ask(self, agent: FakeAgent, node: int) -> Answer:
         other = self.agents[node]
-        if other.side != agent.side or (not other.alive and other.is_silent):
+        if other.side != agent.side or other.frozen or (not other.alive and other.is_silent):
             return SILENT
         if not other.alive:
             return REFUSED
-        return Standby(other.standby.opened, frozenset(other.standby.movers))
+        own = other.standby
+        return Standby(None if own.opening is None else own.place, frozenset(own.movers))
 
     def _join(self, agent: FakeAgent, store: FakeStore) -> None:
         self._bring(agent, store)
         agent.store = store
+        assert store.opening is not None
+        agent.reader.move(store, store.opening)
         self._perform(agent, agent.machine.handle(StoreMoved(), self.now_s))
 
     def _bring(self, agent: FakeAgent, store: FakeStore) -> None:
-        if agent.last is not None:
-            store.keys.setdefault(f"gen/{agent.last.number}/plan", agent.last.to_json())
+        for index in agent.reader.nodes:
+            store.keys.setdefault(f"nodes/{index}", self._info(index))
+        if (last := agent.reader.plan) is not None:
+            store.keys.setdefault(f"gen/{last.number}/plan", last.to_json())
 
-    def _view(self, agent: FakeAgent) -> StoreView:
-        keys = agent.store.keys
-        plans = agent.store.plans()
-        number = plans[-1].number if plans else 0
-        nodes = {index: NodeInfo(index, f"node-{index}", "", 0, self.rules.num_slots) for index in self.agents}
-        here = {
-            index: tuple(WorkerReport(**report) for report in value["workers"])
-            for index in nodes
-            if (value := keys.get(f"gen/{number + 1}/here/{index}")) is not None
-        }
-        return StoreView(
-            latest=number,
-            plan=plans[-1] if plans else None,
-            nodes=nodes,
-            here=here,
-            pause=_text(keys, f"gen/{number}/pause"),
-            broken=_text(keys, f"gen/{number}/broken"),
-            done=frozenset(index for index in nodes if f"gen/{number}/done/{index}" in keys),
-            end=keys.get("end"),
-            place=_place_of(agent.store),
-        )
+    def _info(self, index: int) -> dict[str, Any]:
+        return {"index": index, "name": f"node-{index}", "address": "", "port": 0, "num_slots": self.rules.num_slots}
 
     def _feed(self, index: int, event: Event) -> None:
         agent = self.agents[index]
-        if agent.alive:
+        if agent.alive and not agent.frozen:
             self._perform(agent, agent.machine.handle(event, self.now_s))
 
     def _perform(self, agent: FakeAgent, instructions: list[Instruction]) -> None:
@@ -413,6 +444,8 @@ class FakeCluster:
         if worker is None:
             return
         if message["do"] == "meet":
+            if message.get("forget"):
+                worker.step = None
             self._fill(worker, Generation.from_json(message["plan"]))
         elif message["do"] == "pause":
             worker.paused = worker.generation == message["generation"]
@@ -430,9 +463,4 @@ class FakeCluster:
 
 
 def _place_of(store: FakeStore) -> Place:
-    assert store.opened is not None
-    return store.opened
-
-
-def _text(keys: Mapping[str, Mapping[str, Any]], key: str) -> str | None:
-    return str(keys[key]["text"]) if key in keys else None
+    return store.place
