@@ -45,7 +45,7 @@ INNER_ARROW: dict[str, dict[str, set[str]]] = {
     },
     "elastic": {
         "health": {"events", "generation", "job_store", "machine_io"},
-        "launch": {"agent", "events", "generation", "membership", "outcome", "token"},
+        "launch": {"agent", "events", "exclusion", "generation", "membership", "outcome", "token"},
         "snapshots": {"state", "token"},
     },
 }
@@ -85,6 +85,7 @@ _PURE_ELSEWHERE = {
     "remesh.dist_checkpointing.reads",
     "remesh.dist_checkpointing.state_split",
     "remesh.dist_checkpointing.writes",
+    "remesh.elastic.exclusion",
     "remesh.elastic.failover",
     "remesh.elastic.generation",
     "remesh.elastic.health.machine",

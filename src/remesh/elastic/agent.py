@@ -246,6 +246,7 @@ class Agent:
 
     def _poll_processes(self) -> None:
         for slot, context in list(self._contexts.items()):
+            pid = context.pids()[0]
             result = context.wait(0)
             if result is None:
                 continue
@@ -253,7 +254,7 @@ class Agent:
             self._drop_link(slot)
             failure = result.failures.get(0)
             code = failure.exitcode if failure else 0
-            self._log.write("worker-exited", slot=slot, code=code)
+            self._log.write("worker-exited", slot=slot, pid=pid, code=code)
             self._feed(WorkerExited(slot, code))
             if failure is not None and self._machine.is_cause(slot):
                 self._traceback = _traceback_of(failure)

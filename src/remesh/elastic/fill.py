@@ -11,13 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from remesh.dist_checkpointing import load_tensors_metadata
 from remesh.dist_checkpointing.plain import latest_complete, load, step_of
+from remesh.dist_checkpointing.storage import Location, location_of
 from remesh.elastic.position import Position
 from remesh.elastic.state import CarriedState, Held
 from remesh.errors import StorageError
@@ -65,7 +65,12 @@ class Offers:
 
 
 def fill_state(
-    state: CarriedState, offers: Offers, *, host_of: Mapping[int, str], checkpoint: Path | None, is_behind: bool = False
+    state: CarriedState,
+    offers: Offers,
+    *,
+    host_of: Mapping[int, str],
+    checkpoint: Location | None,
+    is_behind: bool = False,
 ) -> Filled:
     """Fill ``state`` on all ranks alike; every rank of the default group calls it, and blocks on the others.
 
@@ -131,7 +136,7 @@ def join_pieces(pieces: Sequence[Piece]) -> Piece:
 
 
 def _step_of_checkpoint(path: str) -> int:
-    step = step_of(Path(path).name)
+    step = step_of(location_of(path).name)
     assert step is not None
     return step
 
@@ -140,7 +145,7 @@ def _summary(held: Held) -> dict[str, Any]:
     return {"step": held.step, "samples": held.samples, "names": sorted(held.pieces), "values": held.values}
 
 
-def _find_checkpoint(root: Path | None) -> str | None:
+def _find_checkpoint(root: Location | None) -> str | None:
     """The newest complete checkpoint as rank 0 sees it: another rank may look a moment before or after a commit."""
     found = latest_complete(root) if root is not None and group_rank() == 0 else None
     chosen: str | None = all_gather_json(None if found is None else str(found), None)[0]

@@ -12,7 +12,7 @@ had voted, and the workers in doubt follow it; otherwise nobody alive took it, a
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any
 
@@ -86,6 +86,8 @@ class Generation:
     reason: str
     num_stalls: int = 0
     """How many generations in a row had the same members and no progress."""
+    failures: dict[str, int] = field(default_factory=dict)
+    """Node name -> how often it died or lost workers in this job so far."""
     is_behind: bool = False
     """Whether those who hold state stand before the step that the generation before began with."""
     place: Place = FIRST_PLACE
@@ -218,6 +220,8 @@ def decide_generation(
             f"the same members lost each other {num_stalls + 1} times at step {step} while all are alive; the network "
             "between them does not carry, or ranks call different collectives"
         )
+    if last is not None and choice.axes == last.axes:
+        workers = _keep_seats(workers, last)
     placed = [
         Member(rank if rank < choice.size else -1, node, report.slot, report.pid)
         for rank, (node, report) in enumerate(workers)
@@ -231,6 +235,7 @@ def decide_generation(
         step=step,
         taken=taken,
         num_stalls=num_stalls,
+        failures=_count_failures(last, here, dead),
         is_behind=last is not None and step < last.step,
         reason=_explain(last, nodes, here, {**dead, **dict.fromkeys(absent, "did not come in time")}, choice.reason),
     )
@@ -290,6 +295,38 @@ def _in_rank_order(here: Reports) -> list[tuple[int, WorkerReport]]:
     return [
         (index, report) for index in sorted(here, key=key) for report in sorted(here[index], key=lambda one: one.slot)
     ]
+
+
+def _keep_seats(workers: Sequence[tuple[int, WorkerReport]], last: Generation) -> list[tuple[int, WorkerReport]]:
+    """Whoever had a rank of a mesh of the same shape keeps it; the others fill the gaps, in their order.
+
+    So nothing moves but the state of those who take a seat that is free.
+    """
+    seats = {(member.node, member.slot, member.pid): member.rank for member in last.members}
+    kept: dict[int, tuple[int, WorkerReport]] = {}
+    others = []
+    for node, report in workers:
+        rank = seats.get((node, report.slot, report.pid))
+        if rank is None:
+            others.append((node, report))
+        else:
+            kept[rank] = (node, report)
+    rest = iter(others)
+    filled = [kept[rank] if rank in kept else next(rest) for rank in range(len(last.members))]
+    return [*filled, *rest]
+
+
+def _count_failures(last: Generation | None, here: Reports, dead: Mapping[int, str]) -> dict[str, int]:
+    if last is None:
+        return {}
+    counts = dict(last.failures)
+    for node, name in last.hosts.items():
+        pids = {report.pid for report in here.get(node, ())}
+        lost = {member.pid for member in last.of_node(node)} - pids
+        # A node that comes with nobody leaves on request.
+        if node in dead or (lost and pids):
+            counts[name] = counts.get(name, 0) + 1
+    return counts
 
 
 def _wait_or_give_up(reason: str, rules: MeetingRules, waited_s: float) -> Wait | GiveUp:

@@ -20,7 +20,6 @@ import random
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Protocol
 
 import torch
@@ -31,6 +30,7 @@ from torch.utils.data import default_collate
 from remesh.comm.lower import LowerHalf, is_network_error
 from remesh.dist_checkpointing.plain import save, step_name
 from remesh.dist_checkpointing.reader import is_complete
+from remesh.dist_checkpointing.storage import Location
 from remesh.elastic.events import EventLog
 from remesh.elastic.fill import Offers, fill_state
 from remesh.elastic.generation import Generation
@@ -86,8 +86,8 @@ class JobOptions:
     """What :func:`remesh.elastic` was called with."""
 
     seed: int
-    checkpoint: Path | None
-    """Folder of the job's checkpoints, one sub-folder per step."""
+    checkpoint: Location | None
+    """Folder or URL of the job's checkpoints, one sub-folder per step."""
     save_every: int | None
     """Save after every so many steps; None: only when asked."""
     snapshot_every: int | None = None
@@ -260,7 +260,7 @@ class Job:
         self._in_step = self._last_taken = taken
         return taken
 
-    def save(self) -> Path:
+    def save(self) -> Location:
         """Save the carried state under the job's checkpoint folder; called by all ranks, blocks on them."""
         if self._options.checkpoint is None or self._state is None:
             raise ConfigError(
@@ -319,7 +319,7 @@ class Job:
         if missing and self._options.checkpoint is not None:
             self._save(self._options.checkpoint, self._state)
 
-    def _save(self, root: Path, state: CarriedState) -> Path:
+    def _save(self, root: Location, state: CarriedState) -> Location:
         path = root / step_name(self.step)
         started_s = time.monotonic()
         # After a change of mesh the ranks may come here a second time for the same step; rank 0 looks for all.

@@ -30,6 +30,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from remesh.elastic.exclusion import NO_EXCLUSION, ExclusionRules, decide_hold_off
 from remesh.elastic.generation import (
     Generation,
     GiveUp,
@@ -106,6 +107,8 @@ class AgentRules:
     """How long workers may take to end once they are told to."""
     hang_timeout_s: float = 300.0
     """How long workers may go without a step before all are asked where they stand."""
+    exclusion: ExclusionRules = NO_EXCLUSION
+    """How long this node holds off when it has failed again and again."""
 
 
 @dataclass
@@ -141,6 +144,9 @@ class AgentMachine:
     _left_behind: set[int] = field(default_factory=set)
     """Processes here whose state belongs to a generation that the others left without them."""
     _is_leaving: bool = False
+    _failures_seen: int = 0
+    """How many failures of this node it last held off for, and since when."""
+    _failures_seen_s: float = 0.0
     _end: Mapping[str, Any] | None = None
     _view: StoreView | None = None
 
@@ -238,7 +244,22 @@ class AgentMachine:
         alive = self._alive()
         if not alive or any(worker.state is WorkerState.STARTING for worker in alive.values()):
             return []
-        return self._enter_meeting(now_s)
+        out, holds_off = self._hold_off(now_s)
+        return out if holds_off else [*out, *self._enter_meeting(now_s)]
+
+    def _hold_off(self, now_s: float) -> tuple[list[Instruction], bool]:
+        """Whether this node is to wait before it asks to be let in; told once for each count of its failures."""
+        view = self._view
+        assert view is not None
+        count = view.plan.failures.get(self.name, 0) if view.plan is not None else 0
+        wait = decide_hold_off(self.name, count, self.rules.exclusion)
+        if wait is None or view.broken is not None:
+            return [], False
+        out: list[Instruction] = []
+        if self._failures_seen != count:
+            self._failures_seen, self._failures_seen_s = count, now_s
+            out.append(Note("excluded", {"reason": wait.reason, "seconds": wait.seconds}))
+        return out, now_s - self._failures_seen_s < wait.seconds
 
     def _enter_meeting(self, now_s: float) -> list[Instruction]:
         view = self._view
@@ -374,10 +395,13 @@ class AgentMachine:
         if is_out and asked_out and not (self.phase is Phase.RUNNING and self._all_done_here(states)):
             return self._depart(now_s) if self._is_leaving else self._enter_meeting(now_s)
         newcomers = [slot for slot, worker in self._alive().items() if worker.report and not self._in_plan(slot)]
-        if newcomers and current and view.pause is None and self._tell_once("newcomer"):
+        if not newcomers or not current or view.pause is not None:
+            return []
+        out, holds_off = self._hold_off(now_s)
+        if not holds_off and self._tell_once("newcomer"):
             text = f"worker {newcomers[0]} of {self.name} wants to join"
-            return [Publish(f"gen/{plan.number}/pause", {"text": text})]
-        return []
+            out.append(Publish(f"gen/{plan.number}/pause", {"text": text}))
+        return out
 
     def _ask_out(self, text: str, now_s: float) -> list[Instruction]:
         """Leave with the others after the next step; at once when no generation is running."""

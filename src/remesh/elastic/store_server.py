@@ -59,6 +59,11 @@ def names_this_machine(host: str) -> bool:
 
 
 def split_endpoint(endpoint: str) -> tuple[str, int]:
+    """Host and port.
+
+    >>> split_endpoint("[::1]:29400")
+    ('::1', 29400)
+    """
     host, _, port = endpoint.rpartition(":")
     return host.strip("[]"), int(port)
 

@@ -46,7 +46,7 @@ TORCHRUN_FLAGS = (
     Flag("nnodes", TEXT, "1:1", "Nodes of the job: N, or MIN:MAX for an elastic job."),
     Flag("nproc-per-node", TEXT, "1", "Workers on this node: a number, auto, cpu, gpu or xpu."),
     Flag("rdzv-backend", TEXT, "static", "How nodes meet: static, c10d, etcd. In-process mode meets on c10d."),
-    Flag("rdzv-endpoint", TEXT, "", "HOST[:PORT] where the nodes meet."),
+    Flag("rdzv-endpoint", TEXT, "", "HOST[:PORT] where the nodes meet; in-process mode takes several, with commas."),
     Flag("rdzv-id", TEXT, "none", "Name of the job, equal on all its nodes."),
     Flag("rdzv-conf", TEXT, "", "KEY=VALUE,... for the meeting: join_timeout, last_call_timeout, is_host, ..."),
     Flag("standalone", SWITCH, False, "A job of this node alone, on a free port."),
@@ -150,6 +150,14 @@ OUR_FLAGS = (
         "Seconds without a step until every rank is asked where it stands, and who hangs is killed.",
         modes=_IN_PROCESS,
     ),
+    Flag(
+        "exclude-after",
+        WHOLE,
+        0,
+        "Failures after which a node holds off longer and longer before it comes back; 0: never.",
+        modes=_IN_PROCESS,
+    ),
+    Flag("exclude-delay", REAL, 30.0, "Seconds that it holds off at first; doubles each time.", modes=_IN_PROCESS),
 )
 
 FLAGS = TORCHRUN_FLAGS + OUR_FLAGS

@@ -21,6 +21,7 @@ from torch.distributed.elastic.multiprocessing import Std
 from torch.distributed.run import config_from_args, determine_local_world_size
 
 from remesh.elastic.agent import AgentConfig
+from remesh.elastic.exclusion import ExclusionRules
 from remesh.elastic.generation import MeetingRules
 from remesh.elastic.launch.flags import find_flag
 from remesh.elastic.launch.job_card import JobCard
@@ -81,6 +82,9 @@ def check_request(request: Request, mode: Mode) -> None:
             f"reading the flags: {flags} mean nothing in {mode.value} mode, which was chosen for {request.script}; "
             "leave them out, or choose with --mode"
         )
+    for dest in ("exclude_after", "exclude_delay"):
+        if values[dest] < 0:
+            raise ConfigError(f"reading --{dest.replace('_', '-')} {values[dest]}: expected 0 or more")
     if values["max_restarts"] < 0:
         raise ConfigError(f"reading --max-restarts {values['max_restarts']}: expected 0 or more")
     if values["no_python"] and values["module"]:
@@ -161,6 +165,7 @@ def in_process_job(request: Request) -> AgentConfig:
             values["leave_timeout"],
             exit_timeout_s,
             values["hang_timeout"],
+            ExclusionRules(values["exclude_after"], values["exclude_delay"]),
         ),
         run_id=values["rdzv_id"],
         endpoint=complete_endpoint(endpoint),
