@@ -99,8 +99,10 @@ def fill_state(
             # The disk is looked at only now: as long as memory serves, nobody waits for it.
             found = found or _find_checkpoint(checkpoint)
             continue
+        state.is_torn = offers.held is not None and offers.held.step != step
         moved = run_plan(plan_reshard(moves, host_of), give, take, None)
         state.set_values(at_step[0]["values"])
+        state.is_torn = False
         is_newest = step == newest
         reasons.append("every box has a living holder" if is_newest else f"went back to the snapshots of step {step}")
         return Filled(
@@ -155,8 +157,10 @@ def _find_checkpoint(root: Location | None) -> str | None:
 def _load_checkpoint(state: CarriedState, chosen: str, reason: str) -> Filled:
     state.allocate(load_tensors_metadata(chosen))
     tensors = state.tensors()
+    state.is_torn = True
     loaded = load({**tensors, "job": None}, chosen)
     state.set_values(loaded["job"]["values"])
+    state.is_torn = False
     position = loaded["job"]["position"]
     return Filled(
         Position(int(position["step"]), int(position["samples"])),

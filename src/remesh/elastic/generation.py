@@ -52,6 +52,8 @@ class WorkerReport:
     """It voted for the next step and did not learn the outcome."""
     taken: bool = True
     """Whether the last resolved batch was taken (False: voted down)."""
+    can_stay: bool = False
+    """Whether its program can go on in its loop of steps, if its place in the mesh stays the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +88,9 @@ class Generation:
     reason: str
     num_stalls: int = 0
     """How many generations in a row had the same members and no progress."""
+    in_place: bool = False
+    """Whether survivors stay in their loops: same shape, same ranks, new members. Then newcomers build their models
+    without the others."""
     failures: dict[str, int] = field(default_factory=dict)
     """Node name -> how often it died or lost workers in this job so far."""
     is_behind: bool = False
@@ -235,6 +240,7 @@ def decide_generation(
         step=step,
         taken=taken,
         num_stalls=num_stalls,
+        in_place=last is not None and choice.axes == last.axes and _can_all_stay(workers, last),
         failures=_count_failures(last, here, dead),
         is_behind=last is not None and step < last.step,
         reason=_explain(last, nodes, here, {**dead, **dict.fromkeys(absent, "did not come in time")}, choice.reason),
@@ -314,6 +320,12 @@ def _keep_seats(workers: Sequence[tuple[int, WorkerReport]], last: Generation) -
     rest = iter(others)
     filled = [kept[rank] if rank in kept else next(rest) for rank in range(len(last.members))]
     return [*filled, *rest]
+
+
+def _can_all_stay(workers: Sequence[tuple[int, WorkerReport]], last: Generation) -> bool:
+    seats = {(member.node, member.slot, member.pid) for member in last.members}
+    survivors = [report for node, report in workers if (node, report.slot, report.pid) in seats]
+    return bool(survivors) and all(report.can_stay for report in survivors)
 
 
 def _count_failures(last: Generation | None, here: Reports, dead: Mapping[int, str]) -> dict[str, int]:

@@ -111,36 +111,45 @@ class Worker:
             self._link.close()
 
     def _stay(self, train: Callable[[Job], Any], plan: Generation, message: Message) -> None:
-        """One generation, from growing the network to leaving it."""
+        """From growing the network to leaving it: one generation, or several of one shape."""
         rank = int(message["rank"])
-        taker = SnapshotTaker(self._shelf_of(plan, message), self._link.send, self._log.write)
+        self._message = message
+        self._taker = SnapshotTaker(self._shelf_of(plan, message), self._link.send, self._log.write)
         # From now on a break of this generation severs what grows; one that came before is in `_broken`.
         self._generation = plan.number
         self._told_s = None
         try:
-            if self._broken >= plan.number:
-                raise PeerError(f"entering generation {plan.number}: it is broken already; all meet again")
-            store = dist.PrefixStore(f"gen{plan.number}", self._store_at(str(message["store"])))
-            self._lower.grow(store, rank, plan.axes)
-            self._log.write("grown", generation=plan.number, rank=rank, axes=plan.axes)
+            if plan.in_place:
+                self._lower.pretend(rank, plan.axes)
+            else:
+                self._grow(plan, message)
             seed_everything(derive_seed(self._options.seed))
-            place = Place(plan, rank, self._lower, taker, self._read_snapshots(message))
+            snapshots = self._read_snapshots(message)
+            place = Place(plan, rank, self._lower, self._taker, plan.in_place, snapshots)
             # From here on the job keeps the held state, and drops it once it is filled: not two copies.
             self._job = Job(place, self._held, caller=self, options=self._options, log=self._log)
             self._held = None
             train(self._job)
             self._job.finish()
             self._keep()
-            self._link.send({"say": "done", "generation": plan.number, "report": asdict(self._report())})
+            self._link.send({"say": "done", "generation": self._generation, "report": asdict(self._report())})
         except Leave:
             self._leave(None)
         except Exception as error:
-            if self._broken >= plan.number or is_network_error(error):
+            if self.is_broken or is_network_error(error):
                 self._leave(error)
             else:
                 self._fail(error)
         finally:
-            taker.close()
+            self._taker.close()
+
+    def _grow(self, plan: Generation, message: Message) -> None:
+        rank = int(message["rank"])
+        if self.is_broken:
+            raise PeerError(f"entering generation {plan.number}: it is broken already; all meet again")
+        store = dist.PrefixStore(f"gen{plan.number}", self._store_at(str(message["store"])))
+        self._lower.grow(store, rank, plan.axes)
+        self._log.write("grown", generation=plan.number, rank=rank, axes=plan.axes, in_place=plan.in_place)
 
     def _store_at(self, endpoint: str) -> dist.Store:
         """The store that is in force, for making groups; connections end with the store they were made to."""
@@ -204,7 +213,8 @@ class Worker:
         job, held = self._job, self._held
         step = job.step if job is not None else held.step if held is not None else None
         taken = job.last_taken if job is not None else self._taken
-        return WorkerReport(self._slot, os.getpid(), self._template, step, in_doubt, taken)
+        can_stay = job is not None and job.can_stay
+        return WorkerReport(self._slot, os.getpid(), self._template, step, in_doubt, taken, can_stay)
 
     # --- Caller, for the job ---
 
@@ -227,6 +237,45 @@ class Worker:
         progress = {"say": "progress", "slot": self._slot, "generation": self._generation, "busy_s": busy_s}
         self._link.send(progress)
         self._told_s, self._steps_untold = now_s, 0
+
+    @property
+    def is_broken(self) -> bool:
+        return self._broken >= self._generation
+
+    def bind(self) -> None:
+        plan = Generation.from_json(self._message["plan"])
+        self._lower.shed()
+        self._grow(plan, self._message)
+
+    def rejoin(self, error: BaseException | None) -> Place | None:
+        job = self._job
+        assert job is not None
+        while True:
+            self._lower.sever()
+            if self._next_meeting is None:
+                if error is not None:
+                    self._suspect(error)
+                self._send_left(in_doubt=False)
+            message = self._next_meeting or self._link.next()
+            self._next_meeting = message
+            if message["do"] == "exit":
+                raise Exit(bool(message["ok"]), str(message["text"]))
+            plan = Generation.from_json(message["plan"])
+            if not plan.in_place or int(message["rank"]) != job.rank:
+                return None
+            self._next_meeting, self._message = None, message
+            self._taker.close()
+            self._taker = SnapshotTaker(self._shelf_of(plan, message), self._link.send, self._log.write)
+            self._lower.shed()
+            self._generation, self._told_s = plan.number, None
+            try:
+                self._grow(plan, message)
+            except Exception as lost:
+                if not is_network_error(lost):
+                    raise
+                error = lost
+                continue
+            return Place(plan, job.rank, self._lower, self._taker, snapshots=self._read_snapshots(message))
 
     def resolve_vote(self, error: BaseException) -> bool | None:
         job = self._job
