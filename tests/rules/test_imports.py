@@ -45,8 +45,8 @@ INNER_ARROW: dict[str, dict[str, set[str]]] = {
     },
     "elastic": {
         "health": {"events", "generation", "job_store", "machine_io"},
-        "launch": {"agent", "events", "exclusion", "generation", "membership", "outcome", "token"},
-        "snapshots": {"state", "token"},
+        "launch": {"agent", "events", "exclusion", "generation", "membership", "outcome", "tls", "token"},
+        "snapshots": {"state", "tls", "token"},
     },
 }
 

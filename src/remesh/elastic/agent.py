@@ -59,6 +59,7 @@ from remesh.elastic.snapshots.choice import next_node
 from remesh.elastic.snapshots.keeper import SnapshotKeeper
 from remesh.elastic.store_home import Address, Standing, StoreHome
 from remesh.elastic.store_server import StoreWatch, is_listening
+from remesh.elastic.tls import Tls
 from remesh.elastic.token import Token
 from remesh.elastic.view import StoreReader
 from remesh.errors import PeerError
@@ -98,6 +99,8 @@ class AgentConfig:
     card: JobCard
     """What all nodes of the job have in common."""
     token: Token
+    tls: Tls | None = None
+    """How state between nodes is encrypted; None: not at all."""
 
 
 class Agent:
@@ -128,7 +131,9 @@ class Agent:
         with tempfile.TemporaryDirectory(prefix="remesh-") as folder, contextlib.ExitStack() as stack:
             self._folder = Path(folder)
             self._listen(stack)
-            self._keeper = stack.enter_context(SnapshotKeeper(self._config.local_address, self._config.token))
+            self._keeper = stack.enter_context(
+                SnapshotKeeper(self._config.local_address, self._config.token, self._config.tls)
+            )
             watch = stack.enter_context(StoreWatch())
             self._home = stack.enter_context(StoreHome(self._address(), watch))
             self._store = self._home.connect()
@@ -363,6 +368,7 @@ class Agent:
             "node": self._index,
             "neighbour": None if other is None else [other.address, other.snapshot_port],
             "secret": self._config.token.secret.hex(),
+            "tls": None if self._config.tls is None else self._config.tls.to_message(),
             "snapshots": self._keeper.paths()[mine.index(slot) :: len(mine)],
         }
 

@@ -41,10 +41,13 @@ from remesh.elastic.snapshots.choice import SnapshotChoice, choose_boxes
 from remesh.elastic.snapshots.taker import SnapshotTaker
 from remesh.elastic.state import CarriedState, Held
 from remesh.elastic.stream import Stream
-from remesh.errors import ConfigError
+from remesh.errors import ConfigError, PeerError
 from remesh.reshard.api import gather_moves
 from remesh.reshard.model.tasks import compute_missing_boxes
 from remesh.reshard.running.exchange import all_gather_json
+
+_STALE_GROUP = "not initialized in the world group map"
+"""What torch says of a group that was dropped."""
 
 
 class Leave(BaseException):
@@ -278,6 +281,12 @@ class Job:
                 raise
             if not self.can_stay or not self._rejoin(error):
                 raise
+        except ValueError as error:
+            if self._num_steps_here or _STALE_GROUP not in str(error):
+                raise
+            raise PeerError(
+                "going on in a loop of steps: the program kept a process group of the mesh before; all enter train anew"
+            ) from error
 
     @property
     def can_stay(self) -> bool:

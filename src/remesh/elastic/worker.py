@@ -35,6 +35,7 @@ from remesh.elastic.position import derive_seed
 from remesh.elastic.snapshots.memory import Buffer, read_snapshot
 from remesh.elastic.snapshots.taker import Shelf, SnapshotTaker
 from remesh.elastic.state import Held
+from remesh.elastic.tls import Tls
 from remesh.elastic.token import Token
 from remesh.errors import FormatError, PeerError
 from remesh.layout.from_torch import forget_meshes
@@ -161,7 +162,8 @@ class Worker:
         neighbour = message["neighbour"]
         token = Token(os.environ["TORCHELASTIC_RUN_ID"], bytes.fromhex(message["secret"]))
         where = None if neighbour is None else (str(neighbour[0]), int(neighbour[1]))
-        return Shelf(plan.number, int(message["node"]), self._slot, where, token)
+        tls = Tls.from_message(message["tls"])
+        return Shelf(plan.number, int(message["node"]), self._slot, where, token, tls)
 
     def _read_snapshots(self, message: Message) -> tuple[Held, ...]:
         """This worker's share of the snapshots on its node; one that is damaged or gone is told and left out."""

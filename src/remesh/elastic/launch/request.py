@@ -28,6 +28,7 @@ from remesh.elastic.launch.job_card import JobCard
 from remesh.elastic.launch.mode import Mode, ModeChoice, decide_mode
 from remesh.elastic.launch.restart import RestartJob
 from remesh.elastic.membership import AgentRules
+from remesh.elastic.tls import Tls
 from remesh.elastic.token import MIN_SECRET_BYTES, Token
 from remesh.errors import ConfigError
 
@@ -178,7 +179,22 @@ def in_process_job(request: Request) -> AgentConfig:
         events_folder=request.events_folder,
         card=_card_of(request, Mode.IN_PROCESS),
         token=read_token(request),
+        tls=read_tls(request),
     )
+
+
+def read_tls(request: Request) -> Tls | None:
+    """The files of --tls-cert, --tls-key and --tls-ca, found to be usable; None when none is given."""
+    paths = [request.values[dest] for dest in ("tls_cert", "tls_key", "tls_ca")]
+    if not any(paths):
+        return None
+    if not all(paths):
+        raise ConfigError(
+            f"reading the flags: found {sum(map(bool, paths))} of --tls-cert, --tls-key, --tls-ca; give all"
+        )
+    tls = Tls(*(str(Path(path).absolute()) for path in paths))
+    tls.context(is_server=True)
+    return tls
 
 
 def parse_nnodes(text: str) -> tuple[int, int]:
