@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -43,6 +44,10 @@ class Filled:
     """Bytes that ranks had in their own memory, over all ranks."""
     bytes_from_disk: int = 0
     """Bytes that this rank read from a checkpoint."""
+    bound_bytes: int = 0
+    """Bytes that no plan could have kept off the busiest host's network."""
+    move_s: float = 0.0
+    """How long this rank was at moving them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +94,10 @@ def fill_state(state: CarriedState, offers: Offers, *, host_of: Mapping[int, str
             # The disk is looked at only now: as long as memory serves, nobody waits for it.
             found = found or _find_checkpoint(checkpoint)
             continue
-        moved = run_plan(plan_reshard(moves, host_of), give, take, None)
+        plan = plan_reshard(moves, host_of)
+        started_s = time.monotonic()
+        moved = run_plan(plan, give, take, None)
+        move_s = time.monotonic() - started_s
         state.set_values(at_step[0]["values"])
         is_newest = step == newest
         reasons.append("every box has a living holder" if is_newest else f"went back to the snapshots of step {step}")
@@ -99,6 +107,8 @@ def fill_state(state: CarriedState, offers: Offers, *, host_of: Mapping[int, str
             "; ".join(reasons),
             bytes_by_pair=moved.bytes_by_pair,
             bytes_kept=moved.bytes_local,
+            bound_bytes=plan.lower_bound_bytes,
+            move_s=move_s,
         )
     if found is not None:
         return _load_checkpoint(state, found, "; ".join(reasons))
