@@ -1,19 +1,34 @@
-"""Run the experiments of the elastic room; ``QUICK=1`` kills once per case, takes fewer steps and smaller jobs."""
+"""Run the experiments of the elastic room, or those that are named: ``python -m benchmarks.elastic plane costs``.
+
+``QUICK=1`` kills once per case, takes fewer steps and smaller jobs.
+"""
+
+import sys
+from collections.abc import Callable, Sequence
 
 from benchmarks.elastic import control_plane, overhead, recovery, shaped
 from benchmarks.report import Row, is_quick, write_report
 
 
-def all_rows(*, quick: bool) -> list[Row]:
-    """Every experiment's."""
-    found = overhead.rows(60 if quick else 300, 64) + recovery.rows(1 if quick else 20)
-    found += control_plane.rows(quick=quick)
+def _on_shaped_links(quick: bool) -> list[Row]:
     if missing := shaped.why_not():
         print(f"left out: recovery on shaped links, which {missing}")
-    else:
-        found += shaped.rows(quick=quick)
-    return found
+        return []
+    return shaped.rows(quick=quick)
+
+
+EXPERIMENTS: dict[str, Callable[[bool], list[Row]]] = {
+    "costs": lambda quick: overhead.rows(60 if quick else 300, 64),
+    "recovery": lambda quick: recovery.rows(1 if quick else 20),
+    "plane": lambda quick: control_plane.rows(quick=quick),
+    "shaped": _on_shaped_links,
+}
+
+
+def main(names: Sequence[str]) -> None:
+    """Run these experiments, all of them when none is named, and write the report."""
+    write_report("elastic", [row for name in names or EXPERIMENTS for row in EXPERIMENTS[name](is_quick())])
 
 
 if __name__ == "__main__":
-    write_report("elastic", all_rows(quick=is_quick()))
+    main(sys.argv[1:])

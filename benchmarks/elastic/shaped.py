@@ -32,7 +32,7 @@ __all__ = ["rows", "why_not"]
 
 NODES, STORE, RATE, PORT = ("a", "b", "c", "d"), "store", "100mbit", 29500
 GOAL = 1.1
-TIMEOUT_S = 180.0
+TIMEOUT_S = 300.0
 ROOT = Path(__file__).resolve().parents[2]
 _STORE_PROGRAM = """
 import sys, torch.distributed as dist
