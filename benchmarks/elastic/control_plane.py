@@ -347,10 +347,10 @@ def rows(*, quick: bool) -> list[Row]:
         )
         # Small decisions are shorter than the clock's step.
         large = [cost for cost in costs if cost.num_agents >= 256]
-        slow = _exponent(large[0].decision_s, large[-1].decision_s, large[0], large[-1])
-        found.append(
-            at_most(f"control plane, {event}: growth of the decision", slow, "exponent", GOAL_DECISION, bound=1.0)
-        )
+        if len(large) > 1:
+            slow = _exponent(large[0].decision_s, large[-1].decision_s, large[0], large[-1])
+            about = f"control plane, {event}: growth of the decision"
+            found.append(at_most(about, slow, "exponent", GOAL_DECISION, bound=1.0))
     return found
 
 

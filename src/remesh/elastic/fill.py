@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -43,6 +44,10 @@ class Filled:
     """Bytes that ranks had in their own memory, over all ranks."""
     bytes_from_disk: int = 0
     """Bytes that this rank read from a checkpoint."""
+    bound_bytes: int = 0
+    """Bytes that no plan could have kept off the busiest host's network."""
+    move_s: float = 0.0
+    """How long this rank was at moving them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +104,11 @@ def fill_state(
             # The disk is looked at only now: as long as memory serves, nobody waits for it.
             found = found or _find_checkpoint(checkpoint)
             continue
+        plan = plan_reshard(moves, host_of)
         state.is_torn = offers.held is not None and offers.held.step != step
-        moved = run_plan(plan_reshard(moves, host_of), give, take, None)
+        started_s = time.monotonic()
+        moved = run_plan(plan, give, take, None)
+        move_s = time.monotonic() - started_s
         state.set_values(at_step[0]["values"])
         state.is_torn = False
         is_newest = step == newest
@@ -111,6 +119,8 @@ def fill_state(
             "; ".join(reasons),
             bytes_by_pair=moved.bytes_by_pair,
             bytes_kept=moved.bytes_local,
+            bound_bytes=plan.lower_bound_bytes,
+            move_s=move_s,
         )
     if found is not None:
         return _load_checkpoint(state, found, "; ".join(reasons))

@@ -37,7 +37,7 @@ class Line:
 def trace_line(lives: Sequence[Sequence[Event]]) -> Line:
     """The line of a job, from the events of its lives in order."""
     line: dict[int, LineStep] = {}
-    num_repeated = 0
+    num_repeated = last = 0
     for events in lives:
         shares: dict[tuple[int, int], dict[int, list[int]]] = defaultdict(dict)
         losses: dict[tuple[int, int], list[float]] = defaultdict(list)
@@ -48,10 +48,9 @@ def trace_line(lives: Sequence[Sequence[Event]]) -> Line:
                 losses[event["generation"], event["step"]].append(event["loss"])
         for generation, step in sorted(losses):
             # Whoever takes a step again goes on from there: what was behind it is no longer part of the line.
-            gone_back = [other for other in line if other >= step]
-            num_repeated += len(gone_back)
-            for other in gone_back:
-                del line[other]
+            for other in range(step, last + 1):
+                num_repeated += line.pop(other, None) is not None
+            last = step
             samples = [one for each in shares[generation, step].values() for one in each]
             line[step] = LineStep(tuple(samples), tuple(losses[generation, step]))
     return Line(line, num_repeated)

@@ -49,10 +49,11 @@ def reference_losses(num_steps: int) -> list[float]:
     """The loss of every step, of a training in one process that nothing happens to."""
     model = nn.Sequential(*make_layers().values())
     optim = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE)
-    position, samples, losses = Position(), Samples(), []
+    samples = torch.stack([sample for _, sample in (Samples()[index] for index in range(NUM_SAMPLES))])
+    position, losses = Position(), []
     for _ in range(num_steps):
         batch = plan_batch(position, num_samples=NUM_SAMPLES, batch_size=BATCH_SIZE, seed=SEED, num_epochs=None)
-        x = torch.stack([samples[index][1] for index in batch])
+        x = samples[list(batch)]
         loss = loss_of(model(x), x)
         optim.zero_grad()
         loss.backward()
@@ -129,7 +130,7 @@ def main() -> None:
     parser.add_argument("--checkpoint", required=True)
     parser.add_argument("--save-every", type=int, default=20)
     parser.add_argument("--snapshot-every", type=int, default=5)
-    parser.add_argument("--pause-s", type=float, default=0.02, help="length of a step")
+    parser.add_argument("--pause-s", type=float, default=0.05, help="length of a step")
     parser.add_argument("--timeout-s", type=float, default=20.0)
     options = parser.parse_args()
 
