@@ -1,191 +1,118 @@
-"""Kill a worker, or a whole node, and wait until all survivors train: Remesh beside torchrun.
+"""Kill a worker, a whole node, the rendezvous' host, and wait until all survivors train: Remesh beside torchrun.
 
-Two nodes with two workers each, on this machine. torchrun runs with the settings that make it fastest (monitor
-interval 0.1 s, last call 1 s, a dead node dropped after 2 s, workers on a store of their own, without which it does not
-come back at all), restarts from a checkpoint of every 20 steps, and is hurt on the node that does not host its store.
-Time is taken from the SIGKILL to the first step on the new mesh that the last of its ranks took.
+Both run the same training with the same checkpoint interval, in turn, a few kills at a time. Time is taken from the
+SIGKILL to the first step on the new mesh that the last of its ranks took.
 """
 
 from __future__ import annotations
 
-import contextlib
-import os
-import signal
-import socket
 import statistics
-import subprocess
-import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.report import Row, at_least
-from remesh.elastic.events import EventReader
-from remesh.testing.local_job import LocalJob
+from benchmarks.elastic.phases import PHASES, Recovery
+from benchmarks.elastic.sides import (
+    NotRecovered,
+    RemeshSide,
+    TorchrunSide,
+    hurt_often,
+    wait_for_steps,
+    wait_until_full,
+)
+from benchmarks.report import Row, at_least, at_most
 
-WARM_STEPS, STEPS, TIMEOUT_S = 30, 100_000, 120.0
 GOAL_RATIO = 20.0
-HERE = Path(__file__).parent
-ROOT = HERE.parent.parent
-
-
-@dataclass(frozen=True, slots=True)
-class Recovery:
-    """One kill."""
-
-    seconds: float
-    steps_lost: int
+KILLS_IN_TURN = 5
+MAX_LOST = 2
+"""Jobs lost in one turn after which it is given up."""
+HOST_TIMEOUT_S = 30.0
+"""How long a job may take to come back without its rendezvous' host: four times torchrun's usual recovery."""
 
 
 def rows(num_kills: int) -> list[Row]:
-    """Both programs and both cases, in turn, ``num_kills`` times each."""
+    """All cases; ``num_kills`` of each on each side, but of rendezvous' hosts, which need a new job each, a fifth."""
+    found: list[Row] = []
+    for case in ("worker", "node"):
+        ours: list[Recovery] = []
+        theirs: list[Recovery] = []
+        lost = {RemeshSide.name: 0, TorchrunSide.name: 0}
+        for begun in range(0, num_kills, KILLS_IN_TURN):
+            now = min(KILLS_IN_TURN, num_kills - begun)
+            for kind, found_here in ((RemeshSide, ours), (TorchrunSide, theirs)):
+                lost[kind.name] += _hurt_job(kind, case, now, found_here)
+        about = f"one {case} killed"
+        found.append(at_most(f"{about}: remesh, jobs that did not come back", lost[RemeshSide.name], "jobs", 0))
+        found.append(Row(f"{about}: torchrun, jobs that did not come back", lost[TorchrunSide.name], "jobs"))
+        if ours and theirs:
+            found += _compare(about, ours, theirs)
+    return found + _rows_of_hosts(max(1, num_kills // KILLS_IN_TURN))
+
+
+def _hurt_job(kind: type[RemeshSide] | type[TorchrunSide], case: str, num_kills: int, found: list[Recovery]) -> int:
+    """Kill so many times, in one job, or in more where one is lost; how many were."""
+    num_lost, wanted = 0, len(found) + num_kills
+    while len(found) < wanted and num_lost <= MAX_LOST:
+        with tempfile.TemporaryDirectory() as folder, kind(Path(folder) / "job") as side:
+            try:
+                for recovery in hurt_often(side, case, wanted - len(found)):
+                    found.append(recovery)
+            except NotRecovered as error:
+                num_lost += 1
+                print(f"{kind.name}, one {case} killed: {error}", flush=True)
+    return num_lost
+
+
+def _compare(about: str, ours: Sequence[Recovery], theirs: Sequence[Recovery]) -> list[Row]:
     found = []
-    for case, remesh_side, torchrun_side in (
-        ("one worker killed", _remesh_worker, _torchrun_worker),
-        ("one node killed", _remesh_node, _torchrun_node),
-    ):
-        ours, theirs = [], []
-        for _ in range(num_kills):
-            ours.append(_in_folder(remesh_side))
-            theirs.append(_in_folder(torchrun_side))
-        our_s, their_s = (statistics.median(one.seconds for one in side) for side in (ours, theirs))
-        spread = max(one.seconds for one in ours) / min(one.seconds for one in ours) - 1
+    for name, share in (("p50", 0.5), ("p95", 0.95)):
+        mine, other = (_quantile([one.seconds for one in side], share) for side in (ours, theirs))
         found += [
-            at_least(
-                f"{case}: torchrun over remesh", their_s / our_s, "ratio", GOAL_RATIO, peer="torchrun", spread=spread
-            ),
-            Row(f"{case}: remesh, kill to next step", our_s, "s", spread=spread),
-            Row(f"{case}: torchrun, kill to next step", their_s, "s"),
-            Row(f"{case}: remesh, steps lost", max(one.steps_lost for one in ours), "steps"),
-            Row(f"{case}: torchrun, steps lost", max(one.steps_lost for one in theirs), "steps"),
+            at_least(f"{about}: torchrun over remesh, {name}", other / mine, "ratio", GOAL_RATIO, peer="torchrun"),
+            Row(f"{about}: remesh, kill to next step, {name}", mine, "s", spread=_spread(ours)),
+            Row(f"{about}: torchrun, kill to next step, {name}", other, "s", spread=_spread(theirs)),
         ]
+        found += [
+            Row(f"{about}: remesh, {phase}, {name}", _quantile([one.phases[phase] for one in ours], share), "s")
+            for phase in PHASES
+        ]
+    found.append(at_most(f"{about}: remesh, steps lost", max(one.steps_lost for one in ours), "steps", 0))
+    found.append(Row(f"{about}: torchrun, steps lost", max(one.steps_lost for one in theirs), "steps"))
     return found
 
 
-def _in_folder(side: Callable[[Path], Recovery]) -> Recovery:
-    with tempfile.TemporaryDirectory() as folder:
-        return side(Path(folder))
+def _rows_of_hosts(num_kills: int) -> list[Row]:
+    """The node that hosts the store is killed: a new job for each kill."""
+    about = "node with the rendezvous killed"
+    found = []
+    for kind, goal in ((RemeshSide, 1.0), (TorchrunSide, None)):
+        back: list[Recovery] = []
+        for _ in range(num_kills):
+            back += _host_killed(kind)
+        share = len(back) / num_kills
+        case = f"{about}: {kind.name}, share of jobs that came back within {HOST_TIMEOUT_S:g} s"
+        found.append(Row(case, share, "ratio") if goal is None else at_least(case, share, "ratio", goal))
+        if back:
+            seconds = _quantile([one.seconds for one in back], 0.5)
+            found.append(Row(f"{about}: {kind.name}, kill to next step, p50", seconds, "s", spread=_spread(back)))
+    return found
 
 
-def _remesh_worker(folder: Path) -> Recovery:
-    return _hurt_remesh(folder, lambda job: job.kill_worker("b", 1), survivors=3)
-
-
-def _remesh_node(folder: Path) -> Recovery:
-    return _hurt_remesh(folder, lambda job: job.kill_node("b"), survivors=2)
-
-
-def _torchrun_worker(folder: Path) -> Recovery:
-    return _hurt_torchrun(folder, lambda job: job.kill_worker("b"), survivors=4)
-
-
-def _torchrun_node(folder: Path) -> Recovery:
-    return _hurt_torchrun(folder, lambda job: job.kill_node("b"), survivors=2)
-
-
-def _hurt_remesh(folder: Path, hurt: Callable[[LocalJob], float], survivors: int) -> Recovery:
-    script = ["-m", "benchmarks.elastic.remesh_script", "--steps", str(STEPS)]
-    with _in_root(), LocalJob(folder, script) as job:
-        job.start_node("a")
-        job.start_node("b", "--max-restarts", "0")
-        job.wait_for(lambda event: event["kind"] == "step" and event["step"] >= WARM_STEPS, TIMEOUT_S)
-        before = max(event["step"] for event in job.of_kind("step"))
-        killed_s = hurt(job)
-        ranks: dict[int, float] = {}
-        for event in job.follow(TIMEOUT_S):
-            if event["kind"] == "step" and event["world_size"] == survivors and event["t"] > killed_s:
-                ranks.setdefault(event["rank"], event["t"])
-                first_step = event["step"]
-            if len(ranks) == survivors:
-                return Recovery(max(ranks.values()) - killed_s, max(0, before + 1 - first_step))
-    raise TimeoutError("the job ended instead of going on")
-
-
-class _Torchrun:
-    """A torchrun job with the surface of LocalJob that is needed here."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._port = _free_port()
-        self.agents: dict[str, subprocess.Popen[bytes]] = {}
-        (folder / "events").mkdir()
-        self.reader = EventReader(folder / "events")
-
-    def start_node(self, node: str, *, hosts_store: bool) -> None:
-        settings = "last_call_timeout=1,join_timeout=60,keep_alive_interval=1,keep_alive_max_attempt=2"
-        command = [
-            *(sys.executable, "-m", "torch.distributed.run", "--nnodes", "1:2", "--nproc-per-node", "2"),
-            *("--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{self._port}", "--rdzv-id", "bench"),
-            *("--rdzv-conf", f"{settings},is_host={str(hosts_store).lower()}"),
-            *("--monitor-interval", "0.1", "--max-restarts", "5"),
-            *("-m", "benchmarks.elastic.torchrun_script", "--folder", str(self._folder), "--steps", str(STEPS)),
-        ]
-        environment = {**os.environ, "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "OMP_NUM_THREADS": "1"}
-        with (self._folder / f"{node}.log").open("ab") as log:
-            self.agents[node] = subprocess.Popen(
-                command, stdout=log, stderr=log, env=environment, start_new_session=True
-            )
-
-    def kill_worker(self, node: str) -> float:
-        killed_s = time.time()
-        os.kill(_children_of(self.agents[node].pid)[-1], signal.SIGKILL)
-        return killed_s
-
-    def kill_node(self, node: str) -> float:
-        killed_s = time.time()
-        for pid in [self.agents[node].pid, *_children_of(self.agents[node].pid)]:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        self.agents[node].wait()
-        return killed_s
-
-
-def _hurt_torchrun(folder: Path, hurt: Callable[[_Torchrun], float], survivors: int) -> Recovery:
-    with _in_root():
-        job = _Torchrun(folder)
+def _host_killed(kind: type[RemeshSide] | type[TorchrunSide]) -> list[Recovery]:
+    with tempfile.TemporaryDirectory() as folder, kind(Path(folder) / "job", hosts_store=True) as side:
         try:
-            job.start_node("a", hosts_store=True)
-            job.start_node("b", hosts_store=False)
-            deadline_s = time.monotonic() + TIMEOUT_S
-            before, killed_s = 0, 0.0
-            ranks: dict[int, float] = {}
-            while time.monotonic() < deadline_s:
-                for event in job.reader.poll():
-                    if not killed_s:
-                        before = max(before, event["step"] if event["world_size"] == 4 else 0)
-                    elif event["world_size"] == survivors and event["t"] > killed_s + 0.5:
-                        # Half a second covers steps that were under way; a restart needs longer to import torch.
-                        ranks.setdefault(event["rank"], event["t"])
-                        first_step = event["step"]
-                if not killed_s and before >= WARM_STEPS:
-                    killed_s = hurt(job)
-                if len(ranks) == survivors:
-                    return Recovery(max(ranks.values()) - killed_s, max(0, before + 1 - first_step))
-                time.sleep(0.01)
-            raise TimeoutError(f"torchrun did not come back within {TIMEOUT_S:g} s")
-        finally:
-            for node in job.agents:
-                job.kill_node(node)
+            before = wait_until_full(side)
+            killed_s = side.hurt("rendezvous host")
+            return [wait_for_steps(side, "rendezvous host", killed_s, before, HOST_TIMEOUT_S)]
+        except NotRecovered:
+            return []
 
 
-@contextlib.contextmanager
-def _in_root() -> Iterator[None]:
-    """Scripts are modules of this repository, found from its root."""
-    before = Path.cwd()
-    os.chdir(ROOT)
-    try:
-        yield
-    finally:
-        os.chdir(before)
+def _quantile(values: Sequence[float], share: float) -> float:
+    if len(values) == 1:
+        return values[0]
+    return statistics.quantiles(values, n=100, method="inclusive")[round(share * 100) - 1]
 
 
-def _children_of(pid: int) -> list[int]:
-    tasks = Path(f"/proc/{pid}/task")
-    return sorted(int(child) for task in tasks.glob("*/children") for child in task.read_text().split())
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return int(probe.getsockname()[1])
+def _spread(side: Sequence[Recovery]) -> float:
+    return max(one.seconds for one in side) / min(one.seconds for one in side) - 1

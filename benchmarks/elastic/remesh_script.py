@@ -1,16 +1,18 @@
 """The same small training as ``torchrun_script.py``, written for Remesh."""
 
 import argparse
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
 import remesh
-from benchmarks.elastic.model import BATCH_SIZE, STEP_S, Samples, make_model, pace
+from benchmarks.elastic.model import BATCH_SIZE, SAVE_EVERY, STEP_S, Samples, make_model, pace
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
+    parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--steps", type=int, required=True)
     options = parser.parse_args()
 
@@ -29,7 +31,7 @@ def main() -> None:
                     job.log("step", world_size=job.world_size)
                 optim.zero_grad()
 
-    remesh.elastic(train, {"dp": -1})
+    remesh.elastic(train, {"dp": -1}, checkpoint=options.folder / "checkpoints", save_every=SAVE_EVERY)
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.tensor import Shard, distribute_tensor
 
 from remesh.comm.lower import LowerHalf, is_network_error
 from remesh.testing.pool import DIED, RankPool
@@ -136,3 +137,33 @@ def _grow_against_a_missing_member(folder: str) -> float:
 
 def test_a_member_that_never_comes_costs_a_bounded_wait_and_no_later_meeting(ranks: RankPool, tmp_path: Path) -> None:
     assert ranks.run(_grow_against_a_missing_member, 2, (str(tmp_path),), timeout_s=40.0) == [2.0, 2.0]
+
+
+def _build_on_pretended_groups_then_train_on_real_ones(folder: str) -> tuple[list[float], bool]:
+    """A tensor-parallel model is built without a word to anybody; its mesh is good on the groups that come after."""
+    rank = dist.get_rank()
+    dist.destroy_process_group()
+    lower = LowerHalf("gloo", "cpu", GROUP_TIMEOUT_S)
+    lower.shed()
+    lower.pretend(rank, AXES)
+    assert lower.mesh is not None
+    mesh, kept = lower.mesh, lower.mesh["tp"].get_group()
+    weight = distribute_tensor(torch.ones(4, 4), mesh["tp"], [Shard(0)])
+    lower.shed()
+    lower.grow(dist.FileStore(f"{folder}/1"), rank, AXES)
+    with torch.no_grad():
+        weight.to_local().fill_(float(rank))
+    whole = weight.full_tensor()[:, 0].tolist()
+    try:
+        dist.all_reduce(torch.ones(1), group=kept)
+        refused = False
+    except (RuntimeError, ValueError):
+        refused = True
+    lower.shed()
+    return whole, refused
+
+
+def test_model_built_on_pretended_groups_is_good_on_real_ones(ranks: RankPool, tmp_path: Path) -> None:
+    found = ranks.run(_build_on_pretended_groups_then_train_on_real_ones, 4, (str(tmp_path),))
+    assert [whole for whole, _ in found] == [[0.0, 0.0, 1.0, 1.0]] * 2 + [[2.0, 2.0, 3.0, 3.0]] * 2
+    assert all(refused for _, refused in found), "a group that pretended must not be used in silence"

@@ -45,8 +45,8 @@ INNER_ARROW: dict[str, dict[str, set[str]]] = {
     },
     "elastic": {
         "health": {"events", "generation", "job_store", "machine_io"},
-        "launch": {"agent", "events", "generation", "membership", "outcome", "token"},
-        "snapshots": {"state", "token"},
+        "launch": {"agent", "events", "exclusion", "generation", "membership", "outcome", "tls", "token"},
+        "snapshots": {"state", "tls", "token"},
     },
 }
 
@@ -85,6 +85,8 @@ _PURE_ELSEWHERE = {
     "remesh.dist_checkpointing.reads",
     "remesh.dist_checkpointing.state_split",
     "remesh.dist_checkpointing.writes",
+    "remesh.elastic.exclusion",
+    "remesh.elastic.failover",
     "remesh.elastic.generation",
     "remesh.elastic.health.machine",
     "remesh.elastic.health.verdicts",
@@ -96,10 +98,12 @@ _PURE_ELSEWHERE = {
     "remesh.elastic.mesh_policy",
     "remesh.elastic.metrics",
     "remesh.elastic.outcome",
+    "remesh.elastic.phases",
     "remesh.elastic.position",
     "remesh.elastic.snapshots.choice",
     "remesh.elastic.snapshots.form",
     "remesh.elastic.token",
+    "remesh.elastic.view",
     "remesh.errors",
     "remesh.testbed.commands",
     "remesh.testbed.spec",

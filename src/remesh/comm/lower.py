@@ -6,6 +6,10 @@ groups opened: every blocked operation then ends at once with a connection error
 that appeared while the groups were made (by descriptor *and* inode, so that a descriptor reused by the program since is
 left alone). NCCL communicators are aborted instead.
 
+torch finds groups by name, and names count up from the start: groups that are grown again in the same order have the
+names of those before. So a DeviceMesh that the program holds is good again on the new groups, and one that was made on
+groups that only pretend is good on real ones.
+
     grow ──> [ready] ──> sever (any thread: wakes everyone inside a collective) ──> shed (main thread) ──> grow ...
 """
 
@@ -19,8 +23,10 @@ import socket
 import threading
 from collections.abc import Mapping
 from datetime import timedelta
+from typing import Any
 
 import torch.distributed as dist
+from torch._C._distributed_c10d import FakeProcessGroup
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from remesh.errors import PeerError
@@ -30,6 +36,14 @@ _NETWORK_WORDS = re.compile(
     r"process group.*(abort|timed out)|Timed out waiting|recvValue failed|sendBytes failed",
     re.IGNORECASE,
 )
+
+
+PRETENCE = "pretence"
+"""Name of the backend whose groups move nothing."""
+_FakeGroup: Any = FakeProcessGroup
+"""torch describes its options by another class's."""
+_pretences: list[Any] = []
+"""Of the groups that pretend now, all of them one object: torch asks for them by the backend's name alone."""
 
 
 class LowerHalf:
@@ -51,6 +65,7 @@ class LowerHalf:
         self.mesh: DeviceMesh | None = None
         self.control: dist.ProcessGroup | None = None
         """A gloo group of all members for votes, apart from the groups that user code posts collectives on."""
+        self._num_groups = 0
 
     def grow(self, store: dist.Store, rank: int, axes: Mapping[str, int]) -> None:
         """Make the world group, the mesh and its axis groups over ``store``, whose keys must be fresh."""
@@ -61,8 +76,8 @@ class LowerHalf:
         if severed:
             raise self._lost_meanwhile(rank, axes)
         dist.init_process_group(self._backend, store=store, rank=rank, world_size=world_size, timeout=self._timeout)
-        self.control = dist.new_group(backend="gloo", timeout=self._timeout)
-        self.mesh = init_device_mesh(self._device_type, tuple(axes.values()), mesh_dim_names=tuple(axes))
+        self._make_groups("gloo", axes)
+        assert self.mesh is not None
         for group in self.mesh.get_all_groups():
             # The mesh makes its groups with torch's default of 30 minutes.
             group.set_timeout(self._timeout)
@@ -73,6 +88,26 @@ class LowerHalf:
         if severed:
             self.sever()
             raise self._lost_meanwhile(rank, axes)
+
+    def pretend(self, rank: int, axes: Mapping[str, int]) -> None:
+        """Groups of the same names that move nothing and wait for nobody, to build a model on before :meth:`grow`."""
+        world_size = math.prod(axes.values())
+        if PRETENCE.upper() not in dist.Backend._plugins:
+            devices = ["cpu", "cuda"]
+            dist.Backend.register_backend(PRETENCE, _make_pretending_group, extended_api=True, devices=devices)
+        _pretences.append(_FakeGroup.Options())
+        dist.init_process_group(PRETENCE, store=dist.HashStore(), rank=rank, world_size=world_size)
+        self._make_groups(PRETENCE, axes)
+
+    def _make_groups(self, backend: str, axes: Mapping[str, int]) -> None:
+        self.control = dist.new_group(backend=backend, timeout=self._timeout)
+        self.mesh = init_device_mesh(self._device_type, tuple(axes.values()), mesh_dim_names=tuple(axes))
+        self._num_groups = dist.distributed_c10d._world.group_count
+
+    @property
+    def has_own_groups(self) -> bool:
+        """Whether the program made groups besides; those would not come back under their names."""
+        return bool(dist.distributed_c10d._world.group_count != self._num_groups)
 
     def sever(self) -> None:
         """Cut every connection of the groups, so that all operations on them end with an error now.
@@ -98,6 +133,9 @@ class LowerHalf:
         """Drop the groups; the next :meth:`grow` starts from nothing."""
         self.mesh = None
         self.control = None
+        while _pretences:
+            # Whoever kept such a group by itself would go on alone, without a word.
+            _pretences.pop().error_on_collective = True
         if dist.is_initialized():
             with contextlib.suppress(RuntimeError):
                 dist.destroy_process_group()
@@ -109,6 +147,10 @@ class LowerHalf:
 
     def _lost_meanwhile(self, rank: int, axes: Mapping[str, int]) -> PeerError:
         return PeerError(f"forming mesh {dict(axes)} as rank {rank}: a member was lost meanwhile; all meet again")
+
+
+def _make_pretending_group(common: Any, _own: Any) -> Any:
+    return _FakeGroup._create_internal(common.group_rank, common.group_size, _pretences[-1])
 
 
 def is_network_error(error: BaseException) -> bool:

@@ -15,23 +15,21 @@ import socket
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, PContext, ProcessFailure, Std, start_processes
-from torch.distributed.elastic.rendezvous import RendezvousError, RendezvousParameters
-from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import create_backend
 from torch.distributed.elastic.utils import macros
 
 from remesh.elastic.events import EventLog
-from remesh.elastic.generation import Generation, NodeInfo, WorkerReport
+from remesh.elastic.failover import Place
+from remesh.elastic.generation import NodeInfo, WorkerReport
 from remesh.elastic.health.agent_side import HealthWatch
 from remesh.elastic.health.machine import HealthMachine
 from remesh.elastic.job_store import JobStore
 from remesh.elastic.launch.job_card import JobCard
-from remesh.elastic.launch.meeting import show_card
 from remesh.elastic.link import LineBuffer, Message, send_message
 from remesh.elastic.machine_io import (
     Event,
@@ -44,7 +42,7 @@ from remesh.elastic.machine_io import (
     Probe,
     Publish,
     StartWorker,
-    StoreView,
+    StoreMoved,
     Tell,
     Tick,
     WorkerDone,
@@ -54,16 +52,20 @@ from remesh.elastic.machine_io import (
     WorkerReady,
     WorkerSuspects,
 )
-from remesh.elastic.membership import AgentMachine, AgentRules, Phase
+from remesh.elastic.membership import AgentMachine, AgentRules
 from remesh.elastic.outcome import Category, Outcome
+from remesh.elastic.phases import Phase
 from remesh.elastic.snapshots.choice import next_node
 from remesh.elastic.snapshots.keeper import SnapshotKeeper
+from remesh.elastic.store_home import Address, Standing, StoreHome
+from remesh.elastic.store_server import StoreWatch, is_listening
+from remesh.elastic.tls import Tls
 from remesh.elastic.token import Token
+from remesh.elastic.view import StoreReader
 from remesh.errors import PeerError
 
 TICK_S = 0.01
 """How often an agent looks at the bell and at its processes."""
-PROBE_TIMEOUT_S = 0.2
 SEND_TIMEOUT_S = 5.0
 """How long a worker may leave a message unread."""
 BEAT_INTERVAL_S = 0.5
@@ -85,7 +87,7 @@ class AgentConfig:
     rules: AgentRules
     run_id: str
     endpoint: str
-    """``host:port`` of the store."""
+    """``host:port`` of the store; more of them, with commas, name where a newcomer may ask besides."""
     hosts_store: bool | None
     """Whether this agent hosts the store; None: if the endpoint names this machine, as torchrun does."""
     node_name: str
@@ -97,6 +99,8 @@ class AgentConfig:
     card: JobCard
     """What all nodes of the job have in common."""
     token: Token
+    tls: Tls | None = None
+    """How state between nodes is encrypted; None: not at all."""
 
 
 class Agent:
@@ -111,14 +115,15 @@ class Agent:
         self._selector = selectors.DefaultSelector()
         self._contexts: dict[int, PContext] = {}
         self._links: dict[int, socket.socket] = {}
-        self._latest: Generation | None = None
-        self._nodes: dict[int, NodeInfo] = {}
+        self._reader = StoreReader()
         self._rung = -1
         self._next_beat_s = 0.0
         self._beats: dict[int, tuple[int, float]] = {}
         self._finish: Finish | None = None
         self._starts = 0
         self._leave_asked = False
+        self._lost: dist.DistError | None = None
+        """What the store's client said when the store was lost; None while there is one."""
         self._traceback = ""
 
     def run(self) -> Outcome:
@@ -126,8 +131,12 @@ class Agent:
         with tempfile.TemporaryDirectory(prefix="remesh-") as folder, contextlib.ExitStack() as stack:
             self._folder = Path(folder)
             self._listen(stack)
-            self._keeper = stack.enter_context(SnapshotKeeper(self._config.local_address, self._config.token))
-            self._store = self._connect_store()
+            self._keeper = stack.enter_context(
+                SnapshotKeeper(self._config.local_address, self._config.token, self._config.tls)
+            )
+            watch = stack.enter_context(StoreWatch())
+            self._home = stack.enter_context(StoreHome(self._address(), watch))
+            self._store = self._home.connect()
             self._index = self._register()
             self._log = EventLog(self._config.events_folder, f"agent-{self._index}", self._listener)
             stack.callback(self._log.close)
@@ -137,26 +146,29 @@ class Agent:
             stack.callback(self._kill_all)
             self._handle_signals()
             self._log.write("agent", pid=os.getpid(), index=self._index, node=self._config.node_name)
-            try:
-                return self._loop()
-            except RuntimeError as error:
-                text = f"lost the store at {self._config.endpoint}, which all nodes need: {error}"
-                return Outcome(Category.INFRASTRUCTURE, text)
+            return self._loop()
 
     def _loop(self) -> Outcome:
         self._perform(self._machine.start(time.monotonic()))
         while self._finish is None:
             self._wait_for_messages()
             self._poll_processes()
-            self._poll_store()
-            self._beat()
-            if self._machine.phase is Phase.RUNNING:
-                self._health.poll()
+            if self._lost is None:
+                try:
+                    self._poll_store()
+                    self._beat()
+                    if self._machine.phase is Phase.RUNNING:
+                        self._health.poll()
+                except dist.DistError as error:
+                    self._lost = error
             self._feed(LeaveAsked("SIGTERM") if self._leave_asked else Tick())
+            if self._lost is not None and self._finish is None:
+                self._move_store(self._lost)
         outcome = self._finish.outcome
         category = outcome.category.value if outcome.category else None
         self._log.write("finish", ok=outcome.category is None, category=category, text=outcome.text)
-        self._say_goodbye()
+        if not self._machine.has_left:
+            self._say_goodbye()
         return replace(outcome, detail=self._traceback)
 
     def _feed(self, event: Event) -> None:
@@ -166,8 +178,7 @@ class Agent:
         for instruction in instructions:
             match instruction:
                 case Publish(key, value, once):
-                    (self._store.put_once if once else self._store.put)(key, value)
-                    self._store.ring()
+                    self._publish(key, value, once)
                 case StartWorker(slot):
                     self._start_worker(slot)
                 case KillWorker(slot, reason):
@@ -185,10 +196,20 @@ class Agent:
                 case Finish():
                     self._finish = instruction
 
+    def _publish(self, key: str, value: Mapping[str, Any], once: bool) -> None:
+        """What cannot be said now, the machine says again in the next store."""
+        if self._lost is not None:
+            return
+        try:
+            (self._store.put_once if once else self._store.put)(key, value)
+            self._store.ring()
+        except dist.DistError as error:
+            self._lost = error
+
     def _tell(self, slot: int, message: Mapping[str, Any]) -> None:
         if slot not in self._links:
             return
-        extra = self._snapshots_for(slot) if message["do"] == "meet" else {}
+        extra = {"store": self._home.endpoint, **self._snapshots_for(slot)} if message["do"] == "meet" else {}
         try:
             send_message(self._links[slot], {**message, **extra})
         except TimeoutError:
@@ -214,7 +235,6 @@ class Agent:
             "REMESH_LINK": str(self._folder / "link"),
             "REMESH_SLOT": str(slot),
             "REMESH_NODE": config.node_name,
-            "REMESH_STORE": config.endpoint,
             "REMESH_EVENTS": str(config.events_folder or ""),
         }
         self._contexts[slot] = start_processes(
@@ -231,6 +251,7 @@ class Agent:
 
     def _poll_processes(self) -> None:
         for slot, context in list(self._contexts.items()):
+            pid = context.pids()[0]
             result = context.wait(0)
             if result is None:
                 continue
@@ -238,7 +259,7 @@ class Agent:
             self._drop_link(slot)
             failure = result.failures.get(0)
             code = failure.exitcode if failure else 0
-            self._log.write("worker-exited", slot=slot, code=code)
+            self._log.write("worker-exited", slot=slot, pid=pid, code=code)
             self._feed(WorkerExited(slot, code))
             if failure is not None and self._machine.is_cause(slot):
                 self._traceback = _traceback_of(failure)
@@ -338,95 +359,95 @@ class Agent:
 
     def _snapshots_for(self, slot: int) -> Message:
         """What a worker needs to take snapshots, and its share of those that are kept here."""
-        assert self._latest is not None
-        mine = sorted(member.slot for member in self._latest.of_node(self._index) if member.rank >= 0)
-        follower = next_node(self._index, sorted({member.node for member in self._latest.members}))
-        other = None if follower is None else self._nodes[follower]
+        plan = self._reader.plan
+        assert plan is not None
+        mine = sorted(member.slot for member in plan.of_node(self._index) if member.rank >= 0)
+        follower = next_node(self._index, sorted({member.node for member in plan.members}))
+        other = None if follower is None else self._reader.node(self._store, follower)
         return {
             "node": self._index,
             "neighbour": None if other is None else [other.address, other.snapshot_port],
             "secret": self._config.token.secret.hex(),
+            "tls": None if self._config.tls is None else self._config.tls.to_message(),
             "snapshots": self._keeper.paths()[mine.index(slot) :: len(mine)],
         }
 
     # --- the store and the other agents ---
 
-    def _connect_store(self) -> JobStore:
+    def _address(self) -> Address:
         config = self._config
-        meeting = config.rules.meeting
-        options = {"read_timeout": str(max(1, round(min(meeting.join_timeout_s, MAX_CONNECT_S))))}
-        if config.hosts_store is not None:
-            options["is_host"] = str(config.hosts_store).lower()
-        parameters = RendezvousParameters(
-            backend="c10d",
-            endpoint=config.endpoint,
+        return Address(
             run_id=config.run_id,
-            min_nodes=meeting.min_nodes,
-            max_nodes=meeting.max_nodes,
-            **options,
+            endpoints=tuple(config.endpoint.split(",")),
+            hosts_store=config.hosts_store,
+            local_address=config.local_address,
+            card=config.card,
+            token=config.token,
+            connect_timeout_s=min(config.rules.meeting.join_timeout_s, MAX_CONNECT_S),
         )
-        try:
-            _, store = create_backend(parameters)
-        except RendezvousError as error:
-            raise PeerError(
-                f"meeting the other nodes of job {config.run_id!r}: no store answers at {config.endpoint} "
-                f"({error.__cause__ or error}); start the node that hosts it, or correct --rdzv-endpoint"
-            ) from error
-        token = show_card(store, config.token, config.card)
-        return JobStore(dist.PrefixStore(f"remesh/{config.run_id}", store), token)
 
     def _register(self) -> int:
-        index = self._store.count("nodes/count", by=1) - 1
-        info = {
-            "index": index,
-            "name": self._config.node_name,
-            "address": self._config.local_address,
-            "port": self._pulse.getsockname()[1],
-            "num_slots": self._config.rules.num_slots,
-            "snapshot_port": self._keeper.port,
-        }
-        self._store.put(f"nodes/{index}", info)
+        index = self._home.next_index(self._store)
+        info = NodeInfo(
+            index=index,
+            name=self._config.node_name,
+            address=self._config.local_address,
+            port=self._pulse.getsockname()[1],
+            num_slots=self._config.rules.num_slots,
+            snapshot_port=self._keeper.port,
+            store_port=self._home.port,
+        )
+        self._store.put(f"nodes/{index}", asdict(info))
+        self._reader.opening = self._home.opening
+        self._reader.nodes[index] = info
         self._store.ring()
         return index
+
+    def _move_store(self, error: dist.DistError) -> None:
+        """The store is lost: find the one in force now, and say there what the old one knew."""
+        started_s, endpoint = time.monotonic(), self._home.endpoint
+        reason = str(error).partition("\n")[0]
+        self._log.write("store-lost", endpoint=endpoint, reason=reason)
+        found = self._home.move(self._standing())
+        if found is None:
+            text = (
+                f"lost the store at {endpoint} ({reason}), and too few nodes are here to go on without it; start the "
+                "job again, it goes on from its last checkpoint"
+            )
+            self._finish = Finish(Outcome(Category.INFRASTRUCTURE, text))
+            return
+        self._settle(found, time.monotonic() - started_s)
+
+    def _standing(self) -> Standing:
+        return Standing(self._index, self._reader.plan, self._reader.nodes)
+
+    def _settle(self, store: JobStore, seconds: float) -> None:
+        self._store.move_to(store)
+        self._lost, self._rung = None, -1
+        self._beats.clear()
+        self._reader.move(self._store, self._home.opening)
+        self._health.restart()
+        home = self._home
+        self._log.write(
+            "store-moved", endpoint=home.endpoint, epoch=home.place.epoch, host=home.place.host, seconds=seconds
+        )
+        self._feed(StoreMoved())
+        for index in home.silent.keys() & self._reader.nodes.keys():
+            self._feed(NodeDead(index, "its agent did not answer when the store was lost", is_certain=False))
+        self._store.ring()
 
     def _poll_store(self) -> None:
         rung = self._store.rings()
         if rung != self._rung:
             self._rung = rung
-            self._feed(self._read_view())
-
-    def _read_view(self) -> StoreView:
-        store = self._store
-        number = self._latest.number if self._latest else 0
-        while (plan := store.get(f"gen/{number + 1}/plan")) is not None:
-            number += 1
-            self._latest = Generation.from_json(plan)
-        for index in range(store.count("nodes/count")):
-            if index not in self._nodes and (info := store.get(f"nodes/{index}")):
-                self._nodes[index] = NodeInfo(**info)
-        here = {}
-        if self._machine.phase is Phase.MEETING:
-            for index in self._nodes:
-                if value := store.get(f"gen/{number + 1}/here/{index}"):
-                    here[index] = tuple(WorkerReport(**report) for report in value["workers"])
-        done = [index for index in self._nodes if store.get(f"gen/{number}/done/{index}") is not None]
-        return StoreView(
-            latest=number,
-            plan=self._latest,
-            nodes=dict(self._nodes),
-            here=here,
-            pause=_text(store.get(f"gen/{number}/pause")),
-            broken=_text(store.get(f"gen/{number}/broken")),
-            done=frozenset(done),
-            end=store.get("end"),
-        )
+            self._feed(self._reader.read(self._store, self._machine.wants))
 
     def _say_goodbye(self) -> None:
         """Stay until every other agent has finished too: one of us may host the store that all need to the end."""
-        self._store.put(f"bye/{self._index}", {})
         deadline_s = time.monotonic() + EXIT_BARRIER_S
-        others = [index for index in self._nodes if index != self._index]
         with contextlib.suppress(RuntimeError):
+            self._store.put(f"bye/{self._index}", {})
+            others = [i for i in self._reader.read_nodes(self._store) if i != self._index]
             while others and time.monotonic() < deadline_s:
                 others = [
                     i for i in others if self._store.get(f"bye/{i}") is None and self._is_listening(i) is not False
@@ -436,37 +457,42 @@ class Agent:
     def _probe(self, index: int) -> None:
         """A refused connection proves that no agent listens there any more; silence proves nothing (see _beat)."""
         if self._is_listening(index) is False:
-            node = self._nodes[index]
+            node = self._reader.nodes[index]
             self._feed(NodeDead(index, f"its agent at {node.address}:{node.port} refuses connections"))
 
     def _is_listening(self, index: int) -> bool | None:
         """Whether a node's agent accepts a connection; None when nothing answers."""
-        node = self._nodes[index]
-        try:
-            socket.create_connection((node.address, node.port), PROBE_TIMEOUT_S).close()
-        except ConnectionRefusedError:
-            return False
-        except OSError:
-            return None
-        return True
+        node = self._reader.node(self._store, index)
+        return None if node is None else is_listening(node.address, node.port)
 
     def _beat(self) -> None:
-        """Raise our heartbeat, and look at those of the nodes we run with."""
+        """Raise our heartbeat, and look at those that the machine watches."""
         now_s = time.monotonic()
         if now_s < self._next_beat_s:
             return
         self._next_beat_s = now_s + BEAT_INTERVAL_S
         self._store.count(f"beat/{self._index}", by=1)
         self._keeper.retire()
-        if self._latest is None:
+        if (moved := self._home.read_moved(self._store)) is not None:
+            self._follow(*moved)
             return
-        for index in self._latest.nodes - {self._index}:
+        for index in self._machine.watched:
             beat = self._store.count(f"beat/{index}")
             before, since_s = self._beats.get(index, (-1, now_s))
             if beat != before:
                 self._beats[index] = (beat, now_s)
             elif now_s - since_s > BEAT_INTERVAL_S * BEATS_LOST:
-                self._feed(NodeDead(index, f"no heartbeat for {now_s - since_s:.1f} s"))
+                self._feed(NodeDead(index, f"no heartbeat for {now_s - since_s:.1f} s", is_certain=False))
+
+    def _follow(self, place: Place, endpoint: str) -> None:
+        """The job went on elsewhere without this node: come back to it."""
+        if self._reader.plan is None:
+            text = f"this job goes on in another store: start this node with --rdzv-endpoint {endpoint}"
+            self._finish = Finish(Outcome(Category.INPUT, text))
+            return
+        with contextlib.suppress(RuntimeError, OSError, PeerError):
+            store = self._home.follow(self._standing(), place, endpoint)
+            self._settle(store, 0.0)
 
 
 def _event_of(message: Message) -> Event:
@@ -490,7 +516,3 @@ def _traceback_of(failure: ProcessFailure) -> str:
     """Where user code raised, from the error file of the worker that is the cause: shown once for the whole job."""
     message = failure.error_file_data.get("message", {})
     return str(message.get("extraInfo", {}).get("py_callstack", "")) if isinstance(message, dict) else ""
-
-
-def _text(value: dict[str, Any] | None) -> str | None:
-    return None if value is None else str(value["text"])

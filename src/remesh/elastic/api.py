@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
+from remesh.dist_checkpointing.storage import location_of
 from remesh.elastic.job import Job, JobOptions
 from remesh.elastic.mesh_policy import Axes, Template, make_template
 from remesh.elastic.worker import Exit, Worker
@@ -37,9 +37,9 @@ def elastic(
 
     Call it from a script started by ``remesh run``. ``mesh`` maps axis names to sizes, outermost first: a number, a
     list of numbers to choose from, or -1 for the axis that takes all workers left; `make_template` adds what a worker
-    has room for. ``train`` is entered anew on each mesh, in the same process. ``checkpoint`` is the folder of the job's
-    checkpoints; a new job goes on from its newest complete one. ``tuning`` has the fields of `Tuning`. On CUDA machines
-    the groups use NCCL, else gloo.
+    has room for. ``train`` is entered anew on each mesh, in the same process. ``checkpoint`` is the folder, or URL, of
+    the job's checkpoints; a new job goes on from its newest complete one. ``tuning`` has the fields of `Tuning`. On
+    CUDA machines the groups use NCCL, else gloo.
 
     Returns when the job has ended well; ends the process with exit code 1 when it failed anywhere.
     """
@@ -55,8 +55,8 @@ def elastic(
             "starting an elastic job: this process has no agent (REMESH_LINK is not set); start the script with "
             "`remesh run --nproc-per-node N script.py`"
         )
-    folder = None if checkpoint is None else Path(checkpoint)
-    options = JobOptions(tuning.get("seed", 0), folder, save_every, tuning.get("snapshot_every"))
+    root = None if checkpoint is None else location_of(checkpoint)
+    options = JobOptions(tuning.get("seed", 0), root, save_every, tuning.get("snapshot_every"))
     worker = Worker(link_path, template, options, tuning.get("timeout_s", 30.0))
     try:
         worker.run(train)

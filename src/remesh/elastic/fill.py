@@ -9,15 +9,16 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from remesh.dist_checkpointing import load_tensors_metadata
 from remesh.dist_checkpointing.plain import latest_complete, load, step_of
+from remesh.dist_checkpointing.storage import Location, location_of
 from remesh.elastic.position import Position
 from remesh.elastic.state import CarriedState, Held
 from remesh.errors import StorageError
@@ -43,6 +44,10 @@ class Filled:
     """Bytes that ranks had in their own memory, over all ranks."""
     bytes_from_disk: int = 0
     """Bytes that this rank read from a checkpoint."""
+    bound_bytes: int = 0
+    """Bytes that no plan could have kept off the busiest host's network."""
+    move_s: float = 0.0
+    """How long this rank was at moving them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,15 +69,25 @@ class Offers:
         return {name: join_pieces(pieces) for name, pieces in found.items()}
 
 
-def fill_state(state: CarriedState, offers: Offers, *, host_of: Mapping[int, str], checkpoint: Path | None) -> Filled:
-    """Fill ``state`` on all ranks alike; every rank of the default group calls it, and blocks on the others."""
+def fill_state(
+    state: CarriedState,
+    offers: Offers,
+    *,
+    host_of: Mapping[int, str],
+    checkpoint: Location | None,
+    is_behind: bool = False,
+) -> Filled:
+    """Fill ``state`` on all ranks alike; every rank of the default group calls it, and blocks on the others.
+
+    ``is_behind`` says that the state in memory is of an earlier stay, so that a checkpoint may be newer.
+    """
     told = [_summary(one) for one in (offers.held, *offers.snapshots) if one is not None]
     everywhere = all_gather_json({"in_memory": offers.held is not None, "told": told}, None)
     summaries = [summary for each in everywhere for summary in each["told"]]
     in_memory = [int(each["told"][0]["step"]) for each in everywhere if each["in_memory"]]
     newest = max(in_memory, default=-1)
     reasons = [] if in_memory else ["nobody alive holds state"]
-    found = None if in_memory else _find_checkpoint(checkpoint)
+    found = None if in_memory and not is_behind else _find_checkpoint(checkpoint)
     for step in sorted({int(summary["step"]) for summary in summaries}, reverse=True):
         if found is not None and _step_of_checkpoint(found) >= step:
             break
@@ -89,8 +104,13 @@ def fill_state(state: CarriedState, offers: Offers, *, host_of: Mapping[int, str
             # The disk is looked at only now: as long as memory serves, nobody waits for it.
             found = found or _find_checkpoint(checkpoint)
             continue
-        moved = run_plan(plan_reshard(moves, host_of), give, take, None)
+        plan = plan_reshard(moves, host_of)
+        state.is_torn = offers.held is not None and offers.held.step != step
+        started_s = time.monotonic()
+        moved = run_plan(plan, give, take, None)
+        move_s = time.monotonic() - started_s
         state.set_values(at_step[0]["values"])
+        state.is_torn = False
         is_newest = step == newest
         reasons.append("every box has a living holder" if is_newest else f"went back to the snapshots of step {step}")
         return Filled(
@@ -99,6 +119,8 @@ def fill_state(state: CarriedState, offers: Offers, *, host_of: Mapping[int, str
             "; ".join(reasons),
             bytes_by_pair=moved.bytes_by_pair,
             bytes_kept=moved.bytes_local,
+            bound_bytes=plan.lower_bound_bytes,
+            move_s=move_s,
         )
     if found is not None:
         return _load_checkpoint(state, found, "; ".join(reasons))
@@ -126,7 +148,7 @@ def join_pieces(pieces: Sequence[Piece]) -> Piece:
 
 
 def _step_of_checkpoint(path: str) -> int:
-    step = step_of(Path(path).name)
+    step = step_of(location_of(path).name)
     assert step is not None
     return step
 
@@ -135,7 +157,7 @@ def _summary(held: Held) -> dict[str, Any]:
     return {"step": held.step, "samples": held.samples, "names": sorted(held.pieces), "values": held.values}
 
 
-def _find_checkpoint(root: Path | None) -> str | None:
+def _find_checkpoint(root: Location | None) -> str | None:
     """The newest complete checkpoint as rank 0 sees it: another rank may look a moment before or after a commit."""
     found = latest_complete(root) if root is not None and group_rank() == 0 else None
     chosen: str | None = all_gather_json(None if found is None else str(found), None)[0]
@@ -145,8 +167,10 @@ def _find_checkpoint(root: Path | None) -> str | None:
 def _load_checkpoint(state: CarriedState, chosen: str, reason: str) -> Filled:
     state.allocate(load_tensors_metadata(chosen))
     tensors = state.tensors()
+    state.is_torn = True
     loaded = load({**tensors, "job": None}, chosen)
     state.set_values(loaded["job"]["values"])
+    state.is_torn = False
     position = loaded["job"]["position"]
     return Filled(
         Position(int(position["step"]), int(position["samples"])),

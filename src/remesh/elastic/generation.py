@@ -11,11 +11,12 @@ had voted, and the workers in doubt follow it; otherwise nobody alive took it, a
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
 from typing import Any
 
+from remesh.elastic.failover import FIRST_PLACE, Base, Place, describe_missing_quorum
 from remesh.elastic.mesh_policy import Template, decide_mesh, format_axes
 from remesh.elastic.outcome import Category
 
@@ -33,6 +34,8 @@ class NodeInfo:
     num_slots: int
     snapshot_port: int = 0
     """TCP port on which its agent keeps the snapshots of others."""
+    store_port: int = 0
+    """TCP port of its agent's own store, to which the job moves when the one in force is lost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +52,8 @@ class WorkerReport:
     """It voted for the next step and did not learn the outcome."""
     taken: bool = True
     """Whether the last resolved batch was taken (False: voted down)."""
+    can_stay: bool = False
+    """Whether its program can go on in its loop of steps, if its place in the mesh stays the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +68,9 @@ class Member:
     pid: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Generation:
-    """One stay on one mesh."""
+    """One stay on one mesh. What follows from its fields is kept once asked for, so it has no slots."""
 
     number: int
     """1 for the first. Invariant: one more than the generation before."""
@@ -83,25 +88,59 @@ class Generation:
     reason: str
     num_stalls: int = 0
     """How many generations in a row had the same members and no progress."""
+    in_place: bool = False
+    """Whether survivors stay in their loops: same shape, same ranks, new members. Then newcomers build their models
+    without the others."""
+    failures: dict[str, int] = field(default_factory=dict)
+    """Node name -> how often it died or lost workers in this job so far."""
+    is_behind: bool = False
+    """Whether those who hold state stand before the step that the generation before began with."""
+    place: Place = FIRST_PLACE
+    """The store in which it was decided."""
+    bases: tuple[Base, ...] = ()
+    """Of which nodes its decision needed enough (:mod:`remesh.elastic.failover`); none for the first."""
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        """Its JSON form; one object for all who ask, not to be changed."""
+        return self._as_json
+
+    @cached_property
+    def _as_json(self) -> dict[str, Any]:
+        # Not asdict: it copies every number of every member by itself.
+        members = {key: [_member_json(one) for one in getattr(self, key)] for key in ("members", "standby")}
+        told = {"place": self.place.to_json(), "bases": [base.to_json() for base in self.bases], **members}
+        return {each.name: getattr(self, each.name) for each in fields(self)} | told
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Generation:
-        fields = dict(value)
-        fields["members"] = tuple(Member(**member) for member in value["members"])
-        fields["standby"] = tuple(Member(**member) for member in value["standby"])
-        fields["hosts"] = {int(index): name for index, name in value["hosts"].items()}
-        return cls(**fields)
+        told = dict(value)
+        told["members"] = tuple(Member(**member) for member in value["members"])
+        told["standby"] = tuple(Member(**member) for member in value["standby"])
+        told["place"] = Place(**value["place"])
+        told["bases"] = tuple(Base.from_json(base) for base in value["bases"])
+        told["hosts"] = {int(index): name for index, name in value["hosts"].items()}
+        return cls(**told)
 
-    @property
+    @cached_property
     def nodes(self) -> frozenset[int]:
         """Indices of all nodes with a worker in it."""
         return frozenset(self.hosts)
 
-    def of_node(self, index: int) -> list[Member]:
-        return [member for member in (*self.members, *self.standby) if member.node == index]
+    @cached_property
+    def first_node(self) -> int:
+        """The node that answers for what concerns all: hearts that stand still, the end."""
+        return min(self.hosts)
+
+    def of_node(self, index: int) -> Sequence[Member]:
+        """The members on a node, those that stand by last."""
+        return self._by_node.get(index, ())
+
+    @cached_property
+    def _by_node(self) -> dict[int, list[Member]]:
+        found: dict[int, list[Member]] = {}
+        for member in (*self.members, *self.standby):
+            found.setdefault(member.node, []).append(member)
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +177,9 @@ class GiveUp:
 MAX_STALLS = 3
 """Generations without loss, joiner or progress before the job gives up instead of meeting for ever."""
 
+_MAX_REASONS = 20
+"""Changes that a reason tells one by one; when half a large job joins, the reason stays short."""
+
 Reports = Mapping[int, Sequence[WorkerReport]]
 """Node index -> the workers it brings to the meeting."""
 
@@ -166,9 +208,10 @@ def decide_generation(
         return Wait(f"{num_here} of up to {rules.max_nodes} nodes are here, last call open")
     workers = _in_rank_order(here)
     templates = [report.template for _, report in workers]
-    if any(json.dumps(template) != json.dumps(templates[0]) for template in templates):
+    if strange := next((one for one in templates if not _is_same_template(one, templates[0])), None):
         return GiveUp(
-            f"workers ask for different meshes: {templates}; start the same script on every node", Category.INPUT
+            f"workers ask for different meshes: {templates[0]} and {strange}; start the same script on every node",
+            Category.INPUT,
         )
     choice = decide_mesh(Template.from_json(templates[0]), len(workers)) if workers else "no worker is alive"
     if isinstance(choice, str):
@@ -182,6 +225,8 @@ def decide_generation(
             f"the same members lost each other {num_stalls + 1} times at step {step} while all are alive; the network "
             "between them does not carry, or ranks call different collectives"
         )
+    if last is not None and choice.axes == last.axes:
+        workers = _keep_seats(workers, last)
     placed = [
         Member(rank if rank < choice.size else -1, node, report.slot, report.pid)
         for rank, (node, report) in enumerate(workers)
@@ -195,6 +240,9 @@ def decide_generation(
         step=step,
         taken=taken,
         num_stalls=num_stalls,
+        in_place=last is not None and choice.axes == last.axes and _can_all_stay(workers, last),
+        failures=_count_failures(last, here, dead),
+        is_behind=last is not None and step < last.step,
         reason=_explain(last, nodes, here, {**dead, **dict.fromkeys(absent, "did not come in time")}, choice.reason),
     )
 
@@ -207,6 +255,35 @@ def decide_step(reports: Sequence[WorkerReport]) -> tuple[int, bool]:
     step = max(report.step or 0 for report in holders)
     known = next(report for report in holders if report.step == step)
     return step, known.taken
+
+
+def compute_bases(last: Generation | None, step: int, gone: Collection[int]) -> tuple[Base, ...]:
+    """Of which nodes a decision after ``last`` needs enough, when state of ``step`` is the newest at hand."""
+    if last is None:
+        return ()
+    own = Base(tuple(sorted(last.nodes)), last.place)
+    bases = (own,) if step > last.step else (own, *last.bases)
+    alive = (replace(base, nodes=tuple(node for node in base.nodes if node not in gone)) for base in bases)
+    return tuple(dict.fromkeys(base for base in alive if base.nodes))
+
+
+def check_quorum(plan: Generation, here: Collection[int], rules: MeetingRules, waited_s: float) -> Wait | GiveUp | None:
+    """Whether those at the meeting are enough to decide ``plan``: None if so, else what to do instead."""
+    missing = describe_missing_quorum(plan.bases, here, (), plan.place)
+    if missing is None:
+        return None
+    absent = sorted({node for base in plan.bases for node in base.nodes}.difference(here))
+    verdict = _wait_or_give_up(f"the others may go on without these: {missing}", rules, waited_s)
+    return replace(verdict, absent=tuple(absent)) if isinstance(verdict, Wait) else verdict
+
+
+def _is_same_template(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Also in the order of its axes, which says which is outermost."""
+    return one == other and list(one["axes"]) == list(other["axes"])
+
+
+def _member_json(member: Member) -> dict[str, int]:
+    return {"rank": member.rank, "node": member.node, "slot": member.slot, "pid": member.pid}
 
 
 def _count_stalls(last: Generation | None, pids: set[int], step: int) -> int:
@@ -226,6 +303,44 @@ def _in_rank_order(here: Reports) -> list[tuple[int, WorkerReport]]:
     ]
 
 
+def _keep_seats(workers: Sequence[tuple[int, WorkerReport]], last: Generation) -> list[tuple[int, WorkerReport]]:
+    """Whoever had a rank of a mesh of the same shape keeps it; the others fill the gaps, in their order.
+
+    So nothing moves but the state of those who take a seat that is free.
+    """
+    seats = {(member.node, member.slot, member.pid): member.rank for member in last.members}
+    kept: dict[int, tuple[int, WorkerReport]] = {}
+    others = []
+    for node, report in workers:
+        rank = seats.get((node, report.slot, report.pid))
+        if rank is None:
+            others.append((node, report))
+        else:
+            kept[rank] = (node, report)
+    rest = iter(others)
+    filled = [kept[rank] if rank in kept else next(rest) for rank in range(len(last.members))]
+    return [*filled, *rest]
+
+
+def _can_all_stay(workers: Sequence[tuple[int, WorkerReport]], last: Generation) -> bool:
+    seats = {(member.node, member.slot, member.pid) for member in last.members}
+    survivors = [report for node, report in workers if (node, report.slot, report.pid) in seats]
+    return bool(survivors) and all(report.can_stay for report in survivors)
+
+
+def _count_failures(last: Generation | None, here: Reports, dead: Mapping[int, str]) -> dict[str, int]:
+    if last is None:
+        return {}
+    counts = dict(last.failures)
+    for node, name in last.hosts.items():
+        pids = {report.pid for report in here.get(node, ())}
+        lost = {member.pid for member in last.of_node(node)} - pids
+        # A node that comes with nobody leaves on request.
+        if node in dead or (lost and pids):
+            counts[name] = counts.get(name, 0) + 1
+    return counts
+
+
 def _wait_or_give_up(reason: str, rules: MeetingRules, waited_s: float) -> Wait | GiveUp:
     if waited_s < rules.join_timeout_s:
         return Wait(reason)
@@ -239,19 +354,22 @@ def _explain(
     dead: Mapping[int, str],
     choice: str,
 ) -> str:
-    parts = []
+    parts: list[str] = []
     if last:
-        lost = [f"lost {nodes[index].name} ({dead[index]})" for index in sorted(last.nodes & dead.keys())]
-        parts = lost + [f"{nodes[index].name} joined" for index in sorted(here.keys() - last.nodes)]
-        before = {(member.node, member.slot): member.pid for member in (*last.members, *last.standby)}
+        parts = [f"lost {nodes[index].name} ({dead[index]})" for index in sorted(last.nodes & dead.keys())]
+        parts += [f"{nodes[index].name} joined" for index in sorted(here.keys() - last.nodes)]
         parts += [f"{nodes[index].name} left" for index in sorted(last.nodes & here.keys()) if not here[index]]
         for index in sorted(index for index in last.nodes & here.keys() if here[index]):
             pids = {report.pid for report in here[index]}
-            known = [pid for (node, _), pid in before.items() if node == index]
+            known = [member.pid for member in last.of_node(index)]
             parts += [f"lost worker pid {pid} of {nodes[index].name}" for pid in known if pid not in pids]
             parts += [f"worker pid {pid} of {nodes[index].name} joined" for pid in sorted(pids.difference(known))]
+        if len(parts) > _MAX_REASONS:
+            parts = [*parts[:_MAX_REASONS], f"and {len(parts) - _MAX_REASONS} more such changes"]
     if last and all(report.step is None for reports in here.values() for report in reports):
         parts.append("no survivor holds state")
+    elif last and max(report.step or 0 for reports in here.values() for report in reports) < last.step:
+        parts.append(f"no survivor holds step {last.step}")
     if last and not parts:
         parts = ["same members meet again"]
     was = f" (was {format_axes(last.axes)})" if last else ""

@@ -1,5 +1,6 @@
 """The job object that a training function gets, once per generation.
 
+    attempt   around a step: the program stays in its loop when a member is replaced
     carry     fill model and optimizer from peers' memory, else from the last checkpoint
     batches   the data stream, from where the job stands
     commit    all ranks take the step, or none does
@@ -15,12 +16,13 @@ survivor saw the result, the rank takes the step too, for its gradients are comp
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import os
 import random
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Protocol
 
 import torch
@@ -31,6 +33,7 @@ from torch.utils.data import default_collate
 from remesh.comm.lower import LowerHalf, is_network_error
 from remesh.dist_checkpointing.plain import save, step_name
 from remesh.dist_checkpointing.reader import is_complete
+from remesh.dist_checkpointing.storage import Location
 from remesh.elastic.events import EventLog
 from remesh.elastic.fill import Offers, fill_state
 from remesh.elastic.generation import Generation
@@ -39,10 +42,13 @@ from remesh.elastic.snapshots.choice import SnapshotChoice, choose_boxes
 from remesh.elastic.snapshots.taker import SnapshotTaker
 from remesh.elastic.state import CarriedState, Held
 from remesh.elastic.stream import Stream
-from remesh.errors import ConfigError
+from remesh.errors import ConfigError, PeerError
 from remesh.reshard.api import gather_moves
 from remesh.reshard.model.tasks import compute_missing_boxes
 from remesh.reshard.running.exchange import all_gather_json
+
+_STALE_GROUP = "not initialized in the world group map"
+"""What torch says of a group that was dropped."""
 
 
 class Leave(BaseException):
@@ -65,12 +71,28 @@ class Caller(Protocol):
         ...
 
     @property
+    def is_broken(self) -> bool:
+        """Whether this rank was told that a member is lost."""
+        ...
+
+    @property
     def is_leaving(self) -> bool:
         """Whether this rank will not be at that meeting: its node leaves the job."""
         ...
 
     def note_step(self) -> None:
         """A batch is behind this rank."""
+        ...
+
+    def bind(self) -> None:
+        """Make the groups real that the model was built on. Blocks on the others."""
+        ...
+
+    def rejoin(self, error: BaseException | None) -> Place | None:
+        """Meet the others, and take the same rank in a mesh of the same shape; None when this is not to be had.
+
+        Blocks until the members have met. ``error`` is what ended the step, None between two steps.
+        """
         ...
 
     def resolve_vote(self, error: BaseException) -> bool | None:
@@ -86,8 +108,8 @@ class JobOptions:
     """What :func:`remesh.elastic` was called with."""
 
     seed: int
-    checkpoint: Path | None
-    """Folder of the job's checkpoints, one sub-folder per step."""
+    checkpoint: Location | None
+    """Folder or URL of the job's checkpoints, one sub-folder per step."""
     save_every: int | None
     """Save after every so many steps; None: only when asked."""
     snapshot_every: int | None = None
@@ -104,6 +126,8 @@ class Place:
     lower: LowerHalf
     """The process groups of this generation, grown."""
     taker: SnapshotTaker
+    is_pretended: bool = False
+    """Whether the groups only pretend, until the job's state is carried."""
     snapshots: tuple[Held, ...] = ()
     """What this rank offers from its node's memory besides its own, of earlier steps perhaps."""
 
@@ -128,6 +152,7 @@ class Job:
         self._options = options
         self._log = log
         self._held = held
+        self._is_pretended = place.is_pretended
         self._snapshots = place.snapshots
         self._taker = place.taker
         self._choice: SnapshotChoice | None = None
@@ -142,6 +167,11 @@ class Job:
         self._must_leave = False
         self._must_hand_over = False
         self._last_taken = True
+        self._filling: CarriedState | None = None
+        self._uses_attempts = False
+        """Whether the program has its steps in :meth:`attempt`."""
+        self._num_steps_here = 0
+        """Batches resolved since this rank entered its generation."""
 
     @property
     def step(self) -> int:
@@ -161,12 +191,24 @@ class Job:
         """
         if self._state is not None:
             raise ConfigError("carrying: this generation already carries state; name all objects in one call")
+        if self._is_pretended:
+            self._caller.bind()
+            self._is_pretended = False
         self._boundary()
-        state = CarriedState(objects)
+        self._fill(CarriedState(objects))
+
+    def _fill(self, state: CarriedState) -> None:
+        self._filling = state
         started_s = time.monotonic()
         host_of = {member.rank: self._plan.hosts[member.node] for member in self._plan.members}
         offers = Offers(self._held, self._snapshots)
-        filled = fill_state(state, offers, host_of=host_of, checkpoint=self._options.checkpoint)
+        filled = fill_state(
+            state,
+            offers,
+            host_of=host_of,
+            checkpoint=self._options.checkpoint,
+            is_behind=self._plan.is_behind,
+        )
         self._held, self._snapshots = None, ()
         self._state = state
         self._position = filled.position
@@ -180,6 +222,8 @@ class Job:
             bytes_by_pair=[[*pair, count] for pair, count in sorted(filled.bytes_by_pair.items())],
             bytes_kept=filled.bytes_kept,
             bytes_from_disk=filled.bytes_from_disk,
+            bound_bytes=filled.bound_bytes,
+            move_seconds=filled.move_s,
             seconds=time.monotonic() - started_s,
         )
 
@@ -224,6 +268,59 @@ class Job:
             seed_everything(derive_seed(self._options.seed, self.step, dp_rank))
             yield collate([source[index] for index in share.indices])
 
+    @contextlib.contextmanager
+    def attempt(self) -> Iterator[None]:
+        """Around one step, from the batch to the optimizer: if a member is lost inside, the step is given up.
+
+        Another member takes the place of the lost one, the groups behind :attr:`mesh` are made anew, and the next batch
+        is this one again; ``train`` is not entered anew. Where that is not to be had (another shape, FSDP or DDP
+        modules, groups that the program made itself), the error goes on, and ``train`` is entered on the new mesh.
+        """
+        self._uses_attempts = True
+        try:
+            yield
+        except RuntimeError as error:
+            if not is_network_error(error) and not self._caller.is_broken:
+                raise
+            if not self.can_stay or not self._rejoin(error):
+                raise
+        except ValueError as error:
+            if self._num_steps_here or _STALE_GROUP not in str(error):
+                raise
+            raise PeerError(
+                "going on in a loop of steps: the program kept a process group of the mesh before; all enter train anew"
+            ) from error
+
+    @property
+    def can_stay(self) -> bool:
+        """Whether this program can go on where it is when a member is replaced."""
+        return (
+            self._uses_attempts
+            and self._state is not None
+            and not self._in_step
+            # A second loss at the same step may be the program's own groups: then all begin anew.
+            and self._num_steps_here > 0
+            and self._state.is_plain
+            and not self._lower.has_own_groups
+        )
+
+    def _rejoin(self, error: BaseException | None) -> bool:
+        """Go on in the next generation, with the same mesh in the program's hands; False when it is not to be had."""
+        assert self._state is not None
+        place = self._caller.rejoin(error)
+        if place is None:
+            return False
+        self.generation, self.reason = place.plan.number, place.plan.reason
+        self._plan, self._taker = place.plan, place.taker
+        self._choice, self._num_chosen = None, 0
+        self._must_leave = self._must_hand_over = self._is_anybody_sending = False
+        self._unresolved, self._num_steps_here = None, 0
+        self._state.drop_gradients()
+        state, self._state = self._state, None
+        self._held, self._snapshots = state.hold(self.step, self.samples), place.snapshots
+        self._fill(state)
+        return True
+
     def commit(self, ok: bool = True) -> bool:
         """Vote on the batch just computed; True on all ranks if all said ``ok``, and then all take the step.
 
@@ -241,6 +338,8 @@ class Job:
                 raise
             outcome = self._caller.resolve_vote(error)
             if outcome is None:
+                if self.can_stay and self._rejoin(None):
+                    return False
                 raise Leave from None
             taken, self._must_leave = outcome, True
         else:
@@ -250,11 +349,12 @@ class Job:
             self._must_hand_over = bool(somebody_leaves)
         self._position = self._position.after(self._unresolved)
         self._unresolved = None
+        self._num_steps_here += 1
         self._caller.note_step()
         self._in_step = self._last_taken = taken
         return taken
 
-    def save(self) -> Path:
+    def save(self) -> Location:
         """Save the carried state under the job's checkpoint folder; called by all ranks, blocks on them."""
         if self._options.checkpoint is None or self._state is None:
             raise ConfigError(
@@ -289,7 +389,8 @@ class Job:
         taking a step, so that its state belongs to no step at all.
         """
         if self._state is None:
-            return self._held
+            is_torn = self._filling is not None and self._filling.is_torn
+            return None if is_torn else self._held
         if self._in_step:
             return None
         return self._state.hold(self.step, self.samples)
@@ -300,7 +401,7 @@ class Job:
         if self._must_hand_over:
             self._must_hand_over = False
             self._hand_over()
-        if self._must_leave:
+        if self._must_leave and not (self.can_stay and self._rejoin(None)):
             raise Leave
 
     def _hand_over(self) -> None:
@@ -313,7 +414,7 @@ class Job:
         if missing and self._options.checkpoint is not None:
             self._save(self._options.checkpoint, self._state)
 
-    def _save(self, root: Path, state: CarriedState) -> Path:
+    def _save(self, root: Location, state: CarriedState) -> Location:
         path = root / step_name(self.step)
         started_s = time.monotonic()
         # After a change of mesh the ranks may come here a second time for the same step; rank 0 looks for all.
@@ -367,5 +468,14 @@ class Job:
 
 def seed_everything(seed: int) -> None:
     """Seed torch (all devices) and Python."""
-    torch.manual_seed(seed)
+    if _has_accelerator():
+        torch.manual_seed(seed)
+    else:
+        # What the other does to the processor's generator. It looks for all kinds of devices first, in 0.15 ms a step.
+        torch.default_generator.manual_seed(seed)
     random.seed(seed)
+
+
+@functools.cache
+def _has_accelerator() -> bool:
+    return torch.accelerator.is_available()

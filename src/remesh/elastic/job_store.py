@@ -7,14 +7,17 @@ key; counters are not signed, for a wrong count only makes agents look more ofte
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch.distributed as dist
 
 from remesh.elastic.token import MAC_BYTES, Token
 
+Guard = Callable[[], contextlib.AbstractContextManager[None]]
+"""What stands around a request, to end it when its host falls silent."""
 _BELL = "bell"
 MAX_VALUE_BYTES = 8 << 20
 """A longer value is not ours: a plan for 16,384 workers stays below 2 MiB."""
@@ -23,33 +26,53 @@ MAX_VALUE_BYTES = 8 << 20
 class JobStore:
     """A thin face over a store that many processes use at once."""
 
-    def __init__(self, store: dist.Store, token: Token) -> None:
+    def __init__(self, store: dist.Store, token: Token, guard: Guard = contextlib.nullcontext) -> None:
         self._store = store
         self._token = token
+        self._guard = guard
+
+    def move_to(self, other: JobStore) -> None:
+        """Speak to another store from now on, for all who hold this face."""
+        self._store, self._token, self._guard = other._store, other._token, other._guard
 
     def ring(self) -> None:
-        self._store.add(_BELL, 1)
+        self.count(_BELL, 1)
 
     def rings(self) -> int:
         """How often the bell rang so far."""
-        return int(self._store.add(_BELL, 0))
+        return self.count(_BELL)
 
     def count(self, key: str, by: int = 0) -> int:
         """Add to a counter and return it."""
-        return int(self._store.add(key, by))
+        with self._guard():
+            return int(self._store.add(key, by))
 
     def put(self, key: str, value: Mapping[str, Any]) -> None:
-        self._store.set(key, self._seal(key, value))
+        with self._guard():
+            self._store.set(key, self._seal(key, value))
 
     def put_once(self, key: str, value: Mapping[str, Any]) -> None:
         """Set a key that nobody has set; otherwise leave it."""
-        self._store.compare_set(key, "", self._seal(key, value))
+        with self._guard():
+            self._store.compare_set(key, "", self._seal(key, value))
 
     def get(self, key: str) -> dict[str, Any] | None:
         """The value, or None if no agent of this job has set it."""
-        if not self._store.check([key]):
-            return None
-        sealed = bytes(self._store.get(key))
+        with self._guard():
+            if not self._store.check([key]):
+                return None
+            sealed = bytes(self._store.get(key))
+        return self._open(key, sealed)
+
+    def get_all(self, keys: Sequence[str]) -> list[dict[str, Any] | None]:
+        """The values of keys that were set before, in one request; None for what no agent of this job has set."""
+        if not keys:
+            return []
+        with self._guard():
+            sealed = self._store.multi_get(list(keys))
+        return [self._open(key, bytes(one)) for key, one in zip(keys, sealed, strict=True)]
+
+    def _open(self, key: str, sealed: bytes) -> dict[str, Any] | None:
         if len(sealed) > MAX_VALUE_BYTES:
             return None
         mac, data = sealed[: 2 * MAC_BYTES], sealed[2 * MAC_BYTES :]

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from remesh.elastic.failover import FIRST_PLACE, Place
 from remesh.elastic.generation import Generation, NodeInfo, WorkerReport
 from remesh.elastic.outcome import Outcome
 
@@ -68,6 +69,8 @@ class NodeDead:
 
     index: int
     proof: str
+    is_certain: bool = True
+    """False when it only fell silent: it may go on elsewhere, cut off from here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,14 +90,23 @@ class StoreView:
     """Generation ``latest``."""
     nodes: Mapping[int, NodeInfo]
     here: Mapping[int, tuple[WorkerReport, ...]]
-    """Who has come to the meeting for generation ``latest + 1``."""
+    """Who has come to the meeting for generation ``latest + 1``: all for its leader, else the leader and oneself."""
     pause: str | None
     """Why generation ``latest`` is to pause."""
     broken: str | None
     """Why generation ``latest`` is broken."""
     done: frozenset[int]
-    """Nodes whose workers all ended well in generation ``latest``."""
+    """Nodes whose workers all ended well in generation ``latest``, for the agent that asked."""
     end: Mapping[str, Any] | None
+    place: Place = FIRST_PLACE
+    """Which store this is."""
+    leader: int | None = None
+    """Who leads the meeting, in the turn that was asked for; None while nobody does."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoreMoved:
+    """Another store is in force: what the old one said is to be said again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +124,7 @@ Event = (
     | NodeDead
     | LeaveAsked
     | StoreView
+    | StoreMoved
     | Tick
 )
 

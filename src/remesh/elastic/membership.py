@@ -5,15 +5,18 @@ One agent runs per node; it speaks for the node's workers. Agents share nothing 
     gen/<n>/pause    somebody wants in, or out: leave generation n together after the next step
     gen/<n>/broken   somebody is lost: leave generation n at once
     gen/<n>/here/<i> node i has come to the meeting for generation n, with these workers
+    gen/<n>/lead/<k> who leads that meeting: the first to come; k counts the leaders that were lost on the way
     gen/<n>/plan     generation n as decided; the first proposal holds
     gen/<n>/done/<i> all of node i's workers ended well in generation n
     end              how the job ended
 
-An agent is in one of these phases:
+The leader of a meeting reads all reports and proposes; the others watch only it. That another one leads in its place
+does no harm, since the first plan holds: leading is a matter of who reads, not of who is right. While a generation runs
+its first node watches all others, and they watch that one.
 
-    STARTING --all workers ready--> MEETING --plan--> RUNNING --broken--> LEAVING --all out--> MEETING ...
-                                                       |  ^ pause: all workers leave by themselves --> MEETING
-                                                       +--all done, everywhere--> ENDING (also: end seen, any phase)
+When the store is lost, the agents move to another one (:mod:`remesh.elastic.failover`) and say again what they know.
+
+The phases of an agent, and what takes it from one to another, are a table: :mod:`remesh.elastic.phases`.
 
 Workers keep their processes through all of it: a worker is started once, and again only if it died and restarts
 remain. Time comes with every event; the machine reads no clock.
@@ -24,10 +27,20 @@ from __future__ import annotations
 import enum
 import signal
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from remesh.elastic.generation import Generation, GiveUp, MeetingRules, Wait, WorkerReport, decide_generation
+from remesh.elastic.exclusion import NO_EXCLUSION, ExclusionRules, decide_hold_off
+from remesh.elastic.generation import (
+    Generation,
+    GiveUp,
+    MeetingRules,
+    Wait,
+    WorkerReport,
+    check_quorum,
+    compute_bases,
+    decide_generation,
+)
 from remesh.elastic.machine_io import (
     Event,
     Finish,
@@ -39,6 +52,7 @@ from remesh.elastic.machine_io import (
     Probe,
     Publish,
     StartWorker,
+    StoreMoved,
     StoreView,
     Tell,
     Tick,
@@ -50,16 +64,13 @@ from remesh.elastic.machine_io import (
     WorkerSuspects,
 )
 from remesh.elastic.outcome import Category, Outcome
+from remesh.elastic.phases import ALLOWED, Phase
+from remesh.elastic.view import Wants
 
-
-class Phase(enum.Enum):
-    """Where an agent stands."""
-
-    STARTING = "starting"
-    MEETING = "meeting"
-    RUNNING = "running"
-    LEAVING = "leaving"
-    ENDING = "ending"
+FIRST_PROBE_S, MAX_PROBE_S = 0.05, 1.0
+"""How long an agent waits between two looks whether somebody lives: doubled each time, up to the second."""
+PATIENCE_S = 0.5
+"""How long a meeting may take before those who wait for its leader look whether it lives."""
 
 
 class WorkerState(enum.Enum):
@@ -96,6 +107,8 @@ class AgentRules:
     """How long workers may take to end once they are told to."""
     hang_timeout_s: float = 300.0
     """How long workers may go without a step before all are asked where they stand."""
+    exclusion: ExclusionRules = NO_EXCLUSION
+    """How long this node holds off when it has failed again and again."""
 
 
 @dataclass
@@ -114,13 +127,26 @@ class AgentMachine:
     """Number of the generation that the open meeting will decide."""
     _workers: dict[int, _Worker] = field(default_factory=dict)
     _dead_nodes: dict[int, str] = field(default_factory=dict)
+    _silent_nodes: set[int] = field(default_factory=set)
+    """Those of the dead nodes that may be alive, cut off from here."""
+    _facts: dict[str, Publish] = field(default_factory=dict)
+    """What this node said of its present generation for good, by key: said again in a new store."""
     _since_s: float = 0.0
     """When the present phase began."""
     _told: set[str] = field(default_factory=set)
     """One-time messages of the present phase that were sent."""
+    _turn: int = 0
+    """Leaders that the open meeting has lost."""
+    _next_probe_s: float = 0.0
+    _probe_gap_s: float = FIRST_PROBE_S
     _published: tuple[WorkerReport, ...] | None = None
     """The reports that this node last brought to the open meeting."""
+    _left_behind: set[int] = field(default_factory=set)
+    """Processes here whose state belongs to a generation that the others left without them."""
     _is_leaving: bool = False
+    _failures_seen: int = 0
+    """How many failures of this node it last held off for, and since when."""
+    _failures_seen_s: float = 0.0
     _end: Mapping[str, Any] | None = None
     _view: StoreView | None = None
 
@@ -152,8 +178,9 @@ class AgentMachine:
                 out.append(self._end_of_worker(slot, f"worker {slot} of {self.name} failed: {text}"))
             case WorkerExited(slot, code):
                 out += self._worker_exited(slot, code, now_s)
-            case NodeDead(index, proof):
+            case NodeDead(index, proof, is_certain):
                 self._dead_nodes[index] = proof
+                (self._silent_nodes.discard if is_certain else self._silent_nodes.add)(index)
                 if self.phase is Phase.RUNNING and self.generation and index in self.generation.nodes:
                     out += self._break(f"{self.generation.hosts[index]} is gone: {proof}")
             case LeaveAsked(text):
@@ -163,9 +190,38 @@ class AgentMachine:
                 if event.end is not None and self._end is None:
                     self._end = event.end
                     out += self._enter_ending(now_s)
+            case StoreMoved():
+                out += self._say_again()
             case Tick():
                 pass
-        return out + self._advance(now_s)
+        out += self._advance(now_s)
+        self._facts |= {one.key: one for one in out if isinstance(one, Publish) and one.once}
+        return out
+
+    @property
+    def has_left(self) -> bool:
+        """Whether this node left while the job goes on."""
+        return self._is_leaving and (self._view is None or self._view.end is None)
+
+    @property
+    def wants(self) -> Wants:
+        """What the next view is to tell."""
+        plan = self.generation
+        is_done = self.phase is Phase.RUNNING and plan is not None and self.index == plan.first_node
+        return Wants(self.index, self.phase, self._turn, is_done and "done" in self._told)
+
+    @property
+    def watched(self) -> frozenset[int]:
+        """The nodes whose heartbeats this agent is to look at."""
+        plan = self.generation if self.phase in (Phase.RUNNING, Phase.LEAVING) else None
+        if self.phase is Phase.MEETING and self._view is not None and self._view.leader is not None:
+            if self._view.leader != self.index:
+                return frozenset((self._view.leader,))
+            plan = self._view.plan
+        if plan is None:
+            return frozenset()
+        leads = self.phase is Phase.MEETING or self.index == plan.first_node
+        return (plan.nodes if leads else frozenset((plan.first_node,))) - {self.index}
 
     def is_cause(self, slot: int) -> bool:
         """Whether the job ended because of this worker."""
@@ -188,17 +244,34 @@ class AgentMachine:
         alive = self._alive()
         if not alive or any(worker.state is WorkerState.STARTING for worker in alive.values()):
             return []
-        return self._enter_meeting(now_s)
+        out, holds_off = self._hold_off(now_s)
+        return out if holds_off else [*out, *self._enter_meeting(now_s)]
+
+    def _hold_off(self, now_s: float) -> tuple[list[Instruction], bool]:
+        """Whether this node is to wait before it asks to be let in; told once for each count of its failures."""
+        view = self._view
+        assert view is not None
+        count = view.plan.failures.get(self.name, 0) if view.plan is not None else 0
+        wait = decide_hold_off(self.name, count, self.rules.exclusion)
+        if wait is None or view.broken is not None:
+            return [], False
+        out: list[Instruction] = []
+        if self._failures_seen != count:
+            self._failures_seen, self._failures_seen_s = count, now_s
+            out.append(Note("excluded", {"reason": wait.reason, "seconds": wait.seconds}))
+        return out, now_s - self._failures_seen_s < wait.seconds
 
     def _enter_meeting(self, now_s: float) -> list[Instruction]:
         view = self._view
         assert view is not None
         self._set_phase(Phase.MEETING, now_s)
         self.meeting = view.latest + 1
+        self._turn = 0
+        self._view = replace(view, leader=None)
         out: list[Instruction] = []
-        if view.latest and (self.generation is None or self.generation.number != view.latest):
+        if view.plan is not None and view.plan != self.generation:
             out.append(Publish(f"gen/{view.latest}/pause", {"text": f"{self.name} wants to join"}))
-        return [*out, self._here(), Note("meeting", {"generation": self.meeting})]
+        return [*out, self._here(), self._lead(), Note("meeting", {"generation": self.meeting})]
 
     def _advance_meeting(self, now_s: float) -> list[Instruction]:
         view = self._view
@@ -209,16 +282,47 @@ class AgentMachine:
             return [self._here()]
         if view.here.get(self.index) != self._published:
             return []
+        if view.leader is None:
+            return []
+        if view.leader != self.index:
+            return self._follow(view.leader, now_s)
         decision = decide_generation(
             view.plan, view.nodes, view.here, self._dead_nodes, self.rules.meeting, now_s - self._since_s
         )
+        if isinstance(decision, Generation):
+            gone = {index for index, reports in view.here.items() if not reports} | self._dead_nodes.keys()
+            bases = compute_bases(view.plan, decision.step, gone - self._silent_nodes)
+            decision = replace(decision, place=view.place, bases=bases)
+            waited_s = now_s - self._since_s
+            decision = check_quorum(decision, view.here.keys(), self.rules.meeting, waited_s) or decision
         if isinstance(decision, Wait):
-            return [Probe(decision.absent)] if decision.absent else []
+            return self._probe(decision.absent, now_s)
         if isinstance(decision, GiveUp):
             return [Publish("end", {"ok": False, "text": decision.reason, "category": decision.category.value})]
         if not self._tell_once("plan"):
             return []
         return [Publish(f"gen/{self.meeting}/plan", decision.to_json())]
+
+    def _follow(self, leader: int, now_s: float) -> list[Instruction]:
+        """Wait for the leader's plan; if it is gone, somebody else leads."""
+        view = self._view
+        assert view is not None
+        if leader not in self._dead_nodes and view.here.get(leader) != ():
+            is_late = now_s - self._since_s > PATIENCE_S
+            return self._probe((leader,), now_s) if is_late else []
+        self._turn += 1
+        self._view = replace(view, leader=None)
+        return [self._lead()]
+
+    def _lead(self) -> Publish:
+        return Publish(f"gen/{self.meeting}/lead/{self._turn}", {"node": self.index})
+
+    def _probe(self, indices: tuple[int, ...], now_s: float) -> list[Instruction]:
+        if not indices or now_s < self._next_probe_s:
+            return []
+        self._next_probe_s = now_s + self._probe_gap_s
+        self._probe_gap_s = min(2 * self._probe_gap_s, MAX_PROBE_S)
+        return [Probe(indices)]
 
     def _adopt(self, plan: Generation, now_s: float) -> list[Instruction]:
         mine = plan.of_node(self.index)
@@ -227,6 +331,9 @@ class AgentMachine:
             self._set_phase(Phase.STARTING, now_s)
             return self._advance_starting(now_s)
         self.generation = plan
+        self._facts.clear()
+        self._dead_nodes = {index: proof for index, proof in self._dead_nodes.items() if index not in plan.nodes}
+        self._silent_nodes &= self._dead_nodes.keys()
         self._set_phase(Phase.RUNNING, now_s)
         out: list[Instruction] = [Note("generation", plan.to_json())]
         for member in mine:
@@ -236,15 +343,19 @@ class AgentMachine:
                 placed = member.rank >= 0
                 worker.state = WorkerState.TRAINING if placed else WorkerState.IDLE
                 if placed:
-                    out.append(Tell(member.slot, {"do": "meet", "rank": member.rank, "plan": plan.to_json()}))
+                    message = {"do": "meet", "rank": member.rank, "plan": plan.to_json()}
+                    if member.pid in self._left_behind:
+                        message["forget"] = True
+                    out.append(Tell(member.slot, message))
             else:
                 out += self._break(f"worker {member.slot} of {self.name} died while the members met")
+        self._left_behind -= {member.pid for member in mine if member.rank >= 0}
         return out
 
     def _advance_running(self, now_s: float) -> list[Instruction]:
         view, plan = self._view, self.generation
         assert view is not None and plan is not None
-        current = view.latest == plan.number
+        current = view.plan == plan
         out: list[Instruction] = []
         if self.phase is Phase.RUNNING and current and view.broken is not None:
             self._set_phase(Phase.LEAVING, now_s)
@@ -253,6 +364,13 @@ class AgentMachine:
         elif self.phase is Phase.RUNNING and current and view.pause is not None and self._tell_once("pause"):
             out.append(Note("pause", {"generation": plan.number, "reason": view.pause}))
             out += self._tell_training({"do": "pause", "generation": plan.number, "reason": view.pause})
+        elif self.phase is Phase.RUNNING and not current:
+            # This node was thought dead, and the others went on: what its workers hold belongs to no generation.
+            self._set_phase(Phase.LEAVING, now_s)
+            reason = f"the others went on to generation {view.latest} without {self.name}"
+            out.append(Note("left-behind", {"generation": plan.number, "reason": reason}))
+            out += self._tell_training({"do": "break", "generation": plan.number, "reason": reason})
+            self._left_behind |= {member.pid for member in plan.of_node(self.index)}
         if self.phase is Phase.LEAVING and now_s - self._since_s > self.rules.leave_timeout_s:
             for slot, worker in self._alive().items():
                 if worker.state is WorkerState.TRAINING and self._tell_once(f"kill-{slot}"):
@@ -277,10 +395,13 @@ class AgentMachine:
         if is_out and asked_out and not (self.phase is Phase.RUNNING and self._all_done_here(states)):
             return self._depart(now_s) if self._is_leaving else self._enter_meeting(now_s)
         newcomers = [slot for slot, worker in self._alive().items() if worker.report and not self._in_plan(slot)]
-        if newcomers and current and view.pause is None and self._tell_once("newcomer"):
+        if not newcomers or not current or view.pause is not None:
+            return []
+        out, holds_off = self._hold_off(now_s)
+        if not holds_off and self._tell_once("newcomer"):
             text = f"worker {newcomers[0]} of {self.name} wants to join"
-            return [Publish(f"gen/{plan.number}/pause", {"text": text})]
-        return []
+            out.append(Publish(f"gen/{plan.number}/pause", {"text": text}))
+        return out
 
     def _ask_out(self, text: str, now_s: float) -> list[Instruction]:
         """Leave with the others after the next step; at once when no generation is running."""
@@ -304,6 +425,24 @@ class AgentMachine:
 
     def _all_done_here(self, states: list[WorkerState]) -> bool:
         return bool(states) and all(state is WorkerState.DONE for state in states)
+
+    def _say_again(self) -> list[Instruction]:
+        """All that is known of the present generation, for a store that has not heard of it.
+
+        Plans are left out: whoever adopted one brought it along, and one that nobody adopted is decided anew.
+        """
+        view, self._view = self._view, None
+        self._published = None
+        self._told.clear()
+        known = {key: one for key, one in self._facts.items() if not key.endswith("/plan")}
+        if view is not None:
+            for what, text in (("pause", view.pause), ("broken", view.broken)):
+                if text is not None:
+                    key = f"gen/{view.latest}/{what}"
+                    known[key] = Publish(key, {"text": text})
+            if view.end is not None:
+                known["end"] = Publish("end", view.end)
+        return list(known.values())
 
     def _worker_exited(self, slot: int, code: int, now_s: float) -> list[Instruction]:
         worker = self._workers[slot]
@@ -370,7 +509,11 @@ class AgentMachine:
 
     def _reports(self) -> tuple[WorkerReport, ...]:
         states = (WorkerState.IDLE, WorkerState.DONE)
-        return tuple(worker.report for worker in self._workers.values() if worker.report and worker.state in states)
+        found = (worker.report for worker in self._workers.values() if worker.report and worker.state in states)
+        return tuple(
+            replace(report, step=None, in_doubt=False) if report.pid in self._left_behind else report
+            for report in found
+        )
 
     def _alive(self) -> dict[int, _Worker]:
         return {slot: worker for slot, worker in self._workers.items() if worker.state is not WorkerState.DEAD}
@@ -393,8 +536,10 @@ class AgentMachine:
         return [Tell(slot, message) for slot, worker in self._workers.items() if worker.state is WorkerState.TRAINING]
 
     def _set_phase(self, phase: Phase, now_s: float) -> None:
+        assert (self.phase, phase) in ALLOWED, f"agent {self.index}: no way from {self.phase} to {phase}"
         self.phase = phase
-        self._since_s = now_s
+        self._since_s = self._next_probe_s = now_s
+        self._probe_gap_s = FIRST_PROBE_S
         self._told.clear()
 
     def _tell_once(self, what: str) -> bool:

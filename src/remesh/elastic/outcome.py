@@ -10,7 +10,8 @@
 sysexits.h. An agent that a signal ended exits with 128 + its number.
 
 The cause of a failed job is the earliest failure that is no *consequence*: ranks whose peer died fail too, with a
-network error or because they were told to end, and clocks of hosts differ by more than they lag behind.
+network error or because they were told to end. Times are compared within a node only, for clocks of hosts differ:
+between nodes the order in which they told of their failures counts.
 """
 
 from __future__ import annotations
@@ -96,6 +97,8 @@ class WorkerFailure:
     message: str
     traceback: str = ""
     """Empty when the worker left no error file."""
+    order: int = 0
+    """In which order nodes told of their failures: earlier ones have smaller numbers."""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -114,7 +117,7 @@ class WorkerFailure:
 def decide_cause(failures: Sequence[WorkerFailure]) -> tuple[WorkerFailure, str]:
     """The failure to report, and why this one. Raises ValueError when there is none."""
     causes = [failure for failure in failures if not failure.is_consequence]
-    earliest = min(causes or failures, key=lambda failure: (failure.time_s, failure.rank))
+    earliest = min(causes or failures, key=lambda failure: (failure.order, failure.time_s, failure.rank))
     others = len(failures) - 1
     if not others:
         return earliest, "the only failure"

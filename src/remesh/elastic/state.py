@@ -16,6 +16,8 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.fsdp import FSDPModule
+from torch.nn.parallel import DistributedDataParallel
 
 from remesh.errors import ConfigError
 from remesh.layout.from_torch import Piece, piece_of
@@ -39,6 +41,8 @@ class CarriedState:
     """The objects that a training function asked to carry, by name."""
 
     def __init__(self, objects: Mapping[str, Any]) -> None:
+        self.is_torn = False
+        """Whether tensors are being overwritten that hold the state of another step."""
         self._models = {name: one for name, one in objects.items() if isinstance(one, nn.Module)}
         self._optims = {name: one for name, one in objects.items() if isinstance(one, torch.optim.Optimizer)}
         self._others = {name: one for name, one in objects.items() if name not in {*self._models, *self._optims}}
@@ -53,6 +57,17 @@ class CarriedState:
             for name, model in self._models.items()
             for path, parameter in model.named_parameters()
         }
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether no module keeps process groups of its own, as FSDP and DDP do."""
+        modules = (part for model in self._models.values() for part in model.modules())
+        return not any(isinstance(part, FSDPModule | DistributedDataParallel) for part in modules)
+
+    def drop_gradients(self) -> None:
+        """Forget what a step that came to nothing has added up."""
+        for model in self._models.values():
+            model.zero_grad(set_to_none=True)
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """All tensors by name; the same storage that the objects use."""

@@ -18,6 +18,7 @@ yield the same samples in the same order on every rank.
 from __future__ import annotations
 
 import base64
+import copy
 import io
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -48,8 +49,8 @@ class Stream:
         self._last_start = 0
         """Position of the batch that was handed out last."""
         self._last: list[Any] = []
-        self._state_before: dict[str, Any] | None = None
-        """State of the dataset where the last batch began, with the epoch; None for a dataset without state."""
+        self._state_before: tuple[int, Any] | None = None
+        """Epoch and state of the dataset where the last batch began; None for a dataset without state."""
 
     def take(self, position: int, count: int, num_epochs: int | None) -> list[Any]:
         """The next ``count`` samples from ``position`` on; fewer, or none, only at the end of the last epoch.
@@ -65,7 +66,7 @@ class Stream:
 
     def state_dict(self) -> dict[str, Any]:
         """Where the stream stands: after the last batch once the job asks for the next, before it until then."""
-        return {"samples": self._last_start, "dataset": self._state_before}
+        return {"samples": self._last_start, "dataset": _to_json(self._state_before)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Stand where ``state`` says."""
@@ -77,23 +78,24 @@ class Stream:
             self._state_before = None
             return
         raw = io.BytesIO(base64.b64decode(before["state"]))
-        self._dataset.load_state_dict(torch.load(raw, weights_only=True))
-        self._epoch = int(before["epoch"])
-        self._read = self._last_start = int(state["samples"])
-        self._state_before = dict(before)
+        self._stand_at(int(before["epoch"]), torch.load(raw, weights_only=True), int(state["samples"]))
 
-    def _state(self) -> dict[str, Any] | None:
-        """As JSON: what the dataset says of itself becomes text, which only torch's restricted unpickler reads."""
-        if not self._is_stateful:
-            return None
-        raw = io.BytesIO()
-        torch.save(self._dataset.state_dict(), raw)
-        return {"epoch": self._epoch, "state": base64.b64encode(raw.getvalue()).decode()}
+    def _stand_at(self, epoch: int, state: Any, samples: int) -> None:
+        self._iterator, self._last = None, []
+        self._state_before = epoch, copy.deepcopy(state)
+        self._dataset.load_state_dict(state)
+        self._epoch = epoch
+        self._read = self._last_start = samples
+
+    def _state(self) -> tuple[int, Any] | None:
+        """A copy, for what a dataset gives may change with it; it becomes text only when somebody asks."""
+        return (self._epoch, copy.deepcopy(self._dataset.state_dict())) if self._is_stateful else None
 
     def _go_to(self, position: int, num_epochs: int | None) -> None:
         if position < self._read:
             if position == self._last_start and self._state_before is not None:
-                self.load_state_dict(self.state_dict())
+                epoch, state = self._state_before
+                self._stand_at(epoch, copy.deepcopy(state), position)
             else:
                 self._iterator, self._epoch, self._read = None, 0, 0
         while self._read < position:
@@ -127,3 +129,12 @@ class Stream:
                 was_empty = len(found) == before
         self._read += len(found)
         return found
+
+
+def _to_json(state: tuple[int, Any] | None) -> dict[str, Any] | None:
+    """What the dataset says of itself as text, which only torch's restricted unpickler reads."""
+    if state is None:
+        return None
+    raw = io.BytesIO()
+    torch.save(state[1], raw)
+    return {"epoch": state[0], "state": base64.b64encode(raw.getvalue()).decode()}

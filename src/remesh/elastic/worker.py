@@ -35,11 +35,13 @@ from remesh.elastic.position import derive_seed
 from remesh.elastic.snapshots.memory import Buffer, read_snapshot
 from remesh.elastic.snapshots.taker import Shelf, SnapshotTaker
 from remesh.elastic.state import Held
+from remesh.elastic.tls import Tls
 from remesh.elastic.token import Token
 from remesh.errors import FormatError, PeerError
 from remesh.layout.from_torch import forget_meshes
 
 STORE_TIMEOUT_S = 60.0
+STORE_CONNECT_S = 5.0
 PROGRESS_INTERVAL_S = 0.5
 """How often a worker tells its agent that it makes steps."""
 STILL_INSIDE_S = 1.0
@@ -70,7 +72,8 @@ class Worker:
         if device_type == "cuda":
             torch.cuda.set_device(self._slot)
         self._lower = LowerHalf(backend, device_type, timeout_s)
-        self._store = _connect_store()
+        self._store: dist.Store | None = None
+        self._store_endpoint = ""
         self._held: Held | None = None
         self._taken = True
         self._job: Job | None = None
@@ -98,6 +101,8 @@ class Worker:
                 self._next_meeting = None
                 if message["do"] == "exit":
                     raise Exit(bool(message["ok"]), str(message["text"]))
+                if message.get("forget"):
+                    self._held = None
                 self._lower.shed()
                 forget_meshes()
                 self._stay(train, Generation.from_json(message["plan"]), message)
@@ -107,41 +112,58 @@ class Worker:
             self._link.close()
 
     def _stay(self, train: Callable[[Job], Any], plan: Generation, message: Message) -> None:
-        """One generation, from growing the network to leaving it."""
+        """From growing the network to leaving it: one generation, or several of one shape."""
         rank = int(message["rank"])
-        taker = SnapshotTaker(self._shelf_of(plan, message), self._link.send, self._log.write)
+        self._message = message
+        self._taker = SnapshotTaker(self._shelf_of(plan, message), self._link.send, self._log.write)
         # From now on a break of this generation severs what grows; one that came before is in `_broken`.
         self._generation = plan.number
         self._told_s = None
         try:
-            if self._broken >= plan.number:
-                raise PeerError(f"entering generation {plan.number}: it is broken already; all meet again")
-            self._lower.grow(dist.PrefixStore(f"gen{plan.number}", self._store), rank, plan.axes)
-            self._log.write("grown", generation=plan.number, rank=rank, axes=plan.axes)
+            if plan.in_place:
+                self._lower.pretend(rank, plan.axes)
+            else:
+                self._grow(plan, message)
             seed_everything(derive_seed(self._options.seed))
-            place = Place(plan, rank, self._lower, taker, self._read_snapshots(message))
+            snapshots = self._read_snapshots(message)
+            place = Place(plan, rank, self._lower, self._taker, plan.in_place, snapshots)
             # From here on the job keeps the held state, and drops it once it is filled: not two copies.
             self._job = Job(place, self._held, caller=self, options=self._options, log=self._log)
             self._held = None
             train(self._job)
             self._job.finish()
             self._keep()
-            self._link.send({"say": "done", "generation": plan.number, "report": asdict(self._report())})
+            self._link.send({"say": "done", "generation": self._generation, "report": asdict(self._report())})
         except Leave:
             self._leave(None)
         except Exception as error:
-            if self._broken >= plan.number or is_network_error(error):
+            if self.is_broken or is_network_error(error):
                 self._leave(error)
             else:
                 self._fail(error)
         finally:
-            taker.close()
+            self._taker.close()
+
+    def _grow(self, plan: Generation, message: Message) -> None:
+        rank = int(message["rank"])
+        if self.is_broken:
+            raise PeerError(f"entering generation {plan.number}: it is broken already; all meet again")
+        store = dist.PrefixStore(f"gen{plan.number}", self._store_at(str(message["store"])))
+        self._lower.grow(store, rank, plan.axes)
+        self._log.write("grown", generation=plan.number, rank=rank, axes=plan.axes, in_place=plan.in_place)
+
+    def _store_at(self, endpoint: str) -> dist.Store:
+        """The store that is in force, for making groups; connections end with the store they were made to."""
+        if self._store is None or self._store_endpoint != endpoint:
+            self._store, self._store_endpoint = _connect_store(endpoint), endpoint
+        return self._store
 
     def _shelf_of(self, plan: Generation, message: Message) -> Shelf:
         neighbour = message["neighbour"]
         token = Token(os.environ["TORCHELASTIC_RUN_ID"], bytes.fromhex(message["secret"]))
         where = None if neighbour is None else (str(neighbour[0]), int(neighbour[1]))
-        return Shelf(plan.number, int(message["node"]), self._slot, where, token)
+        tls = Tls.from_message(message["tls"])
+        return Shelf(plan.number, int(message["node"]), self._slot, where, token, tls)
 
     def _read_snapshots(self, message: Message) -> tuple[Held, ...]:
         """This worker's share of the snapshots on its node; one that is damaged or gone is told and left out."""
@@ -193,7 +215,8 @@ class Worker:
         job, held = self._job, self._held
         step = job.step if job is not None else held.step if held is not None else None
         taken = job.last_taken if job is not None else self._taken
-        return WorkerReport(self._slot, os.getpid(), self._template, step, in_doubt, taken)
+        can_stay = job is not None and job.can_stay
+        return WorkerReport(self._slot, os.getpid(), self._template, step, in_doubt, taken, can_stay)
 
     # --- Caller, for the job ---
 
@@ -216,6 +239,45 @@ class Worker:
         progress = {"say": "progress", "slot": self._slot, "generation": self._generation, "busy_s": busy_s}
         self._link.send(progress)
         self._told_s, self._steps_untold = now_s, 0
+
+    @property
+    def is_broken(self) -> bool:
+        return self._broken >= self._generation
+
+    def bind(self) -> None:
+        plan = Generation.from_json(self._message["plan"])
+        self._lower.shed()
+        self._grow(plan, self._message)
+
+    def rejoin(self, error: BaseException | None) -> Place | None:
+        job = self._job
+        assert job is not None
+        while True:
+            self._lower.sever()
+            if self._next_meeting is None:
+                if error is not None:
+                    self._suspect(error)
+                self._send_left(in_doubt=False)
+            message = self._next_meeting or self._link.next()
+            self._next_meeting = message
+            if message["do"] == "exit":
+                raise Exit(bool(message["ok"]), str(message["text"]))
+            plan = Generation.from_json(message["plan"])
+            if not plan.in_place or int(message["rank"]) != job.rank:
+                return None
+            self._next_meeting, self._message = None, message
+            self._taker.close()
+            self._taker = SnapshotTaker(self._shelf_of(plan, message), self._link.send, self._log.write)
+            self._lower.shed()
+            self._generation, self._told_s = plan.number, None
+            try:
+                self._grow(plan, message)
+            except Exception as lost:
+                if not is_network_error(lost):
+                    raise
+                error = lost
+                continue
+            return Place(plan, job.rank, self._lower, self._taker, snapshots=self._read_snapshots(message))
 
     def resolve_vote(self, error: BaseException) -> bool | None:
         job = self._job
@@ -269,7 +331,9 @@ class Worker:
             self._log.write("still-inside", generation=generation, place=standing.place, stack=standing.text)
 
 
-def _connect_store() -> dist.Store:
-    host, _, port = os.environ["REMESH_STORE"].rpartition(":")
-    store = dist.TCPStore(host, int(port), is_master=False, timeout=timedelta(seconds=STORE_TIMEOUT_S))
+def _connect_store(endpoint: str) -> dist.Store:
+    host, _, port = endpoint.rpartition(":")
+    # Its agent has just used it: one that does not answer is lost, and all meet again.
+    store = dist.TCPStore(host, int(port), is_master=False, timeout=timedelta(seconds=STORE_CONNECT_S))
+    store.set_timeout(timedelta(seconds=STORE_TIMEOUT_S))
     return dist.PrefixStore(f"remesh/{os.environ['TORCHELASTIC_RUN_ID']}/groups", store)

@@ -1,4 +1,4 @@
-"""A cluster in one thread: agents' machines, a store that is a dict, and workers that are counters.
+"""A cluster in one thread: agents' machines, stores that are dicts, and workers that are counters.
 
 Nothing is a process and no time passes by itself, so that thousands of failure stories run per second and every one can
 be replayed from its seed. What is real is the protocol: :class:`remesh.elastic.membership.AgentMachine`.
@@ -7,11 +7,24 @@ be replayed from its seed. What is real is the protocol: :class:`remesh.elastic.
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from remesh.elastic.generation import Generation, NodeInfo, WorkerReport
+from remesh.elastic.failover import (
+    REFUSED,
+    SILENT,
+    Answer,
+    Base,
+    Join,
+    Open,
+    Opening,
+    Place,
+    Register,
+    Standby,
+    decide_move,
+)
+from remesh.elastic.generation import Generation, WorkerReport
 from remesh.elastic.machine_io import (
     Event,
     Finish,
@@ -22,7 +35,7 @@ from remesh.elastic.machine_io import (
     Probe,
     Publish,
     StartWorker,
-    StoreView,
+    StoreMoved,
     Tell,
     Tick,
     WorkerDone,
@@ -33,8 +46,11 @@ from remesh.elastic.machine_io import (
 )
 from remesh.elastic.membership import AgentMachine, AgentRules
 from remesh.elastic.mesh_policy import make_template
+from remesh.elastic.view import StoreReader
 
 SIGKILL = 9
+HEARTBEAT_S = 1.0
+"""How long an agent may be silent before those who watch it think it dead."""
 
 
 @dataclass
@@ -46,13 +62,52 @@ class FakeWorker:
     step: int | None = None
     """Batches resolved in its state; None before it was filled."""
     in_doubt: bool = False
-    generation: int = 0
-    """The generation it trains in; 0 when it is in none."""
+    plan: Generation | None = None
+    """The generation it trains in; None when it is in none."""
     paused: bool = False
     done: bool = False
 
+    @property
+    def generation(self) -> int:
+        """Number of its generation; 0 when it is in none."""
+        return 0 if self.plan is None else self.plan.number
+
     def report(self, template: dict[str, int]) -> WorkerReport:
         return WorkerReport(self.slot, self.pid, make_template(template).to_json(), self.step, self.in_doubt)
+
+
+@dataclass
+class FakeStore:
+    """What one store holds."""
+
+    keys: dict[str, Mapping[str, Any]] = field(default_factory=dict)
+    opening: Opening | None = None
+    """What it was opened with; None for an agent's store that stands by."""
+    movers: set[int] = field(default_factory=set)
+
+    @property
+    def place(self) -> Place:
+        assert self.opening is not None
+        return self.opening.place
+
+    def get(self, key: str) -> Mapping[str, Any] | None:
+        """For readers: the value of a key."""
+        return self.keys.get(key)
+
+    def get_all(self, keys: Sequence[str]) -> list[Mapping[str, Any] | None]:
+        """For readers: the values of keys."""
+        return [self.keys.get(key) for key in keys]
+
+    def count(self, key: str) -> int:
+        """For readers: how many nodes took a number here; some of these numbers belong to nodes elsewhere."""
+        assert self.opening is not None and key == "nodes/count"
+        taken = [int(key.removeprefix("nodes/")) for key in self.keys if key.startswith("nodes/")]
+        return max(0, max(taken, default=-1) + 1 - self.opening.first_index)
+
+    def plans(self) -> list[Generation]:
+        """Generations decided here or brought along, in order."""
+        found = [Generation.from_json(value) for key, value in self.keys.items() if key.endswith("/plan")]
+        return sorted(found, key=lambda plan: plan.number)
 
 
 @dataclass
@@ -60,9 +115,22 @@ class FakeAgent:
     """A machine and its workers. ``alive`` is False once it was killed or has finished."""
 
     machine: AgentMachine
+    store: FakeStore
+    """The one that it uses."""
     workers: dict[int, FakeWorker] = field(default_factory=dict)
     alive: bool = True
     finish: Finish | None = None
+    standby: FakeStore = field(default_factory=FakeStore)
+    """Its own."""
+    side: int = 0
+    """Nodes on different sides of a cut network do not reach each other."""
+    is_silent: bool = False
+    """Whether its machine answers nothing once the node is dead, not even by refusing."""
+    frozen: bool = False
+    """Whether it stands still with its workers, as under SIGSTOP."""
+    reader: StoreReader = field(default_factory=StoreReader)
+    unheard_since_s: dict[int, float] = field(default_factory=dict)
+    """Nodes that it watches and does not hear, and since when."""
 
 
 @dataclass
@@ -74,28 +142,49 @@ class FakeCluster:
     last_step: int
     """Workers are done after this many steps."""
     rng: random.Random
-    store: dict[str, Mapping[str, Any]] = field(default_factory=dict)
+    first_host: int | None = None
+    """Node whose agent hosts the first store; None for a host that is no node, on side 0."""
+    first: FakeStore = field(default_factory=lambda: FakeStore(opening=Opening()))
     agents: dict[int, FakeAgent] = field(default_factory=dict)
     now_s: float = 0.0
     num_steps: int = 0
     """Steps taken by all, over all generations."""
     _next_pid: int = 100
+    _stepped: list[Generation] = field(default_factory=list)
+    """Generations that took steps, in the order of their first."""
 
     def add_node(self) -> int:
         index = len(self.agents)
-        agent = FakeAgent(AgentMachine(index, f"node-{index}", self.rules))
+        agent = FakeAgent(AgentMachine(index, f"node-{index}", self.rules), self.first)
         self.agents[index] = agent
-        info = {"index": index, "name": f"node-{index}", "address": "", "port": 0, "num_slots": self.rules.num_slots}
-        self.store[f"nodes/{index}"] = info
+        if self.first_host == index:
+            agent.standby = self.first
+        opened = [store for store in self._stores() if self._reaches(agent, store)]
+        agent.store = max(opened, key=_place_of, default=self.first)
+        assert agent.store.opening is not None
+        agent.reader.opening = agent.store.opening
+        agent.store.keys[f"nodes/{index}"] = self._info(index)
         self._perform(agent, agent.machine.start(self.now_s))
         return index
 
     def look(self, index: int) -> None:
-        """Agent ``index`` reads the store."""
-        self._feed(index, self._view())
+        """Agent ``index`` reads the store, or looks for another one."""
+        agent = self.agents[index]
+        if not agent.alive or agent.frozen:
+            return
+        later = [store for store in self._stores() if self._reaches(agent, store) and store is not agent.store]
+        if not self._reaches(agent, agent.store):
+            self._search(index)
+        elif later and _place_of(max(later, key=_place_of)) > _place_of(agent.store):
+            # Whoever hosts a later place tells all earlier ones that it can reach.
+            self._join(agent, max(later, key=_place_of))
+        else:
+            self._feed(index, agent.reader.read(agent.store, agent.machine.wants))
 
     def tick(self, index: int, elapsed_s: float) -> None:
         self.now_s += elapsed_s
+        if self._reaches(self.agents[index], self.agents[index].store):
+            self._listen(self.agents[index])
         self._feed(index, Tick())
 
     def call_in(self, index: int) -> None:
@@ -106,23 +195,22 @@ class FakeCluster:
 
     def train(self) -> None:
         """If all members of the newest generation are in it, they vote and take a step, or leave if one was paused."""
-        members = self._members()
-        if not members:
-            return
-        self._vote([worker for _, worker in members])
-        for index, worker in members:
-            self._after_vote(index, worker, paused=any(one.paused for _, one in members))
+        for plan in self._present():
+            if members := self._members(plan):
+                self._vote([worker for _, worker in members], plan)
+                for index, worker in members:
+                    self._after_vote(index, worker, paused=any(one.paused for _, one in members))
 
     def kill_worker_while_voting(self, index: int, slot: int) -> None:
         """A worker dies after all have voted: some survivors see the outcome, the others are in doubt."""
         worker = self.agents[index].workers.get(slot)
-        members = self._members()
+        members = self._members(worker.plan) if worker is not None and worker.plan is not None else []
         if worker is None or all(one is not worker for _, one in members):
             self.kill_worker(index, slot)
             return
         survivors = [(at, one) for at, one in members if one is not worker]
         informed = [one for _, one in survivors if self.rng.random() < 0.5]
-        self._vote(informed)
+        self._vote(informed, worker.plan)
         self.kill_worker(index, slot)
         for at, one in survivors:
             if one in informed:
@@ -132,17 +220,39 @@ class FakeCluster:
                 self._lose_peer(at, one)
 
     def kill_worker(self, index: int, slot: int) -> None:
-        if self.agents[index].alive and slot in self.agents[index].workers:
-            del self.agents[index].workers[slot]
+        agent = self.agents[index]
+        if agent.alive and not agent.frozen and slot in agent.workers:
+            del agent.workers[slot]
             self._feed(index, WorkerExited(slot, -SIGKILL))
             self._break_collectives()
 
     def preempt_node(self, index: int) -> None:
         self._feed(index, LeaveAsked("pre-empted"))
 
-    def kill_node(self, index: int) -> None:
+    def freeze_node(self, index: int) -> None:
+        """It stands still with its workers, as under SIGSTOP: no answer comes, nor a refusal."""
+        self.agents[index].frozen = self.agents[index].alive
+
+    def thaw_node(self, index: int) -> None:
+        """It goes on as if nothing had been."""
+        agent = self.agents[index]
+        if agent.frozen:
+            agent.frozen = False
+            for worker in list(agent.workers.values()):
+                if worker.plan is not None and worker.plan != self.generations()[-1]:
+                    self._lose_peer(index, worker)
+
+    def kill_node(self, index: int, *, is_silent: bool = False) -> None:
+        """``is_silent``: as when power is lost, so that not even its kernel answers."""
         self.agents[index].alive = False
+        self.agents[index].is_silent = is_silent
         self.agents[index].workers.clear()
+        self._break_collectives()
+
+    def cut(self, sides: Mapping[int, int]) -> None:
+        """Divide the network; nodes that are not named are on side 0, as is a store that no node hosts."""
+        for index, agent in self.agents.items():
+            agent.side = sides.get(index, 0)
         self._break_collectives()
 
     def settle(self, num_rounds: int = 400) -> None:
@@ -160,27 +270,46 @@ class FakeCluster:
 
     def generations(self) -> list[Generation]:
         """All that were decided, in order."""
-        found: list[Generation] = []
-        while (plan := self.store.get(f"gen/{len(found) + 1}/plan")) is not None:
-            found.append(Generation.from_json(plan))
-        return found
+        known = {plan.number: plan for store in sorted(self._stores(), key=_place_of) for plan in store.plans()}
+        return [known[number] for number in sorted(known)]
 
     # --- how the cluster reacts ---
 
-    def _members(self) -> list[tuple[int, FakeWorker]]:
-        """The newest generation's placed workers if all of them are alive, in it and undisturbed; else nothing."""
-        plans = self.generations()
-        if not plans:
-            return []
-        found = []
-        for member in plans[-1].members:
-            worker = self.agents[member.node].workers.get(member.slot)
-            if worker is None or worker.pid != member.pid or worker.generation != plans[-1].number or worker.done:
-                return []
-            found.append((member.node, worker))
+    def _listen(self, agent: FakeAgent) -> None:
+        """To the heartbeats of those that an agent watches."""
+        watched = agent.machine.watched
+        agent.unheard_since_s = {at: since_s for at, since_s in agent.unheard_since_s.items() if at in watched}
+        for other in sorted(watched):
+            if isinstance(self._ask(agent, other), Standby):
+                agent.unheard_since_s.pop(other, None)
+            elif self.now_s - agent.unheard_since_s.setdefault(other, self.now_s) > HEARTBEAT_S:
+                self._feed(agent.machine.index, NodeDead(other, "no heartbeat", is_certain=False))
+
+    def _present(self) -> list[Generation]:
+        """Generations that some worker is in."""
+        found: list[Generation] = []
+        for agent in self.agents.values():
+            for worker in agent.workers.values():
+                if worker.plan is not None and worker.plan not in found:
+                    found.append(worker.plan)
         return found
 
-    def _vote(self, informed: list[FakeWorker]) -> None:
+    def _members(self, plan: Generation) -> list[tuple[int, FakeWorker]]:
+        """A generation's workers if all of them are alive, in it, undisturbed and not cut off; else nothing."""
+        found = []
+        for member in plan.members:
+            agent = self.agents[member.node]
+            worker = None if agent.frozen else agent.workers.get(member.slot)
+            if worker is None or worker.pid != member.pid or worker.plan != plan or worker.done:
+                return []
+            found.append((member.node, worker))
+        return found if len({self.agents[index].side for index, _ in found}) == 1 else []
+
+    def _vote(self, informed: list[FakeWorker], plan: Generation | None) -> None:
+        assert plan is not None
+        if informed and plan not in self._stepped:
+            self._stepped.append(plan)
+        assert not informed or plan == self._stepped[-1], f"two jobs: {plan.number} and {self._stepped[-1].number}"
         steps = {worker.step for worker in informed}
         assert len(steps) <= 1, f"ranks of one generation stand at different steps {steps}"
         for worker in informed:
@@ -191,7 +320,7 @@ class FakeCluster:
     def _after_vote(self, index: int, worker: FakeWorker, *, paused: bool) -> None:
         generation = worker.generation
         if paused:
-            worker.generation, worker.paused = 0, False
+            worker.plan, worker.paused = None, False
             self._feed(index, WorkerLeft(worker.report(self.template)))
         elif worker.step is not None and worker.step >= self.last_step:
             worker.done = True
@@ -199,59 +328,99 @@ class FakeCluster:
 
     def _break_collectives(self) -> None:
         """Members of a generation that has lost one notice, in any order."""
-        plans = self.generations()
-        if not plans or self._members():
-            return
-        gone = any(
-            (worker := self.agents[member.node].workers.get(member.slot)) is None or worker.pid != member.pid
-            for member in plans[-1].members
-        )
-        if gone:
+        for plan in self._present():
+            nodes = [self.agents[member.node] for member in plan.members]
+            gone = any(
+                (worker := self.agents[member.node].workers.get(member.slot)) is None or worker.pid != member.pid
+                for member in plan.members
+            )
+            if not gone and len({agent.side for agent in nodes}) == 1:
+                continue
             for index, agent in self.agents.items():
                 for worker in list(agent.workers.values()):
-                    if agent.alive and worker.generation == plans[-1].number and not worker.done:
+                    if agent.alive and not agent.frozen and worker.plan == plan and not worker.done:
                         self._lose_peer(index, worker)
 
     def _lose_peer(self, index: int, worker: FakeWorker) -> None:
-        generation, worker.generation, worker.paused = worker.generation, 0, False
+        generation, worker.plan, worker.paused = worker.generation, None, False
         if generation:
             self._feed(index, WorkerSuspects(worker.slot, generation, "connection closed by peer"))
             self._feed(index, WorkerLeft(worker.report(self.template)))
 
-    def _view(self) -> StoreView:
-        plans = self.generations()
-        number = len(plans)
-        nodes = {index: NodeInfo(**self.store[f"nodes/{index}"]) for index in self.agents}
-        here = {
-            index: tuple(WorkerReport(**report) for report in value["workers"])
-            for index in nodes
-            if (value := self.store.get(f"gen/{number + 1}/here/{index}")) is not None
-        }
-        return StoreView(
-            latest=number,
-            plan=plans[-1] if plans else None,
-            nodes=nodes,
-            here=here,
-            pause=self._text(f"gen/{number}/pause"),
-            broken=self._text(f"gen/{number}/broken"),
-            done=frozenset(index for index in nodes if f"gen/{number}/done/{index}" in self.store),
-            end=self.store.get("end"),
-        )
+    # --- stores ---
 
-    def _text(self, key: str) -> str | None:
-        return str(self.store[key]["text"]) if key in self.store else None
+    def _stores(self) -> list[FakeStore]:
+        """All that were opened."""
+        own = [agent.standby for agent in self.agents.values() if agent.standby is not self.first]
+        return [self.first, *(store for store in own if store.opening is not None)]
+
+    def _host_of(self, store: FakeStore) -> FakeAgent | None:
+        return next((agent for agent in self.agents.values() if agent.standby is store), None)
+
+    def _reaches(self, agent: FakeAgent, store: FakeStore) -> bool:
+        host = self._host_of(store)
+        if host is None:
+            return agent.side == 0 and self.first_host is None
+        # An agent that has finished stays until all have heard of it.
+        return (host.alive or host.finish is not None) and not host.frozen and host.side == agent.side
+
+    def _search(self, index: int) -> None:
+        """One round of looking for another store."""
+        agent = self.agents[index]
+        last = agent.reader.plan
+        if last is None:
+            agent.alive = False
+            return
+        base = Base(tuple(last.nodes), last.place)
+        answers: dict[int, Answer] = {node: self._ask(agent, node) for node in self.agents}
+        match decide_move(index, agent.store.place, [base], old_answers=False, answers=answers):
+            case Join(later):
+                self._join(agent, next(store for store in self._stores() if store.place == later))
+            case Register(host):
+                self._bring(agent, self.agents[host].standby)
+                self.agents[host].standby.movers.add(index)
+            case Open(later):
+                store = self.agents[later.host].standby
+                known = tuple(sorted(agent.reader.nodes))
+                store.opening = store.opening or Opening(later, last.number, known, first_index=len(self.agents))
+
+    def _ask(self, agent: FakeAgent, node: int) -> Answer:
+        other = self.agents[node]
+        if other.side != agent.side or other.frozen or (not other.alive and other.is_silent):
+            return SILENT
+        if not other.alive:
+            return REFUSED
+        own = other.standby
+        return Standby(None if own.opening is None else own.place, frozenset(own.movers))
+
+    def _join(self, agent: FakeAgent, store: FakeStore) -> None:
+        self._bring(agent, store)
+        agent.store = store
+        assert store.opening is not None
+        agent.reader.move(store, store.opening)
+        self._perform(agent, agent.machine.handle(StoreMoved(), self.now_s))
+
+    def _bring(self, agent: FakeAgent, store: FakeStore) -> None:
+        for index in agent.reader.nodes:
+            store.keys.setdefault(f"nodes/{index}", self._info(index))
+        if (last := agent.reader.plan) is not None:
+            store.keys.setdefault(f"gen/{last.number}/plan", last.to_json())
+
+    def _info(self, index: int) -> dict[str, Any]:
+        return {"index": index, "name": f"node-{index}", "address": "", "port": 0, "num_slots": self.rules.num_slots}
 
     def _feed(self, index: int, event: Event) -> None:
         agent = self.agents[index]
-        if agent.alive:
+        if agent.alive and not agent.frozen:
             self._perform(agent, agent.machine.handle(event, self.now_s))
 
     def _perform(self, agent: FakeAgent, instructions: list[Instruction]) -> None:
         for instruction in instructions:
             match instruction:
                 case Publish(key, value, once):
-                    if not (once and key in self.store):
-                        self.store[key] = value
+                    keys = agent.store.keys
+                    if self._reaches(agent, agent.store) and not (once and key in keys):
+                        keys[key] = value
                 case StartWorker(slot):
                     self._next_pid += 1
                     agent.workers[slot] = FakeWorker(self._next_pid, slot)
@@ -260,9 +429,9 @@ class FakeCluster:
                         del agent.workers[slot]
                         self._feed(agent.machine.index, WorkerExited(slot, -SIGKILL))
                 case Probe(indices):
-                    for dead in indices:
-                        if not self.agents[dead].alive:
-                            self._feed(agent.machine.index, NodeDead(dead, "refuses connections"))
+                    for index in indices:
+                        if not self.agents[index].alive and self._ask(agent, index) == REFUSED:
+                            self._feed(agent.machine.index, NodeDead(index, REFUSED))
                 case Tell(slot, message):
                     self._tell(agent, slot, message)
                 case Finish():
@@ -275,6 +444,8 @@ class FakeCluster:
         if worker is None:
             return
         if message["do"] == "meet":
+            if message.get("forget"):
+                worker.step = None
             self._fill(worker, Generation.from_json(message["plan"]))
         elif message["do"] == "pause":
             worker.paused = worker.generation == message["generation"]
@@ -288,4 +459,8 @@ class FakeCluster:
         """A worker enters a generation: in doubt it follows the decision, empty or behind it is filled by others."""
         if worker.step is not None:
             assert worker.step <= plan.step, f"worker {worker.pid} at step {worker.step} was sent back to {plan.step}"
-        worker.step, worker.in_doubt, worker.generation, worker.done = plan.step, False, plan.number, False
+        worker.step, worker.in_doubt, worker.plan, worker.done = plan.step, False, plan, False
+
+
+def _place_of(store: FakeStore) -> Place:
+    return store.place

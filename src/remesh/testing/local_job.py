@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -26,16 +27,28 @@ Event = dict[str, Any]
 
 
 class LocalJob:
-    """Agents of one job, by node name. A context manager: whatever still runs at the end is killed."""
+    """Agents of one job, by node name. A context manager: whatever still runs at the end is killed.
 
-    def __init__(self, folder: Path, script: Sequence[str], *, nnodes: str = "1:2", workers_per_node: int = 2) -> None:
+    The store is this process's, and outlives all nodes; with ``hosts_store`` the first node hosts it instead.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        script: Sequence[str],
+        *,
+        nnodes: str = "1:2",
+        workers_per_node: int = 2,
+        hosts_store: bool = False,
+    ) -> None:
         self.folder = folder
         self.events: list[Event] = []
         self.agents: dict[str, subprocess.Popen[bytes]] = {}
         self._script = list(script)
         self._nnodes = nnodes
         self._workers_per_node = workers_per_node
-        self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        self._store = None if hosts_store else dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        self._endpoint = f"127.0.0.1:{_free_port() if self._store is None else self._store.port}"
         (folder / "events").mkdir(parents=True, exist_ok=True)
         self._reader = EventReader(folder / "events")
 
@@ -51,8 +64,16 @@ class LocalJob:
         """Start a node's agent; ``options`` are further flags of ``remesh run``."""
         command = [
             *(sys.executable, "-m", "remesh", "run", "--nnodes", self._nnodes, "--last-call", "30"),
-            *("--nproc-per-node", str(self._workers_per_node), "--rdzv-endpoint", f"127.0.0.1:{self._store.port}"),
-            *("--rdzv-id", "local", "--no-rdzv-host", "--node-name", node, "--events-dir", str(self.folder / "events")),
+            *("--nproc-per-node", str(self._workers_per_node), "--rdzv-endpoint", self._endpoint),
+            *(
+                "--rdzv-id",
+                "local",
+                *([] if self._store is None else ["--no-rdzv-host"]),
+                "--node-name",
+                node,
+                "--events-dir",
+                str(self.folder / "events"),
+            ),
             *options,
             *self._script,
         ]
@@ -129,6 +150,11 @@ class LocalJob:
         new = self._reader.poll()
         self.events += new
         return new
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return int(probe.getsockname()[1])
 
 
 def _kill(pid: int) -> None:

@@ -1,6 +1,7 @@
 """A training script small enough to be killed often. Its flags choose the layout and the mishap."""
 
 import argparse
+import contextlib
 import sys
 import time
 from collections.abc import Iterator
@@ -52,6 +53,7 @@ def main() -> None:
     parser.add_argument("--pause-s", type=float, default=0.05, help="length of a step")
     parser.add_argument("--full-size", type=int, default=1, help="with fewer ranks, steps take their time")
     parser.add_argument("--mishap", choices=["raise", "exit", "vote-no", "stuck"])
+    parser.add_argument("--attempt", action="store_true", help="stay in the loop of steps when a member is replaced")
     parser.add_argument("--timeout-s", type=float, default=30.0)
     options = parser.parse_args()
     if options.mishap == "exit":
@@ -60,6 +62,7 @@ def main() -> None:
     mesh = {axis: int(size) for axis, size in (part.split("=") for part in options.mesh.split(","))}
 
     def train(job: remesh.Job) -> None:
+        job.log("entered")
         model = torch.nn.Sequential(
             torch.nn.Linear(WIDTH, 4 * WIDTH), torch.nn.Tanh(), torch.nn.Linear(4 * WIDTH, WIDTH)
         )
@@ -68,24 +71,31 @@ def main() -> None:
         optim = torch.optim.AdamW(model.parameters(), lr=1e-2)
         data: Samples | Stream = Stream(Shuffled()) if options.stream else Samples()
         job.carry(model=model, optim=optim, **({"data": data} if options.stream else {}))
+        attempt = job.attempt if options.attempt else contextlib.nullcontext
         for indices, x in job.batches(data, BATCH_SIZE, max_steps=options.steps):
-            job.log("batch", samples=indices.tolist() if job.batch_weight else [])
-            time.sleep(options.pause_s if job.world_size >= options.full_size else 0.4)
-            loss = (model(x) - x.roll(1, -1)).square().mean() * job.batch_weight
-            loss.backward()
-            if not options.fsdp:
-                for parameter in model.parameters():
-                    dist.all_reduce(parameter.grad)
-                    parameter.grad /= dist.get_world_size()
-            bad_step = job.step == 5 and job.rank == 1
-            if options.mishap == "raise" and bad_step:
-                raise ValueError("the sky is falling")
-            if options.mishap == "stuck" and bad_step and job.generation == 1:
-                time.sleep(3600)
-            if job.commit(ok=not (options.mishap == "vote-no" and bad_step)):
-                optim.step()
-                job.log("step", checksum=checksum(model), draw=float(torch.rand(())))
-            optim.zero_grad()
+            with attempt():
+                take_step(job, model, optim, indices, x)
+
+    def take_step(
+        job: remesh.Job, model: torch.nn.Module, optim: torch.optim.Optimizer, indices: torch.Tensor, x: torch.Tensor
+    ) -> None:
+        job.log("batch", samples=indices.tolist() if job.batch_weight else [])
+        time.sleep(options.pause_s if job.world_size >= options.full_size else 0.4)
+        loss = (model(x) - x.roll(1, -1)).square().mean() * job.batch_weight
+        loss.backward()
+        if not options.fsdp:
+            for parameter in model.parameters():
+                dist.all_reduce(parameter.grad)
+                parameter.grad /= dist.get_world_size()
+        bad_step = job.step == 5 and job.rank == 1
+        if options.mishap == "raise" and bad_step:
+            raise ValueError("the sky is falling")
+        if options.mishap == "stuck" and bad_step and job.generation == 1:
+            time.sleep(3600)
+        if job.commit(ok=not (options.mishap == "vote-no" and bad_step)):
+            optim.step()
+            job.log("step", checksum=checksum(model), draw=float(torch.rand(())))
+        optim.zero_grad()
 
     remesh.elastic(
         train,

@@ -1,6 +1,7 @@
 """Meetings: when they close, and what they decide."""
 
 import json
+from dataclasses import replace
 
 from remesh.elastic.generation import (
     MAX_STALLS,
@@ -60,6 +61,20 @@ def test_survivors_come_before_newcomers_and_keep_their_order() -> None:
     plan = decide_generation(first_generation(), NODES, here, {}, RULES, 0.1)
     assert isinstance(plan, Generation)
     assert [member.node for member in plan.members] == [0, 0, 1, 1, 2, 2]
+
+
+def test_spare_takes_the_seat_of_the_dead_and_the_others_keep_theirs() -> None:
+    """Four places and a spare; rank 1 dies. Nothing is reshaped: its seat is the spare's."""
+    template = make_template({"dp": 4}).to_json()
+    nodes = {index: NodeInfo(index, f"node-{index}", "127.0.0.1", 1, 1) for index in range(5)}
+    here = {index: (WorkerReport(0, 100 + index, template, 3),) for index in range(5)}
+    first = decide_generation(None, nodes, here, {}, replace(RULES, max_nodes=5), 0.0)
+    assert isinstance(first, Generation) and [one.pid for one in first.standby] == [104]
+    del here[1]
+    plan = decide_generation(first, nodes, here, {1: "port refused"}, RULES, 0.0)
+    assert isinstance(plan, Generation)
+    assert [member.pid for member in plan.members] == [100, 104, 102, 103]
+    assert plan.failures == {"node-1": 1}
 
 
 def test_different_meshes_in_one_job_are_refused() -> None:

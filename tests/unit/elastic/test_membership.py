@@ -124,6 +124,8 @@ def test_any_story_of_deaths_and_joins_ends_well_with_all_ranks_at_the_same_step
         rng = random.Random(seed)
         for _ in range(rng.randrange(4, 60)):
             happen(cluster, rng)
+        for index in cluster.agents:
+            cluster.thaw_node(index)
         cluster.settle(800)
         story = f"seed {seed}: {[(plan.number, plan.axes, plan.step, plan.reason) for plan in cluster.generations()]}"
         finished = [agent.finish for agent in cluster.agents.values() if agent.finish is not None]
@@ -158,9 +160,45 @@ def happen(cluster: FakeCluster, rng: random.Random) -> None:
         cluster.kill_worker_while_voting(index, rng.randrange(2))
     elif what < 0.96 and _others_hold_state(cluster, index):
         cluster.kill_worker(index, rng.randrange(2))
+    elif what < 0.975 and _others_hold_state(cluster, index):
+        cluster.freeze_node(index)
+    elif what < 0.985:
+        cluster.thaw_node(index)
     elif len(alive) < 5 and cluster.agents[alive[0]].machine.phase is not Phase.ENDING:
         cluster.add_node()
 
 
 def _others_hold_state(cluster: FakeCluster, index: int) -> bool:
-    return any(agent.alive and agent.workers for at, agent in cluster.agents.items() if at != index)
+    return any(
+        agent.alive and not agent.frozen and agent.workers for at, agent in cluster.agents.items() if at != index
+    )
+
+
+def test_node_that_froze_and_was_given_up_comes_back_without_its_old_state() -> None:
+    """A node stands still for longer than its heartbeat may; the others go on; it wakes up and wants in again."""
+    cluster = make_cluster(num_nodes=2)
+    run_steps(cluster, 3)
+    cluster.freeze_node(1)
+    run_steps(cluster, 6)
+    cluster.thaw_node(1)
+    cluster.settle()
+    plans = cluster.generations()
+    assert [plan.axes["dp"] for plan in plans] == [4, 2, 4]
+    assert "node-1 joined" in plans[-1].reason
+    assert ends(cluster) == [True, True]
+
+
+def test_leader_of_a_meeting_may_die_or_freeze_in_it() -> None:
+    """Whoever leads the meeting is lost before it has proposed; somebody else leads."""
+    for lose in (FakeCluster.kill_node, FakeCluster.freeze_node):
+        cluster = make_cluster(num_nodes=3)
+        run_steps(cluster, 3)
+        cluster.kill_node(2)
+        for index in (0, 1):
+            cluster.look(index)
+        leader = int(cluster.first.keys["gen/2/lead/0"]["node"])
+        lose(cluster, leader)
+        run_steps(cluster, 6)
+        cluster.settle()
+        assert {"node": 1 - leader} in (cluster.first.get("gen/2/lead/1"), cluster.first.get("gen/3/lead/0"))
+        assert ends(cluster)[0]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -55,3 +57,10 @@ def test_cause_is_what_a_plain_search_finds(rows: list[tuple[int, float, str]]) 
 def test_failure_survives_json() -> None:
     one = failure(1, 2.5)
     assert WorkerFailure.from_json(one.to_json()) == one
+
+
+def test_clock_that_runs_ahead_on_one_node_does_not_change_the_cause() -> None:
+    """Rank 2's node told first; the clock of rank 0's node is an hour behind."""
+    first = replace(failure(2, 7200.0), order=1)
+    later = replace(failure(0, 3600.0), order=2)
+    assert decide_cause([later, first])[0].rank == 2

@@ -42,6 +42,10 @@ class HealthWatch:
         self._stragglers = frozenset()
         self._machine.begin(plan, time.monotonic())
 
+    def restart(self) -> None:
+        """Another store is in force: what was asked and told in the old one is void."""
+        self._machine.restart(time.monotonic())
+
     def take(self, message: dict[str, Any]) -> None:
         """A worker tells that it made a step, or where it stands."""
         plan = self._plan

@@ -54,10 +54,14 @@ class HealthMachine:
     def begin(self, generation: Generation, now_s: float) -> None:
         """A new generation runs: all that was known is over."""
         if self._generation is None or generation.number != self._generation.number:
-            self._generation, self._progress_s = generation, now_s
-            self._asked_s = None
-            self._answers.clear()
-            self._told.clear()
+            self._generation = generation
+            self.restart(now_s)
+
+    def restart(self, now_s: float) -> None:
+        """Whatever was asked and told is over."""
+        self._progress_s, self._asked_s = now_s, None
+        self._answers.clear()
+        self._told.clear()
 
     def progressed(self, now_s: float) -> None:
         """One of this node's workers made a step."""

@@ -89,6 +89,6 @@ class BusyMeter:
         ident = threading.main_thread().ident
         assert ident is not None
         while not self._stop.wait(SAMPLE_INTERVAL_S):
-            frame = sys._current_frames().get(ident)
             self._samples += 1
-            self._waiting += bool(find_collective(frame))
+            # No frame is kept until the next look: it would keep alive all that its function had, as gradients.
+            self._waiting += bool(find_collective(sys._current_frames().get(ident)))

@@ -46,7 +46,7 @@ TORCHRUN_FLAGS = (
     Flag("nnodes", TEXT, "1:1", "Nodes of the job: N, or MIN:MAX for an elastic job."),
     Flag("nproc-per-node", TEXT, "1", "Workers on this node: a number, auto, cpu, gpu or xpu."),
     Flag("rdzv-backend", TEXT, "static", "How nodes meet: static, c10d, etcd. In-process mode meets on c10d."),
-    Flag("rdzv-endpoint", TEXT, "", "HOST[:PORT] where the nodes meet."),
+    Flag("rdzv-endpoint", TEXT, "", "HOST[:PORT] where the nodes meet; in-process mode takes several, with commas."),
     Flag("rdzv-id", TEXT, "none", "Name of the job, equal on all its nodes."),
     Flag("rdzv-conf", TEXT, "", "KEY=VALUE,... for the meeting: join_timeout, last_call_timeout, is_host, ..."),
     Flag("standalone", SWITCH, False, "A job of this node alone, on a free port."),
@@ -133,6 +133,9 @@ OUR_FLAGS = (
     Flag("events-dir", TEXT, None, "Folder for the event logs (JSON lines)."),
     Flag("metrics-port", WHOLE, None, "Serve OpenMetrics on this port of 127.0.0.1; 0 takes a free one."),
     Flag("token-file", TEXT, None, "File with the job's secret, equal on all nodes (or REMESH_TOKEN)."),
+    Flag("tls-cert", TEXT, None, "Certificate of this node, PEM: state between nodes is encrypted.", modes=_IN_PROCESS),
+    Flag("tls-key", TEXT, None, "Its key, PEM.", modes=_IN_PROCESS),
+    Flag("tls-ca", TEXT, None, "Certificate of the authority that signed all nodes', PEM.", modes=_IN_PROCESS),
     Flag("rdzv-host", SWITCH, None, "Host the store here, or not; default: as the endpoint says.", modes=_IN_PROCESS),
     Flag("last-call", REAL, 5.0, "Seconds to wait for more than MIN nodes.", modes=_IN_PROCESS),
     Flag("join-timeout", REAL, 600.0, "Seconds to wait for enough nodes.", modes=_IN_PROCESS),
@@ -150,6 +153,14 @@ OUR_FLAGS = (
         "Seconds without a step until every rank is asked where it stands, and who hangs is killed.",
         modes=_IN_PROCESS,
     ),
+    Flag(
+        "exclude-after",
+        WHOLE,
+        0,
+        "Failures after which a node holds off longer and longer before it comes back; 0: never.",
+        modes=_IN_PROCESS,
+    ),
+    Flag("exclude-delay", REAL, 30.0, "Seconds that it holds off at first; doubles each time.", modes=_IN_PROCESS),
 )
 
 FLAGS = TORCHRUN_FLAGS + OUR_FLAGS

@@ -25,7 +25,7 @@ from remesh.elastic.token import MAC_BYTES, Token
 from remesh.errors import ConfigError
 
 _STATE = "rendezvous"
-_CARD = "card"
+CARD_KEY = "card"
 MAX_CARD_BYTES = 64 << 10
 
 
@@ -89,13 +89,13 @@ def show_card(store: dist.Store, token: Token, card: JobCard) -> Token:
 
     The token that comes back answers the challenge on the card: all that follows is signed with it.
     """
-    key = f"remesh/{token.run_id}/{_CARD}"
+    key = f"remesh/{token.run_id}/{CARD_KEY}"
     text = json.dumps({"card": card.to_json(), "challenge": secrets.token_hex(16)})
-    signed = token.sign(_CARD, text.encode()).hex() + text
+    signed = token.sign(CARD_KEY, text.encode()).hex() + text
     found = bytes(store.compare_set(key, "", signed))
     mac, data = found[: 2 * MAC_BYTES], found[2 * MAC_BYTES :]
     try:
-        is_ours = len(found) <= MAX_CARD_BYTES and token.fits(_CARD, data, bytes.fromhex(mac.decode()))
+        is_ours = len(found) <= MAX_CARD_BYTES and token.fits(CARD_KEY, data, bytes.fromhex(mac.decode()))
     except ValueError:
         is_ours = False
     if not is_ours:

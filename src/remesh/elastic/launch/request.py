@@ -21,12 +21,14 @@ from torch.distributed.elastic.multiprocessing import Std
 from torch.distributed.run import config_from_args, determine_local_world_size
 
 from remesh.elastic.agent import AgentConfig
+from remesh.elastic.exclusion import ExclusionRules
 from remesh.elastic.generation import MeetingRules
 from remesh.elastic.launch.flags import find_flag
 from remesh.elastic.launch.job_card import JobCard
 from remesh.elastic.launch.mode import Mode, ModeChoice, decide_mode
 from remesh.elastic.launch.restart import RestartJob
 from remesh.elastic.membership import AgentRules
+from remesh.elastic.tls import Tls
 from remesh.elastic.token import MIN_SECRET_BYTES, Token
 from remesh.errors import ConfigError
 
@@ -81,6 +83,9 @@ def check_request(request: Request, mode: Mode) -> None:
             f"reading the flags: {flags} mean nothing in {mode.value} mode, which was chosen for {request.script}; "
             "leave them out, or choose with --mode"
         )
+    for dest in ("exclude_after", "exclude_delay"):
+        if values[dest] < 0:
+            raise ConfigError(f"reading --{dest.replace('_', '-')} {values[dest]}: expected 0 or more")
     if values["max_restarts"] < 0:
         raise ConfigError(f"reading --max-restarts {values['max_restarts']}: expected 0 or more")
     if values["no_python"] and values["module"]:
@@ -161,6 +166,7 @@ def in_process_job(request: Request) -> AgentConfig:
             values["leave_timeout"],
             exit_timeout_s,
             values["hang_timeout"],
+            ExclusionRules(values["exclude_after"], values["exclude_delay"]),
         ),
         run_id=values["rdzv_id"],
         endpoint=complete_endpoint(endpoint),
@@ -173,7 +179,22 @@ def in_process_job(request: Request) -> AgentConfig:
         events_folder=request.events_folder,
         card=_card_of(request, Mode.IN_PROCESS),
         token=read_token(request),
+        tls=read_tls(request),
     )
+
+
+def read_tls(request: Request) -> Tls | None:
+    """The files of --tls-cert, --tls-key and --tls-ca, found to be usable; None when none is given."""
+    paths = [request.values[dest] for dest in ("tls_cert", "tls_key", "tls_ca")]
+    if not any(paths):
+        return None
+    if not all(paths):
+        raise ConfigError(
+            f"reading the flags: found {sum(map(bool, paths))} of --tls-cert, --tls-key, --tls-ca; give all"
+        )
+    tls = Tls(*(str(Path(path).absolute()) for path in paths))
+    tls.context(is_server=True)
+    return tls
 
 
 def parse_nnodes(text: str) -> tuple[int, int]:
@@ -185,9 +206,10 @@ def parse_nnodes(text: str) -> tuple[int, int]:
 
 
 def complete_endpoint(endpoint: str) -> str:
-    """The endpoint with its port; a free port of loopback when there is none at all."""
+    """Each endpoint with its port; a free port of loopback when there is none at all."""
     if endpoint:
-        return endpoint if ":" in endpoint else f"{endpoint}:{DEFAULT_PORT}"
+        each = [one.strip() for one in endpoint.split(",")]
+        return ",".join(one if ":" in one else f"{one}:{DEFAULT_PORT}" for one in each)
     with socket.create_server(("127.0.0.1", 0)) as probe:
         return f"127.0.0.1:{probe.getsockname()[1]}"
 

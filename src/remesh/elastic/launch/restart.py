@@ -19,7 +19,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import torch.distributed as dist
@@ -41,6 +41,7 @@ from remesh.elastic.token import Token
 _ENDED = "remesh/ended"
 _FAILURES = "remesh/failures/"
 _HEARD = "remesh/heard"
+_ORDER = "remesh/order"
 DEFAULT_SHUTDOWN_S = 30
 FAREWELL_S = 5.0
 """How long an agent whose workers failed for good waits until the others know, for it may host their store."""
@@ -185,8 +186,10 @@ class RestartAgent(LocalElasticAgent):
             return
 
     def _share(self, group: WorkerGroup, failures: Sequence[WorkerFailure], *, is_end: bool) -> None:
-        values = json.dumps([failure.to_json() for failure in failures])
         store = _store_of(group)
+        # The store counts, for clocks of hosts differ.
+        order = int(store.add(_ORDER, 1))
+        values = json.dumps([replace(failure, order=order).to_json() for failure in failures])
         store.set(f"{_FAILURES}{group.group_rank}", values)
         if is_end:
             store.set(_ENDED, "yes")
@@ -194,7 +197,8 @@ class RestartAgent(LocalElasticAgent):
 
     def _note_exits(self, group: WorkerGroup) -> None:
         for worker in group.workers:
-            self._log.write("worker-exited", slot=worker.local_rank, rank=worker.global_rank)
+            pid = worker.id
+            self._log.write("worker-exited", slot=worker.local_rank, rank=worker.global_rank, pid=pid)
 
 
 def run_restart_job(job: RestartJob, log: EventLog) -> Outcome:

@@ -18,7 +18,8 @@ from dataclasses import dataclass, field
 from remesh.elastic.snapshots.choice import decide_retired
 from remesh.elastic.snapshots.form import read_step
 from remesh.elastic.snapshots.memory import Buffer
-from remesh.elastic.snapshots.wire import KEPT, Parcel, receive_parcel
+from remesh.elastic.snapshots.wire import KEPT, SEND_TIMEOUT_S, Parcel, receive_parcel
+from remesh.elastic.tls import Tls
 from remesh.elastic.token import Token
 from remesh.errors import PeerError
 
@@ -39,8 +40,9 @@ class _Shelf:
 class SnapshotKeeper:
     """Shelves of one agent. A context manager: entered, it listens; left, all memory is given back."""
 
-    def __init__(self, address: str, token: Token) -> None:
+    def __init__(self, address: str, token: Token, tls: Tls | None = None) -> None:
         self._token = token
+        self._tls = None if tls is None else tls.context(is_server=True)
         self._lock = threading.Lock()
         self._shelves: dict[Key, _Shelf] = {}
         self._slots = threading.Semaphore(MAX_CONNECTIONS)
@@ -112,7 +114,7 @@ class SnapshotKeeper:
             return memoryview(room[0].memory)
 
         try:
-            with connection, contextlib.suppress(OSError, PeerError):
+            with contextlib.suppress(OSError, PeerError), self._wrapped(connection) as connection:
                 parcel = receive_parcel(connection, self._token, make_room)
                 if parcel is None:
                     return
@@ -121,6 +123,17 @@ class SnapshotKeeper:
                     connection.sendall(KEPT)
         finally:
             self._slots.release()
+
+    def _wrapped(self, connection: socket.socket) -> socket.socket:
+        """The connection, encrypted where the job is; OSError when the other side has no certificate of it."""
+        if self._tls is None:
+            return connection
+        connection.settimeout(SEND_TIMEOUT_S)
+        try:
+            return self._tls.wrap_socket(connection, server_side=True)
+        except OSError:
+            connection.close()
+            raise
 
     def _older_buffer(self, parcel: Parcel) -> Buffer:
         """The buffer to overwrite: one that is not whole, else the one of the earlier step."""

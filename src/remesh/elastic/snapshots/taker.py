@@ -25,6 +25,7 @@ from remesh.elastic.snapshots.form import Snapshot, TensorEntry, plan_starts, wr
 from remesh.elastic.snapshots.memory import Buffer
 from remesh.elastic.snapshots.wire import SEND_TIMEOUT_S, pack_parcel, send_parcel
 from remesh.elastic.state import Held
+from remesh.elastic.tls import Tls
 from remesh.elastic.token import Token
 from remesh.layout.from_torch import Piece, dtype_name
 
@@ -40,6 +41,8 @@ class Shelf:
     neighbour: tuple[str, int] | None
     """Address and port of the next node's agent; None when there is no other node."""
     token: Token
+    tls: Tls | None = None
+    """How its agent is spoken to; None: in the clear."""
 
 
 class SnapshotTaker:
@@ -133,11 +136,16 @@ class SnapshotTaker:
             self._busy = False
         self._close_buffers()
 
+    def _connect(self, neighbour: tuple[str, int]) -> socket.socket:
+        connection = socket.create_connection(neighbour, SEND_TIMEOUT_S)
+        tls = self._shelf.tls
+        return connection if tls is None else tls.context(is_server=False).wrap_socket(connection)
+
     def _send_now(self, buffer: Buffer, nbytes: int) -> None:
         data = memoryview(buffer.memory)[:nbytes]
         shelf = self._shelf
         assert shelf.neighbour is not None
-        with data, socket.create_connection(shelf.neighbour, SEND_TIMEOUT_S) as connection:
+        with data, self._connect(shelf.neighbour) as connection:
             parcel, head = pack_parcel(shelf.generation, shelf.node, shelf.slot, data)
             send_parcel(connection, parcel, head, data, shelf.token)
 

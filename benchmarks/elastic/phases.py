@@ -1,0 +1,50 @@
+"""Where did the time of a recovery go? Splits what lies between a kill and the next step, out of the events. Pure.
+
+    killed ─noticed─> out of the broken collective ─met─> at the meeting ─planned─> plan read
+           ─rebuilt─> groups and mesh made ─moved─> state filled ─first step─> step taken
+
+Each mark is the moment at which the last survivor got there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+PHASES = ("noticed", "met", "planned", "rebuilt", "moved", "first step")
+_MARKS = ("left", "meeting", "generation", "grown", "filled", "step")
+"""The kinds of events that end the phases."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recovery:
+    """One kill and what came of it."""
+
+    seconds: float
+    """From the kill to the first step on the new mesh that the last survivor took."""
+    steps_lost: int
+    phases: Mapping[str, float]
+    """Seconds by phase; empty for programs that do not tell."""
+
+
+def split_recovery(
+    events: Sequence[Mapping[str, Any]], *, killed_s: float, generation: int, num_survivors: int
+) -> dict[str, float]:
+    """Seconds of each phase; their sum is the recovery. ``generation`` is the first after the kill."""
+    marks = []
+    for kind in _MARKS:
+        number = generation - (kind == "left")
+        key = "number" if kind == "generation" else "generation"
+        first: dict[str, float] = {}
+        for event in events:
+            if event["kind"] == kind and event.get(key) == number and event["t"] >= killed_s:
+                first.setdefault(event["who"], event["t"])
+        marks.append(max(first.values(), default=killed_s))
+    assert len({e["who"] for e in events if e["kind"] == "step" and e["generation"] == generation}) == num_survivors
+    found, before = {}, killed_s
+    for phase, at in zip(PHASES, marks, strict=True):
+        # The last one out may be behind the first agent at the meeting: no phase is negative, none is counted twice.
+        found[phase] = max(0.0, at - before)
+        before = max(before, at)
+    return found

@@ -1,0 +1,240 @@
+"""The programs that are hurt: Remesh and torchrun, each as a job that is killed again and again, and comes back.
+
+Two nodes with two workers each, on this machine. torchrun runs with the settings that make it fastest (monitor interval
+0.1 s, last call 1 s, a dead node dropped after 2 s, workers on a store of their own, without which it does not come
+back at all), and restarts from a checkpoint of every 20 steps.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Protocol, Self
+
+from benchmarks.elastic.phases import Recovery, split_recovery
+from remesh.elastic.events import EventReader
+from remesh.testing.local_job import LocalJob
+
+STEPS, WARM_STEPS, FULL_SIZE = 1_000_000, 30, 4
+TIMEOUT_S = 120.0
+"""How long a job may take to come back before the case counts as lost."""
+FULL_TIMEOUT_S = 240.0
+"""How long four workers may take to be together before the next kill; that counts for nothing."""
+POLL_S = 0.005
+ROOT = Path(__file__).resolve().parents[2]
+Event = dict[str, Any]
+
+
+class NotRecovered(Exception):
+    """The job did not come back in time."""
+
+
+class Side(Protocol):
+    """A running job of four workers on nodes a and b."""
+
+    def poll(self) -> Sequence[Event]:
+        """New events."""
+        ...
+
+    def hurt(self, case: str) -> float:
+        """Do it; the time."""
+        ...
+
+    def mend(self, case: str) -> None:
+        """Bring back what is gone, as a platform would."""
+        ...
+
+    def tell_phases(self, events: Sequence[Event], killed_s: float, num_survivors: int) -> dict[str, float]:
+        """How a recovery splits, where the program tells."""
+        ...
+
+
+SURVIVORS = {"worker": 3, "node": 2, "rendezvous host": 2}
+"""Ranks that take the first step after a kill under Remesh."""
+
+
+class RemeshSide:
+    """A Remesh job; a context manager."""
+
+    name = "remesh"
+
+    def __init__(self, folder: Path, *, hosts_store: bool = False) -> None:
+        script = ["-m", "benchmarks.elastic.remesh_script", "--folder", str(folder), "--steps", str(STEPS)]
+        self._job = LocalJob(folder, script)
+        port = _free_port()
+        self._flags: dict[str, list[str]] = {"a": [], "b": []}
+        if hosts_store:
+            endpoint = ["--rdzv-endpoint", f"127.0.0.1:{port}"]
+            self._flags = {"a": [*endpoint, "--rdzv-host"], "b": [*endpoint, "--no-rdzv-host"]}
+
+    def __enter__(self) -> Self:
+        self._job.__enter__()
+        for node in self._flags:
+            self._start(node)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._job.__exit__()
+
+    def poll(self) -> Sequence[Event]:
+        seen = len(self._job.events)
+        self._job.worker_pids("a")  # reads what is new
+        return self._job.events[seen:]
+
+    def hurt(self, case: str) -> float:
+        if case == "worker":
+            return self._job.kill_worker("b", 1)
+        return self._job.kill_node("b" if case == "node" else "a")
+
+    def mend(self, case: str) -> None:
+        if case == "node":
+            self._start("b")
+
+    def tell_phases(self, events: Sequence[Event], killed_s: float, num_survivors: int) -> dict[str, float]:
+        generation = min(e["generation"] for e in events if e["kind"] == "step" and e["world_size"] == num_survivors)
+        return split_recovery(events, killed_s=killed_s, generation=generation, num_survivors=num_survivors)
+
+    def _start(self, node: str) -> None:
+        with _in_root():
+            self._job.start_node(node, "--max-restarts", "1000", *self._flags[node])
+
+
+class TorchrunSide:
+    """A torchrun job; a context manager."""
+
+    name = "torchrun"
+
+    def __init__(self, folder: Path, *, hosts_store: bool = False) -> None:
+        self._folder = folder
+        self._port = _free_port()
+        self._agents: dict[str, subprocess.Popen[bytes]] = {}
+        (folder / "events").mkdir(parents=True)
+        self._reader = EventReader(folder / "events")
+
+    def __enter__(self) -> Self:
+        for node in ("a", "b"):
+            self._start(node)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for node in self._agents:
+            self._kill_node(node)
+
+    def poll(self) -> Sequence[Event]:
+        return self._reader.poll()
+
+    def hurt(self, case: str) -> float:
+        if case == "worker":
+            killed_s = time.time()
+            os.kill(_children_of(self._agents["b"].pid)[-1], signal.SIGKILL)
+            return killed_s
+        return self._kill_node("b" if case == "node" else "a")
+
+    def mend(self, case: str) -> None:
+        if case == "node":
+            self._start("b")
+
+    def tell_phases(self, events: Sequence[Event], killed_s: float, num_survivors: int) -> dict[str, float]:
+        return {}
+
+    def _start(self, node: str) -> None:
+        settings = "last_call_timeout=1,join_timeout=60,keep_alive_interval=1,keep_alive_max_attempt=2"
+        command = [
+            *(sys.executable, "-m", "torch.distributed.run", "--nnodes", "1:2", "--nproc-per-node", "2"),
+            *("--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{self._port}", "--rdzv-id", "bench"),
+            *("--rdzv-conf", f"{settings},is_host={str(node == 'a').lower()}"),
+            *("--monitor-interval", "0.1", "--max-restarts", "1000"),
+            *("-m", "benchmarks.elastic.torchrun_script", "--folder", str(self._folder), "--steps", str(STEPS)),
+        ]
+        environment = {**os.environ, "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "OMP_NUM_THREADS": "1"}
+        with _in_root(), (self._folder / f"{node}.log").open("ab") as log:
+            self._agents[node] = subprocess.Popen(
+                command, stdout=log, stderr=log, env=environment, start_new_session=True
+            )
+
+    def _kill_node(self, node: str) -> float:
+        killed_s = time.time()
+        for pid in [self._agents[node].pid, *_children_of(self._agents[node].pid)]:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self._agents[node].wait()
+        return killed_s
+
+
+def hurt_often(side: Side, case: str, num_kills: int) -> Iterator[Recovery]:
+    """Kill, wait until it trains again, let everybody come back, and again. Raises `NotRecovered`."""
+    for _ in range(num_kills):
+        before = wait_until_full(side)
+        killed_s = side.hurt(case)
+        yield wait_for_steps(side, case, killed_s, before)
+        side.mend(case)
+
+
+def wait_until_full(side: Side) -> int:
+    """Until four workers took enough steps together; the number of the last."""
+    deadline_s = time.monotonic() + FULL_TIMEOUT_S
+    steps: set[int] = set()
+    while time.monotonic() < deadline_s:
+        for event in side.poll():
+            if event["kind"] == "step":
+                full = event["world_size"] == FULL_SIZE
+                steps = steps | {event["step"]} if full else set()
+        if len(steps) >= WARM_STEPS:
+            return max(steps)
+        time.sleep(POLL_S)
+    raise NotRecovered(f"four workers were not together within {FULL_TIMEOUT_S:g} s")
+
+
+def wait_for_steps(side: Side, case: str, killed_s: float, before: int, timeout_s: float = TIMEOUT_S) -> Recovery:
+    """Until all ranks that are to go on took a step on the new mesh. Raises `NotRecovered`."""
+    # Under torchrun all workers start anew, in one group or, until they find each other, in two: the first counts. Half
+    # a second there covers steps that were under way.
+    is_ours = isinstance(side, RemeshSide)
+    after_s = killed_s if is_ours else killed_s + 0.5
+    ranks: dict[int, dict[int, float]] = {}
+    events: list[Event] = []
+    deadline_s = time.monotonic() + timeout_s
+    while time.monotonic() < deadline_s:
+        for event in side.poll():
+            events.append(event)
+            if event["kind"] == "step" and event["t"] <= killed_s:
+                before = max(before, event["step"])
+            elif event["kind"] == "step" and event["t"] > after_s:
+                size = event["world_size"]
+                if is_ours and size != SURVIVORS[case]:
+                    continue
+                ranks.setdefault(size, {}).setdefault(event["rank"], event["t"])
+                if len(ranks[size]) == size:
+                    lost = max(0, before + 1 - event["step"])
+                    last_s = max(ranks[size].values())
+                    return Recovery(last_s - killed_s, lost, side.tell_phases(events, killed_s, size))
+        time.sleep(POLL_S)
+    raise NotRecovered(f"no step of all ranks within {timeout_s:g} s")
+
+
+@contextlib.contextmanager
+def _in_root() -> Iterator[None]:
+    """Scripts are modules of this repository, found from its root."""
+    before = Path.cwd()
+    os.chdir(ROOT)
+    try:
+        yield
+    finally:
+        os.chdir(before)
+
+
+def _children_of(pid: int) -> list[int]:
+    tasks = Path(f"/proc/{pid}/task")
+    return sorted(int(child) for task in tasks.glob("*/children") for child in task.read_text().split())
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return int(probe.getsockname()[1])

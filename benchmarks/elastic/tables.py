@@ -1,0 +1,166 @@
+"""Turns the room's report into ``docs/elastic/measured.md`` and a picture: ``python -m benchmarks.elastic.tables``."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.elastic.phases import PHASES
+from benchmarks.report import OUT
+
+FOLDER = Path(__file__).resolve().parents[2] / "docs" / "elastic"
+PICTURE = "control-plane.svg"
+_PLANE = re.compile(r"control plane, (\d+) agents, (.+): (.+)")
+_TURNS = "an agent's turns"
+_CASES = ("one worker killed", "one node killed")
+_WIDTH, _HEIGHT, _LEFT, _TOP, _BOTTOM, _RIGHT = 760, 320, 70, 16, 40, 220
+_COLOURS = ("#1d4ed8", "#c2410c", "#0f766e", "#7e22ce", "#b45309", "#475569")
+Row = Mapping[str, Any]
+
+
+def main() -> None:
+    report = json.loads((OUT / "elastic.json").read_text())
+    (FOLDER / "measured.md").write_text(make_page(report))
+    (FOLDER / PICTURE).write_text(draw_plane(report["rows"]))
+
+
+def make_page(report: Mapping[str, Any]) -> str:
+    """The page as text."""
+    rows: Sequence[Row] = report["rows"]
+    load = ", ".join(f"{value:.1f}" for value in report["load"])
+    lines = [
+        "# Measured",
+        "",
+        "Written by `python -m benchmarks.elastic.tables` from the report of `make bench ROOM=elastic`; do not edit.",
+        f"Machine: {report['machine']['num_cores']} cores, load averages at the end {load}"
+        + ("; the small set of `QUICK=1`." if report["quick"] else "."),
+        "",
+        "## Recovery",
+        "",
+        "From the SIGKILL to the next step of all that go on; two nodes of two workers, steps of 50 ms, the same",
+        "training and checkpoint interval, in turn. torchrun with the settings that make it fastest.",
+        "",
+        "| case | remesh, s | torchrun, s | torchrun over remesh | goal |",
+        "|---|---|---|---|---|",
+    ]
+    at = {row["case"]: row for row in rows}
+    for case in _CASES:
+        for name in ("p50", "p95"):
+            ratio = at.get(f"{case}: torchrun over remesh, {name}")
+            if ratio is not None:
+                ours, theirs = (
+                    at[f"{case}: {side}, kill to next step, {name}"]["value"] for side in ("remesh", "torchrun")
+                )
+                lines.append(
+                    f"| {case}, {name} | {ours:.3f} | {theirs:.2f} | **{ratio['value']:.1f}** | {_goal(ratio)} |"
+                )
+    lines += ["", "Where the time goes, in milliseconds:", "", f"| case | {' | '.join(PHASES)} |"]
+    lines.append("|---|" + "---|" * len(PHASES))
+    for case in _CASES:
+        for name in ("p50", "p95"):
+            cells = [at.get(f"{case}: remesh, {phase}, {name}") for phase in PHASES]
+            if None not in cells:
+                shown = " | ".join(f"{cell['value'] * 1e3:.0f}" for cell in cells if cell is not None)
+                lines.append(f"| {case}, {name} | {shown} |")
+    told = {f"{case}: torchrun over remesh, {name}" for case in _CASES for name in ("p50", "p95")}
+    told |= {
+        f"{c}: {s}, kill to next step, {n}" for c in _CASES for s in ("remesh", "torchrun") for n in ("p50", "p95")
+    }
+    told |= {f"{case}: remesh, {phase}, {name}" for case in _CASES for phase in PHASES for name in ("p50", "p95")}
+    others = [row for row in rows if row["case"] not in told and not row["case"].startswith("control plane")]
+    lines += ["", "## Costs, losses, moves on shaped links", "", "| what | value | goal |", "|---|---|---|"]
+    lines += [f"| {row['case']} | {row['value']:.4g} {row['unit']} | {_goal(row)} |" for row in others]
+    return "\n".join([*lines, "", *_plane(rows)]) + "\n"
+
+
+def _plane(rows: Sequence[Row]) -> list[str]:
+    """The part about large jobs."""
+    lines = [
+        "## Control plane",
+        "",
+        "The agents' own machines, one worker each, in one thread over a store that counts; an event runs until every",
+        "agent is in the generation that follows. Messages are reads and writes of the store, messages to and from",
+        "workers, and connections, for each agent. A vote costs agents nothing: it is an all-reduce of the workers.",
+        "",
+        f"![messages of an event over the number of agents]({PICTURE})",
+        "",
+        "| event | agents | messages per agent | stored bytes per agent | decision, ms | an agent's turns, ms |",
+        "|---|---|---|---|---|---|",
+    ]
+    cells: dict[tuple[str, int], dict[str, float]] = {}
+    for row in rows:
+        if match := _PLANE.fullmatch(row["case"]):
+            cells.setdefault((match[2], int(match[1])), {})[match[3]] = row["value"]
+    for (event, size), values in sorted(cells.items()):
+        if "messages per agent" in values:
+            lines.append(
+                f"| {event} | {size} | {values['messages per agent']:.1f} | {values['stored bytes per agent']:.0f} | "
+                f"{values['decision'] * 1e3:.2f} | {values[_TURNS] * 1e3:.2f} |"
+            )
+    lines += [
+        "",
+        "Stored bytes grow with the job because a plan names every member and every agent reads it.",
+        "",
+        "| growth, as a power of the number of agents | value | goal |",
+        "|---|---|---|",
+    ]
+    for row in rows:
+        if row["unit"] == "exponent":
+            about = row["case"].removeprefix("control plane, ")
+            lines.append(f"| {about} | {row['value']:.2f} | {_goal(row)} |")
+    lines += ["", "| for each agent | value |", "|---|---|"]
+    for row in rows:
+        if row["case"].startswith("control plane") and _PLANE.fullmatch(row["case"]) is None and row["goal"] is None:
+            lines.append(f"| {row['case'].removeprefix('control plane, ')} | {row['value']:.4g} {row['unit']} |")
+    return lines
+
+
+def draw_plane(rows: Sequence[Row]) -> str:
+    """All messages of an event over the number of agents, both in powers of ten: slope 1 is linear."""
+    points: dict[str, list[tuple[int, float]]] = {}
+    for row in rows:
+        match = _PLANE.fullmatch(row["case"])
+        if match and match[3] == "messages per agent":
+            points.setdefault(match[2], []).append((int(match[1]), row["value"] * int(match[1])))
+    every = [point for each in points.values() for point in each] or [(1, 1.0)]
+    left, right = (math.log10(limit(size for size, _ in every)) for limit in (min, max))
+    low, high = (math.log10(limit(value for _, value in every)) for limit in (min, max))
+
+    def place(size: float, value: float) -> str:
+        x = _LEFT + (math.log10(size) - left) / ((right - left) or 1) * (_WIDTH - _LEFT - _RIGHT)
+        y = _HEIGHT - _BOTTOM - (math.log10(value) - low) / ((high - low) or 1) * (_HEIGHT - _TOP - _BOTTOM)
+        return f"{x:.1f},{y:.1f}"
+
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{_WIDTH}" height="{_HEIGHT}" '
+        f'viewBox="0 0 {_WIDTH} {_HEIGHT}" font-family="sans-serif" font-size="11">',
+        f'<rect width="{_WIDTH}" height="{_HEIGHT}" fill="#ffffff"/>',
+    ]
+    for size in sorted({size for size, _ in every}):
+        x = place(size, 10**low).partition(",")[0]
+        parts.append(f'<text x="{x}" y="{_HEIGHT - 22}" text-anchor="middle">{size}</text>')
+    parts.append(f'<text x="{_LEFT}" y="{_HEIGHT - 6}">agents</text>')
+    for power in range(math.ceil(low), math.floor(high) + 1):
+        y = place(10**left, 10**power).partition(",")[2]
+        parts.append(f'<text x="{_LEFT - 8}" y="{y}" text-anchor="end">1e{power}</text>')
+        parts.append(f'<line x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{y}" y2="{y}" stroke="#ddd"/>')
+    for number, (event, each) in enumerate(sorted(points.items())):
+        colour = _COLOURS[number % len(_COLOURS)]
+        line = " ".join(place(*point) for point in sorted(each))
+        parts.append(f'<polyline points="{line}" fill="none" stroke="{colour}" stroke-width="1.6"/>')
+        parts.append(f'<text x="{_WIDTH - _RIGHT + 10}" y="{_TOP + 16 * (number + 1)}" fill="{colour}">{event}</text>')
+    return "\n".join([*parts, "</svg>"]) + "\n"
+
+
+def _goal(row: Row) -> str:
+    if row["goal"] is None:
+        return ""
+    return f"{row['goal']:g}, {'reached' if row['ok'] else '**missed**'}"
+
+
+if __name__ == "__main__":
+    main()

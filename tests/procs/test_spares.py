@@ -1,0 +1,31 @@
+"""A spare takes the place of a worker that was killed, and the others stay in their loops."""
+
+from pathlib import Path
+
+import pytest
+
+from remesh.testing.local_job import LocalJob
+from remesh.testing.samples import SampleCount, count_samples
+from tests.procs.scripts import tiny
+
+pytestmark = pytest.mark.procs
+TIMEOUT_S = 90.0
+
+
+def test_spare_takes_over_and_nobody_enters_the_training_function_anew(tmp_path: Path) -> None:
+    """Four places and five workers; one of the four is killed. The process that replaces it is the next spare."""
+    script = [tiny.__file__, "--mesh", "dp=4", "--steps", "40", "--attempt"]
+    with LocalJob(tmp_path, script, nnodes="1", workers_per_node=5) as job:
+        job.start_node("a", "--max-restarts", "1")
+        job.wait_for(lambda event: event["kind"] == "step" and event["step"] >= 5, TIMEOUT_S)
+        job.kill_worker("a", 1)
+        assert job.wait(TIMEOUT_S) == {"a": 0}, job.describe_logs()
+        second = job.of_kind("generation", number=2)[0]
+        assert second["in_place"] and second["axes"] == {"dp": 4}
+        assert [member["slot"] for member in second["members"]] == [0, 4, 2, 3]
+        entered = [(event["generation"], event["rank"]) for event in job.of_kind("entered")]
+        assert sorted(entered) == [(1, 0), (1, 1), (1, 2), (1, 3), (2, 1)]
+        found = count_samples([job.events], num_samples=tiny.NUM_SAMPLES, batch_size=tiny.BATCH_SIZE, seed=tiny.SEED)
+        assert found == SampleCount(lost=0, repeated=0, total=40 * tiny.BATCH_SIZE)
+        sums = {(event["step"], round(event["checksum"], 9)) for event in job.of_kind("step")}
+        assert sorted(step for step, _ in sums) == list(range(1, 41))

@@ -1,0 +1,92 @@
+"""State goes only to and from holders of a certificate of the job's authority."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+
+from remesh.elastic.snapshots.choice import SnapshotChoice
+from remesh.elastic.snapshots.keeper import SnapshotKeeper
+from remesh.elastic.snapshots.taker import Shelf, SnapshotTaker
+from remesh.elastic.state import Held
+from remesh.elastic.tls import Tls
+from remesh.elastic.token import Token
+from remesh.errors import ConfigError
+from remesh.layout.from_torch import piece_of
+
+TOKEN = Token("job", b"0123456789abcdef")
+
+
+def make_tls(folder: Path) -> Tls:
+    """An authority of its own, and a certificate by it."""
+    folder.mkdir()
+
+    def openssl(*arguments: str) -> None:
+        subprocess.run(["openssl", *arguments], cwd=folder, check=True, capture_output=True, timeout=60)
+
+    kind = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes")
+    openssl("req", "-x509", *kind, "-keyout", "ca.key", "-out", "ca.pem", "-subj", "/CN=authority", "-days", "1")
+    openssl("req", *kind, "-keyout", "node.key", "-out", "node.csr", "-subj", "/CN=node")
+    openssl(
+        *("x509", "-req", "-in", "node.csr", "-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial"),
+        *("-out", "node.pem", "-days", "1"),
+    )
+    return Tls(str(folder / "node.pem"), str(folder / "node.key"), str(folder / "ca.pem"))
+
+
+@pytest.fixture(scope="module")
+def ours(tmp_path_factory: pytest.TempPathFactory) -> Tls:
+    return make_tls(tmp_path_factory.mktemp("tls") / "ours")
+
+
+def send_to(keeper: SnapshotKeeper, tls: Tls | None) -> list[str]:
+    """Events of a worker that sends one snapshot."""
+    told: list[str] = []
+    weight = torch.arange(6.0)
+    held = Held(3, 12, {"w": piece_of(weight)}, {})
+    choice = SnapshotChoice({"w": frozenset(shard.box for shard in piece_of(weight).shards)}, "")
+    shelf = Shelf(1, 0, 0, ("127.0.0.1", keeper.port), TOKEN, tls)
+    taker = SnapshotTaker(shelf, lambda _: None, lambda kind, **_: told.append(kind))
+    taker.take(held, choice, 1)
+    thread = taker._thread
+    assert thread is not None
+    taker.close()
+    thread.join(60)
+    return told
+
+
+def test_snapshot_arrives_through_an_encrypted_connection(ours: Tls) -> None:
+    with SnapshotKeeper("127.0.0.1", TOKEN, ours) as keeper:
+        assert send_to(keeper, ours) == ["snapshot-kept"]
+        assert len(keeper.paths()) == 1
+
+
+def test_sender_in_the_clear_or_of_another_authority_is_dropped(ours: Tls, tmp_path: Path) -> None:
+    with SnapshotKeeper("127.0.0.1", TOKEN, ours) as keeper:
+        assert send_to(keeper, make_tls(tmp_path / "others")) == ["snapshot-unsent"]
+        with socket.create_connection(("127.0.0.1", keeper.port), 30) as stranger:
+            stranger.sendall(b"not a handshake" * 10)
+            stranger.settimeout(30)
+            assert b"{" not in stranger.recv(100)
+        assert not keeper.paths()
+        assert send_to(keeper, ours) == ["snapshot-kept"]
+
+
+def test_receiver_of_another_authority_gets_nothing(ours: Tls, tmp_path: Path) -> None:
+    with SnapshotKeeper("127.0.0.1", TOKEN, make_tls(tmp_path / "others")) as keeper:
+        assert send_to(keeper, ours) == ["snapshot-unsent"]
+        assert not keeper.paths()
+
+
+def test_files_that_cannot_be_used_are_refused_by_name(ours: Tls, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="--tls-key"):
+        Tls(ours.certificate, str(tmp_path / "missing"), ours.authority).context(is_server=True)
+
+
+def test_old_versions_of_the_protocol_are_not_spoken(ours: Tls) -> None:
+    assert ours.context(is_server=True).minimum_version is ssl.TLSVersion.TLSv1_3
