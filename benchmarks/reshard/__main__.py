@@ -16,6 +16,8 @@ def main() -> None:
     rows += ablation.rows(60 if quick else 250)
     rows += planning.state_dict(200)
     rows += planning.many_devices(16 if quick else 128)
+    if not quick:
+        rows += planning.many_devices(1024)
     with RankPool() as pool:
         rows += loopback.rows(pool, num_rows=(8 if quick else 32) << 10, num_tensors=200, repeat=5)
     if reason := netns.why_not():
