@@ -191,7 +191,7 @@ def _some_lanes(bars: dict[tuple[str, str], list[Bar]]) -> tuple[dict[tuple[str,
     return dict(list(bars.items())[:_MAX_LANES]), max(len(bars) - _MAX_LANES, 0)
 
 
-def _join_bars(bars: Sequence[Bar], total_s: float) -> Sequence[Bar]:
+def _join_bars(bars: list[Bar], total_s: float) -> list[Bar]:
     """At most so many bars as can be told apart: what begins in one stretch of time becomes one."""
     if len(bars) <= _MAX_BARS:
         return bars
