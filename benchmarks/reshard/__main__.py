@@ -24,7 +24,8 @@ def experiments(settings: Settings) -> Iterator[list[Row]]:
         yield planning.random_specs(num_pairs)
         yield ablation.rows(num_pairs)
         yield planning.state_dict(200)
-        yield planning.many_devices(16 if settings.is_quick else 128)
+        for num_hosts in (16,) if settings.is_quick else (128, 1024):
+            yield planning.many_devices(num_hosts)
     if "loopback" in settings.parts:
         with RankPool() as pool:
             yield loopback.rows(pool, num_rows=(8 if settings.is_quick else 32) << 10, num_tensors=200, repeat=5)

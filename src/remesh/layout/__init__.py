@@ -20,7 +20,7 @@ from remesh.layout.json_form import (
 )
 from remesh.layout.layout import Layout
 from remesh.layout.mesh import Mesh
-from remesh.layout.overlap import Overlap, Slice, compute_missing, compute_overlap
+from remesh.layout.overlap import Overlap, Slice, compute_missing, compute_overlap, compute_overlaps
 from remesh.layout.placement import (
     Partial,
     Placement,
@@ -58,6 +58,7 @@ __all__ = [
     "boxes_of_flat_range",
     "compute_missing",
     "compute_overlap",
+    "compute_overlaps",
     "flat_range_of_box",
     "itemsize_bytes",
     "layout_from_flat_ranges",

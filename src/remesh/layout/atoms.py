@@ -17,10 +17,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from remesh.layout.box import Box
+from remesh.layout.box import Box, are_in_a_row
 from remesh.layout.box_array import BoxArray, find_pairs, is_disjoint
 from remesh.layout.shard import Shard, holder_order
 
+_FEW = 64
+"""Up to this many boxes it is worth a look whether they follow each other."""
 _CELLS_PER_OVERLAP = 8
 """Cutting along a grid may make this many cells per pair of overlapping boxes before it is thought a waste."""
 
@@ -45,7 +47,7 @@ def compute_atoms(shards: Iterable[Shard], ndim: int) -> Atoms:
     boxes = [box for box in groups if not box.is_empty]
     array = BoxArray.of(boxes, ndim)
     kept = [groups[box] for box in boxes]
-    if is_disjoint(array):
+    if (len(boxes) <= _FEW and are_in_a_row(boxes)) or is_disjoint(array):
         return Atoms(array, tuple(_by_holder(group) for group in kept))
     pairs_a, pairs_b = find_pairs(array, array)
     refined = _refine_by_cuts(array, _CELLS_PER_OVERLAP * len(pairs_a))

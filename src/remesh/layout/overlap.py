@@ -15,7 +15,7 @@ of each addend. Source: arXiv 2211.05322, appendix B.2.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,10 +23,13 @@ import numpy as np
 from remesh.errors import LayoutError
 from remesh.layout.atoms import Atoms
 from remesh.layout.box import Box
-from remesh.layout.box_array import IntArray, find_pairs
+from remesh.layout.box_array import BoxArray, IntArray, find_pairs
 from remesh.layout.cover import subtract_all
 from remesh.layout.layout import Layout
 from remesh.layout.shard import Shard
+
+_SMALL = 4096
+"""Pairs of atoms up to which an overlap is worth being found together with others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +79,7 @@ class Overlap:
     @property
     def sizes(self) -> IntArray:
         """Number of elements of each slice, ``[num_slices]``."""
-        sizes: IntArray = np.prod(self.stops - self.starts, axis=1, dtype=np.int64)
-        return sizes
+        return BoxArray(self.starts, self.stops).sizes
 
 
 def compute_overlap(src: Layout, dst: Layout, name: str = "tensor") -> Overlap:
@@ -97,6 +99,49 @@ def compute_overlap(src: Layout, dst: Layout, name: str = "tensor") -> Overlap:
     np.maximum(starts, b.boxes.starts.take(dst_index, axis=0), out=starts)
     np.minimum(stops, b.boxes.stops.take(dst_index, axis=0), out=stops)
     return Overlap(a, b, src_index, dst_index, starts, stops)
+
+
+def compute_overlaps(pairs: Sequence[tuple[Layout, Layout, str]]) -> list[Overlap]:
+    """The overlap of each pair of source and destination; the names are for errors.
+
+    Small ones are found together: with the number of its pair as one dim more, no box meets one of another pair.
+    """
+    small = [number for number, (src, dst, _) in enumerate(pairs) if len(src.atoms) * len(dst.atoms) <= _SMALL]
+    if len(small) < 2:
+        return [compute_overlap(*pair) for pair in pairs]
+    for pair in pairs:
+        _check_same_tensor(*pair)
+    sides = [pairs[number][0].atoms for number in small], [pairs[number][1].atoms for number in small]
+    width = max(pairs[number][0].ndim for number in small)
+    a, b = (_stack(atoms, width) for atoms in sides)
+    index_a, index_b = find_pairs(a, b)
+    starts = np.maximum(a.starts.take(index_a, axis=0), b.starts.take(index_b, axis=0))
+    stops = np.minimum(a.stops.take(index_a, axis=0), b.stops.take(index_b, axis=0))
+    ends = np.searchsorted(starts[:, 0], np.arange(len(small) + 1)).tolist()
+    found: dict[int, Overlap] = {}
+    first_a = first_b = 0
+    for at, (number, src, dst) in enumerate(zip(small, *sides, strict=True)):
+        rows, dims = slice(ends[at], ends[at + 1]), slice(1, 1 + pairs[number][0].ndim)
+        found[number] = Overlap(
+            src, dst, index_a[rows] - first_a, index_b[rows] - first_b, starts[rows, dims], stops[rows, dims]
+        )
+        first_a += len(src)
+        first_b += len(dst)
+    return [found[number] if number in found else compute_overlap(*pair) for number, pair in enumerate(pairs)]
+
+
+def _stack(several: Sequence[Atoms], width: int) -> BoxArray:
+    """The boxes of all, padded behind to so many dims, with their number as one dim before."""
+    number = np.repeat(np.arange(len(several)), [len(atoms) for atoms in several])[:, None]
+    columns = []
+    for side, pad in (("starts", 0), ("stops", 1)):
+        boxes = [getattr(atoms.boxes, side) for atoms in several]
+        rows = [
+            np.pad(x, ((0, 0), (0, width - x.shape[1])), constant_values=pad) if x.shape[1] < width else x
+            for x in boxes
+        ]
+        columns.append(np.concatenate((number + pad, np.concatenate(rows)), axis=1))
+    return BoxArray(columns[0], columns[1])
 
 
 def compute_missing(src: Layout, dst: Layout, name: str = "tensor") -> tuple[Box, ...]:

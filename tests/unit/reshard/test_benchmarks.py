@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from benchmarks.reshard import planning
+from pathlib import Path
+from xml.etree import ElementTree
+
+from benchmarks.reshard import planning, scale
 
 
 def test_plans_of_the_published_cases_and_of_random_pairs_stay_at_their_bound() -> None:
@@ -13,3 +16,11 @@ def test_plans_of_the_published_cases_and_of_random_pairs_stay_at_their_bound() 
 def test_planning_rows_are_made_for_states_and_for_many_devices() -> None:
     rows = planning.state_dict(4) + planning.many_devices(4)
     assert all(row.value > 0 for row in rows)
+
+
+def test_the_page_of_growth_and_its_plot_are_written(tmp_path: Path) -> None:
+    scale.main(tmp_path, ranks=(8, 16))
+    page = (tmp_path / "scale.md").read_text()
+    assert page.count("\n| ") == 1 + len(planning.PAIRS)
+    assert "| move | 8 | 16 | messages |" in page
+    ElementTree.fromstring((tmp_path / "scale.svg").read_text())

@@ -94,3 +94,21 @@ def test_any_plan_can_be_drawn(data: st.DataObject) -> None:
     json.dumps(build_trace({"planned": messages}, plan.host_of), allow_nan=False)
     carried = sum(bar.nbytes for bars in collect_bars(messages, plan.host_of, Lanes.RANKS).values() for bar in bars)
     assert carried == pytest.approx(2 * sum(message.nbytes for message in messages))
+
+
+def test_pictures_of_large_plans_stay_small() -> None:
+    hosts = {rank: f"h{rank:03d}" for rank in range(100)}
+    messages = [
+        SimulatedMessage(turn, rank, (rank + 1 + turn % 97) % 100, 1, float(turn), turn + 1.0)
+        for turn in range(1000)
+        for rank in range(0, 100, 10)
+    ]
+    text = draw_text(messages, hosts, width=40)
+    assert len(text.splitlines()) == 64 + 2
+    assert "(46 more lanes)" in text
+    assert "+=38 more" in text
+    root = ElementTree.fromstring(draw_svg(messages, hosts))
+    bars = [each for each in root.iter("{http://www.w3.org/2000/svg}rect") if each.get("height") == "16"]
+    assert len(bars) <= 64 * 400
+    tips = [element.text or "" for element in root.iter("{http://www.w3.org/2000/svg}title")]
+    assert any(tip.startswith("several: ") for tip in tips)

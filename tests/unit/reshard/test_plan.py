@@ -293,3 +293,10 @@ def test_clashing_moves_are_refused_by_name() -> None:
         plan_reshard([move, move], {0: "a"})
     with pytest.raises(PlanError, match=r"rank 0 .*no host"):
         plan_reshard([move], {1: "a"})
+
+
+def test_states_beyond_what_sums_of_sizes_can_hold_are_refused() -> None:
+    shape = (1 << 59,)
+    src, dst = (Layout(shape, (Shard(rank, Box.of_shape(shape)),), "float64") for rank in (0, 1))
+    with pytest.raises(PlanError, match=r"4611686018427387904 bytes together, expected fewer than 4611686018427387904"):
+        plan_reshard([TensorMove("w", src, dst)], {0: "a", 1: "b"})

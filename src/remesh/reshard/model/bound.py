@@ -142,7 +142,7 @@ class _LineBound:
 def _bound_of_lines(groups: Mapping[HostGroup, int], rates: Mapping[str, Fraction] | None, what: str) -> _LineBound:
     received: dict[str, int] = {}
     work = []
-    for group, nbytes in sorted(groups.items()):
+    for group, nbytes in sorted(groups.items(), key=lambda item: (item[0].owners, item[0].receivers)):
         for host in group.receivers:
             received[host] = received.get(host, 0) + nbytes
         # Whoever nothing restrains could do all of the sending.

@@ -6,7 +6,7 @@ is a giver copies inside its own memory; only the other takers (`UnitTask.remote
 
 Algorithm, for each move:
 
-1. Refine the two layouts into slices (`remesh.layout.compute_overlap`). Moves that share their layouts, as parameters
+1. Refine the two layouts into slices (`remesh.reshard.model.slices`). Moves that share their layouts, as parameters
    and optimizer moments do, are refined once.
 2. Count the elements: slices are disjoint, so if they add up to what is wanted, nothing is missing. Otherwise name
    the boxes that nobody holds.
@@ -16,13 +16,14 @@ Source: Zhuang et al., arXiv 2211.05322, appendix B.2.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 
 from remesh.errors import PlanError
-from remesh.layout import Box, Layout, Overlap, Shard, compute_missing, compute_overlap
+from remesh.layout import Box, Layout
 from remesh.reshard.model.casts import travelling_dtype
+from remesh.reshard.model.slices import Slices, compute_slices
 
 _MAX_LISTED = 4
 
@@ -108,20 +109,23 @@ class UnitTask:
         return tuple(rank for rank in self.takers if rank in self.givers)
 
 
-@dataclass(frozen=True, slots=True)
-class _Slice:
-    box: Box
-    size: int
-    givers: tuple[int, ...]
-    takers: tuple[int, ...]
+def slices_of(moves: Sequence[TensorMove], missing: Missing = Missing.REFUSE) -> Slices:
+    """The slices of all moves.
 
-
-@dataclass(frozen=True, slots=True)
-class _Refined:
-    """The slices of one pair of layouts, whatever tensor they belong to."""
-
-    slices: tuple[_Slice, ...]
-    missing: tuple[Box, ...]
+    Raises `PlanError` naming tensor and boxes when something wanted is held by nobody, unless it may be left.
+    """
+    for move in moves:
+        if move.src.partial is not None:
+            raise PlanError(
+                f"planning the move of tensor {move.name!r}: it is held as partial sums ({move.src.partial}), expected "
+                "whole values; plan it with plan_transfer, which sums them on the way"
+            )
+    slices = compute_slices([(move.src, move.dst, move.name) for move in moves])
+    if missing is Missing.REFUSE:
+        for move, number in zip(moves, slices.block_of, strict=True):
+            if slices.blocks[number].missing:
+                raise _missing_error(move, slices.blocks[number].missing)
+    return slices
 
 
 def compute_tasks(moves: Sequence[TensorMove], missing: Missing = Missing.REFUSE) -> tuple[UnitTask, ...]:
@@ -129,65 +133,23 @@ def compute_tasks(moves: Sequence[TensorMove], missing: Missing = Missing.REFUSE
 
     Raises `PlanError` naming tensor and boxes when something wanted is held by nobody, unless it may be left.
     """
-    refined: dict[tuple[int, int], _Refined] = {}
-    tasks = []
-    for move in moves:
-        if move.src.partial is not None:
-            raise PlanError(
-                f"planning the move of tensor {move.name!r}: it is held as partial sums ({move.src.partial}), expected "
-                "whole values; plan it with plan_transfer, which sums them on the way"
-            )
-        key = (id(move.src), id(move.dst))
-        found = refined.get(key)
-        if found is None:
-            found = refined[key] = _refine(move)
-        if found.missing and missing is Missing.REFUSE:
-            raise _missing_error(move, found.missing)
-        itemsize = move.src.itemsize_bytes
-        tasks += [UnitTask(move.name, s.box, s.givers, s.takers, s.size * itemsize) for s in found.slices]
-    return tuple(tasks)
+    slices = slices_of(moves, missing)
+    sets = slices.rank_sets
+    rows = [
+        list(zip(b.boxes(), b.sizes.tolist(), b.givers.tolist(), b.takers.tolist(), strict=True)) for b in slices.blocks
+    ]
+    return tuple(
+        UnitTask(move.name, box, sets[givers], sets[takers], size * move.src.itemsize_bytes)
+        for move, number in zip(moves, slices.block_of, strict=True)
+        for box, size, givers, takers in rows[number]
+    )
 
 
 def compute_missing_boxes(moves: Sequence[TensorMove]) -> dict[str, tuple[Box, ...]]:
     """For each tensor that is not wholly held: disjoint boxes that are wanted and held by nobody."""
-    found: dict[tuple[int, int], tuple[Box, ...]] = {}
-    missing = {}
-    for move in moves:
-        key = (id(move.src), id(move.dst))
-        if key not in found:
-            found[key] = _missing_of(move, compute_overlap(move.src, move.dst, move.name))
-        if found[key]:
-            missing[move.name] = found[key]
-    return missing
-
-
-def _refine(move: TensorMove) -> _Refined:
-    overlap = compute_overlap(move.src, move.dst, move.name)
-    givers = [_ranks_of(shards) for shards in overlap.src.shards]
-    takers = [_ranks_of(shards) for shards in overlap.dst.shards]
-    slices = tuple(
-        _Slice(Box(tuple(start), tuple(stop)), size, givers[src], takers[dst])
-        for start, stop, size, src, dst in zip(
-            overlap.starts.tolist(),
-            overlap.stops.tolist(),
-            overlap.sizes.tolist(),
-            overlap.src_index.tolist(),
-            overlap.dst_index.tolist(),
-            strict=True,
-        )
-    )
-    return _Refined(slices, _missing_of(move, overlap))
-
-
-def _missing_of(move: TensorMove, overlap: Overlap) -> tuple[Box, ...]:
-    if int(overlap.sizes.sum()) == int(overlap.dst.boxes.sizes.sum()):
-        return ()
-    return compute_missing(move.src, move.dst, move.name)
-
-
-def _ranks_of(shards: Iterable[Shard]) -> tuple[int, ...]:
-    # A rank may keep one box twice in its buffer, so ranks are made distinct.
-    return tuple(sorted({shard.holder for shard in shards if isinstance(shard.holder, int)}))
+    slices = compute_slices([(move.src, move.dst, move.name) for move in moves])
+    missing = [slices.blocks[number].missing for number in slices.block_of]
+    return {move.name: boxes for move, boxes in zip(moves, missing, strict=True) if boxes}
 
 
 def _missing_error(move: TensorMove, missing: Sequence[Box]) -> PlanError:

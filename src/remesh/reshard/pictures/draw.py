@@ -28,6 +28,12 @@ _RIGHT_PX = 48
 """Room for the last tick's label."""
 _AXIS_PX = 34
 _NUM_TICKS = 5
+_MAX_LANES = 64
+"""A picture shows so many lanes at most, and says how many it leaves out."""
+_MAX_BARS = 400
+"""A lane of a picture has so many bars at most; more are joined to what happens in a stretch of time."""
+_SEVERAL = "several"
+"""Stands for other ends that one bar was joined of."""
 
 
 class Lanes(Enum):
@@ -101,7 +107,7 @@ def draw_text(
     c in  |....0000|
            0 .. 2 s    0=a 1=b 2=c
     """
-    bars = collect_bars(messages, host_of, lanes)
+    bars, left_out = _some_lanes(collect_bars(messages, host_of, lanes))
     if not bars:
         return "(nothing is sent)"
     total_s = _total_s(messages)
@@ -113,7 +119,11 @@ def draw_text(
         f"{name:<{margin}} {way:<3} |{_line(of_lane, symbol_of, total_s, width)}|"
         for (name, way), of_lane in bars.items()
     ]
-    legend = " ".join(f"{symbol}={name}" for name, symbol in symbol_of.items())
+    legend = " ".join(f"{symbol}={name}" for name, symbol in symbol_of.items() if symbol != _OTHER)
+    if len(names) > len(_SYMBOLS):
+        legend += f" {_OTHER}={len(names) - len(_SYMBOLS)} more"
+    if left_out:
+        lines.append(f"({left_out} more lanes)")
     return "\n".join([*lines, f"{' ' * (margin + 6)}0 .. {total_s:.4g} {unit}    {legend}"])
 
 
@@ -145,10 +155,13 @@ def draw_svg(
     width_px: int = 960,
 ) -> str:
     """The picture as an SVG document; ``bound_s`` is drawn as a dashed line."""
-    bars = collect_bars(messages, host_of, lanes)
+    bars, left_out = _some_lanes(collect_bars(messages, host_of, lanes))
     total_s = max(_total_s(messages), bound_s or 0.0) or 1.0
+    bars = {lane: _join_bars(of_lane, total_s) for lane, of_lane in bars.items()}
+    if left_out:
+        title = f"{title} ({left_out} more lanes)".lstrip()
     names = _all_names(host_of, lanes)
-    hue_of = {name: number / len(names) for number, name in enumerate(names)}
+    hue_of = {name: number / len(names) for number, name in enumerate(names)} | {_SEVERAL: 0.0}
     scale = (width_px - _LABEL_PX - _RIGHT_PX) / total_s
     top = 30 if title else 8
     height = top + len(bars) * _LANE_PX + _AXIS_PX
@@ -171,6 +184,34 @@ def draw_svg(
             'stroke-dasharray="5 3"><title>lower bound</title></line>'
         )
     return "\n".join([*parts, "</svg>"]) + "\n"
+
+
+def _some_lanes(bars: dict[tuple[str, str], list[Bar]]) -> tuple[dict[tuple[str, str], list[Bar]], int]:
+    """As many lanes as a picture has room for, and how many it leaves out."""
+    return dict(list(bars.items())[:_MAX_LANES]), max(len(bars) - _MAX_LANES, 0)
+
+
+def _join_bars(bars: list[Bar], total_s: float) -> list[Bar]:
+    """At most so many bars as can be told apart: what begins in one stretch of time becomes one."""
+    if len(bars) <= _MAX_BARS:
+        return bars
+    joined: dict[int, Bar] = {}
+    for bar in bars:
+        stretch = min(int(bar.start_s / total_s * _MAX_BARS), _MAX_BARS - 1)
+        before = joined.get(stretch, bar)
+        joined[stretch] = (
+            bar
+            if before is bar
+            else Bar(
+                bar.other if bar.other == before.other else _SEVERAL,
+                before.start_s,
+                max(before.finish_s, bar.finish_s),
+                before.nbytes + bar.nbytes,
+                min(before.first_round, bar.first_round),
+                max(before.last_round, bar.last_round),
+            )
+        )
+    return list(joined.values())
 
 
 def _svg_bar(bar: Bar, hue: float, scale: float, y: int) -> str:

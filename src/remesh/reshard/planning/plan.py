@@ -7,9 +7,7 @@ is complete: a plan that was read back equals the one that was written, and both
 
 from __future__ import annotations
 
-import hashlib
-import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -20,7 +18,9 @@ from remesh.reshard.model.network import Network
 from remesh.reshard.model.program import Copy, Message, Program
 from remesh.reshard.model.tasks import TensorMove, compute_missing_boxes
 from remesh.reshard.planning.check import check_plan
-from remesh.reshard.planning.plan_json import PlanFields, fields_from_json, fields_to_json
+from remesh.reshard.planning.plan_json import PlanFields, digest_of, fields_from_json, fields_to_json
+from remesh.reshard.schedule.flow_bytes import bytes_between_hosts, bytes_by_pair
+from remesh.reshard.schedule.flows import FlowMessages
 from remesh.reshard.schedule.stream import Chunk
 
 
@@ -36,10 +36,11 @@ class Plan:
     """What is moved, by name. Invariant: names ascending and distinct."""
     host_of: Mapping[int, str]
     """Host of every rank that gives or takes."""
-    chunks: tuple[Chunk, ...]
-    """What messages carry."""
-    messages: tuple[Message, ...]
-    """By round, then giver. Invariant: every wanted box arrives exactly once at every taker that lacks it."""
+    chunks: Sequence[Chunk]
+    """What messages carry: a tuple, or `Chunks` of flows."""
+    messages: Sequence[Message]
+    """By round, then giver: a tuple, or `FlowMessages` where there are too many to keep. Invariant: every wanted box
+    arrives exactly once at every taker that lacks it."""
     copies: tuple[Copy, ...]
     """By tensor. Invariant: every wanted box that its taker holds, exactly once."""
     bound: Bound
@@ -67,11 +68,21 @@ class Plan:
     def nic_bytes(self) -> Mapping[tuple[str, str], int]:
         """Bytes between hosts, by (host, ``"out"`` or ``"in"``), over all NICs of the host."""
         load: dict[tuple[str, str], int] = {}
-        for (giver, taker), nbytes in self.bytes_by_pair.items():
-            if self.host_of[giver] != self.host_of[taker]:
-                for end in ((self.host_of[giver], "out"), (self.host_of[taker], "in")):
-                    load[end] = load.get(end, 0) + nbytes
+        for (giver, taker), nbytes in self._bytes_between_hosts.items():
+            for end in ((giver, "out"), (taker, "in")):
+                load[end] = load.get(end, 0) + nbytes
         return dict(sorted(load.items()))
+
+    @cached_property
+    def _bytes_between_hosts(self) -> Mapping[tuple[str, str], int]:
+        if isinstance(self.messages, FlowMessages):
+            return bytes_between_hosts(self.messages.flows)
+        load: dict[tuple[str, str], int] = {}
+        for (giver, taker), nbytes in self.bytes_by_pair.items():
+            pair = (self.host_of[giver], self.host_of[taker])
+            if pair[0] != pair[1]:
+                load[pair] = load.get(pair, 0) + nbytes
+        return load
 
     @property
     def busiest_nic_bytes(self) -> int:
@@ -86,8 +97,8 @@ class Plan:
         links = self.network.hosts
         busy = [nbytes / links[host].total_rate_bytes_per_s for (host, _), nbytes in self.nic_bytes.items()]
         uplink: dict[tuple[str, str], int] = {}
-        for (giver, taker), nbytes in self.bytes_by_pair.items():
-            racks = [self.network.rack_of(self.host_of[rank]) for rank in (giver, taker)]
+        for pair, nbytes in self._bytes_between_hosts.items():
+            racks = [self.network.rack_of(host) for host in pair]
             for rack, way in zip(racks, ("out", "in"), strict=True):
                 if rack is not None and racks[0] != racks[1]:
                     uplink[rack, way] = uplink.get((rack, way), 0) + nbytes
@@ -109,16 +120,29 @@ class Plan:
 
     @property
     def num_rounds(self) -> int:
+        if isinstance(self.messages, FlowMessages):
+            return self.messages.flows.num_rounds
         return self.messages[-1].round + 1 if self.messages else 0
 
     @cached_property
     def bytes_by_pair(self) -> Mapping[tuple[int, int], int]:
         """Bytes sent, by (giver, taker), in ascending order of pairs."""
+        if isinstance(self.messages, FlowMessages):
+            return bytes_by_pair(self.messages.flows)
         total: dict[tuple[int, int], int] = {}
         for message in self.messages:
             pair = (message.giver, message.taker)
             total[pair] = total.get(pair, 0) + self.chunks[message.chunk].nbytes
         return dict(sorted(total.items()))
+
+    @cached_property
+    def ranks(self) -> frozenset[int]:
+        """Ranks that give, take or copy anything; who only might give is not among them."""
+        if isinstance(self.messages, FlowMessages):
+            busy = {rank for pair in self.bytes_by_pair for rank in pair}
+        else:
+            busy = {rank for message in self.messages for rank in (message.giver, message.taker)}
+        return frozenset(busy.union(*(copy.ranks for copy in self.copies)))
 
     @property
     def bytes_copied(self) -> int:
@@ -128,8 +152,11 @@ class Plan:
 
     def program_of(self, rank: int) -> Program:
         """What this rank does; empty for a rank that the plan does not need."""
+        copies = tuple(copy for copy in self.copies if rank in copy.ranks)
+        if isinstance(self.messages, FlowMessages):
+            return Program(copies, *map(tuple, self.messages.of_rank(rank)))
         return Program(
-            copies=tuple(copy for copy in self.copies if rank in copy.ranks),
+            copies=copies,
             gives=tuple(message for message in self.messages if message.giver == rank),
             takes=tuple(message for message in self.messages if message.taker == rank),
         )
@@ -139,11 +166,13 @@ class Plan:
         """Boxes that are wanted but held by nobody, by tensor; the plan leaves them alone."""
         return compute_missing_boxes(self.moves)
 
+    @property
+    def _fields(self) -> PlanFields:
+        return PlanFields(self.moves, self.host_of, self.chunks, self.messages, self.copies, self.bound, self.network)
+
     def to_json(self) -> dict[str, Any]:
         """The plan as JSON values; `from_json` makes an equal plan of them."""
-        return fields_to_json(
-            PlanFields(self.moves, self.host_of, self.chunks, self.messages, self.copies, self.bound, self.network)
-        )
+        return fields_to_json(self._fields)
 
     @classmethod
     def from_json(cls, value: Any) -> Plan:
@@ -155,6 +184,5 @@ class Plan:
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 of the JSON form, in hexadecimal; equal exactly when plans are."""
-        text = json.dumps(self.to_json(), sort_keys=True, separators=(",", ":"))
-        return hashlib.sha256(text.encode()).hexdigest()
+        """SHA-256, in hexadecimal, of all that the JSON form says; equal exactly when plans are."""
+        return digest_of(self._fields)

@@ -1,6 +1,6 @@
 """How is a plan written down? Its JSON form, complete and validated on the way back.
 
-    {"format": "remesh.plan", "version": 1,
+    {"format": "remesh.plan", "version": 2,
      "layouts":  [layout, ...],                       each distinct layout once
      "moves":    [[name, src, dst], ...],             numbers of layouts
      "hosts":    [[rank, host], ...],
@@ -8,7 +8,10 @@
      "messages": [[round, giver, taker, chunk], ...],
      "copies":   [[tensor, [start], [stop], [rank, ...]], ...],
      "bound":    [bytes, reason, seconds or null],
-     "network":  network or null}                     see remesh.reshard.model.network
+     "network":  network or null,                     see remesh.reshard.model.network
+     "flows":    flows or null}                       see remesh.reshard.planning.flow_json
+
+A plan of flows has empty lists of chunks and messages. Version 1 had no flows; it is read as well.
 
 Sizes in bytes are not written: they follow from boxes and dtypes. Reading checks shapes and types here; whether the
 whole is a plan is checked when the plan is made (`remesh.reshard.planning.check`).
@@ -16,6 +19,8 @@ whole is a plan is checked when the plan is made (`remesh.reshard.planning.check
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -27,10 +32,13 @@ from remesh.reshard.model.bound import Bound
 from remesh.reshard.model.network import Network
 from remesh.reshard.model.program import Copy, Message
 from remesh.reshard.model.tasks import TensorMove
+from remesh.reshard.planning.flow_json import flows_from_json, flows_to_json, update_with_flows
+from remesh.reshard.schedule.flows import FlowMessages
 from remesh.reshard.schedule.stream import Chunk, Part
 
 FORMAT = "remesh.plan"
-VERSION = 1
+VERSION = 2
+_READ = (1, VERSION)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +47,8 @@ class PlanFields:
 
     moves: tuple[TensorMove, ...]
     host_of: Mapping[int, str]
-    chunks: tuple[Chunk, ...]
-    messages: tuple[Message, ...]
+    chunks: Sequence[Chunk]
+    messages: Sequence[Message]
     copies: tuple[Copy, ...]
     bound: Bound
     network: Network | None = None
@@ -48,26 +56,71 @@ class PlanFields:
 
 def fields_to_json(fields: PlanFields) -> dict[str, Any]:
     """JSON values of a plan; equal plans give equal values."""
+    flows = fields.messages.flows if isinstance(fields.messages, FlowMessages) else None
+    number_of, by_id = _number_layouts(fields)
+    return _header_to_json(fields, by_id) | {
+        "layouts": [layout_to_json(layout) for layout in number_of],
+        "chunks": [
+            [[part.tensor, list(part.box.start), list(part.box.stop)] for part in chunk.parts]
+            for chunk in (fields.chunks if flows is None else ())
+        ],
+        "messages": [
+            [each.round, each.giver, each.taker, each.chunk] for each in (fields.messages if flows is None else ())
+        ],
+        "copies": [
+            [copy.tensor, list(copy.box.start), list(copy.box.stop), list(copy.ranks)] for copy in fields.copies
+        ],
+        "flows": None if flows is None else flows_to_json(flows),
+    }
+
+
+def digest_of(fields: PlanFields) -> str:
+    """SHA-256, in hexadecimal; equal exactly when plans are."""
+    # The same values as in the JSON form, told in fewer words.
+    number_of, by_id = _number_layouts(fields)
+    layouts = [
+        [
+            x.global_shape,
+            x.dtype,
+            x.partial,
+            *((s.holder, *_ends(s.box), s.offset, s.strides, s.addend) for s in x.shards),
+        ]
+        for x in number_of
+    ]
+    is_small = not isinstance(fields.messages, FlowMessages)
+    chunks = [[(p.tensor, *_ends(p.box)) for p in chunk.parts] for chunk in (fields.chunks if is_small else ())]
+    messages = [(m.round, m.giver, m.taker, m.chunk) for m in (fields.messages if is_small else ())]
+    copies = [(copy.tensor, *_ends(copy.box), copy.ranks) for copy in fields.copies]
+    header = _header_to_json(fields, by_id) | {"layouts": layouts}
+    text = json.dumps([header, chunks, messages, copies], sort_keys=True, separators=(",", ":"))
+    digest = hashlib.sha256(text.encode())
+    if isinstance(fields.messages, FlowMessages):
+        update_with_flows(digest, fields.messages.flows)
+    return digest.hexdigest()
+
+
+def _ends(box: Box) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    return box.start, box.stop
+
+
+def _number_layouts(fields: PlanFields) -> tuple[dict[Layout, int], dict[int, int]]:
+    """A number for each distinct layout, by value and by identity."""
     number_of: dict[Layout, int] = {}
     by_id: dict[int, int] = {}
     for move in fields.moves:
         for layout in (move.src, move.dst):
             if id(layout) not in by_id:
                 by_id[id(layout)] = number_of.setdefault(layout, len(number_of))
+    return number_of, by_id
+
+
+def _header_to_json(fields: PlanFields, by_id: Mapping[int, int]) -> dict[str, Any]:
+    """All that is short."""
     return {
         "format": FORMAT,
         "version": VERSION,
-        "layouts": [layout_to_json(layout) for layout in number_of],
         "moves": [[move.name, by_id[id(move.src)], by_id[id(move.dst)]] for move in fields.moves],
         "hosts": [[rank, host] for rank, host in fields.host_of.items()],
-        "chunks": [
-            [[part.tensor, list(part.box.start), list(part.box.stop)] for part in chunk.parts]
-            for chunk in fields.chunks
-        ],
-        "messages": [[each.round, each.giver, each.taker, each.chunk] for each in fields.messages],
-        "copies": [
-            [copy.tensor, list(copy.box.start), list(copy.box.stop), list(copy.ranks)] for copy in fields.copies
-        ],
         "bound": [fields.bound.bytes, fields.bound.reason, fields.bound.seconds],
         "network": None if fields.network is None else fields.network.to_json(),
     }
@@ -75,7 +128,7 @@ def fields_to_json(fields: PlanFields) -> dict[str, Any]:
 
 def fields_from_json(value: Any) -> PlanFields:
     """The fields that these JSON values describe; raises `PlanError` or `LayoutError`, whatever they are."""
-    if not isinstance(value, dict) or value.get("format") != FORMAT or value.get("version") != VERSION:
+    if not isinstance(value, dict) or value.get("format") != FORMAT or value.get("version") not in _READ:
         found = (value.get("format"), value.get("version")) if isinstance(value, dict) else type(value).__name__
         raise PlanError(
             f"reading a plan: found {found!r}, expected format {FORMAT!r} of version {VERSION}; write it with this "
@@ -89,14 +142,22 @@ def fields_from_json(value: Any) -> PlanFields:
         )
         itemsizes = [move.src.itemsize_bytes for move in moves]
         nbytes, reason, seconds = value["bound"]
+        host_of = dict(sorted((_number(rank), _text(host)) for rank, host in _list(value["hosts"])))
+        chunks: Sequence[Chunk] = tuple(_chunk(parts, itemsizes) for parts in _list(value["chunks"]))
+        messages: Sequence[Message] = tuple(
+            Message(*(_number(each) for each in (round_, giver, taker, chunk)))
+            for round_, giver, taker, chunk in _list(value["messages"])
+        )
+        if value.get("flows") is not None:
+            if chunks or messages:
+                raise ValueError("a plan of flows has chunks or messages besides, expected none")
+            flows = flows_from_json(value["flows"], moves, host_of)
+            chunks, messages = flows.chunks, FlowMessages(flows)
         return PlanFields(
             moves=moves,
-            host_of={_number(rank): _text(host) for rank, host in _list(value["hosts"])},
-            chunks=tuple(_chunk(parts, itemsizes) for parts in _list(value["chunks"])),
-            messages=tuple(
-                Message(*(_number(each) for each in (round_, giver, taker, chunk)))
-                for round_, giver, taker, chunk in _list(value["messages"])
-            ),
+            host_of=host_of,
+            chunks=chunks,
+            messages=messages,
             copies=tuple(
                 Copy(_index(tensor, moves), _box(start, stop), tuple(_number(rank) for rank in _list(ranks)))
                 for tensor, start, stop, ranks in _list(value["copies"])

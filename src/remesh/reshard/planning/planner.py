@@ -4,11 +4,12 @@ Algorithm:
 
 1. Unit tasks of all moves (`tasks`), and from them the lower bound (`bound`), on the links that there are (`network`).
 2. Slices of all tensors with equal givers and takers become one stream; streams with equal owner and receiver hosts
-   become one host group.
+   become one host group (`fusion`).
 3. Bytes of each group are shared among the hosts that can send them, and routed (`senders`, `trees`).
 4. Streams are cut into chunks (`stream`), chunks become sendings between ranks (`relay`).
-5. Sendings get priorities (`order`), from them times (`timeline`), and rounds (`rounds`).
-6. The plan checks itself (`plan`, `check`).
+5. Sendings get priorities (`order`), from them times (`timeline`), and rounds (`rounds`). Where there are too many for
+   that, chunks and hops become flows instead (`regular`, `flows`), which have their rounds by rule.
+6. The plan checks itself (`plan`, `check`, `check_flows`).
 
 Other strategies (`strategies`) replace steps 3 to 5. ``"auto"`` is the above, unless so little is moved that latency
 counts: then it is what the simulator finds fastest among it, a binomial tree and direct sending.
@@ -21,24 +22,31 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from remesh.errors import PlanError
-from remesh.layout import Layout
-from remesh.reshard.model.bound import Bound, HostGroup, bound_of_groups
+from remesh.layout import Box, Layout
+from remesh.reshard.model.bound import Bound, bound_of_groups
 from remesh.reshard.model.network import Network
 from remesh.reshard.model.program import Copy, Message
-from remesh.reshard.model.tasks import Missing, TensorMove, UnitTask, compute_tasks
+from remesh.reshard.model.slices import NOBODY, Slices
+from remesh.reshard.model.tasks import Missing, TensorMove, slices_of
 from remesh.reshard.planning.plan import Plan
 from remesh.reshard.planning.simulate import simulate_plan
 from remesh.reshard.schedule.cost import CHUNKS_PER_DELAY
+from remesh.reshard.schedule.flows import FlowMessages, Flows
+from remesh.reshard.schedule.fusion import Fused, fuse
 from remesh.reshard.schedule.order import compute_order, lines_of
+from remesh.reshard.schedule.regular import compute_waiting, count_messages, make_flows
 from remesh.reshard.schedule.relay import Relay, Sending
 from remesh.reshard.schedule.rounds import compute_rounds, lanes_of, number_rounds
 from remesh.reshard.schedule.senders import Route, split_senders
 from remesh.reshard.schedule.strategies import STRATEGIES, route_chunks
-from remesh.reshard.schedule.stream import Chunk, Groups, Part, Stream, cut_streams
+from remesh.reshard.schedule.stream import Chunk, cut_streams
 from remesh.reshard.schedule.timeline import compute_starts
 from remesh.reshard.schedule.trees import depths_of
 
@@ -53,11 +61,16 @@ MIN_CHUNK_BYTES = 64
 _RELAY_CHUNK_BYTES = 128 << 10
 """Chunks on a route with relays are not cut finer than this for the sake of its pipeline."""
 _MAX_TIMED = 20_000
-"""Up to this many messages are scheduled in time; more of them in rounds, which is quicker."""
+"""Up to this many messages are scheduled one by one, in time; more of them as flows, which is quicker ..."""
+_MAX_TIMED_BY_HOSTS = 100_000
+"""... and so are messages that are many when multiplied by the number of hosts, if their traffic is even:"""
+_MAX_WAITING = 1.1
+"""as flows, a host may wait for so much of its time."""
 _FEW_LATENCIES = 100
 """A bound below this many latencies makes ``"auto"`` compare with strategies that need fewer messages on the way."""
 _FOR_LATENCY = ("tree", "send_recv")
 _ALMOST_ONE = 1 - 1e-9
+_TOO_MANY_BYTES = 1 << 62
 
 
 def plan_reshard(
@@ -86,13 +99,12 @@ def plan_reshard(
     _check_request(len(moves), chunk_bytes, strategy)
     moves = _in_order(moves)
     _check_hosts(moves, host_of, network)
-    tasks = compute_tasks(moves, missing)
-    number_of = {move.name: number for number, move in enumerate(moves)}
-    itemsizes = [move.src.itemsize_bytes for move in moves]
-    groups = _group(_fuse(tasks, number_of), itemsizes, host_of)
-    sizes = {group: sum(stream.nbytes for stream in streams) for group, streams in groups.items()}
-    problem = _Problem(groups, bound_of_groups(sizes, network), host_of, chunk_bytes, network)
-    copies = tuple(_copies(tasks, number_of))
+    _check_sizes(moves)
+    slices = slices_of(moves, missing)
+    fused = fuse(moves, slices, host_of)
+    sizes = dict(zip(fused.groups, fused.group_bytes, strict=True))
+    problem = _Problem(fused, bound_of_groups(sizes, network), host_of, chunk_bytes, network)
+    copies = tuple(_copies(slices))
 
     def plan_by(name: str) -> Plan:
         chunks, messages = _schedule(name, problem)
@@ -108,7 +120,8 @@ def plan_reshard(
 class _Problem:
     """What is to be moved, where, and in what portions."""
 
-    groups: Groups
+    fused: Fused
+    """What has to travel."""
     bound: Bound
     host_of: Mapping[int, str]
     chunk_bytes: int
@@ -121,20 +134,21 @@ def _latency_counts(problem: _Problem) -> bool:
     return seconds is not None and network is not None and seconds < _FEW_LATENCIES * network.latency_s
 
 
-def _schedule(strategy: str, problem: _Problem) -> tuple[tuple[Chunk, ...], tuple[Message, ...]]:
+def _schedule(strategy: str, problem: _Problem) -> tuple[Sequence[Chunk], Sequence[Message]]:
     """All chunks, and the messages that carry them, by one strategy."""
     host_of, network = problem.host_of, problem.network
     lanes = lanes_of(host_of, network)
     if strategy == SPLIT:
-        routing = _route_split(problem)
+        ways = _find_ways(problem)
+        flows = _find_flows(ways, problem)
+        if flows is not None:
+            return flows.chunks, FlowMessages(flows)
+        routing = _route_split(ways, problem)
         chunks, sendings = routing.chunks, routing.sendings
         order = compute_order(sendings, routing.progress, routing.num_periods, lines_of(host_of, network))
-        if len(sendings) <= _MAX_TIMED:
-            rounds = number_rounds(sendings, compute_starts(sendings, order, host_of, network), lanes)
-        else:
-            rounds = compute_rounds(sendings, order, lanes)
+        rounds = number_rounds(sendings, compute_starts(sendings, order, host_of, network), lanes)
     else:
-        routed = route_chunks(strategy, problem.groups, host_of, problem.chunk_bytes, network)
+        routed = route_chunks(strategy, problem.fused.as_groups, host_of, problem.chunk_bytes, network)
         chunks, sendings = routed.chunks, routed.sendings
         rounds = compute_rounds(sendings, None, lanes) if routed.rounds is None else routed.rounds
     messages = [
@@ -191,56 +205,62 @@ def _check_hosts(moves: Sequence[TensorMove], host_of: Mapping[int, str], networ
         network.check_hosts(host_of.values(), f"planning {len(moves)} moves")
 
 
-def _fuse(tasks: Sequence[UnitTask], number_of: Mapping[str, int]) -> list[Stream]:
-    """Streams in order of their ranks; tasks without traffic are left out."""
-    streams: dict[tuple[tuple[int, ...], tuple[int, ...]], Stream] = {}
-    remote_of: dict[tuple[tuple[int, ...], tuple[int, ...]], tuple[int, ...]] = {}
-    for task in tasks:
-        ends = (task.givers, task.takers)
-        takers = remote_of.get(ends)
-        if takers is None:
-            takers = remote_of[ends] = task.remote_takers
-        if not takers:
-            continue
-        stream = streams.get((task.givers, takers))
-        if stream is None:
-            stream = streams[task.givers, takers] = Stream(task.givers, takers, [], 0)
-        stream.parts.append(Part(number_of[task.tensor], task.box, task.nbytes))
-        stream.nbytes += task.nbytes
-    return [streams[key] for key in sorted(streams)]
+def _check_sizes(moves: Sequence[TensorMove]) -> None:
+    total = sum(move.src.nbytes for move in moves)
+    if total >= _TOO_MANY_BYTES:
+        raise PlanError(
+            f"planning {len(moves)} moves: the tensors have {total} bytes together, expected fewer than "
+            f"{_TOO_MANY_BYTES}, so that sums of sizes fit into 64 bits; move them in several plans"
+        )
 
 
-def _group(
-    streams: Sequence[Stream], itemsizes: Sequence[int], host_of: Mapping[int, str]
-) -> dict[HostGroup, list[Stream]]:
-    """Streams by host group, in order of their hosts."""
-    groups: dict[HostGroup, list[Stream]] = {}
-    hosts: dict[int, tuple[str, ...]] = {}
-
-    def hosts_of(ranks: tuple[int, ...]) -> tuple[str, ...]:
-        # Many streams share their tuples of ranks, which may be long.
-        if id(ranks) not in hosts:
-            hosts[id(ranks)] = tuple(sorted({host_of[rank] for rank in ranks}))
-        return hosts[id(ranks)]
-
-    for stream in streams:
-        # Falling item sizes keep every part aligned in its message; the sort is stable, so tensors stay in order.
-        stream.parts.sort(key=lambda part: -itemsizes[part.tensor])
-        owners = hosts_of(stream.givers)
-        receivers = tuple(host for host in hosts_of(stream.takers) if host not in owners)
-        groups.setdefault(HostGroup(owners, receivers), []).append(stream)
-    return dict(sorted(groups.items()))
+def _copies(slices: Slices) -> Iterator[Copy]:
+    found: dict[int, list[tuple[Box, tuple[int, ...]]]] = {}
+    for tensor, number in enumerate(slices.block_of):
+        if number not in found:
+            block = slices.blocks[number]
+            rows = np.flatnonzero(block.copiers != NOBODY)
+            sets = block.copiers[rows].tolist()
+            found[number] = [(box, slices.rank_sets[n]) for box, n in zip(block.boxes(rows), sets, strict=True)]
+        for box, ranks in found[number]:
+            yield Copy(tensor, box, ranks)
 
 
-def _copies(tasks: Sequence[UnitTask], number_of: Mapping[str, int]) -> Iterator[Copy]:
-    copiers_of: dict[tuple[tuple[int, ...], tuple[int, ...]], tuple[int, ...]] = {}
-    for task in tasks:
-        ends = (task.givers, task.takers)
-        copiers = copiers_of.get(ends)
-        if copiers is None:
-            copiers = copiers_of[ends] = task.copiers
-        if copiers:
-            yield Copy(number_of[task.tensor], task.box, copiers)
+@dataclass(frozen=True, slots=True)
+class _Ways:
+    """By which hosts everything goes, and in which portions."""
+
+    routes: tuple[tuple[Route, ...], ...]
+    """For each group the routes of its bytes."""
+    chunk_bytes: int
+    """Largest message."""
+
+
+def _find_ways(problem: _Problem) -> _Ways:
+    """Routes that keep the busiest link at the bound."""
+    fused, bound, host_of = problem.fused, problem.bound, problem.host_of
+    sizes = list(zip(fused.groups, fused.group_bytes, strict=True))
+    split = split_senders(sizes, bound.bytes if bound.exact is None else bound.exact, problem.network)
+    num_alike = Counter(group.receivers for group in fused.groups)
+    # All alike: a long message in the way of short ones would hold up those that wait to pass them on.
+    crowds = [_crowd(ranks, host_of) for ranks in fused.rank_sets]
+    first_takers = fused.takers.take(fused.first_stream[:-1]).tolist()
+    lags = {
+        _lag(route, num_alike[group.receivers]) + crowds[takers]
+        for group, routes, takers in zip(fused.groups, split.routes, first_takers, strict=True)
+        for route in routes
+    }
+    chunk_bytes = min((_chunk_size(lag, problem) for lag in sorted(lags)), default=problem.chunk_bytes)
+    return _Ways(split.routes, chunk_bytes)
+
+
+def _find_flows(ways: _Ways, problem: _Problem) -> Flows | None:
+    """Flows, where there are too many messages to look at each, or where flows are as good; None elsewhere."""
+    num_messages = count_messages(problem.fused, ways.chunk_bytes)
+    if num_messages <= _MAX_TIMED and num_messages * len(set(problem.host_of.values())) <= _MAX_TIMED_BY_HOSTS:
+        return None
+    flows = make_flows(problem.fused, ways.routes, problem.host_of, ways.chunk_bytes)
+    return flows if num_messages > _MAX_TIMED or compute_waiting(flows) <= _MAX_WAITING else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,32 +276,16 @@ class Routing:
     """Chunks of the finest route."""
 
 
-def _route_split(problem: _Problem) -> Routing:
-    """Chunks of all streams, and the sendings that bring them where they are wanted with the busiest link at the
-    bound."""
-    groups, bound, host_of = problem.groups, problem.bound, problem.host_of
-    sizes = [(group, sum(stream.nbytes for stream in streams)) for group, streams in groups.items()]
-    split = split_senders(sizes, bound.bytes if bound.exact is None else bound.exact, problem.network)
-    num_alike: dict[tuple[str, ...], int] = {}
-    for group in groups:
-        num_alike[group.receivers] = num_alike.get(group.receivers, 0) + 1
+def _route_split(ways: _Ways, problem: _Problem) -> Routing:
+    """Chunks of all streams, and the sendings that bring them where they are wanted."""
     chunks: list[Chunk] = []
     progress: list[float] = []
     num_periods = 1
-    relay = Relay(host_of)
-    # All alike: a long message in the way of short ones would hold up those that wait to pass them on.
-    chunk_bytes = min(
-        (
-            _chunk_size(_lag(route, num_alike[group.receivers]) + _crowd(streams[0].takers, host_of), problem)
-            for (group, streams), routes in zip(groups.items(), split.routes, strict=True)
-            for route in routes
-        ),
-        default=problem.chunk_bytes,
-    )
-    for streams, routes in zip(groups.values(), split.routes, strict=True):
+    relay = Relay(problem.host_of)
+    for streams, routes in zip(problem.fused.as_groups.values(), ways.routes, strict=True):
         passed: dict[int, int] = {}
         num_chunks: dict[int, int] = {}
-        for cut in cut_streams([stream.parts for stream in streams], routes, [chunk_bytes] * len(routes)):
+        for cut in cut_streams([stream.parts for stream in streams], routes, [ways.chunk_bytes] * len(routes)):
             stream = streams[cut.stream]
             relay.add_chunk(len(chunks), cut.chunk.nbytes, routes[cut.route], stream.givers, stream.takers)
             chunks.append(cut.chunk)
@@ -296,7 +300,9 @@ def _route_split(problem: _Problem) -> Routing:
 
 def _lag(route: Route, num_alike: int) -> int:
     """How many hops the last receiver lags behind the first, less what chains that begin elsewhere make up for."""
-    depth = max(depths_of(route.hops).values(), default=1)
+    if len(route.hops) < 2:
+        return 0
+    depth = max(depths_of(route.hops).values())
     return depth - 1 if num_alike < depth else 0
 
 

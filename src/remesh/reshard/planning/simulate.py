@@ -16,13 +16,18 @@ Without any network all NICs carry one byte per unit of time, and times are byte
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from remesh.errors import PlanError
 from remesh.reshard.model.network import Network
 from remesh.reshard.model.program import Message
 from remesh.reshard.planning.plan import Plan
+from remesh.reshard.schedule.parts import sizes_of
+
+_MAX_MESSAGES = 2_000_000
+"""More of them would take minutes and gigabytes."""
 
 
 class TimedMessage(Protocol):
@@ -85,7 +90,9 @@ class Simulation:
 
 
 def simulate_plan(plan: Plan, network: Network | None = None) -> Simulation:
-    """Play a plan through on a network, by default its own; `PlanError` when one of its hosts is not there.
+    """Play a plan through on a network, by default its own.
+
+    Raises `PlanError` when one of its hosts is not there, or when it has too many messages to play each.
 
     >>> from remesh.layout import Box, Layout, Shard
     >>> from remesh.reshard import TensorMove, plan_reshard
@@ -97,16 +104,22 @@ def simulate_plan(plan: Plan, network: Network | None = None) -> Simulation:
     if network is None:
         network = plan.network or Network.uniform(plan.host_of.values())
     network.check_hosts(plan.host_of.values(), "simulating a plan")
+    if len(plan.messages) > _MAX_MESSAGES:
+        raise PlanError(
+            f"simulating a plan: it has {len(plan.messages)} messages, expected at most {_MAX_MESSAGES}; simulate the "
+            "same layouts on fewer hosts, or ask the plan itself for its bound and its bytes"
+        )
     ports = _Ports(plan, network)
+    sizes, messages = sizes_of(plan.chunks), tuple(plan.messages)
     arrived: dict[tuple[int, int], float] = {}
     timed = []
-    for message in plan.messages:
-        nbytes = plan.chunks[message.chunk].nbytes
+    for message in messages:
+        nbytes = sizes[message.chunk]
         ready_s = arrived.get((message.giver, message.chunk), 0.0)
         start_s, finish_s = ports.serve(message, nbytes, ready_s)
         arrived[message.taker, message.chunk] = finish_s
         timed.append(SimulatedMessage(message.round, message.giver, message.taker, nbytes, start_s, finish_s))
-    return Simulation(tuple(timed), ports.busy_s, _peak_staging(plan, timed))
+    return Simulation(tuple(timed), ports.busy_s, _peak_staging(messages, timed))
 
 
 class _Ports:
@@ -154,16 +167,16 @@ class _Ports:
         return self._free_s.setdefault((kind, which, way), [0.0] * num)
 
 
-def _peak_staging(plan: Plan, timed: list[SimulatedMessage]) -> dict[int, int]:
+def _peak_staging(messages: Sequence[Message], timed: list[SimulatedMessage]) -> dict[int, int]:
     """Bytes count on the giver while it sends from its own memory, on a taker until it has passed them on."""
     kept_until: dict[tuple[int, int], float] = {}
-    for message, time in zip(plan.messages, timed, strict=True):
+    for message, time in zip(messages, timed, strict=True):
         for rank in (message.giver, message.taker):
             key = (rank, message.chunk)
             kept_until[key] = max(kept_until.get(key, 0.0), time.finish_s)
     changes: dict[int, list[tuple[float, int, int]]] = {}
     took: set[tuple[int, int]] = set()
-    for message, time in zip(plan.messages, timed, strict=True):
+    for message, time in zip(messages, timed, strict=True):
         took.add((message.taker, message.chunk))
         taker = changes.setdefault(message.taker, [])
         taker += _stay(time.start_s, kept_until[message.taker, message.chunk], time.nbytes)

@@ -26,6 +26,8 @@ from remesh.reshard.planning.plan import Plan
 from remesh.reshard.planning.planner import AUTO, DEFAULT_CHUNK_BYTES, MIN_CHUNK_BYTES, plan_reshard
 from remesh.reshard.planning.reduction import Reduction, plan_reduction
 from remesh.reshard.planning.steps import DEFAULT_WINDOW, Step, choose_window, compute_peak_bytes, compute_steps
+from remesh.reshard.schedule.flows import FlowMessages
+from remesh.reshard.schedule.parts import sizes_of
 
 _MIN_WINDOW = 1
 _SHORTEST_CHUNK_BYTES = 4 << 10
@@ -108,9 +110,8 @@ class Transfer:
     @cached_property
     def ranks(self) -> tuple[int, ...]:
         """Ranks that have something to do, ascending."""
-        stages = [self.plan.messages, *([self.reduction.messages] if self.reduction else [])]
-        busy = {rank for messages in stages for m in messages for rank in (m.giver, m.taker)}
-        busy |= {rank for copy in self.plan.copies for rank in copy.ranks}
+        busy = set(self.plan.ranks)
+        busy |= {rank for m in (self.reduction.messages if self.reduction else ()) for rank in (m.giver, m.taker)}
         busy |= {leg.rank for leg in self.reduction.legs} if self.reduction else set()
         return tuple(sorted(busy))
 
@@ -173,14 +174,18 @@ class Transfer:
         return group_by_rank(self.reduction.messages if self.reduction else ())
 
     def _compute_steps(self, rank: int) -> RankSteps:
-        program = self._programs.get(rank, Program((), (), ()))
+        plan = self.plan
+        if isinstance(plan.messages, FlowMessages):
+            program = plan.program_of(rank)
+        else:
+            program = self._programs.get(rank, Program((), (), ()))
         taken_in = {message.chunk: message.round for message in program.takes}
         relayed: dict[int, int] = {}
         for message in program.gives:
             if message.chunk in taken_in:
                 relayed[message.chunk] = relayed.get(message.chunk, 0) + 1
         steps = compute_steps(program.gives, program.takes, taken_in, self.window)
-        sizes = [chunk.nbytes for chunk in self.plan.chunks]
+        sizes = sizes_of(plan.chunks)
         peak = compute_peak_bytes(steps, sizes, {chunk: [chunk] * n for chunk, n in relayed.items()})
         sum_steps, sum_peak, kept = self._compute_sum_steps(rank)
         return RankSteps(program.copies, steps, sum_steps, relayed, kept + max(peak, sum_peak))
@@ -234,7 +239,7 @@ def plan_transfer(moves: Sequence[TensorMove], host_of: Mapping[int, str], optio
             needed = Transfer(made.plan, made.reduction, window).staging_bytes
             if needed <= cap:
                 return Transfer(made.plan, made.reduction, window, cap)
-        shortest = min(chunk_bytes, max((chunk.nbytes for chunk in made.plan.chunks), default=0))
+        shortest = min(chunk_bytes, max(sizes_of(made.plan.chunks), default=0))
     raise PlanError(
         f"planning {len(moves)} moves: max_staging_bytes is {cap}, too small for chunks of {shortest} bytes, the "
         f"shortest that are tried; expected at least {needed}; raise the cap, or leave it out"

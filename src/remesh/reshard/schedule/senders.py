@@ -113,6 +113,8 @@ def split_senders(
     At scale, and with racks, only first sendings are shared out, over all groups with the same owners at once, and
     receivers pass on in chains and trees of `trees`. That is as good when nobody owns and receives.
     """
+    if all(len(group.owners) == len(group.receivers) == 1 for group, _ in groups):
+        return _split_pairs(groups, at_least, network)
     legs = [_legs_of(group, network) for group, _ in groups]
     flat = [(leg, nbytes) for group_legs, (_, nbytes) in zip(legs, groups, strict=True) for leg in group_legs]
     rates = None if network is None else network.host_rates()
@@ -129,6 +131,19 @@ def split_senders(
     for group_legs, (_, nbytes) in zip(legs, groups, strict=True):
         routes.append(_overlay([next(by_leg) for _ in group_legs]) if group_legs else (Route(0, nbytes, ()),))
     return Split(load, tuple(routes))
+
+
+def _split_pairs(groups: Sequence[tuple[HostGroup, int]], at_least: int | Fraction, network: Network | None) -> Split:
+    """Nobody has a choice: every byte goes from its one owner to its one receiver."""
+    total: dict[str, int] = {}
+    routes = []
+    for group, nbytes in groups:
+        owner = group.owners[0]
+        total[owner] = total.get(owner, 0) + nbytes
+        routes.append((Route(0, nbytes, (Hop(owner, group.receivers[0]),)),))
+    rates = None if network is None else network.host_rates()
+    loads = [Fraction(nbytes) / (1 if rates is None else rates[host]) for host, nbytes in total.items()]
+    return Split(max([Fraction(at_least), *loads]), tuple(routes))
 
 
 def _legs_of(group: HostGroup, network: Network | None) -> list[HostGroup]:
@@ -204,6 +219,11 @@ def _split_in_order(
     shares = spread(items, at_least, rates)
     first: list[list[_Run]] = [[] for _ in legs]
     for numbers, share in zip(by_owners.values(), shares.by_worker, strict=True):
+        if len(share) == 1:
+            (host,) = share
+            for number in numbers:
+                first[number].append(_Run(host, 0, legs[number][1]))
+            continue
         left = deque(share.items())
         for number in numbers:
             at, nbytes = 0, legs[number][1]
@@ -219,6 +239,10 @@ def _split_in_order(
     num_alike = {leg.receivers: turn + 1 for (leg, _), turn in zip(legs, turns, strict=True)}
     routes: list[tuple[Route, ...]] = []
     for (leg, _), turn, runs in zip(legs, turns, first, strict=True):
+        if len(leg.receivers) == 1:
+            hops = [(Hop(run.host, leg.receivers[0]),) for run in runs]
+            routes.append(tuple(Route(run.start, run.stop, hop) for run, hop in zip(runs, hops, strict=True)))
+            continue
         receivers = _rotate_racks(leg, turn, rack_of)
         found: list[Route] = []
         for run in runs:

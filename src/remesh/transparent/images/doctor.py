@@ -74,9 +74,7 @@ def _rights() -> Finding:
 
 def _root() -> Finding:
     good = os.geteuid() == 0
-    found = (
-        "this process is root" if good else f"user {os.geteuid()}, who needs no more for jobs on this host"
-    )
+    found = "this process is root" if good else f"user {os.geteuid()}, who needs no more for jobs on this host"
     advice = "" if good else "hosts made on this machine (--testbed) and CRIU need root"
     return Finding("root", good, False, found, advice)
 
