@@ -28,8 +28,8 @@ class Journal:
             report = json.loads(path.read_text())
             if report.get("links") != settings.links:
                 raise ValueError(
-                    f"keeping the rows of {path.name}: it has {report.get('links')}, expected {settings.links}; measure "
-                    "with the same settings, or keep nothing (KEEP=0)"
+                    f"keeping the rows of {path.name}: it has {report.get('links')}, expected {settings.links}; "
+                    "measure with the same settings, or keep nothing (KEEP=0)"
                 )
             self._rows = {row["case"]: row for row in report["rows"]}
 

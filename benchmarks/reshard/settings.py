@@ -51,7 +51,8 @@ class Settings:
             if getattr(self, name) < 1:
                 raise ValueError(f"settings of the benchmark: {name} is {getattr(self, name)}, expected at least 1")
         if unknown := set(self.parts) - set(PARTS):
-            raise ValueError(f"settings of the benchmark: parts {sorted(unknown)} are unknown, expected some of {PARTS}")
+            found = sorted(unknown)
+            raise ValueError(f"settings of the benchmark: parts {found} are unknown, expected some of {PARTS}")
 
     @classmethod
     def of(cls, environment: Mapping[str, str]) -> Settings:

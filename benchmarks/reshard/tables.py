@@ -29,8 +29,8 @@ One device sends the whole tensor to meshes of (hosts, devices), by every way of
 broadcast."""
 
 _FIG_8 = """\
-The published cases with every choice of senders and order: the ablation of Fig. 8. [The same simulated](ablation.md), with
-a thousand random pairs."""
+The published cases with every choice of senders and order: the ablation of Fig. 8. [Simulated](ablation.md), with a
+thousand random pairs."""
 
 _BEYOND = """\
 What sender choice and order of whole slices cannot do, or cannot do at the bound."""

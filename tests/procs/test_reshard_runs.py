@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import threading
 import time
+from collections import Counter
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -17,10 +19,12 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distrib
 
 from remesh.errors import PeerError, PlanError
 from remesh.reshard.api import reshard, reshard_async
-from remesh.reshard.running import cache
+from remesh.reshard.refit import Refit
+from remesh.reshard.running import cache, exchange, tree
 from remesh.reshard.running.cache import Resharder
 from remesh.reshard.running.carry import Link
 from remesh.reshard.running.run import Moved, UnfilledError, gather_timings
+from remesh.reshard.running.tree import Farewell
 from remesh.testing.pool import DIED, RankPool
 
 HOSTS = {rank: f"h{rank}" for rank in range(4)}
@@ -80,6 +84,71 @@ def test_a_repeated_call_plans_nothing_and_moves_what_is_there_now(ranks: RankPo
     counts = ranks.run(repeat_with_one_plan)
     assert counts[0] == [(1, 0), (1, 1), (1, 2), (1, 3), (1, 4), (2, 4), (2, 5)]
     assert all(each == counts[0] for each in counts)
+
+
+COLLECTIVES = ("all_gather", "all_gather_into_tensor", "all_reduce", "all_to_all", "barrier", "broadcast", "gather")
+
+
+def count_what_ranks_wait_for() -> dict[str, Counter[str]]:
+    """By call: how often words went through the tree, farewells, and collectives of the backend."""
+    counted: Counter[str] = Counter()
+
+    def count(what: str, real: Any) -> Any:
+        def act(*args: Any, **kwargs: Any) -> Any:
+            counted[what] += 1
+            return real(*args, **kwargs)
+
+        return act
+
+    def what(act: Callable[[], object]) -> Counter[str]:
+        counted.clear()
+        act()
+        return Counter(counted)
+
+    mesh, target = mesh_of([0, 1, 2, 3]), mesh_of([2, 1])
+    give = {f"t{n}": on(numbers(64, 8, seed=n), mesh, Shard(0)) for n in range(30)}
+    take = {name: on(torch.zeros(64, 8), target, Shard(1)) for name in give}
+    few = ({"t0": give["t0"]}, {"t0": take["t0"]})
+    resharder, refit = Resharder(), Refit(take)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(exchange, "gather_words", count("words", exchange.gather_words))
+        patch.setattr(Farewell, "wait", count("farewell", Farewell.wait))
+        for name in COLLECTIVES:
+            patch.setattr(dist, name, count("collective", getattr(dist, name)))
+        return {
+            "first": what(lambda: resharder.reshard(give, take)),
+            "again": what(lambda: resharder.reshard(give, take)),
+            "small": what(lambda: reshard(*few)),
+            "refit": what(lambda: refit.push(give, 1)),
+            "refit to the other buffer": what(lambda: refit.push(give, 2)),
+            "refit again": what(lambda: refit.push(give, 3)),
+        }
+
+
+def test_a_repeated_call_waits_for_others_twice_and_never_for_a_collective(ranks: RankPool) -> None:
+    for counts in ranks.run(count_what_ranks_wait_for):
+        # Descriptions are long, so a collective carries them; then one word to agree, one to end.
+        assert counts["first"] == counts["refit"] == {"words": 2, "collective": 1, "farewell": 1}
+        assert counts["small"] == {"words": 2, "farewell": 1}
+        assert counts["refit to the other buffer"] == {"words": 2, "farewell": 1}
+        assert counts["again"] == counts["refit again"] == {"words": 1, "farewell": 1}
+
+
+def agree_in_a_deep_tree() -> None:
+    rank, size = dist.get_rank(), dist.get_world_size()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tree, "_FAN_OUT", 2)
+        words = [bytes([each]) * (300 * each) for each in range(size)]
+        assert tree.gather_words(words[rank], 300 * size, None) == words
+        take = torch.zeros(50)
+        reshard({"x": numbers(50)} if rank == 1 else {}, {"x": take})
+        assert torch.equal(take, numbers(50))
+        with pytest.raises(PlanError, match="nobody"):
+            reshard({}, {"x": take} if rank == size - 1 else {})
+
+
+def test_words_reach_everybody_through_a_deep_tree(ranks: RankPool) -> None:
+    ranks.run(agree_in_a_deep_tree, 7)
 
 
 def move_while_computing() -> float:
@@ -273,3 +342,25 @@ def test_a_peer_that_dies_ends_the_run_for_all_at_once_and_the_rest_completes_wi
         assert not any(refused for _, _, refused in told)
     if dying in (0, 1):
         assert any(unfilled for _, unfilled, _ in told)
+
+
+def lose_a_peer_at_the_end(dying: int) -> tuple[str, tuple[str, ...]]:
+    rank = dist.get_rank()
+    give = {"x": numbers(1 << 12)} if rank == 0 else {}
+    take = {"x": torch.zeros(1 << 12)} if rank else {}
+    if rank == dying:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Farewell, "wait", lambda self: os.kill(os.getpid(), 9))
+            reshard(give, take)
+    with pytest.raises(UnfilledError) as raised:
+        reshard(give, take)
+    assert rank == 0 or torch.equal(take["x"], numbers(1 << 12))
+    return str(raised.value), raised.value.unfilled
+
+
+@pytest.mark.parametrize("dying", [3, 1])  # who is asked last, and one of those who ask
+def test_a_peer_that_dies_before_its_last_word_is_missed_by_all(ranks: RankPool, dying: int) -> None:
+    results = ranks.run(lose_a_peer_at_the_end, 4, (dying,), dying=[dying], timeout_s=40)
+    assert results[dying] is DIED
+    for text, unfilled in (result for result in results if result is not DIED):
+        assert "all tensors that this rank wanted are filled" in text and not unfilled

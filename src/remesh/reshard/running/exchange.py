@@ -13,8 +13,9 @@ One gather, in steps:
    longest. Sizes beyond the limit are refused by all ranks, from the same heads.
 4. If an envelope holds an error, every rank raises that of the lowest failing rank.
 
-Only JSON crosses the wire, in ``uint8`` tensors on the group's own device, so gloo and NCCL are served alike and no peer can make another one unpickle anything. A peer that is gone ends the gather with `PeerError` after the
-group's timeout at the latest.
+Only JSON crosses the wire, in ``uint8`` tensors on the group's own device, so gloo and NCCL are served alike and no
+peer can make another one unpickle anything. A peer that is gone ends the gather with `PeerError` after the group's
+timeout at the latest.
 """
 
 from __future__ import annotations
