@@ -21,6 +21,7 @@ from remesh.layout import Box
 from remesh.layout import Shard as Held
 from remesh.layout.from_torch import Piece
 from remesh.reshard import Refit, Target, redistribute_across, reshard_tensor
+from remesh.reshard.running.carry import Link
 from remesh.testing.pool import RankPool
 
 
@@ -238,15 +239,15 @@ def lose_a_trainer() -> Any:
     refit = Refit(take, chunk_bytes=1 << 15, host_of={n: f"h{n}" for n in range(4)})
     refit.push(wholes if rank < 2 else {}, 1 if rank < 2 else None)
     if rank == 1:
-        real, left = dist.isend, [5]
+        real, left = Link.give, [5]
 
-        def isend(*args: Any, **kwargs: Any) -> Any:
+        def give(*args: Any) -> Any:
             left[0] -= 1
             if not left[0]:
                 os.kill(os.getpid(), 9)
-            return real(*args, **kwargs)
+            return real(*args)
 
-        dist.isend = isend  # type: ignore[assignment]
+        Link.give = give  # type: ignore[method-assign]
     with pytest.raises(PeerError):
         refit.push({"w": wholes["w"] + 1} if rank < 2 else {}, 2 if rank < 2 else None)
     assert refit.version == 1
