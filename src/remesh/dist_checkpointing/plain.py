@@ -184,7 +184,7 @@ class _Held:
     def data(self, is_mine: Sequence[bool]) -> list[torch.Tensor]:
         """The values of the boxes that this rank writes."""
         if isinstance(self.leaf, torch.Tensor) and self.is_plain:
-            return [self.leaf.detach()] if is_mine[0] else []
+            return [self.leaf] if is_mine[0] else []
         return [one.data_in_box() for one, mine in zip(self.sharded(is_mine), is_mine, strict=True) if mine]
 
     def sharded(self, is_mine: Sequence[bool]) -> list[ShardedTensor]:
