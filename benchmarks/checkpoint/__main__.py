@@ -21,6 +21,7 @@ def main() -> None:
         size = f"{sum(tensor.nbytes for tensor in large.values()) >> 20} MiB in 32 tensors"
         rows = storage.save_and_load(size, large, root, repeat, (1.25, 1.0, 3.0))
         rows += storage.save_and_load(f"{len(small)} tensors of 4 KiB", small, root, repeat, (None, 20.0, 20.0))
+        rows += storage.reading_the_index(64 if quick else 512, 200, root, repeat)
         rows += storage.parts_of_a_chunk(4096 if quick else 8192, root, repeat)
         rows += background.blocked_time(large, root, repeat)
         if not quick:

@@ -20,8 +20,11 @@ from torch.distributed.checkpoint.metadata import ChunkStorageMetadata
 
 import remesh
 from benchmarks.report import Row, at_least, at_most
+from remesh.dist_checkpointing.integrity import read_checksums, write_checksums
+from remesh.dist_checkpointing.manifest import Index, IndexedTensor
 from remesh.dist_checkpointing.mapping import ShardedTensor
 from remesh.dist_checkpointing.reader import fill_tensors, open_checkpoint, plan_fill
+from remesh.dist_checkpointing.strategies.torch_format import IndexFiles, read_manifest, write_index
 from remesh.layout import Box
 
 State = dict[str, torch.Tensor]
@@ -95,6 +98,24 @@ def parts_of_a_chunk(side: int, root: Path, repeat: int) -> list[Row]:
         )
     _clear(root)
     return rows
+
+
+def reading_the_index(num_ranks: int, num_tensors: int, root: Path, repeat: int) -> list[Row]:
+    """The two forms of an index of tensors that are cut into a chunk for each rank."""
+    tensors = {}
+    for number in range(num_tensors):
+        rows = [((8 * rank, 0), (8, 64), (f"__{rank}_0.distcp", 1600 * number, 1600)) for rank in range(num_ranks)]
+        tensors[f"layers.{number}.weight"] = IndexedTensor("bfloat16", (8 * num_ranks, 64), rows)
+    write_index(root, IndexFiles.of(Index(tensors, {}, {})))
+    write_checksums(root)
+    checksums = read_checksums(root)
+    columns, pickled = _alternate([lambda at: read_manifest(root, checksums), lambda at: read_manifest(root)], repeat)
+    _clear(root)
+    case = f"an index of {num_ranks * num_tensors} chunks"
+    return [
+        Row(f"{case}: load, the pickle over the columns", pickled / columns, "ratio"),
+        Row(f"{case}: load", columns, "s"),
+    ]
 
 
 class _Part(torch.Tensor):

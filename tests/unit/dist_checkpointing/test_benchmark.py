@@ -25,6 +25,15 @@ def test_parts_of_a_chunk_are_read_right_by_both(tmp_path: Path) -> None:
     assert len(rows) == 4
 
 
+def test_both_forms_of_an_index_are_read(tmp_path: Path) -> None:
+    rows = storage.reading_the_index(4, 5, tmp_path, 1)
+    assert [row.case for row in rows] == [
+        "an index of 20 chunks: load, the pickle over the columns",
+        "an index of 20 chunks: load",
+    ]
+    assert not list(tmp_path.iterdir())
+
+
 def test_sums_and_conversions_are_compared_with_plain_file_operations(tmp_path: Path) -> None:
     rows = formats.sums_and_conversions({"w": torch.randn(64, 3)}, tmp_path, 1)
     assert len(rows) == 9

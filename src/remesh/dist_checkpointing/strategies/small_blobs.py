@@ -112,7 +112,7 @@ def _fill(content: npt.NDArray[np.uint8], first: int, alike: Sequence[Small]) ->
         return False
     elements = torch.from_numpy(blobs[:, head : head + frame.num_bytes].copy())
     values = elements.view(torch_dtype(frame.dtype)).view(len(alike), *frame.shape).unbind(0)
-    with torch.no_grad():
+    with torch.inference_mode():  # where tensors of its own may be filled as well as all others
         torch._foreach_copy_([small.place for small in alike], values)
     return True
 
