@@ -170,9 +170,9 @@ def test_an_aborted_save_leaves_nothing_visible_and_the_directory_free(ranks: Ra
     ranks.run(abort_a_save, 2, (tmp_path,))
 
 
-def save_by_a_plan_of_torch(root: Path, how: str) -> list[bool]:
+def save_by_a_plan_of_torch(root: Path) -> list[bool]:
     rank, mesh = dist.get_rank(), init_device_mesh("cpu", (dist.get_world_size(),))
-    queue, plan, reused = AsyncCallsQueue(worker=how), None, []
+    queue, plan, reused = AsyncCallsQueue(), None, []
     for number in range(2):
         local = torch.full((2, 3), float(10 * number + rank))
         state = {"w": DTensor.from_local(local, mesh, [Shard(0)]), "step": number}
@@ -198,9 +198,8 @@ def save_by_a_plan_of_torch(root: Path, how: str) -> list[bool]:
     return reused
 
 
-@pytest.mark.parametrize("how", ["thread", "process"])
-def test_native_torch_plans_and_the_queue_writes(ranks: RankPool, tmp_path: Path, how: str) -> None:
-    assert ranks.run(save_by_a_plan_of_torch, 2, (tmp_path, how)) == [[False, True]] * 2
+def test_native_torch_plans_and_the_queue_writes(ranks: RankPool, tmp_path: Path) -> None:
+    assert ranks.run(save_by_a_plan_of_torch, 2, (tmp_path,)) == [[False, True]] * 2
 
 
 def test_a_frozen_request_takes_no_further_functions() -> None:
