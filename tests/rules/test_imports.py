@@ -82,6 +82,7 @@ _PURE_ELSEWHERE = {
     "remesh.dist_checkpointing.manifest",
     "remesh.dist_checkpointing.mapping",
     "remesh.dist_checkpointing.outline",
+    "remesh.dist_checkpointing.packed",
     "remesh.dist_checkpointing.reads",
     "remesh.dist_checkpointing.state_split",
     "remesh.dist_checkpointing.writes",
