@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import threading
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Shard
 
+import remesh
 from remesh import dist_checkpointing
 from remesh.dist_checkpointing import ShardedObject, ShardedTensor, check_is_distributed_checkpoint, writer
 from remesh.dist_checkpointing.core import CheckpointingException
 from remesh.dist_checkpointing.strategies.async_utils import AsyncCallsQueue, AsyncRequest
+from remesh.dist_checkpointing.strategies.filesystem_async import FileSystemWriterAsync
 from remesh.dist_checkpointing.strategies.fully_parallel import FullyParallelSaveStrategyWrapper
+from remesh.dist_checkpointing.strategies.state_dict_saver import (
+    save_state_dict_async_finalize,
+    save_state_dict_async_plan,
+)
 from remesh.dist_checkpointing.strategies.torch import TorchDistSaveShardedStrategy
 from remesh.errors import StorageError
 from remesh.testing.pool import RankPool
@@ -159,6 +168,38 @@ def abort_a_save(root: Path) -> None:
 
 def test_an_aborted_save_leaves_nothing_visible_and_the_directory_free(ranks: RankPool, tmp_path: Path) -> None:
     ranks.run(abort_a_save, 2, (tmp_path,))
+
+
+def save_by_a_plan_of_torch(root: Path) -> list[bool]:
+    rank, mesh = dist.get_rank(), init_device_mesh("cpu", (dist.get_world_size(),))
+    queue, plan, reused = AsyncCallsQueue(), None, []
+    for number in range(2):
+        local = torch.full((2, 3), float(10 * number + rank))
+        state = {"w": DTensor.from_local(local, mesh, [Shard(0)]), "step": number}
+        writer = FileSystemWriterAsync(root / str(number))
+        planned, agreed, told, is_as_before, _ = save_state_dict_async_plan(state, writer, cached_ckpt_structure=plan)
+        local.fill_(-1)  # what was copied is what is written
+        if planned[1] is not None:
+            metadata = planned[1]
+        elif rank == 0:
+            planned = (planned[0], metadata, planned[2])
+        function, preload, args = writer.get_save_function_and_args()
+        finish = partial(save_state_dict_async_finalize, *planned)
+        queue.schedule_async_request(AsyncRequest(function, tuple(args), [finish], {}, preload))
+        queue.maybe_finalize_async_calls(blocking=True)
+        plan = (agreed, told, True)
+        reused.append(is_as_before)
+    queue.close()
+    for number in range(2):
+        got: Any = {"w": torch.zeros(2 * dist.get_world_size(), 3), "step": -1}
+        loaded = remesh.load(got, root / str(number))
+        assert loaded["w"][::2, 0].tolist() == [10 * number + at for at in range(dist.get_world_size())]
+        assert loaded["step"] == number
+    return reused
+
+
+def test_native_torch_plans_and_the_queue_writes(ranks: RankPool, tmp_path: Path) -> None:
+    assert ranks.run(save_by_a_plan_of_torch, 2, (tmp_path,)) == [[False, True]] * 2
 
 
 def test_a_frozen_request_takes_no_further_functions() -> None:

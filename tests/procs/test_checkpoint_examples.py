@@ -26,9 +26,8 @@ def run(name: str) -> list[str]:
 @pytest.mark.procs
 @pytest.mark.timeout(320)
 def test_a_program_of_megatron_core_runs_with_other_imports() -> None:
-    lines = [line for line in run("megatron.py") if line.startswith("rank")]
-    assert len(lines) == 4
-    assert all("are those of the whole model, under TP 4" in line for line in lines)
+    said = "\n".join(run("megatron.py"))  # ranks may interrupt each other between a line and its end
+    assert said.count("weights and Adam's moments are those of the whole model, under TP 4") == 4
 
 
 @pytest.mark.procs

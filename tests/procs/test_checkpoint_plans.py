@@ -148,7 +148,7 @@ def share_out(root: Path, change: bool) -> list[int]:
 def test_a_distribution_is_kept_on_disk_and_used_only_where_it_fits(ranks: RankPool, tmp_path: Path) -> None:
     assert ranks.run(share_out, 3, (tmp_path, False)) == [[1, 1, 0]] * 3
     path = tmp_path / f"{PG_DIST_CACHE_FILE_PREFIX}_0.json"
-    assert json.loads(path.read_bytes())["version"] == 1
+    assert len(json.loads(path.read_bytes())["parts"]) < 9, "what ranks have in common stands there once"
     assert ranks.run(share_out, 3, (tmp_path, True)) == [[1, 1, 1]] * 3, "shards of a rank differ"
     path.write_bytes(path.read_bytes()[:-2])
     assert ranks.run(share_out, 3, (tmp_path, True)) == [[1, 1, 1]] * 3, "the file is damaged"

@@ -273,8 +273,10 @@ def test_classes_that_the_program_allows_are_kept(tmp_path: Path) -> None:
 
 def test_arguments_of_a_program_are_common_data_and_run_nothing(tmp_path: Path) -> None:
     arguments = Namespace(lr=0.5, layers=[1, 2], inner=SimpleNamespace(dtype=torch.bfloat16))
-    dist_checkpointing.save({"args": arguments}, tmp_path)
-    assert dist_checkpointing.load_common_state_dict(tmp_path) == {"args": arguments}
+    (tmp_path / "other").mkdir()
+    (tmp_path / "good").mkdir()
+    dist_checkpointing.save({"args": arguments}, tmp_path / "good")
+    assert dist_checkpointing.load_common_state_dict(tmp_path / "good") == {"args": arguments}
     with pytest.raises(CheckpointingException, match="could not be loaded again"):
         dist_checkpointing.save({"args": Namespace(hook=Foreign())}, tmp_path / "other")
 

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from remesh.dist_checkpointing.mapping import ShardedStateDict, StateDict
-from remesh.dist_checkpointing.storage import Directory
 from remesh.dist_checkpointing.strategies.zarr import ZarrLoadShardedStrategy
-from remesh.reshard.running.exchange import Group
 
 __all__ = ["TensorStoreLoadShardedStrategy"]
 
@@ -16,13 +13,3 @@ class TensorStoreLoadShardedStrategy(ZarrLoadShardedStrategy):
     def __init__(self, load_directly_on_device: bool = False) -> None:
         super().__init__()
         self.load_directly_on_device = load_directly_on_device
-
-    def load(
-        self,
-        sharded_state_dict: ShardedStateDict,
-        checkpoint_dir: Directory,
-        async_strategy: str | None = None,
-        *,
-        process_group: Group = None,
-    ) -> StateDict:
-        return super().load(sharded_state_dict, checkpoint_dir, async_strategy, process_group=process_group)

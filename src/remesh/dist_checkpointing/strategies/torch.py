@@ -265,14 +265,21 @@ class _Checked:
 
 
 class TorchDistLoadShardedStrategy(LoadShardedStrategy):
-    """Reads ``torch_dist`` of all known writers. With ``cache_metadata`` the index of a directory is read once."""
+    """Reads ``torch_dist`` of all known writers. With ``cache_metadata`` the index of a directory is read once.
+
+    ``checkpoint_name`` and ``stream_ckpt_dequant`` are accepted for the sake of callers: tensors are always read
+    straight into those of the request.
+    """
 
     _backend, _version = BACKEND, BACKEND_VERSION
     """What it reads."""
 
-    def __init__(self, cache_metadata: bool = False, checkpoint_name: str | None = None) -> None:
+    def __init__(
+        self, cache_metadata: bool = False, checkpoint_name: str | None = None, stream_ckpt_dequant: bool = False
+    ) -> None:
         self.cache_metadata = cache_metadata
         self.checkpoint_name = checkpoint_name
+        self.stream_ckpt_dequant = stream_ckpt_dequant
         self._opened: tuple[tuple[Any, ...], OpenCheckpoint] | None = None
         self.cached_global_metadata: Manifest | None = None
         """The index of the checkpoint that was opened last."""
