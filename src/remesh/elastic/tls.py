@@ -42,7 +42,7 @@ class Tls:
             context.load_verify_locations(self.authority)
         except (OSError, ssl.SSLError) as error:
             raise ConfigError(
-                f"reading --tls-cert {self.certificate}, --tls-key {self.key}, --tls-ca {self.authority}: {error}; give "
-                "files in PEM form that this user can read, and a key that fits the certificate"
+                f"reading --tls-cert {self.certificate}, --tls-key {self.key}, --tls-ca {self.authority}: {error}; "
+                "give files in PEM form that this user can read, and a key that fits the certificate"
             ) from error
         return context
