@@ -199,7 +199,7 @@ def test_rank_that_hangs_is_named_with_all_stacks_and_replaced(tmp_path: Path) -
         assert job.wait(TIMEOUT_S) == {"a": 0, "b": 0}, job.describe_logs()
         (hang,) = job.of_kind("hang", generation=1)
         assert "rank 0 waits in" in hang["reason"]
-        assert "rank 1 is at tiny.py:" in hang["reason"] and "in train after step 5" in hang["reason"]
+        assert "rank 1 is at tiny.py:" in hang["reason"] and "in take_step after step 5" in hang["reason"]
         assert "time.sleep(3600)" in hang["report"] and "rank 1 (culprit)" in hang["report"]
         assert [event["reason"] for event in job.of_kind("kill-worker")] == [f"hangs: {hang['reason']}"]
         assert count(job).lost == count(job).repeated == 0

@@ -59,6 +59,7 @@ def test_endpoint_gets_torchruns_port_or_a_free_one() -> None:
     ("mode", "line", "named"),
     [
         (Mode.RESTART, ["--nnodes", "4:2"], "--nnodes '4:2'"),
+        (Mode.IN_PROCESS, ["--exclude-after", "-1"], "--exclude-after -1: expected 0 or more"),
         (Mode.RESTART, ["--max-restarts", "-1"], "--max-restarts -1"),
         (Mode.RESTART, ["--no-python", "-m"], "--no-python"),
         (Mode.RESTART, ["--no-python"], "no program on the path"),
