@@ -27,7 +27,11 @@ EXPERIMENTS: dict[str, Callable[[bool], list[Row]]] = {
 
 def main(names: Sequence[str]) -> None:
     """Run these experiments, all of them when none is named, and write the report."""
-    write_report("elastic", [row for name in names or EXPERIMENTS for row in EXPERIMENTS[name](is_quick())])
+    rows: list[Row] = []
+    for name in names or EXPERIMENTS:
+        rows += EXPERIMENTS[name](is_quick())
+        # After each, so that what was measured is kept when a later one is stopped.
+        write_report("elastic", rows)
 
 
 if __name__ == "__main__":

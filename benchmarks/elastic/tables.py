@@ -16,6 +16,7 @@ FOLDER = Path(__file__).resolve().parents[2] / "docs" / "elastic"
 PICTURE = "control-plane.svg"
 _PLANE = re.compile(r"control plane, (\d+) agents, (.+): (.+)")
 _TURNS = "an agent's turns"
+_SIDES = ("remesh", "torchrun")
 _CASES = ("one worker killed", "one node killed")
 _WIDTH, _HEIGHT, _LEFT, _TOP, _BOTTOM, _RIGHT = 760, 320, 70, 16, 40, 220
 _COLOURS = ("#1d4ed8", "#c2410c", "#0f766e", "#7e22ce", "#b45309", "#475569")
@@ -29,15 +30,38 @@ def main() -> None:
 
 
 def make_page(report: Mapping[str, Any]) -> str:
-    """The page as text."""
+    """The page as text; parts that were not run are left out."""
     rows: Sequence[Row] = report["rows"]
     load = ", ".join(f"{value:.1f}" for value in report["load"])
+    recovery, others, plane = _recoveries(rows), _others(rows), _plane(rows)
+    parts = {"recoveries": recovery, "costs and moves": others, "the control plane": plane}
+    missing = [name for name, part in parts.items() if not part]
     lines = [
         "# Measured",
         "",
         "Written by `python -m benchmarks.elastic.tables` from the report of `make bench ROOM=elastic`; do not edit.",
         f"Machine: {report['machine']['num_cores']} cores, load averages at the end {load}"
         + ("; the small set of `QUICK=1`." if report["quick"] else "."),
+        *([f"Not run this time: {', '.join(missing)}."] if missing else []),
+    ]
+    return "\n".join([*lines, *recovery, *others, *plane]) + "\n"
+
+
+def _recoveries(rows: Sequence[Row]) -> list[str]:
+    """The part about kills."""
+    at = {row["case"]: row for row in rows}
+    beside, split = [], []
+    for case in _CASES:
+        for name in ("p50", "p95"):
+            if (ratio := at.get(f"{case}: torchrun over remesh, {name}")) is None:
+                continue
+            ours, theirs = (at[f"{case}: {side}, kill to next step, {name}"]["value"] for side in _SIDES)
+            beside.append(f"| {case}, {name} | {ours:.3f} | {theirs:.2f} | **{ratio['value']:.1f}** | {_goal(ratio)} |")
+            shown = " | ".join(f"{at[f'{case}: remesh, {phase}, {name}']['value'] * 1e3:.0f}" for phase in PHASES)
+            split.append(f"| {case}, {name} | {shown} |")
+    if not beside:
+        return []
+    return [
         "",
         "## Recovery",
         "",
@@ -46,40 +70,36 @@ def make_page(report: Mapping[str, Any]) -> str:
         "",
         "| case | remesh, s | torchrun, s | torchrun over remesh | goal |",
         "|---|---|---|---|---|",
+        *beside,
+        "",
+        "Where the time goes, in milliseconds:",
+        "",
+        f"| case | {' | '.join(PHASES)} |",
+        "|---|" + "---|" * len(PHASES),
+        *split,
     ]
-    at = {row["case"]: row for row in rows}
-    for case in _CASES:
-        for name in ("p50", "p95"):
-            ratio = at.get(f"{case}: torchrun over remesh, {name}")
-            if ratio is not None:
-                ours, theirs = (
-                    at[f"{case}: {side}, kill to next step, {name}"]["value"] for side in ("remesh", "torchrun")
-                )
-                lines.append(
-                    f"| {case}, {name} | {ours:.3f} | {theirs:.2f} | **{ratio['value']:.1f}** | {_goal(ratio)} |"
-                )
-    lines += ["", "Where the time goes, in milliseconds:", "", f"| case | {' | '.join(PHASES)} |"]
-    lines.append("|---|" + "---|" * len(PHASES))
-    for case in _CASES:
-        for name in ("p50", "p95"):
-            cells = [at.get(f"{case}: remesh, {phase}, {name}") for phase in PHASES]
-            if None not in cells:
-                shown = " | ".join(f"{cell['value'] * 1e3:.0f}" for cell in cells if cell is not None)
-                lines.append(f"| {case}, {name} | {shown} |")
-    told = {f"{case}: torchrun over remesh, {name}" for case in _CASES for name in ("p50", "p95")}
-    told |= {
-        f"{c}: {s}, kill to next step, {n}" for c in _CASES for s in ("remesh", "torchrun") for n in ("p50", "p95")
-    }
-    told |= {f"{case}: remesh, {phase}, {name}" for case in _CASES for phase in PHASES for name in ("p50", "p95")}
-    others = [row for row in rows if row["case"] not in told and not row["case"].startswith("control plane")]
-    lines += ["", "## Costs, losses, moves on shaped links", "", "| what | value | goal |", "|---|---|---|"]
-    lines += [f"| {row['case']} | {row['value']:.4g} {row['unit']} | {_goal(row)} |" for row in others]
-    return "\n".join([*lines, "", *_plane(rows)]) + "\n"
+
+
+def _others(rows: Sequence[Row]) -> list[str]:
+    """The part about all that has no table of its own."""
+    in_tables = {f"{case}: torchrun over remesh, {name}" for case in _CASES for name in ("p50", "p95")}
+    in_tables |= {f"{c}: {s}, kill to next step, {n}" for c in _CASES for s in _SIDES for n in ("p50", "p95")}
+    in_tables |= {f"{case}: remesh, {phase}, {name}" for case in _CASES for phase in PHASES for name in ("p50", "p95")}
+    found = [
+        f"| {row['case']} | {row['value']:.4g} {row['unit']} | {_goal(row)} |"
+        for row in rows
+        if row["case"] not in in_tables and not row["case"].startswith("control plane")
+    ]
+    title = ["", "## Costs, losses, moves on shaped links", "", "| what | value | goal |", "|---|---|---|"]
+    return [*title, *found] if found else []
 
 
 def _plane(rows: Sequence[Row]) -> list[str]:
     """The part about large jobs."""
+    if not any(_PLANE.fullmatch(row["case"]) for row in rows):
+        return []
     lines = [
+        "",
         "## Control plane",
         "",
         "The agents' own machines, one worker each, in one thread over a store that counts; an event runs until every",
