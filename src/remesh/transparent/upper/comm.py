@@ -252,7 +252,9 @@ class Intracomm(Comm):
             raise TypeError("expecting an intracommunicator")
 
     def Create(self, group: Group) -> Any:
-        return self._plain(self._made(group._ranks or None, self._members.next_number("create")))
+        # Disjoint groups may call this at once, each for a communicator of its own.
+        number = number_of(self._members.next_number("create"), *group._ranks)
+        return self._plain(self._made(group._ranks or None, number))
 
     def Create_group(self, group: Group, tag: int = 0) -> Any:
         members = self._members

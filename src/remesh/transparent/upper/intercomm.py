@@ -75,7 +75,7 @@ class Intercomm(Comm):
         own = members.ranks[members.rank]
         if own not in group._ranks or not theirs:
             return Intercomm()
-        parent = Members(number_of(number, "part"), group._ranks, group._ranks.index(own))
+        parent = Members(number_of(number, "part", *group._ranks), group._ranks, group._ranks.index(own))
         return Intercomm._wrap(_between(number, parent, theirs))
 
     def Create_group(self, group: Group, tag: int = 0) -> Any:
@@ -90,7 +90,7 @@ class Intercomm(Comm):
         theirs = tuple(rank for _, _, rank in sorted((k, i, r) for i, (c, k, r) in enumerate(everybody) if c == color))
         if ours is None or not theirs:
             return Intercomm()
-        parent = Members(number_of(number, color, "part"), ours, ours.index(members.ranks[members.rank]))
+        parent = Members(number_of(number, color, "part", *ours), ours, ours.index(members.ranks[members.rank]))
         return Intercomm._wrap(_between(number_of(number, color), parent, theirs))
 
     def Split_type(self, split_type: int, key: int = 0, info: Any = None) -> Any:
