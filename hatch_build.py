@@ -30,8 +30,9 @@ def build_extension() -> Path | None:
         print("building _fast: no C compiler on PATH (CC or cc); going on without", file=sys.stderr)  # noqa: T201
         return None
     unfinished = _EXTENSION.with_suffix(f".{os.getpid()}")
-    command = [compiler, "-O2", "-Wall", "-fPIC", "-shared", "-I", sysconfig.get_path("include")]
-    done = subprocess.run([*command, str(_FOLDER / "_fast.c"), "-o", str(unfinished)], capture_output=True, text=True)
+    command = [compiler, "-O2", "-Wall", "-fPIC", "-fvisibility=hidden", "-shared", "-I", sysconfig.get_path("include")]
+    sources = sorted(map(str, _FOLDER.glob("_*.c")))
+    done = subprocess.run([*command, *sources, "-o", str(unfinished)], capture_output=True, text=True)
     if done.returncode != 0:
         print(f"building _fast: {compiler} failed; going on without\n{done.stderr}", file=sys.stderr)  # noqa: T201
         return None

@@ -8,12 +8,14 @@ ones made from the state, while the program runs on: what a restart does, withou
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import mpi4py
 from mpi4py import MPI
@@ -24,6 +26,7 @@ from remesh.transparent.lower.half import LowerHalf, Where
 
 _FOREIGN = ("OMPI_", "PMIX", "PMI_", "PRTE", "MPI", "I_MPI", "HYDRA", "FI_", "UCX")
 _ROUND_S = 0.005
+_SAYING_BYTES = 1 << 14
 
 
 def environment(channel: str) -> dict[str, str]:
@@ -37,13 +40,26 @@ def environment(channel: str) -> dict[str, str]:
     }
 
 
+def told(half: LowerHalf, value: Any, *, closed: bool = False) -> list[Any]:
+    """What every rank says. This one goes on serving meanwhile: others may be waiting for just that."""
+    own = json.dumps(value).encode().ljust(_SAYING_BYTES)
+    everybody = bytearray(_SAYING_BYTES * MPI.COMM_WORLD.size)
+    request = MPI.COMM_WORLD.Iallgather([own, MPI.BYTE], [everybody, MPI.BYTE])
+    while not request.Test():
+        if closed:
+            half.drain_progress()
+        else:
+            half.serve_once(0.0005)
+    return [json.loads(everybody[at : at + _SAYING_BYTES]) for at in range(0, len(everybody), _SAYING_BYTES)]
+
+
 def made_quiet(half: LowerHalf) -> None:
     """The collective clock, then the drain, in lockstep over all ranks."""
     half.hold(half.counters().entered)
     while True:
         half.serve_once(_ROUND_S)
         position, entered = half.position(), dict(half.counters().entered)
-        everybody = MPI.COMM_WORLD.allgather(entered)
+        everybody = [{int(comm): count for comm, count in some.items()} for some in told(half, entered)]
         targets: dict[int, int] = {}
         for counts in everybody:
             for comm, count in counts.items():
@@ -51,19 +67,21 @@ def made_quiet(half: LowerHalf) -> None:
         behind = [comm for comm, target in targets.items() if half.members(comm) and entered.get(comm, 0) < target]
         # Held at one communicator while another's target needs this rank: all members go one further on the first.
         over = [(comm, entered.get(comm, 0) + 1) for comm in position.communicators] if behind else []
-        for comm, target in (pair for some in MPI.COMM_WORLD.allgather(over) for pair in some):
+        for comm, target in (pair for some in told(half, over) for pair in some):
             targets[comm] = max(targets.get(comm, 0), target)
         half.hold(targets)
         settled = not behind and position.where is not Where.INSIDE
-        if all(MPI.COMM_WORLD.allgather(settled and not over)):
+        # What was asked for meanwhile counts, too.
+        settled = settled and dict(half.counters().entered) == entered and half.position().where is not Where.INSIDE
+        if all(told(half, settled and not over)):
             break
     half.close()
     while True:
         half.drain_progress()
         counters = half.counters()
-        sent = MPI.COMM_WORLD.alltoall(counters.sent)
+        sent = [row[MPI.COMM_WORLD.rank] for row in told(half, counters.sent, closed=True)]
         done = half.quiet() and tuple(sent) == counters.received
-        if all(MPI.COMM_WORLD.allgather(done)):
+        if all(told(half, done, closed=True)):
             return
 
 
@@ -89,11 +107,9 @@ def main() -> int:
                 MPI.COMM_WORLD.Abort(half.abort_code)
             ended = program.poll() is not None
             if options.renew:
-                ended, due = (
-                    all(MPI.COMM_WORLD.allgather(ended)),
-                    MPI.COMM_WORLD.bcast(time.monotonic() >= due_s),
-                )
-                if due and not ended:
+                everybody = told(half, [ended, time.monotonic() >= due_s])
+                ended = all(one for one, _ in everybody)
+                if everybody[0][1] and not ended:
                     made_quiet(half)
                     data = half.state_bytes()
                     half.release()
@@ -106,7 +122,7 @@ def main() -> int:
     if status:
         print(f"rank {MPI.COMM_WORLD.rank}: the program ended with {status}", file=sys.stderr, flush=True)
         MPI.COMM_WORLD.Abort(1)
-    MPI.COMM_WORLD.Barrier()
+    told(half, None)
     half.release()
     if options.renew and MPI.COMM_WORLD.rank == 0:
         print(f"renewed {num_renewed} times", file=sys.stderr, flush=True)

@@ -11,6 +11,7 @@ import pytest
 
 import remesh
 from remesh.errors import ConfigError
+from remesh.transparent.lower.wire import DIRECT_VARIABLE, PROBE_VARIABLE
 from remesh.transparent.mpis import KINDS, find_mpi
 
 pytestmark = pytest.mark.mpi
@@ -25,13 +26,13 @@ _FLAGS = {
 _AS_ROOT = {f"{program}_ALLOW_RUN_AS_ROOT{suffix}": "1" for program in ("OMPI", "PRTE") for suffix in ("", "_CONFIRM")}
 
 
-def _run(kind: str, num_ranks: int, *command: str) -> subprocess.CompletedProcess[str]:
+def _run(kind: str, num_ranks: int, *command: str, **variables: str) -> subprocess.CompletedProcess[str]:
     try:
         mpi = find_mpi(kind)
     except ConfigError as error:
         pytest.skip(str(error))
     source = str(Path(remesh.__file__).parents[1])
-    environment = os.environ | _AS_ROOT | {"PYTHONPATH": source}
+    environment = os.environ | _AS_ROOT | {"PYTHONPATH": source} | variables
     launch = [mpi.launcher, *_FLAGS[kind], "-n", str(num_ranks), mpi.python, *command]
     done = subprocess.run(launch, env=environment, capture_output=True, text=True, timeout=110)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -55,6 +56,17 @@ def test_a_program_does_not_notice_that_its_lower_half_is_renewed() -> None:
     assert _seen(renewed) == native
     found = re.search(r"renewed (\d+) times", renewed.stderr)
     assert found is not None and int(found[1]) > 0
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [{"REMESH_NATIVE": "ctypes"}, {PROBE_VARIABLE: "1"}, {DIRECT_VARIABLE: "1"}],
+    ids=["without-the-extension", "probing", "reading-neighbours"],
+)
+def test_a_program_sees_the_same_on_every_path_of_the_lower_half(variables: dict[str, str]) -> None:
+    native = _seen(_run("openmpi", 4, _PROGRAM, "60"))
+    renewed = _run("openmpi", 4, _ALONE, "--renew", "0.05", _PROGRAM, "60", **variables)
+    assert _seen(renewed) == native
 
 
 def test_only_names_that_are_known_to_be_missing_are_missing() -> None:

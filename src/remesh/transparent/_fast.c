@@ -1,43 +1,17 @@
 /* The three hot things of the channel between the halves of a rank: post and wait on shared words, the memory of
  * another process, and the address of a Python buffer. CPython's limited API (3.11), x86-64 and other Linux.
  *
- * Every function has a twin of the same name in native.py, written with ctypes, for machines without a compiler.
+ * Every function has a twin of the same name in native.py, written with ctypes, for machines without a compiler. The
+ * types of the other files (records, port, engine) have none: without them the same is done in Python.
  * Futexes are the shared kind: the words stand in a file that two processes map.
  */
-#define _GNU_SOURCE
-#define PY_SSIZE_T_CLEAN
-#define Py_LIMITED_API 0x030B0000
-#include <Python.h>
+#include "_records.h"
 
 #include <errno.h>
 #include <fcntl.h>
-#include <limits.h>
-#include <linux/futex.h>
-#include <stdatomic.h>
-#include <stdint.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
-#include <sys/syscall.h>
 #include <sys/uio.h>
-#include <time.h>
-#include <unistd.h>
-
-typedef _Atomic uint32_t Word;
-
-static Word *word_at(uint64_t address) { return (Word *)(uintptr_t)address; }
-
-static void relax(void) {
-#if defined(__x86_64__) || defined(__i386__)
-    __builtin_ia32_pause();
-#endif
-}
-
-static void futex_wait(Word *word, uint32_t seen, int64_t timeout_us) {
-    struct timespec t = {timeout_us / 1000000, (timeout_us % 1000000) * 1000};
-    syscall(SYS_futex, word, FUTEX_WAIT, seen, &t, NULL, 0);
-}
-
-static void futex_wake(Word *word) { syscall(SYS_futex, word, FUTEX_WAKE, INT_MAX, NULL, NULL, 0); }
 
 /* n arguments, all unsigned integers of up to 64 bits. */
 static int take_integers(PyObject *const *args, Py_ssize_t given, Py_ssize_t wanted, uint64_t *out) {
@@ -135,25 +109,27 @@ static PyObject *fast_ring(PyObject *self, PyObject *const *args, Py_ssize_t nar
     Py_RETURN_NONE;
 }
 
-/* The kernel moves at most 2 GiB a call, and fewer where pages are missing: go on until all is there. */
+/* The kernel moves at most 2 GiB a call, and fewer where pages are missing: go on until all is there. 0 or an errno. */
+static int move_memory(long number, uint64_t pid, uint64_t there, uint64_t here, uint64_t num_bytes) {
+    uint64_t done = 0;
+    while (done < num_bytes) {
+        uint64_t step = num_bytes - done < (1u << 30) ? num_bytes - done : (1u << 30);
+        struct iovec local = {(void *)(uintptr_t)(here + done), step};
+        struct iovec remote = {(void *)(uintptr_t)(there + done), step};
+        long moved = syscall(number, (pid_t)pid, &local, 1UL, &remote, 1UL, 0UL);
+        if (moved < 0 && errno == EINTR) continue;
+        if (moved <= 0) return moved < 0 ? errno : EFAULT;
+        done += (uint64_t)moved;
+    }
+    return 0;
+}
+
 static PyObject *copy_memory(PyObject *const *args, Py_ssize_t nargs, long number) {
     uint64_t a[4]; /* pid, remote address, local address, bytes */
     if (take_integers(args, nargs, 4, a)) return NULL;
     int error = 0;
-    uint64_t done = 0;
     Py_BEGIN_ALLOW_THREADS;
-    while (done < a[3]) {
-        uint64_t step = a[3] - done < (1u << 30) ? a[3] - done : (1u << 30);
-        struct iovec local = {(void *)(uintptr_t)(a[2] + done), step};
-        struct iovec remote = {(void *)(uintptr_t)(a[1] + done), step};
-        long moved = syscall(number, (pid_t)a[0], &local, 1UL, &remote, 1UL, 0UL);
-        if (moved <= 0) {
-            if (moved < 0 && errno == EINTR) continue;
-            error = moved < 0 ? errno : EFAULT;
-            break;
-        }
-        done += (uint64_t)moved;
-    }
+    error = move_memory(number, a[0], a[1], a[2], a[3]);
     Py_END_ALLOW_THREADS;
     if (error) {
         errno = error;
@@ -168,6 +144,27 @@ static PyObject *fast_read_memory(PyObject *self, PyObject *const *args, Py_ssiz
 
 static PyObject *fast_write_memory(PyObject *self, PyObject *const *args, Py_ssize_t nargs) {
     return copy_memory(args, nargs, SYS_process_vm_writev);
+}
+
+/* relay(from_pid, from, to_pid, to, staging, staging_bytes, bytes): memory of one process into another's, through a
+ * piece of ours that stays in the cache.
+ */
+static PyObject *fast_relay(PyObject *self, PyObject *const *args, Py_ssize_t nargs) {
+    uint64_t a[7];
+    if (take_integers(args, nargs, 7, a)) return NULL;
+    int error = 0;
+    Py_BEGIN_ALLOW_THREADS;
+    for (uint64_t done = 0; done < a[6] && !error; done += a[5]) {
+        uint64_t step = a[6] - done < a[5] ? a[6] - done : a[5];
+        error = move_memory(SYS_process_vm_readv, a[0], a[1] + done, a[4], step);
+        if (!error) error = move_memory(SYS_process_vm_writev, a[2], a[3] + done, a[4], step);
+    }
+    Py_END_ALLOW_THREADS;
+    if (error) {
+        errno = error;
+        return PyErr_SetFromErrno(PyExc_OSError);
+    }
+    Py_RETURN_NONE;
 }
 
 /* address_of(buffer): where the bytes of a contiguous buffer stand. The caller keeps the buffer alive. */
@@ -211,14 +208,19 @@ static PyMethodDef methods[] = {
     {"ring", (PyCFunction)(void (*)(void))fast_ring, METH_FASTCALL, NULL},
     {"read_memory", (PyCFunction)(void (*)(void))fast_read_memory, METH_FASTCALL, NULL},
     {"write_memory", (PyCFunction)(void (*)(void))fast_write_memory, METH_FASTCALL, NULL},
+    {"relay", (PyCFunction)(void (*)(void))fast_relay, METH_FASTCALL, NULL},
     {"address_of", fast_address_of, METH_O, NULL},
     {"map_file", fast_map_file, METH_VARARGS, NULL},
     {NULL, NULL, 0, NULL},
 };
 
 static struct PyModuleDef definition = {
-    PyModuleDef_HEAD_INIT, "_fast", "Shared words, memory of another process, addresses.", -1, methods,
+    PyModuleDef_HEAD_INIT, "_fast", "The hot paths of both halves of a rank.", -1, methods,
     NULL, NULL, NULL, NULL,
 };
 
-PyMODINIT_FUNC PyInit__fast(void) { return PyModule_Create(&definition); }
+PyMODINIT_FUNC PyInit__fast(void) {
+    PyObject *module = PyModule_Create(&definition);
+    if (module != NULL && (add_records(module) || add_port(module) || add_engine(module))) Py_CLEAR(module);
+    return module;
+}

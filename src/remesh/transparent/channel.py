@@ -10,28 +10,38 @@ Layout, little-endian, offsets in bytes. Words that one side writes stand on cac
       0     request number   u32   raised by the upper half when the body is complete
       64    reply number     u32   set to the request number by the lower half when the body is the reply
       128   upper waits      u32   the upper half is, or is about to be, in a futex wait at the reply number
-      256   body                   request, then reply
+      192   posted           u32   bytes of entries that the upper half has put into the ring, ever
+      256   taken            u32   bytes of entries that the lower half has taken out of it, ever
+      320   body                   request, then reply
+      49152 ring                   calls without a reply, one after another: u32 bytes of the entry with padding to 8,
+                                   then the call; SKIP where the rest up to the ring's end is empty
 
-A request whose number differs from the reply's is unanswered. It keeps its body, so another lower half can serve it.
+A request whose number differs from the reply's is unanswered. It keeps its body, so another lower half can serve it;
+the same is true of what stands in the rings. All rings are served before any body, so a call never overtakes what the
+program had posted before it, in whatever thread.
 """
 
 from __future__ import annotations
 
 import os
 import struct
-from typing import Self
+from collections.abc import Iterator
+from typing import Any, Self
 
 from remesh.errors import FormatError, StorageError
 from remesh.transparent.native import NATIVE
 
-_MAGIC = b"RMSHCHN1"
+_MAGIC = b"RMSHCHN2"
 _DOORBELL, _SLEEPING, _SPIN = 64, 128, 192
 _FIRST_SLOT = _STRIDE = 1 << 16
-_REPLY, _WAITING, _BODY = 64, 128, 256
+_REPLY, _WAITING, _POSTED, _TAKEN, _BODY = 64, 128, 192, 256, 320
+_RING = 49152
+_RING_BYTES = _STRIDE - _RING
+_SKIP = 0xFFFFFFFF
 
 NUM_SLOTS = 15
 """Threads of one program that can be inside a call at the same time; others wait for a slot."""
-BODY_BYTES = _STRIDE - _BODY
+BODY_BYTES = _RING - _BODY
 """Room for one request or one reply, with the payload that travels in it."""
 
 
@@ -42,12 +52,13 @@ class Channel:
 
     def __init__(self, view: memoryview) -> None:
         self._view = view
-        self._base = NATIVE.address_of(view)
+        self._base: int = NATIVE.address_of(view)
         self.bodies = tuple(
-            view[start + _BODY : start + _STRIDE] for start in range(_FIRST_SLOT, self.SIZE_BYTES, _STRIDE)
+            view[start + _BODY : start + _RING] for start in range(_FIRST_SLOT, self.SIZE_BYTES, _STRIDE)
         )
         self._words = tuple(self._words_of(slot) for slot in range(NUM_SLOTS))
         self._scan = (self._base + _FIRST_SLOT, _REPLY, _STRIDE, NUM_SLOTS)
+        self._scan_rings = (self._base + _FIRST_SLOT + _POSTED, _TAKEN - _POSTED, _STRIDE, NUM_SLOTS)
         self._bell = (self._base + _DOORBELL, self._base + _SLEEPING)
         self._spin_word = view[_SPIN : _SPIN + 4].cast("I")
         self._bell_word = view[_DOORBELL : _DOORBELL + 4].cast("I")
@@ -95,7 +106,34 @@ class Channel:
         """Post the request that stands in the slot's body and wait until its reply stands there."""
         NATIVE.call(*self._words[slot], *self._bell, self._spin_word[0])
 
+    def port(self, slot: int) -> Any:
+        """The short way for the thread that has this slot."""
+        return NATIVE.Port(self._base, slot)
+
     # The lower half's side.
+
+    @property
+    def base(self) -> int:
+        """Where the mapping begins."""
+        return self._base
+
+    def posted(self) -> int:
+        """Bit i is set where the ring of slot i holds something."""
+        return int(NATIVE.pending(*self._scan_rings))
+
+    def take_posted(self, slot: int) -> Iterator[bytes]:
+        """The calls in a slot's ring, in order; each is taken when the next one is asked for."""
+        start = _FIRST_SLOT + slot * _STRIDE
+        posted = self._view[start + _POSTED : start + _POSTED + 4].cast("I")
+        taken = self._view[start + _TAKEN : start + _TAKEN + 4].cast("I")
+        while taken[0] != posted[0]:
+            offset = taken[0] % _RING_BYTES
+            (whole,) = struct.unpack_from("<I", self._view, start + _RING + offset)
+            if whole == _SKIP:
+                whole = _RING_BYTES - offset
+            else:
+                yield bytes(self._view[start + _RING + offset + 4 : start + _RING + offset + whole])
+            taken[0] = (taken[0] + whole) & 0xFFFFFFFF
 
     def pending(self) -> int:
         """Bit i is set where slot i holds a request without a reply."""

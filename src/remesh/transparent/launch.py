@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from remesh.errors import ConfigError
-from remesh.transparent.lower.wire import PROBE_VARIABLE
+from remesh.transparent.lower.wire import DIRECT_VARIABLE, PROBE_VARIABLE
 from remesh.transparent.mpis import Installation
 
 SHM: Final = "shm"
@@ -133,7 +133,8 @@ def plan_start(
     place, files = _PLACES[installation.kind](hosts, reach) if hosts else ((), {})
     command = (installation.launcher, *options, *place, "-n", str(num_ranks), *rank)
     environment = _ROOT_ALLOWED if installation.kind == "openmpi" else {}
-    return Start(command, environment, files)
+    direct = {DIRECT_VARIABLE: "1"} if network == SHM else {}
+    return Start(command, {**environment, **direct}, files)
 
 
 def _place_openmpi(hosts: Sequence[Host], reach: Reach) -> tuple[tuple[str, ...], dict[str, str]]:

@@ -50,7 +50,7 @@ small, one, result = bytearray(8), array.array("d", [1.0]), array.array("d", [0.
 latency = time_of(lambda: ping(small), repeat) / 2
 allreduce = time_of(lambda: comm.Allreduce(one, result), repeat)
 bandwidths = {}
-for mib in (1, 8):
+for mib in (1, 8, 64):
     buffer = bytearray(mib << 20)
     bandwidths[mib] = (mib << 20) / (time_of(lambda: ping(buffer), max(repeat // (100 * mib), 3), 5) / 2)  # noqa: B023
 probe = time.perf_counter()

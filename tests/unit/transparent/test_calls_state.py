@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict, replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,6 +11,7 @@ from hypothesis import strategies as st
 from remesh.errors import FormatError
 from remesh.transparent.lower import state
 from remesh.transparent.lower.matching import Arrived, Posted
+from remesh.transparent.lower.records import as_native
 from remesh.transparent.lower.requests import RECEIVE, SEND, Request
 
 
@@ -37,6 +40,14 @@ def _parts(payload: bytes) -> state.Parts:
 def test_every_part_comes_back(payload: bytes) -> None:
     parts = _parts(payload)
     assert state.load(state.save(parts), rank=1, size=3) == parts
+
+
+def test_records_of_a_state_become_those_that_a_lower_half_works_with() -> None:
+    parts = state.load(state.save(_parts(b"payload")), rank=1, size=3)
+    for record in (*parts.requests, *parts.posted, *parts.arrived):
+        native = as_native(record)
+        assert {name: getattr(native, name) for name in record.__slots__} == asdict(record)
+    assert state.save(replace(parts, requests=[as_native(request) for request in parts.requests])) == state.save(parts)
 
 
 @given(st.integers(0, 10_000), st.integers(1, 255))

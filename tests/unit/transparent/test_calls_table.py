@@ -19,9 +19,9 @@ def test_every_call_has_a_handler() -> None:
     assert [call.name for call in CALLS if not hasattr(Serving, f"_{call.name}")] == []
 
 
-def test_what_starts_an_operation_is_attached_to_it_after_a_restart() -> None:
+def test_what_starts_an_operation_is_attached_to_it_after_a_restart_or_still_posted() -> None:
     starting = {call.name for call in CALLS if call.effect is not Effect.LOCAL}
-    assert starting == {call.name for call in CALLS if call.replay is Replay.ATTACH}
+    assert starting == {call.name for call in CALLS if call.replay in (Replay.ATTACH, Replay.POSTED)}
 
 
 def test_every_error_class_has_a_text() -> None:

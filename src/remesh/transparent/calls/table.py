@@ -8,8 +8,11 @@ A request is ``B`` (number of the call) and the call's fixed part, little-endian
 is ``B`` (:data:`OK` or :data:`FAILED`) and the reply's fixed part, then its tail. A failed reply carries
 :data:`FAILURE` and a UTF-8 text.
 
-What happens to an unanswered request at a checkpoint is its :class:`Replay` rule. There are only two: what is done
-before the reply is either nothing, or an entry in the saved state under the slot and the request's number.
+Two calls may also be posted in a slot's ring, which nobody answers: an inline ``send``, and ``start_receive``, whose
+request has a number that the upper half has chosen.
+
+What happens to an unanswered request at a checkpoint is its :class:`Replay` rule. What is done before the reply is
+either nothing, or an entry in the saved state under the slot and the request's number.
 """
 
 from __future__ import annotations
@@ -18,6 +21,9 @@ import enum
 import struct
 from dataclasses import dataclass, field
 from typing import Final
+
+FIRST_POSTED: Final = 1 << 62
+"""The upper half numbers the requests that it posts without waiting for a reply, from here on."""
 
 OK: Final = 0
 FAILED: Final = 1
@@ -47,6 +53,9 @@ class Replay(enum.Enum):
 
     AGAIN = "again"  # serve it as if it came now
     ATTACH = "attach"  # its operation stands in the saved state: wait for that, and reply
+    POSTED = (
+        "posted"  # nobody waits for an answer: until it has been taken it stands in a ring, and is taken from there
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +146,8 @@ CALLS: Final = (
     Call(15, "collective", "BBBBQiQqQqI",
          ("flags", "kind", "op", "type", "comm", "root", "send_address", "send_bytes", "receive_address",
           "receive_bytes", "num_counts"), Effect.COLLECTIVE, Replay.ATTACH),
+    Call(16, "start_receive", "QQiiqQ", ("request", "comm", "source", "tag", "capacity", "address"),
+         Effect.RECEIVE, Replay.POSTED),
 )
 # fmt: on
 

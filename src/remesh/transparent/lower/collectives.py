@@ -1,13 +1,17 @@
 """Collectives on the real MPI, and the real communicators they need.
 
-A virtual communicator is a number and a list of world ranks. Its real counterpart is made at its first collective, in
-a thread, because making it blocks on the other members while this rank must go on serving them. Every collective is the
-real MPI's non-blocking one, polled. ``entered`` counts them for the collective clock.
+A virtual communicator is a number and a list of world ranks. Its real counterpart is made at its first collective.
+Making it blocks on the other members, and a rank that blocks cannot answer a checkpoint. So each member says that it
+has come, and only when all have are they told to make it, by world rank 0, in the same order everywhere:
+
+    member    JOIN ──>  rank 0, when the last one has joined
+    member    <── GO    makes it; every other member is about to do the same
+
+Every collective is the real MPI's non-blocking one, polled. ``entered`` counts them for the collective clock.
 """
 
 from __future__ import annotations
 
-import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -15,10 +19,13 @@ from typing import Any
 
 from remesh.transparent.calls.table import REAL_OPS, REAL_TYPES, REDUCTIONS, Kind
 from remesh.transparent.lower.requests import COLLECTIVE, Request, Requests
+from remesh.transparent.lower.wire import What, Wire
 
 WORLD = 0
 """Virtual number of the world communicator; its real one exists from the start."""
 _NUM_TAGS = 30_000
+_ARBITER = 0
+"""World rank that says when a communicator is made: one for all, so that no two ranks make two in different order."""
 
 
 @dataclass(slots=True)
@@ -35,34 +42,48 @@ class Job:
     receive_counts: Sequence[int] = ()  # bytes from each rank
 
 
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Tells communicators of one number apart: a constructor may give disjoint groups one each."""
+
+    first: int  # world rank of its rank 0
+    num_members: int
+
+
 @dataclass(slots=True)
 class _Communicator:
     members: tuple[int, ...]
     real: Any = None
-    maker: threading.Thread | None = None
-    made: list[Any] = field(default_factory=list)  # what the maker leaves: the communicator, or an exception
+    joined: bool = False  # this rank waits for the others, to make the real one
     waiting: deque[tuple[Request, Job]] = field(default_factory=deque)  # entered, until the real one is there
 
 
 class Collectives:
     """Communicators and collectives of a rank. ``control`` is a real communicator of all ranks for making others."""
 
-    def __init__(self, mpi: Any, control: Any, world: Any, requests: Requests) -> None:
-        self._mpi, self._control, self._requests = mpi, control, requests
+    def __init__(self, mpi: Any, control: Any, world: Any, requests: Requests, wire: Wire) -> None:
+        self._mpi, self._control, self._requests, self._wire = mpi, control, requests, wire
         self.mpi_error: type[Exception] = mpi.Exception
         self._ops = [getattr(mpi, name) for name in REAL_OPS]
         self._types = [getattr(mpi, name) for name in REAL_TYPES]
-        self._threads = mpi.Query_thread() == mpi.THREAD_MULTIPLE
         size = control.Get_size()
         self._communicators = {WORLD: _Communicator(tuple(range(size)), real=world)}
         self.entered: dict[int, int] = {}
+        self.reals: dict[int, tuple[int, int, int]] = {}
+        """Handle, own rank and size of the real communicators that can be used at once: for the engine."""
+        self._know(WORLD, world)
         self._running: list[tuple[Any, Request, tuple[Job, bytearray, _Real]]] = []
         self._making: set[int] = set()
+        self._joined: dict[tuple[int, Group], list[int]] = {}
+        """On rank 0: who has joined, by communicator, until all have."""
 
     @property
     def members(self) -> dict[int, tuple[int, ...]]:
         """World ranks of every communicator, in its order of ranks."""
         return {number: comm.members for number, comm in self._communicators.items()}
+
+    def _know(self, number: int, real: Any) -> None:
+        self.reals[number] = (self._mpi._handleof(real), real.Get_rank(), real.Get_size())
 
     def add(self, number: int, members: Sequence[int]) -> None:
         """Know a communicator from now on."""
@@ -72,6 +93,7 @@ class Collectives:
         """The upper half has freed it; its collectives are complete."""
         comm = self._communicators.pop(number, None)
         self.entered.pop(number, None)
+        self.reals.pop(number, None)
         if comm is not None and comm.real is not None:
             # Collective by the standard's word, yet no library waits for the other members here.
             comm.real.Free()
@@ -95,24 +117,39 @@ class Collectives:
         return request
 
     def _make(self, number: int, comm: _Communicator) -> None:
-        if comm.maker is not None:
-            return
-        group = self._control.Get_group().Incl(list(comm.members))
-        tag = number % _NUM_TAGS
+        if not comm.joined:
+            comm.joined = True
+            self._making.add(number)
+            self._say(_ARBITER, What.JOIN, number, Group(comm.members[0], len(comm.members)))
 
-        def make() -> None:
-            try:
-                comm.made.append(self._control.Create_group(group, tag))
-            except self._mpi.Exception as error:
-                comm.made.append(error)
-            group.Free()
-
-        comm.maker = threading.Thread(target=make, name=f"remesh-communicator-{number:x}", daemon=True)
-        self._making.add(number)
-        if self._threads:
-            comm.maker.start()
+    def _say(self, dest: int, what: int, number: int, group: Group) -> None:
+        if dest == self._wire.rank:
+            self.on_making(dest, what, number, group)
         else:
-            make()
+            self._wire.send(dest, (number, 0, what, group.first, group.num_members, 0, 0))
+
+    def on_making(self, source: int, what: int, number: int, group: Group) -> None:
+        """A rank has joined, or all have and this one is told."""
+        if what == What.GO:
+            self._create(number)
+            return
+        joined = self._joined.setdefault((number, group), [])
+        joined.append(source)
+        if len(joined) == group.num_members:
+            del self._joined[number, group]
+            # Its own turn comes last: it would keep the others from hearing of theirs.
+            for member in sorted(joined, reverse=True):
+                self._say(member, What.GO, number, group)
+
+    def _create(self, number: int) -> None:
+        comm = self._communicators[number]
+        group = self._control.Get_group().Incl(list(comm.members))
+        comm.real = self._control.Create_group(group, number % _NUM_TAGS)
+        group.Free()
+        self._making.discard(number)
+        while comm.waiting:
+            self._run(comm.real, *comm.waiting.popleft())
+        self._know(number, comm.real)
 
     def _run(self, real: Any, request: Request, job: Job) -> None:
         result = bytearray(job.receive_bytes)
@@ -139,8 +176,6 @@ class Collectives:
 
     def poll(self) -> bool:
         """Look after what is running; whether something has completed."""
-        if self._making:
-            self._take_made()
         if not self._running:
             return False
         still = []
@@ -154,26 +189,19 @@ class Collectives:
         self._running = still
         return progressed
 
-    def _take_made(self) -> None:
-        for number in list(self._making):
-            comm = self._communicators[number]
-            if not comm.made:
-                continue
-            self._making.discard(number)
-            made = comm.made.pop()
-            if isinstance(made, Exception):
-                raise made
-            comm.real = made
-            while comm.waiting:
-                self._run(made, *comm.waiting.popleft())
-
     @property
     def inside(self) -> tuple[int, ...]:
         """Communicators with a collective that has been entered and is not complete."""
         return tuple({request.comm for _, request, _ in self._running} | self._making)
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether something needs :meth:`poll`."""
+        return bool(self._running)
+
     def release(self) -> None:
         """Forget the real communicators: they end with the library."""
+        self.reals.clear()
         for comm in self._communicators.values():
             comm.real = None
 

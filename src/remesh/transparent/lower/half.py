@@ -27,8 +27,10 @@ from remesh.transparent.calls.table import WaitFor
 from remesh.transparent.channel import Channel
 from remesh.transparent.lower import state
 from remesh.transparent.lower.collectives import Collectives
+from remesh.transparent.lower.engine import Callbacks, make_engine
 from remesh.transparent.lower.memory import UpperMemory
 from remesh.transparent.lower.pace import Pace
+from remesh.transparent.lower.records import Request, as_native
 from remesh.transparent.lower.requests import Requests
 from remesh.transparent.lower.serving import Serving, Wait
 from remesh.transparent.lower.transfers import Transfers
@@ -78,11 +80,12 @@ class LowerHalf:
         self._channel = channel
         self._comms = [mpi.COMM_WORLD.Dup() for _ in range(3)]
         control, wire, world = self._comms
-        self._requests = Requests()
+        self._requests = Requests(Request)
         self._memory = UpperMemory()
         self._wire = Wire(mpi, wire)
         self._transfers = Transfers(self._wire, self._memory, self._requests)
-        self._collectives = Collectives(mpi, control, world, self._requests)
+        self._collectives = Collectives(mpi, control, world, self._requests, self._wire)
+        self._transfers.on_making = self._collectives.on_making
         self._serving = Serving(self._transfers, self._collectives, self._memory, self._requests)
         self._serving.may_enter = self._may_enter
         self._serving.description = _describe(mpi)
@@ -94,8 +97,17 @@ class LowerHalf:
         self._attached: dict[int, tuple[int, int]] = {}
         self._closed = False
         self._woken = False
+        self._progressed = False
         self._pace = Pace.of(mpi)
         channel.set_upper_spin(self._pace.upper_spin)
+        bodies, serving = channel.bodies, self._serving
+        callbacks = Callbacks(
+            serve=self._serve,
+            tell=lambda slot, request: serving.tell(bodies[slot], request),
+            tell_wait=lambda slot: serving.tell_wait(bodies[slot]),
+        )
+        self._engine = make_engine(mpi, channel.base, self._transfers, self._collectives, self._pace, callbacks)
+        self._wire.engine = self._engine
 
     @classmethod
     def from_state(cls, data: bytes, mpi: Any, channel: Channel) -> Self:
@@ -106,12 +118,16 @@ class LowerHalf:
         """
         parts = state.load(data, rank=mpi.COMM_WORLD.Get_rank(), size=mpi.COMM_WORLD.Get_size())
         half = cls(mpi, channel)
-        half._requests.by_number.update({request.number: request for request in parts.requests})
+        half._requests.by_number.update({request.number: as_native(request) for request in parts.requests})
         half._requests.next_number = parts.next_numbers["request"]
         half._transfers.next_message = parts.next_numbers["message"]
         half._serving.next_parcel = parts.next_numbers["parcel"]
-        state.fill(half._transfers.matching, parts.posted, parts.arrived)
-        half._transfers.messages.update(parts.messages)
+        state.fill(
+            half._transfers.matching,
+            [as_native(receive) for receive in parts.posted],
+            [as_native(message) for message in parts.arrived],
+        )
+        half._transfers.messages.update({number: as_native(message) for number, message in parts.messages.items()})
         half._transfers.owed = [(half._requests.by_number[receive], send) for receive, send in parts.owed]
         half._serving.parcels.update(parts.parcels)
         half._serving.finished = parts.finished
@@ -136,6 +152,7 @@ class LowerHalf:
 
     def serve_once(self, timeout_s: float) -> None:
         """Serve the upper half and move MPI on, for about ``timeout_s``; less if :meth:`wake` is called."""
+        engine = self._engine
         deadline = time.monotonic() + timeout_s
         fruitless = fruitful = 0
         while not self._woken:
@@ -152,41 +169,77 @@ class LowerHalf:
                 left_s = deadline - time.monotonic()
                 if left_s <= 0:
                     break
-            self._rest(bell, fruitless, int(left_s * 1e6) + 1)
+            left_us = int(left_s * 1e6) + 1
+            if engine is None or self._transfers.streaming or self._collectives.is_busy:
+                self._rest(bell, fruitless, left_us)
+            else:
+                self._progressed = engine.run(left_us, bool(self._serving.waits))
+                fruitless = 0
         self._woken = False
+        if engine is not None:
+            engine.was_woken()
 
     def _step(self) -> bool:
         """Whatever can be done now; whether there was anything."""
-        progress = self._wire.poll()
+        engine = self._engine
+        progress = self._progressed
+        self._progressed = False
+        progress |= self._wire.poll() if engine is None else engine.step(self._requests.news)
         progress |= self._transfers.poll()
         progress |= self._collectives.poll()
         if self._closed:
             return progress
-        progress |= self._take_requests()
+        if engine is None:
+            progress |= self._take_requests()
         # A message that arrives may end a probe without completing any request.
         if self._serving.waits and (progress or self._requests.news):
-            self._requests.news = False
             for slot in self._serving.flush(self._channel.bodies):
                 self._channel.answer(slot)
+            self._tell_engine()
+        if self._requests.news and engine is not None:
+            # What Python has completed is looked at by the engine, too.
+            engine.step(True)
+        self._requests.news = False
         return progress
 
     def _take_requests(self) -> bool:
         mask = self._channel.pending()
-        taken = False
+        # After the look at the bodies: one of them may wait for what was posted before it.
+        taken = self._take_posted()
         slot = 0
         while mask:
             if mask & 1 and slot not in self._serving.waits and slot not in self._held and slot not in self._aborting:
                 taken = True
-                if self._serving.serve(slot, self._channel.bodies[slot]):
+                if self._serve(slot):
                     self._channel.answer(slot)
-                elif slot not in self._serving.waits:
-                    if self._serving.abort_code is not None:
-                        self._aborting.add(slot)
-                    else:
-                        self._held[slot] = self._refused
             mask >>= 1
             slot += 1
         return taken
+
+    def _take_posted(self) -> bool:
+        posted = self._channel.posted()
+        for slot in range(posted.bit_length()):
+            if posted >> slot & 1:
+                for call in self._channel.take_posted(slot):
+                    self._serving.serve_posted(slot, call)
+        return bool(posted)
+
+    def _serve(self, slot: int) -> bool:
+        """Serve the request in a slot; whether its reply stands there. If not, why not is written down."""
+        if self._serving.serve(slot, self._channel.bodies[slot]):
+            return True
+        if slot not in self._serving.waits:
+            if self._serving.abort_code is not None:
+                self._aborting.add(slot)
+            else:
+                self._held[slot] = self._refused
+        return False
+
+    def _tell_engine(self) -> None:
+        """What it must leave alone."""
+        if self._engine is not None:
+            blocked = sum(1 << slot for slot in {*self._serving.waits, *self._held, *self._aborting})
+            self._engine.set(self._closed, self._targets is not None, blocked)
 
     def _rest(self, bell: int, fruitless: int, left_us: int) -> None:
         """Wait as the pace of this host asks for; any request of the upper half ends it."""
@@ -206,7 +259,10 @@ class LowerHalf:
     def wake(self) -> None:
         """Make a waiting :meth:`serve_once` return soon. From any thread."""
         self._woken = True
-        self._channel.ring()
+        if self._engine is None:
+            self._channel.ring()
+        else:
+            self._engine.wake()
 
     def _may_enter(self, comm: int) -> bool:
         if self._targets is None or self._collectives.entered.get(comm, 0) < self._targets.get(comm, 0):
@@ -235,7 +291,7 @@ class LowerHalf:
 
     def position(self) -> Position:
         """Where the upper half is now."""
-        inside = self._collectives.inside
+        inside = self._inside()
         if inside:
             return Position(Where.INSIDE, inside)
         if self._held:
@@ -243,6 +299,11 @@ class LowerHalf:
         if self._serving.waits or self._channel.pending():
             return Position(Where.WAITING)
         return Position(Where.FINISHED if self._serving.finished else Where.COMPUTING)
+
+    def _inside(self) -> tuple[int, ...]:
+        """Communicators with a collective that has been entered and is not complete."""
+        running = () if self._engine is None else tuple(self._engine.inside)
+        return tuple({*self._collectives.inside, *running})
 
     @property
     def finished(self) -> bool:
@@ -261,6 +322,7 @@ class LowerHalf:
         """
         self._targets = None if targets is None else dict(targets)
         self._held.clear()
+        self._tell_engine()
 
     def close(self) -> None:
         """Take no more requests of any kind and start no more transfers; those that are running finish.
@@ -268,12 +330,14 @@ class LowerHalf:
         Nothing is answered and nothing written to the upper half's memory once :meth:`quiet` is true.
         """
         self._closed = self._transfers.closed = True
+        self._tell_engine()
 
     def open(self) -> None:
         """Take requests again, after :meth:`close`: the checkpoint is done or given up."""
         self._closed = False
         self._requests.news = True
         self._transfers.open()
+        self._tell_engine()
 
     def drain_progress(self) -> None:
         """Take what has arrived from MPI, without waiting. Between :meth:`close` and :meth:`open`."""
@@ -285,7 +349,7 @@ class LowerHalf:
 
         Once true after :meth:`close` it stays true, and ``counters().sent`` no longer changes; messages may arrive.
         """
-        return self._wire.handed_over and not self._transfers.streaming and not self._collectives.inside
+        return self._wire.handed_over and not self._transfers.streaming and not self._inside()
 
     def state_bytes(self) -> bytes:
         """Everything that must outlive this lower half: communicators, requests, queues. Changes nothing.
@@ -297,6 +361,9 @@ class LowerHalf:
             for slot, wait in self._serving.waits.items()
             if isinstance(wait, Wait) and wait.single
         }
+        if self._engine is not None:
+            for slot, operation in self._engine.singles.items():
+                attached[slot] = (self._channel.request_number(slot), operation)
         transfers = self._transfers
         parts = state.Parts(
             rank=self._wire.rank,
@@ -326,6 +393,9 @@ class LowerHalf:
         """Give everything back to MPI, so that it can be finalised. All ranks call this."""
         self._collectives.release()
         self._wire.release()
+        if self._engine is not None:
+            self._engine.release()
+            self._engine = self._wire.engine = None
         for comm in self._comms:
             comm.Free()
 

@@ -49,6 +49,11 @@ class Matching:
         self._posted: dict[int, list[Posted]] = {}
         self._arrived: dict[int, list[Arrived]] = {}
 
+    @property
+    def queues(self) -> tuple[dict[int, list[Posted]], dict[int, list[Arrived]]]:
+        """Receives and messages that wait, by communicator: the engine works on them, too."""
+        return self._posted, self._arrived
+
     def arrive(self, message: Arrived) -> Posted | None:
         """The receive that takes the message, removed; or None, and the message waits."""
         waiting = self._posted.get(message.comm)

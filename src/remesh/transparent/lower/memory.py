@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from remesh.transparent.channel import RemoteMemory
 from remesh.transparent.lower.wire import PIECE_BYTES
+from remesh.transparent.native import NATIVE
 
 _MAX_SPARE = 16
+_STAGING_BYTES = PIECE_BYTES
+"""Between two processes: it stays in a core's own cache."""
 
 
 class UpperMemory:
@@ -14,9 +17,13 @@ class UpperMemory:
     def __init__(self) -> None:
         self._remote: RemoteMemory | None = None
         self._spare: list[bytearray] = []
+        self._staging = bytearray(_STAGING_BYTES)
+        self.pid = 0
+        """Of the upper half; 0 before it is attached."""
 
     def attach(self, pid: int) -> None:
         """The upper half runs (again) as process ``pid``."""
+        self.pid = pid
         self._remote = RemoteMemory(pid)
 
     @property
@@ -35,6 +42,15 @@ class UpperMemory:
     def write(self, address: int, data: bytes | bytearray | memoryview) -> None:
         """Put bytes there."""
         self._process.write(address, data)
+
+    def copy_from(self, pid: int, source: int, address: int, num_bytes: int) -> None:
+        """Put bytes of another process there. OSError if it may not be read, or has ended."""
+        staging = NATIVE.address_of(self._staging)
+        NATIVE.relay(pid, source, self.pid, address, staging, _STAGING_BYTES, num_bytes)
+
+    def read_from(self, pid: int, source: int, view: memoryview) -> None:
+        """Bytes of another process, as many as the view has."""
+        RemoteMemory(pid).read_into(source, view)
 
     def borrow(self) -> bytearray:
         """A buffer of PIECE_BYTES with anything in it. Fresh ones cost page faults, so used ones are kept."""

@@ -27,6 +27,8 @@ class Pace:
         int  # fruitless polls of MPI in a row, with the upper half waiting, before the core is offered to others
     )
     patient_polls: int  # and before it sleeps between polls
+    eager_us: int  # the same two for the engine, whose polls are too short to count
+    patient_us: int
     shortest_sleep_us: int = 50
     longest_sleep_us: int = 1000  # between polls when something is expected from MPI
     idle_sleep_us: int = 20_000  # when nothing is expected, MPI is still given a chance so often
@@ -46,6 +48,8 @@ class Pace:
             lower_spin=turns,
             eager_polls=10 if crowded else 2000,
             patient_polls=1000 if crowded else 20_000,
+            eager_us=20 if crowded else 5000,
+            patient_us=3000 if crowded else 50_000,
         )
 
     def sleep_us(self, polls: int) -> int:

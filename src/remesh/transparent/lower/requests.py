@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -41,16 +42,21 @@ class Request:
 class Requests:
     """All operations of a rank, by number."""
 
-    def __init__(self) -> None:
+    def __init__(self, make: Callable[..., Request] = Request) -> None:
+        """``make`` has the arguments of `Request`, and what it returns has its attributes."""
+        self._make = make
         self.by_number: dict[int, Request] = {}
         self.next_number = 1
         self.news = False
         """Whether something has completed since its reader set this to False."""
 
-    def start(self, *, kind: str, comm: int, peer: int, tag: int, address: int, num_bytes: int) -> Request:
-        """A new operation under a new number."""
-        request = Request(self.next_number, kind, comm, peer, tag, address, num_bytes)
-        self.next_number += 1
+    def start(  # noqa: PLR0913 - the fields of a request
+        self, *, kind: str, comm: int, peer: int, tag: int, address: int, num_bytes: int, number: int = 0
+    ) -> Request:
+        """A new operation under a new number, or the one that the upper half has chosen."""
+        if not number:
+            number, self.next_number = self.next_number, self.next_number + 1
+        request = self._make(number, kind, comm, peer, tag, address, num_bytes)
         self.by_number[request.number] = request
         return request
 

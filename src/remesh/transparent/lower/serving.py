@@ -141,10 +141,21 @@ class Serving:
             return fail(body, ERR_REQUEST, f"receiving message {message}: there is none of this number")
         return self._started(slot, body, flags, request)
 
+    def _start_receive(  # noqa: PLR0913 - the fields of the call
+        self, slot: int, body: memoryview, request: int, comm: int, source: int, tag: int, capacity: int, address: int
+    ) -> bool:
+        self.transfers.receive(comm, source, tag, capacity, address, number=request)
+        return True
+
+    def serve_posted(self, slot: int, call: bytes) -> None:
+        """Serve a call that nobody answers."""
+        row = BY_NUMBER[call[0]]
+        self._handlers[row.number](slot, memoryview(bytearray(call)), *row.packer.unpack_from(call)[1:])
+
     def _started(self, slot: int, body: memoryview, flags: int, request: Request) -> bool:
         """Reply to the start of an operation: complete, or its number; or wait for it."""
         if request.done:
-            self._tell(body, request)
+            self.tell(body, request)
             return True
         if flags & Flag.BLOCKING:
             self.waits[slot] = Wait([request.number], WaitFor.ALL, single=True)
@@ -170,9 +181,7 @@ class Serving:
         return True
 
     def _wait(self, slot: int, body: memoryview, flags: int, mode: int, count: int) -> bool:
-        start = BY_NUMBER[body[0]].packer.size
-        numbers = list(struct.unpack_from(f"<{count}Q", body, start))
-        wait = Wait(numbers, mode, single=False)
+        wait = self._wait_in(body, mode, count)
         if self._is_over(wait):
             self._tell_wait(body, wait)
             return True
@@ -181,6 +190,14 @@ class Serving:
             return False
         WAIT_REPLY.pack_into(body, 0, OK, 0)
         return True
+
+    def _wait_in(self, body: memoryview, mode: int, count: int) -> Wait:
+        return Wait(list(struct.unpack_from(f"<{count}Q", body, BY_NUMBER[body[0]].packer.size)), mode, single=False)
+
+    def tell_wait(self, body: memoryview) -> None:
+        """Reply to the ``wait`` that stands in a body, which is over."""
+        _, _, mode, count = BY_NUMBER[body[0]].packer.unpack_from(body)
+        self._tell_wait(body, self._wait_in(body, mode, count))
 
     def _cancel(self, slot: int, body: memoryview, request: int) -> bool:
         body[0], body[1] = OK, self.transfers.cancel(request)
@@ -245,7 +262,7 @@ class Serving:
             elif not self._is_over(wait):
                 continue
             elif wait.single:
-                self._tell(body, self.requests.by_number[wait.requests[0]])
+                self.tell(body, self.requests.by_number[wait.requests[0]])
             else:
                 self._tell_wait(body, wait)
             del self.waits[slot]
@@ -257,7 +274,8 @@ class Serving:
         done = (number not in known or known[number].done for number in wait.requests)
         return all(done) if wait.mode == WaitFor.ALL else any(done)
 
-    def _tell(self, body: memoryview, request: Request) -> None:
+    def tell(self, body: memoryview, request: Request) -> None:
+        """Reply with the end of one operation."""
         REQUEST_REPLY.pack_into(body, 0, OK, 0)
         self._put_completion(body, REQUEST_REPLY.size, request)
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import struct
 import zlib
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Final
 
 from remesh.errors import FormatError
@@ -23,6 +23,13 @@ _MAGIC: Final = b"RMSHLOW1"
 _LENGTH: Final = struct.Struct("<I")
 
 Payload = bytes | bytearray | None
+_REQUEST: Final = (
+    *("number", "kind", "comm", "peer", "tag", "address", "num_bytes", "done", "detached", "source", "message_tag"),
+    *("message_bytes", "error", "cancelled", "written", "payload"),
+)
+_POSTED: Final = ("request", "comm", "source", "tag")
+_ARRIVED: Final = ("comm", "source", "tag", "num_bytes", "payload", "sender_request")
+"""Fields of the records, which may be dataclasses or C structs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,8 +120,8 @@ def save(parts: Parts) -> bytes:
         "rank": parts.rank,
         "size": parts.size,
         "next": parts.next_numbers,
-        "requests": [{**asdict(r), "payload": writer.put(r.payload)} for r in parts.requests],
-        "posted": [asdict(p) for p in parts.posted],
+        "requests": [{**_record(r, _REQUEST), "payload": writer.put(r.payload)} for r in parts.requests],
+        "posted": [_record(p, _POSTED) for p in parts.posted],
         "arrived": [_arrived_record(m, writer) for m in parts.arrived],
         "messages": [[number, _arrived_record(m, writer)] for number, m in parts.messages.items()],
         "owed": parts.owed,
@@ -159,8 +166,12 @@ def load(data: bytes, *, rank: int, size: int) -> Parts:
         raise _wrong("damaged", f"its records are not as expected: {type(error).__name__}: {error}") from error
 
 
+def _record(of: Any, names: tuple[str, ...]) -> dict[str, Any]:
+    return {name: getattr(of, name) for name in names}
+
+
 def _arrived_record(message: Arrived, writer: _Writer) -> dict[str, Any]:
-    return {**asdict(message), "payload": writer.put(message.payload)}
+    return {**_record(message, _ARRIVED), "payload": writer.put(message.payload)}
 
 
 def _arrived(record: dict[str, Any], reader: _Reader) -> Arrived:

@@ -8,21 +8,33 @@ to buffer. So only headers are ever between two ranks at a checkpoint, and a syn
               stream   <────────────  WANTED (tag of the stream)
               piece, piece, ... ─────>  written to the receiver's buffer, or kept until it asks
 
+Between ranks of one host whose network is its memory, the announcement also says where the payload is. The receiver
+then reads it there, and tells the sender that it has:
+
+    sender    ANNOUNCED ────────────>  matches a receive, reads the sender's memory
+              complete <────────────  TAKEN
+
 While closed no payload is asked for: the open handshake is ``owed``, and part of the saved state.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from remesh.transparent.calls.table import ANY, PARCEL
-from remesh.transparent.lower.matching import Arrived, Matching, Posted
+from remesh.transparent.lower.collectives import Group
+from remesh.transparent.lower.matching import Matching
 from remesh.transparent.lower.memory import UpperMemory
+from remesh.transparent.lower.records import Arrived, Posted
 from remesh.transparent.lower.requests import ERR_TRUNCATE, RECEIVE, SEND, Request, Requests
 from remesh.transparent.lower.wire import PIECE_BYTES, What, Wire
 
 _PIECES_IN_FLIGHT = 4
+_BYTES_AT_ONCE = 1 << 24
+"""Read from a neighbour before the program and MPI are looked after again."""
 
 
 class _Outgoing:
@@ -95,6 +107,52 @@ class _Incoming:
         return True
 
 
+class _Direct:
+    """A payload that is read out of the memory of the sender's upper half."""
+
+    def __init__(self, transfers: Transfers, request: Request, sender_request: int, place: Place) -> None:
+        self._transfers, self._request, self._place = transfers, request, place
+        self._sender_request = sender_request
+        self._offset = 0
+        self._num_bytes = request.message_bytes
+        if request.num_bytes == PARCEL:
+            request.payload = bytearray(request.message_bytes)
+        else:
+            self._num_bytes = min(self._num_bytes, request.num_bytes)
+
+    def poll(self) -> bool:
+        request, transfers, place = self._request, self._transfers, self._place
+        num_bytes = min(_BYTES_AT_ONCE, self._num_bytes - self._offset)
+        try:
+            if isinstance(request.payload, bytearray):
+                view = memoryview(request.payload)[self._offset : self._offset + num_bytes]
+                transfers.memory.read_from(place.pid, place.address + self._offset, view)
+            else:
+                address = request.address + self._offset
+                transfers.memory.copy_from(place.pid, place.address + self._offset, address, num_bytes)
+        except OSError:
+            # This process may not look into that one; over the network it goes from the beginning.
+            transfers.places.clear()
+            transfers.wire.neighbours = frozenset()
+            transfers.stream(request, self._sender_request)
+            return True
+        self._offset += num_bytes
+        if self._offset < self._num_bytes:
+            return False
+        request.written = request.num_bytes != PARCEL
+        transfers.requests.complete(request)
+        transfers.wire.send(request.source, (request.comm, 0, What.TAKEN, self._sender_request, 0, 0, 0))
+        return True
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a payload is that has been announced; good only as long as this stay."""
+
+    pid: int  # as all ranks of this host see it
+    address: int
+
+
 class Transfers:
     """The point-to-point side of a rank."""
 
@@ -107,8 +165,12 @@ class Transfers:
         self.owed: list[tuple[Request, int]] = []
         """Matched announcements whose payload has not been asked for: the receive, the request at the sender."""
         self.closed = False
-        self._streams: list[_Outgoing | _Incoming] = []
-        wire.on_message = self._on_message
+        self.on_making: Callable[[int, int, int, Group], None] | None = None
+        """Called with what is said about making a communicator."""
+        self.places: dict[tuple[int, int], Place] = {}
+        """Of announced payloads, by sender and its request."""
+        self._streams: list[_Outgoing | _Incoming | _Direct] = []
+        wire.on_message = self.on_message
 
     # What the upper half asks for.
 
@@ -117,7 +179,7 @@ class Transfers:
         if dest == self.wire.rank:
             self._arrive(Arrived(comm, dest, tag, len(payload), payload, 0))
         else:
-            self.wire.send(dest, (comm, tag, What.MESSAGE, 0, len(payload)), payload)
+            self.wire.send(dest, (comm, tag, What.MESSAGE, 0, len(payload), 0, 0), payload)
 
     def send_announced(self, comm: int, dest: int, tag: int, address: int, num_bytes: int) -> Request:
         """Announce a payload that stays where it is until a receive matches it."""
@@ -125,17 +187,18 @@ class Transfers:
         if dest == self.wire.rank:
             self._arrive(Arrived(comm, dest, tag, num_bytes, None, request.number))
         else:
-            self.wire.send(dest, (comm, tag, What.ANNOUNCED, request.number, num_bytes))
+            pid, where = (self.memory.pid, address) if dest in self.wire.neighbours else (0, 0)
+            self.wire.send(dest, (comm, tag, What.ANNOUNCED, request.number, num_bytes, pid, where))
         return request
 
-    def receive(self, comm: int, source: int, tag: int, capacity: int, address: int) -> Request:
+    def receive(self, comm: int, source: int, tag: int, capacity: int, address: int, *, number: int = 0) -> Request:
         """Post a receive; it is done at once if its message has arrived whole."""
         request = self.requests.start(
-            kind=RECEIVE, comm=comm, peer=source, tag=tag, address=address, num_bytes=capacity
+            kind=RECEIVE, comm=comm, peer=source, tag=tag, address=address, num_bytes=capacity, number=number
         )
         message = self.matching.post(Posted(request.number, comm, source, tag))
         if message is not None:
-            self._match(request, message)
+            self.match(request, message)
         return request
 
     def probe(self, comm: int, source: int, tag: int, *, take: bool) -> tuple[Arrived | None, int]:
@@ -157,7 +220,7 @@ class Transfers:
         request = self.requests.start(
             kind=RECEIVE, comm=message.comm, peer=ANY, tag=ANY, address=address, num_bytes=capacity
         )
-        self._match(request, message)
+        self.match(request, message)
         return request
 
     def cancel(self, number: int) -> bool:
@@ -171,21 +234,30 @@ class Transfers:
 
     # What comes from the others.
 
-    def _on_message(self, source: int, fields: tuple[Any, ...], payload: memoryview) -> None:
-        comm, tag, what, sender_request, num_bytes = fields
+    def on_message(self, source: int, fields: tuple[Any, ...], payload: memoryview | bytes) -> None:
+        """A wire message has come."""
+        comm, tag, what, sender_request, num_bytes, pid, address = fields
         if what == What.MESSAGE:
             self._arrive(Arrived(comm, source, tag, num_bytes, bytes(payload), 0))
         elif what == What.ANNOUNCED:
+            if pid and source in self.wire.neighbours:
+                self.places[source, sender_request] = Place(pid, address)
             self._arrive(Arrived(comm, source, tag, num_bytes, None, sender_request))
+        elif what == What.TAKEN:
+            self.requests.complete(self.requests.by_number[sender_request])
+        elif what in (What.JOIN, What.GO):
+            assert self.on_making is not None
+            self.on_making(source, what, comm, Group(sender_request, num_bytes))
         else:
             self._streams.append(_Outgoing(self, self.requests.by_number[sender_request], num_bytes))
 
     def _arrive(self, message: Arrived) -> None:
         receive = self.matching.arrive(message)
         if receive is not None:
-            self._match(self.requests.by_number[receive.request], message)
+            self.match(self.requests.by_number[receive.request], message)
 
-    def _match(self, request: Request, message: Arrived) -> None:
+    def match(self, request: Request, message: Arrived) -> None:
+        """A receive has got its message."""
         request.source, request.message_tag, request.message_bytes = message.source, message.tag, message.num_bytes
         if request.num_bytes != PARCEL and message.num_bytes > request.num_bytes:
             request.error = ERR_TRUNCATE
@@ -204,19 +276,31 @@ class Transfers:
             self.requests.complete(sender)
             self.requests.complete(request)
             return
+        place = self.places.pop((request.source, sender_request), None)
+        if place is None:
+            self.stream(request, sender_request)
+            return
+        direct = _Direct(self, request, sender_request, place)
+        if not direct.poll():
+            self._streams.append(direct)
+
+    def stream(self, request: Request, sender_request: int) -> None:
+        """Have the payload sent in pieces."""
         tag = self.wire.new_stream_tag()
         stream = _Incoming(self, request, tag)
         if not stream.poll():
             self._streams.append(stream)
-        self.wire.send(request.source, (request.comm, 0, What.WANTED, sender_request, tag))
+        self.wire.send(request.source, (request.comm, 0, What.WANTED, sender_request, tag, 0, 0))
 
     def poll(self) -> bool:
         """Move the open streams on; whether one has ended."""
         if not self._streams:
             return False
-        before = len(self._streams)
-        self._streams = [stream for stream in self._streams if not stream.poll()]
-        return len(self._streams) != before
+        # A stream that ends may begin another.
+        before, self._streams = self._streams, []
+        still = [stream for stream in before if not stream.poll()]
+        self._streams = still + self._streams
+        return len(still) != len(before)
 
     # Checkpoints.
 

@@ -7,22 +7,32 @@ has asked for it. A stream is open only between that and its end, never across a
 
 from __future__ import annotations
 
+import hashlib
 import os
 import struct
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Final
 
 from remesh.transparent.calls.table import EAGER_BYTES
 
-HEADER: Final = struct.Struct("<QiiQQ")
-"""Communicator, tag, :class:`What`, request at the sender of the payload, bytes of the message (or a stream's tag)."""
+HEADER: Final = struct.Struct("<QiiiiQQQ")
+"""Communicator, tag, :class:`What`, sender, process that has the payload (0: not told), request at the sender of the
+payload, bytes of the message (or a stream's tag), address of the payload."""
 _FRAME_BYTES: Final = HEADER.size + EAGER_BYTES
 PROBE_VARIABLE: Final = "REMESH_WIRE_PROBES"
 """Set for a network on which a receive from any source, once posted, may never complete: look for messages instead."""
+DIRECT_VARIABLE: Final = "REMESH_WIRE_DIRECT"
+"""Set where the network is the shared memory of one host: long payloads are then read where they are, past MPI."""
+_PLACE_BYTES: Final = 16
 _NUM_STREAM_TAGS: Final = 30_000
 """MPI promises tags up to 32767."""
 PIECE_BYTES: Final = 1 << 19
 """Of a stream: long enough for the real MPI's best rate, short enough to overlap copies with it."""
+
+
+Fields = tuple[int, int, int, int, int, int, int]
+"""Of a header, without the sender: communicator, tag, what, request, bytes, process, address."""
 
 
 class What:
@@ -31,6 +41,9 @@ class What:
     MESSAGE: Final = 0  # header and payload
     ANNOUNCED: Final = 1  # header of a message whose payload stays at the sender until asked for
     WANTED: Final = 2  # the receiver asks for it, and names the tag of the stream
+    TAKEN: Final = 3  # the receiver has read it where it was
+    JOIN: Final = 4  # a rank waits for a communicator to be made
+    GO: Final = 5  # all its members do: make it
 
 
 class Wire:
@@ -38,59 +51,87 @@ class Wire:
 
     def __init__(self, mpi: Any, comm: Any) -> None:
         self._mpi = mpi
-        self._comm = comm
+        self.comm = comm
         self.rank: int = comm.Get_rank()
         self.size: int = comm.Get_size()
-        self.sent = [0] * self.size
-        self.received = [0] * self.size
-        self._frame = bytearray(_FRAME_BYTES)
-        self._frame_view = memoryview(self._frame)
-        self._status = mpi.Status()
-        self._posted = None
+        self._sent = [0] * self.size
+        self._received = [0] * self.size
+        self.frame = bytearray(_FRAME_BYTES)
+        self._frame_view = memoryview(self.frame)
+        self.posted = None
         if not os.environ.get(PROBE_VARIABLE):
-            self._posted = comm.Recv_init([self._frame, mpi.BYTE], mpi.ANY_SOURCE, 0)
-            self._posted.Start()
+            self.posted = comm.Recv_init([self.frame, mpi.BYTE], mpi.ANY_SOURCE, 0)
+            self.posted.Start()
         self._unsent: list[tuple[Any, bytes]] = []
         self._next_stream = 0
+        self.neighbours: frozenset[int] = self._find_neighbours() if os.environ.get(DIRECT_VARIABLE) else frozenset()
+        """Ranks whose processes can be named by the ids that this one sees; empty unless the network is memory."""
+        self.engine: Any = None
+        """Takes over the wire messages, both ways, where it is there."""
         self.on_message: Callable[[int, tuple[Any, ...], memoryview], None] | None = None
         """Called with source, the header's fields, and the payload (valid during the call)."""
 
-    def send(self, dest: int, header: tuple[int, int, int, int, int], payload: bytes | memoryview = b"") -> None:
+    def _find_neighbours(self) -> frozenset[int]:
+        """All ranks call this."""
+        place = f"{Path('/proc/sys/kernel/random/boot_id').read_text()} {os.stat('/proc/self/ns/pid').st_ino}"
+        own = hashlib.blake2b(place.encode(), digest_size=_PLACE_BYTES).digest()
+        all_places = bytearray(_PLACE_BYTES * self.size)
+        self.comm.Allgather([own, self._mpi.BYTE], [all_places, self._mpi.BYTE])
+        places = [bytes(all_places[start : start + _PLACE_BYTES]) for start in range(0, len(all_places), _PLACE_BYTES)]
+        return frozenset(rank for rank, other in enumerate(places) if other == own and rank != self.rank)
+
+    def send(self, dest: int, header: Fields, payload: bytes | memoryview = b"") -> None:
         """Hand one wire message to MPI; ``payload`` has been copied when this returns."""
-        frame = HEADER.pack(*header) + payload
-        self.sent[dest] += 1
-        self._unsent.append((self._comm.Isend([frame, self._mpi.BYTE], dest, 0), frame))
+        if self.engine is not None:
+            self.engine.send(dest, header, payload)
+            return
+        comm, tag, what, request, num_bytes, pid, address = header
+        frame = HEADER.pack(comm, tag, what, self.rank, pid, request, num_bytes, address) + payload
+        self._sent[dest] += 1
+        self._unsent.append((self.comm.Isend([frame, self._mpi.BYTE], dest, 0), frame))
 
     def poll(self) -> bool:
         """Take one wire message if there is one, and look after those on their way; whether one was taken."""
+        if self.engine is not None:
+            return False
         if self._unsent:
             self._unsent = [entry for entry in self._unsent if not entry[0].Test()]
         if not self._has_frame():
             return False
-        num_bytes = self._status.Get_count(self._mpi.BYTE)
-        source = self._status.Get_source()
-        self.received[source] += 1
-        fields = HEADER.unpack_from(self._frame)
+        comm, tag, what, source, pid, request, num_bytes, address = HEADER.unpack_from(self.frame)
+        self._received[source] += 1
         assert self.on_message is not None
-        self.on_message(source, fields, self._frame_view[HEADER.size : num_bytes])
-        if self._posted is not None:
-            self._posted.Start()
+        end = HEADER.size + (num_bytes if what == What.MESSAGE else 0)
+        fields = (comm, tag, what, request, num_bytes, pid, address)
+        self.on_message(source, fields, self._frame_view[HEADER.size : end])
+        if self.posted is not None:
+            self.posted.Start()
         return True
 
     def _has_frame(self) -> bool:
-        """Whether a wire message now stands in the frame; the status tells of it."""
-        if self._posted is not None:
-            return bool(self._posted.Test(self._status))
-        message = self._comm.Improbe(self._mpi.ANY_SOURCE, 0)
+        """Whether a wire message now stands in the frame."""
+        if self.posted is not None:
+            return bool(self.posted.Test())
+        message = self.comm.Improbe(self._mpi.ANY_SOURCE, 0)
         if message is None:
             return False
-        message.Recv([self._frame, self._mpi.BYTE], self._status)
+        message.Recv([self.frame, self._mpi.BYTE])
         return True
 
     @property
     def handed_over(self) -> bool:
         """Whether MPI is done with the buffers of all wire messages sent."""
-        return not self._unsent
+        return not self._unsent and (self.engine is None or self.engine.handed_over)
+
+    @property
+    def sent(self) -> list[int]:
+        """Wire messages handed to MPI, for each world rank."""
+        return self._sent if self.engine is None else list(self.engine.sent)
+
+    @property
+    def received(self) -> list[int]:
+        """Wire messages taken from each world rank."""
+        return self._received if self.engine is None else list(self.engine.received)
 
     def new_stream_tag(self) -> int:
         """A tag for a stream to this rank that no other open stream to it has."""
@@ -99,15 +140,15 @@ class Wire:
 
     def receive_piece(self, source: int, tag: int, piece: memoryview) -> Any:
         """Start to take a piece of a stream; an MPI request."""
-        return self._comm.Irecv([piece, self._mpi.BYTE], source, tag)
+        return self.comm.Irecv([piece, self._mpi.BYTE], source, tag)
 
     def send_piece(self, dest: int, tag: int, piece: bytes | bytearray | memoryview) -> Any:
         """Start to send a piece of a stream; an MPI request. The caller keeps ``piece`` alive."""
-        return self._comm.Isend([piece, self._mpi.BYTE], dest, tag)
+        return self.comm.Isend([piece, self._mpi.BYTE], dest, tag)
 
     def release(self) -> None:
         """Take back the posted receive; the communicator is the caller's."""
-        if self._posted is not None:
-            self._posted.Cancel()
-            self._posted.Wait()
-            self._posted.Free()
+        if self.posted is not None:
+            self.posted.Cancel()
+            self.posted.Wait()
+            self.posted.Free()

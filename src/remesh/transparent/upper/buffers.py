@@ -57,15 +57,15 @@ BUFFER_AUTOMATIC = BufferAutomaticType("BUFFER_AUTOMATIC", 2)
 class Direct:
     """Payload lands in place."""
 
-    __slots__ = ("_view", "address", "capacity")
+    __slots__ = ("address", "capacity", "view")
 
     def __init__(self, view: memoryview) -> None:
-        self._view = view
+        self.view = view
         self.capacity = len(view)
         self.address: int = NATIVE.address_of(view) if self.capacity else 0
 
     def put(self, data: memoryview) -> None:
-        self._view[: len(data)] = data
+        self.view[: len(data)] = data
 
     def finish(self, num_bytes: int) -> None:
         pass

@@ -25,7 +25,7 @@ from remesh.transparent.upper.buffers import (
 )
 from remesh.transparent.upper.errors import failure
 from remesh.transparent.upper.exchange import Exchange, Folding, run_now, start
-from remesh.transparent.upper.link import Landing
+from remesh.transparent.upper.link import Landing, collect_shortly
 from remesh.transparent.upper.membership import Members
 from remesh.transparent.upper.op import OPS, Op
 from remesh.transparent.upper.request import Prequest, Request
@@ -254,13 +254,53 @@ def _exscan(m: Members, sendbuf: Any, recvbuf: Any, op: Op = SUM) -> Exchange:
     return Exchange(Kind.ALLGATHER, send, Folding(len(m.ranks), len(send), fold, landing))
 
 
+_BYTES = (0, b"")
+
+
+def _short_barrier(m: Members) -> bool:
+    return collect_shortly(Kind.BARRIER, _BYTES, (m.number, 0), None, None)
+
+
+def _short_bcast(m: Members, buf: Any, root: int = 0) -> bool:
+    if not 0 <= root < len(m.ranks):
+        return False
+    send, receive = (buf, None) if root == m.rank else (None, buf)
+    return collect_shortly(Kind.BCAST, _BYTES, (m.number, root), send, receive)
+
+
+def _short_reduce(m: Members, sendbuf: Any, recvbuf: Any, op: Op = SUM, root: int = 0) -> bool:
+    real = op._real_by_character()
+    if real is None or is_in_place(sendbuf) or not 0 <= root < len(m.ranks) or (root == m.rank and recvbuf is None):
+        return False
+    return collect_shortly(Kind.REDUCE, real, (m.number, root), sendbuf, recvbuf if root == m.rank else None)
+
+
+def _short_allreduce(m: Members, sendbuf: Any, recvbuf: Any, op: Op = SUM) -> bool:
+    real = op._real_by_character()
+    if real is None or is_in_place(sendbuf) or recvbuf is None:
+        return False
+    return collect_shortly(Kind.ALLREDUCE, real, (m.number, 0), sendbuf, recvbuf)
+
+
+_SHORT: dict[str, Callable[..., bool]] = {
+    "Barrier": _short_barrier,
+    "Bcast": _short_bcast,
+    "Reduce": _short_reduce,
+    "Allreduce": _short_allreduce,
+}
+"""Collectives of plain, small buffers on an intracommunicator; False where they leave it to the long way."""
+
+
 def forms(name: str, prepare: Prepare, run: Callable[..., Any], now: Callable[..., Any]) -> dict[str, Any]:
     """The three methods of one collective, by name; ``run`` starts what ``prepare`` gives, ``now`` waits for it too."""
+
+    shortly = _SHORT.get(name) if now is run_now else None
 
     @functools.wraps(prepare)
     def blocking(self: Any, *args: Any, **named: Any) -> None:
         members = self._members
-        now(members, prepare(members, *args, **named))
+        if shortly is None or members.remote is not None or not shortly(members, *args, **named):
+            now(members, prepare(members, *args, **named))
 
     @functools.wraps(prepare)
     def started(self: Any, *args: Any, **named: Any) -> Request:

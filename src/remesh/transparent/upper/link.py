@@ -6,6 +6,7 @@ raised) stays in its slot until it is answered; the thread goes on with another 
 
 from __future__ import annotations
 
+import itertools
 import os
 import struct
 import threading
@@ -16,6 +17,7 @@ from remesh.transparent.calls.table import (
     COMPLETION,
     EAGER_BYTES,
     FAILURE,
+    FIRST_POSTED,
     HELLO_REPLY,
     INDEX,
     PROBE_REPLY,
@@ -24,6 +26,7 @@ from remesh.transparent.calls.table import (
     Call,
     Flag,
     Payload,
+    WaitFor,
 )
 from remesh.transparent.channel import NUM_SLOTS, Channel
 from remesh.transparent.native import NATIVE
@@ -33,6 +36,7 @@ CHANNEL_VARIABLE: Final = "REMESH_CHANNEL"
 _DEFAULT_CHANNEL: Final = "/tmp/.remesh/channel"
 _SEND, _RECEIVE, _PROBE = BY_NAME["send"], BY_NAME["receive"], BY_NAME["probe"]
 _RECEIVE_MESSAGE, _WAIT, _COLLECTIVE = BY_NAME["receive_message"], BY_NAME["wait"], BY_NAME["collective"]
+_SHORT_WAIT_BYTES: Final = 32768
 MAX_WAIT: Final = 1000
 """Requests in one ``wait``: their completions fit into a slot."""
 
@@ -59,6 +63,10 @@ class Completion:
         self.source, self.tag, self.num_bytes, self.error, self.cancelled = source, tag, num_bytes, error, cancelled
 
 
+_mine = threading.local()
+"""``port`` and ``slot`` of this thread; a process has one link."""
+
+
 class _Lease:
     """A thread's slot; goes back when the thread ends."""
 
@@ -76,20 +84,22 @@ class Link:
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
-        self._local = threading.local()
+        self._numbers = itertools.count(FIRST_POSTED)
         self._free = list(range(NUM_SLOTS - 1, -1, -1))
         self._one_free = threading.Condition(threading.Lock())
 
-    def _mine(self) -> tuple[int, memoryview]:
-        lease = getattr(self._local, "lease", None)
-        if lease is None:
-            with self._one_free:
-                self._one_free.wait_for(lambda: self._free)
-                slot = self._free.pop()
-            self._local.lease = lease = _Lease(self, slot)
-            self._local.mine = (slot, self._channel.bodies[slot])
-        mine: tuple[int, memoryview] = self._local.mine
-        return mine
+    def _take_slot(self) -> None:
+        with self._one_free:
+            self._one_free.wait_for(lambda: self._free)
+            slot = self._free.pop()
+        _mine.lease = _Lease(self, slot)
+        _mine.slot = (slot, self._channel.bodies[slot])
+        _mine.port = self._channel.port(slot)
+
+    def leave_slot(self) -> None:
+        """An exception has left a call that is still unanswered: this thread goes on with another slot."""
+        _mine.lease.lost = True
+        del _mine.lease, _mine.slot, _mine.port
 
     def give_back(self, slot: int) -> None:
         """A thread has ended; another may take its slot."""
@@ -100,9 +110,10 @@ class Link:
     def ask(self, call: Call, fields: tuple[int, ...], tail: Any = None) -> memoryview:
         """One call; the slot's body with the reply, valid until this thread's next call."""
         try:
-            slot, body = self._local.mine
+            slot, body = _mine.slot
         except AttributeError:
-            slot, body = self._mine()
+            self._take_slot()
+            slot, body = _mine.slot
         call.packer.pack_into(body, 0, call.number, *fields)
         if tail is not None:
             start = call.packer.size
@@ -110,12 +121,10 @@ class Link:
         try:
             self._channel.call(slot)
         except BaseException:
-            self._local.lease.lost = True
-            del self._local.lease, self._local.mine
+            self.leave_slot()
             raise
         if body[0]:
-            _, error_class, length = FAILURE.unpack_from(body)
-            raise numbered_failure(error_class, bytes(body[FAILURE.size : FAILURE.size + length]).decode())
+            raise _failure_in(body)
         return cast(memoryview, body)
 
     def hello(self) -> tuple[int, int]:
@@ -132,6 +141,8 @@ class Link:
     def send(self, flags: int, comm: int, dest: int, tag: int, view: memoryview) -> int:
         """Send contiguous bytes; the request that completes it, 0 if that has happened."""
         num_bytes = len(view)
+        if not flags & Flag.SYNCHRONOUS and port().post(comm, dest, tag, view):
+            return 0
         if num_bytes <= EAGER_BYTES and not flags & Flag.SYNCHRONOUS:
             body = self.ask(_SEND, (flags | Flag.INLINE, comm, dest, tag, num_bytes, 0), view)
         else:
@@ -141,8 +152,12 @@ class Link:
 
     def receive(self, flags: int, comm: int, source: int, tag: int, landing: Landing) -> int | Completion:
         """Start a receive: how it ended, or the request that completes it."""
-        fields = (flags, comm, source, tag, landing.capacity, landing.address)
-        return self._ended(self.ask(_RECEIVE, fields), landing)
+        capacity, address = landing.capacity, landing.address
+        if not flags & Flag.BLOCKING:
+            number = next(self._numbers)
+            if port().start_receive(number, comm, source, tag, capacity, address):
+                return number
+        return self._ended(self.ask(_RECEIVE, (flags, comm, source, tag, capacity, address)), landing)
 
     def receive_message(self, flags: int, message: int, landing: Landing) -> int | Completion:
         """The same for a message that a matched probe has taken."""
@@ -174,6 +189,10 @@ class Link:
 
     def wait(self, flags: int, mode: int, waiting: list[tuple[int, Landing | None]]) -> list[tuple[int, Completion]]:
         """Wait for requests, with the landing of each: (index, how it ended) of those that are complete."""
+        if mode == WaitFor.ALL and flags & Flag.BLOCKING:
+            shortly = _wait_shortly(waiting)
+            if shortly is not None:
+                return shortly
         tail = struct.pack(f"<{len(waiting)}Q", *(number for number, _ in waiting))
         body = self.ask(_WAIT, (flags, mode, len(waiting)), tail)
         ended = []
@@ -221,6 +240,68 @@ class Link:
             landing.put(memoryview(whole))
         room = completion.num_bytes if landing.capacity < 0 else min(completion.num_bytes, landing.capacity)
         landing.finish(room)
+
+
+def _failure_in(body: memoryview) -> BaseException:
+    _, error_class, length = FAILURE.unpack_from(body)
+    return numbered_failure(error_class, bytes(body[FAILURE.size : FAILURE.size + length]).decode())
+
+
+def port() -> Any:
+    """This thread's short way."""
+    try:
+        return _mine.port
+    except AttributeError:
+        link()._take_slot()
+        return _mine.port
+
+
+def receive_shortly(comm: int, peers: tuple[int, ...], buffer: Any, source: int, tag: int) -> Any:
+    """A blocking receive by the short way: (world source, tag, bytes, error); None where that does not go."""
+    try:
+        ended = port().receive(comm, peers, buffer, source, tag)
+    except BaseException:
+        link().leave_slot()
+        raise
+    if isinstance(ended, int):
+        raise _failure_in(_mine.slot[1])
+    return ended
+
+
+def _wait_shortly(waiting: list[tuple[int, Landing | None]]) -> list[tuple[int, Completion]] | None:
+    """Wait for all by the short way, if all payloads land in place and find room in one reply."""
+    room = _SHORT_WAIT_BYTES
+    views: list[memoryview | None] = []
+    for _, landing in waiting:
+        view: memoryview | None = getattr(landing, "view", None)
+        if landing is not None and view is None:
+            return None
+        room -= COMPLETION.size + INDEX.size + (0 if view is None else len(view))
+        views.append(view)
+    if room < 0:
+        return None
+    try:
+        ended = port().wait([number for number, _ in waiting], views)
+    except BaseException:
+        link().leave_slot()
+        raise
+    if ended is None:
+        return None
+    if isinstance(ended, int):
+        raise _failure_in(_mine.slot[1])
+    return [(index, Completion(*one)) for index, one in enumerate(ended)]
+
+
+def collect_shortly(kind: int, op: tuple[int, bytes], place: tuple[int, int], send: Any, receive: Any) -> bool:
+    """A blocking collective by the short way; False where that does not go. ``place``: communicator and root."""
+    try:
+        ended = port().collective(kind, *op, *place, send, receive)
+    except BaseException:
+        link().leave_slot()
+        raise
+    if ended > 1:
+        raise _failure_in(_mine.slot[1])
+    return bool(ended)
 
 
 _link: Link | None = None

@@ -46,15 +46,12 @@ class Members:
     buffer: Any = None
     num_private: int = 0  # tags that mpi4py.util has taken
     locks: dict[Any, Any] = field(default_factory=dict)
+    peers: tuple[int, ...] = field(init=False)  # world ranks of those one sends to
     of_world: dict[int, int] = field(init=False)  # world rank -> rank of those one sends to
 
     def __post_init__(self) -> None:
+        self.peers = self.ranks if self.remote is None else self.remote
         self.of_world = {world: rank for rank, world in enumerate(self.peers)}
-
-    @property
-    def peers(self) -> tuple[int, ...]:
-        """World ranks of those one sends to."""
-        return self.ranks if self.remote is None else self.remote
 
     @property
     def hidden(self) -> int:

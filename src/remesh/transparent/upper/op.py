@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from remesh.transparent.calls.table import REAL_OPS, REAL_TYPES
-from remesh.transparent.upper.basic_types import Basic, real_name
+from remesh.transparent.upper.basic_types import BASIC, Basic, name_of_code, real_name
 from remesh.transparent.upper.buffers import Spec, parse
 from remesh.transparent.upper.datatype import Datatype
 from remesh.transparent.upper.errors import failure
@@ -97,6 +97,11 @@ class Op(Handle):
             return None
         return _numbers(op.name, leaf)
 
+    def _real_by_character(self) -> tuple[int, bytes] | None:
+        """The same for plain buffers: the operation, and the type for each character of a format, 255 for none."""
+        name = self._op.name
+        return None if not name or is_ordered() else _by_character(name)
+
     def _fold(self, operands: list[memoryview], datatype: Datatype, count: int) -> bytearray:
         """Operands (packed, in order of ranks) folded from the left: op(op(first, second), third) ..."""
         result = bytearray(operands[-1])
@@ -143,6 +148,19 @@ def _allowed(name: str, leaf: Basic) -> bool:
         return name.startswith(("B", "L")) or name in ("SUM", "PROD", "MIN", "MAX")
     groups = {"S": "iuf", "P": "iuf", "M": "iuf", "L": "iub", "B": "iub"}
     return leaf.kind in groups[name[0]] or (leaf.kind == "c" and name in ("SUM", "PROD"))
+
+
+@functools.cache
+def _by_character(op_name: str) -> tuple[int, bytes] | None:
+    if op_name not in REAL_OPS:
+        return None
+    types = bytearray(b"\xff" * 128)
+    for code in range(128):
+        name = name_of_code(chr(code))
+        real = None if name is None else real_name(BASIC[name])
+        if name is not None and real is not None and _allowed(op_name, BASIC[name]):
+            types[code] = REAL_TYPES.index(real)
+    return REAL_OPS.index(op_name), bytes(types)
 
 
 @functools.cache

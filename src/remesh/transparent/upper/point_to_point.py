@@ -10,7 +10,7 @@ from remesh.transparent.calls.table import Flag
 from remesh.transparent.upper import constants as k
 from remesh.transparent.upper.buffers import Spec, parse
 from remesh.transparent.upper.errors import failure, numbered_failure
-from remesh.transparent.upper.link import Completion, Landing, link
+from remesh.transparent.upper.link import Completion, Landing, link, port, receive_shortly
 from remesh.transparent.upper.membership import Members
 from remesh.transparent.upper.message import Message, probe
 from remesh.transparent.upper.request import Operation, Prequest, Request, Work, progress
@@ -89,10 +89,14 @@ def receive_now(members: Members, landing: Landing, source: int, tag: int, statu
         return
     ended = link().receive(Flag.BLOCKING, members.number, world, tag, landing)
     assert isinstance(ended, Completion)
+    _conclude(members, ended, status)
+
+
+def _conclude(members: Members, ended: Completion, status: Status | None) -> None:
     if status is not None:
         status._fill(ended, members.of_world[ended.source])
     if ended.error:
-        raise numbered_failure(ended.error, f"a message of {ended.num_bytes} bytes, with room for {landing.capacity}")
+        raise numbered_failure(ended.error, f"a message of {ended.num_bytes} bytes is longer than its buffer")
 
 
 def start_receive(
@@ -143,7 +147,9 @@ class PointToPoint:
     _members: Members
 
     def Send(self, buf: Any, dest: int, tag: int = 0) -> None:
-        send_now(self._members, parse(buf).payload(), dest, tag, 0)
+        members = self._members
+        if not port().send(members.number, members.peers, buf, dest, tag):
+            send_now(members, parse(buf).payload(), dest, tag, 0)
 
     Rsend = Send
 
@@ -154,7 +160,12 @@ class PointToPoint:
         send_buffered(self._members, parse(buf).payload(), dest, tag)
 
     def Recv(self, buf: Any, source: int = k.ANY_SOURCE, tag: int = k.ANY_TAG, status: Status | None = None) -> None:
-        receive_now(self._members, parse(buf).landing(), source, tag, status)
+        members = self._members
+        ended = receive_shortly(members.number, members.peers, buf, source, tag)
+        if ended is None:
+            receive_now(members, parse(buf).landing(), source, tag, status)
+        elif status is not None or ended[3]:
+            _conclude(members, Completion(*ended), status)
 
     def Isend(self, buf: Any, dest: int, tag: int = 0) -> Request:
         return Request._wrap(start_send(self._members, parse(buf).payload(), dest, tag))

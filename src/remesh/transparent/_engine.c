@@ -1,0 +1,433 @@
+/* The lower half's hot path: short messages, waits for them and small collectives, from the channel to MPI and back.
+ *
+ * An Engine works on the objects of the Python half.py that made it: the same requests, the same queues of messages and
+ * receives. It does itself what is short and frequent, and calls back for the rest (a payload that is announced, a
+ * call of another kind), so there is one state and one set of rules. MPI is called through the addresses of the loaded
+ * library's functions; its handles are integers or pointers and both travel in a register.
+ *
+ *     run: pass ── frame from MPI, sends and collectives that are done, rings and bodies of slots, slots that wait
+ *          rest ── nothing to do: poll, give way, sleep at the doorbell, as the pace says
+ *
+ * Nothing here blocks in MPI. While closed nothing is taken from the channel and nothing is told.
+ */
+#include "_engine.h"
+#include <sched.h>
+#include <stdlib.h>
+
+static PyTypeObject *engine_type;
+
+static int64_t now_us(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (int64_t)t.tv_sec * 1000000 + t.tv_nsec / 1000;
+}
+
+/* ---- MPI ---- */
+
+/* Ask MPI about everything of ours; whether something is there for `pass`. Calls no Python. */
+static int look(Engine *e) {
+    int (*test)(uint64_t *, int *, void *) = e->function[FN_TEST];
+    int code = 0, ready = e->frame_ready;
+    if (!ready) {
+        code = test(e->frame_request, &ready, e->status);
+        e->frame_ready = ready;
+    }
+    size_t kept = 0;
+    for (size_t i = 0; i < e->num_sending; i++) {
+        int over = 0;
+        if (!code) code = test(&e->sending[i].real, &over, e->status);
+        if (over) free(e->sending[i].frame);
+        else e->sending[kept++] = e->sending[i];
+    }
+    e->num_sending = kept;
+    for (size_t i = 0; i < e->num_running; i++) {
+        int over = e->running[i].done;
+        if (!over && !code) code = test(&e->running[i].real, &over, e->status);
+        e->running[i].done = (char)over;
+        ready |= over;
+    }
+    if (code) e->mpi_problem = code;
+    return ready | (code != 0);
+}
+
+static int take_frame(Engine *e) {
+    const char *frame = e->frame;
+    uint64_t comm = read_u64(frame);
+    int tag = read_i32(frame + 8), what = read_i32(frame + 12), source = read_i32(frame + 16);
+    int pid = read_i32(frame + 20);
+    uint64_t request = read_u64(frame + 24), num_bytes = read_u64(frame + 32), address = read_u64(frame + 40);
+    if (source < 0 || source >= e->size) return PyErr_SetString(PyExc_ValueError, "a message of no rank"), -1;
+    e->received[source]++;
+    int failed;
+    if (what == MESSAGE) {
+        failed = arrive(e, comm, source, tag, frame + HEADER_BYTES, (int64_t)num_bytes);
+    } else {
+        e->attention = 1;
+        PyObject *done = PyObject_CallFunction(
+            e->on_message, "i(KiiKKiK)y#", source, (unsigned long long)comm, tag, what, (unsigned long long)request,
+            (unsigned long long)num_bytes, pid, (unsigned long long)address, "", (Py_ssize_t)0);
+        failed = done == NULL;
+        Py_XDECREF(done);
+    }
+    if (failed) return -1;
+    int code = ((int (*)(uint64_t *))e->function[FN_START])(e->frame_request);
+    e->frame_ready = 0;
+    return code ? mpi_failed("receiving", code) : 0;
+}
+
+/* Whatever can be done now: whether there was anything, or -1. */
+static int pass(Engine *e) {
+    int progress = 0;
+    look(e);
+    if (e->mpi_problem) return mpi_failed("looking after what is under way", e->mpi_problem);
+    if (e->frame_ready) {
+        progress = 1;
+        if (take_frame(e)) return -1;
+    }
+    size_t kept = 0;
+    for (size_t i = 0; i < e->num_running; i++) {
+        if (!e->running[i].done) {
+            e->running[kept++] = e->running[i];
+            continue;
+        }
+        progress = 1;
+        if (finish_running(e, &e->running[i])) return -1;
+    }
+    e->num_running = kept;
+    if (e->closed) return progress;
+    uint32_t bell = atomic_load(e->doorbell);
+    if (bell != e->scanned || e->rescan) {
+        e->scanned = bell;
+        e->rescan = 0;
+        int served = scan(e);
+        if (served < 0) return -1;
+        progress |= served > 0;
+    }
+    if (e->recheck && (e->singles | e->waits) && tell_waiting(e)) return -1;
+    return progress;
+}
+
+/* Whether something of ours will come from MPI though no slot waits for it. */
+static int is_expecting(Engine *e) {
+    PyObject *key, *request;
+    Py_ssize_t position = 0;
+    if (e->num_running || e->num_sending) return 1;
+    while (PyDict_Next(e->by_number, &position, &key, &request))
+        if (!((Request *)request)->done) return 1;
+    return 0;
+}
+
+static void sleep_at_bell(Engine *e, int64_t timeout_us) {
+    atomic_store(e->sleeping, 1);
+    if (atomic_load(e->doorbell) == e->scanned && !atomic_load(&e->woken)) futex_wait(e->doorbell, e->scanned, timeout_us);
+    atomic_store_explicit(e->sleeping, 0, memory_order_relaxed);
+}
+
+/* Wait until there may be something to do, or the deadline. Only MPI and shared words: called without the GIL. */
+static void rest(Engine *e, int is_waiting, int expecting, int64_t deadline_us) {
+    int64_t now = now_us();
+    if (e->idle_since_us == 0) e->idle_since_us = now;
+    if (!is_waiting) {
+        for (uint64_t i = 0; i < e->lower_spin; i++) {
+            if (atomic_load_explicit(e->doorbell, memory_order_acquire) != e->scanned) return;
+            relax();
+        }
+        int64_t longest = e->idle_us;
+        if (expecting) {
+            longest = e->shortest_us + (now - e->idle_since_us) / 4;
+            if (longest > e->longest_us) longest = e->longest_us;
+        }
+        if (now < deadline_us) sleep_at_bell(e, longest < deadline_us - now ? longest : deadline_us - now);
+        return;
+    }
+    for (;;) {
+        if (look(e) || atomic_load_explicit(e->doorbell, memory_order_acquire) != e->scanned) return;
+        now = now_us();
+        if (now >= deadline_us || atomic_load(&e->woken)) return;
+        int64_t idle = now - e->idle_since_us;
+        if (idle > e->patient_us) {
+            int64_t longest = e->shortest_us + (idle - e->patient_us) / 4;
+            sleep_at_bell(e, longest < e->longest_us ? longest : e->longest_us);
+        } else if (idle > e->eager_us) {
+            sched_yield();
+        }
+    }
+}
+
+/* ---- the type ---- */
+
+/* step(news): one pass; whether there was anything to do. ``news``: Python has completed a request. */
+static PyObject *engine_step(PyObject *self, PyObject *news) {
+    Engine *e = (Engine *)self;
+    if (PyObject_IsTrue(news)) e->recheck = 1;
+    int progress = pass(e);
+    return progress < 0 ? NULL : PyBool_FromLong(progress);
+}
+
+/* run(timeout_us, python_waits): pass and rest until Python has something to look at, or that time is over. */
+static PyObject *engine_run(PyObject *self, PyObject *args) {
+    Engine *e = (Engine *)self;
+    long long timeout_us;
+    int python_waits, fruitful = 0;
+    if (!PyArg_ParseTuple(args, "Lp", &timeout_us, &python_waits)) return NULL;
+    int64_t deadline_us = now_us() + timeout_us;
+    e->attention = 0;
+    while (!atomic_load(&e->woken)) {
+        int progress = pass(e);
+        if (progress < 0) return NULL;
+        if (e->attention || (progress && python_waits)) Py_RETURN_TRUE;
+        if (progress) {
+            e->idle_since_us = 0;
+            /* A program that polls always has a next request: the time must end this, too. */
+            if ((++fruitful & 63) == 0 && now_us() >= deadline_us) break;
+            continue;
+        }
+        if (now_us() >= deadline_us) break;
+        int is_waiting = python_waits || e->singles || e->waits;
+        int expecting = is_waiting || is_expecting(e);
+        Py_BEGIN_ALLOW_THREADS;
+        rest(e, is_waiting, expecting, deadline_us);
+        Py_END_ALLOW_THREADS;
+    }
+    Py_RETURN_FALSE;
+}
+
+/* send(dest, fields, payload): one wire message. */
+static PyObject *engine_send(PyObject *self, PyObject *args) {
+    Engine *e = (Engine *)self;
+    int dest, tag, what, pid;
+    unsigned long long comm, request, num_bytes, address;
+    Py_buffer payload;
+    if (!PyArg_ParseTuple(
+            args, "i(KiiKKiK)y*", &dest, &comm, &tag, &what, &request, &num_bytes, &pid, &address, &payload))
+        return NULL;
+    uint64_t fields[7] = {comm, (uint32_t)tag, (uint32_t)what, request, num_bytes, (uint32_t)pid, address};
+    int failed = dest < 0 || dest >= e->size;
+    if (failed) PyErr_Format(PyExc_ValueError, "sending to rank %d of %d", dest, e->size);
+    else failed = send_wire(e, dest, fields, payload.buf, payload.len);
+    PyBuffer_Release(&payload);
+    if (failed) return NULL;
+    Py_RETURN_NONE;
+}
+
+/* wake(): make a run return soon; from any thread. */
+static PyObject *engine_wake(PyObject *self, PyObject *ignored) {
+    Engine *e = (Engine *)self;
+    (void)ignored;
+    atomic_store(&e->woken, 1);
+    atomic_fetch_add(e->doorbell, 1);
+    futex_wake(e->doorbell);
+    Py_RETURN_NONE;
+}
+
+/* was_woken(): whether wake was called since this was asked. */
+static PyObject *engine_was_woken(PyObject *self, PyObject *ignored) {
+    (void)ignored;
+    return PyBool_FromLong(atomic_exchange(&((Engine *)self)->woken, 0));
+}
+
+/* set(closed, holding, blocked): what the checkpoint and Python's own waits ask for; slots are looked at anew. */
+static PyObject *engine_set(PyObject *self, PyObject *args) {
+    Engine *e = (Engine *)self;
+    int closed, holding;
+    unsigned int blocked;
+    if (!PyArg_ParseTuple(args, "ppI", &closed, &holding, &blocked)) return NULL;
+    e->closed = (char)closed;
+    e->holding = (char)holding;
+    e->blocked = blocked;
+    e->rescan = e->recheck = 1;
+    Py_RETURN_NONE;
+}
+
+static PyObject *list_of(const uint64_t *values, int count) {
+    PyObject *list = PyList_New(count);
+    for (int i = 0; list != NULL && i < count; i++) {
+        PyObject *value = PyLong_FromUnsignedLongLong(values[i]);
+        if (value == NULL || PyList_SetItem(list, i, value)) Py_CLEAR(list);
+    }
+    return list;
+}
+
+static PyObject *get_sent(PyObject *self, void *unused) {
+    (void)unused;
+    return list_of(((Engine *)self)->sent, ((Engine *)self)->size);
+}
+
+static PyObject *get_received(PyObject *self, void *unused) {
+    (void)unused;
+    return list_of(((Engine *)self)->received, ((Engine *)self)->size);
+}
+
+static PyObject *get_handed_over(PyObject *self, void *unused) {
+    (void)unused;
+    return PyBool_FromLong(((Engine *)self)->num_sending == 0);
+}
+
+static PyObject *get_waiting(PyObject *self, void *unused) {
+    (void)unused;
+    return PyLong_FromUnsignedLong(((Engine *)self)->singles | ((Engine *)self)->waits);
+}
+
+/* {slot: request}: blocking operations that slots wait for. */
+static PyObject *get_singles(PyObject *self, void *unused) {
+    Engine *e = (Engine *)self;
+    (void)unused;
+    PyObject *found = PyDict_New();
+    for (uint32_t left = e->singles; found != NULL && left; left &= left - 1) {
+        int slot = __builtin_ctz(left);
+        PyObject *key = PyLong_FromLong(slot), *number = PyLong_FromUnsignedLongLong(e->single[slot]);
+        if (key == NULL || number == NULL || PyDict_SetItem(found, key, number)) Py_CLEAR(found);
+        Py_XDECREF(key);
+        Py_XDECREF(number);
+    }
+    return found;
+}
+
+/* Communicators of collectives that run. */
+static PyObject *get_inside(PyObject *self, void *unused) {
+    Engine *e = (Engine *)self;
+    (void)unused;
+    PyObject *list = PyList_New(0);
+    for (size_t i = 0; list != NULL && i < e->num_running; i++) {
+        PyObject *comm = PyLong_FromUnsignedLongLong(e->running[i].request->comm);
+        if (comm == NULL || PyList_Append(list, comm)) Py_CLEAR(list);
+        Py_XDECREF(comm);
+    }
+    return list;
+}
+
+static uint64_t field(PyObject *setup, const char *name) {
+    PyObject *value = PyErr_Occurred() ? NULL : PyObject_GetAttrString(setup, name);
+    if (value == NULL) return 0;
+    uint64_t number = PyLong_AsUnsignedLongLongMask(value);
+    Py_DECREF(value);
+    return number;
+}
+
+static PyObject *object(PyObject *setup, const char *name) {
+    return PyErr_Occurred() ? NULL : PyObject_GetAttrString(setup, name);
+}
+
+/* Integers of a tuple; how many. */
+static int field_list(PyObject *setup, const char *name, uint64_t *to, int most) {
+    PyObject *tuple = object(setup, name);
+    if (tuple == NULL) return 0;
+    int count = (int)PyTuple_Size(tuple);
+    if (count > most) PyErr_Format(PyExc_ValueError, "%d %s given, room for %d", count, name, most);
+    for (int i = 0; !PyErr_Occurred() && i < count; i++) to[i] = PyLong_AsUnsignedLongLongMask(PyTuple_GetItem(tuple, i));
+    Py_DECREF(tuple);
+    return count;
+}
+
+static PyObject *engine_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
+    PyObject *setup;
+    (void)kwargs;
+    if (!PyArg_ParseTuple(args, "O", &setup)) return NULL;
+    allocfunc alloc = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
+    Engine *e = (Engine *)alloc(type, 0);
+    if (e == NULL) return NULL;
+    e->base = (char *)(uintptr_t)field(setup, "base");
+    e->doorbell = (Word *)(e->base + DOORBELL);
+    e->sleeping = (Word *)(e->base + SLEEPING);
+    uint64_t functions[NUM_FUNCTIONS];
+    if (field_list(setup, "functions", functions, NUM_FUNCTIONS) != NUM_FUNCTIONS && !PyErr_Occurred())
+        PyErr_SetString(PyExc_ValueError, "a function of MPI is missing");
+    for (int i = 0; i < NUM_FUNCTIONS; i++) e->function[i] = (void *)(uintptr_t)functions[i];
+    e->comm = (Handle)field(setup, "comm");
+    e->byte = (Handle)field(setup, "byte");
+    e->num_ops = field_list(setup, "ops", (uint64_t *)e->op, MAX_OPS);
+    e->num_types = field_list(setup, "types", (uint64_t *)e->type, MAX_TYPES);
+    field_list(setup, "extents", (uint64_t *)e->extent, MAX_TYPES);
+    e->rank = (int)field(setup, "rank");
+    e->size = (int)field(setup, "size");
+    e->frame_request = (uint64_t *)(uintptr_t)field(setup, "frame_request");
+    e->frame = (char *)(uintptr_t)field(setup, "frame");
+    e->err_truncate = (int)field(setup, "err_truncate");
+    e->err_other = (int)field(setup, "err_other");
+    e->err_request = (int)field(setup, "err_request");
+    e->by_number = object(setup, "by_number");
+    e->posted = object(setup, "posted");
+    e->arrived = object(setup, "arrived");
+    e->requests = object(setup, "requests");
+    e->entered = object(setup, "entered");
+    e->reals = object(setup, "reals");
+    e->on_message = object(setup, "on_message");
+    e->on_match = object(setup, "on_match");
+    e->serve = object(setup, "serve");
+    e->tell = object(setup, "tell");
+    e->tell_wait = object(setup, "tell_wait");
+    e->word_receive = object(setup, "word_receive");
+    e->word_collective = object(setup, "word_collective");
+    e->lower_spin = field(setup, "lower_spin");
+    e->eager_us = (int64_t)field(setup, "eager_us");
+    e->patient_us = (int64_t)field(setup, "patient_us");
+    e->shortest_us = (int64_t)field(setup, "shortest_us");
+    e->longest_us = (int64_t)field(setup, "longest_us");
+    e->idle_us = (int64_t)field(setup, "idle_us");
+    e->sent = calloc(2 * (size_t)(e->size > 0 ? e->size : 1), sizeof *e->sent);
+    e->received = e->sent == NULL ? NULL : e->sent + e->size;
+    e->rescan = 1;
+    if (e->sent == NULL && !PyErr_Occurred()) PyErr_NoMemory();
+    if (PyErr_Occurred()) Py_CLEAR(e);
+    return (PyObject *)e;
+}
+
+static PyObject **references(Engine *e, int which) {
+    PyObject **all[] = {&e->by_number, &e->posted, &e->arrived, &e->requests, &e->entered, &e->reals, &e->on_message,
+                        &e->on_match, &e->serve, &e->tell, &e->tell_wait, &e->word_receive, &e->word_collective};
+    return which < (int)(sizeof all / sizeof *all) ? all[which] : NULL;
+}
+
+/* release(): let go of what half.py owns, which refers to this in turn. Nothing else may be called after it. */
+static PyObject *engine_release(PyObject *self, PyObject *ignored) {
+    (void)ignored;
+    for (int i = 0; references((Engine *)self, i) != NULL; i++) Py_CLEAR(*references((Engine *)self, i));
+    Py_RETURN_NONE;
+}
+
+static void engine_dealloc(PyObject *self) {
+    Engine *e = (Engine *)self;
+    PyTypeObject *type = Py_TYPE(self);
+    for (int i = 0; references(e, i) != NULL; i++) Py_CLEAR(*references(e, i));
+    /* Frames that MPI still reads from stay where they are. */
+    free(e->sending);
+    free(e->running);
+    free(e->sent);
+    freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
+    release(self);
+    Py_DECREF(type);
+}
+
+static PyMethodDef engine_methods[] = {
+    {"step", engine_step, METH_O, NULL},
+    {"run", engine_run, METH_VARARGS, NULL},
+    {"send", engine_send, METH_VARARGS, NULL},
+    {"wake", engine_wake, METH_NOARGS, NULL},
+    {"was_woken", engine_was_woken, METH_NOARGS, NULL},
+    {"set", engine_set, METH_VARARGS, NULL},
+    {"release", engine_release, METH_NOARGS, NULL},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyGetSetDef engine_getters[] = {
+    {"sent", get_sent, NULL, NULL, NULL},
+    {"received", get_received, NULL, NULL, NULL},
+    {"handed_over", get_handed_over, NULL, NULL, NULL},
+    {"waiting", get_waiting, NULL, NULL, NULL},
+    {"singles", get_singles, NULL, NULL, NULL},
+    {"inside", get_inside, NULL, NULL, NULL},
+    {NULL, NULL, NULL, NULL, NULL},
+};
+
+int add_engine(PyObject *module) {
+    PyType_Slot slots[] = {
+        {Py_tp_new, (void *)engine_new},
+        {Py_tp_dealloc, (void *)engine_dealloc},
+        {Py_tp_methods, engine_methods},
+        {Py_tp_getset, engine_getters},
+        {0, NULL},
+    };
+    PyType_Spec spec = {"remesh.transparent._fast.Engine", sizeof(Engine), 0, Py_TPFLAGS_DEFAULT, slots};
+    engine_type = (PyTypeObject *)PyType_FromSpec(&spec);
+    return engine_type == NULL ? -1 : PyModule_AddType(module, engine_type);
+}

@@ -1,0 +1,88 @@
+/* An Engine, and what its files give each other: queues (requests, replies, matching), calls, and the loop. */
+#ifndef REMESH_ENGINE_H
+#define REMESH_ENGINE_H
+
+#include "_records.h"
+
+typedef uintptr_t Handle;
+enum {
+    FN_ISEND, FN_TEST, FN_START, FN_BARRIER, FN_BCAST, FN_GATHER, FN_SCATTER, FN_ALLGATHER, FN_ALLTOALL, FN_REDUCE, FN_ALLREDUCE,
+    FN_SCAN, FN_EXSCAN, NUM_FUNCTIONS
+};
+/* Field ``kind`` of a collective: table.py's Kind. */
+enum {
+    BARRIER = 0, BCAST = 1, GATHER = 2, SCATTER = 4, ALLGATHER = 6, ALLTOALL = 8, REDUCE = 10, ALLREDUCE = 11, SCAN = 13,
+    EXSCAN = 14
+};
+enum { MESSAGE = 0, HEADER_BYTES = 48, STATUS_BYTES = 128 };
+enum { MAX_OPS = 32, MAX_TYPES = 64 };
+
+typedef struct {
+    uint64_t real;
+    char *frame;
+} Sending;
+
+typedef struct {
+    uint64_t real;
+    Request *request;
+    PyObject *send, *result;
+    char done;
+} Running;
+
+typedef struct {
+    PyObject_HEAD
+    char *base;
+    Word *doorbell, *sleeping;
+    /* MPI */
+    void *function[NUM_FUNCTIONS];
+    Handle comm, byte, op[MAX_OPS], type[MAX_TYPES];
+    int64_t extent[MAX_TYPES];
+    int num_ops, num_types, rank, size;
+    uint64_t *frame_request;
+    char *frame;
+    uint64_t *sent, *received;
+    int frame_ready, mpi_problem;
+    Sending *sending;
+    size_t num_sending, room_sending;
+    Running *running;
+    size_t num_running, room_running;
+    _Alignas(16) char status[STATUS_BYTES];
+    /* what half.py owns */
+    PyObject *by_number, *posted, *arrived, *requests, *entered, *reals;
+    PyObject *on_message, *on_match, *serve, *tell, *tell_wait;
+    PyObject *word_receive, *word_collective;
+    int err_truncate, err_other, err_request;
+    /* slots */
+    uint64_t single[NUM_SLOTS];
+    uint32_t singles, waits, blocked, scanned;
+    char rescan, recheck, closed, holding, attention;
+    _Atomic int woken;
+    /* pace */
+    uint64_t lower_spin;
+    int64_t eager_us, patient_us, shortest_us, longest_us, idle_us, idle_since_us;
+} Engine;
+
+static inline char *slot_at(Engine *e, int slot) { return e->base + FIRST_SLOT + (size_t)slot * STRIDE; }
+
+/* _engine_queues.c. Integers are 0, or -1 with an exception; requests are borrowed, NULL may come without one. */
+void answer(Engine *e, int slot);
+int mpi_failed(const char *what, int code);
+Request *find_request(Engine *e, uint64_t number);
+int forget(Engine *e, Request *request);
+int complete(Engine *e, Request *request);
+Request *start_request(Engine *e, uint64_t number, PyObject *kind);
+int tell_single(Engine *e, int slot, Request *request);
+void fail(Engine *e, int slot, const char *what, int code);
+int try_wait(Engine *e, int slot);
+int tell_waiting(Engine *e);
+PyObject *queue_of(PyObject *queues, uint64_t comm, int make);
+int match(Engine *e, Request *request, int source, int tag, int64_t num_bytes, PyObject *payload);
+int arrive(Engine *e, uint64_t comm, int source, int tag, const char *data, int64_t num_bytes);
+Arrived *take_arrived(Engine *e, uint64_t comm, int source, int tag);
+
+/* _engine_calls.c. */
+int send_wire(Engine *e, int dest, const uint64_t fields[7], const char *payload, int64_t num_bytes);
+int finish_running(Engine *e, Running *one);
+int scan(Engine *e);
+
+#endif

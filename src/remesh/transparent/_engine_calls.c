@@ -1,0 +1,334 @@
+/* What an Engine does for the program: calls out of the rings and bodies of slots. */
+#include "_engine.h"
+#include <stdlib.h>
+
+static int push_sending(Engine *e, uint64_t real, char *frame) {
+    if (e->num_sending == e->room_sending) {
+        size_t room = e->room_sending ? 2 * e->room_sending : 64;
+        Sending *larger = realloc(e->sending, room * sizeof *larger);
+        if (larger == NULL) return PyErr_NoMemory(), -1;
+        e->sending = larger;
+        e->room_sending = room;
+    }
+    e->sending[e->num_sending++] = (Sending){real, frame};
+    return 0;
+}
+
+/* One wire message to another rank: wire.py's header, then the payload. */
+int send_wire(Engine *e, int dest, const uint64_t fields[7], const char *payload, int64_t num_bytes) {
+    char *frame = malloc(HEADER_BYTES + num_bytes);
+    if (frame == NULL) return PyErr_NoMemory(), -1;
+    char *to = put_32(put_32(put_64(frame, fields[0]), (uint32_t)fields[1]), (uint32_t)fields[2]);
+    to = put_64(put_64(put_32(put_32(to, (uint32_t)e->rank), (uint32_t)fields[5]), fields[3]), fields[4]);
+    to = put_64(to, fields[6]);
+    if (num_bytes) memcpy(to, payload, num_bytes);
+    int (*isend)(const void *, int, Handle, int, int, Handle, uint64_t *) = e->function[FN_ISEND];
+    int (*test)(uint64_t *, int *, void *) = e->function[FN_TEST];
+    uint64_t real = 0;
+    int over = 0, code = isend(frame, (int)(HEADER_BYTES + num_bytes), e->byte, dest, 0, e->comm, &real);
+    if (code == 0) {
+        e->sent[dest]++;
+        code = test(&real, &over, e->status);
+    }
+    if (code || over) free(frame);
+    if (code) return mpi_failed("sending", code);
+    return over ? 0 : push_sending(e, real, frame);
+}
+
+static int do_send(Engine *e, const char *call) {
+    uint64_t comm = read_u64(call + 2);
+    int dest = read_i32(call + 10), tag = read_i32(call + 14);
+    int64_t num_bytes = read_i64(call + 18);
+    if (dest < 0 || dest >= e->size || num_bytes < 0 || num_bytes > EAGER_BYTES)
+        return PyErr_SetString(PyExc_ValueError, "the channel is damaged: a send of no rank or size"), -1;
+    if (dest == e->rank) return arrive(e, comm, dest, tag, call + SEND_BYTES, num_bytes);
+    uint64_t fields[7] = {comm, (uint32_t)tag, MESSAGE, 0, (uint64_t)num_bytes, 0, 0};
+    return send_wire(e, dest, fields, call + SEND_BYTES, num_bytes);
+}
+
+/* Borrowed request of a receive that has been started; ``at`` points to comm, source, tag, capacity, address. */
+static Request *do_receive(Engine *e, uint64_t number, const char *at) {
+    uint64_t comm = read_u64(at);
+    int source = read_i32(at + 8), tag = read_i32(at + 12);
+    Request *request = start_request(e, number, e->word_receive);
+    if (request == NULL) return NULL;
+    request->comm = comm;
+    request->peer = source;
+    request->tag = tag;
+    request->num_bytes = read_i64(at + 16);
+    request->address = read_u64(at + 24);
+    Arrived *message = take_arrived(e, comm, source, tag);
+    if (PyErr_Occurred()) return NULL;
+    if (message == NULL) {
+        Posted *receive = new_posted();
+        PyObject *queue = receive == NULL ? NULL : queue_of(e->posted, comm, 1);
+        int failed = queue == NULL;
+        if (!failed) {
+            receive->request = request->number;
+            receive->comm = comm;
+            receive->source = source;
+            receive->tag = tag;
+            failed = PyList_Append(queue, (PyObject *)receive);
+        }
+        Py_XDECREF((PyObject *)receive);
+        return failed ? NULL : request;
+    }
+    int failed;
+    if (message->payload != NULL && message->payload != Py_None) {
+        failed = match(e, request, message->source, message->tag, message->num_bytes, message->payload);
+    } else {
+        e->attention = 1;
+        PyObject *done = PyObject_CallFunction(e->on_match, "OO", request, message);
+        failed = done == NULL;
+        Py_XDECREF(done);
+    }
+    Py_DECREF((PyObject *)message);
+    return failed ? NULL : request;
+}
+
+/* Answer the start of an operation, or let the slot wait for it. */
+static int started(Engine *e, int slot, uint8_t flags, Request *request) {
+    if (request->done) return tell_single(e, slot, request);
+    if (flags & FLAG_BLOCKING) {
+        e->single[slot] = request->number;
+        e->singles |= 1u << slot;
+        return 0;
+    }
+    put_64(put_u8(slot_at(e, slot) + BODY, 0), request->number);
+    answer(e, slot);
+    return 0;
+}
+
+typedef struct {
+    Handle comm;
+    int rank, size;
+} Real;
+
+/* Start a collective on the real MPI; MPI's code. */
+static int start_real(Engine *e, const char *call, Real real, const void *send, void *receive, uint64_t *handle) {
+    int kind = call[2], op = call[3], type = call[4], root = read_i32(call + 13);
+    int send_bytes = (int)read_i64(call + 25), receive_bytes = (int)read_i64(call + 41), size = real.size;
+    typedef int (*Folding)(const void *, void *, int, Handle, Handle, Handle, uint64_t *);
+    typedef int (*Rooted)(const void *, int, Handle, void *, int, Handle, int, Handle, uint64_t *);
+    typedef int (*Even)(const void *, int, Handle, void *, int, Handle, Handle, uint64_t *);
+    switch (kind) {
+    case BARRIER:
+        return ((int (*)(Handle, uint64_t *))e->function[FN_BARRIER])(real.comm, handle);
+    case BCAST: {
+        int (*bcast)(void *, int, Handle, int, Handle, uint64_t *) = e->function[FN_BCAST];
+        if (real.rank == root) return bcast((void *)send, send_bytes, e->byte, root, real.comm, handle);
+        return bcast(receive, receive_bytes, e->byte, root, real.comm, handle);
+    }
+    case GATHER:
+        return ((Rooted)e->function[FN_GATHER])(send, send_bytes, e->byte, receive, receive_bytes / size, e->byte, root, real.comm, handle);
+    case SCATTER:
+        return ((Rooted)e->function[FN_SCATTER])(send, send_bytes / size, e->byte, receive, receive_bytes, e->byte, root, real.comm, handle);
+    case ALLGATHER:
+        return ((Even)e->function[FN_ALLGATHER])(send, send_bytes, e->byte, receive, receive_bytes / size, e->byte, real.comm, handle);
+    case ALLTOALL:
+        return ((Even)e->function[FN_ALLTOALL])(send, send_bytes / size, e->byte, receive, receive_bytes / size, e->byte, real.comm, handle);
+    case REDUCE: {
+        int (*reduce)(const void *, void *, int, Handle, Handle, int, Handle, uint64_t *) = e->function[FN_REDUCE];
+        return reduce(send, receive, send_bytes / (int)e->extent[type], e->type[type], e->op[op], root, real.comm, handle);
+    }
+    default: {
+        int which = kind == ALLREDUCE ? FN_ALLREDUCE : kind == SCAN ? FN_SCAN : FN_EXSCAN;
+        return ((Folding)e->function[which])(send, receive, send_bytes / (int)e->extent[type], e->type[type], e->op[op], real.comm, handle);
+    }
+    }
+}
+
+/* Whether a collective is one for here: short, even, of basic types, on a communicator that is there. */
+static int is_short(Engine *e, const char *call, Real *real) {
+    int kind = call[2], op = (uint8_t)call[3], type = (uint8_t)call[4];
+    int64_t send_bytes = read_i64(call + 25), receive_bytes = read_i64(call + 41);
+    if (e->holding || read_u32(call + 49) || send_bytes > EAGER_BYTES || receive_bytes > EAGER_BYTES) return 0;
+    if ((send_bytes && !(call[1] & FLAG_INLINE)) || receive_bytes < 0 || send_bytes < 0) return 0;
+    switch (kind) {
+    case REDUCE: case ALLREDUCE: case SCAN: case EXSCAN:
+        if (op >= e->num_ops || type >= e->num_types || e->extent[type] == 0) return 0;
+        if (send_bytes % e->extent[type] || (receive_bytes && receive_bytes != send_bytes)) return 0;
+        break;
+    case BARRIER: case BCAST: case GATHER: case SCATTER: case ALLGATHER: case ALLTOALL:
+        break;
+    default:
+        return 0;
+    }
+    PyObject *key = PyLong_FromUnsignedLongLong(read_u64(call + 5));
+    if (key == NULL) return -1;
+    PyObject *found = PyDict_GetItemWithError(e->reals, key);
+    Py_DECREF(key);
+    if (found == NULL) return PyErr_Occurred() ? -1 : 0;
+    real->comm = (Handle)PyLong_AsUnsignedLongLongMask(PyTuple_GetItem(found, 0));
+    real->rank = (int)PyLong_AsLong(PyTuple_GetItem(found, 1));
+    real->size = (int)PyLong_AsLong(PyTuple_GetItem(found, 2));
+    return PyErr_Occurred() ? -1 : 1;
+}
+
+static int count_entered(Engine *e, uint64_t comm) {
+    PyObject *key = PyLong_FromUnsignedLongLong(comm);
+    PyObject *before = key == NULL ? NULL : PyDict_GetItemWithError(e->entered, key);
+    long long count = before == NULL ? 0 : PyLong_AsLongLong(before);
+    PyObject *after = PyErr_Occurred() ? NULL : PyLong_FromLongLong(count + 1);
+    int failed = after == NULL || PyDict_SetItem(e->entered, key, after);
+    Py_XDECREF(after);
+    Py_XDECREF(key);
+    return failed ? -1 : 0;
+}
+
+int finish_running(Engine *e, Running *one) {
+    Request *request = one->request;
+    set_object(&request->payload, one->result);
+    request->message_bytes = PyBytes_Size(one->result);
+    int failed = complete(e, request);
+    Py_DECREF(one->send);
+    Py_DECREF(one->result);
+    Py_DECREF((PyObject *)request);
+    return failed;
+}
+
+static int do_collective(Engine *e, int slot, const char *call, Real real) {
+    uint64_t comm = read_u64(call + 5);
+    if (e->num_running == e->room_running) {
+        size_t room = e->room_running ? 2 * e->room_running : 16;
+        Running *larger = realloc(e->running, room * sizeof *larger);
+        if (larger == NULL) return PyErr_NoMemory(), -1;
+        e->running = larger;
+        e->room_running = room;
+    }
+    int64_t receive_bytes = read_i64(call + 41);
+    uint8_t flags = call[1];
+    Running one = {0};
+    one.send = PyBytes_FromStringAndSize(call + COLLECTIVE_BYTES, read_i64(call + 25));
+    one.result = PyBytes_FromStringAndSize(NULL, receive_bytes);
+    one.request = one.send == NULL || one.result == NULL ? NULL : start_request(e, 0, e->word_collective);
+    if (one.request == NULL || count_entered(e, comm)) {
+        Py_XDECREF(one.send);
+        Py_XDECREF(one.result);
+        return -1;
+    }
+    Py_INCREF((PyObject *)one.request);
+    one.request->comm = comm;
+    one.request->peer = read_i32(call + 13);
+    one.request->address = read_u64(call + 33);
+    one.request->num_bytes = receive_bytes;
+    memset(PyBytes_AsString(one.result), 0, receive_bytes);
+    int (*test)(uint64_t *, int *, void *) = e->function[FN_TEST];
+    int over = 0;
+    int code = start_real(e, call, real, PyBytes_AsString(one.send), PyBytes_AsString(one.result), &one.real);
+    if (code == 0) code = test(&one.real, &over, e->status);
+    if (code) {
+        int failed = forget(e, one.request);
+        fail(e, slot, "a collective", code);
+        Py_DECREF(one.send);
+        Py_DECREF(one.result);
+        Py_DECREF((PyObject *)one.request);
+        return failed;
+    }
+    Request *request = one.request;
+    Py_INCREF((PyObject *)request);
+    int failed = 0;
+    if (over) failed = finish_running(e, &one);
+    else e->running[e->num_running++] = one;
+    if (!failed) failed = started(e, slot, flags, request);
+    Py_DECREF((PyObject *)request);
+    return failed;
+}
+
+/* Leave the request in a slot to Python; it stays blocked there if it has no answer yet. */
+static int serve_in_python(Engine *e, int slot) {
+    e->attention = 1;
+    PyObject *answered = PyObject_CallFunction(e->serve, "i", slot);
+    if (answered == NULL) return -1;
+    if (answered == Py_True) answer(e, slot);
+    else e->blocked |= 1u << slot;
+    Py_DECREF(answered);
+    return 0;
+}
+
+static int serve_body(Engine *e, int slot) {
+    const char *body = slot_at(e, slot) + BODY;
+    uint8_t flags = body[1];
+    Real real;
+    switch ((uint8_t)body[0]) {
+    case CALL_SEND:
+        if (!(flags & FLAG_INLINE)) break;
+        if (do_send(e, body)) return -1;
+        put_64(put_u8((char *)body, 0), 0);
+        answer(e, slot);
+        return 0;
+    case CALL_RECEIVE: {
+        Request *request = do_receive(e, 0, body + 2);
+        return request == NULL ? -1 : started(e, slot, flags, request);
+    }
+    case CALL_WAIT: {
+        int over = try_wait(e, slot);
+        if (over) return over < 0 ? -1 : 0;
+        if (flags & FLAG_BLOCKING) {
+            e->waits |= 1u << slot;
+            return 0;
+        }
+        put_32(put_u8((char *)body, 0), 0);
+        answer(e, slot);
+        return 0;
+    }
+    case CALL_COLLECTIVE: {
+        int here = is_short(e, body, &real);
+        if (here < 0) return -1;
+        if (here) return do_collective(e, slot, body, real);
+        break;
+    }
+    default:
+        break;
+    }
+    return serve_in_python(e, slot);
+}
+
+/* Everything in the ring of a slot, in order; how many entries, or -1. */
+static int serve_ring(Engine *e, int slot) {
+    char *at = slot_at(e, slot);
+    Word *taken_word = (Word *)(at + TAKEN);
+    uint32_t taken = atomic_load_explicit(taken_word, memory_order_relaxed);
+    uint32_t posted = atomic_load_explicit((Word *)(at + POSTED), memory_order_acquire);
+    int served = 0;
+    while (taken != posted) {
+        uint32_t offset = taken % RING_BYTES;
+        const char *entry = at + RING + offset;
+        uint32_t whole = read_u32(entry);
+        if (whole == SKIP) {
+            taken += RING_BYTES - offset;
+            continue;
+        }
+        if (whole < 8 || whole > RING_BYTES - offset)
+            return PyErr_SetString(PyExc_ValueError, "the channel is damaged: an entry of no size"), -1;
+        if ((uint8_t)entry[4] == CALL_SEND) {
+            if (do_send(e, entry + 4)) return -1;
+        } else if (do_receive(e, read_u64(entry + 5), entry + 13) == NULL) {
+            return -1;
+        }
+        taken += whole;
+        atomic_store_explicit(taken_word, taken, memory_order_release);
+        served++;
+    }
+    atomic_store_explicit(taken_word, taken, memory_order_release);
+    return served;
+}
+
+/* Take what the slots have. Rings go first: a body may wait for what another thread had posted before. */
+int scan(Engine *e) {
+    uint32_t mask = 0;
+    int served = 0;
+    for (int slot = 0; slot < NUM_SLOTS; slot++) {
+        char *at = slot_at(e, slot);
+        uint32_t reply = atomic_load_explicit((Word *)(at + REPLY), memory_order_relaxed);
+        if (atomic_load_explicit((Word *)at, memory_order_acquire) != reply) mask |= 1u << slot;
+    }
+    for (int slot = 0; slot < NUM_SLOTS; slot++) {
+        int some = serve_ring(e, slot);
+        if (some < 0) return -1;
+        served += some;
+    }
+    for (mask &= ~(e->singles | e->waits | e->blocked); mask; mask &= mask - 1, served++)
+        if (serve_body(e, __builtin_ctz(mask))) return -1;
+    return served;
+}

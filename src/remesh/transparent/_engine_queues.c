@@ -1,0 +1,266 @@
+/* What an Engine knows: requests, the replies of those that are over, and the two queues, matched by MPI's rule. */
+#include "_engine.h"
+#include <stdio.h>
+
+void answer(Engine *e, int slot) {
+    char *at = slot_at(e, slot);
+    Word *reply = (Word *)(at + REPLY);
+    atomic_store(reply, atomic_load_explicit((Word *)at, memory_order_relaxed));
+    if (atomic_load((Word *)(at + WAITING))) futex_wake(reply);
+}
+
+int mpi_failed(const char *what, int code) {
+    PyErr_Format(PyExc_RuntimeError, "%s on the real MPI: error %d; see what the library printed", what, code);
+    return -1;
+}
+
+/* ---- requests ---- */
+
+/* Borrowed; NULL without an exception if there is none. */
+Request *find_request(Engine *e, uint64_t number) {
+    PyObject *key = PyLong_FromUnsignedLongLong(number);
+    if (key == NULL) return NULL;
+    PyObject *found = PyDict_GetItemWithError(e->by_number, key);
+    Py_DECREF(key);
+    return (Request *)found;
+}
+
+int forget(Engine *e, Request *request) {
+    PyObject *key = PyLong_FromUnsignedLongLong(request->number);
+    if (key == NULL) return -1;
+    int failed = PyDict_DelItem(e->by_number, key);
+    Py_DECREF(key);
+    if (failed && PyErr_ExceptionMatches(PyExc_KeyError)) PyErr_Clear(), failed = 0;
+    return failed;
+}
+
+int complete(Engine *e, Request *request) {
+    request->done = 1;
+    e->recheck = 1;
+    return request->detached ? forget(e, request) : 0;
+}
+
+static uint64_t next_number(Engine *e) {
+    PyObject *next = PyObject_GetAttrString(e->requests, "next_number");
+    if (next == NULL) return 0;
+    uint64_t number = PyLong_AsUnsignedLongLong(next);
+    Py_DECREF(next);
+    PyObject *following = PyLong_FromUnsignedLongLong(number + 1);
+    if (following == NULL || PyObject_SetAttrString(e->requests, "next_number", following)) number = 0;
+    Py_XDECREF(following);
+    return number;
+}
+
+/* A new request under its number (0: the next one); borrowed from the table. */
+Request *start_request(Engine *e, uint64_t number, PyObject *kind) {
+    if (number == 0 && (number = next_number(e)) == 0) return NULL;
+    Request *request = new_request();
+    PyObject *key = PyLong_FromUnsignedLongLong(number);
+    if (request != NULL && key != NULL) {
+        request->number = number;
+        set_object(&request->kind, kind);
+        if (PyDict_SetItem(e->by_number, key, (PyObject *)request) == 0) {
+            Py_DECREF(key);
+            Py_DECREF((PyObject *)request);
+            return request;
+        }
+    }
+    Py_XDECREF(key);
+    Py_XDECREF((PyObject *)request);
+    return NULL;
+}
+
+/* ---- replies ---- */
+
+/* How a completion's payload goes into a reply with so much room: its bytes, or -1 where that is for Python. */
+static int64_t inline_bytes(const Request *request, int64_t room, uint8_t *where) {
+    *where = PAYLOAD_NONE;
+    if (request->cancelled) return *where = PAYLOAD_CANCELLED, 0;
+    if (request->written) return *where = PAYLOAD_WRITTEN, 0;
+    if (request->payload == NULL || request->payload == Py_None) return 0;
+    int64_t length = PyObject_Size(request->payload);
+    if (request->num_bytes != PARCEL && length > request->num_bytes) length = request->num_bytes;
+    *where = PAYLOAD_INLINE;
+    return length > EAGER_BYTES || length > room ? -1 : length;
+}
+
+static char *put_completion(char *to, const Request *request, uint8_t where, int64_t length) {
+    to = put_32(put_32(to, (uint32_t)request->source), (uint32_t)request->message_tag);
+    to = put_32(put_64(to, (uint64_t)request->message_bytes), (uint32_t)request->error);
+    to = put_64(put_u8(to, where), 0);
+    if (length) {
+        PyObject *payload = request->payload;
+        memcpy(to, PyBytes_Check(payload) ? PyBytes_AsString(payload) : PyByteArray_AsString(payload), length);
+    }
+    return to + length;
+}
+
+/* The reply of one blocking operation that is over. */
+int tell_single(Engine *e, int slot, Request *request) {
+    char *body = slot_at(e, slot) + BODY;
+    uint8_t where;
+    int64_t length = inline_bytes(request, BODY_BYTES - REQUEST_REPLY_BYTES - COMPLETION_BYTES, &where);
+    if (length < 0) {
+        e->attention = 1;
+        PyObject *done = PyObject_CallFunction(e->tell, "iO", slot, request);
+        if (done == NULL) return -1;
+        Py_DECREF(done);
+    } else {
+        put_completion(put_64(put_u8(body, 0), 0), request, where, length);
+        if (forget(e, request)) return -1;
+    }
+    answer(e, slot);
+    return 0;
+}
+
+void fail(Engine *e, int slot, const char *what, int code) {
+    char *body = slot_at(e, slot) + BODY, text[96];
+    int length = snprintf(text, sizeof text, "%s on the real MPI: error %d", what, code);
+    put_32(put_32(put_u8(body, 1), (uint32_t)e->err_other), (uint32_t)length);
+    memcpy(body + 9, text, length);
+    answer(e, slot);
+}
+
+/* The reply of ``wait`` if what it asks for is over: 1, or 0, or -1 with an exception. */
+int try_wait(Engine *e, int slot) {
+    char *body = slot_at(e, slot) + BODY, *to = body + WAIT_REPLY_BYTES;
+    uint8_t mode = body[2], where;
+    uint32_t count = read_u32(body + 3), told = 0;
+    Request *asked[(BODY_BYTES - WAIT_BYTES) / 8];
+    if (count > sizeof asked / sizeof *asked) return PyErr_SetString(PyExc_ValueError, "the channel is damaged"), -1;
+    uint32_t over = 0;
+    int64_t length, room = BODY_BYTES - WAIT_REPLY_BYTES;
+    int is_long = 0;
+    for (uint32_t i = 0; i < count; i++) {
+        asked[i] = find_request(e, read_u64(body + WAIT_BYTES + 8 * i));
+        if (asked[i] == NULL && PyErr_Occurred()) return -1;
+        if (asked[i] != NULL && !asked[i]->done) continue;
+        if (mode == MODE_ANY && over) continue;
+        over++;
+        room -= INDEX_BYTES + COMPLETION_BYTES;
+        length = asked[i] == NULL ? 0 : inline_bytes(asked[i], room, &where);
+        if (length < 0) is_long = 1;
+        else room -= length;
+    }
+    /* Modes ANY and SOME want one at least, ALL wants all. */
+    if (mode == MODE_ALL ? over < count : over == 0) return 0;
+    if (is_long || room < 0) {
+        e->attention = 1;
+        PyObject *done = PyObject_CallFunction(e->tell_wait, "i", slot);
+        if (done == NULL) return -1;
+        Py_DECREF(done);
+        answer(e, slot);
+        return 1;
+    }
+    for (uint32_t i = 0; i < count && told < over; i++) {
+        Request *request = asked[i];
+        if (request != NULL && !request->done) continue;
+        to = put_32(to, i);
+        if (request == NULL) {
+            memset(to, 0, COMPLETION_BYTES);
+            put_32(to + 16, (uint32_t)e->err_request);
+            to += COMPLETION_BYTES;
+        } else {
+            length = inline_bytes(request, BODY_BYTES, &where);
+            to = put_completion(to, request, where, length);
+            if (forget(e, request)) return -1;
+        }
+        told++;
+    }
+    put_32(put_u8(body, 0), told);
+    answer(e, slot);
+    return 1;
+}
+
+/* Slots whose operation may be over now. */
+int tell_waiting(Engine *e) {
+    e->recheck = 0;
+    for (uint32_t left = e->singles | e->waits; left; left &= left - 1) {
+        int slot = __builtin_ctz(left);
+        uint32_t bit = 1u << slot;
+        if (e->waits & bit) {
+            int over = try_wait(e, slot);
+            if (over < 0) return -1;
+            if (over) e->waits &= ~bit;
+            continue;
+        }
+        Request *request = find_request(e, e->single[slot]);
+        if (request == NULL) return PyErr_SetString(PyExc_KeyError, "a slot waits for no request"), -1;
+        if (!request->done) continue;
+        e->singles &= ~bit;
+        if (tell_single(e, slot, request)) return -1;
+    }
+    return 0;
+}
+
+/* ---- matching: the rule of matching.py, on its queues ---- */
+
+PyObject *queue_of(PyObject *queues, uint64_t comm, int make) {
+    PyObject *key = PyLong_FromUnsignedLongLong(comm);
+    if (key == NULL) return NULL;
+    PyObject *queue = PyDict_GetItemWithError(queues, key);
+    if (queue == NULL && make && !PyErr_Occurred() && (queue = PyList_New(0)) != NULL) {
+        if (PyDict_SetItem(queues, key, queue)) Py_CLEAR(queue);
+        else Py_DECREF(queue);
+    }
+    Py_DECREF(key);
+    return queue;
+}
+
+static int fits(int wanted_source, int wanted_tag, int source, int tag) {
+    return (wanted_source == ANY || wanted_source == source) && (wanted_tag == ANY || wanted_tag == tag);
+}
+
+int match(Engine *e, Request *request, int source, int tag, int64_t num_bytes, PyObject *payload) {
+    request->source = source;
+    request->message_tag = tag;
+    request->message_bytes = num_bytes;
+    if (request->num_bytes != PARCEL && num_bytes > request->num_bytes) request->error = e->err_truncate;
+    set_object(&request->payload, payload);
+    return complete(e, request);
+}
+
+/* A short message: to the oldest receive that fits it, or into the queue. */
+int arrive(Engine *e, uint64_t comm, int source, int tag, const char *data, int64_t num_bytes) {
+    PyObject *payload = PyBytes_FromStringAndSize(data, num_bytes);
+    PyObject *queue = payload == NULL ? NULL : queue_of(e->posted, comm, 0);
+    int failed = PyErr_Occurred() != NULL;
+    Py_ssize_t length = queue == NULL ? 0 : PyList_Size(queue);
+    for (Py_ssize_t i = 0; !failed && i < length; i++) {
+        Posted *receive = (Posted *)PyList_GetItem(queue, i);
+        if (!fits(receive->source, receive->tag, source, tag)) continue;
+        Request *request = find_request(e, receive->request);
+        failed = request == NULL || PyList_SetSlice(queue, i, i + 1, NULL);
+        if (!failed) failed = match(e, request, source, tag, num_bytes, payload);
+        Py_DECREF(payload);
+        return failed ? -1 : 0;
+    }
+    Arrived *message = failed ? NULL : new_arrived();
+    if (message != NULL && (queue = queue_of(e->arrived, comm, 1)) != NULL) {
+        message->comm = comm;
+        message->source = source;
+        message->tag = tag;
+        message->num_bytes = num_bytes;
+        set_object(&message->payload, payload);
+        failed = PyList_Append(queue, (PyObject *)message);
+    } else {
+        failed = 1;
+    }
+    Py_XDECREF((PyObject *)message);
+    Py_XDECREF(payload);
+    return failed ? -1 : 0;
+}
+
+/* The earliest message that fits, removed; a new reference, or NULL. */
+Arrived *take_arrived(Engine *e, uint64_t comm, int source, int tag) {
+    PyObject *queue = queue_of(e->arrived, comm, 0);
+    Py_ssize_t length = queue == NULL ? 0 : PyList_Size(queue);
+    for (Py_ssize_t i = 0; i < length; i++) {
+        Arrived *message = (Arrived *)PyList_GetItem(queue, i);
+        if (!fits(source, tag, message->source, message->tag)) continue;
+        Py_INCREF((PyObject *)message);
+        if (PyList_SetSlice(queue, i, i + 1, NULL)) Py_CLEAR(message);
+        return message;
+    }
+    return NULL;
+}

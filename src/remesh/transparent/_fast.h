@@ -1,0 +1,86 @@
+/* What the C files of the room share: words of the channel, its layout (channel.py says what stands where), the futex,
+ * and reading and writing numbers where they stand unaligned. Every offset has its twin in channel.py or table.py.
+ */
+#ifndef REMESH_FAST_H
+#define REMESH_FAST_H
+
+#define _GNU_SOURCE
+#define PY_SSIZE_T_CLEAN
+#define Py_LIMITED_API 0x030B0000
+#include <Python.h>
+
+#include <limits.h>
+#include <linux/futex.h>
+#include <stdatomic.h>
+#include <stdint.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+typedef _Atomic uint32_t Word;
+
+/* channel.py */
+#define DOORBELL 64
+#define SLEEPING 128
+#define SPIN 192
+#define FIRST_SLOT 65536
+#define STRIDE 65536
+#define NUM_SLOTS 15
+#define REPLY 64
+#define WAITING 128
+#define POSTED 192
+#define TAKEN 256
+#define BODY 320
+#define RING 49152
+#define RING_BYTES (STRIDE - RING)
+#define POST_BYTES 4096
+#define SKIP 0xFFFFFFFFu
+#define BODY_BYTES (RING - BODY)
+
+/* calls/table.py */
+#define EAGER_BYTES 32768
+enum { CALL_SEND = 5, CALL_RECEIVE = 6, CALL_WAIT = 9, CALL_COLLECTIVE = 15, CALL_START_RECEIVE = 16 };
+enum { SEND_BYTES = 34, WAIT_BYTES = 7, COLLECTIVE_BYTES = 53, START_RECEIVE_BYTES = 41 };
+enum { FLAG_BLOCKING = 1, FLAG_INLINE = 2 };
+enum { MODE_ANY, MODE_ALL, MODE_SOME };
+enum { PAYLOAD_NONE, PAYLOAD_INLINE, PAYLOAD_WRITTEN, PAYLOAD_PARCEL, PAYLOAD_CANCELLED };
+enum { REQUEST_REPLY_BYTES = 9, WAIT_REPLY_BYTES = 5, INDEX_BYTES = 4, COMPLETION_BYTES = 29 };
+#define ANY (-1)
+#define PARCEL (-1)
+
+static inline Word *word_at(uint64_t address) { return (Word *)(uintptr_t)address; }
+
+static inline void relax(void) {
+#if defined(__x86_64__) || defined(__i386__)
+    __builtin_ia32_pause();
+#endif
+}
+
+static inline void futex_wait(Word *word, uint32_t seen, int64_t timeout_us) {
+    struct timespec t = {timeout_us / 1000000, (timeout_us % 1000000) * 1000};
+    syscall(SYS_futex, word, FUTEX_WAIT, seen, &t, NULL, 0);
+}
+
+static inline void futex_wake(Word *word) { syscall(SYS_futex, word, FUTEX_WAKE, INT_MAX, NULL, NULL, 0); }
+
+#define READER(name, type)                              \
+    static inline type name(const char *from) {         \
+        type value;                                     \
+        memcpy(&value, from, sizeof value);             \
+        return value;                                   \
+    }
+READER(read_u32, uint32_t)
+READER(read_i32, int32_t)
+READER(read_u64, uint64_t)
+READER(read_i64, int64_t)
+
+static inline char *put_u8(char *to, uint8_t value) { return memcpy(to, &value, 1), to + 1; }
+static inline char *put_32(char *to, uint32_t value) { return memcpy(to, &value, 4), to + 4; }
+static inline char *put_64(char *to, uint64_t value) { return memcpy(to, &value, 8), to + 8; }
+
+/* _port.c and _engine.c: add their types to the module; -1 with an exception. */
+int add_port(PyObject *module);
+int add_engine(PyObject *module);
+
+#endif

@@ -1,0 +1,321 @@
+/* The upper half's hot path: small sends that are posted and not waited for, and receives that wait in one call.
+ *
+ * A Port is one thread's slot of the channel. A send is written into the slot's ring and is the program's no more; the
+ * lower half takes it when the doorbell wakes it. What does not fit this short way is left to the long one, in Python:
+ * every method says so by its result and has changed nothing then.
+ */
+#include "_fast.h"
+
+typedef struct {
+    PyObject_HEAD
+    char *slot;
+    Word *doorbell, *sleeping;
+    const uint32_t *spin;
+} Port;
+
+static PyTypeObject *port_type;
+
+static PyObject *port_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
+    (void)kwargs;
+    unsigned long long base;
+    int number;
+    if (!PyArg_ParseTuple(args, "Ki", &base, &number)) return NULL;
+    allocfunc alloc = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
+    Port *self = (Port *)alloc(type, 0);
+    if (self == NULL) return NULL;
+    char *start = (char *)(uintptr_t)base;
+    self->slot = start + FIRST_SLOT + (size_t)number * STRIDE;
+    self->doorbell = (Word *)(start + DOORBELL);
+    self->sleeping = (Word *)(start + SLEEPING);
+    self->spin = (const uint32_t *)(start + SPIN);
+    return (PyObject *)self;
+}
+
+static void port_dealloc(PyObject *self) {
+    PyTypeObject *type = Py_TYPE(self);
+    freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
+    release(self);
+    Py_DECREF(type);
+}
+
+static void ring_bell(Port *self) {
+    atomic_fetch_add(self->doorbell, 1);
+    if (atomic_load(self->sleeping)) futex_wake(self->doorbell);
+}
+
+/* Room for an entry of so many bytes in the ring, or NULL; `entry_done` publishes it. */
+static char *entry_begin(Port *self, size_t num_bytes, uint32_t *end) {
+    uint32_t posted = atomic_load_explicit((Word *)(self->slot + POSTED), memory_order_relaxed);
+    uint32_t taken = atomic_load_explicit((Word *)(self->slot + TAKEN), memory_order_acquire);
+    uint32_t whole = (uint32_t)(num_bytes + 4 + 7) & ~7u;
+    uint32_t at = posted % RING_BYTES, left = RING_BYTES - at;
+    uint32_t skipped = left < whole ? left : 0;
+    if (RING_BYTES - (posted - taken) < whole + skipped) return NULL;
+    if (skipped) {
+        put_32(self->slot + RING + at, SKIP);
+        at = 0;
+    }
+    *end = posted + skipped + whole;
+    return put_32(self->slot + RING + at, whole);
+}
+
+static void entry_done(Port *self, uint32_t end, int wake) {
+    atomic_store_explicit((Word *)(self->slot + POSTED), end, memory_order_release);
+    if (wake) ring_bell(self);
+    else atomic_fetch_add(self->doorbell, 1);
+}
+
+static int post(Port *self, uint64_t comm, int dest, int tag, const void *data, Py_ssize_t num_bytes) {
+    uint32_t end;
+    if (num_bytes > POST_BYTES) return 0;
+    char *to = entry_begin(self, SEND_BYTES + num_bytes, &end);
+    if (to == NULL) return 0;
+    to = put_u8(put_u8(to, CALL_SEND), FLAG_INLINE);
+    to = put_32(put_32(put_64(to, comm), (uint32_t)dest), (uint32_t)tag);
+    to = put_64(put_64(to, (uint64_t)num_bytes), 0);
+    if (num_bytes) memcpy(to, data, num_bytes);
+    entry_done(self, end, 1);
+    return 1;
+}
+
+/* post(comm, world_dest, tag, view): whether the bytes of a contiguous view were posted. */
+static PyObject *port_post(PyObject *self, PyObject *const *args, Py_ssize_t nargs) {
+    Py_buffer view;
+    if (nargs != 4) return PyErr_Format(PyExc_TypeError, "%zd arguments given, 4 expected", nargs);
+    uint64_t comm = PyLong_AsUnsignedLongLong(args[0]);
+    long dest = PyLong_AsLong(args[1]), tag = PyLong_AsLong(args[2]);
+    if (PyErr_Occurred() || PyObject_GetBuffer(args[3], &view, PyBUF_SIMPLE)) return NULL;
+    int done = post((Port *)self, comm, (int)dest, (int)tag, view.buf, view.len);
+    PyBuffer_Release(&view);
+    return PyBool_FromLong(done);
+}
+
+/* start_receive(number, comm, world_source, tag, capacity, address): whether the receive was posted. */
+static PyObject *port_start_receive(PyObject *object, PyObject *const *args, Py_ssize_t nargs) {
+    Port *self = (Port *)object;
+    uint32_t end;
+    if (nargs != 6) return PyErr_Format(PyExc_TypeError, "%zd arguments given, 6 expected", nargs);
+    uint64_t number = PyLong_AsUnsignedLongLong(args[0]), comm = PyLong_AsUnsignedLongLong(args[1]);
+    long source = PyLong_AsLong(args[2]), tag = PyLong_AsLong(args[3]);
+    int64_t capacity = PyLong_AsLongLong(args[4]);
+    uint64_t address = PyLong_AsUnsignedLongLong(args[5]);
+    if (PyErr_Occurred()) return NULL;
+    char *to = entry_begin(self, START_RECEIVE_BYTES, &end);
+    if (to == NULL) Py_RETURN_FALSE;
+    to = put_64(put_64(put_u8(to, CALL_START_RECEIVE), number), comm);
+    to = put_32(put_32(to, (uint32_t)source), (uint32_t)tag);
+    put_64(put_64(to, (uint64_t)capacity), address);
+    /* A short message can wait in MPI for a lower half that sleeps; the sender of a long one waits for this receive. */
+    entry_done(self, end, capacity < 0 || capacity > EAGER_BYTES);
+    Py_RETURN_TRUE;
+}
+
+/* The bytes of a buffer whose elements have a basic datatype each; 0 if it is another one, or none. */
+static int take_buffer(PyObject *object, Py_buffer *view, int flags) {
+    if (PyObject_GetBuffer(object, view, PyBUF_FORMAT | PyBUF_C_CONTIGUOUS | flags)) {
+        PyErr_Clear();
+        return 0;
+    }
+    const char *format = view->format;
+    if (format != NULL && (*format == '@' || *format == '<' || *format == '=')) format++;
+    if (format == NULL || (format[0] != 0 && format[1] == 0 && strchr("bBhHiIlLqQfdg?", format[0]) != NULL)) return 1;
+    PyBuffer_Release(view);
+    return 0;
+}
+
+/* Rank and tag as plain integers that need no second look; the world rank of a peer, or -1. */
+static int take_peer(PyObject *peers, PyObject *rank, PyObject *tag, long lowest_tag, long *tag_value) {
+    long index = PyLong_AsLong(rank);
+    *tag_value = PyLong_AsLong(tag);
+    if (PyErr_Occurred()) {
+        PyErr_Clear();
+        return -1;
+    }
+    if (index < 0 || index >= PyTuple_Size(peers) || *tag_value < lowest_tag || *tag_value > INT_MAX) return -1;
+    return (int)PyLong_AsLong(PyTuple_GetItem(peers, index));
+}
+
+/* send(comm, peers, buffer, dest, tag): whether that was a send for the short way. */
+static PyObject *port_send(PyObject *self, PyObject *const *args, Py_ssize_t nargs) {
+    Py_buffer view;
+    long tag;
+    if (nargs != 5) return PyErr_Format(PyExc_TypeError, "%zd arguments given, 5 expected", nargs);
+    uint64_t comm = PyLong_AsUnsignedLongLong(args[0]);
+    if (PyErr_Occurred()) return NULL;
+    int dest = take_peer(args[1], args[3], args[4], 0, &tag);
+    if (dest < 0 || !take_buffer(args[2], &view, 0)) Py_RETURN_FALSE;
+    int done = post((Port *)self, comm, dest, (int)tag, view.buf, view.len);
+    PyBuffer_Release(&view);
+    return PyBool_FromLong(done);
+}
+
+/* Post the request in the slot's body and wait for its reply; -1 with an exception that a signal handler raised. */
+static int call(Port *self) {
+    Word *request = (Word *)self->slot, *reply = (Word *)(self->slot + REPLY);
+    Word *waiting = (Word *)(self->slot + WAITING);
+    uint32_t number = atomic_load_explicit(request, memory_order_relaxed) + 1, spin = *self->spin;
+    atomic_store_explicit(request, number, memory_order_release);
+    ring_bell(self);
+    for (;;) {
+        Py_BEGIN_ALLOW_THREADS;
+        for (; spin && atomic_load_explicit(reply, memory_order_acquire) != number; spin--) relax();
+        uint32_t seen = atomic_load_explicit(reply, memory_order_acquire);
+        if (seen != number) {
+            atomic_store(waiting, 1);
+            seen = atomic_load(reply);
+            if (seen != number) futex_wait(reply, seen, 1000000);
+            atomic_store_explicit(waiting, 0, memory_order_relaxed);
+        }
+        Py_END_ALLOW_THREADS;
+        if (atomic_load_explicit(reply, memory_order_acquire) == number) return 0;
+        if (PyErr_CheckSignals()) return -1;
+    }
+}
+
+/* receive(comm, peers, buffer, source, tag): how a blocking receive ended, as (world source, tag, bytes, error); None
+ * if it is not one for the short way; an integer if it failed, and the reply in the body says how.
+ */
+static PyObject *port_receive(PyObject *object, PyObject *const *args, Py_ssize_t nargs) {
+    Port *self = (Port *)object;
+    Py_buffer view;
+    long tag;
+    if (nargs != 5) return PyErr_Format(PyExc_TypeError, "%zd arguments given, 5 expected", nargs);
+    uint64_t comm = PyLong_AsUnsignedLongLong(args[0]);
+    if (PyErr_Occurred()) return NULL;
+    int source = take_peer(args[1], args[3], args[4], ANY, &tag);
+    if (source < 0) {
+        if (PyLong_AsLong(args[3]) != ANY || tag < ANY || PyErr_Occurred()) {
+            PyErr_Clear();
+            Py_RETURN_NONE;
+        }
+        source = ANY;
+    }
+    if (!take_buffer(args[2], &view, PyBUF_WRITABLE)) Py_RETURN_NONE;
+    char *body = self->slot + BODY, *to = body;
+    to = put_u8(put_u8(to, CALL_RECEIVE), FLAG_BLOCKING);
+    to = put_32(put_32(put_64(to, comm), (uint32_t)source), (uint32_t)tag);
+    put_64(put_64(to, (uint64_t)view.len), view.len ? (uint64_t)(uintptr_t)view.buf : 0);
+    PyObject *result = NULL;
+    if (call(self) == 0) {
+        const char *told = body + REQUEST_REPLY_BYTES;
+        int64_t num_bytes = read_i64(told + 8);
+        if (body[0]) {
+            result = PyLong_FromLong(body[0]);
+        } else {
+            if (told[20] == PAYLOAD_INLINE)
+                memcpy(view.buf, told + COMPLETION_BYTES, num_bytes < view.len ? num_bytes : view.len);
+            result = Py_BuildValue("(iiLi)", read_i32(told), read_i32(told + 4), (long long)num_bytes, read_i32(told + 16));
+        }
+    }
+    PyBuffer_Release(&view);
+    return result;
+}
+
+/* What a completion says, its payload put into the view; where it ends, or NULL with an exception. */
+static const char *take_completion(const char *told, char *into, int64_t room, PyObject **result) {
+    int64_t num_bytes = read_i64(told + 8);
+    const char *end = told + COMPLETION_BYTES;
+    if (told[20] == PAYLOAD_INLINE) {
+        int64_t length = num_bytes < room ? num_bytes : room;
+        if (length > 0) memcpy(into, end, length);
+        end += length;
+    }
+    *result = Py_BuildValue("(iiLiO)", read_i32(told), read_i32(told + 4), (long long)num_bytes, read_i32(told + 16),
+                            told[20] == PAYLOAD_CANCELLED ? Py_True : Py_False);
+    return *result == NULL ? NULL : end;
+}
+
+/* wait(numbers, views): wait for all of these requests, whose payload goes into views (None: there is none, or it is
+ * written by its address): how each ended, as (world source, tag, bytes, error, whether it was cancelled). An integer
+ * if that failed.
+ */
+static PyObject *port_wait(PyObject *object, PyObject *const *args, Py_ssize_t nargs) {
+    Port *self = (Port *)object;
+    if (nargs != 2) return PyErr_Format(PyExc_TypeError, "%zd arguments given, 2 expected", nargs);
+    uint32_t count = (uint32_t)PyList_Size(args[0]);
+    char *body = self->slot + BODY, *to = body;
+    to = put_32(put_u8(put_u8(put_u8(to, CALL_WAIT), FLAG_BLOCKING), MODE_ALL), count);
+    for (uint32_t i = 0; i < count; i++) to = put_64(to, PyLong_AsUnsignedLongLong(PyList_GetItem(args[0], i)));
+    if (PyErr_Occurred() || call(self)) return NULL;
+    if (body[0]) return PyLong_FromLong(body[0]);
+    PyObject *ended = PyList_New(count);
+    const char *told = body + WAIT_REPLY_BYTES;
+    for (uint32_t i = 0; ended != NULL && i < count; i++) {
+        Py_buffer view = {0};
+        PyObject *into = PyList_GetItem(args[1], i), *one = NULL;
+        if (into == Py_None || PyObject_GetBuffer(into, &view, PyBUF_WRITABLE) == 0)
+            told = take_completion(told + INDEX_BYTES, view.buf, view.len, &one);
+        if (into != Py_None) PyBuffer_Release(&view);
+        if (one == NULL || PyList_SetItem(ended, i, one)) Py_CLEAR(ended);
+    }
+    return ended;
+}
+
+/* collective(kind, op, types, comm, root, send, receive): whether a blocking collective was one for the short way, and
+ * is over now. ``types`` has the number of the real datatype for each format character, 255 for none; it is empty where
+ * data are plain bytes. ``send`` and ``receive`` are buffers or None. An integer other than 0 and 1: it failed.
+ */
+static PyObject *port_collective(PyObject *object, PyObject *const *args, Py_ssize_t nargs) {
+    Port *self = (Port *)object;
+    Py_buffer send = {0}, receive = {0};
+    if (nargs != 7) return PyErr_Format(PyExc_TypeError, "%zd arguments given, 7 expected", nargs);
+    long kind = PyLong_AsLong(args[0]), op = PyLong_AsLong(args[1]), root = PyLong_AsLong(args[4]);
+    uint64_t comm = PyLong_AsUnsignedLongLong(args[3]);
+    const uint8_t *types = (const uint8_t *)PyBytes_AsString(args[2]);
+    if (PyErr_Occurred()) return NULL;
+    int has_send = args[5] != Py_None, has_receive = args[6] != Py_None, result = 0;
+    uint8_t type = 0;
+    if (has_send && !take_buffer(args[5], &send, 0)) return PyLong_FromLong(0);
+    if (has_receive && !take_buffer(args[6], &receive, PyBUF_WRITABLE)) {
+        if (has_send) PyBuffer_Release(&send);
+        return PyLong_FromLong(0);
+    }
+    int fits = send.len <= POST_BYTES && receive.len <= POST_BYTES;
+    if (PyBytes_Size(args[2])) {
+        const char *format = send.format == NULL ? "B" : send.format;
+        const char *other = receive.format == NULL ? "B" : receive.format;
+        type = types[(uint8_t)format[strlen(format) - 1] & 127];
+        fits = fits && has_send && type != 255 && (!has_receive || (send.len == receive.len && !strcmp(format, other)));
+    }
+    if (fits) {
+        char *body = self->slot + BODY, *to = body;
+        to = put_u8(put_u8(to, CALL_COLLECTIVE), FLAG_BLOCKING | FLAG_INLINE);
+        to = put_u8(put_u8(put_u8(to, (uint8_t)kind), (uint8_t)op), type);
+        to = put_64(put_64(put_32(put_64(to, comm), (uint32_t)root), 0), (uint64_t)send.len);
+        to = put_64(put_64(to, (uint64_t)(uintptr_t)receive.buf), (uint64_t)receive.len);
+        to = put_32(to, 0);
+        if (send.len) memcpy(to, send.buf, send.len);
+        result = call(self);
+        const char *told = body + REQUEST_REPLY_BYTES;
+        if (result == 0) result = body[0] ? 2 : read_i32(told + 16) ? 3 : 1;
+        if (result == 1 && told[20] == PAYLOAD_INLINE && receive.len) {
+            int64_t num_bytes = read_i64(told + 8);
+            memcpy(receive.buf, told + COMPLETION_BYTES, num_bytes < receive.len ? num_bytes : receive.len);
+        }
+    }
+    if (has_send) PyBuffer_Release(&send);
+    if (has_receive) PyBuffer_Release(&receive);
+    return result < 0 ? NULL : PyLong_FromLong(result);
+}
+
+static PyMethodDef port_methods[] = {
+    {"post", (PyCFunction)(void (*)(void))port_post, METH_FASTCALL, NULL},
+    {"start_receive", (PyCFunction)(void (*)(void))port_start_receive, METH_FASTCALL, NULL},
+    {"send", (PyCFunction)(void (*)(void))port_send, METH_FASTCALL, NULL},
+    {"receive", (PyCFunction)(void (*)(void))port_receive, METH_FASTCALL, NULL},
+    {"wait", (PyCFunction)(void (*)(void))port_wait, METH_FASTCALL, NULL},
+    {"collective", (PyCFunction)(void (*)(void))port_collective, METH_FASTCALL, NULL},
+    {NULL, NULL, 0, NULL},
+};
+
+int add_port(PyObject *module) {
+    PyType_Slot slots[] = {
+        {Py_tp_new, (void *)port_new},
+        {Py_tp_dealloc, (void *)port_dealloc},
+        {Py_tp_methods, port_methods},
+        {0, NULL},
+    };
+    PyType_Spec spec = {"remesh.transparent._fast.Port", sizeof(Port), 0, Py_TPFLAGS_DEFAULT, slots};
+    port_type = (PyTypeObject *)PyType_FromSpec(&spec);
+    return port_type == NULL ? -1 : PyModule_AddType(module, port_type);
+}

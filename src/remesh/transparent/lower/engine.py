@@ -1,0 +1,128 @@
+"""What does the C engine need to know? The setup of one, from a real MPI and the parts of a lower half.
+
+The engine (``_engine.c``) serves short messages and small collectives without Python. It calls the very library that
+mpi4py has loaded, by the addresses of its functions, and works on the same requests and queues as the Python parts.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+from remesh.transparent.calls.errors import CLASSES
+from remesh.transparent.calls.table import REAL_OPS, REAL_TYPES
+from remesh.transparent.lower.collectives import Collectives
+from remesh.transparent.lower.pace import Pace
+from remesh.transparent.lower.requests import COLLECTIVE, RECEIVE, Requests
+from remesh.transparent.lower.transfers import Transfers
+from remesh.transparent.native import NATIVE
+
+_FUNCTIONS: Final = (
+    *("Isend", "Test", "Start", "Ibarrier", "Ibcast", "Igather", "Iscatter", "Iallgather", "Ialltoall", "Ireduce"),
+    *("Iallreduce", "Iscan", "Iexscan"),
+)
+"""In the order of the engine."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """Everything an engine works with; it reads the fields by their names."""
+
+    base: int  # address of the channel
+    functions: tuple[int, ...]  # addresses of _FUNCTIONS
+    comm: int  # handle of the wire's communicator
+    byte: int  # handle of the datatype
+    ops: tuple[int, ...]  # handles of REAL_OPS
+    types: tuple[int, ...]  # handles of REAL_TYPES
+    extents: tuple[int, ...]  # bytes of one value of each; 0: not for the engine
+    rank: int
+    size: int
+    frame_request: int  # address of the handle of the wire's posted receive
+    frame: int  # address of what it receives into
+    by_number: dict[int, Any]  # the requests
+    posted: dict[int, Any]  # the queue of receives
+    arrived: dict[int, Any]  # the queue of messages
+    requests: Requests  # for the next number
+    entered: dict[int, int]  # collectives entered, by communicator
+    reals: dict[int, tuple[int, int, int]]  # handle, rank and size of the communicators that are there
+    on_message: Callable[..., None]  # a wire message that is no short message has come
+    on_match: Callable[..., None]  # a receive has got a message that was announced
+    serve: Callable[[int], bool]  # serve the request in a slot; whether it has its reply
+    tell: Callable[..., None]  # write the reply of a slot whose one operation is over
+    tell_wait: Callable[[int], None]  # write the reply of a slot whose ``wait`` is over
+    lower_spin: int
+    eager_us: int
+    patient_us: int
+    shortest_us: int
+    longest_us: int
+    idle_us: int
+    word_receive: str = RECEIVE
+    word_collective: str = COLLECTIVE
+    err_truncate: int = CLASSES["ERR_TRUNCATE"]
+    err_other: int = CLASSES["ERR_OTHER"]
+    err_request: int = CLASSES["ERR_REQUEST"]
+
+
+@dataclass(frozen=True, slots=True)
+class Callbacks:
+    """What the engine leaves to Python, besides messages and matches."""
+
+    serve: Callable[[int], bool]
+    tell: Callable[..., None]
+    tell_wait: Callable[[int], None]
+
+
+def make_engine(
+    mpi: Any, base: int, transfers: Transfers, collectives: Collectives, pace: Pace, callbacks: Callbacks
+) -> Any:
+    """An engine for these parts, or None: there is no extension, or the wire must probe."""
+    wire, requests = transfers.wire, transfers.requests
+    if NATIVE.Engine is None or wire.posted is None:
+        return None
+    posted, arrived = transfers.matching.queues
+    types = [getattr(mpi, name) for name in REAL_TYPES]
+    setup = Setup(
+        base=base,
+        functions=_addresses(mpi),
+        comm=mpi._handleof(wire.comm),
+        byte=mpi._handleof(mpi.BYTE),
+        ops=tuple(mpi._handleof(getattr(mpi, name)) for name in REAL_OPS),
+        types=tuple(map(mpi._handleof, types)),
+        extents=tuple(map(_extent, REAL_TYPES, types)),
+        rank=wire.rank,
+        size=wire.size,
+        frame_request=mpi._addressof(wire.posted),
+        frame=NATIVE.address_of(wire.frame),
+        by_number=requests.by_number,
+        posted=posted,
+        arrived=arrived,
+        requests=requests,
+        entered=collectives.entered,
+        reals=collectives.reals,
+        on_message=transfers.on_message,
+        on_match=transfers.match,
+        serve=callbacks.serve,
+        tell=callbacks.tell,
+        tell_wait=callbacks.tell_wait,
+        lower_spin=pace.lower_spin,
+        eager_us=pace.eager_us,
+        patient_us=pace.patient_us,
+        shortest_us=pace.shortest_sleep_us,
+        longest_us=pace.longest_sleep_us,
+        idle_us=pace.idle_sleep_us,
+    )
+    return NATIVE.Engine(setup)
+
+
+def _extent(name: str, datatype: Any) -> int:
+    # Values with an index have gaps, which differ from MPI to MPI.
+    is_plain = datatype.extent == datatype.size and not name.endswith("_INT")
+    return datatype.extent if is_plain else 0
+
+
+def _addresses(mpi: Any) -> tuple[int, ...]:
+    # A name is looked for in the module and in what it was linked with: the library that mpi4py uses.
+    library = ctypes.CDLL(mpi.__file__)
+    return tuple(ctypes.cast(getattr(library, f"MPI_{name}"), ctypes.c_void_p).value or 0 for name in _FUNCTIONS)

@@ -1,0 +1,257 @@
+"""The engine in C does what the Python parts do, on a real channel and a make-believe MPI."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from remesh.transparent.calls.table import ANY, FIRST_POSTED
+from remesh.transparent.channel import NUM_SLOTS, Channel
+from remesh.transparent.lower.engine import Setup
+from remesh.transparent.lower.matching import Arrived, Matching, Posted
+from remesh.transparent.lower.records import Request
+from remesh.transparent.lower.requests import Requests
+from remesh.transparent.lower.wire import HEADER, What
+from remesh.transparent.native import NATIVE
+
+pytestmark = pytest.mark.skipif(NATIVE.Engine is None, reason="the C extension is not built")
+_FRAME_BYTES = 40_000
+_Isend = ctypes.CFUNCTYPE(
+    ctypes.c_int, ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_size_t,
+    ctypes.POINTER(ctypes.c_uint64),
+)  # fmt: skip
+_Test = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_uint64), ctypes.POINTER(ctypes.c_int), ctypes.c_void_p)
+_Start = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_uint64))
+_Barrier = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_size_t, ctypes.POINTER(ctypes.c_uint64))
+
+
+class _Half:
+    """One engine of rank 0 of 2, its channel, and an MPI that holds what is sent and gives what it is told to."""
+
+    def __init__(self, path: str) -> None:
+        self.lower = Channel.create(path)
+        self.upper = Channel.map(path)
+        self.sent: deque[bytes] = deque()
+        self.coming: deque[bytes] = deque()
+        self.seen: list[tuple[Any, ...]] = []
+        self.requests, self.matching = Requests(Request), Matching()
+        self.entered: dict[int, int] = {}
+        self._frame, self._handle = bytearray(_FRAME_BYTES), ctypes.c_uint64(99)
+        self._barriers_open = False
+        self._keep = (_Isend(self._isend), _Test(self._test), _Start(lambda handle: 0), _Barrier(self._barrier))
+        isend, test, start, barrier = (ctypes.cast(one, ctypes.c_void_p).value or 0 for one in self._keep)
+        posted, arrived = self.matching.queues
+        self.engine = NATIVE.Engine(
+            Setup(
+                base=self.lower.base, functions=(isend, test, start, barrier, *[0] * 9), comm=1, byte=2, ops=(),
+                types=(), extents=(), rank=0, size=2, frame_request=ctypes.addressof(self._handle),
+                frame=NATIVE.address_of(self._frame), by_number=self.requests.by_number, posted=posted, arrived=arrived,
+                requests=self.requests, entered=self.entered, reals={0: (1, 0, 2)},
+                on_message=lambda *message: self.seen.append(message), on_match=lambda *match: self.seen.append(match),
+                serve=lambda slot: False, tell=lambda *told: None, tell_wait=lambda slot: None,
+                lower_spin=0, eager_us=10, patient_us=100, shortest_us=50, longest_us=500, idle_us=1000,
+            )
+        )  # fmt: skip
+
+    def _isend(self, start: int, num_bytes: int, *rest: Any) -> int:
+        self.sent.append(ctypes.string_at(start, num_bytes))
+        rest[-1][0] = 0
+        return 0
+
+    def _test(self, handle: Any, flag: Any, status: int) -> int:
+        flag[0] = 1
+        if handle[0] == 99:
+            flag[0] = bool(self.coming)
+            if self.coming:
+                frame = self.coming.popleft()
+                self._frame[: len(frame)] = frame
+        elif handle[0] == 50:
+            flag[0] = self._barriers_open
+        return 0
+
+    def _barrier(self, comm: int, handle: Any) -> int:
+        handle[0] = 50
+        return 0
+
+    def open_barriers(self) -> None:
+        """Let all collectives end."""
+        self._barriers_open = True
+
+    def turn(self) -> None:
+        """Do all there is to do."""
+        while self.engine.step(False):
+            pass
+
+    def arrive(self, tag: int, payload: bytes) -> None:
+        """A short message from rank 1 on communicator 7."""
+        self.coming.append(HEADER.pack(7, tag, What.MESSAGE, 1, 0, 0, len(payload), 0) + payload)
+
+
+def _blocking(half: _Half, call: Any) -> Any:
+    """What a call of the upper half gives, while the lower half turns."""
+    results: list[Any] = []
+    thread = threading.Thread(target=lambda: results.append(call()))
+    thread.start()
+    while thread.is_alive():
+        half.turn()
+        thread.join(0.001)
+    return results[0]
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["post", "arrive"]), st.integers(-1, 1), st.integers(-1, 2)), min_size=1, max_size=40
+    )
+)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+def test_messages_and_receives_match_as_in_python(
+    tmp_path_factory: pytest.TempPathFactory, events: list[tuple[str, int, int]]
+) -> None:
+    half, oracle = _Half(str(tmp_path_factory.mktemp("engine") / "channel")), Matching()
+    port, met = half.upper.port(0), {}
+    for index, (kind, source, tag) in enumerate(events):
+        payload = str(index).encode()
+        if kind == "post":
+            assert port.start_receive(FIRST_POSTED + index, 7, source, tag, 100, 0)
+            found = oracle.post(Posted(FIRST_POSTED + index, 7, source, tag))
+            if found is not None:
+                met[FIRST_POSTED + index] = found.payload
+        else:
+            source, tag = max(source, 0), max(tag, 0)
+            if source == 0:
+                assert port.post(7, 0, tag, payload)
+            else:
+                half.arrive(tag, payload)
+            receive = oracle.arrive(Arrived(7, source, tag, len(payload), payload, 0))
+            if receive is not None:
+                met[receive.request] = payload
+        half.turn()
+    known = half.requests.by_number
+    assert {number: request.payload for number, request in known.items() if request.done} == met
+    assert [m.payload for m in half.matching.arrived] == [m.payload for m in oracle.arrived]
+    assert [r.request for r in half.matching.posted] == [r.request for r in oracle.posted]
+    assert half.engine.received == [0, sum(max(s, 0) == 1 for k, s, _ in events if k == "arrive")]
+
+
+@given(st.lists(st.integers(0, 4096), max_size=60))
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+def test_what_is_posted_is_sent_in_order_however_the_ring_wraps(
+    tmp_path_factory: pytest.TempPathFactory, sizes: list[int]
+) -> None:
+    half = _Half(str(tmp_path_factory.mktemp("engine") / "channel"))
+    port = half.upper.port(3)
+    for index, size in enumerate(sizes):
+        payload = bytes([index % 251]) * size
+        if not port.post(7, 1, index, payload):
+            half.turn()
+            assert port.post(7, 1, index, payload)
+    half.turn()
+    assert half.engine.sent == [0, len(sizes)] and half.engine.handed_over
+    for index, size in enumerate(sizes):
+        frame = half.sent[index]
+        assert HEADER.unpack_from(frame) == (7, index, What.MESSAGE, 0, 0, 0, size, 0)
+        assert frame[HEADER.size :] == bytes([index % 251]) * size
+
+
+def test_what_is_posted_and_not_taken_is_found_by_another_lower_half(tmp_path: Path) -> None:
+    half = _Half(str(tmp_path / "channel"))
+    half.engine.set(True, False, 0)
+    port = half.upper.port(NUM_SLOTS - 1)
+    assert port.post(7, 1, 5, b"abc") and port.start_receive(FIRST_POSTED, 7, ANY, 6, 8, 0x1000)
+    half.turn()
+    assert not half.sent and half.lower.posted() == 1 << NUM_SLOTS - 1
+    first, second = half.lower.take_posted(NUM_SLOTS - 1)
+    assert first[0] == 5 and b"abc" in first and second[0] == 16
+    assert half.lower.posted() == 0
+
+
+def test_a_blocking_receive_gets_its_message_and_a_wait_its_requests(tmp_path: Path) -> None:
+    half = _Half(str(tmp_path / "channel"))
+    port, peers, into = half.upper.port(0), (0, 1), bytearray(4)
+    half.arrive(3, b"abcd")
+    assert _blocking(half, lambda: port.receive(7, peers, into, 1, 3)) == (1, 3, 4, 0)
+    assert into == b"abcd"
+    half.arrive(4, b"too long")
+    source, tag, num_bytes, error = _blocking(half, lambda: port.receive(7, peers, into, ANY, ANY))
+    assert (source, tag, num_bytes, into) == (1, 4, 8, b"too ") and error
+    views = [memoryview(bytearray(2)), memoryview(bytearray(2))]
+    for number, view in enumerate(views):
+        assert port.start_receive(FIRST_POSTED + number, 7, 1, number, len(view), NATIVE.address_of(view))
+    half.arrive(1, b"yz")
+    half.arrive(0, b"wx")
+    ended = _blocking(half, lambda: port.wait([FIRST_POSTED, FIRST_POSTED + 1], views))
+    assert ended == [(1, 0, 2, 0, False), (1, 1, 2, 0, False)]
+    assert [bytes(view) for view in views] == [b"wx", b"yz"]
+    assert not half.requests.by_number and half.engine.waiting == 0
+
+
+def test_a_receive_that_waits_is_told_with_its_slot_and_goes_on_after_a_pause(tmp_path: Path) -> None:
+    half = _Half(str(tmp_path / "channel"))
+    port, into = half.upper.port(2), bytearray(1)
+    results: list[Any] = []
+    thread = threading.Thread(target=lambda: results.append(port.receive(7, (0, 1), into, 1, 0)))
+    thread.start()
+    while not half.engine.singles:
+        half.turn()
+    assert half.engine.singles == {2: 1}
+    half.engine.set(True, False, 0)
+    half.arrive(0, b"!")
+    half.turn()
+    assert half.requests.by_number[1].done and half.engine.singles == {2: 1}, "nothing is told while closed"
+    half.engine.set(False, False, 0)
+    half.turn()
+    thread.join()
+    assert results == [(1, 0, 1, 0)] and into == b"!"
+
+
+def test_a_collective_is_counted_and_inside_until_the_library_has_ended_it(tmp_path: Path) -> None:
+    half = _Half(str(tmp_path / "channel"))
+    port = half.upper.port(0)
+    results: list[Any] = []
+    thread = threading.Thread(target=lambda: results.append(port.collective(0, 0, b"", 0, 0, None, None)))
+    thread.start()
+    while not half.engine.inside:
+        half.turn()
+    assert (half.engine.inside, half.entered) == ([0], {0: 1})
+    half.open_barriers()
+    while thread.is_alive():
+        half.turn()
+        thread.join(0.001)
+    assert results == [1] and half.engine.inside == []
+
+
+def test_a_held_collective_is_left_to_python_and_not_counted(tmp_path: Path) -> None:
+    half = _Half(str(tmp_path / "channel"))
+    port = half.upper.port(0)
+    half.engine.set(False, True, 0)
+    thread = threading.Thread(target=lambda: port.collective(0, 0, b"", 0, 0, None, None))
+    thread.start()
+    while half.lower.pending() == 0:
+        thread.join(0.001)
+    half.turn()
+    assert half.entered == {} and half.lower.pending() == 1
+    half.open_barriers()
+    half.engine.set(False, False, 0)
+    half.turn()
+    thread.join()
+    assert half.entered == {0: 1}
+
+
+@pytest.mark.parametrize("buffer", [b"read only", [1, 2], bytearray(5000)], ids=["read-only", "no-buffer", "long"])
+def test_what_is_not_short_is_left_alone(tmp_path: Path, buffer: Any) -> None:
+    half = _Half(str(tmp_path / "channel"))
+    port = half.upper.port(0)
+    if isinstance(buffer, bytes):
+        assert port.receive(7, (0, 1), buffer, 0, 0) is None
+        assert port.receive(7, (0, 1), bytearray(1), 2, 0) is None
+        assert not port.send(7, (0, 1), buffer, -1, 0) and not port.send(7, (0, 1), buffer, 0, -1)
+    else:
+        assert not port.send(7, (0, 1), buffer, 0, 0)
+    assert half.lower.posted() == 0 and half.lower.pending() == 0
