@@ -49,7 +49,12 @@ def test_hosts_take_all_ranks_or_the_start_is_refused() -> None:
 
 def test_only_open_mpi_is_told_that_root_may() -> None:
     assert "OMPI_ALLOW_RUN_AS_ROOT" in plan_start(_installed("openmpi"), "shm", 1, (), Reach(), ("r",)).environment
-    assert not plan_start(_installed("mpich"), "shm", 1, (), Reach(), ("r",)).environment
+    assert not plan_start(_installed("mpich"), "ofi", 1, (), Reach(), ("r",)).environment
+
+
+def test_only_on_shared_memory_ranks_read_each_others_memory() -> None:
+    assert plan_start(_installed("mpich"), "shm", 1, (), Reach(), ("r",)).environment == {"REMESH_WIRE_DIRECT": "1"}
+    assert not plan_start(_installed("impi"), "tcp", 1, (), Reach(), ("r",)).environment
 
 
 @pytest.mark.parametrize("text", ["", "a,,b", "a:x", "a:1,b:1", "a:9", "a,b,c,d,e"])

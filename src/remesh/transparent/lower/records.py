@@ -24,5 +24,6 @@ __all__ = ["Arrived", "Posted", "Request", "as_native"]
 
 def as_native(record: Record) -> Record:
     """The same record, of the kind that a lower half works with."""
-    kind: type[Record] = _KINDS[type(record)]
-    return kind(**{field.name: getattr(record, field.name) for field in fields(record)})
+    kind = _KINDS[type(record)]
+    native: Record = kind(**{field.name: getattr(record, field.name) for field in fields(record)})
+    return native
