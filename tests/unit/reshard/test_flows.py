@@ -36,7 +36,7 @@ def written_out(plan: Plan) -> Plan:
 
 
 @pytest.mark.usefixtures("always_flows")
-@settings(max_examples=120, suppress_health_check=_UNCHECKED)
+@settings(max_examples=50, suppress_health_check=_UNCHECKED)
 @given(st.data())
 def test_flows_bring_every_element_once_and_say_the_same_as_their_messages(data: st.DataObject) -> None:
     moves = data.draw(move_lists())
@@ -184,7 +184,7 @@ def test_a_damaged_plan_of_flows_cannot_be_made(damage: str) -> None:
 
 
 @pytest.mark.usefixtures("always_flows")
-@settings(max_examples=150, suppress_health_check=_UNCHECKED)
+@settings(max_examples=100, suppress_health_check=_UNCHECKED)
 @given(st.data())
 def test_what_the_check_of_flows_lets_through_the_check_of_messages_does_too(data: st.DataObject) -> None:
     plan = _base_plan()
