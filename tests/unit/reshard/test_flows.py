@@ -20,6 +20,8 @@ from remesh.reshard.schedule.parts import Chunks, Parts
 from remesh.reshard.schedule.regular import colour_hops, compute_waiting
 from tests.unit.reshard.cases import expected_of, host_maps, move_lists, pair_of_specs, simulate
 
+_UNCHECKED = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+
 
 @pytest.fixture
 def always_flows(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
@@ -34,7 +36,7 @@ def written_out(plan: Plan) -> Plan:
 
 
 @pytest.mark.usefixtures("always_flows")
-@settings(max_examples=120, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=50, suppress_health_check=_UNCHECKED)
 @given(st.data())
 def test_flows_bring_every_element_once_and_say_the_same_as_their_messages(data: st.DataObject) -> None:
     moves = data.draw(move_lists())
@@ -56,7 +58,7 @@ def test_flows_bring_every_element_once_and_say_the_same_as_their_messages(data:
 
 
 @pytest.mark.usefixtures("always_flows")
-@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, suppress_health_check=_UNCHECKED)
 @given(st.data())
 def test_flows_survive_json_and_depend_on_values_only(data: st.DataObject) -> None:
     moves = data.draw(move_lists())
@@ -182,7 +184,7 @@ def test_a_damaged_plan_of_flows_cannot_be_made(damage: str) -> None:
 
 
 @pytest.mark.usefixtures("always_flows")
-@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=100, suppress_health_check=_UNCHECKED)
 @given(st.data())
 def test_what_the_check_of_flows_lets_through_the_check_of_messages_does_too(data: st.DataObject) -> None:
     plan = _base_plan()
@@ -202,7 +204,7 @@ def test_what_the_check_of_flows_lets_through_the_check_of_messages_does_too(dat
 
 @pytest.mark.usefixtures("always_flows")
 @given(st.data())
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=_UNCHECKED)
 def test_json_of_flows_with_any_field_replaced_is_refused_or_a_plan(data: st.DataObject) -> None:
     value = _base_plan().to_json()
     junk = st.one_of(st.none(), st.integers(-2, 99), st.text(max_size=3), st.lists(st.integers(-1, 9), max_size=4))
