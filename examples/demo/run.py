@@ -27,6 +27,8 @@ HERE = Path(__file__).parent
 NODES = ("node-a", "node-b")
 KILL_AT, RETURN_AT, MAIN_STEPS, TP_STEPS, DP_STEPS = 40, 45, 180, 200, 220
 JOB_TIMEOUT_S = 120.0
+HURT_STEP_S = 0.15
+"""Steps of the job that is hurt take at least so long: time for a node to start again before the last one."""
 LOSS_TOLERANCE = 1e-9
 LOSS_TOLERANCE_REASON = (
     "training runs in float64, where another order of summation changes a loss by some 2e-15 over the whole run, "
@@ -62,6 +64,8 @@ class Demo:
     ) -> Story:
         self.screen.begin(name, mesh, steps)
         script = [str(HERE / "train.py"), "--mesh", mesh, "--steps", str(steps), "--checkpoint", str(checkpoint)]
+        if extra is not None:
+            script += ["--step-s", str(HURT_STEP_S)]
         with LocalJob(self.folder / name, script) as job:
             for node in NODES:
                 job.start_node(node)
@@ -93,6 +97,11 @@ def summarise(main: Story, again: list[Story], reference: Story, killed_s: float
         [job.events for job in jobs], num_samples=train.NUM_SAMPLES, batch_size=train.BATCH_SIZE, seed=train.SEED
     )
     recovery = main.change_to(2, killed_s)
+    if len(main.generations) < 3:
+        raise DemoFailed(
+            f"{NODES[1]} took so long to start again that the job was done before it could join; free the machine of "
+            "other work and run the demo again"
+        )
     growth = main.change_to(3, main.of_kind("left", generation=2)[0]["t"])
     restarts = [job.change_to(1, job.generations[0]["t"]) for job in again]
     return {

@@ -1,6 +1,7 @@
 """The training script of the demo: what a user of Remesh writes. Start it with ``remesh run``."""
 
 import argparse
+import time
 
 import gpt
 import torch
@@ -40,6 +41,7 @@ def main() -> None:
     parser.add_argument("--mesh", required=True, help="for example dp=-1,tp=2")
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--checkpoint", required=True)
+    parser.add_argument("--step-s", type=float, default=0.0, help="a step takes at least so long, as of a larger model")
     options = parser.parse_args()
     template = {axis: int(size) for axis, size in (part.split("=") for part in options.mesh.split(","))}
     # Double precision: rounding differs between layouts, and must be too small to hide a lost sample.
@@ -51,11 +53,13 @@ def main() -> None:
         optim = torch.optim.AdamW(model.parameters(), lr=1e-3)
         job.carry(model=model, optim=optim)
         for indices, tokens in job.batches(dataset, batch_size=BATCH_SIZE, max_steps=options.steps):
+            begun_s = time.monotonic()
             job.log("batch", samples=indices.tolist() if job.batch_weight else [])
             logits = model(tokens[:, :-1])
             loss = F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten()) * job.batch_weight
             loss.backward()
             average_gradients(model, job.mesh)
+            time.sleep(max(0.0, begun_s + options.step_s - time.monotonic()))
             whole_loss = mean_loss(loss, job.mesh)
             if job.commit():
                 optim.step()

@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from remesh.dist_checkpointing.collector import collector_at_rest
+from remesh.collector import collector_at_rest
 from remesh.dist_checkpointing.dict_utils import graft, items_of, nested_leaves
 from remesh.dist_checkpointing.errors import CheckpointMismatchError, told_as_checkpoint_errors
 from remesh.dist_checkpointing.mapping import LocalNonpersistentObject, ShardedBase, ShardedTensor

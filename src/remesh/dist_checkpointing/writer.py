@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from remesh.dist_checkpointing.collector import collector_at_rest
+from remesh.collector import collector_at_rest
 from remesh.dist_checkpointing.commit import begin, check_can_save, finish
 from remesh.dist_checkpointing.common_data import digest_of, warn_of_differences
 from remesh.dist_checkpointing.core import CheckpointingConfig

@@ -28,6 +28,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from remesh.collector import collector_at_rest
 from remesh.errors import PlanError
 from remesh.layout import Box, Layout
 from remesh.reshard.model.bound import Bound, bound_of_groups
@@ -73,6 +74,7 @@ _ALMOST_ONE = 1 - 1e-9
 _TOO_MANY_BYTES = 1 << 62
 
 
+@collector_at_rest()
 def plan_reshard(
     moves: Sequence[TensorMove],
     host_of: Mapping[int, str],
