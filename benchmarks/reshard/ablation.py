@@ -127,8 +127,9 @@ def plot_svg(table: Mapping[str, Mapping[str, float]], title: str) -> str:
     """A table as groups of bars; the dashed line is the bound."""
     names = list(next(iter(table.values())))
     height, left, bar, gap = 220, 40, 11, 16
+    entry = max(95, 20 + 6 * max(map(len, names)))
     group = bar * len(names) + gap
-    width = max(left + group * len(table) + 10, 8 + 95 * len(names))
+    width = max(left + group * len(table) + 10, 8 + entry * len(names))
     highest = max(value for by_name in table.values() for value in by_name.values())
     scale = (height - 70) / highest
     base = height - 24
@@ -139,7 +140,7 @@ def plot_svg(table: Mapping[str, Mapping[str, float]], title: str) -> str:
         f'<text x="8" y="14" font-size="12">{title}</text>',
     ]
     for number, name in enumerate(names):
-        x = 8 + number * 95
+        x = 8 + number * entry
         parts.append(f'<rect x="{x}" y="22" width="9" height="9" fill="{_COLOURS[number]}"/>')
         parts.append(f'<text x="{x + 12}" y="30">{name}</text>')
     for at, (case, by_name) in enumerate(table.items()):
