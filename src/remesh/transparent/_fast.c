@@ -30,31 +30,13 @@ static int take_integers(PyObject *const *args, Py_ssize_t given, Py_ssize_t wan
 static PyObject *fast_call(PyObject *self, PyObject *const *args, Py_ssize_t nargs) {
     uint64_t a[6];
     if (take_integers(args, nargs, 6, a)) return NULL;
-    Word *request = word_at(a[0]), *reply = word_at(a[1]), *waiting = word_at(a[2]);
-    Word *doorbell = word_at(a[3]), *sleeping = word_at(a[4]);
+    Word *request = word_at(a[0]), *doorbell = word_at(a[3]), *sleeping = word_at(a[4]);
     uint32_t number = atomic_load_explicit(request, memory_order_relaxed) + 1;
     atomic_store_explicit(request, number, memory_order_release);
     atomic_fetch_add(doorbell, 1);
     if (atomic_load(sleeping)) futex_wake(doorbell);
-    int first = 1;
-    for (;;) {
-        Py_BEGIN_ALLOW_THREADS;
-        for (uint64_t i = 0; first && i < a[5]; i++) {
-            if (atomic_load_explicit(reply, memory_order_acquire) == number) break;
-            relax();
-        }
-        first = 0;
-        uint32_t seen = atomic_load_explicit(reply, memory_order_acquire);
-        if (seen != number) {
-            atomic_store(waiting, 1);
-            seen = atomic_load(reply);
-            if (seen != number) futex_wait(reply, seen, 1000000);
-            atomic_store_explicit(waiting, 0, memory_order_relaxed);
-        }
-        Py_END_ALLOW_THREADS;
-        if (atomic_load_explicit(reply, memory_order_acquire) == number) Py_RETURN_NONE;
-        if (PyErr_CheckSignals()) return NULL;
-    }
+    if (await_reply(word_at(a[1]), word_at(a[2]), number, a[5])) return NULL;
+    Py_RETURN_NONE;
 }
 
 /* answer(request, reply, waiting): the reply stands in the slot; tell the caller. */

@@ -64,6 +64,26 @@ static inline void futex_wait(Word *word, uint32_t seen, int64_t timeout_us) {
 
 static inline void futex_wake(Word *word) { syscall(SYS_futex, word, FUTEX_WAKE, INT_MAX, NULL, NULL, 0); }
 
+/* Wait until the reply has the request's number: spin so many times, then sleep; -1 with an exception that a signal
+ * handler raised.
+ */
+static inline int await_reply(Word *reply, Word *waiting, uint32_t number, uint64_t spin) {
+    for (;;) {
+        Py_BEGIN_ALLOW_THREADS;
+        for (; spin && atomic_load_explicit(reply, memory_order_acquire) != number; spin--) relax();
+        uint32_t seen = atomic_load_explicit(reply, memory_order_acquire);
+        if (seen != number) {
+            atomic_store(waiting, 1);
+            seen = atomic_load(reply);
+            if (seen != number) futex_wait(reply, seen, 1000000);
+            atomic_store_explicit(waiting, 0, memory_order_relaxed);
+        }
+        Py_END_ALLOW_THREADS;
+        if (atomic_load_explicit(reply, memory_order_acquire) == number) return 0;
+        if (PyErr_CheckSignals()) return -1;
+    }
+}
+
 #define READER(name, type)                              \
     static inline type name(const char *from) {         \
         type value;                                     \

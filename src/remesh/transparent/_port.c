@@ -151,25 +151,11 @@ static PyObject *port_send(PyObject *self, PyObject *const *args, Py_ssize_t nar
 
 /* Post the request in the slot's body and wait for its reply; -1 with an exception that a signal handler raised. */
 static int call(Port *self) {
-    Word *request = (Word *)self->slot, *reply = (Word *)(self->slot + REPLY);
-    Word *waiting = (Word *)(self->slot + WAITING);
-    uint32_t number = atomic_load_explicit(request, memory_order_relaxed) + 1, spin = *self->spin;
+    Word *request = (Word *)self->slot;
+    uint32_t number = atomic_load_explicit(request, memory_order_relaxed) + 1;
     atomic_store_explicit(request, number, memory_order_release);
     ring_bell(self);
-    for (;;) {
-        Py_BEGIN_ALLOW_THREADS;
-        for (; spin && atomic_load_explicit(reply, memory_order_acquire) != number; spin--) relax();
-        uint32_t seen = atomic_load_explicit(reply, memory_order_acquire);
-        if (seen != number) {
-            atomic_store(waiting, 1);
-            seen = atomic_load(reply);
-            if (seen != number) futex_wait(reply, seen, 1000000);
-            atomic_store_explicit(waiting, 0, memory_order_relaxed);
-        }
-        Py_END_ALLOW_THREADS;
-        if (atomic_load_explicit(reply, memory_order_acquire) == number) return 0;
-        if (PyErr_CheckSignals()) return -1;
-    }
+    return await_reply((Word *)(self->slot + REPLY), (Word *)(self->slot + WAITING), number, *self->spin);
 }
 
 /* receive(comm, peers, buffer, source, tag): how a blocking receive ended, as (world source, tag, bytes, error); None
