@@ -24,7 +24,7 @@ import torch
 
 from benchmarks.checkpoint.planning_page import write_page
 from benchmarks.report import Row, at_most, is_quick, write_report
-from remesh.dist_checkpointing.collector import collector_at_rest
+from remesh.collector import collector_at_rest
 from remesh.dist_checkpointing.exchange_utils import _build_shard_distribution, _describe
 from remesh.dist_checkpointing.mapping import ShardedTensor
 from remesh.dist_checkpointing.outline import Outline, check_outlines, outline_of
