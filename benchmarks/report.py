@@ -55,6 +55,11 @@ def at_least(case: str, value: float, unit: str, goal: float, **more: Any) -> Ro
     return Row(case, value, unit, goal=goal, ok=value >= goal, **more)
 
 
+def verdict_of(row: Mapping[str, Any]) -> str:
+    """Whether a row of a report, as read from its file, reached its goal: for pages."""
+    return "reached" if row["ok"] else "**missed**"
+
+
 def is_quick() -> bool:
     """Whether the smaller set was asked for (``QUICK=1``)."""
     return os.environ.get("QUICK", "") not in ("", "0")

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from benchmarks.plots import plot_growth
+from benchmarks.report import verdict_of
 
 _DOCS = Path(__file__).resolve().parents[2] / "docs" / "dist_checkpointing"
 _PLOT = "planning.svg"
@@ -22,13 +24,13 @@ _COLUMNS = {
     "writers of plain states, of the processor": "plain states",
 }
 """What of a case stands in the table, and under which name."""
-_CURVES = {
-    "planned and validated, of the processor": "#1f6feb",
-    "again, with the plan remembered": "#2da44e",
-    "writers of plain states, of the processor": "#bf8700",
-    "replicas share the writing, of the processor": "#8250df",
-}
-_WIDTH, _HEIGHT, _LEFT, _TOP, _INNER_W, _INNER_H = 640, 360, 70, 20, 370, 290
+_CURVES = (
+    "planned and validated, of the processor",
+    "again, with the plan remembered",
+    "writers of plain states, of the processor",
+    "replicas share the writing, of the processor",
+)
+_LINEAR = "linear in the ranks"
 
 Times = dict[int, dict[str, float]]
 """Seconds by number of ranks and name."""
@@ -74,8 +76,7 @@ def make_page(report: Mapping[str, Any]) -> str:
     lines += ["", "| goal | value | limit | |", "|---|---|---|---|"]
     for row in rows:
         if row["goal"] is not None:
-            verdict = "reached" if row["ok"] else "**missed**"
-            lines.append(f"| {row['case']} | {row['value']:.2g} {row['unit']} | {row['goal']:g} | {verdict} |")
+            lines.append(f"| {row['case']} | {row['value']:.2g} {row['unit']} | {row['goal']:g} | {verdict_of(row)} |")
     lines += [
         "",
         "*Planned and validated* is what every rank does the first time it saves a state: it reads the outlines of",
@@ -87,40 +88,8 @@ def make_page(report: Mapping[str, Any]) -> str:
 
 
 def make_plot(times: Times) -> str:
-    """Seconds over ranks, both in powers of their own, as SVG."""
+    """Seconds over ranks as SVG, with what linear growth would be."""
     sizes = sorted(times)
-    values = [times[size][name] for size in sizes for name in _CURVES]
-    low, high = math.floor(math.log10(min(values))), math.ceil(math.log10(max(values)))
-
-    def x_of(size: int) -> float:
-        share = math.log2(size / sizes[0]) / max(math.log2(sizes[-1] / sizes[0]), 1)
-        return _LEFT + share * _INNER_W
-
-    def y_of(seconds: float) -> float:
-        return _TOP + (high - math.log10(seconds)) / (high - low) * _INNER_H
-
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{_WIDTH}" height="{_HEIGHT}" '
-        f'viewBox="0 0 {_WIDTH} {_HEIGHT}" font-family="sans-serif" font-size="11" role="img">',
-        "<title>Seconds of planning over the number of ranks</title>",
-        f'<rect width="{_WIDTH}" height="{_HEIGHT}" fill="white"/>',
-    ]
-    for power in range(low, high + 1):
-        y = y_of(10.0**power)
-        parts.append(f'<line x1="{_LEFT}" x2="{_LEFT + _INNER_W}" y1="{y:.1f}" y2="{y:.1f}" stroke="#d0d7de"/>')
-        parts.append(f'<text x="{_LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{10.0**power:g} s</text>')
-    for size in sizes:
-        parts.append(f'<text x="{x_of(size):.1f}" y="{_TOP + _INNER_H + 18}" text-anchor="middle">{size}</text>')
-    parts.append(f'<text x="{_LEFT + _INNER_W / 2}" y="{_HEIGHT - 12}" text-anchor="middle">ranks</text>')
-    for number, (name, colour) in enumerate(_CURVES.items()):
-        points = " ".join(f"{x_of(size):.1f},{y_of(times[size][name]):.1f}" for size in sizes)
-        parts.append(f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="2"/>')
-        y = _TOP + 14 + 18 * number
-        parts.append(f'<text x="{_LEFT + _INNER_W + 14}" y="{y}" fill="{colour}">{_COLUMNS[name]}</text>')
-    first = "planned and validated, of the processor"
-    linear = [times[sizes[0]][first] * size / sizes[0] for size in sizes]
-    points = " ".join(f"{x_of(size):.1f},{y_of(value):.1f}" for size, value in zip(sizes, linear, strict=True))
-    parts.append(f'<polyline points="{points}" fill="none" stroke="#1f6feb" stroke-dasharray="4 4"/>')
-    y = _TOP + 14 + 18 * len(_CURVES)
-    parts.append(f'<text x="{_LEFT + _INNER_W + 14}" y="{y}" fill="#1f6feb">dashed: linear in the ranks</text>')
-    return "\n".join([*parts, "</svg>"]) + "\n"
+    curves = {_COLUMNS[name]: {size: times[size][name] for size in sizes} for name in _CURVES}
+    curves[_LINEAR] = {size: times[sizes[0]][_CURVES[0]] * size / sizes[0] for size in sizes}
+    return plot_growth(curves, "Seconds of planning over the number of ranks", "ranks", unit="s", dashed=(_LINEAR,))

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.report import OUT
+from benchmarks.report import OUT, verdict_of
 
 _PAGE = Path(__file__).resolve().parents[2] / "docs" / "dist_checkpointing" / "measured.md"
 _SECTIONS = (
@@ -74,7 +74,7 @@ def _section_of(case: str) -> str:
 
 
 def _line_of(row: Mapping[str, Any]) -> str:
-    goal = "" if row["goal"] is None else f"{_number(row['goal'], row['unit'])}, {_verdict(row)}"
+    goal = "" if row["goal"] is None else f"{_number(row['goal'], row['unit'])}, {verdict_of(row)}"
     return f"| {row['case']} | {_number(row['value'], row['unit'])} | {goal} |"
 
 
@@ -84,10 +84,6 @@ def _number(value: float, unit: str) -> str:
     if unit == "bytes":
         return f"{value / (1 << 20):.3g} MiB"
     return f"{value:.3g}" if unit == "ratio" else f"{value:.3g} {unit}"
-
-
-def _verdict(row: Mapping[str, Any]) -> str:
-    return "reached" if row["ok"] else "**missed**"
 
 
 if __name__ == "__main__":

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from benchmarks.elastic.phases import PHASES
-from benchmarks.report import OUT
+from benchmarks.plots import plot_growth
+from benchmarks.report import OUT, verdict_of
 
 FOLDER = Path(__file__).resolve().parents[2] / "docs" / "elastic"
 PICTURE = "control-plane.svg"
@@ -18,8 +18,6 @@ _PLANE = re.compile(r"control plane, (\d+) agents, (.+): (.+)")
 _TURNS = "an agent's turns"
 _SIDES = ("remesh", "torchrun")
 _CASES = ("one worker killed", "one node killed")
-_WIDTH, _HEIGHT, _LEFT, _TOP, _BOTTOM, _RIGHT = 760, 320, 70, 16, 40, 220
-_COLOURS = ("#1d4ed8", "#c2410c", "#0f766e", "#7e22ce", "#b45309", "#475569")
 Row = Mapping[str, Any]
 
 
@@ -140,46 +138,19 @@ def _plane(rows: Sequence[Row]) -> list[str]:
 
 
 def draw_plane(rows: Sequence[Row]) -> str:
-    """All messages of an event over the number of agents, both in powers of ten: slope 1 is linear."""
-    points: dict[str, list[tuple[int, float]]] = {}
+    """All messages of an event over the number of agents."""
+    curves: dict[str, dict[int, float]] = {}
     for row in rows:
         match = _PLANE.fullmatch(row["case"])
         if match and match[3] == "messages per agent":
-            points.setdefault(match[2], []).append((int(match[1]), row["value"] * int(match[1])))
-    every = [point for each in points.values() for point in each] or [(1, 1.0)]
-    left, right = (math.log10(limit(size for size, _ in every)) for limit in (min, max))
-    low, high = (math.log10(limit(value for _, value in every)) for limit in (min, max))
-
-    def place(size: float, value: float) -> str:
-        x = _LEFT + (math.log10(size) - left) / ((right - left) or 1) * (_WIDTH - _LEFT - _RIGHT)
-        y = _HEIGHT - _BOTTOM - (math.log10(value) - low) / ((high - low) or 1) * (_HEIGHT - _TOP - _BOTTOM)
-        return f"{x:.1f},{y:.1f}"
-
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{_WIDTH}" height="{_HEIGHT}" '
-        f'viewBox="0 0 {_WIDTH} {_HEIGHT}" font-family="sans-serif" font-size="11">',
-        f'<rect width="{_WIDTH}" height="{_HEIGHT}" fill="#ffffff"/>',
-    ]
-    for size in sorted({size for size, _ in every}):
-        x = place(size, 10**low).partition(",")[0]
-        parts.append(f'<text x="{x}" y="{_HEIGHT - 22}" text-anchor="middle">{size}</text>')
-    parts.append(f'<text x="{_LEFT}" y="{_HEIGHT - 6}">agents</text>')
-    for power in range(math.ceil(low), math.floor(high) + 1):
-        y = place(10**left, 10**power).partition(",")[2]
-        parts.append(f'<text x="{_LEFT - 8}" y="{y}" text-anchor="end">1e{power}</text>')
-        parts.append(f'<line x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{y}" y2="{y}" stroke="#ddd"/>')
-    for number, (event, each) in enumerate(sorted(points.items())):
-        colour = _COLOURS[number % len(_COLOURS)]
-        line = " ".join(place(*point) for point in sorted(each))
-        parts.append(f'<polyline points="{line}" fill="none" stroke="{colour}" stroke-width="1.6"/>')
-        parts.append(f'<text x="{_WIDTH - _RIGHT + 10}" y="{_TOP + 16 * (number + 1)}" fill="{colour}">{event}</text>')
-    return "\n".join([*parts, "</svg>"]) + "\n"
+            curves.setdefault(match[2], {})[int(match[1])] = row["value"] * int(match[1])
+    return plot_growth(dict(sorted(curves.items())), "Messages of an event", "agents")
 
 
 def _goal(row: Row) -> str:
     if row["goal"] is None:
         return ""
-    return f"{row['goal']:g}, {'reached' if row['ok'] else '**missed**'}"
+    return f"{row['goal']:g}, {verdict_of(row)}"
 
 
 if __name__ == "__main__":

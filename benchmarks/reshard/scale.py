@@ -5,19 +5,18 @@
 
 from __future__ import annotations
 
-import math
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
+from benchmarks.plots import plot_growth
 from benchmarks.reshard.planning import PAIRS, pair_of_halves, timed
 from remesh.reshard import Plan, plan_reshard
 
 RANKS = tuple(1 << power for power in range(3, 14))
 _DOCS = Path(__file__).resolve().parents[2] / "docs" / "reshard"
-_COLOURS = ("#4455aa", "#cc6677", "#117733", "#ddaa33", "#882255", "#44aa99", "#999933", "#888888")
 
 Curves = Mapping[str, Mapping[int, tuple[float, int]]]
 """For each move, by ranks, seconds and messages."""
@@ -49,47 +48,9 @@ def table_text(curves: Curves) -> str:
 
 
 def plot_svg(curves: Curves) -> str:
-    """Seconds over ranks, both logarithmic; dashed lines are the goals at 1,024 and at 8,192 ranks."""
-    width, height, left, right, top, bottom = 760, 420, 60, 150, 24, 40
-    ranks = list(next(iter(curves.values())))
-    low, high = -4.0, 1.0
-
-    def x_of(num_ranks: int) -> float:
-        span = math.log2(ranks[-1] / ranks[0]) or 1.0
-        return left + math.log2(num_ranks / ranks[0]) / span * (width - left - right)
-
-    def y_of(seconds: float) -> float:
-        share = (min(max(math.log10(seconds), low), high) - low) / (high - low)
-        return height - bottom - share * (height - top - bottom)
-
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
-        'font-family="sans-serif" font-size="11">',
-        f'<rect width="{width}" height="{height}" fill="#ffffff"/>',
-        f'<text x="{left}" y="14" font-size="12">Planning time over ranks</text>',
-    ]
-    for power in range(int(low), int(high) + 1):
-        y = y_of(10.0**power)
-        parts.append(f'<line x1="{left}" x2="{width - right}" y1="{y:.1f}" y2="{y:.1f}" stroke="#ddd"/>')
-        parts.append(f'<text x="{left - 6}" y="{y + 4:.1f}" text-anchor="end">{10.0**power:g} s</text>')
-    for num_ranks in ranks:
-        label = f'<text x="{x_of(num_ranks):.1f}" y="{height - bottom + 16}" text-anchor="middle">{num_ranks}</text>'
-        parts.append(label)
-    for goal, num_ranks in ((0.05, 1024), (2.0, 8192)):
-        if ranks[0] <= num_ranks <= ranks[-1]:
-            x, y = x_of(num_ranks), y_of(goal)
-            line = f'<line x1="{x - 40:.1f}" x2="{x + 20:.1f}" y1="{y:.1f}" y2="{y:.1f}"'
-            parts.append(f'{line} stroke="#000" stroke-dasharray="4 3"><title>goal: {goal:g} s</title></line>')
-    for number, (move, curve) in enumerate(curves.items()):
-        colour = _COLOURS[number % len(_COLOURS)]
-        dash = ' stroke-dasharray="6 3"' if number >= len(_COLOURS) else ""
-        points = " ".join(f"{x_of(n):.1f},{y_of(seconds):.1f}" for n, (seconds, _) in curve.items())
-        parts.append(f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="1.6"{dash}/>')
-        y = top + 16 * number + 10
-        key = f'<line x1="{width - right + 12}" x2="{width - right + 36}" y1="{y}" y2="{y}"'
-        parts.append(f'{key} stroke="{colour}" stroke-width="1.6"{dash}/>')
-        parts.append(f'<text x="{width - right + 42}" y="{y + 4}">{move}</text>')
-    return "\n".join([*parts, "</svg>"]) + "\n"
+    """Seconds over ranks, with the goals at 1,024 and at 8,192 ranks."""
+    seconds = {move: {ranks: value for ranks, (value, _) in curve.items()} for move, curve in curves.items()}
+    return plot_growth(seconds, "Planning time over ranks", "ranks", unit="s", goals={1024: 0.05, 8192: 2.0})
 
 
 def main(folder: Path = _DOCS, ranks: Sequence[int] = RANKS, repeat: int = 3) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.report import OUT
+from benchmarks.report import OUT, verdict_of
 from benchmarks.reshard.netns import OURS
 from benchmarks.reshard.netns_cases import GLOO, ORDERS, WAYS
 
@@ -90,7 +90,7 @@ def make_page(report: Mapping[str, Any]) -> str:
         lines += _lines_of(table, found)
     lines += ["", "## Planner and loopback", "", "| what | value | goal |", "|---|---|---|"]
     for row in found.rest:
-        goal = "" if row["goal"] is None else f"{row['goal']:g}, {_verdict(row)}"
+        goal = "" if row["goal"] is None else f"{row['goal']:g}, {verdict_of(row)}"
         lines.append(f"| {row['case']} | {row['value']:.3g} {row['unit']} | {goal} |")
     return "\n".join(lines) + "\n"
 
@@ -121,7 +121,7 @@ def _lines_of(table: _Table, found: _Found) -> Iterator[str]:
     for case in cases:
         values, asides = found.values[case], found.asides.get(case, {})
         ours = values[OURS]
-        goal = "no verdict: busy" if ours["goal"] is None else f"{ours['goal']:.2f}, {_verdict(ours)}"
+        goal = "no verdict: busy" if ours["goal"] is None else f"{ours['goal']:.2f}, {verdict_of(ours)}"
         others = [f"{values[name]['value']:.2f}" if name in values else "" for name in table.others]
         if not table.others:
             others = [", ".join(f"{name} {row['value']:.2f}" for name, row in values.items() if name != OURS)]
@@ -131,10 +131,6 @@ def _lines_of(table: _Table, found: _Found) -> Iterator[str]:
             f"{asides['load']:.1f}" if "load" in asides else "",
         ]
         yield "| " + " | ".join([case, f"**{ours['value']:.3f}**", goal, *others, *ends]) + " |"
-
-
-def _verdict(row: Mapping[str, Any]) -> str:
-    return "reached" if row["ok"] else "**missed**"
 
 
 if __name__ == "__main__":
