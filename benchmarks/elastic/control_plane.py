@@ -21,7 +21,7 @@ from typing import Any
 
 from benchmarks.report import Row, at_most
 from remesh.elastic.generation import Generation, MeetingRules, WorkerReport
-from remesh.elastic.machine_io import (
+from remesh.elastic.membership.instructions import (
     Event,
     Instruction,
     KillWorker,
@@ -36,10 +36,10 @@ from remesh.elastic.machine_io import (
     WorkerReady,
     WorkerSuspects,
 )
-from remesh.elastic.membership import AgentMachine, AgentRules
+from remesh.elastic.membership.machine import AgentMachine, AgentRules
+from remesh.elastic.membership.phases import Phase
+from remesh.elastic.membership.view import StoreReader
 from remesh.elastic.mesh_policy import make_template
-from remesh.elastic.phases import Phase
-from remesh.elastic.view import StoreReader
 
 SIZES = (16, 64, 256, 1024, 4096, 16384)
 QUICK_SIZES = (16, 64, 256, 1024)

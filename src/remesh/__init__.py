@@ -10,7 +10,7 @@ from remesh.errors import ConfigError, Error, FormatError, LayoutError, PeerErro
 if TYPE_CHECKING:
     from remesh.dist_checkpointing.plain import latest_complete, load, save
     from remesh.elastic.api import elastic
-    from remesh.elastic.job import Job
+    from remesh.elastic.training.job import Job
     from remesh.layout.from_torch import Piece
     from remesh.reshard.api import reshard
     from remesh.reshard.refit import Refit
@@ -36,7 +36,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Job": "remesh.elastic.job",
+    "Job": "remesh.elastic.training.job",
     "Piece": "remesh.layout.from_torch",
     "Refit": "remesh.reshard.refit",
     "latest_complete": "remesh.dist_checkpointing.plain",

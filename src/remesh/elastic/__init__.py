@@ -12,14 +12,14 @@ from remesh.callable_package import make_callable
 from remesh.elastic.mesh_policy import Memory, Template, make_template
 
 if TYPE_CHECKING:
-    from remesh.elastic.stream import Stream
+    from remesh.elastic.training.stream import Stream
 
 __all__ = ["Memory", "Stream", "Template", "make_template"]
 
 
 def __getattr__(name: str) -> Any:
     if name == "Stream":  # reads with torch, which importing this package must not load
-        return importlib.import_module("remesh.elastic.stream").Stream
+        return importlib.import_module("remesh.elastic.training.stream").Stream
     raise AttributeError(f"module 'remesh.elastic' has no attribute {name!r}")
 
 

@@ -1,4 +1,4 @@
-"""The agent of a node: the shell around :mod:`remesh.elastic.membership`.
+"""The agent of a node: the shell around :mod:`remesh.elastic.membership.machine`.
 
 It starts the workers (by torch.distributed.elastic's process contexts, one per worker, so that one may die alone),
 reads the store, and carries out what the machine says. It never decides anything itself.
@@ -28,10 +28,8 @@ from remesh.elastic.failover import Place
 from remesh.elastic.generation import NodeInfo, WorkerReport
 from remesh.elastic.health.agent_side import HealthWatch
 from remesh.elastic.health.machine import HealthMachine
-from remesh.elastic.job_store import JobStore
-from remesh.elastic.launch.job_card import JobCard
 from remesh.elastic.link import LineBuffer, Message, send_message
-from remesh.elastic.machine_io import (
+from remesh.elastic.membership.instructions import (
     Event,
     Finish,
     Instruction,
@@ -52,16 +50,18 @@ from remesh.elastic.machine_io import (
     WorkerReady,
     WorkerSuspects,
 )
-from remesh.elastic.membership import AgentMachine, AgentRules
+from remesh.elastic.membership.machine import AgentMachine, AgentRules
+from remesh.elastic.membership.phases import Phase
+from remesh.elastic.membership.view import StoreReader
 from remesh.elastic.outcome import Category, Outcome
-from remesh.elastic.phases import Phase
 from remesh.elastic.snapshots.choice import next_node
 from remesh.elastic.snapshots.keeper import SnapshotKeeper
-from remesh.elastic.store_home import Address, Standing, StoreHome
-from remesh.elastic.store_server import StoreWatch, is_listening
+from remesh.elastic.store.card import JobCard
+from remesh.elastic.store.home import Address, Standing, StoreHome
+from remesh.elastic.store.server import StoreWatch, is_listening
+from remesh.elastic.store.shared import JobStore
 from remesh.elastic.tls import Tls
 from remesh.elastic.token import Token
-from remesh.elastic.view import StoreReader
 from remesh.errors import PeerError
 
 TICK_S = 0.01

@@ -8,9 +8,9 @@ from collections.abc import Callable
 from typing import Any, TypedDict, Unpack
 
 from remesh.dist_checkpointing.storage import location_of
-from remesh.elastic.job import Job, JobOptions
 from remesh.elastic.mesh_policy import Axes, Template, make_template
-from remesh.elastic.worker import Exit, Worker
+from remesh.elastic.training.job import Job, JobOptions
+from remesh.elastic.training.worker import Exit, Worker
 from remesh.errors import ConfigError
 
 

@@ -1,7 +1,7 @@
 """A cluster in one thread: agents' machines, stores that are dicts, and workers that are counters.
 
 Nothing is a process and no time passes by itself, so that thousands of failure stories run per second and every one can
-be replayed from its seed. What is real is the protocol: :class:`remesh.elastic.membership.AgentMachine`.
+be replayed from its seed. What is real is the protocol: :class:`remesh.elastic.membership.machine.AgentMachine`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from remesh.elastic.failover import (
     decide_move,
 )
 from remesh.elastic.generation import Generation, WorkerReport
-from remesh.elastic.machine_io import (
+from remesh.elastic.membership.instructions import (
     Event,
     Finish,
     Instruction,
@@ -44,9 +44,9 @@ from remesh.elastic.machine_io import (
     WorkerReady,
     WorkerSuspects,
 )
-from remesh.elastic.membership import AgentMachine, AgentRules
+from remesh.elastic.membership.machine import AgentMachine, AgentRules
+from remesh.elastic.membership.view import StoreReader
 from remesh.elastic.mesh_policy import make_template
-from remesh.elastic.view import StoreReader
 
 SIGKILL = 9
 HEARTBEAT_S = 1.0

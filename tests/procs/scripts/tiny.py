@@ -12,8 +12,8 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
 import remesh
-from remesh.elastic.position import Position, plan_batch
-from remesh.elastic.stream import Stream
+from remesh.elastic.training.position import Position, plan_batch
+from remesh.elastic.training.stream import Stream
 
 WIDTH, NUM_SAMPLES, BATCH_SIZE, SEED = 8, 50, 12, 3
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from remesh.elastic.position import Position, plan_batch
+from remesh.elastic.training.position import Position, plan_batch
 from tests.procs.chaos.evidence import find_faults, trace_line
 from tests.procs.chaos.story import NETWORK, Kind, tell_story
 

@@ -2,9 +2,9 @@
 
 import random
 
-from remesh.elastic.exclusion import ExclusionRules, decide_hold_off
 from remesh.elastic.generation import MeetingRules
-from remesh.elastic.membership import AgentRules
+from remesh.elastic.membership.exclusion import ExclusionRules, decide_hold_off
+from remesh.elastic.membership.machine import AgentRules
 from remesh.testing.cluster import FakeCluster
 
 

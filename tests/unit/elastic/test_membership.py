@@ -6,7 +6,7 @@ import random
 import pytest
 
 from remesh.elastic.generation import MeetingRules
-from remesh.elastic.membership import AgentRules, Phase
+from remesh.elastic.membership.machine import AgentRules, Phase
 from remesh.testing.cluster import FakeCluster
 
 

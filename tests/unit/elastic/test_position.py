@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from remesh.elastic.position import Position, derive_seed, plan_batch, plan_share
+from remesh.elastic.training.position import Position, derive_seed, plan_batch, plan_share
 from remesh.errors import ConfigError
 
 

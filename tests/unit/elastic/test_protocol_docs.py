@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from remesh.elastic.membership import AgentMachine
-from remesh.elastic.phases import ALLOWED, TRANSITIONS, Phase, draw_mermaid
+from remesh.elastic.membership.machine import AgentMachine
+from remesh.elastic.membership.phases import ALLOWED, TRANSITIONS, Phase, draw_mermaid
 from tests.unit.elastic.test_membership import happen, make_cluster
 
 ROOT = Path(__file__).parents[3]

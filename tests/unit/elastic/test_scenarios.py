@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from remesh.elastic.generation import MeetingRules
-from remesh.elastic.membership import AgentRules
+from remesh.elastic.membership.machine import AgentRules
 from remesh.elastic.mesh_policy import format_axes
 from remesh.testing.cluster import FakeCluster
 

@@ -8,7 +8,7 @@ import time
 import pytest
 import torch.distributed as dist
 
-from remesh.elastic.store_server import StoreClient, StoreServer, StoreWatch, bind_endpoint, is_listening
+from remesh.elastic.store.server import StoreClient, StoreServer, StoreWatch, bind_endpoint, is_listening
 
 
 def test_garbage_does_not_disturb_a_store() -> None:

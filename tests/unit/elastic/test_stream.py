@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from remesh.elastic.stream import Stream
+from remesh.elastic.training.stream import Stream
 from remesh.errors import ConfigError
 
 LENGTH = 7

@@ -10,8 +10,8 @@ from remesh.elastic.events import EventLog
 from remesh.elastic.generation import Generation
 from remesh.elastic.health.machine import HealthMachine, HealthView, stack_from_worker
 from remesh.elastic.health.verdicts import find_stragglers
-from remesh.elastic.job_store import JobStore
-from remesh.elastic.machine_io import Instruction
+from remesh.elastic.membership.instructions import Instruction
+from remesh.elastic.store.shared import JobStore
 
 POLL_INTERVAL_S = 0.25
 PACE_INTERVAL_S = 2.0

@@ -19,7 +19,7 @@ from typing import Any
 
 from remesh.elastic.generation import Generation
 from remesh.elastic.health.verdicts import RankStack, decide_culprits, format_report
-from remesh.elastic.machine_io import Instruction, KillWorker, Note, Publish, Tell
+from remesh.elastic.membership.instructions import Instruction, KillWorker, Note, Publish, Tell
 
 ANSWER_TIMEOUT_S = 3.0
 """How long a worker may take to tell its stack."""

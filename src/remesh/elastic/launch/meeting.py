@@ -1,14 +1,12 @@
 """Where the agents of a restart-mode job meet: torch's rendezvous on c10d, etcd, or fixed ranks, behind a door.
 
-The door: an agent first compares the job's card (:mod:`remesh.elastic.launch.job_card`), signed with the job's token.
+The door: an agent first compares the job's card (:mod:`remesh.elastic.store.door`), signed with the job's token.
 The rendezvous state itself is signed too, and checked before torch unpickles it, so that a stranger who reaches the
 store cannot make an agent run code. Fixed ranks (static) and backends of other packages have no such door.
 """
 
 from __future__ import annotations
 
-import json
-import secrets
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,13 +18,11 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import RendezvousBa
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import Token as StateToken
 
 from remesh.elastic.launch.etcd import connect_etcd
-from remesh.elastic.launch.job_card import JobCard, describe_difference
+from remesh.elastic.store.card import JobCard
+from remesh.elastic.store.door import show_card
 from remesh.elastic.token import MAC_BYTES, Token
-from remesh.errors import ConfigError
 
 _STATE = "rendezvous"
-CARD_KEY = "card"
-MAX_CARD_BYTES = 64 << 10
 
 
 class SignedBackend(RendezvousBackend):
@@ -82,29 +78,3 @@ def open_meeting(parameters: RendezvousParameters, token: Token, card: JobCard) 
         return Meeting(handlers.get_rendezvous_handler(parameters), None)
     bound = show_card(store, token, card)
     return Meeting(create_handler(store, SignedBackend(backend, bound), parameters), store)
-
-
-def show_card(store: dist.Store, token: Token, card: JobCard) -> Token:
-    """Leave this job's card in the store, or compare it with the one that is there; ConfigError when they differ.
-
-    The token that comes back answers the challenge on the card: all that follows is signed with it.
-    """
-    key = f"remesh/{token.run_id}/{CARD_KEY}"
-    text = json.dumps({"card": card.to_json(), "challenge": secrets.token_hex(16)})
-    signed = token.sign(CARD_KEY, text.encode()).hex() + text
-    found = bytes(store.compare_set(key, "", signed))
-    mac, data = found[: 2 * MAC_BYTES], found[2 * MAC_BYTES :]
-    try:
-        is_ours = len(found) <= MAX_CARD_BYTES and token.fits(CARD_KEY, data, bytes.fromhex(mac.decode()))
-    except ValueError:
-        is_ours = False
-    if not is_ours:
-        raise ConfigError(
-            f"joining job {token.run_id!r}: the token does not fit the one that its first node was started with; give "
-            "all nodes the same --token-file (or REMESH_TOKEN), or another --rdzv-id if these are two jobs"
-        )
-    told = json.loads(data)
-    difference = describe_difference(token.run_id, card, told["card"])
-    if difference is not None:
-        raise ConfigError(difference)
-    return token.bound_to(str(told["challenge"]))

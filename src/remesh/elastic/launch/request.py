@@ -21,13 +21,13 @@ from torch.distributed.elastic.multiprocessing import Std
 from torch.distributed.run import config_from_args, determine_local_world_size
 
 from remesh.elastic.agent import AgentConfig
-from remesh.elastic.exclusion import ExclusionRules
 from remesh.elastic.generation import MeetingRules
 from remesh.elastic.launch.flags import find_flag
-from remesh.elastic.launch.job_card import JobCard
 from remesh.elastic.launch.mode import Mode, ModeChoice, decide_mode
 from remesh.elastic.launch.restart import RestartJob
-from remesh.elastic.membership import AgentRules
+from remesh.elastic.membership.exclusion import ExclusionRules
+from remesh.elastic.membership.machine import AgentRules
+from remesh.elastic.store.card import JobCard
 from remesh.elastic.tls import Tls
 from remesh.elastic.token import MIN_SECRET_BYTES, Token
 from remesh.errors import ConfigError

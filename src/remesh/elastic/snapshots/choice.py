@@ -6,7 +6,8 @@ rank that holds it, and kept twice: on that rank's node and on the next one (a r
 
 *Sources.* On recovery every step at which anybody holds anything is a candidate, the newest first: workers' memory at
 the newest step, and snapshots. The first candidate at which every wanted box is held, by memory or snapshot, is taken,
-unless the last checkpoint is as new. So sources mix per box, but never steps. (:mod:`remesh.elastic.fill` does this.)
+unless the last checkpoint is as new. So sources mix per box, but never steps. (:mod:`remesh.elastic.training.fill` does
+this.)
 """
 
 from __future__ import annotations

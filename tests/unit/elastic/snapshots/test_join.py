@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from remesh.elastic.fill import Offers, join_pieces
 from remesh.elastic.state import Held
+from remesh.elastic.training.fill import Offers, join_pieces
 from remesh.layout import Box, Shard
 from remesh.layout.from_torch import Piece
 

@@ -19,8 +19,8 @@ import torch
 from remesh.dist_checkpointing import load_tensors_metadata
 from remesh.dist_checkpointing.plain import latest_complete, load, step_of
 from remesh.dist_checkpointing.storage import Location, location_of
-from remesh.elastic.position import Position
 from remesh.elastic.state import CarriedState, Held
+from remesh.elastic.training.position import Position
 from remesh.errors import StorageError
 from remesh.layout.from_torch import Piece
 from remesh.reshard.api import gather_moves

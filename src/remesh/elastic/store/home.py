@@ -36,10 +36,9 @@ from remesh.elastic.failover import (
     decide_move,
 )
 from remesh.elastic.generation import Generation, NodeInfo
-from remesh.elastic.job_store import JobStore
-from remesh.elastic.launch.job_card import JobCard
-from remesh.elastic.launch.meeting import CARD_KEY, show_card
-from remesh.elastic.store_server import (
+from remesh.elastic.store.card import JobCard
+from remesh.elastic.store.door import CARD_KEY, show_card
+from remesh.elastic.store.server import (
     STORE_SILENCE_S,
     StoreClient,
     StoreServer,
@@ -49,6 +48,7 @@ from remesh.elastic.store_server import (
     names_this_machine,
     split_endpoint,
 )
+from remesh.elastic.store.shared import JobStore
 from remesh.elastic.token import Token
 from remesh.errors import ConfigError, PeerError
 

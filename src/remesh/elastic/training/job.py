@@ -35,13 +35,13 @@ from remesh.dist_checkpointing.plain import save, step_name
 from remesh.dist_checkpointing.reader import is_complete
 from remesh.dist_checkpointing.storage import Location
 from remesh.elastic.events import EventLog
-from remesh.elastic.fill import Offers, fill_state
 from remesh.elastic.generation import Generation
-from remesh.elastic.position import Position, derive_seed, plan_batch, plan_share
 from remesh.elastic.snapshots.choice import SnapshotChoice, choose_boxes
 from remesh.elastic.snapshots.taker import SnapshotTaker
 from remesh.elastic.state import CarriedState, Held
-from remesh.elastic.stream import Stream
+from remesh.elastic.training.fill import Offers, fill_state
+from remesh.elastic.training.position import Position, derive_seed, plan_batch, plan_share
+from remesh.elastic.training.stream import Stream
 from remesh.errors import ConfigError, PeerError
 from remesh.reshard.api import gather_moves
 from remesh.reshard.model.tasks import compute_missing_boxes

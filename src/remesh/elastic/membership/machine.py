@@ -16,7 +16,7 @@ its first node watches all others, and they watch that one.
 
 When the store is lost, the agents move to another one (:mod:`remesh.elastic.failover`) and say again what they know.
 
-The phases of an agent, and what takes it from one to another, are a table: :mod:`remesh.elastic.phases`.
+The phases of an agent, and what takes it from one to another, are a table: :mod:`remesh.elastic.membership.phases`.
 
 Workers keep their processes through all of it: a worker is started once, and again only if it died and restarts
 remain. Time comes with every event; the machine reads no clock.
@@ -30,7 +30,6 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from remesh.elastic.exclusion import NO_EXCLUSION, ExclusionRules, decide_hold_off
 from remesh.elastic.generation import (
     Generation,
     GiveUp,
@@ -41,7 +40,8 @@ from remesh.elastic.generation import (
     compute_bases,
     decide_generation,
 )
-from remesh.elastic.machine_io import (
+from remesh.elastic.membership.exclusion import NO_EXCLUSION, ExclusionRules, decide_hold_off
+from remesh.elastic.membership.instructions import (
     Event,
     Finish,
     Instruction,
@@ -63,9 +63,9 @@ from remesh.elastic.machine_io import (
     WorkerReady,
     WorkerSuspects,
 )
+from remesh.elastic.membership.phases import ALLOWED, Phase
+from remesh.elastic.membership.view import Wants
 from remesh.elastic.outcome import Category, Outcome
-from remesh.elastic.phases import ALLOWED, Phase
-from remesh.elastic.view import Wants
 
 FIRST_PROBE_S, MAX_PROBE_S = 0.05, 1.0
 """How long an agent waits between two looks whether somebody lives: doubled each time, up to the second."""

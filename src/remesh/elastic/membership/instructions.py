@@ -1,6 +1,6 @@
 """What goes into an agent's machine, and what comes out? Events and instructions, as values.
 
-The machine itself is in :mod:`remesh.elastic.membership`.
+The machine itself is in :mod:`remesh.elastic.membership.machine`.
 """
 
 from __future__ import annotations

@@ -28,15 +28,15 @@ from remesh.comm.lower import LowerHalf, is_network_error
 from remesh.elastic.events import EventLog
 from remesh.elastic.generation import Generation, WorkerReport
 from remesh.elastic.health.watch import BusyMeter, look_at_main_thread
-from remesh.elastic.job import Job, JobOptions, Leave, Place, seed_everything
 from remesh.elastic.link import Message, WorkerLink
 from remesh.elastic.mesh_policy import Template
-from remesh.elastic.position import derive_seed
 from remesh.elastic.snapshots.memory import Buffer, read_snapshot
 from remesh.elastic.snapshots.taker import Shelf, SnapshotTaker
 from remesh.elastic.state import Held
 from remesh.elastic.tls import Tls
 from remesh.elastic.token import Token
+from remesh.elastic.training.job import Job, JobOptions, Leave, Place, seed_everything
+from remesh.elastic.training.position import derive_seed
 from remesh.errors import FormatError, PeerError
 from remesh.layout.from_torch import forget_meshes
 

@@ -1,6 +1,6 @@
 """Where may an agent stand, and what takes it on? The table that its machine obeys.
 
-:mod:`remesh.elastic.membership` refuses a change of phase that is not in `TRANSITIONS`; the diagram of
+:mod:`remesh.elastic.membership.machine` refuses a change of phase that is not in `TRANSITIONS`; the diagram of
 ``docs/elastic/protocol.md`` is drawn from it, and a test sees every row happen.
 """
 

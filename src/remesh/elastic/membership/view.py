@@ -15,8 +15,8 @@ from typing import Any, Protocol
 
 from remesh.elastic.failover import FIRST_OPENING, Opening
 from remesh.elastic.generation import Generation, NodeInfo, WorkerReport
-from remesh.elastic.machine_io import StoreView
-from remesh.elastic.phases import Phase
+from remesh.elastic.membership.instructions import StoreView
+from remesh.elastic.membership.phases import Phase
 
 
 class Keys(Protocol):

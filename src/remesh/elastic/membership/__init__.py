@@ -1,0 +1,1 @@
+"""What an agent decides: events in, instructions out, by a machine that touches nothing."""

@@ -1,0 +1,41 @@
+"""Who may come in? Every agent compares its job's card with the one in the store, signed with the job's token."""
+
+from __future__ import annotations
+
+import json
+import secrets
+
+import torch.distributed as dist
+
+from remesh.elastic.store.card import JobCard, describe_difference
+from remesh.elastic.token import MAC_BYTES, Token
+from remesh.errors import ConfigError
+
+CARD_KEY = "card"
+MAX_CARD_BYTES = 64 << 10
+
+
+def show_card(store: dist.Store, token: Token, card: JobCard) -> Token:
+    """Leave this job's card in the store, or compare it with the one that is there; ConfigError when they differ.
+
+    The token that comes back answers the challenge on the card: all that follows is signed with it.
+    """
+    key = f"remesh/{token.run_id}/{CARD_KEY}"
+    text = json.dumps({"card": card.to_json(), "challenge": secrets.token_hex(16)})
+    signed = token.sign(CARD_KEY, text.encode()).hex() + text
+    found = bytes(store.compare_set(key, "", signed))
+    mac, data = found[: 2 * MAC_BYTES], found[2 * MAC_BYTES :]
+    try:
+        is_ours = len(found) <= MAX_CARD_BYTES and token.fits(CARD_KEY, data, bytes.fromhex(mac.decode()))
+    except ValueError:
+        is_ours = False
+    if not is_ours:
+        raise ConfigError(
+            f"joining job {token.run_id!r}: the token does not fit the one that its first node was started with; give "
+            "all nodes the same --token-file (or REMESH_TOKEN), or another --rdzv-id if these are two jobs"
+        )
+    told = json.loads(data)
+    difference = describe_difference(token.run_id, card, told["card"])
+    if difference is not None:
+        raise ConfigError(difference)
+    return token.bound_to(str(told["challenge"]))
