@@ -28,6 +28,8 @@ FULL_SIZE = len(NODES) * NUM_SLOTS
 STORE_HOST = "store"
 MARK = "REMESH_CHAOS_MARK"
 """A variable that all processes of a job inherit: whoever still has it in the end was left behind."""
+MPI_ROOMS = ("remesh-rank-", "remesh-test-")
+"""How files in shared memory of MPI programs begin, which may run on the same machine: never of a job like these."""
 FLAGS = ("--max-restarts", "1000", "--leave-timeout", "5", "--hang-timeout", "8", "--last-call", "20")
 DISK_MIB = 8
 _STORE = """
@@ -230,7 +232,8 @@ class HurtJob:
         return [
             path.name
             for path in Path("/dev/shm").glob("*")
-            if path.name.startswith("remesh") or any(str(pid) in path.name.split("_") for pid in pids)
+            if (path.name.startswith("remesh") and not path.name.startswith(MPI_ROOMS))
+            or any(str(pid) in path.name.split("_") for pid in pids)
         ]
 
     @property
