@@ -171,20 +171,22 @@ def test_nodes_meet_on_etcd_and_survive_a_dead_one(tmp_path: Path) -> None:
     if shutil.which("etcd") is None:
         pytest.skip("needs etcd (Debian: etcd-server), which is not on the path")
     with etcd_server(tmp_path) as port, Agents(tmp_path) as agents:
-        flags = meeting_flags(port, "1:2", "etcd", keep_alive_interval=1, keep_alive_max_attempt=2)
+        # A living node that is silent for longer than this is given up by the others, and then each trains alone.
+        flags = meeting_flags(port, "1:2", "etcd", keep_alive_interval=1, keep_alive_max_attempt=6)
         for _ in range(2):
             agents.start(*flags, "--max-restarts", "3", actions=["sleep"])
-        first = agents.wait_for_workers(2)
-        while first[-1]["WORLD_SIZE"] == "1":
-            # One of them was quicker than the last call; the other makes a second round.
-            first = agents.wait_for_workers(len(first) + 1)
+        # One of them may be quicker than the last call; the other then makes a second round.
+        count = 2
+        while sum(worker["WORLD_SIZE"] == "2" for worker in agents.wait_for_workers(count)) < 2:
+            count += 1
         victim = agents.agents[0]
         victim.kill()
         victim.wait()
+        # Its workers die with it, and the survivor's fail at their next collective.
         for worker in agents.workers():
             if Path(f"/proc/{worker['pid']}").exists():
                 os.kill(worker["pid"], signal.SIGKILL)
-        survivor = agents.wait_for_workers(len(first) + 1)[-1]
+        survivor = agents.wait_for_workers(count + 1)[-1]
         assert survivor["WORLD_SIZE"] == "1"
 
 
