@@ -68,13 +68,8 @@ class HostGroup:
     """Hosts with a taker and no giver, ascending; empty when everything stays inside hosts."""
 
 
-def host_group_of(task: UnitTask, host_of: Mapping[int, str]) -> HostGroup:
-    """The host group of a unit task; raises `PlanError` for a rank without a host."""
-    return host_group(task.givers, task.takers, host_of)
-
-
 def host_group(givers: Iterable[int], takers: Iterable[int], host_of: Mapping[int, str]) -> HostGroup:
-    """The host group of anything that these ranks give and these ranks want."""
+    """The host group of anything that these ranks give and these want; `PlanError` for a rank without a host."""
     try:
         owners = {host_of[rank] for rank in givers}
         return HostGroup(tuple(sorted(owners)), tuple(sorted({host_of[rank] for rank in takers} - owners)))
