@@ -100,7 +100,9 @@ def plan_reshard(
     """
     _check_request(len(moves), chunk_bytes, strategy)
     moves = _in_order(moves)
-    _check_hosts(moves, host_of, network)
+    check_hosts(moves, host_of)
+    if network is not None:
+        network.check_hosts(host_of.values(), f"planning {len(moves)} moves")
     _check_sizes(moves)
     slices = slices_of(moves, missing)
     fused = fuse(moves, slices, host_of)
@@ -195,7 +197,8 @@ def _in_order(moves: Sequence[TensorMove]) -> tuple[TensorMove, ...]:
     return tuple(ordered)
 
 
-def _check_hosts(moves: Sequence[TensorMove], host_of: Mapping[int, str], network: Network | None) -> None:
+def check_hosts(moves: Sequence[TensorMove], host_of: Mapping[int, str]) -> None:
+    """Raise `PlanError` unless every rank of the moves has a host."""
     layouts = {id(layout): layout for move in moves for layout in (move.src, move.dst)}
     homeless = sorted({int(rank) for layout in layouts.values() for rank in layout.holders} - host_of.keys())
     if homeless:
@@ -203,8 +206,6 @@ def _check_hosts(moves: Sequence[TensorMove], host_of: Mapping[int, str], networ
             f"planning {len(moves)} moves: rank {homeless[0]} gives or takes but host_of has no host for it (nor for "
             f"{len(homeless) - 1} more ranks), expected one for every rank of the group; name its host"
         )
-    if network is not None:
-        network.check_hosts(host_of.values(), f"planning {len(moves)} moves")
 
 
 def _check_sizes(moves: Sequence[TensorMove]) -> None:
