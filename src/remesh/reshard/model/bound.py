@@ -160,7 +160,8 @@ def _bound_of_lines(groups: Mapping[HostGroup, int], rates: Mapping[str, Fractio
         return _LineBound(forced, f"{what} {taker} must receive {received[taker]} bytes that it does not hold")
     owners = ", ".join(sending.busiest[:_MAX_LISTED]) + (", ..." if len(sending.busiest) > _MAX_LISTED else "")
     owned = sum(item.weight for item in items if set(item.owners) <= set(sending.busiest))
-    return _LineBound(sending.load, f"{owned} bytes can leave only from {len(sending.busiest)} {what}(s): {owners}")
+    what = what if len(sending.busiest) == 1 else f"{what}s"
+    return _LineBound(sending.load, f"{owned} bytes can leave only from {what} {owners}")
 
 
 def _merge_by_owners(work: Iterable[tuple[tuple[str, ...], int]]) -> list[Work]:

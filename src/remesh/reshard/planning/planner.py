@@ -44,7 +44,7 @@ from remesh.reshard.schedule.fusion import Fused, fuse
 from remesh.reshard.schedule.order import compute_order, lines_of
 from remesh.reshard.schedule.regular import compute_waiting, count_messages, make_flows
 from remesh.reshard.schedule.relay import Relay, Sending
-from remesh.reshard.schedule.rounds import compute_rounds, lanes_of, number_rounds
+from remesh.reshard.schedule.rounds import lanes_of, number_rounds
 from remesh.reshard.schedule.senders import Route, split_senders
 from remesh.reshard.schedule.strategies import STRATEGIES, route_chunks
 from remesh.reshard.schedule.stream import Chunk, cut_streams
@@ -141,7 +141,6 @@ def _latency_counts(problem: _Problem) -> bool:
 def _schedule(strategy: str, problem: _Problem) -> tuple[Sequence[Chunk], Sequence[Message]]:
     """All chunks, and the messages that carry them, by one strategy."""
     host_of, network = problem.host_of, problem.network
-    lanes = lanes_of(host_of, network)
     if strategy == SPLIT:
         ways = _find_ways(problem)
         flows = _find_flows(ways, problem)
@@ -150,11 +149,10 @@ def _schedule(strategy: str, problem: _Problem) -> tuple[Sequence[Chunk], Sequen
         routing = _route_split(ways, problem)
         chunks, sendings = routing.chunks, routing.sendings
         order = compute_order(sendings, routing.progress, routing.num_periods, lines_of(host_of, network))
-        rounds = number_rounds(sendings, compute_starts(sendings, order, host_of, network), lanes)
+        rounds = number_rounds(sendings, compute_starts(sendings, order, host_of, network), lanes_of(host_of, network))
     else:
         routed = route_chunks(strategy, problem.fused.as_groups, host_of, problem.chunk_bytes, network)
-        chunks, sendings = routed.chunks, routed.sendings
-        rounds = compute_rounds(sendings, None, lanes) if routed.rounds is None else routed.rounds
+        chunks, sendings, rounds = routed.chunks, routed.sendings, routed.rounds
     messages = [
         Message(at, sending.giver, sending.taker, sending.chunk) for at, sending in zip(rounds, sendings, strict=True)
     ]
