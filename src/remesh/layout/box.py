@@ -126,9 +126,14 @@ class Box:
                 f"splitting box {self} in dim {dim} at {at}: the cut lies outside the box; intersect it with what lies "
                 "on either side instead"
             )
-        low = Box(self.start, (*self.stop[:dim], at, *self.stop[dim + 1 :]))
-        high = Box((*self.start[:dim], at, *self.start[dim + 1 :]), self.stop)
-        return low, high
+        return self.with_interval(dim, self.start[dim], at), self.with_interval(dim, at, self.stop[dim])
+
+    def with_interval(self, dim: int, start: int, stop: int) -> Box:
+        """The box with other ends in one dim."""
+        return Box(
+            (*self.start[:dim], start, *self.start[dim + 1 :]),
+            (*self.stop[:dim], stop, *self.stop[dim + 1 :]),
+        )
 
     def translate(self, offset: Sequence[int]) -> Box:
         """The box moved by ``offset``, which may be negative as long as the result is not."""

@@ -228,13 +228,7 @@ def _divide(box: Box, num_parts: int) -> list[Box]:
     dim = max(range(box.ndim), key=lambda d: (box.shape[d], -d))
     num_parts = min(num_parts, box.shape[dim])
     cuts = [box.start[dim] + box.shape[dim] * n // num_parts for n in range(num_parts + 1)]
-    return [
-        Box(
-            (*box.start[:dim], low, *box.start[dim + 1 :]),
-            (*box.stop[:dim], high, *box.stop[dim + 1 :]),
-        )
-        for low, high in itertools.pairwise(cuts)
-    ]
+    return [box.with_interval(dim, low, high) for low, high in itertools.pairwise(cuts)]
 
 
 def _whole_layout(move: TensorMove, number: int, ways: Sequence[_Way]) -> Layout:
