@@ -125,9 +125,7 @@ def layout_from_ragged(global_shape: Sequence[int], dim: int, lengths: Mapping[H
     shards = []
     start = 0
     for holder, length in lengths.items():
-        offset = tuple(start if each == dim else 0 for each in range(len(shape)))
-        extent = tuple(length if each == dim else size for each, size in enumerate(shape))
-        shards.append(Shard(holder, Box.at(offset, extent)))
+        shards.append(Shard(holder, Box.of_shape(shape).with_interval(dim, start, start + length)))
         start += length
     return Layout(shape, tuple(shards), dtype)
 
