@@ -448,7 +448,8 @@ def write_page(found: Sequence[Row], load: float, folder: Path = _DOCS) -> None:
         "is the time of a micro-batch's values on the link, `F` that of a forward. Stubs sleep for as long as they "
         "should and send real bytes over shaped links; paced ones take as long as the stages of the model take of a "
         "processor, by one factor, and send the same bytes. Where a model is named without that, its stages compute, "
-        "on one thread each: on two cores they share these with the threads that carry the values.",
+        "on one thread each: on two cores they share these with the threads that carry the values. Torch's runtime "
+        "takes chains only: it has no value where values skip stages.",
         "\n".join(lines),
         "\n".join(["| case | | |", "|---|---|---|", *others]),
     ]

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 from rich.table import Table
 
-from remesh.dist_checkpointing.conversion import Format, convert, gather_contents, merge, open_any
+from remesh.dist_checkpointing.conversion import Contents, Format, convert, gather_contents, merge, open_any
 from remesh.dist_checkpointing.errors import CheckpointMismatchError, told_as_checkpoint_errors
 from remesh.dist_checkpointing.housekeeping import (
     Decision,
@@ -67,7 +67,7 @@ def ckpt() -> None:
     """Look into checkpoints: list, show, compare, verify, convert, merge, export, clear away."""
 
 
-@ckpt.command("ls")
+@ckpt.command("ls", short_help="List the checkpoints under a folder.")
 @click.argument("root", callback=_directory)
 def list_steps(root: Location) -> None:
     """List the checkpoints under ROOT, directories named step-00000120."""
@@ -78,7 +78,7 @@ def list_steps(root: Location) -> None:
     _console().print(table if table.row_count else f"no checkpoints under {root}")
 
 
-@ckpt.command()
+@ckpt.command(short_help="Show what a checkpoint holds.")
 @click.argument("directory", callback=_source)
 @click.argument("key", required=False)
 @click.option("--values", is_flag=True, help="With KEY: the values too, shortened.")
@@ -96,7 +96,7 @@ def show(directory: Location, key: str | None, values: bool, cut: bool) -> None:
         _console().print(str(read_box(checkpoint, key)), markup=False)
 
 
-@ckpt.command()
+@ckpt.command(short_help="Compare two checkpoints by value.")
 @click.argument("left", callback=_source)
 @click.argument("right", callback=_source)
 def diff(left: Location, right: Location) -> None:
@@ -119,7 +119,7 @@ def diff(left: Location, right: Location) -> None:
     sys.exit(1 if num_differing else 0)
 
 
-@ckpt.command("verify")
+@ckpt.command("verify", short_help="Check a checkpoint against its checksums.")
 @click.argument("directory", callback=_directory)
 def run_verify(directory: Location) -> None:
     """Read all of checkpoint DIRECTORY and check it against its checksums."""
@@ -138,7 +138,7 @@ def run_verify(directory: Location) -> None:
     _console().print(f"[green]ok[/]: {what}")
 
 
-@ckpt.command()
+@ckpt.command(short_help="Remove aborted saves and old checkpoints.")
 @click.argument("root", callback=_directory)
 @click.option("--keep-last", type=click.IntRange(1), help="Keep so many of the highest steps.")
 @click.option("--keep-every", type=click.IntRange(1), help="Keep the first of each interval of so many steps.")
@@ -158,7 +158,7 @@ def gc(root: Location, keep_last: int | None, keep_every: int | None, yes: bool)
     click.echo(f"{format_bytes(freed)} {'freed' if yes else 'would be freed; say --yes to remove'}")
 
 
-@ckpt.command()
+@ckpt.command(short_help="Write the tensors as safetensors files.")
 @click.argument("directory", callback=_directory)
 @click.argument("target", callback=_place)
 @click.option("--max-file-bytes", type=click.IntRange(1), default=4 << 30, show_default=True, help="Of each file.")
@@ -189,43 +189,43 @@ _MAX_FILE_BYTES = click.option(
 )
 
 
-@ckpt.command("convert")
+@ckpt.command("convert", short_help="Write a checkpoint in another format.")
 @click.argument("source", callback=_source)
 @click.argument("target", callback=_place)
 @click.option("--to", "to", type=_FORMATS, required=True, help="Format to write.")
 @_MAX_FILE_BYTES
 def run_convert(source: Location, target: Location, to: str, max_file_bytes: int) -> None:
     """Write checkpoint SOURCE, of any format, to TARGET in another; tensors stay cut as they are."""
-    _write([source], target, to, max_file_bytes, merges=False)
+    _write(gather_contents([open_any(source)]), target, Format(to), max_file_bytes)
 
 
-@ckpt.command("merge")
+@ckpt.command("merge", short_help="Write several checkpoints as one, uncut.")
 @click.argument("sources", nargs=-1, required=True, callback=_sources)
 @click.argument("target", callback=_place)
 @click.option("--to", "to", type=_FORMATS, default="torch_dist", show_default=True, help="Format to write.")
 @_MAX_FILE_BYTES
 def run_merge(sources: Sequence[Location], target: Location, to: str, max_file_bytes: int) -> None:
     """Write all that checkpoints SOURCES hold as one, to TARGET, every tensor in one piece."""
-    _write(sources, target, to, max_file_bytes, merges=True)
+    _write(merge(gather_contents([open_any(source) for source in sources])), target, Format(to), max_file_bytes)
 
 
-def _write(sources: Sequence[Location], target: Location, to: str, max_file_bytes: int, *, merges: bool) -> None:
-    contents = gather_contents([open_any(source) for source in sources])
-    contents = merge(contents) if merges else contents
+def _write(contents: Contents, target: Location, to: Format, max_file_bytes: int) -> None:
     with _progress() as progress:
         task = progress.add_task("writing", total=contents.num_bytes)
         done = convert(
             contents,
             target,
-            Format(to),
+            to,
             max_file_bytes=max_file_bytes,
             on_bytes=lambda num_bytes: progress.advance(task, num_bytes),
         )
     objects = f", {done.num_objects} objects" if done.num_objects else ""
     common = " and the common data" if done.has_common else ""
-    click.echo(f"{done.num_tensors} tensors, {format_bytes(contents.num_bytes)}{objects}{common} in {target}, as {to}")
+    click.echo(
+        f"{done.num_tensors} tensors, {format_bytes(contents.num_bytes)}{objects}{common} in {target}, as {to.value}"
+    )
     if done.left_out:
-        click.echo(f"left out, since {to} has no place for them: {done.left_out}")
+        click.echo(f"left out, since {to.value} has no place for them: {done.left_out}")
 
 
 def draw_cut(stored: StoredTensor) -> list[str]:

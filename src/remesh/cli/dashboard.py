@@ -8,6 +8,7 @@ from pathlib import Path
 
 import click
 
+from remesh.cli.events_folder import check_folder, title_of
 from remesh.dashboard.serve import make_app, make_server, new_token
 from remesh.elastic.events import EventReader
 from remesh.errors import ConfigError
@@ -30,7 +31,7 @@ def dashboard(events_dir: Path, host: str, port: int, token_file: Path | None, n
 
     Live while the job runs, and just as well afterwards. Ends on Ctrl-C.
     """
-    check_folder(events_dir, "showing a job")
+    check_folder(events_dir)
     if token_file is None and not is_loopback(host):
         raise ConfigError(
             f"serving the dashboard on {host}: beyond loopback it asks for a token, found no --token-file; give one, "
@@ -43,20 +44,6 @@ def dashboard(events_dir: Path, host: str, port: int, token_file: Path | None, n
     shown = host if ":" not in host else f"[{host}]"
     click.echo(f"http://{shown}:{port}/" + (f"?token=$(cat {token_file})" if token_file else ""))
     server.run()
-
-
-def check_folder(events_dir: Path, doing: str) -> None:
-    """Raises `ConfigError` unless the folder is there."""
-    if not events_dir.is_dir():
-        raise ConfigError(
-            f"{doing}: {events_dir} is not a folder, expected the folder of a job's event logs; give what "
-            "remesh run --events-dir was given"
-        )
-
-
-def title_of(events_dir: Path) -> str:
-    """What the page and the screen call the job: the last two parts of its folder's path."""
-    return "/".join(events_dir.absolute().parts[-2:])
 
 
 def is_loopback(host: str) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from remesh import __version__
-from remesh.errors import Error
+from remesh.errors import ConfigError, Error
 
 _VERBS = {
     "ckpt": "Look into checkpoints: list, show, compare, verify, convert, merge, export, clear away.",
@@ -22,6 +22,8 @@ _VERBS = {
     "top": "Show in the terminal what a job is doing.",
 }
 """Verb to its line in ``remesh --help``. The command of the same name lives in ``remesh.cli.<verb>``."""
+_EXTRAS = {"dashboard": "dashboard"}
+"""Verbs that need packages which come with an extra only, and its name."""
 
 
 class LazyGroup(click.Group):
@@ -33,7 +35,15 @@ class LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in _VERBS:
             return None
-        command: click.Command = getattr(importlib.import_module(f"remesh.cli.{cmd_name}"), cmd_name)
+        try:
+            command: click.Command = getattr(importlib.import_module(f"remesh.cli.{cmd_name}"), cmd_name)
+        except ModuleNotFoundError as missing:
+            if cmd_name not in _EXTRAS:
+                raise
+            raise ConfigError(
+                f"starting remesh {cmd_name}: the package {missing.name!r} is not installed, expected those of the "
+                f"extra {_EXTRAS[cmd_name]!r}; pip install 'remesh[{_EXTRAS[cmd_name]}]'"
+            ) from missing
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -57,7 +57,12 @@ def _where(command: Any) -> Any:
 
 @mpi.command("run", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
 @click.option("-n", "num_ranks", type=click.IntRange(1), required=True, help="Number of ranks.")
-@click.option("--job", "job_path", type=click.Path(path_type=Path), help="Folder of the job, on a shared file system.")
+@click.option(
+    "--job",
+    "job_path",
+    type=click.Path(path_type=Path),
+    help="Folder of the job, on a shared file system; one in ./remesh-jobs, or in REMESH_JOBS, if left out.",
+)
 @_where
 @click.argument("program")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
@@ -73,7 +78,7 @@ def run_job(
     _stay(folder, placement, settings, None)
 
 
-@mpi.command("restart")
+@mpi.command("restart", short_help="Go on with a job from a checkpoint.")
 @click.argument("job")
 @click.option("--checkpoint", "number", type=int, help="Number of the checkpoint; the last one if left out.")
 @_where
@@ -105,11 +110,11 @@ def _stay(folder: JobFolder, placement: Placement, settings: Settings, checkpoin
     sys.exit(stay.outcome.exit_code)
 
 
-@mpi.command("checkpoint")
+@mpi.command("checkpoint", short_help="Take a checkpoint of a running job.")
 @click.argument("job")
 @click.option("--stop", is_flag=True, help="End the job with it.")
 def checkpoint_job(job: str, stop: bool) -> None:
-    """Take a checkpoint of the running JOB, from any shell."""
+    """Take a checkpoint of the running JOB, from any shell. JOB is a folder, or its name as ls shows it."""
     folder = JobFolder.find(job, _jobs_root())
     line = _call(folder)
     line.send({"type": "checkpoint", "stop": stop})
@@ -126,9 +131,9 @@ def checkpoint_job(job: str, stop: bool) -> None:
     click.echo("caught: " + ", ".join(f"{count} {what}" for what, count in answer["caught"].items()))
 
 
-@mpi.command("ls")
+@mpi.command("ls", short_help="Show the jobs here and how they stand.")
 def list_jobs() -> None:
-    """Show the jobs here and how they stand."""
+    """Show the jobs in ./remesh-jobs, or in REMESH_JOBS if that is set, and how they stand."""
     table = Table("job", "state", "ranks", "checkpoints", "cause")
     root = _jobs_root()
     for path in sorted(root.iterdir()) if root.is_dir() else []:
@@ -140,10 +145,10 @@ def list_jobs() -> None:
     Console(file=sys.stdout).print(table)
 
 
-@mpi.command("show")
+@mpi.command("show", short_help="Print a job, a checkpoint or an image as JSON.")
 @click.argument("what")
 def show(what: str) -> None:
-    """Print a job, or an image or checkpoint folder, as JSON."""
+    """Print WHAT, a job or the folder of a checkpoint or an image, as JSON."""
     path = Path(what)
     if not (path / "job.json").is_file() and path.is_dir():
         click.echo(json.dumps(_describe_path(path), indent=1, default=str))
@@ -169,7 +174,7 @@ def show(what: str) -> None:
     click.echo(json.dumps(value, indent=1))
 
 
-@mpi.command("doctor")
+@mpi.command("doctor", short_help="Say what this machine offers and lacks.")
 def examine() -> None:
     """Say what this machine offers for checkpoints, what it lacks and what to do; status 1 if that is needed."""
     from remesh.transparent.images import examine_machine  # noqa: PLC0415  as above
@@ -194,7 +199,7 @@ def _mark(*, good: bool, needed: bool) -> str:
     return "ok" if good else "LACKS" if needed else "-"
 
 
-@mpi.command("slurm")
+@mpi.command("slurm", short_help="Print a batch script for Slurm.")
 @click.option("-n", "num_ranks", type=click.IntRange(1), required=True, help="Number of ranks.")
 @click.option("--mpi", "mpi_name", default="openmpi", show_default=True, help="openmpi, mpich, impi or system.")
 @click.option("--job", "job_path", required=True, help="Folder of the job, on a shared file system.")
@@ -216,7 +221,10 @@ def _describe_path(path: Path) -> Any:
 def _call(folder: JobFolder) -> Line:
     state = folder.read_state()
     if not state.addresses:
-        raise ConfigError(f"calling job {folder.name}: it is {state.state} ({state.cause}), expected it to run")
+        raise ConfigError(
+            f"calling job {folder.name}: it is {state.state} ({state.cause}), expected it to run; start it "
+            "with remesh mpi restart"
+        )
     return Line.connect(list(state.addresses), folder.read_token(), f"calling job {folder.name}")
 
 

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from rich.console import Console
 from rich.table import Table
 
+from remesh.cli.files import write_text
 from remesh.errors import ConfigError
 from remesh.reshard.model.network import HostLink, Network
 from remesh.testbed import BedSpec, Testbed, describe_rate
@@ -28,17 +29,20 @@ def net() -> None:
     """Measure the network between hosts."""
 
 
-@net.command("probe")
+@net.command("probe", short_help="Measure rates and latency, and write a network file.")
 @click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
-@click.option("--seconds", type=click.FloatRange(0.01, 60.0), default=0.5, show_default=True, help="Of each test.")
+@click.option(
+    "--seconds", type=click.FloatRange(0.01, 60.0), default=0.5, show_default=True, help="Duration of each measurement."
+)
 @click.option("--testbed", "bed", metavar="HOSTS", help="Measure hosts on this machine, as in 4x200mbit; needs root.")
 def run_probe(file: Path, seconds: float, bed: str | None) -> None:
     """Measure rates and latency between hosts and write them to FILE (JSON).
 
     Every host runs it, started by a launcher that says who is who, such as
 
-        torchrun --nnodes 4 --nproc-per-node 1 --rdzv-endpoint head:29400 --rdzv-backend c10d --no-python \\
-            remesh net probe network.json
+    \b
+        torchrun --nnodes 4 --nproc-per-node 1 --rdzv-backend c10d \\
+          --rdzv-endpoint head:29400 --no-python remesh net probe network.json
 
     Ranks with one host name share a host. Two ranks per host measure the inside of the host, too. The first rank writes
     the file. GLOO_SOCKET_IFNAME chooses the interface.
@@ -50,9 +54,8 @@ def run_probe(file: Path, seconds: float, bed: str | None) -> None:
         measured = _probe_launched(seconds)
         if int(os.environ["RANK"]):
             return
-    file.write_text(json.dumps(network_of(measured).to_json(), indent=1) + "\n")
     show(measured)
-    click.echo(f"written to {file}")
+    write_text(file, json.dumps(network_of(measured).to_json(), indent=1) + "\n", Console(file=sys.stdout))
 
 
 def network_of(measured: Measured) -> Network:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +11,8 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from remesh.errors import ConfigError, StorageError
+from remesh.cli.files import read_json, read_text, write_text
+from remesh.errors import ConfigError
 from remesh.pipeline.bound import StepBound, compute_bound
 from remesh.pipeline.costs import Costs, EdgeCost, Lines, StageCost, read_costs
 from remesh.pipeline.csv_text import TableForm, read_csv, write_csv
@@ -47,7 +47,9 @@ def _job_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """The options that describe a pipeline; all of its verbs have them."""
     options = (
         click.option("--stages", type=click.IntRange(1, 1024), help="Number of stages in a chain (default: 4)."),
-        click.option("--microbatches", "-m", type=click.IntRange(1, 65536), default=8, show_default=True),
+        click.option(
+            "--microbatches", "-m", type=click.IntRange(1, 65536), default=8, show_default=True, help="Of a step."
+        ),
         click.option("--compute", help="Times of F, I and W of every stage (default: 1,1,1)."),
         click.option("--transfer", type=float, help="Time of a value on its way to the next stage (default: 0)."),
         click.option("--nic", is_flag=True, help="All values of a rank share one line out and one in."),
@@ -64,18 +66,30 @@ def pipeline() -> None:
 
     A schedule is one of gpipe, 1f1b, eager-1f1b, 1f1b-split, eager-split, zb-h1, or a CSV file with one line for each
     rank, as torch.distributed.pipelining writes it. Times may be in any unit.
+
+    F is the forward of a micro-batch, I the gradient of its inputs, W that of its weights; B is I and W in one.
+
+    \b
+    remesh pipeline compare --stages 4 -m 16 --transfer 1
+    remesh pipeline draw eager-split -m 8 --transfer 0.5 --svg step.svg
     """
 
 
 @pipeline.command()
 @click.argument("schedule")
 @_job_options
-@click.option("--transfers", type=click.Choice(_TRANSFERS), default="async", help="Whether ranks overlap, and how not.")
+@click.option(
+    "--transfers",
+    type=click.Choice(_TRANSFERS),
+    default="async",
+    show_default=True,
+    help="Beside the compute, or ranks stand still: for one value at a time, or for all that are due.",
+)
 @click.option("--svg", type=_FILE, help="Write the picture to this file.")
 @click.option("--csv", "table", type=_FILE, help="Write the schedule to this file, as torch reads it.")
 @click.option("--comms", is_flag=True, help="CSV files, read or written, have sends and receives in them.")
 def draw(schedule: str, transfers: str, svg: Path | None, table: Path | None, comms: bool, **options: Any) -> None:
-    """Draw one schedule as a clock, and say what it takes."""
+    """Draw SCHEDULE as a clock, and say what it takes."""
     job = build_job(**options)
     form = TableForm.COMPUTE_COMMS if comms else TableForm.COMPUTE_ONLY
     made = _schedule(schedule, job, form)
@@ -85,12 +99,12 @@ def draw(schedule: str, transfers: str, svg: Path | None, table: Path | None, co
     simulation = simulate_schedule(made, job.graph, job.costs, transfers=Transfers(transfers))
     _show(made, simulation, job, console)
     if svg:
-        _write(svg, draw_svg(simulation, title=_title(made, simulation), bound_s=_bound_s(made, job)), console)
+        write_text(svg, draw_svg(simulation, title=_title(made, simulation), bound_s=_bound_s(made, job)), console)
     if table:
-        _write(table, write_csv(made, form), console)
+        write_text(table, write_csv(made, form), console)
 
 
-@pipeline.command()
+@pipeline.command(short_help="Simulate every known schedule.")
 @_job_options
 def compare(**options: Any) -> None:
     """Simulate every known schedule, 1F1B without overlap, and the searched one.
@@ -122,13 +136,19 @@ def compare(**options: Any) -> None:
     console.print(f"bound: {job.bound.step_s:.6g}, {job.bound.reason}", soft_wrap=True)
 
 
-@pipeline.command()
+@pipeline.command(short_help="Find the best schedule within a memory limit.")
 @_job_options
 @click.option("--limit", type=click.IntRange(0), help="Most bytes on a rank; with no costs file a stash is 1 byte.")
 @click.option(
     "--tolerance", type=float, default=0.01, show_default=True, help="Time to give for memory, as a fraction."
 )
-@click.option("--effort", type=click.IntRange(1), default=1, show_default=True, help="How long to search.")
+@click.option(
+    "--effort",
+    type=click.IntRange(1),
+    default=1,
+    show_default=True,
+    help="How long to search: 1 is a quarter of a second or less.",
+)
 @click.option("--svg", type=_FILE, help="Write the picture to this file.")
 @click.option("--csv", "table", type=_FILE, help="Write the schedule to this file, as torch reads it.")
 def search(
@@ -145,9 +165,9 @@ def search(
     _show(found.schedule, simulation, job, console)
     if svg:
         picture = draw_svg(simulation, title=_title(found.schedule, simulation), bound_s=found.bound.step_s)
-        _write(svg, picture, console)
+        write_text(svg, picture, console)
     if table:
-        _write(table, write_csv(found.schedule), console)
+        write_text(table, write_csv(found.schedule), console)
 
 
 def build_job(
@@ -162,7 +182,7 @@ def build_job(
     if costs is not None:
         if (stages, compute, transfer, nic) != (None, None, None, False):
             raise PipelineError("reading the options: --costs brings stages, times and lines; leave the others out")
-        return Job(*read_costs(_read_json(costs)), microbatches)
+        return Job(*_read_costs(costs), microbatches)
     parts = (compute or "1,1,1").split(",")
     try:
         times = [float(part) for part in parts]
@@ -185,7 +205,7 @@ def _schedule(name: str, job: Job, form: TableForm) -> Schedule:
     path = Path(name)
     if not path.exists():
         raise ConfigError(f"looking for the schedule {name!r}: expected a CSV file or one of {', '.join(SCHEDULES)}")
-    return read_csv(_read(path), form, name=path.stem)
+    return read_csv(read_text(path, "the schedule in"), form, name=path.stem)
 
 
 def _bound_s(made: Schedule, job: Job) -> float | None:
@@ -209,28 +229,10 @@ def _show(made: Schedule, simulation: Simulation, job: Job, console: Console) ->
     console.print("\n".join(lines), soft_wrap=True)
 
 
-def _read(path: Path) -> str:
-    try:
-        return path.read_text()
-    except (OSError, UnicodeDecodeError) as raised:
-        raise StorageError(f"reading {path}: {raised}; name a text file that can be read") from raised
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        form = json.loads(_read(path))
-    except ValueError as raised:
-        raise PipelineError(f"reading the costs in {path}: it is not JSON ({raised}); mend it") from raised
+def _read_costs(path: Path) -> tuple[StageGraph, Costs]:
+    form = read_json(path, "the costs in")
     if not isinstance(form, dict):
         raise PipelineError(
-            f"reading the costs in {path}: expected an object with stages and edges, found {type(form)}"
+            f"reading the costs in {path}: expected an object with stages and edges, found {type(form).__name__}"
         )
-    return form
-
-
-def _write(path: Path, text: str, console: Console) -> None:
-    try:
-        path.write_text(text)
-    except OSError as raised:
-        raise StorageError(f"writing {path}: {raised.strerror}; name a file in a folder that is there") from raised
-    console.print(f"written to {path}", soft_wrap=True)
+    return read_costs(form)

@@ -12,7 +12,8 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from remesh.errors import ConfigError, StorageError
+from remesh.cli.files import read_json, write_text
+from remesh.errors import ConfigError
 from remesh.layout import Layout, Mesh, layout_from_spec
 from remesh.reshard import DEFAULT_CHUNK_BYTES, Plan, TensorMove, UnitTask, compute_tasks, plan_reshard
 from remesh.reshard.model.network import Network
@@ -50,10 +51,16 @@ class Side:
 @click.command()
 @click.option("--shape", required=True, help="Shape of the tensor, as in 1024,1024.")
 @click.option("--dtype", default="float32", show_default=True, help="Dtype of the tensor.")
-@click.option("--src", required=True, help="Layout that is: SPEC@MESH[:HOST], as in S0R@2x4; see below.")
+@click.option("--src", required=True, help="Layout that is: SPEC@MESH[:HOST], as in S0R@2x4; see above.")
 @click.option("--dst", required=True, help="Layout that is wanted, in the same form.")
-@click.option("--network", type=click.Path(path_type=Path), help="JSON file with the links of the hosts.")
-@click.option("--hosts", default="", help="Names of the hosts, in order: a,b,c (default: those of the network).")
+@click.option(
+    "--network",
+    type=click.Path(path_type=Path),
+    help="JSON file with the links of the hosts, as remesh net probe writes it.",
+)
+@click.option(
+    "--hosts", default="", help="Names of the hosts, in order: a,b,c (default: those of the network, or host0, ...)."
+)
 @click.option(
     "--strategy",
     type=click.Choice([*_OWN_STRATEGIES, *STRATEGIES]),
@@ -61,7 +68,13 @@ class Side:
     show_default=True,
     help="How to route and order.",
 )
-@click.option("--chunk-bytes", type=click.IntRange(1), default=DEFAULT_CHUNK_BYTES, help="Size of the largest message.")
+@click.option(
+    "--chunk-bytes",
+    type=click.IntRange(1),
+    default=DEFAULT_CHUNK_BYTES,
+    show_default=True,
+    help="Size of the largest message.",
+)
 @click.option("--compare", is_flag=True, help="Also simulate every other strategy.")
 @click.option("--by-rank", is_flag=True, help="Draw ranks instead of hosts.")
 @click.option("--svg", type=click.Path(path_type=Path), help="Write the picture to this file.")
@@ -87,8 +100,11 @@ def plan(
     A side is SPEC@MESH[:HOST]. SPEC has R or S and mesh axes for each dim (S01R). MESH has the size of each axis (2x4);
     the last axis lies inside a host, unless it is the only one. HOST is the number of the first host; the source
     begins at 0, the destination behind the source: give it :0 to stay on the same hosts.
+
+    \b
+    remesh plan --shape 3072,1024 --src S0R@2x4 --dst S0R@3x4 --compare
     """
-    links = _read_network(network) if network else None
+    links = Network.from_json(read_json(network, "the network file")) if network else None
     move, host_of = build_move(parse_shape(shape), dtype, src, dst, _host_names(hosts, links))
     made = plan_reshard([move], host_of, chunk_bytes=chunk_bytes, network=links, strategy=strategy)
     simulation = simulate_plan(made)
@@ -106,11 +122,11 @@ def plan(
     bound = float(made.lower_bound_bytes) if made.lower_bound_s is None else made.lower_bound_s
     if svg:
         picture = draw_svg(simulation.messages, made.host_of, lanes=lanes, title=title, bound_s=bound)
-        _write(svg, picture, console)
+        write_text(svg, picture, console)
     if trace:
-        _write(trace, json.dumps(build_trace({"planned": simulation.messages}, made.host_of)), console)
+        write_text(trace, json.dumps(build_trace({"planned": simulation.messages}, made.host_of)), console)
     if out:
-        _write(out, json.dumps(made.to_json()), console)
+        write_text(out, json.dumps(made.to_json()), console)
 
 
 def parse_shape(text: str) -> tuple[int, ...]:
@@ -167,17 +183,6 @@ def _host_names(text: str, network: Network | None) -> tuple[str, ...] | None:
     return None if network is None else tuple(network.hosts)
 
 
-def _read_network(path: Path) -> Network:
-    try:
-        return Network.from_json(json.loads(path.read_text()))
-    except OSError as raised:
-        raise StorageError(f"reading the network file {path}: {raised.strerror}; name a file that is there") from raised
-    except ValueError as raised:
-        if isinstance(raised, json.JSONDecodeError | UnicodeDecodeError):
-            raise ConfigError(f"reading the network file {path}: it is not JSON ({raised}); mend it") from raised
-        raise
-
-
 def _tasks_table(tasks: tuple[UnitTask, ...], host_of: dict[int, str]) -> Table:
     table = Table(title=f"{len(tasks)} unit tasks", title_justify="left")
     for name in ("box", "bytes", "held on", "wanted on"):
@@ -228,11 +233,3 @@ def _comparison(move: TensorMove, host_of: dict[int, str], network: Network | No
         time = _times(simulate_plan(made).total_s, made)
         table.add_row(name, time, f"{made.busiest_nic_bytes:,}", f"{len(made.messages):,}")
     return table
-
-
-def _write(path: Path, text: str, console: Console) -> None:
-    try:
-        path.write_text(text)
-    except OSError as raised:
-        raise StorageError(f"writing {path}: {raised.strerror}; name a file in a folder that is there") from raised
-    console.print(f"written to {path}", soft_wrap=True)

@@ -28,7 +28,11 @@ def testbed() -> None:
     """Make hosts on this machine: network namespaces with shaped links. Needs root and iproute2."""
 
 
-@testbed.command("run", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@testbed.command(
+    "run",
+    short_help="Start a program on every host.",
+    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
+)
 @click.option("--hosts", default="2x200mbit", show_default=True, help="NUMBERxRATE, NAME=RATE,... or a JSON file.")
 @click.option("--nproc-per-host", type=click.IntRange(1), default=1, show_default=True, help="Processes on each host.")
 @click.argument("program")
@@ -73,7 +77,7 @@ def list_beds() -> None:
     Console(file=sys.stdout).print(table)
 
 
-@testbed.command("link")
+@testbed.command("link", short_help="Change a link of a testbed in use.")
 @click.argument("host")
 @click.option("--bed", default="", help="Which testbed, as `list` shows it; may be left out when there is one.")
 @click.option("--rate", help="New rate in each direction, as in 100mbit, or full.")
@@ -87,12 +91,15 @@ def change_link(host: str, bed: str, rate: str | None, state: str | None) -> Non
     if rate is not None:
         known_beds.set_rate(chosen, host, parse_rate(rate))
         click.echo(f"{host}: {describe_rate(parse_rate(rate))}")
+    elif state == "cut":
+        known_beds.cut(chosen, host)
+        click.echo(f"{host}: cut off")
     else:
-        known_beds.set_state(chosen, host, is_up=state == "mend")
-        click.echo(f"{host}: {'mended' if state == 'mend' else 'cut off'}")
+        known_beds.mend(chosen, host)
+        click.echo(f"{host}: mended")
 
 
-@testbed.command("clean")
+@testbed.command("clean", short_help="Remove the testbeds of dead owners.")
 def clean() -> None:
     """Remove the testbeds of owners that are dead, with all that still runs on them."""
     removed = clean_leftovers()

@@ -9,7 +9,7 @@ import click
 from rich.console import Console
 from rich.live import Live
 
-from remesh.cli.dashboard import check_folder, title_of
+from remesh.cli.events_folder import check_folder, title_of
 from remesh.dashboard.story import Story
 from remesh.dashboard.top import render
 from remesh.elastic.events import EventReader
@@ -21,7 +21,7 @@ from remesh.elastic.events import EventReader
 @click.option("--every", type=click.FloatRange(0.1), default=1.0, show_default=True, help="Seconds between looks.")
 def top(events_dir: Path, once: bool, every: float) -> None:
     """Show the job that writes its events into EVENTS_DIR, until it ends or Ctrl-C."""
-    check_folder(events_dir, "showing a job")
+    check_folder(events_dir)
     reader, story, title = EventReader(events_dir), Story(), title_of(events_dir)
     console = Console()
 

@@ -15,7 +15,6 @@ No clock is read here: events bring the time, and an `Ask` says how long to wait
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 
@@ -217,15 +216,3 @@ class Round:
 def _pause(state: Round, now_s: float) -> float:
     """Short at first, longer the longer nothing changes, at most 25 times as long."""
     return PAUSE_S * min(1.0 + (now_s - state.changed_s) / PAUSE_S, 25.0)
-
-
-def explain(statuses: Sequence[Status], targets: Mapping[str, int]) -> str:
-    """Where every rank stands, one line each, for a log."""
-    lines = []
-    for status in statuses:
-        behind = [
-            f"{key} {status.count(key)}/{target}" for key, target in targets.items() if status.count(key) < target
-        ]
-        at = f" at {', '.join(status.at)}" if status.at else ""
-        lines.append(f"rank {status.rank}: {status.activity.value}{at}" + (f", behind on {behind}" if behind else ""))
-    return "\n".join(lines)

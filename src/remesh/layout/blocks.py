@@ -78,7 +78,8 @@ def layout_from_grid(
             raise LayoutError(
                 f"placing a block of holder {block.holder!r}: {num_prepended} prepended axes and local shape "
                 f"{tuple(block.local_shape)} make {len(extent)} dims, the offset {tuple(block.global_offset)} has "
-                f"{len(block.global_offset)} and the global shape {shape} has {len(shape)}, expected equal"
+                f"{len(block.global_offset)} and the global shape {shape} has {len(shape)}, expected equal; correct "
+                "the offset, the local shape or the number of prepended axes"
             )
         if fragments is not None:
             _check_on_grid(block, extent, shape, fragments)
@@ -112,7 +113,10 @@ def layout_from_ragged(global_shape: Sequence[int], dim: int, lengths: Mapping[H
     """
     shape = tuple(global_shape)
     if not 0 <= dim < len(shape):
-        raise LayoutError(f"cutting dim {dim} of global shape {shape} raggedly: expected dim 0 to {len(shape) - 1}")
+        raise LayoutError(
+            f"cutting dim {dim} of global shape {shape} raggedly: expected dim 0 to {len(shape) - 1}; dims are never "
+            "counted from the end"
+        )
     if sum(lengths.values()) != shape[dim] or any(length < 0 for length in lengths.values()):
         raise LayoutError(
             f"cutting dim {dim} of global shape {shape} raggedly: the {len(lengths)} lengths add up to "
@@ -121,9 +125,7 @@ def layout_from_ragged(global_shape: Sequence[int], dim: int, lengths: Mapping[H
     shards = []
     start = 0
     for holder, length in lengths.items():
-        offset = tuple(start if each == dim else 0 for each in range(len(shape)))
-        extent = tuple(length if each == dim else size for each, size in enumerate(shape))
-        shards.append(Shard(holder, Box.at(offset, extent)))
+        shards.append(Shard(holder, Box.of_shape(shape).with_interval(dim, start, start + length)))
         start += length
     return Layout(shape, tuple(shards), dtype)
 

@@ -56,7 +56,10 @@ class Box:
     def at(cls, start: Sequence[int], shape: Sequence[int]) -> Box:
         """The box of this shape whose first element is ``start``."""
         if len(start) != len(shape):
-            raise LayoutError(f"making a box: offset {tuple(start)} and shape {tuple(shape)} differ in number of dims")
+            raise LayoutError(
+                f"making a box: offset {tuple(start)} has {len(start)} dims and shape {tuple(shape)} has {len(shape)}, "
+                "expected as many; give one start and one size per dim"
+            )
         return cls(tuple(start), tuple(s + n for s, n in zip(start, shape, strict=True)))
 
     def __repr__(self) -> str:
@@ -119,10 +122,18 @@ class Box:
     def split(self, dim: int, at: int) -> tuple[Box, Box]:
         """The two halves on either side of global index ``at`` in ``dim``; either may be empty."""
         if not 0 <= dim < self.ndim or not self.start[dim] <= at <= self.stop[dim]:
-            raise LayoutError(f"splitting box {self} in dim {dim} at {at}: the cut lies outside the box")
-        low = Box(self.start, (*self.stop[:dim], at, *self.stop[dim + 1 :]))
-        high = Box((*self.start[:dim], at, *self.start[dim + 1 :]), self.stop)
-        return low, high
+            raise LayoutError(
+                f"splitting box {self} in dim {dim} at {at}: the cut lies outside the box; intersect it with what lies "
+                "on either side instead"
+            )
+        return self.with_interval(dim, self.start[dim], at), self.with_interval(dim, at, self.stop[dim])
+
+    def with_interval(self, dim: int, start: int, stop: int) -> Box:
+        """The box with other ends in one dim."""
+        return Box(
+            (*self.start[:dim], start, *self.start[dim + 1 :]),
+            (*self.stop[:dim], stop, *self.stop[dim + 1 :]),
+        )
 
     def translate(self, offset: Sequence[int]) -> Box:
         """The box moved by ``offset``, which may be negative as long as the result is not."""
@@ -136,7 +147,9 @@ class Box:
     def relative_to(self, frame: Box) -> Box:
         """This box in the coordinates of ``frame``, whose start becomes the origin."""
         if not frame.contains(self) or self.start < frame.start:
-            raise LayoutError(f"expressing box {self} relative to {frame}: it does not lie inside")
+            raise LayoutError(
+                f"expressing box {self} relative to {frame}: it does not lie inside; intersect the two first"
+            )
         return self.translate(tuple(-a for a in frame.start))
 
     def slices(self) -> tuple[slice, ...]:
@@ -161,11 +174,6 @@ class Box:
         first = sum(a * s for a, s in zip(inner.start, strides, strict=True))
         for index in _row_major(inner.shape[:split_dim]):
             yield first + sum(i * s for i, s in zip(index, strides, strict=False)), length
-
-    def byte_runs(self, parent: Box, itemsize_bytes: int) -> Iterator[tuple[int, int]]:
-        """:meth:`runs` in bytes."""
-        for start, length in self.runs(parent):
-            yield start * itemsize_bytes, length * itemsize_bytes
 
     def _check_ndim(self, other: Box, doing: str) -> None:
         if len(self.start) != len(other.start):

@@ -38,25 +38,18 @@ def _remains(box: Box, inside: list[Box], dim: int) -> list[Box]:
     place = {cut: index for index, cut in enumerate(cuts)}
     for each in inside:
         for index in range(place[each.start[dim]], place[each.stop[dim]]):
-            members[index].append(_with_interval(each, dim, cuts[index], cuts[index + 1]))
+            members[index].append(each.with_interval(dim, cuts[index], cuts[index + 1]))
     done: list[Box] = []
     strip: list[Box] = []
     for index, (low, high) in enumerate(itertools.pairwise(cuts)):
-        found = _remains(_with_interval(box, dim, low, high), members[index], dim + 1)
-        grown = [_with_interval(b, dim, a.start[dim], high) for a, b in zip(strip, found, strict=False)]
+        found = _remains(box.with_interval(dim, low, high), members[index], dim + 1)
+        grown = [b.with_interval(dim, a.start[dim], high) for a, b in zip(strip, found, strict=False)]
         if len(found) == len(strip) and all(_differ_only_in(a, b, dim) for a, b in zip(strip, found, strict=True)):
             strip = grown
         else:
             done += strip
             strip = found
     return done + strip
-
-
-def _with_interval(box: Box, dim: int, start: int, stop: int) -> Box:
-    return Box(
-        (*box.start[:dim], start, *box.start[dim + 1 :]),
-        (*box.stop[:dim], stop, *box.stop[dim + 1 :]),
-    )
 
 
 def _differ_only_in(a: Box, b: Box, dim: int) -> bool:

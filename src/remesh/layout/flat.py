@@ -65,17 +65,13 @@ def _boxes(box: Box, dim: int, start: int, stop: int) -> list[Box]:
     first, skipped = divmod(start, row)
     last, taken = divmod(stop, row)
     if skipped and first == last:
-        return _boxes(_rows(box, dim, base + first, base + first + 1), dim + 1, skipped, taken)
+        return _boxes(box.with_interval(dim, base + first, base + first + 1), dim + 1, skipped, taken)
     found: list[Box] = []
     if skipped:
-        found += _boxes(_rows(box, dim, base + first, base + first + 1), dim + 1, skipped, row)
+        found += _boxes(box.with_interval(dim, base + first, base + first + 1), dim + 1, skipped, row)
         first += 1
     if first < last:
-        found.append(_rows(box, dim, base + first, base + last))
+        found.append(box.with_interval(dim, base + first, base + last))
     if taken:
-        found += _boxes(_rows(box, dim, base + last, base + last + 1), dim + 1, 0, taken)
+        found += _boxes(box.with_interval(dim, base + last, base + last + 1), dim + 1, 0, taken)
     return found
-
-
-def _rows(box: Box, dim: int, start: int, stop: int) -> Box:
-    return Box((*box.start[:dim], start, *box.start[dim + 1 :]), (*box.stop[:dim], stop, *box.stop[dim + 1 :]))

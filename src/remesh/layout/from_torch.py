@@ -126,7 +126,10 @@ def torch_dtype(name: str) -> torch.dtype:
     """The torch dtype of this name."""
     found = getattr(torch, name, None) if name in ITEMSIZE_BYTES else None
     if not isinstance(found, torch.dtype):
-        raise LayoutError(f"looking up torch dtype {name!r}: torch {torch.__version__} has none of that name")
+        raise LayoutError(
+            f"looking up torch dtype {name!r}: torch {torch.__version__} has none of that name; cast the tensor, or "
+            "take a torch that has it"
+        )
     return found
 
 

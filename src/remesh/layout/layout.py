@@ -56,7 +56,10 @@ class Layout:
         object.__setattr__(self, "global_shape", tuple(map(operator.index, self.global_shape)))
         object.__setattr__(self, "shards", tuple(self.shards))
         if any(size < 0 for size in self.global_shape):
-            raise LayoutError(f"making a layout: global shape {self.global_shape} has a negative size")
+            raise LayoutError(
+                f"making a layout: global shape {self.global_shape} has a negative size, expected sizes >= 0; give the "
+                "shape of the whole tensor"
+            )
         if math.prod(max(size, 1) for size in self.global_shape) > MAX_ELEMENTS:
             raise LayoutError(
                 f"making a layout: global shape {self.global_shape} has {math.prod(self.global_shape)} elements, "
@@ -70,7 +73,7 @@ class Layout:
             if len(shard.box.start) != ndim:
                 raise LayoutError(
                     f"making a layout: holder {shard.holder!r} has box {shard.box} of {shard.box.ndim} dims, expected "
-                    f"{ndim} as in global shape {self.global_shape}"
+                    f"{ndim} as in global shape {self.global_shape}; give each box one start and one stop per dim"
                 )
             if shard.addend and self.partial is None:
                 raise LayoutError(

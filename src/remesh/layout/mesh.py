@@ -40,10 +40,13 @@ class Mesh:
                 f"{self.shape}; give each axis one name and one size"
             )
         if len(set(self.axis_names)) != len(self.axis_names) or not all(self.axis_names):
-            raise LayoutError(f"making a mesh: axis names {self.axis_names} must be distinct and not empty")
+            raise LayoutError(
+                f"making a mesh: axis names {self.axis_names}, expected distinct and not empty; rename an axis"
+            )
         if any(size < 1 for size in self.shape):
             raise LayoutError(
-                f"making a mesh: axes {dict(zip(self.axis_names, self.shape, strict=True))} need sizes >= 1"
+                f"making a mesh: axes {dict(zip(self.axis_names, self.shape, strict=True))}, expected sizes >= 1; "
+                "leave an axis out, or give it size 1"
             )
         if len(self.world_ranks) != self.size or len(self.hosts) != self.size:
             raise LayoutError(
@@ -52,7 +55,9 @@ class Mesh:
             )
         if len(set(self.world_ranks)) != self.size or min(self.world_ranks) < 0:
             listed = self.world_ranks[:_MAX_LISTED]
-            raise LayoutError(f"making a mesh: world ranks {listed}... must be distinct and >= 0")
+            raise LayoutError(
+                f"making a mesh: world ranks {listed}..., expected distinct numbers >= 0; give each place its own"
+            )
 
     @classmethod
     def of(
@@ -75,20 +80,9 @@ class Mesh:
     def ndim(self) -> int:
         return len(self.shape)
 
-    def axis_index(self, axis: str | int) -> int:
-        """Position of an axis given by name or by position."""
-        if isinstance(axis, str):
-            if axis in self.axis_names:
-                return self.axis_names.index(axis)
-        elif 0 <= axis < self.ndim:
-            return axis
-        raise LayoutError(f"looking up mesh axis {axis!r}: the mesh has axes {self.axis_names} (0 to {self.ndim - 1})")
-
     def coordinate_of(self, world_rank: int) -> tuple[int, ...]:
         """Coordinate of a world rank, one number per axis."""
-        if world_rank not in self.world_ranks:
-            raise LayoutError(f"looking up world rank {world_rank}: it is not among the {self.size} ranks of this mesh")
-        rest = self.world_ranks.index(world_rank)
+        rest = self._place_of(world_rank)
         coordinate = []
         for size in reversed(self.shape):
             rest, at = divmod(rest, size)
@@ -101,7 +95,8 @@ class Mesh:
             not 0 <= at < size for at, size in zip(coordinate, self.shape, strict=True)
         ):
             raise LayoutError(
-                f"looking up coordinate {tuple(coordinate)}: it lies outside the mesh of shape {self.shape}"
+                f"looking up coordinate {tuple(coordinate)}: it lies outside the mesh of shape {self.shape}; give one "
+                "number per axis, from 0"
             )
         mesh_rank = 0
         for at, size in zip(coordinate, self.shape, strict=True):
@@ -110,9 +105,15 @@ class Mesh:
 
     def host_of(self, world_rank: int) -> str:
         """Host of a world rank."""
+        return self.hosts[self._place_of(world_rank)]
+
+    def _place_of(self, world_rank: int) -> int:
         if world_rank not in self.world_ranks:
-            raise LayoutError(f"looking up world rank {world_rank}: it is not among the {self.size} ranks of this mesh")
-        return self.hosts[self.world_ranks.index(world_rank)]
+            raise LayoutError(
+                f"looking up world rank {world_rank}: it is not among the {self.size} ranks of this mesh; ask with the "
+                "number of the rank in the job"
+            )
+        return self.world_ranks.index(world_rank)
 
     def __str__(self) -> str:
         return " x ".join(f"{name}={size}" for name, size in zip(self.axis_names, self.shape, strict=True)) or "1"

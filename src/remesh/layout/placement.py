@@ -161,7 +161,9 @@ def check_placements(global_shape: Sequence[int], mesh_shape: Sequence[int], pla
                 f"{placement.dim}, expected 0 to {len(global_shape) - 1}; dims are never counted from the end"
             )
         if isinstance(placement, StridedSplit) and placement.split_factor < 1:
-            raise LayoutError(f"placing a tensor: {placement} on axis {axis} needs a split factor >= 1")
+            raise LayoutError(
+                f"placing a tensor: {placement} on axis {axis}, expected a split factor >= 1; a plain Split has 1"
+            )
 
 
 def _cuts_of(

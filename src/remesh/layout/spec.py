@@ -192,7 +192,10 @@ def _check_cuts(
         *(("packed", *i) for i in blocks.items()),
     ):
         if not 0 <= dim < len(shape):
-            raise LayoutError(f"applying sharding spec {spec}: {what} dim {dim}, expected 0 to {len(shape) - 1}")
+            raise LayoutError(
+                f"applying sharding spec {spec}: {what} dim {dim}, expected 0 to {len(shape) - 1}; dims are never "
+                "counted from the end"
+            )
         if sum(sizes) != shape[dim] or any(size < 0 for size in sizes):
             raise LayoutError(
                 f"applying sharding spec {spec}: {what} sizes {tuple(sizes)} of dim {dim} add up to {sum(sizes)}, "
@@ -202,7 +205,7 @@ def _check_cuts(
         if what == "uneven" and len(sizes) != num_parts:
             raise LayoutError(
                 f"applying sharding spec {spec}: dim {dim} has {len(sizes)} uneven sizes {tuple(sizes)}, expected "
-                f"{num_parts}, one for each part its axes {spec.dims[dim]} make"
+                f"{num_parts}; give one for each part that its axes {spec.dims[dim]} make"
             )
 
 

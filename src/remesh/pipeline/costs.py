@@ -111,7 +111,7 @@ class Costs:
         if (len(self.stages), len(self.edges)) != (graph.num_stages, len(graph.edges)):
             raise PipelineError(
                 f"joining costs and a stage graph: expected costs of {graph.num_stages} stages and {len(graph.edges)} "
-                f"edges, found {len(self.stages)} and {len(self.edges)}"
+                f"edges, found {len(self.stages)} and {len(self.edges)}; make both for the same model"
             )
 
 

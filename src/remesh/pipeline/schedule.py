@@ -60,7 +60,7 @@ class Schedule:
         if action.stage >= self.num_stages or (action.microbatch or 0) >= self.num_microbatches:
             raise PipelineError(
                 f"building the schedule {self.name!r}: {action} is outside its {self.num_stages} stages and "
-                f"{self.num_microbatches} micro-batches"
+                f"{self.num_microbatches} micro-batches; leave it out, or raise the numbers"
             )
 
     @property

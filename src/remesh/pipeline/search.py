@@ -343,10 +343,15 @@ class _Search:
         player = Player(self._graph, self._costs.without_transfers(), range(self._graph.num_stages))
         signal_s = player.play(schedule.rows, self._num).step_s
         kept, of_fastest = self.kept_bytes(candidate)[0], self.kept_bytes(fastest)[0]
+        chosen = (
+            "nothing as fast keeps less"
+            if candidate == fastest
+            else f"{_listed(candidate)} takes {step_s:.6g} and keeps {kept}"
+        )
         reason = (
             f"of {len(self.tried)} candidates the fastest, {_listed(fastest)}, takes {fastest_s:.6g} and keeps "
-            f"{of_fastest} bytes on its fullest rank; {_listed(candidate)} takes {step_s:.6g} and keeps {kept}; no "
-            f"schedule beats {self.bound.step_s:.6g}, {self.bound.reason}"
+            f"{of_fastest} bytes on its fullest rank; {chosen}; no schedule beats {self.bound.step_s:.6g}, "
+            f"{self.bound.reason}"
         )
         peaks = compute_peaks(schedule, self._costs)
         return Found(schedule, candidate, step_s, fastest_s, signal_s, self.bound, peaks, len(self.tried), reason)

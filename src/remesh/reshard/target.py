@@ -9,11 +9,12 @@ from typing import Any
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
-from torch.distributed.tensor.placement_types import Placement, Shard
+from torch.distributed.tensor.placement_types import Placement, Shard, _StridedShard
 
 from remesh.errors import PlanError
 from remesh.layout import local_shape_at, row_major_strides
 from remesh.layout.from_torch import dtype_name, piece_of, placements_from_torch, torch_dtype
+from remesh.layout.placement import check_placements
 from remesh.reshard.running.describe import Tensors
 from remesh.reshard.running.exchange import Group, gather_from
 
@@ -72,8 +73,10 @@ def empty_on(target: Target, shape: Sequence[int], dtype: torch.dtype) -> DTenso
     coordinate = target.mesh.get_coordinate()
     mesh_shape = tuple(target.mesh.shape)
     local_shape: tuple[int, ...] = (0,)
+    pure = placements_from_torch(placements)
+    check_placements(shape, mesh_shape, pure)
     if coordinate is not None:
-        local_shape = local_shape_at(shape, mesh_shape, coordinate, placements_from_torch(placements))
+        local_shape = local_shape_at(shape, mesh_shape, coordinate, pure)
     local = torch.empty(local_shape, dtype=dtype, device=target.mesh.device_type)
     return DTensor.from_local(
         local,
@@ -87,8 +90,12 @@ def empty_on(target: Target, shape: Sequence[int], dtype: torch.dtype) -> DTenso
 
 def normalise(placements: Sequence[Placement], ndim: int) -> tuple[Placement, ...]:
     """Placements with dims counted from 0, as DTensor keeps them."""
-    normal = []
+    normal: list[Placement] = []
     for placement in placements:
-        dim: int = getattr(placement, "dim", 0)
-        normal.append(Shard(dim + ndim) if dim < 0 else placement)
+        if isinstance(placement, _StridedShard) and placement.dim < 0:
+            normal.append(_StridedShard(placement.dim + ndim, split_factor=placement.split_factor))
+        elif isinstance(placement, Shard) and placement.dim < 0:
+            normal.append(Shard(placement.dim + ndim))
+        else:
+            normal.append(placement)
     return tuple(normal)

@@ -44,7 +44,7 @@ def choose_bed(label: str) -> KnownBed:
     if len(fitting) != 1:
         raise ConfigError(
             f"choosing testbed {label or '(none named)'}: {len(fitting)} fit, expected one; in use are "
-            f"{', '.join(bed.label for bed in beds) or 'none'}"
+            f"{', '.join(bed.label for bed in beds) or 'none'}; name one with --bed"
         )
     return fitting[0]
 
@@ -55,11 +55,16 @@ def set_rate(bed: KnownBed, host: str, bytes_per_s: float | None) -> None:
     run_commands(commands_to_shape(_names(bed), host, bytes_per_s), f"changing the rate of {host!r}")
 
 
-def set_state(bed: KnownBed, host: str, *, is_up: bool) -> None:
-    """Mend a host's link, or cut it."""
+def cut(bed: KnownBed, host: str) -> None:
+    """Pull a host's cable."""
     check_able()
-    commands = commands_to_mend if is_up else commands_to_cut
-    run_commands(commands(_names(bed), host), f"changing the link of {host!r}")
+    run_commands(commands_to_cut(_names(bed), host), f"cutting off {host!r}")
+
+
+def mend(bed: KnownBed, host: str) -> None:
+    """Put the cable back."""
+    check_able()
+    run_commands(commands_to_mend(_names(bed), host), f"mending the link of {host!r}")
 
 
 def _names(bed: KnownBed) -> BedNames:

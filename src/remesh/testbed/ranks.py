@@ -176,12 +176,6 @@ class Run:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self.end()
 
-    def pid_of(self, rank: int) -> int:
-        """Process id of a rank."""
-        pid = self._processes[rank].pid
-        assert pid is not None
-        return pid
-
     def kill(self, rank: int) -> None:
         """SIGKILL a rank; its result will be None."""
         self._killed.add(rank)

@@ -135,7 +135,7 @@ class FakeAgent:
 
 @dataclass
 class FakeCluster:
-    """All agents and their store. Every method is one thing that may happen."""
+    """All agents and their stores. Every method is one thing that may happen."""
 
     rules: AgentRules
     template: dict[str, int]

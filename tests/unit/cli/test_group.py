@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
 import click
 import pytest
 from click.testing import CliRunner
@@ -45,3 +48,21 @@ def test_our_errors_are_one_message_without_a_traceback(monkeypatch: pytest.Monk
     result = CliRunner().invoke(main, ["broken"])
     assert result.exit_code == 1
     assert result.output == "Error: starting: mesh dp=3 for 4 workers; change one of them\n"
+
+
+def test_a_verb_whose_packages_are_missing_says_which_extra_has_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("remesh.cli.dashboard", "remesh.dashboard.serve"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    result = CliRunner().invoke(main, ["dashboard", "events"])
+    assert result.exit_code == 1
+    assert "'uvicorn' is not installed" in result.output
+    assert "pip install 'remesh[dashboard]'" in result.output
+
+
+def test_the_screen_needs_no_web_server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in ("remesh.cli.top", "remesh.cli.dashboard", "remesh.dashboard.serve"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    result = CliRunner().invoke(main, ["top", "--once", str(tmp_path)])
+    assert result.exit_code == 0, result.output

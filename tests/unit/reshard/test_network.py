@@ -83,7 +83,7 @@ def _half_and_half() -> tuple[TensorMove, dict[int, str]]:
 def test_a_host_that_the_network_lacks_is_named_before_anything_is_planned() -> None:
     move, hosts = _half_and_half()
     network = Network.uniform(["src0", "src1", "dst0"])
-    with pytest.raises(PlanError, match=r"1 host\(s\) are not in the network: dst1"):
+    with pytest.raises(PlanError, match=r"not in the network: dst1"):
         plan_reshard([move], hosts, network=network)
 
 

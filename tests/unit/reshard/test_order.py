@@ -76,7 +76,8 @@ def sending_lists(draw: st.DrawFn) -> list[Sending]:
 
 @given(sending_lists())
 def test_rounds_keep_ranks_free_and_relays_in_order(found: list[Sending]) -> None:
-    rounds = compute_rounds(found)
+    host_of = {rank: f"host{rank}" for sending in found for rank in (sending.giver, sending.taker)}
+    rounds = compute_rounds(found, host_of)
     busy = set()
     for sending, at in zip(found, rounds, strict=True):
         assert at >= 0
@@ -86,12 +87,13 @@ def test_rounds_keep_ranks_free_and_relays_in_order(found: list[Sending]) -> Non
         if sending.after >= 0:
             assert rounds[sending.after] < at
     assert set(rounds) == set(range(max(rounds, default=-1) + 1))
-    assert rounds == compute_rounds(found)
+    assert rounds == compute_rounds(found, host_of)
 
 
 @given(st.lists(st.tuples(st.integers(0, 4), st.integers(5, 9)), min_size=1, max_size=40))
 def test_rounds_without_relays_are_fewer_than_twice_the_busiest_rank_has(pairs: list[tuple[int, int]]) -> None:
-    rounds = compute_rounds([Sending(giver, taker, n, 1, -1) for n, (giver, taker) in enumerate(pairs)])
+    sendings = [Sending(giver, taker, n, 1, -1) for n, (giver, taker) in enumerate(pairs)]
+    rounds = compute_rounds(sendings, {rank: f"host{rank}" for rank in range(10)})
     ends = [end for pair in pairs for end in pair]
     busiest = max(map(ends.count, ends))
     assert busiest <= max(rounds) + 1 <= 2 * busiest - 1

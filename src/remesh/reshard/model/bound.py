@@ -68,13 +68,8 @@ class HostGroup:
     """Hosts with a taker and no giver, ascending; empty when everything stays inside hosts."""
 
 
-def host_group_of(task: UnitTask, host_of: Mapping[int, str]) -> HostGroup:
-    """The host group of a unit task; raises `PlanError` for a rank without a host."""
-    return host_group(task.givers, task.takers, host_of)
-
-
 def host_group(givers: Iterable[int], takers: Iterable[int], host_of: Mapping[int, str]) -> HostGroup:
-    """The host group of anything that these ranks give and these ranks want."""
+    """The host group of anything that these ranks give and these want; `PlanError` for a rank without a host."""
     try:
         owners = {host_of[rank] for rank in givers}
         return HostGroup(tuple(sorted(owners)), tuple(sorted({host_of[rank] for rank in takers} - owners)))
@@ -165,7 +160,8 @@ def _bound_of_lines(groups: Mapping[HostGroup, int], rates: Mapping[str, Fractio
         return _LineBound(forced, f"{what} {taker} must receive {received[taker]} bytes that it does not hold")
     owners = ", ".join(sending.busiest[:_MAX_LISTED]) + (", ..." if len(sending.busiest) > _MAX_LISTED else "")
     owned = sum(item.weight for item in items if set(item.owners) <= set(sending.busiest))
-    return _LineBound(sending.load, f"{owned} bytes can leave only from {len(sending.busiest)} {what}(s): {owners}")
+    what = what if len(sending.busiest) == 1 else f"{what}s"
+    return _LineBound(sending.load, f"{owned} bytes can leave only from {what} {owners}")
 
 
 def _merge_by_owners(work: Iterable[tuple[tuple[str, ...], int]]) -> list[Work]:

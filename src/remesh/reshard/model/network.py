@@ -115,7 +115,7 @@ class Network:
             listed = ", ".join(unknown[:_MAX_LISTED]) + (", ..." if len(unknown) > _MAX_LISTED else "")
             known = ", ".join(list(self.hosts)[:_MAX_LISTED]) + (", ..." if len(self.hosts) > _MAX_LISTED else "")
             raise PlanError(
-                f"{doing}: {len(unknown)} host(s) are not in the network: {listed}, expected each of them among its "
+                f"{doing}: hosts that are not in the network: {listed}; expected each of the {len(unknown)} among its "
                 f"{len(self.hosts)}: {known}; add their links, or plan without a network"
             )
 

@@ -99,11 +99,6 @@ class UnitTask:
     """Size of the slice in bytes."""
 
     @property
-    def remote_takers(self) -> tuple[int, ...]:
-        """Takers that do not hold it themselves, ascending."""
-        return tuple(rank for rank in self.takers if rank not in self.givers)
-
-    @property
     def copiers(self) -> tuple[int, ...]:
         """Takers that hold it themselves and copy it within their memory, ascending."""
         return tuple(rank for rank in self.takers if rank in self.givers)

@@ -41,7 +41,10 @@ def check_plan(
     """Raise `PlanError`, naming the tensor, rank and box, unless all that the module docstring lists holds."""
     for before, after in itertools.pairwise(moves):
         if before.name >= after.name:
-            raise PlanError(f"{DOING}: tensor {after.name!r} comes after {before.name!r}, expected ascending names")
+            raise PlanError(
+                f"{DOING}: tensor {after.name!r} comes after {before.name!r}, expected ascending names; the plan is "
+                "damaged, plan again"
+            )
     sides = Sides()
     _check_copies(moves, copies, sides)
     if isinstance(messages, FlowMessages) and messages.flows.chunks is chunks and messages.flows.host_of == host_of:
@@ -72,14 +75,20 @@ def _check_parts(moves: Sequence[TensorMove], chunks: Sequence[Chunk]) -> None:
                 )
             last = itemsize
         if not chunk.parts or chunk.nbytes != sum([part.nbytes for part in chunk.parts]):
-            raise PlanError(f"{DOING}: chunk {number} says {chunk.nbytes} bytes, which its parts do not add up to")
+            raise PlanError(
+                f"{DOING}: chunk {number} says {chunk.nbytes} bytes, which its parts do not add up to; the plan is "
+                "damaged, plan again"
+            )
 
 
 def _check_copies(moves: Sequence[TensorMove], copies: Sequence[Copy], sides: Sides) -> None:
     for copy in copies:
         check_box(moves, copy.tensor, copy.box)
         if not copy.ranks or list(copy.ranks) != sorted(set(copy.ranks)):
-            raise PlanError(f"{DOING}: copy of {copy.box} names ranks {copy.ranks}, expected distinct ascending ones")
+            raise PlanError(
+                f"{DOING}: copy of {copy.box} names ranks {copy.ranks}, expected distinct ascending ones; the plan is "
+                "damaged, plan again"
+            )
         for rank in copy.ranks:
             if not sides.holds(moves[copy.tensor].src, rank, copy.box):
                 raise PlanError(
@@ -95,17 +104,19 @@ def _check_rounds(host_of: Mapping[int, str], chunks: Sequence[Chunk], messages:
         if message.giver == message.taker or not {message.giver, message.taker} <= host_of.keys():
             raise PlanError(
                 f"{DOING}: a message goes from rank {message.giver} to {message.taker}, expected two different ranks "
-                "with known hosts"
+                "with known hosts; plan again, with a host for each rank"
             )
         if not 0 <= message.chunk < len(chunks) or message.round < now:
             raise PlanError(
                 f"{DOING}: a message of round {message.round} after round {now} carries chunk {message.chunk}, "
-                f"expected rounds that never go down and chunks 0 to {len(chunks) - 1}"
+                f"expected rounds that never go down and chunks 0 to {len(chunks) - 1}; the plan is damaged, plan again"
             )
         now = message.round
         for end in ((now, message.giver, "gives"), (now, message.taker, "takes")):
             if end in busy:
-                raise PlanError(f"{DOING}: rank {end[1]} {end[2]} twice in round {now}, expected at most once")
+                raise PlanError(
+                    f"{DOING}: rank {end[1]} {end[2]} twice in round {now}, expected at most once; plan again"
+                )
             busy.add(end)
 
 
@@ -125,7 +136,7 @@ def _check_givers(
                 if not sides.holds(move.src, message.giver, part.box):
                     raise PlanError(
                         f"{DOING}: rank {message.giver} gives {part.box} of tensor {move.name!r} in round "
-                        f"{message.round}, expected that it holds it or took it before, found neither"
+                        f"{message.round}, expected that it holds it or took it before, found neither; plan again"
                     )
             known.add(origin)
         took_in.setdefault((message.taker, message.chunk), message.round)

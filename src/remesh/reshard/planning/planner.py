@@ -44,7 +44,7 @@ from remesh.reshard.schedule.fusion import Fused, fuse
 from remesh.reshard.schedule.order import compute_order, lines_of
 from remesh.reshard.schedule.regular import compute_waiting, count_messages, make_flows
 from remesh.reshard.schedule.relay import Relay, Sending
-from remesh.reshard.schedule.rounds import compute_rounds, lanes_of, number_rounds
+from remesh.reshard.schedule.rounds import lanes_of, number_rounds
 from remesh.reshard.schedule.senders import Route, split_senders
 from remesh.reshard.schedule.strategies import STRATEGIES, route_chunks
 from remesh.reshard.schedule.stream import Chunk, cut_streams
@@ -100,7 +100,9 @@ def plan_reshard(
     """
     _check_request(len(moves), chunk_bytes, strategy)
     moves = _in_order(moves)
-    _check_hosts(moves, host_of, network)
+    check_hosts(moves, host_of)
+    if network is not None:
+        network.check_hosts(host_of.values(), f"planning {len(moves)} moves")
     _check_sizes(moves)
     slices = slices_of(moves, missing)
     fused = fuse(moves, slices, host_of)
@@ -139,7 +141,6 @@ def _latency_counts(problem: _Problem) -> bool:
 def _schedule(strategy: str, problem: _Problem) -> tuple[Sequence[Chunk], Sequence[Message]]:
     """All chunks, and the messages that carry them, by one strategy."""
     host_of, network = problem.host_of, problem.network
-    lanes = lanes_of(host_of, network)
     if strategy == SPLIT:
         ways = _find_ways(problem)
         flows = _find_flows(ways, problem)
@@ -148,11 +149,10 @@ def _schedule(strategy: str, problem: _Problem) -> tuple[Sequence[Chunk], Sequen
         routing = _route_split(ways, problem)
         chunks, sendings = routing.chunks, routing.sendings
         order = compute_order(sendings, routing.progress, routing.num_periods, lines_of(host_of, network))
-        rounds = number_rounds(sendings, compute_starts(sendings, order, host_of, network), lanes)
+        rounds = number_rounds(sendings, compute_starts(sendings, order, host_of, network), lanes_of(host_of, network))
     else:
         routed = route_chunks(strategy, problem.fused.as_groups, host_of, problem.chunk_bytes, network)
-        chunks, sendings = routed.chunks, routed.sendings
-        rounds = compute_rounds(sendings, None, lanes) if routed.rounds is None else routed.rounds
+        chunks, sendings, rounds = routed.chunks, routed.sendings, routed.rounds
     messages = [
         Message(at, sending.giver, sending.taker, sending.chunk) for at, sending in zip(rounds, sendings, strict=True)
     ]
@@ -195,7 +195,8 @@ def _in_order(moves: Sequence[TensorMove]) -> tuple[TensorMove, ...]:
     return tuple(ordered)
 
 
-def _check_hosts(moves: Sequence[TensorMove], host_of: Mapping[int, str], network: Network | None) -> None:
+def check_hosts(moves: Sequence[TensorMove], host_of: Mapping[int, str]) -> None:
+    """Raise `PlanError` unless every rank of the moves has a host."""
     layouts = {id(layout): layout for move in moves for layout in (move.src, move.dst)}
     homeless = sorted({int(rank) for layout in layouts.values() for rank in layout.holders} - host_of.keys())
     if homeless:
@@ -203,8 +204,6 @@ def _check_hosts(moves: Sequence[TensorMove], host_of: Mapping[int, str], networ
             f"planning {len(moves)} moves: rank {homeless[0]} gives or takes but host_of has no host for it (nor for "
             f"{len(homeless) - 1} more ranks), expected one for every rank of the group; name its host"
         )
-    if network is not None:
-        network.check_hosts(host_of.values(), f"planning {len(moves)} moves")
 
 
 def _check_sizes(moves: Sequence[TensorMove]) -> None:

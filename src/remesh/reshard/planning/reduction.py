@@ -37,7 +37,7 @@ from remesh.layout import Box, Layout, Shard, boxes_of_flat_range, compute_overl
 from remesh.reshard.model.program import Leg, Message
 from remesh.reshard.model.tasks import Missing, TensorMove
 from remesh.reshard.schedule.relay import Sending
-from remesh.reshard.schedule.rounds import compute_rounds, lanes_of
+from remesh.reshard.schedule.rounds import compute_rounds
 from remesh.reshard.schedule.stream import Chunk, Part
 
 _DOING = "planning the sum"
@@ -122,7 +122,7 @@ def plan_reduction(
             for part, visits in router.route(box, holders, takers):
                 ways.append(_Way(number, part, visits))
     chunks, legs, sendings = _cut(moves, ways, chunk_bytes)
-    rounds = compute_rounds(sendings, lanes=lanes_of(host_of))
+    rounds = compute_rounds(sendings, host_of)
     messages = [Message(at, s.giver, s.taker, s.chunk) for at, s in zip(rounds, sendings, strict=True)]
     return Reduction(
         moves=tuple(moves),
@@ -228,13 +228,7 @@ def _divide(box: Box, num_parts: int) -> list[Box]:
     dim = max(range(box.ndim), key=lambda d: (box.shape[d], -d))
     num_parts = min(num_parts, box.shape[dim])
     cuts = [box.start[dim] + box.shape[dim] * n // num_parts for n in range(num_parts + 1)]
-    return [
-        Box(
-            (*box.start[:dim], low, *box.start[dim + 1 :]),
-            (*box.stop[:dim], high, *box.stop[dim + 1 :]),
-        )
-        for low, high in itertools.pairwise(cuts)
-    ]
+    return [box.with_interval(dim, low, high) for low, high in itertools.pairwise(cuts)]
 
 
 def _whole_layout(move: TensorMove, number: int, ways: Sequence[_Way]) -> Layout:

@@ -23,7 +23,7 @@ from remesh.reshard.model.network import Network
 from remesh.reshard.model.program import Copy, Message, Program
 from remesh.reshard.model.tasks import Missing, TensorMove
 from remesh.reshard.planning.plan import Plan
-from remesh.reshard.planning.planner import AUTO, DEFAULT_CHUNK_BYTES, MIN_CHUNK_BYTES, plan_reshard
+from remesh.reshard.planning.planner import AUTO, DEFAULT_CHUNK_BYTES, MIN_CHUNK_BYTES, check_hosts, plan_reshard
 from remesh.reshard.planning.reduction import Reduction, plan_reduction
 from remesh.reshard.planning.steps import DEFAULT_WINDOW, Step, choose_window, compute_peak_bytes, compute_steps
 from remesh.reshard.schedule.flows import FlowMessages
@@ -253,12 +253,7 @@ def _plan_once(
     partial = sorted((move for move in moves if move.src.partial is not None), key=lambda move: move.name)
     reduction = None
     if partial:
-        homeless = {int(r) for m in partial for side in (m.src, m.dst) for r in side.holders} - host_of.keys()
-        if homeless:
-            raise PlanError(
-                f"planning {len(moves)} moves: rank {min(homeless)} gives or takes but host_of has no host for it, "
-                "expected one for every rank of the group; name its host"
-            )
+        check_hosts(moves, host_of)
         reduction = plan_reduction(partial, host_of, chunk_bytes, missing)
         wholes = {move.name: whole for move, whole in zip(partial, reduction.wholes, strict=True)}
         moves = [TensorMove(m.name, wholes[m.name], m.dst) if m.name in wholes else m for m in moves]

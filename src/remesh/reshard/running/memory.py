@@ -335,7 +335,8 @@ def find_clashes(give: Mapping[str, Piece], take: Mapping[str, Piece]) -> set[st
             at += 1
         under_way = [other for other in under_way if other.stop > span.start]
         for other in under_way:
-            if other.start < span.stop and not _same(give[span.name], take[other.name], span.name == other.name):
+            stays = other.name == span.name and _lie_alike(give[span.name], take[span.name])
+            if other.start < span.stop and not stays:
                 clashing.add(span.name)
     return clashing
 
@@ -346,11 +347,11 @@ def _span(name: str, piece: Piece) -> _Span:
     return _Span(tensor.data_ptr(), tensor.data_ptr() + reach * tensor.element_size(), name)
 
 
-def _same(given: Piece, taken: Piece, same_name: bool) -> bool:
+def _lie_alike(given: Piece, taken: Piece) -> bool:
+    """Whether the same boxes are in the same memory."""
     a, b = given.tensor, taken.tensor
     return (
-        same_name
-        and a.data_ptr() == b.data_ptr()
+        a.data_ptr() == b.data_ptr()
         and a.shape == b.shape
         and a.stride() == b.stride()
         and given.shards == taken.shards

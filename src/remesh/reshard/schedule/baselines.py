@@ -32,6 +32,7 @@ from remesh.reshard.schedule.senders import assign_whole
 
 DEFAULT_NODES = 20_000
 """Nodes that `dfs` may look at."""
+_SEED = 0
 _NUM_DRAWS = 100
 """Orders drawn for each step of the two greedy algorithms, as Alpa's code draws ..."""
 _MAX_LOOKS = 20_000
@@ -239,32 +240,31 @@ class _Draw:
         return True
 
 
-def random_greedy(tasks: Sequence[MulticastTask], *, seed: int = 0, num_draws: int = _NUM_DRAWS) -> Order:
+def random_greedy(tasks: Sequence[MulticastTask]) -> Order:
     """Sets of multicasts that fit beside each other, each the draw that occupies most devices."""
-    chance = random.Random(seed)
+    chance = random.Random(_SEED)
 
     def sender_of(task: MulticastTask, draw: _Draw) -> str:
         free = [host for host in task.owners if (host, "out") not in draw.busy]
         return chance.choice(free or task.owners)
 
-    return _by_draws(tasks, chance, num_draws, sender_of, lambda draw: (draw.num_devices, 0.0))
+    return _by_draws(tasks, chance, sender_of, lambda draw: (draw.num_devices, 0.0))
 
 
-def alpa(tasks: Sequence[MulticastTask], *, seed: int = 0, num_draws: int = _NUM_DRAWS) -> Order:
+def alpa(tasks: Sequence[MulticastTask]) -> Order:
     """Sets of multicasts as Alpa's code chooses them."""
-    chance = random.Random(seed)
+    chance = random.Random(_SEED)
 
     def sender_of(task: MulticastTask, draw: _Draw) -> str:
         loads = [draw.load.get(host, 0) for host in task.owners]
         return chance.choices(task.owners, [max(loads) - load + 1 for load in loads])[0]
 
-    return _by_draws(tasks, chance, num_draws, sender_of, lambda draw: (len(draw.chosen), -_variance(draw.load)))
+    return _by_draws(tasks, chance, sender_of, lambda draw: (len(draw.chosen), -_variance(draw.load)))
 
 
 def _by_draws(
     tasks: Sequence[MulticastTask],
     chance: random.Random,
-    num_draws: int,
     sender_of: Callable[[MulticastTask, _Draw], str],
     worth_of: Callable[[_Draw], tuple[int, float]],
 ) -> Order:
@@ -273,7 +273,7 @@ def _by_draws(
     chosen: list[tuple[int, str]] = []
     while left:
         best: _Draw | None = None
-        for _ in range(max(1, min(num_draws, _MAX_LOOKS // len(left)))):
+        for _ in range(max(1, min(_NUM_DRAWS, _MAX_LOOKS // len(left)))):
             draw = _Draw(load=dict(load))
             for number in chance.sample(left, len(left)):
                 draw.add(number, tasks[number], sender_of(tasks[number], draw))

@@ -3,14 +3,16 @@
 Definitions. A host has a *lane* for each of its NICs. A message between hosts takes a lane on either side; one inside a
 host none.
 
-Algorithm (first fit): sendings in the given order take the first round in which their two ranks, and a lane of their
-two hosts, are free, and which comes after the one that brings the giver its chunk. Busy rounds are bits of an integer,
-so a round is found in a few operations however full the schedule is. `number_rounds` instead keeps to a sequence that
-was made with times in mind (`remesh.reshard.schedule.timeline`).
+Two algorithms:
+
+- `number_rounds` keeps to a sequence that was made with times in mind (`remesh.reshard.schedule.timeline`).
+- `compute_rounds` is first fit, for what has no such sequence: sendings in the given order take the first round in
+  which their two ranks and their two hosts are free, and which comes after the one that brings the giver its chunk.
+  Busy rounds are bits of an integer, so a round is found in a few operations however full the schedule is.
 
 No barrier separates rounds when a plan runs: the rounds fix the order in which each rank posts its messages, and keep
 many givers from turning to one taker at the same time. First fit promises less than twice as many rounds as the
-busiest line has messages; with the order of `remesh.reshard.schedule.order` it comes close to that number itself.
+busiest line has messages.
 """
 
 from __future__ import annotations
@@ -42,34 +44,33 @@ def lanes_of(host_of: Mapping[int, str], network: Network | None = None) -> Lane
     return Lanes(host_of, {host: min(count, _MAX_LANES) for host, count in nics.items() if count > 1})
 
 
-def compute_rounds(
-    sendings: Sequence[Sending], order: Iterable[int] | None = None, lanes: Lanes | None = None
-) -> list[int]:
-    """The round of each sending, counted from 0; the same on every rank.
+def compute_rounds(sendings: Sequence[Sending], host_of: Mapping[int, str]) -> list[int]:
+    """The round of each sending by first fit, counted from 0, for hosts with one NIC each; the same on every rank.
 
-    ``order`` lists the numbers of the sendings by priority, each after the one that informs its giver; their own order
-    if it is not given. Without ``lanes`` every rank counts as a host of its own.
+    Each sending comes after the one that informs its giver.
     """
     giving: dict[int, int] = {}
     taking: dict[int, int] = {}
-    nics = None if lanes is None else _Nics(lanes)
-    rounds = [-1] * len(sendings)
-    for number in range(len(sendings)) if order is None else order:
-        sending = sendings[number]
-        giver, taker, after = sending.giver, sending.taker, sending.after
-        first = rounds[after] + 1 if after >= 0 else 0
+    out: dict[str, int] = {}
+    into: dict[str, int] = {}
+    rounds: list[int] = []
+    for sending in sendings:
+        giver, taker = sending.giver, sending.taker
+        a, b = host_of[giver], host_of[taker]
+        first = rounds[sending.after] + 1 if sending.after >= 0 else 0
         busy = giving.get(giver, 0) | taking.get(taker, 0)
-        if nics is not None:
-            busy |= nics.busy(giver, taker)
+        if a != b:
+            busy |= out.get(a, 0) | into.get(b, 0)
         busy >>= first
         # The lowest bit that is not set.
         at = first + (~busy & (busy + 1)).bit_length() - 1
-        rounds[number] = at
+        rounds.append(at)
         bit = 1 << at
         giving[giver] = giving.get(giver, 0) | bit
         taking[taker] = taking.get(taker, 0) | bit
-        if nics is not None:
-            nics.occupy(giver, taker, bit)
+        if a != b:
+            out[a] = out.get(a, 0) | bit
+            into[b] = into.get(b, 0) | bit
     return rounds
 
 
@@ -97,41 +98,3 @@ def number_rounds(sendings: Sequence[Sending], sequence: Iterable[int], lanes: L
         rounds[number] = at
         giving[giver] = taking[taker] = at + 1
     return rounds
-
-
-class _Nics:
-    """Busy rounds of the lanes of all hosts, out and in."""
-
-    def __init__(self, lanes: Lanes) -> None:
-        self._host_of = lanes.host_of
-        self._out = {host: [0] * lanes.num_lanes.get(host, 1) for host in set(lanes.host_of.values())}
-        self._in = {host: list(busy) for host, busy in self._out.items()}
-
-    def busy(self, giver: int, taker: int) -> int:
-        """Rounds in which all lanes of either host are taken."""
-        a, b = self._host_of[giver], self._host_of[taker]
-        if a == b:
-            return 0
-        out, into = self._out[a], self._in[b]
-        if len(out) == len(into) == 1:
-            return out[0] | into[0]
-        return _all_of(out) | _all_of(into)
-
-    def occupy(self, giver: int, taker: int, bit: int) -> None:
-        """Take a free lane on both sides."""
-        a, b = self._host_of[giver], self._host_of[taker]
-        if a == b:
-            return
-        for lanes in (self._out[a], self._in[b]):
-            if len(lanes) == 1:
-                lanes[0] |= bit
-            else:
-                free = next(at for at, busy in enumerate(lanes) if not busy & bit)
-                lanes[free] |= bit
-
-
-def _all_of(lanes: Sequence[int]) -> int:
-    busy = lanes[0]
-    for other in lanes[1:]:
-        busy &= other
-    return busy

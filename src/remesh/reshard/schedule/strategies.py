@@ -15,8 +15,7 @@ plan is checked, carried out and timed in the same way. Two kinds:
       broadcast          chain or two trees, whichever costs less (`cost`)
 
 - *orders*: `baselines` choose sender and order of slices, which travel as exclusive chains. A chain
-  begins with the receiver that is free last, so that it occupies its NICs no earlier than its order says. Here the
-  order is the point, so the rounds come with the sendings.
+  begins with the receiver that is free last, so that it occupies its NICs no earlier than its order says.
 
 Inside a host chunks go from device to device, from the one by which they entered. Takers on a host that owns the
 stream are served from there. A chunk enters a host once, except with `send_recv`.
@@ -51,8 +50,8 @@ class Routed:
     chunks: list[Chunk]
     sendings: list[Sending]
     """Invariant: a chunk's sendings come after the one that informs their giver."""
-    rounds: list[int] | None
-    """Round of each sending; None to leave them to the planner."""
+    rounds: list[int]
+    """Round of each sending."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,21 @@
+"""Which job does a folder of event logs tell of? What the page and the screen ask before they read it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from remesh.errors import ConfigError
+
+
+def check_folder(events_dir: Path) -> None:
+    """Raises `ConfigError` unless the folder is there."""
+    if not events_dir.is_dir():
+        raise ConfigError(
+            f"showing a job: {events_dir} is not a folder, expected the folder of a job's event logs; give what "
+            "remesh run --events-dir was given"
+        )
+
+
+def title_of(events_dir: Path) -> str:
+    """What the page and the screen call the job: the last two parts of its folder's path."""
+    return "/".join(events_dir.absolute().parts[-2:])
