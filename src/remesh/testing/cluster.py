@@ -268,6 +268,12 @@ class FakeCluster:
             self.train()
             self._break_collectives()
 
+    def run_until_step(self, num_steps: int, within_s: float = 1000.0) -> None:
+        """Let everybody act fairly until so many steps are taken."""
+        while self.num_steps < num_steps:
+            self.settle(1)
+            assert self.now_s < within_s, f"the job makes no progress at step {self.num_steps}"
+
     def generations(self) -> list[Generation]:
         """All that were decided, in order."""
         known = {plan.number: plan for store in sorted(self._stores(), key=_place_of) for plan in store.plans()}

@@ -21,13 +21,6 @@ def make_cluster(
     return cluster
 
 
-def run_steps(cluster: FakeCluster, num_steps: int) -> None:
-    """Act fairly until this many steps are taken."""
-    while cluster.num_steps < num_steps:
-        cluster.settle(1)
-        assert cluster.now_s < 1000, "the job makes no progress"
-
-
 def ends(cluster: FakeCluster) -> list[bool]:
     return [agent.finish.outcome.is_ok for agent in cluster.agents.values() if agent.finish is not None]
 
@@ -42,7 +35,7 @@ def test_two_nodes_meet_train_and_end_together() -> None:
 
 def test_node_lost_to_sigkill_leaves_the_other_node_with_the_same_workers() -> None:
     cluster = make_cluster(num_nodes=2, tp=2)
-    run_steps(cluster, 5)
+    cluster.run_until_step(5)
     before = {worker.pid for worker in cluster.agents[0].workers.values()}
     cluster.kill_node(1)
     cluster.settle()
@@ -56,9 +49,9 @@ def test_node_lost_to_sigkill_leaves_the_other_node_with_the_same_workers() -> N
 
 def test_node_that_comes_back_makes_the_mesh_grow_at_a_step_boundary() -> None:
     cluster = make_cluster(num_nodes=2, tp=2)
-    run_steps(cluster, 3)
+    cluster.run_until_step(3)
     cluster.kill_node(1)
-    run_steps(cluster, 6)
+    cluster.run_until_step(6)
     cluster.add_node()
     cluster.settle()
     plans = cluster.generations()
@@ -69,7 +62,7 @@ def test_node_that_comes_back_makes_the_mesh_grow_at_a_step_boundary() -> None:
 
 def test_killed_worker_is_replaced_while_restarts_remain() -> None:
     cluster = make_cluster(num_nodes=1, num_slots=3, max_restarts=1)
-    run_steps(cluster, 3)
+    cluster.run_until_step(3)
     cluster.kill_worker(0, 1)
     cluster.settle()
     assert [plan.axes["dp"] for plan in cluster.generations()][-1] == 3
@@ -78,7 +71,7 @@ def test_killed_worker_is_replaced_while_restarts_remain() -> None:
 
 def test_last_worker_of_a_node_gone_ends_that_node_only() -> None:
     cluster = make_cluster(num_nodes=2, num_slots=1)
-    run_steps(cluster, 3)
+    cluster.run_until_step(3)
     cluster.kill_worker(1, 0)
     cluster.settle()
     assert sorted(ends(cluster)) == [False, True]
@@ -87,7 +80,7 @@ def test_last_worker_of_a_node_gone_ends_that_node_only() -> None:
 
 def test_preempted_node_leaves_after_a_step_and_ends_well() -> None:
     cluster = make_cluster(num_nodes=2, tp=2)
-    run_steps(cluster, 5)
+    cluster.run_until_step(5)
     cluster.preempt_node(1)
     cluster.settle()
     second = cluster.generations()[1]
@@ -109,7 +102,7 @@ def test_too_few_workers_for_the_mesh_end_the_job_with_both_numbers() -> None:
 def test_workers_in_doubt_follow_a_survivor_that_saw_the_vote() -> None:
     for seed in range(40):
         cluster = make_cluster(num_nodes=2, seed=seed)
-        run_steps(cluster, 5)
+        cluster.run_until_step(5)
         cluster.kill_worker_while_voting(1, 0)
         cluster.settle()
         # 6 if any survivor saw the outcome, 5 if none did; FakeCluster asserts that all stand at the same step.
@@ -177,9 +170,9 @@ def _others_hold_state(cluster: FakeCluster, index: int) -> bool:
 def test_node_that_froze_and_was_given_up_comes_back_without_its_old_state() -> None:
     """A node stands still for longer than its heartbeat may; the others go on; it wakes up and wants in again."""
     cluster = make_cluster(num_nodes=2)
-    run_steps(cluster, 3)
+    cluster.run_until_step(3)
     cluster.freeze_node(1)
-    run_steps(cluster, 6)
+    cluster.run_until_step(6)
     cluster.thaw_node(1)
     cluster.settle()
     plans = cluster.generations()
@@ -192,13 +185,13 @@ def test_leader_of_a_meeting_may_die_or_freeze_in_it() -> None:
     """Whoever leads the meeting is lost before it has proposed; somebody else leads."""
     for lose in (FakeCluster.kill_node, FakeCluster.freeze_node):
         cluster = make_cluster(num_nodes=3)
-        run_steps(cluster, 3)
+        cluster.run_until_step(3)
         cluster.kill_node(2)
         for index in (0, 1):
             cluster.look(index)
         leader = int(cluster.first.keys["gen/2/lead/0"]["node"])
         lose(cluster, leader)
-        run_steps(cluster, 6)
+        cluster.run_until_step(6)
         cluster.settle()
         assert {"node": 1 - leader} in (cluster.first.get("gen/2/lead/1"), cluster.first.get("gen/3/lead/0"))
         assert ends(cluster)[0]

@@ -42,8 +42,7 @@ class Teller:
         assert cluster is not None, "a story begins with: job nodes=... workers=... tp=... restarts=..."
         match verb, [int(word) for word in words]:
             case "until-step", [step]:
-                while cluster.num_steps < step:
-                    cluster.settle(1)
+                cluster.run_until_step(step)
             case "kill-node", [index]:
                 cluster.kill_node(index)
             case "kill-worker", [index, slot]:
