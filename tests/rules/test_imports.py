@@ -107,6 +107,7 @@ _PURE_ELSEWHERE = {
     "remesh.elastic.mesh_policy",
     "remesh.elastic.metrics",
     "remesh.elastic.outcome",
+    "remesh.elastic.seats",
     "remesh.elastic.snapshots.choice",
     "remesh.elastic.snapshots.form",
     "remesh.elastic.store.card",

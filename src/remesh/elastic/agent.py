@@ -54,7 +54,7 @@ from remesh.elastic.membership.machine import AgentMachine, AgentRules
 from remesh.elastic.membership.phases import Phase
 from remesh.elastic.membership.view import StoreReader
 from remesh.elastic.outcome import Category, Outcome
-from remesh.elastic.snapshots.choice import next_node
+from remesh.elastic.snapshots.choice import choose_readers
 from remesh.elastic.snapshots.keeper import SnapshotKeeper
 from remesh.elastic.store.card import JobCard
 from remesh.elastic.store.home import Address, Standing, StoreHome
@@ -209,9 +209,10 @@ class Agent:
     def _tell(self, slot: int, message: Mapping[str, Any]) -> None:
         if slot not in self._links:
             return
-        extra = {"store": self._home.endpoint, **self._snapshots_for(slot)} if message["do"] == "meet" else {}
+        if message["do"] == "meet":
+            message = {**message, "store": self._home.endpoint, **self._snapshots_for(int(message["rank"]))}
         try:
-            send_message(self._links[slot], {**message, **extra})
+            send_message(self._links[slot], message)
         except TimeoutError:
             # Half a message may be on its way; nobody can read what would follow it.
             self._log.write("kill-worker", slot=slot, reason=f"did not read a message for {SEND_TIMEOUT_S:g} s")
@@ -335,7 +336,7 @@ class Agent:
         try:
             match message.get("say"):
                 case "keep":
-                    key = (int(message["generation"]), self._index, int(message["slot"]))
+                    key = (int(message["generation"]), int(message["rank"]))
                     self._keeper.adopt(key, int(message["pid"]), list(message["descriptors"]))
                 case "progress" | "stack":
                     self._health.take(message)
@@ -357,19 +358,19 @@ class Agent:
                 self._selector.unregister(connection)
             connection.close()
 
-    def _snapshots_for(self, slot: int) -> Message:
+    def _snapshots_for(self, rank: int) -> Message:
         """What a worker needs to take snapshots, and its share of those that are kept here."""
         plan = self._reader.plan
         assert plan is not None
-        mine = sorted(member.slot for member in plan.of_node(self._index) if member.rank >= 0)
-        follower = next_node(self._index, sorted({member.node for member in plan.members}))
-        other = None if follower is None else self._reader.node(self._store, follower)
+        mine = sorted(member.rank for member in plan.of_node(self._index) if member.rank >= 0)
+        keeper = plan.keepers[rank]
+        other = None if keeper is None else self._reader.node(self._store, keeper)
+        kept = self._keeper.paths()
         return {
-            "node": self._index,
-            "neighbour": None if other is None else [other.address, other.snapshot_port],
+            "keeper": None if other is None else [other.address, other.snapshot_port],
             "secret": self._config.token.secret.hex(),
             "tls": None if self._config.tls is None else self._config.tls.to_message(),
-            "snapshots": self._keeper.paths()[mine.index(slot) :: len(mine)],
+            "snapshots": [path for key in choose_readers(kept, mine)[rank] for path in kept[key]],
         }
 
     # --- the store and the other agents ---

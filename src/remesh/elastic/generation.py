@@ -19,6 +19,7 @@ from typing import Any
 from remesh.elastic.failover import FIRST_PLACE, Base, Place, describe_missing_quorum
 from remesh.elastic.mesh_policy import Template, decide_mesh, format_axes
 from remesh.elastic.outcome import Category
+from remesh.elastic.seats import Member, choose_for_seats, compute_keepers
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,18 +55,6 @@ class WorkerReport:
     """Whether the last resolved batch was taken (False: voted down)."""
     can_stay: bool = False
     """Whether its program can go on in its loop of steps, if its place in the mesh stays the same."""
-
-
-@dataclass(frozen=True, slots=True)
-class Member:
-    """A worker with a place in the mesh."""
-
-    rank: int
-    """World rank in this generation; row-major position in the mesh."""
-    node: int
-    """Index of its node."""
-    slot: int
-    pid: int
 
 
 @dataclass(frozen=True)
@@ -130,6 +119,11 @@ class Generation:
     def first_node(self) -> int:
         """The node that answers for what concerns all: hearts that stand still, the end."""
         return min(self.hosts)
+
+    @cached_property
+    def keepers(self) -> Mapping[int, int | None]:
+        """Rank -> node that keeps the second copy of its snapshots."""
+        return compute_keepers(self.members, self.standby)
 
     def of_node(self, index: int) -> Sequence[Member]:
         """The members on a node, those that stand by last."""
@@ -304,7 +298,7 @@ def _in_rank_order(here: Reports) -> list[tuple[int, WorkerReport]]:
 
 
 def _keep_seats(workers: Sequence[tuple[int, WorkerReport]], last: Generation) -> list[tuple[int, WorkerReport]]:
-    """Whoever had a rank of a mesh of the same shape keeps it; the others fill the gaps, in their order.
+    """Whoever had a rank of a mesh of the same shape keeps it; the others fill the gaps.
 
     So nothing moves but the state of those who take a seat that is free.
     """
@@ -317,9 +311,11 @@ def _keep_seats(workers: Sequence[tuple[int, WorkerReport]], last: Generation) -
             others.append((node, report))
         else:
             kept[rank] = (node, report)
-    rest = iter(others)
-    filled = [kept[rank] if rank in kept else next(rest) for rank in range(len(last.members))]
-    return [*filled, *rest]
+    free = [rank for rank in range(len(last.members)) if rank not in kept]
+    near = {rank: (last.members[rank].node, last.keepers[rank]) for rank in free}
+    taken, rest = choose_for_seats(free, others, near)
+    kept |= taken
+    return [*(kept[rank] for rank in range(len(last.members))), *rest]
 
 
 def _can_all_stay(workers: Sequence[tuple[int, WorkerReport]], last: Generation) -> bool:

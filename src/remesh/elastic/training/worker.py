@@ -159,11 +159,10 @@ class Worker:
         return self._store
 
     def _shelf_of(self, plan: Generation, message: Message) -> Shelf:
-        neighbour = message["neighbour"]
+        keeper = message["keeper"]
         token = Token(os.environ["TORCHELASTIC_RUN_ID"], bytes.fromhex(message["secret"]))
-        where = None if neighbour is None else (str(neighbour[0]), int(neighbour[1]))
-        tls = Tls.from_message(message["tls"])
-        return Shelf(plan.number, int(message["node"]), self._slot, where, token, tls)
+        where = None if keeper is None else (str(keeper[0]), int(keeper[1]))
+        return Shelf(plan.number, int(message["rank"]), where, token, Tls.from_message(message["tls"]))
 
     def _read_snapshots(self, message: Message) -> tuple[Held, ...]:
         """This worker's share of the snapshots on its node; one that is damaged or gone is told and left out."""
