@@ -103,6 +103,7 @@ _PURE_ELSEWHERE = {
     "remesh.elastic.membership.instructions",
     "remesh.elastic.membership.machine",
     "remesh.elastic.membership.phases",
+    "remesh.elastic.membership.roster",
     "remesh.elastic.membership.view",
     "remesh.elastic.mesh_policy",
     "remesh.elastic.metrics",

@@ -24,7 +24,6 @@ remain. Time comes with every event; the machine reads no clock.
 
 from __future__ import annotations
 
-import enum
 import signal
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -64,6 +63,7 @@ from remesh.elastic.membership.instructions import (
     WorkerSuspects,
 )
 from remesh.elastic.membership.phases import ALLOWED, Phase
+from remesh.elastic.membership.roster import Roster, Worker, WorkerState
 from remesh.elastic.membership.view import Wants
 from remesh.elastic.outcome import Category, Outcome
 
@@ -71,26 +71,6 @@ FIRST_PROBE_S, MAX_PROBE_S = 0.05, 1.0
 """How long an agent waits between two looks whether somebody lives: doubled each time, up to the second."""
 PATIENCE_S = 0.5
 """How long a meeting may take before those who wait for its leader look whether it lives."""
-
-
-class WorkerState(enum.Enum):
-    """Where one of its workers stands."""
-
-    STARTING = "starting"
-    """The process is up but has not called in."""
-    IDLE = "idle"
-    """Between generations, or standing by."""
-    TRAINING = "training"
-    DONE = "done"
-    """Its training function returned; it waits for the others."""
-    DEAD = "dead"
-
-
-@dataclass
-class _Worker:
-    state: WorkerState = WorkerState.STARTING
-    report: WorkerReport | None = None
-    """Its last report; None before the first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +105,7 @@ class AgentMachine:
     """The generation this node is or was last part of."""
     meeting: int = 0
     """Number of the generation that the open meeting will decide."""
-    _workers: dict[int, _Worker] = field(default_factory=dict)
+    _roster: Roster = field(default_factory=Roster)
     _dead_nodes: dict[int, str] = field(default_factory=dict)
     _silent_nodes: set[int] = field(default_factory=set)
     """Those of the dead nodes that may be alive, cut off from here."""
@@ -141,8 +121,6 @@ class AgentMachine:
     _probe_gap_s: float = FIRST_PROBE_S
     _published: tuple[WorkerReport, ...] | None = None
     """The reports that this node last brought to the open meeting."""
-    _left_behind: set[int] = field(default_factory=set)
-    """Processes here whose state belongs to a generation that the others left without them."""
     _is_leaving: bool = False
     _failures_seen: int = 0
     """How many failures of this node it last held off for, and since when."""
@@ -156,21 +134,21 @@ class AgentMachine:
     def start(self, now_s: float) -> list[Instruction]:
         """The first instructions: start a worker in every slot."""
         self._since_s = now_s
-        self._workers = {slot: _Worker() for slot in range(self.rules.num_slots)}
-        return [StartWorker(slot) for slot in self._workers]
+        self._roster.workers = {slot: Worker() for slot in range(self.rules.num_slots)}
+        return [StartWorker(slot) for slot in self._roster.workers]
 
     def handle(self, event: Event, now_s: float) -> list[Instruction]:
         """Take one event, return what to do, in order."""
         out: list[Instruction] = []
         match event:
             case WorkerReady(report) | WorkerLeft(report):
-                self._workers[report.slot] = _Worker(WorkerState.IDLE, report)
+                self._roster.take(WorkerState.IDLE, report)
                 if self.phase is Phase.ENDING:
                     # It was still starting, or on its way out, when the others were told.
                     out.append(self._tell_exit(report.slot))
             case WorkerDone(generation, report):
                 if self.generation and generation == self.generation.number:
-                    self._workers[report.slot] = _Worker(WorkerState.DONE, report)
+                    self._roster.take(WorkerState.DONE, report)
             case WorkerSuspects(slot, generation, text):
                 if self.phase is Phase.RUNNING and self.generation and generation == self.generation.number:
                     out += self._break(f"worker {slot} of {self.name} lost a peer: {text}")
@@ -241,7 +219,7 @@ class AgentMachine:
         return self._advance_running(now_s)
 
     def _advance_starting(self, now_s: float) -> list[Instruction]:
-        alive = self._alive()
+        alive = self._roster.alive()
         if not alive or any(worker.state is WorkerState.STARTING for worker in alive.values()):
             return []
         out, holds_off = self._hold_off(now_s)
@@ -278,7 +256,7 @@ class AgentMachine:
         assert view is not None
         if view.plan is not None and view.latest >= self.meeting:
             return self._adopt(view.plan, now_s)
-        if self._reports() != self._published:
+        if self._roster.reports() != self._published:
             return [self._here()]
         if view.here.get(self.index) != self._published:
             return []
@@ -337,19 +315,18 @@ class AgentMachine:
         self._set_phase(Phase.RUNNING, now_s)
         out: list[Instruction] = [Note("generation", plan.to_json())]
         for member in mine:
-            worker = self._workers[member.slot]
-            pid = worker.report.pid if worker.report else None
-            if worker.state is not WorkerState.DEAD and pid == member.pid:
+            worker = self._roster.workers[member.slot]
+            if worker.state is not WorkerState.DEAD and self._roster.process_in(member.slot) == member.pid:
                 placed = member.rank >= 0
                 worker.state = WorkerState.TRAINING if placed else WorkerState.IDLE
                 if placed:
                     message = {"do": "meet", "rank": member.rank, "plan": plan.to_json()}
-                    if member.pid in self._left_behind:
+                    if member.pid in self._roster.left_behind:
                         message["forget"] = True
                     out.append(Tell(member.slot, message))
             else:
                 out += self._break(f"worker {member.slot} of {self.name} died while the members met")
-        self._left_behind -= {member.pid for member in mine if member.rank >= 0}
+        self._roster.left_behind -= {member.pid for member in mine if member.rank >= 0}
         return out
 
     def _advance_running(self, now_s: float) -> list[Instruction]:
@@ -370,11 +347,10 @@ class AgentMachine:
             reason = f"the others went on to generation {view.latest} without {self.name}"
             out.append(Note("left-behind", {"generation": plan.number, "reason": reason}))
             out += self._tell_training({"do": "break", "generation": plan.number, "reason": reason})
-            self._left_behind |= {member.pid for member in plan.of_node(self.index)}
+            self._roster.left_behind |= {member.pid for member in plan.of_node(self.index)}
         if self.phase is Phase.LEAVING and now_s - self._since_s > self.rules.leave_timeout_s:
-            for slot, worker in self._alive().items():
-                if worker.state is WorkerState.TRAINING and self._tell_once(f"kill-{slot}"):
-                    out.append(KillWorker(slot, f"did not leave generation {plan.number} in time"))
+            late = [slot for slot in self._roster.training() if self._tell_once(f"kill-{slot}")]
+            out += [KillWorker(slot, f"did not leave generation {plan.number} in time") for slot in late]
         return out + self._advance_members(current, now_s)
 
     def _advance_members(self, current: bool, now_s: float) -> list[Instruction]:
@@ -382,7 +358,8 @@ class AgentMachine:
         view, plan = self._view, self.generation
         assert view is not None and plan is not None
         placed = [member for member in plan.of_node(self.index) if member.rank >= 0]
-        states = [self._workers[member.slot].state for member in placed if self._is_same(member.slot, member.pid)]
+        workers = self._roster.workers
+        states = [workers[one.slot].state for one in placed if self._roster.process_in(one.slot) == one.pid]
         if self.phase is Phase.RUNNING and all(state is WorkerState.DONE for state in states):
             if len(states) == len(placed) and self._tell_once("done"):
                 return [Publish(f"gen/{plan.number}/done/{self.index}", {})]
@@ -394,7 +371,7 @@ class AgentMachine:
         asked_out = self.phase is Phase.LEAVING or (current and view.pause is not None)
         if is_out and asked_out and not (self.phase is Phase.RUNNING and self._all_done_here(states)):
             return self._depart(now_s) if self._is_leaving else self._enter_meeting(now_s)
-        newcomers = [slot for slot, worker in self._alive().items() if worker.report and not self._in_plan(slot)]
+        newcomers = self._roster.newcomers(plan, self.index)
         if not newcomers or not current or view.pause is not None:
             return []
         out, holds_off = self._hold_off(now_s)
@@ -445,9 +422,7 @@ class AgentMachine:
         return list(known.values())
 
     def _worker_exited(self, slot: int, code: int, now_s: float) -> list[Instruction]:
-        worker = self._workers[slot]
-        had_called_in = worker.report is not None
-        worker.state, worker.report = WorkerState.DEAD, None
+        had_called_in = self._roster.lose(slot)
         if self.phase is Phase.ENDING:
             return []
         if code >= 0:
@@ -460,9 +435,9 @@ class AgentMachine:
             out += self._break(f"worker {slot} of {self.name} was killed by {name}")
         if self.restarts_left > 0:
             self.restarts_left -= 1
-            self._workers[slot] = _Worker()
+            self._roster.workers[slot] = Worker()
             return [*out, StartWorker(slot)]
-        if not self._alive():
+        if not self._roster.alive():
             # The node leaves; the others see its agent gone and go on without it.
             text = f"{self.name} has no worker and no restart left, the last was killed by {name}"
             self._end = {"ok": False, "text": text, "category": Category.WORKER.value}
@@ -472,11 +447,11 @@ class AgentMachine:
     def _enter_ending(self, now_s: float) -> list[Instruction]:
         assert self._end is not None
         self._set_phase(Phase.ENDING, now_s)
-        return [self._tell_exit(slot) for slot in self._alive()]
+        return [self._tell_exit(slot) for slot in self._roster.alive()]
 
     def _advance_ending(self, now_s: float) -> list[Instruction]:
         assert self._end is not None
-        alive = self._alive()
+        alive = self._roster.alive()
         if not alive:
             return [Finish(self._outcome())] if self._tell_once("finish") else []
         if now_s - self._since_s <= self.rules.exit_timeout_s:
@@ -503,37 +478,16 @@ class AgentMachine:
         return Publish("end", end)
 
     def _here(self) -> Publish:
-        self._published = self._reports()
+        self._published = self._roster.reports()
         workers = [asdict(report) for report in self._published]
         return Publish(f"gen/{self.meeting}/here/{self.index}", {"workers": workers}, once=False)
-
-    def _reports(self) -> tuple[WorkerReport, ...]:
-        states = (WorkerState.IDLE, WorkerState.DONE)
-        found = (worker.report for worker in self._workers.values() if worker.report and worker.state in states)
-        return tuple(
-            replace(report, step=None, in_doubt=False) if report.pid in self._left_behind else report
-            for report in found
-        )
-
-    def _alive(self) -> dict[int, _Worker]:
-        return {slot: worker for slot, worker in self._workers.items() if worker.state is not WorkerState.DEAD}
-
-    def _is_same(self, slot: int, pid: int) -> bool:
-        report = self._workers[slot].report
-        return report is not None and report.pid == pid
-
-    def _in_plan(self, slot: int) -> bool:
-        assert self.generation is not None
-        return any(
-            member.slot == slot and self._is_same(slot, member.pid) for member in self.generation.of_node(self.index)
-        )
 
     def _was_placed(self, slot: int) -> bool:
         assert self.generation is not None
         return any(member.slot == slot and member.rank >= 0 for member in self.generation.of_node(self.index))
 
     def _tell_training(self, message: Mapping[str, Any]) -> list[Instruction]:
-        return [Tell(slot, message) for slot, worker in self._workers.items() if worker.state is WorkerState.TRAINING]
+        return [Tell(slot, message) for slot in self._roster.training()]
 
     def _set_phase(self, phase: Phase, now_s: float) -> None:
         assert (self.phase, phase) in ALLOWED, f"agent {self.index}: no way from {self.phase} to {phase}"

@@ -29,6 +29,7 @@ MAX_CONNECTIONS = 64
 MAX_SHARE = 0.5
 """A parcel that needs more than this share of the memory that is free now is not kept."""
 
+
 @dataclass
 class _Shelf:
     buffers: list[Buffer] = field(default_factory=list)
