@@ -45,7 +45,7 @@ INNER_ARROW: dict[str, dict[str, set[str]]] = {
         "running": {"model", "schedule", "planning"},
     },
     "elastic": {
-        "membership": {"failover", "generation", "outcome"},
+        "membership": {"failover", "generation", "mesh_policy", "outcome"},
         "store": {"failover", "generation", "token"},
         "snapshots": {"state", "tls", "token"},
         "health": {"events", "generation", "membership", "store"},

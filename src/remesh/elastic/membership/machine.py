@@ -39,7 +39,16 @@ from remesh.elastic.generation import (
     compute_bases,
     decide_generation,
 )
-from remesh.elastic.membership.exclusion import NO_EXCLUSION, ExclusionRules, decide_hold_off
+from remesh.elastic.membership.exclusion import (
+    NO_EXCLUSION,
+    NO_STRAGGLERS,
+    ExclusionRules,
+    Keep,
+    StragglerRules,
+    decide_hold_off,
+    decide_leave_out,
+    decide_rest,
+)
 from remesh.elastic.membership.instructions import (
     Event,
     Finish,
@@ -53,6 +62,7 @@ from remesh.elastic.membership.instructions import (
     StartWorker,
     StoreMoved,
     StoreView,
+    StragglerFound,
     Tell,
     Tick,
     WorkerDone,
@@ -65,6 +75,7 @@ from remesh.elastic.membership.instructions import (
 from remesh.elastic.membership.phases import ALLOWED, Phase
 from remesh.elastic.membership.roster import Roster, Worker, WorkerState
 from remesh.elastic.membership.view import Wants
+from remesh.elastic.mesh_policy import MeshChoice, decide_mesh
 from remesh.elastic.outcome import Category, Outcome
 
 FIRST_PROBE_S, MAX_PROBE_S = 0.05, 1.0
@@ -89,6 +100,8 @@ class AgentRules:
     """How long workers may go without a step before all are asked where they stand."""
     exclusion: ExclusionRules = NO_EXCLUSION
     """How long this node holds off when it has failed again and again."""
+    stragglers: StragglerRules = NO_STRAGGLERS
+    """When a worker is left out for being slower than the others."""
 
 
 @dataclass
@@ -143,6 +156,8 @@ class AgentMachine:
         match event:
             case WorkerReady(report) | WorkerLeft(report):
                 self._roster.take(WorkerState.IDLE, report)
+                if report.pid in self._roster.slow_until_s and not report.is_dispensable:
+                    out.append(self._keep_slow(report))
                 if self.phase is Phase.ENDING:
                     # It was still starting, or on its way out, when the others were told.
                     out.append(self._tell_exit(report.slot))
@@ -163,6 +178,8 @@ class AgentMachine:
                     out += self._break(f"{self.generation.hosts[index]} is gone: {proof}")
             case LeaveAsked(text):
                 out += self._ask_out(text, now_s)
+            case StragglerFound():
+                out += self._leave_out(event, now_s)
             case StoreView():
                 self._view = event
                 if event.end is not None and self._end is None:
@@ -320,6 +337,7 @@ class AgentMachine:
                 placed = member.rank >= 0
                 worker.state = WorkerState.TRAINING if placed else WorkerState.IDLE
                 if placed:
+                    self._roster.slow_until_s.pop(member.pid, None)
                     message = {"do": "meet", "rank": member.rank, "plan": plan.to_json()}
                     if member.pid in self._roster.left_behind:
                         message["forget"] = True
@@ -371,14 +389,57 @@ class AgentMachine:
         asked_out = self.phase is Phase.LEAVING or (current and view.pause is not None)
         if is_out and asked_out and not (self.phase is Phase.RUNNING and self._all_done_here(states)):
             return self._depart(now_s) if self._is_leaving else self._enter_meeting(now_s)
+        if not current or view.pause is not None:
+            return []
+        rested = self._roster.take_rested(now_s)
+        if rested and self._would_grow(plan) and self._tell_once("rested"):
+            text = f"worker {rested[0]} of {self.name} comes back, it stood by for being slow"
+            return [Publish(f"gen/{plan.number}/pause", {"text": text})]
         newcomers = self._roster.newcomers(plan, self.index)
-        if not newcomers or not current or view.pause is not None:
+        if not newcomers:
             return []
         out, holds_off = self._hold_off(now_s)
         if not holds_off and self._tell_once("newcomer"):
             text = f"worker {newcomers[0]} of {self.name} wants to join"
             out.append(Publish(f"gen/{plan.number}/pause", {"text": text}))
         return out
+
+    def _leave_out(self, found: StragglerFound, now_s: float) -> list[Instruction]:
+        """Let a slow worker of this node stand by from the next step on, if the job is better off without it."""
+        view, plan, template = self._view, self.generation, self._roster.template()
+        if self.phase is not Phase.RUNNING or view is None or plan is None or template is None:
+            return []
+        if plan.number != found.generation or view.plan != plan or view.pause or view.broken:
+            return []
+        member = plan.members[found.rank]
+        if member.node != self.index or member.pid in self._roster.indispensable:
+            return []
+        min_nodes = self.rules.meeting.min_nodes
+        verdict = decide_leave_out(plan, template, rank=found.rank, ratio=found.ratio, min_nodes=min_nodes)
+        if isinstance(verdict, Keep):
+            return [Note("straggler-kept", {"reason": verdict.reason})]
+        rest = decide_rest(self.name, plan.failures.get(self.name, 0) + 1, self.rules.exclusion)
+        self._roster.slow_until_s[member.pid] = now_s + rest.seconds
+        reason = f"{verdict.reason}; {found.reason}"
+        message = {"do": "pause", "generation": plan.number, "reason": reason, "leave": True}
+        return [
+            Publish(f"gen/{plan.number}/pause", {"text": reason}),
+            Note("excluded", {"reason": rest.reason, "seconds": rest.seconds}),
+            Tell(member.slot, message),
+        ]
+
+    def _keep_slow(self, report: WorkerReport) -> Note:
+        """It was to be left out, and came without having handed on what it holds."""
+        del self._roster.slow_until_s[report.pid]
+        self._roster.indispensable.add(report.pid)
+        reason = f"worker {report.slot} of {self.name} keeps its seat: the job would lose steps without what it holds"
+        return Note("straggler-kept", {"reason": reason})
+
+    def _would_grow(self, plan: Generation) -> bool:
+        """Whether those who stand by make a larger mesh possible."""
+        template = self._roster.template()
+        choice = None if template is None else decide_mesh(template, len(plan.members) + len(plan.standby))
+        return isinstance(choice, MeshChoice) and choice.size > len(plan.members)
 
     def _ask_out(self, text: str, now_s: float) -> list[Instruction]:
         """Leave with the others after the next step; at once when no generation is running."""

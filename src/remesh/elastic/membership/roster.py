@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from remesh.elastic.generation import Generation, WorkerReport
+from remesh.elastic.mesh_policy import Template
 
 
 class WorkerState(enum.Enum):
@@ -45,6 +46,8 @@ class Roster:
     """Processes here whose state belongs to a generation that the others left without them."""
     slow_until_s: dict[int, float] = field(default_factory=dict)
     """Processes that are to be left out for being slow, and until when."""
+    indispensable: set[int] = field(default_factory=set)
+    """Slow processes that could not hand on what they hold: they are not asked again."""
 
     def take(self, state: WorkerState, report: WorkerReport) -> None:
         """A worker says where it stands."""
@@ -66,6 +69,11 @@ class Roster:
     def alive(self) -> Mapping[int, Worker]:
         """Those whose process lives, as far as is known."""
         return {slot: worker for slot, worker in self.workers.items() if worker.state is not WorkerState.DEAD}
+
+    def template(self) -> Template | None:
+        """The mesh template of this node's workers; None before one has called in."""
+        reports = (worker.report for worker in self.workers.values())
+        return next((Template.from_json(report.template) for report in reports if report), None)
 
     def training(self) -> list[int]:
         """Slots of those that are in a generation."""
