@@ -96,6 +96,7 @@ _PURE_ELSEWHERE = {
     "remesh.elastic.failover",
     "remesh.elastic.generation",
     "remesh.elastic.health.machine",
+    "remesh.elastic.health.pace",
     "remesh.elastic.health.verdicts",
     "remesh.elastic.launch.flags",
     "remesh.elastic.launch.mode",

@@ -28,6 +28,7 @@ from remesh.elastic.failover import Place
 from remesh.elastic.generation import NodeInfo, WorkerReport
 from remesh.elastic.health.agent_side import HealthWatch
 from remesh.elastic.health.machine import HealthMachine
+from remesh.elastic.health.pace import PaceJudge
 from remesh.elastic.link import LineBuffer, Message, send_message
 from remesh.elastic.membership.instructions import (
     Event,
@@ -142,7 +143,8 @@ class Agent:
             stack.callback(self._log.close)
             self._machine = AgentMachine(self._index, self._config.node_name, self._config.rules)
             health = HealthMachine(self._index, self._config.rules.hang_timeout_s)
-            self._health = HealthWatch(health, self._store, self._log, self._perform)
+            paces = PaceJudge(self._config.rules.stragglers)
+            self._health = HealthWatch(health, paces, self._store, self._log, self._perform)
             stack.callback(self._kill_all)
             self._handle_signals()
             self._log.write("agent", pid=os.getpid(), index=self._index, node=self._config.node_name)
@@ -157,8 +159,8 @@ class Agent:
                 try:
                     self._poll_store()
                     self._beat()
-                    if self._machine.phase is Phase.RUNNING:
-                        self._health.poll()
+                    if self._machine.phase is Phase.RUNNING and (found := self._health.poll()) is not None:
+                        self._feed(found)
                 except dist.DistError as error:
                     self._lost = error
             self._feed(LeaveAsked("SIGTERM") if self._leave_asked else Tick())
@@ -206,11 +208,12 @@ class Agent:
         except dist.DistError as error:
             self._lost = error
 
-    def _tell(self, slot: int, message: Mapping[str, Any]) -> None:
+    def _tell(self, slot: int, told: Mapping[str, Any]) -> None:
         if slot not in self._links:
             return
+        message = dict(told)
         if message["do"] == "meet":
-            message = {**message, "store": self._home.endpoint, **self._snapshots_for(int(message["rank"]))}
+            message |= {"store": self._home.endpoint, **self._snapshots_for(int(message["rank"]))}
         try:
             send_message(self._links[slot], message)
         except TimeoutError:

@@ -390,10 +390,10 @@ def _explain(
             parts += [f"worker pid {pid} of {nodes[index].name} joined" for pid in sorted(pids.difference(known))]
         if len(parts) > _MAX_REASONS:
             parts = [*parts[:_MAX_REASONS], f"and {len(parts) - _MAX_REASONS} more such changes"]
-    known = [(node, one) for node in sorted(here) for one in here[node]]
-    parts += [f"worker {one.slot} of {nodes[node].name} was slow" for node, one in known if one.is_slow][:_MAX_REASONS]
-    rested = [(node, one) for node, one in known if last and one.pid in last.resting and not one.is_slow]
-    parts += [f"worker {one.slot} of {nodes[node].name} has rested" for node, one in rested][:_MAX_REASONS]
+    for node in sorted(here):
+        rested = [one for one in here[node] if last and one.pid in last.resting and not one.is_slow]
+        parts += [f"worker {one.slot} of {nodes[node].name} was slow" for one in here[node] if one.is_slow]
+        parts += [f"worker {one.slot} of {nodes[node].name} has rested" for one in rested]
     if last and all(report.step is None for reports in here.values() for report in reports):
         parts.append("no survivor holds state")
     elif last and max(report.step or 0 for reports in here.values() for report in reports) < last.step:

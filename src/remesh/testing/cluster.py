@@ -464,8 +464,6 @@ class FakeCluster:
                     self.notes.append(instruction)
                 case Finish():
                     agent.finish, agent.alive = instruction, False
-                case _:
-                    pass
 
     def _tell(self, agent: FakeAgent, slot: int, message: Mapping[str, Any]) -> None:
         worker = agent.workers.get(slot)

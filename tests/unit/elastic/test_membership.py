@@ -141,8 +141,10 @@ def happen(cluster: FakeCluster, rng: random.Random) -> None:
         cluster.look(index)
     elif what < 0.45:
         cluster.tick(index, rng.random() * 0.2)
-    elif what < 0.6:
+    elif what < 0.58:
         cluster.call_in(index)
+    elif what < 0.6 and cluster.generations():
+        cluster.find_straggler(index, rng.randrange(2), 1 + 3 * rng.random())
     elif what < 0.85:
         cluster.settle(rng.randrange(1, 3))
     elif what < 0.88 and len(alive) > 1:
@@ -195,3 +197,16 @@ def test_leader_of_a_meeting_may_die_or_freeze_in_it() -> None:
         cluster.settle()
         assert {"node": 1 - leader} in (cluster.first.get("gen/2/lead/1"), cluster.first.get("gen/3/lead/0"))
         assert ends(cluster)[0]
+
+
+def test_slow_worker_whose_state_nobody_else_holds_keeps_its_seat_and_is_not_asked_again() -> None:
+    """It finds in the vote that the job would lose steps without it."""
+    cluster = make_cluster(num_nodes=2)
+    cluster.run_until_step(3)
+    for _ in range(2):
+        cluster.find_straggler(1, 0, 9.0)
+        cluster.agents[1].workers[0].is_leaving = False
+        cluster.run_until_step(cluster.num_steps + 3)
+    assert [plan.axes["dp"] for plan in cluster.generations()] == [4, 4]
+    kept = [note.values["reason"] for note in cluster.notes if note.kind == "straggler-kept"]
+    assert kept == ["worker 0 of node-1 keeps its seat: the job would lose steps without what it holds"]
