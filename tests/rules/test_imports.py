@@ -103,6 +103,7 @@ _PURE_ELSEWHERE = {
     "remesh.elastic.membership.exclusion",
     "remesh.elastic.membership.instructions",
     "remesh.elastic.membership.machine",
+    "remesh.elastic.membership.meeting",
     "remesh.elastic.membership.phases",
     "remesh.elastic.membership.roster",
     "remesh.elastic.membership.view",

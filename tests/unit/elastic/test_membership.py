@@ -5,8 +5,20 @@ import random
 
 import pytest
 
-from remesh.elastic.generation import MeetingRules
-from remesh.elastic.membership.machine import AgentRules, Phase
+from remesh.elastic.generation import MeetingRules, WorkerReport
+from remesh.elastic.membership.instructions import (
+    Finish,
+    KillWorker,
+    LeaveAsked,
+    Publish,
+    StartWorker,
+    Tell,
+    Tick,
+    WorkerExited,
+    WorkerReady,
+)
+from remesh.elastic.membership.machine import AgentMachine, AgentRules, Phase
+from remesh.elastic.mesh_policy import make_template
 from remesh.testing.cluster import FakeCluster
 
 
@@ -210,3 +222,37 @@ def test_slow_worker_whose_state_nobody_else_holds_keeps_its_seat_and_is_not_ask
     assert [plan.axes["dp"] for plan in cluster.generations()] == [4, 4]
     kept = [note.values["reason"] for note in cluster.notes if note.kind == "straggler-kept"]
     assert kept == ["worker 0 of node-1 keeps its seat: the job would lose steps without what it holds"]
+
+
+def make_machine() -> AgentMachine:
+    """An agent with one worker, which has been started at second 0."""
+    meeting = MeetingRules(1, 1, last_call_s=1.0, join_timeout_s=5.0, absence_timeout_s=20.0)
+    machine = AgentMachine(0, "a", AgentRules(1, 3, meeting, leave_timeout_s=10.0, exit_timeout_s=5.0))
+    assert machine.start(0.0) == [StartWorker(0)]
+    return machine
+
+
+@pytest.mark.parametrize("code", [0, 1, 3])
+def test_script_that_raises_or_exits_at_once_ends_the_job_and_uses_no_restart(code: int) -> None:
+    """Before it called remesh.elastic, and after: with any exit code, for a job that goes on alone would be no job."""
+    report = WorkerReport(0, 100, make_template({"dp": -1}).to_json())
+    for called_in, told in ((False, "ended before it called remesh.elastic"), (True, "raised or exited")):
+        machine = make_machine()
+        if called_in:
+            machine.handle(WorkerReady(report), 0.1)
+        (end,) = machine.handle(WorkerExited(0, code), 0.2)
+        assert isinstance(end, Publish) and end.key == "end"
+        assert end.value["text"] == f"worker 0 of a {told} (exit code {code}); see its log"
+        assert end.value["category"] == "worker"
+
+
+def test_worker_that_does_not_end_when_told_is_killed_and_the_agent_ends() -> None:
+    """It ignores every signal that can be ignored, and every message."""
+    machine = make_machine()
+    told = machine.handle(LeaveAsked("SIGTERM"), 1.0)
+    assert [one.message["do"] for one in told if isinstance(one, Tell)] == ["exit"]
+    assert machine.handle(Tick(), 5.9) == []
+    assert machine.handle(Tick(), 6.1) == [KillWorker(0, "did not end when told to")]
+    assert machine.handle(Tick(), 7.0) == []
+    (finish,) = machine.handle(WorkerExited(0, -9), 7.1)
+    assert isinstance(finish, Finish) and finish.outcome.is_ok

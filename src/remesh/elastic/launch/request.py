@@ -104,8 +104,9 @@ def check_request(request: Request, mode: Mode) -> None:
         raise ConfigError(
             f"starting workers: script {request.script!r} does not exist; give a path to a Python file, or -m MODULE"
         )
-    if values["log_dir"]:
-        _check_writable(Path(values["log_dir"]), "--log-dir")
+    for dest in ("log_dir", "events_dir"):
+        if values[dest]:
+            _check_writable(Path(values[dest]), f"--{dest.replace('_', '-')}")
 
 
 def read_token(request: Request) -> Token:

@@ -15,7 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from remesh.elastic.generation import Generation
-from remesh.elastic.mesh_policy import Template, decide_mesh
+from remesh.elastic.mesh_policy import MeshChoice, Template, decide_mesh
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +85,12 @@ def decide_leave_out(
     if ratio <= more_work:
         return Keep(f"{who}, but without it each has {more_work:.2f} x the work, on {choice.size} places")
     return LeaveOut(f"{who}; without it {choice.reason}")
+
+
+def would_grow(plan: Generation, template: Template) -> bool:
+    """Whether those who stand by make a larger mesh possible."""
+    choice = decide_mesh(template, len(plan.members) + len(plan.standby))
+    return isinstance(choice, MeshChoice) and choice.size > len(plan.members)
 
 
 def decide_rest(name: str, num_failures: int, rules: ExclusionRules) -> HoldOff:

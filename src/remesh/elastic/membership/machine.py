@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from remesh.elastic.generation import (
@@ -35,9 +35,6 @@ from remesh.elastic.generation import (
     MeetingRules,
     Wait,
     WorkerReport,
-    check_quorum,
-    compute_bases,
-    decide_generation,
 )
 from remesh.elastic.membership.exclusion import (
     NO_EXCLUSION,
@@ -48,6 +45,7 @@ from remesh.elastic.membership.exclusion import (
     decide_hold_off,
     decide_leave_out,
     decide_rest,
+    would_grow,
 )
 from remesh.elastic.membership.instructions import (
     Event,
@@ -72,10 +70,10 @@ from remesh.elastic.membership.instructions import (
     WorkerReady,
     WorkerSuspects,
 )
+from remesh.elastic.membership.meeting import Losses, Meeting, conclude
 from remesh.elastic.membership.phases import ALLOWED, Phase
 from remesh.elastic.membership.roster import Roster, Worker, WorkerState
 from remesh.elastic.membership.view import Wants
-from remesh.elastic.mesh_policy import MeshChoice, decide_mesh
 from remesh.elastic.outcome import Category, Outcome
 
 FIRST_PROBE_S, MAX_PROBE_S = 0.05, 1.0
@@ -116,24 +114,18 @@ class AgentMachine:
     restarts_left: int = 0
     generation: Generation | None = None
     """The generation this node is or was last part of."""
-    meeting: int = 0
-    """Number of the generation that the open meeting will decide."""
     _roster: Roster = field(default_factory=Roster)
-    _dead_nodes: dict[int, str] = field(default_factory=dict)
-    _silent_nodes: set[int] = field(default_factory=set)
-    """Those of the dead nodes that may be alive, cut off from here."""
+    _losses: Losses = field(default_factory=Losses)
+    _meeting: Meeting = field(init=False)
+    """The open one, or the last."""
     _facts: dict[str, Publish] = field(default_factory=dict)
     """What this node said of its present generation for good, by key: said again in a new store."""
     _since_s: float = 0.0
     """When the present phase began."""
     _told: set[str] = field(default_factory=set)
     """One-time messages of the present phase that were sent."""
-    _turn: int = 0
-    """Leaders that the open meeting has lost."""
     _next_probe_s: float = 0.0
     _probe_gap_s: float = FIRST_PROBE_S
-    _published: tuple[WorkerReport, ...] | None = None
-    """The reports that this node last brought to the open meeting."""
     _is_leaving: bool = False
     _failures_seen: int = 0
     """How many failures of this node it last held off for, and since when."""
@@ -143,6 +135,7 @@ class AgentMachine:
 
     def __post_init__(self) -> None:
         self.restarts_left = self.rules.max_restarts
+        self._meeting = Meeting(self.index)
 
     def start(self, now_s: float) -> list[Instruction]:
         """The first instructions: start a worker in every slot."""
@@ -171,9 +164,8 @@ class AgentMachine:
                 out.append(self._end_of_worker(slot, f"worker {slot} of {self.name} failed: {text}"))
             case WorkerExited(slot, code):
                 out += self._worker_exited(slot, code, now_s)
-            case NodeDead(index, proof, is_certain):
-                self._dead_nodes[index] = proof
-                (self._silent_nodes.discard if is_certain else self._silent_nodes.add)(index)
+            case NodeDead(index, proof):
+                self._losses.take(event)
                 if self.phase is Phase.RUNNING and self.generation and index in self.generation.nodes:
                     out += self._break(f"{self.generation.hosts[index]} is gone: {proof}")
             case LeaveAsked(text):
@@ -203,7 +195,7 @@ class AgentMachine:
         """What the next view is to tell."""
         plan = self.generation
         is_done = self.phase is Phase.RUNNING and plan is not None and self.index == plan.first_node
-        return Wants(self.index, self.phase, self._turn, is_done and "done" in self._told)
+        return Wants(self.index, self.phase, self._meeting.turn, is_done and "done" in self._told)
 
     @property
     def watched(self) -> frozenset[int]:
@@ -260,57 +252,48 @@ class AgentMachine:
         view = self._view
         assert view is not None
         self._set_phase(Phase.MEETING, now_s)
-        self.meeting = view.latest + 1
-        self._turn = 0
+        self._meeting = Meeting(self.index, view.latest + 1)
         self._view = replace(view, leader=None)
         out: list[Instruction] = []
         if view.plan is not None and view.plan != self.generation:
             out.append(Publish(f"gen/{view.latest}/pause", {"text": f"{self.name} wants to join"}))
-        return [*out, self._here(), self._lead(), Note("meeting", {"generation": self.meeting})]
+        meeting = self._meeting
+        return [
+            *out,
+            meeting.bring(self._roster.reports()),
+            meeting.lead(),
+            Note("meeting", {"generation": meeting.number}),
+        ]
 
     def _advance_meeting(self, now_s: float) -> list[Instruction]:
         view = self._view
         assert view is not None
-        if view.plan is not None and view.latest >= self.meeting:
+        meeting, waited_s = self._meeting, now_s - self._since_s
+        if view.plan is not None and view.latest >= meeting.number:
             return self._adopt(view.plan, now_s)
-        if self._roster.reports() != self._published:
-            return [self._here()]
-        if view.here.get(self.index) != self._published:
-            return []
-        if view.leader is None:
+        if self._roster.reports() != meeting.brought:
+            return [meeting.bring(self._roster.reports())]
+        if view.here.get(self.index) != meeting.brought or view.leader is None:
             return []
         if view.leader != self.index:
             return self._follow(view.leader, now_s)
-        decision = decide_generation(
-            view.plan, view.nodes, view.here, self._dead_nodes, self.rules.meeting, now_s - self._since_s
-        )
-        if isinstance(decision, Generation):
-            gone = {index for index, reports in view.here.items() if not reports} | self._dead_nodes.keys()
-            bases = compute_bases(view.plan, decision.step, gone - self._silent_nodes)
-            decision = replace(decision, place=view.place, bases=bases)
-            waited_s = now_s - self._since_s
-            decision = check_quorum(decision, view.here.keys(), self.rules.meeting, waited_s) or decision
+        decision = conclude(view, self._losses, self.rules.meeting, waited_s)
         if isinstance(decision, Wait):
             return self._probe(decision.absent, now_s)
         if isinstance(decision, GiveUp):
             return [Publish("end", {"ok": False, "text": decision.reason, "category": decision.category.value})]
-        if not self._tell_once("plan"):
-            return []
-        return [Publish(f"gen/{self.meeting}/plan", decision.to_json())]
+        return [meeting.propose(decision)] if self._tell_once("plan") else []
 
     def _follow(self, leader: int, now_s: float) -> list[Instruction]:
         """Wait for the leader's plan; if it is gone, somebody else leads."""
         view = self._view
         assert view is not None
-        if leader not in self._dead_nodes and view.here.get(leader) != ():
+        if leader not in self._losses.proofs and view.here.get(leader) != ():
             is_late = now_s - self._since_s > PATIENCE_S
             return self._probe((leader,), now_s) if is_late else []
-        self._turn += 1
+        self._meeting.turn += 1
         self._view = replace(view, leader=None)
-        return [self._lead()]
-
-    def _lead(self) -> Publish:
-        return Publish(f"gen/{self.meeting}/lead/{self._turn}", {"node": self.index})
+        return [self._meeting.lead()]
 
     def _probe(self, indices: tuple[int, ...], now_s: float) -> list[Instruction]:
         if not indices or now_s < self._next_probe_s:
@@ -327,8 +310,7 @@ class AgentMachine:
             return self._advance_starting(now_s)
         self.generation = plan
         self._facts.clear()
-        self._dead_nodes = {index: proof for index, proof in self._dead_nodes.items() if index not in plan.nodes}
-        self._silent_nodes &= self._dead_nodes.keys()
+        self._losses.forget(plan)
         self._set_phase(Phase.RUNNING, now_s)
         out: list[Instruction] = [Note("generation", plan.to_json())]
         for member in mine:
@@ -391,8 +373,8 @@ class AgentMachine:
             return self._depart(now_s) if self._is_leaving else self._enter_meeting(now_s)
         if not current or view.pause is not None:
             return []
-        rested = self._roster.take_rested(now_s)
-        if rested and self._would_grow(plan) and self._tell_once("rested"):
+        rested, template = self._roster.take_rested(now_s), self._roster.template()
+        if rested and template is not None and would_grow(plan, template) and self._tell_once("rested"):
             text = f"worker {rested[0]} of {self.name} comes back, it stood by for being slow"
             return [Publish(f"gen/{plan.number}/pause", {"text": text})]
         newcomers = self._roster.newcomers(plan, self.index)
@@ -435,12 +417,6 @@ class AgentMachine:
         reason = f"worker {report.slot} of {self.name} keeps its seat: the job would lose steps without what it holds"
         return Note("straggler-kept", {"reason": reason})
 
-    def _would_grow(self, plan: Generation) -> bool:
-        """Whether those who stand by make a larger mesh possible."""
-        template = self._roster.template()
-        choice = None if template is None else decide_mesh(template, len(plan.members) + len(plan.standby))
-        return isinstance(choice, MeshChoice) and choice.size > len(plan.members)
-
     def _ask_out(self, text: str, now_s: float) -> list[Instruction]:
         """Leave with the others after the next step; at once when no generation is running."""
         if self._is_leaving or self.phase is Phase.ENDING:
@@ -470,7 +446,7 @@ class AgentMachine:
         Plans are left out: whoever adopted one brought it along, and one that nobody adopted is decided anew.
         """
         view, self._view = self._view, None
-        self._published = None
+        self._meeting.brought = None
         self._told.clear()
         known = {key: one for key, one in self._facts.items() if not key.endswith("/plan")}
         if view is not None:
@@ -537,11 +513,6 @@ class AgentMachine:
     def _end_of_worker(self, slot: int, text: str) -> Publish:
         end = {"ok": False, "text": text, "category": Category.WORKER.value, "node": self.index, "slot": slot}
         return Publish("end", end)
-
-    def _here(self) -> Publish:
-        self._published = self._roster.reports()
-        workers = [asdict(report) for report in self._published]
-        return Publish(f"gen/{self.meeting}/here/{self.index}", {"workers": workers}, once=False)
 
     def _was_placed(self, slot: int) -> bool:
         assert self.generation is not None
