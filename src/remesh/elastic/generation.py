@@ -226,14 +226,15 @@ def decide_generation(
             f"the same members lost each other {num_stalls + 1} times at step {step} while all are alive; the network "
             "between them does not carry, or ranks call different collectives"
         )
-    is_same_shape = last is not None and choice.axes == last.axes
-    if last is not None and is_same_shape:
+    in_place = False
+    if last is not None and choice.axes == last.axes:
         seated = _keep_seats(seated, last)
-    in_place = last is not None and is_same_shape and _can_all_stay(seated[: choice.size], last)
-    workers = [*seated, *(one for one in workers if one not in seated)]
+        in_place = _can_all_stay(seated[: choice.size], last)
+    if len(seated) < len(workers):
+        seated = [*seated, *(one for one in workers if one[1].is_slow)]
     placed = [
         Member(rank if rank < choice.size else -1, node, report.slot, report.pid)
-        for rank, (node, report) in enumerate(workers)
+        for rank, (node, report) in enumerate(seated)
     ]
     return Generation(
         number=last.number + 1 if last else 1,
@@ -246,7 +247,7 @@ def decide_generation(
         num_stalls=num_stalls,
         in_place=in_place,
         failures=_count_failures(last, here, dead),
-        resting=tuple(one.pid for _, one in workers[choice.size :] if one.is_slow),
+        resting=tuple(one.pid for _, one in seated[choice.size :] if one.is_slow),
         is_behind=last is not None and step < last.step,
         reason=_explain(last, nodes, here, {**dead, **dict.fromkeys(absent, "did not come in time")}, choice.reason),
     )
@@ -309,8 +310,8 @@ def _in_rank_order(here: Reports) -> list[tuple[int, WorkerReport]]:
 
 
 def _choose_mesh(
-    workers: Sequence[tuple[int, WorkerReport]], min_nodes: int
-) -> tuple[Sequence[tuple[int, WorkerReport]], MeshChoice | str]:
+    workers: list[tuple[int, WorkerReport]], min_nodes: int
+) -> tuple[list[tuple[int, WorkerReport]], MeshChoice | str]:
     """Who may have a seat, and the mesh: without slow workers, unless a mesh, its nodes or its state need them."""
     if not workers:
         return workers, "no worker is alive"
@@ -320,7 +321,8 @@ def _choose_mesh(
         choice = decide_mesh(template, len(sound))
         if isinstance(choice, MeshChoice) and len({node for node, _ in sound}) >= min_nodes:
             return sound, choice
-    return workers, decide_mesh(template, len(workers))
+    slow = [(node, report) for node, report in workers if report.is_slow]
+    return [*sound, *slow], decide_mesh(template, len(workers))
 
 
 def _keep_seats(workers: Sequence[tuple[int, WorkerReport]], last: Generation) -> list[tuple[int, WorkerReport]]:

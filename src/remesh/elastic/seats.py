@@ -14,6 +14,8 @@ snapshot, that spare finds in its own node's memory what it needs, and nothing c
 
 from __future__ import annotations
 
+import heapq
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
@@ -40,22 +42,24 @@ def compute_keepers(members: Sequence[Member], standby: Sequence[Member]) -> dic
     >>> compute_keepers(seats, []), compute_keepers(seats, [Member(-1, 7, 0, 0)])
     ({0: 1, 1: 2, 2: 0}, {0: 7, 1: 7, 2: 0})
     """
-    room: dict[int, int] = {}
-    for spare in standby:
-        room[spare.node] = room.get(spare.node, 0) + SEATS_PER_SPARE
+    room = Counter(spare.node for spare in standby for _ in range(SEATS_PER_SPARE))
+    roomiest = [(-count, node) for node, count in room.items()]
+    heapq.heapify(roomiest)
     ring = sorted({member.node for member in members})
     follower = dict(zip(ring, [*ring[1:], *ring[:1]], strict=True))
     keepers: dict[int, int | None] = {}
     for member in members:
-        others = [node for node in room if node != member.node]
-        if not others:
+        own = heapq.heappop(roomiest) if roomiest and roomiest[0][1] == member.node else None
+        if roomiest:
+            count, keeper = heapq.heappop(roomiest)
+            keepers[member.rank] = keeper
+            if count + 1 < 0:
+                heapq.heappush(roomiest, (count + 1, keeper))
+        else:
             after = follower[member.node]
             keepers[member.rank] = None if after == member.node else after
-            continue
-        keepers[member.rank] = keeper = max(others, key=lambda node: (room[node], -node))
-        room[keeper] -= 1
-        if not room[keeper]:
-            del room[keeper]
+        if own is not None:
+            heapq.heappush(roomiest, own)
     return keepers
 
 
