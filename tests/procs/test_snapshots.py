@@ -36,7 +36,7 @@ def taker_for(keeper: SnapshotKeeper, token: Token = TOKEN) -> tuple[SnapshotTak
     def log(kind: str, **values: object) -> None:
         events.append({"kind": kind, **values})
 
-    shelf = Shelf(1, 0, 0, ("127.0.0.1", keeper.port), token)
+    shelf = Shelf(1, 0, ("127.0.0.1", keeper.port), token)
     return SnapshotTaker(shelf, events.append, log), events
 
 
@@ -65,7 +65,7 @@ def wait_until_sent(taker: SnapshotTaker, events: list[dict[str, object]]) -> No
 
 
 def steps_in(keeper: SnapshotKeeper) -> list[int]:
-    found = [read_snapshot(Buffer.open(path)) for path in keeper.paths()]
+    found = [read_snapshot(Buffer.open(path)) for paths in keeper.paths().values() for path in paths]
     return sorted(held.step for held in found if held is not None)
 
 
@@ -76,7 +76,7 @@ def test_neighbour_keeps_the_last_two_versions_bit_by_bit(keeper: SnapshotKeeper
         wait_until_sent(taker, events)
     assert steps_in(keeper) == [10, 15], events
     newest = max(
-        (read_snapshot(Buffer.open(path)) for path in keeper.paths()), key=lambda held: held.step if held else 0
+        (read_snapshot(Buffer.open(path)) for path in keeper.paths()[1, 0]), key=lambda held: held.step if held else 0
     )
     assert newest is not None
     expected = held_at(15)
@@ -92,7 +92,7 @@ def test_own_snapshot_outlives_the_worker_that_made_it(keeper: SnapshotKeeper) -
     take(taker, held_at(5))
     wait_until_sent(taker, events)
     message = next(event for event in events if event.get("say") == "keep")
-    keeper.adopt((1, 9, 0), os.getpid(), message["descriptors"])  # type: ignore[arg-type]
+    keeper.adopt((1, 9), os.getpid(), message["descriptors"])  # type: ignore[arg-type]
     taker.close()
     assert steps_in(keeper) == [5, 5]
 

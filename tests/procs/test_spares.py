@@ -29,3 +29,43 @@ def test_spare_takes_over_and_nobody_enters_the_training_function_anew(tmp_path:
         assert found == SampleCount(lost=0, repeated=0, total=40 * tiny.BATCH_SIZE)
         sums = {(event["step"], round(event["checksum"], 9)) for event in job.of_kind("step")}
         assert sorted(step for step, _ in sums) == list(range(1, 41))
+
+
+def test_spare_finds_the_state_of_its_seat_in_its_own_nodes_memory(tmp_path: Path) -> None:
+    """FSDP over two nodes, a third one stands by and keeps the second copies. When a node dies, no byte has to move."""
+    flags = ["--fsdp", "--snapshot-every", "5", "--pause-s", "0.1"]
+    script = [tiny.__file__, "--mesh", "dp=2", "--steps", "24", *flags]
+    with LocalJob(tmp_path, script, nnodes="1:3", workers_per_node=1) as job:
+        for node in ("a", "b", "c"):
+            job.start_node(node)
+        first = job.wait_for(lambda event: event["kind"] == "generation", TIMEOUT_S)
+        seats, spare = [first["hosts"][str(one["node"])] for one in first["members"]], first["standby"][0]
+        job.wait_for(lambda event: event["kind"] == "step" and event["step"] >= 13, TIMEOUT_S)
+        job.kill_node(seats[1])
+        job.wait(TIMEOUT_S)
+        assert job.agents[seats[0]].returncode == 0, job.describe_logs()
+        second = job.of_kind("generation", number=2)[0]
+        assert second["members"][1]["pid"] == spare["pid"] and second["axes"] == {"dp": 2}
+        filled = job.of_kind("filled", generation=2)
+        assert [event["source"] for event in filled] == ["snapshots", "snapshots"], filled
+        assert [event["bytes_by_pair"] for event in filled] == [[], []], "nothing crossed between ranks"
+        assert filled[0]["bytes_kept"] > 0
+        assert count_samples([job.events], num_samples=tiny.NUM_SAMPLES, batch_size=tiny.BATCH_SIZE, seed=3).lost == 0
+
+
+@pytest.mark.slow
+def test_slow_worker_is_left_out_at_a_step_and_nothing_is_lost(tmp_path: Path) -> None:
+    """One of four workers takes six times as long. Three go on without it; the fourth stands by for half a minute."""
+    script = [tiny.__file__, "--mesh", "dp=-1", "--steps", "150", "--slow", "a/2"]
+    with LocalJob(tmp_path, script, nnodes="1", workers_per_node=4) as job:
+        job.start_node("a", "--exclude-slower", "2", "--exclude-slower-steps", "10")
+        assert job.wait(TIMEOUT_S) == {"a": 0}, job.describe_logs()
+        second = job.of_kind("generation", number=2)[0]
+        assert second["axes"] == {"dp": 3} and [one["slot"] for one in second["standby"]] == [2]
+        assert "worker 2 of a was slow; 3 workers fit dp=3" in second["reason"]
+        (pause,) = job.of_kind("pause", generation=1)
+        assert "worker 2 of a (rank 2) works" in pause["reason"] and "allowed are 2 x" in pause["reason"]
+        assert job.of_kind("excluded")[0]["seconds"] == 30
+        assert {event["source"] for event in job.of_kind("filled", generation=2)} == {"peers"}
+        found = count_samples([job.events], num_samples=tiny.NUM_SAMPLES, batch_size=tiny.BATCH_SIZE, seed=tiny.SEED)
+        assert found == SampleCount(lost=0, repeated=0, total=150 * tiny.BATCH_SIZE)

@@ -1,7 +1,7 @@
 """The agent of a node: the shell around :mod:`remesh.elastic.membership.machine`.
 
-It starts the workers (by torch.distributed.elastic's process contexts, one per worker, so that one may die alone),
-reads the store, and carries out what the machine says. It never decides anything itself.
+It starts the workers (:mod:`remesh.elastic.processes`, one by one, so that one may die alone), hears them
+(:mod:`remesh.elastic.switchboard`), reads the store, and carries out what the machine says. It decides nothing itself.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import selectors
 import signal
 import socket
 import tempfile
@@ -20,15 +19,15 @@ from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
-from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, PContext, ProcessFailure, Std, start_processes
-from torch.distributed.elastic.utils import macros
+from torch.distributed.elastic.multiprocessing import Std
 
 from remesh.elastic.events import EventLog
 from remesh.elastic.failover import Place
 from remesh.elastic.generation import NodeInfo, WorkerReport
 from remesh.elastic.health.agent_side import HealthWatch
 from remesh.elastic.health.machine import HealthMachine
-from remesh.elastic.link import LineBuffer, Message, send_message
+from remesh.elastic.health.pace import PaceJudge
+from remesh.elastic.link import Message
 from remesh.elastic.membership.instructions import (
     Event,
     Finish,
@@ -54,20 +53,20 @@ from remesh.elastic.membership.machine import AgentMachine, AgentRules
 from remesh.elastic.membership.phases import Phase
 from remesh.elastic.membership.view import StoreReader
 from remesh.elastic.outcome import Category, Outcome
-from remesh.elastic.snapshots.choice import next_node
+from remesh.elastic.processes import ProcessSpec, WorkerProcesses
+from remesh.elastic.snapshots.choice import choose_readers
 from remesh.elastic.snapshots.keeper import SnapshotKeeper
 from remesh.elastic.store.card import JobCard
 from remesh.elastic.store.home import Address, Standing, StoreHome
 from remesh.elastic.store.server import StoreWatch, is_listening
 from remesh.elastic.store.shared import JobStore
+from remesh.elastic.switchboard import SEND_TIMEOUT_S, Switchboard
 from remesh.elastic.tls import Tls
 from remesh.elastic.token import Token
 from remesh.errors import PeerError
 
 TICK_S = 0.01
 """How often an agent looks at the bell and at its processes."""
-SEND_TIMEOUT_S = 5.0
-"""How long a worker may leave a message unread."""
 BEAT_INTERVAL_S = 0.5
 BEATS_LOST = 10
 """A node whose heartbeat stands still for this many intervals is dead: 5 s, as TorchElastic's keep-alive."""
@@ -112,15 +111,11 @@ class Agent:
     def __init__(self, config: AgentConfig, listener: Callable[[dict[str, Any]], None] | None = None) -> None:
         self._config = config
         self._listener = listener
-        self._selector = selectors.DefaultSelector()
-        self._contexts: dict[int, PContext] = {}
-        self._links: dict[int, socket.socket] = {}
         self._reader = StoreReader()
         self._rung = -1
         self._next_beat_s = 0.0
         self._beats: dict[int, tuple[int, float]] = {}
         self._finish: Finish | None = None
-        self._starts = 0
         self._leave_asked = False
         self._lost: dist.DistError | None = None
         """What the store's client said when the store was lost; None while there is one."""
@@ -129,8 +124,8 @@ class Agent:
     def run(self) -> Outcome:
         logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
         with tempfile.TemporaryDirectory(prefix="remesh-") as folder, contextlib.ExitStack() as stack:
-            self._folder = Path(folder)
-            self._listen(stack)
+            self._board = stack.enter_context(Switchboard(Path(folder), self._config.local_address))
+            self._processes = WorkerProcesses(self._process_spec(Path(folder)))
             self._keeper = stack.enter_context(
                 SnapshotKeeper(self._config.local_address, self._config.token, self._config.tls)
             )
@@ -142,8 +137,9 @@ class Agent:
             stack.callback(self._log.close)
             self._machine = AgentMachine(self._index, self._config.node_name, self._config.rules)
             health = HealthMachine(self._index, self._config.rules.hang_timeout_s)
-            self._health = HealthWatch(health, self._store, self._log, self._perform)
-            stack.callback(self._kill_all)
+            paces = PaceJudge(self._config.rules.stragglers)
+            self._health = HealthWatch(health, paces, self._store, self._log, self._perform)
+            stack.callback(self._processes.kill_all)
             self._handle_signals()
             self._log.write("agent", pid=os.getpid(), index=self._index, node=self._config.node_name)
             return self._loop()
@@ -151,14 +147,14 @@ class Agent:
     def _loop(self) -> Outcome:
         self._perform(self._machine.start(time.monotonic()))
         while self._finish is None:
-            self._wait_for_messages()
+            self._board.wait(TICK_S, self._take_message)
             self._poll_processes()
             if self._lost is None:
                 try:
                     self._poll_store()
                     self._beat()
-                    if self._machine.phase is Phase.RUNNING:
-                        self._health.poll()
+                    if self._machine.phase is Phase.RUNNING and (found := self._health.poll()) is not None:
+                        self._feed(found)
                 except dist.DistError as error:
                     self._lost = error
             self._feed(LeaveAsked("SIGTERM") if self._leave_asked else Tick())
@@ -183,7 +179,7 @@ class Agent:
                     self._start_worker(slot)
                 case KillWorker(slot, reason):
                     self._log.write("kill-worker", slot=slot, reason=reason)
-                    self._kill(slot)
+                    self._processes.kill(slot)
                 case Tell(slot, message):
                     self._tell(slot, message)
                 case Probe(indices):
@@ -207,74 +203,46 @@ class Agent:
             self._lost = error
 
     def _tell(self, slot: int, message: Mapping[str, Any]) -> None:
-        if slot not in self._links:
+        if slot not in self._board:
             return
-        extra = {"store": self._home.endpoint, **self._snapshots_for(slot)} if message["do"] == "meet" else {}
+        extra = {}
+        if message["do"] == "meet":
+            extra = {"store": self._home.endpoint, **self._snapshots_for(int(message["rank"]))}
         try:
-            send_message(self._links[slot], {**message, **extra})
+            self._board.send(slot, {**message, **extra})
         except TimeoutError:
             # Half a message may be on its way; nobody can read what would follow it.
             self._log.write("kill-worker", slot=slot, reason=f"did not read a message for {SEND_TIMEOUT_S:g} s")
-            self._kill(slot)
-        except OSError:
-            # It is gone; its exit comes as an event.
-            return
+            self._processes.kill(slot)
 
     # --- workers ---
 
-    def _start_worker(self, slot: int) -> None:
+    def _process_spec(self, folder: Path) -> ProcessSpec:
         config = self._config
-        self._starts += 1
-        place = (config.log_folder or self._folder) / f"{config.node_name}-worker{slot}-start{self._starts}"
-        place.mkdir(parents=True, exist_ok=True)
         environment = {
-            "LOCAL_RANK": str(slot),
             "LOCAL_WORLD_SIZE": str(config.rules.num_slots),
             "TORCHELASTIC_RUN_ID": config.run_id,
             "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
-            "REMESH_LINK": str(self._folder / "link"),
-            "REMESH_SLOT": str(slot),
+            "REMESH_LINK": str(self._board.path),
             "REMESH_NODE": config.node_name,
             "REMESH_EVENTS": str(config.events_folder or ""),
         }
-        self._contexts[slot] = start_processes(
-            name=f"{config.node_name}/{slot}",
-            entrypoint=config.command[0],
-            args={0: tuple(macros.substitute(list(config.command[1:]), str(slot)))},
-            envs={0: environment},
-            logs_specs=DefaultLogsSpecs(log_dir=str(place), redirects=config.redirects, tee=config.tee),
-            log_line_prefixes={0: f"[{config.node_name}/{slot}]: "},
-        )
+        logs = config.log_folder or folder
+        return ProcessSpec(config.command, config.node_name, environment, logs, config.redirects, config.tee)
+
+    def _start_worker(self, slot: int) -> None:
+        pid = self._processes.start(slot)
         # Starting processes installs torch's own handlers.
         self._handle_signals()
-        self._log.write("worker-started", slot=slot, pid=self._contexts[slot].pids()[0])
+        self._log.write("worker-started", slot=slot, pid=pid)
 
     def _poll_processes(self) -> None:
-        for slot, context in list(self._contexts.items()):
-            pid = context.pids()[0]
-            result = context.wait(0)
-            if result is None:
-                continue
-            del self._contexts[slot]
-            self._drop_link(slot)
-            failure = result.failures.get(0)
-            code = failure.exitcode if failure else 0
-            self._log.write("worker-exited", slot=slot, pid=pid, code=code)
-            self._feed(WorkerExited(slot, code))
-            if failure is not None and self._machine.is_cause(slot):
-                self._traceback = _traceback_of(failure)
-
-    def _kill(self, slot: int) -> None:
-        context = self._contexts.get(slot)
-        if context is not None:
-            with contextlib.suppress(ProcessLookupError):
-                # Workers lead sessions of their own, so this takes their children along.
-                os.killpg(context.pids()[0], signal.SIGKILL)
-
-    def _kill_all(self) -> None:
-        for slot, context in list(self._contexts.items()):
-            self._kill(slot)
-            context.wait(5, period=0.01)
+        for ended in self._processes.poll():
+            self._board.drop(ended.slot)
+            self._log.write("worker-exited", slot=ended.slot, pid=ended.pid, code=ended.code)
+            self._feed(WorkerExited(ended.slot, ended.code))
+            if ended.code and self._machine.is_cause(ended.slot):
+                self._traceback = ended.traceback
 
     def _handle_signals(self) -> None:
         signal.signal(signal.SIGINT, self._stopped)
@@ -289,53 +257,13 @@ class Agent:
             self._stopped(number, frame)
         self._leave_asked = True
 
-    # --- messages from workers ---
-
-    def _listen(self, stack: contextlib.ExitStack) -> None:
-        self._link_server = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
-        self._link_server.bind(str(self._folder / "link"))
-        self._link_server.listen()
-        self._pulse = stack.enter_context(socket.create_server((self._config.local_address, 0)))
-        for server in (self._link_server, self._pulse):
-            server.setblocking(False)
-            self._selector.register(server, selectors.EVENT_READ)
-
-    def _wait_for_messages(self) -> None:
-        for key, _ in self._selector.select(TICK_S):
-            if key.fileobj is self._link_server:
-                # Who knocked may be gone again.
-                with contextlib.suppress(OSError):
-                    connection, _ = self._link_server.accept()
-                    connection.settimeout(SEND_TIMEOUT_S)
-                    self._selector.register(connection, selectors.EVENT_READ, LineBuffer())
-            elif key.fileobj is self._pulse:
-                with contextlib.suppress(OSError):
-                    self._pulse.accept()[0].close()
-            else:
-                assert isinstance(key.fileobj, socket.socket)
-                self._read(key.fileobj, key.data)
-
-    def _read(self, connection: socket.socket, buffer: LineBuffer) -> None:
-        try:
-            data = connection.recv(1 << 16)
-            messages = buffer.feed(data)
-        except (OSError, PeerError):
-            data, messages = b"", []
-        for message in messages:
-            if not self._take_message(connection, message):
-                data = b""
-                break
-        if not data and connection.fileno() >= 0:
-            self._selector.unregister(connection)
-            connection.close()
-
     def _take_message(self, connection: socket.socket, message: Message) -> bool:
         """Whether it made sense; if not, nothing was done, and its sender is to be dropped."""
         event: Event | None = None
         try:
             match message.get("say"):
                 case "keep":
-                    key = (int(message["generation"]), self._index, int(message["slot"]))
+                    key = (int(message["generation"]), int(message["rank"]))
                     self._keeper.adopt(key, int(message["pid"]), list(message["descriptors"]))
                 case "progress" | "stack":
                     self._health.take(message)
@@ -345,31 +273,24 @@ class Agent:
             self._log.write("message-refused", reason=f"{type(error).__name__}: {error}")
             return False
         if isinstance(event, WorkerReady):
-            self._links[event.report.slot] = connection
+            self._board.bind(event.report.slot, connection)
         if event is not None:
             self._feed(event)
         return True
 
-    def _drop_link(self, slot: int) -> None:
-        connection = self._links.pop(slot, None)
-        if connection is not None and connection.fileno() >= 0:
-            with contextlib.suppress(KeyError):
-                self._selector.unregister(connection)
-            connection.close()
-
-    def _snapshots_for(self, slot: int) -> Message:
+    def _snapshots_for(self, rank: int) -> Message:
         """What a worker needs to take snapshots, and its share of those that are kept here."""
         plan = self._reader.plan
         assert plan is not None
-        mine = sorted(member.slot for member in plan.of_node(self._index) if member.rank >= 0)
-        follower = next_node(self._index, sorted({member.node for member in plan.members}))
-        other = None if follower is None else self._reader.node(self._store, follower)
+        mine = sorted(member.rank for member in plan.of_node(self._index) if member.rank >= 0)
+        keeper = plan.keepers[rank]
+        other = None if keeper is None else self._reader.node(self._store, keeper)
+        kept = self._keeper.paths()
         return {
-            "node": self._index,
-            "neighbour": None if other is None else [other.address, other.snapshot_port],
+            "keeper": None if other is None else [other.address, other.snapshot_port],
             "secret": self._config.token.secret.hex(),
             "tls": None if self._config.tls is None else self._config.tls.to_message(),
-            "snapshots": self._keeper.paths()[mine.index(slot) :: len(mine)],
+            "snapshots": [path for key in choose_readers(kept, mine)[rank] for path in kept[key]],
         }
 
     # --- the store and the other agents ---
@@ -392,7 +313,7 @@ class Agent:
             index=index,
             name=self._config.node_name,
             address=self._config.local_address,
-            port=self._pulse.getsockname()[1],
+            port=self._board.pulse_port,
             num_slots=self._config.rules.num_slots,
             snapshot_port=self._keeper.port,
             store_port=self._home.port,
@@ -510,9 +431,3 @@ def _event_of(message: Message) -> Event:
             return WorkerFailed(message["slot"], message["text"])
         case other:
             raise PeerError(f"reading a worker's message: unknown kind {other!r}; worker and agent differ in version")
-
-
-def _traceback_of(failure: ProcessFailure) -> str:
-    """Where user code raised, from the error file of the worker that is the cause: shown once for the whole job."""
-    message = failure.error_file_data.get("message", {})
-    return str(message.get("extraInfo", {}).get("py_callstack", "")) if isinstance(message, dict) else ""

@@ -9,7 +9,8 @@ from typing import Any, TypedDict, Unpack
 
 from remesh.dist_checkpointing.storage import location_of
 from remesh.elastic.mesh_policy import Axes, Template, make_template
-from remesh.elastic.training.job import Job, JobOptions
+from remesh.elastic.training.job import Job
+from remesh.elastic.training.place import JobOptions
 from remesh.elastic.training.worker import Exit, Worker
 from remesh.errors import ConfigError
 
@@ -22,7 +23,7 @@ class Tuning(TypedDict, total=False):
     timeout_s: float
     """Bound on every collective, in seconds (30)."""
     snapshot_every: int | None
-    """Steps between snapshots in neighbours' memory; None (the default): take none."""
+    """Steps between snapshots in other nodes' memory; None (the default): take none."""
 
 
 def elastic(

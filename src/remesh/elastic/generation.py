@@ -17,8 +17,9 @@ from functools import cached_property
 from typing import Any
 
 from remesh.elastic.failover import FIRST_PLACE, Base, Place, describe_missing_quorum
-from remesh.elastic.mesh_policy import Template, decide_mesh, format_axes
+from remesh.elastic.mesh_policy import MeshChoice, Template, decide_mesh, format_axes
 from remesh.elastic.outcome import Category
+from remesh.elastic.seats import Member, choose_for_seats, compute_keepers
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,18 +55,10 @@ class WorkerReport:
     """Whether the last resolved batch was taken (False: voted down)."""
     can_stay: bool = False
     """Whether its program can go on in its loop of steps, if its place in the mesh stays the same."""
-
-
-@dataclass(frozen=True, slots=True)
-class Member:
-    """A worker with a place in the mesh."""
-
-    rank: int
-    """World rank in this generation; row-major position in the mesh."""
-    node: int
-    """Index of its node."""
-    slot: int
-    pid: int
+    is_slow: bool = False
+    """Whether it is to stand by, for it was slower than the others."""
+    is_dispensable: bool = False
+    """Whether it was asked to leave, and the job loses nothing without what it holds."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +85,9 @@ class Generation:
     """Whether survivors stay in their loops: same shape, same ranks, new members. Then newcomers build their models
     without the others."""
     failures: dict[str, int] = field(default_factory=dict)
-    """Node name -> how often it died or lost workers in this job so far."""
+    """Node name -> how often it died, lost workers or had a slow one left out, in this job so far."""
+    resting: tuple[int, ...] = ()
+    """Processes that stand by for being slow."""
     is_behind: bool = False
     """Whether those who hold state stand before the step that the generation before began with."""
     place: Place = FIRST_PLACE
@@ -116,6 +111,7 @@ class Generation:
         told = dict(value)
         told["members"] = tuple(Member(**member) for member in value["members"])
         told["standby"] = tuple(Member(**member) for member in value["standby"])
+        told["resting"] = tuple(value["resting"])
         told["place"] = Place(**value["place"])
         told["bases"] = tuple(Base.from_json(base) for base in value["bases"])
         told["hosts"] = {int(index): name for index, name in value["hosts"].items()}
@@ -130,6 +126,11 @@ class Generation:
     def first_node(self) -> int:
         """The node that answers for what concerns all: hearts that stand still, the end."""
         return min(self.hosts)
+
+    @cached_property
+    def keepers(self) -> Mapping[int, int | None]:
+        """Rank -> node that keeps the second copy of its snapshots."""
+        return compute_keepers(self.members, self.standby)
 
     def of_node(self, index: int) -> Sequence[Member]:
         """The members on a node, those that stand by last."""
@@ -213,7 +214,7 @@ def decide_generation(
             f"workers ask for different meshes: {templates[0]} and {strange}; start the same script on every node",
             Category.INPUT,
         )
-    choice = decide_mesh(Template.from_json(templates[0]), len(workers)) if workers else "no worker is alive"
+    seated, choice = _choose_mesh(workers, rules.min_nodes)
     if isinstance(choice, str):
         if num_here >= rules.max_nodes and last is None:
             return GiveUp(choice, Category.INPUT)
@@ -225,11 +226,15 @@ def decide_generation(
             f"the same members lost each other {num_stalls + 1} times at step {step} while all are alive; the network "
             "between them does not carry, or ranks call different collectives"
         )
+    in_place = False
     if last is not None and choice.axes == last.axes:
-        workers = _keep_seats(workers, last)
+        seated = _keep_seats(seated, last)
+        in_place = _can_all_stay(seated[: choice.size], last)
+    if len(seated) < len(workers):
+        seated = [*seated, *(one for one in workers if one[1].is_slow)]
     placed = [
         Member(rank if rank < choice.size else -1, node, report.slot, report.pid)
-        for rank, (node, report) in enumerate(workers)
+        for rank, (node, report) in enumerate(seated)
     ]
     return Generation(
         number=last.number + 1 if last else 1,
@@ -240,8 +245,9 @@ def decide_generation(
         step=step,
         taken=taken,
         num_stalls=num_stalls,
-        in_place=last is not None and choice.axes == last.axes and _can_all_stay(workers, last),
+        in_place=in_place,
         failures=_count_failures(last, here, dead),
+        resting=tuple(one.pid for _, one in seated[choice.size :] if one.is_slow),
         is_behind=last is not None and step < last.step,
         reason=_explain(last, nodes, here, {**dead, **dict.fromkeys(absent, "did not come in time")}, choice.reason),
     )
@@ -303,8 +309,24 @@ def _in_rank_order(here: Reports) -> list[tuple[int, WorkerReport]]:
     ]
 
 
+def _choose_mesh(
+    workers: list[tuple[int, WorkerReport]], min_nodes: int
+) -> tuple[list[tuple[int, WorkerReport]], MeshChoice | str]:
+    """Who may have a seat, and the mesh: without slow workers, unless a mesh, its nodes or its state need them."""
+    if not workers:
+        return workers, "no worker is alive"
+    template = Template.from_json(workers[0][1].template)
+    sound = [(node, report) for node, report in workers if not report.is_slow]
+    if len(sound) < len(workers) and decide_step([one for _, one in sound]) == decide_step([one for _, one in workers]):
+        choice = decide_mesh(template, len(sound))
+        if isinstance(choice, MeshChoice) and len({node for node, _ in sound}) >= min_nodes:
+            return sound, choice
+    slow = [(node, report) for node, report in workers if report.is_slow]
+    return [*sound, *slow], decide_mesh(template, len(workers))
+
+
 def _keep_seats(workers: Sequence[tuple[int, WorkerReport]], last: Generation) -> list[tuple[int, WorkerReport]]:
-    """Whoever had a rank of a mesh of the same shape keeps it; the others fill the gaps, in their order.
+    """Whoever had a rank of a mesh of the same shape keeps it; the others fill the gaps.
 
     So nothing moves but the state of those who take a seat that is free.
     """
@@ -317,9 +339,11 @@ def _keep_seats(workers: Sequence[tuple[int, WorkerReport]], last: Generation) -
             others.append((node, report))
         else:
             kept[rank] = (node, report)
-    rest = iter(others)
-    filled = [kept[rank] if rank in kept else next(rest) for rank in range(len(last.members))]
-    return [*filled, *rest]
+    free = [rank for rank in range(len(last.members)) if rank not in kept]
+    near = {rank: (last.members[rank].node, last.keepers[rank]) for rank in free}
+    taken, rest = choose_for_seats(free, others, near)
+    kept |= taken
+    return [*(kept[rank] for rank in range(len(last.members))), *rest]
 
 
 def _can_all_stay(workers: Sequence[tuple[int, WorkerReport]], last: Generation) -> bool:
@@ -335,8 +359,10 @@ def _count_failures(last: Generation | None, here: Reports, dead: Mapping[int, s
     for node, name in last.hosts.items():
         pids = {report.pid for report in here.get(node, ())}
         lost = {member.pid for member in last.of_node(node)} - pids
+        left_out = {report.pid for report in here.get(node, ()) if report.is_slow}
+        is_slow = any(member.rank >= 0 and member.pid in left_out for member in last.of_node(node))
         # A node that comes with nobody leaves on request.
-        if node in dead or (lost and pids):
+        if node in dead or (lost and pids) or is_slow:
             counts[name] = counts.get(name, 0) + 1
     return counts
 
@@ -366,6 +392,10 @@ def _explain(
             parts += [f"worker pid {pid} of {nodes[index].name} joined" for pid in sorted(pids.difference(known))]
         if len(parts) > _MAX_REASONS:
             parts = [*parts[:_MAX_REASONS], f"and {len(parts) - _MAX_REASONS} more such changes"]
+    for node in sorted(here):
+        rested = [one for one in here[node] if last and one.pid in last.resting and not one.is_slow]
+        parts += [f"worker {one.slot} of {nodes[node].name} was slow" for one in here[node] if one.is_slow]
+        parts += [f"worker {one.slot} of {nodes[node].name} has rested" for one in rested]
     if last and all(report.step is None for reports in here.values() for report in reports):
         parts.append("no survivor holds state")
     elif last and max(report.step or 0 for reports in here.values() for report in reports) < last.step:

@@ -32,10 +32,12 @@ from remesh.elastic.membership.instructions import (
     KillWorker,
     LeaveAsked,
     NodeDead,
+    Note,
     Probe,
     Publish,
     StartWorker,
     StoreMoved,
+    StragglerFound,
     Tell,
     Tick,
     WorkerDone,
@@ -65,6 +67,8 @@ class FakeWorker:
     plan: Generation | None = None
     """The generation it trains in; None when it is in none."""
     paused: bool = False
+    is_leaving: bool = False
+    """Whether it was asked to hand on what it holds."""
     done: bool = False
 
     @property
@@ -73,7 +77,14 @@ class FakeWorker:
         return 0 if self.plan is None else self.plan.number
 
     def report(self, template: dict[str, int]) -> WorkerReport:
-        return WorkerReport(self.slot, self.pid, make_template(template).to_json(), self.step, self.in_doubt)
+        return WorkerReport(
+            self.slot,
+            self.pid,
+            make_template(template).to_json(),
+            self.step,
+            self.in_doubt,
+            is_dispensable=self.is_leaving and not self.in_doubt,
+        )
 
 
 @dataclass
@@ -147,6 +158,8 @@ class FakeCluster:
     first: FakeStore = field(default_factory=lambda: FakeStore(opening=Opening()))
     agents: dict[int, FakeAgent] = field(default_factory=dict)
     now_s: float = 0.0
+    notes: list[Note] = field(default_factory=list)
+    """What agents wrote to their logs, in order."""
     num_steps: int = 0
     """Steps taken by all, over all generations."""
     _next_pid: int = 100
@@ -229,6 +242,13 @@ class FakeCluster:
     def preempt_node(self, index: int) -> None:
         self._feed(index, LeaveAsked("pre-empted"))
 
+    def find_straggler(self, index: int, slot: int, ratio: float) -> None:
+        """The first node finds a worker slower than the others, and its node hears of it."""
+        plan = self.generations()[-1]
+        ranks = [one.rank for one in plan.of_node(index) if one.slot == slot and one.rank >= 0]
+        for rank in ranks:
+            self._feed(index, StragglerFound(plan.number, rank, ratio, f"found at step {self.num_steps}"))
+
     def freeze_node(self, index: int) -> None:
         """It stands still with its workers, as under SIGSTOP: no answer comes, nor a refusal."""
         self.agents[index].frozen = self.agents[index].alive
@@ -267,6 +287,12 @@ class FakeCluster:
                 self.tick(index, 0.1)
             self.train()
             self._break_collectives()
+
+    def run_until_step(self, num_steps: int, within_s: float = 1000.0) -> None:
+        """Let everybody act fairly until so many steps are taken."""
+        while self.num_steps < num_steps:
+            self.settle(1)
+            assert self.now_s < within_s, f"the job makes no progress at step {self.num_steps}"
 
     def generations(self) -> list[Generation]:
         """All that were decided, in order."""
@@ -342,7 +368,7 @@ class FakeCluster:
                         self._lose_peer(index, worker)
 
     def _lose_peer(self, index: int, worker: FakeWorker) -> None:
-        generation, worker.plan, worker.paused = worker.generation, None, False
+        generation, worker.plan, worker.paused, worker.is_leaving = worker.generation, None, False, False
         if generation:
             self._feed(index, WorkerSuspects(worker.slot, generation, "connection closed by peer"))
             self._feed(index, WorkerLeft(worker.report(self.template)))
@@ -434,10 +460,10 @@ class FakeCluster:
                             self._feed(agent.machine.index, NodeDead(index, REFUSED))
                 case Tell(slot, message):
                     self._tell(agent, slot, message)
+                case Note():
+                    self.notes.append(instruction)
                 case Finish():
                     agent.finish, agent.alive = instruction, False
-                case _:
-                    pass
 
     def _tell(self, agent: FakeAgent, slot: int, message: Mapping[str, Any]) -> None:
         worker = agent.workers.get(slot)
@@ -449,6 +475,7 @@ class FakeCluster:
             self._fill(worker, Generation.from_json(message["plan"]))
         elif message["do"] == "pause":
             worker.paused = worker.generation == message["generation"]
+            worker.is_leaving = worker.is_leaving or (worker.paused and "leave" in message)
         elif message["do"] == "break" and worker.generation == message["generation"]:
             self._lose_peer(agent.machine.index, worker)
         elif message["do"] == "exit":
@@ -460,6 +487,7 @@ class FakeCluster:
         if worker.step is not None:
             assert worker.step <= plan.step, f"worker {worker.pid} at step {worker.step} was sent back to {plan.step}"
         worker.step, worker.in_doubt, worker.plan, worker.done = plan.step, False, plan, False
+        worker.is_leaving = False
 
 
 def _place_of(store: FakeStore) -> Place:

@@ -2,6 +2,7 @@
 
 import argparse
 import contextlib
+import os
 import sys
 import time
 from collections.abc import Iterator
@@ -55,11 +56,14 @@ def main() -> None:
     parser.add_argument("--mishap", choices=["raise", "exit", "vote-no", "stuck"])
     parser.add_argument("--attempt", action="store_true", help="stay in the loop of steps when a member is replaced")
     parser.add_argument("--timeout-s", type=float, default=30.0)
+    parser.add_argument("--slow", help="NODE/SLOT of a worker that takes 0.3 s longer for a step")
     options = parser.parse_args()
     if options.mishap == "exit":
         sys.exit(3)
     torch.set_default_dtype(torch.float64)
     mesh = {axis: int(size) for axis, size in (part.split("=") for part in options.mesh.split(","))}
+
+    is_slow = options.slow == f"{os.environ['REMESH_NODE']}/{os.environ['REMESH_SLOT']}"
 
     def train(job: remesh.Job) -> None:
         job.log("entered")
@@ -81,6 +85,7 @@ def main() -> None:
     ) -> None:
         job.log("batch", samples=indices.tolist() if job.batch_weight else [])
         time.sleep(options.pause_s if job.world_size >= options.full_size else 0.4)
+        time.sleep(0.3 * is_slow)
         loss = (model(x) - x.roll(1, -1)).square().mean() * job.batch_weight
         loss.backward()
         if not options.fsdp:

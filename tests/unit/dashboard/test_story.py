@@ -65,6 +65,21 @@ def test_spares_stand_by_and_those_who_did_not_come_are_gone() -> None:
     }
 
 
+def test_who_is_left_out_for_being_slow_stands_by_and_every_reason_is_listed() -> None:
+    slow = [{"rank": -1, "node": 1, "slot": 1, "pid": 13}]
+    story = told(
+        meeting_of(1, {"dp": 4}, [10, 11, 12, 13]),
+        line("straggler-kept", reason="too few nodes would be left"),
+        line("pause", generation=1, reason="worker 1 of b is slow"),
+        line("excluded", reason="it stands by for 30 s", seconds=30),
+        meeting_of(2, {"dp": 3}, [10, 11, 12], standby=slow, reason="worker 1 of b was slow"),
+    )
+    assert (story.workers[13].state, story.workers[13].rank) == ("standby", None)
+    texts = [happening.text for happening in story.happenings]
+    assert texts[1:4] == ["too few nodes would be left", "worker 1 of b is slow", "it stands by for 30 s"]
+    assert "worker 1 of b was slow" in texts[4]
+
+
 def test_what_several_processes_tell_counts_once() -> None:
     again = meeting_of(1, {"dp": 2}, [10, 11])
     filled = [

@@ -39,19 +39,13 @@ def make_cluster(num_nodes: int, *, seed: int = 0, first_host: int | None = 0) -
     return cluster
 
 
-def run_steps(cluster: FakeCluster, num_steps: int) -> None:
-    while cluster.num_steps < num_steps:
-        cluster.settle(1)
-        assert cluster.now_s < 1000, "the job makes no progress"
-
-
 def ends(cluster: FakeCluster) -> dict[int, bool]:
     return {at: one.finish.outcome.is_ok for at, one in cluster.agents.items() if one.finish is not None}
 
 
 def test_survivors_move_to_the_lowest_of_them_and_go_on() -> None:
     cluster = make_cluster(3)
-    run_steps(cluster, 5)
+    cluster.run_until_step(5)
     cluster.kill_node(0)
     cluster.settle()
     assert ends(cluster) == {1: True, 2: True}
@@ -62,7 +56,7 @@ def test_survivors_move_to_the_lowest_of_them_and_go_on() -> None:
 
 def test_of_two_nodes_the_other_goes_on_when_the_host_is_proved_to_be_gone() -> None:
     cluster = make_cluster(2)
-    run_steps(cluster, 5)
+    cluster.run_until_step(5)
     cluster.kill_node(0)
     cluster.settle()
     assert ends(cluster) == {1: True}
@@ -71,7 +65,7 @@ def test_of_two_nodes_the_other_goes_on_when_the_host_is_proved_to_be_gone() -> 
 
 def test_of_two_nodes_the_other_stops_when_the_host_only_fell_silent() -> None:
     cluster = make_cluster(2)
-    run_steps(cluster, 5)
+    cluster.run_until_step(5)
     cluster.kill_node(0, is_silent=True)
     cluster.settle()
     assert cluster.num_steps == 5
@@ -79,7 +73,7 @@ def test_of_two_nodes_the_other_stops_when_the_host_only_fell_silent() -> None:
 
 def test_store_on_no_node_is_lost_and_the_job_goes_on_without_a_pause() -> None:
     cluster = make_cluster(3, first_host=None)
-    run_steps(cluster, 5)
+    cluster.run_until_step(5)
     cluster.cut({0: 1, 1: 1, 2: 1})
     cluster.settle()
     assert ends(cluster) == {0: True, 1: True, 2: True}
@@ -89,7 +83,7 @@ def test_store_on_no_node_is_lost_and_the_job_goes_on_without_a_pause() -> None:
 def test_losses_of_one_host_after_another_are_survived() -> None:
     cluster = make_cluster(4)
     for index in range(3):
-        run_steps(cluster, 3 * index + 2)
+        cluster.run_until_step(3 * index + 2)
         cluster.kill_node(index)
     cluster.settle()
     assert ends(cluster) == {3: True}
@@ -98,9 +92,9 @@ def test_losses_of_one_host_after_another_are_survived() -> None:
 
 def test_newcomer_joins_where_the_job_has_moved() -> None:
     cluster = make_cluster(3)
-    run_steps(cluster, 3)
+    cluster.run_until_step(3)
     cluster.kill_node(0)
-    run_steps(cluster, 5)
+    cluster.run_until_step(5)
     cluster.add_node()
     cluster.settle()
     assert ends(cluster) == {1: True, 2: True, 3: True}
@@ -109,9 +103,9 @@ def test_newcomer_joins_where_the_job_has_moved() -> None:
 
 def test_host_that_was_cut_off_stops_and_rejoins_when_the_network_is_back() -> None:
     cluster = make_cluster(3)
-    run_steps(cluster, 3)
+    cluster.run_until_step(3)
     cluster.cut({0: 1})
-    run_steps(cluster, 5)
+    cluster.run_until_step(5)
     assert cluster.generations()[-1].axes == {"dp": 4}
     cluster.cut({})
     cluster.settle()
@@ -121,7 +115,7 @@ def test_host_that_was_cut_off_stops_and_rejoins_when_the_network_is_back() -> N
 
 def test_half_that_keeps_the_store_goes_on_and_the_other_half_does_not() -> None:
     cluster = make_cluster(4)
-    run_steps(cluster, 3)
+    cluster.run_until_step(3)
     cluster.cut({2: 1, 3: 1})
     cluster.settle()
     assert ends(cluster)[0] and ends(cluster)[1]

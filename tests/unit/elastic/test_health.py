@@ -8,11 +8,12 @@ from types import FrameType
 from hypothesis import given
 from hypothesis import strategies as st
 
-from remesh.elastic.generation import Generation, Member
+from remesh.elastic.generation import Generation
 from remesh.elastic.health.machine import ANSWER_TIMEOUT_S, NODES_TIMEOUT_S, HealthMachine, HealthView
 from remesh.elastic.health.verdicts import RankStack, decide_culprits, find_stragglers, format_report
 from remesh.elastic.health.watch import find_collective, find_user_line, look_at_main_thread
 from remesh.elastic.membership.instructions import KillWorker, Note, Publish, Tell
+from remesh.elastic.seats import Member
 
 
 def stack(rank: int, collective: str = "all_reduce", step: int = 5) -> RankStack:

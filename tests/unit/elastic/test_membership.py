@@ -5,8 +5,20 @@ import random
 
 import pytest
 
-from remesh.elastic.generation import MeetingRules
-from remesh.elastic.membership.machine import AgentRules, Phase
+from remesh.elastic.generation import MeetingRules, WorkerReport
+from remesh.elastic.membership.instructions import (
+    Finish,
+    KillWorker,
+    LeaveAsked,
+    Publish,
+    StartWorker,
+    Tell,
+    Tick,
+    WorkerExited,
+    WorkerReady,
+)
+from remesh.elastic.membership.machine import AgentMachine, AgentRules, Phase
+from remesh.elastic.mesh_policy import make_template
 from remesh.testing.cluster import FakeCluster
 
 
@@ -19,13 +31,6 @@ def make_cluster(
     for _ in range(num_nodes):
         cluster.add_node()
     return cluster
-
-
-def run_steps(cluster: FakeCluster, num_steps: int) -> None:
-    """Act fairly until this many steps are taken."""
-    while cluster.num_steps < num_steps:
-        cluster.settle(1)
-        assert cluster.now_s < 1000, "the job makes no progress"
 
 
 def ends(cluster: FakeCluster) -> list[bool]:
@@ -42,7 +47,7 @@ def test_two_nodes_meet_train_and_end_together() -> None:
 
 def test_node_lost_to_sigkill_leaves_the_other_node_with_the_same_workers() -> None:
     cluster = make_cluster(num_nodes=2, tp=2)
-    run_steps(cluster, 5)
+    cluster.run_until_step(5)
     before = {worker.pid for worker in cluster.agents[0].workers.values()}
     cluster.kill_node(1)
     cluster.settle()
@@ -56,9 +61,9 @@ def test_node_lost_to_sigkill_leaves_the_other_node_with_the_same_workers() -> N
 
 def test_node_that_comes_back_makes_the_mesh_grow_at_a_step_boundary() -> None:
     cluster = make_cluster(num_nodes=2, tp=2)
-    run_steps(cluster, 3)
+    cluster.run_until_step(3)
     cluster.kill_node(1)
-    run_steps(cluster, 6)
+    cluster.run_until_step(6)
     cluster.add_node()
     cluster.settle()
     plans = cluster.generations()
@@ -69,7 +74,7 @@ def test_node_that_comes_back_makes_the_mesh_grow_at_a_step_boundary() -> None:
 
 def test_killed_worker_is_replaced_while_restarts_remain() -> None:
     cluster = make_cluster(num_nodes=1, num_slots=3, max_restarts=1)
-    run_steps(cluster, 3)
+    cluster.run_until_step(3)
     cluster.kill_worker(0, 1)
     cluster.settle()
     assert [plan.axes["dp"] for plan in cluster.generations()][-1] == 3
@@ -78,7 +83,7 @@ def test_killed_worker_is_replaced_while_restarts_remain() -> None:
 
 def test_last_worker_of_a_node_gone_ends_that_node_only() -> None:
     cluster = make_cluster(num_nodes=2, num_slots=1)
-    run_steps(cluster, 3)
+    cluster.run_until_step(3)
     cluster.kill_worker(1, 0)
     cluster.settle()
     assert sorted(ends(cluster)) == [False, True]
@@ -87,7 +92,7 @@ def test_last_worker_of_a_node_gone_ends_that_node_only() -> None:
 
 def test_preempted_node_leaves_after_a_step_and_ends_well() -> None:
     cluster = make_cluster(num_nodes=2, tp=2)
-    run_steps(cluster, 5)
+    cluster.run_until_step(5)
     cluster.preempt_node(1)
     cluster.settle()
     second = cluster.generations()[1]
@@ -109,7 +114,7 @@ def test_too_few_workers_for_the_mesh_end_the_job_with_both_numbers() -> None:
 def test_workers_in_doubt_follow_a_survivor_that_saw_the_vote() -> None:
     for seed in range(40):
         cluster = make_cluster(num_nodes=2, seed=seed)
-        run_steps(cluster, 5)
+        cluster.run_until_step(5)
         cluster.kill_worker_while_voting(1, 0)
         cluster.settle()
         # 6 if any survivor saw the outcome, 5 if none did; FakeCluster asserts that all stand at the same step.
@@ -148,8 +153,10 @@ def happen(cluster: FakeCluster, rng: random.Random) -> None:
         cluster.look(index)
     elif what < 0.45:
         cluster.tick(index, rng.random() * 0.2)
-    elif what < 0.6:
+    elif what < 0.58:
         cluster.call_in(index)
+    elif what < 0.6 and cluster.generations():
+        cluster.find_straggler(index, rng.randrange(2), 1 + 3 * rng.random())
     elif what < 0.85:
         cluster.settle(rng.randrange(1, 3))
     elif what < 0.88 and len(alive) > 1:
@@ -177,9 +184,9 @@ def _others_hold_state(cluster: FakeCluster, index: int) -> bool:
 def test_node_that_froze_and_was_given_up_comes_back_without_its_old_state() -> None:
     """A node stands still for longer than its heartbeat may; the others go on; it wakes up and wants in again."""
     cluster = make_cluster(num_nodes=2)
-    run_steps(cluster, 3)
+    cluster.run_until_step(3)
     cluster.freeze_node(1)
-    run_steps(cluster, 6)
+    cluster.run_until_step(6)
     cluster.thaw_node(1)
     cluster.settle()
     plans = cluster.generations()
@@ -192,13 +199,60 @@ def test_leader_of_a_meeting_may_die_or_freeze_in_it() -> None:
     """Whoever leads the meeting is lost before it has proposed; somebody else leads."""
     for lose in (FakeCluster.kill_node, FakeCluster.freeze_node):
         cluster = make_cluster(num_nodes=3)
-        run_steps(cluster, 3)
+        cluster.run_until_step(3)
         cluster.kill_node(2)
         for index in (0, 1):
             cluster.look(index)
         leader = int(cluster.first.keys["gen/2/lead/0"]["node"])
         lose(cluster, leader)
-        run_steps(cluster, 6)
+        cluster.run_until_step(6)
         cluster.settle()
         assert {"node": 1 - leader} in (cluster.first.get("gen/2/lead/1"), cluster.first.get("gen/3/lead/0"))
         assert ends(cluster)[0]
+
+
+def test_slow_worker_whose_state_nobody_else_holds_keeps_its_seat_and_is_not_asked_again() -> None:
+    """It finds in the vote that the job would lose steps without it."""
+    cluster = make_cluster(num_nodes=2)
+    cluster.run_until_step(3)
+    for _ in range(2):
+        cluster.find_straggler(1, 0, 9.0)
+        cluster.agents[1].workers[0].is_leaving = False
+        cluster.run_until_step(cluster.num_steps + 3)
+    assert [plan.axes["dp"] for plan in cluster.generations()] == [4, 4]
+    kept = [note.values["reason"] for note in cluster.notes if note.kind == "straggler-kept"]
+    assert kept == ["worker 0 of node-1 keeps its seat: the job would lose steps without what it holds"]
+
+
+def make_machine() -> AgentMachine:
+    """An agent with one worker, which has been started at second 0."""
+    meeting = MeetingRules(1, 1, last_call_s=1.0, join_timeout_s=5.0, absence_timeout_s=20.0)
+    machine = AgentMachine(0, "a", AgentRules(1, 3, meeting, leave_timeout_s=10.0, exit_timeout_s=5.0))
+    assert machine.start(0.0) == [StartWorker(0)]
+    return machine
+
+
+@pytest.mark.parametrize("code", [0, 1, 3])
+def test_script_that_raises_or_exits_at_once_ends_the_job_and_uses_no_restart(code: int) -> None:
+    """Before it called remesh.elastic, and after: with any exit code, for a job that goes on alone would be no job."""
+    report = WorkerReport(0, 100, make_template({"dp": -1}).to_json())
+    for called_in, told in ((False, "ended before it called remesh.elastic"), (True, "raised or exited")):
+        machine = make_machine()
+        if called_in:
+            machine.handle(WorkerReady(report), 0.1)
+        (end,) = machine.handle(WorkerExited(0, code), 0.2)
+        assert isinstance(end, Publish) and end.key == "end"
+        assert end.value["text"] == f"worker 0 of a {told} (exit code {code}); see its log"
+        assert end.value["category"] == "worker"
+
+
+def test_worker_that_does_not_end_when_told_is_killed_and_the_agent_ends() -> None:
+    """It ignores every signal that can be ignored, and every message."""
+    machine = make_machine()
+    told = machine.handle(LeaveAsked("SIGTERM"), 1.0)
+    assert [one.message["do"] for one in told if isinstance(one, Tell)] == ["exit"]
+    assert machine.handle(Tick(), 5.9) == []
+    assert machine.handle(Tick(), 6.1) == [KillWorker(0, "did not end when told to")]
+    assert machine.handle(Tick(), 7.0) == []
+    (finish,) = machine.handle(WorkerExited(0, -9), 7.1)
+    assert isinstance(finish, Finish) and finish.outcome.is_ok

@@ -12,11 +12,15 @@ from pathlib import Path
 import pytest
 
 from remesh.elastic.generation import MeetingRules
+from remesh.elastic.membership.exclusion import ExclusionRules
 from remesh.elastic.membership.machine import AgentRules
 from remesh.elastic.mesh_policy import format_axes
 from remesh.testing.cluster import FakeCluster
 
 FOLDER = Path(__file__).parents[2] / "scenarios"
+
+
+_TOLD_NOTES = ("excluded", "straggler-kept")
 
 
 class Teller:
@@ -25,6 +29,7 @@ class Teller:
     def __init__(self) -> None:
         self._cluster: FakeCluster | None = None
         self._num_told = 0
+        self._num_noted = 0
         self._ended: set[int] = set()
 
     def perform(self, command: str) -> list[str]:
@@ -32,9 +37,14 @@ class Teller:
         if verb == "job":
             options = dict(word.split("=") for word in words)
             num_nodes, tp = int(options["nodes"]), int(options["tp"])
-            meeting = MeetingRules(1, num_nodes, last_call_s=1.0, join_timeout_s=5.0, absence_timeout_s=20.0)
-            rules = AgentRules(int(options["workers"]), int(options["restarts"]), meeting, 10.0, 5.0)
-            self._cluster = FakeCluster(rules, {"dp": -1, "tp": tp}, last_step=12, rng=random.Random(0))
+            min_nodes = int(options.get("min", 1))
+            meeting = MeetingRules(min_nodes, num_nodes, last_call_s=1.0, join_timeout_s=5.0, absence_timeout_s=20.0)
+            exclusion = ExclusionRules(first_delay_s=float(options.get("delay", 30)))
+            rules = AgentRules(
+                int(options["workers"]), int(options["restarts"]), meeting, 10.0, 5.0, exclusion=exclusion
+            )
+            dp, last_step = int(options.get("dp", -1)), int(options.get("steps", 12))
+            self._cluster = FakeCluster(rules, {"dp": dp, "tp": tp}, last_step=last_step, rng=random.Random(0))
             for _ in range(num_nodes):
                 self._cluster.add_node()
             return []
@@ -42,14 +52,15 @@ class Teller:
         assert cluster is not None, "a story begins with: job nodes=... workers=... tp=... restarts=..."
         match verb, [int(word) for word in words]:
             case "until-step", [step]:
-                while cluster.num_steps < step:
-                    cluster.settle(1)
+                cluster.run_until_step(step)
             case "kill-node", [index]:
                 cluster.kill_node(index)
             case "kill-worker", [index, slot]:
                 cluster.kill_worker(index, slot)
             case "kill-in-vote", [index, slot]:
                 cluster.kill_worker_while_voting(index, slot)
+            case "slow", [index, slot, percent]:
+                cluster.find_straggler(index, slot, percent / 100)
             case "preempt", [index]:
                 cluster.preempt_node(index)
             case "start-node", []:
@@ -61,8 +72,11 @@ class Teller:
         return self._tell_news(cluster)
 
     def _tell_news(self, cluster: FakeCluster) -> list[str]:
+        notes = [note for note in cluster.notes[self._num_noted :] if note.kind in _TOLD_NOTES]
+        self._num_noted = len(cluster.notes)
         plans = cluster.generations()
-        lines = [
+        lines = [f"{note.kind}: {note.values['reason']}" for note in notes]
+        lines += [
             f"generation {plan.number}: {format_axes(plan.axes)} from step {plan.step}: {plan.reason}"
             for plan in plans[self._num_told :]
         ]

@@ -51,7 +51,7 @@ def send_to(keeper: SnapshotKeeper, tls: Tls | None) -> list[str]:
     weight = torch.arange(6.0)
     held = Held(3, 12, {"w": piece_of(weight)}, {})
     choice = SnapshotChoice({"w": frozenset(shard.box for shard in piece_of(weight).shards)}, "")
-    shelf = Shelf(1, 0, 0, ("127.0.0.1", keeper.port), TOKEN, tls)
+    shelf = Shelf(1, 0, ("127.0.0.1", keeper.port), TOKEN, tls)
     taker = SnapshotTaker(shelf, lambda _: None, lambda kind, **_: told.append(kind))
     taker.take(held, choice, 1)
     thread = taker._thread

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from remesh.elastic.events import EventLog
 from remesh.elastic.generation import Generation
 from remesh.elastic.health.machine import HealthMachine, HealthView, stack_from_worker
+from remesh.elastic.health.pace import Pace, PaceJudge
 from remesh.elastic.health.verdicts import find_stragglers
-from remesh.elastic.membership.instructions import Instruction
+from remesh.elastic.membership.instructions import Instruction, StragglerFound
 from remesh.elastic.store.shared import JobStore
 
 POLL_INTERVAL_S = 0.25
@@ -22,15 +24,23 @@ class HealthWatch:
     """One agent's health duties. ``perform`` carries out instructions."""
 
     def __init__(
-        self, machine: HealthMachine, store: JobStore, log: EventLog, perform: Callable[[Sequence[Instruction]], None]
+        self,
+        machine: HealthMachine,
+        paces: PaceJudge,
+        store: JobStore,
+        log: EventLog,
+        perform: Callable[[Sequence[Instruction]], None],
     ) -> None:
         self._machine = machine
+        self._judge = paces
         self._store = store
         self._log = log
         self._perform = perform
         self._plan: Generation | None = None
-        self._busy_s: dict[int, float] = {}
-        """Rank -> busy time per step, of this node's workers in this generation."""
+        self._paces: dict[int, Pace] = {}
+        """By rank, of this node's workers in this generation."""
+        self._has_heard = False
+        """Whether it was told in this generation that one of its workers is too slow."""
         self._next_poll_s = 0.0
         self._next_pace_s = 0.0
         self._stragglers: frozenset[int] = frozenset()
@@ -38,8 +48,10 @@ class HealthWatch:
     def begin(self, plan: Generation) -> None:
         """This node's workers enter a generation."""
         self._plan = plan
-        self._busy_s.clear()
+        self._paces.clear()
         self._stragglers = frozenset()
+        self._has_heard = False
+        self._judge.begin()
         self._machine.begin(plan, time.monotonic())
 
     def restart(self) -> None:
@@ -56,21 +68,23 @@ class HealthWatch:
         if message["say"] == "progress":
             self._machine.progressed(time.monotonic())
             if message["busy_s"] is not None:
-                self._busy_s[ranks[slot]] = float(message["busy_s"])
+                self._paces[ranks[slot]] = Pace(float(message["busy_s"]), int(message["step"]))
         elif slot in ranks:
             stack = stack_from_worker(message["stack"], rank=ranks[slot], node=self._machine.index)
             self._machine.answered(slot, stack)
 
-    def poll(self) -> None:
-        """Do what is due; called often."""
+    def poll(self) -> StragglerFound | None:
+        """Do what is due; called often. What the membership is to hear."""
         now_s = time.monotonic()
         if self._plan is None or now_s < self._next_poll_s:
-            return
+            return None
         self._next_poll_s = now_s + POLL_INTERVAL_S
         self._perform(self._machine.poll(self._read_view(self._plan), now_s))
-        if now_s >= self._next_pace_s:
-            self._next_pace_s = now_s + PACE_INTERVAL_S
-            self._compare_paces(self._plan)
+        if now_s < self._next_pace_s:
+            return None
+        self._next_pace_s = now_s + PACE_INTERVAL_S
+        self._compare_paces(self._plan)
+        return self._hear_verdict(self._plan) if self._judge.is_on else None
 
     def _read_view(self, plan: Generation) -> HealthView:
         stuck = self._store.get(f"gen/{plan.number}/stuck")
@@ -85,25 +99,29 @@ class HealthWatch:
 
     def _compare_paces(self, plan: Generation) -> None:
         """Tell the others how busy our ranks are; the first node compares all."""
-        if self._busy_s:
-            busy = {str(rank): value for rank, value in self._busy_s.items()}
-            self._store.put(f"gen/{plan.number}/pace/{self._machine.index}", busy)
+        if self._paces:
+            mine = {str(rank): [pace.busy_s, pace.step] for rank, pace in self._paces.items()}
+            self._store.put(f"gen/{plan.number}/pace/{self._machine.index}", mine)
         nodes = {member.node for member in plan.members}
         if self._machine.index != min(nodes):
             return
-        everywhere: dict[int, float] = {}
+        everywhere: dict[int, Pace] = {}
         for node in nodes:
             told = self._store.get(f"gen/{plan.number}/pace/{node}") or {}
-            everywhere |= {int(rank): float(value) for rank, value in told.items()}
-        found = find_stragglers(everywhere)
+            everywhere |= {int(rank): Pace(float(busy_s), int(step)) for rank, (busy_s, step) in told.items()}
+        if (slow := self._judge.compare(everywhere)) is not None:
+            self._store.put_once(f"gen/{plan.number}/slow", asdict(slow))
+        found = find_stragglers({rank: pace.busy_s for rank, pace in everywhere.items()})
         if frozenset(one.rank for one in found) != self._stragglers:
             self._stragglers = frozenset(one.rank for one in found)
             for one in found:
-                self._log.write(
-                    "straggler",
-                    generation=plan.number,
-                    rank=one.rank,
-                    score=one.score,
-                    ratio=one.ratio,
-                    reason=one.reason,
-                )
+                self._log.write("straggler", generation=plan.number, **asdict(one))
+
+    def _hear_verdict(self, plan: Generation) -> StragglerFound | None:
+        """The first node's verdict on a worker of this node, once."""
+        told = None if self._has_heard else self._store.get(f"gen/{plan.number}/slow")
+        ranks = {member.rank for member in plan.of_node(self._machine.index)}
+        if told is None or int(told["rank"]) not in ranks - {-1}:
+            return None
+        self._has_heard = True
+        return StragglerFound(plan.number, int(told["rank"]), float(told["ratio"]), str(told["reason"]))

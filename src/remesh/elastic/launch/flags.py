@@ -161,6 +161,14 @@ OUR_FLAGS = (
         modes=_IN_PROCESS,
     ),
     Flag("exclude-delay", REAL, 30.0, "Seconds that it holds off at first; doubles each time.", modes=_IN_PROCESS),
+    Flag(
+        "exclude-slower",
+        REAL,
+        0.0,
+        "Leave out a worker that works so many times as long per step as the others' median; 0: never.",
+        modes=_IN_PROCESS,
+    ),
+    Flag("exclude-slower-steps", WHOLE, 100, "For how many steps it must do so.", modes=_IN_PROCESS),
 )
 
 FLAGS = TORCHRUN_FLAGS + OUR_FLAGS

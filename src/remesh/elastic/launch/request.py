@@ -25,7 +25,7 @@ from remesh.elastic.generation import MeetingRules
 from remesh.elastic.launch.flags import find_flag
 from remesh.elastic.launch.mode import Mode, ModeChoice, decide_mode
 from remesh.elastic.launch.restart import RestartJob
-from remesh.elastic.membership.exclusion import ExclusionRules
+from remesh.elastic.membership.exclusion import ExclusionRules, StragglerRules
 from remesh.elastic.membership.machine import AgentRules
 from remesh.elastic.store.card import JobCard
 from remesh.elastic.tls import Tls
@@ -83,9 +83,14 @@ def check_request(request: Request, mode: Mode) -> None:
             f"reading the flags: {flags} mean nothing in {mode.value} mode, which was chosen for {request.script}; "
             "leave them out, or choose with --mode"
         )
-    for dest in ("exclude_after", "exclude_delay"):
+    for dest in ("exclude_after", "exclude_delay", "exclude_slower", "exclude_slower_steps"):
         if values[dest] < 0:
             raise ConfigError(f"reading --{dest.replace('_', '-')} {values[dest]}: expected 0 or more")
+    if 0 < values["exclude_slower"] <= 1:
+        raise ConfigError(
+            f"reading --exclude-slower {values['exclude_slower']:g}: expected more than 1, for it is a factor over the "
+            "others' median, or 0 for never; give 1.5, say"
+        )
     if values["max_restarts"] < 0:
         raise ConfigError(f"reading --max-restarts {values['max_restarts']}: expected 0 or more")
     if values["no_python"] and values["module"]:
@@ -99,8 +104,9 @@ def check_request(request: Request, mode: Mode) -> None:
         raise ConfigError(
             f"starting workers: script {request.script!r} does not exist; give a path to a Python file, or -m MODULE"
         )
-    if values["log_dir"]:
-        _check_writable(Path(values["log_dir"]), "--log-dir")
+    for dest in ("log_dir", "events_dir"):
+        if values[dest]:
+            _check_writable(Path(values[dest]), f"--{dest.replace('_', '-')}")
 
 
 def read_token(request: Request) -> Token:
@@ -167,6 +173,7 @@ def in_process_job(request: Request) -> AgentConfig:
             exit_timeout_s,
             values["hang_timeout"],
             ExclusionRules(values["exclude_after"], values["exclude_delay"]),
+            StragglerRules(values["exclude_slower"], values["exclude_slower_steps"]),
         ),
         run_id=values["rdzv_id"],
         endpoint=complete_endpoint(endpoint),

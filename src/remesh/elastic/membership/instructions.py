@@ -81,6 +81,17 @@ class LeaveAsked:
 
 
 @dataclass(frozen=True, slots=True)
+class StragglerFound:
+    """A worker of this node is slower than it may be, as the generation's first node found."""
+
+    generation: int
+    rank: int
+    ratio: float
+    """Its busy time per step over the others' median."""
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class StoreView:
     """What the store says now, as far as this agent's phase needs it."""
 
@@ -123,6 +134,7 @@ Event = (
     | WorkerExited
     | NodeDead
     | LeaveAsked
+    | StragglerFound
     | StoreView
     | StoreMoved
     | Tick

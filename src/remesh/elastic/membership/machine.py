@@ -24,10 +24,9 @@ remain. Time comes with every event; the machine reads no clock.
 
 from __future__ import annotations
 
-import enum
 import signal
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from remesh.elastic.generation import (
@@ -36,11 +35,18 @@ from remesh.elastic.generation import (
     MeetingRules,
     Wait,
     WorkerReport,
-    check_quorum,
-    compute_bases,
-    decide_generation,
 )
-from remesh.elastic.membership.exclusion import NO_EXCLUSION, ExclusionRules, decide_hold_off
+from remesh.elastic.membership.exclusion import (
+    NO_EXCLUSION,
+    NO_STRAGGLERS,
+    ExclusionRules,
+    Keep,
+    StragglerRules,
+    decide_hold_off,
+    decide_leave_out,
+    decide_rest,
+    would_grow,
+)
 from remesh.elastic.membership.instructions import (
     Event,
     Finish,
@@ -54,6 +60,7 @@ from remesh.elastic.membership.instructions import (
     StartWorker,
     StoreMoved,
     StoreView,
+    StragglerFound,
     Tell,
     Tick,
     WorkerDone,
@@ -63,7 +70,9 @@ from remesh.elastic.membership.instructions import (
     WorkerReady,
     WorkerSuspects,
 )
+from remesh.elastic.membership.meeting import Losses, Meeting, conclude
 from remesh.elastic.membership.phases import ALLOWED, Phase
+from remesh.elastic.membership.roster import Roster, Worker, WorkerState
 from remesh.elastic.membership.view import Wants
 from remesh.elastic.outcome import Category, Outcome
 
@@ -71,26 +80,6 @@ FIRST_PROBE_S, MAX_PROBE_S = 0.05, 1.0
 """How long an agent waits between two looks whether somebody lives: doubled each time, up to the second."""
 PATIENCE_S = 0.5
 """How long a meeting may take before those who wait for its leader look whether it lives."""
-
-
-class WorkerState(enum.Enum):
-    """Where one of its workers stands."""
-
-    STARTING = "starting"
-    """The process is up but has not called in."""
-    IDLE = "idle"
-    """Between generations, or standing by."""
-    TRAINING = "training"
-    DONE = "done"
-    """Its training function returned; it waits for the others."""
-    DEAD = "dead"
-
-
-@dataclass
-class _Worker:
-    state: WorkerState = WorkerState.STARTING
-    report: WorkerReport | None = None
-    """Its last report; None before the first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +98,8 @@ class AgentRules:
     """How long workers may go without a step before all are asked where they stand."""
     exclusion: ExclusionRules = NO_EXCLUSION
     """How long this node holds off when it has failed again and again."""
+    stragglers: StragglerRules = NO_STRAGGLERS
+    """When a worker is left out for being slower than the others."""
 
 
 @dataclass
@@ -123,26 +114,18 @@ class AgentMachine:
     restarts_left: int = 0
     generation: Generation | None = None
     """The generation this node is or was last part of."""
-    meeting: int = 0
-    """Number of the generation that the open meeting will decide."""
-    _workers: dict[int, _Worker] = field(default_factory=dict)
-    _dead_nodes: dict[int, str] = field(default_factory=dict)
-    _silent_nodes: set[int] = field(default_factory=set)
-    """Those of the dead nodes that may be alive, cut off from here."""
+    _roster: Roster = field(default_factory=Roster)
+    _losses: Losses = field(default_factory=Losses)
+    _meeting: Meeting = field(init=False)
+    """The open one, or the last."""
     _facts: dict[str, Publish] = field(default_factory=dict)
     """What this node said of its present generation for good, by key: said again in a new store."""
     _since_s: float = 0.0
     """When the present phase began."""
     _told: set[str] = field(default_factory=set)
     """One-time messages of the present phase that were sent."""
-    _turn: int = 0
-    """Leaders that the open meeting has lost."""
     _next_probe_s: float = 0.0
     _probe_gap_s: float = FIRST_PROBE_S
-    _published: tuple[WorkerReport, ...] | None = None
-    """The reports that this node last brought to the open meeting."""
-    _left_behind: set[int] = field(default_factory=set)
-    """Processes here whose state belongs to a generation that the others left without them."""
     _is_leaving: bool = False
     _failures_seen: int = 0
     """How many failures of this node it last held off for, and since when."""
@@ -152,25 +135,28 @@ class AgentMachine:
 
     def __post_init__(self) -> None:
         self.restarts_left = self.rules.max_restarts
+        self._meeting = Meeting(self.index)
 
     def start(self, now_s: float) -> list[Instruction]:
         """The first instructions: start a worker in every slot."""
         self._since_s = now_s
-        self._workers = {slot: _Worker() for slot in range(self.rules.num_slots)}
-        return [StartWorker(slot) for slot in self._workers]
+        self._roster.workers = {slot: Worker() for slot in range(self.rules.num_slots)}
+        return [StartWorker(slot) for slot in self._roster.workers]
 
     def handle(self, event: Event, now_s: float) -> list[Instruction]:
         """Take one event, return what to do, in order."""
         out: list[Instruction] = []
         match event:
             case WorkerReady(report) | WorkerLeft(report):
-                self._workers[report.slot] = _Worker(WorkerState.IDLE, report)
+                self._roster.take(WorkerState.IDLE, report)
+                if report.pid in self._roster.slow_until_s and not report.is_dispensable:
+                    out.append(self._keep_slow(report))
                 if self.phase is Phase.ENDING:
                     # It was still starting, or on its way out, when the others were told.
                     out.append(self._tell_exit(report.slot))
             case WorkerDone(generation, report):
                 if self.generation and generation == self.generation.number:
-                    self._workers[report.slot] = _Worker(WorkerState.DONE, report)
+                    self._roster.take(WorkerState.DONE, report)
             case WorkerSuspects(slot, generation, text):
                 if self.phase is Phase.RUNNING and self.generation and generation == self.generation.number:
                     out += self._break(f"worker {slot} of {self.name} lost a peer: {text}")
@@ -178,13 +164,14 @@ class AgentMachine:
                 out.append(self._end_of_worker(slot, f"worker {slot} of {self.name} failed: {text}"))
             case WorkerExited(slot, code):
                 out += self._worker_exited(slot, code, now_s)
-            case NodeDead(index, proof, is_certain):
-                self._dead_nodes[index] = proof
-                (self._silent_nodes.discard if is_certain else self._silent_nodes.add)(index)
+            case NodeDead(index, proof):
+                self._losses.take(event)
                 if self.phase is Phase.RUNNING and self.generation and index in self.generation.nodes:
                     out += self._break(f"{self.generation.hosts[index]} is gone: {proof}")
             case LeaveAsked(text):
                 out += self._ask_out(text, now_s)
+            case StragglerFound():
+                out += self._leave_out(event, now_s)
             case StoreView():
                 self._view = event
                 if event.end is not None and self._end is None:
@@ -208,7 +195,7 @@ class AgentMachine:
         """What the next view is to tell."""
         plan = self.generation
         is_done = self.phase is Phase.RUNNING and plan is not None and self.index == plan.first_node
-        return Wants(self.index, self.phase, self._turn, is_done and "done" in self._told)
+        return Wants(self.index, self.phase, self._meeting.turn, is_done and "done" in self._told)
 
     @property
     def watched(self) -> frozenset[int]:
@@ -241,7 +228,7 @@ class AgentMachine:
         return self._advance_running(now_s)
 
     def _advance_starting(self, now_s: float) -> list[Instruction]:
-        alive = self._alive()
+        alive = self._roster.alive()
         if not alive or any(worker.state is WorkerState.STARTING for worker in alive.values()):
             return []
         out, holds_off = self._hold_off(now_s)
@@ -265,57 +252,48 @@ class AgentMachine:
         view = self._view
         assert view is not None
         self._set_phase(Phase.MEETING, now_s)
-        self.meeting = view.latest + 1
-        self._turn = 0
+        self._meeting = Meeting(self.index, view.latest + 1)
         self._view = replace(view, leader=None)
         out: list[Instruction] = []
         if view.plan is not None and view.plan != self.generation:
             out.append(Publish(f"gen/{view.latest}/pause", {"text": f"{self.name} wants to join"}))
-        return [*out, self._here(), self._lead(), Note("meeting", {"generation": self.meeting})]
+        meeting = self._meeting
+        return [
+            *out,
+            meeting.bring(self._roster.reports()),
+            meeting.lead(),
+            Note("meeting", {"generation": meeting.number}),
+        ]
 
     def _advance_meeting(self, now_s: float) -> list[Instruction]:
         view = self._view
         assert view is not None
-        if view.plan is not None and view.latest >= self.meeting:
+        meeting, waited_s = self._meeting, now_s - self._since_s
+        if view.plan is not None and view.latest >= meeting.number:
             return self._adopt(view.plan, now_s)
-        if self._reports() != self._published:
-            return [self._here()]
-        if view.here.get(self.index) != self._published:
-            return []
-        if view.leader is None:
+        if self._roster.reports() != meeting.brought:
+            return [meeting.bring(self._roster.reports())]
+        if view.here.get(self.index) != meeting.brought or view.leader is None:
             return []
         if view.leader != self.index:
             return self._follow(view.leader, now_s)
-        decision = decide_generation(
-            view.plan, view.nodes, view.here, self._dead_nodes, self.rules.meeting, now_s - self._since_s
-        )
-        if isinstance(decision, Generation):
-            gone = {index for index, reports in view.here.items() if not reports} | self._dead_nodes.keys()
-            bases = compute_bases(view.plan, decision.step, gone - self._silent_nodes)
-            decision = replace(decision, place=view.place, bases=bases)
-            waited_s = now_s - self._since_s
-            decision = check_quorum(decision, view.here.keys(), self.rules.meeting, waited_s) or decision
+        decision = conclude(view, self._losses, self.rules.meeting, waited_s)
         if isinstance(decision, Wait):
             return self._probe(decision.absent, now_s)
         if isinstance(decision, GiveUp):
             return [Publish("end", {"ok": False, "text": decision.reason, "category": decision.category.value})]
-        if not self._tell_once("plan"):
-            return []
-        return [Publish(f"gen/{self.meeting}/plan", decision.to_json())]
+        return [meeting.propose(decision)] if self._tell_once("plan") else []
 
     def _follow(self, leader: int, now_s: float) -> list[Instruction]:
         """Wait for the leader's plan; if it is gone, somebody else leads."""
         view = self._view
         assert view is not None
-        if leader not in self._dead_nodes and view.here.get(leader) != ():
+        if leader not in self._losses.proofs and view.here.get(leader) != ():
             is_late = now_s - self._since_s > PATIENCE_S
             return self._probe((leader,), now_s) if is_late else []
-        self._turn += 1
+        self._meeting.turn += 1
         self._view = replace(view, leader=None)
-        return [self._lead()]
-
-    def _lead(self) -> Publish:
-        return Publish(f"gen/{self.meeting}/lead/{self._turn}", {"node": self.index})
+        return [self._meeting.lead()]
 
     def _probe(self, indices: tuple[int, ...], now_s: float) -> list[Instruction]:
         if not indices or now_s < self._next_probe_s:
@@ -332,24 +310,23 @@ class AgentMachine:
             return self._advance_starting(now_s)
         self.generation = plan
         self._facts.clear()
-        self._dead_nodes = {index: proof for index, proof in self._dead_nodes.items() if index not in plan.nodes}
-        self._silent_nodes &= self._dead_nodes.keys()
+        self._losses.forget(plan)
         self._set_phase(Phase.RUNNING, now_s)
         out: list[Instruction] = [Note("generation", plan.to_json())]
         for member in mine:
-            worker = self._workers[member.slot]
-            pid = worker.report.pid if worker.report else None
-            if worker.state is not WorkerState.DEAD and pid == member.pid:
+            worker = self._roster.workers[member.slot]
+            if worker.state is not WorkerState.DEAD and self._roster.process_in(member.slot) == member.pid:
                 placed = member.rank >= 0
                 worker.state = WorkerState.TRAINING if placed else WorkerState.IDLE
                 if placed:
+                    self._roster.slow_until_s.pop(member.pid, None)
                     message = {"do": "meet", "rank": member.rank, "plan": plan.to_json()}
-                    if member.pid in self._left_behind:
+                    if member.pid in self._roster.left_behind:
                         message["forget"] = True
                     out.append(Tell(member.slot, message))
             else:
                 out += self._break(f"worker {member.slot} of {self.name} died while the members met")
-        self._left_behind -= {member.pid for member in mine if member.rank >= 0}
+        self._roster.left_behind -= {member.pid for member in mine if member.rank >= 0}
         return out
 
     def _advance_running(self, now_s: float) -> list[Instruction]:
@@ -370,11 +347,10 @@ class AgentMachine:
             reason = f"the others went on to generation {view.latest} without {self.name}"
             out.append(Note("left-behind", {"generation": plan.number, "reason": reason}))
             out += self._tell_training({"do": "break", "generation": plan.number, "reason": reason})
-            self._left_behind |= {member.pid for member in plan.of_node(self.index)}
+            self._roster.left_behind |= {member.pid for member in plan.of_node(self.index)}
         if self.phase is Phase.LEAVING and now_s - self._since_s > self.rules.leave_timeout_s:
-            for slot, worker in self._alive().items():
-                if worker.state is WorkerState.TRAINING and self._tell_once(f"kill-{slot}"):
-                    out.append(KillWorker(slot, f"did not leave generation {plan.number} in time"))
+            late = [slot for slot in self._roster.training() if self._tell_once(f"kill-{slot}")]
+            out += [KillWorker(slot, f"did not leave generation {plan.number} in time") for slot in late]
         return out + self._advance_members(current, now_s)
 
     def _advance_members(self, current: bool, now_s: float) -> list[Instruction]:
@@ -382,7 +358,8 @@ class AgentMachine:
         view, plan = self._view, self.generation
         assert view is not None and plan is not None
         placed = [member for member in plan.of_node(self.index) if member.rank >= 0]
-        states = [self._workers[member.slot].state for member in placed if self._is_same(member.slot, member.pid)]
+        workers = self._roster.workers
+        states = [workers[one.slot].state for one in placed if self._roster.process_in(one.slot) == one.pid]
         if self.phase is Phase.RUNNING and all(state is WorkerState.DONE for state in states):
             if len(states) == len(placed) and self._tell_once("done"):
                 return [Publish(f"gen/{plan.number}/done/{self.index}", {})]
@@ -394,14 +371,51 @@ class AgentMachine:
         asked_out = self.phase is Phase.LEAVING or (current and view.pause is not None)
         if is_out and asked_out and not (self.phase is Phase.RUNNING and self._all_done_here(states)):
             return self._depart(now_s) if self._is_leaving else self._enter_meeting(now_s)
-        newcomers = [slot for slot, worker in self._alive().items() if worker.report and not self._in_plan(slot)]
-        if not newcomers or not current or view.pause is not None:
+        if not current or view.pause is not None:
+            return []
+        rested, template = self._roster.take_rested(now_s), self._roster.template()
+        if rested and template is not None and would_grow(plan, template) and self._tell_once("rested"):
+            text = f"worker {rested[0]} of {self.name} comes back, it stood by for being slow"
+            return [Publish(f"gen/{plan.number}/pause", {"text": text})]
+        newcomers = self._roster.newcomers(plan, self.index)
+        if not newcomers:
             return []
         out, holds_off = self._hold_off(now_s)
         if not holds_off and self._tell_once("newcomer"):
             text = f"worker {newcomers[0]} of {self.name} wants to join"
             out.append(Publish(f"gen/{plan.number}/pause", {"text": text}))
         return out
+
+    def _leave_out(self, found: StragglerFound, now_s: float) -> list[Instruction]:
+        """Let a slow worker of this node stand by from the next step on, if the job is better off without it."""
+        view, plan, template = self._view, self.generation, self._roster.template()
+        if self.phase is not Phase.RUNNING or view is None or plan is None or template is None:
+            return []
+        if plan.number != found.generation or view.plan != plan or view.pause or view.broken:
+            return []
+        member = plan.members[found.rank]
+        if member.node != self.index or member.pid in self._roster.indispensable:
+            return []
+        min_nodes = self.rules.meeting.min_nodes
+        verdict = decide_leave_out(plan, template, rank=found.rank, ratio=found.ratio, min_nodes=min_nodes)
+        if isinstance(verdict, Keep):
+            return [Note("straggler-kept", {"reason": verdict.reason})]
+        rest = decide_rest(self.name, plan.failures.get(self.name, 0) + 1, self.rules.exclusion)
+        self._roster.slow_until_s[member.pid] = now_s + rest.seconds
+        reason = f"{verdict.reason}; {found.reason}"
+        message = {"do": "pause", "generation": plan.number, "reason": reason, "leave": True}
+        return [
+            Publish(f"gen/{plan.number}/pause", {"text": reason}),
+            Note("excluded", {"reason": rest.reason, "seconds": rest.seconds}),
+            Tell(member.slot, message),
+        ]
+
+    def _keep_slow(self, report: WorkerReport) -> Note:
+        """It was to be left out, and came without having handed on what it holds."""
+        del self._roster.slow_until_s[report.pid]
+        self._roster.indispensable.add(report.pid)
+        reason = f"worker {report.slot} of {self.name} keeps its seat: the job would lose steps without what it holds"
+        return Note("straggler-kept", {"reason": reason})
 
     def _ask_out(self, text: str, now_s: float) -> list[Instruction]:
         """Leave with the others after the next step; at once when no generation is running."""
@@ -432,7 +446,7 @@ class AgentMachine:
         Plans are left out: whoever adopted one brought it along, and one that nobody adopted is decided anew.
         """
         view, self._view = self._view, None
-        self._published = None
+        self._meeting.brought = None
         self._told.clear()
         known = {key: one for key, one in self._facts.items() if not key.endswith("/plan")}
         if view is not None:
@@ -445,9 +459,7 @@ class AgentMachine:
         return list(known.values())
 
     def _worker_exited(self, slot: int, code: int, now_s: float) -> list[Instruction]:
-        worker = self._workers[slot]
-        had_called_in = worker.report is not None
-        worker.state, worker.report = WorkerState.DEAD, None
+        had_called_in = self._roster.lose(slot)
         if self.phase is Phase.ENDING:
             return []
         if code >= 0:
@@ -460,9 +472,9 @@ class AgentMachine:
             out += self._break(f"worker {slot} of {self.name} was killed by {name}")
         if self.restarts_left > 0:
             self.restarts_left -= 1
-            self._workers[slot] = _Worker()
+            self._roster.workers[slot] = Worker()
             return [*out, StartWorker(slot)]
-        if not self._alive():
+        if not self._roster.alive():
             # The node leaves; the others see its agent gone and go on without it.
             text = f"{self.name} has no worker and no restart left, the last was killed by {name}"
             self._end = {"ok": False, "text": text, "category": Category.WORKER.value}
@@ -472,11 +484,11 @@ class AgentMachine:
     def _enter_ending(self, now_s: float) -> list[Instruction]:
         assert self._end is not None
         self._set_phase(Phase.ENDING, now_s)
-        return [self._tell_exit(slot) for slot in self._alive()]
+        return [self._tell_exit(slot) for slot in self._roster.alive()]
 
     def _advance_ending(self, now_s: float) -> list[Instruction]:
         assert self._end is not None
-        alive = self._alive()
+        alive = self._roster.alive()
         if not alive:
             return [Finish(self._outcome())] if self._tell_once("finish") else []
         if now_s - self._since_s <= self.rules.exit_timeout_s:
@@ -502,38 +514,12 @@ class AgentMachine:
         end = {"ok": False, "text": text, "category": Category.WORKER.value, "node": self.index, "slot": slot}
         return Publish("end", end)
 
-    def _here(self) -> Publish:
-        self._published = self._reports()
-        workers = [asdict(report) for report in self._published]
-        return Publish(f"gen/{self.meeting}/here/{self.index}", {"workers": workers}, once=False)
-
-    def _reports(self) -> tuple[WorkerReport, ...]:
-        states = (WorkerState.IDLE, WorkerState.DONE)
-        found = (worker.report for worker in self._workers.values() if worker.report and worker.state in states)
-        return tuple(
-            replace(report, step=None, in_doubt=False) if report.pid in self._left_behind else report
-            for report in found
-        )
-
-    def _alive(self) -> dict[int, _Worker]:
-        return {slot: worker for slot, worker in self._workers.items() if worker.state is not WorkerState.DEAD}
-
-    def _is_same(self, slot: int, pid: int) -> bool:
-        report = self._workers[slot].report
-        return report is not None and report.pid == pid
-
-    def _in_plan(self, slot: int) -> bool:
-        assert self.generation is not None
-        return any(
-            member.slot == slot and self._is_same(slot, member.pid) for member in self.generation.of_node(self.index)
-        )
-
     def _was_placed(self, slot: int) -> bool:
         assert self.generation is not None
         return any(member.slot == slot and member.rank >= 0 for member in self.generation.of_node(self.index))
 
     def _tell_training(self, message: Mapping[str, Any]) -> list[Instruction]:
-        return [Tell(slot, message) for slot, worker in self._workers.items() if worker.state is WorkerState.TRAINING]
+        return [Tell(slot, message) for slot in self._roster.training()]
 
     def _set_phase(self, phase: Phase, now_s: float) -> None:
         assert (self.phase, phase) in ALLOWED, f"agent {self.index}: no way from {self.phase} to {phase}"

@@ -2,7 +2,7 @@
 
 *Choice.* State that lies on two nodes or more survives a node's death without any snapshot. If every box of every
 tensor does, none is taken. Otherwise a step to go back to needs every box, so each box is taken once, by the lowest
-rank that holds it, and kept twice: on that rank's node and on the next one (a ring over the generation's nodes).
+rank that holds it, and kept twice: on that rank's node and on its keeper (:mod:`remesh.elastic.seats`).
 
 *Sources.* On recovery every step at which anybody holds anything is a candidate, the newest first: workers' memory at
 the newest step, and snapshots. The first candidate at which every wanted box is held, by memory or snapshot, is taken,
@@ -12,7 +12,7 @@ this.)
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from remesh.layout import Box
@@ -41,7 +41,7 @@ def choose_boxes(moves: Sequence[TensorMove], rank: int, node_of: Mapping[int, i
     if len(set(node_of.values())) < 2:
         reason = f"{len(alone)} of {len(holders)} boxes lie on one node, and there is no other: kept here only"
     else:
-        reason = f"{len(alone)} of {len(holders)} boxes lie on one node: kept there and on the next"
+        reason = f"{len(alone)} of {len(holders)} boxes lie on one node: kept there and on another"
     mine: dict[str, set[Box]] = {}
     for (name, box), ranks in holders.items():
         if min(ranks) == rank:
@@ -49,21 +49,27 @@ def choose_boxes(moves: Sequence[TensorMove], rank: int, node_of: Mapping[int, i
     return SnapshotChoice({name: frozenset(boxes) for name, boxes in mine.items()}, reason)
 
 
-def next_node(node: int, nodes: Sequence[int]) -> int | None:
-    """The node that keeps this node's snapshots: the next in a ring; None when there is no other.
+Key = tuple[int, int]
+"""What a shelf of snapshots is known by: generation, and the rank whose state it has."""
 
-    >>> next_node(3, [0, 3, 5]), next_node(5, [0, 3, 5]), next_node(5, [5])
-    (5, 0, None)
+
+def choose_readers(kept: Collection[Key], ranks: Sequence[int]) -> dict[int, list[Key]]:
+    """Which of the shelves that a node keeps each of its ranks reads: its seat's own, and a fair share of the others.
+
+    >>> choose_readers([(1, 0), (1, 1), (1, 4)], [4, 5])
+    {4: [(1, 1), (1, 4)], 5: [(1, 0)]}
     """
-    ring = sorted(nodes)
-    follower = ring[(ring.index(node) + 1) % len(ring)]
-    return None if follower == node else follower
+    chosen: dict[int, list[Key]] = {rank: [key for key in sorted(kept) if key[1] == rank] for rank in ranks}
+    for key in sorted(kept):
+        if key[1] not in chosen:
+            chosen[min(ranks, key=lambda rank: (len(chosen[rank]), rank))].append(key)
+    return {rank: sorted(keys) for rank, keys in chosen.items()}
 
 
-def decide_retired(kept: Mapping[tuple[int, int, int], int]) -> list[tuple[int, int, int]]:
+def decide_retired(kept: Mapping[Key, int]) -> list[Key]:
     """Which shelves an agent may clear: those of generations before one that has two versions on some shelf here.
 
-    ``kept`` maps (generation, owner's node, owner's slot) to how many versions that shelf was given so far.
+    ``kept`` maps shelves to how many versions each was given so far.
     """
     settled = max((key[0] for key, count in kept.items() if count >= 2), default=0)
     return sorted(key for key in kept if key[0] < settled)

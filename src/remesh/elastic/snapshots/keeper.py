@@ -1,9 +1,10 @@
-"""The agent's side of snapshots: keeps those of its own workers and of the node before it; they outlive workers.
+"""The agent's side of snapshots: keeps those of its own workers, and of the seats that it is the keeper of.
 
-A *shelf* holds the two buffers of one worker in one generation. Own workers hand over theirs; the buffers of the node
-before are filled here, by a thread of their own, so that bytes never hold up the agent's decisions. Shelves of earlier
-generations go once a later one has two whole versions. With r ranks per node taking b bytes each, a node keeps 4 r b
-bytes, and for a moment after a change of mesh as much again.
+A *shelf* holds the two buffers of one rank in one generation. Own workers hand over theirs; the others' are filled
+here, by a thread of their own, so that bytes never hold up the agent's decisions; both outlive the worker. Shelves of
+earlier generations go once a later one has two whole versions. With b bytes taken per rank a node keeps at most 4 b
+bytes for each of its workers, with a seat or standing by (:mod:`remesh.elastic.seats`), where nodes with seats have
+equally many; and for a moment after a change of mesh as much again.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import threading
 import zlib
 from dataclasses import dataclass, field
 
-from remesh.elastic.snapshots.choice import decide_retired
+from remesh.elastic.snapshots.choice import Key, decide_retired
 from remesh.elastic.snapshots.form import read_step
 from remesh.elastic.snapshots.memory import Buffer
 from remesh.elastic.snapshots.wire import KEPT, SEND_TIMEOUT_S, Parcel, receive_parcel
@@ -27,9 +28,6 @@ MAX_CONNECTIONS = 64
 """More at once are dropped: a node's workers send one each."""
 MAX_SHARE = 0.5
 """A parcel that needs more than this share of the memory that is free now is not kept."""
-
-Key = tuple[int, int, int]
-"""Generation, owner's node, owner's slot."""
 
 
 @dataclass
@@ -72,16 +70,15 @@ class SnapshotKeeper:
             _clear(self._shelves.pop(key, _Shelf()))
             self._shelves[key] = _Shelf(buffers)
 
-    def paths(self) -> list[str]:
-        """Where this node's workers find all whole snapshots, in a fixed order."""
+    def paths(self) -> dict[Key, list[str]]:
+        """Where this node's workers find all whole snapshots."""
         pid = os.getpid()
         with self._lock:
-            return [
-                buffer.path_in(pid)
-                for _, shelf in sorted(self._shelves.items(), key=lambda item: item[0])
-                for buffer in shelf.buffers
-                if _step_of(buffer) >= 0
-            ]
+            found = {
+                key: [buffer.path_in(pid) for buffer in shelf.buffers if _step_of(buffer) >= 0]
+                for key, shelf in self._shelves.items()
+            }
+        return {key: paths for key, paths in found.items() if paths}
 
     def retire(self) -> None:
         """Clear the shelves that nobody can need any more."""
@@ -137,7 +134,7 @@ class SnapshotKeeper:
 
     def _older_buffer(self, parcel: Parcel) -> Buffer:
         """The buffer to overwrite: one that is not whole, else the one of the earlier step."""
-        key = (parcel.generation, parcel.node, parcel.slot)
+        key = (parcel.generation, parcel.rank)
         with self._lock:
             shelf = self._shelves.setdefault(key, _Shelf())
             if any(buffer.nbytes < parcel.nbytes for buffer in shelf.buffers):

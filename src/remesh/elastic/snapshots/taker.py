@@ -1,11 +1,11 @@
 """The worker's side of snapshots: copy what was chosen into shared memory, and send it on while training goes on.
 
     boundary of step n     main thread: copy into buffer (n-th snapshot) % 2, mark it complete       the only pause
-                           sending thread: buffer ──> agent of the next node, which keeps its own two buffers
+                           sending thread: buffer ──> agent of the keeper, which has two buffers of its own
     vote of a later step   "still sending?" is part of the vote: if anybody is, the next snapshot is left out by all
 
 So on every node the older of two buffers stays whole until all nodes have the newer one. Memory: two buffers of what
-this rank takes on its own node, and two on the next.
+this rank takes on its own node, and two on its keeper (:mod:`remesh.elastic.seats`).
 """
 
 from __future__ import annotations
@@ -35,11 +35,9 @@ class Shelf:
     """Whose snapshots, and who keeps the second copy."""
 
     generation: int
-    node: int
-    """Index of this worker's node."""
-    slot: int
-    neighbour: tuple[str, int] | None
-    """Address and port of the next node's agent; None when there is no other node."""
+    rank: int
+    keeper: tuple[str, int] | None
+    """Address and port of the agent that keeps the second copy; None when there is no other node."""
     token: Token
     tls: Tls | None = None
     """How its agent is spoken to; None: in the clear."""
@@ -107,14 +105,14 @@ class SnapshotTaker:
             {
                 "say": "keep",
                 "generation": self._shelf.generation,
-                "slot": self._shelf.slot,
+                "rank": self._shelf.rank,
                 "pid": pid,
                 "descriptors": [buffer.descriptor for buffer in self._buffers],
             }
         )
 
     def _send(self, buffer: Buffer, step: int, nbytes: int) -> None:
-        if self._shelf.neighbour is None:
+        if self._shelf.keeper is None:
             return
         self._busy = True
         if self._thread is None:
@@ -129,24 +127,24 @@ class SnapshotTaker:
             try:
                 self._send_now(buffer, nbytes)
             except OSError as error:
-                # The neighbour is gone, or refuses: a new generation will have another one. Until then no snapshots.
+                # The keeper is gone, or refuses: a new generation will have another one. Until then no snapshots.
                 self._log("snapshot-unsent", step=step, reason=f"{type(error).__name__}: {error}")
                 continue
             self._log("snapshot-kept", step=step, bytes=nbytes, seconds=time.monotonic() - started_s)
             self._busy = False
         self._close_buffers()
 
-    def _connect(self, neighbour: tuple[str, int]) -> socket.socket:
-        connection = socket.create_connection(neighbour, SEND_TIMEOUT_S)
+    def _connect(self, keeper: tuple[str, int]) -> socket.socket:
+        connection = socket.create_connection(keeper, SEND_TIMEOUT_S)
         tls = self._shelf.tls
         return connection if tls is None else tls.context(is_server=False).wrap_socket(connection)
 
     def _send_now(self, buffer: Buffer, nbytes: int) -> None:
         data = memoryview(buffer.memory)[:nbytes]
         shelf = self._shelf
-        assert shelf.neighbour is not None
-        with data, self._connect(shelf.neighbour) as connection:
-            parcel, head = pack_parcel(shelf.generation, shelf.node, shelf.slot, data)
+        assert shelf.keeper is not None
+        with data, self._connect(shelf.keeper) as connection:
+            parcel, head = pack_parcel(shelf.generation, shelf.rank, data)
             send_parcel(connection, parcel, head, data, shelf.token)
 
 

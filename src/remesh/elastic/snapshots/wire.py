@@ -1,4 +1,4 @@
-"""How a snapshot crosses from a worker to the agent of the next node: one connection, one parcel.
+"""How a snapshot crosses from a worker to the agent of its keeper: one connection, one parcel.
 
     agent:   32 random bytes, the challenge
     worker:  its parcel as one JSON line, with the token's proof over challenge and parcel
@@ -36,20 +36,19 @@ class Parcel:
     """What is being sent, and whose it is."""
 
     generation: int
-    node: int
-    slot: int
+    rank: int
     nbytes: int
     """Invariant: as many bytes follow."""
     crc: int
     """CRC-32 of the bytes."""
 
 
-def pack_parcel(generation: int, node: int, slot: int, data: memoryview) -> tuple[Parcel, bytes]:
+def pack_parcel(generation: int, rank: int, data: memoryview) -> tuple[Parcel, bytes]:
     """The parcel for a snapshot, and its header as it travels: not complete, until the receiver has all of it."""
     head = bytearray(data[:HEADER_BYTES])
     head[COMPLETE_AT] = 0
     crc = zlib.crc32(data[HEADER_BYTES:], zlib.crc32(head))
-    return Parcel(generation, node, slot, len(data), crc), bytes(head)
+    return Parcel(generation, rank, len(data), crc), bytes(head)
 
 
 def send_parcel(connection: socket.socket, parcel: Parcel, head: bytes, data: memoryview, token: Token) -> None:
@@ -63,7 +62,7 @@ def send_parcel(connection: socket.socket, parcel: Parcel, head: bytes, data: me
     for start in range(HEADER_BYTES, len(data), _CHUNK_BYTES):
         connection.sendall(data[start : start + _CHUNK_BYTES])
     if _receive(connection, 1) != KEPT:
-        raise ConnectionAbortedError("the next node's agent did not keep the snapshot")
+        raise ConnectionAbortedError("the keeper's agent did not keep the snapshot")
 
 
 def receive_parcel(

@@ -18,11 +18,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import os
 import random
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -30,29 +28,19 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from torch.utils.data import default_collate
 
-from remesh.comm.lower import LowerHalf, is_network_error
-from remesh.dist_checkpointing.plain import save, step_name
-from remesh.dist_checkpointing.reader import is_complete
+from remesh.comm.lower import is_network_error
 from remesh.dist_checkpointing.storage import Location
 from remesh.elastic.events import EventLog
-from remesh.elastic.generation import Generation
-from remesh.elastic.snapshots.choice import SnapshotChoice, choose_boxes
-from remesh.elastic.snapshots.taker import SnapshotTaker
 from remesh.elastic.state import CarriedState, Held
 from remesh.elastic.training.fill import Offers, fill_state
+from remesh.elastic.training.place import Caller, JobOptions, Leave, Place
 from remesh.elastic.training.position import Position, derive_seed, plan_batch, plan_share
+from remesh.elastic.training.safekeeping import Safekeeping
 from remesh.elastic.training.stream import Stream
 from remesh.errors import ConfigError, PeerError
-from remesh.reshard.api import gather_moves
-from remesh.reshard.model.tasks import compute_missing_boxes
-from remesh.reshard.running.exchange import all_gather_json
 
 _STALE_GROUP = "not initialized in the world group map"
 """What torch says of a group that was dropped."""
-
-
-class Leave(BaseException):
-    """This rank leaves its generation: the members meet again."""
 
 
 class Dataset(Protocol):
@@ -60,76 +48,6 @@ class Dataset(Protocol):
 
     def __len__(self) -> int: ...
     def __getitem__(self, index: int, /) -> Any: ...
-
-
-class Caller(Protocol):
-    """What a job needs from the worker process around it."""
-
-    @property
-    def wants_pause(self) -> bool:
-        """Whether this rank was asked to come to a meeting after the next step."""
-        ...
-
-    @property
-    def is_broken(self) -> bool:
-        """Whether this rank was told that a member is lost."""
-        ...
-
-    @property
-    def is_leaving(self) -> bool:
-        """Whether this rank will not be at that meeting: its node leaves the job."""
-        ...
-
-    def note_step(self) -> None:
-        """A batch is behind this rank."""
-        ...
-
-    def bind(self) -> None:
-        """Make the groups real that the model was built on. Blocks on the others."""
-        ...
-
-    def rejoin(self, error: BaseException | None) -> Place | None:
-        """Meet the others, and take the same rank in a mesh of the same shape; None when this is not to be had.
-
-        Blocks until the members have met. ``error`` is what ended the step, None between two steps.
-        """
-        ...
-
-    def resolve_vote(self, error: BaseException) -> bool | None:
-        """The outcome of a vote that this rank lost sight of, if any survivor knows it; None if it came to nothing.
-
-        Blocks until the members have met.
-        """
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class JobOptions:
-    """What :func:`remesh.elastic` was called with."""
-
-    seed: int
-    checkpoint: Location | None
-    """Folder or URL of the job's checkpoints, one sub-folder per step."""
-    save_every: int | None
-    """Save after every so many steps; None: only when asked."""
-    snapshot_every: int | None = None
-    """Take a snapshot into neighbours' memory after every so many steps; None: never."""
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where a worker stands in a generation."""
-
-    plan: Generation
-    rank: int
-    """World rank. Invariant: one of ``plan.members``."""
-    lower: LowerHalf
-    """The process groups of this generation, grown."""
-    taker: SnapshotTaker
-    is_pretended: bool = False
-    """Whether the groups only pretend, until the job's state is carried."""
-    snapshots: tuple[Held, ...] = ()
-    """What this rank offers from its node's memory besides its own, of earlier steps perhaps."""
 
 
 class Job:
@@ -154,11 +72,7 @@ class Job:
         self._held = held
         self._is_pretended = place.is_pretended
         self._snapshots = place.snapshots
-        self._taker = place.taker
-        self._choice: SnapshotChoice | None = None
-        self._num_chosen = 0
-        """Tensors that there were when snapshots were last shared out."""
-        self._is_anybody_sending = False
+        self._kept = Safekeeping(place, options, log)
         self._state: CarriedState | None = None
         self._position = Position()
         self._unresolved: int | None = None
@@ -166,6 +80,7 @@ class Job:
         self._in_step = False
         self._must_leave = False
         self._must_hand_over = False
+        self._is_dispensable = False
         self._last_taken = True
         self._filling: CarriedState | None = None
         self._uses_attempts = False
@@ -253,8 +168,8 @@ class Job:
             every = self._options.save_every
             if every and self.step % every == 0 and self.step > first_step:
                 self.save()
-            if self._is_snapshot_due(first_step):
-                self._take_snapshot()
+            if self.step > first_step and self._kept.is_snapshot_due(self.step):
+                self._kept.take_snapshot(self._state.hold(self.step, self.samples))
             if isinstance(dataset, Stream):
                 source: Any = dataset.take(self.samples, batch_size, epochs)
                 batch: Sequence[int] = range(len(source))
@@ -311,9 +226,8 @@ class Job:
         if place is None:
             return False
         self.generation, self.reason = place.plan.number, place.plan.reason
-        self._plan, self._taker = place.plan, place.taker
-        self._choice, self._num_chosen = None, 0
-        self._must_leave = self._must_hand_over = self._is_anybody_sending = False
+        self._plan, self._kept = place.plan, Safekeeping(place, self._options, self._log)
+        self._must_leave = self._must_hand_over = self._is_dispensable = False
         self._unresolved, self._num_steps_here = None, 0
         self._state.drop_gradients()
         state, self._state = self._state, None
@@ -329,7 +243,7 @@ class Job:
         """
         if self._unresolved is None:
             raise ConfigError("committing: no batch is open; call commit once for each batch of job.batches(...)")
-        votes = [not ok, self._caller.wants_pause, self._caller.is_leaving, self._taker.is_busy]
+        votes = [not ok, self._caller.wants_pause, self._caller.is_leaving, self._kept.is_sending]
         vote = torch.tensor(votes, dtype=torch.int32)
         try:
             dist.all_reduce(vote, dist.ReduceOp.MAX, group=self._lower.control)
@@ -344,7 +258,7 @@ class Job:
             taken, self._must_leave = outcome, True
         else:
             rejected, pause, somebody_leaves, somebody_sends = vote.tolist()
-            self._is_anybody_sending = bool(somebody_sends)
+            self._kept.is_anybody_sending = bool(somebody_sends)
             taken, self._must_leave = not rejected, bool(pause)
             self._must_hand_over = bool(somebody_leaves)
         self._position = self._position.after(self._unresolved)
@@ -361,7 +275,7 @@ class Job:
                 "saving: the job needs a folder (remesh.elastic(..., checkpoint=...)) and state (job.carry(...)) first"
             )
         self._boundary()
-        return self._save(self._options.checkpoint, self._state)
+        return self._kept.save(self._state, self._position, self._options.checkpoint)
 
     def log(self, kind: str, **values: Any) -> None:
         """Write an event (JSON values) with this rank's step and generation, for the terminal view and the report."""
@@ -382,6 +296,11 @@ class Job:
         """Whether the last resolved batch was taken."""
         return self._last_taken
 
+    @property
+    def is_dispensable(self) -> bool:
+        """Whether this rank was asked to leave, and the job loses nothing without what it holds."""
+        return self._is_dispensable
+
     def hold(self) -> Held | None:
         """The state to keep while the network is gone.
 
@@ -399,55 +318,12 @@ class Job:
         """Between two steps: the last one is complete, and this rank may leave."""
         self._in_step = False
         if self._must_hand_over:
+            assert self._state is not None
             self._must_hand_over = False
-            self._hand_over()
+            is_leaving = self._caller.is_leaving
+            self._is_dispensable = self._kept.hand_over(self._state, self._position, is_leaving) and is_leaving
         if self._must_leave and not (self.can_stay and self._rejoin(None)):
             raise Leave
-
-    def _hand_over(self) -> None:
-        """Some node leaves: if it alone holds some box, all save a checkpoint of this step while it is still there."""
-        assert self._state is not None
-        mine = self._state.pieces()
-        stays, leaves = ({}, mine) if self._caller.is_leaving else (mine, {})
-        missing = compute_missing_boxes(gather_moves(stays, leaves, None))
-        self.log("hand-over", num_tensors=len(missing))
-        if missing and self._options.checkpoint is not None:
-            self._save(self._options.checkpoint, self._state)
-
-    def _save(self, root: Location, state: CarriedState) -> Location:
-        path = root / step_name(self.step)
-        started_s = time.monotonic()
-        # After a change of mesh the ranks may come here a second time for the same step; rank 0 looks for all.
-        if not all_gather_json(self.rank == 0 and is_complete(path), None)[0]:
-            position = {"step": self.step, "samples": self.samples}
-            save({**state.tensors(), "job": {"values": state.values(), "position": position}}, path)
-        self._log.write("saved", step=self.step, path=str(path), seconds=time.monotonic() - started_s, rank=self.rank)
-        return path
-
-    def _is_snapshot_due(self, first_step: int) -> bool:
-        """The same on all ranks: it depends on the step and on the last vote only."""
-        every = self._options.snapshot_every
-        if not every or self.step % every or self.step == first_step:
-            return False
-        if self._is_anybody_sending:
-            self.log("snapshot-left-out", reason="the last one is not yet kept everywhere")
-        return not self._is_anybody_sending
-
-    def _take_snapshot(self) -> None:
-        """Copy this rank's share of the state into shared memory; called by all ranks, blocks shortly on them."""
-        assert self._state is not None
-        held = self._state.hold(self.step, self.samples)
-        # Optimizers make their moments at their first step: then the boxes are shared out anew.
-        if any(all_gather_json(len(held.pieces) != self._num_chosen, None)):
-            node_of = {member.rank: member.node for member in self._plan.members}
-            self._choice = choose_boxes(gather_moves(held.pieces, held.pieces), self.rank, node_of)
-            self._num_chosen = len(held.pieces)
-            self.log(
-                "snapshots-shared-out", num_boxes=sum(map(len, self._choice.boxes.values())), reason=self._choice.reason
-            )
-        assert self._choice is not None
-        seconds = self._taker.take(held, self._choice, os.getpid())
-        self.log("snapshot", seconds=seconds)
 
     def _plan_batch(self, num_samples: int, batch_size: int, num_epochs: int | None) -> tuple[int, ...]:
         seed = self._options.seed

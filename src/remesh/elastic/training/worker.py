@@ -35,7 +35,8 @@ from remesh.elastic.snapshots.taker import Shelf, SnapshotTaker
 from remesh.elastic.state import Held
 from remesh.elastic.tls import Tls
 from remesh.elastic.token import Token
-from remesh.elastic.training.job import Job, JobOptions, Leave, Place, seed_everything
+from remesh.elastic.training.job import Job, seed_everything
+from remesh.elastic.training.place import JobOptions, Leave, Place
 from remesh.elastic.training.position import derive_seed
 from remesh.errors import FormatError, PeerError
 from remesh.layout.from_torch import forget_meshes
@@ -76,6 +77,7 @@ class Worker:
         self._store_endpoint = ""
         self._held: Held | None = None
         self._taken = True
+        self._is_dispensable = False
         self._job: Job | None = None
         self._next_meeting: Message | None = None
         """A meeting's outcome that arrived while a vote was being resolved."""
@@ -159,11 +161,10 @@ class Worker:
         return self._store
 
     def _shelf_of(self, plan: Generation, message: Message) -> Shelf:
-        neighbour = message["neighbour"]
+        keeper = message["keeper"]
         token = Token(os.environ["TORCHELASTIC_RUN_ID"], bytes.fromhex(message["secret"]))
-        where = None if neighbour is None else (str(neighbour[0]), int(neighbour[1]))
-        tls = Tls.from_message(message["tls"])
-        return Shelf(plan.number, int(message["node"]), self._slot, where, token, tls)
+        where = None if keeper is None else (str(keeper[0]), int(keeper[1]))
+        return Shelf(plan.number, int(message["rank"]), where, token, Tls.from_message(message["tls"]))
 
     def _read_snapshots(self, message: Message) -> tuple[Held, ...]:
         """This worker's share of the snapshots on its node; one that is damaged or gone is told and left out."""
@@ -200,6 +201,7 @@ class Worker:
         if self._job is not None:
             self._held = self._job.hold()
             self._taken = self._job.last_taken
+            self._is_dispensable = self._job.is_dispensable
             self._job = None
 
     def _suspect(self, error: BaseException) -> None:
@@ -215,8 +217,16 @@ class Worker:
         job, held = self._job, self._held
         step = job.step if job is not None else held.step if held is not None else None
         taken = job.last_taken if job is not None else self._taken
-        can_stay = job is not None and job.can_stay
-        return WorkerReport(self._slot, os.getpid(), self._template, step, in_doubt, taken, can_stay)
+        return WorkerReport(
+            self._slot,
+            os.getpid(),
+            self._template,
+            step,
+            in_doubt,
+            taken,
+            can_stay=job is not None and job.can_stay,
+            is_dispensable=job.is_dispensable if job is not None else self._is_dispensable,
+        )
 
     # --- Caller, for the job ---
 
@@ -236,8 +246,9 @@ class Worker:
         share = self._meter.take_share()
         # The first step of a generation has the filling before it, and says nothing of the pace.
         busy_s = None if self._told_s is None else (now_s - self._told_s) / self._steps_untold * share
+        step = 0 if self._job is None else self._job.step
         progress = {"say": "progress", "slot": self._slot, "generation": self._generation, "busy_s": busy_s}
-        self._link.send(progress)
+        self._link.send({**progress, "step": step})
         self._told_s, self._steps_untold = now_s, 0
 
     @property

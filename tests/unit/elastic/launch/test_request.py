@@ -76,10 +76,18 @@ def test_senseless_flags_are_named(script: str, mode: Mode, line: list[str], nam
         check_request(request_of(script, *line), mode)
 
 
-def test_folder_that_cannot_be_written_is_named(script: str) -> None:
+@pytest.mark.parametrize("mode", list(Mode))
+@pytest.mark.parametrize("flag", ["--log-dir", "--events-dir"])
+def test_folder_that_cannot_be_written_is_named(script: str, flag: str, mode: Mode) -> None:
     """A file stands where a folder of logs should be: holds for every user, root too."""
-    with pytest.raises(ConfigError, match="--log-dir .*train.py/logs cannot be written"):
-        check_request(request_of(script, "--log-dir", f"{script}/logs"), Mode.RESTART)
+    with pytest.raises(ConfigError, match=f"{flag} .*train.py/logs cannot be written"):
+        check_request(request_of(script, flag, f"{script}/logs"), mode)
+
+
+@pytest.mark.parametrize("factor", ["-1", "0.5", "1"])
+def test_factor_that_would_leave_out_anybody_is_refused(script: str, factor: str) -> None:
+    with pytest.raises(ConfigError, match="--exclude-slower"):
+        check_request(request_of(script, "--exclude-slower", factor), Mode.IN_PROCESS)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from remesh.elastic.snapshots.choice import choose_boxes, decide_retired, next_node
+from remesh.elastic.snapshots.choice import choose_boxes, choose_readers, decide_retired
 from remesh.layout import Box, Layout, Shard
 from remesh.reshard.model.tasks import TensorMove
 
@@ -52,16 +52,15 @@ def test_all_boxes_are_taken_once_or_none_is_needed(holders: list[list[int]], no
     assert len(taken) == (len(holders) if alone else 0)
 
 
-def test_neighbours_form_a_ring() -> None:
-    nodes = [0, 2, 5, 6]
-    followers = [next_node(node, nodes) for node in nodes]
-    assert sorted(followers) == nodes
-    assert next_node(4, [4]) is None
+def test_rank_reads_its_seats_shelf_and_the_others_are_shared_out() -> None:
+    kept = [(1, 0), (2, 0), (2, 1), (2, 6), (2, 7)]
+    assert choose_readers(kept, [0, 2]) == {0: [(1, 0), (2, 0), (2, 7)], 2: [(2, 1), (2, 6)]}
+    assert choose_readers([], [0]) == {0: []}
 
 
 def test_shelf_goes_once_a_later_generation_has_two_versions() -> None:
     """Generation 3's shelves stay while generation 4 has one version: a death now may need the older ones."""
-    kept = {(3, 0, 0): 2, (3, 1, 0): 2, (4, 0, 0): 1}
+    kept = {(3, 0): 2, (3, 1): 2, (4, 0): 1}
     assert decide_retired(kept) == []
-    assert decide_retired({**kept, (4, 0, 0): 2}) == [(3, 0, 0), (3, 1, 0)]
+    assert decide_retired({**kept, (4, 0): 2}) == [(3, 0), (3, 1)]
     assert decide_retired({}) == []

@@ -1,0 +1,86 @@
+"""What stands around a job: the worker process, the generation and its network, and what the program asked for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from remesh.comm.lower import LowerHalf
+from remesh.dist_checkpointing.storage import Location
+from remesh.elastic.generation import Generation
+from remesh.elastic.snapshots.taker import SnapshotTaker
+from remesh.elastic.state import Held
+
+
+class Leave(BaseException):
+    """This rank leaves its generation: the members meet again."""
+
+
+class Caller(Protocol):
+    """What a job needs from the worker process around it."""
+
+    @property
+    def wants_pause(self) -> bool:
+        """Whether this rank was asked to come to a meeting after the next step."""
+        ...
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether this rank was told that a member is lost."""
+        ...
+
+    @property
+    def is_leaving(self) -> bool:
+        """Whether this rank will not be at that meeting: its node leaves the job."""
+        ...
+
+    def note_step(self) -> None:
+        """A batch is behind this rank."""
+        ...
+
+    def bind(self) -> None:
+        """Make the groups real that the model was built on. Blocks on the others."""
+        ...
+
+    def rejoin(self, error: BaseException | None) -> Place | None:
+        """Meet the others, and take the same rank in a mesh of the same shape; None when this is not to be had.
+
+        Blocks until the members have met. ``error`` is what ended the step, None between two steps.
+        """
+        ...
+
+    def resolve_vote(self, error: BaseException) -> bool | None:
+        """The outcome of a vote that this rank lost sight of, if any survivor knows it; None if it came to nothing.
+
+        Blocks until the members have met.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class JobOptions:
+    """What :func:`remesh.elastic` was called with."""
+
+    seed: int
+    checkpoint: Location | None
+    """Folder or URL of the job's checkpoints, one sub-folder per step."""
+    save_every: int | None
+    """Save after every so many steps; None: only when asked."""
+    snapshot_every: int | None = None
+    """Take a snapshot into other nodes' memory after every so many steps; None: never."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a worker stands in a generation."""
+
+    plan: Generation
+    rank: int
+    """World rank. Invariant: one of ``plan.members``."""
+    lower: LowerHalf
+    """The process groups of this generation, grown."""
+    taker: SnapshotTaker
+    is_pretended: bool = False
+    """Whether the groups only pretend, until the job's state is carried."""
+    snapshots: tuple[Held, ...] = ()
+    """What this rank offers from its node's memory besides its own, of earlier steps perhaps."""

@@ -1,0 +1,94 @@
+"""What of a job's state is kept elsewhere, so that it outlives a rank: checkpoints, snapshots, and what is handed over.
+
+One for each generation. Every method is called by all ranks, between two steps, and blocks on the others.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any
+
+from remesh.dist_checkpointing.plain import save, step_name
+from remesh.dist_checkpointing.reader import is_complete
+from remesh.dist_checkpointing.storage import Location
+from remesh.elastic.events import EventLog
+from remesh.elastic.snapshots.choice import SnapshotChoice, choose_boxes
+from remesh.elastic.state import CarriedState, Held
+from remesh.elastic.training.place import JobOptions, Place
+from remesh.elastic.training.position import Position
+from remesh.reshard.api import gather_moves
+from remesh.reshard.model.tasks import compute_missing_boxes
+from remesh.reshard.running.exchange import all_gather_json
+
+
+class Safekeeping:
+    """One rank's part in keeping the state."""
+
+    def __init__(self, place: Place, options: JobOptions, log: EventLog) -> None:
+        self._place = place
+        self._options = options
+        self._log = log
+        self._choice: SnapshotChoice | None = None
+        self._num_chosen = 0
+        """Tensors that there were when snapshots were last shared out."""
+        self.is_anybody_sending = False
+        """Whether the last vote told of a snapshot that is not yet kept everywhere."""
+
+    @property
+    def is_sending(self) -> bool:
+        """Whether this rank's last snapshot is not yet where it is to be kept."""
+        return self._place.taker.is_busy
+
+    def save(self, state: CarriedState, position: Position, root: Location) -> Location:
+        """A checkpoint of this step under ``root``."""
+        path = root / step_name(position.step)
+        started_s = time.monotonic()
+        # After a change of mesh the ranks may come here a second time for the same step; rank 0 looks for all.
+        if not all_gather_json(self._place.rank == 0 and is_complete(path), None)[0]:
+            told = {"step": position.step, "samples": position.samples}
+            save({**state.tensors(), "job": {"values": state.values(), "position": told}}, path)
+        seconds = time.monotonic() - started_s
+        self._log.write("saved", step=position.step, path=str(path), seconds=seconds, rank=self._place.rank)
+        return path
+
+    def hand_over(self, state: CarriedState, position: Position, is_leaving: bool) -> bool:
+        """Somebody leaves: if it alone holds some box, all save a checkpoint of this step while it is still there.
+
+        Whether the job loses nothing without those who leave.
+        """
+        mine = state.pieces()
+        stays, leaves = ({}, mine) if is_leaving else (mine, {})
+        missing = compute_missing_boxes(gather_moves(stays, leaves, None))
+        self._tell("hand-over", position.step, num_tensors=len(missing))
+        root = self._options.checkpoint
+        if missing and root is not None:
+            self.save(state, position, root)
+        return not missing or root is not None
+
+    def is_snapshot_due(self, step: int) -> bool:
+        """The same on all ranks: it depends on the step and on the last vote only."""
+        every = self._options.snapshot_every
+        if not every or step % every:
+            return False
+        if self.is_anybody_sending:
+            self._tell("snapshot-left-out", step, reason="the last one is not yet kept everywhere")
+        return not self.is_anybody_sending
+
+    def take_snapshot(self, held: Held) -> None:
+        """Copy this rank's share of the state into shared memory; blocks shortly on the others."""
+        place = self._place
+        # Optimizers make their moments at their first step: then the boxes are shared out anew.
+        if any(all_gather_json(len(held.pieces) != self._num_chosen, None)):
+            node_of = {member.rank: member.node for member in place.plan.members}
+            self._choice = choose_boxes(gather_moves(held.pieces, held.pieces), place.rank, node_of)
+            self._num_chosen = len(held.pieces)
+            num_boxes = sum(map(len, self._choice.boxes.values()))
+            self._tell("snapshots-shared-out", held.step, num_boxes=num_boxes, reason=self._choice.reason)
+        assert self._choice is not None
+        seconds = place.taker.take(held, self._choice, os.getpid())
+        self._tell("snapshot", held.step, seconds=seconds)
+
+    def _tell(self, kind: str, step: int, **values: Any) -> None:
+        place = self._place
+        self._log.write(kind, step=step, generation=place.plan.number, rank=place.rank, **values)
