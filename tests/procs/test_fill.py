@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
+from remesh.dist_checkpointing.storage import location_of
 from remesh.elastic.state import CarriedState, Held
-from remesh.elastic.training.fill import Filled, Offers, fill_state
+from remesh.elastic.training.fill import Filled, FillRules, Offers, fill_state
+from remesh.elastic.training.position import Position
 from remesh.layout.from_torch import piece_of
-from remesh.testing.pool import RankPool
+from remesh.testing.pool import RankPool, RanksFailed
 
 pytestmark = pytest.mark.procs
 HOSTS = {0: "a", 1: "b", 2: "c"}
 SIZE = 30
 
 
-def held(step: int, tensor: torch.Tensor) -> Held:
-    return Held(step, 10 * step, {"w": piece_of(tensor)}, {})
+def held(step: int, tensor: torch.Tensor, line: int = 0) -> Held:
+    return Held(step, 10 * step, {"w": piece_of(tensor)}, {}, line)
 
 
 def fill_from_replicas() -> tuple[Filled, float]:
@@ -27,7 +31,7 @@ def fill_from_replicas() -> tuple[Filled, float]:
     old, new = torch.full((SIZE,), 10.0), torch.full((SIZE,), 12.0)
     wanted = torch.zeros(SIZE)
     offers = Offers(None, (held(10, old),)) if dist.get_rank() == 2 else Offers(held(12, new), (held(10, old),))
-    filled = fill_state(CarriedState({"w": wanted}), offers, host_of=HOSTS, checkpoint=None)
+    filled = fill_state(CarriedState({"w": wanted}), offers, HOSTS, FillRules())
     return filled, float(wanted.sum())
 
 
@@ -39,7 +43,33 @@ def fill_from_shelves() -> tuple[Filled, float]:
     )
     wanted: DTensor = distribute_tensor(torch.zeros(SIZE), mesh, [Shard(0)], src_data_rank=None)
     offers = Offers(held(12, new) if dist.get_rank() < 2 else None, (held(10, old),))
-    filled = fill_state(CarriedState({"w": wanted}), offers, host_of=HOSTS, checkpoint=None)
+    filled = fill_state(CarriedState({"w": wanted}), offers, HOSTS, FillRules())
+    return filled, float(wanted.to_local().sum())
+
+
+def fill_after_a_loss(step: int, folder: str) -> tuple[Filled, float, bool]:
+    """A third of the state died, nobody keeps snapshots, and the folder of checkpoints is empty."""
+    mesh = init_device_mesh("cpu", (3,))
+    old = distribute_tensor(torch.full((SIZE,), 7.0), mesh, [Shard(0)], src_data_rank=None)
+    layer = torch.nn.Linear(SIZE, 1)
+    made: DTensor = distribute_tensor(torch.ones(SIZE), mesh, [Shard(0)], src_data_rank=None)
+    state = CarriedState({"w": made, "layer": layer, "optim": (optim := torch.optim.AdamW(layer.parameters()))})
+    pieces = {"w": piece_of(old), "optim.state.layer.weight.exp_avg": piece_of(torch.ones(1, SIZE))}
+    survivor = Held(step, 10 * step, pieces, {}) if dist.get_rank() < 2 else None
+    rules = FillRules(location_of(folder), save_every=10, line=4)
+    filled = fill_state(state, Offers(survivor), HOSTS, rules)
+    return filled, float(made.to_local().sum()), bool(optim.state)
+
+
+def fill_from_two_lines() -> tuple[Filled, float]:
+    """Step 10 was made twice: rank 0 keeps its third of one line, the others theirs of both."""
+    mesh = init_device_mesh("cpu", (3,))
+    first, second = (
+        distribute_tensor(torch.full((SIZE,), value), mesh, [Shard(0)], src_data_rank=None) for value in (1.0, 2.0)
+    )
+    wanted: DTensor = distribute_tensor(torch.zeros(SIZE), mesh, [Shard(0)], src_data_rank=None)
+    later = (held(10, second, 3),) if dist.get_rank() > 0 else ()
+    filled = fill_state(CarriedState({"w": wanted}), Offers(None, (held(10, first, 1), *later)), HOSTS, FillRules())
     return filled, float(wanted.to_local().sum())
 
 
@@ -57,3 +87,21 @@ def test_going_back_moves_nothing_when_everybody_has_its_own_seats_snapshot(rank
         assert filled.bytes_by_pair == {}
         assert filled.bytes_kept == 4 * SIZE
         assert total == 10.0 * SIZE / 3
+
+
+def test_a_job_that_loses_a_box_before_its_first_checkpoint_is_due_begins_anew(ranks: RankPool, tmp_path: Path) -> None:
+    for filled, total, has_moments in ranks.run(fill_after_a_loss, 3, (5, str(tmp_path))):
+        assert (filled.source, filled.position) == ("fresh", Position(0, 0, line=4))
+        assert "no checkpoint was due yet" in filled.reason
+        assert (total, has_moments) == (SIZE / 3, False)
+
+
+def test_a_job_whose_checkpoints_should_be_there_does_not_begin_anew(ranks: RankPool, tmp_path: Path) -> None:
+    with pytest.raises(RanksFailed, match="(?s)StorageError.* at step 20 .* there is no checkpoint"):
+        ranks.run(fill_after_a_loss, 3, (20, str(tmp_path)))
+
+
+def test_boxes_of_a_step_that_was_made_twice_do_not_go_together(ranks: RankPool) -> None:
+    for filled, total in ranks.run(fill_from_two_lines, 3):
+        assert (filled.source, filled.position.step) == ("snapshots", 10)
+        assert total == 1.0 * SIZE / 3

@@ -35,6 +35,8 @@ class Held:
     samples: int
     pieces: dict[str, Piece]
     values: dict[str, Value]
+    line: int = 0
+    """The generation in which the job last began or went back; boxes of two lines do not go together."""
 
 
 class CarriedState:
@@ -43,6 +45,9 @@ class CarriedState:
     def __init__(self, objects: Mapping[str, Any]) -> None:
         self.is_torn = False
         """Whether tensors are being overwritten that hold the state of another step."""
+        self.is_new = True
+        """Whether the objects are as the program made them: nothing was filled in, and no step taken."""
+        self._allocated: list[torch.optim.Optimizer] = []
         self._models = {name: one for name, one in objects.items() if isinstance(one, nn.Module)}
         self._optims = {name: one for name, one in objects.items() if isinstance(one, torch.optim.Optimizer)}
         self._others = {name: one for name, one in objects.items() if name not in {*self._models, *self._optims}}
@@ -120,15 +125,22 @@ class CarriedState:
         """Where this rank's tensors sit in the global ones."""
         return {name: piece_of(tensor) for name, tensor in self.tensors().items()}
 
-    def hold(self, step: int, samples: int) -> Held:
+    def hold(self, step: int, samples: int, line: int) -> Held:
         """What to keep while the network is gone. The tensors are not copied."""
-        return Held(step, samples, self.pieces(), self.values())
+        return Held(step, samples, self.pieces(), self.values(), line)
 
     def allocate(self, wanted: Mapping[str, Any]) -> None:
         """Make fresh optimizers allocate the moments that ``wanted`` names, to be filled afterwards."""
         for name, optim in self._optims.items():
             if any(key.startswith(f"{name}.state.") for key in wanted) and not optim.state:
                 _take_empty_step(optim)
+                self._allocated.append(optim)
+
+    def forget_allocated(self) -> None:
+        """Make optimizers fresh again that were only made to allocate."""
+        for optim in self._allocated:
+            optim.state.clear()
+        self._allocated.clear()
 
     def _parameters_of(self, name: str, optim: torch.optim.Optimizer) -> list[tuple[torch.Tensor, str]]:
         found = []

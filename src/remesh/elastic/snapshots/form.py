@@ -1,6 +1,6 @@
 """What does a snapshot look like in shared memory? A header, a description, and the bytes.
 
-    0      magic, complete (0 or 1), step, samples, length and CRC-32 of the description, length of the bytes
+    0      magic, complete (0 or 1), step, samples, line, length and CRC-32 of the description, length of the bytes
     64     description: JSON, one entry per tensor with its boxes and where its bytes begin, and the plain values
     ...    bytes of the tensors, each at a multiple of 64
 
@@ -24,8 +24,8 @@ from remesh.layout.dtypes import ITEMSIZE_BYTES
 
 HEADER_BYTES = 64
 ALIGN_BYTES = 64
-_HEAD = struct.Struct("<8sB7xqqqqI")
-_MAGIC = b"rmshsnap"
+_HEAD = struct.Struct("<8sB7xqqqqqI")
+_MAGIC = b"rmshsnp2"
 MAX_DESCRIPTION_BYTES = 256 << 20
 COMPLETE_AT = 8
 """Where the byte ``complete`` stands."""
@@ -60,6 +60,8 @@ class Snapshot:
     entries: tuple[TensorEntry, ...]
     values: Mapping[str, Any]
     """Plain values, equal on all ranks."""
+    line: int = 0
+    """The generation in which the job last began or went back."""
 
     @property
     def data_bytes(self) -> int:
@@ -96,7 +98,7 @@ def write_description(snapshot: Snapshot) -> bytes:
     ]
     text = json.dumps({"entries": entries, "values": snapshot.values}, separators=(",", ":")).encode()
     head = _HEAD.pack(
-        _MAGIC, 0, snapshot.step, snapshot.samples, len(text), snapshot.data_bytes, zlib.crc32(text)
+        _MAGIC, 0, snapshot.step, snapshot.samples, snapshot.line, len(text), snapshot.data_bytes, zlib.crc32(text)
     ).ljust(HEADER_BYTES, b"\0")
     whole = head + text
     return whole.ljust(-(-len(whole) // ALIGN_BYTES) * ALIGN_BYTES, b"\0")
@@ -109,7 +111,7 @@ def read_description(memory: bytes | memoryview) -> tuple[Snapshot, int] | None:
     """
     if len(memory) < HEADER_BYTES:
         return None
-    magic, complete, step, samples, length, data_bytes, crc = _HEAD.unpack(bytes(memory[: _HEAD.size]))
+    magic, complete, step, samples, line, length, data_bytes, crc = _HEAD.unpack(bytes(memory[: _HEAD.size]))
     if magic != _MAGIC or complete != 1:
         return None
     data_start = -(-(HEADER_BYTES + length) // ALIGN_BYTES) * ALIGN_BYTES
@@ -124,7 +126,7 @@ def read_description(memory: bytes | memoryview) -> tuple[Snapshot, int] | None:
         values = dict(told["values"])
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise _damaged(f"its description cannot be read: {error}") from error
-    snapshot = Snapshot(step, samples, entries, values)
+    snapshot = Snapshot(step, samples, entries, values, line)
     for entry in entries:
         if entry.start < 0 or entry.start % ALIGN_BYTES or entry.start + entry.nbytes > data_bytes:
             raise _damaged(f"tensor {entry.name!r} lies at {entry.start} with {entry.nbytes} of {data_bytes} bytes")

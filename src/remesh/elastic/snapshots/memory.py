@@ -72,4 +72,4 @@ def read_snapshot(buffer: Buffer) -> Held | None:
         raw = torch.frombuffer(buffer.memory, dtype=torch.uint8, count=count, offset=start) if count else torch.empty(0)
         tensor = raw.view(torch_dtype(entry.dtype)) if count else raw.to(torch_dtype(entry.dtype))
         pieces[entry.name] = Piece(tensor.view(entry.local_shape), entry.global_shape, entry.shards)
-    return Held(snapshot.step, snapshot.samples, pieces, dict(snapshot.values))
+    return Held(snapshot.step, snapshot.samples, pieces, dict(snapshot.values), snapshot.line)

@@ -164,4 +164,4 @@ def _describe(held: Held, choice: SnapshotChoice) -> tuple[Snapshot, list[torch.
         for (name, piece), start in zip(chosen, starts, strict=True)
     )
     values: Mapping[str, Any] = held.values
-    return Snapshot(held.step, held.samples, entries, values), [piece.tensor for _, piece in chosen]
+    return Snapshot(held.step, held.samples, entries, values, held.line), [piece.tensor for _, piece in chosen]

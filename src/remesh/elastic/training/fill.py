@@ -4,7 +4,12 @@
 2. steps are tried from the newest: if every wanted box has a holder then, its holders give and everybody takes, by one
    reshard plan for all tensors;
 3. a step at which some box has no holder is left out on all ranks alike, so that no rank mixes two steps; the last
-   checkpoint comes in its place among the steps.
+   checkpoint comes in its place among the steps;
+4. a job that lost a box before its first checkpoint could be there begins anew, as if it had been started again.
+
+*Lines.* A job that goes back makes some steps a second time, and not always to the same bits. So every state knows the
+generation in which the job last began or went back, its line; holders of one step give together only if their lines are
+one, and a later line comes first.
 """
 
 from __future__ import annotations
@@ -51,6 +56,24 @@ class Filled:
 
 
 @dataclass(frozen=True, slots=True)
+class FillRules:
+    """What may serve besides memory. The same on all ranks."""
+
+    checkpoint: Location | None = None
+    """Folder or URL of the job's checkpoints."""
+    save_every: int | None = None
+    """Steps between two checkpoints; None: made only when asked."""
+    line: int = 0
+    """Of a job that goes back or begins now: the generation's number."""
+    is_behind: bool = False
+    """Whether the state in memory is of an earlier stay, so that a checkpoint may be newer."""
+
+    def may_begin_anew(self, step: int) -> bool:
+        """Whether a job at this step need not have a checkpoint yet: the first is due, or on its way, at most."""
+        return self.checkpoint is not None and self.save_every is not None and step < 2 * self.save_every
+
+
+@dataclass(frozen=True, slots=True)
 class Offers:
     """What one rank can give."""
 
@@ -59,41 +82,33 @@ class Offers:
     snapshots: tuple[Held, ...] = ()
     """Snapshots in its node's memory, its own and others'."""
 
-    def at(self, step: int) -> dict[str, Piece]:
-        """Everything of this step, by tensor."""
+    def at(self, line: int, step: int) -> dict[str, Piece]:
+        """Everything of this step of this line, by tensor."""
         found: dict[str, list[Piece]] = {}
         for one in (self.held, *self.snapshots):
-            if one is not None and one.step == step:
+            if one is not None and (one.line, one.step) == (line, step):
                 for name, piece in one.pieces.items():
                     found.setdefault(name, []).append(piece)
         return {name: join_pieces(pieces) for name, pieces in found.items()}
 
 
-def fill_state(
-    state: CarriedState,
-    offers: Offers,
-    *,
-    host_of: Mapping[int, str],
-    checkpoint: Location | None,
-    is_behind: bool = False,
-) -> Filled:
-    """Fill ``state`` on all ranks alike; every rank of the default group calls it, and blocks on the others.
-
-    ``is_behind`` says that the state in memory is of an earlier stay, so that a checkpoint may be newer.
-    """
+def fill_state(state: CarriedState, offers: Offers, host_of: Mapping[int, str], rules: FillRules) -> Filled:
+    """Fill ``state`` on all ranks alike; every rank of the default group calls it, and blocks on the others."""
     told = [_summary(one) for one in (offers.held, *offers.snapshots) if one is not None]
-    everywhere = all_gather_json({"in_memory": offers.held is not None, "told": told}, None)
+    mine = {"in_memory": offers.held is not None, "told": told, "is_new": state.is_new}
+    everywhere = all_gather_json(mine, None)
+    is_new = all(each["is_new"] for each in everywhere)
+    state.is_new = False
     summaries = [summary for each in everywhere for summary in each["told"]]
-    in_memory = [int(each["told"][0]["step"]) for each in everywhere if each["in_memory"]]
-    newest = max(in_memory, default=-1)
-    reasons = [] if in_memory else ["nobody alive holds state"]
-    found = None if in_memory and not is_behind else _find_checkpoint(checkpoint)
-    for step in sorted({int(summary["step"]) for summary in summaries}, reverse=True):
+    newest = max((_moment(each["told"][0]) for each in everywhere if each["in_memory"]), default=None)
+    reasons = [] if newest is not None else ["nobody alive holds state"]
+    found = None if newest is not None and not rules.is_behind else _find_checkpoint(rules.checkpoint)
+    for line, step in sorted({_moment(summary) for summary in summaries}, reverse=True):
         if found is not None and _step_of_checkpoint(found) >= step:
-            break
-        at_step = [summary for summary in summaries if summary["step"] == step]
+            continue
+        at_step = [summary for summary in summaries if _moment(summary) == (line, step)]
         state.allocate({name: None for summary in at_step for name in summary["names"]})
-        give, take = offers.at(step), state.pieces()
+        give, take = offers.at(line, step), state.pieces()
         moves = gather_moves(give, take, None)
         missing = compute_missing_boxes(moves)
         if missing:
@@ -102,19 +117,19 @@ def fill_state(
                 f"nobody alive holds box {boxes[0]} of {name!r} at step {step} ({len(missing)} tensors incomplete)"
             )
             # The disk is looked at only now: as long as memory serves, nobody waits for it.
-            found = found or _find_checkpoint(checkpoint)
+            found = found or _find_checkpoint(rules.checkpoint)
             continue
         plan = plan_reshard(moves, host_of)
-        state.is_torn = offers.held is not None and offers.held.step != step
+        state.is_torn = offers.held is not None and (offers.held.line, offers.held.step) != (line, step)
         started_s = time.monotonic()
         moved = run_plan(plan, give, take, None)
         move_s = time.monotonic() - started_s
         state.set_values(at_step[0]["values"])
         state.is_torn = False
-        is_newest = step == newest
+        is_newest = (line, step) == newest
         reasons.append("every box has a living holder" if is_newest else f"went back to the snapshots of step {step}")
         return Filled(
-            Position(step, int(at_step[0]["samples"])),
+            Position(step, int(at_step[0]["samples"]), line if is_newest else rules.line),
             "peers" if is_newest else "snapshots",
             "; ".join(reasons),
             bytes_by_pair=moved.bytes_by_pair,
@@ -123,13 +138,15 @@ def fill_state(
             move_s=move_s,
         )
     if found is not None:
-        return _load_checkpoint(state, found, "; ".join(reasons))
-    if in_memory:
+        return _load_checkpoint(state, found, "; ".join(reasons), rules.line)
+    if newest is not None and not (is_new and rules.may_begin_anew(newest[1])):
         raise StorageError(
-            f"filling the new mesh: {'; '.join(reasons)}, and there is no checkpoint in {checkpoint}; expected one "
-            "to go back to; run with checkpoint=... and save_every=..., with snapshot_every=..., or use replicas"
+            f"filling the new mesh: {'; '.join(reasons)}, and there is no checkpoint in {rules.checkpoint}; expected "
+            "one to go back to; run with checkpoint=... and save_every=..., with snapshot_every=..., or use replicas"
         )
-    return Filled(Position(), "fresh", f"{'; '.join(reasons)}, and there is no checkpoint")
+    state.forget_allocated()
+    begins = "and there is no checkpoint" if newest is None else "and no checkpoint was due yet: the job begins anew"
+    return Filled(Position(line=rules.line), "fresh", f"{'; '.join(reasons)}, {begins}")
 
 
 def join_pieces(pieces: Sequence[Piece]) -> Piece:
@@ -154,7 +171,13 @@ def _step_of_checkpoint(path: str) -> int:
 
 
 def _summary(held: Held) -> dict[str, Any]:
-    return {"step": held.step, "samples": held.samples, "names": sorted(held.pieces), "values": held.values}
+    names = sorted(held.pieces)
+    return {"line": held.line, "step": held.step, "samples": held.samples, "names": names, "values": held.values}
+
+
+def _moment(summary: Mapping[str, Any]) -> tuple[int, int]:
+    """Line and step: what boxes that go together have in common."""
+    return int(summary["line"]), int(summary["step"])
 
 
 def _find_checkpoint(root: Location | None) -> str | None:
@@ -164,7 +187,7 @@ def _find_checkpoint(root: Location | None) -> str | None:
     return chosen
 
 
-def _load_checkpoint(state: CarriedState, chosen: str, reason: str) -> Filled:
+def _load_checkpoint(state: CarriedState, chosen: str, reason: str, line: int) -> Filled:
     state.allocate(load_tensors_metadata(chosen))
     tensors = state.tensors()
     state.is_torn = True
@@ -173,7 +196,7 @@ def _load_checkpoint(state: CarriedState, chosen: str, reason: str) -> Filled:
     state.is_torn = False
     position = loaded["job"]["position"]
     return Filled(
-        Position(int(position["step"]), int(position["samples"])),
+        Position(int(position["step"]), int(position["samples"]), line),
         "checkpoint",
         f"{reason}; went back to {chosen}",
         bytes_from_disk=sum(piece.tensor.nbytes for piece in state.pieces().values()),

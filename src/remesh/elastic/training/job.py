@@ -32,7 +32,7 @@ from remesh.comm.lower import is_network_error
 from remesh.dist_checkpointing.storage import Location
 from remesh.elastic.events import EventLog
 from remesh.elastic.state import CarriedState, Held
-from remesh.elastic.training.fill import Offers, fill_state
+from remesh.elastic.training.fill import FillRules, Offers, fill_state
 from remesh.elastic.training.place import Caller, JobOptions, Leave, Place
 from remesh.elastic.training.position import Position, derive_seed, plan_batch, plan_share
 from remesh.elastic.training.safekeeping import Safekeeping
@@ -117,13 +117,9 @@ class Job:
         started_s = time.monotonic()
         host_of = {member.rank: self._plan.hosts[member.node] for member in self._plan.members}
         offers = Offers(self._held, self._snapshots)
-        filled = fill_state(
-            state,
-            offers,
-            host_of=host_of,
-            checkpoint=self._options.checkpoint,
-            is_behind=self._plan.is_behind,
-        )
+        options = self._options
+        rules = FillRules(options.checkpoint, options.save_every, self.generation, self._plan.is_behind)
+        filled = fill_state(state, offers, host_of, rules)
         self._held, self._snapshots = None, ()
         self._state = state
         self._position = filled.position
@@ -169,7 +165,7 @@ class Job:
             if every and self.step % every == 0 and self.step > first_step:
                 self.save()
             if self.step > first_step and self._kept.is_snapshot_due(self.step):
-                self._kept.take_snapshot(self._state.hold(self.step, self.samples))
+                self._kept.take_snapshot(self._hold(self._state))
             if isinstance(dataset, Stream):
                 source: Any = dataset.take(self.samples, batch_size, epochs)
                 batch: Sequence[int] = range(len(source))
@@ -231,7 +227,7 @@ class Job:
         self._unresolved, self._num_steps_here = None, 0
         self._state.drop_gradients()
         state, self._state = self._state, None
-        self._held, self._snapshots = state.hold(self.step, self.samples), place.snapshots
+        self._held, self._snapshots = self._hold(state), place.snapshots
         self._fill(state)
         return True
 
@@ -312,7 +308,10 @@ class Job:
             return None if is_torn else self._held
         if self._in_step:
             return None
-        return self._state.hold(self.step, self.samples)
+        return self._hold(self._state)
+
+    def _hold(self, state: CarriedState) -> Held:
+        return state.hold(self.step, self.samples, self._position.line)
 
     def _boundary(self) -> None:
         """Between two steps: the last one is complete, and this rank may leave."""

@@ -30,10 +30,12 @@ class Position:
     """Batches resolved: taken by all ranks, or dropped by all. Invariant: >= 0."""
     samples: int = 0
     """Samples of the stream in those batches. Invariant: >= 0."""
+    line: int = 0
+    """The generation in which the job last began or went back: equal steps of two lines may be different states."""
 
     def after(self, num_samples: int) -> Position:
         """The position once a batch of this many samples is resolved."""
-        return Position(self.step + 1, self.samples + num_samples)
+        return Position(self.step + 1, self.samples + num_samples, self.line)
 
 
 @dataclass(frozen=True, slots=True)
