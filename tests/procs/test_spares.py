@@ -69,3 +69,21 @@ def test_slow_worker_is_left_out_at_a_step_and_nothing_is_lost(tmp_path: Path) -
         assert {event["source"] for event in job.of_kind("filled", generation=2)} == {"peers"}
         found = count_samples([job.events], num_samples=tiny.NUM_SAMPLES, batch_size=tiny.BATCH_SIZE, seed=tiny.SEED)
         assert found == SampleCount(lost=0, repeated=0, total=150 * tiny.BATCH_SIZE)
+
+
+@pytest.mark.slow
+def test_slow_workers_seat_goes_to_a_spare_and_nobody_else_enters_anew(tmp_path: Path) -> None:
+    """Three places, a spare, and one that is slow: two processes change places, the others stay in their loops."""
+    script = [tiny.__file__, "--mesh", "dp=3", "--steps", "110", "--attempt", "--slow", "a/1"]
+    with LocalJob(tmp_path, script, nnodes="1", workers_per_node=4) as job:
+        job.start_node("a", "--exclude-slower", "2", "--exclude-slower-steps", "10", "--exclude-delay", "4")
+        assert job.wait(2 * TIMEOUT_S) == {"a": 0}, job.describe_logs()
+        second = job.of_kind("generation", number=2)[0]
+        assert second["in_place"] and [one["slot"] for one in second["members"]] == [0, 3, 2]
+        assert sorted((event["generation"], event["rank"]) for event in job.of_kind("entered")) == [
+            *((1, 0), (1, 1), (1, 2), (2, 1)),
+        ]
+        # Once it has rested it comes back only if that makes the mesh larger.
+        assert not job.of_kind("generation", number=3)
+        found = count_samples([job.events], num_samples=tiny.NUM_SAMPLES, batch_size=tiny.BATCH_SIZE, seed=tiny.SEED)
+        assert found == SampleCount(lost=0, repeated=0, total=110 * tiny.BATCH_SIZE)
