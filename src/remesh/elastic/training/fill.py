@@ -4,7 +4,7 @@
 2. steps are tried from the newest: if every wanted box has a holder then, its holders give and everybody takes, by one
    reshard plan for all tensors;
 3. a step at which some box has no holder is left out on all ranks alike, so that no rank mixes two steps; the last
-   checkpoint comes in its place among the steps.
+   checkpoint comes in its place among the steps, after memory of the same step.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def fill_state(
     reasons = [] if in_memory else ["nobody alive holds state"]
     found = None if in_memory and not is_behind else _find_checkpoint(checkpoint)
     for step in sorted({int(summary["step"]) for summary in summaries}, reverse=True):
-        if found is not None and _step_of_checkpoint(found) >= step:
+        if found is not None and _step_of_checkpoint(found) > step:
             break
         at_step = [summary for summary in summaries if summary["step"] == step]
         state.allocate({name: None for summary in at_step for name in summary["names"]})
