@@ -6,7 +6,7 @@ rank that holds it, and kept twice: on that rank's node and on its keeper (:mod:
 
 *Sources.* On recovery every step at which anybody holds anything is a candidate, the newest first: workers' memory at
 the newest step, and snapshots. The first candidate at which every wanted box is held, by memory or snapshot, is taken,
-unless the last checkpoint is as new. So sources mix per box, but never steps. (:mod:`remesh.elastic.training.fill` does
+unless the last checkpoint is newer. So sources mix per box, but never steps. (:mod:`remesh.elastic.training.fill` does
 this.)
 """
 

@@ -4,7 +4,7 @@
 2. steps are tried from the newest: if every wanted box has a holder then, its holders give and everybody takes, by one
    reshard plan for all tensors;
 3. a step at which some box has no holder is left out on all ranks alike, so that no rank mixes two steps; the last
-   checkpoint comes in its place among the steps;
+   checkpoint comes in its place among the steps, after memory of the same step;
 4. a job that lost a box before its first checkpoint could be there begins anew, as if it had been started again.
 
 *Lines.* A job that goes back makes some steps a second time, and not always to the same bits. So every state knows the
@@ -104,7 +104,7 @@ def fill_state(state: CarriedState, offers: Offers, host_of: Mapping[int, str], 
     reasons = [] if newest is not None else ["nobody alive holds state"]
     found = None if newest is not None and not rules.is_behind else _find_checkpoint(rules.checkpoint)
     for line, step in sorted({_moment(summary) for summary in summaries}, reverse=True):
-        if found is not None and _step_of_checkpoint(found) >= step:
+        if found is not None and _step_of_checkpoint(found) > step:
             continue
         at_step = [summary for summary in summaries if _moment(summary) == (line, step)]
         state.allocate({name: None for summary in at_step for name in summary["names"]})

@@ -158,13 +158,13 @@ class Job:
         if self._state is None:
             raise ConfigError("asking for batches: call job.carry(...) first, it tells where the data stream stands")
         dp_rank, dp_size = self._data_coordinate(data_axes)
-        first_step = self.step
         while max_steps is None or self.step < max_steps:
             self._boundary()
+            # Asked of the step alone: a member that has just come in place of another knows no other reason.
             every = self._options.save_every
-            if every and self.step % every == 0 and self.step > first_step:
+            if every and self.step and self.step % every == 0:
                 self.save()
-            if self.step > first_step and self._kept.is_snapshot_due(self.step):
+            if self._kept.is_snapshot_due(self.step):
                 self._kept.take_snapshot(self._hold(self._state))
             if isinstance(dataset, Stream):
                 source: Any = dataset.take(self.samples, batch_size, epochs)

@@ -48,8 +48,8 @@ class Safekeeping:
         if not all_gather_json(self._place.rank == 0 and is_complete(path), None)[0]:
             told = {"step": position.step, "samples": position.samples}
             save({**state.tensors(), "job": {"values": state.values(), "position": told}}, path)
-        seconds = time.monotonic() - started_s
-        self._log.write("saved", step=position.step, path=str(path), seconds=seconds, rank=self._place.rank)
+            seconds = time.monotonic() - started_s
+            self._log.write("saved", step=position.step, path=str(path), seconds=seconds, rank=self._place.rank)
         return path
 
     def hand_over(self, state: CarriedState, position: Position, is_leaving: bool) -> bool:
@@ -69,7 +69,7 @@ class Safekeeping:
     def is_snapshot_due(self, step: int) -> bool:
         """The same on all ranks: it depends on the step and on the last vote only."""
         every = self._options.snapshot_every
-        if not every or step % every:
+        if not every or not step or step % every:
             return False
         if self.is_anybody_sending:
             self._tell("snapshot-left-out", step, reason="the last one is not yet kept everywhere")
