@@ -14,6 +14,7 @@ from remesh.transparent.upper.basic_types import ALIASES, BASIC, Basic, name_of_
 from remesh.transparent.upper.errors import failure
 from remesh.transparent.upper.handles import Handle
 from remesh.transparent.upper.layouts import Layout
+from remesh.transparent.upper.views import byte_view
 
 
 @dataclass(eq=False)
@@ -396,7 +397,12 @@ DATATYPE_NULL = Datatype()
 
 def Get_address(location: Any) -> int:
     """Address of a buffer in memory."""
-    return 0 if location is None or isinstance(location, int) else int(NATIVE.address_of(location))
+    if location is None or isinstance(location, int):
+        return 0
+    try:
+        return int(NATIVE.address_of(location))
+    except TypeError:
+        return int(NATIVE.address_of(byte_view(location)[0]))
 
 
 def Aint_add(base: int, disp: int) -> int:
