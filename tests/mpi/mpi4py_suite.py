@@ -2,8 +2,8 @@
 
     python -m tests.mpi.mpi4py_suite FOLDER [--mpi mpich] [-n 2] [--native] [--out FILE] [MODULE ...]
 
-FOLDER holds the suite (``test/`` of mpi4py's source). Each module runs as a job of its own, so that one which never ends
-takes no other with it. A test has passed when it has on every rank. Prints what failed, by name, and counts.
+FOLDER holds the suite (``test/`` of mpi4py's source). Each module runs as a job of its own, so that one that never
+ends takes no other with it. A test has passed when it has on every rank. Prints what failed, by name, and counts.
 """
 
 from __future__ import annotations

@@ -73,9 +73,12 @@ class WithAttributes:
         if keyval not in _keys or keyval not in attributes:
             raise failure("ERR_KEYVAL", f"there is no attribute under keyval {keyval}")
         delete = _keys[keyval].delete
-        if delete is not None:
-            _called(delete, self, keyval, attributes[keyval])
-        del attributes[keyval]
+        try:
+            if delete is not None:
+                _called(delete, self, keyval, attributes[keyval])
+        finally:
+            # What could not be deleted is gone all the same, or the object could never be freed.
+            del attributes[keyval]
 
     def _delete_attributes(self) -> None:
         for keyval in list(self._attributes())[::-1]:
