@@ -14,11 +14,11 @@ from remesh.transparent.upper.views import byte_view
 class _Lent:
     """A tensor that is no buffer, and speaks the first version of DLPack."""
 
-    def __init__(self, tensor: torch.Tensor) -> None:
-        self._tensor = tensor
+    def __init__(self, tensor: Any, **how: Any) -> None:
+        self._tensor, self._how = tensor, how
 
     def __dlpack__(self) -> Any:
-        return self._tensor.__dlpack__()
+        return self._tensor.__dlpack__(**self._how)
 
     def __dlpack_device__(self) -> Any:
         return self._tensor.__dlpack_device__()
@@ -39,6 +39,14 @@ def test_a_view_keeps_the_memory_alive() -> None:
     view, _ = byte_view(_Lent(torch.full((1 << 16,), 7, dtype=torch.int64)))
     others = [torch.zeros(1 << 16, dtype=torch.int64) for _ in range(8)]
     assert view.cast("q").tolist() == [7] * (1 << 16) and len(others) == 8
+
+
+def test_capsules_of_both_versions_are_read_and_a_type_that_mpi_lacks_is_told() -> None:
+    array = np.arange(3, dtype=np.complex128)
+    for lent in (_Lent(array), _Lent(array, max_version=(1, 0))):
+        view, form = byte_view(lent)
+        assert form == "Zd" and bytes(view) == array.tobytes()
+    assert byte_view(_Lent(torch.zeros(2, dtype=torch.bfloat16)))[1] == "DLPack's kind 4 of 16 bits"
 
 
 def test_a_tensor_with_gaps_is_refused_and_one_by_columns_is_not() -> None:

@@ -10,13 +10,14 @@ import ctypes
 from typing import Any, Final
 
 _CPU: Final = 1
-_NAME: Final = b"dltensor"
-# Codes of DLDataType with struct's letters, by number of bits; what has no letter is bytes.
+_OFFSETS: Final = {b"dltensor": 0, b"dltensor_versioned": 32}
+"""Name of a capsule, and where in its record the tensor stands: behind version, owner, deleter and flags, or first."""
+# Codes of DLDataType and numbers of bits, with the letters of struct and of MPI's wider types.
 _FORMATS: Final = {
     (0, 8): "b", (0, 16): "h", (0, 32): "i", (0, 64): "q",
     (1, 8): "B", (1, 16): "H", (1, 32): "I", (1, 64): "Q",
-    (2, 16): "e", (2, 32): "f", (2, 64): "d",
-    (5, 64): "Zf", (5, 128): "Zd", (6, 8): "?",
+    (2, 16): "e", (2, 32): "f", (2, 64): "d", (2, 128): "g",
+    (5, 64): "Zf", (5, 128): "Zd", (5, 256): "Zg", (6, 8): "?",
 }  # fmt: skip
 
 
@@ -35,6 +36,8 @@ class _Tensor(ctypes.Structure):
     )
 
 
+_get_name = ctypes.pythonapi.PyCapsule_GetName
+_get_name.restype, _get_name.argtypes = ctypes.c_char_p, (ctypes.py_object,)
 _get_pointer = ctypes.pythonapi.PyCapsule_GetPointer
 _get_pointer.restype, _get_pointer.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
 
@@ -45,7 +48,11 @@ def tensor_view(tensor: Any) -> tuple[memoryview, str]:
     if kind != _CPU:
         raise BufferError(f"message: the tensor is on a device of kind {kind}; copy it to the CPU first")
     capsule = tensor.__dlpack__()
-    told = _Tensor.from_address(_get_pointer(capsule, _NAME))
+    name = _get_name(capsule)
+    if name not in _OFFSETS:
+        raise BufferError(f"message: the tensor's capsule is called {name!r}, expected one of {sorted(_OFFSETS)}")
+    told = _Tensor.from_address(_get_pointer(capsule, name) + _OFFSETS[name])
+    form = _FORMATS.get((told.code, told.bits), f"DLPack's kind {told.code} of {told.bits} bits")
     shape = told.shape[: told.num_dims]
     strides = told.strides[: told.num_dims] if told.strides else None
     num_bytes = told.bits * told.lanes // 8
@@ -54,10 +61,10 @@ def tensor_view(tensor: Any) -> tuple[memoryview, str]:
     if strides is not None and num_bytes and not _is_contiguous(shape, strides):
         raise BufferError("message: the tensor is not contiguous")
     if not num_bytes:
-        return memoryview(bytearray()), _FORMATS.get((told.code, told.bits), "B")
+        return memoryview(bytearray()), form
     raw = (ctypes.c_char * num_bytes).from_address(told.data + told.byte_offset)
     raw._keep = capsule
-    return memoryview(raw).cast("B"), _FORMATS.get((told.code, told.bits), "B")
+    return memoryview(raw).cast("B"), form
 
 
 def _is_contiguous(shape: list[int], strides: list[int]) -> bool:
