@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmarks.report import Row, at_most, is_quick, write_report
+from benchmarks.transparent import images_page
 from benchmarks.transparent.chain import PROGRAMS
 from remesh.transparent.coordinator import Coordinator, Settings
 from remesh.transparent.job import JobFolder, JobSpec
@@ -193,10 +194,11 @@ def write_as_much(folder: Path, mib: int, num_ranks: int, flags: int = 0) -> flo
 
 
 def main() -> None:
-    """Measure and write the report; needs 3 GiB of memory and 5 GiB of disk."""
+    """Measure and write the report and the page; needs 3 GiB of memory and 5 GiB of disk."""
     sizes = ((64, 2),) if is_quick() else ((256, 2), (256, 4), (1024, 1), (1024, 2))
     found = [row for mib, num_ranks in sizes for row in rows(mib, num_ranks)]
     write_report("transparent_images", [*found, *object_rows()])
+    images_page.main()
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ class _Lent:
     def __init__(self, tensor: Any, **how: Any) -> None:
         self._tensor, self._how = tensor, how
 
-    def __dlpack__(self) -> Any:
+    def __dlpack__(self) -> Any:  # as of the first version, it is asked for none
         return self._tensor.__dlpack__(**self._how)
 
     def __dlpack_device__(self) -> Any:
@@ -47,6 +47,12 @@ def test_capsules_of_both_versions_are_read_and_a_type_that_mpi_lacks_is_told() 
         view, form = byte_view(lent)
         assert form == "Zd" and bytes(view) == array.tobytes()
     assert byte_view(_Lent(torch.zeros(2, dtype=torch.bfloat16)))[1] == "DLPack's kind 4 of 16 bits"
+
+
+def test_what_its_owner_protects_is_read_only() -> None:
+    array = np.arange(3)
+    array.flags.writeable = False
+    assert byte_view(_Lent(array, max_version=(1, 0)))[0].readonly
 
 
 def test_a_tensor_with_gaps_is_refused_and_one_by_columns_is_not() -> None:

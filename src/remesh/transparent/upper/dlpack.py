@@ -7,11 +7,14 @@ The capsule that a tensor hands out holds a record that says where its elements 
 from __future__ import annotations
 
 import ctypes
+import math
 from typing import Any, Final
 
 _CPU: Final = 1
 _OFFSETS: Final = {b"dltensor": 0, b"dltensor_versioned": 32}
 """Name of a capsule, and where in its record the tensor stands: behind version, owner, deleter and flags, or first."""
+_FLAGS_OFFSET: Final = 24
+_READ_ONLY: Final = 1
 # Codes of DLDataType and numbers of bits, with the letters of struct and of MPI's wider types.
 _FORMATS: Final = {
     (0, 8): "b", (0, 16): "h", (0, 32): "i", (0, 64): "q",
@@ -47,24 +50,39 @@ def tensor_view(tensor: Any) -> tuple[memoryview, str]:
     kind = tensor.__dlpack_device__()[0]
     if kind != _CPU:
         raise BufferError(f"message: the tensor is on a device of kind {kind}; copy it to the CPU first")
-    capsule = tensor.__dlpack__()
-    name = _get_name(capsule)
-    if name not in _OFFSETS:
-        raise BufferError(f"message: the tensor's capsule is called {name!r}, expected one of {sorted(_OFFSETS)}")
-    told = _Tensor.from_address(_get_pointer(capsule, name) + _OFFSETS[name])
-    form = _FORMATS.get((told.code, told.bits), f"DLPack's kind {told.code} of {told.bits} bits")
-    shape = told.shape[: told.num_dims]
-    strides = told.strides[: told.num_dims] if told.strides else None
-    num_bytes = told.bits * told.lanes // 8
-    for extent in shape:
-        num_bytes *= extent
-    if strides is not None and num_bytes and not _is_contiguous(shape, strides):
-        raise BufferError("message: the tensor is not contiguous")
+    try:
+        capsule = tensor.__dlpack__(max_version=(1, 0))
+    except TypeError:  # it knows no versions
+        capsule = tensor.__dlpack__()
+    told, is_read_only = _look_into(capsule)
+    # The field has 8 bits: complex numbers of 256 leave 0 in it.
+    num_bits = told.bits or 256
+    form = _FORMATS.get((told.code, num_bits), f"DLPack's kind {told.code} of {num_bits} bits")
+    shape = told.shape[: max(told.num_dims, 0)]
+    if told.num_dims < 0 or min(shape, default=0) < 0:
+        raise BufferError(f"message: the tensor has {told.num_dims} dims, of shape {shape}")
+    num_bytes = math.prod(shape) * num_bits * told.lanes // 8
     if not num_bytes:
         return memoryview(bytearray()), form
+    if told.strides and not _is_contiguous(shape, told.strides[: told.num_dims]):
+        raise BufferError("message: the tensor is not contiguous")
     raw = (ctypes.c_char * num_bytes).from_address(told.data + told.byte_offset)
     raw._keep = capsule
-    return memoryview(raw).cast("B"), form
+    view = memoryview(raw).cast("B")
+    return (view.toreadonly() if is_read_only else view), form
+
+
+def _look_into(capsule: Any) -> tuple[_Tensor, bool]:
+    """The tensor's record in a capsule, and whether it must not be written to."""
+    try:
+        name = _get_name(capsule)
+    except ValueError as error:
+        raise BufferError("message: the tensor hands out no capsule") from error
+    if name not in _OFFSETS:
+        raise BufferError(f"message: the tensor's capsule is called {name!r}, expected one of {sorted(_OFFSETS)}")
+    at = _get_pointer(capsule, name)
+    flags = ctypes.c_uint64.from_address(at + _FLAGS_OFFSET).value if _OFFSETS[name] else 0
+    return _Tensor.from_address(at + _OFFSETS[name]), bool(flags & _READ_ONLY)
 
 
 def _is_contiguous(shape: list[int], strides: list[int]) -> bool:
