@@ -53,6 +53,9 @@ def run_module(module: str, folder: Path, options: argparse.Namespace) -> Outcom
     except subprocess.TimeoutExpired:
         os.killpg(job.pid, signal.SIGKILL)
         said, _ = job.communicate()
+    finally:
+        if job.poll() is None:  # this process is ending
+            os.killpg(job.pid, signal.SIGKILL)
     return read_outcomes(said) or {module: ("started", said[-300:])}
 
 
@@ -81,6 +84,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--native", action="store_true", help="on the real mpi4py, to compare")
     parser.add_argument("--out", type=Path, help="a file for all outcomes, as JSON")
     options = parser.parse_args(arguments)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     modules = options.modules or sorted(path.stem for path in options.folder.glob("test_*.py"))
     found: Outcomes = {}
     for module in modules:

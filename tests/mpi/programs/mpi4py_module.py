@@ -18,6 +18,10 @@ _REASON_CHARACTERS = 1500
 class Outcomes(unittest.TestResult):
     """Prints each outcome as soon as it is known: a test that never ends must not take the others with it."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self._failed: set[str] = set()
+
     def _say(self, outcome: str, test: unittest.TestCase, reason: str = "") -> None:
         line = json.dumps([test.id(), outcome, reason[-_REASON_CHARACTERS:]])
         os.write(1, f"{line}\n".encode())
@@ -36,7 +40,9 @@ class Outcomes(unittest.TestResult):
         self._say("failed", test, self._exc_info_to_string(err, test))
 
     def addSubTest(self, test: unittest.TestCase, subtest: unittest.TestCase, err: Any) -> None:
-        if err is not None:
+        # Some tests have thousands of parts: the first that fails tells for all.
+        if err is not None and test.id() not in self._failed:
+            self._failed.add(test.id())
             self._say("failed", test, self._exc_info_to_string(err, subtest))
 
     def addSkip(self, test: unittest.TestCase, reason: str) -> None:
