@@ -21,7 +21,7 @@ mpi_wheels_impi    := impi-rt==2021.18.1
 MPI4PY := mpi4py==4.1.2 isal==1.9.1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-procs test-slow test-mpi test-netns test-gpu test-browser interop mpi check format bench clean
+.PHONY: help demo test test-procs test-slow test-mpi test-netns test-gpu test-browser interop mpi mpi4py-suite check format bench clean
 
 help:  ## this list
 	@grep -E '^[a-z -]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-32s %s\n", $$1, $$2}'
@@ -76,6 +76,14 @@ mpi: $(MPIS:%=.mpi/%/.installed) .mpi/programs/.installed  ## Open MPI, MPICH an
 .mpi/programs/.installed: $(RUN)
 	$(RUN) -m pip install --quiet --no-deps --target .mpi/programs $(MPI_PROGRAMS)
 	@touch $@
+
+.mpi/suite/.fetched:
+	.mpi/mpich/bin/python -m pip download --quiet --no-deps --no-binary mpi4py --dest .mpi/suite $(firstword $(MPI4PY))
+	tar -xzf .mpi/suite/mpi4py-*.tar.gz --directory .mpi/suite --strip-components 1
+	@touch $@
+
+mpi4py-suite: $(STAMP) .mpi/mpich/.installed .mpi/suite/.fetched  ## mpi4py's own tests on the substitute: what fails, by name
+	$(RUN) -m tests.mpi.mpi4py_suite .mpi/suite/test $(TESTS)
 
 check: $(STAMP)  ## lint, format, types
 	$(RUN) -m ruff check .

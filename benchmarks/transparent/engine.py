@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.report import Row, at_most, is_quick, write_report
+from benchmarks.transparent import images_page
 from remesh.transparent.images import Command, Site, Upper, dump_image, restore_upper, start_upper, upper_environment
 from remesh.transparent.images.criu import dump_by_criu, find_criu
 
@@ -220,9 +221,10 @@ def rows(*, num_mib: int, repeat: int) -> list[Row]:
 
 
 def main() -> None:
-    """Measure and write the report."""
+    """Measure and write the report and the page."""
     quick = is_quick()
     write_report("transparent_engine", rows(num_mib=64 if quick else 512, repeat=3 if quick else 7))
+    images_page.main()
 
 
 if __name__ == "__main__":

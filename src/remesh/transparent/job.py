@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 from remesh.errors import ConfigError, FormatError, StorageError
+from remesh.transparent.images.store import flush
 
 _VERSION: Final = 1
 _NUMBER: Final = re.compile(r"\d{6}")
@@ -203,10 +204,10 @@ class JobFolder:
         body = _to_json(manifest)
         digest = hashlib.sha256(body).hexdigest()
         write_whole(part / "manifest.json", _to_json({"manifest": manifest, "sha256": digest}))
-        flush_folder(part)
+        flush(part)
         final = part.with_name(part.name.removesuffix(_PART))
         part.rename(final)
-        flush_folder(self.images)
+        flush(self.images)
         return final
 
     def drop_checkpoint(self, part: Path) -> None:
@@ -256,15 +257,6 @@ def write_whole(path: Path, data: bytes) -> None:
     except OSError as error:
         fresh.unlink(missing_ok=True)
         raise StorageError(f"writing {path}: {error.strerror}; see its space and rights") from error
-
-
-def flush_folder(path: Path) -> None:
-    """Make the names in a folder durable."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _write_private(path: Path, data: bytes) -> None:

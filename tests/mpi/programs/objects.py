@@ -1,4 +1,4 @@
-"""Makes many communicators, and once it runs on another MPI tells how long their first and second use took."""
+"""Makes and uses many communicators, and once it runs on another MPI tells how long two more uses of each took."""
 
 import sys
 import time
@@ -8,6 +8,8 @@ from mpi4py import MPI
 comm = MPI.COMM_WORLD
 communicators = [comm.Dup() for _ in range(int(sys.argv[1]))]
 datatypes = [MPI.INT.Create_vector(2, 1, 3).Commit() for _ in communicators]
+for each in communicators:
+    each.Barrier()
 version = MPI.Get_library_version()
 if comm.Get_rank() == 0:
     print("there", flush=True)

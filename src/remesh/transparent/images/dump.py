@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from remesh.collector import collector_at_rest
 from remesh.errors import PeerError, StorageError
 from remesh.transparent.images import format as image_format
 from remesh.transparent.images import track as track_pages
@@ -32,11 +33,10 @@ from remesh.transparent.images.inspection import check_imageable
 from remesh.transparent.images.kinds import CHANNEL_PATH, ImageReport, NotImageable
 from remesh.transparent.images.linux import PAGE_BYTES
 from remesh.transparent.images.machine import this_machine
-from remesh.transparent.images.memory import can_scan, saved_ranges, saved_ranges_page_by_page
+from remesh.transparent.images.memory import PageMap
 from remesh.transparent.images.pages import PageWriter, ProcessMemory
 from remesh.transparent.images.proc_text import Area, AreaKind
 from remesh.transparent.images.procfs import inner_id, read_areas, seen_from_here
-from remesh.transparent.images.ranges import PageRange
 from remesh.transparent.images.store import Contents, complete_image, make_folder
 from remesh.transparent.images.stored import digest_of, read_page_index
 
@@ -114,6 +114,7 @@ def _hash_files(pid: int) -> None:
         _capture_names(pid)
 
 
+@collector_at_rest()
 def _dump_frozen(frozen: Frozen, order: _Order, phases: _Phases) -> ImageReport:
     _refuse_unless_imageable(frozen.pid)
     make_folder(order.directory)
@@ -167,12 +168,6 @@ def _capture_names(pid: int) -> dict[str, Any]:
     }
 
 
-def _saved_pages(pid: int, areas: list[Area]) -> list[PageRange]:
-    """The pages that the image holds, itself or by an earlier one."""
-    ranges_of = saved_ranges if can_scan(pid) else saved_ranges_page_by_page
-    return [pages for area in areas for pages in ranges_of(pid, area)]
-
-
 def _write_pages(frozen: Frozen, order: _Order, split: Split, records: dict[str, Any]) -> PagesState:
     """Write the image's own pages; the index of all. Meanwhile files are hashed, and their records completed."""
     memory = ProcessMemory(frozen.pid, frozen.leader.memory_descriptor())
@@ -189,23 +184,21 @@ def _split_pages(pid: int, order: _Order, areas: list[Area]) -> tuple[Split, lis
 
     The pages of earlier images are numbered by the ancestors that are returned.
     """
-    saved = _saved_pages(pid, areas)
-    if order.previous is None or not track_pages.is_tracked_since(pid, digest_of(order.previous)):
-        return Split(saved, []), []
-    header, index = read_page_index(order.previous)
-    if len(header.builds_upon) + 1 > _MAX_ANCESTORS:
-        return Split(saved, []), []
+    with PageMap(pid) as pages:
+        if order.previous is None or not track_pages.is_tracked_since(pid, digest_of(order.previous)):
+            return Split([found for area in areas for found in pages.saved(area)], []), []
+        header, index = read_page_index(order.previous)
+        if len(header.builds_upon) + 1 > _MAX_ANCESTORS:
+            return Split([found for area in areas for found in pages.saved(area)], []), []
+        saved = [pages.saved_since(area) for area in areas]
     folders = [order.previous, *(order.previous / ancestor.folder for ancestor in header.builds_upon)]
     digests = [digest_of(order.previous), *(ancestor.sha256 for ancestor in header.builds_upon)]
     ancestors = [
         Ancestor(os.path.relpath(folder, order.directory), sha256)
         for folder, sha256 in zip(folders, digests, strict=True)
     ]
-    written: list[PageRange] = []
-    for area in areas:
-        found = track_pages.written_since(pid, area) if area.kind is AreaKind.ANONYMOUS else None
-        written += [PageRange(area.start, area.end)] if found is None else found
-    split = split_pages(saved, written, index.page_runs())
+    written, unwritten = ([found for each in saved for found in each[kind]] for kind in (0, 1))
+    split = split_pages(written, unwritten, index.page_runs())
     inherited, ancestors = number_sources(split.inherited, ancestors)
     return Split(split.own, inherited), ancestors
 

@@ -23,28 +23,32 @@ class Split:
     inherited: list[PageRun]  # found in older images, in order; sources count as in the previous image
 
 
-def split_pages(saved: list[PageRange], written: list[PageRange], previous: list[PageRun]) -> Split:
-    """Split the pages to be saved; each list is in order and disjoint.
+def split_pages(written: list[PageRange], unwritten: list[PageRange], previous: list[PageRun]) -> Split:
+    """Split the pages to be saved, by whether they were written since the previous image.
 
-    A page that is neither written nor in the previous image becomes one of the increment's own.
+    Each list is in order and disjoint, and so are the first two together. A page that is neither written nor in the
+    previous image becomes one of the increment's own.
     """
-    unwritten = subtract(saved, written)
     inherited = _cut(unwritten, previous)
-    covered = [PageRange(run.start, run.end) for run in inherited]
-    return Split(subtract(saved, covered), inherited)
+    if sum(run.num_pages for run in inherited) * _PAGE_BYTES == sum(end - start for start, end in unwritten):
+        return Split(written, inherited)
+    missed = subtract(unwritten, [PageRange(run.start, run.end) for run in inherited])
+    # Not joined: a run must lie within one area, and areas may touch.
+    return Split(sorted([*written, *missed]), inherited)
 
 
 def _cut(wanted: list[PageRange], runs: list[PageRun]) -> list[PageRun]:
     """The parts of ``runs`` that are wanted."""
     result, j = [], 0
-    for item in wanted:
-        while j < len(runs) and runs[j].end <= item.start:
+    ends = [run.end for run in runs]
+    for first, last in wanted:
+        while j < len(runs) and ends[j] <= first:
             j += 1
         k = j
-        while k < len(runs) and runs[k].start < item.end:
-            start, end = max(item.start, runs[k].start), min(item.end, runs[k].end)
-            offset = runs[k].raw_offset + start - runs[k].start
-            result.append(PageRun(start, (end - start) // _PAGE_BYTES, runs[k].source, offset))
+        while k < len(runs) and runs[k].start < last:
+            at, _, source, offset = runs[k]
+            start, end = max(first, at), min(last, ends[k])
+            result.append(PageRun(start, (end - start) // _PAGE_BYTES, source, offset + start - at))
             k += 1
     return result
 

@@ -23,7 +23,7 @@ from remesh.transparent.images.format import CRIU_FILE, HEADER_FILE
 from remesh.transparent.images.kinds import INNER_PID, STDERR_PATH, STDOUT_PATH, OpenFilePolicy, Site
 from remesh.transparent.images.linux import PR_SET_NAME, prctl
 from remesh.transparent.images.restore import bring_back
-from remesh.transparent.images.stored import read_image
+from remesh.transparent.images.stored import StoredImage, read_image
 
 _MAX_ORDER_BYTES: Final = 64 << 20
 _EXEC_FAILED: Final = 127
@@ -73,12 +73,16 @@ def _close_all_but(kept: set[int]) -> None:
 
 def _start_in_namespaces(order: dict[str, Any], orders: int, news: int) -> int:
     namespaces.leave_for_new_namespaces()
+    image = None
     if "image" in order:
-        set_clocks(_saved_clocks(Path(order["image"])))
+        # The clocks of a namespace are set before the first process enters it; the fork takes the image along.
+        folder = Path(order["image"])
+        image = None if _is_by_criu(folder) else read_image(folder)
+        set_clocks(_saved_clocks(folder, image))
     pid = os.fork()
     if pid == 0:
         try:
-            _be_init(order, orders, news)
+            _be_init(order, image, orders, news)
         except BaseException as error:
             _tell_failure(news, error)
             os._exit(1)
@@ -89,16 +93,15 @@ def _is_by_criu(folder: Path) -> bool:
     return not (folder / HEADER_FILE).exists() and (folder / CRIU_FILE).exists()
 
 
-def _saved_clocks(folder: Path) -> Clocks:
-    if _is_by_criu(folder):
+def _saved_clocks(folder: Path, image: StoredImage | None) -> Clocks:
+    if image is None:
         from remesh.transparent.images.criu import read_criu_image  # noqa: PLC0415  costs time, and is seldom needed
 
         return read_criu_image(folder).clocks
-    process = read_image(folder).process
-    return Clocks(process.monotonic_ns, process.boottime_ns)
+    return Clocks(image.process.monotonic_ns, image.process.boottime_ns)
 
 
-def _be_init(order: dict[str, Any], orders: int, news: int) -> None:
+def _be_init(order: dict[str, Any], image: StoredImage | None, orders: int, news: int) -> None:
     os.setsid()
     prctl(PR_SET_NAME, _address_of_name(b"remesh-init\0"))
     wakeup_out, wakeup_in = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
@@ -108,7 +111,7 @@ def _be_init(order: dict[str, Any], orders: int, news: int) -> None:
         signal.signal(number, signal.SIG_IGN)
     namespaces.mount_room(Site(**order["site"]))
     if "image" in order:
-        _restore(Path(order["image"]), OpenFilePolicy(order["open_files"]))
+        _restore(order, image)
     else:
         _start_program(order)
     _tell(news, {"event": "running"})
@@ -117,13 +120,13 @@ def _be_init(order: dict[str, Any], orders: int, news: int) -> None:
         _reap_until_the_end(orders, news, wakeup_out)
 
 
-def _restore(folder: Path, policy: OpenFilePolicy) -> None:
-    if _is_by_criu(folder):
+def _restore(order: dict[str, Any], image: StoredImage | None) -> None:
+    if image is None:
         from remesh.transparent.images.criu import bring_back_by_criu  # noqa: PLC0415  as above
 
-        bring_back_by_criu(folder)
+        bring_back_by_criu(Path(order["image"]))
     else:
-        bring_back(read_image(folder), policy)
+        bring_back(image, OpenFilePolicy(order["open_files"]))
 
 
 _NAMES: Final[list[Any]] = []

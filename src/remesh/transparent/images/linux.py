@@ -13,7 +13,6 @@ import mmap
 import os
 import platform
 import sys
-from collections.abc import Sequence
 from typing import Final
 
 from remesh.errors import ConfigError
@@ -149,13 +148,14 @@ def get_robust_list(tid: int) -> tuple[int, int]:
     return head.value, length.value
 
 
-def read_process(pid: int, pieces: Sequence[tuple[int, int]], room: memoryview) -> int:
-    """Read pieces (start, end) of the memory of a process into a writable buffer; how many bytes. Raises `OSError`."""
-    remote = array.array("Q", (number for start, end in pieces for number in (start, end - start)))
+def read_process(pid: int, pieces: array.array[int], room: memoryview) -> int:
+    """Read pieces of the memory of a process into a writable buffer; how many bytes. Raises `OSError`.
+
+    ``pieces`` has 64-bit numbers: address and length of each.
+    """
     local = IoVec(address_of(room), len(room))
-    result = _libc.process_vm_readv(
-        pid, ctypes.byref(local), 1, ctypes.c_void_p(remote.buffer_info()[0]), len(pieces), 0
-    )
+    remote = ctypes.c_void_p(pieces.buffer_info()[0])
+    result = _libc.process_vm_readv(pid, ctypes.byref(local), 1, remote, len(pieces) // 2, 0)
     if result == -1:
         _raise_errno("process_vm_readv")
     return int(result)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
 import platform
@@ -13,6 +14,7 @@ from remesh.transparent.images.proc_text import SPECIAL_AREAS
 from remesh.transparent.images.procfs import read_areas
 
 
+@functools.cache
 def this_machine(xstate_bytes: int) -> Machine:
     """The machine that this process runs on; ``xstate_bytes`` is the size of a thread's extended state here."""
     areas = {area.path: area for area in read_areas(os.getpid()) if area.path in SPECIAL_AREAS}

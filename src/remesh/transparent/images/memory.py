@@ -1,20 +1,21 @@
 """Which pages of a process are worth saving? Asked of the kernel by ``PAGEMAP_SCAN``, or of ``pagemap`` page by page.
 
 A page is saved when it is present or swapped, is not the zero page, and, in a private mapping of a file, is no longer
-the file's own. Everything else comes back by mapping again. Source: Documentation/admin-guide/mm/pagemap.rst.
+the file's own. Everything else comes back by mapping again. In areas that `track` has registered the kernel also tells
+which of them were written since they were marked. Source: Documentation/admin-guide/mm/pagemap.rst.
 """
 
 from __future__ import annotations
 
 import array
+import contextlib
 import ctypes
 import errno
 import fcntl
 import os
 import struct
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple, Self
 
 from remesh.transparent.images.linux import PAGE_BYTES
 from remesh.transparent.images.proc_text import Area, AreaKind
@@ -23,7 +24,7 @@ from remesh.transparent.images.ranges import PageRange, join
 _PAGEMAP_SCAN: Final = 0xC0606610  # _IOWR('f', 16, struct pm_scan_arg)
 _SCAN_FORM: Final = struct.Struct("<12Q")
 _REGION_FORM: Final = struct.Struct("<3Q")
-_REGIONS_PER_CALL: Final = 8192
+_REGIONS_PER_CALL: Final = 1024
 _WRITTEN: Final = 1 << 1
 _FILE: Final = 1 << 2
 _PRESENT: Final = 1 << 3
@@ -40,94 +41,107 @@ _ENTRY_FILE: Final = 1 << 61
 
 @dataclass(frozen=True, slots=True)
 class _Query:
-    """Which pages a scan returns: all of ``mask`` after flipping ``inverted``, and one of ``any_of`` unless 0."""
+    """Which pages a scan finds: all of ``mask`` after flipping ``inverted``, and there or in swap."""
 
     mask: int
     inverted: int
-    any_of: int
     flags: int = 0
 
 
-def can_scan(pid: int) -> bool:
-    """Whether the kernel has ``PAGEMAP_SCAN`` (Linux 6.7)."""
-    try:
-        _scan_process(pid, PageRange(PAGE_BYTES, 2 * PAGE_BYTES), _Query(_PRESENT, 0, 0))
-    except OSError:
-        return False
-    return True
+_ANONYMOUS: Final = _Query(_ZERO, _ZERO)
+_CHANGED_OF_FILE: Final = _Query(_ZERO | _FILE, _ZERO | _FILE)
+_SINCE: Final = _Query(_ZERO | _WRITTEN, _ZERO, _CHECK_WPASYNC)
+_BEFORE: Final = _Query(_ZERO | _WRITTEN, _ZERO | _WRITTEN, _CHECK_WPASYNC)
+_TO_MARK: Final = _Query(_WRITTEN, 0, _CHECK_WPASYNC | _WP_MATCHING)
 
 
-def saved_ranges(pid: int, area: Area) -> list[PageRange]:
-    """The pages of an area that an image saves, by ``PAGEMAP_SCAN``."""
-    if area.kind not in (AreaKind.ANONYMOUS, AreaKind.PRIVATE_FILE):
-        return []
-    own = _FILE if area.kind is AreaKind.PRIVATE_FILE else 0
-    query = _Query(mask=_ZERO | own, inverted=_ZERO | own, any_of=_PRESENT | _SWAPPED)
-    return _scan_process(pid, PageRange(area.start, area.end), query)
+class SavedPages(NamedTuple):
+    """The pages of an area that an image saves, in order."""
+
+    written: list[PageRange]  # since they were marked; all of them where they were not
+    unwritten: list[PageRange]
 
 
-def mark_written(pid: int, where: PageRange) -> None:
-    """Write-protect the pages that are there and are not, in memory that `track` has registered."""
-    query = _Query(mask=_WRITTEN, inverted=0, any_of=_PRESENT | _SWAPPED, flags=_CHECK_WPASYNC | _WP_MATCHING)
-    _scan_process(pid, where, query)
+class PageMap:
+    """What the kernel tells of the pages of one process; a context manager."""
 
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+        self._descriptor = -1
+        self._room = bytearray(_REGIONS_PER_CALL * _REGION_FORM.size)
+        self.can_scan = False
+        """Whether the kernel has ``PAGEMAP_SCAN`` (Linux 6.7)."""
 
-def written_ranges(pid: int, where: PageRange) -> list[PageRange] | None:
-    """The pages written since `track` marked them; None where it did not mark all of them."""
-    query = _Query(mask=_WRITTEN, inverted=0, any_of=0, flags=_CHECK_WPASYNC)
-    try:
-        return _scan_process(pid, where, query)
-    except PermissionError:
-        return None
+    def __enter__(self) -> Self:
+        self._descriptor = os.open(f"/proc/{self._pid}/pagemap", os.O_RDONLY | os.O_CLOEXEC)
+        with contextlib.suppress(OSError):
+            self._scan(PageRange(PAGE_BYTES, 2 * PAGE_BYTES), _ANONYMOUS)
+            self.can_scan = True
+        return self
 
+    def __exit__(self, *_: object) -> None:
+        os.close(self._descriptor)
 
-def saved_ranges_page_by_page(pid: int, area: Area) -> list[PageRange]:
-    """What `saved_ranges` returns, on kernels without ``PAGEMAP_SCAN``; zero pages are saved too."""
-    if area.kind not in (AreaKind.ANONYMOUS, AreaKind.PRIVATE_FILE):
-        return []
-    entries = array.array("Q")
-    with open(f"/proc/{pid}/pagemap", "rb", buffering=0) as file:
-        file.seek(area.start // PAGE_BYTES * 8)
-        entries.frombytes(file.read(area.num_bytes // PAGE_BYTES * 8))
-    ranges: list[PageRange] = []
-    for index, entry in enumerate(entries):
-        if not entry & (_ENTRY_PRESENT | _ENTRY_SWAPPED):
-            continue
-        if area.kind is AreaKind.PRIVATE_FILE and entry & _ENTRY_FILE:
-            continue
-        start = area.start + index * PAGE_BYTES
-        if ranges and ranges[-1].end == start:
-            ranges[-1] = PageRange(ranges[-1].start, start + PAGE_BYTES)
-        else:
+    def saved(self, area: Area) -> list[PageRange]:
+        """The pages of an area that an image saves, in order."""
+        if area.kind not in (AreaKind.ANONYMOUS, AreaKind.PRIVATE_FILE):
+            return []
+        if not self.can_scan:
+            return self._saved_page_by_page(area)
+        query = _CHANGED_OF_FILE if area.kind is AreaKind.PRIVATE_FILE else _ANONYMOUS
+        return self._scan(PageRange(area.start, area.end), query)
+
+    def saved_since(self, area: Area) -> SavedPages:
+        """The same pages, by whether they were written since `mark`; all are taken for it where not all were marked."""
+        if area.kind is AreaKind.ANONYMOUS:
+            where = PageRange(area.start, area.end)
+            with contextlib.suppress(PermissionError):
+                return SavedPages(self._scan(where, _SINCE), self._scan(where, _BEFORE))
+        return SavedPages(self.saved(area), [])
+
+    def mark(self, area: Area) -> None:
+        """Write-protect the pages that are there and are not, in an area that `track` has registered."""
+        where = PageRange(area.start, area.end)
+        argument, _ = self._ask(where.start, where.end, _TO_MARK, 0)
+        if argument[4] < where.end:
+            raise OSError(errno.EIO, f"marking pages: the kernel stopped at {argument[4]:#x} before {where.end:#x}")
+
+    def _saved_page_by_page(self, area: Area) -> list[PageRange]:
+        """Zero pages are saved, too."""
+        entries = array.array("Q")
+        entries.frombytes(os.pread(self._descriptor, area.num_bytes // PAGE_BYTES * 8, area.start // PAGE_BYTES * 8))
+        ranges: list[PageRange] = []
+        for index, entry in enumerate(entries):
+            if not entry & (_ENTRY_PRESENT | _ENTRY_SWAPPED):
+                continue
+            if area.kind is AreaKind.PRIVATE_FILE and entry & _ENTRY_FILE:
+                continue
+            start = area.start + index * PAGE_BYTES
             ranges.append(PageRange(start, start + PAGE_BYTES))
-    return ranges
+        return join(ranges)
 
+    def _scan(self, where: PageRange, query: _Query) -> list[PageRange]:
+        found: list[PageRange] = []
+        start = where.start
+        while start < where.end:
+            argument, num_regions = self._ask(start, where.end, query, _REGIONS_PER_CALL)
+            regions = memoryview(self._room)[: num_regions * _REGION_FORM.size]
+            found += [PageRange(first, end) for first, end, _ in _REGION_FORM.iter_unpack(regions)]
+            walked = argument[4]
+            if walked <= start:
+                raise OSError(errno.EIO, f"scanning pages: the kernel stopped at {walked:#x} before {where.end:#x}")
+            start = walked
+        return join(found)
 
-def _scan_process(pid: int, where: PageRange, query: _Query) -> list[PageRange]:
-    pagemap = os.open(f"/proc/{pid}/pagemap", os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        return join(list(_scan(pagemap, where, query)))
-    finally:
-        os.close(pagemap)
-
-
-def _scan(pagemap: int, where: PageRange, query: _Query) -> Iterator[PageRange]:
-    room = bytearray(_REGIONS_PER_CALL * _REGION_FORM.size)
-    address = ctypes.addressof(ctypes.c_char.from_buffer(room))
-    start = where.start
-    while start < where.end:
+    def _ask(self, start: int, end: int, query: _Query, num_regions: int) -> tuple[tuple[int, ...], int]:
+        """One call: the argument as the kernel leaves it, and how many regions it has told."""
+        room = ctypes.addressof(ctypes.c_char.from_buffer(self._room)) if num_regions else 0
         # size, flags, start, end, walk_end, vec, vec_len, max_pages, inverted, mask, any of, returned
         argument = bytearray(
             _SCAN_FORM.pack(
-                *(_SCAN_FORM.size, query.flags, start, where.end, 0, address, _REGIONS_PER_CALL, 0),
-                *(query.inverted, query.mask, query.any_of, _PRESENT),
+                *(_SCAN_FORM.size, query.flags, start, end, 0, room, num_regions, 0),
+                *(query.inverted, query.mask, _PRESENT | _SWAPPED, _PRESENT if num_regions else 0),
             )
         )
-        num_regions = fcntl.ioctl(pagemap, _PAGEMAP_SCAN, argument)
-        for index in range(num_regions):
-            region_start, region_end, _ = _REGION_FORM.unpack_from(room, index * _REGION_FORM.size)
-            yield PageRange(region_start, region_end)
-        walked = _SCAN_FORM.unpack(argument)[4]
-        if walked <= start:
-            raise OSError(errno.EIO, f"scanning pages: the kernel stopped at {walked:#x} before {where.end:#x}")
-        start = walked
+        told = fcntl.ioctl(self._descriptor, _PAGEMAP_SCAN, argument)
+        return _SCAN_FORM.unpack(argument), told

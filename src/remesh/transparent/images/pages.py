@@ -8,6 +8,7 @@ Buffers lie in huge pages where the kernel gives them: filling a fresh buffer of
 
 from __future__ import annotations
 
+import array
 import contextlib
 import errno
 import fcntl
@@ -44,16 +45,16 @@ class ProcessMemory:
     pid: int
     descriptor: int  # its ``/proc/P/mem``, which is slower and also reads what the process itself may not read
 
-    def read(self, pieces: list[PageRange], room: memoryview) -> None:
-        """Fill the room with the pieces, at most `_MAX_PIECES`, one behind the other."""
+    def read(self, pieces: array.array[int], room: memoryview) -> None:
+        """Fill the room with the pieces, one behind the other: address and length of each, at most `_MAX_PIECES`."""
         with contextlib.suppress(OSError):
             if read_process(self.pid, pieces, room) == len(room):
                 return
-        at = 0
-        for piece in pieces:
-            address = piece.start
-            while address < piece.end:
-                count = os.preadv(self.descriptor, [room[at : at + piece.end - address]], address)
+        at, numbers = 0, iter(pieces)
+        for address, num_bytes in zip(numbers, numbers, strict=True):
+            end = address + num_bytes
+            while address < end:
+                count = os.preadv(self.descriptor, [room[at : at + end - address]], address)
                 if count <= 0:
                     raise OSError(errno.EFAULT, f"saving pages: nothing could be read at {address:#x}")
                 address, at = address + count, at + count
@@ -110,26 +111,24 @@ class PageWriter:
 
     def save(self, memory: ProcessMemory, ranges: list[PageRange]) -> None:
         """Copy pages out of a process that stands still."""
-        pieces: list[PageRange] = []
-        free = 0
-        for pages in ranges:
-            self._runs.append(PageRun(pages.start, pages.num_bytes // mmap.PAGESIZE, 0, self._raw_offset))
-            self._raw_offset += pages.num_bytes
-            start = pages.start
-            while start < pages.end:
-                if free == 0 or len(pieces) == _MAX_PIECES:
-                    self._save_pieces(memory, pieces)
-                    pieces = []
-                    free = len(self._room(CHUNK_BYTES))
-                end = min(pages.end, start + free)
-                pieces.append(PageRange(start, end))
-                free -= end - start
-                start = end
-        self._save_pieces(memory, pieces)
+        pieces = array.array("Q")
+        taken = free = 0  # bytes of the pieces; room that the chunk has left behind them
+        for start, end in ranges:
+            self._runs.append(PageRun(start, (end - start) // mmap.PAGESIZE, 0, self._raw_offset))
+            self._raw_offset += end - start
+            while start < end:
+                if free == 0 or len(pieces) == 2 * _MAX_PIECES:
+                    self._save_pieces(memory, pieces, taken)
+                    del pieces[:]
+                    taken, free = 0, len(self._room(CHUNK_BYTES))
+                num_bytes = min(end - start, free)
+                pieces.append(start)
+                pieces.append(num_bytes)
+                start, taken, free = start + num_bytes, taken + num_bytes, free - num_bytes
+        self._save_pieces(memory, pieces, taken)
 
-    def _save_pieces(self, memory: ProcessMemory, pieces: list[PageRange]) -> None:
-        if pieces:
-            num_bytes = sum(piece.num_bytes for piece in pieces)
+    def _save_pieces(self, memory: ProcessMemory, pieces: array.array[int], num_bytes: int) -> None:
+        if num_bytes:
             memory.read(pieces, self._room(num_bytes))
             self._advance(num_bytes)
 

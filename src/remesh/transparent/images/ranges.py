@@ -31,20 +31,6 @@ def join(ranges: list[PageRange]) -> list[PageRange]:
     return joined
 
 
-def intersect(left: list[PageRange], right: list[PageRange]) -> list[PageRange]:
-    """The pages that are in both; each list is in order and disjoint."""
-    result, i, j = [], 0, 0
-    while i < len(left) and j < len(right):
-        start, end = max(left[i].start, right[j].start), min(left[i].end, right[j].end)
-        if start < end:
-            result.append(PageRange(start, end))
-        if left[i].end <= right[j].end:
-            i += 1
-        else:
-            j += 1
-    return result
-
-
 def subtract(left: list[PageRange], right: list[PageRange]) -> list[PageRange]:
     """The pages of ``left`` that are not in ``right``; each list is in order and disjoint."""
     result, j = [], 0

@@ -11,11 +11,12 @@ import enum
 import functools
 import types
 import typing
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from remesh.errors import FormatError
 
 T = TypeVar("T")
+_PLAIN: Final = {int, str, bool, type(None)}
 
 
 def to_json(value: Any) -> Any:
@@ -28,8 +29,10 @@ def to_json(value: Any) -> Any:
     >>> to_json(Point("a", b"xy"))
     {'name': 'a', 'mark': '7879'}
     """
+    if type(value) in _PLAIN:
+        return value
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {field.name: to_json(getattr(value, field.name)) for field in dataclasses.fields(value)}
+        return {name: to_json(getattr(value, name)) for name in _field_names(type(value))}
     if isinstance(value, bytes):
         return value.hex()
     if isinstance(value, enum.Enum):
@@ -41,6 +44,11 @@ def to_json(value: Any) -> Any:
     if isinstance(value, dict):
         return {str(key): to_json(item) for key, item in value.items()}
     return value
+
+
+@functools.cache
+def _field_names(kind: type) -> tuple[str, ...]:
+    return tuple(field.name for field in dataclasses.fields(kind))
 
 
 def from_json(kind: type[T], value: Any, where: str) -> T:

@@ -23,12 +23,11 @@ from typing import Final
 
 from remesh.errors import FormatError, StorageError
 from remesh.transparent.images import open_files
-from remesh.transparent.images.format import PAGES_FILE, AreaState, FileIdentity, PageRun, ProcessState, ThreadState
+from remesh.transparent.images.format import PAGES_FILE, AreaState, FileIdentity, ProcessState, ThreadState
 from remesh.transparent.images.identity import has_identity
 from remesh.transparent.images.inspection import is_bound_by_the_site
 from remesh.transparent.images.kinds import CHANNEL_PATH, OpenFilePolicy
 from remesh.transparent.images.linux import (
-    HUGE_PAGE_BYTES,
     PAGE_BYTES,
     PR_SET_MM,
     PR_SET_MM_MAP,
@@ -61,8 +60,6 @@ _MAP_FIXED: Final = 0x10
 _MAP_ANONYMOUS: Final = 0x20
 _MAP_GROWSDOWN: Final = 0x100
 _MAP_NORESERVE: Final = 0x4000
-_MADV_HUGEPAGE: Final = 14
-_LEAST_DENSE_BYTES: Final = 4 << 20
 _MREMAP_TO: Final = 0x1 | 0x2  # MAYMOVE | FIXED
 _AT_FDCWD: Final = -100
 _CLONE_THREAD: Final = 0x100 | 0x200 | 0x400 | 0x800 | 0x10000 | 0x40000  # VM FS FILES SIGHAND THREAD SYSVSEM
@@ -157,10 +154,6 @@ def _fill(image: StoredImage, leader: Tracee) -> None:
     for area in image.areas.areas:
         if area.kind is not AreaKind.SPECIAL:
             _map(leader, area, scratch)
-    for area in dense_areas(image.areas.areas, image.pages.page_runs()):
-        # The kernel may have been built without them.
-        with contextlib.suppress(OSError):
-            leader.call("madvise", area.start, area.end - area.start, _MADV_HUGEPAGE)
     _write_pages(image, leader)
     _set_process(image.process, leader, scratch)
     open_files.reopen(image.files, leader, scratch)
@@ -247,28 +240,6 @@ def _map(leader: Tracee, area: AreaState, scratch: int) -> None:
     flags = _MAP_FIXED | (_MAP_SHARED if shared else _MAP_PRIVATE)
     leader.call("mmap", area.start, num_bytes, protection, flags, descriptor, area.offset)
     leader.call("close", descriptor)
-
-
-def dense_areas(areas: Iterable[AreaState], runs: Iterable[PageRun]) -> list[AreaState]:
-    """Large areas whose pages would fill huge pages but for a sixteenth; both arguments are in order of address.
-
-    Huge pages are filled three times as fast, and cost at most that sixteenth of memory more. Heap and stack are left
-    as they are, since they grow.
-    """
-    found, at = [], iter(runs)
-    run = next(at, None)
-    for area in areas:
-        num_bytes, num_huge, block_end = 0, 0, 0
-        while run is not None and run.start < area.end:
-            first = max(run.start // HUGE_PAGE_BYTES, block_end)
-            block_end = -(-run.end // HUGE_PAGE_BYTES)
-            num_huge += block_end - first
-            num_bytes += run.num_bytes
-            run = next(at, None)
-        is_dense = num_bytes >= max(num_huge * HUGE_PAGE_BYTES * 15 // 16, _LEAST_DENSE_BYTES)
-        if is_dense and area.kind is AreaKind.ANONYMOUS and not area.path:
-            found.append(area)
-    return found
 
 
 def _write_pages(image: StoredImage, leader: Tracee) -> None:

@@ -49,7 +49,7 @@ def complete_image(directory: Path, contents: Contents) -> int:
     pages: PagesState = contents.records[image_format.PAGES_INDEX_FILE]
     stored = {image_format.PAGES_FILE: StoredFile(sum(chunk.num_stored_bytes for chunk in pages.chunks), "")}
     with ThreadPoolExecutor(_NUM_FLUSHERS, "remesh-flush") as pool:
-        flushed = pool.submit(_flush, directory / image_format.PAGES_FILE)
+        flushed = pool.submit(flush, directory / image_format.PAGES_FILE)
         written = {
             name: pool.submit(_write_file, directory / name, _json_bytes(record))
             for name, record in contents.records.items()
@@ -70,7 +70,7 @@ def complete_image(directory: Path, contents: Contents) -> int:
     inside = _json_bytes(header)
     sealed = Seal(inside.decode(), hashlib.sha256(inside).hexdigest())
     last = _write_file(directory / image_format.HEADER_FILE, _json_bytes(sealed))
-    _flush(directory)
+    flush(directory)
     return last.num_bytes + sum(file.num_bytes for file in stored.values())
 
 
@@ -88,8 +88,8 @@ def _write_file(path: Path, content: bytes) -> StoredFile:
     return StoredFile(len(content), hashlib.sha256(content).hexdigest())
 
 
-def _flush(path: Path) -> None:
-    """Wait until a file, or the names in a folder, are on the disk."""
+def flush(path: Path) -> None:
+    """Wait until a file, or the names in a folder, are on the disk: a rename is there after a crash, too."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)

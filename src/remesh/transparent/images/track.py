@@ -26,10 +26,9 @@ from typing import Final
 
 from remesh.transparent.images.frozen import Frozen
 from remesh.transparent.images.linux import system_call
-from remesh.transparent.images.memory import mark_written, written_ranges
+from remesh.transparent.images.memory import PageMap
 from remesh.transparent.images.proc_text import Area, AreaKind
 from remesh.transparent.images.procfs import read_stat
-from remesh.transparent.images.ranges import PageRange
 
 _UFFDIO_API: Final = 0xC018AA3F
 _UFFDIO_REGISTER: Final = 0xC020AA00
@@ -60,11 +59,6 @@ def is_tracked_since(pid: int, image: str) -> bool:
     return tracking is not None and tracking.image == image
 
 
-def written_since(pid: int, area: Area) -> list[PageRange] | None:
-    """The pages of an area written since the image of `is_tracked_since`; None when the area is not tracked."""
-    return written_ranges(pid, PageRange(area.start, area.end))
-
-
 def set_marks(frozen: Frozen, image: str, areas: list[Area]) -> str:
     """Mark the pages of a frozen process as unwritten since an image that has just been taken of it.
 
@@ -73,11 +67,12 @@ def set_marks(frozen: Frozen, image: str, areas: list[Area]) -> str:
     key = _key(frozen.pid)
     try:
         descriptor = _TRACKED[key].descriptor if key in _TRACKED else _make_descriptor(frozen)
-        for area in areas:
-            if area.kind is AreaKind.ANONYMOUS:
-                register = struct.pack("<4Q", area.start, area.num_bytes, _REGISTER_WP, 0)
-                fcntl.ioctl(descriptor, _UFFDIO_REGISTER, bytearray(register))
-                mark_written(frozen.pid, PageRange(area.start, area.end))
+        with PageMap(frozen.pid) as pages:
+            for area in areas:
+                if area.kind is AreaKind.ANONYMOUS:
+                    register = struct.pack("<4Q", area.start, area.num_bytes, _REGISTER_WP, 0)
+                    fcntl.ioctl(descriptor, _UFFDIO_REGISTER, bytearray(register))
+                    pages.mark(area)
     except OSError as error:
         forget(frozen.pid)
         return f"changed pages cannot be tracked here: {error.strerror}; Linux 6.7 with userfaultfd is needed"

@@ -7,6 +7,7 @@ has come, and only when all have are they told to make it, by world rank 0, in t
     member    JOIN ──>  rank 0, when the last one has joined
     member    <── GO    makes it; every other member is about to do the same
 
+After a restart nobody is asked anything yet, so those that had been used are made at once (``replay.py``).
 Every collective is the real MPI's non-blocking one, polled. ``entered`` counts them for the collective clock.
 """
 
@@ -18,6 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from remesh.transparent.calls.table import REAL_OPS, REAL_TYPES, REDUCTIONS, Kind
+from remesh.transparent.lower.replay import Named, choose_common, tell_all
 from remesh.transparent.lower.requests import COLLECTIVE, Request, Requests
 from remesh.transparent.lower.wire import What, Wire
 
@@ -150,6 +152,16 @@ class Collectives:
         while comm.waiting:
             self._run(comm.real, *comm.waiting.popleft())
         self._know(number, comm.real)
+
+    def replay(self) -> None:
+        """Make the real ones of all communicators that have been used, on another library. All ranks call this."""
+        named = [
+            Named(number, comm.members[0], len(comm.members))
+            for number, comm in self._communicators.items()
+            if comm.real is None and self.entered.get(number)
+        ]
+        for each in choose_common(named, tell_all(self._mpi, self._control, named)):
+            self._create(each.number)
 
     def _run(self, real: Any, request: Request, job: Job) -> None:
         result = bytearray(job.receive_bytes)

@@ -387,7 +387,8 @@ class LowerHalf:
         return state.save(parts)
 
     def rebuild(self) -> None:
-        """Replay the object log: nothing to do, communicators are made at their first collective."""
+        """Make the communicators that had been used; the others are made at their first collective. All ranks call."""
+        self._collectives.replay()
 
     def release(self) -> None:
         """Give everything back to MPI, so that it can be finalised. All ranks call this."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import count
@@ -24,6 +25,15 @@ class _Key:
 
 _keys: dict[int, _Key] = {}
 _freed: set[int] = set()
+
+
+def _called(callback: Callable[..., Any], *args: Any) -> Any:
+    """What a program's callback returns. MPI calls it: an exception is shown, and the MPI call fails."""
+    try:
+        return callback(*args)
+    except Exception as error:
+        traceback.print_exc()
+        raise failure("ERR_OTHER", f"a callback of a keyval raised {type(error).__name__}: {error}") from error
 
 
 class Attributes(dict[int, Any]):
@@ -63,9 +73,12 @@ class WithAttributes:
         if keyval not in _keys or keyval not in attributes:
             raise failure("ERR_KEYVAL", f"there is no attribute under keyval {keyval}")
         delete = _keys[keyval].delete
-        if delete is not None:
-            delete(self, keyval, attributes[keyval])
-        del attributes[keyval]
+        try:
+            if delete is not None:
+                _called(delete, self, keyval, attributes[keyval])
+        finally:
+            # What could not be deleted is gone all the same, or the object could never be freed.
+            del attributes[keyval]
 
     def _delete_attributes(self) -> None:
         for keyval in list(self._attributes())[::-1]:
@@ -76,7 +89,7 @@ class WithAttributes:
             copy = _keys[keyval].copy
             if copy is None or copy is False:  # type: ignore[comparison-overlap]
                 continue
-            copied = value if copy is True else copy(self, keyval, value)  # type: ignore[comparison-overlap]
+            copied = value if copy is True else _called(copy, self, keyval, value)  # type: ignore[comparison-overlap]
             if copied is not NotImplemented:
                 other._attributes()[keyval] = copied
 

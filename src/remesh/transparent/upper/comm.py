@@ -32,6 +32,9 @@ from remesh.transparent.upper.point_to_point import PointToPoint
 from remesh.transparent.upper.request import Request, Work
 
 _ABORT = BY_NAME["abort"]
+_GUIDED = (k.COMM_TYPE_HW_GUIDED, k.COMM_TYPE_RESOURCE_GUIDED)
+_RESOURCE, _SHARED_MEMORY = "mpi_hw_resource_type", "mpi_shared_memory"
+"""Key and value of an info that guides a split by the memory that a host's ranks share."""
 
 
 class Comm(PointToPoint, Objects, WithAttributes, Handle):
@@ -281,12 +284,14 @@ class Intracomm(Comm):
         return self._plain(make(members, number_of(number, color), ranks))
 
     def Split_type(self, split_type: int, key: int = 0, info: Any = None) -> Any:
-        """Ranks of one host together; the placement at a restart is not looked at again."""
-        if split_type == k.UNDEFINED:
-            self.Split(k.UNDEFINED)
-            return Intracomm()
-        host = number_of(str(description()["processor_name"])) % k.TAG_UB_VALUE
-        return self.Split(host if split_type == k.COMM_TYPE_SHARED else 0, key)
+        """Ranks of one host together; the placement at a restart is not looked at again.
+
+        No other resource of a host is told apart: a guided split by one, and an unguided one, give COMM_NULL.
+        """
+        wanted = info.Get(_RESOURCE) if split_type in _GUIDED and info else None
+        if split_type != k.COMM_TYPE_SHARED and wanted != _SHARED_MEMORY:
+            return self.Split(k.UNDEFINED)
+        return self.Split(number_of(str(description()["processor_name"])) % k.TAG_UB_VALUE, key)
 
     def Create_intercomm(self, local_leader: int, peer_comm: Intracomm, remote_leader: int, tag: int = 0) -> Any:
         return INTERCOMM[0]._join(self, local_leader, peer_comm, remote_leader, tag)

@@ -14,6 +14,7 @@ from remesh.transparent.upper.basic_types import ALIASES, BASIC, Basic, name_of_
 from remesh.transparent.upper.errors import failure
 from remesh.transparent.upper.handles import Handle
 from remesh.transparent.upper.layouts import Layout
+from remesh.transparent.upper.views import byte_view
 
 
 @dataclass(eq=False)
@@ -24,7 +25,8 @@ class _Type:
     basic: Basic | None = None  # if predefined
     leaf: Basic | None = None  # the one predefined datatype that it is made of; None: several
     combiner: int = k.COMBINER_NAMED
-    contents: tuple[list[int], list[int], list[Any]] = ((), (), ())  # type: ignore[assignment]  # ints, bytes, types
+    contents: tuple[Sequence[int], Sequence[int], Sequence[_Type]] = ((), (), ())
+    """Integers, displacements in bytes, and the types it was made of, which live on when their handles are freed."""
     name: str = ""
     attributes: Attributes = field(default_factory=Attributes)
 
@@ -51,7 +53,7 @@ class Datatype(WithAttributes, Handle):
         return self._type.layout
 
     def _derive(self, layout: Layout, combiner: int, ints: Sequence[int], displacements: Sequence[int] = ()) -> Self:
-        content = _Type(layout, None, self._type.leaf, combiner, (list(ints), list(displacements), [self]))
+        content = _Type(layout, None, self._type.leaf, combiner, (list(ints), list(displacements), [self._type]))
         return type(self)._wrap(content)
 
     # Queries.
@@ -73,7 +75,7 @@ class Datatype(WithAttributes, Handle):
         if self.is_named:
             raise failure("ERR_TYPE", "a predefined datatype has no contents")
         ints, displacements, types = self._type.contents
-        return list(ints), list(displacements), [], [type(one)._wrap(one._h) for one in types]
+        return list(ints), list(displacements), [], [Datatype._wrap(one) for one in types]
 
     def Get_name(self) -> str:
         return "MPI_DATATYPE_NULL" if self._h is None else self._type.name
@@ -181,7 +183,7 @@ class Datatype(WithAttributes, Handle):
         cls, blocklengths: Sequence[int], displacements: Sequence[int], datatypes: Sequence[Datatype]
     ) -> Self:
         parts = [(d, n, t._layout) for n, d, t in zip(blocklengths, displacements, datatypes, strict=True)]
-        contents = ([len(blocklengths), *blocklengths], list(displacements), list(datatypes))
+        contents = ([len(blocklengths), *blocklengths], list(displacements), [t._type for t in datatypes])
         leaf = _leaf([t._type for t in datatypes]) if datatypes else None
         layout = layouts.placed(parts)
         return cls._wrap(_Type(layout, None, leaf, k.COMBINER_STRUCT, contents))
@@ -324,7 +326,7 @@ def decode(datatype: Datatype) -> tuple[Datatype, str, dict[str, Any]]:
     """What :meth:`Datatype.decode` answers: base type, name of the combiner, parameters by name."""
     if datatype.is_named:
         return datatype, "NAMED", {}
-    ints, displacements, types = datatype._type.contents
+    ints, displacements, _, types = datatype.Get_contents()
     base = types[0] if types else datatype
     n = ints[0] if ints else 0
     dims = ints[1:-1]
@@ -396,7 +398,12 @@ DATATYPE_NULL = Datatype()
 
 def Get_address(location: Any) -> int:
     """Address of a buffer in memory."""
-    return 0 if location is None or isinstance(location, int) else int(NATIVE.address_of(location))
+    if location is None or isinstance(location, int):
+        return 0
+    try:
+        return int(NATIVE.address_of(location))
+    except TypeError:
+        return int(NATIVE.address_of(byte_view(location)[0]))
 
 
 def Aint_add(base: int, disp: int) -> int:

@@ -58,7 +58,7 @@ def bcast(members: Members, obj: Any, root: int) -> Any:
         run(members, Exchange(Kind.BCAST, memoryview(head), root=root))
         if len(data) > _HEAD_BYTES - _SIZE.size:
             run(members, Exchange(Kind.BCAST, data, root=root))
-        return obj
+        return None if root == k.ROOT else obj
     if root == k.PROC_NULL:
         return None
     first, landing = _land(_HEAD_BYTES)

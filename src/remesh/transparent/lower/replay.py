@@ -1,0 +1,53 @@
+"""Which communicators does a new lower half make before its program goes on, and in which order?
+
+Those that had been used for a collective, so that the program does not wait for each of them once more, one by one.
+Making one blocks until all members do the same, so they must agree on the list. Nearly everything that they need for it
+is known to each: the collective clock lets no image be taken unless members stand at equal counts. But one member may
+have freed what another still has. So every rank tells all others what it would make, and
+
+    made        what as many ranks have named as it has members
+    in order    of number and group, the same everywhere: the first of what is left can always be made
+
+Nobody waits in turn for anyone who waits for him: of all that is not made yet, all members of the first have it first.
+"""
+
+from __future__ import annotations
+
+import struct
+from array import array
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Final
+
+_FORM: Final = struct.Struct("<Qii")
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Named:
+    """A communicator as all its members name it, and nobody else."""
+
+    number: int
+    first: int  # world rank of its rank 0: disjoint groups may have one number
+    num_members: int
+
+
+def choose_common(named: Iterable[Named], told: Iterable[Named]) -> list[Named]:
+    """Of what this rank has named, what all members have, in the order of making; ``told`` is what all ranks named.
+
+    >>> both, alone = Named(7, first=0, num_members=2), Named(9, first=0, num_members=2)
+    >>> choose_common([alone, both], [alone, both, both])
+    [Named(number=7, first=0, num_members=2)]
+    """
+    times = Counter(told)
+    return sorted(each for each in named if times[each] == each.num_members)
+
+
+def tell_all(mpi: Any, comm: Any, named: Iterable[Named]) -> list[Named]:
+    """What all ranks of a real communicator name together. All of them call this."""
+    own = b"".join(_FORM.pack(each.number, each.first, each.num_members) for each in named)
+    lengths = array("i", bytes(4 * comm.Get_size()))
+    comm.Allgather([array("i", [len(own)]), mpi.INT], [lengths, mpi.INT])
+    room = bytearray(sum(lengths))
+    comm.Allgatherv([own, mpi.BYTE], [room, list(lengths), None, mpi.BYTE])
+    return [Named(*fields) for fields in _FORM.iter_unpack(room)]

@@ -1,0 +1,106 @@
+"""How much of mpi4py's own test suite passes on the substitute? ``make mpi4py-suite``, or by hand:
+
+    python -m tests.mpi.mpi4py_suite FOLDER [--mpi mpich] [-n 2] [--native] [--out FILE] [MODULE ...]
+
+FOLDER holds the suite (``test/`` of mpi4py's source). Each module runs as a job of its own, so that one that never
+ends takes no other with it. A test has passed when it has on every rank. Prints what failed, by name, and counts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+import remesh
+from remesh.transparent.launch import SHM, Reach, plan_start
+from remesh.transparent.mpis import find_mpi
+
+_HERE = Path(__file__).parent
+_PATIENCE_S = 120.0
+_ORDER = ("passed", "skipped", "failed", "started")
+"""From good to bad: of several ranks the worst counts; what only started never ended."""
+
+Outcomes = dict[str, tuple[str, str]]
+"""By name of a test: its outcome, and why."""
+
+
+def run_module(module: str, folder: Path, options: argparse.Namespace) -> Outcomes:
+    """The outcomes of one module's tests; the module itself when none of them was heard of."""
+    mpi = find_mpi(options.mpi)
+    alone = () if options.native else (str(_HERE / "lower_alone.py"),)
+    program = (*alone, str(_HERE / "programs" / "mpi4py_module.py"), str(folder), module)
+    start = plan_start(mpi, SHM, options.n, (), Reach(), (mpi.python, *program))
+    # Programs run with this Python, which has NumPy.
+    source = str(Path(remesh.__file__).parents[1])
+    environment = {**os.environ, **start.environment, "PYTHONPATH": source, "UPPER_PYTHON": sys.executable}
+    job = subprocess.Popen(
+        start.command,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        said, _ = job.communicate(timeout=_PATIENCE_S)
+    except subprocess.TimeoutExpired:
+        os.killpg(job.pid, signal.SIGKILL)
+        said, _ = job.communicate()
+    finally:
+        if job.poll() is None:  # this process is ending
+            os.killpg(job.pid, signal.SIGKILL)
+    return read_outcomes(said) or {module: ("started", said[-300:])}
+
+
+def read_outcomes(said: str) -> Outcomes:
+    """What the ranks told, the worst of each test."""
+    last: dict[str, list[tuple[str, str]]] = {}
+    for line in said.splitlines():
+        if not line.startswith('["'):
+            continue
+        name, outcome, reason = json.loads(line)
+        ranks = last.setdefault(name, [])
+        # The end of a test takes the place of one of its starts.
+        if outcome != "started" and ("started", "") in ranks:
+            ranks.remove(("started", ""))
+        ranks.append((outcome, reason))
+    return {name: max(ranks, key=lambda rank: _ORDER.index(rank[0])) for name, ranks in last.items()}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the modules; 1 when a test failed or never ended."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("modules", nargs="*")
+    parser.add_argument("--mpi", default="mpich")
+    parser.add_argument("-n", type=int, default=2)
+    parser.add_argument("--native", action="store_true", help="on the real mpi4py, to compare")
+    parser.add_argument("--out", type=Path, help="a file for all outcomes, as JSON")
+    options = parser.parse_args(arguments)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    modules = options.modules or sorted(path.stem for path in options.folder.glob("test_*.py"))
+    found: Outcomes = {}
+    for module in modules:
+        outcomes = run_module(module, options.folder, options)
+        found |= outcomes
+        counts = Counter(outcome for outcome, _ in outcomes.values())
+        print(module, *(f"{counts[outcome]} {outcome}" for outcome in _ORDER if counts[outcome]), flush=True)
+        for name, (outcome, reason) in outcomes.items():
+            if outcome in ("failed", "started"):
+                print(f"    {outcome}: {name}: {reason.strip().splitlines()[-1] if reason.strip() else 'never ended'}")
+        if options.out:
+            options.out.write_text(json.dumps(found, indent=1))
+    counts = Counter(outcome for outcome, _ in found.values())
+    print("together:", *(f"{counts[outcome]} {outcome}" for outcome in _ORDER))
+    return int(bool(counts["failed"] or counts["started"]))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
