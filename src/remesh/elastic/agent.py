@@ -209,7 +209,7 @@ class Agent:
     def _tell(self, slot: int, message: Mapping[str, Any]) -> None:
         if slot not in self._links:
             return
-        extra = {"store": self._home.endpoint, **self._snapshots_for(slot)} if message["do"] == "meet" else {}
+        extra = {"store": self._home.way, **self._snapshots_for(slot)} if message["do"] == "meet" else {}
         try:
             send_message(self._links[slot], {**message, **extra})
         except TimeoutError:
@@ -384,6 +384,7 @@ class Agent:
             card=config.card,
             token=config.token,
             connect_timeout_s=min(config.rules.meeting.join_timeout_s, MAX_CONNECT_S),
+            tls=config.tls,
         )
 
     def _register(self) -> int:
@@ -473,6 +474,8 @@ class Agent:
         self._next_beat_s = now_s + BEAT_INTERVAL_S
         self._store.count(f"beat/{self._index}", by=1)
         self._keeper.retire()
+        for refusal in self._home.take_refusals():
+            self._log.write("tls-refused", doing=refusal.doing, reason=refusal.reason)
         if (moved := self._home.read_moved(self._store)) is not None:
             self._follow(*moved)
             return
