@@ -21,8 +21,8 @@ _CASES = ("one worker killed", "one node killed", "node with the rendezvous kill
 _SHARES = ("p50", "p95")
 _ABOUT_PEERS = {
     "torchrun": "torchrun, with the settings that make it fastest, restarts all workers from the checkpoint.",
-    "torchft": "torchft {}: each worker is a replica, its lighthouse lives on; the samples of the step that was "
-    "broken are not taken up again.",
+    "torchft": "torchft {}: each worker is a replica; its lighthouse, which lives on, waits 0.2 s for who is late. It "
+    "counts steps: which samples a dead replica had is left to the program.",
     "nvrx": "nvrx is nvidia-resiliency-ext {}: its in-process wrapper calls the training function anew, which starts "
     "from the checkpoint; a dead rank is not replaced, so every kill has a new job.",
 }

@@ -203,8 +203,8 @@ def describe_uncovered(job: AgentConfig, environment: Mapping[str, str]) -> str 
     if job.tls is None or is_local or environment.get("GLOO_DEVICE_TRANSPORT") == "TCP_TLS":
         return None
     return (
-        f"--tls-cert covers the store and snapshots; collectives on {job.local_address} (gloo, NCCL) are not encrypted: "
-        "keep them in a network of their own (WireGuard, IPsec), or give a torch that was built with it "
+        f"--tls-cert covers the store and snapshots; collectives on {job.local_address} (gloo, NCCL) are not "
+        "encrypted: keep them in a network of their own (WireGuard, IPsec), or give a torch that was built with it "
         "GLOO_DEVICE_TRANSPORT=TCP_TLS (torch 2.13's wheels were not)"
     )
 
