@@ -70,7 +70,7 @@ interop: $(STAMP)  ## checkpoints both ways with megatron-core, which goes to .i
 
 peers: .peers/.installed  ## torchft and nvidia-resiliency-ext, which `make bench ROOM=elastic` measures beside ours, in .peers/
 
-.peers/.installed: $(STAMP)
+.peers/.installed: $(RUN)
 	$(RUN) -m pip install --quiet --no-deps --only-binary=:all: --target .peers $(PEERS)
 	@touch $@
 

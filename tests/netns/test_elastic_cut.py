@@ -89,6 +89,8 @@ def test_majority_goes_on_without_the_host_of_the_store_which_comes_back_late(
     lonely = _workers_of(job, NODES[0])
     alone = [e for e in job.of_kind("step") if e["who"] in lonely and cut_s + 1 < e["t"] < healed_s]
     assert not alone, f"the host that was cut off took steps: {alone}"
+    told = [event["reason"] for event in job.of_kind("waiting") if cut_s < event["t"] < healed_s]
+    assert any("1 of 3 nodes that may be alive are here" in reason for reason in told), told
     _check_one_line(job)
 
 

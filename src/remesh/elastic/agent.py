@@ -479,7 +479,10 @@ class Agent:
         if (moved := self._home.read_moved(self._store)) is not None:
             self._follow(*moved)
             return
-        for index in self._machine.watched:
+        watched = self._machine.watched
+        # Whoever was not looked at for a while did not stand still.
+        self._beats = {index: seen for index, seen in self._beats.items() if index in watched}
+        for index in watched:
             beat = self._store.count(f"beat/{index}")
             before, since_s = self._beats.get(index, (-1, now_s))
             if beat != before:

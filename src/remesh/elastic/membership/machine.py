@@ -296,7 +296,9 @@ class AgentMachine:
             waited_s = now_s - self._since_s
             decision = check_quorum(decision, view.here.keys(), self.rules.meeting, waited_s) or decision
         if isinstance(decision, Wait):
-            return self._probe(decision.absent, now_s)
+            is_new = now_s - self._since_s > PATIENCE_S and self._tell_once(f"waiting: {decision.reason}")
+            told = [Note("waiting", {"generation": self.meeting, "reason": decision.reason})] if is_new else []
+            return [*told, *self._probe(decision.absent, now_s)]
         if isinstance(decision, GiveUp):
             return [Publish("end", {"ok": False, "text": decision.reason, "category": decision.category.value})]
         if not self._tell_once("plan"):
