@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from benchmarks.elastic import __main__ as room
 from benchmarks.elastic import control_plane
 from benchmarks.elastic.peers import find_versions
 from benchmarks.elastic.phases import PHASES, split_recovery
 from benchmarks.elastic.settings import Settings, estimate_minutes
 from benchmarks.elastic.tables import draw_plane, make_page
+from benchmarks.report import Row
 
 
 def row(case: str, value: float, unit: str, **more: Any) -> dict[str, Any]:
@@ -86,3 +90,24 @@ def test_programs_that_are_not_there_are_left_out(tmp_path: Path) -> None:
     (tmp_path / "torchft-0.2.0.dist-info").mkdir()
     (tmp_path / "torchft-0.2.0.dist-info" / "METADATA").write_text("Name: torchft\nVersion: 0.2.0\n")
     assert find_versions(tmp_path) == {"torchft": "0.2.0"}
+
+
+def test_rows_of_an_interrupted_run_are_kept_and_a_later_run_may_add_to_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(_settings: Settings) -> Iterator[list[Row]]:
+        yield [Row("a: p50", 1.0, "s"), Row("b", 2.0, "s")]
+        yield [Row("a: p50", 3.0, "s")]
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(room, "experiments", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        room.run(Settings(), tmp_path)
+    assert _values(tmp_path) == {"a: p50": 3.0, "b": 2.0}
+    monkeypatch.setattr(room, "experiments", lambda _: iter([[Row("c", 4.0, "s")]]))
+    room.run(Settings(keeps=True), tmp_path)
+    assert _values(tmp_path) == {"a: p50": 3.0, "b": 2.0, "c": 4.0}
+
+
+def _values(folder: Path) -> dict[str, float]:
+    return {row["case"]: row["value"] for row in json.loads((folder / "elastic.json").read_text())["rows"]}
