@@ -10,6 +10,11 @@ STAMP  := $(VENV)/.installed
 # Releases of megatron-core whose checkpoints are exchanged with ours, each in a folder of its own, after the Python that
 # its wheel is for; what is used of it runs with any.
 INTEROP := 3.11/0.12.3 3.11/0.13.1 3.11/0.14.0 3.11/0.15.3 3.11/0.16.1 3.12/0.17.1 3.12/0.18.2 3.12/0.19.2
+# Programs that recover without a restart, measured beside ours, and what they import that we do not. Their torch is ours.
+PEERS := torchft==0.2.0 nvidia-resiliency-ext==0.4.1 psutil==7.1.3 defusedxml==0.7.1 opentelemetry-api==1.39.0 \
+         opentelemetry-sdk==1.39.0 opentelemetry-semantic-conventions==0.60b0 opentelemetry-proto==1.39.0 \
+         opentelemetry-exporter-otlp-proto-http==1.39.0 opentelemetry-exporter-otlp-proto-common==1.39.0 \
+         googleapis-common-protos==1.72.0 protobuf==6.33.0 importlib-metadata==8.7.0 zipp==3.23.0
 # pytest's exit code for a tier that has no test yet
 NO_TESTS := 5
 # One environment for each MPI: a process holds the library of exactly one of them.
@@ -21,7 +26,7 @@ mpi_wheels_impi    := impi-rt==2021.18.1
 MPI4PY := mpi4py==4.1.2 isal==1.9.1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-procs test-slow test-mpi test-netns test-gpu test-browser interop mpi mpi4py-suite check format bench clean
+.PHONY: help demo test test-procs test-slow test-mpi test-netns test-gpu test-browser interop peers mpi mpi4py-suite check format bench clean
 
 help:  ## this list
 	@grep -E '^[a-z -]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-32s %s\n", $$1, $$2}'
@@ -62,6 +67,13 @@ interop: $(STAMP)  ## checkpoints both ways with megatron-core, which goes to .i
 	  --ignore-requires-python --only-binary=:all: --python-version $${one%/*} \
 	  --target .interop/$${one#*/} megatron-core==$${one#*/} psutil==7.1.3 || exit 1; done
 	$(RUN) -m pytest -m slow --timeout 600 -o faulthandler_timeout=700 tests/interop
+
+peers: .peers/.installed  ## torchft and nvidia-resiliency-ext, which `make bench ROOM=elastic` measures beside ours, in .peers/
+
+.peers/.installed: $(RUN)
+	$(RUN) -m pip install --quiet --no-deps --only-binary=:all: --target .peers $(PEERS)
+	@touch $@
+
 # Programs that know nothing of Remesh, carried by tests: in a folder of their own, so that nothing else sees them.
 MPI_PROGRAMS := schwimmbad==0.4.2 emcee==3.1.6 multiprocess==0.70.19 dill==0.4.1 scipy==1.17.1 \
                 mpipool==2.2.1 errr==1.2.2 tblib==3.2.2
@@ -98,4 +110,4 @@ bench: $(STAMP)  ## the benchmarks of one room: make bench ROOM=layout [QUICK=1]
 	QUICK=$(QUICK) $(RUN) -m benchmarks.$(ROOM)
 
 clean:  ## remove what the verbs above made, except runs/
-	rm -rf $(VENV) .interop .mpi benchmarks/out .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .interop .peers .mpi benchmarks/out .pytest_cache .mypy_cache .ruff_cache .hypothesis

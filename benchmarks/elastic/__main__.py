@@ -1,38 +1,60 @@
-"""Run the experiments of the elastic room, or those that are named: ``python -m benchmarks.elastic plane costs``.
+"""All experiments of the room, as the environment says (:mod:`benchmarks.elastic.settings`).
 
-``QUICK=1`` kills once per case, takes fewer steps and smaller jobs.
+Rows are written as they come, so an interrupted run keeps what it has. ``python -m benchmarks.elastic estimate`` only
+tells how long it will take.
 """
 
+import json
+import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
 
-from benchmarks.elastic import control_plane, overhead, recovery, shaped
-from benchmarks.report import Row, is_quick, write_report
-
-
-def _on_shaped_links(quick: bool) -> list[Row]:
-    if missing := shaped.why_not():
-        print(f"left out: recovery on shaped links, which {missing}")
-        return []
-    return shaped.rows(quick=quick)
+from benchmarks.elastic import control_plane, overhead, peers, recovery, shaped
+from benchmarks.elastic.settings import Settings, estimate_minutes
+from benchmarks.report import OUT, Row, print_rows, save_report
 
 
-EXPERIMENTS: dict[str, Callable[[bool], list[Row]]] = {
-    "costs": lambda quick: overhead.rows(60 if quick else 300, 64),
-    "recovery": lambda quick: recovery.rows(1 if quick else 20),
-    "plane": lambda quick: control_plane.rows(quick=quick),
-    "shaped": _on_shaped_links,
-}
+def experiments(settings: Settings) -> Iterator[Sequence[Row]]:
+    """Rows as they come; later ones of a case take the place of earlier ones."""
+    quick = settings.is_quick
+    if "costs" in settings.parts:
+        yield overhead.rows(60 if quick else 300, 64)
+    for case in ("worker", "node", "host"):
+        if case in settings.parts:
+            yield from recovery.rows_of(case, settings)
+    if "plane" in settings.parts:
+        yield control_plane.rows(quick=quick)
+    if "shaped" in settings.parts:
+        if missing := shaped.why_not():
+            print(f"left out: recovery on shaped links, which {missing}")
+        else:
+            yield shaped.rows(quick=quick)
 
 
-def main(names: Sequence[str]) -> None:
-    """Run these experiments, all of them when none is named, and write the report."""
-    rows: list[Row] = []
-    for name in names or EXPERIMENTS:
-        rows += EXPERIMENTS[name](is_quick())
-        # After each, so that what was measured is kept when a later one is stopped.
-        write_report("elastic", rows)
+def run(settings: Settings, folder: Path = OUT) -> None:
+    """Measure; the report is written again whenever rows come."""
+    path = folder / "elastic.json"
+    rows = {}
+    if settings.keeps and path.exists():
+        rows = {row["case"]: row for row in json.loads(path.read_text())["rows"]}
+    for new in experiments(settings):
+        rows |= {row.case: asdict(row) for row in new}
+        save_report("elastic", list(rows.values()), None, folder, peers=peers.find_versions())
+    print_rows([Row(**row) for row in rows.values()])
+    print(f"written to {path}")
+
+
+def print_estimate(settings: Settings) -> None:
+    minutes = estimate_minutes(settings)
+    for part, value in minutes.items():
+        print(f"{part:<8} {value:5.1f} minutes")
+    print(f"{'all':<8} {sum(minutes.values()):5.1f} minutes")
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    if sys.argv[1:] == ["estimate"]:
+        print_estimate(Settings.of(os.environ))
+    else:
+        run(Settings.of(os.environ))

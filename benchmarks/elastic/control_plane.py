@@ -2,7 +2,8 @@
 
 What is real: :class:`AgentMachine`, :class:`StoreReader` and the pure decision; every read and write of the store is
 counted, as is every message between an agent and its worker, and every connection made to see whether somebody lives.
-What is not: agents act in lockstep, once per tick, and a worker is a number of steps. A step's vote is an all-reduce
+What is not: agents act in lockstep, once per tick, a worker is a number of steps, and what agents know of each other is
+made once for all (16,384 of them would hold 268 million nodes) and timed by itself. A step's vote is an all-reduce
 among workers and costs agents nothing; what it costs when a worker dies in it is a case here.
 
 An *event* runs from what happens until every living agent is in the generation that follows from it.
@@ -14,13 +15,13 @@ import json
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from typing import Any
 
 from benchmarks.report import Row, at_most
-from remesh.elastic.generation import Generation, MeetingRules, WorkerReport
+from remesh.elastic.generation import Generation, MeetingRules, NodeInfo, WorkerReport
 from remesh.elastic.membership.instructions import (
     Event,
     Instruction,
@@ -90,8 +91,17 @@ class CountingStore:
 
     def get_all(self, keys: Sequence[str]) -> list[Mapping[str, Any] | None]:
         self.counts["read"] += bool(keys)
-        self.counts["bytes"] += sum(self._bytes.get(key, 0) for key in keys)
+        self.counts["bytes"] += self.weigh(keys)
         return [self.values.get(key) for key in keys]
+
+    def count_get_all(self, num_bytes: int) -> None:
+        """As `get_all`, by one who has the values already."""
+        self.counts["read"] += bool(num_bytes)
+        self.counts["bytes"] += num_bytes
+
+    def weigh(self, keys: Iterable[str]) -> int:
+        """Bytes of these values."""
+        return sum(self._bytes.get(key, 0) for key in keys)
 
     def count(self, key: str) -> int:
         assert key == "nodes/count"
@@ -105,6 +115,29 @@ class CountingStore:
             self.values[key] = value
             self._bytes[key] = len(json.dumps(value))
             self.counts["bytes"] += self._bytes[key]
+
+
+@dataclass
+class SharingReader(StoreReader):
+    """Reads what every agent reads, and counts it; what it knows of nodes, all of them know.
+
+    A leader, who has read them one by one before, is counted once too often.
+    """
+
+    weights: dict[tuple[int, int], int] = field(default_factory=dict)
+    """Bytes of the nodes that are new in one plan to those who know another, by the numbers of both; shared."""
+
+    def _read_members(self, keys: CountingStore, plan: Generation) -> None:  # type: ignore[override]
+        known, self._members_of = self._members_of, plan
+        if plan is known:
+            return
+        step = (0 if known is None else known.number, plan.number)
+        if step not in self.weights:
+            unknown = plan.nodes if known is None else plan.nodes - known.nodes
+            self.weights[step] = keys.weigh(f"nodes/{index}" for index in unknown)
+            for index in plan.nodes - self.nodes.keys():
+                self.nodes[index] = NodeInfo(**keys.values[f"nodes/{index}"])
+        keys.count_get_all(self.weights[step])
 
 
 @dataclass
@@ -138,6 +171,8 @@ class ControlPlane:
     longest_s: float = 0.0
     _pids: int = 0
     _decoded: dict[int, Generation] = field(default_factory=dict)
+    _nodes: dict[int, NodeInfo] = field(default_factory=dict)
+    _weights: dict[tuple[int, int], int] = field(default_factory=dict)
     _ready: list[SimAgent] = field(default_factory=list)
     """Agents whose workers have just started."""
 
@@ -158,7 +193,7 @@ class ControlPlane:
 
     def add_agent(self) -> None:
         index = len(self.agents)
-        reader = StoreReader(decode=self._decode)
+        reader = SharingReader(decode=self._decode, nodes=self._nodes, weights=self._weights)
         agent = SimAgent(AgentMachine(index, f"node-{index}", self._rules), reader)
         self.agents.append(agent)
         info = {"index": index, "name": f"node-{index}", "address": "10.0.0.1", "port": 40000, "num_slots": 1}
@@ -312,13 +347,15 @@ class ControlPlane:
 
 
 def measure(num_agents: int) -> tuple[list[Cost], float, float]:
-    """The cost of each event, store operations per second and agent of a quiet job, seconds to read a plan."""
+    """The cost of each event, store operations per second and agent of a quiet job, seconds to read a plan
+    and who its nodes are."""
     plane = ControlPlane(num_agents)
     costs = list(plane.events())
     plan = plane._decoded[plane._number]
-    text = json.dumps(plan.to_json())
+    text = json.dumps([plan.to_json(), [asdict(plane._nodes[index]) for index in plan.nodes]])
     started_s = time.process_time()
-    Generation.from_json(json.loads(text))
+    told, infos = json.loads(text)
+    Generation.from_json(told), [NodeInfo(**info) for info in infos]
     return costs, plane.count_idle_per_s(), time.process_time() - started_s
 
 
@@ -339,7 +376,7 @@ def rows(*, quick: bool) -> list[Row]:
             ]
         about = f"control plane, {num_agents} agents"
         found.append(Row(f"{about}: quiet job, store operations per agent", idle_per_s, "per s"))
-        found.append(Row(f"{about}: an agent reads a plan", read_s, "s"))
+        found.append(Row(f"{about}: an agent reads a plan and its nodes", read_s, "s"))
     for event, costs in by_event.items():
         worst = max(_exponent(before.messages, after.messages, before, after) for before, after in pairwise(costs))
         found.append(

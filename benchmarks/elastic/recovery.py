@@ -1,118 +1,148 @@
-"""Kill a worker, a whole node, the rendezvous' host, and wait until all survivors train: Remesh beside torchrun.
+"""Kill a worker, a whole node, the rendezvous' host, and wait until all survivors train: Remesh beside its peers.
 
-Both run the same training with the same checkpoint interval, in turn, a few kills at a time. Time is taken from the
-SIGKILL to the first step on the new mesh that the last of its ranks took.
+All run the same training, with the same checkpoint interval where they use one, in turn, a job at a time. Time is taken
+from the SIGKILL to the first step on the new mesh that the last of its ranks took. A job that does not come back in
+time is lost, and told.
 """
 
 from __future__ import annotations
 
 import statistics
 import tempfile
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from benchmarks.elastic import peers
 from benchmarks.elastic.phases import PHASES, Recovery
+from benchmarks.elastic.settings import Settings
 from benchmarks.elastic.sides import (
     NotRecovered,
     RemeshSide,
+    Side,
     TorchrunSide,
     hurt_often,
-    wait_for_steps,
-    wait_until_full,
 )
 from benchmarks.report import Row, at_least, at_most
 
 GOAL_RATIO = 20.0
-KILLS_IN_TURN = 5
 MAX_LOST = 2
-"""Jobs lost in one turn after which it is given up."""
-HOST_TIMEOUT_S = 30.0
-"""How long a job may take to come back without its rendezvous' host: four times torchrun's usual recovery."""
+"""Jobs lost after which a program is given up for the case."""
+ABOUT = {"worker": "one worker killed", "node": "one node killed", "host": "node with the rendezvous killed"}
+KINDS: dict[str, type[Side]] = {
+    "remesh": RemeshSide,
+    "torchrun": TorchrunSide,
+    "torchft": peers.TorchftSide,
+    "nvrx": peers.NvrxSide,
+}
 
 
-def rows(num_kills: int) -> list[Row]:
-    """All cases; ``num_kills`` of each on each side, but of rendezvous' hosts, which need a new job each, a fifth."""
-    found: list[Row] = []
-    for case in ("worker", "node"):
-        ours: list[Recovery] = []
-        theirs: list[Recovery] = []
-        lost = {RemeshSide.name: 0, TorchrunSide.name: 0}
-        for begun in range(0, num_kills, KILLS_IN_TURN):
-            now = min(KILLS_IN_TURN, num_kills - begun)
-            for kind, found_here in ((RemeshSide, ours), (TorchrunSide, theirs)):
-                lost[kind.name] += _hurt_job(kind, case, now, found_here)
-        about = f"one {case} killed"
-        found.append(at_most(f"{about}: remesh, jobs that did not come back", lost[RemeshSide.name], "jobs", 0))
-        found.append(Row(f"{about}: torchrun, jobs that did not come back", lost[TorchrunSide.name], "jobs"))
-        if ours and theirs:
-            found += _compare(about, ours, theirs)
-    return found + _rows_of_hosts(max(1, num_kills // KILLS_IN_TURN))
+@dataclass
+class Contest:
+    """One program in one case, as far as it got."""
 
+    kind: type[Side]
+    case: str
+    wanted: int
+    budget_s: float
+    found: list[Recovery] = field(default_factory=list)
+    num_lost: int = 0
+    spent_s: float = 0.0
 
-def _hurt_job(kind: type[RemeshSide] | type[TorchrunSide], case: str, num_kills: int, found: list[Recovery]) -> int:
-    """Kill so many times, in one job, or in more where one is lost; how many were."""
-    num_lost, wanted = 0, len(found) + num_kills
-    while len(found) < wanted and num_lost <= MAX_LOST:
-        with tempfile.TemporaryDirectory() as folder, kind(Path(folder) / "job") as side:
+    @property
+    def is_over(self) -> bool:
+        return len(self.found) >= self.wanted or self.num_lost > MAX_LOST or self.spent_s >= self.budget_s
+
+    def take_turn(self) -> None:
+        """One job, hurt a few times."""
+        # A job whose store's host was killed cannot lose it again.
+        often = 1 if self.case == "host" else self.kind.kills_per_job
+        begun_s = time.monotonic()
+        with tempfile.TemporaryDirectory() as folder, self.kind(Path(folder) / "job") as side:
             try:
-                for recovery in hurt_often(side, case, wanted - len(found)):
-                    found.append(recovery)
+                for recovery in hurt_often(side, self.case, min(often, self.wanted - len(self.found))):
+                    self.found.append(recovery)
+                    if self.spent_s + time.monotonic() - begun_s >= self.budget_s:
+                        break
             except NotRecovered as error:
-                num_lost += 1
-                print(f"{kind.name}, one {case} killed: {error}", flush=True)
-    return num_lost
+                self.num_lost += 1
+                print(f"{self.kind.name}, {ABOUT[self.case]}: {error}", flush=True)
+        self.spent_s += time.monotonic() - begun_s
 
 
-def _compare(about: str, ours: Sequence[Recovery], theirs: Sequence[Recovery]) -> list[Row]:
-    found = []
-    for name, share in (("p50", 0.5), ("p95", 0.95)):
-        mine, other = (_quantile([one.seconds for one in side], share) for side in (ours, theirs))
-        found += [
-            at_least(f"{about}: torchrun over remesh, {name}", other / mine, "ratio", GOAL_RATIO, peer="torchrun"),
-            Row(f"{about}: remesh, kill to next step, {name}", mine, "s", spread=_spread(ours)),
-            Row(f"{about}: torchrun, kill to next step, {name}", other, "s", spread=_spread(theirs)),
-        ]
-        found += [
-            Row(f"{about}: remesh, {phase}, {name}", _quantile([one.phases[phase] for one in ours], share), "s")
+def rows_of(case: str, settings: Settings) -> Iterator[Sequence[Row]]:
+    """The case's rows after each turn of all programs, over the kills so far."""
+    contests = [Contest(RemeshSide, case, settings.num_kills, float("inf"))]
+    versions = peers.find_versions()
+    for name in settings.peers:
+        kind = KINDS[name]
+        if case != "worker" and name != TorchrunSide.name:
+            continue
+        if name != TorchrunSide.name and name not in versions:
+            print(f"left out: {name}, which is not in {peers.FOLDER.name}/; `make peers` puts it there")
+            continue
+        contests.append(Contest(kind, case, settings.num_kills, 60 * settings.peer_minutes))
+    while any(not contest.is_over for contest in contests):
+        for contest in contests:
+            if not contest.is_over:
+                contest.take_turn()
+        yield _rows(contests)
+
+
+def _rows(contests: Sequence[Contest]) -> list[Row]:
+    about, ours = ABOUT[contests[0].case], contests[0]
+    rows = [at_most(f"{about}: remesh, jobs that did not come back", ours.num_lost, "jobs", 0)]
+    rows += [
+        Row(f"{about}: {one.kind.name}, jobs that did not come back", one.num_lost, "jobs") for one in contests[1:]
+    ]
+    rows += [Row(f"{about}: {one.kind.name}, kills", len(one.found) + one.num_lost, "kills") for one in contests]
+    for contest in contests:
+        if contest.found:
+            rows += _times_of(about, contest.kind.name, contest.found)
+            if contest is not ours and ours.found:
+                rows += _compare(about, ours.found, contest)
+    if ours.found:
+        rows += [
+            Row(f"{about}: remesh, {phase}, {name}", _quantile([one.phases[phase] for one in ours.found], share), "s")
             for phase in PHASES
+            for name, share in _SHARES
         ]
-    found.append(at_most(f"{about}: remesh, steps lost", max(one.steps_lost for one in ours), "steps", 0))
-    found.append(Row(f"{about}: torchrun, steps lost", max(one.steps_lost for one in theirs), "steps"))
-    return found
+        rows.append(at_most(f"{about}: remesh, steps lost", max(one.steps_lost for one in ours.found), "steps", 0))
+    return rows
 
 
-def _rows_of_hosts(num_kills: int) -> list[Row]:
-    """The node that hosts the store is killed: a new job for each kill."""
-    about = "node with the rendezvous killed"
-    found = []
-    for kind, goal in ((RemeshSide, 1.0), (TorchrunSide, None)):
-        back: list[Recovery] = []
-        for _ in range(num_kills):
-            back += _host_killed(kind)
-        share = len(back) / num_kills
-        case = f"{about}: {kind.name}, share of jobs that came back within {HOST_TIMEOUT_S:g} s"
-        found.append(Row(case, share, "ratio") if goal is None else at_least(case, share, "ratio", goal))
-        if back:
-            seconds = _quantile([one.seconds for one in back], 0.5)
-            found.append(Row(f"{about}: {kind.name}, kill to next step, p50", seconds, "s", spread=_spread(back)))
-    return found
+_SHARES = (("p50", 0.5), ("p95", 0.95))
 
 
-def _host_killed(kind: type[RemeshSide] | type[TorchrunSide]) -> list[Recovery]:
-    with tempfile.TemporaryDirectory() as folder, kind(Path(folder) / "job", hosts_store=True) as side:
-        try:
-            before = wait_until_full(side)
-            killed_s = side.hurt("rendezvous host")
-            return [wait_for_steps(side, "rendezvous host", killed_s, before, HOST_TIMEOUT_S)]
-        except NotRecovered:
-            return []
+def _times_of(about: str, who: str, found: Sequence[Recovery]) -> list[Row]:
+    seconds = [one.seconds for one in found]
+    spread = max(seconds) / min(seconds) - 1
+    rows = [
+        Row(f"{about}: {who}, kill to next step, {name}", _quantile(seconds, share), "s", spread=spread)
+        for name, share in _SHARES
+    ]
+    if who != RemeshSide.name:
+        rows.append(Row(f"{about}: {who}, steps lost", max(one.steps_lost for one in found), "steps"))
+    return rows
+
+
+def _compare(about: str, ours: Sequence[Recovery], contest: Contest) -> list[Row]:
+    rows = []
+    for name, share in _SHARES:
+        mine, other = (_quantile([one.seconds for one in side], share) for side in (ours, contest.found))
+        case, who = f"{about}: {contest.kind.name} over remesh, {name}", contest.kind.name
+        # The goal is set against torchrun, which restarts; the others stand beside us for comparison.
+        is_goal = contest.kind is TorchrunSide
+        rows.append(
+            at_least(case, other / mine, "ratio", GOAL_RATIO, peer=who)
+            if is_goal
+            else Row(case, other / mine, "ratio", peer=who)
+        )
+    return rows
 
 
 def _quantile(values: Sequence[float], share: float) -> float:
     if len(values) == 1:
         return values[0]
     return statistics.quantiles(values, n=100, method="inclusive")[round(share * 100) - 1]
-
-
-def _spread(side: Sequence[Recovery]) -> float:
-    return max(one.seconds for one in side) / min(one.seconds for one in side) - 1

@@ -10,22 +10,22 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, Self
 
+from benchmarks.elastic.peers import free_port
 from benchmarks.elastic.phases import Recovery, split_recovery
 from remesh.elastic.events import EventReader
 from remesh.testing.local_job import LocalJob
 
 STEPS, WARM_STEPS, FULL_SIZE = 1_000_000, 30, 4
-TIMEOUT_S = 120.0
-"""How long a job may take to come back before the case counts as lost."""
-FULL_TIMEOUT_S = 240.0
+TIMEOUT_S = 30.0
+"""How long a job may take to come back before it counts as lost: five times torchrun's usual recovery."""
+FULL_TIMEOUT_S = 90.0
 """How long four workers may take to be together before the next kill; that counts for nothing."""
 POLL_S = 0.005
 ROOT = Path(__file__).resolve().parents[2]
@@ -37,7 +37,19 @@ class NotRecovered(Exception):
 
 
 class Side(Protocol):
-    """A running job of four workers on nodes a and b."""
+    """A running job of four workers, on nodes a and b where it has nodes. A context manager."""
+
+    name: str
+    kills_per_job: int
+    """After so many kills a new job is begun: not all programs can take part for ever."""
+    survivors: Mapping[str, int]
+    """Ranks that take the first step after a kill, by case; empty where all start anew, in groups that vary."""
+
+    def __init__(self, folder: Path) -> None: ...
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(self, *_: object) -> None: ...
 
     def poll(self) -> Sequence[Event]:
         """New events."""
@@ -56,23 +68,19 @@ class Side(Protocol):
         ...
 
 
-SURVIVORS = {"worker": 3, "node": 2, "rendezvous host": 2}
-"""Ranks that take the first step after a kill under Remesh."""
-
-
 class RemeshSide:
     """A Remesh job; a context manager."""
 
     name = "remesh"
+    kills_per_job = 5
+    survivors: Mapping[str, int] = {"worker": 3, "node": 2, "host": 2}
 
-    def __init__(self, folder: Path, *, hosts_store: bool = False) -> None:
+    def __init__(self, folder: Path) -> None:
         script = ["-m", "benchmarks.elastic.remesh_script", "--folder", str(folder), "--steps", str(STEPS)]
         self._job = LocalJob(folder, script)
-        port = _free_port()
-        self._flags: dict[str, list[str]] = {"a": [], "b": []}
-        if hosts_store:
-            endpoint = ["--rdzv-endpoint", f"127.0.0.1:{port}"]
-            self._flags = {"a": [*endpoint, "--rdzv-host"], "b": [*endpoint, "--no-rdzv-host"]}
+        endpoint = ["--rdzv-endpoint", f"127.0.0.1:{free_port()}"]
+        # As under torchrun beside it: node a serves the store.
+        self._flags = {"a": [*endpoint, "--rdzv-host"], "b": [*endpoint, "--no-rdzv-host"]}
 
     def __enter__(self) -> Self:
         self._job.__enter__()
@@ -110,10 +118,12 @@ class TorchrunSide:
     """A torchrun job; a context manager."""
 
     name = "torchrun"
+    kills_per_job = 5
+    survivors: Mapping[str, int] = {}
 
-    def __init__(self, folder: Path, *, hosts_store: bool = False) -> None:
+    def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._port = _free_port()
+        self._port = free_port()
         self._agents: dict[str, subprocess.Popen[bytes]] = {}
         (folder / "events").mkdir(parents=True)
         self._reader = EventReader(folder / "events")
@@ -192,15 +202,15 @@ def wait_until_full(side: Side) -> int:
     raise NotRecovered(f"four workers were not together within {FULL_TIMEOUT_S:g} s")
 
 
-def wait_for_steps(side: Side, case: str, killed_s: float, before: int, timeout_s: float = TIMEOUT_S) -> Recovery:
+def wait_for_steps(side: Side, case: str, killed_s: float, before: int) -> Recovery:
     """Until all ranks that are to go on took a step on the new mesh. Raises `NotRecovered`."""
     # Under torchrun all workers start anew, in one group or, until they find each other, in two: the first counts. Half
     # a second there covers steps that were under way.
-    is_ours = isinstance(side, RemeshSide)
-    after_s = killed_s if is_ours else killed_s + 0.5
+    wanted = side.survivors.get(case)
+    after_s = killed_s if wanted is not None else killed_s + 0.5
     ranks: dict[int, dict[int, float]] = {}
     events: list[Event] = []
-    deadline_s = time.monotonic() + timeout_s
+    deadline_s = time.monotonic() + TIMEOUT_S
     while time.monotonic() < deadline_s:
         for event in side.poll():
             events.append(event)
@@ -208,7 +218,7 @@ def wait_for_steps(side: Side, case: str, killed_s: float, before: int, timeout_
                 before = max(before, event["step"])
             elif event["kind"] == "step" and event["t"] > after_s:
                 size = event["world_size"]
-                if is_ours and size != SURVIVORS[case]:
+                if wanted is not None and size != wanted:
                     continue
                 ranks.setdefault(size, {}).setdefault(event["rank"], event["t"])
                 if len(ranks[size]) == size:
@@ -216,7 +226,7 @@ def wait_for_steps(side: Side, case: str, killed_s: float, before: int, timeout_
                     last_s = max(ranks[size].values())
                     return Recovery(last_s - killed_s, lost, side.tell_phases(events, killed_s, size))
         time.sleep(POLL_S)
-    raise NotRecovered(f"no step of all ranks within {timeout_s:g} s")
+    raise NotRecovered(f"no step of all ranks within {TIMEOUT_S:g} s")
 
 
 @contextlib.contextmanager
@@ -233,8 +243,3 @@ def _in_root() -> Iterator[None]:
 def _children_of(pid: int) -> list[int]:
     tasks = Path(f"/proc/{pid}/task")
     return sorted(int(child) for task in tasks.glob("*/children") for child in task.read_text().split())
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return int(probe.getsockname()[1])

@@ -16,8 +16,20 @@ FOLDER = Path(__file__).resolve().parents[2] / "docs" / "elastic"
 PICTURE = "control-plane.svg"
 _PLANE = re.compile(r"control plane, (\d+) agents, (.+): (.+)")
 _TURNS = "an agent's turns"
-_SIDES = ("remesh", "torchrun")
-_CASES = ("one worker killed", "one node killed")
+_SIDES = ("remesh", "torchrun", "torchft", "nvrx")
+_CASES = ("one worker killed", "one node killed", "node with the rendezvous killed")
+_SHARES = ("p50", "p95")
+_ABOUT_PEERS = {
+    "torchrun": "torchrun, with the settings that make it fastest, restarts all workers from the checkpoint.",
+    "torchft": "torchft {}: each worker is a replica; its lighthouse, which lives on, waits 0.2 s for who is late. It "
+    "counts steps: which samples a dead replica had is left to the program.",
+    "nvrx": "nvrx is nvidia-resiliency-ext {}: its in-process wrapper calls the training function anew, which starts "
+    "from the checkpoint; a dead rank is not replaced, so every kill has a new job.",
+}
+_COLUMNS = (
+    *("case", "program", "kills", "did not come back", "p50, s", "p95, s", "p50 over remesh", "p95 over remesh"),
+    "steps lost",
+)
 Row = Mapping[str, Any]
 
 
@@ -31,9 +43,11 @@ def make_page(report: Mapping[str, Any]) -> str:
     """The page as text; parts that were not run are left out."""
     rows: Sequence[Row] = report["rows"]
     load = ", ".join(f"{value:.1f}" for value in report["load"])
-    recovery, others, plane = _recoveries(rows), _others(rows), _plane(rows)
+    versions: Mapping[str, str] = report.get("peers", {})
+    recovery, others, plane = _recoveries(rows, versions), _others(rows), _plane(rows)
     parts = {"recoveries": recovery, "costs and moves": others, "the control plane": plane}
     missing = [name for name, part in parts.items() if not part]
+    missing += [name for name in _SIDES if recovery and _kills_of(rows, _CASES[0], name) is None]
     lines = [
         "# Measured",
         "",
@@ -45,32 +59,35 @@ def make_page(report: Mapping[str, Any]) -> str:
     return "\n".join([*lines, *recovery, *others, *plane]) + "\n"
 
 
-def _recoveries(rows: Sequence[Row]) -> list[str]:
+def _recoveries(rows: Sequence[Row], versions: Mapping[str, str]) -> list[str]:
     """The part about kills."""
     at = {row["case"]: row for row in rows}
-    beside, split = [], []
+    beside = [line for case in _CASES for side in _SIDES if (line := _side_line(rows, case, side))]
+    split = []
     for case in _CASES:
-        for name in ("p50", "p95"):
-            if (ratio := at.get(f"{case}: torchrun over remesh, {name}")) is None:
-                continue
-            ours, theirs = (at[f"{case}: {side}, kill to next step, {name}"]["value"] for side in _SIDES)
-            beside.append(f"| {case}, {name} | {ours:.3f} | {theirs:.2f} | **{ratio['value']:.1f}** | {_goal(ratio)} |")
-            shown = " | ".join(f"{at[f'{case}: remesh, {phase}, {name}']['value'] * 1e3:.0f}" for phase in PHASES)
-            split.append(f"| {case}, {name} | {shown} |")
+        for name in _SHARES:
+            times = [at.get(f"{case}: remesh, {phase}, {name}") for phase in PHASES]
+            if None not in times:
+                shown = " | ".join(f"{time['value'] * 1e3:.0f}" for time in times if time is not None)
+                split.append(f"| {case}, {name} | {shown} |")
     if not beside:
         return []
+    told = [side for side in _ABOUT_PEERS if any(f"| {side} |" in line for line in beside)]
     return [
         "",
         "## Recovery",
         "",
-        "From the SIGKILL to the next step of all that go on; two nodes of two workers, steps of 50 ms, the same",
-        "training and checkpoint interval, in turn. torchrun with the settings that make it fastest.",
+        "From the SIGKILL to the next step of all that go on; four workers, on two nodes under remesh and torchrun,",
+        "steps of 50 ms, the same training and checkpoint interval, in turn. A job that takes no step within 30 s of a",
+        "kill, or is not complete 90 s later, did not come back.",
         "",
-        "| case | remesh, s | torchrun, s | torchrun over remesh | goal |",
-        "|---|---|---|---|---|",
+        *(f"- {_ABOUT_PEERS[side].format(versions.get(side, ''))}" for side in told),
+        "",
+        f"| {' | '.join(_COLUMNS)} |",
+        "|---" * len(_COLUMNS) + "|",
         *beside,
         "",
-        "Where the time goes, in milliseconds:",
+        "Where our time goes, in milliseconds:",
         "",
         f"| case | {' | '.join(PHASES)} |",
         "|---|" + "---|" * len(PHASES),
@@ -78,17 +95,42 @@ def _recoveries(rows: Sequence[Row]) -> list[str]:
     ]
 
 
+def _kills_of(rows: Sequence[Row], case: str, side: str) -> Row | None:
+    return next((row for row in rows if row["case"] == f"{case}: {side}, kills"), None)
+
+
+def _side_line(rows: Sequence[Row], case: str, side: str) -> str | None:
+    """One program in one case; None when it was not run."""
+    at = {row["case"]: row for row in rows}
+    if (kills := _kills_of(rows, case, side)) is None:
+        return None
+    cells = [f"{kills['value']:.0f}", _cell(at.get(f"{case}: {side}, jobs that did not come back"), "{:.0f}")]
+    cells += [_cell(at.get(f"{case}: {side}, kill to next step, {name}"), "{:.3f}") for name in _SHARES]
+    cells += [_cell(at.get(f"{case}: {side} over remesh, {name}"), "**{:.1f}**") for name in _SHARES]
+    cells.append(_cell(at.get(f"{case}: {side}, steps lost"), "{:.0f}"))
+    return f"| {case} | {side} | {' | '.join(cells)} |"
+
+
+def _cell(row: Row | None, form: str) -> str:
+    if row is None:
+        return ""
+    goal = _goal(row)
+    return form.format(row["value"]) + (f" ({goal})" if goal else "")
+
+
+def _is_in_tables(case: str) -> bool:
+    """Whether a row about kills has its cell in a table of its own."""
+    return case.partition(": ")[0] in _CASES
+
+
 def _others(rows: Sequence[Row]) -> list[str]:
     """The part about all that has no table of its own."""
-    in_tables = {f"{case}: torchrun over remesh, {name}" for case in _CASES for name in ("p50", "p95")}
-    in_tables |= {f"{c}: {s}, kill to next step, {n}" for c in _CASES for s in _SIDES for n in ("p50", "p95")}
-    in_tables |= {f"{case}: remesh, {phase}, {name}" for case in _CASES for phase in PHASES for name in ("p50", "p95")}
     found = [
         f"| {row['case']} | {row['value']:.4g} {row['unit']} | {_goal(row)} |"
         for row in rows
-        if row["case"] not in in_tables and not row["case"].startswith("control plane")
+        if not _is_in_tables(row["case"]) and not row["case"].startswith("control plane")
     ]
-    title = ["", "## Costs, losses, moves on shaped links", "", "| what | value | goal |", "|---|---|---|"]
+    title = ["", "## Costs and moves on shaped links", "", "| what | value | goal |", "|---|---|---|"]
     return [*title, *found] if found else []
 
 

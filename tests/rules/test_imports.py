@@ -46,7 +46,7 @@ INNER_ARROW: dict[str, dict[str, set[str]]] = {
     },
     "elastic": {
         "membership": {"failover", "generation", "mesh_policy", "outcome"},
-        "store": {"failover", "generation", "token"},
+        "store": {"failover", "generation", "tls", "token"},
         "snapshots": {"state", "tls", "token"},
         "health": {"events", "generation", "membership", "store"},
         "training": {

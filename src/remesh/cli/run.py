@@ -20,7 +20,14 @@ from remesh.elastic.agent import Agent
 from remesh.elastic.events import EventLog
 from remesh.elastic.launch.flags import FLAGS, LIST, REAL, SWITCH, TORCHRUN_FLAGS, WHOLE, Flag, complete_name
 from remesh.elastic.launch.mode import Mode
-from remesh.elastic.launch.request import Request, check_request, choose_mode, in_process_job, restart_job
+from remesh.elastic.launch.request import (
+    Request,
+    check_request,
+    choose_mode,
+    describe_uncovered,
+    in_process_job,
+    restart_job,
+)
 from remesh.elastic.launch.restart import run_restart_job
 from remesh.elastic.launch.verdict import outcome_of_error
 from remesh.elastic.metrics import Metrics
@@ -71,14 +78,17 @@ def run_request(request: Request) -> Outcome:
                 if flag.in_process_default is not None and flag.dest not in request.given:
                     values[flag.dest] = flag.in_process_default
             request = Request(values, request.given, request.script, request.arguments)
-            return Agent(in_process_job(request), metrics.take).run()
+            job = in_process_job(request)
+            if uncovered := describe_uncovered(job, os.environ):
+                click.echo(f"remesh: {uncovered}", err=True)
+            return Agent(job, metrics.take).run()
         spare_folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="remesh-")))
-        job = restart_job(request, spare_folder)
+        restarted = restart_job(request, spare_folder)
         log = EventLog(request.events_folder, f"agent-{request.node_name}", metrics.take)
         stack.callback(log.close)
         log.write("agent", pid=os.getpid(), node=request.node_name, mode=mode.value)
         try:
-            outcome = run_restart_job(job, log)
+            outcome = run_restart_job(restarted, log)
         except SignalException as error:
             log.write("finish", ok=False, category=None, text=f"ended by {signal.Signals(error.sigval).name}")
             raise

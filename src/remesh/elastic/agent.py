@@ -207,7 +207,7 @@ class Agent:
             return
         extra = {}
         if message["do"] == "meet":
-            extra = {"store": self._home.endpoint, **self._snapshots_for(int(message["rank"]))}
+            extra = {"store": self._home.way, **self._snapshots_for(int(message["rank"]))}
         try:
             self._board.send(slot, {**message, **extra})
         except TimeoutError:
@@ -305,6 +305,7 @@ class Agent:
             card=config.card,
             token=config.token,
             connect_timeout_s=min(config.rules.meeting.join_timeout_s, MAX_CONNECT_S),
+            tls=config.tls,
         )
 
     def _register(self) -> int:
@@ -394,10 +395,15 @@ class Agent:
         self._next_beat_s = now_s + BEAT_INTERVAL_S
         self._store.count(f"beat/{self._index}", by=1)
         self._keeper.retire()
+        for refusal in self._home.take_refusals():
+            self._log.write("tls-refused", doing=refusal.doing, reason=refusal.reason)
         if (moved := self._home.read_moved(self._store)) is not None:
             self._follow(*moved)
             return
-        for index in self._machine.watched:
+        watched = self._machine.watched
+        # Whoever was not looked at for a while did not stand still.
+        self._beats = {index: seen for index, seen in self._beats.items() if index in watched}
+        for index in watched:
             beat = self._store.count(f"beat/{index}")
             before, since_s = self._beats.get(index, (-1, now_s))
             if beat != before:

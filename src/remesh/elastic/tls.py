@@ -1,4 +1,4 @@
-"""Encryption of the connections that carry state between nodes, with certificates that the operator gives.
+"""Encryption of what snapshots and stores say between nodes, with certificates that the operator gives.
 
 Both sides show a certificate of the job's authority, and take nobody without one. Names in certificates are not
 compared: nodes go by addresses that change, and whoever has a certificate of this authority belongs here.

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from benchmarks.elastic import __main__ as room
 from benchmarks.elastic import control_plane
+from benchmarks.elastic.peers import find_versions
 from benchmarks.elastic.phases import PHASES, split_recovery
+from benchmarks.elastic.settings import Settings, estimate_minutes
 from benchmarks.elastic.tables import draw_plane, make_page
+from benchmarks.report import Row
 
 
 def row(case: str, value: float, unit: str, **more: Any) -> dict[str, Any]:
@@ -20,18 +27,26 @@ def page_of(rows: list[dict[str, Any]]) -> str:
     return make_page({"rows": rows, "load": [0.5, 0.4, 0.3], "machine": {"num_cores": 2}, "quick": False})
 
 
-def test_a_recovery_stands_beside_torchruns_with_its_phases() -> None:
+def test_a_recovery_stands_beside_its_peers_with_its_phases() -> None:
     rows = [
-        row("one node killed: torchrun over remesh, p50", 41.2, "ratio", goal=20.0, ok=True),
+        row("one node killed: remesh, kills", 20, "kills"),
+        row("one node killed: remesh, jobs that did not come back", 0, "jobs", goal=0, ok=True),
         row("one node killed: remesh, kill to next step, p50", 0.1, "s"),
+        row("one node killed: torchrun, kills", 3, "kills"),
+        row("one node killed: torchrun over remesh, p50", 41.2, "ratio", goal=20.0, ok=True),
         row("one node killed: torchrun, kill to next step, p50", 4.12, "s"),
         *(row(f"one node killed: remesh, {phase}, p50", 0.01, "s") for phase in PHASES),
+        row("node with the rendezvous killed: torchrun, kills", 3, "kills"),
+        row("node with the rendezvous killed: torchrun, jobs that did not come back", 3, "jobs"),
         row("snapshots", 0.05, "ratio", goal=0.03, ok=False),
     ]
     page = page_of(rows)
-    assert "| one node killed, p50 | 0.100 | 4.12 | **41.2** | 20, reached |" in page
+    assert "| one node killed | remesh | 20 | 0 (0, reached) | 0.100 |  |  |  |  |" in page
+    assert "| one node killed | torchrun | 3 |  | 4.120 |  | **41.2** (20, reached) |  |  |" in page
+    assert "| node with the rendezvous killed | torchrun | 3 | 3 |" in page
     assert "| one node killed, p50 | 10 | 10 | 10 | 10 | 10 | 10 |" in page
     assert "| snapshots | 0.05 ratio | 0.03, **missed** |" in page
+    assert "Not run this time: the control plane, remesh, torchrun, torchft, nvrx." in page
 
 
 def test_phases_end_where_the_last_survivor_gets_there_and_add_up() -> None:
@@ -61,3 +76,38 @@ def test_the_picture_and_the_table_have_every_event(monkeypatch: pytest.MonkeyPa
     page, picture = page_of(rows), draw_plane(rows)
     assert page.count("| node joins | ") == 2
     assert picture.count("<polyline") == 6 and "node joins" in picture
+
+
+def test_settings_refuse_what_nobody_knows_and_the_whole_fits_in_half_an_hour() -> None:
+    with pytest.raises(ValueError, match=r"PARTS has \['nodes'\]"):
+        Settings.of({"PARTS": "nodes"})
+    assert Settings.of({"QUICK": "1"}).num_kills == 1
+    assert sum(estimate_minutes(Settings()).values()) <= 30
+
+
+def test_programs_that_are_not_there_are_left_out(tmp_path: Path) -> None:
+    assert find_versions(tmp_path / "nothing") == {}
+    (tmp_path / "torchft-0.2.0.dist-info").mkdir()
+    (tmp_path / "torchft-0.2.0.dist-info" / "METADATA").write_text("Name: torchft\nVersion: 0.2.0\n")
+    assert find_versions(tmp_path) == {"torchft": "0.2.0"}
+
+
+def test_rows_of_an_interrupted_run_are_kept_and_a_later_run_may_add_to_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(_settings: Settings) -> Iterator[list[Row]]:
+        yield [Row("a: p50", 1.0, "s"), Row("b", 2.0, "s")]
+        yield [Row("a: p50", 3.0, "s")]
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(room, "experiments", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        room.run(Settings(), tmp_path)
+    assert _values(tmp_path) == {"a: p50": 3.0, "b": 2.0}
+    monkeypatch.setattr(room, "experiments", lambda _: iter([[Row("c", 4.0, "s")]]))
+    room.run(Settings(keeps=True), tmp_path)
+    assert _values(tmp_path) == {"a: p50": 3.0, "b": 2.0, "c": 4.0}
+
+
+def _values(folder: Path) -> dict[str, float]:
+    return {row["case"]: row["value"] for row in json.loads((folder / "elastic.json").read_text())["rows"]}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import socket
 import ssl
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -19,25 +18,9 @@ from remesh.elastic.tls import Tls
 from remesh.elastic.token import Token
 from remesh.errors import ConfigError
 from remesh.layout.from_torch import piece_of
+from tests.unit.elastic.certificates import make_tls
 
 TOKEN = Token("job", b"0123456789abcdef")
-
-
-def make_tls(folder: Path) -> Tls:
-    """An authority of its own, and a certificate by it."""
-    folder.mkdir()
-
-    def openssl(*arguments: str) -> None:
-        subprocess.run(["openssl", *arguments], cwd=folder, check=True, capture_output=True, timeout=60)
-
-    kind = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes")
-    openssl("req", "-x509", *kind, "-keyout", "ca.key", "-out", "ca.pem", "-subj", "/CN=authority", "-days", "1")
-    openssl("req", *kind, "-keyout", "node.key", "-out", "node.csr", "-subj", "/CN=node")
-    openssl(
-        *("x509", "-req", "-in", "node.csr", "-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial"),
-        *("-out", "node.pem", "-days", "1"),
-    )
-    return Tls(str(folder / "node.pem"), str(folder / "node.key"), str(folder / "ca.pem"))
 
 
 @pytest.fixture(scope="module")

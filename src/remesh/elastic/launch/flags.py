@@ -133,7 +133,9 @@ OUR_FLAGS = (
     Flag("events-dir", TEXT, None, "Folder for the event logs (JSON lines)."),
     Flag("metrics-port", WHOLE, None, "Serve OpenMetrics on this port of 127.0.0.1; 0 takes a free one."),
     Flag("token-file", TEXT, None, "File with the job's secret, equal on all nodes (or REMESH_TOKEN)."),
-    Flag("tls-cert", TEXT, None, "Certificate of this node, PEM: state between nodes is encrypted.", modes=_IN_PROCESS),
+    Flag(
+        "tls-cert", TEXT, None, "Certificate of this node, PEM: store and snapshots are encrypted.", modes=_IN_PROCESS
+    ),
     Flag("tls-key", TEXT, None, "Its key, PEM.", modes=_IN_PROCESS),
     Flag("tls-ca", TEXT, None, "Certificate of the authority that signed all nodes', PEM.", modes=_IN_PROCESS),
     Flag("rdzv-host", SWITCH, None, "Host the store here, or not; default: as the endpoint says.", modes=_IN_PROCESS),

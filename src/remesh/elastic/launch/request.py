@@ -204,6 +204,18 @@ def read_tls(request: Request) -> Tls | None:
     return tls
 
 
+def describe_uncovered(job: AgentConfig, environment: Mapping[str, str]) -> str | None:
+    """What --tls leaves unencrypted between nodes; None when nothing of ours leaves this node so."""
+    is_local = job.local_address == "localhost" or job.local_address.startswith("127.") or job.local_address == "::1"
+    if job.tls is None or is_local or environment.get("GLOO_DEVICE_TRANSPORT") == "TCP_TLS":
+        return None
+    return (
+        f"--tls-cert covers the store and snapshots; collectives on {job.local_address} (gloo, NCCL) are not "
+        "encrypted: keep them in a network of their own (WireGuard, IPsec), or give a torch that was built with it "
+        "GLOO_DEVICE_TRANSPORT=TCP_TLS (torch 2.13's wheels were not)"
+    )
+
+
 def parse_nnodes(text: str) -> tuple[int, int]:
     """``"2"`` or ``"1:4"`` as (fewest, most) nodes."""
     low, _, high = text.partition(":")

@@ -279,7 +279,9 @@ class AgentMachine:
             return self._follow(view.leader, now_s)
         decision = conclude(view, self._losses, self.rules.meeting, waited_s)
         if isinstance(decision, Wait):
-            return self._probe(decision.absent, now_s)
+            is_new = now_s - self._since_s > PATIENCE_S and self._tell_once(f"waiting: {decision.reason}")
+            told = [Note("waiting", {"generation": meeting.number, "reason": decision.reason})] if is_new else []
+            return [*told, *self._probe(decision.absent, now_s)]
         if isinstance(decision, GiveUp):
             return [Publish("end", {"ok": False, "text": decision.reason, "category": decision.category.value})]
         return [meeting.propose(decision)] if self._tell_once("plan") else []

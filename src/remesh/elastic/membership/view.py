@@ -9,7 +9,7 @@ The store is a parameter: agents give the real one, tests and the simulation of 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -60,6 +60,8 @@ class StoreReader:
     """The newest generation that was seen."""
     nodes: dict[int, NodeInfo] = field(default_factory=dict)
     """Those that were read so far: all of them for a leader."""
+    _members_of: Generation | None = None
+    """The plan all of whose nodes were read last."""
     _num_counted: int = 0
     """Nodes that had taken a number of this store when last looked."""
     _unwritten: set[int] = field(default_factory=set)
@@ -77,7 +79,7 @@ class StoreReader:
         lead = keys.get(f"gen/{number + 1}/lead/{wants.turn}") if wants.phase is Phase.MEETING else None
         leader = None if lead is None else int(lead["node"])
         if self.plan is not None:
-            self._read_members(keys, self.plan.nodes - self.nodes.keys())
+            self._read_members(keys, self.plan)
         if leader == wants.index:
             self.read_nodes(keys)
         if wants.is_done and self.plan is not None:
@@ -119,11 +121,15 @@ class StoreReader:
         self._unwritten = {index for index in sorted(self._unwritten) if self.node(keys, index) is None}
         return self.nodes
 
-    def _read_members(self, keys: Keys, unknown: Collection[int]) -> None:
-        indices = sorted(unknown)
-        for index, info in zip(indices, keys.get_all([f"nodes/{index}" for index in indices]), strict=True):
-            if info is not None:
-                self.nodes[index] = NodeInfo(**info)
+    def _read_members(self, keys: Keys, plan: Generation) -> None:
+        """All nodes of a plan, once: whoever is left behind must know where the others are."""
+        if plan is self._members_of:
+            return
+        indices = sorted(plan.nodes - self.nodes.keys())
+        infos = keys.get_all([f"nodes/{index}" for index in indices])
+        self.nodes |= {index: NodeInfo(**info) for index, info in zip(indices, infos, strict=True) if info is not None}
+        if None not in infos:
+            self._members_of = plan
 
     def _read_reports(
         self, keys: Keys, meeting: int, wants: Wants, leader: int | None

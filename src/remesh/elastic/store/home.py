@@ -49,6 +49,8 @@ from remesh.elastic.store.server import (
     split_endpoint,
 )
 from remesh.elastic.store.shared import JobStore
+from remesh.elastic.store.tunnel import Refusal, Tunnels
+from remesh.elastic.tls import Tls
 from remesh.elastic.token import Token
 from remesh.errors import ConfigError, PeerError
 
@@ -76,6 +78,8 @@ class Address:
     card: JobCard
     token: Token
     connect_timeout_s: float
+    tls: Tls | None = None
+    """How the store is reached from other nodes, and by them; None: in the clear."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,15 +108,25 @@ class StoreHome:
     """Nodes that did not answer when the store was last looked for, and when."""
     _clients: dict[int, StoreClient] = field(default_factory=dict)
     """Agents' own stores, by node."""
+    _tunnels: Tunnels | None = None
+    _stack: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
     _knocker: threading.Thread | None = None
     _ended: threading.Event = field(default_factory=threading.Event)
 
     def __enter__(self) -> StoreHome:
-        self._server = StoreServer(self._bind())
+        listener = self._bind()
+        self._port: int = listener.getsockname()[1]
+        tls = self.address.tls
+        if tls is not None:
+            self._tunnels = self._stack.enter_context(Tunnels(tls))
+        self._server = StoreServer(listener if tls is None else socket.create_server(("127.0.0.1", 0)))
+        if self._tunnels is not None:
+            self._tunnels.open_door(listener, self._server.port)
         return self
 
     def __exit__(self, *_: object) -> None:
         self._stop_knocking()
+        self._stack.close()
 
     @property
     def place(self) -> Place:
@@ -122,7 +136,19 @@ class StoreHome:
     @property
     def port(self) -> int:
         """Where this agent's own store listens."""
-        return self._server.port
+        return self._port
+
+    @property
+    def way(self) -> str:
+        """Where this node's processes reach the store in force."""
+        return self._way_to(self.endpoint)
+
+    def take_refusals(self) -> list[Refusal]:
+        """Connections that were refused for their certificates since the last call."""
+        return [] if self._tunnels is None else self._tunnels.take_notes()
+
+    def _way_to(self, endpoint: str) -> str:
+        return endpoint if self._tunnels is None else self._tunnels.way_to(endpoint)
 
     # --- the first time ---
 
@@ -142,6 +168,11 @@ class StoreHome:
                 return found
             time.sleep(ROUND_S)
         endpoints = ", ".join(self.address.endpoints)
+        if refusals := self.take_refusals():
+            raise PeerError(
+                f"meeting the other nodes of job {self.address.run_id!r}: {refusals[-1].doing}: {refusals[-1].reason}; "
+                "give all nodes certificates of one authority that are still valid (--tls-cert, --tls-key, --tls-ca)"
+            )
         raise PeerError(
             f"meeting the other nodes of job {self.address.run_id!r}: no store answers at {endpoints} "
             f"({str(error).splitlines()[0]}); start the node that hosts it, or correct --rdzv-endpoint"
@@ -311,7 +342,7 @@ class StoreHome:
             store.put_once(f"gen/{me.latest.number}/plan", me.latest.to_json())
 
     def _connect(self, endpoint: str, connect_s: float, limit_s: float = ASK_TIMEOUT_S) -> StoreClient:
-        return StoreClient(endpoint, self.watch, connect_s=connect_s, limit_s=limit_s)
+        return StoreClient(endpoint, self.watch, connect_s=connect_s, limit_s=limit_s, way=self._way_to(endpoint))
 
     def _face(self, client: StoreClient, token: Token) -> JobStore:
         return JobStore(dist.PrefixStore(f"remesh/{self.address.run_id}", client.store), token, client.guard)

@@ -112,13 +112,16 @@ class StoreWatch:
 
 
 class StoreClient:
-    """A connection to a store whose requests end: answered, or with an error after ``limit_s``."""
+    """A connection to a store whose requests end: answered, or with an error after ``limit_s``.
 
-    def __init__(self, endpoint: str, watch: StoreWatch, *, connect_s: float, limit_s: float) -> None:
+    ``way`` is where it is made, when that is not the store's endpoint itself.
+    """
+
+    def __init__(self, endpoint: str, watch: StoreWatch, *, connect_s: float, limit_s: float, way: str = "") -> None:
         self.endpoint = endpoint
         self._watch = watch
         self._limit_s = limit_s
-        host, self._port = split_endpoint(endpoint)
+        host, self._port = split_endpoint(way or endpoint)
         before = _connections_to(self._port)
         with watch.over(connect_s, lambda: _cut(_connections_to(self._port) - before)):
             # The store's own client tries a refused connection again and again, and waits for ever on a silent host.

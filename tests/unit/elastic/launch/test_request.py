@@ -14,12 +14,14 @@ from remesh.elastic.launch.request import (
     check_request,
     choose_mode,
     complete_endpoint,
+    describe_uncovered,
     in_process_job,
     parse_nnodes,
     read_token,
     restart_job,
 )
 from remesh.errors import ConfigError
+from tests.unit.elastic.certificates import make_tls
 
 
 @pytest.fixture
@@ -168,3 +170,14 @@ def test_token_comes_from_a_file_or_the_environment_and_never_shows(
         read_token(request_of(script))
     with pytest.raises(ConfigError, match="--token-file"):
         read_token(request_of(script, "--token-file", str(tmp_path / "none")))
+
+
+def test_tls_beyond_loopback_says_what_it_does_not_cover(script: str, tmp_path: Path) -> None:
+    tls = make_tls(tmp_path / "tls")
+    files = ["--tls-cert", tls.certificate, "--tls-key", tls.key, "--tls-ca", tls.authority]
+    abroad = in_process_job(request_of(script, *files, "--local-addr", "10.0.0.1"))
+    assert "collectives on 10.0.0.1 (gloo, NCCL) are not encrypted" in str(describe_uncovered(abroad, {}))
+    assert describe_uncovered(abroad, {"GLOO_DEVICE_TRANSPORT": "TCP_TLS"}) is None
+    local = request_of(script, *files, "--local-addr", "127.0.0.1")
+    assert describe_uncovered(in_process_job(local), {}) is None
+    assert describe_uncovered(in_process_job(request_of(script, "--local-addr", "10.0.0.1")), {}) is None
