@@ -123,9 +123,9 @@ class TorchDistSaveShardedStrategy(AsyncSaveShardedStrategy):
     ) -> None:
         super().__init__(backend, version)
         self._check_writes_only(BACKEND, BACKEND_VERSION)
-        if snapshots not in ("copy", "fork"):
+        if snapshots not in ("copy", "guard", "fork"):
             raise CheckpointingException(
-                f"making a save strategy: snapshots is {snapshots!r}, expected 'copy' or 'fork'"
+                f"making a save strategy: snapshots is {snapshots!r}, expected 'copy', 'guard' or 'fork'"
             )
         if thread_count < 1:
             raise CheckpointingException(f"making a save strategy: thread_count is {thread_count}, expected at least 1")
@@ -141,7 +141,7 @@ class TorchDistSaveShardedStrategy(AsyncSaveShardedStrategy):
         self._checked: _Checked | None = None
         self._asks_for_sums = False
         self._sums: dict[str, str] = {}
-        self._staging = Staging(max_staged_bytes)
+        self._staging = Staging(max_staged_bytes, may_guard=snapshots == "guard")
         self._snapshots = snapshots
         self._plans = PlanCache()
         self.cached_global_metadata: Manifest | None = None
@@ -226,6 +226,7 @@ class TorchDistSaveShardedStrategy(AsyncSaveShardedStrategy):
             (part, copies, directory, group_rank(process_group)),
             [self._settling(lambda: written[0], directory, process_group)],
             {"with_sha256": with_sha256},
+            preload_fn=copies.wait,
             receive_fn=receive,
             total_bytes=sum(one.nbytes for one in copies.tensors) or 1,
         )
