@@ -22,13 +22,13 @@ import json
 import logging
 import os
 import platform
+import re
 import socket
 import struct
 import subprocess
 import sys
 import threading
 import weakref
-from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -52,6 +52,12 @@ _FEATURES = 1 << 0 | 1 << 2 | 1 << 3 | 1 << 6 | 1 << 13
 _MADV_COLLAPSE = 25
 _PR_SET_PTRACER = 0x59616D61
 _ENDING_S = 10.0
+
+_PROCMAP_QUERY, _QUERY = 0xC0686611, struct.Struct("<9Q4L2Q")
+"""Size, flags, address; then of the memory there: start, end, access, page size, offset, inode; the rest is not used."""
+_READABLE, _WRITABLE, _EXECUTABLE = 1, 2, 4
+_PRIVATE = re.compile(rb"^([0-9a-f]+)-([0-9a-f]+) rw-p [0-9a-f]+ [0-9a-f:]+ 0\s", re.MULTILINE)
+"""A line of the map of a process: first and last address of memory that belongs to no file."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -205,15 +211,50 @@ def select(tensors: Sequence[torch.Tensor]) -> list[int]:
     large = [number for number, tensor in enumerate(tensors) if tensor.nbytes >= LEAST_BYTES and _is_in_a_piece(tensor)]
     if not large:
         return []
-    private = _private_memory()
-    starts = [start for start, _ in private]
-    chosen = []
-    for number in large:
-        first, last = _pages_of(tensors[number].data_ptr(), tensors[number].nbytes)
-        at = bisect_right(starts, first) - 1
-        if at >= 0 and last <= private[at][1]:
-            chosen.append(number)
-    return chosen
+    with _Map() as memory:
+        pages = {number: _pages_of(tensors[number].data_ptr(), tensors[number].nbytes) for number in large}
+        return [number for number, (first, last) in pages.items() if memory.is_private(first, last)]
+
+
+class _Map:
+    """Which memory is anonymous and of this process alone? The system is asked for what is not known yet."""
+
+    def __init__(self) -> None:
+        self._file = Path("/proc/self/maps").open("rb", buffering=0)
+        self._known: tuple[int, int] = (0, 0)
+        """The range of such memory that was found last."""
+        self._all: _Ranges | None = None
+        """All ranges, where the system does not tell of single ones."""
+
+    def __enter__(self) -> _Map:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+    def is_private(self, start: int, stop: int) -> bool:
+        """Whether all of a range is; ranges that touch count as one."""
+        while not (self._known[0] <= start and stop <= self._known[1]):
+            if self._known[0] <= start < self._known[1]:
+                start = self._known[1]
+            if (found := self._find(start)) is None:
+                return False
+            self._known = found
+        return True
+
+    def _find(self, address: int) -> tuple[int, int] | None:
+        if self._all is None:
+            query = bytearray(_QUERY.pack(_QUERY.size, 0, address, *[0] * 12))
+            try:
+                fcntl.ioctl(self._file, _PROCMAP_QUERY, query)
+            except OSError as raised:
+                if raised.errno == errno.ENOENT:
+                    return None
+                self._all = [(int(a, 16), int(b, 16)) for a, b in _PRIVATE.findall(self._file.read())]
+            else:
+                _, _, _, start, stop, access, _, _, inode, *_ = _QUERY.unpack(query)
+                return (start, stop) if access & ~_EXECUTABLE == _READABLE | _WRITABLE and inode == 0 else None
+        return next((one for one in self._all if one[0] <= address < one[1]), None)
 
 
 def _is_in_a_piece(tensor: torch.Tensor) -> bool:
@@ -222,17 +263,6 @@ def _is_in_a_piece(tensor: torch.Tensor) -> bool:
     if not is_plain or not tensor.is_contiguous() or tensor.is_shared():  # type: ignore[no-untyped-call]
         return False
     return not (torch.cuda.is_available() and tensor.is_pinned())
-
-
-def _private_memory() -> _Ranges:
-    """Ranges of addresses that are anonymous memory of this process alone, in order; neighbours are one."""
-    found: _Ranges = []
-    for line in Path("/proc/self/maps").read_bytes().splitlines():
-        place, access, _, _, inode, *_ = line.split(maxsplit=5)
-        if access == b"rw-p" and inode == b"0":
-            start, stop = (int(one, 16) for one in place.split(b"-"))
-            _join(found, start, stop)
-    return found
 
 
 def _pages_of(start: int, num_bytes: int) -> tuple[int, int]:

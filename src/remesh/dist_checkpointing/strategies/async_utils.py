@@ -30,7 +30,7 @@ from remesh.dist_checkpointing.strategies.async_callers import (
     ThreadAsyncCaller,
 )
 from remesh.dist_checkpointing.strategies.settling import Settling
-from remesh.reshard.running.exchange import Group, all_gather_json, gather_from, group_rank
+from remesh.reshard.running.exchange import Group, all_gather_json, gather_from, group_rank, group_size
 
 __all__ = [
     "AsyncCaller",
@@ -127,7 +127,7 @@ class AsyncCallsQueue:
         if not self._unfinalized:
             return []
         told = [[self._num_written(), self._is_settled()]]
-        if not no_dist:
+        if not no_dist and group_size(self._group) > 1:
             told = all_gather_json(told[0], self._group)
         num_written, is_settled = min(one[0] for one in told), all(one[1] for one in told)
         done: list[int] = []

@@ -101,6 +101,8 @@ class TorchDistSaveShardedStrategy(AsyncSaveShardedStrategy):
     ``keep_only_main_replica=False`` writes every replica; readers see one of them. Tensors whose keys start with
     ``separation_hint`` go to files of their own, so that their removal frees all their bytes. ``max_staged_bytes``
     bounds the copies of background saves on this rank: a save that finds no room waits for those before it. With
+    ``snapshots="guard"`` copies of large tensors are made behind the caller, who waits only where a page is changed
+    before it is copied, see `page_guard`; where the system does not allow that they are made at once. With
     ``snapshots="fork"`` background saves copy no large tensor: a child of this process writes them, see
     `forked_write`; for states in CPU memory that rest while they are written, and queues whose worker is a thread.
     ``thread_count``, ``cached_metadata`` and ``cpu_shm_mode`` are accepted for the sake of callers and change nothing:
