@@ -53,8 +53,9 @@ _MADV_COLLAPSE = 25
 _PR_SET_PTRACER = 0x59616D61
 _ENDING_S = 10.0
 
+_MAP = "/proc/self/maps"
 _PROCMAP_QUERY, _QUERY = 0xC0686611, struct.Struct("<9Q4L2Q")
-"""Size, flags, address; then of the memory there: start, end, access, page size, offset, inode; the rest is not used."""
+"""Size, flags, address; then of the memory there: start, end, access, page size, offset, inode; more is not used."""
 _READABLE, _WRITABLE, _EXECUTABLE = 1, 2, 4
 _PRIVATE = re.compile(rb"^([0-9a-f]+)-([0-9a-f]+) rw-p [0-9a-f]+ [0-9a-f:]+ 0\s", re.MULTILINE)
 """A line of the map of a process: first and last address of memory that belongs to no file."""
@@ -220,7 +221,7 @@ class _Map:
     """Which memory is anonymous and of this process alone? The system is asked for what is not known yet."""
 
     def __init__(self) -> None:
-        self._file = Path("/proc/self/maps").open("rb", buffering=0)
+        self._file = os.open(_MAP, os.O_RDONLY | os.O_CLOEXEC)
         self._known: tuple[int, int] = (0, 0)
         """The range of such memory that was found last."""
         self._all: _Ranges | None = None
@@ -230,7 +231,7 @@ class _Map:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._file.close()
+        os.close(self._file)
 
     def is_private(self, start: int, stop: int) -> bool:
         """Whether all of a range is; ranges that touch count as one."""
@@ -250,7 +251,7 @@ class _Map:
             except OSError as raised:
                 if raised.errno == errno.ENOENT:
                     return None
-                self._all = [(int(a, 16), int(b, 16)) for a, b in _PRIVATE.findall(self._file.read())]
+                self._all = [(int(a, 16), int(b, 16)) for a, b in _PRIVATE.findall(Path(_MAP).read_bytes())]
             else:
                 _, _, _, start, stop, access, _, _, inode, *_ = _QUERY.unpack(query)
                 return (start, stop) if access & ~_EXECUTABLE == _READABLE | _WRITABLE and inode == 0 else None
