@@ -139,15 +139,11 @@ def save(  # noqa: PLR0913 - the signature that users know
             strategy.abandon()
         raise
     strategy = chosen[0]
-
     if verify_integrity:
         strategy.ask_for_sums()
-    if async_sharded_save:
-        request = _begin_behind(strategy, sharded[0], directory, process_group, common_blob)
-    else:
-        request = None
+    request = _begin_behind(strategy, sharded[0], directory, process_group, common_blob) if async_sharded_save else None
+    if request is None:
         _store(strategy, sharded[0], directory, process_group)
-        commit_save(directory, process_group, _config_of(strategy))
     if verify_integrity:
         sum_up = partial(_sum_up, strategy, directory, process_group)
         sum_up() if request is None else request.add_finalize_fn(sum_up)
@@ -158,6 +154,7 @@ def _store(strategy: SaveShardedStrategy, sharded: ShardedStateDict, directory: 
     options = {} if group is None else {"process_group": group}
     doing = f"saving checkpoint {directory}"
     call_on_all(strategy, lambda: strategy.save(sharded, directory, **options), group, doing)
+    commit_save(directory, group, _config_of(strategy))
 
 
 def _begin_behind(
@@ -167,7 +164,7 @@ def _begin_behind(
     group: Group,
     common_blob: bytes | None,
 ) -> AsyncRequest:
-    """Let the strategy copy its values; what is left to do, the commit last."""
+    """Let the strategy copy its values; what is left to do, up to the commit."""
     assert isinstance(strategy, AsyncSaveShardedStrategy)
     options = {} if group is None else {"process_group": group}
     requests: list[AsyncRequest] = []
