@@ -1,6 +1,7 @@
 """How long is a training loop blocked by a save in the background, beside the same save in the foreground?
 
-A thread or a process writes copies of the state; or a child that the process forks writes the state itself.
+A thread or a process writes copies of the state, which with a guard are made by another process while the loop goes on;
+or a child that the process forks writes the state itself.
 
 Blocked is all the time in calls on the training loop's thread: beginning the save, scheduling it, asking now and then
 whether it is written, and finishing it. The loop in between multiplies matrices; how much slower its steps are while a
@@ -26,19 +27,24 @@ from remesh.dist_checkpointing.strategies.async_utils import AsyncCallsQueue
 from remesh.dist_checkpointing.strategies.torch import TorchDistSaveShardedStrategy
 
 _WARM_UP = 2
+_SNAPSHOTS = ("guard", "fork")
+"""Ways to take a snapshot, written by a thread."""
 
 
 def blocked_time(
-    tensors: dict[str, torch.Tensor], root: Path, repeat: int, workers: Sequence[str] = ("thread", "process", "fork")
+    tensors: dict[str, torch.Tensor],
+    root: Path,
+    repeat: int,
+    workers: Sequence[str] = ("thread", "guard", "process", "fork"),
 ) -> list[Row]:
-    """Rows of one state, with a thread and with a worker process."""
+    """Rows of one state, for each way of writing it: a thread, one with guarded or forked snapshots, a process."""
     state = {name: ShardedTensor.from_rank_offsets(name, tensor) for name, tensor in tensors.items()}
     size = f"{sum(tensor.nbytes for tensor in tensors.values()) >> 20} MiB"
     copy_s = _seconds_of_a_copy(list(tensors.values()))
     rows = []
     for worker in workers:
-        strategy = TorchDistSaveShardedStrategy(snapshots="fork" if worker == "fork" else "copy")
-        queue = AsyncCallsQueue(worker="thread" if worker == "fork" else worker)
+        strategy = TorchDistSaveShardedStrategy(snapshots=worker if worker in _SNAPSHOTS else "copy")
+        queue = AsyncCallsQueue(worker="thread" if worker in _SNAPSHOTS else worker)
         queue.warmup_persistent_caller()
         idle = statistics.median(_step() for _ in range(20))
         blocked, foreground, busy = [], [], []

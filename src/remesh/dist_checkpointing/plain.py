@@ -14,7 +14,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, cached_property
+from functools import cache, cached_property, lru_cache
 from itertools import islice
 from typing import Any
 
@@ -181,9 +181,8 @@ class _Held:
     def rows(self) -> list[tuple[tuple[Any, ...], tuple[int, ...]]]:
         """``(name, shape, bytes, dtype, global shape)`` and start of each box: all that other ranks need to know."""
         if isinstance(self.leaf, torch.Tensor) and self.is_plain:
-            shape, dtype = tuple(self.leaf.shape), self.leaf.dtype
-            num_bytes = math.prod(shape) * dtype.itemsize
-            return [((self.name, shape, num_bytes, _text_of(dtype), shape), (0,) * len(shape))]
+            shape, num_bytes, text, start = _row_of(self.leaf.shape, self.leaf.dtype)
+            return [((self.name, shape, num_bytes, text, shape), start)]
         tensor, shape = self.piece.tensor, self.piece.global_shape
         itemsize, text = tensor.element_size(), _text_of(tensor.dtype)
         boxes = [one.box for one in self.boxes]
@@ -301,6 +300,12 @@ def _held_by(state: Mapping[str, Any]) -> list[_Held]:
 @cache
 def _text_of(dtype: torch.dtype) -> str:
     return str(dtype)
+
+
+@lru_cache(maxsize=4096)
+def _row_of(shape: torch.Size, dtype: torch.dtype) -> tuple[tuple[int, ...], int, str, tuple[int, ...]]:
+    """Shape, bytes, dtype and start of a tensor that is held whole; most states have few kinds of them."""
+    return tuple(shape), math.prod(shape) * dtype.itemsize, str(dtype), (0,) * len(shape)
 
 
 def _is_tensor(leaf: Any) -> bool:

@@ -55,10 +55,11 @@ from remesh.dist_checkpointing.strategies.base import (
     get_default_strategy,
 )
 from remesh.dist_checkpointing.strategies.common import load_common
+from remesh.dist_checkpointing.strategies.settling import Settling
 from remesh.dist_checkpointing.strategies.torch import TorchDistLoadShardedStrategy
 from remesh.dist_checkpointing.strategies.torch_format import BACKEND, BACKEND_VERSION
 from remesh.dist_checkpointing.strategies.zarr import ZarrLoadShardedStrategy
-from remesh.dist_checkpointing.writer import AfterCommon, State, begin_save, commit_save
+from remesh.dist_checkpointing.writer import AfterCommon, State, begin_save, commit_alone, commit_save
 from remesh.reshard.running.exchange import Group, gather_from, group_rank, raise_everywhere
 
 logger = logging.getLogger(__name__)
@@ -138,21 +139,22 @@ def save(  # noqa: PLR0913 - the signature that users know
             strategy.abandon()
         raise
     strategy = chosen[0]
-
-    commit = partial(_commit, strategy, directory, process_group, with_sums=verify_integrity)
     if verify_integrity:
         strategy.ask_for_sums()
-    if async_sharded_save:
-        return _begin_behind(strategy, sharded[0], directory, process_group, common_blob, commit)
-    _store(strategy, sharded[0], directory, process_group)
-    commit()
-    return None
+    request = _begin_behind(strategy, sharded[0], directory, process_group, common_blob) if async_sharded_save else None
+    if request is None:
+        _store(strategy, sharded[0], directory, process_group)
+    if verify_integrity:
+        sum_up = partial(_sum_up, strategy, directory, process_group)
+        sum_up() if request is None else request.add_finalize_fn(sum_up)
+    return request
 
 
 def _store(strategy: SaveShardedStrategy, sharded: ShardedStateDict, directory: Location, group: Group) -> None:
     options = {} if group is None else {"process_group": group}
     doing = f"saving checkpoint {directory}"
     call_on_all(strategy, lambda: strategy.save(sharded, directory, **options), group, doing)
+    commit_save(directory, group, _config_of(strategy))
 
 
 def _begin_behind(
@@ -161,9 +163,8 @@ def _begin_behind(
     directory: Location,
     group: Group,
     common_blob: bytes | None,
-    commit: Callable[[], None],
 ) -> AsyncRequest:
-    """Let the strategy copy its values; what is left to do, the commit last."""
+    """Let the strategy copy its values; what is left to do, up to the commit."""
     assert isinstance(strategy, AsyncSaveShardedStrategy)
     options = {} if group is None else {"process_group": group}
     requests: list[AsyncRequest] = []
@@ -175,7 +176,11 @@ def _begin_behind(
     request = requests[0]
     if common_blob is not None:
         request = request._replace(async_fn=AfterCommon(directory, common_blob, request.async_fn))
-    request.add_finalize_fn(commit)
+    last = request.finalize_fns[-1] if request.finalize_fns else None
+    if isinstance(last, Settling):
+        last.add(partial(commit_alone, directory, group, _config_of(strategy)))
+    else:
+        request.add_finalize_fn(partial(commit_save, directory, group, _config_of(strategy)))
     return request
 
 
@@ -409,17 +414,19 @@ def _check_common_strategy(given: Any, kind: type) -> None:
         )
 
 
-def _commit(strategy: SaveShardedStrategy, directory: Location, group: Group, *, with_sums: bool) -> None:
-    """Commit; then, if asked for, write the SHA-256 sums of all files, of which the strategy knows some."""
-    commit_save(directory, group, CheckpointingConfig(strategy.backend, strategy.version))
-    if with_sums:
-        sums = strategy.take_sums()
+def _config_of(strategy: SaveShardedStrategy) -> CheckpointingConfig:
+    return CheckpointingConfig(strategy.backend, strategy.version)
 
-        def sum_up() -> None:
-            if group_rank(group) == 0:
-                write_sha256_manifest(directory, sums)
 
-        gather_from(sum_up, group, f"summing up checkpoint {directory}")
+def _sum_up(strategy: SaveShardedStrategy, directory: Location, group: Group) -> None:
+    """Write the SHA-256 sums of all files, of which the strategy knows some. Called by every rank, after the commit."""
+    sums = strategy.take_sums()
+
+    def write() -> None:
+        if group_rank(group) == 0:
+            write_sha256_manifest(directory, sums)
+
+    gather_from(write, group, f"summing up checkpoint {directory}")
 
 
 def _read_common(directory: Location) -> StateDict:

@@ -5,12 +5,16 @@ been written to disk is kept for the next save; at most one idle buffer is kept.
 a writer in another process maps them, nothing has a name, and the system frees them with the last process that has
 them open.
 
+Where the system allows it, large tensors in private memory are copied behind the program's back (`page_guard`): then
+copies are there when `Copies.wait` returns, and have the values that were there when they were asked for.
+
 With a cap, a save waits until the copies of earlier ones have been written. That needs nothing of other ranks: their
 writers, and ours, go on meanwhile. A buffer whose save never comes to be written is counted until it is forgotten.
 """
 
 from __future__ import annotations
 
+import logging
 import mmap
 import os
 import threading
@@ -21,6 +25,9 @@ from dataclasses import dataclass
 import torch
 
 from remesh.dist_checkpointing.errors import CheckpointingException
+from remesh.dist_checkpointing.page_guard import GuardedCopy, PageCopier, Refused, select
+
+logger = logging.getLogger(__name__)
 
 _ALIGNMENT_BYTES = 64
 _LONGEST_WAIT_S = 1800.0
@@ -47,13 +54,22 @@ class Copies:
     """Row-major, in order; they share the memory of the buffer."""
     buffer: Buffer | None
     """None in another process than the one that copied."""
+    guarded: GuardedCopy | None = None
+    """What is still being copied, if anything is."""
+
+    def wait(self) -> Copies:
+        """The same, when all of them are there; `CheckpointingException` when one cannot be. From any thread."""
+        if self.guarded is not None:
+            self.guarded.wait()
+        return Copies(self.tensors, self.buffer)
 
 
 class Staging:
     """Makes copies of tensors, and takes back their memory. Safe to use from several threads."""
 
-    def __init__(self, max_bytes: int | None = None) -> None:
+    def __init__(self, max_bytes: int | None = None, *, may_guard: bool = False) -> None:
         self._max_bytes = max_bytes
+        self._copier = PageCopier() if may_guard else None
         self._changed = threading.Condition(threading.RLock())  # a buffer may be forgotten while the lock is held
         self._idle: Buffer | None = None
         self._used_bytes = 0
@@ -71,11 +87,28 @@ class Staging:
             starts.append(num_bytes)
             num_bytes += -(-tensor.nbytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
         buffer = self._take(num_bytes)
-        copies = []
-        for tensor, start in zip(tensors, starts, strict=True):
-            raw = buffer.raw[start : start + tensor.nbytes]
-            copies.append(raw.view(tensor.dtype).view(tensor.shape).copy_(tensor))
-        return Copies(copies, buffer)
+        copies = [
+            buffer.raw[start : start + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
+            for tensor, start in zip(tensors, starts, strict=True)
+        ]
+        guarded, numbers = self._guard(tensors, starts, buffer)
+        for number, (copy, tensor) in enumerate(zip(copies, tensors, strict=True)):
+            if number not in numbers:
+                copy.copy_(tensor)
+        return Copies(copies, buffer, guarded)
+
+    def _guard(
+        self, tensors: Sequence[torch.Tensor], starts: Sequence[int], buffer: Buffer
+    ) -> tuple[GuardedCopy | None, set[int]]:
+        """Begin to copy in another process what can be; the numbers of those tensors."""
+        if self._copier is None or not (numbers := select(tensors)):
+            return None, set()
+        chosen, places = [tensors[number] for number in numbers], [starts[number] for number in numbers]
+        try:
+            return self._copier.copy(chosen, places, buffer.descriptor), set(numbers)
+        except Refused as raised:
+            logger.debug("tensors are copied at once, their pages cannot be protected: %s", raised)
+            return None, set()
 
     def give_back(self, copies: Copies) -> None:
         """Let the memory be used again; the copies are lost."""

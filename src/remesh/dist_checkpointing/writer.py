@@ -28,7 +28,7 @@ from remesh.dist_checkpointing.errors import told_as_checkpoint_errors
 from remesh.dist_checkpointing.flattened import shapes_before_flattening, stored_form, unflatten_all
 from remesh.dist_checkpointing.mapping import ShardedBase, ShardedTensor
 from remesh.dist_checkpointing.outline import Outline, check_outlines, outline_of
-from remesh.dist_checkpointing.plan_cache import PlanCache
+from remesh.dist_checkpointing.plan_cache import Agreement, PlanCache
 from remesh.dist_checkpointing.staging import Copies
 from remesh.dist_checkpointing.storage import Location, store_of
 from remesh.dist_checkpointing.strategies.blob import dump_object
@@ -202,37 +202,50 @@ def store_index(
 
     Returns the SHA-256 sums that all ranks have computed, by file.
     """
-    doing = f"saving checkpoint {directory}"
+    agreement = agree_on_index(write, directory, plans, group)
+    with collector_at_rest():
+        gather_from(lambda: write_index_of(agreement, directory, group), group, f"saving checkpoint {directory}")
+    plans.remember(agreement)
+    return sums_of(agreement)
+
+
+def agree_on_index(
+    write: Callable[[], Sequence[Any]], directory: Location, plans: PlanCache, group: Group = None
+) -> Agreement:
+    """Let every rank know what ``write`` returns, which is what `write_part` returned. Called by every rank."""
 
     def tell() -> tuple[list[Any], Any]:
         parts, sums = write()
         return parts, sums
 
-    agreement = plans.agree(tell, group, doing)
+    return plans.agree(tell, group, f"saving checkpoint {directory}")
 
-    def index_once() -> None:
-        with told_as_checkpoint_errors(doing), collector_at_rest():
-            if group_rank(group) == 0:
-                if agreement.told is not None:
-                    written = [one for parts in agreement.told for one in Written.from_parts(parts)]
-                    agreement.plan.kept["index"] = IndexFiles.of(assemble_index(written))
-                write_index(directory, agreement.plan.kept["index"])
 
-    gather_from(index_once, group, doing)
-    plans.remember(agreement)
+def write_index_of(agreement: Agreement, directory: Location, group: Group = None) -> None:
+    """Write the index of what was agreed on, on the first rank. Calls no other."""
+    with told_as_checkpoint_errors(f"saving checkpoint {directory}"):
+        if group_rank(group) == 0:
+            if agreement.told is not None:
+                written = [one for parts in agreement.told for one in Written.from_parts(parts)]
+                agreement.plan.kept["index"] = IndexFiles.of(assemble_index(written))
+            write_index(directory, agreement.plan.kept["index"])
+
+
+def sums_of(agreement: Agreement) -> dict[str, str]:
+    """The SHA-256 sums that all ranks told beside what they have written, by file."""
     return {name: told for sums in agreement.beside for name, told in sums.items()}
 
 
 def commit_save(directory: Location, group: Group = None, config: CheckpointingConfig | None = None) -> None:
     """Make the checkpoint exist. Called by every rank of the group, when all else has reached the disk."""
-    doing = f"saving checkpoint {directory}"
+    gather_from(lambda: commit_alone(directory, group, config), group, f"saving checkpoint {directory}")
 
-    def commit_once() -> None:
-        with told_as_checkpoint_errors(doing):
-            if group_rank(group) == 0:
-                finish(directory, config or CheckpointingConfig(BACKEND, BACKEND_VERSION))
 
-    gather_from(commit_once, group, doing)
+def commit_alone(directory: Location, group: Group = None, config: CheckpointingConfig | None = None) -> None:
+    """`commit_save` without telling the other ranks. The first rank commits; calls nobody."""
+    with told_as_checkpoint_errors(f"saving checkpoint {directory}"):
+        if group_rank(group) == 0:
+            finish(directory, config or CheckpointingConfig(BACKEND, BACKEND_VERSION))
 
 
 def part_of(entities: Iterable[ShardedBase], blobs: Mapping[str, bytes], separation_hint: str | None = None) -> Part:

@@ -105,5 +105,5 @@ def test_it_writes_to_file_systems_only(tmp_path: Path) -> None:
     url = f"memory://forked-{tmp_path.name}"
     with pytest.raises(CheckpointingException, match="found a URL"):
         dist_checkpointing.save(state(tensors()), url, strategy, async_sharded_save=True)
-    with pytest.raises(CheckpointingException, match="'copy' or 'fork'"):
+    with pytest.raises(CheckpointingException, match="'copy', 'guard' or 'fork'"):
         TorchDistSaveShardedStrategy(snapshots="spoon")

@@ -6,7 +6,10 @@ calls no other rank, and functions that finish, which do. A request is *unfinali
     schedule   every rank: the request waits for the worker; nothing is written to the caller's memory or read from it
     (write)    worker of each rank, one request after another
     finalize   every rank, at a time of the caller's choosing: count how many requests are written everywhere; for each
-               of them, in order, run the functions that finish, the last of which commits the checkpoint
+               of them, in order, run the functions that finish
+
+The function that writes the index and commits is a `Settling`: it begins when a call finds the request written, works
+on a thread, and ends when a later call finds it done on all ranks, so no call waits for a disk.
 
 Requests finish in the order in which they were scheduled. A write that failed on any rank is raised on all of them
 when it would be finalized; its checkpoint does not exist, and later requests go on.
@@ -26,7 +29,8 @@ from remesh.dist_checkpointing.strategies.async_callers import (
     TemporalAsyncCaller,
     ThreadAsyncCaller,
 )
-from remesh.reshard.running.exchange import Group, all_gather_json, gather_from, group_rank
+from remesh.dist_checkpointing.strategies.settling import Settling
+from remesh.reshard.running.exchange import Group, all_gather_json, gather_from, group_rank, group_size
 
 __all__ = [
     "AsyncCaller",
@@ -76,6 +80,8 @@ class AsyncCallsQueue:
         self._group = process_group
         self._caller: AsyncCaller | None = None
         self._unfinalized: deque[AsyncRequest] = deque()
+        self._begun = False
+        """Whether the oldest request is written on all ranks, and being settled."""
         self._num_scheduled = 0
         self._first_of_caller = 0
         """Number of the first request that the present worker was given."""
@@ -98,7 +104,7 @@ class AsyncCallsQueue:
         Returns at once, unless as many requests as the queue takes are unfinalized: then it waits for the oldest.
         """
         while len(self._unfinalized) >= self._max_unfinalized:
-            self._finalize(1)
+            self._finalize()
         caller = self._present_caller()
         number = self._num_scheduled
         self._num_scheduled += 1
@@ -116,14 +122,20 @@ class AsyncCallsQueue:
         Called by every rank, unless ``no_dist`` says that only this rank's own worker counts. Raises on all ranks alike
         when a write failed; requests before that one are finalized, those after it stay in the queue.
         """
+        if blocking:
+            return [self._finalize(no_dist) for _ in range(len(self._unfinalized))]
         if not self._unfinalized:
             return []
-        num_ready = len(self._unfinalized)
-        if not blocking:
-            num_ready = self._num_written()
-            if not no_dist:
-                num_ready = min(all_gather_json(num_ready, self._group))
-        return self._finalize(num_ready, no_dist)
+        told = [[self._num_written(), self._is_settled()]]
+        if not no_dist and group_size(self._group) > 1:
+            told = all_gather_json(told[0], self._group)
+        num_written, is_settled = min(one[0] for one in told), all(one[1] for one in told)
+        done: list[int] = []
+        while len(done) < num_written and is_settled:
+            is_settled = self._begun or not self._begin(no_dist)
+            if is_settled:
+                done.append(self._finalize(no_dist))
+        return done
 
     def get_num_unfinalized_calls(self) -> int:
         """How many scheduled requests are not finalized."""
@@ -152,7 +164,10 @@ class AsyncCallsQueue:
             while self._unfinalized and not abort:
                 self.maybe_finalize_async_calls(blocking=True)
         finally:
+            for settling in self._settlings():
+                settling.wait()
             self._unfinalized.clear()
+            self._begun = False
             if self._caller is not None:
                 self._caller.close(abort)
                 self._caller = None
@@ -169,27 +184,52 @@ class AsyncCallsQueue:
             return 0
         return self._caller.num_written() + self._first_of_caller - self._unfinalized[0].call_idx
 
-    def _finalize(self, num_requests: int, no_dist: bool = False) -> list[int]:
-        assert self._caller is not None
-        caller = self._caller
-        done: list[int] = []
-        for _ in range(num_requests):
-            request = self._unfinalized.popleft()
-            number = request.call_idx - self._first_of_caller
+    def _settlings(self) -> list[Settling]:
+        """Those of the oldest request, once they have begun."""
+        if not self._begun:
+            return []
+        return [fn for fn in self._unfinalized[0].finalize_fns if isinstance(fn, Settling)]
 
-            def tell(number: int = number) -> None:
-                caller.wait(number + 1)
-                if (error := caller.error_of(number)) is not None:
-                    raise error
+    def _is_settled(self) -> bool:
+        return all(settling.is_done() for settling in self._settlings())
 
+    def _begin(self, no_dist: bool) -> bool:
+        """Tell how the oldest request was written; whether it is being settled now, by the function that comes first.
+
+        Called by every rank, and so is `_finalize`; a request for which either raises is finalized by that.
+        """
+        request = self._unfinalized[0]
+        caller, number = self._caller, request.call_idx - self._first_of_caller
+        assert caller is not None
+
+        def tell() -> None:
+            caller.wait(number + 1)
+            if (error := caller.error_of(number)) is not None:
+                raise error
+
+        first = request.finalize_fns[0] if request.finalize_fns else None
+        try:
             if no_dist:
                 tell()
             else:
                 gather_from(tell, self._group, f"saving a checkpoint in the background (request {request.call_idx})")
-            for fn in request.finalize_fns:
-                fn()
-            done.append(request.call_idx)
-        return done
+            if isinstance(first, Settling):
+                first.begin()
+        except BaseException:
+            self._unfinalized.popleft()
+            raise
+        self._begun = True
+        return isinstance(first, Settling)
+
+    def _finalize(self, no_dist: bool = False) -> int:
+        """Finish the oldest request, waiting where it is not done; returns its number."""
+        if not self._begun:
+            self._begin(no_dist)
+        self._begun = False
+        request = self._unfinalized.popleft()
+        for fn in request.finalize_fns:
+            fn()
+        return request.call_idx
 
     def __repr__(self) -> str:
         return f"AsyncCallsQueue(rank {group_rank(self._group)}, {len(self._unfinalized)} unfinalized)"

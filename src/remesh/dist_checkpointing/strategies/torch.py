@@ -7,7 +7,7 @@ it writes or reads the sharded data without the common data and without the comm
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -43,6 +43,7 @@ from remesh.dist_checkpointing.strategies.base import (
     StrategyAction,
     register_default_strategy,
 )
+from remesh.dist_checkpointing.strategies.settling import Settling
 from remesh.dist_checkpointing.strategies.torch_faces import (
     MCoreLoadPlanner,
     MCoreMetadata,
@@ -62,11 +63,13 @@ from remesh.dist_checkpointing.strategies.torch_faces import (
 from remesh.dist_checkpointing.strategies.torch_format import BACKEND, BACKEND_VERSION, METADATA_FNAME
 from remesh.dist_checkpointing.writer import (
     Part,
+    agree_on_index,
     dump_objects,
     fork_part,
     part_of,
     store_entities,
-    store_index,
+    sums_of,
+    write_index_of,
     write_part,
 )
 from remesh.reshard.running.exchange import Group, gather_from, group_rank
@@ -98,6 +101,8 @@ class TorchDistSaveShardedStrategy(AsyncSaveShardedStrategy):
     ``keep_only_main_replica=False`` writes every replica; readers see one of them. Tensors whose keys start with
     ``separation_hint`` go to files of their own, so that their removal frees all their bytes. ``max_staged_bytes``
     bounds the copies of background saves on this rank: a save that finds no room waits for those before it. With
+    ``snapshots="guard"`` copies of large tensors are made behind the caller, who waits only where a page is changed
+    before it is copied, see `page_guard`; where the system does not allow that they are made at once. With
     ``snapshots="fork"`` background saves copy no large tensor: a child of this process writes them, see
     `forked_write`; for states in CPU memory that rest while they are written, and queues whose worker is a thread.
     ``thread_count``, ``cached_metadata`` and ``cpu_shm_mode`` are accepted for the sake of callers and change nothing:
@@ -120,9 +125,9 @@ class TorchDistSaveShardedStrategy(AsyncSaveShardedStrategy):
     ) -> None:
         super().__init__(backend, version)
         self._check_writes_only(BACKEND, BACKEND_VERSION)
-        if snapshots not in ("copy", "fork"):
+        if snapshots not in ("copy", "guard", "fork"):
             raise CheckpointingException(
-                f"making a save strategy: snapshots is {snapshots!r}, expected 'copy' or 'fork'"
+                f"making a save strategy: snapshots is {snapshots!r}, expected 'copy', 'guard' or 'fork'"
             )
         if thread_count < 1:
             raise CheckpointingException(f"making a save strategy: thread_count is {thread_count}, expected at least 1")
@@ -138,7 +143,7 @@ class TorchDistSaveShardedStrategy(AsyncSaveShardedStrategy):
         self._checked: _Checked | None = None
         self._asks_for_sums = False
         self._sums: dict[str, str] = {}
-        self._staging = Staging(max_staged_bytes)
+        self._staging = Staging(max_staged_bytes, may_guard=snapshots == "guard")
         self._snapshots = snapshots
         self._plans = PlanCache()
         self.cached_global_metadata: Manifest | None = None
@@ -218,14 +223,12 @@ class TorchDistSaveShardedStrategy(AsyncSaveShardedStrategy):
             written.append(told)
             self._staging.give_back(copies)
 
-        def index() -> None:
-            self._sums = store_index(lambda: written[0], directory, self._plans, process_group)
-
         return AsyncRequest(
             write_part,
             (part, copies, directory, group_rank(process_group)),
-            [index],
+            [self._settling(lambda: written[0], directory, process_group)],
             {"with_sha256": with_sha256},
+            preload_fn=copies.wait,
             receive_fn=receive,
             total_bytes=sum(one.nbytes for one in copies.tensors) or 1,
         )
@@ -234,11 +237,25 @@ class TorchDistSaveShardedStrategy(AsyncSaveShardedStrategy):
         write, parts = fork_part(part, directory, group_rank(group), with_sha256=with_sha256)
         sums: dict[str, str] = {}
 
-        def index() -> None:
-            self._sums = store_index(lambda: (parts, sums), directory, self._plans, group)
-
+        settling = self._settling(lambda: (parts, sums), directory, group)
         num_bytes = write.num_bytes if write else 0
-        return AsyncRequest(write, (), [index], {}, receive_fn=sums.update, total_bytes=num_bytes)
+        return AsyncRequest(write, (), [settling], {}, receive_fn=sums.update, total_bytes=num_bytes)
+
+    def _settling(self, written: Callable[[], Sequence[Any]], directory: Location, group: Group) -> Settling:
+        """What writes the index of a background save."""
+
+        def agree() -> Callable[[], None]:
+            agreement = agree_on_index(written, directory, self._plans, group)
+
+            def keep() -> None:
+                self._plans.remember(agreement)
+                self._sums = sums_of(agreement)
+
+            settling.add_on_success(keep)
+            return lambda: write_index_of(agreement, directory, group)
+
+        settling = Settling(agree, group, f"saving checkpoint {directory}")
+        return settling
 
     def _entities_of(self, sharded_state_dict: ShardedStateDict) -> list[ShardedBase]:
         entities = _entities_in(sharded_state_dict)

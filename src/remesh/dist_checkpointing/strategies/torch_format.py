@@ -110,15 +110,16 @@ def _runs_of_alike(tensors: Sequence[torch.Tensor]) -> Iterator[list[torch.Tenso
     """The tensors in order; small ones of equal dtype and shape that follow each other come together."""
     run: list[torch.Tensor] = []
     run_kind: tuple[Any, ...] | None = None
+    longest = 0
     for tensor in tensors:
-        shape, dtype = tensor.shape, tensor.dtype
-        num_bytes = shape.numel() * dtype.itemsize
-        kind = None
-        if 0 < num_bytes <= _SMALL_BYTES and tensor.is_cpu and not tensor.is_conj() and not tensor.is_neg():
-            kind = (dtype, shape)
-        if kind is None or kind != run_kind or len(run) * num_bytes >= _RUN_BYTES:
+        kind: tuple[Any, ...] | None = (tensor.dtype, tensor.shape)
+        if not tensor.is_cpu or tensor.is_conj() or tensor.is_neg():
+            kind = None
+        if kind is None or kind != run_kind or len(run) >= longest:
             if run:
                 yield run
+            num_bytes = tensor.nbytes
+            longest = -(-_RUN_BYTES // num_bytes) if 0 < num_bytes <= _SMALL_BYTES else 0
             run, run_kind = [], kind
         run.append(tensor)
     if run:
