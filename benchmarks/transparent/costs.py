@@ -67,7 +67,7 @@ def measure_native(mpi: str, network: str, repeat: int) -> Measured:
     installation = find_mpi(mpi)
     command = (installation.python, str(PROGRAMS / "pingpong.py"), str(repeat))
     start = plan_start(installation, network, 2, (), Reach(), command)
-    environment = {"PATH": "/usr/bin:/bin", **start.environment}
+    environment = {"PATH": "/usr/bin:/bin", "HOME": str(Path.home()), **start.environment}
     done = subprocess.run(start.command, env=environment, capture_output=True, text=True, timeout=300, check=True)
     return _read(done.stdout)
 

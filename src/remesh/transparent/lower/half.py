@@ -248,7 +248,7 @@ class LowerHalf:
         expecting = self._serving.waits or self._transfers.expecting or self._collectives.inside
         if not expecting or self._closed:
             channel.wait(bell, pace.lower_spin if fruitless == 1 else 0, min(left_us, pace.idle_sleep_us))
-        elif self._serving.waits:
+        elif self._serving.waits or (self._engine is not None and self._engine.waiting):
             if fruitless > pace.patient_polls:
                 channel.wait(bell, 0, min(left_us, pace.sleep_us(fruitless - pace.patient_polls)))
             elif fruitless > pace.eager_polls:
