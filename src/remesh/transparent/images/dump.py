@@ -29,10 +29,10 @@ from remesh.transparent.images.frozen import Frozen, freeze
 from remesh.transparent.images.identity import Identities
 from remesh.transparent.images.increment import Split, number_sources, split_pages
 from remesh.transparent.images.inspection import check_imageable
-from remesh.transparent.images.kinds import CHANNEL_PATH, ImageReport, NotImageable
+from remesh.transparent.images.kinds import ARENA_PATH, CHANNEL_PATH, ImageReport, NotImageable
 from remesh.transparent.images.linux import PAGE_BYTES
 from remesh.transparent.images.machine import this_machine
-from remesh.transparent.images.memory import can_scan, saved_ranges, saved_ranges_page_by_page
+from remesh.transparent.images.memory import can_scan, file_ranges, saved_ranges, saved_ranges_page_by_page
 from remesh.transparent.images.pages import PageWriter, ProcessMemory
 from remesh.transparent.images.proc_text import Area, AreaKind
 from remesh.transparent.images.procfs import inner_id, read_areas, seen_from_here
@@ -170,7 +170,11 @@ def _capture_names(pid: int) -> dict[str, Any]:
 def _saved_pages(pid: int, areas: list[Area]) -> list[PageRange]:
     """The pages that the image holds, itself or by an earlier one."""
     ranges_of = saved_ranges if can_scan(pid) else saved_ranges_page_by_page
-    return [pages for area in areas for pages in ranges_of(pid, area)]
+    return [
+        pages
+        for area in areas
+        for pages in (file_ranges(pid, area) if area.path == ARENA_PATH else ranges_of(pid, area))
+    ]
 
 
 def _write_pages(frozen: Frozen, order: _Order, split: Split, records: dict[str, Any]) -> PagesState:

@@ -18,6 +18,7 @@ from typing import Final
 
 from remesh.transparent.images.linux import PAGE_BYTES
 from remesh.transparent.images.proc_text import Area, AreaKind
+from remesh.transparent.images.procfs import seen_from_here
 from remesh.transparent.images.ranges import PageRange, join
 
 _PAGEMAP_SCAN: Final = 0xC0606610  # _IOWR('f', 16, struct pm_scan_arg)
@@ -101,6 +102,26 @@ def saved_ranges_page_by_page(pid: int, area: Area) -> list[PageRange]:
         else:
             ranges.append(PageRange(start, start + PAGE_BYTES))
     return ranges
+
+
+def file_ranges(pid: int, area: Area) -> list[PageRange]:
+    """The pages that the file behind a shared mapping has, whoever wrote them; others are holes, which read as zeros."""
+    ranges = []
+    with open(seen_from_here(pid, area.path), "rb", buffering=0) as file:
+        position = area.offset
+        end = area.offset + area.num_bytes
+        while position < end:
+            try:
+                start = os.lseek(file.fileno(), position, os.SEEK_DATA)
+            except OSError as error:
+                if error.errno == errno.ENXIO:  # nothing but a hole from here on
+                    break
+                raise
+            position = min(os.lseek(file.fileno(), start, os.SEEK_HOLE), end)
+            if start < end:
+                shift = area.start - area.offset
+                ranges.append(PageRange(start + shift, position + shift))
+    return join(ranges)
 
 
 def _scan_process(pid: int, where: PageRange, query: _Query) -> list[PageRange]:

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from remesh.errors import Error
+from remesh.transparent.arena import FILE, make_arena
 from remesh.transparent.channel import Channel
 from remesh.transparent.control import Control
 from remesh.transparent.frames import Line
@@ -104,16 +105,18 @@ def _put_together(
     streams = [folder.logs / f"{rank_name(rank)}.{kind}" for kind in ("out", "err")]
     for stream in streams:
         stream.touch(mode=0o600)
-    site = Site(str(channel_file), *map(str, streams))
+    arena_file = room / FILE
+    arena = make_arena(str(arena_file))
+    site = Site(str(channel_file), *map(str, streams), str(arena_file) if arena else "")
     began_s = time.monotonic()
     upper: Upper | None = None
     if checkpoint is None:
-        half = LowerHalf(mpi, channel)
+        half = LowerHalf(mpi, channel, arena)
         upper = start_upper(_command(folder), site)
     else:
         chosen = folder.checkpoint(checkpoint)
         report = chosen.manifest["ranks"][rank_name(rank)]
-        half = LowerHalf.from_state(read_state(chosen.rank_folder(rank), report), mpi, channel)
+        half = LowerHalf.from_state(read_state(chosen.rank_folder(rank), report), mpi, channel, arena)
         half.rebuild()
         seconds["replay"] = time.monotonic() - began_s
         began_s = time.monotonic()

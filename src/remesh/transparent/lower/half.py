@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Self
 
+from remesh.transparent.arena import Arena
 from remesh.transparent.calls.table import WaitFor
 from remesh.transparent.channel import Channel
 from remesh.transparent.lower import state
@@ -75,13 +76,14 @@ class Counters:
 class LowerHalf:
     """Serves one upper half over ``channel`` with the MPI module ``mpi`` (a real, initialised ``mpi4py.MPI``)."""
 
-    def __init__(self, mpi: Any, channel: Channel) -> None:
+    def __init__(self, mpi: Any, channel: Channel, arena: Arena | None = None) -> None:
         """Duplicates the world communicator (all ranks call this)."""
         self._channel = channel
         self._comms = [mpi.COMM_WORLD.Dup() for _ in range(3)]
         control, wire, world = self._comms
         self._requests = Requests(Request)
         self._memory = UpperMemory()
+        self._memory.arena = arena
         self._wire = Wire(mpi, wire)
         self._transfers = Transfers(self._wire, self._memory, self._requests)
         self._collectives = Collectives(mpi, control, world, self._requests, self._wire)
@@ -110,14 +112,14 @@ class LowerHalf:
         self._wire.engine = self._engine
 
     @classmethod
-    def from_state(cls, data: bytes, mpi: Any, channel: Channel) -> Self:
+    def from_state(cls, data: bytes, mpi: Any, channel: Channel, arena: Arena | None = None) -> Self:
         """What :meth:`state_bytes` described, on another MPI. The channel's bytes come back with the image.
 
         Raises:
             FormatError: the bytes are damaged, or belong to another rank or number of ranks.
         """
         parts = state.load(data, rank=mpi.COMM_WORLD.Get_rank(), size=mpi.COMM_WORLD.Get_size())
-        half = cls(mpi, channel)
+        half = cls(mpi, channel, arena)
         half._requests.by_number.update({request.number: as_native(request) for request in parts.requests})
         half._requests.next_number = parts.next_numbers["request"]
         half._transfers.next_message = parts.next_numbers["message"]

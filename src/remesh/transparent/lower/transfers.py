@@ -14,6 +14,9 @@ then reads it there, and tells the sender that it has:
     sender    ANNOUNCED ────────────>  matches a receive, reads the sender's memory
               complete <────────────  TAKEN
 
+Where a buffer stands in the arena MPI works on it in place. If both do, the whole payload is one piece: the program's
+message is then one message of the real MPI, whatever the network.
+
 While closed no payload is asked for: the open handshake is ``owed``, and part of the saved state.
 """
 
@@ -33,6 +36,8 @@ from remesh.transparent.lower.requests import ERR_TRUNCATE, RECEIVE, SEND, Reque
 from remesh.transparent.lower.wire import PIECE_BYTES, What, Wire
 
 _PIECES_IN_FLIGHT = 4
+_LARGEST_PIECE_BYTES = 1 << 28
+"""Of a payload that stands in the arenas of both."""
 _BYTES_AT_ONCE = 1 << 24
 """Read from a neighbour before the program and MPI are looked after again."""
 
@@ -40,10 +45,11 @@ _BYTES_AT_ONCE = 1 << 24
 class _Outgoing:
     """A stream to a receiver: reads pieces of the sender's buffer and hands them to MPI, some at a time."""
 
-    def __init__(self, transfers: Transfers, request: Request, tag: int) -> None:
+    def __init__(self, transfers: Transfers, request: Request, tag: int, piece_bytes: int) -> None:
         self._transfers, self._request, self._tag = transfers, request, tag
+        self._piece_bytes = piece_bytes
         self._offset = 0
-        self._in_flight: deque[tuple[Any, memoryview, bytearray]] = deque()
+        self._in_flight: deque[tuple[Any, memoryview, bytearray | None]] = deque()
 
     def poll(self) -> bool:
         request, memory, wire = self._request, self._transfers.memory, self._transfers.wire
@@ -52,10 +58,13 @@ class _Outgoing:
             view.release()
             memory.give_back(buffer)
         while self._offset < request.num_bytes and len(self._in_flight) < _PIECES_IN_FLIGHT:
-            buffer = memory.borrow()
-            view = memoryview(buffer)[: min(PIECE_BYTES, request.num_bytes - self._offset)]
-            memory.read_into(request.address + self._offset, view)
-            self._offset += len(view)
+            num_bytes = min(self._piece_bytes, request.num_bytes - self._offset)
+            view, buffer = memory.view(request.address + self._offset, num_bytes), None
+            if view is None:
+                buffer = memory.borrow()
+                view = memoryview(buffer)[:num_bytes]
+                memory.read_into(request.address + self._offset, view)
+            self._offset += num_bytes
             self._in_flight.append((wire.send_piece(request.peer, self._tag, view), view, buffer))
         if self._in_flight or self._offset < request.num_bytes:
             return False
@@ -66,8 +75,9 @@ class _Outgoing:
 class _Incoming:
     """A stream from a sender: into the receiver's buffer as far as that reaches, or into a parcel."""
 
-    def __init__(self, transfers: Transfers, request: Request, tag: int) -> None:
+    def __init__(self, transfers: Transfers, request: Request, tag: int, piece_bytes: int) -> None:
         self._transfers, self._request, self._tag = transfers, request, tag
+        self._piece_bytes = piece_bytes
         self._asked = 0
         self._offset = 0
         self._in_flight: deque[tuple[Any, memoryview, bytearray | None]] = deque()
@@ -76,10 +86,12 @@ class _Incoming:
 
     def _ask(self) -> None:
         request, memory, wire = self._request, self._transfers.memory, self._transfers.wire
-        num_bytes = min(PIECE_BYTES, request.message_bytes - self._asked)
+        num_bytes = min(self._piece_bytes, request.message_bytes - self._asked)
+        buffer: bytearray | None = None
+        view = self._transfers.place_of(request, self._asked, num_bytes)
         if isinstance(request.payload, bytearray):
-            buffer, view = None, memoryview(request.payload)[self._asked : self._asked + num_bytes]
-        else:
+            view = memoryview(request.payload)[self._asked : self._asked + num_bytes]
+        elif view is None:
             buffer = memory.borrow()
             view = memoryview(buffer)[:num_bytes]
         self._asked += num_bytes
@@ -96,8 +108,7 @@ class _Incoming:
                 memory.write(request.address + self._offset, view[:room])
             self._offset += len(view)
             view.release()
-            if buffer is not None:
-                memory.give_back(buffer)
+            memory.give_back(buffer)
             if self._asked < request.message_bytes:
                 self._ask()
         if self._offset < request.message_bytes:
@@ -124,8 +135,10 @@ class _Direct:
         request, transfers, place = self._request, self._transfers, self._place
         num_bytes = min(_BYTES_AT_ONCE, self._num_bytes - self._offset)
         try:
+            view = transfers.place_of(request, self._offset, num_bytes)
             if isinstance(request.payload, bytearray):
                 view = memoryview(request.payload)[self._offset : self._offset + num_bytes]
+            if view is not None:
                 transfers.memory.read_from(place.pid, place.address + self._offset, view)
             else:
                 address = request.address + self._offset
@@ -149,7 +162,7 @@ class _Direct:
 class Place:
     """Where a payload is that has been announced; good only as long as this stay."""
 
-    pid: int  # as all ranks of this host see it
+    pid: int  # as all ranks of this host see it; 0 for a rank elsewhere
     address: int
 
 
@@ -187,8 +200,8 @@ class Transfers:
         if dest == self.wire.rank:
             self._arrive(Arrived(comm, dest, tag, num_bytes, None, request.number))
         else:
-            pid, where = (self.memory.pid, address) if dest in self.wire.neighbours else (0, 0)
-            self.wire.send(dest, (comm, tag, What.ANNOUNCED, request.number, num_bytes, pid, where))
+            pid = self.memory.pid if dest in self.wire.neighbours else 0
+            self.wire.send(dest, (comm, tag, What.ANNOUNCED, request.number, num_bytes, pid, address))
         return request
 
     def receive(self, comm: int, source: int, tag: int, capacity: int, address: int, *, number: int = 0) -> Request:
@@ -240,8 +253,7 @@ class Transfers:
         if what == What.MESSAGE:
             self._arrive(Arrived(comm, source, tag, num_bytes, bytes(payload), 0))
         elif what == What.ANNOUNCED:
-            if pid and source in self.wire.neighbours:
-                self.places[source, sender_request] = Place(pid, address)
+            self.places[source, sender_request] = Place(pid if source in self.wire.neighbours else 0, address)
             self._arrive(Arrived(comm, source, tag, num_bytes, None, sender_request))
         elif what == What.TAKEN:
             self.requests.complete(self.requests.by_number[sender_request])
@@ -249,7 +261,7 @@ class Transfers:
             assert self.on_making is not None
             self.on_making(source, what, comm, Group(sender_request, num_bytes))
         else:
-            self._streams.append(_Outgoing(self, self.requests.by_number[sender_request], num_bytes))
+            self._streams.append(_Outgoing(self, self.requests.by_number[sender_request], num_bytes, address))
 
     def _arrive(self, message: Arrived) -> None:
         receive = self.matching.arrive(message)
@@ -277,20 +289,34 @@ class Transfers:
             self.requests.complete(request)
             return
         place = self.places.pop((request.source, sender_request), None)
-        if place is None:
+        if place is not None and self._stand_in_arenas(request, place):
+            self.stream(request, sender_request, _LARGEST_PIECE_BYTES)
+            return
+        if place is None or not place.pid:
             self.stream(request, sender_request)
             return
         direct = _Direct(self, request, sender_request, place)
         if not direct.poll():
             self._streams.append(direct)
 
-    def stream(self, request: Request, sender_request: int) -> None:
+    def place_of(self, request: Request, offset: int, num_bytes: int) -> memoryview | None:
+        """Where a part of a receive's payload goes in place; None where it has to be carried there."""
+        if offset + num_bytes > request.num_bytes:
+            return None
+        return self.memory.view(request.address + offset, num_bytes)
+
+    def _stand_in_arenas(self, request: Request, place: Place) -> bool:
+        # All arenas have the same addresses.
+        there = self.memory.view(place.address, request.message_bytes)
+        return there is not None and self.place_of(request, 0, request.message_bytes) is not None
+
+    def stream(self, request: Request, sender_request: int, piece_bytes: int = PIECE_BYTES) -> None:
         """Have the payload sent in pieces."""
         tag = self.wire.new_stream_tag()
-        stream = _Incoming(self, request, tag)
+        stream = _Incoming(self, request, tag, piece_bytes)
         if not stream.poll():
             self._streams.append(stream)
-        self.wire.send(request.source, (request.comm, 0, What.WANTED, sender_request, tag, 0, 0))
+        self.wire.send(request.source, (request.comm, 0, What.WANTED, sender_request, tag, 0, piece_bytes))
 
     def poll(self) -> bool:
         """Move the open streams on; whether one has ended."""

@@ -18,7 +18,7 @@ from remesh.transparent.calls.table import EAGER_BYTES
 
 HEADER: Final = struct.Struct("<QiiiiQQQ")
 """Communicator, tag, :class:`What`, sender, process that has the payload (0: not told), request at the sender of the
-payload, bytes of the message (or a stream's tag), address of the payload."""
+payload, bytes of the message (or a stream's tag), address of the payload (or bytes of a stream's pieces)."""
 _FRAME_BYTES: Final = HEADER.size + EAGER_BYTES
 PROBE_VARIABLE: Final = "REMESH_WIRE_PROBES"
 """Set for a network on which a receive from any source, once posted, may never complete: look for messages instead."""
