@@ -46,6 +46,12 @@ static int look(Engine *e) {
         e->running[i].done = (char)over;
         ready |= over;
     }
+    for (int i = 0; i < e->num_watched && !code; i++) {
+        int over = 0;
+        code = test(e->watched[i], &over, e->status);
+        if (over) e->attention = ready = 1;
+    }
+    if (e->attention) e->num_watched = 0;
     if (code) e->mpi_problem = code;
     return ready | (code != 0);
 }
@@ -164,18 +170,23 @@ static PyObject *engine_step(PyObject *self, PyObject *news) {
     return progress < 0 ? NULL : PyBool_FromLong(progress);
 }
 
-/* run(timeout_us, python_waits): pass and rest until Python has something to look at, or that time is over. */
-static PyObject *engine_run(PyObject *self, PyObject *args) {
-    Engine *e = (Engine *)self;
-    long long timeout_us;
-    int python_waits, fruitful = 0;
-    if (!PyArg_ParseTuple(args, "Lp", &timeout_us, &python_waits)) return NULL;
-    int64_t deadline_us = now_us() + timeout_us;
-    e->attention = 0;
-    while (!atomic_load(&e->woken)) {
+/* Note the requests that a run watches: a list of where their handles stand. */
+static int take_watched(Engine *e, PyObject *addresses) {
+    Py_ssize_t count = PyList_Size(addresses);
+    if (count > MAX_WATCHED)
+        return PyErr_Format(PyExc_ValueError, "%zd requests to watch, room for %d", count, MAX_WATCHED), -1;
+    for (Py_ssize_t i = 0; i < count; i++)
+        e->watched[i] = (uint64_t *)(uintptr_t)PyLong_AsUnsignedLongLong(PyList_GetItem(addresses, i));
+    e->num_watched = (int)count;
+    return PyErr_Occurred() ? -1 : 0;
+}
+
+/* Pass and rest until there is something for Python: 1, or not in time: 0, or -1 with an exception. */
+static int run_until(Engine *e, int64_t deadline_us, int python_waits) {
+    for (int fruitful = 0; !atomic_load(&e->woken);) {
         int progress = pass(e);
-        if (progress < 0) return NULL;
-        if (e->attention || (progress && python_waits)) Py_RETURN_TRUE;
+        if (progress < 0) return -1;
+        if (e->attention || (progress && python_waits)) return 1;
         if (progress) {
             e->idle_since_us = 0;
             /* A program that polls always has a next request: the time must end this, too. */
@@ -184,12 +195,28 @@ static PyObject *engine_run(PyObject *self, PyObject *args) {
         }
         if (now_us() >= deadline_us) break;
         int is_waiting = python_waits || e->singles || e->waits;
-        int expecting = is_waiting || is_expecting(e);
+        int expecting = is_waiting || e->num_watched || is_expecting(e);
         Py_BEGIN_ALLOW_THREADS;
         rest(e, is_waiting, expecting, deadline_us);
         Py_END_ALLOW_THREADS;
     }
-    Py_RETURN_FALSE;
+    return 0;
+}
+
+/* run(timeout_us, python_waits, watched): pass and rest until Python has something to look at, or that time is over.
+ * ``watched``: requests of MPI's, by where their handles stand, whose end Python wants to know.
+ */
+static PyObject *engine_run(PyObject *self, PyObject *args) {
+    Engine *e = (Engine *)self;
+    long long timeout_us;
+    int python_waits;
+    PyObject *watched;
+    if (!PyArg_ParseTuple(args, "LpO!", &timeout_us, &python_waits, &PyList_Type, &watched)) return NULL;
+    if (take_watched(e, watched)) return NULL;
+    e->attention = 0;
+    int found = run_until(e, now_us() + timeout_us, python_waits);
+    e->num_watched = 0;
+    return found < 0 ? NULL : PyBool_FromLong(found);
 }
 
 /* send(dest, fields, payload): one wire message. */

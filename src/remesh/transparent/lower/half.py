@@ -172,10 +172,14 @@ class LowerHalf:
                 if left_s <= 0:
                     break
             left_us = int(left_s * 1e6) + 1
-            if engine is None or self._transfers.streaming or self._collectives.is_busy:
+            watched = self._transfers.watched()
+            if watched is None:
+                # A payload that this process copies goes on at once.
+                fruitless = 0
+            elif engine is None or self._collectives.is_busy:
                 self._rest(bell, fruitless, left_us)
             else:
-                self._progressed = engine.run(left_us, bool(self._serving.waits))
+                self._progressed = engine.run(left_us, bool(self._serving.waits), watched)
                 fruitless = 0
         self._woken = False
         if engine is not None:

@@ -36,6 +36,8 @@ from remesh.transparent.lower.requests import ERR_TRUNCATE, RECEIVE, SEND, Reque
 from remesh.transparent.lower.wire import PIECE_BYTES, What, Wire
 
 _PIECES_IN_FLIGHT = 4
+MAX_WATCHED = 64
+"""Streams whose end is noticed at once; those beyond are looked after when something else happens."""
 _LARGEST_PIECE_BYTES = 1 << 28
 """Of a payload that stands in the arenas of both."""
 _BYTES_AT_ONCE = 1 << 24
@@ -70,6 +72,10 @@ class _Outgoing:
             return False
         self._transfers.requests.complete(request)
         return True
+
+    def waits_for(self) -> Any:
+        """The MPI request that it waits for, None if it does not."""
+        return self._in_flight[0][0] if self._in_flight else None
 
 
 class _Incoming:
@@ -117,6 +123,10 @@ class _Incoming:
         self._transfers.requests.complete(request)
         return True
 
+    def waits_for(self) -> Any:
+        """The MPI request that it waits for, None if it does not."""
+        return self._in_flight[0][0] if self._in_flight else None
+
 
 class _Direct:
     """A payload that is read out of the memory of the sender's upper half."""
@@ -156,6 +166,9 @@ class _Direct:
         transfers.requests.complete(request)
         transfers.wire.send(request.source, (request.comm, 0, What.TAKEN, self._sender_request, 0, 0, 0))
         return True
+
+    def waits_for(self) -> Any:
+        """None: it goes on by itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -336,6 +349,15 @@ class Transfers:
         owed, self.owed = self.owed, []
         for request, sender_request in owed:
             self._ask_for(request, sender_request)
+
+    def watched(self) -> list[int] | None:
+        """Where the handles of the MPI requests stand that streams wait for; None if one does not wait for MPI."""
+        if not self._streams:
+            return []
+        found = [stream.waits_for() for stream in self._streams[:MAX_WATCHED]]
+        if None in found:
+            return None
+        return [self.wire.address_of(request) for request in found]
 
     @property
     def streaming(self) -> bool:

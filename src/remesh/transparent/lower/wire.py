@@ -146,6 +146,10 @@ class Wire:
         """Start to send a piece of a stream; an MPI request. The caller keeps ``piece`` alive."""
         return self.comm.Isend([piece, self._mpi.BYTE], dest, tag)
 
+    def address_of(self, request: Any) -> int:
+        """Where the handle of an MPI request stands, which is null once it is over."""
+        return int(self._mpi._addressof(request))
+
     def release(self) -> None:
         """Take back the posted receive; the communicator is the caller's."""
         if self.posted is not None:
