@@ -43,9 +43,7 @@ def test_arrays_that_both_halves_share_are_carried_by_a_chain_of_images(job: Job
     image = job.folder.checkpoint(None).rank_folder(0) / IMAGE
     assert any(area.path == ARENA_PATH for area in read_image(image).areas.areas)
     settings = Settings(every_s=0.5, incremental=True)
-    second = job.stay(
-        "openmpi", settings=settings, checkpoint=job.folder.checkpoint(None), watch=stop_after(2.5)
-    )
+    second = job.stay("openmpi", settings=settings, checkpoint=job.folder.checkpoint(None), watch=stop_after(2.5))
     assert second.outcome.state == "stopped", job.events
     ended = job.stay("impi", checkpoint=job.folder.checkpoint(None))
     assert ended.outcome.state == "finished", job.events

@@ -105,7 +105,7 @@ def saved_ranges_page_by_page(pid: int, area: Area) -> list[PageRange]:
 
 
 def file_ranges(pid: int, area: Area) -> list[PageRange]:
-    """The pages that the file behind a shared mapping has, whoever wrote them; others are holes, which read as zeros."""
+    """The pages that the file behind a shared mapping has, whoever wrote them; what is missing reads as zeros."""
     ranges = []
     with open(seen_from_here(pid, area.path), "rb", buffering=0) as file:
         position = area.offset

@@ -107,7 +107,7 @@ def _put_together(
         stream.touch(mode=0o600)
     arena_file = room / FILE
     arena = make_arena(str(arena_file))
-    site = Site(str(channel_file), *map(str, streams), str(arena_file) if arena else "")
+    site = Site(str(channel_file), *map(str, streams), arena_file=str(arena_file) if arena else "")
     began_s = time.monotonic()
     upper: Upper | None = None
     if checkpoint is None:

@@ -56,6 +56,15 @@ class UpperMemory:
         staging = NATIVE.address_of(self._staging)
         NATIVE.relay(pid, source, self.pid, address, staging, _STAGING_BYTES, num_bytes)
 
+    def copy_to(self, pid: int, source: int, address: int, num_bytes: int) -> None:
+        """Put its bytes into another process. OSError if that may not be written, or has ended."""
+        view = self.view(source, num_bytes)
+        if view is not None:
+            RemoteMemory(pid).write(address, view)
+            return
+        staging = NATIVE.address_of(self._staging)
+        NATIVE.relay(self.pid, source, pid, address, staging, _STAGING_BYTES, num_bytes)
+
     def read_from(self, pid: int, source: int, view: memoryview) -> None:
         """Bytes of another process, as many as the view has."""
         RemoteMemory(pid).read_into(source, view)

@@ -14,6 +14,9 @@ then reads it there, and tells the sender that it has:
     sender    ANNOUNCED ────────────>  matches a receive, reads the sender's memory
               complete <────────────  TAKEN
 
+If the sender's program waits for that, its lower half has nothing else to do and is asked, by a WANTED that says where,
+to carry the second half: two cores copy faster than one. Its word that it has comes as a stream of one byte.
+
 Where a buffer stands in the arena MPI works on it in place. If both do, the whole payload is one piece: the program's
 message is then one message of the real MPI, whatever the network.
 
@@ -22,9 +25,7 @@ While closed no payload is asked for: the open handshake is ``owed``, and part o
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from remesh.transparent.calls.table import ANY, PARCEL
@@ -33,150 +34,11 @@ from remesh.transparent.lower.matching import Matching
 from remesh.transparent.lower.memory import UpperMemory
 from remesh.transparent.lower.records import Arrived, Posted
 from remesh.transparent.lower.requests import ERR_TRUNCATE, RECEIVE, SEND, Request, Requests
+from remesh.transparent.lower.streams import LARGEST_PIECE_BYTES, Direct, Helping, Incoming, Outgoing, Place
 from remesh.transparent.lower.wire import PIECE_BYTES, What, Wire
 
-_PIECES_IN_FLIGHT = 4
 MAX_WATCHED = 64
 """Streams whose end is noticed at once; those beyond are looked after when something else happens."""
-_LARGEST_PIECE_BYTES = 1 << 28
-"""Of a payload that stands in the arenas of both."""
-_BYTES_AT_ONCE = 1 << 24
-"""Read from a neighbour before the program and MPI are looked after again."""
-
-
-class _Outgoing:
-    """A stream to a receiver: reads pieces of the sender's buffer and hands them to MPI, some at a time."""
-
-    def __init__(self, transfers: Transfers, request: Request, tag: int, piece_bytes: int) -> None:
-        self._transfers, self._request, self._tag = transfers, request, tag
-        self._piece_bytes = piece_bytes
-        self._offset = 0
-        self._in_flight: deque[tuple[Any, memoryview, bytearray | None]] = deque()
-
-    def poll(self) -> bool:
-        request, memory, wire = self._request, self._transfers.memory, self._transfers.wire
-        while self._in_flight and self._in_flight[0][0].Test():
-            _, view, buffer = self._in_flight.popleft()
-            view.release()
-            memory.give_back(buffer)
-        while self._offset < request.num_bytes and len(self._in_flight) < _PIECES_IN_FLIGHT:
-            num_bytes = min(self._piece_bytes, request.num_bytes - self._offset)
-            view, buffer = memory.view(request.address + self._offset, num_bytes), None
-            if view is None:
-                buffer = memory.borrow()
-                view = memoryview(buffer)[:num_bytes]
-                memory.read_into(request.address + self._offset, view)
-            self._offset += num_bytes
-            self._in_flight.append((wire.send_piece(request.peer, self._tag, view), view, buffer))
-        if self._in_flight or self._offset < request.num_bytes:
-            return False
-        self._transfers.requests.complete(request)
-        return True
-
-    def waits_for(self) -> Any:
-        """The MPI request that it waits for, None if it does not."""
-        return self._in_flight[0][0] if self._in_flight else None
-
-
-class _Incoming:
-    """A stream from a sender: into the receiver's buffer as far as that reaches, or into a parcel."""
-
-    def __init__(self, transfers: Transfers, request: Request, tag: int, piece_bytes: int) -> None:
-        self._transfers, self._request, self._tag = transfers, request, tag
-        self._piece_bytes = piece_bytes
-        self._asked = 0
-        self._offset = 0
-        self._in_flight: deque[tuple[Any, memoryview, bytearray | None]] = deque()
-        if request.num_bytes == PARCEL:
-            request.payload = bytearray(request.message_bytes)
-
-    def _ask(self) -> None:
-        request, memory, wire = self._request, self._transfers.memory, self._transfers.wire
-        num_bytes = min(self._piece_bytes, request.message_bytes - self._asked)
-        buffer: bytearray | None = None
-        view = self._transfers.place_of(request, self._asked, num_bytes)
-        if isinstance(request.payload, bytearray):
-            view = memoryview(request.payload)[self._asked : self._asked + num_bytes]
-        elif view is None:
-            buffer = memory.borrow()
-            view = memoryview(buffer)[:num_bytes]
-        self._asked += num_bytes
-        self._in_flight.append((wire.receive_piece(request.source, self._tag, view), view, buffer))
-
-    def poll(self) -> bool:
-        request, memory = self._request, self._transfers.memory
-        while self._asked < request.message_bytes and len(self._in_flight) < _PIECES_IN_FLIGHT:
-            self._ask()
-        while self._in_flight and self._in_flight[0][0].Test():
-            _, view, buffer = self._in_flight.popleft()
-            if buffer is not None:
-                room = max(0, request.num_bytes - self._offset)
-                memory.write(request.address + self._offset, view[:room])
-            self._offset += len(view)
-            view.release()
-            memory.give_back(buffer)
-            if self._asked < request.message_bytes:
-                self._ask()
-        if self._offset < request.message_bytes:
-            return False
-        request.written = request.num_bytes != PARCEL
-        self._transfers.requests.complete(request)
-        return True
-
-    def waits_for(self) -> Any:
-        """The MPI request that it waits for, None if it does not."""
-        return self._in_flight[0][0] if self._in_flight else None
-
-
-class _Direct:
-    """A payload that is read out of the memory of the sender's upper half."""
-
-    def __init__(self, transfers: Transfers, request: Request, sender_request: int, place: Place) -> None:
-        self._transfers, self._request, self._place = transfers, request, place
-        self._sender_request = sender_request
-        self._offset = 0
-        self._num_bytes = request.message_bytes
-        if request.num_bytes == PARCEL:
-            request.payload = bytearray(request.message_bytes)
-        else:
-            self._num_bytes = min(self._num_bytes, request.num_bytes)
-
-    def poll(self) -> bool:
-        request, transfers, place = self._request, self._transfers, self._place
-        num_bytes = min(_BYTES_AT_ONCE, self._num_bytes - self._offset)
-        try:
-            view = transfers.place_of(request, self._offset, num_bytes)
-            if isinstance(request.payload, bytearray):
-                view = memoryview(request.payload)[self._offset : self._offset + num_bytes]
-            if view is not None:
-                transfers.memory.read_from(place.pid, place.address + self._offset, view)
-            else:
-                address = request.address + self._offset
-                transfers.memory.copy_from(place.pid, place.address + self._offset, address, num_bytes)
-        except OSError:
-            # This process may not look into that one; over the network it goes from the beginning.
-            transfers.places.clear()
-            transfers.wire.neighbours = frozenset()
-            transfers.stream(request, self._sender_request)
-            return True
-        self._offset += num_bytes
-        if self._offset < self._num_bytes:
-            return False
-        request.written = request.num_bytes != PARCEL
-        transfers.requests.complete(request)
-        transfers.wire.send(request.source, (request.comm, 0, What.TAKEN, self._sender_request, 0, 0, 0))
-        return True
-
-    def waits_for(self) -> Any:
-        """None: it goes on by itself."""
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where a payload is that has been announced; good only as long as this stay."""
-
-    pid: int  # as all ranks of this host see it; 0 for a rank elsewhere
-    address: int
 
 
 class Transfers:
@@ -195,7 +57,7 @@ class Transfers:
         """Called with what is said about making a communicator."""
         self.places: dict[tuple[int, int], Place] = {}
         """Of announced payloads, by sender and its request."""
-        self._streams: list[_Outgoing | _Incoming | _Direct] = []
+        self._streams: list[Outgoing | Incoming | Direct | Helping] = []
         wire.on_message = self.on_message
 
     # What the upper half asks for.
@@ -207,14 +69,17 @@ class Transfers:
         else:
             self.wire.send(dest, (comm, tag, What.MESSAGE, 0, len(payload), 0, 0), payload)
 
-    def send_announced(self, comm: int, dest: int, tag: int, address: int, num_bytes: int) -> Request:
+    def send_announced(
+        self, comm: int, dest: int, tag: int, address: int, num_bytes: int, *, blocking: bool
+    ) -> Request:
         """Announce a payload that stays where it is until a receive matches it."""
         request = self.requests.start(kind=SEND, comm=comm, peer=dest, tag=tag, address=address, num_bytes=num_bytes)
         if dest == self.wire.rank:
             self._arrive(Arrived(comm, dest, tag, num_bytes, None, request.number))
         else:
             pid = self.memory.pid if dest in self.wire.neighbours else 0
-            self.wire.send(dest, (comm, tag, What.ANNOUNCED, request.number, num_bytes, pid, address))
+            what = What.ANNOUNCED_WAITING if blocking else What.ANNOUNCED
+            self.wire.send(dest, (comm, tag, what, request.number, num_bytes, pid, address))
         return request
 
     def receive(self, comm: int, source: int, tag: int, capacity: int, address: int, *, number: int = 0) -> Request:
@@ -265,8 +130,9 @@ class Transfers:
         comm, tag, what, sender_request, num_bytes, pid, address = fields
         if what == What.MESSAGE:
             self._arrive(Arrived(comm, source, tag, num_bytes, bytes(payload), 0))
-        elif what == What.ANNOUNCED:
-            self.places[source, sender_request] = Place(pid if source in self.wire.neighbours else 0, address)
+        elif what in (What.ANNOUNCED, What.ANNOUNCED_WAITING):
+            seen_pid = pid if source in self.wire.neighbours else 0
+            self.places[source, sender_request] = Place(seen_pid, address, what == What.ANNOUNCED_WAITING)
             self._arrive(Arrived(comm, source, tag, num_bytes, None, sender_request))
         elif what == What.TAKEN:
             self.requests.complete(self.requests.by_number[sender_request])
@@ -274,7 +140,11 @@ class Transfers:
             assert self.on_making is not None
             self.on_making(source, what, comm, Group(sender_request, num_bytes))
         else:
-            self._streams.append(_Outgoing(self, self.requests.by_number[sender_request], num_bytes, address))
+            request = self.requests.by_number[sender_request]
+            if pid:
+                self._streams.append(Helping(self, request, num_bytes, Place(pid, address)))
+            else:
+                self._streams.append(Outgoing(self, request, num_bytes, address))
 
     def _arrive(self, message: Arrived) -> None:
         receive = self.matching.arrive(message)
@@ -303,12 +173,12 @@ class Transfers:
             return
         place = self.places.pop((request.source, sender_request), None)
         if place is not None and self._stand_in_arenas(request, place):
-            self.stream(request, sender_request, _LARGEST_PIECE_BYTES)
+            self.stream(request, sender_request, LARGEST_PIECE_BYTES)
             return
         if place is None or not place.pid:
             self.stream(request, sender_request)
             return
-        direct = _Direct(self, request, sender_request, place)
+        direct = Direct(self, request, sender_request, place)
         if not direct.poll():
             self._streams.append(direct)
 
@@ -326,7 +196,7 @@ class Transfers:
     def stream(self, request: Request, sender_request: int, piece_bytes: int = PIECE_BYTES) -> None:
         """Have the payload sent in pieces."""
         tag = self.wire.new_stream_tag()
-        stream = _Incoming(self, request, tag, piece_bytes)
+        stream = Incoming(self, request, tag, piece_bytes)
         if not stream.poll():
             self._streams.append(stream)
         self.wire.send(request.source, (request.comm, 0, What.WANTED, sender_request, tag, 0, piece_bytes))

@@ -44,6 +44,7 @@ class What:
     TAKEN: Final = 3  # the receiver has read it where it was
     JOIN: Final = 4  # a rank waits for a communicator to be made
     GO: Final = 5  # all its members do: make it
+    ANNOUNCED_WAITING: Final = 6  # ANNOUNCED by a program that waits until its payload has been taken
 
 
 class Wire:
