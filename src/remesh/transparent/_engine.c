@@ -133,6 +133,14 @@ static void sleep_at_bell(Engine *e, int64_t timeout_us) {
 static void rest(Engine *e, int is_waiting, int expecting, int64_t deadline_us) {
     int64_t now = now_us();
     if (e->idle_since_us == 0) e->idle_since_us = now;
+    if (!is_waiting && e->gap_us < e->most_spin_us) {
+        /* The next call is near, going by those before, and this core is nobody else's. */
+        do {
+            if (look(e) || atomic_load_explicit(e->doorbell, memory_order_acquire) != e->scanned) return;
+            now = now_us();
+            if (now >= deadline_us || atomic_load(&e->woken)) return;
+        } while (now - e->idle_since_us < e->most_spin_us);
+    }
     if (!is_waiting) {
         for (uint64_t i = 0; i < e->lower_spin; i++) {
             if (atomic_load_explicit(e->doorbell, memory_order_acquire) != e->scanned) return;
@@ -181,6 +189,13 @@ static int take_watched(Engine *e, PyObject *addresses) {
     return PyErr_Occurred() ? -1 : 0;
 }
 
+/* How long there was nothing to do. Long ones are remembered for a while: short ones come in between, with replies. */
+static void note_gap(Engine *e) {
+    if (e->most_spin_us == 0 || e->idle_since_us == 0) return;
+    int64_t gap = now_us() - e->idle_since_us;
+    e->gap_us = gap > e->gap_us ? gap : e->gap_us - (e->gap_us - gap) / 8;
+}
+
 /* Pass and rest until there is something for Python: 1, or not in time: 0, or -1 with an exception. */
 static int run_until(Engine *e, int64_t deadline_us, int python_waits) {
     for (int fruitful = 0; !atomic_load(&e->woken);) {
@@ -188,6 +203,7 @@ static int run_until(Engine *e, int64_t deadline_us, int python_waits) {
         if (progress < 0) return -1;
         if (e->attention || (progress && python_waits)) return 1;
         if (progress) {
+            note_gap(e);
             e->idle_since_us = 0;
             /* A program that polls always has a next request: the time must end this, too. */
             if ((++fruitful & 63) == 0 && now_us() >= deadline_us) break;
@@ -386,6 +402,7 @@ static PyObject *engine_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
     e->word_receive = object(setup, "word_receive");
     e->word_collective = object(setup, "word_collective");
     e->lower_spin = field(setup, "lower_spin");
+    e->most_spin_us = (int64_t)field(setup, "most_spin_us");
     e->eager_us = (int64_t)field(setup, "eager_us");
     e->patient_us = (int64_t)field(setup, "patient_us");
     e->shortest_us = (int64_t)field(setup, "shortest_us");

@@ -61,7 +61,7 @@ typedef struct {
     _Atomic int woken;
     /* pace */
     uint64_t lower_spin;
-    int64_t eager_us, patient_us, shortest_us, longest_us, idle_us, idle_since_us;
+    int64_t most_spin_us, gap_us, eager_us, patient_us, shortest_us, longest_us, idle_us, idle_since_us;
 } Engine;
 
 static inline char *slot_at(Engine *e, int slot) { return e->base + FIRST_SLOT + (size_t)slot * STRIDE; }

@@ -56,7 +56,7 @@ class _Half:
                 requests=self.requests, entered=self.entered, reals={0: (1, 0, 2)},
                 on_message=lambda *message: self.seen.append(message), on_match=lambda *match: self.seen.append(match),
                 serve=lambda slot: False, tell=lambda *told: None, tell_wait=lambda slot: None,
-                lower_spin=0, eager_us=10, patient_us=100, shortest_us=50, longest_us=500, idle_us=1000,
+                lower_spin=0, most_spin_us=0, eager_us=10, patient_us=100, shortest_us=50, longest_us=500, idle_us=1000,
             )
         )  # fmt: skip
 

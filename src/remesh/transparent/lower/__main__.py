@@ -29,6 +29,7 @@ from remesh.transparent.frames import Line
 from remesh.transparent.images import Command, Site, Upper, restore_upper, start_upper, upper_environment
 from remesh.transparent.job import JobFolder, rank_name
 from remesh.transparent.lower.half import LowerHalf
+from remesh.transparent.lower.pace import SPIN_VARIABLE
 from remesh.transparent.rank import IMAGE, Ended, RankLoop, read_state
 
 _SHARED_MEMORY = Path("/dev/shm")
@@ -107,16 +108,19 @@ def _put_together(
         stream.touch(mode=0o600)
     arena_file = room / FILE
     arena = make_arena(str(arena_file))
-    site = Site(str(channel_file), *map(str, streams), arena_file=str(arena_file) if arena else "")
+    out, err = map(str, streams)
+    site = Site(str(channel_file), out, err, str(arena_file) if arena else "")
     began_s = time.monotonic()
     upper: Upper | None = None
+    spinning = folder.read_spec().environment.get(SPIN_VARIABLE) == "1"
     if checkpoint is None:
-        half = LowerHalf(mpi, channel, arena)
+        half = LowerHalf(mpi, channel, arena, spinning=spinning)
         upper = start_upper(_command(folder), site)
     else:
         chosen = folder.checkpoint(checkpoint)
         report = chosen.manifest["ranks"][rank_name(rank)]
-        half = LowerHalf.from_state(read_state(chosen.rank_folder(rank), report), mpi, channel, arena)
+        state = read_state(chosen.rank_folder(rank), report)
+        half = LowerHalf.from_state(state, mpi, channel, arena, spinning=spinning)
         half.rebuild()
         seconds["replay"] = time.monotonic() - began_s
         began_s = time.monotonic()

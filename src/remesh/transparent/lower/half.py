@@ -76,7 +76,7 @@ class Counters:
 class LowerHalf:
     """Serves one upper half over ``channel`` with the MPI module ``mpi`` (a real, initialised ``mpi4py.MPI``)."""
 
-    def __init__(self, mpi: Any, channel: Channel, arena: Arena | None = None) -> None:
+    def __init__(self, mpi: Any, channel: Channel, arena: Arena | None = None, *, spinning: bool = False) -> None:
         """Duplicates the world communicator (all ranks call this)."""
         self._channel = channel
         self._comms = [mpi.COMM_WORLD.Dup() for _ in range(3)]
@@ -100,7 +100,7 @@ class LowerHalf:
         self._closed = False
         self._woken = False
         self._progressed = False
-        self._pace = Pace.of(mpi)
+        self._pace = Pace.of(mpi, spinning=spinning)
         channel.set_upper_spin(self._pace.upper_spin)
         bodies, serving = channel.bodies, self._serving
         callbacks = Callbacks(
@@ -112,14 +112,16 @@ class LowerHalf:
         self._wire.engine = self._engine
 
     @classmethod
-    def from_state(cls, data: bytes, mpi: Any, channel: Channel, arena: Arena | None = None) -> Self:
+    def from_state(
+        cls, data: bytes, mpi: Any, channel: Channel, arena: Arena | None = None, *, spinning: bool = False
+    ) -> Self:
         """What :meth:`state_bytes` described, on another MPI. The channel's bytes come back with the image.
 
         Raises:
             FormatError: the bytes are damaged, or belong to another rank or number of ranks.
         """
         parts = state.load(data, rank=mpi.COMM_WORLD.Get_rank(), size=mpi.COMM_WORLD.Get_size())
-        half = cls(mpi, channel, arena)
+        half = cls(mpi, channel, arena, spinning=spinning)
         half._requests.by_number.update({request.number: as_native(request) for request in parts.requests})
         half._requests.next_number = parts.next_numbers["request"]
         half._transfers.next_message = parts.next_numbers["message"]

@@ -53,20 +53,24 @@ class Outgoing:
             memory.give_back(buffer)
         while self._offset < request.num_bytes and len(self._in_flight) < _PIECES_IN_FLIGHT:
             num_bytes = min(self._piece_bytes, request.num_bytes - self._offset)
-            place = memory.view(request.address + self._offset, num_bytes)
-            buffer: bytearray | None = None
-            if place is not None:
-                view = place
-            else:
-                buffer = memory.borrow()
-                view = memoryview(buffer)[:num_bytes]
-                memory.read_into(request.address + self._offset, view)
+            view, buffer = self._next_piece(num_bytes)
             self._offset += num_bytes
             self._in_flight.append((wire.send_piece(request.peer, self._tag, view), view, buffer))
         if self._in_flight or self._offset < request.num_bytes:
             return False
         self._transfers.requests.complete(request)
         return True
+
+    def _next_piece(self, num_bytes: int) -> tuple[memoryview, bytearray | None]:
+        """Bytes to send, and the buffer that they were copied to; None where they stand in the arena."""
+        memory, address = self._transfers.memory, self._request.address + self._offset
+        place = memory.view(address, num_bytes)
+        if place is not None:
+            return place, None
+        buffer = memory.borrow()
+        view = memoryview(buffer)[:num_bytes]
+        memory.read_into(address, view)
+        return view, buffer
 
     def waits_for(self) -> Any:
         """The MPI request that it waits for, None if it does not."""
