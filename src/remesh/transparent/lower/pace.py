@@ -39,7 +39,7 @@ class Pace:
     most_spin_us: int = 0  # what the engine spins for a request if the last ones came sooner than that
     shortest_sleep_us: int = 50
     longest_sleep_us: int = 1000  # between polls when something is expected from MPI
-    idle_sleep_us: int = 50_000  # when nothing is expected, MPI is still given a chance so often
+    idle_sleep_us: int = 20_000  # when nothing is expected, MPI is still given a chance so often
 
     @classmethod
     def of(cls, mpi: Any, *, spinning: bool = False) -> Self:
