@@ -14,6 +14,8 @@
 #include <sched.h>
 #include <stdlib.h>
 
+enum { PREEMPTED_US = 200, LONGEST_ADAPTIVE_SPIN_US = 1000000 };
+
 static PyTypeObject *engine_type;
 
 static int64_t now_us(void) {
@@ -129,18 +131,27 @@ static void sleep_at_bell(Engine *e, int64_t timeout_us) {
     atomic_store_explicit(e->sleeping, 0, memory_order_relaxed);
 }
 
+/* Stay awake for a next call that is near, going by those before; whether that was worth it. */
+static int spin_for_call(Engine *e, int64_t *now, int64_t deadline_us) {
+    do {
+        int64_t before = *now;
+        if (look(e) || atomic_load_explicit(e->doorbell, memory_order_acquire) != e->scanned) return 1;
+        *now = now_us();
+        if (*now >= deadline_us || atomic_load(&e->woken)) return 1;
+        if (*now - before > PREEMPTED_US && e->most_spin_us <= LONGEST_ADAPTIVE_SPIN_US) {
+            /* This core is somebody else's too, perhaps the program's: none of this for the next fifty calls or so. */
+            e->gap_us = 1000 * e->most_spin_us;
+            return 0;
+        }
+    } while (*now - e->idle_since_us < e->most_spin_us);
+    return 0;
+}
+
 /* Wait until there may be something to do, or the deadline. Only MPI and shared words: called without the GIL. */
 static void rest(Engine *e, int is_waiting, int expecting, int64_t deadline_us) {
     int64_t now = now_us();
     if (e->idle_since_us == 0) e->idle_since_us = now;
-    if (!is_waiting && e->gap_us < e->most_spin_us) {
-        /* The next call is near, going by those before, and this core is nobody else's. */
-        do {
-            if (look(e) || atomic_load_explicit(e->doorbell, memory_order_acquire) != e->scanned) return;
-            now = now_us();
-            if (now >= deadline_us || atomic_load(&e->woken)) return;
-        } while (now - e->idle_since_us < e->most_spin_us);
-    }
+    if (!is_waiting && e->gap_us < e->most_spin_us && spin_for_call(e, &now, deadline_us)) return;
     if (!is_waiting) {
         for (uint64_t i = 0; i < e->lower_spin; i++) {
             if (atomic_load_explicit(e->doorbell, memory_order_acquire) != e->scanned) return;
