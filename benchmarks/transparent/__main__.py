@@ -5,14 +5,10 @@ from __future__ import annotations
 from benchmarks.report import is_quick, write_report
 from benchmarks.transparent import costs, engine, images
 
-_ONE_HOST = (
-    *(("mpich", "shm"), ("openmpi", "shm"), ("impi", "shm"), ("openmpi", "tcp"), ("mpich", "ofi"), ("impi", "tcp")),
-)
-
 
 def main() -> None:
     quick = is_quick()
-    rows = costs.rows(500 if quick else 2000, 3 if quick else 7, _ONE_HOST[: 2 if quick else None])
+    rows = costs.rows(500 if quick else 2000, 3 if quick else 7, costs.ONE_HOST[: 2 if quick else None])
     rows += images.rows(64 if quick else 256, repeat=3 if quick else 5)
     rows += images.object_rows()
     rows += engine.rows(num_mib=64 if quick else 256, repeat=3 if quick else 7)

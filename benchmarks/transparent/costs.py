@@ -1,87 +1,147 @@
 """What does a program pay when nothing happens? Small calls, bandwidth, and one call per millisecond, beside native.
 
-Native and carried runs take turns on two ranks; each value is a ratio or difference of medians over the turns.
+``python -m benchmarks.transparent.costs [MPI:NETWORK ...]`` (``QUICK=1``: about five minutes for all of them on a
+quiet machine) measures and writes docs/transparent/measured.md.
+
+Native and carried runs take turns, on two ranks; each value is a ratio or difference of medians over the turns.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from benchmarks.report import Row, at_least, at_most
+from benchmarks.report import Row, at_least, at_most, is_quick, write_report
 from benchmarks.transparent.chain import PROGRAMS
+from benchmarks.transparent.tables import write_costs_page
+from remesh.transparent.arena import VARIABLE as ARRAYS_VARIABLE
 from remesh.transparent.coordinator import Coordinator, Settings
 from remesh.transparent.job import JobFolder, JobSpec
 from remesh.transparent.launch import Reach, plan_start
+from remesh.transparent.lower.pace import SPIN_VARIABLE
 from remesh.transparent.mpis import find_mpi
 from remesh.transparent.stay import Placement, run_stay
 
-_ADDED_US = 6.0
+_ADDED_US, _ADDED_SPINNING_US = 6.0, 2.0
 _SIZES_MIB = (1, 8, 64)
 _BANDWIDTH = {"shm": 0.5, "tcp": 0.8, "ofi": 0.8}
+_SHARED_BANDWIDTH = 0.9
 _OVERHEAD = 1.02
+ONE_HOST = (
+    ("mpich", "shm"),
+    ("openmpi", "shm"),
+    ("impi", "shm"),
+    ("openmpi", "tcp"),
+    ("mpich", "ofi"),
+    ("impi", "tcp"),
+)
 Measured = dict[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One way to run the program."""
+
+    mpi: str
+    network: str
+    repeat: int  # small calls in a batch
+    num_ranks: int = 2
+    parts: tuple[str, ...] = ()  # of pingpong.py; empty: all
+    variables: Mapping[str, str] = field(default_factory=dict)  # of the program's environment
+
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        """Of the interpreter."""
+        return str(PROGRAMS / "pingpong.py"), str(self.repeat), *self.parts
 
 
 def rows(repeat: int, turns: int, networks: Iterable[tuple[str, str]]) -> list[Row]:
     """Rows of every MPI and network, on one host."""
     found = []
     for mpi, network in networks:
-        native, carried = [], []
+        plain = Case(mpi, network, repeat)
+        shared = replace(plain, parts=("large",), variables={ARRAYS_VARIABLE: "1"})
+        spinning = replace(plain, parts=("small",), variables={SPIN_VARIABLE: "1"})
+        runs: dict[str, list[Measured]] = {"native": [], "carried": [], "shared": [], "spinning": []}
         for _ in range(turns):
-            native.append(measure_native(mpi, network, repeat))
-            carried.append(measure_carried(mpi, network, repeat))
-        found += compare(f"{mpi} {network}", network, native, carried)
+            runs["native"].append(measure_native(plain))
+            for name, case in (("carried", plain), ("shared", shared), ("spinning", spinning)):
+                runs[name].append(measure_carried(case))
+        found += compare(f"{mpi} {network}", network, runs)
     return found
 
 
-def compare(case: str, network: str, native: list[Measured], carried: list[Measured]) -> list[Row]:
+def rank_rows(turns: int, mpi: str = "mpich", network: str = "shm") -> list[Row]:
+    """What one call per ms costs with fewer ranks than cores, and with more: a rank is two processes."""
+    num_cores, found = len(os.sched_getaffinity(0)), []
+    for num_ranks in sorted({max(1, num_cores // 2), 2 * num_cores}):
+        case = Case(mpi, network, 1, num_ranks, ("work",))
+        pairs = [(measure_native(case)["worked"], measure_carried(case)["worked"]) for _ in range(turns)]
+        native, carried = (statistics.median(one) for one in zip(*pairs, strict=True))
+        name = f"{mpi} {network}: work with one call per ms, {num_ranks} ranks on {num_cores} cores"
+        if num_ranks <= num_cores:
+            found.append(at_most(name, carried / native, "ratio", _OVERHEAD, peer="native"))
+        else:
+            found.append(Row(name, carried / native, "ratio", peer="native"))
+    return found
+
+
+def compare(case: str, network: str, runs: Mapping[str, list[Measured]]) -> list[Row]:
     """Rows of one configuration."""
 
-    def median(runs: list[Measured], name: str) -> float:
-        return statistics.median(run[name] for run in runs)
+    def median(way: str, name: str) -> float:
+        return statistics.median(run[name] for run in runs[way])
 
-    spread = max(run["latency"] for run in carried) / min(run["latency"] for run in carried) - 1
+    latencies = [run["latency"] for run in runs["carried"]]
+    spread = max(latencies) / min(latencies) - 1
     found = []
-    for name in ("latency", "allreduce"):
-        added = (median(carried, name) - median(native, name)) * 1e6
-        found.append(at_most(f"{case}: added to {name} of 8 bytes", added, "us", _ADDED_US, spread=spread))
-    for mib in _SIZES_MIB:
-        share = median(carried, f"bandwidth-{mib}") / median(native, f"bandwidth-{mib}")
-        found.append(at_least(f"{case}: bandwidth, {mib} MiB", share, "ratio", _BANDWIDTH[network], peer="native"))
-    ratio = median(carried, "worked") / median(native, "worked")
+    for way, goal, said in (("carried", _ADDED_US, ""), ("spinning", _ADDED_SPINNING_US, ", spinning")):
+        for name in ("latency", "allreduce"):
+            added = (median(way, name) - median("native", name)) * 1e6
+            found.append(at_most(f"{case}: added to {name} of 8 bytes{said}", added, "us", goal, spread=spread))
+    for way, goal, said in (("carried", _BANDWIDTH[network], ""), ("shared", _SHARED_BANDWIDTH, " of shared arrays")):
+        for mib in _SIZES_MIB:
+            share = median(way, f"bandwidth-{mib}") / median("native", f"bandwidth-{mib}")
+            found.append(at_least(f"{case}: bandwidth{said}, {mib} MiB", share, "ratio", goal, peer="native"))
+    ratio = median("carried", "worked") / median("native", "worked")
     found.append(at_most(f"{case}: work with one call per ms", ratio, "ratio", _OVERHEAD, peer="native"))
-    found.append(Row(f"{case}: memory of a lower half", median(carried, "lower_bytes"), "bytes"))
+    found.append(Row(f"{case}: memory of a lower half", median("carried", "lower_bytes"), "bytes"))
     return found
 
 
-def measure_native(mpi: str, network: str, repeat: int) -> Measured:
+def measure_native(case: Case) -> Measured:
     """One run on the real MPI."""
-    installation = find_mpi(mpi)
-    command = (installation.python, str(PROGRAMS / "pingpong.py"), str(repeat))
-    start = plan_start(installation, network, 2, (), Reach(), command)
-    environment = {"PATH": "/usr/bin:/bin", **start.environment}
-    done = subprocess.run(start.command, env=environment, capture_output=True, text=True, timeout=300, check=True)
+    installation = find_mpi(case.mpi)
+    command = (installation.python, *case.arguments)
+    start = plan_start(installation, case.network, case.num_ranks, (), Reach(), command)
+    # Open MPI does not start without a home.
+    environment = {"PATH": "/usr/bin:/bin", "HOME": str(Path.home()), **start.environment}
+    done = subprocess.run(start.command, env=environment, capture_output=True, text=True, timeout=300)
+    if done.returncode:
+        raise RuntimeError(f"running {case} natively: it ended with {done.returncode}: {done.stderr[-2000:]}")
     return _read(done.stdout)
 
 
-def measure_carried(mpi: str, network: str, repeat: int) -> Measured:
+def measure_carried(case: Case) -> Measured:
     """One run of the same program, carried."""
     folder = Path(tempfile.mkdtemp(prefix="remesh-costs-"))
     try:
-        argv = (sys.executable, str(PROGRAMS / "pingpong.py"), str(repeat))
-        job = JobFolder.create(folder / "job", JobSpec(argv, 2, str(folder), {"PATH": "/usr/bin:/bin"}))
+        argv = (sys.executable, *case.arguments)
+        spec = JobSpec(argv, case.num_ranks, str(folder), {"PATH": "/usr/bin:/bin", **case.variables})
+        job = JobFolder.create(folder / "job", spec)
         memory = LowerMemory()
-        stay = run_stay(job, Placement(mpi, network), Settings(), None, lambda _: None, memory)
+        stay = run_stay(job, Placement(case.mpi, case.network), Settings(), None, lambda _: None, memory)
         if stay.outcome.state != "finished":
-            raise RuntimeError(stay.outcome.cause)
+            raise RuntimeError(f"running {case}: {stay.outcome.cause}")
         return _read((job.logs / "rank-0000.out").read_text()) | {"lower_bytes": float(memory.most_bytes)}
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -109,3 +169,16 @@ class LowerMemory:
 
 def _read(text: str) -> Measured:
     return {name: float(value) for name, value in (line.split() for line in text.splitlines() if " " in line)}
+
+
+def main(wanted: list[str]) -> None:
+    """Measure the configurations ``mpi:network`` that are named, or all; write the report and the page."""
+    networks = [(mpi, network) for mpi, network in ONE_HOST if not wanted or f"{mpi}:{network}" in wanted]
+    turns = 3 if is_quick() else 7
+    found = rows(500 if is_quick() else 2000, turns, networks)
+    write_report("transparent_costs", [*found, *rank_rows(turns)])
+    write_costs_page()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,14 +1,18 @@
-"""Turns the matrix's results into ``docs/transparent/matrix.md``: ``python -m benchmarks.transparent.tables``."""
+"""Turns reports into pages: ``python -m benchmarks.transparent.tables`` those of the matrix into ``matrix.md``;
+``benchmarks.transparent.costs`` calls for ``measured.md`` itself.
+"""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
 
-from benchmarks.report import OUT
+from benchmarks.report import OUT, verdict_of
 from benchmarks.transparent.chain import ALL
 
-_PAGE = Path(__file__).resolve().parents[2] / "docs" / "transparent" / "matrix.md"
+_FOLDER = Path(__file__).resolve().parents[2] / "docs" / "transparent"
+_PAGE = _FOLDER / "matrix.md"
+_BUSY = "**Other programs ran beside**: these values are no costs, only a proof that everything was run."
 _SIGNS = {True: "=", False: "**x**", None: "·"}
 
 
@@ -44,6 +48,35 @@ def make_page(pairs: dict, report: dict) -> str:
     for row in report["rows"]:
         goal = "" if row["goal"] is None else f"{row['goal']:g}"
         lines.append(f"| {row['case']} | {row['value']:.4g} {row['unit']} | {goal} |")
+    return "\n".join(lines) + "\n"
+
+
+def write_costs_page() -> None:
+    """``measured.md`` from the report of the costs."""
+    report = json.loads((OUT / "transparent_costs.json").read_text())
+    (_FOLDER / "measured.md").write_text(make_costs_page(report))
+
+
+def make_costs_page(report: dict) -> str:
+    """The page as text."""
+    cores, load, system = report["machine"]["num_cores"], report["load"][0], report["machine"]["system"]
+    lines = [
+        "# What carrying a program costs",
+        "",
+        "Made by `python -m benchmarks.transparent.costs`; do not edit. Native and carried runs of one program take",
+        "turns on one host; values are differences or ratios of medians. *Shared arrays* are NumPy arrays with",
+        "`REMESH_SHARED_ARRAYS=1`, *spinning* is `REMESH_SPIN=1`; see the [guide](guide.md).",
+        "",
+        f"Machine: {cores} cores, load {load:.1f}, {system}; Python {report['versions']['python']}; "
+        f"commit {(report['commit'] or 'unknown')[:12]}.",
+        *([_BUSY] if load > cores else []),
+        "",
+        "| case | value | goal | |",
+        "|---|---|---|---|",
+    ]
+    for row in report["rows"]:
+        goal, verdict = ("", "") if row["goal"] is None else (f"{row['goal']:g}", verdict_of(row))
+        lines.append(f"| {row['case']} | {row['value']:.4g} {row['unit']} | {goal} | {verdict} |")
     return "\n".join(lines) + "\n"
 
 

@@ -31,11 +31,11 @@ class Job:
         self._path = path
         self.said: list[str] = []
 
-    def create(self, program: str, *arguments: object, num_ranks: int = 4) -> None:
-        """Make the folder for a program."""
+    def create(self, program: str, *arguments: object, num_ranks: int = 4, **variables: str) -> None:
+        """Make the folder for a program, with more variables in its environment."""
         argv = (sys.executable, str(PROGRAMS / f"{program}.py"), *map(str, arguments))
         environment = {"PATH": os.environ["PATH"], "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-        environment["PYTHONPATH"] = str(FOREIGN)
+        environment |= {"PYTHONPATH": str(FOREIGN), **variables}
         self.folder = JobFolder.create(self._path, JobSpec(argv, num_ranks, str(self._path.parent), environment))
 
     def stay(

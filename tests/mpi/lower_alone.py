@@ -21,6 +21,7 @@ import mpi4py
 from mpi4py import MPI
 
 import remesh
+from remesh.transparent.arena import FILE, make_arena
 from remesh.transparent.channel import Channel
 from remesh.transparent.lower.half import LowerHalf, Where
 
@@ -94,7 +95,8 @@ def main() -> int:
     num_renewed = 0
     with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="remesh-test-") as folder:
         channel = Channel.create(f"{folder}/channel")
-        half = LowerHalf(MPI, channel)
+        arena = make_arena(f"{folder}/{FILE}")
+        half = LowerHalf(MPI, channel, arena)
         python = os.environ.get("UPPER_PYTHON", sys.executable)
         program = subprocess.Popen([python, *options.command], env=environment(f"{folder}/channel"))
         half.attach(program.pid)
@@ -113,7 +115,7 @@ def main() -> int:
                     made_quiet(half)
                     data = half.state_bytes()
                     half.release()
-                    half = LowerHalf.from_state(data, MPI, channel)
+                    half = LowerHalf.from_state(data, MPI, channel, arena)
                     half.rebuild()
                     half.attach(program.pid)
                     num_renewed += 1

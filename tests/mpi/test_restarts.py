@@ -5,7 +5,10 @@ from __future__ import annotations
 import pytest
 
 from remesh.transparent.coordinator import Settings
+from remesh.transparent.images.kinds import ARENA_PATH
+from remesh.transparent.images.stored import read_image
 from remesh.transparent.launch import Host
+from remesh.transparent.rank import IMAGE
 from remesh.transparent.stay import Placement
 from tests.mpi.conftest import FOREIGN, Job, stop_after
 
@@ -32,6 +35,19 @@ def test_a_restart_under_another_mpi_gives_the_same_answer(job: Job, program: st
     ended = job.stay(after, checkpoint=job.folder.checkpoint(None))
     assert ended.outcome.state == "finished", job.events
     assert job.answer == _ANSWERS[program]
+
+
+def test_arrays_that_both_halves_share_are_carried_by_a_chain_of_images(job: Job) -> None:
+    job.create("arrays", 60, 0.1, num_ranks=3, REMESH_SHARED_ARRAYS="1")
+    assert job.stay("mpich", watch=stop_after(2.0)).outcome.state == "stopped", job.events
+    image = job.folder.checkpoint(None).rank_folder(0) / IMAGE
+    assert any(area.path == ARENA_PATH for area in read_image(image).areas.areas)
+    settings = Settings(every_s=0.5, incremental=True)
+    second = job.stay("openmpi", settings=settings, checkpoint=job.folder.checkpoint(None), watch=stop_after(2.5))
+    assert second.outcome.state == "stopped", job.events
+    ended = job.stay("impi", checkpoint=job.folder.checkpoint(None))
+    assert ended.outcome.state == "finished", job.events
+    assert job.answer == "answer aa5e67e0d181aba4"
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,8 @@
 #include <sched.h>
 #include <stdlib.h>
 
+enum { PREEMPTED_US = 200, LONGEST_ADAPTIVE_SPIN_US = 1000000 };
+
 static PyTypeObject *engine_type;
 
 static int64_t now_us(void) {
@@ -46,6 +48,12 @@ static int look(Engine *e) {
         e->running[i].done = (char)over;
         ready |= over;
     }
+    for (int i = 0; i < e->num_watched && !code; i++) {
+        int over = 0;
+        code = test(e->watched[i], &over, e->status);
+        if (over) e->attention = ready = 1;
+    }
+    if (e->attention) e->num_watched = 0;
     if (code) e->mpi_problem = code;
     return ready | (code != 0);
 }
@@ -123,10 +131,27 @@ static void sleep_at_bell(Engine *e, int64_t timeout_us) {
     atomic_store_explicit(e->sleeping, 0, memory_order_relaxed);
 }
 
+/* Stay awake for a next call that is near, going by those before; whether that was worth it. */
+static int spin_for_call(Engine *e, int64_t *now, int64_t deadline_us) {
+    do {
+        int64_t before = *now;
+        if (look(e) || atomic_load_explicit(e->doorbell, memory_order_acquire) != e->scanned) return 1;
+        *now = now_us();
+        if (*now >= deadline_us || atomic_load(&e->woken)) return 1;
+        if (*now - before > PREEMPTED_US && e->most_spin_us <= LONGEST_ADAPTIVE_SPIN_US) {
+            /* This core is somebody else's too, perhaps the program's: none of this for the next fifty calls or so. */
+            e->gap_us = 1000 * e->most_spin_us;
+            return 0;
+        }
+    } while (*now - e->idle_since_us < e->most_spin_us);
+    return 0;
+}
+
 /* Wait until there may be something to do, or the deadline. Only MPI and shared words: called without the GIL. */
 static void rest(Engine *e, int is_waiting, int expecting, int64_t deadline_us) {
     int64_t now = now_us();
     if (e->idle_since_us == 0) e->idle_since_us = now;
+    if (!is_waiting && e->gap_us < e->most_spin_us && spin_for_call(e, &now, deadline_us)) return;
     if (!is_waiting) {
         for (uint64_t i = 0; i < e->lower_spin; i++) {
             if (atomic_load_explicit(e->doorbell, memory_order_acquire) != e->scanned) return;
@@ -164,19 +189,32 @@ static PyObject *engine_step(PyObject *self, PyObject *news) {
     return progress < 0 ? NULL : PyBool_FromLong(progress);
 }
 
-/* run(timeout_us, python_waits): pass and rest until Python has something to look at, or that time is over. */
-static PyObject *engine_run(PyObject *self, PyObject *args) {
-    Engine *e = (Engine *)self;
-    long long timeout_us;
-    int python_waits, fruitful = 0;
-    if (!PyArg_ParseTuple(args, "Lp", &timeout_us, &python_waits)) return NULL;
-    int64_t deadline_us = now_us() + timeout_us;
-    e->attention = 0;
-    while (!atomic_load(&e->woken)) {
+/* Note the requests that a run watches: a list of where their handles stand. */
+static int take_watched(Engine *e, PyObject *addresses) {
+    Py_ssize_t count = PyList_Size(addresses);
+    if (count > MAX_WATCHED)
+        return PyErr_Format(PyExc_ValueError, "%zd requests to watch, room for %d", count, MAX_WATCHED), -1;
+    for (Py_ssize_t i = 0; i < count; i++)
+        e->watched[i] = (uint64_t *)(uintptr_t)PyLong_AsUnsignedLongLong(PyList_GetItem(addresses, i));
+    e->num_watched = (int)count;
+    return PyErr_Occurred() ? -1 : 0;
+}
+
+/* How long there was nothing to do. Long ones are remembered for a while: short ones come in between, with replies. */
+static void note_gap(Engine *e) {
+    if (e->most_spin_us == 0 || e->idle_since_us == 0) return;
+    int64_t gap = now_us() - e->idle_since_us;
+    e->gap_us = gap > e->gap_us ? gap : e->gap_us - (e->gap_us - gap) / 8;
+}
+
+/* Pass and rest until there is something for Python: 1, or not in time: 0, or -1 with an exception. */
+static int run_until(Engine *e, int64_t deadline_us, int python_waits) {
+    for (int fruitful = 0; !atomic_load(&e->woken);) {
         int progress = pass(e);
-        if (progress < 0) return NULL;
-        if (e->attention || (progress && python_waits)) Py_RETURN_TRUE;
+        if (progress < 0) return -1;
+        if (e->attention || (progress && python_waits)) return 1;
         if (progress) {
+            note_gap(e);
             e->idle_since_us = 0;
             /* A program that polls always has a next request: the time must end this, too. */
             if ((++fruitful & 63) == 0 && now_us() >= deadline_us) break;
@@ -184,12 +222,28 @@ static PyObject *engine_run(PyObject *self, PyObject *args) {
         }
         if (now_us() >= deadline_us) break;
         int is_waiting = python_waits || e->singles || e->waits;
-        int expecting = is_waiting || is_expecting(e);
+        int expecting = is_waiting || e->num_watched || is_expecting(e);
         Py_BEGIN_ALLOW_THREADS;
         rest(e, is_waiting, expecting, deadline_us);
         Py_END_ALLOW_THREADS;
     }
-    Py_RETURN_FALSE;
+    return 0;
+}
+
+/* run(timeout_us, python_waits, watched): pass and rest until Python has something to look at, or that time is over.
+ * ``watched``: requests of MPI's, by where their handles stand, whose end Python wants to know.
+ */
+static PyObject *engine_run(PyObject *self, PyObject *args) {
+    Engine *e = (Engine *)self;
+    long long timeout_us;
+    int python_waits;
+    PyObject *watched;
+    if (!PyArg_ParseTuple(args, "LpO!", &timeout_us, &python_waits, &PyList_Type, &watched)) return NULL;
+    if (take_watched(e, watched)) return NULL;
+    e->attention = 0;
+    int found = run_until(e, now_us() + timeout_us, python_waits);
+    e->num_watched = 0;
+    return found < 0 ? NULL : PyBool_FromLong(found);
 }
 
 /* send(dest, fields, payload): one wire message. */
@@ -359,6 +413,7 @@ static PyObject *engine_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
     e->word_receive = object(setup, "word_receive");
     e->word_collective = object(setup, "word_collective");
     e->lower_spin = field(setup, "lower_spin");
+    e->most_spin_us = (int64_t)field(setup, "most_spin_us");
     e->eager_us = (int64_t)field(setup, "eager_us");
     e->patient_us = (int64_t)field(setup, "patient_us");
     e->shortest_us = (int64_t)field(setup, "shortest_us");

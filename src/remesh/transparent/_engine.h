@@ -15,7 +15,7 @@ enum {
     EXSCAN = 14
 };
 enum { MESSAGE = 0, HEADER_BYTES = 48, STATUS_BYTES = 128 };
-enum { MAX_OPS = 32, MAX_TYPES = 64 };
+enum { MAX_OPS = 32, MAX_TYPES = 64, MAX_WATCHED = 64 };
 
 typedef struct {
     uint64_t real;
@@ -46,6 +46,8 @@ typedef struct {
     size_t num_sending, room_sending;
     Running *running;
     size_t num_running, room_running;
+    uint64_t *watched[MAX_WATCHED]; /* requests of streams, which are Python's: it is told when one is over */
+    int num_watched;
     _Alignas(16) char status[STATUS_BYTES];
     /* what half.py owns */
     PyObject *by_number, *posted, *arrived, *requests, *entered, *reals;
@@ -59,7 +61,7 @@ typedef struct {
     _Atomic int woken;
     /* pace */
     uint64_t lower_spin;
-    int64_t eager_us, patient_us, shortest_us, longest_us, idle_us, idle_since_us;
+    int64_t most_spin_us, gap_us, eager_us, patient_us, shortest_us, longest_us, idle_us, idle_since_us;
 } Engine;
 
 static inline char *slot_at(Engine *e, int slot) { return e->base + FIRST_SLOT + (size_t)slot * STRIDE; }

@@ -190,6 +190,7 @@ TWIN = SimpleNamespace(
     relay=relay,
     address_of=address_of,
     map_file=map_file,
+    map_at=None,
 )
 
 

@@ -54,6 +54,8 @@ class Output:
 
     def copy(self) -> None:
         """Copy what is new."""
+        if self.path.stat().st_size <= self.copied:
+            return
         with self.path.open("rb") as file:
             file.seek(self.copied)
             while data := file.read(_COPY_BYTES):

@@ -1,6 +1,11 @@
-"""How long small calls and large messages take, as a program sees it: lines of ``name value``, in s and bytes/s."""
+"""How long small calls and large messages take, as a program sees it: lines of ``name value``, in s and bytes/s.
+
+``pingpong.py REPEAT [small] [large] [work]``; all three parts if none is named. With REMESH_SHARED_ARRAYS=1 large
+messages are NumPy arrays, else bytearrays.
+"""
 
 import array
+import os
 import statistics
 import sys
 import time
@@ -32,36 +37,57 @@ def ping(buffer) -> None:
         comm.Send(buffer, 0)
 
 
-def work(total_s: float, call_every_s: float) -> float:
-    """Compute with a call from time to time; how long it took in all."""
+def make_buffer(num_bytes: int):
+    if os.environ.get("REMESH_SHARED_ARRAYS") == "1":
+        import numpy as np  # noqa: PLC0415 - the native run has none
+
+        return np.zeros(num_bytes, dtype=np.uint8)
+    return bytearray(num_bytes)
+
+
+def measure_small(repeat: int) -> None:
+    small, one, result = bytearray(8), array.array("d", [1.0]), array.array("d", [0.0])
+    tell("latency", time_of(lambda: ping(small), repeat) / 2)
+    tell("allreduce", time_of(lambda: comm.Allreduce(one, result), repeat))
+
+
+def measure_large(repeat: int) -> None:
+    for mib in (1, 8, 64):
+        buffer = make_buffer(mib << 20)
+        ping(buffer)
+        took_s = time_of(lambda: ping(buffer), max(repeat // (100 * mib), 3), 5)  # noqa: B023
+        tell(f"bandwidth-{mib}", (mib << 20) / (took_s / 2))
+
+
+def measure_work() -> None:
+    """What an iteration costs of about 1 ms of computing and one call, over the iteration of computing alone."""
     one, result = array.array("d", [1.0]), array.array("d", [0.0])
-    comm.Barrier()
-    start = time.perf_counter()
-    for _ in range(int(total_s / call_every_s)):
-        # A fixed amount of work, not of time: what the call costs must not shorten it.
-        for _ in range(work_units):
-            pass
-        comm.Allreduce(one, result)
-    return time.perf_counter() - start
+    begin = time.perf_counter()
+    for _ in range(1_000_000):
+        pass
+    num_units = comm.bcast(int(1_000_000 * 1e-3 / (time.perf_counter() - begin)))
+    found = []
+    for _ in range(9):
+        comm.Barrier()
+        start = time.perf_counter()
+        for _ in range(300):
+            # A fixed amount of work, not of time: what the call costs must not shorten it.
+            for _ in range(num_units):
+                pass
+            comm.Allreduce(one, result)
+        found.append((time.perf_counter() - start) / 300 / num_units)
+    tell("worked", statistics.median(found))
 
 
-repeat = int(sys.argv[1])
-small, one, result = bytearray(8), array.array("d", [1.0]), array.array("d", [0.0])
-latency = time_of(lambda: ping(small), repeat) / 2
-allreduce = time_of(lambda: comm.Allreduce(one, result), repeat)
-bandwidths = {}
-for mib in (1, 8, 64):
-    buffer = bytearray(mib << 20)
-    bandwidths[mib] = (mib << 20) / (time_of(lambda: ping(buffer), max(repeat // (100 * mib), 3), 5) / 2)  # noqa: B023
-probe = time.perf_counter()
-for _ in range(1_000_000):
-    pass
-work_units = comm.bcast(int(1_000_000 * 1e-3 / (time.perf_counter() - probe)))
-worked = statistics.median(work(0.5, 1e-3) for _ in range(5))
-if rank == 0:
-    print("latency", latency)
-    print("allreduce", allreduce)
-    for mib, value in bandwidths.items():
-        print(f"bandwidth-{mib}", value)
-    print("units", work_units)
-    print("worked", worked / int(0.5 / 1e-3) / work_units, flush=True)
+def tell(name: str, value: float) -> None:
+    if rank == 0:
+        print(name, value, flush=True)
+
+
+parts = sys.argv[2:] or ["small", "large", "work"]
+if "small" in parts:
+    measure_small(int(sys.argv[1]))
+if "large" in parts:
+    measure_large(int(sys.argv[1]))
+if "work" in parts:
+    measure_work()

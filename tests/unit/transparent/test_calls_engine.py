@@ -35,7 +35,7 @@ _Barrier = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_size_t, ctypes.POINTER(ctypes
 class _Half:
     """One engine of rank 0 of 2, its channel, and an MPI that holds what is sent and gives what it is told to."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, *, most_spin_us: int = 0) -> None:
         self.lower = Channel.create(path)
         self.upper = Channel.map(path)
         self.sent: deque[bytes] = deque()
@@ -56,7 +56,8 @@ class _Half:
                 requests=self.requests, entered=self.entered, reals={0: (1, 0, 2)},
                 on_message=lambda *message: self.seen.append(message), on_match=lambda *match: self.seen.append(match),
                 serve=lambda slot: False, tell=lambda *told: None, tell_wait=lambda slot: None,
-                lower_spin=0, eager_us=10, patient_us=100, shortest_us=50, longest_us=500, idle_us=1000,
+                lower_spin=0, most_spin_us=most_spin_us,
+                eager_us=10, patient_us=100, shortest_us=50, longest_us=500, idle_us=1000,
             )
         )  # fmt: skip
 
@@ -255,3 +256,20 @@ def test_what_is_not_short_is_left_alone(tmp_path: Path, buffer: Any) -> None:
     else:
         assert not port.send(7, (0, 1), buffer, 0, 0)
     assert half.lower.posted() == 0 and half.lower.pending() == 0
+
+
+def test_a_run_comes_back_when_a_watched_request_is_over_and_watches_it_no_more(tmp_path: Path) -> None:
+    half = _Half(str(tmp_path / "channel"))
+    stream = ctypes.c_uint64(50)
+    assert not half.engine.run(2000, False, [ctypes.addressof(stream)])
+    half.open_barriers()
+    assert half.engine.run(1_000_000, False, [ctypes.addressof(stream)])
+    assert not half.engine.run(2000, False, [])
+
+
+def test_an_engine_that_may_spin_takes_a_call_and_ends_its_run_in_time(tmp_path: Path) -> None:
+    half = _Half(str(tmp_path / "channel"), most_spin_us=1 << 40)
+    assert not half.engine.run(2000, False, [])
+    assert half.upper.port(0).post(7, 1, 5, b"abc")
+    assert not half.engine.run(2000, False, [])
+    assert len(half.sent) == 1

@@ -22,8 +22,8 @@ from typing import Final
 from remesh.errors import ConfigError, FormatError
 from remesh.transparent.images.clocks import Clocks, clocks_of
 from remesh.transparent.images.format import CRIU_FILE
-from remesh.transparent.images.kinds import CHANNEL_PATH, INNER_PID, STDERR_PATH, STDOUT_PATH
-from remesh.transparent.images.procfs import inner_id, seen_from_here
+from remesh.transparent.images.kinds import ARENA_PATH, CHANNEL_PATH, INNER_PID, STDERR_PATH, STDOUT_PATH
+from remesh.transparent.images.procfs import inner_id, read_areas, seen_from_here
 from remesh.transparent.images.records import from_json, to_json
 from remesh.transparent.images.store import make_folder
 
@@ -108,6 +108,8 @@ def dump_by_criu(pid: int, directory: Path) -> int:
     criu = _need_criu(doing)
     if inner_id(pid, pid) != INNER_PID:
         raise ConfigError(f"{doing}: it is no upper half; start it by start_upper")
+    if any(area.path == ARENA_PATH for area in read_areas(pid)):
+        raise ConfigError(f"{doing}: its arrays stand in memory that CRIU leaves out; run it without shared arrays")
     make_folder(directory)
     try:
         work = directory.absolute() / _FOLDER

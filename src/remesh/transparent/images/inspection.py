@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from remesh.transparent.images.format import FileKind
-from remesh.transparent.images.kinds import CHANNEL_PATH, ROOM_PATH, Refusal
+from remesh.transparent.images.kinds import ROOM_PATH, Refusal
 from remesh.transparent.images.linux import check_platform
 from remesh.transparent.images.proc_text import Area, AreaKind, Descriptor
 from remesh.transparent.images.procfs import children_of, read_areas, read_descriptors, read_status, seen_from_here
@@ -75,7 +75,7 @@ def _check_areas(pid: int, areas: list[Area]) -> Iterator[Refusal]:
             yield Refusal(what, "shared memory without a file, or of a device; images hold private memory and files")
         elif area.kind is AreaKind.LOST_FILE:
             yield Refusal(what, "its file was deleted or replaced since it was mapped; start the program again")
-        elif area.kind in (AreaKind.PRIVATE_FILE, AreaKind.SHARED_FILE) and area.path != CHANNEL_PATH:
+        elif area.kind in (AreaKind.PRIVATE_FILE, AreaKind.SHARED_FILE) and not is_bound_by_the_site(area.path):
             try:
                 info = os.stat(seen_from_here(pid, area.path))
             except OSError as error:
@@ -154,5 +154,5 @@ def _check_pipes(descriptors: list[Descriptor]) -> Iterator[Refusal]:
 
 
 def is_bound_by_the_site(path: str) -> bool:
-    """Whether a path leads to the channel or the logs, which the next site has of its own."""
+    """Whether a path leads to the channel, the arena or the logs, which the next site has of its own."""
     return path.startswith(f"{ROOM_PATH}/")

@@ -13,6 +13,8 @@ ROOM_PATH: Final = "/tmp/.remesh"
 """The folder of the upper half's own mount namespace where its channel and logs stand. The same on every machine."""
 CHANNEL_PATH: Final = f"{ROOM_PATH}/channel"
 """Where the upper half finds its channel: the file `Site.channel_file`, bound to this path."""
+ARENA_PATH: Final = f"{ROOM_PATH}/arena"
+"""Where it finds the file that its arrays may stand in: `Site.arena_file`, bound to this path, if there is one."""
 STDOUT_PATH: Final = f"{ROOM_PATH}/stdout"
 STDERR_PATH: Final = f"{ROOM_PATH}/stderr"
 INNER_PID: Final = 1000
@@ -41,9 +43,10 @@ class Site:
     channel_file: str  # bound to CHANNEL_PATH; never truncated or replaced while the upper half lives
     stdout_file: str  # opened for append
     stderr_file: str  # opened for append
+    arena_file: str = ""  # bound to ARENA_PATH; its pages are part of an image where it is mapped. "": there is none
 
     def __post_init__(self) -> None:
-        for path in (self.channel_file, self.stdout_file, self.stderr_file):
+        for path in filter(None, (self.channel_file, self.stdout_file, self.stderr_file, self.arena_file)):
             if not path.startswith("/"):
                 raise ConfigError(f"describing the files of an upper half: {path!r} is not an absolute path")
 

@@ -17,8 +17,10 @@ import struct
 from dataclasses import dataclass
 from typing import Final, NamedTuple, Self
 
+from remesh.transparent.images.kinds import ARENA_PATH
 from remesh.transparent.images.linux import PAGE_BYTES
 from remesh.transparent.images.proc_text import Area, AreaKind
+from remesh.transparent.images.procfs import seen_from_here
 from remesh.transparent.images.ranges import PageRange, join
 
 _PAGEMAP_SCAN: Final = 0xC0606610  # _IOWR('f', 16, struct pm_scan_arg)
@@ -84,6 +86,8 @@ class PageMap:
 
     def saved(self, area: Area) -> list[PageRange]:
         """The pages of an area that an image saves, in order."""
+        if area.path == ARENA_PATH:
+            return _pages_of_file(self._pid, area)
         if area.kind not in (AreaKind.ANONYMOUS, AreaKind.PRIVATE_FILE):
             return []
         if not self.can_scan:
@@ -145,3 +149,23 @@ class PageMap:
         )
         told = fcntl.ioctl(self._descriptor, _PAGEMAP_SCAN, argument)
         return _SCAN_FORM.unpack(argument), told
+
+
+def _pages_of_file(pid: int, area: Area) -> list[PageRange]:
+    """The pages that the file behind a shared mapping has, whoever wrote them; what is missing reads as zeros."""
+    ranges = []
+    with open(seen_from_here(pid, area.path), "rb", buffering=0) as file:
+        position = area.offset
+        end = area.offset + area.num_bytes
+        while position < end:
+            try:
+                start = os.lseek(file.fileno(), position, os.SEEK_DATA)
+            except OSError as error:
+                if error.errno == errno.ENXIO:  # nothing but a hole from here on
+                    break
+                raise
+            position = min(os.lseek(file.fileno(), start, os.SEEK_HOLE), end)
+            if start < end:
+                shift = area.start - area.offset
+                ranges.append(PageRange(start + shift, position + shift))
+    return join(ranges)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from remesh.transparent.images import linux
-from remesh.transparent.images.kinds import CHANNEL_PATH, ROOM_PATH, STDERR_PATH, STDOUT_PATH, Site
+from remesh.transparent.images.kinds import ARENA_PATH, CHANNEL_PATH, ROOM_PATH, STDERR_PATH, STDOUT_PATH, Site
 
 _LAST_PID: Final = "/proc/sys/kernel/ns_last_pid"
 
@@ -38,7 +38,9 @@ def mount_room(site: Site) -> None:
     """
     linux.mount("none", "/", None, linux.MS_REC | linux.MS_PRIVATE)
     linux.mount("proc", "/proc", "proc", linux.MS_NOSUID | linux.MS_NODEV | linux.MS_NOEXEC)
-    bound = ((site.channel_file, CHANNEL_PATH), (site.stdout_file, STDOUT_PATH), (site.stderr_file, STDERR_PATH))
+    bound = [(site.channel_file, CHANNEL_PATH), (site.stdout_file, STDOUT_PATH), (site.stderr_file, STDERR_PATH)]
+    if site.arena_file:
+        bound.append((site.arena_file, ARENA_PATH))
     # The sources may stand in a folder that the mount below hides, so they are held open.
     sources = [os.open(source, os.O_PATH | os.O_CLOEXEC) for source, _ in bound]
     linux.mount("remesh", ROOM_PATH, "tmpfs", linux.MS_NOSUID | linux.MS_NODEV, "mode=0700,size=64k")

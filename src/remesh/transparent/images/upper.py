@@ -139,13 +139,14 @@ def upper_environment(environ: Mapping[str, str], *, first_on_path: str | None =
 def _start(order: dict[str, Any], site: Site, doing: str, timeout_s: float) -> Upper:
     check_platform()
     _make_room()
-    for path in (site.channel_file, site.stdout_file, site.stderr_file):
+    for path in filter(None, (site.channel_file, site.stdout_file, site.stderr_file, site.arena_file)):
         if not os.path.isfile(path):
             raise ConfigError(f"{doing}: the file {path} is missing; make it before")
     order["site"] = {
         "channel_file": site.channel_file,
         "stdout_file": site.stdout_file,
         "stderr_file": site.stderr_file,
+        "arena_file": site.arena_file,
     }
     prctl(PR_SET_CHILD_SUBREAPER, 1)
     orders_out, orders = os.pipe2(os.O_CLOEXEC)

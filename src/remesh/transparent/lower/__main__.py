@@ -22,12 +22,14 @@ from pathlib import Path
 from typing import Any
 
 from remesh.errors import Error
+from remesh.transparent.arena import FILE, make_arena
 from remesh.transparent.channel import Channel
 from remesh.transparent.control import Control
 from remesh.transparent.frames import Line
 from remesh.transparent.images import Command, Site, Upper, restore_upper, start_upper, upper_environment
 from remesh.transparent.job import JobFolder, rank_name
 from remesh.transparent.lower.half import LowerHalf
+from remesh.transparent.lower.pace import SPIN_VARIABLE
 from remesh.transparent.rank import IMAGE, Ended, RankLoop, read_state
 
 _SHARED_MEMORY = Path("/dev/shm")
@@ -104,16 +106,21 @@ def _put_together(
     streams = [folder.logs / f"{rank_name(rank)}.{kind}" for kind in ("out", "err")]
     for stream in streams:
         stream.touch(mode=0o600)
-    site = Site(str(channel_file), *map(str, streams))
+    arena_file = room / FILE
+    arena = make_arena(str(arena_file))
+    out, err = map(str, streams)
+    site = Site(str(channel_file), out, err, str(arena_file) if arena else "")
     began_s = time.monotonic()
     upper: Upper | None = None
+    spinning = folder.read_spec().environment.get(SPIN_VARIABLE) == "1"
     if checkpoint is None:
-        half = LowerHalf(mpi, channel)
+        half = LowerHalf(mpi, channel, arena, spinning=spinning)
         upper = start_upper(_command(folder), site)
     else:
         chosen = folder.checkpoint(checkpoint)
         report = chosen.manifest["ranks"][rank_name(rank)]
-        half = LowerHalf.from_state(read_state(chosen.rank_folder(rank), report), mpi, channel)
+        state = read_state(chosen.rank_folder(rank), report)
+        half = LowerHalf.from_state(state, mpi, channel, arena, spinning=spinning)
         half.rebuild()
         seconds["replay"] = time.monotonic() - began_s
         began_s = time.monotonic()

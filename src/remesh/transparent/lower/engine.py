@@ -53,6 +53,7 @@ class Setup:
     tell: Callable[..., None]  # write the reply of a slot whose one operation is over
     tell_wait: Callable[[int], None]  # write the reply of a slot whose ``wait`` is over
     lower_spin: int
+    most_spin_us: int
     eager_us: int
     patient_us: int
     shortest_us: int
@@ -107,6 +108,7 @@ def make_engine(
         tell=callbacks.tell,
         tell_wait=callbacks.tell_wait,
         lower_spin=pace.lower_spin,
+        most_spin_us=pace.most_spin_us,
         eager_us=pace.eager_us,
         patient_us=pace.patient_us,
         shortest_us=pace.shortest_sleep_us,

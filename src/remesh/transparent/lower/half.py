@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Self
 
+from remesh.transparent.arena import Arena
 from remesh.transparent.calls.table import WaitFor
 from remesh.transparent.channel import Channel
 from remesh.transparent.lower import state
@@ -75,13 +76,14 @@ class Counters:
 class LowerHalf:
     """Serves one upper half over ``channel`` with the MPI module ``mpi`` (a real, initialised ``mpi4py.MPI``)."""
 
-    def __init__(self, mpi: Any, channel: Channel) -> None:
+    def __init__(self, mpi: Any, channel: Channel, arena: Arena | None = None, *, spinning: bool = False) -> None:
         """Duplicates the world communicator (all ranks call this)."""
         self._channel = channel
         self._comms = [mpi.COMM_WORLD.Dup() for _ in range(3)]
         control, wire, world = self._comms
         self._requests = Requests(Request)
         self._memory = UpperMemory()
+        self._memory.arena = arena
         self._wire = Wire(mpi, wire)
         self._transfers = Transfers(self._wire, self._memory, self._requests)
         self._collectives = Collectives(mpi, control, world, self._requests, self._wire)
@@ -98,7 +100,7 @@ class LowerHalf:
         self._closed = False
         self._woken = False
         self._progressed = False
-        self._pace = Pace.of(mpi)
+        self._pace = Pace.of(mpi, spinning=spinning)
         channel.set_upper_spin(self._pace.upper_spin)
         bodies, serving = channel.bodies, self._serving
         callbacks = Callbacks(
@@ -110,14 +112,16 @@ class LowerHalf:
         self._wire.engine = self._engine
 
     @classmethod
-    def from_state(cls, data: bytes, mpi: Any, channel: Channel) -> Self:
+    def from_state(
+        cls, data: bytes, mpi: Any, channel: Channel, arena: Arena | None = None, *, spinning: bool = False
+    ) -> Self:
         """What :meth:`state_bytes` described, on another MPI. The channel's bytes come back with the image.
 
         Raises:
             FormatError: the bytes are damaged, or belong to another rank or number of ranks.
         """
         parts = state.load(data, rank=mpi.COMM_WORLD.Get_rank(), size=mpi.COMM_WORLD.Get_size())
-        half = cls(mpi, channel)
+        half = cls(mpi, channel, arena, spinning=spinning)
         half._requests.by_number.update({request.number: as_native(request) for request in parts.requests})
         half._requests.next_number = parts.next_numbers["request"]
         half._transfers.next_message = parts.next_numbers["message"]
@@ -170,10 +174,14 @@ class LowerHalf:
                 if left_s <= 0:
                     break
             left_us = int(left_s * 1e6) + 1
-            if engine is None or self._transfers.streaming or self._collectives.is_busy:
+            watched = self._transfers.watched()
+            if watched is None:
+                # A payload that this process copies goes on at once.
+                fruitless = 0
+            elif engine is None or self._collectives.is_busy:
                 self._rest(bell, fruitless, left_us)
             else:
-                self._progressed = engine.run(left_us, bool(self._serving.waits))
+                self._progressed = engine.run(left_us, bool(self._serving.waits), watched)
                 fruitless = 0
         self._woken = False
         if engine is not None:
@@ -248,7 +256,7 @@ class LowerHalf:
         expecting = self._serving.waits or self._transfers.expecting or self._collectives.inside
         if not expecting or self._closed:
             channel.wait(bell, pace.lower_spin if fruitless == 1 else 0, min(left_us, pace.idle_sleep_us))
-        elif self._serving.waits:
+        elif self._serving.waits or (self._engine is not None and self._engine.waiting):
             if fruitless > pace.patient_polls:
                 channel.wait(bell, 0, min(left_us, pace.sleep_us(fruitless - pace.patient_polls)))
             elif fruitless > pace.eager_polls:

@@ -13,8 +13,15 @@ from typing import Any, Final, Self
 
 from remesh.transparent.native import measure_spin_rate
 
+SPIN_VARIABLE: Final = "REMESH_SPIN"
+"""Set to 1 in the program's environment: both halves always spin, so that no call waits for a sleeper."""
 _SPIN_US: Final = 15.0
 """Longer than a small call takes, so that a burst of calls never sleeps; shorter than anyone would notice."""
+_NEXT_CALL_US: Final = 3000
+"""With a core for each process, what a lower half spins for a program that calls as often as that."""
+_FOR_EVER_US: Final = 1 << 40
+_UPPER_SPIN_US: Final = 10_000.0
+"""What an upper half spins that always spins: it sleeps at last while others take long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,19 +36,32 @@ class Pace:
     patient_polls: int  # and before it sleeps between polls
     eager_us: int  # the same two for the engine, whose polls are too short to count
     patient_us: int
+    most_spin_us: int = 0  # what the engine spins for a request if the last ones came sooner than that
     shortest_sleep_us: int = 50
     longest_sleep_us: int = 1000  # between polls when something is expected from MPI
     idle_sleep_us: int = 20_000  # when nothing is expected, MPI is still given a chance so often
 
     @classmethod
-    def of(cls, mpi: Any) -> Self:
+    def of(cls, mpi: Any, *, spinning: bool = False) -> Self:
         """For this rank's host, after counting its ranks and cores (all ranks call this)."""
         node = mpi.COMM_WORLD.Split_type(mpi.COMM_TYPE_SHARED)
         num_ranks = node.Get_size()
         node.Free()
         num_cores = len(os.sched_getaffinity(0))
+        return cls.chosen(num_ranks, num_cores, measure_spin_rate(), spinning=spinning)
+
+    @classmethod
+    def chosen(cls, num_ranks: int, num_cores: int, turns_per_us: float, *, spinning: bool) -> Self:
+        """For a host of so many ranks and cores.
+
+        >>> Pace.chosen(2, 4, 100.0, spinning=False).upper_spin, Pace.chosen(2, 2, 100.0, spinning=False).upper_spin
+        (1500, 0)
+        """
+        if spinning:
+            upper_spin = int(_UPPER_SPIN_US * turns_per_us)
+            return cls(upper_spin, 0, 1 << 30, 1 << 30, _FOR_EVER_US, _FOR_EVER_US, most_spin_us=_FOR_EVER_US)
         roomy = num_cores >= 2 * num_ranks
-        turns = int(_SPIN_US * measure_spin_rate()) if roomy else 0
+        turns = int(_SPIN_US * turns_per_us) if roomy else 0
         crowded = num_cores < num_ranks
         return cls(
             upper_spin=turns,
@@ -50,6 +70,7 @@ class Pace:
             patient_polls=1000 if crowded else 20_000,
             eager_us=20 if crowded else 5000,
             patient_us=3000 if crowded else 50_000,
+            most_spin_us=_NEXT_CALL_US if roomy else 0,
         )
 
     def sleep_us(self, polls: int) -> int:

@@ -126,7 +126,9 @@ class Serving:
             self.transfers.send_eager(comm, dest, tag, bytes(self.memory.read(address, num_bytes)))
             REQUEST_REPLY.pack_into(body, 0, OK, 0)
             return True
-        return self._started(slot, body, flags, self.transfers.send_announced(comm, dest, tag, address, num_bytes))
+        blocking = bool(flags & Flag.BLOCKING)
+        request = self.transfers.send_announced(comm, dest, tag, address, num_bytes, blocking=blocking)
+        return self._started(slot, body, flags, request)
 
     def _receive(  # noqa: PLR0913 - the fields of the call
         self, slot: int, body: memoryview, flags: int, comm: int, source: int, tag: int, capacity: int, address: int

@@ -14,14 +14,18 @@ then reads it there, and tells the sender that it has:
     sender    ANNOUNCED ────────────>  matches a receive, reads the sender's memory
               complete <────────────  TAKEN
 
+If the sender's program waits for that, its lower half has nothing else to do and is asked, by a WANTED that says where,
+to carry the second half: two cores copy faster than one. Its word that it has comes as a stream of one byte.
+
+Where a buffer stands in the arena MPI works on it in place. If both do, the whole payload is one piece: the program's
+message is then one message of the real MPI, whatever the network.
+
 While closed no payload is asked for: the open handshake is ``owed``, and part of the saved state.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from remesh.transparent.calls.table import ANY, PARCEL
@@ -30,127 +34,11 @@ from remesh.transparent.lower.matching import Matching
 from remesh.transparent.lower.memory import UpperMemory
 from remesh.transparent.lower.records import Arrived, Posted
 from remesh.transparent.lower.requests import ERR_TRUNCATE, RECEIVE, SEND, Request, Requests
+from remesh.transparent.lower.streams import LARGEST_PIECE_BYTES, Direct, Helping, Incoming, Outgoing, Place
 from remesh.transparent.lower.wire import PIECE_BYTES, What, Wire
 
-_PIECES_IN_FLIGHT = 4
-_BYTES_AT_ONCE = 1 << 24
-"""Read from a neighbour before the program and MPI are looked after again."""
-
-
-class _Outgoing:
-    """A stream to a receiver: reads pieces of the sender's buffer and hands them to MPI, some at a time."""
-
-    def __init__(self, transfers: Transfers, request: Request, tag: int) -> None:
-        self._transfers, self._request, self._tag = transfers, request, tag
-        self._offset = 0
-        self._in_flight: deque[tuple[Any, memoryview, bytearray]] = deque()
-
-    def poll(self) -> bool:
-        request, memory, wire = self._request, self._transfers.memory, self._transfers.wire
-        while self._in_flight and self._in_flight[0][0].Test():
-            _, view, buffer = self._in_flight.popleft()
-            view.release()
-            memory.give_back(buffer)
-        while self._offset < request.num_bytes and len(self._in_flight) < _PIECES_IN_FLIGHT:
-            buffer = memory.borrow()
-            view = memoryview(buffer)[: min(PIECE_BYTES, request.num_bytes - self._offset)]
-            memory.read_into(request.address + self._offset, view)
-            self._offset += len(view)
-            self._in_flight.append((wire.send_piece(request.peer, self._tag, view), view, buffer))
-        if self._in_flight or self._offset < request.num_bytes:
-            return False
-        self._transfers.requests.complete(request)
-        return True
-
-
-class _Incoming:
-    """A stream from a sender: into the receiver's buffer as far as that reaches, or into a parcel."""
-
-    def __init__(self, transfers: Transfers, request: Request, tag: int) -> None:
-        self._transfers, self._request, self._tag = transfers, request, tag
-        self._asked = 0
-        self._offset = 0
-        self._in_flight: deque[tuple[Any, memoryview, bytearray | None]] = deque()
-        if request.num_bytes == PARCEL:
-            request.payload = bytearray(request.message_bytes)
-
-    def _ask(self) -> None:
-        request, memory, wire = self._request, self._transfers.memory, self._transfers.wire
-        num_bytes = min(PIECE_BYTES, request.message_bytes - self._asked)
-        if isinstance(request.payload, bytearray):
-            buffer, view = None, memoryview(request.payload)[self._asked : self._asked + num_bytes]
-        else:
-            buffer = memory.borrow()
-            view = memoryview(buffer)[:num_bytes]
-        self._asked += num_bytes
-        self._in_flight.append((wire.receive_piece(request.source, self._tag, view), view, buffer))
-
-    def poll(self) -> bool:
-        request, memory = self._request, self._transfers.memory
-        while self._asked < request.message_bytes and len(self._in_flight) < _PIECES_IN_FLIGHT:
-            self._ask()
-        while self._in_flight and self._in_flight[0][0].Test():
-            _, view, buffer = self._in_flight.popleft()
-            if buffer is not None:
-                room = max(0, request.num_bytes - self._offset)
-                memory.write(request.address + self._offset, view[:room])
-            self._offset += len(view)
-            view.release()
-            if buffer is not None:
-                memory.give_back(buffer)
-            if self._asked < request.message_bytes:
-                self._ask()
-        if self._offset < request.message_bytes:
-            return False
-        request.written = request.num_bytes != PARCEL
-        self._transfers.requests.complete(request)
-        return True
-
-
-class _Direct:
-    """A payload that is read out of the memory of the sender's upper half."""
-
-    def __init__(self, transfers: Transfers, request: Request, sender_request: int, place: Place) -> None:
-        self._transfers, self._request, self._place = transfers, request, place
-        self._sender_request = sender_request
-        self._offset = 0
-        self._num_bytes = request.message_bytes
-        if request.num_bytes == PARCEL:
-            request.payload = bytearray(request.message_bytes)
-        else:
-            self._num_bytes = min(self._num_bytes, request.num_bytes)
-
-    def poll(self) -> bool:
-        request, transfers, place = self._request, self._transfers, self._place
-        num_bytes = min(_BYTES_AT_ONCE, self._num_bytes - self._offset)
-        try:
-            if isinstance(request.payload, bytearray):
-                view = memoryview(request.payload)[self._offset : self._offset + num_bytes]
-                transfers.memory.read_from(place.pid, place.address + self._offset, view)
-            else:
-                address = request.address + self._offset
-                transfers.memory.copy_from(place.pid, place.address + self._offset, address, num_bytes)
-        except OSError:
-            # This process may not look into that one; over the network it goes from the beginning.
-            transfers.places.clear()
-            transfers.wire.neighbours = frozenset()
-            transfers.stream(request, self._sender_request)
-            return True
-        self._offset += num_bytes
-        if self._offset < self._num_bytes:
-            return False
-        request.written = request.num_bytes != PARCEL
-        transfers.requests.complete(request)
-        transfers.wire.send(request.source, (request.comm, 0, What.TAKEN, self._sender_request, 0, 0, 0))
-        return True
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where a payload is that has been announced; good only as long as this stay."""
-
-    pid: int  # as all ranks of this host see it
-    address: int
+MAX_WATCHED = 64
+"""Streams whose end is noticed at once; those beyond are looked after when something else happens."""
 
 
 class Transfers:
@@ -169,7 +57,7 @@ class Transfers:
         """Called with what is said about making a communicator."""
         self.places: dict[tuple[int, int], Place] = {}
         """Of announced payloads, by sender and its request."""
-        self._streams: list[_Outgoing | _Incoming | _Direct] = []
+        self._streams: list[Outgoing | Incoming | Direct | Helping] = []
         wire.on_message = self.on_message
 
     # What the upper half asks for.
@@ -181,14 +69,17 @@ class Transfers:
         else:
             self.wire.send(dest, (comm, tag, What.MESSAGE, 0, len(payload), 0, 0), payload)
 
-    def send_announced(self, comm: int, dest: int, tag: int, address: int, num_bytes: int) -> Request:
+    def send_announced(
+        self, comm: int, dest: int, tag: int, address: int, num_bytes: int, *, blocking: bool
+    ) -> Request:
         """Announce a payload that stays where it is until a receive matches it."""
         request = self.requests.start(kind=SEND, comm=comm, peer=dest, tag=tag, address=address, num_bytes=num_bytes)
         if dest == self.wire.rank:
             self._arrive(Arrived(comm, dest, tag, num_bytes, None, request.number))
         else:
-            pid, where = (self.memory.pid, address) if dest in self.wire.neighbours else (0, 0)
-            self.wire.send(dest, (comm, tag, What.ANNOUNCED, request.number, num_bytes, pid, where))
+            pid = self.memory.pid if dest in self.wire.neighbours else 0
+            what = What.ANNOUNCED_WAITING if blocking else What.ANNOUNCED
+            self.wire.send(dest, (comm, tag, what, request.number, num_bytes, pid, address))
         return request
 
     def receive(self, comm: int, source: int, tag: int, capacity: int, address: int, *, number: int = 0) -> Request:
@@ -239,9 +130,9 @@ class Transfers:
         comm, tag, what, sender_request, num_bytes, pid, address = fields
         if what == What.MESSAGE:
             self._arrive(Arrived(comm, source, tag, num_bytes, bytes(payload), 0))
-        elif what == What.ANNOUNCED:
-            if pid and source in self.wire.neighbours:
-                self.places[source, sender_request] = Place(pid, address)
+        elif what in (What.ANNOUNCED, What.ANNOUNCED_WAITING):
+            seen_pid = pid if source in self.wire.neighbours else 0
+            self.places[source, sender_request] = Place(seen_pid, address, what == What.ANNOUNCED_WAITING)
             self._arrive(Arrived(comm, source, tag, num_bytes, None, sender_request))
         elif what == What.TAKEN:
             self.requests.complete(self.requests.by_number[sender_request])
@@ -249,7 +140,11 @@ class Transfers:
             assert self.on_making is not None
             self.on_making(source, what, comm, Group(sender_request, num_bytes))
         else:
-            self._streams.append(_Outgoing(self, self.requests.by_number[sender_request], num_bytes))
+            request = self.requests.by_number[sender_request]
+            if pid:
+                self._streams.append(Helping(self, request, num_bytes, Place(pid, address)))
+            else:
+                self._streams.append(Outgoing(self, request, num_bytes, address))
 
     def _arrive(self, message: Arrived) -> None:
         receive = self.matching.arrive(message)
@@ -277,20 +172,34 @@ class Transfers:
             self.requests.complete(request)
             return
         place = self.places.pop((request.source, sender_request), None)
-        if place is None:
+        if place is not None and self._stand_in_arenas(request, place):
+            self.stream(request, sender_request, LARGEST_PIECE_BYTES)
+            return
+        if place is None or not place.pid:
             self.stream(request, sender_request)
             return
-        direct = _Direct(self, request, sender_request, place)
+        direct = Direct(self, request, sender_request, place)
         if not direct.poll():
             self._streams.append(direct)
 
-    def stream(self, request: Request, sender_request: int) -> None:
+    def place_of(self, request: Request, offset: int, num_bytes: int) -> memoryview | None:
+        """Where a part of a receive's payload goes in place; None where it has to be carried there."""
+        if offset + num_bytes > request.num_bytes:
+            return None
+        return self.memory.view(request.address + offset, num_bytes)
+
+    def _stand_in_arenas(self, request: Request, place: Place) -> bool:
+        # All arenas have the same addresses.
+        there = self.memory.view(place.address, request.message_bytes)
+        return there is not None and self.place_of(request, 0, request.message_bytes) is not None
+
+    def stream(self, request: Request, sender_request: int, piece_bytes: int = PIECE_BYTES) -> None:
         """Have the payload sent in pieces."""
         tag = self.wire.new_stream_tag()
-        stream = _Incoming(self, request, tag)
+        stream = Incoming(self, request, tag, piece_bytes)
         if not stream.poll():
             self._streams.append(stream)
-        self.wire.send(request.source, (request.comm, 0, What.WANTED, sender_request, tag, 0, 0))
+        self.wire.send(request.source, (request.comm, 0, What.WANTED, sender_request, tag, 0, piece_bytes))
 
     def poll(self) -> bool:
         """Move the open streams on; whether one has ended."""
@@ -310,6 +219,15 @@ class Transfers:
         owed, self.owed = self.owed, []
         for request, sender_request in owed:
             self._ask_for(request, sender_request)
+
+    def watched(self) -> list[int] | None:
+        """Where the handles of the MPI requests stand that streams wait for; None if one does not wait for MPI."""
+        if not self._streams:
+            return []
+        found = [stream.waits_for() for stream in self._streams[:MAX_WATCHED]]
+        if None in found:
+            return None
+        return [self.wire.address_of(request) for request in found]
 
     @property
     def streaming(self) -> bool:

@@ -18,7 +18,7 @@ from remesh.transparent.calls.table import EAGER_BYTES
 
 HEADER: Final = struct.Struct("<QiiiiQQQ")
 """Communicator, tag, :class:`What`, sender, process that has the payload (0: not told), request at the sender of the
-payload, bytes of the message (or a stream's tag), address of the payload."""
+payload, bytes of the message (or a stream's tag), address of the payload (or bytes of a stream's pieces)."""
 _FRAME_BYTES: Final = HEADER.size + EAGER_BYTES
 PROBE_VARIABLE: Final = "REMESH_WIRE_PROBES"
 """Set for a network on which a receive from any source, once posted, may never complete: look for messages instead."""
@@ -44,6 +44,7 @@ class What:
     TAKEN: Final = 3  # the receiver has read it where it was
     JOIN: Final = 4  # a rank waits for a communicator to be made
     GO: Final = 5  # all its members do: make it
+    ANNOUNCED_WAITING: Final = 6  # ANNOUNCED by a program that waits until its payload has been taken
 
 
 class Wire:
@@ -145,6 +146,10 @@ class Wire:
     def send_piece(self, dest: int, tag: int, piece: bytes | bytearray | memoryview) -> Any:
         """Start to send a piece of a stream; an MPI request. The caller keeps ``piece`` alive."""
         return self.comm.Isend([piece, self._mpi.BYTE], dest, tag)
+
+    def address_of(self, request: Any) -> int:
+        """Where the handle of an MPI request stands, which is null once it is over."""
+        return int(self._mpi._addressof(request))
 
     def release(self) -> None:
         """Take back the posted receive; the communicator is the caller's."""

@@ -12,6 +12,7 @@ import struct
 import threading
 from typing import Any, Final, Protocol, cast
 
+from remesh.transparent.arena import share_arrays
 from remesh.transparent.calls.table import (
     BY_NAME,
     COMPLETION,
@@ -318,6 +319,7 @@ def link() -> Link:
         path = os.environ.get(CHANNEL_VARIABLE, _DEFAULT_CHANNEL)
         try:
             _link = Link(Channel.map(path))
+            share_arrays(path)
         except (OSError, ValueError) as error:
             raise failure("ERR_OTHER", str(error)) from error
     return _link
