@@ -87,7 +87,7 @@ class PageMap:
     def saved(self, area: Area) -> list[PageRange]:
         """The pages of an area that an image saves, in order."""
         if area.path == ARENA_PATH:
-            return _pages_of_file(self._pid, area)
+            return file_ranges(self._pid, area)
         if area.kind not in (AreaKind.ANONYMOUS, AreaKind.PRIVATE_FILE):
             return []
         if not self.can_scan:
@@ -151,7 +151,7 @@ class PageMap:
         return _SCAN_FORM.unpack(argument), told
 
 
-def _pages_of_file(pid: int, area: Area) -> list[PageRange]:
+def file_ranges(pid: int, area: Area) -> list[PageRange]:
     """The pages that the file behind a shared mapping has, whoever wrote them; what is missing reads as zeros."""
     ranges = []
     with open(seen_from_here(pid, area.path), "rb", buffering=0) as file:
