@@ -6,7 +6,8 @@ import ctypes
 import threading
 from collections import deque
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, ClassVar
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 from remesh.transparent.calls.table import ANY, FIRST_POSTED
 from remesh.transparent.channel import NUM_SLOTS, Channel
 from remesh.transparent.lower.engine import Setup
+from remesh.transparent.lower.half import LowerHalf
 from remesh.transparent.lower.matching import Arrived, Matching, Posted
 from remesh.transparent.lower.records import Request
 from remesh.transparent.lower.requests import Requests
@@ -273,3 +275,38 @@ def test_an_engine_that_may_spin_takes_a_call_and_ends_its_run_in_time(tmp_path:
     assert half.upper.port(0).post(7, 1, 5, b"abc")
     assert not half.engine.run(2000, False, [])
     assert len(half.sent) == 1
+
+
+def test_a_message_that_is_taken_while_the_engine_hears_news_ends_a_probe() -> None:
+    """Python has just completed a request; while it tells the engine so, the message that a probe waits for comes."""
+    arrived: list[str] = []
+    answered: list[int] = []
+
+    class Engine:
+        num_steps = 0
+
+        def step(self, news: bool) -> bool:
+            self.num_steps += 1
+            if self.num_steps != 2:
+                return False
+            arrived.append("message")
+            return True
+
+        def set(self, *_: object) -> None: ...
+
+    class Serving:
+        waits: ClassVar[dict[int, str]] = {0: "probe"}
+
+        def flush(self, bodies: object) -> list[int]:
+            return [self.waits.popitem()[0]] if arrived else []
+
+    half: Any = object.__new__(LowerHalf)
+    half._engine, half._serving, half._requests = Engine(), Serving(), SimpleNamespace(news=True)
+    half._transfers = half._collectives = SimpleNamespace(poll=lambda: False)
+    half._channel = SimpleNamespace(bodies=(), answer=answered.append)
+    half._closed = half._progressed = False
+    half._targets, half._held, half._aborting = None, {}, set()
+    passes = 0
+    while half._step() and passes < 10:
+        passes += 1
+    assert answered == [0]

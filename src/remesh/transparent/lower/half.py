@@ -205,10 +205,10 @@ class LowerHalf:
                 self._channel.answer(slot)
             self._tell_engine()
         if self._requests.news and engine is not None:
-            # What Python has completed is looked at by the engine, too.
-            engine.step(True)
+            # What Python has completed is looked at by the engine, too. A message that it takes now may end a probe.
+            self._progressed = engine.step(True)
         self._requests.news = False
-        return progress
+        return progress or self._progressed
 
     def _take_requests(self) -> bool:
         mask = self._channel.pending()
