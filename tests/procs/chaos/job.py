@@ -122,6 +122,14 @@ class HurtJob:
     def is_up(self, node: str) -> bool:
         return node in self.agents and self.agents[node].poll() is None
 
+    def can_be_joined(self) -> bool:
+        """Whether a node that comes finds the job: its first store runs, or a node that has met the others."""
+        if self._store is not None:
+            return True
+        met = {event["who"] for event in self.lives[-1] if event["kind"] == "generation"}
+        indices = {event["pid"]: event["index"] for event in self.lives[-1] if event["kind"] == "agent"}
+        return any(f"agent-{indices.get(self.agents[node].pid)}" in met for node in self.agents if self.is_up(node))
+
     def poll(self) -> list[Event]:
         """New events of the present life."""
         if not self.lives:

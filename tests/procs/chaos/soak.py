@@ -171,7 +171,7 @@ class Soak:
         failed = {node: code for node, code in codes.items() if code not in (0, -signal.SIGKILL, 75)}
         if failed and not self._may_end:
             raise Broken(f"agents ended with codes {failed}")
-        if len(gone) == len(NODES) or (failed and self._may_end):
+        if len(gone) == len(NODES) or (failed and self._may_end) or (gone and not job.can_be_joined()):
             # The last node may be killed, or asked to leave.
             is_expected = any(
                 code == -signal.SIGKILL or job.agents[node].pid in self._asked for node, code in codes.items()
