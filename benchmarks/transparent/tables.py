@@ -65,7 +65,8 @@ def make_costs_page(report: dict) -> str:
         "",
         "Made by `python -m benchmarks.transparent.costs`; do not edit. Native and carried runs of one program take",
         "turns on one host; values are differences or ratios of medians. *Shared arrays* are NumPy arrays with",
-        "`REMESH_SHARED_ARRAYS=1`, *spinning* is `REMESH_SPIN=1`; see the [guide](guide.md).",
+        "`REMESH_SHARED_ARRAYS=1`, *spinning* is `REMESH_SPIN=1`, measured where each of the four processes has a core",
+        "of its own; see the [guide](guide.md).",
         "",
         f"Machine: {cores} cores, load {load:.1f}, {system}; Python {report['versions']['python']}; "
         f"commit {(report['commit'] or 'unknown')[:12]}.",
