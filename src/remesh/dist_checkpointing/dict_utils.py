@@ -19,6 +19,8 @@ Path = tuple[Any, ...]
 Nest = dict[Any, Any] | list[Any]
 
 LEFT_OUT = object()
+HOLE = object()
+"""Stands where nothing was loaded until factories have merged what was built at places beside it."""
 """What `graft` is given for an entity that was not loaded and shall not stand in the result."""
 
 
@@ -200,6 +202,15 @@ def graft(request: Nest, common: Any, filled: dict[int, Any], path: Path = ()) -
                 raise _cannot_graft((*path, key), "the state dict has a sharded entity, the checkpoint common data")
             result[key] = grafted
     return result
+
+
+def without_holes(nest: Any) -> Any:
+    """The nest without the places that hold `HOLE`."""
+    if isinstance(nest, dict):
+        return {key: without_holes(value) for key, value in nest.items() if value is not HOLE}
+    if isinstance(nest, list):
+        return [without_holes(value) for value in nest if value is not HOLE]
+    return nest
 
 
 def _graft_value(value: Any, common: Any, filled: dict[int, Any], path: Path) -> Any:

@@ -19,7 +19,14 @@ from remesh.dist_checkpointing.checks import (
     parse_strict_flag,
 )
 from remesh.dist_checkpointing.core import CheckpointingConfig, maybe_load_config
-from remesh.dist_checkpointing.dict_utils import LEFT_OUT, copy_nest, extract_matching_values, graft, nested_leaves
+from remesh.dist_checkpointing.dict_utils import (
+    HOLE,
+    copy_nest,
+    extract_matching_values,
+    graft,
+    nested_leaves,
+    without_holes,
+)
 from remesh.dist_checkpointing.errors import (
     CheckpointFormatError,
     CheckpointingException,
@@ -40,7 +47,7 @@ from remesh.dist_checkpointing.mapping import (
 from remesh.dist_checkpointing.outline import Outline, check_outlines, keys_of, outline_of
 from remesh.dist_checkpointing.plan_cache import PlanCache
 from remesh.dist_checkpointing.reader import READABLE, read_common
-from remesh.dist_checkpointing.state_split import expand, split
+from remesh.dist_checkpointing.state_split import expand, split, stored_factories
 from remesh.dist_checkpointing.storage import Directory, Location, location_of
 from remesh.dist_checkpointing.strategies.async_utils import AsyncRequest
 from remesh.dist_checkpointing.strategies.base import (
@@ -476,25 +483,31 @@ def _handle_mismatch(planned: _Planned, wanted: set[str], group: Group, doing: s
         return set(), set()
     missing = planned.stored_keys - wanted if planned.needs_keys_of_all else set()
     _, unexpected = compute_mismatched_keys(planned.stored_keys, planned.entities)
+    # The first rank's error is told, and it may be another rank that asks for too much.
+    told = wanted - planned.stored_keys if mode is StrictHandling.RAISE_ALL else unexpected
     warnings: list[str | None] = []
-    gather_from(lambda: warnings.append(decide_on_mismatch(mode, missing, unexpected)), group, doing)
+    gather_from(lambda: warnings.append(decide_on_mismatch(mode, missing, told)), group, doing)
     if warnings[0] is not None:
         logger.warning(warnings[0])
     return missing, unexpected
 
 
 def _merge(planned: _Planned, loaded: StateDict) -> StateDict:
-    filled: dict[int, Any] = {id(entity): LEFT_OUT for entity in planned.entities}
+    filled: dict[int, Any] = {id(entity): HOLE for entity in planned.entities}
     filled |= {id(wrapper): wrapper.unwrap() for wrapper in planned.nonpersistent}
+    stored = set()
     for path, entity in nested_leaves(planned.kept):
         value: Any = loaded
         for key in path:
             value = value[key]
         filled[id(entity)] = value
+        stored.add(id(entity))
+    factories, dropped = stored_factories(planned.factories, planned.expanded, stored)
+    filled |= {id(built): HOLE for built in dropped}
     result = graft(planned.expanded, planned.common, filled)
     assert isinstance(result, dict)
     try:
-        merged: StateDict = apply_factory_merges(result, planned.factories)
+        merged: StateDict = apply_factory_merges(result, factories)
     except ValueError as raised:
         raise CheckpointMismatchError(f"merging what factories were built of: {raised}") from raised
-    return merged
+    return merged if len(stored) == len(planned.entities) else without_holes(merged)

@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
-from remesh.dist_checkpointing.dict_utils import copy_nest, extract_matching_values, nested_leaves
+from remesh.dist_checkpointing.dict_utils import (
+    LEFT_OUT,
+    Path,
+    copy_nest,
+    extract_matching_values,
+    nested_leaves,
+    nested_values,
+)
 from remesh.dist_checkpointing.errors import CheckpointMismatchError
 from remesh.dist_checkpointing.mapping import (
     LocalNonpersistentObject,
@@ -43,6 +51,33 @@ def split(expanded: dict[Any, Any]) -> tuple[list[ShardedBase], list[LocalNonper
     assert isinstance(common, dict)
     entities = [leaf for leaf in leaves if isinstance(leaf, ShardedBase)]
     return entities, [leaf for leaf in leaves if isinstance(leaf, LocalNonpersistentObject)], common
+
+
+def stored_factories(factories: Any, expanded: Any, stored: Collection[int], path: Path = ()) -> tuple[Any, list[Any]]:
+    """The factories of which the checkpoint has all that they build, and what was built by those it has nothing of.
+
+    ``stored`` holds the ids of the entities that are there. `CheckpointMismatchError` where it has a part only.
+    """
+    if isinstance(factories, ShardedTensorFactory):
+        leaves = nested_values(expanded) if isinstance(expanded, dict | list) else (expanded,)
+        built = [leaf for leaf in leaves if isinstance(leaf, ShardedBase)]
+        absent = [entity.key for entity in built if id(entity) not in stored]
+        if not absent:
+            return factories, []
+        if len(absent) < len(built):
+            raise CheckpointMismatchError(
+                f"merging what factory {factories.key!r} at {'.'.join(map(str, path))} builds: the checkpoint has "
+                f"{len(built) - len(absent)} of {len(built)} entities, not {absent}, expected all or none; ask for it "
+                "in another checkpoint, or in the form that was saved"
+            )
+        return LEFT_OUT, [expanded]
+    kept, dropped = {}, []
+    for name, inner in factories.items():
+        whole, gone = stored_factories(inner, expanded[name], stored, (*path, name))
+        dropped += gone
+        if whole is not LEFT_OUT:
+            kept[name] = whole
+    return kept, dropped
 
 
 def _hides_entity(value: tuple[Any, ...]) -> bool:

@@ -418,3 +418,35 @@ def test_objects_in_files_of_their_own_come_back(tmp_path: Path) -> None:
     assert load_strategy.load_sharded_objects(objects, tmp_path)["o"][1] == {"at": 1}, "the name of older writers"
     with pytest.raises(FormatError, match="outside"):
         save_strategy.save_sharded_objects({"o": ShardedObject("../x", 1, (1,), (0,))}, tmp_path)
+
+
+def _factory(key: str, *names: str) -> ShardedTensorFactory:
+    """Builds one tensor of that key, or one for each name."""
+
+    def build(key: str, data: torch.Tensor, *_: Any) -> Any:
+        return {name: whole(f"{key}.{name}", data.clone()) for name in names} if names else whole(key, data)
+
+    return ShardedTensorFactory(key, torch.zeros(2), build, lambda loaded: ("merged", loaded))
+
+
+def test_factories_of_which_nothing_is_stored_are_left_out_and_others_keep_their_places(tmp_path: Path) -> None:
+    dist_checkpointing.save({"l": [whole("a", torch.ones(2)), _factory("f", "x", "y"), _factory("one")]}, tmp_path)
+    request = {
+        "l": [
+            whole("new", torch.zeros(2)),
+            _factory("gone", "x"),
+            _factory("f", "x", "y"),
+            _factory("lost"),
+            _factory("one"),
+        ]
+    }
+    found: Any = load(request, tmp_path, strict="log_all")
+    assert [kind for kind, _ in found["l"]] == ["merged", "merged"]
+    assert sorted(found["l"][0][1]) == ["x", "y"]
+    assert found["l"][1][1].tolist() == [0, 0]
+
+
+def test_a_factory_of_which_a_part_is_stored_is_told_by_its_key_and_place(tmp_path: Path) -> None:
+    dist_checkpointing.save({"m": {"f": _factory("f", "x")}}, tmp_path)
+    with pytest.raises(CheckpointingException, match=r"factory 'f' at m\.f .* 1 of 2 entities, not \['f\.y'\]"):
+        load({"m": {"f": _factory("f", "x", "y")}}, tmp_path, strict="ignore_all")
