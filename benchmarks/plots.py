@@ -49,7 +49,7 @@ def plot_growth(
     for size, goal in (goals or {}).items():
         if size in sizes:
             x, y = x_of(size), y_of(goal)
-            line = f'<line x1="{x - 40:.1f}" x2="{x + 20:.1f}" y1="{y:.1f}" y2="{y:.1f}"'
+            line = f'<line x1="{x - 40:.1f}" x2="{min(x + 20, _WIDTH - _RIGHT):.1f}" y1="{y:.1f}" y2="{y:.1f}"'
             parts.append(f'{line} stroke="#000" stroke-dasharray="4 3"><title>goal: {goal:g} {unit}</title></line>')
     for number, (name, curve) in enumerate(curves.items()):
         is_dashed = name in dashed or number >= len(_COLOURS)

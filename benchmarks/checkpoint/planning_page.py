@@ -75,7 +75,7 @@ def make_page(report: Mapping[str, Any]) -> str:
         lines.append(f"| {num_ranks} | " + " | ".join(f"{of_size[name]:.2g}" for name in _COLUMNS) + " |")
     lines += ["", "| goal | value | limit | |", "|---|---|---|---|"]
     for row in rows:
-        if row["goal"] is not None:
+        if row["goal"] is not None and " ranks" in row["case"]:
             lines.append(f"| {row['case']} | {row['value']:.2g} {row['unit']} | {row['goal']:g} | {verdict_of(row)} |")
     lines += [
         "",
