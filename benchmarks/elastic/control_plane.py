@@ -21,6 +21,7 @@ from itertools import pairwise
 from typing import Any
 
 from benchmarks.report import Row, at_most
+from remesh.collector import collector_at_rest
 from remesh.elastic.generation import Generation, MeetingRules, NodeInfo, WorkerReport
 from remesh.elastic.membership.instructions import (
     Event,
@@ -346,6 +347,8 @@ class ControlPlane:
         return POLLS_PER_S + (hearts + num_alive / 0.25) / num_alive
 
 
+# A search for garbage would look through all agents, where a real one has its own only.
+@collector_at_rest()
 def measure(num_agents: int) -> tuple[list[Cost], float, float]:
     """The cost of each event, store operations per second and agent of a quiet job, seconds to read a plan
     and who its nodes are."""
