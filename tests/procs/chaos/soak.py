@@ -32,6 +32,8 @@ TOLERANCE = 1e-7
 """Relative: layouts add up in different orders, in double precision, over some thousand steps."""
 STREAM = {"num_samples": layouts.NUM_SAMPLES, "batch_size": layouts.BATCH_SIZE, "seed": layouts.SEED}
 CHECKPOINTS_KEPT = 3
+_EXPECTED_CODES = (0, -signal.SIGKILL, 75)
+"""Of agents: ended well, killed by a fault, or lost the others."""
 
 
 @dataclass
@@ -168,7 +170,9 @@ class Soak:
         self._pids |= {int(event["pid"]) for event in new if event["kind"] in ("worker-started", "agent")}
         gone = [node for node in NODES if not job.is_up(node)]
         codes = {node: job.agents[node].poll() for node in gone}
-        failed = {node: code for node, code in codes.items() if code not in (0, -signal.SIGKILL, 75)}
+        # A node that was asked to leave while it was starting has nobody yet who would listen.
+        asked = {node for node in gone if job.agents[node].pid in self._asked and codes[node] == -signal.SIGTERM}
+        failed = {node: code for node, code in codes.items() if node not in asked and code not in _EXPECTED_CODES}
         if failed and not self._may_end:
             raise Broken(f"agents ended with codes {failed}")
         if len(gone) == len(NODES) or (failed and self._may_end) or (gone and not job.can_be_joined()):
