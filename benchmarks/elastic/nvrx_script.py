@@ -8,11 +8,10 @@ import os
 from datetime import timedelta
 from pathlib import Path
 
-import torch
 import torch.distributed as dist
 from nvidia_resiliency_ext import inprocess
 
-from benchmarks.elastic.model import BATCH_SIZE, SAVE_EVERY, STEP_S, make_batch, make_model, pace
+from benchmarks.elastic.from_checkpoint import train_from_checkpoint
 from remesh.elastic.events import EventLog
 
 OFTEN = timedelta(seconds=0.1)
@@ -31,15 +30,14 @@ def main() -> None:
     store = dist.TCPStore("127.0.0.1", options.groups_port, is_master=os.environ["RANK"] == "0", wait_for_workers=False)
 
     def train(call: inprocess.CallWrapper = None) -> None:
-        rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         dist.init_process_group(
             "gloo",
             store=dist.PrefixStore(str(call.iteration), store),
-            rank=rank,
-            world_size=world_size,
+            rank=int(os.environ["RANK"]),
+            world_size=int(os.environ["WORLD_SIZE"]),
             timeout=GLOO_TIMEOUT,
         )
-        _train(options, log, rank, world_size)
+        train_from_checkpoint(options.folder, options.steps, log)
 
     wrapped = inprocess.Wrapper(
         monitor_thread_interval=OFTEN,
@@ -51,32 +49,6 @@ def main() -> None:
         hard_timeout=timedelta(seconds=30),
     )(train)
     wrapped()
-
-
-def _train(options: argparse.Namespace, log: EventLog, rank: int, world_size: int) -> None:
-    checkpoint = options.folder / "checkpoint.pt"
-    model = make_model()
-    optim = torch.optim.AdamW(model.parameters())
-    step = 0
-    if checkpoint.exists():
-        saved = torch.load(checkpoint)
-        model.load_state_dict(saved["model"])
-        optim.load_state_dict(saved["optim"])
-        step = saved["step"]
-    while step < options.steps:
-        with pace(STEP_S):
-            x = make_batch(step, rank, BATCH_SIZE // world_size)
-            (model(x) - x).square().mean().backward()
-            for parameter in model.parameters():
-                dist.all_reduce(parameter.grad)
-                parameter.grad /= world_size
-            optim.step()
-            optim.zero_grad()
-        step += 1
-        log.write("step", step=step, rank=rank, world_size=world_size)
-        if step % SAVE_EVERY == 0 and rank == 0:
-            torch.save({"model": model.state_dict(), "optim": optim.state_dict(), "step": step}, f"{checkpoint}.tmp")
-            Path(f"{checkpoint}.tmp").rename(checkpoint)
 
 
 if __name__ == "__main__":

@@ -4,11 +4,9 @@ import argparse
 import os
 from pathlib import Path
 
-import torch
 import torch.distributed as dist
-from torch import nn
 
-from benchmarks.elastic.model import BATCH_SIZE, SAVE_EVERY, STEP_S, make_batch, make_model, pace
+from benchmarks.elastic.from_checkpoint import train_from_checkpoint
 from remesh.elastic.events import EventLog
 
 
@@ -18,31 +16,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, required=True)
     options = parser.parse_args()
     dist.init_process_group("gloo")
-    rank, world_size = dist.get_rank(), dist.get_world_size()
-    log = EventLog(options.folder / "events", f"worker-{os.getpid()}")
-    checkpoint = options.folder / "checkpoint.pt"
-    model: nn.Module = make_model()
-    optim = torch.optim.AdamW(model.parameters())
-    step = 0
-    if checkpoint.exists():
-        saved = torch.load(checkpoint)
-        model.load_state_dict(saved["model"])
-        optim.load_state_dict(saved["optim"])
-        step = saved["step"]
-    while step < options.steps:
-        with pace(STEP_S):
-            x = make_batch(step, rank, BATCH_SIZE // world_size)
-            (model(x) - x).square().mean().backward()
-            for parameter in model.parameters():
-                dist.all_reduce(parameter.grad)
-                parameter.grad /= world_size
-            optim.step()
-            optim.zero_grad()
-        step += 1
-        log.write("step", step=step, rank=rank, world_size=world_size)
-        if step % SAVE_EVERY == 0 and rank == 0:
-            torch.save({"model": model.state_dict(), "optim": optim.state_dict(), "step": step}, f"{checkpoint}.tmp")
-            Path(f"{checkpoint}.tmp").rename(checkpoint)
+    train_from_checkpoint(options.folder, options.steps, EventLog(options.folder / "events", f"worker-{os.getpid()}"))
     dist.destroy_process_group()
 
 

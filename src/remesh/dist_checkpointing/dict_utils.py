@@ -19,9 +19,9 @@ Path = tuple[Any, ...]
 Nest = dict[Any, Any] | list[Any]
 
 LEFT_OUT = object()
+"""What `graft` is given for an entity that was not loaded and shall not stand in the result."""
 HOLE = object()
 """Stands where nothing was loaded until factories have merged what was built at places beside it."""
-"""What `graft` is given for an entity that was not loaded and shall not stand in the result."""
 
 
 def items_of(nest: Nest) -> Iterable[tuple[Any, Any]]:

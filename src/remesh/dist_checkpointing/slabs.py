@@ -89,7 +89,7 @@ def _cut(strides: tuple[int, ...], box: Box, max_elements: int, max_gap: int) ->
     if dim is None:
         yield Slab(box, start, stop)
         return
-    one_start, one_stop = _cover(strides, _narrow(box, dim, box.start[dim], box.start[dim] + 1))
+    one_start, one_stop = _cover(strides, box.with_interval(dim, box.start[dim], box.start[dim] + 1))
     num_one = one_stop - one_start
     if strides[dim] - num_one > max_gap:
         step = 1
@@ -99,15 +99,11 @@ def _cut(strides: tuple[int, ...], box: Box, max_elements: int, max_gap: int) ->
     else:
         step = max(1, (max_elements - num_one) // strides[dim] + 1)
     for at in range(box.start[dim], box.stop[dim], step):
-        band = _narrow(box, dim, at, min(at + step, box.stop[dim]))
+        band = box.with_interval(dim, at, min(at + step, box.stop[dim]))
         if step == 1:
             yield from _cut(strides, band, max_elements, max_gap)
         else:
             yield Slab(band, *_cover(strides, band))
-
-
-def _narrow(box: Box, dim: int, start: int, stop: int) -> Box:
-    return Box((*box.start[:dim], start, *box.start[dim + 1 :]), (*box.stop[:dim], stop, *box.stop[dim + 1 :]))
 
 
 def _cover(strides: tuple[int, ...], box: Box) -> tuple[int, int]:

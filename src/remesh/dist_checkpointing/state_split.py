@@ -6,7 +6,6 @@ from collections.abc import Collection
 from typing import Any
 
 from remesh.dist_checkpointing.dict_utils import (
-    LEFT_OUT,
     Path,
     copy_nest,
     extract_matching_values,
@@ -70,12 +69,12 @@ def stored_factories(factories: Any, expanded: Any, stored: Collection[int], pat
                 f"{len(built) - len(absent)} of {len(built)} entities, not {absent}, expected all or none; ask for it "
                 "in another checkpoint, or in the form that was saved"
             )
-        return LEFT_OUT, [expanded]
+        return None, [expanded]
     kept, dropped = {}, []
     for name, inner in factories.items():
         whole, gone = stored_factories(inner, expanded[name], stored, (*path, name))
         dropped += gone
-        if whole is not LEFT_OUT:
+        if whole is not None:
             kept[name] = whole
     return kept, dropped
 

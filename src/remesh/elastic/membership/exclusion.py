@@ -28,6 +28,11 @@ class ExclusionRules:
     """How long it holds off after the first failure beyond those."""
     max_delay_s: float = 3600.0
 
+    def delay_s(self, beyond: int) -> float:
+        """The delay after this many failures, at least 1, beyond the free ones."""
+        # The exponent is bounded so that the power stays a number.
+        return min(self.first_delay_s * 2.0 ** min(beyond - 1, 30), self.max_delay_s)
+
 
 NO_EXCLUSION = ExclusionRules()
 
@@ -100,8 +105,7 @@ def decide_rest(name: str, num_failures: int, rules: ExclusionRules) -> HoldOff:
     60.0
     """
     # As for a node that failed, but without a first time that is free.
-    beyond = max(num_failures - rules.free, 1)
-    seconds = min(rules.first_delay_s * 2 ** min(beyond - 1, 30), rules.max_delay_s)
+    seconds = rules.delay_s(max(num_failures - rules.free, 1))
     return HoldOff(seconds, f"a worker of {name} was slower than the others: it stands by for {seconds:g} s")
 
 
@@ -114,6 +118,5 @@ def decide_hold_off(name: str, num_failures: int, rules: ExclusionRules) -> Hold
     beyond = num_failures - rules.free
     if not rules.free or beyond <= 0:
         return None
-    # The exponent is bounded so that the power stays a number.
-    seconds = min(rules.first_delay_s * 2 ** min(beyond - 1, 30), rules.max_delay_s)
+    seconds = rules.delay_s(beyond)
     return HoldOff(seconds, f"{name} failed {num_failures} times, {rules.free} are free: it holds off {seconds:g} s")
