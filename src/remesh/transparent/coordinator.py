@@ -1,7 +1,7 @@
 """Who leads a job? One process: it hears all ranks, takes them through checkpoint rounds, and answers its user.
 
-One thread, one `step` at a time: sockets that are ready, rounds that are due, nothing that blocks. What a round means
-is decided in `remesh.comm.rounds`; here its instructions become messages, folders and lines in the log.
+One thread, one `step` at a time: callers that speak, rounds that are due, nothing that blocks. What a round means is
+decided in `remesh.comm.rounds`; here its instructions become messages, folders and lines in the log.
 
     rank      hello, ready, status, imaged, ended, failed    <->    ask, image, end, leave, abort
     client    checkpoint, look                               <->    checkpointed, state
@@ -9,8 +9,6 @@ is decided in `remesh.comm.rounds`; here its instructions become messages, folde
 
 from __future__ import annotations
 
-import contextlib
-import selectors
 import socket
 import time
 from collections.abc import Callable
@@ -20,26 +18,14 @@ from typing import Any
 
 from remesh.comm.rounds import Ask, Commit, End, Ending, Instruction, Round, TakeImage
 from remesh.comm.status import Status
-from remesh.errors import Error, FormatError
-from remesh.transparent.frames import (
-    NONCE_BYTES,
-    PROOF_BYTES,
-    FrameReader,
-    Message,
-    is_proof,
-    make_nonce,
-    pack_frame,
-    set_up,
-)
+from remesh.errors import Error
+from remesh.transparent.frames import Message
 from remesh.transparent.job import JobFolder, rank_name
+from remesh.transparent.server import Caller, Server
 
-_BACKLOG = 1024
 _RETRY_S = 1.0
 """After a round that was given up because no cut came, before the next attempt of the same request."""
 _MAX_ATTEMPTS = 5
-_SEND_LIMIT_BYTES = 64 << 20
-"""A peer that lets this much pile up does not read any more."""
-assert NONCE_BYTES < PROOF_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,21 +54,6 @@ class Outcome:
 
 
 @dataclass(slots=True)
-class _Peer:
-    """A connection."""
-
-    socket: socket.socket
-    nonce: bytes
-    proof: bytearray = field(default_factory=bytearray)
-    is_known: bool = False
-    """It has shown that it knows the token."""
-    reader: FrameReader = field(default_factory=FrameReader)
-    out: bytearray = field(default_factory=bytearray)
-    rank: int | None = None
-    waits_for_checkpoint: bool = False
-
-
-@dataclass(slots=True)
 class _Attempt:
     """The round that is under way and what belongs to it."""
 
@@ -107,11 +78,12 @@ class Coordinator:
         self._num_ranks = num_ranks
         self._settings = settings
         self._say = say
-        self._token = folder.read_token()
-        self._selector = selectors.DefaultSelector()
-        self._listeners: list[socket.socket] = []
-        self._peers: dict[socket.socket, _Peer] = {}
-        self._ranks: dict[int, _Peer] = {}
+        self._server = Server(folder.read_token(), self._on_message, self._on_gone, folder.log_event)
+        self._ranks: dict[int, Caller] = {}
+        self._rank_of: dict[Caller, int] = {}
+        """Of ranks whose line holds."""
+        self._waiting: list[Caller] = []
+        """Clients who asked for a checkpoint."""
         self._hellos: dict[int, Message] = {}
         self._ready: dict[int, Message] = {}
         self._ended: dict[int, int] = {}
@@ -132,19 +104,11 @@ class Coordinator:
 
     def listen(self, listener: socket.socket) -> None:
         """Take connections from this listening socket too."""
-        listener.setblocking(False)
-        self._listeners.append(listener)
-        self._selector.register(listener, selectors.EVENT_READ)
+        self._server.listen(listener)
 
     def close(self) -> None:
         """Hang up on everybody."""
-        for peer in list(self._peers.values()):
-            self._flush(peer)
-            self._drop(peer)
-        for listener in self._listeners:
-            self._selector.unregister(listener)
-            listener.close()
-        self._selector.close()
+        self._server.close()
 
     def step(self, timeout_s: float) -> None:
         """Do what is due; wait for more at most ``timeout_s``."""
@@ -156,13 +120,7 @@ class Coordinator:
             )
         due = [moment for moment, _ in self._due]
         wait_s = max(min([timeout_s, *(moment - now_s for moment in due)]), 0.0)
-        for key, _ in self._selector.select(wait_s):
-            if key.fileobj in self._listeners:
-                self._accept(key.fileobj)
-            elif (peer := self._peers.get(key.fileobj)) is not None:  # type: ignore[call-overload]
-                self._take(peer)
-        for peer in list(self._peers.values()):
-            self._flush(peer)
+        self._server.poll(wait_s)
         self._do_what_is_due(time.monotonic())
 
     @property
@@ -192,92 +150,30 @@ class Coordinator:
             self._end(Outcome("failed", cause, exit_code))
             self._tell_ranks({"type": "abort", "cause": cause})
 
-    # --- connections ---
-
-    def _accept(self, listener: socket.socket) -> None:
-        with contextlib.suppress(OSError):
-            connection, _ = listener.accept()
-            connection.setblocking(False)
-            set_up(connection)
-            peer = _Peer(connection, make_nonce())
-            peer.out += peer.nonce
-            self._peers[connection] = peer
-            self._selector.register(connection, selectors.EVENT_READ)
-            self._flush(peer)
-
-    def _take(self, peer: _Peer) -> None:
-        try:
-            data = peer.socket.recv(1 << 18)
-        except BlockingIOError:
-            return
-        except OSError:
-            data = b""
-        if not data:
-            self._drop(peer)
-            return
-        if not peer.is_known:
-            peer.proof += data
-            if len(peer.proof) < PROOF_BYTES:
-                return
-            proof, data = bytes(peer.proof[:PROOF_BYTES]), bytes(peer.proof[PROOF_BYTES:])
-            if not is_proof(self._token, peer.nonce, proof):
-                self._folder.log_event("somebody who does not know the token was turned away")
-                self._drop(peer)
-                return
-            peer.is_known = True
-        try:
-            for message in peer.reader.feed(data):
-                self._on_message(peer, message)
-        except (FormatError, KeyError, TypeError, ValueError) as error:
-            self._folder.log_event(f"a peer was dropped: {error!r}")
-            self._drop(peer)
-
-    def _flush(self, peer: _Peer) -> None:
-        if not peer.out or peer.socket not in self._peers:
-            return
-        try:
-            sent = peer.socket.send(peer.out)
-            del peer.out[:sent]
-        except BlockingIOError:
-            if len(peer.out) > _SEND_LIMIT_BYTES:
-                self._drop(peer)
-        except OSError:
-            self._drop(peer)
-
-    def _drop(self, peer: _Peer) -> None:
-        if self._peers.pop(peer.socket, None) is None:
-            return
-        self._selector.unregister(peer.socket)
-        peer.socket.close()
-        if peer.rank is None or peer.rank in self._left:
-            return
-        rank, peer.rank = peer.rank, None
-        if self.outcome is None:
-            self._on_lost(rank, f"its connection from host {self._host_of(rank)} broke")
-
-    def _tell(self, peer: _Peer, message: Message) -> None:
-        peer.out += pack_frame(message)
-        self._flush(peer)
-
-    def _tell_ranks(self, message: Message) -> None:
-        for peer in list(self._ranks.values()):
-            self._tell(peer, message)
-
     # --- messages ---
 
-    def _on_message(self, peer: _Peer, message: Message) -> None:
+    def _tell_ranks(self, message: Message) -> None:
+        for caller in list(self._ranks.values()):
+            self._server.tell(caller, message)
+
+    def _on_message(self, caller: Caller, message: Message) -> None:
         kind = message["type"]
-        if peer.rank is not None:
-            self._on_rank_message(peer.rank, kind, message)
+        if caller in self._rank_of:
+            self._on_rank_message(self._rank_of[caller], kind, message)
         elif kind == "hello":
-            self._on_hello(peer, message)
+            self._on_hello(caller, message)
         elif kind == "checkpoint":
-            peer.waits_for_checkpoint = True
+            self._waiting.append(caller)
             self.request_checkpoint(stop=bool(message.get("stop")))
         elif kind == "look":
-            self._tell(peer, {"type": "state", **self.describe()})
+            self._server.tell(caller, {"type": "state", **self.describe()})
 
-    def _on_hello(self, peer: _Peer, message: Message) -> None:
+    def _on_gone(self, caller: Caller) -> None:
+        rank = self._rank_of.pop(caller, None)
+        if rank is not None and rank not in self._left and self.outcome is None:
+            self._on_lost(rank, f"its connection from host {self._host_of(rank)} broke")
+
+    def _on_hello(self, caller: Caller, message: Message) -> None:
         rank, size = int(message["rank"]), int(message["size"])
         if size != self._num_ranks or rank in self._ranks:
             self.fail(
@@ -285,8 +181,7 @@ class Coordinator:
                 " single processes, because its MPI and that of the environment differ"
             )
             return
-        peer.rank = rank
-        self._ranks[rank] = peer
+        self._ranks[rank], self._rank_of[caller] = caller, rank
         self._hellos[rank] = message
 
     def _on_rank_message(self, rank: int, kind: str, message: Message) -> None:
@@ -476,10 +371,9 @@ class Coordinator:
             self._wanted = None
         if self._wanted is not None:
             return  # asked for while this one was under way, perhaps to stop: the next one is the answer to all
-        for peer in list(self._peers.values()):
-            if peer.waits_for_checkpoint:
-                peer.waits_for_checkpoint = False
-                self._tell(peer, message)
+        waiting, self._waiting = self._waiting, []
+        for caller in waiting:
+            self._server.tell(caller, message)
 
     # --- what is known ---
 

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from remesh.comm.status import Activity, Status
-from remesh.transparent import frames
 from remesh.transparent.coordinator import Coordinator, Settings
 from remesh.transparent.frames import NONCE_BYTES, FrameReader, compute_proof, pack_frame
 from remesh.transparent.job import JobFolder, JobSpec, rank_name
@@ -132,20 +131,6 @@ def test_old_checkpoints_that_cannot_be_removed_harm_no_new_one(stage: Stage, mo
     stage.until(lambda: stage.said, ranks)
     assert "could not be removed" in stage.said[0] and "Read-only" in stage.said[0]
     assert stage.coordinator.last_checkpoint is not None and stage.coordinator.last_checkpoint["ending"] == "resumed"
-
-
-def test_a_line_to_a_silent_host_breaks_by_itself(stage: Stage) -> None:
-    connection = stage.connect().socket
-    ours = next(iter(stage.coordinator._peers))
-    assert ours.getpeername() == connection.getsockname()
-    assert ours.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
-    silence_s = ours.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) / 1000
-    assert silence_s == frames.SILENCE_S
-    idle_s, interval_s, count = (
-        ours.getsockopt(socket.IPPROTO_TCP, option)
-        for option in (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT)
-    )
-    assert idle_s + interval_s * count <= silence_s
 
 
 def test_a_checkpoint_that_stops_ends_the_stay(stage: Stage) -> None:
