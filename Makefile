@@ -26,7 +26,7 @@ mpi_wheels_impi    := impi-rt==2021.18.1
 MPI4PY := mpi4py==4.1.2 isal==1.9.1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-procs test-slow test-mpi test-netns test-gpu test-browser interop peers mpi mpi4py-suite check format bench clean
+.PHONY: help demo test test-unit test-procs test-slow test-mpi test-netns test-gpu test-browser interop peers mpi mpi4py-suite check format bench clean
 
 help:  ## this list
 	@grep -E '^[a-z -]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-32s %s\n", $$1, $$2}'
@@ -46,11 +46,13 @@ $(STAMP): $(RUN) pyproject.toml constraints.txt
 demo: $(STAMP)  ## the main job: train, lose a node, go on, grow, save, load elsewhere; runs/demo/
 	$(RUN) examples/demo/run.py
 
-test: $(STAMP)  ## unit tests and tests on a pool of ranks (TESTS=... narrows it)
-	$(RUN) -m pytest $(TESTS)
+test: test-unit test-procs  ## unit tests, then tests on a pool of ranks (TESTS=... narrows it)
+
+test-unit: $(STAMP)  ## only the unit tests, on all cores
+	$(RUN) -m pytest -m unit --numprocesses auto $(TESTS) || [ $$? -eq $(NO_TESTS) ]
 
 test-procs: $(STAMP)  ## only the tests on a pool of ranks
-	$(RUN) -m pytest -m procs $(TESTS)
+	$(RUN) -m pytest -m 'procs and not (slow or mpi or netns or gpu or browser)' $(TESTS) || [ $$? -eq $(NO_TESTS) ]
 
 test-slow: $(STAMP)  ## the long ones
 	$(RUN) -m pytest -m slow --timeout 1800 -o faulthandler_timeout=1900 $(TESTS) || [ $$? -eq $(NO_TESTS) ]

@@ -14,7 +14,7 @@ from remesh.errors import ConfigError
 from remesh.testing.pool import RankPool
 from remesh.transparent.mpis import KINDS, find_all
 
-_TIERS = ("procs", "mpi", "netns", "gpu", "slow")
+_TIERS = ("procs", "mpi", "netns", "gpu", "browser", "slow")
 
 # The machine that runs the tests may be busy: a slow example is no failure. The seed is fixed so that a
 # pull request fails by its own doing; `HYPOTHESIS_PROFILE=explore` looks for new cases.
