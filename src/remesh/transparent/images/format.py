@@ -11,20 +11,26 @@
 
 The header is written last: a folder without it is no image. *Raw offsets* count bytes of the uncompressed pages, one
 behind the other. A run of pages names its source: 0 is this image, k is the k-th image of ``builds_upon``, so an
-increment's index is complete and restoring needs no walk through its ancestors.
+increment's index is complete and restoring needs no walk through its ancestors. Runs of several sources may hold the
+same page: the lowest source is the newest, and counts (`layers`).
 """
 
 from __future__ import annotations
 
+import array
+import bisect
 import enum
 import itertools
+import operator
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Final
 
+from remesh.transparent.images.layers import Layer
 from remesh.transparent.images.proc_text import AreaKind
+from remesh.transparent.images.ranges import PageSet
 
-VERSION: Final = 1
+VERSION: Final = 2
 HEADER_FILE: Final = "image.json"
 PROCESS_FILE: Final = "process.json"
 THREADS_FILE: Final = "threads.json"
@@ -223,23 +229,6 @@ def _is_range(start: int, end: int) -> bool:
     return 0 <= start < end and start % _PAGE_BYTES == 0 == end % _PAGE_BYTES and end < 1 << 64
 
 
-class PageRun(NamedTuple):
-    """Neighbouring pages whose bytes stand together. A tuple, since there may be a hundred thousand."""
-
-    start: int  # address, multiple of the page size
-    num_pages: int  # at least 1
-    source: int  # 0: this image; k: the k-th image it builds upon
-    raw_offset: int  # of the first page in the pages of its source
-
-    @property
-    def end(self) -> int:
-        return self.start + self.num_pages * _PAGE_BYTES
-
-    @property
-    def num_bytes(self) -> int:
-        return self.num_pages * _PAGE_BYTES
-
-
 @dataclass(frozen=True, slots=True)
 class Chunk:
     """A piece of ``pages.bin``. Its raw bytes follow those of the chunk before it."""
@@ -251,27 +240,78 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class PagesState:
-    """``pages.json``."""
+    """``pages.json``. A page that stands in several images is that of the one with the lowest number.
+
+    The numbers of its runs stand one behind the other: there may be a million.
+    """
 
     chunks: tuple[Chunk, ...]
-    runs: tuple[int, ...]  # start, num_pages, source and raw_offset of each `PageRun`, by address, one behind the other
+    own: tuple[int, ...]  # start and number of pages of each run in this image, in the order of the bytes
+    inherited: tuple[int, ...]  # start, number of pages, source and raw offset of other runs, by source and address
 
     def __post_init__(self) -> None:
-        _check(len(self.runs) % 4 == 0, f"{len(self.runs)} numbers describe the runs of pages, expected four for each")
+        for numbers, each in ((self.own, 2), (self.inherited, 4)):
+            _check(len(numbers) % each == 0, f"{len(numbers)} numbers describe runs of pages, expected {each} for each")
 
-    @classmethod
-    def of(cls, chunks: tuple[Chunk, ...], runs: Iterable[PageRun]) -> PagesState:
-        """The record of these chunks and runs; the runs in any order."""
-        return cls(chunks, tuple(itertools.chain.from_iterable(sorted(runs))))
-
-    def page_runs(self) -> list[PageRun]:
-        """The runs, as records."""
-        numbers = iter(self.runs)
-        return list(map(PageRun._make, zip(numbers, numbers, numbers, numbers, strict=True)))
+    def layers(self, num_ancestors: int) -> list[Layer]:
+        """The pages by source, this image first; with `ValueError` where they are not as they should be."""
+        for numbers, each in ((self.own, 2), (self.inherited, 4)):
+            _check(min(numbers, default=0) >= 0, "a run of pages has a negative number")
+            _check(min(numbers[1::each], default=1) >= 1, "a run of pages is empty")
+            _check(max([*numbers[0::each], sum(numbers[1::each])]) < _ADDRESS_END, "a run of pages is too long")
+        sources = self.inherited[2::4]
+        _check(all(map(operator.le, sources, sources[1:])), "inherited pages are not in the order of their sources")
+        _check(set(sources) <= set(range(1, num_ancestors + 1)), "pages are of an image that is not known")
+        layers = [_own_layer(self.own)]
+        for source in range(1, num_ancestors + 1):
+            first, last = 4 * bisect.bisect_left(sources, source), 4 * bisect.bisect_right(sources, source)
+            numbers = self.inherited[first:last]
+            layers.append(Layer(_page_set(numbers[0::4], numbers[1::4]), array.array("Q", numbers[3::4])))
+        for layer in layers:
+            _check(all(map(operator.le, layer.pages.ends, layer.pages.starts[1:])), "runs of pages overlap")
+        return layers
 
     @property
     def num_raw_bytes(self) -> int:
         return sum(chunk.num_raw_bytes for chunk in self.chunks)
+
+
+def _own_layer(numbers: tuple[int, ...]) -> Layer:
+    pages = _page_set(numbers[0::2], numbers[1::2])
+    offsets = pages.offsets()[:-1]
+    if all(map(operator.lt, pages.starts, pages.starts[1:])):
+        return Layer(pages, offsets)
+    by_address = sorted(zip(pages.starts, pages.ends, offsets, strict=True))
+    return Layer(
+        PageSet.of((start, end) for start, end, _ in by_address), array.array("Q", (at for *_, at in by_address))
+    )
+
+
+def _page_set(starts: Iterable[int], nums_pages: Iterable[int]) -> PageSet:
+    begins = array.array("Q", starts)
+    lengths = map(operator.mul, nums_pages, itertools.repeat(_PAGE_BYTES))
+    return PageSet(begins, array.array("Q", map(operator.add, begins, lengths)))
+
+
+def own_numbers(pages: PageSet) -> tuple[int, ...]:
+    """As `PagesState.own` has them, where the bytes are in order of address."""
+    numbers = array.array("Q", bytes(16 * len(pages)))
+    numbers[0::2] = pages.starts
+    numbers[1::2] = array.array("Q", map(operator.floordiv, pages.lengths(), itertools.repeat(_PAGE_BYTES)))
+    return tuple(numbers)
+
+
+def inherited_numbers(layers: Iterable[Layer]) -> tuple[int, ...]:
+    """As `PagesState.inherited` has them: the first layer is that of source 1."""
+    numbers = array.array("Q")
+    for source, layer in enumerate(layers, 1):
+        rows = array.array("Q", bytes(32 * len(layer.pages)))
+        rows[0::4] = layer.pages.starts
+        rows[1::4] = array.array("Q", map(operator.floordiv, layer.pages.lengths(), itertools.repeat(_PAGE_BYTES)))
+        rows[2::4] = array.array("Q", itertools.repeat(source, len(layer.pages)))
+        rows[3::4] = layer.raw_offsets
+        numbers.extend(rows)
+    return tuple(numbers)
 
 
 # --- open files ---

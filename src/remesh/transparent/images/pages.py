@@ -9,11 +9,12 @@ Buffers lie in huge pages where the kernel gives them: filling a fresh buffer of
 from __future__ import annotations
 
 import array
+import bisect
 import contextlib
 import errno
 import fcntl
 import itertools
-import mmap
+import operator
 import os
 import queue
 import threading
@@ -26,9 +27,10 @@ from pathlib import Path
 from typing import Final
 
 from remesh.errors import FormatError
-from remesh.transparent.images.format import CHUNK_BYTES, Chunk, PageRun
+from remesh.transparent.images.format import CHUNK_BYTES, Chunk
+from remesh.transparent.images.layers import PageRun
 from remesh.transparent.images.linux import make_buffer, read_process
-from remesh.transparent.images.ranges import PageRange
+from remesh.transparent.images.ranges import PageSet
 from remesh.transparent.images.sums import compress, crc32
 
 _NUM_BUFFERS: Final = 4
@@ -74,8 +76,6 @@ class PageWriter:
         self._full: queue.Queue[tuple[int, memoryview, int] | None] = queue.Queue()  # number of the chunk, its bytes
         self._failure: BaseException | None = None
         self._chunks: list[Chunk] = []
-        self._runs: list[PageRun] = []
-        self._raw_offset = 0
         self._buffer: memoryview | None = None
         self._filled = 0
         self._num_handed_over = 0
@@ -109,33 +109,19 @@ class PageWriter:
         finally:
             os.close(self._descriptor)
 
-    def save(self, memory: ProcessMemory, ranges: list[PageRange]) -> None:
+    def save(self, memory: ProcessMemory, pages: PageSet) -> None:
         """Copy pages out of a process that stands still."""
-        pieces = array.array("Q")
-        taken = free = 0  # bytes of the pieces; room that the chunk has left behind them
-        for start, end in ranges:
-            self._runs.append(PageRun(start, (end - start) // mmap.PAGESIZE, 0, self._raw_offset))
-            self._raw_offset += end - start
-            while start < end:
-                if free == 0 or len(pieces) == 2 * _MAX_PIECES:
-                    self._save_pieces(memory, pieces, taken)
-                    del pieces[:]
-                    taken, free = 0, len(self._room(CHUNK_BYTES))
-                num_bytes = min(end - start, free)
-                pieces.append(start)
-                pieces.append(num_bytes)
-                start, taken, free = start + num_bytes, taken + num_bytes, free - num_bytes
-        self._save_pieces(memory, pieces, taken)
+        offsets = pages.offsets()
+        for begin in range(0, offsets[-1], CHUNK_BYTES):
+            pieces = pieces_between(pages, offsets, begin, min(begin + CHUNK_BYTES, offsets[-1]))
+            for at in range(0, len(pieces), 2 * _MAX_PIECES):
+                some = pieces[at : at + 2 * _MAX_PIECES]
+                num_bytes = sum(some[1::2])
+                memory.read(some, self._room(num_bytes))
+                self._advance(num_bytes)
 
-    def _save_pieces(self, memory: ProcessMemory, pieces: array.array[int], num_bytes: int) -> None:
-        if num_bytes:
-            memory.read(pieces, self._room(num_bytes))
-            self._advance(num_bytes)
-
-    def copy(self, address: int, data: memoryview) -> None:
-        """Take over bytes of whole pages that belong at ``address``."""
-        self._runs.append(PageRun(address, len(data) // mmap.PAGESIZE, 0, self._raw_offset))
-        self._raw_offset += len(data)
+    def copy(self, data: memoryview) -> None:
+        """Take over bytes of whole pages."""
         while data:
             room = self._room(len(data))
             room[:] = data[: len(room)]
@@ -145,10 +131,6 @@ class PageWriter:
     def chunks(self) -> tuple[Chunk, ...]:
         """What was written, once the context is left."""
         return tuple(self._chunks)
-
-    def runs(self) -> list[PageRun]:
-        """Where what was saved stands."""
-        return self._runs
 
     def _room(self, num_bytes: int) -> memoryview:
         """Where the next bytes go: as much of ``num_bytes`` as the chunk still has room for."""
@@ -205,6 +187,26 @@ class PageWriter:
                 self._end += chunk.num_stored_bytes
             self._turn.notify_all()
             return offset
+
+
+def pieces_between(pages: PageSet, offsets: array.array[int], begin: int, end: int) -> array.array[int]:
+    """Address and length of each piece of memory that bytes ``begin`` to ``end`` of the pages are made of.
+
+    ``offsets`` are those of the pages; ``begin < end``, and there are as many bytes.
+
+    >>> pages = PageSet.of([(4096, 8192), (20480, 32768)])
+    >>> list(pieces_between(pages, pages.offsets(), 0, 8192))
+    [4096, 4096, 20480, 4096]
+    """
+    first, last = bisect.bisect_right(offsets, begin) - 1, bisect.bisect_left(offsets, end)
+    pieces = array.array("Q", bytes(16 * (last - first)))
+    pieces[0::2] = starts = pages.starts[first:last]
+    pieces[1::2] = array.array("Q", map(operator.sub, pages.ends[first:last], starts))
+    before = begin - offsets[first]
+    pieces[0] += before
+    pieces[1] -= before
+    pieces[-1] -= offsets[last] - end
+    return pieces
 
 
 def _open_new(path: Path, *, direct: bool) -> int:
