@@ -32,7 +32,7 @@ from remesh.transparent.images.identity import Identities
 from remesh.transparent.images.increment import Split, drop_hidden, split_pages, whole
 from remesh.transparent.images.inspection import check_imageable
 from remesh.transparent.images.kinds import CHANNEL_PATH, ImageReport, NotImageable
-from remesh.transparent.images.layers import Layer
+from remesh.transparent.images.layers import own_layer
 from remesh.transparent.images.linux import PAGE_BYTES
 from remesh.transparent.images.machine import this_machine
 from remesh.transparent.images.memory import PageMap
@@ -41,7 +41,7 @@ from remesh.transparent.images.proc_text import Area, AreaKind
 from remesh.transparent.images.procfs import inner_id, read_areas, seen_from_here
 from remesh.transparent.images.ranges import PageSet
 from remesh.transparent.images.store import ImageFolder, Origin
-from remesh.transparent.images.stored import digest_of, read_page_index
+from remesh.transparent.images.stored import digest_of
 
 _IDENTITIES: Final = Identities()
 """Hashes of the files that processes have mapped, kept for the next image."""
@@ -141,8 +141,9 @@ def _fill_folder(frozen: Frozen, order: _Order, phases: _Phases, folder: ImageFo
         chunks = reader.submit(_write_pages, memory, order, split.own)
         with phases.phase("state"):
             _put_state(frozen, areas, folder)
+            numbers = own_numbers(split.own), inherited_numbers(split.inherited)
         with phases.phase("pages"):
-            pages = PagesState(chunks.result(), own_numbers(split.own), inherited_numbers(split.inherited))
+            pages = PagesState(chunks.result(), *numbers)
     with phases.phase("commit"):
         machine = this_machine(len(frozen.leader.xstate()))
         origin = Origin(inner_id(frozen.pid, frozen.pid), order.compress, tuple(ancestors), machine)
@@ -150,7 +151,9 @@ def _fill_folder(frozen: Frozen, order: _Order, phases: _Phases, folder: ImageFo
     why_not = ""
     if order.track:
         with phases.phase("track"):
-            why_not = track_pages.set_marks(frozen, digest_of(order.directory), areas)
+            layers = (own_layer(split.own), *split.inherited)
+            basis = track_pages.Basis(digest_of(order.directory), layers, tuple(ancestors))
+            why_not = track_pages.set_marks(frozen, basis, areas)
     num_own = split.own.num_bytes // PAGE_BYTES
     num_inherited = split.num_bytes // PAGE_BYTES - num_own
     needed = tuple(os.path.normpath(order.directory.absolute() / ancestor.folder) for ancestor in ancestors)
@@ -184,27 +187,16 @@ def _split_pages(pid: int, order: _Order, areas: list[Area]) -> tuple[Split, lis
 
     Inherited layers are of the ancestors that are returned.
     """
-    previous = _read_previous(pid, order)
+    basis = None if order.previous is None else track_pages.basis_of(pid, digest_of(order.previous))
     with PageMap(pid) as pages:
-        if previous is None:
+        if order.previous is None or basis is None or len(basis.builds_upon) + 1 > _MAX_ANCESTORS:
             return whole(PageSet.chain(pages.saved(area) for area in areas)), []
         found = [pages.saved_since(area) for area in areas]
-    layers, ancestors = previous
     saved, written = (PageSet.chain(each[kind] for each in found) for kind in (0, 1))
-    return drop_hidden(split_pages(written, saved, layers), ancestors)
-
-
-def _read_previous(pid: int, order: _Order) -> tuple[list[Layer], list[Ancestor]] | None:
-    """The layers of the previous image, and the images that they are of; None where this one has to be a full one."""
-    if order.previous is None or not track_pages.is_tracked_since(pid, digest_of(order.previous)):
-        return None
-    header, index = read_page_index(order.previous)
-    if len(header.builds_upon) + 1 > _MAX_ANCESTORS:
-        return None
-    folders = [order.previous, *(order.previous / ancestor.folder for ancestor in header.builds_upon)]
-    digests = [digest_of(order.previous), *(ancestor.sha256 for ancestor in header.builds_upon)]
+    folders = [order.previous, *(order.previous / ancestor.folder for ancestor in basis.builds_upon)]
+    digests = [basis.sha256, *(ancestor.sha256 for ancestor in basis.builds_upon)]
     ancestors = [
         Ancestor(os.path.relpath(folder, order.directory), sha256)
         for folder, sha256 in zip(folders, digests, strict=True)
     ]
-    return index.layers(len(header.builds_upon)), ancestors
+    return drop_hidden(split_pages(written, saved, basis.layers), ancestors)

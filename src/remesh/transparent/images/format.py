@@ -26,7 +26,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from remesh.transparent.images.layers import Layer
+from remesh.transparent.images.layers import Layer, own_layer
 from remesh.transparent.images.proc_text import AreaKind
 from remesh.transparent.images.ranges import PageSet
 
@@ -45,8 +45,8 @@ RECORD_FILES: Final = (PROCESS_FILE, THREADS_FILE, AREAS_FILE, FILES_FILE, PAGES
 """The files that are JSON, besides the header."""
 _BLOBS: Final = (PAGES_FILE, CHANNEL_FILE)
 MAX_JSON_BYTES: Final = 1 << 30
-CHUNK_BYTES: Final = 8 << 20
-"""Raw bytes of a full chunk of pages."""
+CHUNK_BYTES: Final = 2 << 20
+"""Raw bytes of a full chunk of pages: one huge page. Disks are busy with that already, and less is waited for."""
 _PAGE_BYTES: Final = 4096
 _ADDRESS_END: Final = 1 << 47
 _MAX_CHAIN: Final = 1000
@@ -256,13 +256,13 @@ class PagesState:
     def layers(self, num_ancestors: int) -> list[Layer]:
         """The pages by source, this image first; with `ValueError` where they are not as they should be."""
         for numbers, each in ((self.own, 2), (self.inherited, 4)):
-            _check(min(numbers, default=0) >= 0, "a run of pages has a negative number")
             _check(min(numbers[1::each], default=1) >= 1, "a run of pages is empty")
-            _check(max([*numbers[0::each], sum(numbers[1::each])]) < _ADDRESS_END, "a run of pages is too long")
+            _check(min(numbers, default=0) >= 0, "a run of pages has a negative number")
+            _check(max(*numbers, sum(numbers[1::each]), 0) < _ADDRESS_END, "a run of pages has too large a number")
         sources = self.inherited[2::4]
         _check(all(map(operator.le, sources, sources[1:])), "inherited pages are not in the order of their sources")
         _check(set(sources) <= set(range(1, num_ancestors + 1)), "pages are of an image that is not known")
-        layers = [_own_layer(self.own)]
+        layers = [_layer_by_address(self.own)]
         for source in range(1, num_ancestors + 1):
             first, last = 4 * bisect.bisect_left(sources, source), 4 * bisect.bisect_right(sources, source)
             numbers = self.inherited[first:last]
@@ -276,12 +276,11 @@ class PagesState:
         return sum(chunk.num_raw_bytes for chunk in self.chunks)
 
 
-def _own_layer(numbers: tuple[int, ...]) -> Layer:
-    pages = _page_set(numbers[0::2], numbers[1::2])
-    offsets = pages.offsets()[:-1]
-    if all(map(operator.lt, pages.starts, pages.starts[1:])):
-        return Layer(pages, offsets)
-    by_address = sorted(zip(pages.starts, pages.ends, offsets, strict=True))
+def _layer_by_address(numbers: tuple[int, ...]) -> Layer:
+    layer = own_layer(_page_set(numbers[0::2], numbers[1::2]))
+    if all(map(operator.lt, layer.pages.starts, layer.pages.starts[1:])):
+        return layer
+    by_address = sorted(zip(layer.pages.starts, layer.pages.ends, layer.raw_offsets, strict=True))
     return Layer(
         PageSet.of((start, end) for start, end, _ in by_address), array.array("Q", (at for *_, at in by_address))
     )

@@ -46,6 +46,11 @@ class Layer:
     raw_offsets: array.array[int]
 
 
+def own_layer(pages: PageSet) -> Layer:
+    """The layer of pages whose bytes stand in their order."""
+    return Layer(pages, pages.offsets()[:-1])
+
+
 def layer_within(layer: Layer, wanted: PageSet) -> Layer:
     """What a layer has of the wanted pages; no run of it reaches over two ranges of those."""
     pages, offsets = PageSet(array.array("Q"), array.array("Q")), array.array("Q")
