@@ -119,7 +119,7 @@ def test_images_that_no_page_needs_any_more_are_forgotten(own: set[int], maps: l
 @given(page_sets, st.lists(layer_maps, max_size=3))
 def test_layers_survive_the_way_through_an_index(own: set[int], maps: list[dict[int, int]]) -> None:
     pages = _ranges(own)
-    state = PagesState((), own_numbers(pages), inherited_numbers(_layer(each) for each in maps))
+    state = PagesState(own_numbers(pages), inherited_numbers(_layer(each) for each in maps))
     first, *others = state.layers(len(maps))
     assert list(first.pages) == list(pages)
     assert list(first.raw_offsets) == list(pages.offsets())[:-1]
@@ -127,7 +127,7 @@ def test_layers_survive_the_way_through_an_index(own: set[int], maps: list[dict[
 
 
 def test_pages_that_were_gathered_out_of_order_are_found_in_order() -> None:
-    (layer,) = PagesState((), (8 * _PAGE, 2, 4 * _PAGE, 1), ()).layers(0)
+    (layer,) = PagesState((8 * _PAGE, 2, 4 * _PAGE, 1), ()).layers(0)
     assert _map(layer) == {4: 2, 8: 0, 9: 1}
 
 
@@ -148,7 +148,7 @@ def test_pages_that_were_gathered_out_of_order_are_found_in_order() -> None:
 )
 def test_a_forged_index_is_refused(own: tuple[int, ...], inherited: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match="page"):
-        PagesState((), own, inherited).layers(2)
+        PagesState(own, inherited).layers(2)
 
 
 def test_a_run_knows_its_end() -> None:

@@ -17,6 +17,7 @@ from remesh.transparent.images.format import (
     Ancestor,
     AreasState,
     Chunk,
+    ChunksState,
     FileIdentity,
     FilesState,
     FileState,
@@ -29,7 +30,7 @@ from remesh.transparent.images.layers import PageRun
 from remesh.transparent.images.pages import place_runs
 from remesh.transparent.images.records import from_json, to_json
 
-_KINDS = [Header, ProcessState, ThreadsState, AreasState, FilesState, PagesState]
+_KINDS = [Header, ProcessState, ThreadsState, AreasState, FilesState, PagesState, ChunksState]
 _MACHINE = {"vdso_sha256": "", "special_areas": {"[vdso]": 8192}, "xstate_bytes": 832, "cpu_flags": "", "kernel": ""}
 _HEADER: dict[str, Any] = {
     "version": image_format.VERSION,
@@ -136,8 +137,8 @@ def test_runs_are_placed_whole_however_the_chunks_cut_them(sizes: list[int], chu
     assert not memory
 
 
-def test_an_index_knows_how_many_bytes_its_pages_have() -> None:
-    assert PagesState((Chunk(4096, 10, 0), Chunk(8192, 20, 0)), (), ()).num_raw_bytes == 12288
+def test_an_index_of_chunks_knows_how_long_they_are_together() -> None:
+    assert ChunksState((Chunk(4096, 10, 0), Chunk(8192, 20, 0))).num_stored_bytes == 30
 
 
 def test_the_names_of_files_are_plain() -> None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from remesh.transparent.images import format as image_format
-from remesh.transparent.images.format import PagesState
+from remesh.transparent.images.format import ChunksState, PagesState
 from remesh.transparent.images.linux import PAGE_BYTES
-from remesh.transparent.images.pages import PageWriter, place_runs, read_chunks
+from remesh.transparent.images.pages import PageWriter, place_runs
 from remesh.transparent.images.store import ImageFolder, Origin
-from remesh.transparent.images.stored import StoredImage, read_image, read_page_index, source_runs
+from remesh.transparent.images.stored import StoredImage, read_image, source_runs, stored_pages
 
 
 def compact_image(source: Path, target: Path, *, compress: bool = False) -> int:
@@ -26,11 +26,11 @@ def compact_image(source: Path, target: Path, *, compress: bool = False) -> int:
         folder.put(image_format.FILES_FILE, image.files)
         if image.channel is not None:
             folder.put(image_format.CHANNEL_FILE, image.channel)
-        pages = _gather(image, target / image_format.PAGES_FILE, compress=compress)
-        return folder.complete(Origin(image.header.pid, compress, (), image.header.machine), pages)
+        chunks = _gather(image, folder, compress=compress)
+        return folder.complete(Origin(image.header.pid, compress, (), image.header.machine), chunks)
 
 
-def _gather(image: StoredImage, path: Path, *, compress: bool) -> PagesState:
+def _gather(image: StoredImage, folder: ImageFolder, *, compress: bool) -> ChunksState:
     folders = image.source_folders()
     own: list[int] = []
 
@@ -38,10 +38,8 @@ def _gather(image: StoredImage, path: Path, *, compress: bool) -> PagesState:
         own.extend((address, len(data) // PAGE_BYTES))
         writer.copy(data)
 
-    with PageWriter(path, compress=compress) as writer:
+    with PageWriter(folder.path / image_format.PAGES_FILE, compress=compress) as writer:
         for source, runs in sorted(source_runs(image).items()):
-            header, pages = read_page_index(folders[source])
-            place_runs(
-                runs, read_chunks(folders[source] / image_format.PAGES_FILE, pages.chunks, header.compressed), put
-            )
-    return PagesState(writer.chunks(), tuple(own), ())
+            place_runs(runs, stored_pages(folders[source]), put)
+    folder.put(image_format.PAGES_INDEX_FILE, PagesState(tuple(own), ()))
+    return writer.chunks()

@@ -26,7 +26,7 @@ from remesh.errors import PeerError, StorageError
 from remesh.transparent.images import format as image_format
 from remesh.transparent.images import track as track_pages
 from remesh.transparent.images.capture import capture_areas, capture_files, capture_process, capture_threads
-from remesh.transparent.images.format import Ancestor, Chunk, PagesState, inherited_numbers, own_numbers
+from remesh.transparent.images.format import Ancestor, ChunksState, PagesState, inherited_numbers, own_numbers
 from remesh.transparent.images.frozen import Frozen, freeze
 from remesh.transparent.images.identity import Identities
 from remesh.transparent.images.increment import Split, drop_hidden, split_pages, whole
@@ -138,16 +138,17 @@ def _fill_folder(frozen: Frozen, order: _Order, phases: _Phases, folder: ImageFo
         split, ancestors = _split_pages(frozen.pid, order, areas)
     memory = ProcessMemory(frozen.pid, frozen.leader.memory_descriptor())
     with ThreadPoolExecutor(1, "remesh-read") as reader:
-        chunks = reader.submit(_write_pages, memory, order, split.own)
+        writing = reader.submit(_write_pages, memory, order, split.own)
         with phases.phase("state"):
             _put_state(frozen, areas, folder)
-            numbers = own_numbers(split.own), inherited_numbers(split.inherited)
+            pages = PagesState(own_numbers(split.own), inherited_numbers(split.inherited))
+            folder.put(image_format.PAGES_INDEX_FILE, pages)
         with phases.phase("pages"):
-            pages = PagesState(chunks.result(), *numbers)
+            chunks = writing.result()
     with phases.phase("commit"):
         machine = this_machine(len(frozen.leader.xstate()))
         origin = Origin(inner_id(frozen.pid, frozen.pid), order.compress, tuple(ancestors), machine)
-        num_bytes = folder.complete(origin, pages)
+        num_bytes = folder.complete(origin, chunks)
     why_not = ""
     if order.track:
         with phases.phase("track"):
@@ -160,7 +161,7 @@ def _fill_folder(frozen: Frozen, order: _Order, phases: _Phases, folder: ImageFo
     return ImageReport(num_bytes, num_own, num_inherited, needed, phases.seconds, why_not)
 
 
-def _write_pages(memory: ProcessMemory, order: _Order, own: PageSet) -> tuple[Chunk, ...]:
+def _write_pages(memory: ProcessMemory, order: _Order, own: PageSet) -> ChunksState:
     with PageWriter(order.directory / image_format.PAGES_FILE, compress=order.compress) as writer:
         writer.save(memory, own)
     return writer.chunks()

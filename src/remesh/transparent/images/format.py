@@ -6,7 +6,8 @@
     areas.json      the memory map, and the identity of every mapped file
     files.json      open files
     pages.json      which pages are saved, and where their bytes are
-    pages.bin       the bytes of the pages, in chunks; each chunk may be compressed and has its CRC-32
+    pages.bin       the bytes of the pages, in chunks, each of which may be compressed
+    chunks.json     length and CRC-32 of each chunk
     channel.bin     the bytes of the file behind the channel, when the process has one
 
 The header is written last: a folder without it is no image. *Raw offsets* count bytes of the uncompressed pages, one
@@ -38,10 +39,11 @@ AREAS_FILE: Final = "areas.json"
 FILES_FILE: Final = "files.json"
 PAGES_INDEX_FILE: Final = "pages.json"
 PAGES_FILE: Final = "pages.bin"
+CHUNKS_FILE: Final = "chunks.json"
 CHANNEL_FILE: Final = "channel.bin"
 CRIU_FILE: Final = "criu.json"
 """What stands in the folder of an image by CRIU, and in no other."""
-RECORD_FILES: Final = (PROCESS_FILE, THREADS_FILE, AREAS_FILE, FILES_FILE, PAGES_INDEX_FILE)
+RECORD_FILES: Final = (PROCESS_FILE, THREADS_FILE, AREAS_FILE, FILES_FILE, PAGES_INDEX_FILE, CHUNKS_FILE)
 """The files that are JSON, besides the header."""
 _BLOBS: Final = (PAGES_FILE, CHANNEL_FILE)
 MAX_JSON_BYTES: Final = 1 << 30
@@ -239,13 +241,23 @@ class Chunk:
 
 
 @dataclass(frozen=True, slots=True)
+class ChunksState:
+    """``chunks.json``."""
+
+    chunks: tuple[Chunk, ...]  # in order
+
+    @property
+    def num_stored_bytes(self) -> int:
+        return sum(chunk.num_stored_bytes for chunk in self.chunks)
+
+
+@dataclass(frozen=True, slots=True)
 class PagesState:
     """``pages.json``. A page that stands in several images is that of the one with the lowest number.
 
     The numbers of its runs stand one behind the other: there may be a million.
     """
 
-    chunks: tuple[Chunk, ...]
     own: tuple[int, ...]  # start and number of pages of each run in this image, in the order of the bytes
     inherited: tuple[int, ...]  # start, number of pages, source and raw offset of other runs, by source and address
 
@@ -270,10 +282,6 @@ class PagesState:
         for layer in layers:
             _check(all(map(operator.le, layer.pages.ends, layer.pages.starts[1:])), "runs of pages overlap")
         return layers
-
-    @property
-    def num_raw_bytes(self) -> int:
-        return sum(chunk.num_raw_bytes for chunk in self.chunks)
 
 
 def _layer_by_address(numbers: tuple[int, ...]) -> Layer:

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Final
 
 from remesh.errors import FormatError
-from remesh.transparent.images.format import CHUNK_BYTES, Chunk
+from remesh.transparent.images.format import CHUNK_BYTES, Chunk, ChunksState
 from remesh.transparent.images.layers import PageRun
 from remesh.transparent.images.linux import make_buffer, read_process
 from remesh.transparent.images.ranges import PageSet
@@ -128,9 +128,9 @@ class PageWriter:
             data = data[len(room) :]
             self._advance(len(room))
 
-    def chunks(self) -> tuple[Chunk, ...]:
+    def chunks(self) -> ChunksState:
         """What was written, once the context is left."""
-        return tuple(self._chunks)
+        return ChunksState(tuple(self._chunks))
 
     def _room(self, num_bytes: int) -> memoryview:
         """Where the next bytes go: as much of ``num_bytes`` as the chunk still has room for."""
@@ -237,9 +237,9 @@ def _write_some(descriptor: int, data: memoryview, offset: int) -> int:
         return os.pwrite(descriptor, data, offset)
 
 
-def check_chunks(path: Path, chunks: tuple[Chunk, ...]) -> None:
+def check_chunks(path: Path, state: ChunksState) -> None:
     """Raise `FormatError` when the length of a pages file is not what its index says."""
-    expected = sum(chunk.num_stored_bytes for chunk in chunks)
+    expected = state.num_stored_bytes
     found = path.stat().st_size if path.exists() else -1
     if found != expected:
         raise FormatError(
@@ -247,12 +247,13 @@ def check_chunks(path: Path, chunks: tuple[Chunk, ...]) -> None:
         )
 
 
-def read_chunks(path: Path, chunks: tuple[Chunk, ...], compressed: bool) -> Iterator[tuple[int, memoryview]]:
+def read_chunks(path: Path, state: ChunksState, compressed: bool) -> Iterator[tuple[int, memoryview]]:
     """The raw bytes of each chunk with its raw offset, checked; the view is good until the next one is asked for.
 
     While the caller is busy with one chunk, threads read and check the next ones.
     """
-    check_chunks(path, chunks)
+    check_chunks(path, state)
+    chunks = state.chunks
     largest = max((chunk.num_stored_bytes for chunk in chunks), default=1)
     rooms = [make_buffer(largest) for _ in range(_NUM_READERS + 1)]
     starts = list(itertools.accumulate((chunk.num_stored_bytes for chunk in chunks), initial=0))

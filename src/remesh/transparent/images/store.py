@@ -13,7 +13,7 @@ from typing import Any, Final, Self
 
 from remesh.errors import StorageError
 from remesh.transparent.images import format as image_format
-from remesh.transparent.images.format import Ancestor, Header, Machine, PagesState, Seal, StoredFile
+from remesh.transparent.images.format import Ancestor, ChunksState, Header, Machine, Seal, StoredFile
 from remesh.transparent.images.records import to_json
 
 _NUM_FLUSHERS: Final = 4
@@ -54,12 +54,12 @@ class ImageFolder:
         data = content if isinstance(content, bytes) else _json_bytes(content)
         self._written[name] = self._flushers.submit(_write_file, self.path / name, data)
 
-    def complete(self, origin: Origin, pages: PagesState) -> int:
-        """Write the index of the pages, whose file is there, and the header; the length of all files of the image."""
+    def complete(self, origin: Origin, chunks: ChunksState) -> int:
+        """Write the index of the chunks, whose file is there, and the header; the length of all files of the image."""
         pages_file = self._flushers.submit(flush, self.path / image_format.PAGES_FILE)
-        self.put(image_format.PAGES_INDEX_FILE, pages)
+        self.put(image_format.CHUNKS_FILE, chunks)
         stored = {name: future.result() for name, future in self._written.items()}
-        stored[image_format.PAGES_FILE] = StoredFile(sum(chunk.num_stored_bytes for chunk in pages.chunks), "")
+        stored[image_format.PAGES_FILE] = StoredFile(chunks.num_stored_bytes, "")
         pages_file.result()
         header = Header(
             version=image_format.VERSION,

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -16,6 +17,7 @@ from remesh.errors import FormatError
 from remesh.transparent.images import format as image_format
 from remesh.transparent.images.format import (
     AreasState,
+    ChunksState,
     FilesState,
     Header,
     PagesState,
@@ -23,7 +25,7 @@ from remesh.transparent.images.format import (
     ThreadsState,
 )
 from remesh.transparent.images.layers import PageRun, visible_runs
-from remesh.transparent.images.pages import check_chunks
+from remesh.transparent.images.pages import check_chunks, read_chunks
 from remesh.transparent.images.records import from_json, to_json
 
 T = TypeVar("T")
@@ -40,6 +42,7 @@ class StoredImage:
     areas: AreasState
     files: FilesState
     pages: PagesState
+    chunks: ChunksState
     runs: tuple[PageRun, ...]  # of all its pages, each once, by address
     channel: bytes | None  # the bytes of the file behind its channel
 
@@ -67,28 +70,32 @@ def read_image(folder: Path) -> StoredImage:
         image_format.AREAS_FILE: AreasState,
         image_format.FILES_FILE: FilesState,
         image_format.PAGES_INDEX_FILE: PagesState,
+        image_format.CHUNKS_FILE: ChunksState,
     }
-    process, threads, areas, files, pages = (_read_record(folder, header, name, kind) for name, kind in kinds.items())
+    process, threads, areas, files, pages, chunks = (
+        _read_record(folder, header, name, kind) for name, kind in kinds.items()
+    )
     channel = None
     if image_format.CHANNEL_FILE in header.files:
         channel = _read_checked(folder, header, image_format.CHANNEL_FILE)
-    check_chunks(folder / image_format.PAGES_FILE, pages.chunks)
+    check_chunks(folder / image_format.PAGES_FILE, chunks)
     runs = _runs_of(folder, header, areas, pages)
-    image = StoredImage(folder, header, process, threads, areas, files, pages, runs, channel)
+    image = StoredImage(folder, header, process, threads, areas, files, pages, chunks, runs, channel)
     _check_ancestors(image)
     return image
 
 
-def read_page_index(folder: Path) -> tuple[Header, PagesState]:
-    """Header and index of pages of an image, checked: what an increment upon it needs."""
+def stored_pages(folder: Path) -> Iterator[tuple[int, memoryview]]:
+    """The pages that an image holds itself, as `read_chunks` gives them."""
     header = read_header(folder)
-    return header, _read_record(folder, header, image_format.PAGES_INDEX_FILE, PagesState)
+    chunks = _read_record(folder, header, image_format.CHUNKS_FILE, ChunksState)
+    return read_chunks(folder / image_format.PAGES_FILE, chunks, header.compressed)
 
 
 def describe_image(folder: Path) -> dict[str, Any]:
     """An image as JSON, without the content of its pages: what ``remesh mpi show`` prints."""
     image = read_image(folder)
-    names = ("header", "process", "threads", "areas", "files", "pages")
+    names = ("header", "process", "threads", "areas", "files", "pages", "chunks")
     return {name: to_json(getattr(image, name)) for name in names}
 
 
