@@ -77,7 +77,7 @@ def dump_image(
     notes which pages change from now on, so that a later image may name this one as ``previous`` and hold only those;
     the earlier one must then be kept, beside the later one. Includes the bytes of its channel.
 
-    Raises `NotImageable` when the process has something an image cannot hold (nothing is written then), `StorageError`
+    Raises `NotImageable` when the process has something an image cannot hold (nothing is left then), `StorageError`
     when the disk is full or the folder exists; the process goes on in both cases.
     """
     phases = _Phases()
@@ -137,12 +137,17 @@ def _fill_folder(frozen: Frozen, order: _Order, phases: _Phases, folder: ImageFo
         areas = read_areas(frozen.pid)
         split, ancestors = _split_pages(frozen.pid, order, areas)
     memory = ProcessMemory(frozen.pid, frozen.leader.memory_descriptor())
+    writer = PageWriter(order.directory / image_format.PAGES_FILE, compress=order.compress)
     with ThreadPoolExecutor(1, "remesh-read") as reader:
-        writing = reader.submit(_write_pages, memory, order, split.own)
-        with phases.phase("state"):
-            _put_state(frozen, areas, folder)
-            pages = PagesState(own_numbers(split.own), inherited_numbers(split.inherited))
-            folder.put(image_format.PAGES_INDEX_FILE, pages)
+        writing = reader.submit(_write_pages, writer, memory, split.own)
+        try:
+            with phases.phase("state"):
+                _put_state(frozen, areas, folder)
+                pages = PagesState(own_numbers(split.own), inherited_numbers(split.inherited))
+                folder.put(image_format.PAGES_INDEX_FILE, pages)
+        except BaseException as error:
+            writer.abandon(error)
+            raise
         with phases.phase("pages"):
             chunks = writing.result()
     with phases.phase("commit"):
@@ -161,8 +166,8 @@ def _fill_folder(frozen: Frozen, order: _Order, phases: _Phases, folder: ImageFo
     return ImageReport(num_bytes, num_own, num_inherited, needed, phases.seconds, why_not)
 
 
-def _write_pages(memory: ProcessMemory, order: _Order, own: PageSet) -> ChunksState:
-    with PageWriter(order.directory / image_format.PAGES_FILE, compress=order.compress) as writer:
+def _write_pages(writer: PageWriter, memory: ProcessMemory, own: PageSet) -> ChunksState:
+    with writer:
         writer.save(memory, own)
     return writer.chunks()
 

@@ -128,6 +128,10 @@ class PageWriter:
             data = data[len(room) :]
             self._advance(len(room))
 
+    def abandon(self, error: BaseException) -> None:
+        """Write no more; a `save` that goes on elsewhere raises this error."""
+        self._failure = self._failure or error
+
     def chunks(self) -> ChunksState:
         """What was written, once the context is left."""
         return ChunksState(tuple(self._chunks))

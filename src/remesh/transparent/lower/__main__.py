@@ -48,7 +48,7 @@ def main(arguments: list[str]) -> int:
     host, _, port = options.coordinator.rpartition(":")
     line = Line.connect([(host, int(port))], folder.read_token(), f"starting rank {rank}")
     hello = {"type": "hello", "rank": rank, "size": mpi.COMM_WORLD.Get_size(), "pid": os.getpid()}
-    line.send({**hello, "host": socket.gethostname(), "mpi": mpi.Get_library_version().split("\n")[0].strip()})
+    line.send({**hello, "host": socket.gethostname(), "mpi": mpi.Get_library_version().split("\n")[0].strip(" \0")})
     room = make_room()
     try:
         loop = _put_together(mpi, folder, options.checkpoint, room, (line, seconds))
