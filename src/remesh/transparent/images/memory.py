@@ -103,7 +103,7 @@ class PageMap:
         return SavedPages(saved, saved)
 
     def mark(self, area: Area) -> None:
-        """Write-protect the pages that are there and are not, in an area that `track` has registered."""
+        """Write-protect the pages that are there and have no mark, in an area that `track` has registered."""
         where = PageRange(area.start, area.end)
         argument, _ = self._ask(where.start, where.end, _TO_MARK, 0)
         if argument[4] < where.end:

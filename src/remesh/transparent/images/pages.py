@@ -36,8 +36,6 @@ from remesh.transparent.images.sums import compress, crc32
 _NUM_BUFFERS: Final = 4
 _NUM_WRITERS: Final = 2
 _NUM_READERS: Final = 2
-_MAX_PIECES: Final = 1024
-"""The kernel takes so many pieces in one call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +46,7 @@ class ProcessMemory:
     descriptor: int  # its ``/proc/P/mem``, which is slower and also reads what the process itself may not read
 
     def read(self, pieces: array.array[int], room: memoryview) -> None:
-        """Fill the room with the pieces, one behind the other: address and length of each, at most `_MAX_PIECES`."""
+        """Fill the room with the pieces, one behind the other: address and length of each, at most 1,024."""
         with contextlib.suppress(OSError):
             if read_process(self.pid, pieces, room) == len(room):
                 return
@@ -63,7 +61,7 @@ class ProcessMemory:
 
 
 class PageWriter:
-    """Writes the pages of a process into a file; a context manager. `store.complete_image` flushes the file.
+    """Writes the pages of a process into a file; a context manager. `ImageFolder.complete` flushes the file.
 
     Two threads compress, sum and write, so that the disk always has something to do. They take turns only to say where
     in the file their chunk goes. An error of one (a full disk) is raised by the next `save` or at the end.
@@ -110,15 +108,15 @@ class PageWriter:
             os.close(self._descriptor)
 
     def save(self, memory: ProcessMemory, pages: PageSet) -> None:
-        """Copy pages out of a process that stands still."""
+        """Copy pages out of a process that stands still; before anything else is saved or copied.
+
+        A chunk has 512 pages, so never more pieces than the kernel takes in one call.
+        """
         offsets = pages.offsets()
         for begin in range(0, offsets[-1], CHUNK_BYTES):
-            pieces = pieces_between(pages, offsets, begin, min(begin + CHUNK_BYTES, offsets[-1]))
-            for at in range(0, len(pieces), 2 * _MAX_PIECES):
-                some = pieces[at : at + 2 * _MAX_PIECES]
-                num_bytes = sum(some[1::2])
-                memory.read(some, self._room(num_bytes))
-                self._advance(num_bytes)
+            end = min(begin + CHUNK_BYTES, offsets[-1])
+            memory.read(pieces_between(pages, offsets, begin, end), self._room(end - begin))
+            self._advance(end - begin)
 
     def copy(self, data: memoryview) -> None:
         """Take over bytes of whole pages."""
