@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import array
 from pathlib import Path
 
 from remesh.transparent.images import format as image_format
@@ -32,7 +33,7 @@ def compact_image(source: Path, target: Path, *, compress: bool = False) -> int:
 
 def _gather(image: StoredImage, folder: ImageFolder, *, compress: bool) -> ChunksState:
     folders = image.source_folders()
-    own: list[int] = []
+    own = array.array("Q")
 
     def put(address: int, data: memoryview) -> None:
         own.extend((address, len(data) // PAGE_BYTES))
@@ -41,5 +42,5 @@ def _gather(image: StoredImage, folder: ImageFolder, *, compress: bool) -> Chunk
     with PageWriter(folder.path / image_format.PAGES_FILE, compress=compress) as writer:
         for source, runs in sorted(source_runs(image).items()):
             place_runs(runs, stored_pages(folders[source]), put)
-    folder.put(image_format.PAGES_INDEX_FILE, PagesState(tuple(own), ()))
+    folder.put(image_format.PAGES_INDEX_FILE, PagesState(own.tobytes(), b""))
     return writer.chunks()

@@ -26,7 +26,7 @@ from remesh.errors import PeerError, StorageError
 from remesh.transparent.images import format as image_format
 from remesh.transparent.images import track as track_pages
 from remesh.transparent.images.capture import capture_areas, capture_files, capture_process, capture_threads
-from remesh.transparent.images.format import Ancestor, ChunksState, PagesState, inherited_numbers, own_numbers
+from remesh.transparent.images.format import Ancestor, ChunksState, index_pages
 from remesh.transparent.images.frozen import Frozen, freeze
 from remesh.transparent.images.identity import Identities
 from remesh.transparent.images.increment import Split, drop_hidden, split_pages, whole
@@ -143,8 +143,7 @@ def _fill_folder(frozen: Frozen, order: _Order, phases: _Phases, folder: ImageFo
         try:
             with phases.phase("state"):
                 _put_state(frozen, areas, folder)
-                pages = PagesState(own_numbers(split.own), inherited_numbers(split.inherited))
-                folder.put(image_format.PAGES_INDEX_FILE, pages)
+                folder.put(image_format.PAGES_INDEX_FILE, index_pages(split.own, split.inherited))
         except BaseException as error:
             writer.abandon(error)
             raise

@@ -255,36 +255,36 @@ class ChunksState:
 class PagesState:
     """``pages.json``. A page that stands in several images is that of the one with the lowest number.
 
-    The numbers of its runs stand one behind the other: there may be a million.
+    Its runs are numbers of 64 bits, one behind the other: there may be a million, and JSON's own take twenty times as
+    long.
     """
 
-    own: tuple[int, ...]  # start and number of pages of each run in this image, in the order of the bytes
-    inherited: tuple[int, ...]  # start, number of pages, source and raw offset of other runs, by source and address
+    own: bytes  # start and number of pages of each run in this image, in the order of the bytes
+    inherited: bytes  # start, number of pages, source and raw offset of other runs, by source and address
 
     def __post_init__(self) -> None:
-        for numbers, each in ((self.own, 2), (self.inherited, 4)):
-            _check(len(numbers) % each == 0, f"{len(numbers)} numbers describe runs of pages, expected {each} for each")
+        for numbers, each in ((self.own, 16), (self.inherited, 32)):
+            _check(len(numbers) % each == 0, f"runs of pages have {len(numbers)} bytes, expected {each} for each")
 
     def layers(self, num_ancestors: int) -> list[Layer]:
         """The pages by source, this image first; with `ValueError` where they are not as they should be."""
-        for numbers, each in ((self.own, 2), (self.inherited, 4)):
+        own, inherited = array.array("Q", self.own), array.array("Q", self.inherited)
+        for numbers, each in ((own, 2), (inherited, 4)):
             _check(min(numbers[1::each], default=1) >= 1, "a run of pages is empty")
-            _check(min(numbers, default=0) >= 0, "a run of pages has a negative number")
             _check(max(*numbers, sum(numbers[1::each]), 0) < _ADDRESS_END, "a run of pages has too large a number")
-        sources = self.inherited[2::4]
+        sources = inherited[2::4]
         _check(all(map(operator.le, sources, sources[1:])), "inherited pages are not in the order of their sources")
         _check(set(sources) <= set(range(1, num_ancestors + 1)), "pages are of an image that is not known")
-        layers = [_layer_by_address(self.own)]
+        layers = [_layer_by_address(own)]
         for source in range(1, num_ancestors + 1):
-            first, last = 4 * bisect.bisect_left(sources, source), 4 * bisect.bisect_right(sources, source)
-            numbers = self.inherited[first:last]
-            layers.append(Layer(_page_set(numbers[0::4], numbers[1::4]), array.array("Q", numbers[3::4])))
+            some = inherited[4 * bisect.bisect_left(sources, source) : 4 * bisect.bisect_right(sources, source)]
+            layers.append(Layer(_page_set(some[0::4], some[1::4]), some[3::4]))
         for layer in layers:
             _check(all(map(operator.le, layer.pages.ends, layer.pages.starts[1:])), "runs of pages overlap")
         return layers
 
 
-def _layer_by_address(numbers: tuple[int, ...]) -> Layer:
+def _layer_by_address(numbers: array.array[int]) -> Layer:
     layer = own_layer(_page_set(numbers[0::2], numbers[1::2]))
     if all(map(operator.lt, layer.pages.starts, layer.pages.starts[1:])):
         return layer
@@ -294,31 +294,33 @@ def _layer_by_address(numbers: tuple[int, ...]) -> Layer:
     )
 
 
-def _page_set(starts: Iterable[int], nums_pages: Iterable[int]) -> PageSet:
-    begins = array.array("Q", starts)
+def _page_set(starts: array.array[int], nums_pages: array.array[int]) -> PageSet:
     lengths = map(operator.mul, nums_pages, itertools.repeat(_PAGE_BYTES))
-    return PageSet(begins, array.array("Q", map(operator.add, begins, lengths)))
+    return PageSet(starts, array.array("Q", map(operator.add, starts, lengths)))
 
 
-def own_numbers(pages: PageSet) -> tuple[int, ...]:
-    """As `PagesState.own` has them, where the bytes are in order of address."""
-    numbers = array.array("Q", bytes(16 * len(pages)))
-    numbers[0::2] = pages.starts
-    numbers[1::2] = array.array("Q", map(operator.floordiv, pages.lengths(), itertools.repeat(_PAGE_BYTES)))
-    return tuple(numbers)
+def _nums_pages(pages: PageSet) -> array.array[int]:
+    return array.array("Q", map(operator.floordiv, pages.lengths(), itertools.repeat(_PAGE_BYTES)))
 
 
-def inherited_numbers(layers: Iterable[Layer]) -> tuple[int, ...]:
-    """As `PagesState.inherited` has them: the first layer is that of source 1."""
-    numbers = array.array("Q")
-    for source, layer in enumerate(layers, 1):
-        rows = array.array("Q", bytes(32 * len(layer.pages)))
-        rows[0::4] = layer.pages.starts
-        rows[1::4] = array.array("Q", map(operator.floordiv, layer.pages.lengths(), itertools.repeat(_PAGE_BYTES)))
-        rows[2::4] = array.array("Q", itertools.repeat(source, len(layer.pages)))
-        rows[3::4] = layer.raw_offsets
-        numbers.extend(rows)
-    return tuple(numbers)
+def index_pages(own: PageSet, inherited: Iterable[Layer]) -> PagesState:
+    """The record of an image whose own pages stand in order of address; the first inherited layer is of source 1."""
+    numbers = array.array("Q", bytes(16 * len(own)))
+    numbers[0::2], numbers[1::2] = own.starts, _nums_pages(own)
+    rows = [
+        _columns(layer.pages.starts, _nums_pages(layer.pages), source, layer.raw_offsets)
+        for source, layer in enumerate(inherited, 1)
+    ]
+    return PagesState(numbers.tobytes(), b"".join(rows))
+
+
+def _columns(
+    starts: array.array[int], nums_pages: array.array[int], source: int, raw_offsets: array.array[int]
+) -> bytes:
+    rows = array.array("Q", bytes(32 * len(starts)))
+    rows[0::4], rows[1::4], rows[3::4] = starts, nums_pages, raw_offsets
+    rows[2::4] = array.array("Q", itertools.repeat(source, len(starts)))
+    return rows.tobytes()
 
 
 # --- open files ---

@@ -95,7 +95,7 @@ def stored_pages(folder: Path) -> Iterator[tuple[int, memoryview]]:
 def describe_image(folder: Path) -> dict[str, Any]:
     """An image as JSON, without the content of its pages: what ``remesh mpi show`` prints."""
     image = read_image(folder)
-    names = ("header", "process", "threads", "areas", "files", "pages", "chunks")
+    names = ("header", "process", "threads", "areas", "files", "runs", "chunks")
     return {name: to_json(getattr(image, name)) for name in names}
 
 
