@@ -1,18 +1,24 @@
 """Every ordered pair of configurations is restarted once, and random chains are walked; every answer must be the same.
 
-``python -m benchmarks.transparent.matrix [number of segments]``. The pairs stand on one closed walk, which is cut into
-segments; each is the life of one job, with one of the programs.
+``python -m benchmarks.transparent.matrix [K/N]``: all of it, or the K-th of N parts, which join those that were run on
+the same commit. The pairs stand on one closed walk, which is cut into segments; each is the life of one job, with one
+of the programs.
 """
 
 from __future__ import annotations
 
+import functools
+import itertools
 import json
 import random
 import sys
+import time
 from collections import Counter
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
-from benchmarks.report import OUT, Row, at_least, describe_run, write_report
+from benchmarks.report import OUT, Row, at_least, describe_run, save_report
 from benchmarks.transparent.chain import ALL, Config, Walk, all_pairs_walk, native_answer, run_chain
 
 SEED = 4
@@ -20,6 +26,10 @@ SEGMENT = 17
 """Restarts of one job."""
 PROGRAMS = {"ring": (700, 0.01), "jacobi": (600, 0.01), "cg": (500, 0.01), "fft": (500, 0.01), "master": (1600, 0.01)}
 """Steps and pauses: long enough for a whole segment."""
+
+
+_TOLD = OUT / "transparent_walks.json"
+"""What jobs came to, of all parts that were run on one commit."""
 
 
 def segments() -> list[list[Config]]:
@@ -35,53 +45,72 @@ def random_chains(count: int, length: int) -> list[list[Config]]:
 
 
 def main(arguments: list[str]) -> None:
-    limit = int(arguments[0]) if arguments else None
+    """Run the jobs of a part; the report is written after each, so that an interrupted run tells what it has seen."""
+    part, num_parts = map(int, arguments[0].split("/")) if arguments else (1, 1)
     jobs = [("pairs", each) for each in segments()] + [("random", each) for each in random_chains(3, 20)]
-    expected: dict[str, str] = {}
-    done: list[tuple[str, str, Walk]] = []
-    for number, (kind, configs) in enumerate(jobs[:limit]):
+    told = read_told()
+    for number in range(part - 1, len(jobs), num_parts):
+        kind, configs = jobs[number]
         program = list(PROGRAMS)[number % len(PROGRAMS)]
         steps, pause_s = PROGRAMS[program]
-        if program not in expected:
-            expected[program] = native_answer(program, steps)
+        expected = answer_of(program, steps)
+        began_s = time.monotonic()
         walk = run_chain(program, steps, pause_s, configs, seed=SEED + number)
-        good = walk.answer == expected[program]
-        done.append((kind, program, walk))
-        restarts = len(walk.cut_s)
-        print(
-            f"{number:3d} {kind:6} {program:7} {restarts:3d} restarts {'same answer' if good else 'BROKEN'}", flush=True
-        )
-        if not good:
-            print(f"    expected {expected[program]}, found {walk.answer!r}; {walk.cause}", flush=True)
-        # After each job: an interrupted run tells what it has seen.
-        write(done, expected)
+        told[number] = tell(kind, walk, good=walk.answer == expected)
+        verdict = "same answer" if told[number]["good"] else "BROKEN"
+        took = f"{time.monotonic() - began_s:4.0f} s"
+        print(f"{number:3d} {kind:6} {program:7} {len(walk.cut_s):3d} restarts {took} {verdict}", flush=True)
+        if not told[number]["good"]:
+            print(f"    expected {expected}, found {walk.answer!r}; {walk.cause}", flush=True)
+        write(told)
 
 
-def write(done: list[tuple[str, str, Walk]], expected: dict[str, str]) -> None:
+@functools.cache
+def answer_of(program: str, steps: int) -> str:
+    """See `native_answer`."""
+    return native_answer(program, steps)
+
+
+def tell(kind: str, walk: Walk, *, good: bool) -> dict[str, Any]:
+    """What the report needs of a job, as JSON."""
+    return {
+        "kind": kind,
+        "good": good,
+        "configs": [str(config) for config in walk.configs[: len(walk.cut_s) + 1]],
+        "caught": dict(walk.caught),
+        "cut_s": list(walk.cut_s),
+    }
+
+
+def read_told() -> dict[int, dict[str, Any]]:
+    """By number, the jobs that were run on this commit."""
+    if not _TOLD.exists():
+        return {}
+    report = json.loads(_TOLD.read_text())
+    commit = describe_run(SEED)["commit"]
+    return {int(number): job for number, job in report["jobs"].items()} if report["commit"] == commit else {}
+
+
+def write(told: dict[int, dict[str, Any]]) -> None:
     """Rows for the report, and every pair for the documentation."""
+    _TOLD.parent.mkdir(parents=True, exist_ok=True)
+    _TOLD.write_text(json.dumps({**describe_run(SEED), "jobs": told}, indent=1) + "\n")
     pairs: dict[str, bool] = {}
     caught: Counter[str] = Counter()
-    good_restarts = restarts = 0
-    cuts: list[float] = []
-    for kind, program, walk in done:
-        good = walk.answer == expected[program]
-        count = len(walk.cut_s)
-        restarts += count
-        good_restarts += count if good else 0
-        caught.update(walk.caught)
-        cuts += walk.cut_s
-        if kind == "pairs":
-            for before, after in zip(walk.configs[: count + 1], walk.configs[1 : count + 1], strict=False):
-                pairs[f"{before} -> {after}"] = good
-    cuts.sort()
+    for job in told.values():
+        caught.update(job["caught"])
+        if job["kind"] == "pairs":
+            pairs |= {f"{before} -> {after}": job["good"] for before, after in itertools.pairwise(job["configs"])}
+    cuts = sorted(cut_s for job in told.values() for cut_s in job["cut_s"])
+    num_good = sum(len(job["cut_s"]) for job in told.values() if job["good"])
     rows = [
-        at_least("restarts with the answer of an uninterrupted run", good_restarts / max(restarts, 1), "share", 1.0),
+        at_least("restarts with the answer of an uninterrupted run", num_good / max(len(cuts), 1), "share", 1.0),
         at_least("ordered pairs of configurations that were restarted", sum(pairs.values()), "pairs", 180),
         Row("quiesce and drain, median", cuts[len(cuts) // 2] if cuts else 0.0, "s"),
         Row("quiesce and drain, nine of ten", cuts[len(cuts) * 9 // 10] if cuts else 0.0, "s"),
         *(at_least(f"caught: {what}", count, "times", 1) for what, count in sorted(caught.items())),
     ]
-    write_report("transparent_matrix", rows, seed=SEED)
+    save_report("transparent_matrix", [asdict(row) for row in rows], SEED)
     path = Path(OUT) / "transparent_pairs.json"
     path.write_text(json.dumps({**describe_run(SEED), "pairs": pairs}, indent=1) + "\n")
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ import remesh
 from remesh.transparent.arena import FILE, make_arena
 from remesh.transparent.channel import Channel
 from remesh.transparent.lower.half import LowerHalf, Where
+from remesh.transparent.room import make_room
 
 _FOREIGN = ("OMPI_", "PMIX", "PMI_", "PRTE", "MPI", "I_MPI", "HYDRA", "FI_", "UCX")
 _ROUND_S = 0.005
@@ -93,7 +94,8 @@ def main() -> int:
     parser.add_argument("command", nargs=argparse.REMAINDER)
     options = parser.parse_args()
     num_renewed = 0
-    with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="remesh-test-") as folder:
+    folder = make_room()
+    try:
         channel = Channel.create(f"{folder}/channel")
         arena = make_arena(f"{folder}/{FILE}")
         half = LowerHalf(MPI, channel, arena)
@@ -121,6 +123,8 @@ def main() -> int:
                     num_renewed += 1
                     due_s = time.monotonic() + options.renew
         status = program.wait()
+    finally:
+        shutil.rmtree(folder)
     if status:
         print(f"rank {MPI.COMM_WORLD.rank}: the program ended with {status}", file=sys.stderr, flush=True)
         MPI.COMM_WORLD.Abort(1)

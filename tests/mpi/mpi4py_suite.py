@@ -86,6 +86,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     modules = options.modules or sorted(path.stem for path in options.folder.glob("test_*.py"))
+    if not modules:
+        parser.error(f"no test_*.py in {options.folder}, expected test/ of mpi4py's source")
     found: Outcomes = {}
     for module in modules:
         outcomes = run_module(module, options.folder, options)

@@ -5,6 +5,7 @@ Every program sets something up, makes the file ``ready``, waits for the file ``
 
 from __future__ import annotations
 
+import mmap
 import os
 import shutil
 import signal
@@ -39,6 +40,7 @@ from remesh.transparent.images import upper as upper_module
 from remesh.transparent.images.criu import dump_by_criu, find_criu
 from remesh.transparent.images.doctor import examine_machine
 from remesh.transparent.images.format import HEADER_FILE, PAGES_FILE
+from remesh.transparent.images.kinds import ARENA_PATH
 from remesh.transparent.images.procfs import children_of
 
 pytestmark = pytest.mark.procs
@@ -67,6 +69,7 @@ class Stage:
         self.work.mkdir()
         self._num_sites = 0
         self._uppers: list[Upper] = []
+        self.arena_bytes = 0  # of sites made from now on; 0: they have none
         self.site: Site
 
     def _new_site(self) -> Site:
@@ -74,6 +77,10 @@ class Stage:
         paths = [self.folder / f"{name}{self._num_sites}" for name in ("channel", "out", "err")]
         for path in paths:
             path.write_bytes(bytes(8192) if path.name.startswith("channel") else b"")
+        if self.arena_bytes:
+            paths.append(self.folder / f"arena{self._num_sites}")
+            paths[-1].touch()
+            os.truncate(paths[-1], self.arena_bytes)
         self.site = Site(*map(str, paths))
         return self.site
 
@@ -354,6 +361,27 @@ def test_an_increment_holds_what_changed_and_comes_back_whole(stage: Stage) -> N
     shutil.rmtree(stage.folder / "image2")  # needed by image3, and by none of these
     for step, image in ((3, "compact"), (1, "image1"), (3, "full")):
         assert stage.finish(stage.restore(stage.folder / image)).strip() == (stage.work / f"state{step}").read_text()
+
+
+def test_an_increment_holds_what_another_process_wrote_to_shared_memory(stage: Stage) -> None:
+    stage.arena_bytes = 1 << 20
+    upper = stage.start(f"""
+        import mmap
+        with open({ARENA_PATH!r}, "r+b") as file:
+            arena = mmap.mmap(file.fileno(), 0)
+        arena[:2] = b"ab"
+        arena[500_000] = ord("c")
+        {textwrap.indent(_WAIT_FOR_GO, " " * 8).strip()}
+        print(bytes(arena[:3]), arena[500_000:500_001], arena[900_000:900_001], any(arena[501_000:800_000]))
+    """)
+    dump_image(upper.pid, stage.folder / "image0", track=True)
+    # As a lower half does whose MPI receives into an array: no mark of the program's own pages tells of it.
+    with open(stage.site.arena_file, "r+b") as file, mmap.mmap(file.fileno(), 0) as arena:
+        arena[1:3], arena[900_000] = b"BC", ord("d")
+    dump_image(upper.pid, stage.folder / "image1", previous=stage.folder / "image0", track=True)
+    upper.kill()
+    (stage.work / "go").touch()
+    assert stage.finish(stage.restore(stage.folder / "image1")) == "b'aBC' b'c' b'd' False\n"
 
 
 def test_an_increment_without_its_ancestor_is_refused(stage: Stage) -> None:

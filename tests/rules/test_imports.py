@@ -125,6 +125,7 @@ _PURE_ELSEWHERE = {
     "remesh.transparent.images.format",
     "remesh.transparent.images.increment",
     "remesh.transparent.images.kinds",
+    "remesh.transparent.images.layers",
     "remesh.transparent.images.proc_text",
     "remesh.transparent.images.ranges",
     "remesh.transparent.images.records",

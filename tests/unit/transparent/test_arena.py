@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from remesh.transparent.arena import ADDRESS, SIZE_BYTES, Arena, make_arena
-from remesh.transparent.images.memory import file_ranges
+from remesh.transparent.images.memory import file_pages
 from remesh.transparent.images.proc_text import Area
 from remesh.transparent.native import NATIVE, TWIN
 
@@ -102,9 +102,7 @@ def test_an_image_holds_the_pages_that_the_file_has(tmp_path: Path) -> None:
         for page in (3, 4, 1000):
             os.pwrite(file.fileno(), b"x", page * _PAGE)
     area = Area(ADDRESS, ADDRESS + (1 << 30), "rw-s", 0, "00:00", 0, str(path))
-    found = [
-        ((some.start - ADDRESS) // _PAGE, (some.end - ADDRESS) // _PAGE) for some in file_ranges(os.getpid(), area)
-    ]
+    found = [((some.start - ADDRESS) // _PAGE, (some.end - ADDRESS) // _PAGE) for some in file_pages(os.getpid(), area)]
     pages = {page for start, end in found for page in range(start, end)}
     # A file system may keep more around them.
     assert {3, 4, 1000} <= pages and len(pages) < 100

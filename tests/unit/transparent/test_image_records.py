@@ -17,22 +17,23 @@ from remesh.transparent.images.format import (
     Ancestor,
     AreasState,
     Chunk,
+    ChunksState,
     FileIdentity,
     FilesState,
     FileState,
     Header,
-    PageRun,
     PagesState,
     ProcessState,
     ThreadsState,
 )
+from remesh.transparent.images.layers import PageRun
 from remesh.transparent.images.pages import place_runs
 from remesh.transparent.images.records import from_json, to_json
 
-_KINDS = [Header, ProcessState, ThreadsState, AreasState, FilesState, PagesState]
+_KINDS = [Header, ProcessState, ThreadsState, AreasState, FilesState, PagesState, ChunksState]
 _MACHINE = {"vdso_sha256": "", "special_areas": {"[vdso]": 8192}, "xstate_bytes": 832, "cpu_flags": "", "kernel": ""}
 _HEADER: dict[str, Any] = {
-    "version": 1,
+    "version": image_format.VERSION,
     "pid": 1000,
     "compressed": False,
     "builds_upon": [{"folder": "../a", "sha256": "b"}],
@@ -50,7 +51,7 @@ def test_a_header_is_read_as_it_was_written() -> None:
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("version", 2),
+        ("version", 1),
         ("version", True),
         ("pid", 1),
         ("pid", "1000"),
@@ -136,9 +137,8 @@ def test_runs_are_placed_whole_however_the_chunks_cut_them(sizes: list[int], chu
     assert not memory
 
 
-def test_a_run_knows_its_end() -> None:
-    assert PageRun(8192, 3, 0, 0).end == 8192 + 3 * 4096
-    assert PagesState((Chunk(4096, 10, 0), Chunk(8192, 20, 0)), ()).num_raw_bytes == 12288
+def test_an_index_of_chunks_knows_how_long_they_are_together() -> None:
+    assert ChunksState((Chunk(4096, 10, 0), Chunk(8192, 20, 0))).num_stored_bytes == 30
 
 
 def test_the_names_of_files_are_plain() -> None:

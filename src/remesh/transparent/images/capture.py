@@ -30,7 +30,6 @@ from remesh.transparent.images.linux import PR_GET_TID_ADDRESS, get_robust_list,
 from remesh.transparent.images.proc_text import Area, AreaKind, Descriptor
 from remesh.transparent.images.procfs import (
     inner_id,
-    read_areas,
     read_descriptors,
     read_stat,
     read_status,
@@ -156,9 +155,8 @@ def _out_of_critical_section(tracee: Tracee, rseq: int, registers: Registers) ->
 # --- memory ---
 
 
-def capture_areas(pid: int, identities: Identities) -> AreasState:
-    """The memory map and the identities of mapped files. Call it before `Frozen.prepare_calls` adds an area."""
-    areas = read_areas(pid)
+def capture_areas(pid: int, areas: list[Area], identities: Identities) -> AreasState:
+    """The memory map, as read before `Frozen.prepare_calls` added an area, and the identities of mapped files."""
     files: dict[str, FileIdentity] = {}
     for area in areas:
         if area.kind in (AreaKind.PRIVATE_FILE, AreaKind.SHARED_FILE) and not is_bound_by_the_site(area.path):

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import shutil
+import array
 from pathlib import Path
 
 from remesh.transparent.images import format as image_format
-from remesh.transparent.images.format import PagesState
-from remesh.transparent.images.pages import PageWriter, place_runs, read_chunks
-from remesh.transparent.images.store import Contents, complete_image, make_folder
-from remesh.transparent.images.stored import StoredImage, read_image, read_page_index, source_runs
+from remesh.transparent.images.format import ChunksState, PagesState
+from remesh.transparent.images.linux import PAGE_BYTES
+from remesh.transparent.images.pages import PageWriter, place_runs
+from remesh.transparent.images.store import ImageFolder, Origin
+from remesh.transparent.images.stored import StoredImage, read_image, source_runs, stored_pages
 
 
 def compact_image(source: Path, target: Path, *, compress: bool = False) -> int:
@@ -19,28 +20,27 @@ def compact_image(source: Path, target: Path, *, compress: bool = False) -> int:
     exists. Nothing is left behind when it fails.
     """
     image = read_image(source)
-    make_folder(target)
-    try:
-        pages = _gather(image, target, compress=compress)
-        records = {
-            image_format.PROCESS_FILE: image.process,
-            image_format.THREADS_FILE: image.threads,
-            image_format.AREAS_FILE: image.areas,
-            image_format.FILES_FILE: image.files,
-            image_format.PAGES_INDEX_FILE: pages,
-        }
-        header = image.header
-        return complete_image(target, Contents(header.pid, compress, (), header.machine, records, image.channel))
-    except BaseException:
-        shutil.rmtree(target, ignore_errors=True)
-        raise
+    with ImageFolder(target) as folder:
+        folder.put(image_format.PROCESS_FILE, image.process)
+        folder.put(image_format.THREADS_FILE, image.threads)
+        folder.put(image_format.AREAS_FILE, image.areas)
+        folder.put(image_format.FILES_FILE, image.files)
+        if image.channel is not None:
+            folder.put(image_format.CHANNEL_FILE, image.channel)
+        chunks = _gather(image, folder, compress=compress)
+        return folder.complete(Origin(image.header.pid, compress, (), image.header.machine), chunks)
 
 
-def _gather(image: StoredImage, target: Path, *, compress: bool) -> PagesState:
+def _gather(image: StoredImage, folder: ImageFolder, *, compress: bool) -> ChunksState:
     folders = image.source_folders()
-    with PageWriter(target / image_format.PAGES_FILE, compress=compress) as writer:
+    own = array.array("Q")
+
+    def put(address: int, data: memoryview) -> None:
+        own.extend((address, len(data) // PAGE_BYTES))
+        writer.copy(data)
+
+    with PageWriter(folder.path / image_format.PAGES_FILE, compress=compress) as writer:
         for source, runs in sorted(source_runs(image).items()):
-            header, pages = read_page_index(folders[source])
-            chunks = read_chunks(folders[source] / image_format.PAGES_FILE, pages.chunks, header.compressed)
-            place_runs(runs, chunks, writer.copy)
-    return PagesState.of(writer.chunks(), writer.runs())
+            place_runs(runs, stored_pages(folders[source]), put)
+    folder.put(image_format.PAGES_INDEX_FILE, PagesState(own.tobytes(), b""))
+    return writer.chunks()

@@ -96,7 +96,7 @@ def _criu() -> Finding:
     criu = find_criu()
     found = "not installed" if criu is None else f"CRIU {criu.version} at {criu.path}"
     good = criu is not None and criu.is_able
-    advice = "" if good else "CRIU 4.1 or newer would be a second engine; the engine of Remesh needs it not"
+    advice = "" if good else "CRIU 4.1 or newer would be a second engine; that of Remesh does without it"
     return Finding("CRIU", good, False, found, advice)
 
 

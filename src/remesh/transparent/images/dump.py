@@ -2,9 +2,11 @@
 
 inspect   refusals, before anything is stopped; hashes of mapped files
 freeze    every thread stands still
-state     refusals again, now of what cannot change any more; kernel state
-pages     memory to ``pages.bin``; files that were not hashed before are
+scan      which pages the image holds
+state     while they are written: refusals again, now of what cannot change any more; kernel state, names of files
+pages     the rest of memory to ``pages.bin``
 commit    the header, flushed to the disk
+track     from now on the kernel notes which pages change
 """
 
 from __future__ import annotations
@@ -12,33 +14,34 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import shutil
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from remesh.collector import collector_at_rest
 from remesh.errors import PeerError, StorageError
 from remesh.transparent.images import format as image_format
 from remesh.transparent.images import track as track_pages
 from remesh.transparent.images.capture import capture_areas, capture_files, capture_process, capture_threads
-from remesh.transparent.images.format import Ancestor, PagesState
+from remesh.transparent.images.format import Ancestor, ChunksState, index_pages
 from remesh.transparent.images.frozen import Frozen, freeze
 from remesh.transparent.images.identity import Identities
-from remesh.transparent.images.increment import Split, number_sources, split_pages
+from remesh.transparent.images.increment import Split, drop_hidden, split_pages, whole
 from remesh.transparent.images.inspection import check_imageable
 from remesh.transparent.images.kinds import CHANNEL_PATH, ImageReport, NotImageable
+from remesh.transparent.images.layers import own_layer
 from remesh.transparent.images.linux import PAGE_BYTES
 from remesh.transparent.images.machine import this_machine
 from remesh.transparent.images.memory import PageMap
 from remesh.transparent.images.pages import PageWriter, ProcessMemory
 from remesh.transparent.images.proc_text import Area, AreaKind
 from remesh.transparent.images.procfs import inner_id, read_areas, seen_from_here
-from remesh.transparent.images.store import Contents, complete_image, make_folder
-from remesh.transparent.images.stored import digest_of, read_page_index
+from remesh.transparent.images.ranges import PageSet
+from remesh.transparent.images.store import ImageFolder, Origin
+from remesh.transparent.images.stored import digest_of
 
 _IDENTITIES: Final = Identities()
 """Hashes of the files that processes have mapped, kept for the next image."""
@@ -74,7 +77,7 @@ def dump_image(
     notes which pages change from now on, so that a later image may name this one as ``previous`` and hold only those;
     the earlier one must then be kept, beside the later one. Includes the bytes of its channel.
 
-    Raises `NotImageable` when the process has something an image cannot hold (nothing is written then), `StorageError`
+    Raises `NotImageable` when the process has something an image cannot hold (nothing is left then), `StorageError`
     when the disk is full or the folder exists; the process goes on in both cases.
     """
     phases = _Phases()
@@ -111,107 +114,94 @@ def _refuse_unless_imageable(pid: int) -> None:
 def _hash_files(pid: int) -> None:
     """Most files stay as they are until the process stands still: hashing them now keeps that time short."""
     with contextlib.suppress(OSError, PeerError):
-        _capture_names(pid)
+        capture_areas(pid, read_areas(pid), _IDENTITIES)
+        capture_files(pid, _IDENTITIES)
 
 
 @collector_at_rest()
 def _dump_frozen(frozen: Frozen, order: _Order, phases: _Phases) -> ImageReport:
-    _refuse_unless_imageable(frozen.pid)
-    make_folder(order.directory)
     try:
+        with ImageFolder(order.directory) as folder:
+            return _fill_folder(frozen, order, phases, folder)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG):
+            raise
+        raise StorageError(
+            f"dumping process {frozen.pid} to {order.directory}: {error.strerror}; the image was removed and the "
+            "process goes on; make room and take another"
+        ) from error
+
+
+def _fill_folder(frozen: Frozen, order: _Order, phases: _Phases, folder: ImageFolder) -> ImageReport:
+    with phases.phase("scan"):
         areas = read_areas(frozen.pid)
-        with phases.phase("state"):
-            records = _capture_kernel_state(frozen)
+        split, ancestors = _split_pages(frozen.pid, order, areas)
+    memory = ProcessMemory(frozen.pid, frozen.leader.memory_descriptor())
+    writer = PageWriter(order.directory / image_format.PAGES_FILE, compress=order.compress)
+    with ThreadPoolExecutor(1, "remesh-read") as reader:
+        writing = reader.submit(_write_pages, writer, memory, split.own)
+        try:
+            with phases.phase("state"):
+                _put_state(frozen, areas, folder)
+                folder.put(image_format.PAGES_INDEX_FILE, index_pages(split.own, split.inherited))
+        except BaseException as error:
+            writer.abandon(error)
+            raise
         with phases.phase("pages"):
-            split, ancestors = _split_pages(frozen.pid, order, areas)
-            pages = _write_pages(frozen, order, split, records)
-            records[image_format.PAGES_INDEX_FILE] = pages
-        with phases.phase("commit"):
-            num_bytes = complete_image(order.directory, _contents(frozen, order, records, ancestors))
-        why_not = ""
-        if order.track:
-            with phases.phase("track"):
-                why_not = track_pages.set_marks(frozen, digest_of(order.directory), areas)
-    except BaseException as error:
-        shutil.rmtree(order.directory, ignore_errors=True)
-        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG):
-            raise StorageError(
-                f"dumping process {frozen.pid} to {order.directory}: {error.strerror}; the image was removed and the "
-                "process goes on; make room and take another"
-            ) from error
-        raise
-    own = sum(item.num_bytes for item in split.own) // PAGE_BYTES
-    inherited = sum(run.num_pages for run in split.inherited)
+            chunks = writing.result()
+    with phases.phase("commit"):
+        machine = this_machine(len(frozen.leader.xstate()))
+        origin = Origin(inner_id(frozen.pid, frozen.pid), order.compress, tuple(ancestors), machine)
+        num_bytes = folder.complete(origin, chunks)
+    why_not = ""
+    if order.track:
+        with phases.phase("track"):
+            layers = (own_layer(split.own), *split.inherited)
+            basis = track_pages.Basis(digest_of(order.directory), layers, tuple(ancestors))
+            why_not = track_pages.set_marks(frozen, basis, areas)
+    num_own = split.own.num_bytes // PAGE_BYTES
+    num_inherited = split.num_bytes // PAGE_BYTES - num_own
     needed = tuple(os.path.normpath(order.directory.absolute() / ancestor.folder) for ancestor in ancestors)
-    return ImageReport(num_bytes, own, inherited, needed, phases.seconds, why_not)
+    return ImageReport(num_bytes, num_own, num_inherited, needed, phases.seconds, why_not)
 
 
-def _capture_kernel_state(frozen: Frozen) -> dict[str, Any]:
-    """What the process and its threads are, by file name."""
+def _write_pages(writer: PageWriter, memory: ProcessMemory, own: PageSet) -> ChunksState:
+    with writer:
+        writer.save(memory, own)
+    return writer.chunks()
+
+
+def _put_state(frozen: Frozen, areas: list[Area], folder: ImageFolder) -> None:
+    """All but the pages; `NotImageable` when there is something that an image cannot hold."""
+    _refuse_unless_imageable(frozen.pid)
     scratch = frozen.prepare_calls()
     try:
-        process = capture_process(frozen, scratch)
-        threads = capture_threads(frozen, scratch)
+        folder.put(image_format.PROCESS_FILE, capture_process(frozen, scratch))
+        threads = tuple(capture_threads(frozen, scratch))
+        folder.put(image_format.THREADS_FILE, image_format.ThreadsState(threads))
     finally:
         frozen.finish_calls()
-    return {
-        image_format.PROCESS_FILE: process,
-        image_format.THREADS_FILE: image_format.ThreadsState(tuple(threads)),
-    }
-
-
-def _capture_names(pid: int) -> dict[str, Any]:
-    """What the process has mapped and open, by file name."""
-    return {
-        image_format.AREAS_FILE: capture_areas(pid, _IDENTITIES),
-        image_format.FILES_FILE: capture_files(pid, _IDENTITIES),
-    }
-
-
-def _write_pages(frozen: Frozen, order: _Order, split: Split, records: dict[str, Any]) -> PagesState:
-    """Write the image's own pages; the index of all. Meanwhile files are hashed, and their records completed."""
-    memory = ProcessMemory(frozen.pid, frozen.leader.memory_descriptor())
-    with ThreadPoolExecutor(1, "remesh-hash") as pool:
-        names = pool.submit(_capture_names, frozen.pid)
-        with PageWriter(order.directory / image_format.PAGES_FILE, compress=order.compress) as writer:
-            writer.save(memory, split.own)
-        records.update(names.result())
-    return PagesState.of(writer.chunks(), [*writer.runs(), *split.inherited])
+    folder.put(image_format.AREAS_FILE, capture_areas(frozen.pid, areas, _IDENTITIES))
+    folder.put(image_format.FILES_FILE, capture_files(frozen.pid, _IDENTITIES))
+    if any(area.path == CHANNEL_PATH and area.kind is AreaKind.SHARED_FILE for area in areas):
+        folder.put(image_format.CHANNEL_FILE, Path(seen_from_here(frozen.pid, CHANNEL_PATH)).read_bytes())
 
 
 def _split_pages(pid: int, order: _Order, areas: list[Area]) -> tuple[Split, list[Ancestor]]:
     """All pages are the image's own, unless marks have been kept since the previous image and the chain is short.
 
-    The pages of earlier images are numbered by the ancestors that are returned.
+    Inherited layers are of the ancestors that are returned.
     """
+    basis = None if order.previous is None else track_pages.basis_of(pid, digest_of(order.previous))
     with PageMap(pid) as pages:
-        if order.previous is None or not track_pages.is_tracked_since(pid, digest_of(order.previous)):
-            return Split([found for area in areas for found in pages.saved(area)], []), []
-        header, index = read_page_index(order.previous)
-        if len(header.builds_upon) + 1 > _MAX_ANCESTORS:
-            return Split([found for area in areas for found in pages.saved(area)], []), []
-        saved = [pages.saved_since(area) for area in areas]
-    folders = [order.previous, *(order.previous / ancestor.folder for ancestor in header.builds_upon)]
-    digests = [digest_of(order.previous), *(ancestor.sha256 for ancestor in header.builds_upon)]
+        if order.previous is None or basis is None or len(basis.builds_upon) + 1 > _MAX_ANCESTORS:
+            return whole(PageSet.chain(pages.saved(area) for area in areas)), []
+        found = [pages.saved_since(area) for area in areas]
+    saved, written = (PageSet.chain(each[kind] for each in found) for kind in (0, 1))
+    folders = [order.previous, *(order.previous / ancestor.folder for ancestor in basis.builds_upon)]
+    digests = [basis.sha256, *(ancestor.sha256 for ancestor in basis.builds_upon)]
     ancestors = [
         Ancestor(os.path.relpath(folder, order.directory), sha256)
         for folder, sha256 in zip(folders, digests, strict=True)
     ]
-    written, unwritten = ([found for each in saved for found in each[kind]] for kind in (0, 1))
-    split = split_pages(written, unwritten, index.page_runs())
-    inherited, ancestors = number_sources(split.inherited, ancestors)
-    return Split(split.own, inherited), ancestors
-
-
-def _contents(frozen: Frozen, order: _Order, records: dict[str, Any], ancestors: list[Ancestor]) -> Contents:
-    channel = None
-    if any(area.path == CHANNEL_PATH and area.kind is AreaKind.SHARED_FILE for area in read_areas(frozen.pid)):
-        channel = Path(seen_from_here(frozen.pid, CHANNEL_PATH)).read_bytes()
-    return Contents(
-        pid=inner_id(frozen.pid, frozen.pid),
-        compressed=order.compress,
-        builds_upon=tuple(ancestors),
-        machine=this_machine(len(frozen.leader.xstate())),
-        records=records,
-        channel=channel,
-    )
+    return drop_hidden(split_pages(written, saved, basis.layers), ancestors)

@@ -6,25 +6,32 @@
     areas.json      the memory map, and the identity of every mapped file
     files.json      open files
     pages.json      which pages are saved, and where their bytes are
-    pages.bin       the bytes of the pages, in chunks; each chunk may be compressed and has its CRC-32
+    pages.bin       the bytes of the pages, in chunks, each of which may be compressed
+    chunks.json     length and CRC-32 of each chunk
     channel.bin     the bytes of the file behind the channel, when the process has one
 
 The header is written last: a folder without it is no image. *Raw offsets* count bytes of the uncompressed pages, one
 behind the other. A run of pages names its source: 0 is this image, k is the k-th image of ``builds_upon``, so an
-increment's index is complete and restoring needs no walk through its ancestors.
+increment's index is complete and restoring needs no walk through its ancestors. Runs of several sources may hold the
+same page: the lowest source is the newest, and counts (`layers`).
 """
 
 from __future__ import annotations
 
+import array
+import bisect
 import enum
 import itertools
+import operator
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Final
 
+from remesh.transparent.images.layers import Layer, own_layer
 from remesh.transparent.images.proc_text import AreaKind
+from remesh.transparent.images.ranges import PageSet
 
-VERSION: Final = 1
+VERSION: Final = 2
 HEADER_FILE: Final = "image.json"
 PROCESS_FILE: Final = "process.json"
 THREADS_FILE: Final = "threads.json"
@@ -32,15 +39,16 @@ AREAS_FILE: Final = "areas.json"
 FILES_FILE: Final = "files.json"
 PAGES_INDEX_FILE: Final = "pages.json"
 PAGES_FILE: Final = "pages.bin"
+CHUNKS_FILE: Final = "chunks.json"
 CHANNEL_FILE: Final = "channel.bin"
 CRIU_FILE: Final = "criu.json"
 """What stands in the folder of an image by CRIU, and in no other."""
-RECORD_FILES: Final = (PROCESS_FILE, THREADS_FILE, AREAS_FILE, FILES_FILE, PAGES_INDEX_FILE)
+RECORD_FILES: Final = (PROCESS_FILE, THREADS_FILE, AREAS_FILE, FILES_FILE, PAGES_INDEX_FILE, CHUNKS_FILE)
 """The files that are JSON, besides the header."""
 _BLOBS: Final = (PAGES_FILE, CHANNEL_FILE)
 MAX_JSON_BYTES: Final = 1 << 30
-CHUNK_BYTES: Final = 8 << 20
-"""Raw bytes of a full chunk of pages."""
+CHUNK_BYTES: Final = 2 << 20
+"""Raw bytes of a full chunk of pages: one huge page. Disks are busy with that already, and less is waited for."""
 _PAGE_BYTES: Final = 4096
 _ADDRESS_END: Final = 1 << 47
 _MAX_CHAIN: Final = 1000
@@ -223,23 +231,6 @@ def _is_range(start: int, end: int) -> bool:
     return 0 <= start < end and start % _PAGE_BYTES == 0 == end % _PAGE_BYTES and end < 1 << 64
 
 
-class PageRun(NamedTuple):
-    """Neighbouring pages whose bytes stand together. A tuple, since there may be a hundred thousand."""
-
-    start: int  # address, multiple of the page size
-    num_pages: int  # at least 1
-    source: int  # 0: this image; k: the k-th image it builds upon
-    raw_offset: int  # of the first page in the pages of its source
-
-    @property
-    def end(self) -> int:
-        return self.start + self.num_pages * _PAGE_BYTES
-
-    @property
-    def num_bytes(self) -> int:
-        return self.num_pages * _PAGE_BYTES
-
-
 @dataclass(frozen=True, slots=True)
 class Chunk:
     """A piece of ``pages.bin``. Its raw bytes follow those of the chunk before it."""
@@ -250,28 +241,86 @@ class Chunk:
 
 
 @dataclass(frozen=True, slots=True)
-class PagesState:
-    """``pages.json``."""
+class ChunksState:
+    """``chunks.json``."""
 
-    chunks: tuple[Chunk, ...]
-    runs: tuple[int, ...]  # start, num_pages, source and raw_offset of each `PageRun`, by address, one behind the other
-
-    def __post_init__(self) -> None:
-        _check(len(self.runs) % 4 == 0, f"{len(self.runs)} numbers describe the runs of pages, expected four for each")
-
-    @classmethod
-    def of(cls, chunks: tuple[Chunk, ...], runs: Iterable[PageRun]) -> PagesState:
-        """The record of these chunks and runs; the runs in any order."""
-        return cls(chunks, tuple(itertools.chain.from_iterable(sorted(runs))))
-
-    def page_runs(self) -> list[PageRun]:
-        """The runs, as records."""
-        numbers = iter(self.runs)
-        return list(map(PageRun._make, zip(numbers, numbers, numbers, numbers, strict=True)))
+    chunks: tuple[Chunk, ...]  # in order
 
     @property
-    def num_raw_bytes(self) -> int:
-        return sum(chunk.num_raw_bytes for chunk in self.chunks)
+    def num_stored_bytes(self) -> int:
+        return sum(chunk.num_stored_bytes for chunk in self.chunks)
+
+
+@dataclass(frozen=True, slots=True)
+class PagesState:
+    """``pages.json``. A page that stands in several images is that of the one with the lowest number.
+
+    Its runs are numbers of 64 bits, one behind the other: there may be a million, and JSON's own take twenty times as
+    long.
+    """
+
+    own: bytes  # start and number of pages of each run in this image, in the order of the bytes
+    inherited: bytes  # start, number of pages, source and raw offset of other runs, by source and address
+
+    def __post_init__(self) -> None:
+        for numbers, each in ((self.own, 16), (self.inherited, 32)):
+            _check(len(numbers) % each == 0, f"runs of pages have {len(numbers)} bytes, expected {each} for each")
+
+    def layers(self, num_ancestors: int) -> list[Layer]:
+        """The pages by source, this image first; with `ValueError` where they are not as they should be."""
+        own, inherited = array.array("Q", self.own), array.array("Q", self.inherited)
+        for numbers, each in ((own, 2), (inherited, 4)):
+            _check(min(numbers[1::each], default=1) >= 1, "a run of pages is empty")
+            _check(max(*numbers, sum(numbers[1::each]), 0) < _ADDRESS_END, "a run of pages has too large a number")
+        sources = inherited[2::4]
+        _check(all(map(operator.le, sources, sources[1:])), "inherited pages are not in the order of their sources")
+        _check(set(sources) <= set(range(1, num_ancestors + 1)), "pages are of an image that is not known")
+        layers = [_layer_by_address(own)]
+        for source in range(1, num_ancestors + 1):
+            some = inherited[4 * bisect.bisect_left(sources, source) : 4 * bisect.bisect_right(sources, source)]
+            layers.append(Layer(_page_set(some[0::4], some[1::4]), some[3::4]))
+        for layer in layers:
+            _check(all(map(operator.le, layer.pages.ends, layer.pages.starts[1:])), "runs of pages overlap")
+        return layers
+
+
+def _layer_by_address(numbers: array.array[int]) -> Layer:
+    layer = own_layer(_page_set(numbers[0::2], numbers[1::2]))
+    if all(map(operator.lt, layer.pages.starts, layer.pages.starts[1:])):
+        return layer
+    by_address = sorted(zip(layer.pages.starts, layer.pages.ends, layer.raw_offsets, strict=True))
+    return Layer(
+        PageSet.of((start, end) for start, end, _ in by_address), array.array("Q", (at for *_, at in by_address))
+    )
+
+
+def _page_set(starts: array.array[int], nums_pages: array.array[int]) -> PageSet:
+    lengths = map(operator.mul, nums_pages, itertools.repeat(_PAGE_BYTES))
+    return PageSet(starts, array.array("Q", map(operator.add, starts, lengths)))
+
+
+def _nums_pages(pages: PageSet) -> array.array[int]:
+    return array.array("Q", map(operator.floordiv, pages.lengths(), itertools.repeat(_PAGE_BYTES)))
+
+
+def index_pages(own: PageSet, inherited: Iterable[Layer]) -> PagesState:
+    """The record of an image whose own pages stand in order of address; the first inherited layer is of source 1."""
+    numbers = array.array("Q", bytes(16 * len(own)))
+    numbers[0::2], numbers[1::2] = own.starts, _nums_pages(own)
+    rows = [
+        _columns(layer.pages.starts, _nums_pages(layer.pages), source, layer.raw_offsets)
+        for source, layer in enumerate(inherited, 1)
+    ]
+    return PagesState(numbers.tobytes(), b"".join(rows))
+
+
+def _columns(
+    starts: array.array[int], nums_pages: array.array[int], source: int, raw_offsets: array.array[int]
+) -> bytes:
+    rows = array.array("Q", bytes(32 * len(starts)))
+    rows[0::4], rows[1::4], rows[3::4] = starts, nums_pages, raw_offsets
+    rows[2::4] = array.array("Q", itertools.repeat(source, len(starts)))
+    return rows.tobytes()
 
 
 # --- open files ---

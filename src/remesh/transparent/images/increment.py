@@ -1,65 +1,63 @@
-"""Which pages does an increment write itself, and where does it find the others? Pure arithmetic on ranges of pages.
+"""Which pages does an increment write itself, and where does it find the others? Pure arithmetic on sets of pages.
 
-A page that is to be saved is *written* (since the previous image, or not tracked), or it stands in the previous image
-or in one that that builds upon. The index of an increment is complete: it names, for each run of pages, the folder.
+The pages written since the previous image are the increment's own, and its topmost layer; below lie those of the
+previous image, without the pages that are not there any more.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from remesh.transparent.images.format import Ancestor, PageRun
-from remesh.transparent.images.ranges import PageRange, subtract
-
-_PAGE_BYTES = 4096
+from remesh.transparent.images.format import Ancestor
+from remesh.transparent.images.layers import Layer, layer_within
+from remesh.transparent.images.ranges import PageRange, PageSet, subtract
 
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """The pages of an increment."""
+    """The pages of an image."""
 
-    own: list[PageRange]  # to be written by the increment, in order
-    inherited: list[PageRun]  # found in older images, in order; sources count as in the previous image
+    own: PageSet  # to be written by it
+    inherited: list[Layer]  # of older images, the newest first
+    num_bytes: int  # of all its pages, own and inherited
 
 
-def split_pages(written: list[PageRange], unwritten: list[PageRange], previous: list[PageRun]) -> Split:
-    """Split the pages to be saved, by whether they were written since the previous image.
+def whole(saved: PageSet) -> Split:
+    """The pages of an image that needs no other."""
+    return Split(saved, [], saved.num_bytes)
 
-    Each list is in order and disjoint, and so are the first two together. A page that is neither written nor in the
-    previous image becomes one of the increment's own.
+
+def split_pages(written: PageSet, saved: PageSet, previous: Sequence[Layer]) -> Split:
+    """Split the pages to be saved, by whether they were written since the previous image, whose layers are given.
+
+    ``written`` is a part of ``saved``. A page that is neither written nor in the previous image becomes one of the
+    increment's own.
     """
-    inherited = _cut(unwritten, previous)
-    if sum(run.num_pages for run in inherited) * _PAGE_BYTES == sum(end - start for start, end in unwritten):
-        return Split(written, inherited)
-    missed = subtract(unwritten, [PageRange(run.start, run.end) for run in inherited])
+    missed: Iterator[PageRange] = iter(saved)
+    for layer in sorted(previous, key=lambda layer: len(layer.pages)):
+        missed = subtract(missed, layer.pages)
     # Not joined: a run must lie within one area, and areas may touch.
-    return Split(sorted([*written, *missed]), inherited)
+    own = [*subtract(missed, written)]
+    return Split(
+        PageSet.of(sorted([*written, *own])) if own else written,
+        [layer_within(layer, saved) for layer in previous],
+        saved.num_bytes,
+    )
 
 
-def _cut(wanted: list[PageRange], runs: list[PageRun]) -> list[PageRun]:
-    """The parts of ``runs`` that are wanted."""
-    result, j = [], 0
-    ends = [run.end for run in runs]
-    for first, last in wanted:
-        while j < len(runs) and ends[j] <= first:
-            j += 1
-        k = j
-        while k < len(runs) and runs[k].start < last:
-            at, _, source, offset = runs[k]
-            start, end = max(first, at), min(last, ends[k])
-            result.append(PageRun(start, (end - start) // _PAGE_BYTES, source, offset + start - at))
-            k += 1
-    return result
+def drop_hidden(split: Split, ancestors: list[Ancestor]) -> tuple[Split, list[Ancestor]]:
+    """Without the layers of which no page can be seen: those images are not needed any more.
 
-
-def number_sources(runs: Iterable[PageRun], ancestors: list[Ancestor]) -> tuple[list[PageRun], list[Ancestor]]:
-    """The runs with the sources that are still in use numbered from 1, and those sources.
-
-    ``ancestors[s]`` is source ``s`` of ``runs``: the previous image first, then those that it builds upon.
+    ``ancestors[k]`` is the image that ``split.inherited[k]`` is of.
     """
-    runs = list(runs)
-    used = sorted({run.source for run in runs})
-    new = {source: number for number, source in enumerate(used, 1)}
-    numbered = [PageRun(run.start, run.num_pages, new[run.source], run.raw_offset) for run in runs]
-    return numbered, [ancestors[source] for source in used]
+    above, layers, used = [split.own], [], []
+    for layer, ancestor in zip(split.inherited, ancestors, strict=True):
+        seen: Iterator[PageRange] = iter(layer.pages)
+        for hiding in above:
+            seen = subtract(seen, hiding)
+        if next(seen, None) is not None:
+            layers.append(layer)
+            used.append(ancestor)
+        above.append(layer.pages)
+    return Split(split.own, layers, split.num_bytes), used

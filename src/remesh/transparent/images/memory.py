@@ -21,11 +21,11 @@ from remesh.transparent.images.kinds import ARENA_PATH
 from remesh.transparent.images.linux import PAGE_BYTES
 from remesh.transparent.images.proc_text import Area, AreaKind
 from remesh.transparent.images.procfs import seen_from_here
-from remesh.transparent.images.ranges import PageRange, join
+from remesh.transparent.images.ranges import PageRange, PageSet
 
 _PAGEMAP_SCAN: Final = 0xC0606610  # _IOWR('f', 16, struct pm_scan_arg)
 _SCAN_FORM: Final = struct.Struct("<12Q")
-_REGION_FORM: Final = struct.Struct("<3Q")
+_REGION_BYTES: Final = 24
 _REGIONS_PER_CALL: Final = 1024
 _WRITTEN: Final = 1 << 1
 _FILE: Final = 1 << 2
@@ -53,15 +53,14 @@ class _Query:
 _ANONYMOUS: Final = _Query(_ZERO, _ZERO)
 _CHANGED_OF_FILE: Final = _Query(_ZERO | _FILE, _ZERO | _FILE)
 _SINCE: Final = _Query(_ZERO | _WRITTEN, _ZERO, _CHECK_WPASYNC)
-_BEFORE: Final = _Query(_ZERO | _WRITTEN, _ZERO | _WRITTEN, _CHECK_WPASYNC)
 _TO_MARK: Final = _Query(_WRITTEN, 0, _CHECK_WPASYNC | _WP_MATCHING)
 
 
 class SavedPages(NamedTuple):
     """The pages of an area that an image saves, in order."""
 
-    written: list[PageRange]  # since they were marked; all of them where they were not
-    unwritten: list[PageRange]
+    saved: PageSet
+    written: PageSet  # since they were marked; all of them where they were not
 
 
 class PageMap:
@@ -70,7 +69,7 @@ class PageMap:
     def __init__(self, pid: int) -> None:
         self._pid = pid
         self._descriptor = -1
-        self._room = bytearray(_REGIONS_PER_CALL * _REGION_FORM.size)
+        self._room = bytearray(_REGIONS_PER_CALL * _REGION_BYTES)
         self.can_scan = False
         """Whether the kernel has ``PAGEMAP_SCAN`` (Linux 6.7)."""
 
@@ -84,33 +83,33 @@ class PageMap:
     def __exit__(self, *_: object) -> None:
         os.close(self._descriptor)
 
-    def saved(self, area: Area) -> list[PageRange]:
-        """The pages of an area that an image saves, in order."""
+    def saved(self, area: Area) -> PageSet:
+        """The pages of an area that an image saves."""
         if area.path == ARENA_PATH:
-            return file_ranges(self._pid, area)
+            return file_pages(self._pid, area)
         if area.kind not in (AreaKind.ANONYMOUS, AreaKind.PRIVATE_FILE):
-            return []
+            return PageSet.of([])
         if not self.can_scan:
             return self._saved_page_by_page(area)
         query = _CHANGED_OF_FILE if area.kind is AreaKind.PRIVATE_FILE else _ANONYMOUS
         return self._scan(PageRange(area.start, area.end), query)
 
     def saved_since(self, area: Area) -> SavedPages:
-        """The same pages, by whether they were written since `mark`; all are taken for it where not all were marked."""
-        if area.kind is AreaKind.ANONYMOUS:
-            where = PageRange(area.start, area.end)
+        """The same pages, and those of them that were written since `mark`."""
+        saved = self.saved(area)
+        if saved and area.kind is AreaKind.ANONYMOUS:
             with contextlib.suppress(PermissionError):
-                return SavedPages(self._scan(where, _SINCE), self._scan(where, _BEFORE))
-        return SavedPages(self.saved(area), [])
+                return SavedPages(saved, self._scan(PageRange(area.start, area.end), _SINCE))
+        return SavedPages(saved, saved)
 
     def mark(self, area: Area) -> None:
-        """Write-protect the pages that are there and are not, in an area that `track` has registered."""
+        """Write-protect the pages that are there and have no mark, in an area that `track` has registered."""
         where = PageRange(area.start, area.end)
         argument, _ = self._ask(where.start, where.end, _TO_MARK, 0)
         if argument[4] < where.end:
             raise OSError(errno.EIO, f"marking pages: the kernel stopped at {argument[4]:#x} before {where.end:#x}")
 
-    def _saved_page_by_page(self, area: Area) -> list[PageRange]:
+    def _saved_page_by_page(self, area: Area) -> PageSet:
         """Zero pages are saved, too."""
         entries = array.array("Q")
         entries.frombytes(os.pread(self._descriptor, area.num_bytes // PAGE_BYTES * 8, area.start // PAGE_BYTES * 8))
@@ -122,20 +121,19 @@ class PageMap:
                 continue
             start = area.start + index * PAGE_BYTES
             ranges.append(PageRange(start, start + PAGE_BYTES))
-        return join(ranges)
+        return PageSet.of(ranges).joined()
 
-    def _scan(self, where: PageRange, query: _Query) -> list[PageRange]:
-        found: list[PageRange] = []
+    def _scan(self, where: PageRange, query: _Query) -> PageSet:
+        regions = array.array("Q")  # start, end and kind of each
         start = where.start
         while start < where.end:
             argument, num_regions = self._ask(start, where.end, query, _REGIONS_PER_CALL)
-            regions = memoryview(self._room)[: num_regions * _REGION_FORM.size]
-            found += [PageRange(first, end) for first, end, _ in _REGION_FORM.iter_unpack(regions)]
+            regions.frombytes(memoryview(self._room)[: num_regions * _REGION_BYTES])
             walked = argument[4]
             if walked <= start:
                 raise OSError(errno.EIO, f"scanning pages: the kernel stopped at {walked:#x} before {where.end:#x}")
             start = walked
-        return join(found)
+        return PageSet(regions[0::3], regions[1::3]).joined()
 
     def _ask(self, start: int, end: int, query: _Query, num_regions: int) -> tuple[tuple[int, ...], int]:
         """One call: the argument as the kernel leaves it, and how many regions it has told."""
@@ -151,7 +149,7 @@ class PageMap:
         return _SCAN_FORM.unpack(argument), told
 
 
-def file_ranges(pid: int, area: Area) -> list[PageRange]:
+def file_pages(pid: int, area: Area) -> PageSet:
     """The pages that the file behind a shared mapping has, whoever wrote them; what is missing reads as zeros."""
     ranges = []
     with open(seen_from_here(pid, area.path), "rb", buffering=0) as file:
@@ -168,4 +166,4 @@ def file_ranges(pid: int, area: Area) -> list[PageRange]:
             if start < end:
                 shift = area.start - area.offset
                 ranges.append(PageRange(start + shift, position + shift))
-    return join(ranges)
+    return PageSet.of(ranges).joined()

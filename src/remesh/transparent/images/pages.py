@@ -9,11 +9,12 @@ Buffers lie in huge pages where the kernel gives them: filling a fresh buffer of
 from __future__ import annotations
 
 import array
+import bisect
 import contextlib
 import errno
 import fcntl
 import itertools
-import mmap
+import operator
 import os
 import queue
 import threading
@@ -26,16 +27,15 @@ from pathlib import Path
 from typing import Final
 
 from remesh.errors import FormatError
-from remesh.transparent.images.format import CHUNK_BYTES, Chunk, PageRun
+from remesh.transparent.images.format import CHUNK_BYTES, Chunk, ChunksState
+from remesh.transparent.images.layers import PageRun
 from remesh.transparent.images.linux import make_buffer, read_process
-from remesh.transparent.images.ranges import PageRange
+from remesh.transparent.images.ranges import PageSet
 from remesh.transparent.images.sums import compress, crc32
 
 _NUM_BUFFERS: Final = 4
 _NUM_WRITERS: Final = 2
 _NUM_READERS: Final = 2
-_MAX_PIECES: Final = 1024
-"""The kernel takes so many pieces in one call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class ProcessMemory:
     descriptor: int  # its ``/proc/P/mem``, which is slower and also reads what the process itself may not read
 
     def read(self, pieces: array.array[int], room: memoryview) -> None:
-        """Fill the room with the pieces, one behind the other: address and length of each, at most `_MAX_PIECES`."""
+        """Fill the room with the pieces, one behind the other: address and length of each, at most 1,024."""
         with contextlib.suppress(OSError):
             if read_process(self.pid, pieces, room) == len(room):
                 return
@@ -61,7 +61,7 @@ class ProcessMemory:
 
 
 class PageWriter:
-    """Writes the pages of a process into a file; a context manager. `store.complete_image` flushes the file.
+    """Writes the pages of a process into a file; a context manager. `ImageFolder.complete` flushes the file.
 
     Two threads compress, sum and write, so that the disk always has something to do. They take turns only to say where
     in the file their chunk goes. An error of one (a full disk) is raised by the next `save` or at the end.
@@ -74,8 +74,6 @@ class PageWriter:
         self._full: queue.Queue[tuple[int, memoryview, int] | None] = queue.Queue()  # number of the chunk, its bytes
         self._failure: BaseException | None = None
         self._chunks: list[Chunk] = []
-        self._runs: list[PageRun] = []
-        self._raw_offset = 0
         self._buffer: memoryview | None = None
         self._filled = 0
         self._num_handed_over = 0
@@ -109,46 +107,32 @@ class PageWriter:
         finally:
             os.close(self._descriptor)
 
-    def save(self, memory: ProcessMemory, ranges: list[PageRange]) -> None:
-        """Copy pages out of a process that stands still."""
-        pieces = array.array("Q")
-        taken = free = 0  # bytes of the pieces; room that the chunk has left behind them
-        for start, end in ranges:
-            self._runs.append(PageRun(start, (end - start) // mmap.PAGESIZE, 0, self._raw_offset))
-            self._raw_offset += end - start
-            while start < end:
-                if free == 0 or len(pieces) == 2 * _MAX_PIECES:
-                    self._save_pieces(memory, pieces, taken)
-                    del pieces[:]
-                    taken, free = 0, len(self._room(CHUNK_BYTES))
-                num_bytes = min(end - start, free)
-                pieces.append(start)
-                pieces.append(num_bytes)
-                start, taken, free = start + num_bytes, taken + num_bytes, free - num_bytes
-        self._save_pieces(memory, pieces, taken)
+    def save(self, memory: ProcessMemory, pages: PageSet) -> None:
+        """Copy pages out of a process that stands still; before anything else is saved or copied.
 
-    def _save_pieces(self, memory: ProcessMemory, pieces: array.array[int], num_bytes: int) -> None:
-        if num_bytes:
-            memory.read(pieces, self._room(num_bytes))
-            self._advance(num_bytes)
+        A chunk has 512 pages, so never more pieces than the kernel takes in one call.
+        """
+        offsets = pages.offsets()
+        for begin in range(0, offsets[-1], CHUNK_BYTES):
+            end = min(begin + CHUNK_BYTES, offsets[-1])
+            memory.read(pieces_between(pages, offsets, begin, end), self._room(end - begin))
+            self._advance(end - begin)
 
-    def copy(self, address: int, data: memoryview) -> None:
-        """Take over bytes of whole pages that belong at ``address``."""
-        self._runs.append(PageRun(address, len(data) // mmap.PAGESIZE, 0, self._raw_offset))
-        self._raw_offset += len(data)
+    def copy(self, data: memoryview) -> None:
+        """Take over bytes of whole pages."""
         while data:
             room = self._room(len(data))
             room[:] = data[: len(room)]
             data = data[len(room) :]
             self._advance(len(room))
 
-    def chunks(self) -> tuple[Chunk, ...]:
-        """What was written, once the context is left."""
-        return tuple(self._chunks)
+    def abandon(self, error: BaseException) -> None:
+        """Write no more; a `save` that goes on elsewhere raises this error."""
+        self._failure = self._failure or error
 
-    def runs(self) -> list[PageRun]:
-        """Where what was saved stands."""
-        return self._runs
+    def chunks(self) -> ChunksState:
+        """What was written, once the context is left."""
+        return ChunksState(tuple(self._chunks))
 
     def _room(self, num_bytes: int) -> memoryview:
         """Where the next bytes go: as much of ``num_bytes`` as the chunk still has room for."""
@@ -207,6 +191,26 @@ class PageWriter:
             return offset
 
 
+def pieces_between(pages: PageSet, offsets: array.array[int], begin: int, end: int) -> array.array[int]:
+    """Address and length of each piece of memory that bytes ``begin`` to ``end`` of the pages are made of.
+
+    ``offsets`` are those of the pages; ``begin < end``, and there are as many bytes.
+
+    >>> pages = PageSet.of([(4096, 8192), (20480, 32768)])
+    >>> list(pieces_between(pages, pages.offsets(), 0, 8192))
+    [4096, 4096, 20480, 4096]
+    """
+    first, last = bisect.bisect_right(offsets, begin) - 1, bisect.bisect_left(offsets, end)
+    pieces = array.array("Q", bytes(16 * (last - first)))
+    pieces[0::2] = starts = pages.starts[first:last]
+    pieces[1::2] = array.array("Q", map(operator.sub, pages.ends[first:last], starts))
+    before = begin - offsets[first]
+    pieces[0] += before
+    pieces[1] -= before
+    pieces[-1] -= offsets[last] - end
+    return pieces
+
+
 def _open_new(path: Path, *, direct: bool) -> int:
     """A new file, written as `_go_direct` says if that is asked for."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
@@ -235,9 +239,9 @@ def _write_some(descriptor: int, data: memoryview, offset: int) -> int:
         return os.pwrite(descriptor, data, offset)
 
 
-def check_chunks(path: Path, chunks: tuple[Chunk, ...]) -> None:
+def check_chunks(path: Path, state: ChunksState) -> None:
     """Raise `FormatError` when the length of a pages file is not what its index says."""
-    expected = sum(chunk.num_stored_bytes for chunk in chunks)
+    expected = state.num_stored_bytes
     found = path.stat().st_size if path.exists() else -1
     if found != expected:
         raise FormatError(
@@ -245,12 +249,13 @@ def check_chunks(path: Path, chunks: tuple[Chunk, ...]) -> None:
         )
 
 
-def read_chunks(path: Path, chunks: tuple[Chunk, ...], compressed: bool) -> Iterator[tuple[int, memoryview]]:
+def read_chunks(path: Path, state: ChunksState, compressed: bool) -> Iterator[tuple[int, memoryview]]:
     """The raw bytes of each chunk with its raw offset, checked; the view is good until the next one is asked for.
 
     While the caller is busy with one chunk, threads read and check the next ones.
     """
-    check_chunks(path, chunks)
+    check_chunks(path, state)
+    chunks = state.chunks
     largest = max((chunk.num_stored_bytes for chunk in chunks), default=1)
     rooms = [make_buffer(largest) for _ in range(_NUM_READERS + 1)]
     starts = list(itertools.accumulate((chunk.num_stored_bytes for chunk in chunks), initial=0))

@@ -1,49 +1,95 @@
-"""Which pages are in one set and in another? Sets of pages are lists of ranges, in order and disjoint."""
+"""Which pages are in one set and in another? A set of pages is ranges of addresses, in order and disjoint.
+
+The ranges stand in two columns: there may be a hundred thousand while a process stands still, and what is done to a
+whole column at once costs a tenth of the same by single ranges.
+"""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import array
+import bisect
+import itertools
+import operator
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import NamedTuple, Self
 
 
 class PageRange(NamedTuple):
-    """Addresses ``[start, end)`` of whole pages. A tuple, since there may be a hundred thousand."""
+    """Addresses ``[start, end)`` of whole pages."""
 
     start: int
     end: int
 
+
+@dataclass(frozen=True, slots=True)
+class PageSet:
+    """Ranges of whole pages: ``starts[i] < ends[i] <= starts[i + 1]``, all multiples of the page size."""
+
+    starts: array.array[int]
+    ends: array.array[int]
+
+    @classmethod
+    def of(cls, ranges: Iterable[tuple[int, int]]) -> Self:
+        """The pages of ranges that are in order and disjoint; those that touch stay two."""
+        starts, ends = array.array("Q"), array.array("Q")
+        for start, end in ranges:
+            starts.append(start)
+            ends.append(end)
+        return cls(starts, ends)
+
+    @classmethod
+    def chain(cls, sets: Iterable[PageSet]) -> Self:
+        """The pages of sets that lie one behind the other."""
+        chained = cls(array.array("Q"), array.array("Q"))
+        for each in sets:
+            chained.starts.extend(each.starts)
+            chained.ends.extend(each.ends)
+        return chained
+
+    def __len__(self) -> int:
+        """How many ranges."""
+        return len(self.starts)
+
+    def __iter__(self) -> Iterator[PageRange]:
+        return map(PageRange, self.starts, self.ends)
+
     @property
     def num_bytes(self) -> int:
-        return self.end - self.start
+        return sum(self.ends) - sum(self.starts)
+
+    def lengths(self) -> array.array[int]:
+        """The bytes of each range."""
+        return array.array("Q", map(operator.sub, self.ends, self.starts))
+
+    def offsets(self) -> array.array[int]:
+        """How many bytes all ranges before each have, and last how many all have."""
+        return array.array("Q", itertools.accumulate(self.lengths(), initial=0))
+
+    def joined(self) -> PageSet:
+        """The same pages with neighbours joined.
+
+        >>> list(PageSet.of([(0, 4096), (4096, 8192), (12288, 16384)]).joined())
+        [PageRange(start=0, end=8192), PageRange(start=12288, end=16384)]
+        """
+        if not any(map(operator.eq, self.ends, self.starts[1:])):
+            return self
+        breaks = [i for i in range(1, len(self)) if self.ends[i - 1] != self.starts[i]]
+        starts = array.array("Q", (self.starts[i] for i in [0, *breaks]))
+        return PageSet(starts, array.array("Q", (self.ends[i - 1] for i in [*breaks, len(self)])))
+
+    def touching(self, start: int, end: int) -> tuple[int, int]:
+        """The ranges that have addresses in ``[start, end)``: from this index, up to that one."""
+        return bisect.bisect_right(self.ends, start), bisect.bisect_left(self.starts, end)
 
 
-def join(ranges: list[PageRange]) -> list[PageRange]:
-    """The same pages with neighbours joined; ``ranges`` is in order.
-
-    >>> join([PageRange(0, 4096), PageRange(4096, 8192), PageRange(12288, 16384)])
-    [PageRange(start=0, end=8192), PageRange(start=12288, end=16384)]
-    """
-    joined: list[PageRange] = []
-    for item in ranges:
-        if joined and joined[-1].end == item.start:
-            joined[-1] = PageRange(joined[-1].start, item.end)
-        else:
-            joined.append(item)
-    return joined
-
-
-def subtract(left: list[PageRange], right: list[PageRange]) -> list[PageRange]:
-    """The pages of ``left`` that are not in ``right``; each list is in order and disjoint."""
-    result, j = [], 0
-    for item in left:
-        start = item.start
-        while j < len(right) and right[j].end <= start:
-            j += 1
-        k = j
-        while k < len(right) and right[k].start < item.end:
-            if start < right[k].start:
-                result.append(PageRange(start, right[k].start))
-            start = max(start, right[k].end)
-            k += 1
-        if start < item.end:
-            result.append(PageRange(start, item.end))
-    return result
+def subtract(left: Iterable[PageRange], right: PageSet) -> Iterator[PageRange]:
+    """The pages of ``left``, in order, that are not in ``right``; found as they are asked for."""
+    for start, end in left:
+        first, last = right.touching(start, end)
+        for index in range(first, last):
+            if start < right.starts[index]:
+                yield PageRange(start, right.starts[index])
+            start = right.ends[index]
+        if start < end:
+            yield PageRange(start, end)

@@ -18,12 +18,13 @@ import contextlib
 import os
 import resource
 import struct
+import time
 from collections.abc import Iterable
 from typing import Final
 
 from remesh.errors import FormatError, StorageError
 from remesh.transparent.images import open_files
-from remesh.transparent.images.format import PAGES_FILE, AreaState, FileIdentity, ProcessState, ThreadState
+from remesh.transparent.images.format import AreaState, FileIdentity, ProcessState, ThreadState
 from remesh.transparent.images.identity import has_identity
 from remesh.transparent.images.inspection import is_bound_by_the_site
 from remesh.transparent.images.kinds import CHANNEL_PATH, OpenFilePolicy
@@ -37,7 +38,7 @@ from remesh.transparent.images.linux import (
 )
 from remesh.transparent.images.machine import check_fits, this_machine
 from remesh.transparent.images.namespaces import choose_next_pid, forget_signal_actions
-from remesh.transparent.images.pages import place_runs, read_chunks
+from remesh.transparent.images.pages import place_runs
 from remesh.transparent.images.proc_text import AreaKind
 from remesh.transparent.images.procfs import read_areas
 from remesh.transparent.images.ptrace import (
@@ -48,7 +49,7 @@ from remesh.transparent.images.ptrace import (
     Tracee,
     find_instruction,
 )
-from remesh.transparent.images.stored import StoredImage, read_page_index, source_runs
+from remesh.transparent.images.stored import StoredImage, source_runs, stored_pages
 
 _TRACEME: Final = 0
 _SCRATCH_BYTES: Final = open_files.SCRATCH_BYTES
@@ -64,6 +65,7 @@ _MREMAP_TO: Final = 0x1 | 0x2  # MAYMOVE | FIXED
 _AT_FDCWD: Final = -100
 _CLONE_THREAD: Final = 0x100 | 0x200 | 0x400 | 0x800 | 0x10000 | 0x40000  # VM FS FILES SIGHAND THREAD SYSVSEM
 _PR_SET_DUMPABLE: Final = 4
+_ID_PATIENCE_S: Final = 5.0
 _MM_MAP: Final = struct.Struct("<12QIi")
 _LOWEST_ADDRESS: Final = 0x10000
 _WORD: Final = 1 << 64
@@ -257,9 +259,7 @@ def _write_pages(image: StoredImage, leader: Tracee) -> None:
 
     folders = image.source_folders()
     for source, runs in sorted(source_runs(image).items()):
-        header, pages = read_page_index(folders[source])
-        path = folders[source] / PAGES_FILE
-        place_runs(runs, read_chunks(path, pages.chunks, header.compressed), put)
+        place_runs(runs, stored_pages(folders[source]), put)
 
 
 # --- process ---
@@ -291,6 +291,7 @@ def _signals(mask: int) -> list[int]:
 
 
 def _make_thread(leader: Tracee, thread: ThreadState, scratch: int) -> Tracee:
+    _wait_until_free(thread.tid)
     choose_next_pid(thread.tid)
     tid = leader.call_clone("clone", _CLONE_THREAD, 0, 0, 0, 0)
     if tid != thread.tid:
@@ -299,6 +300,13 @@ def _make_thread(leader: Tracee, thread: ThreadState, scratch: int) -> Tracee:
     tracee.wait_until_stopped()
     tracee.prepare(scratch)
     return tracee
+
+
+def _wait_until_free(tid: int) -> None:
+    """Threads of this process that read pages had ids, too, which are free a moment after their last word."""
+    deadline_s = time.monotonic() + _ID_PATIENCE_S
+    while os.path.exists(f"/proc/{tid}") and time.monotonic() < deadline_s:
+        time.sleep(0.001)
 
 
 def _set_thread(tracee: Tracee, thread: ThreadState, scratch: int, group: int) -> None:

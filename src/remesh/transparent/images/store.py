@@ -1,34 +1,79 @@
-"""How does an image become complete? Records and channel are written beside the pages, the header last, all flushed."""
+"""How does an image become complete? Its files are written and flushed side by side, as they come, the header last."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import os
-from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
+import shutil
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Self
 
 from remesh.errors import StorageError
 from remesh.transparent.images import format as image_format
-from remesh.transparent.images.format import Ancestor, Header, Machine, PagesState, Seal, StoredFile
+from remesh.transparent.images.format import Ancestor, ChunksState, Header, Machine, Seal, StoredFile
 from remesh.transparent.images.records import to_json
 
 _NUM_FLUSHERS: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Contents:
-    """What goes into an image whose pages are written."""
+class Origin:
+    """What an image is of: the fields of its header that do not follow from its files."""
 
     pid: int  # inner id of the process
     compressed: bool  # the pages
     builds_upon: tuple[Ancestor, ...]
     machine: Machine
-    records: Mapping[str, Any]  # by name: all of RECORD_FILES
-    channel: bytes | None
+
+
+class ImageFolder:
+    """A new folder that becomes an image; a context manager that removes it when something fails.
+
+    While the file of pages is written, the others already go to the disk: the file system can take them in one go.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._flushers = ThreadPoolExecutor(_NUM_FLUSHERS, "remesh-flush")
+        self._written: dict[str, Future[StoredFile]] = {}
+
+    def __enter__(self) -> Self:
+        make_folder(self.path)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_rest: object) -> None:
+        self._flushers.shutdown()
+        if kind is not None:
+            shutil.rmtree(self.path, ignore_errors=True)
+
+    def put(self, name: str, content: Any) -> None:
+        """Begin to write a file: a record as JSON, bytes as they are."""
+        data = content if isinstance(content, bytes) else _json_bytes(content)
+        self._written[name] = self._flushers.submit(_write_file, self.path / name, data)
+
+    def complete(self, origin: Origin, chunks: ChunksState) -> int:
+        """Write the index of the chunks, whose file is there, and the header; the length of all files of the image."""
+        pages_file = self._flushers.submit(flush, self.path / image_format.PAGES_FILE)
+        self.put(image_format.CHUNKS_FILE, chunks)
+        stored = {name: future.result() for name, future in self._written.items()}
+        stored[image_format.PAGES_FILE] = StoredFile(chunks.num_stored_bytes, "")
+        pages_file.result()
+        header = Header(
+            version=image_format.VERSION,
+            pid=origin.pid,
+            compressed=origin.compressed,
+            builds_upon=origin.builds_upon,
+            machine=origin.machine,
+            files=stored,
+        )
+        inside = _json_bytes(header)
+        sealed = Seal(inside.decode(), hashlib.sha256(inside).hexdigest())
+        last = _write_file(self.path / image_format.HEADER_FILE, _json_bytes(sealed))
+        flush(self.path)
+        return last.num_bytes + sum(file.num_bytes for file in stored.values())
 
 
 def make_folder(directory: Path) -> None:
@@ -39,39 +84,6 @@ def make_folder(directory: Path) -> None:
         raise StorageError(
             f"making an image at {directory}: {error.strerror}; expected a new name in a folder that may be written"
         ) from error
-
-
-def complete_image(directory: Path, contents: Contents) -> int:
-    """Write everything but the pages, flush all; the length of all files of the image, pages included.
-
-    Files are flushed side by side, so that the file system can take them in one go.
-    """
-    pages: PagesState = contents.records[image_format.PAGES_INDEX_FILE]
-    stored = {image_format.PAGES_FILE: StoredFile(sum(chunk.num_stored_bytes for chunk in pages.chunks), "")}
-    with ThreadPoolExecutor(_NUM_FLUSHERS, "remesh-flush") as pool:
-        flushed = pool.submit(flush, directory / image_format.PAGES_FILE)
-        written = {
-            name: pool.submit(_write_file, directory / name, _json_bytes(record))
-            for name, record in contents.records.items()
-        }
-        if contents.channel is not None:
-            name = image_format.CHANNEL_FILE
-            written[name] = pool.submit(_write_file, directory / name, contents.channel)
-        flushed.result()
-        stored.update((name, future.result()) for name, future in written.items())
-    header = Header(
-        version=image_format.VERSION,
-        pid=contents.pid,
-        compressed=contents.compressed,
-        builds_upon=contents.builds_upon,
-        machine=contents.machine,
-        files=stored,
-    )
-    inside = _json_bytes(header)
-    sealed = Seal(inside.decode(), hashlib.sha256(inside).hexdigest())
-    last = _write_file(directory / image_format.HEADER_FILE, _json_bytes(sealed))
-    flush(directory)
-    return last.num_bytes + sum(file.num_bytes for file in stored.values())
 
 
 def _json_bytes(record: Any) -> bytes:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -16,14 +17,15 @@ from remesh.errors import FormatError
 from remesh.transparent.images import format as image_format
 from remesh.transparent.images.format import (
     AreasState,
+    ChunksState,
     FilesState,
     Header,
-    PageRun,
     PagesState,
     ProcessState,
     ThreadsState,
 )
-from remesh.transparent.images.pages import check_chunks
+from remesh.transparent.images.layers import PageRun, visible_runs
+from remesh.transparent.images.pages import check_chunks, read_chunks
 from remesh.transparent.images.records import from_json, to_json
 
 T = TypeVar("T")
@@ -40,6 +42,8 @@ class StoredImage:
     areas: AreasState
     files: FilesState
     pages: PagesState
+    chunks: ChunksState
+    runs: tuple[PageRun, ...]  # of all its pages, each once, by address
     channel: bytes | None  # the bytes of the file behind its channel
 
     def source_folders(self) -> list[Path]:
@@ -66,28 +70,32 @@ def read_image(folder: Path) -> StoredImage:
         image_format.AREAS_FILE: AreasState,
         image_format.FILES_FILE: FilesState,
         image_format.PAGES_INDEX_FILE: PagesState,
+        image_format.CHUNKS_FILE: ChunksState,
     }
-    process, threads, areas, files, pages = (_read_record(folder, header, name, kind) for name, kind in kinds.items())
+    process, threads, areas, files, pages, chunks = (
+        _read_record(folder, header, name, kind) for name, kind in kinds.items()
+    )
     channel = None
     if image_format.CHANNEL_FILE in header.files:
         channel = _read_checked(folder, header, image_format.CHANNEL_FILE)
-    check_chunks(folder / image_format.PAGES_FILE, pages.chunks)
-    image = StoredImage(folder, header, process, threads, areas, files, pages, channel)
+    check_chunks(folder / image_format.PAGES_FILE, chunks)
+    runs = _runs_of(folder, header, areas, pages)
+    image = StoredImage(folder, header, process, threads, areas, files, pages, chunks, runs, channel)
     _check_ancestors(image)
-    _check_runs(image)
     return image
 
 
-def read_page_index(folder: Path) -> tuple[Header, PagesState]:
-    """Header and index of pages of an image, checked: what an increment upon it needs."""
+def stored_pages(folder: Path) -> Iterator[tuple[int, memoryview]]:
+    """The pages that an image holds itself, as `read_chunks` gives them."""
     header = read_header(folder)
-    return header, _read_record(folder, header, image_format.PAGES_INDEX_FILE, PagesState)
+    chunks = _read_record(folder, header, image_format.CHUNKS_FILE, ChunksState)
+    return read_chunks(folder / image_format.PAGES_FILE, chunks, header.compressed)
 
 
 def describe_image(folder: Path) -> dict[str, Any]:
     """An image as JSON, without the content of its pages: what ``remesh mpi show`` prints."""
     image = read_image(folder)
-    names = ("header", "process", "threads", "areas", "files", "pages")
+    names = ("header", "process", "threads", "areas", "files", "runs", "chunks")
     return {name: to_json(getattr(image, name)) for name in names}
 
 
@@ -144,27 +152,30 @@ def _check_ancestors(image: StoredImage) -> None:
             )
 
 
-def _check_runs(image: StoredImage) -> None:
-    """Every run of pages lies within one area, and runs do not overlap."""
-    runs = image.pages.page_runs()
-    at = iter(image.areas.areas)
-    area, end = next(at, None), 0
+def _runs_of(folder: Path, header: Header, areas: AreasState, pages: PagesState) -> tuple[PageRun, ...]:
+    """The runs of pages, each within one area."""
+    try:
+        runs = visible_runs(pages.layers(len(header.builds_upon)))
+    except ValueError as error:
+        raise _bad_index(folder, str(error)) from error
+    at = iter(areas.areas)
+    area = next(at, None)
     for run in runs:
         while area is not None and area.end <= run.start:
             area = next(at, None)
-        inside = area is not None and area.start <= run.start and run.end <= area.end
-        if run.start < end or run.num_pages < 1 or not inside or not 0 <= run.source <= len(image.header.builds_upon):
-            raise FormatError(
-                "bad-record",
-                f"reading {image.folder / image_format.PAGES_INDEX_FILE}: the pages at {run.start:#x} lie outside of "
-                "the memory map; restart from another image",
-            )
-        end = run.end
+        if area is None or run.start < area.start or area.end < run.end:
+            raise _bad_index(folder, f"the pages at {run.start:#x} lie outside of the memory map")
+    return tuple(runs)
+
+
+def _bad_index(folder: Path, why: str) -> FormatError:
+    where = folder / image_format.PAGES_INDEX_FILE
+    return FormatError("bad-record", f"reading {where}: {why}; restart from another image")
 
 
 def source_runs(image: StoredImage) -> dict[int, list[PageRun]]:
     """The runs of pages by source."""
     by_source: dict[int, list[PageRun]] = {}
-    for run in image.pages.page_runs():
+    for run in image.runs:
         by_source.setdefault(run.source, []).append(run)
     return by_source

@@ -24,7 +24,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
+from remesh.transparent.images.format import Ancestor
 from remesh.transparent.images.frozen import Frozen
+from remesh.transparent.images.layers import Layer
 from remesh.transparent.images.linux import system_call
 from remesh.transparent.images.memory import PageMap
 from remesh.transparent.images.proc_text import Area, AreaKind
@@ -41,25 +43,34 @@ _START_TIME_FIELD: Final = 22
 """Of ``/proc/P/stat``."""
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
+class Basis:
+    """The image that marks are relative to: what the next increment is made of, without reading it again."""
+
+    sha256: str  # of its header
+    layers: tuple[Layer, ...]  # its own pages first, then those of `builds_upon`
+    builds_upon: tuple[Ancestor, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class _Tracking:
     """What is known of a process whose pages are tracked."""
 
     descriptor: int  # our copy of its userfaultfd
-    image: str  # SHA-256 of the header of the image that the marks are relative to
+    basis: Basis
 
 
 _TRACKED: Final[dict[tuple[int, str], _Tracking]] = {}
 """By process id and time of its start: ids are used again."""
 
 
-def is_tracked_since(pid: int, image: str) -> bool:
-    """Whether the marks of a process are relative to the image whose header has this digest."""
+def basis_of(pid: int, sha256: str) -> Basis | None:
+    """What the marks of a process are relative to, if that is the image whose header has this digest."""
     tracking = _TRACKED.get(_key(pid))
-    return tracking is not None and tracking.image == image
+    return tracking.basis if tracking is not None and tracking.basis.sha256 == sha256 else None
 
 
-def set_marks(frozen: Frozen, image: str, areas: list[Area]) -> str:
+def set_marks(frozen: Frozen, basis: Basis, areas: list[Area]) -> str:
     """Mark the pages of a frozen process as unwritten since an image that has just been taken of it.
 
     Returns why that is not possible on this machine, or "" when it was done.
@@ -76,7 +87,7 @@ def set_marks(frozen: Frozen, image: str, areas: list[Area]) -> str:
     except OSError as error:
         forget(frozen.pid)
         return f"changed pages cannot be tracked here: {error.strerror}; Linux 6.7 with userfaultfd is needed"
-    _TRACKED[key] = _Tracking(descriptor, image)
+    _TRACKED[key] = _Tracking(descriptor, basis)
     return ""
 
 

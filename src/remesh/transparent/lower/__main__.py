@@ -15,7 +15,6 @@ import os
 import shutil
 import socket
 import sys
-import tempfile
 import time
 import traceback
 from pathlib import Path
@@ -31,9 +30,7 @@ from remesh.transparent.job import JobFolder, rank_name
 from remesh.transparent.lower.half import LowerHalf
 from remesh.transparent.lower.pace import SPIN_VARIABLE
 from remesh.transparent.rank import IMAGE, Ended, RankLoop, read_state
-
-_SHARED_MEMORY = Path("/dev/shm")
-_ROOM_PREFIX = "remesh-rank-"
+from remesh.transparent.room import make_room
 
 
 def main(arguments: list[str]) -> int:
@@ -51,8 +48,8 @@ def main(arguments: list[str]) -> int:
     host, _, port = options.coordinator.rpartition(":")
     line = Line.connect([(host, int(port))], folder.read_token(), f"starting rank {rank}")
     hello = {"type": "hello", "rank": rank, "size": mpi.COMM_WORLD.Get_size(), "pid": os.getpid()}
-    line.send({**hello, "host": socket.gethostname(), "mpi": mpi.Get_library_version().split("\n")[0].strip()})
-    room = _make_room()
+    line.send({**hello, "host": socket.gethostname(), "mpi": mpi.Get_library_version().split("\n")[0].strip(" \0")})
+    room = make_room()
     try:
         loop = _put_together(mpi, folder, options.checkpoint, room, (line, seconds))
         loop.run()
@@ -77,16 +74,6 @@ def main(arguments: list[str]) -> int:
         shutil.rmtree(room, ignore_errors=True)
     line.close()
     return 0
-
-
-def _make_room() -> Path:
-    """A folder for the channel, in memory where there is such a place; those of ranks that were killed are removed."""
-    place = _SHARED_MEMORY if _SHARED_MEMORY.is_dir() else Path(tempfile.gettempdir())
-    for left in place.glob(f"{_ROOM_PREFIX}*"):
-        owner = left.name.removeprefix(_ROOM_PREFIX).partition("-")[0]
-        if owner.isdecimal() and not Path(f"/proc/{owner}").exists():
-            shutil.rmtree(left, ignore_errors=True)
-    return Path(tempfile.mkdtemp(prefix=f"{_ROOM_PREFIX}{os.getpid()}-", dir=place))
 
 
 def _start_mpi() -> Any:

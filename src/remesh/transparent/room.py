@@ -1,0 +1,43 @@
+"""Where does a lower half keep what it shares with its program? In a folder in memory, its *room*. Who clears it away?
+
+Its owner, or, where that was killed, the next rank that starts on the host. An owner holds a lock on its room while it
+lives, and the kernel lets go of it however it ends: a room whose lock is free belongs to nobody. Process ids would not
+do: they are used again, and another container that shares the memory counts its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Final
+
+_SHARED_MEMORY: Final = Path("/dev/shm")
+_PREFIX: Final = "remesh-rank-room-"
+_UNLOCKED_PREFIX: Final = f".{_PREFIX}"
+"""Of a room that is not locked yet: nobody must take its owner for gone."""
+
+
+def make_room(place: Path | None = None) -> Path:
+    """A new folder, locked until this process ends; in memory where there is such a place. Clears away old ones."""
+    place = place or (_SHARED_MEMORY if _SHARED_MEMORY.is_dir() else Path(tempfile.gettempdir()))
+    clear_rooms(place)
+    made = Path(tempfile.mkdtemp(prefix=_UNLOCKED_PREFIX, dir=place))
+    # Never closed, and closed by exec: no other process can hold the lock for longer than this one lives.
+    fcntl.flock(os.open(made, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC), fcntl.LOCK_EX)
+    return made.rename(place / made.name.removeprefix("."))
+
+
+def clear_rooms(place: Path) -> None:
+    """Remove the rooms whose owners have ended."""
+    for room in place.glob(f"{_PREFIX}*"):
+        with contextlib.suppress(OSError):  # of another user, locked, or removed just now
+            descriptor = os.open(room, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(room, ignore_errors=True)
+            finally:
+                os.close(descriptor)
