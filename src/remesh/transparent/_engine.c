@@ -11,10 +11,15 @@
  * Nothing here blocks in MPI. While closed nothing is taken from the channel and nothing is told.
  */
 #include "_engine.h"
-#include <sched.h>
 #include <stdlib.h>
 
 enum { PREEMPTED_US = 200, LONGEST_ADAPTIVE_SPIN_US = 1000000 };
+
+/* Of a wire message: wire.py says what each field means. */
+typedef struct {
+    uint64_t comm, request, num_bytes, address;
+    int tag, what, source, pid;
+} Header;
 
 static PyTypeObject *engine_type;
 
@@ -58,26 +63,65 @@ static int look(Engine *e) {
     return ready | (code != 0);
 }
 
+/* A payload of another rank's waits for a receive. */
+static int hear_announced(Engine *e, const Header *header) {
+    Arrived *message = new_arrived();
+    if (message == NULL) return -1;
+    message->comm = header->comm;
+    message->source = header->source;
+    message->tag = header->tag;
+    message->num_bytes = (int64_t)header->num_bytes;
+    message->sender_request = header->request;
+    message->pid = e->neighbours[header->source] ? header->pid : 0;
+    message->address = header->address;
+    message->waits = header->what == ANNOUNCED_WAITING;
+    int failed = arrive(e, message);
+    Py_DECREF((PyObject *)message);
+    return failed;
+}
+
+static int leave_to_python(Engine *e, const Header *h) {
+    e->attention = 1;
+    PyObject *done = PyObject_CallFunction(
+        e->on_message, "i(KiiKKiK)y#", h->source, (unsigned long long)h->comm, h->tag, h->what,
+        (unsigned long long)h->request, (unsigned long long)h->num_bytes, h->pid, (unsigned long long)h->address, "",
+        (Py_ssize_t)0);
+    Py_XDECREF(done);
+    return done == NULL ? -1 : 0;
+}
+
+static int hear(Engine *e, const Header *header, const char *payload) {
+    Request *request;
+    switch (header->what) {
+    case MESSAGE:
+        return arrive_short(e, header->comm, header->source, header->tag, payload, (int64_t)header->num_bytes);
+    case ANNOUNCED:
+    case ANNOUNCED_WAITING:
+        return hear_announced(e, header);
+    case TAKEN_THERE:
+        request = find_request(e, header->request);
+        return request == NULL ? leave_to_python(e, header) : complete(e, request);
+    case WANTED:
+        request = header->pid ? find_request(e, header->request) : NULL;
+        if (request == NULL) return leave_to_python(e, header);
+        return help_directly(e, header->source, request, header->num_bytes, header->pid, header->address);
+    case HELPED:
+        return hear_helped(e, header->request, header->num_bytes != 0) ? 0 : leave_to_python(e, header);
+    default:
+        return leave_to_python(e, header);
+    }
+}
+
 static int take_frame(Engine *e) {
     const char *frame = e->frame;
-    uint64_t comm = read_u64(frame);
-    int tag = read_i32(frame + 8), what = read_i32(frame + 12), source = read_i32(frame + 16);
-    int pid = read_i32(frame + 20);
-    uint64_t request = read_u64(frame + 24), num_bytes = read_u64(frame + 32), address = read_u64(frame + 40);
-    if (source < 0 || source >= e->size) return PyErr_SetString(PyExc_ValueError, "a message of no rank"), -1;
-    e->received[source]++;
-    int failed;
-    if (what == MESSAGE) {
-        failed = arrive(e, comm, source, tag, frame + HEADER_BYTES, (int64_t)num_bytes);
-    } else {
-        e->attention = 1;
-        PyObject *done = PyObject_CallFunction(
-            e->on_message, "i(KiiKKiK)y#", source, (unsigned long long)comm, tag, what, (unsigned long long)request,
-            (unsigned long long)num_bytes, pid, (unsigned long long)address, "", (Py_ssize_t)0);
-        failed = done == NULL;
-        Py_XDECREF(done);
-    }
-    if (failed) return -1;
+    Header header = {
+        .comm = read_u64(frame), .tag = read_i32(frame + 8), .what = read_i32(frame + 12), .source = read_i32(frame + 16),
+        .pid = read_i32(frame + 20), .request = read_u64(frame + 24), .num_bytes = read_u64(frame + 32),
+        .address = read_u64(frame + 40)};
+    if (header.source < 0 || header.source >= e->size)
+        return PyErr_SetString(PyExc_ValueError, "a message of no rank"), -1;
+    e->received[header.source]++;
+    if (hear(e, &header, frame + HEADER_BYTES)) return -1;
     int code = ((int (*)(uint64_t *))e->function[FN_START])(e->frame_request);
     e->frame_ready = 0;
     return code ? mpi_failed("receiving", code) : 0;
@@ -102,6 +146,9 @@ static int pass(Engine *e) {
         if (finish_running(e, &e->running[i])) return -1;
     }
     e->num_running = kept;
+    int carried = carry_on(e);
+    if (carried < 0) return -1;
+    progress |= carried;
     if (e->closed) return progress;
     uint32_t bell = atomic_load(e->doorbell);
     if (bell != e->scanned || e->rescan) {
@@ -123,6 +170,25 @@ static int is_expecting(Engine *e) {
     while (PyDict_Next(e->by_number, &position, &key, &request))
         if (!((Request *)request)->done) return 1;
     return 0;
+}
+
+/* Sleep where the program runs: its next call then costs a switch between two processes. To wake another core that has
+ * gone idle takes several times as long, and one that computes is taken from another rank.
+ */
+static void stay_beside_program(Engine *e) {
+    uint32_t cpu = atomic_load_explicit(e->cpu, memory_order_relaxed);
+    if (cpu == 0 || cpu == e->home || cpu > CPU_SETSIZE) return;
+    if (!e->home && sched_getaffinity(0, sizeof e->allowed, &e->allowed)) return;
+    cpu_set_t one;
+    CPU_ZERO(&one);
+    CPU_SET(cpu - 1, &one);
+    if (CPU_ISSET(cpu - 1, &e->allowed) && sched_setaffinity(0, sizeof one, &one) == 0) e->home = cpu;
+}
+
+/* Run on any core again: there is work while the program computes. */
+static void leave_program(Engine *e) {
+    if (e->home) sched_setaffinity(0, sizeof e->allowed, &e->allowed);
+    e->home = 0;
 }
 
 static void sleep_at_bell(Engine *e, int64_t timeout_us) {
@@ -158,7 +224,10 @@ static void rest(Engine *e, int is_waiting, int expecting, int64_t deadline_us) 
             relax();
         }
         int64_t longest = e->idle_us;
-        if (expecting) {
+        if (!expecting) {
+            stay_beside_program(e);
+        } else {
+            leave_program(e);
             longest = e->shortest_us + (now - e->idle_since_us) / 4;
             if (longest > e->longest_us) longest = e->longest_us;
         }
@@ -286,11 +355,27 @@ static PyObject *engine_set(PyObject *self, PyObject *args) {
     int closed, holding;
     unsigned int blocked;
     if (!PyArg_ParseTuple(args, "ppI", &closed, &holding, &blocked)) return NULL;
+    if (closed) leave_program(e); /* who writes an image starts threads and processes */
     e->closed = (char)closed;
     e->holding = (char)holding;
     e->blocked = blocked;
     e->rescan = e->recheck = 1;
     Py_RETURN_NONE;
+}
+
+/* attach(pid): the process of the program. */
+static PyObject *engine_attach(PyObject *self, PyObject *pid) {
+    ((Engine *)self)->upper_pid = (int)PyLong_AsLong(pid);
+    if (PyErr_Occurred()) return NULL;
+    Py_RETURN_NONE;
+}
+
+/* take(request, message): whether a matched announcement is carried here. */
+static PyObject *engine_take(PyObject *self, PyObject *args) {
+    PyObject *request, *message;
+    if (!PyArg_ParseTuple(args, "OO", &request, &message)) return NULL;
+    int taken = take_directly((Engine *)self, (Request *)request, (const Arrived *)message);
+    return taken < 0 ? NULL : PyBool_FromLong(taken);
 }
 
 static PyObject *list_of(const uint64_t *values, int count) {
@@ -315,6 +400,11 @@ static PyObject *get_received(PyObject *self, void *unused) {
 static PyObject *get_handed_over(PyObject *self, void *unused) {
     (void)unused;
     return PyBool_FromLong(((Engine *)self)->num_sending == 0);
+}
+
+static PyObject *get_carrying(PyObject *self, void *unused) {
+    (void)unused;
+    return PyBool_FromLong(((Engine *)self)->num_carries != 0);
 }
 
 static PyObject *get_waiting(PyObject *self, void *unused) {
@@ -383,6 +473,7 @@ static PyObject *engine_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
     e->base = (char *)(uintptr_t)field(setup, "base");
     e->doorbell = (Word *)(e->base + DOORBELL);
     e->sleeping = (Word *)(e->base + SLEEPING);
+    e->cpu = (Word *)(e->base + CPU);
     uint64_t functions[NUM_FUNCTIONS];
     if (field_list(setup, "functions", functions, NUM_FUNCTIONS) != NUM_FUNCTIONS && !PyErr_Occurred())
         PyErr_SetString(PyExc_ValueError, "a function of MPI is missing");
@@ -407,11 +498,15 @@ static PyObject *engine_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
     e->reals = object(setup, "reals");
     e->on_message = object(setup, "on_message");
     e->on_match = object(setup, "on_match");
+    e->on_refused = object(setup, "on_refused");
     e->serve = object(setup, "serve");
     e->tell = object(setup, "tell");
     e->tell_wait = object(setup, "tell_wait");
+    e->word_send = object(setup, "word_send");
     e->word_receive = object(setup, "word_receive");
     e->word_collective = object(setup, "word_collective");
+    e->arena_start = field(setup, "arena_start");
+    e->arena_bytes = field(setup, "arena_bytes");
     e->lower_spin = field(setup, "lower_spin");
     e->most_spin_us = (int64_t)field(setup, "most_spin_us");
     e->eager_us = (int64_t)field(setup, "eager_us");
@@ -419,23 +514,30 @@ static PyObject *engine_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
     e->shortest_us = (int64_t)field(setup, "shortest_us");
     e->longest_us = (int64_t)field(setup, "longest_us");
     e->idle_us = (int64_t)field(setup, "idle_us");
+    e->neighbours = calloc(e->size > 0 ? (size_t)e->size : 1, 1);
+    PyObject *neighbours = object(setup, "neighbours");
+    if (neighbours != NULL && e->neighbours != NULL && PyBytes_Size(neighbours) == e->size)
+        memcpy(e->neighbours, PyBytes_AsString(neighbours), (size_t)e->size);
+    Py_XDECREF(neighbours);
     e->sent = calloc(2 * (size_t)(e->size > 0 ? e->size : 1), sizeof *e->sent);
     e->received = e->sent == NULL ? NULL : e->sent + e->size;
     e->rescan = 1;
-    if (e->sent == NULL && !PyErr_Occurred()) PyErr_NoMemory();
+    if ((e->sent == NULL || e->neighbours == NULL) && !PyErr_Occurred()) PyErr_NoMemory();
     if (PyErr_Occurred()) Py_CLEAR(e);
     return (PyObject *)e;
 }
 
 static PyObject **references(Engine *e, int which) {
     PyObject **all[] = {&e->by_number, &e->posted, &e->arrived, &e->requests, &e->entered, &e->reals, &e->on_message,
-                        &e->on_match, &e->serve, &e->tell, &e->tell_wait, &e->word_receive, &e->word_collective};
+                        &e->on_match, &e->on_refused, &e->serve, &e->tell, &e->tell_wait, &e->word_send, &e->word_receive,
+                        &e->word_collective};
     return which < (int)(sizeof all / sizeof *all) ? all[which] : NULL;
 }
 
 /* release(): let go of what half.py owns, which refers to this in turn. Nothing else may be called after it. */
 static PyObject *engine_release(PyObject *self, PyObject *ignored) {
     (void)ignored;
+    leave_program((Engine *)self);
     for (int i = 0; references((Engine *)self, i) != NULL; i++) Py_CLEAR(*references((Engine *)self, i));
     Py_RETURN_NONE;
 }
@@ -448,6 +550,8 @@ static void engine_dealloc(PyObject *self) {
     free(e->sending);
     free(e->running);
     free(e->sent);
+    drop_carries(e);
+    free(e->neighbours);
     freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
     release(self);
     Py_DECREF(type);
@@ -460,6 +564,8 @@ static PyMethodDef engine_methods[] = {
     {"wake", engine_wake, METH_NOARGS, NULL},
     {"was_woken", engine_was_woken, METH_NOARGS, NULL},
     {"set", engine_set, METH_VARARGS, NULL},
+    {"attach", engine_attach, METH_O, NULL},
+    {"take", engine_take, METH_VARARGS, NULL},
     {"release", engine_release, METH_NOARGS, NULL},
     {NULL, NULL, 0, NULL},
 };
@@ -468,6 +574,7 @@ static PyGetSetDef engine_getters[] = {
     {"sent", get_sent, NULL, NULL, NULL},
     {"received", get_received, NULL, NULL, NULL},
     {"handed_over", get_handed_over, NULL, NULL, NULL},
+    {"carrying", get_carrying, NULL, NULL, NULL},
     {"waiting", get_waiting, NULL, NULL, NULL},
     {"singles", get_singles, NULL, NULL, NULL},
     {"inside", get_inside, NULL, NULL, NULL},

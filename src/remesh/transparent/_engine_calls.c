@@ -41,9 +41,31 @@ static int do_send(Engine *e, const char *call) {
     int64_t num_bytes = read_i64(call + 18);
     if (dest < 0 || dest >= e->size || num_bytes < 0 || num_bytes > EAGER_BYTES)
         return PyErr_SetString(PyExc_ValueError, "the channel is damaged: a send of no rank or size"), -1;
-    if (dest == e->rank) return arrive(e, comm, dest, tag, call + SEND_BYTES, num_bytes);
+    if (dest == e->rank) return arrive_short(e, comm, dest, tag, call + SEND_BYTES, num_bytes);
     uint64_t fields[7] = {comm, (uint32_t)tag, MESSAGE, 0, (uint64_t)num_bytes, 0, 0};
     return send_wire(e, dest, fields, call + SEND_BYTES, num_bytes);
+}
+
+/* Borrowed request of a send whose payload stays where it is until a receive matches. */
+static Request *announce(Engine *e, const char *call) {
+    Request *request = start_request(e, 0, e->word_send);
+    if (request == NULL) return NULL;
+    request->comm = read_u64(call + 2);
+    request->peer = read_i32(call + 10);
+    request->tag = read_i32(call + 14);
+    request->num_bytes = read_i64(call + 18);
+    request->address = read_u64(call + 26);
+    uint64_t pid = e->neighbours[request->peer] ? (uint32_t)e->upper_pid : 0;
+    uint64_t what = call[1] & FLAG_BLOCKING ? ANNOUNCED_WAITING : ANNOUNCED;
+    uint64_t fields[7] = {
+        request->comm, (uint32_t)request->tag, what, request->number, (uint64_t)request->num_bytes, pid, request->address};
+    return send_wire(e, request->peer, fields, NULL, 0) ? NULL : request;
+}
+
+/* Whether a send is a long one to another rank. */
+static int is_long(Engine *e, const char *call) {
+    int dest = read_i32(call + 10);
+    return !(call[1] & FLAG_INLINE) && read_i64(call + 18) > EAGER_BYTES && dest >= 0 && dest < e->size && dest != e->rank;
 }
 
 /* Borrowed request of a receive that has been started; ``at`` points to comm, source, tag, capacity, address. */
@@ -73,15 +95,7 @@ static Request *do_receive(Engine *e, uint64_t number, const char *at) {
         Py_XDECREF((PyObject *)receive);
         return failed ? NULL : request;
     }
-    int failed;
-    if (message->payload != NULL && message->payload != Py_None) {
-        failed = match(e, request, message->source, message->tag, message->num_bytes, message->payload);
-    } else {
-        e->attention = 1;
-        PyObject *done = PyObject_CallFunction(e->on_match, "OO", request, message);
-        failed = done == NULL;
-        Py_XDECREF(done);
-    }
+    int failed = match(e, request, message);
     Py_DECREF((PyObject *)message);
     return failed ? NULL : request;
 }
@@ -252,6 +266,10 @@ static int serve_body(Engine *e, int slot) {
     Real real;
     switch ((uint8_t)body[0]) {
     case CALL_SEND:
+        if (is_long(e, body)) {
+            Request *request = announce(e, body);
+            return request == NULL ? -1 : started(e, slot, flags, request);
+        }
         if (!(flags & FLAG_INLINE)) break;
         if (do_send(e, body)) return -1;
         put_64(put_u8((char *)body, 0), 0);

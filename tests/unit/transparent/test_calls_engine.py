@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import os
+import struct
 import threading
 from collections import deque
 from pathlib import Path
@@ -13,7 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from remesh.transparent.calls.table import ANY, FIRST_POSTED
+from remesh.transparent.calls.table import ANY, BY_NAME, FIRST_POSTED, Flag
 from remesh.transparent.channel import NUM_SLOTS, Channel
 from remesh.transparent.lower.engine import Setup
 from remesh.transparent.lower.half import LowerHalf
@@ -25,6 +27,8 @@ from remesh.transparent.native import NATIVE
 
 pytestmark = pytest.mark.skipif(NATIVE.Engine is None, reason="the C extension is not built")
 _FRAME_BYTES = 40_000
+_NOBODY = 1 << 22
+"""No process has this id."""
 _Isend = ctypes.CFUNCTYPE(
     ctypes.c_int, ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_size_t,
     ctypes.POINTER(ctypes.c_uint64),
@@ -37,7 +41,8 @@ _Barrier = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_size_t, ctypes.POINTER(ctypes
 class _Half:
     """One engine of rank 0 of 2, its channel, and an MPI that holds what is sent and gives what it is told to."""
 
-    def __init__(self, path: str, *, most_spin_us: int = 0) -> None:
+    def __init__(self, path: str, *, most_spin_us: int = 0, rank: int = 0, arena: tuple[int, int] = (0, 0)) -> None:
+        self.rank = rank
         self.lower = Channel.create(path)
         self.upper = Channel.map(path)
         self.sent: deque[bytes] = deque()
@@ -53,10 +58,12 @@ class _Half:
         self.engine = NATIVE.Engine(
             Setup(
                 base=self.lower.base, functions=(isend, test, start, barrier, *[0] * 9), comm=1, byte=2, ops=(),
-                types=(), extents=(), rank=0, size=2, frame_request=ctypes.addressof(self._handle),
+                types=(), extents=(), rank=rank, size=2, frame_request=ctypes.addressof(self._handle),
                 frame=NATIVE.address_of(self._frame), by_number=self.requests.by_number, posted=posted, arrived=arrived,
                 requests=self.requests, entered=self.entered, reals={0: (1, 0, 2)},
                 on_message=lambda *message: self.seen.append(message), on_match=lambda *match: self.seen.append(match),
+                on_refused=lambda *refused: self.seen.append(refused), neighbours=b"\x01\x01",
+                arena_start=arena[0], arena_bytes=arena[1],
                 serve=lambda slot: False, tell=lambda *told: None, tell_wait=lambda slot: None,
                 lower_spin=0, most_spin_us=most_spin_us,
                 eager_us=10, patient_us=100, shortest_us=50, longest_us=500, idle_us=1000,
@@ -310,3 +317,111 @@ def test_a_message_that_is_taken_while_the_engine_hears_news_ends_a_probe() -> N
     while half._step() and passes < 10:
         passes += 1
     assert answered == [0]
+
+
+def _two(folder: Path, arena: tuple[int, int] = (0, 0)) -> tuple[_Half, _Half]:
+    """Both ranks of a host; the programs of both are this process."""
+    halves = [_Half(str(folder / f"channel-{rank}"), rank=rank, arena=arena) for rank in (0, 1)]
+    for half in halves:
+        half.engine.attach(os.getpid())
+    return halves[0], halves[1]
+
+
+def _both_turn(sender: _Half, receiver: _Half) -> None:
+    for _ in range(10):
+        sender.turn()
+        receiver.turn()
+        for one, other in ((sender, receiver), (receiver, sender)):
+            other.coming.extend(one.sent)
+            one.sent.clear()
+
+
+def _send_long(half: _Half, source: bytearray, *, waits: bool) -> None:
+    """Put a long send into slot 0 and ring; nobody waits for the reply."""
+    flags = Flag.BLOCKING if waits else 0
+    body = half.upper.bodies[0]
+    fields = (flags, 7, 1 - half.rank, 3, len(source), NATIVE.address_of(source))
+    BY_NAME["send"].packer.pack_into(body, 0, BY_NAME["send"].number, *fields)
+    (number,) = struct.unpack_from("<I", half.upper._view, 65536)
+    struct.pack_into("<I", half.upper._view, 65536, number + 1)
+    half.upper.ring()
+
+
+def _receive_long(half: _Half, target: bytearray, number: int = FIRST_POSTED) -> None:
+    assert half.upper.port(0).start_receive(number, 7, -1, 3, len(target), NATIVE.address_of(target))
+
+
+@given(
+    num_bytes=st.sampled_from([40_000, 300_001, (1 << 20) + 7, (3 << 20) + 4096]),
+    more=st.sampled_from([0, 5000]),
+    is_late=st.booleans(),
+    waits=st.booleans(),
+    shared=st.sampled_from(["none", "source", "target"]),
+)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=40)
+def test_a_long_payload_is_carried_whole_and_nowhere_else(  # noqa: PLR0913 - what may differ
+    tmp_path_factory: pytest.TempPathFactory, num_bytes: int, more: int, is_late: bool, waits: bool, shared: str
+) -> None:
+    source, target = bytearray(os.urandom(num_bytes)), bytearray(b"\xaa") * (num_bytes + more)
+    place = {"none": (0, 0), "source": source, "target": target}[shared]
+    arena = place if isinstance(place, tuple) else (NATIVE.address_of(place), len(place))
+    sender, receiver = _two(tmp_path_factory.mktemp("carry"), arena)
+    steps = [lambda: _send_long(sender, source, waits=waits), lambda: _receive_long(receiver, target)]
+    for step in reversed(steps) if is_late else steps:
+        step()
+        _both_turn(sender, receiver)
+    assert target[:num_bytes] == source and target[num_bytes:] == b"\xaa" * more
+    request = receiver.requests.by_number[FIRST_POSTED]
+    assert request.done and request.written and (request.source, request.message_bytes) == (0, num_bytes)
+    # A send that is waited for is told with its slot, and forgotten.
+    assert [one.done for one in sender.requests.by_number.values()] == ([] if waits else [True])
+    assert sender.upper.pending() == 0 and not receiver.engine.carrying and not sender.seen + receiver.seen
+
+
+def test_what_may_not_be_read_is_left_to_python_and_so_is_all_that_follows(tmp_path: Path) -> None:
+    sender, receiver = _two(tmp_path)
+    sender.engine.attach(_NOBODY)
+    source, target = bytearray(1 << 20), bytearray(1 << 20)
+    for index in range(2):
+        _receive_long(receiver, target, FIRST_POSTED + index)
+        _send_long(sender, source, waits=False)
+        _both_turn(sender, receiver)
+        assert len(receiver.seen) == index + 1 and not receiver.engine.carrying
+        assert not receiver.requests.by_number[FIRST_POSTED + index].done
+    refused, matched = receiver.seen
+    assert refused == (receiver.requests.by_number[FIRST_POSTED], 1) and matched[1].pid == 0
+
+
+def test_a_sender_that_may_not_write_there_leaves_its_half_to_the_receiver(tmp_path: Path) -> None:
+    source, target = bytearray(os.urandom(1 << 20)), bytearray(1 << 20)
+    sender, receiver = _two(tmp_path, (NATIVE.address_of(target), len(target)))
+    receiver.engine.attach(_NOBODY)
+    _receive_long(receiver, target)
+    _send_long(sender, source, waits=True)
+    _both_turn(sender, receiver)
+    assert target == source and sender.upper.pending() == 0
+
+
+@pytest.mark.parametrize("is_begun", [False, True])
+def test_closing_lets_a_payload_end_that_has_begun_and_no_other_begin(tmp_path: Path, is_begun: bool) -> None:
+    sender, receiver = _two(tmp_path)
+    source, target = bytearray(os.urandom(3 << 20)), bytearray(3 << 20)
+    _receive_long(receiver, target)
+    receiver.turn()
+    _send_long(sender, source, waits=True)
+    sender.turn()
+    receiver.coming.extend(sender.sent)
+    sender.sent.clear()
+    if is_begun:
+        assert receiver.engine.step(False) and receiver.engine.carrying
+    for half in (sender, receiver):
+        half.engine.set(True, False, 0)
+    _both_turn(sender, receiver)
+    assert not receiver.engine.carrying and not sender.engine.carrying
+    assert (target == source) is is_begun
+    # What has not begun is Python's to owe; what has ended is told when the channel is open again.
+    assert len(receiver.seen) == (0 if is_begun else 1)
+    assert sender.upper.pending() == 1
+    sender.engine.set(False, False, 0)
+    sender.turn()
+    assert sender.upper.pending() == (0 if is_begun else 1)

@@ -31,7 +31,7 @@ from remesh.transparent.lower.collectives import Collectives
 from remesh.transparent.lower.engine import Callbacks, make_engine
 from remesh.transparent.lower.memory import UpperMemory
 from remesh.transparent.lower.pace import Pace
-from remesh.transparent.lower.records import Request, as_native
+from remesh.transparent.lower.records import Arrived, Request, as_native
 from remesh.transparent.lower.requests import Requests
 from remesh.transparent.lower.serving import Serving, Wait
 from remesh.transparent.lower.transfers import Transfers
@@ -132,7 +132,10 @@ class LowerHalf:
             [as_native(message) for message in parts.arrived],
         )
         half._transfers.messages.update({number: as_native(message) for number, message in parts.messages.items()})
-        half._transfers.owed = [(half._requests.by_number[receive], send) for receive, send in parts.owed]
+        half._transfers.owed = [
+            (receive, Arrived(receive.comm, receive.source, receive.message_tag, receive.message_bytes, None, send))
+            for receive, send in ((half._requests.by_number[number], send) for number, send in parts.owed)
+        ]
         half._serving.parcels.update(parts.parcels)
         half._serving.finished = parts.finished
         for number, members in parts.members.items():
@@ -148,6 +151,8 @@ class LowerHalf:
         After :meth:`from_state` this is also what lets the restored upper half be served.
         """
         self._memory.attach(upper_pid)
+        if self._engine is not None:
+            self._engine.attach(upper_pid)
         for slot, (number, operation) in self._attached.items():
             if self._channel.pending() >> slot & 1 and self._channel.request_number(slot) == number:
                 self._serving.waits[slot] = Wait([operation], WaitFor.ALL, single=True)
@@ -385,7 +390,7 @@ class LowerHalf:
             posted=transfers.matching.posted,
             arrived=transfers.matching.arrived,
             messages=transfers.messages,
-            owed=[(receive.number, send) for receive, send in transfers.owed],
+            owed=[(receive.number, message.sender_request) for receive, message in transfers.owed],
             parcels=self._serving.parcels,
             members=self._collectives.members,
             entered=self._collectives.entered,
