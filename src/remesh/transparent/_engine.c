@@ -13,7 +13,7 @@
 #include "_engine.h"
 #include <stdlib.h>
 
-enum { PREEMPTED_US = 200, LONGEST_ADAPTIVE_SPIN_US = 1000000 };
+enum { DENSE_US = 100 };
 
 /* Of a wire message: wire.py says what each field means. */
 typedef struct {
@@ -172,8 +172,10 @@ static int is_expecting(Engine *e) {
     return 0;
 }
 
+/* ---- where and how to wait ---- */
+
 /* Sleep where the program runs: its next call then costs a switch between two processes. To wake another core that has
- * gone idle takes several times as long, and one that computes is taken from another rank.
+ * gone idle takes several times as long, and one that computes would be taken from another rank.
  */
 static void stay_beside_program(Engine *e) {
     uint32_t cpu = atomic_load_explicit(e->cpu, memory_order_relaxed);
@@ -185,10 +187,19 @@ static void stay_beside_program(Engine *e) {
     if (CPU_ISSET(cpu - 1, &e->allowed) && sched_setaffinity(0, sizeof one, &one) == 0) e->home = cpu;
 }
 
-/* Run on any core again: there is work while the program computes. */
+/* Run on any core again that was allowed before. */
 static void leave_program(Engine *e) {
     if (e->home) sched_setaffinity(0, sizeof e->allowed, &e->allowed);
     e->home = 0;
+}
+
+/* Where there are cores for both halves, both spin as long as calls are dense, each on its own core. */
+static void choose_pace(Engine *e, int expecting) {
+    char is_dense = e->lower_spin && e->gap_us < DENSE_US;
+    if (is_dense != e->is_dense) atomic_store_explicit(e->upper_spins, is_dense ? e->upper_spin : 0, memory_order_relaxed);
+    e->is_dense = is_dense;
+    if (is_dense || (e->lower_spin && expecting)) leave_program(e);
+    else stay_beside_program(e);
 }
 
 static void sleep_at_bell(Engine *e, int64_t timeout_us) {
@@ -197,41 +208,32 @@ static void sleep_at_bell(Engine *e, int64_t timeout_us) {
     atomic_store_explicit(e->sleeping, 0, memory_order_relaxed);
 }
 
-/* Stay awake for a next call that is near, going by those before; whether that was worth it. */
-static int spin_for_call(Engine *e, int64_t *now, int64_t deadline_us) {
-    do {
-        int64_t before = *now;
-        if (look(e) || atomic_load_explicit(e->doorbell, memory_order_acquire) != e->scanned) return 1;
-        *now = now_us();
-        if (*now >= deadline_us || atomic_load(&e->woken)) return 1;
-        if (*now - before > PREEMPTED_US && e->most_spin_us <= LONGEST_ADAPTIVE_SPIN_US) {
-            /* This core is somebody else's too, perhaps the program's: none of this for the next fifty calls or so. */
-            e->gap_us = 1000 * e->most_spin_us;
-            return 0;
-        }
-    } while (*now - e->idle_since_us < e->most_spin_us);
-    return 0;
+/* Rest while the program computes. */
+static void rest_without_caller(Engine *e, int expecting, int64_t now, int64_t deadline_us) {
+    if (e->always_spins) {
+        while (!look(e) && atomic_load_explicit(e->doorbell, memory_order_acquire) == e->scanned)
+            if (now_us() >= deadline_us || atomic_load(&e->woken)) return;
+        return;
+    }
+    choose_pace(e, expecting);
+    for (uint64_t i = 0; e->is_dense && i < e->lower_spin; i++) {
+        if (atomic_load_explicit(e->doorbell, memory_order_acquire) != e->scanned) return;
+        relax();
+    }
+    int64_t longest = e->idle_us;
+    if (expecting) {
+        longest = e->shortest_us + (now - e->idle_since_us) / 4;
+        if (longest > e->longest_us) longest = e->longest_us;
+    }
+    if (now < deadline_us) sleep_at_bell(e, longest < deadline_us - now ? longest : deadline_us - now);
 }
 
 /* Wait until there may be something to do, or the deadline. Only MPI and shared words: called without the GIL. */
 static void rest(Engine *e, int is_waiting, int expecting, int64_t deadline_us) {
     int64_t now = now_us();
     if (e->idle_since_us == 0) e->idle_since_us = now;
-    if (!is_waiting && e->gap_us < e->most_spin_us && spin_for_call(e, &now, deadline_us)) return;
     if (!is_waiting) {
-        for (uint64_t i = 0; i < e->lower_spin; i++) {
-            if (atomic_load_explicit(e->doorbell, memory_order_acquire) != e->scanned) return;
-            relax();
-        }
-        int64_t longest = e->idle_us;
-        if (!expecting) {
-            stay_beside_program(e);
-        } else {
-            leave_program(e);
-            longest = e->shortest_us + (now - e->idle_since_us) / 4;
-            if (longest > e->longest_us) longest = e->longest_us;
-        }
-        if (now < deadline_us) sleep_at_bell(e, longest < deadline_us - now ? longest : deadline_us - now);
+        rest_without_caller(e, expecting, now, deadline_us);
         return;
     }
     for (;;) {
@@ -239,7 +241,8 @@ static void rest(Engine *e, int is_waiting, int expecting, int64_t deadline_us) 
         now = now_us();
         if (now >= deadline_us || atomic_load(&e->woken)) return;
         int64_t idle = now - e->idle_since_us;
-        if (idle > e->patient_us) {
+        /* A stream moves on only while MPI is asked. */
+        if (idle > e->patient_us && !e->num_watched) {
             int64_t longest = e->shortest_us + (idle - e->patient_us) / 4;
             sleep_at_bell(e, longest < e->longest_us ? longest : e->longest_us);
         } else if (idle > e->eager_us) {
@@ -271,7 +274,7 @@ static int take_watched(Engine *e, PyObject *addresses) {
 
 /* How long there was nothing to do. Long ones are remembered for a while: short ones come in between, with replies. */
 static void note_gap(Engine *e) {
-    if (e->most_spin_us == 0 || e->idle_since_us == 0) return;
+    if (e->lower_spin == 0 || e->idle_since_us == 0) return;
     int64_t gap = now_us() - e->idle_since_us;
     e->gap_us = gap > e->gap_us ? gap : e->gap_us - (e->gap_us - gap) / 8;
 }
@@ -474,6 +477,7 @@ static PyObject *engine_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
     e->doorbell = (Word *)(e->base + DOORBELL);
     e->sleeping = (Word *)(e->base + SLEEPING);
     e->cpu = (Word *)(e->base + CPU);
+    e->upper_spins = (Word *)(e->base + SPIN);
     uint64_t functions[NUM_FUNCTIONS];
     if (field_list(setup, "functions", functions, NUM_FUNCTIONS) != NUM_FUNCTIONS && !PyErr_Occurred())
         PyErr_SetString(PyExc_ValueError, "a function of MPI is missing");
@@ -507,8 +511,10 @@ static PyObject *engine_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
     e->word_collective = object(setup, "word_collective");
     e->arena_start = field(setup, "arena_start");
     e->arena_bytes = field(setup, "arena_bytes");
+    e->upper_spin = (uint32_t)field(setup, "upper_spin");
     e->lower_spin = field(setup, "lower_spin");
-    e->most_spin_us = (int64_t)field(setup, "most_spin_us");
+    e->always_spins = field(setup, "always_spins") != 0;
+    e->is_dense = 1;
     e->eager_us = (int64_t)field(setup, "eager_us");
     e->patient_us = (int64_t)field(setup, "patient_us");
     e->shortest_us = (int64_t)field(setup, "shortest_us");

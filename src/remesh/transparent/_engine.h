@@ -37,7 +37,7 @@ typedef struct Carry Carry;
 typedef struct {
     PyObject_HEAD
     char *base;
-    Word *doorbell, *sleeping, *cpu;
+    Word *doorbell, *sleeping, *cpu, *upper_spins;
     cpu_set_t allowed;
     uint32_t home; /* core that this thread keeps to, plus 1; 0: any that is allowed */
     /* MPI */
@@ -73,8 +73,10 @@ typedef struct {
     char rescan, recheck, closed, holding, attention;
     _Atomic int woken;
     /* pace */
+    uint32_t upper_spin;
     uint64_t lower_spin;
-    int64_t most_spin_us, gap_us, eager_us, patient_us, shortest_us, longest_us, idle_us, idle_since_us;
+    char always_spins, is_dense;
+    int64_t gap_us, eager_us, patient_us, shortest_us, longest_us, idle_us, idle_since_us;
 } Engine;
 
 static inline char *slot_at(Engine *e, int slot) { return e->base + FIRST_SLOT + (size_t)slot * STRIDE; }

@@ -41,7 +41,7 @@ _Barrier = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_size_t, ctypes.POINTER(ctypes
 class _Half:
     """One engine of rank 0 of 2, its channel, and an MPI that holds what is sent and gives what it is told to."""
 
-    def __init__(self, path: str, *, most_spin_us: int = 0, rank: int = 0, arena: tuple[int, int] = (0, 0)) -> None:
+    def __init__(self, path: str, *, always_spins: bool = False, rank: int = 0, arena: tuple[int, int] = (0, 0)) -> None:
         self.rank = rank
         self.lower = Channel.create(path)
         self.upper = Channel.map(path)
@@ -65,7 +65,7 @@ class _Half:
                 on_refused=lambda *refused: self.seen.append(refused), neighbours=b"\x01\x01",
                 arena_start=arena[0], arena_bytes=arena[1],
                 serve=lambda slot: False, tell=lambda *told: None, tell_wait=lambda slot: None,
-                lower_spin=0, most_spin_us=most_spin_us,
+                upper_spin=0, lower_spin=0, always_spins=always_spins,
                 eager_us=10, patient_us=100, shortest_us=50, longest_us=500, idle_us=1000,
             )
         )  # fmt: skip
@@ -277,7 +277,7 @@ def test_a_run_comes_back_when_a_watched_request_is_over_and_watches_it_no_more(
 
 
 def test_an_engine_that_may_spin_takes_a_call_and_ends_its_run_in_time(tmp_path: Path) -> None:
-    half = _Half(str(tmp_path / "channel"), most_spin_us=1 << 40)
+    half = _Half(str(tmp_path / "channel"), always_spins=True)
     assert not half.engine.run(2000, False, [])
     assert half.upper.port(0).post(7, 1, 5, b"abc")
     assert not half.engine.run(2000, False, [])

@@ -57,8 +57,9 @@ class Setup:
     neighbours: bytes  # by rank: 1 where its program's memory can be reached
     arena_start: int  # address
     arena_bytes: int  # 0: there is none
+    upper_spin: int
     lower_spin: int
-    most_spin_us: int
+    always_spins: bool
     eager_us: int
     patient_us: int
     shortest_us: int
@@ -117,8 +118,9 @@ def make_engine(
         neighbours=bytes(rank in wire.neighbours for rank in range(wire.size)),
         arena_start=ADDRESS,
         arena_bytes=0 if transfers.memory.arena is None else SIZE_BYTES,
+        upper_spin=pace.upper_spin,
         lower_spin=pace.lower_spin,
-        most_spin_us=pace.most_spin_us,
+        always_spins=pace.always_spins,
         eager_us=pace.eager_us,
         patient_us=pace.patient_us,
         shortest_us=pace.shortest_sleep_us,
