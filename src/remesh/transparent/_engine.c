@@ -29,6 +29,12 @@ static int64_t now_us(void) {
     return (int64_t)t.tv_sec * 1000000 + t.tv_nsec / 1000;
 }
 
+/* Run on any core again that was allowed before. */
+void leave_program(Engine *e) {
+    if (e->home) sched_setaffinity(0, sizeof e->allowed, &e->allowed);
+    e->home = 0;
+}
+
 /* ---- MPI ---- */
 
 /* Ask MPI about everything of ours; whether something is there for `pass`. Calls no Python. */
@@ -187,12 +193,6 @@ static void stay_beside_program(Engine *e) {
     if (CPU_ISSET(cpu - 1, &e->allowed) && sched_setaffinity(0, sizeof one, &one) == 0) e->home = cpu;
 }
 
-/* Run on any core again that was allowed before. */
-static void leave_program(Engine *e) {
-    if (e->home) sched_setaffinity(0, sizeof e->allowed, &e->allowed);
-    e->home = 0;
-}
-
 /* Where there are cores for both halves, both spin as long as calls are dense, each on its own core. */
 static void choose_pace(Engine *e, int expecting) {
     char is_dense = e->lower_spin && e->gap_us < DENSE_US;
@@ -232,6 +232,7 @@ static void rest_without_caller(Engine *e, int expecting, int64_t now, int64_t d
 static void rest(Engine *e, int is_waiting, int expecting, int64_t deadline_us) {
     int64_t now = now_us();
     if (e->idle_since_us == 0) e->idle_since_us = now;
+    if (e->num_watched) leave_program(e);
     if (!is_waiting) {
         rest_without_caller(e, expecting, now, deadline_us);
         return;

@@ -81,6 +81,9 @@ typedef struct {
 
 static inline char *slot_at(Engine *e, int slot) { return e->base + FIRST_SLOT + (size_t)slot * STRIDE; }
 
+/* _engine.c: run on any core again that was allowed before. */
+void leave_program(Engine *e);
+
 /* _engine_queues.c. Integers are 0, or -1 with an exception; requests are borrowed, NULL may come without one. */
 void answer(Engine *e, int slot);
 int mpi_failed(const char *what, int code);

@@ -77,6 +77,8 @@ static Carry *push_carry(Engine *e, Request *request) {
     memset(one, 0, sizeof *one);
     Py_INCREF((PyObject *)request);
     one->request = request;
+    /* Two halves that copy on one core would take turns. */
+    leave_program(e);
     return one;
 }
 

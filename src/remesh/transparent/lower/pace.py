@@ -69,7 +69,7 @@ class Pace:
             lower_spin=turns,
             eager_polls=10 if crowded else 2000,
             patient_polls=1000 if crowded else 20_000,
-            eager_us=20 if crowded else 5000,
+            eager_us=20 if crowded else 50,
             patient_us=3000 if crowded else 50_000,
         )
 
