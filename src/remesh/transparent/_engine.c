@@ -65,6 +65,7 @@ static int look(Engine *e) {
         if (over) e->attention = ready = 1;
     }
     if (e->attention) e->num_watched = 0;
+    for (size_t i = 0; i < e->num_streams && !code; i++) ready |= look_at_stream(e, &e->streams[i]);
     if (code) e->mpi_problem = code;
     return ready | (code != 0);
 }
@@ -108,8 +109,9 @@ static int hear(Engine *e, const Header *header, const char *payload) {
         request = find_request(e, header->request);
         return request == NULL ? leave_to_python(e, header) : complete(e, request);
     case WANTED:
-        request = header->pid ? find_request(e, header->request) : NULL;
+        request = find_request(e, header->request);
         if (request == NULL) return leave_to_python(e, header);
+        if (!header->pid) return stream_out(e, header->source, request, header->num_bytes, (int64_t)header->address);
         return help_directly(e, header->source, request, header->num_bytes, header->pid, header->address);
     case HELPED:
         return hear_helped(e, header->request, header->num_bytes != 0) ? 0 : leave_to_python(e, header);
@@ -152,9 +154,9 @@ static int pass(Engine *e) {
         if (finish_running(e, &e->running[i])) return -1;
     }
     e->num_running = kept;
-    int carried = carry_on(e);
-    if (carried < 0) return -1;
-    progress |= carried;
+    int carried = carry_on(e), streamed = carried < 0 ? -1 : stream_on(e);
+    if (streamed < 0) return -1;
+    progress |= carried | streamed;
     if (e->closed) return progress;
     uint32_t bell = atomic_load(e->doorbell);
     if (bell != e->scanned || e->rescan) {
@@ -172,7 +174,7 @@ static int pass(Engine *e) {
 static int is_expecting(Engine *e) {
     PyObject *key, *request;
     Py_ssize_t position = 0;
-    if (e->num_running || e->num_sending) return 1;
+    if (e->num_running || e->num_sending || e->num_streams) return 1;
     while (PyDict_Next(e->by_number, &position, &key, &request))
         if (!((Request *)request)->done) return 1;
     return 0;
@@ -232,7 +234,7 @@ static void rest_without_caller(Engine *e, int expecting, int64_t now, int64_t d
 static void rest(Engine *e, int is_waiting, int expecting, int64_t deadline_us) {
     int64_t now = now_us();
     if (e->idle_since_us == 0) e->idle_since_us = now;
-    if (e->num_watched) leave_program(e);
+    if (e->num_watched || e->num_streams) leave_program(e);
     if (!is_waiting) {
         rest_without_caller(e, expecting, now, deadline_us);
         return;
@@ -243,7 +245,7 @@ static void rest(Engine *e, int is_waiting, int expecting, int64_t deadline_us) 
         if (now >= deadline_us || atomic_load(&e->woken)) return;
         int64_t idle = now - e->idle_since_us;
         /* A stream moves on only while MPI is asked. */
-        if (idle > e->patient_us && !e->num_watched) {
+        if (idle > e->patient_us && !e->num_watched && !e->num_streams) {
             int64_t longest = e->shortest_us + (idle - e->patient_us) / 4;
             sleep_at_bell(e, longest < e->longest_us ? longest : e->longest_us);
         } else if (idle > e->eager_us) {
@@ -378,8 +380,16 @@ static PyObject *engine_attach(PyObject *self, PyObject *pid) {
 static PyObject *engine_take(PyObject *self, PyObject *args) {
     PyObject *request, *message;
     if (!PyArg_ParseTuple(args, "OO", &request, &message)) return NULL;
-    int taken = take_directly((Engine *)self, (Request *)request, (const Arrived *)message);
+    Engine *e = (Engine *)self;
+    int taken = take_directly(e, (Request *)request, (const Arrived *)message);
+    if (taken == 0) taken = stream_in(e, (Request *)request, (const Arrived *)message);
     return taken < 0 ? NULL : PyBool_FromLong(taken);
+}
+
+/* new_stream_tag(): one that no other open stream to this rank has. */
+static PyObject *engine_new_stream_tag(PyObject *self, PyObject *ignored) {
+    (void)ignored;
+    return PyLong_FromLong(new_stream_tag((Engine *)self));
 }
 
 static PyObject *list_of(const uint64_t *values, int count) {
@@ -408,7 +418,7 @@ static PyObject *get_handed_over(PyObject *self, void *unused) {
 
 static PyObject *get_carrying(PyObject *self, void *unused) {
     (void)unused;
-    return PyBool_FromLong(((Engine *)self)->num_carries != 0);
+    return PyBool_FromLong(((Engine *)self)->num_carries || ((Engine *)self)->num_streams);
 }
 
 static PyObject *get_waiting(PyObject *self, void *unused) {
@@ -512,6 +522,7 @@ static PyObject *engine_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
     e->word_collective = object(setup, "word_collective");
     e->arena_start = field(setup, "arena_start");
     e->arena_bytes = field(setup, "arena_bytes");
+    e->piece_bytes = (int64_t)field(setup, "piece_bytes");
     e->upper_spin = (uint32_t)field(setup, "upper_spin");
     e->lower_spin = field(setup, "lower_spin");
     e->always_spins = field(setup, "always_spins") != 0;
@@ -558,6 +569,7 @@ static void engine_dealloc(PyObject *self) {
     free(e->running);
     free(e->sent);
     drop_carries(e);
+    drop_streams(e);
     free(e->neighbours);
     freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
     release(self);
@@ -573,6 +585,7 @@ static PyMethodDef engine_methods[] = {
     {"set", engine_set, METH_VARARGS, NULL},
     {"attach", engine_attach, METH_O, NULL},
     {"take", engine_take, METH_VARARGS, NULL},
+    {"new_stream_tag", engine_new_stream_tag, METH_NOARGS, NULL},
     {"release", engine_release, METH_NOARGS, NULL},
     {NULL, NULL, 0, NULL},
 };

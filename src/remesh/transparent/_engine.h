@@ -8,7 +8,7 @@
 typedef uintptr_t Handle;
 enum {
     FN_ISEND, FN_TEST, FN_START, FN_BARRIER, FN_BCAST, FN_GATHER, FN_SCATTER, FN_ALLGATHER, FN_ALLTOALL, FN_REDUCE, FN_ALLREDUCE,
-    FN_SCAN, FN_EXSCAN, NUM_FUNCTIONS
+    FN_SCAN, FN_EXSCAN, FN_IRECV, NUM_FUNCTIONS
 };
 /* Field ``kind`` of a collective: table.py's Kind. */
 enum {
@@ -18,7 +18,7 @@ enum {
 /* wire.py's What, as far as it is known here. */
 enum { MESSAGE = 0, ANNOUNCED = 1, WANTED = 2, TAKEN_THERE = 3, ANNOUNCED_WAITING = 6, HELPED = 7 };
 enum { HEADER_BYTES = 48, STATUS_BYTES = 128 };
-enum { MAX_OPS = 32, MAX_TYPES = 64, MAX_WATCHED = 64 };
+enum { MAX_OPS = 32, MAX_TYPES = 64, MAX_WATCHED = 64, PIECES_IN_FLIGHT = 4 };
 
 typedef struct {
     uint64_t real;
@@ -33,6 +33,22 @@ typedef struct {
 } Running;
 
 typedef struct Carry Carry;
+
+typedef struct {
+    uint64_t real;
+    char *buffer; /* NULL: in place */
+    int64_t num_bytes;
+    int over;
+} Piece;
+
+typedef struct {
+    Request *request;
+    int peer, tag;
+    int is_sending;
+    int64_t total, piece_bytes, started, ended; /* bytes */
+    Piece pieces[PIECES_IN_FLIGHT]; /* those under way begin at `first` */
+    int first, count;
+} Stream;
 
 typedef struct {
     PyObject_HEAD
@@ -61,6 +77,11 @@ typedef struct {
     char *staging, *neighbours; /* by rank: whether its program's memory can be reached */
     int upper_pid;
     uint64_t arena_start, arena_bytes;
+    Stream *streams;
+    size_t num_streams, room_streams, num_spare;
+    char **spare;
+    int64_t piece_bytes;
+    int next_stream;
     _Alignas(16) char status[STATUS_BYTES];
     /* what half.py owns */
     PyObject *by_number, *posted, *arrived, *requests, *entered, *reals;
@@ -116,5 +137,19 @@ int hear_helped(Engine *e, uint64_t receive, int is_done);
 /* Copy a part of each; whether there was anything to do. */
 int carry_on(Engine *e);
 void drop_carries(Engine *e);
+/* The program's bytes at an address as far as they are shared with us; NULL if not. */
+char *in_arena(Engine *e, uint64_t address, int64_t num_bytes);
+/* Between the program's memory and ours: there if `outwards`, else here. -1 with an exception. */
+int carry_memory(Engine *e, uint64_t address, char *here, int64_t num_bytes, int outwards);
+
+/* _engine_streams.c. The first: 1 if a matched announcement is streamed here, 0 if that is for Python. */
+int stream_in(Engine *e, Request *request, const Arrived *message);
+int stream_out(Engine *e, int dest, Request *request, uint64_t tag, int64_t piece_bytes);
+int new_stream_tag(Engine *e);
+/* Whether its oldest piece is over. */
+int look_at_stream(Engine *e, Stream *one);
+/* Move all of them on; whether anything was done. */
+int stream_on(Engine *e);
+void drop_streams(Engine *e);
 
 #endif

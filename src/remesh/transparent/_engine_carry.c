@@ -25,7 +25,7 @@ struct Carry {
     char awaits_help, failed;
 };
 
-static char *in_arena(Engine *e, uint64_t address, int64_t num_bytes) {
+char *in_arena(Engine *e, uint64_t address, int64_t num_bytes) {
     uint64_t start = address - e->arena_start;
     int fits = address >= e->arena_start && start <= e->arena_bytes && (uint64_t)num_bytes <= e->arena_bytes - start;
     return fits ? (char *)(uintptr_t)address : NULL;
@@ -43,6 +43,16 @@ static int move(long number, int pid, uint64_t there, char *here, int64_t num_by
         num_bytes -= moved;
     }
     return 0;
+}
+
+int carry_memory(Engine *e, uint64_t address, char *here, int64_t num_bytes, int outwards) {
+    int error;
+    Py_BEGIN_ALLOW_THREADS;
+    error = move(outwards ? SYS_process_vm_writev : SYS_process_vm_readv, e->upper_pid, address, here, num_bytes);
+    Py_END_ALLOW_THREADS;
+    if (error == 0) return 0;
+    errno = error;
+    return PyErr_SetFromErrno(PyExc_OSError), -1;
 }
 
 /* The next part of a payload: one copy where our program's buffer is shared with us, else two through a piece of

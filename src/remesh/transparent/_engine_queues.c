@@ -214,6 +214,7 @@ static int fits(int wanted_source, int wanted_tag, int source, int tag) {
 int match(Engine *e, Request *request, const Arrived *message) {
     if (message->payload == NULL || message->payload == Py_None) {
         int taken = take_directly(e, request, message);
+        if (taken == 0) taken = stream_in(e, request, message);
         if (taken) return taken < 0 ? -1 : 0;
         e->attention = 1;
         PyObject *done = PyObject_CallFunction(e->on_match, "OO", request, message);

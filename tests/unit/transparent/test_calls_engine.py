@@ -41,28 +41,31 @@ _Barrier = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_size_t, ctypes.POINTER(ctypes
 class _Half:
     """One engine of rank 0 of 2, its channel, and an MPI that holds what is sent and gives what it is told to."""
 
-    def __init__(self, path: str, *, always_spins: bool = False, rank: int = 0, arena: tuple[int, int] = (0, 0)) -> None:
+    def __init__(self, path: str, *, always_spins: bool = False, rank: int = 0, arena: tuple[int, int] = (0, 0), near: bool = True) -> None:
         self.rank = rank
         self.lower = Channel.create(path)
         self.upper = Channel.map(path)
         self.sent: deque[bytes] = deque()
         self.coming: deque[bytes] = deque()
+        self.other = self
+        self.pieces: deque[tuple[int, bytes]] = deque()
+        self.awaited: dict[int, tuple[int, int, int]] = {}
         self.seen: list[tuple[Any, ...]] = []
         self.requests, self.matching = Requests(Request), Matching()
         self.entered: dict[int, int] = {}
         self._frame, self._handle = bytearray(_FRAME_BYTES), ctypes.c_uint64(99)
         self._barriers_open = False
-        self._keep = (_Isend(self._isend), _Test(self._test), _Start(lambda handle: 0), _Barrier(self._barrier))
-        isend, test, start, barrier = (ctypes.cast(one, ctypes.c_void_p).value or 0 for one in self._keep)
+        self._keep = (_Isend(self._isend), _Test(self._test), _Start(lambda handle: 0), _Barrier(self._barrier), _Isend(self._irecv))
+        isend, test, start, barrier, irecv = (ctypes.cast(one, ctypes.c_void_p).value or 0 for one in self._keep)
         posted, arrived = self.matching.queues
         self.engine = NATIVE.Engine(
             Setup(
-                base=self.lower.base, functions=(isend, test, start, barrier, *[0] * 9), comm=1, byte=2, ops=(),
+                base=self.lower.base, functions=(isend, test, start, barrier, *[0] * 9, irecv), comm=1, byte=2, ops=(),
                 types=(), extents=(), rank=rank, size=2, frame_request=ctypes.addressof(self._handle),
                 frame=NATIVE.address_of(self._frame), by_number=self.requests.by_number, posted=posted, arrived=arrived,
                 requests=self.requests, entered=self.entered, reals={0: (1, 0, 2)},
                 on_message=lambda *message: self.seen.append(message), on_match=lambda *match: self.seen.append(match),
-                on_refused=lambda *refused: self.seen.append(refused), neighbours=b"\x01\x01",
+                on_refused=lambda *refused: self.seen.append(refused), neighbours=bytes([near] * 2), piece_bytes=1 << 17,
                 arena_start=arena[0], arena_bytes=arena[1],
                 serve=lambda slot: False, tell=lambda *told: None, tell_wait=lambda slot: None,
                 upper_spin=0, lower_spin=0, always_spins=always_spins,
@@ -70,10 +73,29 @@ class _Half:
             )
         )  # fmt: skip
 
-    def _isend(self, start: int, num_bytes: int, *rest: Any) -> int:
-        self.sent.append(ctypes.string_at(start, num_bytes))
-        rest[-1][0] = 0
+    def _isend(self, start: int, num_bytes: int, byte: int, dest: int, tag: int, comm: int, handle: Any) -> int:
+        if tag:
+            self.other.pieces.append((tag, ctypes.string_at(start, num_bytes)))
+        else:
+            self.sent.append(ctypes.string_at(start, num_bytes))
+        handle[0] = 0
         return 0
+
+    def _irecv(self, start: int, num_bytes: int, byte: int, source: int, tag: int, comm: int, handle: Any) -> int:
+        handle[0] = 1000 + len(self.awaited)
+        self.awaited[handle[0]] = (tag, start, num_bytes)
+        return 0
+
+    def _take_piece(self, handle: int) -> bool:
+        """The oldest one of a tag is for the receive that was started first, and all are asked about in that order."""
+        tag, start, num_bytes = self.awaited[handle]
+        for index, (one, piece) in enumerate(self.pieces):
+            if one == tag:
+                assert len(piece) == num_bytes
+                ctypes.memmove(start, piece, num_bytes)
+                del self.pieces[index]
+                return True
+        return False
 
     def _test(self, handle: Any, flag: Any, status: int) -> int:
         flag[0] = 1
@@ -84,6 +106,8 @@ class _Half:
                 self._frame[: len(frame)] = frame
         elif handle[0] == 50:
             flag[0] = self._barriers_open
+        elif handle[0] >= 1000:
+            flag[0] = self._take_piece(handle[0])
         return 0
 
     def _barrier(self, comm: int, handle: Any) -> int:
@@ -319,12 +343,13 @@ def test_a_message_that_is_taken_while_the_engine_hears_news_ends_a_probe() -> N
     assert answered == [0]
 
 
-def _two(folder: Path, arena: tuple[int, int] = (0, 0)) -> tuple[_Half, _Half]:
-    """Both ranks of a host; the programs of both are this process."""
-    halves = [_Half(str(folder / f"channel-{rank}"), rank=rank, arena=arena) for rank in (0, 1)]
-    for half in halves:
+def _two(folder: Path, arena: tuple[int, int] = (0, 0), *, near: bool = True) -> tuple[_Half, _Half]:
+    """Two ranks, which can reach each other's memory if they are near; the programs of both are this process."""
+    one, two = (_Half(str(folder / f"channel-{rank}"), rank=rank, arena=arena, near=near) for rank in (0, 1))
+    one.other, two.other = two, one
+    for half in (one, two):
         half.engine.attach(os.getpid())
-    return halves[0], halves[1]
+    return one, two
 
 
 def _both_turn(sender: _Half, receiver: _Half) -> None:
@@ -336,7 +361,7 @@ def _both_turn(sender: _Half, receiver: _Half) -> None:
             one.sent.clear()
 
 
-def _send_long(half: _Half, source: bytearray, *, waits: bool) -> None:
+def _send_long(half: _Half, source: Any, *, waits: bool) -> None:
     """Put a long send into slot 0 and ring; nobody waits for the reply."""
     flags = Flag.BLOCKING if waits else 0
     body = half.upper.bodies[0]
@@ -347,7 +372,7 @@ def _send_long(half: _Half, source: bytearray, *, waits: bool) -> None:
     half.upper.ring()
 
 
-def _receive_long(half: _Half, target: bytearray, number: int = FIRST_POSTED) -> None:
+def _receive_long(half: _Half, target: Any, number: int = FIRST_POSTED) -> None:
     assert half.upper.port(0).start_receive(number, 7, -1, 3, len(target), NATIVE.address_of(target))
 
 
@@ -356,16 +381,18 @@ def _receive_long(half: _Half, target: bytearray, number: int = FIRST_POSTED) ->
     more=st.sampled_from([0, 5000]),
     is_late=st.booleans(),
     waits=st.booleans(),
-    shared=st.sampled_from(["none", "source", "target"]),
+    shared=st.sampled_from(["none", "source", "target", "both"]),
+    near=st.booleans(),
 )
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=40)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=60)
 def test_a_long_payload_is_carried_whole_and_nowhere_else(  # noqa: PLR0913 - what may differ
-    tmp_path_factory: pytest.TempPathFactory, num_bytes: int, more: int, is_late: bool, waits: bool, shared: str
+    tmp_path_factory: pytest.TempPathFactory, num_bytes: int, more: int, is_late: bool, waits: bool, shared: str, near: bool
 ) -> None:
-    source, target = bytearray(os.urandom(num_bytes)), bytearray(b"\xaa") * (num_bytes + more)
-    place = {"none": (0, 0), "source": source, "target": target}[shared]
-    arena = place if isinstance(place, tuple) else (NATIVE.address_of(place), len(place))
-    sender, receiver = _two(tmp_path_factory.mktemp("carry"), arena)
+    both = memoryview(bytearray(os.urandom(num_bytes)) + bytearray(b"\xaa") * (num_bytes + more))
+    source, target = both[:num_bytes], both[num_bytes:]
+    place = {"none": None, "source": source, "target": target, "both": both}[shared]
+    arena = (0, 0) if place is None else (NATIVE.address_of(place), len(place))
+    sender, receiver = _two(tmp_path_factory.mktemp("carry"), arena, near=near)
     steps = [lambda: _send_long(sender, source, waits=waits), lambda: _receive_long(receiver, target)]
     for step in reversed(steps) if is_late else steps:
         step()
@@ -376,20 +403,23 @@ def test_a_long_payload_is_carried_whole_and_nowhere_else(  # noqa: PLR0913 - wh
     # A send that is waited for is told with its slot, and forgotten.
     assert [one.done for one in sender.requests.by_number.values()] == ([] if waits else [True])
     assert sender.upper.pending() == 0 and not receiver.engine.carrying and not sender.seen + receiver.seen
+    assert near or shared != "both" or len(receiver.awaited) == 1, "between shared arrays it is one message"
 
 
-def test_what_may_not_be_read_is_left_to_python_and_so_is_all_that_follows(tmp_path: Path) -> None:
+def test_what_may_not_be_read_is_left_to_python_and_what_follows_is_streamed(tmp_path: Path) -> None:
     sender, receiver = _two(tmp_path)
     sender.engine.attach(_NOBODY)
-    source, target = bytearray(1 << 20), bytearray(1 << 20)
-    for index in range(2):
-        _receive_long(receiver, target, FIRST_POSTED + index)
-        _send_long(sender, source, waits=False)
-        _both_turn(sender, receiver)
-        assert len(receiver.seen) == index + 1 and not receiver.engine.carrying
-        assert not receiver.requests.by_number[FIRST_POSTED + index].done
-    refused, matched = receiver.seen
-    assert refused == (receiver.requests.by_number[FIRST_POSTED], 1) and matched[1].pid == 0
+    source, target = bytearray(os.urandom(1 << 20)), bytearray(1 << 20)
+    _receive_long(receiver, target)
+    _send_long(sender, source, waits=False)
+    _both_turn(sender, receiver)
+    request = receiver.requests.by_number[FIRST_POSTED]
+    assert receiver.seen == [(request, 1)] and not request.done and not receiver.engine.carrying
+    sender.engine.attach(os.getpid())
+    _receive_long(receiver, target, FIRST_POSTED + 1)
+    _send_long(sender, source, waits=False)
+    _both_turn(sender, receiver)
+    assert target == source and len(receiver.seen) == 1
 
 
 def test_a_sender_that_may_not_write_there_leaves_its_half_to_the_receiver(tmp_path: Path) -> None:
@@ -402,9 +432,12 @@ def test_a_sender_that_may_not_write_there_leaves_its_half_to_the_receiver(tmp_p
     assert target == source and sender.upper.pending() == 0
 
 
+@pytest.mark.parametrize("near", [False, True])
 @pytest.mark.parametrize("is_begun", [False, True])
-def test_closing_lets_a_payload_end_that_has_begun_and_no_other_begin(tmp_path: Path, is_begun: bool) -> None:
-    sender, receiver = _two(tmp_path)
+def test_closing_lets_a_payload_end_that_has_begun_and_no_other_begin(
+    tmp_path: Path, is_begun: bool, near: bool
+) -> None:
+    sender, receiver = _two(tmp_path, near=near)
     source, target = bytearray(os.urandom(3 << 20)), bytearray(3 << 20)
     _receive_long(receiver, target)
     receiver.turn()

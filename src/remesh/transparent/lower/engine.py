@@ -18,11 +18,12 @@ from remesh.transparent.lower.collectives import Collectives
 from remesh.transparent.lower.pace import Pace
 from remesh.transparent.lower.requests import COLLECTIVE, RECEIVE, SEND, Requests
 from remesh.transparent.lower.transfers import Transfers
+from remesh.transparent.lower.wire import PIECE_BYTES
 from remesh.transparent.native import NATIVE
 
 _FUNCTIONS: Final = (
     *("Isend", "Test", "Start", "Ibarrier", "Ibcast", "Igather", "Iscatter", "Iallgather", "Ialltoall", "Ireduce"),
-    *("Iallreduce", "Iscan", "Iexscan"),
+    *("Iallreduce", "Iscan", "Iexscan", "Irecv"),
 )
 """In the order of the engine."""
 
@@ -57,6 +58,7 @@ class Setup:
     neighbours: bytes  # by rank: 1 where its program's memory can be reached
     arena_start: int  # address
     arena_bytes: int  # 0: there is none
+    piece_bytes: int  # of a stream
     upper_spin: int
     lower_spin: int
     always_spins: bool
@@ -118,6 +120,7 @@ def make_engine(
         neighbours=bytes(rank in wire.neighbours for rank in range(wire.size)),
         arena_start=ADDRESS,
         arena_bytes=0 if transfers.memory.arena is None else SIZE_BYTES,
+        piece_bytes=PIECE_BYTES,
         upper_spin=pace.upper_spin,
         lower_spin=pace.lower_spin,
         always_spins=pace.always_spins,

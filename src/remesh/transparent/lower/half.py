@@ -349,8 +349,8 @@ class LowerHalf:
         """Take requests again, after :meth:`close`: the checkpoint is done or given up."""
         self._closed = False
         self._requests.news = True
-        self._transfers.open()
         self._tell_engine()
+        self._transfers.open()
 
     def drain_progress(self) -> None:
         """Take what has arrived from MPI, without waiting. Between :meth:`close` and :meth:`open`."""

@@ -173,9 +173,9 @@ class Transfers:
             self.requests.complete(sender)
             self.requests.complete(request)
             return
+        if self.wire.engine is not None and self.wire.engine.take(request, message):
+            return
         if message.pid and request.source in self.wire.neighbours:
-            if self.wire.engine is not None and self.wire.engine.take(request, message):
-                return
             direct = Direct(self, request, message)
             if not direct.poll():
                 self._streams.append(direct)

@@ -138,6 +138,8 @@ class Wire:
 
     def new_stream_tag(self) -> int:
         """A tag for a stream to this rank that no other open stream to it has."""
+        if self.engine is not None:
+            return int(self.engine.new_stream_tag())
         self._next_stream = (self._next_stream + 1) % _NUM_STREAM_TAGS
         return 1 + self._next_stream
 
