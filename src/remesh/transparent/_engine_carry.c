@@ -13,7 +13,7 @@
 #include <stdlib.h>
 #include <sys/uio.h>
 
-enum { STAGING_BYTES = 1 << 17, PART_BYTES = 1 << 20, SHARED_WORK_BYTES = 1 << 18, PAGE_BYTES = 4096 };
+enum { STAGING_BYTES = 1 << 19, PART_BYTES = 1 << 20, SHARED_WORK_BYTES = 1 << 18, PAGE_BYTES = 4096 };
 
 struct Carry {
     Request *request; /* here */

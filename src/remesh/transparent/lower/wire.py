@@ -28,7 +28,7 @@ DIRECT_VARIABLE: Final = "REMESH_WIRE_DIRECT"
 _PLACE_BYTES: Final = 16
 _NUM_STREAM_TAGS: Final = 30_000
 """MPI promises tags up to 32767."""
-PIECE_BYTES: Final = 1 << 19
+PIECE_BYTES: Final = 1 << 20
 """Of a stream: long enough for the real MPI's best rate, short enough to overlap copies with it."""
 
 
