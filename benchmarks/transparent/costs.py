@@ -71,14 +71,18 @@ def rows(repeat: int, turns: int, networks: Iterable[tuple[str, str]]) -> list[R
         plain = Case(mpi, network, repeat)
         shared = replace(plain, parts=("large",), variables={ARRAYS_VARIABLE: "1"})
         spinning = replace(plain, parts=("small",), variables={SPIN_VARIABLE: "1"})
-        runs: dict[str, list[Measured]] = {"native": [], "carried": [], "shared": [], "spinning": []}
+        ways = {
+            "native": (measure_native, plain),
+            "carried": (measure_carried, plain),
+            "shared": (measure_carried, shared),
+        }
+        # Halves that spin keep each other out where each has no core of its own.
+        if len(os.sched_getaffinity(0)) >= 2 * plain.num_ranks:
+            ways["spinning"] = (measure_carried, spinning)
+        runs: dict[str, list[Measured]] = {way: [] for way in ways}
         for _ in range(turns):
-            runs["native"].append(measure_native(plain))
-            runs["carried"].append(measure_carried(plain))
-            runs["shared"].append(measure_carried(shared))
-            # Halves that spin keep each other out where each has no core of its own.
-            if len(os.sched_getaffinity(0)) >= 2 * plain.num_ranks:
-                runs["spinning"].append(measure_carried(spinning))
+            for way, (measure, case) in ways.items():
+                runs[way].append(measure(case))
         found += compare(f"{mpi} {network}", network, runs)
     return found
 
@@ -108,7 +112,7 @@ def compare(case: str, network: str, runs: Mapping[str, list[Measured]]) -> list
     spread = max(latencies) / min(latencies) - 1
     found = []
     for way, goal, said in (("carried", _ADDED_US, ""), ("spinning", _ADDED_SPINNING_US, ", spinning")):
-        for name in ("latency", "allreduce") if runs[way] else ():
+        for name in ("latency", "allreduce") if way in runs else ():
             added = (median(way, name) - median("native", name)) * 1e6
             found.append(at_most(f"{case}: added to {name} of 8 bytes{said}", added, "us", goal, spread=spread))
     for way, goal, said in (("carried", _BANDWIDTH[network], ""), ("shared", _SHARED_BANDWIDTH, " of shared arrays")):

@@ -15,12 +15,6 @@
 
 enum { DENSE_US = 100 };
 
-/* Of a wire message: wire.py says what each field means. */
-typedef struct {
-    uint64_t comm, request, num_bytes, address;
-    int tag, what, source, pid;
-} Header;
-
 static PyTypeObject *engine_type;
 
 static int64_t now_us(void) {
@@ -68,71 +62,6 @@ static int look(Engine *e) {
     for (size_t i = 0; i < e->num_streams && !code; i++) ready |= look_at_stream(e, &e->streams[i]);
     if (code) e->mpi_problem = code;
     return ready | (code != 0);
-}
-
-/* A payload of another rank's waits for a receive. */
-static int hear_announced(Engine *e, const Header *header) {
-    Arrived *message = new_arrived();
-    if (message == NULL) return -1;
-    message->comm = header->comm;
-    message->source = header->source;
-    message->tag = header->tag;
-    message->num_bytes = (int64_t)header->num_bytes;
-    message->sender_request = header->request;
-    message->pid = e->neighbours[header->source] ? header->pid : 0;
-    message->address = header->address;
-    message->waits = header->what == ANNOUNCED_WAITING;
-    int failed = arrive(e, message);
-    Py_DECREF((PyObject *)message);
-    return failed;
-}
-
-static int leave_to_python(Engine *e, const Header *h) {
-    e->attention = 1;
-    PyObject *done = PyObject_CallFunction(
-        e->on_message, "i(KiiKKiK)y#", h->source, (unsigned long long)h->comm, h->tag, h->what,
-        (unsigned long long)h->request, (unsigned long long)h->num_bytes, h->pid, (unsigned long long)h->address, "",
-        (Py_ssize_t)0);
-    Py_XDECREF(done);
-    return done == NULL ? -1 : 0;
-}
-
-static int hear(Engine *e, const Header *header, const char *payload) {
-    Request *request;
-    switch (header->what) {
-    case MESSAGE:
-        return arrive_short(e, header->comm, header->source, header->tag, payload, (int64_t)header->num_bytes);
-    case ANNOUNCED:
-    case ANNOUNCED_WAITING:
-        return hear_announced(e, header);
-    case TAKEN_THERE:
-        request = find_request(e, header->request);
-        return request == NULL ? leave_to_python(e, header) : complete(e, request);
-    case WANTED:
-        request = find_request(e, header->request);
-        if (request == NULL) return leave_to_python(e, header);
-        if (!header->pid) return stream_out(e, header->source, request, header->num_bytes, (int64_t)header->address);
-        return help_directly(e, header->source, request, header->num_bytes, header->pid, header->address);
-    case HELPED:
-        return hear_helped(e, header->request, header->num_bytes != 0) ? 0 : leave_to_python(e, header);
-    default:
-        return leave_to_python(e, header);
-    }
-}
-
-static int take_frame(Engine *e) {
-    const char *frame = e->frame;
-    Header header = {
-        .comm = read_u64(frame), .tag = read_i32(frame + 8), .what = read_i32(frame + 12), .source = read_i32(frame + 16),
-        .pid = read_i32(frame + 20), .request = read_u64(frame + 24), .num_bytes = read_u64(frame + 32),
-        .address = read_u64(frame + 40)};
-    if (header.source < 0 || header.source >= e->size)
-        return PyErr_SetString(PyExc_ValueError, "a message of no rank"), -1;
-    e->received[header.source]++;
-    if (hear(e, &header, frame + HEADER_BYTES)) return -1;
-    int code = ((int (*)(uint64_t *))e->function[FN_START])(e->frame_request);
-    e->frame_ready = 0;
-    return code ? mpi_failed("receiving", code) : 0;
 }
 
 /* Whatever can be done now: whether there was anything, or -1. */

@@ -124,8 +124,11 @@ int arrive_short(Engine *e, uint64_t comm, int source, int tag, const char *data
 int match(Engine *e, Request *request, const Arrived *message);
 Arrived *take_arrived(Engine *e, uint64_t comm, int source, int tag);
 
-/* _engine_calls.c. */
+/* _engine_wire.c. */
 int send_wire(Engine *e, int dest, const uint64_t fields[7], const char *payload, int64_t num_bytes);
+int take_frame(Engine *e);
+
+/* _engine_calls.c. */
 int finish_running(Engine *e, Running *one);
 int scan(Engine *e);
 

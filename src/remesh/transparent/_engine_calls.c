@@ -2,39 +2,6 @@
 #include "_engine.h"
 #include <stdlib.h>
 
-static int push_sending(Engine *e, uint64_t real, char *frame) {
-    if (e->num_sending == e->room_sending) {
-        size_t room = e->room_sending ? 2 * e->room_sending : 64;
-        Sending *larger = realloc(e->sending, room * sizeof *larger);
-        if (larger == NULL) return PyErr_NoMemory(), -1;
-        e->sending = larger;
-        e->room_sending = room;
-    }
-    e->sending[e->num_sending++] = (Sending){real, frame};
-    return 0;
-}
-
-/* One wire message to another rank: wire.py's header, then the payload. */
-int send_wire(Engine *e, int dest, const uint64_t fields[7], const char *payload, int64_t num_bytes) {
-    char *frame = malloc(HEADER_BYTES + num_bytes);
-    if (frame == NULL) return PyErr_NoMemory(), -1;
-    char *to = put_32(put_32(put_64(frame, fields[0]), (uint32_t)fields[1]), (uint32_t)fields[2]);
-    to = put_64(put_64(put_32(put_32(to, (uint32_t)e->rank), (uint32_t)fields[5]), fields[3]), fields[4]);
-    to = put_64(to, fields[6]);
-    if (num_bytes) memcpy(to, payload, num_bytes);
-    int (*isend)(const void *, int, Handle, int, int, Handle, uint64_t *) = e->function[FN_ISEND];
-    int (*test)(uint64_t *, int *, void *) = e->function[FN_TEST];
-    uint64_t real = 0;
-    int over = 0, code = isend(frame, (int)(HEADER_BYTES + num_bytes), e->byte, dest, 0, e->comm, &real);
-    if (code == 0) {
-        e->sent[dest]++;
-        code = test(&real, &over, e->status);
-    }
-    if (code || over) free(frame);
-    if (code) return mpi_failed("sending", code);
-    return over ? 0 : push_sending(e, real, frame);
-}
-
 static int do_send(Engine *e, const char *call) {
     uint64_t comm = read_u64(call + 2);
     int dest = read_i32(call + 10), tag = read_i32(call + 14);

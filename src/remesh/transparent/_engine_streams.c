@@ -11,7 +11,7 @@
 #include "_engine.h"
 #include <stdlib.h>
 
-enum { MOST_SPARE = 16, NUM_STREAM_TAGS = 30000, LARGEST_PIECE_BYTES = 1 << 28 };
+enum { MOST_SPARE = 8, NUM_STREAM_TAGS = 30000, LARGEST_PIECE_BYTES = 1 << 28 };
 
 int new_stream_tag(Engine *e) {
     /* MPI promises tags up to 32767; 0 is that of wire messages. */

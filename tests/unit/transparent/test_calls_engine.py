@@ -41,7 +41,15 @@ _Barrier = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_size_t, ctypes.POINTER(ctypes
 class _Half:
     """One engine of rank 0 of 2, its channel, and an MPI that holds what is sent and gives what it is told to."""
 
-    def __init__(self, path: str, *, always_spins: bool = False, rank: int = 0, arena: tuple[int, int] = (0, 0), near: bool = True) -> None:
+    def __init__(
+        self,
+        path: str,
+        *,
+        always_spins: bool = False,
+        rank: int = 0,
+        arena: tuple[int, int] = (0, 0),
+        near: bool = True,
+    ) -> None:
         self.rank = rank
         self.lower = Channel.create(path)
         self.upper = Channel.map(path)
@@ -55,7 +63,13 @@ class _Half:
         self.entered: dict[int, int] = {}
         self._frame, self._handle = bytearray(_FRAME_BYTES), ctypes.c_uint64(99)
         self._barriers_open = False
-        self._keep = (_Isend(self._isend), _Test(self._test), _Start(lambda handle: 0), _Barrier(self._barrier), _Isend(self._irecv))
+        self._keep = (
+            _Isend(self._isend),
+            _Test(self._test),
+            _Start(lambda handle: 0),
+            _Barrier(self._barrier),
+            _Isend(self._irecv),
+        )
         isend, test, start, barrier, irecv = (ctypes.cast(one, ctypes.c_void_p).value or 0 for one in self._keep)
         posted, arrived = self.matching.queues
         self.engine = NATIVE.Engine(
@@ -65,8 +79,8 @@ class _Half:
                 frame=NATIVE.address_of(self._frame), by_number=self.requests.by_number, posted=posted, arrived=arrived,
                 requests=self.requests, entered=self.entered, reals={0: (1, 0, 2)},
                 on_message=lambda *message: self.seen.append(message), on_match=lambda *match: self.seen.append(match),
-                on_refused=lambda *refused: self.seen.append(refused), neighbours=bytes([near] * 2), piece_bytes=1 << 17,
-                arena_start=arena[0], arena_bytes=arena[1],
+                on_refused=lambda *refused: self.seen.append(refused), neighbours=bytes([near] * 2),
+                piece_bytes=1 << 17, arena_start=arena[0], arena_bytes=arena[1],
                 serve=lambda slot: False, tell=lambda *told: None, tell_wait=lambda slot: None,
                 upper_spin=0, lower_spin=0, always_spins=always_spins,
                 eager_us=10, patient_us=100, shortest_us=50, longest_us=500, idle_us=1000,
@@ -377,17 +391,15 @@ def _receive_long(half: _Half, target: Any, number: int = FIRST_POSTED) -> None:
 
 
 @given(
-    num_bytes=st.sampled_from([40_000, 300_001, (1 << 20) + 7, (3 << 20) + 4096]),
-    more=st.sampled_from([0, 5000]),
-    is_late=st.booleans(),
-    waits=st.booleans(),
+    sizes=st.tuples(st.sampled_from([40_000, 300_001, (1 << 20) + 7, (3 << 20) + 4096]), st.sampled_from([0, 5000])),
+    who=st.tuples(st.booleans(), st.booleans(), st.booleans()),
     shared=st.sampled_from(["none", "source", "target", "both"]),
-    near=st.booleans(),
 )
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=60)
-def test_a_long_payload_is_carried_whole_and_nowhere_else(  # noqa: PLR0913 - what may differ
-    tmp_path_factory: pytest.TempPathFactory, num_bytes: int, more: int, is_late: bool, waits: bool, shared: str, near: bool
+def test_a_long_payload_is_carried_whole_and_nowhere_else(
+    tmp_path_factory: pytest.TempPathFactory, sizes: tuple[int, int], who: tuple[bool, bool, bool], shared: str
 ) -> None:
+    (num_bytes, more), (is_late, waits, near) = sizes, who
     both = memoryview(bytearray(os.urandom(num_bytes)) + bytearray(b"\xaa") * (num_bytes + more))
     source, target = both[:num_bytes], both[num_bytes:]
     place = {"none": None, "source": source, "target": target, "both": both}[shared]
@@ -458,3 +470,34 @@ def test_closing_lets_a_payload_end_that_has_begun_and_no_other_begin(
     sender.engine.set(False, False, 0)
     sender.turn()
     assert sender.upper.pending() == (0 if is_begun else 1)
+
+
+def _ring_from(half: _Half, core: int) -> None:
+    """A short send of a program that runs on this core, which need not be one of its lower half's."""
+
+    def send() -> None:
+        os.sched_setaffinity(0, {core})
+        half.upper.port(0).post(7, 0, 1, b"x")
+
+    thread = threading.Thread(target=send)
+    thread.start()
+    thread.join()
+
+
+def test_an_engine_rests_on_the_programs_core_until_it_is_closed_and_never_beyond_its_own(tmp_path: Path) -> None:
+    half, allowed = _Half(str(tmp_path / "channel")), os.sched_getaffinity(0)
+    try:
+        for core in allowed:
+            _ring_from(half, core)
+            half.engine.run(3000, False, [])
+            assert os.sched_getaffinity(0) == {core}
+        half.engine.set(True, False, 0)
+        assert os.sched_getaffinity(0) == allowed, "who writes an image may run anywhere"
+        half.engine.set(False, False, 0)
+        os.sched_setaffinity(0, {min(allowed)})
+        for core in allowed:
+            _ring_from(half, core)
+            half.engine.run(3000, False, [])
+            assert os.sched_getaffinity(0) == {min(allowed)}
+    finally:
+        os.sched_setaffinity(0, allowed)

@@ -20,9 +20,9 @@ import os
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import Enum
 from typing import Any, Self
 
+from remesh.comm.status import Activity
 from remesh.transparent.arena import Arena
 from remesh.transparent.calls.table import WaitFor
 from remesh.transparent.channel import Channel
@@ -38,25 +38,12 @@ from remesh.transparent.lower.transfers import Transfers
 from remesh.transparent.lower.wire import Wire
 
 
-class Where(Enum):
-    """What the upper half is doing, as its lower half sees it; with several threads, the last of these that holds."""
-
-    COMPUTING = "computing"
-    WAITING = "waiting"
-    """In a point-to-point operation or a wait; it stays servable and can be imaged as it is."""
-    HELD = "held"
-    """Asks for a collective beyond its target; the request is unanswered and has had no effect."""
-    INSIDE = "inside"
-    """A collective has been entered (or started, if non-blocking) and is not complete; no image now."""
-    FINISHED = "finished"
-    """The program called Finalize (or ended); it takes part in rounds until all have."""
-
-
 @dataclass(frozen=True, slots=True)
 class Position:
     """Where the upper half is, and at which communicators."""
 
-    where: Where
+    where: Activity
+    """With several threads, the last one of its members that holds."""
     communicators: tuple[int, ...] = ()
     """Virtual ids: those it is held at (HELD) or inside of (INSIDE); else empty."""
 
@@ -306,12 +293,12 @@ class LowerHalf:
         """Where the upper half is now."""
         inside = self._inside()
         if inside:
-            return Position(Where.INSIDE, inside)
+            return Position(Activity.INSIDE, inside)
         if self._held:
-            return Position(Where.HELD, tuple(sorted(set(self._held.values()))))
+            return Position(Activity.HELD, tuple(sorted(set(self._held.values()))))
         if self._serving.waits or self._channel.pending():
-            return Position(Where.WAITING)
-        return Position(Where.FINISHED if self._serving.finished else Where.COMPUTING)
+            return Position(Activity.WAITING)
+        return Position(Activity.FINISHED if self._serving.finished else Activity.COMPUTING)
 
     def _inside(self) -> tuple[int, ...]:
         """Communicators with a collective that has been entered and is not complete."""

@@ -26,14 +26,22 @@ _BYTES_AT_ONCE = 1 << 24
 """Read from a neighbour before the program and MPI are looked after again."""
 
 
-class Outgoing:
-    """A stream to a receiver: reads pieces of the sender's buffer and hands them to MPI, some at a time."""
+class _InPieces:
+    """What both ends of a stream have: pieces under way, the oldest first."""
 
     def __init__(self, transfers: Transfers, request: Request, tag: int, piece_bytes: int) -> None:
         self._transfers, self._request, self._tag = transfers, request, tag
         self._piece_bytes = piece_bytes
         self._offset = 0
         self._in_flight: deque[tuple[Any, memoryview, bytearray | None]] = deque()
+
+    def waits_for(self) -> list[Any] | None:
+        """The MPI request that it waits for, None if it does not."""
+        return [self._in_flight[0][0]] if self._in_flight else None
+
+
+class Outgoing(_InPieces):
+    """A stream to a receiver: reads pieces of the sender's buffer and hands them to MPI, some at a time."""
 
     def poll(self) -> bool:
         request, memory, wire = self._request, self._transfers.memory, self._transfers.wire
@@ -62,20 +70,13 @@ class Outgoing:
         memory.read_into(address, view)
         return view, buffer
 
-    def waits_for(self) -> list[Any] | None:
-        """The MPI request that it waits for, None if it does not."""
-        return [self._in_flight[0][0]] if self._in_flight else None
 
-
-class Incoming:
+class Incoming(_InPieces):
     """A stream from a sender: into the receiver's buffer as far as that reaches, or into a parcel."""
 
     def __init__(self, transfers: Transfers, request: Request, tag: int, piece_bytes: int) -> None:
-        self._transfers, self._request, self._tag = transfers, request, tag
-        self._piece_bytes = piece_bytes
+        super().__init__(transfers, request, tag, piece_bytes)
         self._asked = 0
-        self._offset = 0
-        self._in_flight: deque[tuple[Any, memoryview, bytearray | None]] = deque()
         if request.num_bytes == PARCEL:
             request.payload = bytearray(request.message_bytes)
 
@@ -111,10 +112,6 @@ class Incoming:
         request.written = request.num_bytes != PARCEL
         self._transfers.requests.complete(request)
         return True
-
-    def waits_for(self) -> list[Any] | None:
-        """The MPI request that it waits for, None if it does not."""
-        return [self._in_flight[0][0]] if self._in_flight else None
 
 
 class Direct:

@@ -15,13 +15,16 @@ then reads it there, and tells the sender that it has:
               complete <────────────  TAKEN
 
 If the sender's program waits for that, its lower half has nothing else to do and is asked, by a WANTED that says where,
-to carry the second half, and says HELPED: two cores copy faster than one. The engine does all of this without Python;
-what stands in the arena is copied once, anything else twice.
+to carry the second half, and says HELPED: two cores copy faster than one. What stands in the arena is copied once,
+anything else twice.
 
-On other networks MPI works in place on a buffer that stands in the arena. If both do, the whole payload is one piece: the
-program's message is then one message of the real MPI.
+On other networks MPI works in place on a buffer that stands in the arena. If both do, the whole payload is one piece:
+the program's message is then one message of the real MPI.
 
 While closed no payload is asked for: the open handshake is ``owed``, and part of the saved state.
+
+The engine does all of this without Python (``_engine_carry.c``, ``_engine_streams.c``), but for payloads of unknown
+size, those longer than their buffer, and messages to oneself; here is the whole, for what it leaves and without it.
 """
 
 from __future__ import annotations
