@@ -99,13 +99,18 @@ static int pass(Engine *e) {
     return progress;
 }
 
-/* Whether something of ours will come from MPI though no slot waits for it. */
+/* A short message for a receive can wait in MPI until the program asks for it. */
+static int can_wait(Engine *e, const Request *request) {
+    return request->kind == e->word_receive && request->num_bytes != PARCEL && request->num_bytes <= EAGER_BYTES;
+}
+
+/* Whether MPI has to be asked now and then though no slot waits. */
 static int is_expecting(Engine *e) {
-    PyObject *key, *request;
+    PyObject *key, *value;
     Py_ssize_t position = 0;
     if (e->num_running || e->num_sending || e->num_streams) return 1;
-    while (PyDict_Next(e->by_number, &position, &key, &request))
-        if (!((Request *)request)->done) return 1;
+    while (PyDict_Next(e->by_number, &position, &key, &value))
+        if (!((Request *)value)->done && !can_wait(e, (Request *)value)) return 1;
     return 0;
 }
 
