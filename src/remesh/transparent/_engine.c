@@ -183,6 +183,8 @@ static void rest(Engine *e, int is_waiting, int expecting, int64_t deadline_us) 
             int64_t longest = e->shortest_us + (idle - e->patient_us) / 4;
             sleep_at_bell(e, longest < e->longest_us ? longest : e->longest_us);
         } else if (idle > e->eager_us) {
+            /* Whoever else waits for this core may be whom this waits for. */
+            leave_program(e);
             sched_yield();
         }
     }
