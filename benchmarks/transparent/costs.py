@@ -3,7 +3,9 @@
 ``python -m benchmarks.transparent.costs [MPI:NETWORK ...]`` (``QUICK=1``: about five minutes for all of them on a
 quiet machine) measures and writes docs/transparent/measured.md.
 
-Native and carried runs take turns, on two ranks; each value is a ratio or difference of medians over the turns.
+Native and carried runs take turns, on two ranks; each value is a ratio or difference of medians over the turns. *With a
+copy on each side* is a native program that sends the same in pieces of 1 MiB and copies each as a lower half must: the
+bound for plain arrays over a network.
 """
 
 from __future__ import annotations
@@ -71,14 +73,19 @@ def rows(repeat: int, turns: int, networks: Iterable[tuple[str, str]]) -> list[R
         plain = Case(mpi, network, repeat)
         shared = replace(plain, parts=("large",), variables={ARRAYS_VARIABLE: "1"})
         spinning = replace(plain, parts=("small",), variables={SPIN_VARIABLE: "1"})
-        runs: dict[str, list[Measured]] = {"native": [], "carried": [], "shared": [], "spinning": []}
+        ways = {
+            "native": (measure_native, plain),
+            "copied": (measure_native, replace(plain, parts=("copied",))),
+            "carried": (measure_carried, plain),
+            "shared": (measure_carried, shared),
+        }
+        # Halves that spin keep each other out where each has no core of its own.
+        if len(os.sched_getaffinity(0)) >= 2 * plain.num_ranks:
+            ways["spinning"] = (measure_carried, spinning)
+        runs: dict[str, list[Measured]] = {way: [] for way in ways}
         for _ in range(turns):
-            runs["native"].append(measure_native(plain))
-            runs["carried"].append(measure_carried(plain))
-            runs["shared"].append(measure_carried(shared))
-            # Halves that spin keep each other out where each has no core of its own.
-            if len(os.sched_getaffinity(0)) >= 2 * plain.num_ranks:
-                runs["spinning"].append(measure_carried(spinning))
+            for way, (measure, case) in ways.items():
+                runs[way].append(measure(case))
         found += compare(f"{mpi} {network}", network, runs)
     return found
 
@@ -108,13 +115,18 @@ def compare(case: str, network: str, runs: Mapping[str, list[Measured]]) -> list
     spread = max(latencies) / min(latencies) - 1
     found = []
     for way, goal, said in (("carried", _ADDED_US, ""), ("spinning", _ADDED_SPINNING_US, ", spinning")):
-        for name in ("latency", "allreduce") if runs[way] else ():
+        for name in ("latency", "allreduce") if way in runs else ():
             added = (median(way, name) - median("native", name)) * 1e6
             found.append(at_most(f"{case}: added to {name} of 8 bytes{said}", added, "us", goal, spread=spread))
     for way, goal, said in (("carried", _BANDWIDTH[network], ""), ("shared", _SHARED_BANDWIDTH, " of shared arrays")):
         for mib in _SIZES_MIB:
             share = median(way, f"bandwidth-{mib}") / median("native", f"bandwidth-{mib}")
             found.append(at_least(f"{case}: bandwidth{said}, {mib} MiB", share, "ratio", goal, peer="native"))
+    for mib in _SIZES_MIB if "copied" in runs else ():
+        share = median("copied", f"copied-{mib}") / median("native", f"bandwidth-{mib}")
+        found.append(
+            Row(f"{case}: bandwidth of native with a copy on each side, {mib} MiB", share, "ratio", peer="native")
+        )
     ratio = median("carried", "worked") / median("native", "worked")
     found.append(at_most(f"{case}: work with one call per ms", ratio, "ratio", _OVERHEAD, peer="native"))
     found.append(Row(f"{case}: memory of a lower half", median("carried", "lower_bytes"), "bytes"))

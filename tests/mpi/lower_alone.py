@@ -21,9 +21,10 @@ import mpi4py
 from mpi4py import MPI
 
 import remesh
+from remesh.comm.status import Activity
 from remesh.transparent.arena import FILE, make_arena
 from remesh.transparent.channel import Channel
-from remesh.transparent.lower.half import LowerHalf, Where
+from remesh.transparent.lower.half import LowerHalf
 from remesh.transparent.room import make_room
 
 _FOREIGN = ("OMPI_", "PMIX", "PMI_", "PRTE", "MPI", "I_MPI", "HYDRA", "FI_", "UCX")
@@ -72,9 +73,9 @@ def made_quiet(half: LowerHalf) -> None:
         for comm, target in (pair for some in told(half, over) for pair in some):
             targets[comm] = max(targets.get(comm, 0), target)
         half.hold(targets)
-        settled = not behind and position.where is not Where.INSIDE
+        settled = not behind and position.where is not Activity.INSIDE
         # What was asked for meanwhile counts, too.
-        settled = settled and dict(half.counters().entered) == entered and half.position().where is not Where.INSIDE
+        settled = settled and dict(half.counters().entered) == entered and half.position().where is not Activity.INSIDE
         if all(told(half, settled and not over)):
             break
     half.close()

@@ -11,10 +11,9 @@
  * Nothing here blocks in MPI. While closed nothing is taken from the channel and nothing is told.
  */
 #include "_engine.h"
-#include <sched.h>
 #include <stdlib.h>
 
-enum { PREEMPTED_US = 200, LONGEST_ADAPTIVE_SPIN_US = 1000000 };
+enum { DENSE_US = 100 };
 
 static PyTypeObject *engine_type;
 
@@ -22,6 +21,12 @@ static int64_t now_us(void) {
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
     return (int64_t)t.tv_sec * 1000000 + t.tv_nsec / 1000;
+}
+
+/* Run on any core again that was allowed before. */
+void leave_program(Engine *e) {
+    if (e->home) sched_setaffinity(0, sizeof e->allowed, &e->allowed);
+    e->home = 0;
 }
 
 /* ---- MPI ---- */
@@ -54,33 +59,9 @@ static int look(Engine *e) {
         if (over) e->attention = ready = 1;
     }
     if (e->attention) e->num_watched = 0;
+    for (size_t i = 0; i < e->num_streams && !code; i++) ready |= look_at_stream(e, &e->streams[i]);
     if (code) e->mpi_problem = code;
     return ready | (code != 0);
-}
-
-static int take_frame(Engine *e) {
-    const char *frame = e->frame;
-    uint64_t comm = read_u64(frame);
-    int tag = read_i32(frame + 8), what = read_i32(frame + 12), source = read_i32(frame + 16);
-    int pid = read_i32(frame + 20);
-    uint64_t request = read_u64(frame + 24), num_bytes = read_u64(frame + 32), address = read_u64(frame + 40);
-    if (source < 0 || source >= e->size) return PyErr_SetString(PyExc_ValueError, "a message of no rank"), -1;
-    e->received[source]++;
-    int failed;
-    if (what == MESSAGE) {
-        failed = arrive(e, comm, source, tag, frame + HEADER_BYTES, (int64_t)num_bytes);
-    } else {
-        e->attention = 1;
-        PyObject *done = PyObject_CallFunction(
-            e->on_message, "i(KiiKKiK)y#", source, (unsigned long long)comm, tag, what, (unsigned long long)request,
-            (unsigned long long)num_bytes, pid, (unsigned long long)address, "", (Py_ssize_t)0);
-        failed = done == NULL;
-        Py_XDECREF(done);
-    }
-    if (failed) return -1;
-    int code = ((int (*)(uint64_t *))e->function[FN_START])(e->frame_request);
-    e->frame_ready = 0;
-    return code ? mpi_failed("receiving", code) : 0;
 }
 
 /* Whatever can be done now: whether there was anything, or -1. */
@@ -102,6 +83,9 @@ static int pass(Engine *e) {
         if (finish_running(e, &e->running[i])) return -1;
     }
     e->num_running = kept;
+    int carried = carry_on(e), streamed = carried < 0 ? -1 : stream_on(e);
+    if (streamed < 0) return -1;
+    progress |= carried | streamed;
     if (e->closed) return progress;
     uint32_t bell = atomic_load(e->doorbell);
     if (bell != e->scanned || e->rescan) {
@@ -115,14 +99,43 @@ static int pass(Engine *e) {
     return progress;
 }
 
-/* Whether something of ours will come from MPI though no slot waits for it. */
+/* A short message for a receive can wait in MPI until the program asks for it. */
+static int can_wait(Engine *e, const Request *request) {
+    return request->kind == e->word_receive && request->num_bytes != PARCEL && request->num_bytes <= EAGER_BYTES;
+}
+
+/* Whether MPI has to be asked now and then though no slot waits. */
 static int is_expecting(Engine *e) {
-    PyObject *key, *request;
+    PyObject *key, *value;
     Py_ssize_t position = 0;
-    if (e->num_running || e->num_sending) return 1;
-    while (PyDict_Next(e->by_number, &position, &key, &request))
-        if (!((Request *)request)->done) return 1;
+    if (e->num_running || e->num_sending || e->num_streams) return 1;
+    while (PyDict_Next(e->by_number, &position, &key, &value))
+        if (!((Request *)value)->done && !can_wait(e, (Request *)value)) return 1;
     return 0;
+}
+
+/* ---- where and how to wait ---- */
+
+/* Sleep where the program runs: its next call then costs a switch between two processes. To wake another core that has
+ * gone idle takes several times as long, and one that computes would be taken from another rank.
+ */
+static void stay_beside_program(Engine *e) {
+    uint32_t cpu = atomic_load_explicit(e->cpu, memory_order_relaxed);
+    if (cpu == 0 || cpu == e->home || cpu > CPU_SETSIZE) return;
+    if (!e->home && sched_getaffinity(0, sizeof e->allowed, &e->allowed)) return;
+    cpu_set_t one;
+    CPU_ZERO(&one);
+    CPU_SET(cpu - 1, &one);
+    if (CPU_ISSET(cpu - 1, &e->allowed) && sched_setaffinity(0, sizeof one, &one) == 0) e->home = cpu;
+}
+
+/* Where there are cores for both halves, both spin as long as calls are dense, each on its own core. */
+static void choose_pace(Engine *e, int expecting) {
+    char is_dense = e->lower_spin && e->gap_us < DENSE_US;
+    if (is_dense != e->is_dense) atomic_store_explicit(e->upper_spins, is_dense ? e->upper_spin : 0, memory_order_relaxed);
+    e->is_dense = is_dense;
+    if (is_dense || (e->lower_spin && expecting)) leave_program(e);
+    else stay_beside_program(e);
 }
 
 static void sleep_at_bell(Engine *e, int64_t timeout_us) {
@@ -131,38 +144,33 @@ static void sleep_at_bell(Engine *e, int64_t timeout_us) {
     atomic_store_explicit(e->sleeping, 0, memory_order_relaxed);
 }
 
-/* Stay awake for a next call that is near, going by those before; whether that was worth it. */
-static int spin_for_call(Engine *e, int64_t *now, int64_t deadline_us) {
-    do {
-        int64_t before = *now;
-        if (look(e) || atomic_load_explicit(e->doorbell, memory_order_acquire) != e->scanned) return 1;
-        *now = now_us();
-        if (*now >= deadline_us || atomic_load(&e->woken)) return 1;
-        if (*now - before > PREEMPTED_US && e->most_spin_us <= LONGEST_ADAPTIVE_SPIN_US) {
-            /* This core is somebody else's too, perhaps the program's: none of this for the next fifty calls or so. */
-            e->gap_us = 1000 * e->most_spin_us;
-            return 0;
-        }
-    } while (*now - e->idle_since_us < e->most_spin_us);
-    return 0;
+/* Rest while the program computes. */
+static void rest_without_caller(Engine *e, int expecting, int64_t now, int64_t deadline_us) {
+    if (e->always_spins) {
+        while (!look(e) && atomic_load_explicit(e->doorbell, memory_order_acquire) == e->scanned)
+            if (now_us() >= deadline_us || atomic_load(&e->woken)) return;
+        return;
+    }
+    choose_pace(e, expecting);
+    for (uint64_t i = 0; e->is_dense && i < e->lower_spin; i++) {
+        if (atomic_load_explicit(e->doorbell, memory_order_acquire) != e->scanned) return;
+        relax();
+    }
+    int64_t longest = e->idle_us;
+    if (expecting) {
+        longest = e->shortest_us + (now - e->idle_since_us) / 4;
+        if (longest > e->longest_us) longest = e->longest_us;
+    }
+    if (now < deadline_us) sleep_at_bell(e, longest < deadline_us - now ? longest : deadline_us - now);
 }
 
 /* Wait until there may be something to do, or the deadline. Only MPI and shared words: called without the GIL. */
 static void rest(Engine *e, int is_waiting, int expecting, int64_t deadline_us) {
     int64_t now = now_us();
     if (e->idle_since_us == 0) e->idle_since_us = now;
-    if (!is_waiting && e->gap_us < e->most_spin_us && spin_for_call(e, &now, deadline_us)) return;
+    if (e->num_watched || e->num_streams) leave_program(e);
     if (!is_waiting) {
-        for (uint64_t i = 0; i < e->lower_spin; i++) {
-            if (atomic_load_explicit(e->doorbell, memory_order_acquire) != e->scanned) return;
-            relax();
-        }
-        int64_t longest = e->idle_us;
-        if (expecting) {
-            longest = e->shortest_us + (now - e->idle_since_us) / 4;
-            if (longest > e->longest_us) longest = e->longest_us;
-        }
-        if (now < deadline_us) sleep_at_bell(e, longest < deadline_us - now ? longest : deadline_us - now);
+        rest_without_caller(e, expecting, now, deadline_us);
         return;
     }
     for (;;) {
@@ -170,10 +178,13 @@ static void rest(Engine *e, int is_waiting, int expecting, int64_t deadline_us) 
         now = now_us();
         if (now >= deadline_us || atomic_load(&e->woken)) return;
         int64_t idle = now - e->idle_since_us;
-        if (idle > e->patient_us) {
+        /* A stream moves on only while MPI is asked. */
+        if (idle > e->patient_us && !e->num_watched && !e->num_streams) {
             int64_t longest = e->shortest_us + (idle - e->patient_us) / 4;
             sleep_at_bell(e, longest < e->longest_us ? longest : e->longest_us);
         } else if (idle > e->eager_us) {
+            /* Whoever else waits for this core may be whom this waits for. */
+            leave_program(e);
             sched_yield();
         }
     }
@@ -202,7 +213,7 @@ static int take_watched(Engine *e, PyObject *addresses) {
 
 /* How long there was nothing to do. Long ones are remembered for a while: short ones come in between, with replies. */
 static void note_gap(Engine *e) {
-    if (e->most_spin_us == 0 || e->idle_since_us == 0) return;
+    if (e->lower_spin == 0 || e->idle_since_us == 0) return;
     int64_t gap = now_us() - e->idle_since_us;
     e->gap_us = gap > e->gap_us ? gap : e->gap_us - (e->gap_us - gap) / 8;
 }
@@ -286,11 +297,35 @@ static PyObject *engine_set(PyObject *self, PyObject *args) {
     int closed, holding;
     unsigned int blocked;
     if (!PyArg_ParseTuple(args, "ppI", &closed, &holding, &blocked)) return NULL;
+    if (closed) leave_program(e); /* who writes an image starts threads and processes */
     e->closed = (char)closed;
     e->holding = (char)holding;
     e->blocked = blocked;
     e->rescan = e->recheck = 1;
     Py_RETURN_NONE;
+}
+
+/* attach(pid): the process of the program. */
+static PyObject *engine_attach(PyObject *self, PyObject *pid) {
+    ((Engine *)self)->upper_pid = (int)PyLong_AsLong(pid);
+    if (PyErr_Occurred()) return NULL;
+    Py_RETURN_NONE;
+}
+
+/* take(request, message): whether a matched announcement is carried here. */
+static PyObject *engine_take(PyObject *self, PyObject *args) {
+    PyObject *request, *message;
+    if (!PyArg_ParseTuple(args, "OO", &request, &message)) return NULL;
+    Engine *e = (Engine *)self;
+    int taken = take_directly(e, (Request *)request, (const Arrived *)message);
+    if (taken == 0) taken = stream_in(e, (Request *)request, (const Arrived *)message);
+    return taken < 0 ? NULL : PyBool_FromLong(taken);
+}
+
+/* new_stream_tag(): one that no other open stream to this rank has. */
+static PyObject *engine_new_stream_tag(PyObject *self, PyObject *ignored) {
+    (void)ignored;
+    return PyLong_FromLong(new_stream_tag((Engine *)self));
 }
 
 static PyObject *list_of(const uint64_t *values, int count) {
@@ -315,6 +350,11 @@ static PyObject *get_received(PyObject *self, void *unused) {
 static PyObject *get_handed_over(PyObject *self, void *unused) {
     (void)unused;
     return PyBool_FromLong(((Engine *)self)->num_sending == 0);
+}
+
+static PyObject *get_carrying(PyObject *self, void *unused) {
+    (void)unused;
+    return PyBool_FromLong(((Engine *)self)->num_carries || ((Engine *)self)->num_streams);
 }
 
 static PyObject *get_waiting(PyObject *self, void *unused) {
@@ -383,6 +423,8 @@ static PyObject *engine_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
     e->base = (char *)(uintptr_t)field(setup, "base");
     e->doorbell = (Word *)(e->base + DOORBELL);
     e->sleeping = (Word *)(e->base + SLEEPING);
+    e->cpu = (Word *)(e->base + CPU);
+    e->upper_spins = (Word *)(e->base + SPIN);
     uint64_t functions[NUM_FUNCTIONS];
     if (field_list(setup, "functions", functions, NUM_FUNCTIONS) != NUM_FUNCTIONS && !PyErr_Occurred())
         PyErr_SetString(PyExc_ValueError, "a function of MPI is missing");
@@ -407,35 +449,49 @@ static PyObject *engine_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
     e->reals = object(setup, "reals");
     e->on_message = object(setup, "on_message");
     e->on_match = object(setup, "on_match");
+    e->on_refused = object(setup, "on_refused");
     e->serve = object(setup, "serve");
     e->tell = object(setup, "tell");
     e->tell_wait = object(setup, "tell_wait");
+    e->word_send = object(setup, "word_send");
     e->word_receive = object(setup, "word_receive");
     e->word_collective = object(setup, "word_collective");
+    e->arena_start = field(setup, "arena_start");
+    e->arena_bytes = field(setup, "arena_bytes");
+    e->piece_bytes = (int64_t)field(setup, "piece_bytes");
+    e->upper_spin = (uint32_t)field(setup, "upper_spin");
     e->lower_spin = field(setup, "lower_spin");
-    e->most_spin_us = (int64_t)field(setup, "most_spin_us");
+    e->always_spins = field(setup, "always_spins") != 0;
+    e->is_dense = 1;
     e->eager_us = (int64_t)field(setup, "eager_us");
     e->patient_us = (int64_t)field(setup, "patient_us");
     e->shortest_us = (int64_t)field(setup, "shortest_us");
     e->longest_us = (int64_t)field(setup, "longest_us");
     e->idle_us = (int64_t)field(setup, "idle_us");
+    e->neighbours = calloc(e->size > 0 ? (size_t)e->size : 1, 1);
+    PyObject *neighbours = object(setup, "neighbours");
+    if (neighbours != NULL && e->neighbours != NULL && PyBytes_Size(neighbours) == e->size)
+        memcpy(e->neighbours, PyBytes_AsString(neighbours), (size_t)e->size);
+    Py_XDECREF(neighbours);
     e->sent = calloc(2 * (size_t)(e->size > 0 ? e->size : 1), sizeof *e->sent);
     e->received = e->sent == NULL ? NULL : e->sent + e->size;
     e->rescan = 1;
-    if (e->sent == NULL && !PyErr_Occurred()) PyErr_NoMemory();
+    if ((e->sent == NULL || e->neighbours == NULL) && !PyErr_Occurred()) PyErr_NoMemory();
     if (PyErr_Occurred()) Py_CLEAR(e);
     return (PyObject *)e;
 }
 
 static PyObject **references(Engine *e, int which) {
     PyObject **all[] = {&e->by_number, &e->posted, &e->arrived, &e->requests, &e->entered, &e->reals, &e->on_message,
-                        &e->on_match, &e->serve, &e->tell, &e->tell_wait, &e->word_receive, &e->word_collective};
+                        &e->on_match, &e->on_refused, &e->serve, &e->tell, &e->tell_wait, &e->word_send, &e->word_receive,
+                        &e->word_collective};
     return which < (int)(sizeof all / sizeof *all) ? all[which] : NULL;
 }
 
 /* release(): let go of what half.py owns, which refers to this in turn. Nothing else may be called after it. */
 static PyObject *engine_release(PyObject *self, PyObject *ignored) {
     (void)ignored;
+    leave_program((Engine *)self);
     for (int i = 0; references((Engine *)self, i) != NULL; i++) Py_CLEAR(*references((Engine *)self, i));
     Py_RETURN_NONE;
 }
@@ -448,6 +504,9 @@ static void engine_dealloc(PyObject *self) {
     free(e->sending);
     free(e->running);
     free(e->sent);
+    drop_carries(e);
+    drop_streams(e);
+    free(e->neighbours);
     freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
     release(self);
     Py_DECREF(type);
@@ -460,6 +519,9 @@ static PyMethodDef engine_methods[] = {
     {"wake", engine_wake, METH_NOARGS, NULL},
     {"was_woken", engine_was_woken, METH_NOARGS, NULL},
     {"set", engine_set, METH_VARARGS, NULL},
+    {"attach", engine_attach, METH_O, NULL},
+    {"take", engine_take, METH_VARARGS, NULL},
+    {"new_stream_tag", engine_new_stream_tag, METH_NOARGS, NULL},
     {"release", engine_release, METH_NOARGS, NULL},
     {NULL, NULL, 0, NULL},
 };
@@ -468,6 +530,7 @@ static PyGetSetDef engine_getters[] = {
     {"sent", get_sent, NULL, NULL, NULL},
     {"received", get_received, NULL, NULL, NULL},
     {"handed_over", get_handed_over, NULL, NULL, NULL},
+    {"carrying", get_carrying, NULL, NULL, NULL},
     {"waiting", get_waiting, NULL, NULL, NULL},
     {"singles", get_singles, NULL, NULL, NULL},
     {"inside", get_inside, NULL, NULL, NULL},

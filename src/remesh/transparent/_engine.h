@@ -3,19 +3,22 @@
 #define REMESH_ENGINE_H
 
 #include "_records.h"
+#include <sched.h>
 
 typedef uintptr_t Handle;
 enum {
     FN_ISEND, FN_TEST, FN_START, FN_BARRIER, FN_BCAST, FN_GATHER, FN_SCATTER, FN_ALLGATHER, FN_ALLTOALL, FN_REDUCE, FN_ALLREDUCE,
-    FN_SCAN, FN_EXSCAN, NUM_FUNCTIONS
+    FN_SCAN, FN_EXSCAN, FN_IRECV, NUM_FUNCTIONS
 };
 /* Field ``kind`` of a collective: table.py's Kind. */
 enum {
     BARRIER = 0, BCAST = 1, GATHER = 2, SCATTER = 4, ALLGATHER = 6, ALLTOALL = 8, REDUCE = 10, ALLREDUCE = 11, SCAN = 13,
     EXSCAN = 14
 };
-enum { MESSAGE = 0, HEADER_BYTES = 48, STATUS_BYTES = 128 };
-enum { MAX_OPS = 32, MAX_TYPES = 64, MAX_WATCHED = 64 };
+/* wire.py's What, as far as it is known here. */
+enum { MESSAGE = 0, ANNOUNCED = 1, WANTED = 2, TAKEN_THERE = 3, ANNOUNCED_WAITING = 6, HELPED = 7 };
+enum { HEADER_BYTES = 48, STATUS_BYTES = 128 };
+enum { MAX_OPS = 32, MAX_TYPES = 64, MAX_WATCHED = 64, PIECES_IN_FLIGHT = 4 };
 
 typedef struct {
     uint64_t real;
@@ -29,10 +32,30 @@ typedef struct {
     char done;
 } Running;
 
+typedef struct Carry Carry;
+
+typedef struct {
+    uint64_t real;
+    char *buffer; /* NULL: in place */
+    int64_t num_bytes;
+    int over;
+} Piece;
+
+typedef struct {
+    Request *request;
+    int peer, tag;
+    int is_sending;
+    int64_t total, piece_bytes, started, ended; /* bytes */
+    Piece pieces[PIECES_IN_FLIGHT]; /* those under way begin at `first` */
+    int first, count;
+} Stream;
+
 typedef struct {
     PyObject_HEAD
     char *base;
-    Word *doorbell, *sleeping;
+    Word *doorbell, *sleeping, *cpu, *upper_spins;
+    cpu_set_t allowed;
+    uint32_t home; /* core that this thread keeps to, plus 1; 0: any that is allowed */
     /* MPI */
     void *function[NUM_FUNCTIONS];
     Handle comm, byte, op[MAX_OPS], type[MAX_TYPES];
@@ -48,11 +71,22 @@ typedef struct {
     size_t num_running, room_running;
     uint64_t *watched[MAX_WATCHED]; /* requests of streams, which are Python's: it is told when one is over */
     int num_watched;
+    /* payloads that this carries itself */
+    Carry *carries;
+    size_t num_carries, room_carries;
+    char *staging, *neighbours; /* by rank: whether its program's memory can be reached */
+    int upper_pid;
+    uint64_t arena_start, arena_bytes;
+    Stream *streams;
+    size_t num_streams, room_streams, num_spare;
+    char **spare;
+    int64_t piece_bytes;
+    int next_stream;
     _Alignas(16) char status[STATUS_BYTES];
     /* what half.py owns */
     PyObject *by_number, *posted, *arrived, *requests, *entered, *reals;
-    PyObject *on_message, *on_match, *serve, *tell, *tell_wait;
-    PyObject *word_receive, *word_collective;
+    PyObject *on_message, *on_match, *on_refused, *serve, *tell, *tell_wait;
+    PyObject *word_send, *word_receive, *word_collective;
     int err_truncate, err_other, err_request;
     /* slots */
     uint64_t single[NUM_SLOTS];
@@ -60,11 +94,16 @@ typedef struct {
     char rescan, recheck, closed, holding, attention;
     _Atomic int woken;
     /* pace */
+    uint32_t upper_spin;
     uint64_t lower_spin;
-    int64_t most_spin_us, gap_us, eager_us, patient_us, shortest_us, longest_us, idle_us, idle_since_us;
+    char always_spins, is_dense;
+    int64_t gap_us, eager_us, patient_us, shortest_us, longest_us, idle_us, idle_since_us;
 } Engine;
 
 static inline char *slot_at(Engine *e, int slot) { return e->base + FIRST_SLOT + (size_t)slot * STRIDE; }
+
+/* _engine.c: run on any core again that was allowed before. */
+void leave_program(Engine *e);
 
 /* _engine_queues.c. Integers are 0, or -1 with an exception; requests are borrowed, NULL may come without one. */
 void answer(Engine *e, int slot);
@@ -78,13 +117,42 @@ void fail(Engine *e, int slot, const char *what, int code);
 int try_wait(Engine *e, int slot);
 int tell_waiting(Engine *e);
 PyObject *queue_of(PyObject *queues, uint64_t comm, int make);
-int match(Engine *e, Request *request, int source, int tag, int64_t num_bytes, PyObject *payload);
-int arrive(Engine *e, uint64_t comm, int source, int tag, const char *data, int64_t num_bytes);
+/* Whoever matches takes the message; it is the caller's still. */
+int arrive(Engine *e, Arrived *message);
+int arrive_short(Engine *e, uint64_t comm, int source, int tag, const char *data, int64_t num_bytes);
+/* A receive has got its message, short or announced. */
+int match(Engine *e, Request *request, const Arrived *message);
 Arrived *take_arrived(Engine *e, uint64_t comm, int source, int tag);
 
-/* _engine_calls.c. */
+/* _engine_wire.c. */
 int send_wire(Engine *e, int dest, const uint64_t fields[7], const char *payload, int64_t num_bytes);
+int take_frame(Engine *e);
+
+/* _engine_calls.c. */
 int finish_running(Engine *e, Running *one);
 int scan(Engine *e);
+
+/* _engine_carry.c. The first: 1 if a matched announcement is carried here, 0 if that is for Python. */
+int take_directly(Engine *e, Request *request, const Arrived *message);
+int help_directly(Engine *e, int source, Request *request, uint64_t receive, int pid, uint64_t address);
+/* Whether one of these carries waited for the sender's word that it has helped. */
+int hear_helped(Engine *e, uint64_t receive, int is_done);
+/* Copy a part of each; whether there was anything to do. */
+int carry_on(Engine *e);
+void drop_carries(Engine *e);
+/* The program's bytes at an address as far as they are shared with us; NULL if not. */
+char *in_arena(Engine *e, uint64_t address, int64_t num_bytes);
+/* Between the program's memory and ours: there if `outwards`, else here. -1 with an exception. */
+int carry_memory(Engine *e, uint64_t address, char *here, int64_t num_bytes, int outwards);
+
+/* _engine_streams.c. The first: 1 if a matched announcement is streamed here, 0 if that is for Python. */
+int stream_in(Engine *e, Request *request, const Arrived *message);
+int stream_out(Engine *e, int dest, Request *request, uint64_t tag, int64_t piece_bytes);
+int new_stream_tag(Engine *e);
+/* Whether its oldest piece is over. */
+int look_at_stream(Engine *e, Stream *one);
+/* Move all of them on; whether anything was done. */
+int stream_on(Engine *e);
+void drop_streams(Engine *e);
 
 #endif

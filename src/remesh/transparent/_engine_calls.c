@@ -2,48 +2,37 @@
 #include "_engine.h"
 #include <stdlib.h>
 
-static int push_sending(Engine *e, uint64_t real, char *frame) {
-    if (e->num_sending == e->room_sending) {
-        size_t room = e->room_sending ? 2 * e->room_sending : 64;
-        Sending *larger = realloc(e->sending, room * sizeof *larger);
-        if (larger == NULL) return PyErr_NoMemory(), -1;
-        e->sending = larger;
-        e->room_sending = room;
-    }
-    e->sending[e->num_sending++] = (Sending){real, frame};
-    return 0;
-}
-
-/* One wire message to another rank: wire.py's header, then the payload. */
-int send_wire(Engine *e, int dest, const uint64_t fields[7], const char *payload, int64_t num_bytes) {
-    char *frame = malloc(HEADER_BYTES + num_bytes);
-    if (frame == NULL) return PyErr_NoMemory(), -1;
-    char *to = put_32(put_32(put_64(frame, fields[0]), (uint32_t)fields[1]), (uint32_t)fields[2]);
-    to = put_64(put_64(put_32(put_32(to, (uint32_t)e->rank), (uint32_t)fields[5]), fields[3]), fields[4]);
-    to = put_64(to, fields[6]);
-    if (num_bytes) memcpy(to, payload, num_bytes);
-    int (*isend)(const void *, int, Handle, int, int, Handle, uint64_t *) = e->function[FN_ISEND];
-    int (*test)(uint64_t *, int *, void *) = e->function[FN_TEST];
-    uint64_t real = 0;
-    int over = 0, code = isend(frame, (int)(HEADER_BYTES + num_bytes), e->byte, dest, 0, e->comm, &real);
-    if (code == 0) {
-        e->sent[dest]++;
-        code = test(&real, &over, e->status);
-    }
-    if (code || over) free(frame);
-    if (code) return mpi_failed("sending", code);
-    return over ? 0 : push_sending(e, real, frame);
-}
-
 static int do_send(Engine *e, const char *call) {
     uint64_t comm = read_u64(call + 2);
     int dest = read_i32(call + 10), tag = read_i32(call + 14);
     int64_t num_bytes = read_i64(call + 18);
     if (dest < 0 || dest >= e->size || num_bytes < 0 || num_bytes > EAGER_BYTES)
         return PyErr_SetString(PyExc_ValueError, "the channel is damaged: a send of no rank or size"), -1;
-    if (dest == e->rank) return arrive(e, comm, dest, tag, call + SEND_BYTES, num_bytes);
+    if (dest == e->rank) return arrive_short(e, comm, dest, tag, call + SEND_BYTES, num_bytes);
     uint64_t fields[7] = {comm, (uint32_t)tag, MESSAGE, 0, (uint64_t)num_bytes, 0, 0};
     return send_wire(e, dest, fields, call + SEND_BYTES, num_bytes);
+}
+
+/* Borrowed request of a send whose payload stays where it is until a receive matches. */
+static Request *announce(Engine *e, const char *call) {
+    Request *request = start_request(e, 0, e->word_send);
+    if (request == NULL) return NULL;
+    request->comm = read_u64(call + 2);
+    request->peer = read_i32(call + 10);
+    request->tag = read_i32(call + 14);
+    request->num_bytes = read_i64(call + 18);
+    request->address = read_u64(call + 26);
+    uint64_t pid = e->neighbours[request->peer] ? (uint32_t)e->upper_pid : 0;
+    uint64_t what = call[1] & FLAG_BLOCKING ? ANNOUNCED_WAITING : ANNOUNCED;
+    uint64_t fields[7] = {
+        request->comm, (uint32_t)request->tag, what, request->number, (uint64_t)request->num_bytes, pid, request->address};
+    return send_wire(e, request->peer, fields, NULL, 0) ? NULL : request;
+}
+
+/* Whether a send is a long one to another rank. */
+static int is_long(Engine *e, const char *call) {
+    int dest = read_i32(call + 10);
+    return !(call[1] & FLAG_INLINE) && read_i64(call + 18) > EAGER_BYTES && dest >= 0 && dest < e->size && dest != e->rank;
 }
 
 /* Borrowed request of a receive that has been started; ``at`` points to comm, source, tag, capacity, address. */
@@ -73,15 +62,7 @@ static Request *do_receive(Engine *e, uint64_t number, const char *at) {
         Py_XDECREF((PyObject *)receive);
         return failed ? NULL : request;
     }
-    int failed;
-    if (message->payload != NULL && message->payload != Py_None) {
-        failed = match(e, request, message->source, message->tag, message->num_bytes, message->payload);
-    } else {
-        e->attention = 1;
-        PyObject *done = PyObject_CallFunction(e->on_match, "OO", request, message);
-        failed = done == NULL;
-        Py_XDECREF(done);
-    }
+    int failed = match(e, request, message);
     Py_DECREF((PyObject *)message);
     return failed ? NULL : request;
 }
@@ -252,6 +233,10 @@ static int serve_body(Engine *e, int slot) {
     Real real;
     switch ((uint8_t)body[0]) {
     case CALL_SEND:
+        if (is_long(e, body)) {
+            Request *request = announce(e, body);
+            return request == NULL ? -1 : started(e, slot, flags, request);
+        }
         if (!(flags & FLAG_INLINE)) break;
         if (do_send(e, body)) return -1;
         put_64(put_u8((char *)body, 0), 0);

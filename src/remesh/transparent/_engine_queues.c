@@ -211,44 +211,51 @@ static int fits(int wanted_source, int wanted_tag, int source, int tag) {
     return (wanted_source == ANY || wanted_source == source) && (wanted_tag == ANY || wanted_tag == tag);
 }
 
-int match(Engine *e, Request *request, int source, int tag, int64_t num_bytes, PyObject *payload) {
-    request->source = source;
-    request->message_tag = tag;
-    request->message_bytes = num_bytes;
-    if (request->num_bytes != PARCEL && num_bytes > request->num_bytes) request->error = e->err_truncate;
-    set_object(&request->payload, payload);
+int match(Engine *e, Request *request, const Arrived *message) {
+    if (message->payload == NULL || message->payload == Py_None) {
+        int taken = take_directly(e, request, message);
+        if (taken == 0) taken = stream_in(e, request, message);
+        if (taken) return taken < 0 ? -1 : 0;
+        e->attention = 1;
+        PyObject *done = PyObject_CallFunction(e->on_match, "OO", request, message);
+        Py_XDECREF(done);
+        return done == NULL ? -1 : 0;
+    }
+    request->source = message->source;
+    request->message_tag = message->tag;
+    request->message_bytes = message->num_bytes;
+    if (request->num_bytes != PARCEL && message->num_bytes > request->num_bytes) request->error = e->err_truncate;
+    set_object(&request->payload, message->payload);
     return complete(e, request);
 }
 
-/* A short message: to the oldest receive that fits it, or into the queue. */
-int arrive(Engine *e, uint64_t comm, int source, int tag, const char *data, int64_t num_bytes) {
-    PyObject *payload = PyBytes_FromStringAndSize(data, num_bytes);
-    PyObject *queue = payload == NULL ? NULL : queue_of(e->posted, comm, 0);
-    int failed = PyErr_Occurred() != NULL;
+/* To the oldest receive that fits, or into the queue. */
+int arrive(Engine *e, Arrived *message) {
+    PyObject *queue = queue_of(e->posted, message->comm, 0);
     Py_ssize_t length = queue == NULL ? 0 : PyList_Size(queue);
-    for (Py_ssize_t i = 0; !failed && i < length; i++) {
+    if (PyErr_Occurred()) return -1;
+    for (Py_ssize_t i = 0; i < length; i++) {
         Posted *receive = (Posted *)PyList_GetItem(queue, i);
-        if (!fits(receive->source, receive->tag, source, tag)) continue;
+        if (!fits(receive->source, receive->tag, message->source, message->tag)) continue;
         Request *request = find_request(e, receive->request);
-        failed = request == NULL || PyList_SetSlice(queue, i, i + 1, NULL);
-        if (!failed) failed = match(e, request, source, tag, num_bytes, payload);
-        Py_DECREF(payload);
-        return failed ? -1 : 0;
+        if (request == NULL) return PyErr_SetString(PyExc_KeyError, "a receive of no request"), -1;
+        return PyList_SetSlice(queue, i, i + 1, NULL) ? -1 : match(e, request, message);
     }
-    Arrived *message = failed ? NULL : new_arrived();
-    if (message != NULL && (queue = queue_of(e->arrived, comm, 1)) != NULL) {
-        message->comm = comm;
-        message->source = source;
-        message->tag = tag;
-        message->num_bytes = num_bytes;
-        set_object(&message->payload, payload);
-        failed = PyList_Append(queue, (PyObject *)message);
-    } else {
-        failed = 1;
-    }
-    Py_XDECREF((PyObject *)message);
-    Py_XDECREF(payload);
-    return failed ? -1 : 0;
+    queue = queue_of(e->arrived, message->comm, 1);
+    return queue == NULL ? -1 : PyList_Append(queue, (PyObject *)message);
+}
+
+int arrive_short(Engine *e, uint64_t comm, int source, int tag, const char *data, int64_t num_bytes) {
+    Arrived *message = new_arrived();
+    if (message == NULL) return -1;
+    message->comm = comm;
+    message->source = source;
+    message->tag = tag;
+    message->num_bytes = num_bytes;
+    message->payload = PyBytes_FromStringAndSize(data, num_bytes);
+    int failed = message->payload == NULL ? -1 : arrive(e, message);
+    Py_DECREF((PyObject *)message);
+    return failed;
 }
 
 /* The earliest message that fits, removed; a new reference, or NULL. */

@@ -33,8 +33,7 @@ static PyObject *fast_call(PyObject *self, PyObject *const *args, Py_ssize_t nar
     Word *request = word_at(a[0]), *doorbell = word_at(a[3]), *sleeping = word_at(a[4]);
     uint32_t number = atomic_load_explicit(request, memory_order_relaxed) + 1;
     atomic_store_explicit(request, number, memory_order_release);
-    atomic_fetch_add(doorbell, 1);
-    if (atomic_load(sleeping)) futex_wake(doorbell);
+    ring_bell(doorbell, sleeping);
     if (await_reply(word_at(a[1]), word_at(a[2]), number, a[5])) return NULL;
     Py_RETURN_NONE;
 }

@@ -11,6 +11,7 @@
 
 #include <limits.h>
 #include <linux/futex.h>
+#include <sched.h>
 #include <stdatomic.h>
 #include <stdint.h>
 #include <string.h>
@@ -22,6 +23,7 @@ typedef _Atomic uint32_t Word;
 
 /* channel.py */
 #define DOORBELL 64
+#define CPU 68
 #define SLEEPING 128
 #define SPIN 192
 #define FIRST_SLOT 65536
@@ -63,6 +65,14 @@ static inline void futex_wait(Word *word, uint32_t seen, int64_t timeout_us) {
 }
 
 static inline void futex_wake(Word *word) { syscall(SYS_futex, word, FUTEX_WAKE, INT_MAX, NULL, NULL, 0); }
+
+/* Tell a lower half that there is something for it, and on which core its program runs. */
+static inline void ring_bell(Word *doorbell, Word *sleeping) {
+    unsigned cpu = 0;
+    if (getcpu(&cpu, NULL) == 0) atomic_store_explicit(doorbell + (CPU - DOORBELL) / 4, cpu + 1, memory_order_relaxed);
+    atomic_fetch_add(doorbell, 1);
+    if (sleeping != NULL && atomic_load(sleeping)) futex_wake(doorbell);
+}
 
 /* Wait until the reply has the request's number: spin so many times, then sleep; -1 with an exception that a signal
  * handler raised.

@@ -38,11 +38,6 @@ static void port_dealloc(PyObject *self) {
     Py_DECREF(type);
 }
 
-static void ring_bell(Port *self) {
-    atomic_fetch_add(self->doorbell, 1);
-    if (atomic_load(self->sleeping)) futex_wake(self->doorbell);
-}
-
 /* Room for an entry of so many bytes in the ring, or NULL; `entry_done` publishes it. */
 static char *entry_begin(Port *self, size_t num_bytes, uint32_t *end) {
     uint32_t posted = atomic_load_explicit((Word *)(self->slot + POSTED), memory_order_relaxed);
@@ -61,8 +56,7 @@ static char *entry_begin(Port *self, size_t num_bytes, uint32_t *end) {
 
 static void entry_done(Port *self, uint32_t end, int wake) {
     atomic_store_explicit((Word *)(self->slot + POSTED), end, memory_order_release);
-    if (wake) ring_bell(self);
-    else atomic_fetch_add(self->doorbell, 1);
+    ring_bell(self->doorbell, wake ? self->sleeping : NULL);
 }
 
 static int post(Port *self, uint64_t comm, int dest, int tag, const void *data, Py_ssize_t num_bytes) {
@@ -154,7 +148,7 @@ static int call(Port *self) {
     Word *request = (Word *)self->slot;
     uint32_t number = atomic_load_explicit(request, memory_order_relaxed) + 1;
     atomic_store_explicit(request, number, memory_order_release);
-    ring_bell(self);
+    ring_bell(self->doorbell, self->sleeping);
     return await_reply((Word *)(self->slot + REPLY), (Word *)(self->slot + WAITING), number, *self->spin);
 }
 

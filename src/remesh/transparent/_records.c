@@ -40,6 +40,9 @@ static PyMemberDef arrived_members[] = {
     {"num_bytes", T_LONGLONG, offsetof(Arrived, num_bytes), 0, NULL},
     {"payload", T_OBJECT, offsetof(Arrived, payload), 0, NULL},
     {"sender_request", T_ULONGLONG, offsetof(Arrived, sender_request), 0, NULL},
+    {"pid", T_INT, offsetof(Arrived, pid), 0, NULL},
+    {"address", T_ULONGLONG, offsetof(Arrived, address), 0, NULL},
+    {"waits", T_BOOL, offsetof(Arrived, waits), 0, NULL},
     {NULL, 0, 0, 0, NULL},
 };
 

@@ -33,6 +33,9 @@ typedef struct {
     int64_t num_bytes;
     PyObject *payload;
     uint64_t sender_request;
+    int pid;
+    uint64_t address;
+    char waits;
 } Arrived;
 
 /* New records with the defaults of their fields; the caller fills them in. NULL with an exception. */

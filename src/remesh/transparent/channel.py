@@ -4,6 +4,7 @@ Layout, little-endian, offsets in bytes. Words that one side writes stand on cac
 
     0       magic, version                         written once by the lower half
     64      doorbell         u32   raised by the upper half with every request (and by whoever wakes the lower half)
+    68      core             u32   on which the upper half ran when it rang last, plus 1; 0: not told
     128     lower sleeps     u32   the lower half is, or is about to be, in a futex wait at the doorbell
     192     spin             u32   turns that the upper half spins before it sleeps; the lower half's to set
     65536 + i * 65536              slot i, one for each thread of the upper half that makes calls

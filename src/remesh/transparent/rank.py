@@ -261,7 +261,7 @@ class RankLoop:
 def describe_half(rank: int, half: LowerHalf, *, is_closed: bool, has_ended: bool) -> Status:
     """A lower half in the words of the protocol."""
     position, counters = half.position(), half.counters()
-    activity = Activity.FINISHED if has_ended else Activity(position.where.value)
+    activity = Activity.FINISHED if has_ended else position.where
     at = tuple(sorted(str(key) for key in position.communicators))
     counts = {**{str(key): 0 for key in position.communicators}, **{str(k): n for k, n in counters.entered.items()}}
     entered = tuple(

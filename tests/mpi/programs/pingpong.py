@@ -1,7 +1,7 @@
 """How long small calls and large messages take, as a program sees it: lines of ``name value``, in s and bytes/s.
 
-``pingpong.py REPEAT [small] [large] [work]``; all three parts if none is named. With REMESH_SHARED_ARRAYS=1 large
-messages are NumPy arrays, else bytearrays.
+``pingpong.py REPEAT [small] [large] [work] [copied]``; the first three parts if none is named. With
+REMESH_SHARED_ARRAYS=1 large messages are NumPy arrays, else bytearrays.
 """
 
 import array
@@ -59,23 +59,65 @@ def measure_large(repeat: int) -> None:
         tell(f"bandwidth-{mib}", (mib << 20) / (took_s / 2))
 
 
+def measure_copied(repeat: int) -> None:
+    """What large messages reach that are copied once on each side, piece by piece while others are on their way."""
+    pieces = [memoryview(bytearray(1 << 20)) for _ in range(4)]
+    for mib in (1, 8, 64):
+        buffer = memoryview(bytearray(mib << 20))
+
+        def ping_pieces(buffer: memoryview = buffer, mib: int = mib) -> None:
+            for sender in (0, 1):
+                send_pieces(buffer, mib, pieces) if rank == sender else receive_pieces(buffer, mib, pieces)
+
+        ping_pieces()
+        took_s = time_of(ping_pieces, max(repeat // (100 * mib), 3), 5)
+        tell(f"copied-{mib}", (mib << 20) / (took_s / 2))
+
+
+def send_pieces(buffer: memoryview, num_pieces: int, pieces: list[memoryview]) -> None:
+    requests: list[MPI.Request] = []
+    for index in range(num_pieces):
+        if index >= len(pieces):
+            requests[index - len(pieces)].Wait()
+        piece = pieces[index % len(pieces)]
+        piece[:] = buffer[index << 20 : index + 1 << 20]
+        requests.append(comm.Isend(piece, 1 - rank))
+    MPI.Request.Waitall(requests)
+
+
+def receive_pieces(buffer: memoryview, num_pieces: int, pieces: list[memoryview]) -> None:
+    requests = [comm.Irecv(piece, 1 - rank) for piece in pieces[:num_pieces]]
+    for index in range(num_pieces):
+        requests[index].Wait()
+        piece = pieces[index % len(pieces)]
+        buffer[index << 20 : index + 1 << 20] = piece
+        if index + len(pieces) < num_pieces:
+            requests.append(comm.Irecv(piece, 1 - rank))
+
+
 def measure_work() -> None:
-    """What an iteration costs of about 1 ms of computing and one call, over the iteration of computing alone."""
+    """An iteration of about 1 ms of computing and one call, over the same without the call.
+
+    Both in one process and in turns: how fast Python computes differs by several per cent from process to process.
+    """
     one, result = array.array("d", [1.0]), array.array("d", [0.0])
     begin = time.perf_counter()
     for _ in range(1_000_000):
         pass
     num_units = comm.bcast(int(1_000_000 * 1e-3 / (time.perf_counter() - begin)))
+
+    def compute() -> None:
+        for _ in range(num_units):
+            pass
+
+    def compute_and_call() -> None:
+        compute()
+        comm.Allreduce(one, result)
+
     found = []
-    for _ in range(9):
-        comm.Barrier()
-        start = time.perf_counter()
-        for _ in range(300):
-            # A fixed amount of work, not of time: what the call costs must not shorten it.
-            for _ in range(num_units):
-                pass
-            comm.Allreduce(one, result)
-        found.append((time.perf_counter() - start) / 300 / num_units)
+    for _ in range(15):
+        alone_s, with_call_s = time_of(compute, 100, 1), time_of(compute_and_call, 100, 1)
+        found.append(with_call_s / alone_s)
     tell("worked", statistics.median(found))
 
 
@@ -91,3 +133,5 @@ if "large" in parts:
     measure_large(int(sys.argv[1]))
 if "work" in parts:
     measure_work()
+if "copied" in parts:
+    measure_copied(int(sys.argv[1]))

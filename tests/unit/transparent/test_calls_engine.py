@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import os
+import struct
 import threading
 from collections import deque
 from pathlib import Path
@@ -13,7 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from remesh.transparent.calls.table import ANY, FIRST_POSTED
+from remesh.transparent.calls.table import ANY, BY_NAME, FIRST_POSTED, Flag
 from remesh.transparent.channel import NUM_SLOTS, Channel
 from remesh.transparent.lower.engine import Setup
 from remesh.transparent.lower.half import LowerHalf
@@ -25,6 +27,8 @@ from remesh.transparent.native import NATIVE
 
 pytestmark = pytest.mark.skipif(NATIVE.Engine is None, reason="the C extension is not built")
 _FRAME_BYTES = 40_000
+_NOBODY = 1 << 22
+"""No process has this id."""
 _Isend = ctypes.CFUNCTYPE(
     ctypes.c_int, ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_size_t,
     ctypes.POINTER(ctypes.c_uint64),
@@ -37,36 +41,75 @@ _Barrier = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_size_t, ctypes.POINTER(ctypes
 class _Half:
     """One engine of rank 0 of 2, its channel, and an MPI that holds what is sent and gives what it is told to."""
 
-    def __init__(self, path: str, *, most_spin_us: int = 0) -> None:
+    def __init__(
+        self,
+        path: str,
+        *,
+        always_spins: bool = False,
+        rank: int = 0,
+        arena: tuple[int, int] = (0, 0),
+        near: bool = True,
+    ) -> None:
+        self.rank = rank
         self.lower = Channel.create(path)
         self.upper = Channel.map(path)
         self.sent: deque[bytes] = deque()
         self.coming: deque[bytes] = deque()
+        self.other = self
+        self.pieces: deque[tuple[int, bytes]] = deque()
+        self.awaited: dict[int, tuple[int, int, int]] = {}
         self.seen: list[tuple[Any, ...]] = []
         self.requests, self.matching = Requests(Request), Matching()
         self.entered: dict[int, int] = {}
         self._frame, self._handle = bytearray(_FRAME_BYTES), ctypes.c_uint64(99)
         self._barriers_open = False
-        self._keep = (_Isend(self._isend), _Test(self._test), _Start(lambda handle: 0), _Barrier(self._barrier))
-        isend, test, start, barrier = (ctypes.cast(one, ctypes.c_void_p).value or 0 for one in self._keep)
+        self._keep = (
+            _Isend(self._isend),
+            _Test(self._test),
+            _Start(lambda handle: 0),
+            _Barrier(self._barrier),
+            _Isend(self._irecv),
+        )
+        isend, test, start, barrier, irecv = (ctypes.cast(one, ctypes.c_void_p).value or 0 for one in self._keep)
         posted, arrived = self.matching.queues
         self.engine = NATIVE.Engine(
             Setup(
-                base=self.lower.base, functions=(isend, test, start, barrier, *[0] * 9), comm=1, byte=2, ops=(),
-                types=(), extents=(), rank=0, size=2, frame_request=ctypes.addressof(self._handle),
+                base=self.lower.base, functions=(isend, test, start, barrier, *[0] * 9, irecv), comm=1, byte=2, ops=(),
+                types=(), extents=(), rank=rank, size=2, frame_request=ctypes.addressof(self._handle),
                 frame=NATIVE.address_of(self._frame), by_number=self.requests.by_number, posted=posted, arrived=arrived,
                 requests=self.requests, entered=self.entered, reals={0: (1, 0, 2)},
                 on_message=lambda *message: self.seen.append(message), on_match=lambda *match: self.seen.append(match),
+                on_refused=lambda *refused: self.seen.append(refused), neighbours=bytes([near] * 2),
+                piece_bytes=1 << 17, arena_start=arena[0], arena_bytes=arena[1],
                 serve=lambda slot: False, tell=lambda *told: None, tell_wait=lambda slot: None,
-                lower_spin=0, most_spin_us=most_spin_us,
+                upper_spin=0, lower_spin=0, always_spins=always_spins,
                 eager_us=10, patient_us=100, shortest_us=50, longest_us=500, idle_us=1000,
             )
         )  # fmt: skip
 
-    def _isend(self, start: int, num_bytes: int, *rest: Any) -> int:
-        self.sent.append(ctypes.string_at(start, num_bytes))
-        rest[-1][0] = 0
+    def _isend(self, start: int, num_bytes: int, byte: int, dest: int, tag: int, comm: int, handle: Any) -> int:
+        if tag:
+            self.other.pieces.append((tag, ctypes.string_at(start, num_bytes)))
+        else:
+            self.sent.append(ctypes.string_at(start, num_bytes))
+        handle[0] = 0
         return 0
+
+    def _irecv(self, start: int, num_bytes: int, byte: int, source: int, tag: int, comm: int, handle: Any) -> int:
+        handle[0] = 1000 + len(self.awaited)
+        self.awaited[handle[0]] = (tag, start, num_bytes)
+        return 0
+
+    def _take_piece(self, handle: int) -> bool:
+        """The oldest one of a tag is for the receive that was started first, and all are asked about in that order."""
+        tag, start, num_bytes = self.awaited[handle]
+        for index, (one, piece) in enumerate(self.pieces):
+            if one == tag:
+                assert len(piece) == num_bytes
+                ctypes.memmove(start, piece, num_bytes)
+                del self.pieces[index]
+                return True
+        return False
 
     def _test(self, handle: Any, flag: Any, status: int) -> int:
         flag[0] = 1
@@ -77,6 +120,8 @@ class _Half:
                 self._frame[: len(frame)] = frame
         elif handle[0] == 50:
             flag[0] = self._barriers_open
+        elif handle[0] >= 1000:
+            flag[0] = self._take_piece(handle[0])
         return 0
 
     def _barrier(self, comm: int, handle: Any) -> int:
@@ -270,7 +315,7 @@ def test_a_run_comes_back_when_a_watched_request_is_over_and_watches_it_no_more(
 
 
 def test_an_engine_that_may_spin_takes_a_call_and_ends_its_run_in_time(tmp_path: Path) -> None:
-    half = _Half(str(tmp_path / "channel"), most_spin_us=1 << 40)
+    half = _Half(str(tmp_path / "channel"), always_spins=True)
     assert not half.engine.run(2000, False, [])
     assert half.upper.port(0).post(7, 1, 5, b"abc")
     assert not half.engine.run(2000, False, [])
@@ -310,3 +355,149 @@ def test_a_message_that_is_taken_while_the_engine_hears_news_ends_a_probe() -> N
     while half._step() and passes < 10:
         passes += 1
     assert answered == [0]
+
+
+def _two(folder: Path, arena: tuple[int, int] = (0, 0), *, near: bool = True) -> tuple[_Half, _Half]:
+    """Two ranks, which can reach each other's memory if they are near; the programs of both are this process."""
+    one, two = (_Half(str(folder / f"channel-{rank}"), rank=rank, arena=arena, near=near) for rank in (0, 1))
+    one.other, two.other = two, one
+    for half in (one, two):
+        half.engine.attach(os.getpid())
+    return one, two
+
+
+def _both_turn(sender: _Half, receiver: _Half) -> None:
+    for _ in range(10):
+        sender.turn()
+        receiver.turn()
+        for one, other in ((sender, receiver), (receiver, sender)):
+            other.coming.extend(one.sent)
+            one.sent.clear()
+
+
+def _send_long(half: _Half, source: Any, *, waits: bool) -> None:
+    """Put a long send into slot 0 and ring; nobody waits for the reply."""
+    flags = Flag.BLOCKING if waits else 0
+    body = half.upper.bodies[0]
+    fields = (flags, 7, 1 - half.rank, 3, len(source), NATIVE.address_of(source))
+    BY_NAME["send"].packer.pack_into(body, 0, BY_NAME["send"].number, *fields)
+    (number,) = struct.unpack_from("<I", half.upper._view, 65536)
+    struct.pack_into("<I", half.upper._view, 65536, number + 1)
+    half.upper.ring()
+
+
+def _receive_long(half: _Half, target: Any, number: int = FIRST_POSTED) -> None:
+    assert half.upper.port(0).start_receive(number, 7, -1, 3, len(target), NATIVE.address_of(target))
+
+
+@given(
+    sizes=st.tuples(st.sampled_from([40_000, 300_001, (1 << 20) + 7, (3 << 20) + 4096]), st.sampled_from([0, 5000])),
+    who=st.tuples(st.booleans(), st.booleans(), st.booleans()),
+    shared=st.sampled_from(["none", "source", "target", "both"]),
+)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=60)
+def test_a_long_payload_is_carried_whole_and_nowhere_else(
+    tmp_path_factory: pytest.TempPathFactory, sizes: tuple[int, int], who: tuple[bool, bool, bool], shared: str
+) -> None:
+    (num_bytes, more), (is_late, waits, near) = sizes, who
+    both = memoryview(bytearray(os.urandom(num_bytes)) + bytearray(b"\xaa") * (num_bytes + more))
+    source, target = both[:num_bytes], both[num_bytes:]
+    place = {"none": None, "source": source, "target": target, "both": both}[shared]
+    arena = (0, 0) if place is None else (NATIVE.address_of(place), len(place))
+    sender, receiver = _two(tmp_path_factory.mktemp("carry"), arena, near=near)
+    steps = [lambda: _send_long(sender, source, waits=waits), lambda: _receive_long(receiver, target)]
+    for step in reversed(steps) if is_late else steps:
+        step()
+        _both_turn(sender, receiver)
+    assert target[:num_bytes] == source and target[num_bytes:] == b"\xaa" * more
+    request = receiver.requests.by_number[FIRST_POSTED]
+    assert request.done and request.written and (request.source, request.message_bytes) == (0, num_bytes)
+    # A send that is waited for is told with its slot, and forgotten.
+    assert [one.done for one in sender.requests.by_number.values()] == ([] if waits else [True])
+    assert sender.upper.pending() == 0 and not receiver.engine.carrying and not sender.seen + receiver.seen
+    assert near or shared != "both" or len(receiver.awaited) == 1, "between shared arrays it is one message"
+
+
+def test_what_may_not_be_read_is_left_to_python_and_what_follows_is_streamed(tmp_path: Path) -> None:
+    sender, receiver = _two(tmp_path)
+    sender.engine.attach(_NOBODY)
+    source, target = bytearray(os.urandom(1 << 20)), bytearray(1 << 20)
+    _receive_long(receiver, target)
+    _send_long(sender, source, waits=False)
+    _both_turn(sender, receiver)
+    request = receiver.requests.by_number[FIRST_POSTED]
+    assert receiver.seen == [(request, 1)] and not request.done and not receiver.engine.carrying
+    sender.engine.attach(os.getpid())
+    _receive_long(receiver, target, FIRST_POSTED + 1)
+    _send_long(sender, source, waits=False)
+    _both_turn(sender, receiver)
+    assert target == source and len(receiver.seen) == 1
+
+
+def test_a_sender_that_may_not_write_there_leaves_its_half_to_the_receiver(tmp_path: Path) -> None:
+    source, target = bytearray(os.urandom(1 << 20)), bytearray(1 << 20)
+    sender, receiver = _two(tmp_path, (NATIVE.address_of(target), len(target)))
+    receiver.engine.attach(_NOBODY)
+    _receive_long(receiver, target)
+    _send_long(sender, source, waits=True)
+    _both_turn(sender, receiver)
+    assert target == source and sender.upper.pending() == 0
+
+
+@pytest.mark.parametrize("near", [False, True])
+@pytest.mark.parametrize("is_begun", [False, True])
+def test_closing_lets_a_payload_end_that_has_begun_and_no_other_begin(
+    tmp_path: Path, is_begun: bool, near: bool
+) -> None:
+    sender, receiver = _two(tmp_path, near=near)
+    source, target = bytearray(os.urandom(3 << 20)), bytearray(3 << 20)
+    _receive_long(receiver, target)
+    receiver.turn()
+    _send_long(sender, source, waits=True)
+    sender.turn()
+    receiver.coming.extend(sender.sent)
+    sender.sent.clear()
+    if is_begun:
+        assert receiver.engine.step(False) and receiver.engine.carrying
+    for half in (sender, receiver):
+        half.engine.set(True, False, 0)
+    _both_turn(sender, receiver)
+    assert not receiver.engine.carrying and not sender.engine.carrying
+    assert (target == source) is is_begun
+    # What has not begun is Python's to owe; what has ended is told when the channel is open again.
+    assert len(receiver.seen) == (0 if is_begun else 1)
+    assert sender.upper.pending() == 1
+    sender.engine.set(False, False, 0)
+    sender.turn()
+    assert sender.upper.pending() == (0 if is_begun else 1)
+
+
+def _ring_from(half: _Half, core: int) -> None:
+    """A short send of a program that runs on this core, which need not be one of its lower half's."""
+
+    def send() -> None:
+        os.sched_setaffinity(0, {core})
+        half.upper.port(0).post(7, 0, 1, b"x")
+
+    thread = threading.Thread(target=send)
+    thread.start()
+    thread.join()
+
+
+def test_an_engine_rests_on_the_programs_core_until_it_is_closed_and_never_beyond_its_own(tmp_path: Path) -> None:
+    half, allowed = _Half(str(tmp_path / "channel")), os.sched_getaffinity(0)
+    try:
+        for core in allowed:
+            _ring_from(half, core)
+            half.engine.run(3000, False, [])
+            assert os.sched_getaffinity(0) == {core}
+        half.engine.set(True, False, 0)
+        assert os.sched_getaffinity(0) == allowed, "who writes an image may run anywhere"
+        half.engine.set(False, False, 0)
+        os.sched_setaffinity(0, {min(allowed)})
+        for core in allowed:
+            _ring_from(half, core)
+            half.engine.run(3000, False, [])
+            assert os.sched_getaffinity(0) == {min(allowed)}
+    finally:
+        os.sched_setaffinity(0, allowed)

@@ -131,6 +131,8 @@ def _command(folder: JobFolder) -> Command:
     room = Path(__file__).parents[1]
     environment = upper_environment(spec.environment, first_on_path=str(room / "substitute"))
     environment["PYTHONPATH"] += f"{os.pathsep}{room.parents[1]}"
+    # Large buffers on huge pages: to reach a small page of another process costs more than to copy what it holds.
+    environment.setdefault("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1")
     # Where the parts of mpi4py that are plain Python stand: mpi4py.futures, mpi4py.util.
     environment["REMESH_MPI4PY"] = str(Path(importlib.import_module("mpi4py").__file__ or "").parent)
     return Command(spec.argv, environment, spec.folder)

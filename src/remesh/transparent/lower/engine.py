@@ -11,17 +11,19 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
+from remesh.transparent.arena import ADDRESS, SIZE_BYTES
 from remesh.transparent.calls.errors import CLASSES
 from remesh.transparent.calls.table import REAL_OPS, REAL_TYPES
 from remesh.transparent.lower.collectives import Collectives
 from remesh.transparent.lower.pace import Pace
-from remesh.transparent.lower.requests import COLLECTIVE, RECEIVE, Requests
+from remesh.transparent.lower.requests import COLLECTIVE, RECEIVE, SEND, Requests
 from remesh.transparent.lower.transfers import Transfers
+from remesh.transparent.lower.wire import PIECE_BYTES
 from remesh.transparent.native import NATIVE
 
 _FUNCTIONS: Final = (
     *("Isend", "Test", "Start", "Ibarrier", "Ibcast", "Igather", "Iscatter", "Iallgather", "Ialltoall", "Ireduce"),
-    *("Iallreduce", "Iscan", "Iexscan"),
+    *("Iallreduce", "Iscan", "Iexscan", "Irecv"),
 )
 """In the order of the engine."""
 
@@ -49,16 +51,23 @@ class Setup:
     reals: dict[int, tuple[int, int, int]]  # handle, rank and size of the communicators that are there
     on_message: Callable[..., None]  # a wire message that is no short message has come
     on_match: Callable[..., None]  # a receive has got a message that was announced
+    on_refused: Callable[..., None]  # a payload may not be read where it is
     serve: Callable[[int], bool]  # serve the request in a slot; whether it has its reply
     tell: Callable[..., None]  # write the reply of a slot whose one operation is over
     tell_wait: Callable[[int], None]  # write the reply of a slot whose ``wait`` is over
+    neighbours: bytes  # by rank: 1 where its program's memory can be reached
+    arena_start: int  # address
+    arena_bytes: int  # 0: there is none
+    piece_bytes: int  # of a stream
+    upper_spin: int
     lower_spin: int
-    most_spin_us: int
+    always_spins: bool
     eager_us: int
     patient_us: int
     shortest_us: int
     longest_us: int
     idle_us: int
+    word_send: str = SEND
     word_receive: str = RECEIVE
     word_collective: str = COLLECTIVE
     err_truncate: int = CLASSES["ERR_TRUNCATE"]
@@ -104,11 +113,17 @@ def make_engine(
         reals=collectives.reals,
         on_message=transfers.on_message,
         on_match=transfers.match,
+        on_refused=transfers.refused,
         serve=callbacks.serve,
         tell=callbacks.tell,
         tell_wait=callbacks.tell_wait,
+        neighbours=bytes(rank in wire.neighbours for rank in range(wire.size)),
+        arena_start=ADDRESS,
+        arena_bytes=0 if transfers.memory.arena is None else SIZE_BYTES,
+        piece_bytes=PIECE_BYTES,
+        upper_spin=pace.upper_spin,
         lower_spin=pace.lower_spin,
-        most_spin_us=pace.most_spin_us,
+        always_spins=pace.always_spins,
         eager_us=pace.eager_us,
         patient_us=pace.patient_us,
         shortest_us=pace.shortest_sleep_us,

@@ -20,9 +20,9 @@ import os
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import Enum
 from typing import Any, Self
 
+from remesh.comm.status import Activity
 from remesh.transparent.arena import Arena
 from remesh.transparent.calls.table import WaitFor
 from remesh.transparent.channel import Channel
@@ -31,32 +31,19 @@ from remesh.transparent.lower.collectives import Collectives
 from remesh.transparent.lower.engine import Callbacks, make_engine
 from remesh.transparent.lower.memory import UpperMemory
 from remesh.transparent.lower.pace import Pace
-from remesh.transparent.lower.records import Request, as_native
+from remesh.transparent.lower.records import Arrived, Request, as_native
 from remesh.transparent.lower.requests import Requests
 from remesh.transparent.lower.serving import Serving, Wait
 from remesh.transparent.lower.transfers import Transfers
 from remesh.transparent.lower.wire import Wire
 
 
-class Where(Enum):
-    """What the upper half is doing, as its lower half sees it; with several threads, the last of these that holds."""
-
-    COMPUTING = "computing"
-    WAITING = "waiting"
-    """In a point-to-point operation or a wait; it stays servable and can be imaged as it is."""
-    HELD = "held"
-    """Asks for a collective beyond its target; the request is unanswered and has had no effect."""
-    INSIDE = "inside"
-    """A collective has been entered (or started, if non-blocking) and is not complete; no image now."""
-    FINISHED = "finished"
-    """The program called Finalize (or ended); it takes part in rounds until all have."""
-
-
 @dataclass(frozen=True, slots=True)
 class Position:
     """Where the upper half is, and at which communicators."""
 
-    where: Where
+    where: Activity
+    """With several threads, the last one of its members that holds."""
     communicators: tuple[int, ...] = ()
     """Virtual ids: those it is held at (HELD) or inside of (INSIDE); else empty."""
 
@@ -132,7 +119,10 @@ class LowerHalf:
             [as_native(message) for message in parts.arrived],
         )
         half._transfers.messages.update({number: as_native(message) for number, message in parts.messages.items()})
-        half._transfers.owed = [(half._requests.by_number[receive], send) for receive, send in parts.owed]
+        half._transfers.owed = [
+            (receive, Arrived(receive.comm, receive.source, receive.message_tag, receive.message_bytes, None, send))
+            for receive, send in ((half._requests.by_number[number], send) for number, send in parts.owed)
+        ]
         half._serving.parcels.update(parts.parcels)
         half._serving.finished = parts.finished
         for number, members in parts.members.items():
@@ -148,6 +138,8 @@ class LowerHalf:
         After :meth:`from_state` this is also what lets the restored upper half be served.
         """
         self._memory.attach(upper_pid)
+        if self._engine is not None:
+            self._engine.attach(upper_pid)
         for slot, (number, operation) in self._attached.items():
             if self._channel.pending() >> slot & 1 and self._channel.request_number(slot) == number:
                 self._serving.waits[slot] = Wait([operation], WaitFor.ALL, single=True)
@@ -301,12 +293,12 @@ class LowerHalf:
         """Where the upper half is now."""
         inside = self._inside()
         if inside:
-            return Position(Where.INSIDE, inside)
+            return Position(Activity.INSIDE, inside)
         if self._held:
-            return Position(Where.HELD, tuple(sorted(set(self._held.values()))))
+            return Position(Activity.HELD, tuple(sorted(set(self._held.values()))))
         if self._serving.waits or self._channel.pending():
-            return Position(Where.WAITING)
-        return Position(Where.FINISHED if self._serving.finished else Where.COMPUTING)
+            return Position(Activity.WAITING)
+        return Position(Activity.FINISHED if self._serving.finished else Activity.COMPUTING)
 
     def _inside(self) -> tuple[int, ...]:
         """Communicators with a collective that has been entered and is not complete."""
@@ -344,8 +336,8 @@ class LowerHalf:
         """Take requests again, after :meth:`close`: the checkpoint is done or given up."""
         self._closed = False
         self._requests.news = True
-        self._transfers.open()
         self._tell_engine()
+        self._transfers.open()
 
     def drain_progress(self) -> None:
         """Take what has arrived from MPI, without waiting. Between :meth:`close` and :meth:`open`."""
@@ -385,7 +377,7 @@ class LowerHalf:
             posted=transfers.matching.posted,
             arrived=transfers.matching.arrived,
             messages=transfers.messages,
-            owed=[(receive.number, send) for receive, send in transfers.owed],
+            owed=[(receive.number, message.sender_request) for receive, message in transfers.owed],
             parcels=self._serving.parcels,
             members=self._collectives.members,
             entered=self._collectives.entered,

@@ -25,6 +25,10 @@ class Arrived:
     num_bytes: int  # of the message
     payload: bytes | None  # None: announced only; the sender still has it
     sender_request: int  # at the sender, when announced; else 0
+    # Where the payload is that was announced; good only as long as this stay.
+    pid: int = 0  # as all ranks of this host see it; 0 for a rank elsewhere
+    address: int = 0
+    waits: bool = False  # the sender's program does nothing else meanwhile
 
 
 @dataclass(slots=True)

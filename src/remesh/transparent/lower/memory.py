@@ -7,8 +7,8 @@ from remesh.transparent.channel import RemoteMemory
 from remesh.transparent.lower.wire import PIECE_BYTES
 from remesh.transparent.native import NATIVE
 
-_MAX_SPARE = 16
-_STAGING_BYTES = PIECE_BYTES
+_MAX_SPARE = 8
+_STAGING_BYTES = 1 << 19
 """Between two processes: it stays in a core's own cache."""
 
 

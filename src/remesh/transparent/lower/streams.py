@@ -1,16 +1,16 @@
 """How does a long payload get from one buffer to another? One class for each way and each of its ends.
 
-Each is polled until it is over; in between it says which request of MPI's it waits for, if any. transfers.py chooses
-the way, and says what is exchanged before and after.
+Each is polled until it is over; in between it says which requests of MPI's it waits for, or that it goes on by itself.
+transfers.py chooses the way, and says what is exchanged before and after.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from remesh.transparent.calls.table import PARCEL
+from remesh.transparent.lower.matching import Arrived
 from remesh.transparent.lower.requests import Request
 from remesh.transparent.lower.wire import What
 
@@ -22,28 +22,26 @@ LARGEST_PIECE_BYTES = 1 << 28
 """Of a payload that stands in the arenas of both."""
 _SHARED_WORK_BYTES = 1 << 18
 """Of a payload that two processes carry sooner than one."""
-_DONE, _NOT_DONE = 1, 0
 _BYTES_AT_ONCE = 1 << 24
 """Read from a neighbour before the program and MPI are looked after again."""
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where a payload is that has been announced; good only as long as this stay."""
-
-    pid: int  # as all ranks of this host see it; 0 for a rank elsewhere
-    address: int
-    sender_waits: bool = False  # its program does nothing else meanwhile
-
-
-class Outgoing:
-    """A stream to a receiver: reads pieces of the sender's buffer and hands them to MPI, some at a time."""
+class _InPieces:
+    """What both ends of a stream have: pieces under way, the oldest first."""
 
     def __init__(self, transfers: Transfers, request: Request, tag: int, piece_bytes: int) -> None:
         self._transfers, self._request, self._tag = transfers, request, tag
         self._piece_bytes = piece_bytes
         self._offset = 0
         self._in_flight: deque[tuple[Any, memoryview, bytearray | None]] = deque()
+
+    def waits_for(self) -> list[Any] | None:
+        """The MPI request that it waits for, None if it does not."""
+        return [self._in_flight[0][0]] if self._in_flight else None
+
+
+class Outgoing(_InPieces):
+    """A stream to a receiver: reads pieces of the sender's buffer and hands them to MPI, some at a time."""
 
     def poll(self) -> bool:
         request, memory, wire = self._request, self._transfers.memory, self._transfers.wire
@@ -72,20 +70,13 @@ class Outgoing:
         memory.read_into(address, view)
         return view, buffer
 
-    def waits_for(self) -> Any:
-        """The MPI request that it waits for, None if it does not."""
-        return self._in_flight[0][0] if self._in_flight else None
 
-
-class Incoming:
+class Incoming(_InPieces):
     """A stream from a sender: into the receiver's buffer as far as that reaches, or into a parcel."""
 
     def __init__(self, transfers: Transfers, request: Request, tag: int, piece_bytes: int) -> None:
-        self._transfers, self._request, self._tag = transfers, request, tag
-        self._piece_bytes = piece_bytes
+        super().__init__(transfers, request, tag, piece_bytes)
         self._asked = 0
-        self._offset = 0
-        self._in_flight: deque[tuple[Any, memoryview, bytearray | None]] = deque()
         if request.num_bytes == PARCEL:
             request.payload = bytearray(request.message_bytes)
 
@@ -122,36 +113,33 @@ class Incoming:
         self._transfers.requests.complete(request)
         return True
 
-    def waits_for(self) -> Any:
-        """The MPI request that it waits for, None if it does not."""
-        return self._in_flight[0][0] if self._in_flight else None
-
 
 class Direct:
     """A payload that is read out of the memory of the sender's upper half, half of it by the sender if that waits."""
 
-    def __init__(self, transfers: Transfers, request: Request, sender_request: int, place: Place) -> None:
-        self._transfers, self._request, self._place = transfers, request, place
-        self._sender_request = sender_request
+    def __init__(self, transfers: Transfers, request: Request, message: Arrived) -> None:
+        self._transfers, self._request, self._message = transfers, request, message
         self._offset = 0
         self._end = request.message_bytes
         self._failed = False
-        self._help: Any = None
-        self._said = bytearray(1)
+        self._awaits_help = False
         if request.num_bytes == PARCEL:
             request.payload = bytearray(request.message_bytes)
         elif request.num_bytes < request.message_bytes:
             self._end = request.num_bytes
-        elif place.sender_waits and request.message_bytes >= _SHARED_WORK_BYTES:
-            self._ask_for_help()
+        elif message.waits and request.message_bytes >= _SHARED_WORK_BYTES:
+            self._end = _first_half(request.message_bytes)
+            self._awaits_help = True
+            pid = transfers.memory.pid
+            fields = (request.comm, 0, What.WANTED, message.sender_request, request.number, pid, request.address)
+            transfers.wire.send(request.source, fields)
 
-    def _ask_for_help(self) -> None:
-        request, transfers = self._request, self._transfers
-        tag = transfers.wire.new_stream_tag()
-        self._end = _first_half(request.message_bytes)
-        self._help = transfers.wire.receive_piece(request.source, tag, memoryview(self._said))
-        fields = (request.comm, 0, What.WANTED, self._sender_request, tag, transfers.memory.pid, request.address)
-        transfers.wire.send(request.source, fields)
+    def hear_helped(self, receive: int, *, is_done: bool) -> None:
+        """The sender has carried its half of what a receive wants, or may not."""
+        if self._awaits_help and self._request.number == receive:
+            self._awaits_help = False
+            if not is_done and not self._failed:
+                self._end = self._request.message_bytes
 
     def poll(self) -> bool:
         request, transfers = self._request, self._transfers
@@ -161,70 +149,61 @@ class Direct:
             except OSError:
                 self._failed = True
                 self._offset = self._end
-        if self._offset < self._end:
+        if self._offset < self._end or self._awaits_help:
             return False
-        if self._help is not None:
-            if not self._help.Test():
-                return False
-            self._help = None
-            if self._said[0] != _DONE and not self._failed:
-                self._end = request.message_bytes
-                return False
         if self._failed:
-            # This process may not look into that one; over the network it goes from the beginning.
-            transfers.places.clear()
-            transfers.wire.neighbours = frozenset()
-            transfers.stream(request, self._sender_request)
+            transfers.refused(request, self._message.sender_request)
             return True
         request.written = request.num_bytes != PARCEL
         transfers.requests.complete(request)
-        transfers.wire.send(request.source, (request.comm, 0, What.TAKEN, self._sender_request, 0, 0, 0))
+        taken = (request.comm, 0, What.TAKEN, self._message.sender_request, 0, 0, 0)
+        transfers.wire.send(request.source, taken)
         return True
 
     def _copy_some(self) -> None:
-        request, memory, place = self._request, self._transfers.memory, self._place
+        request, memory, message = self._request, self._transfers.memory, self._message
         num_bytes = min(_BYTES_AT_ONCE, self._end - self._offset)
         view = self._transfers.place_of(request, self._offset, num_bytes)
         if isinstance(request.payload, bytearray):
             view = memoryview(request.payload)[self._offset : self._offset + num_bytes]
+        source = message.address + self._offset
         if view is not None:
-            memory.read_from(place.pid, place.address + self._offset, view)
+            memory.read_from(message.pid, source, view)
         else:
-            memory.copy_from(place.pid, place.address + self._offset, request.address + self._offset, num_bytes)
+            memory.copy_from(message.pid, source, request.address + self._offset, num_bytes)
         self._offset += num_bytes
 
-    def waits_for(self) -> Any:
-        """The MPI request that it waits for, None if it goes on by itself."""
-        return self._help if self._offset == self._end else None
+    def waits_for(self) -> list[Any] | None:
+        """No request of MPI's: it waits for a wire message, or goes on by itself (None)."""
+        return [] if self._offset == self._end else None
 
 
 class Helping:
     """The second half of a payload, written into the memory of the receiver's upper half by the sender."""
 
-    def __init__(self, transfers: Transfers, request: Request, tag: int, target: Place) -> None:
-        self._transfers, self._request, self._tag, self._target = transfers, request, tag, target
+    def __init__(self, transfers: Transfers, request: Request, receive: int, target: tuple[int, int]) -> None:
+        """``receive``: the request there; ``target``: process and address."""
+        self._transfers, self._request, self._receive = transfers, request, receive
+        self._pid, self._address = target
         self._offset = _first_half(request.num_bytes)
-        self._said: Any = None
 
     def poll(self) -> bool:
-        if self._said is not None:
-            return bool(self._said.Test())
-        request, target, memory = self._request, self._target, self._transfers.memory
+        request, transfers = self._request, self._transfers
         num_bytes = min(_BYTES_AT_ONCE, request.num_bytes - self._offset)
-        word = _DONE
+        is_done = True
         try:
-            memory.copy_to(target.pid, request.address + self._offset, target.address + self._offset, num_bytes)
+            source, target = request.address + self._offset, self._address + self._offset
+            transfers.memory.copy_to(self._pid, source, target, num_bytes)
             self._offset += num_bytes
             if self._offset < request.num_bytes:
                 return False
         except OSError:
-            word = _NOT_DONE
-        self._said = self._transfers.wire.send_piece(request.peer, self._tag, bytes([word]))
-        return bool(self._said.Test())
+            is_done = False
+        transfers.wire.send(request.peer, (request.comm, 0, What.HELPED, self._receive, int(is_done), 0, 0))
+        return True
 
-    def waits_for(self) -> Any:
-        """The MPI request that it waits for, None if it goes on by itself."""
-        return self._said
+    def waits_for(self) -> list[Any] | None:
+        """Nothing: it goes on by itself."""
 
 
 def _first_half(num_bytes: int) -> int:

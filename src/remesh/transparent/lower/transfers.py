@@ -15,12 +15,16 @@ then reads it there, and tells the sender that it has:
               complete <────────────  TAKEN
 
 If the sender's program waits for that, its lower half has nothing else to do and is asked, by a WANTED that says where,
-to carry the second half: two cores copy faster than one. Its word that it has comes as a stream of one byte.
+to carry the second half, and says HELPED: two cores copy faster than one. What stands in the arena is copied once,
+anything else twice.
 
-Where a buffer stands in the arena MPI works on it in place. If both do, the whole payload is one piece: the program's
-message is then one message of the real MPI, whatever the network.
+On other networks MPI works in place on a buffer that stands in the arena. If both do, the whole payload is one piece:
+the program's message is then one message of the real MPI.
 
 While closed no payload is asked for: the open handshake is ``owed``, and part of the saved state.
+
+The engine does all of this without Python (``_engine_carry.c``, ``_engine_streams.c``), but for payloads of unknown
+size, those longer than their buffer, and messages to oneself; here is the whole, for what it leaves and without it.
 """
 
 from __future__ import annotations
@@ -34,7 +38,7 @@ from remesh.transparent.lower.matching import Matching
 from remesh.transparent.lower.memory import UpperMemory
 from remesh.transparent.lower.records import Arrived, Posted
 from remesh.transparent.lower.requests import ERR_TRUNCATE, RECEIVE, SEND, Request, Requests
-from remesh.transparent.lower.streams import LARGEST_PIECE_BYTES, Direct, Helping, Incoming, Outgoing, Place
+from remesh.transparent.lower.streams import LARGEST_PIECE_BYTES, Direct, Helping, Incoming, Outgoing
 from remesh.transparent.lower.wire import PIECE_BYTES, What, Wire
 
 MAX_WATCHED = 64
@@ -50,13 +54,11 @@ class Transfers:
         self.messages: dict[int, Arrived] = {}
         """Taken out of the queue by a matched probe, by message number."""
         self.next_message = 1
-        self.owed: list[tuple[Request, int]] = []
-        """Matched announcements whose payload has not been asked for: the receive, the request at the sender."""
+        self.owed: list[tuple[Request, Arrived]] = []
+        """Matched announcements whose payload has not been asked for, with their receives."""
         self.closed = False
         self.on_making: Callable[[int, int, int, Group], None] | None = None
         """Called with what is said about making a communicator."""
-        self.places: dict[tuple[int, int], Place] = {}
-        """Of announced payloads, by sender and its request."""
         self._streams: list[Outgoing | Incoming | Direct | Helping] = []
         wire.on_message = self.on_message
 
@@ -131,18 +133,21 @@ class Transfers:
         if what == What.MESSAGE:
             self._arrive(Arrived(comm, source, tag, num_bytes, bytes(payload), 0))
         elif what in (What.ANNOUNCED, What.ANNOUNCED_WAITING):
-            seen_pid = pid if source in self.wire.neighbours else 0
-            self.places[source, sender_request] = Place(seen_pid, address, what == What.ANNOUNCED_WAITING)
-            self._arrive(Arrived(comm, source, tag, num_bytes, None, sender_request))
+            seen_pid, waits = pid if source in self.wire.neighbours else 0, what == What.ANNOUNCED_WAITING
+            self._arrive(Arrived(comm, source, tag, num_bytes, None, sender_request, seen_pid, address, waits))
         elif what == What.TAKEN:
             self.requests.complete(self.requests.by_number[sender_request])
         elif what in (What.JOIN, What.GO):
             assert self.on_making is not None
             self.on_making(source, what, comm, Group(sender_request, num_bytes))
+        elif what == What.HELPED:
+            for stream in self._streams:
+                if isinstance(stream, Direct):
+                    stream.hear_helped(sender_request, is_done=bool(num_bytes))
         else:
             request = self.requests.by_number[sender_request]
             if pid:
-                self._streams.append(Helping(self, request, num_bytes, Place(pid, address)))
+                self._streams.append(Helping(self, request, num_bytes, (pid, address)))
             else:
                 self._streams.append(Outgoing(self, request, num_bytes, address))
 
@@ -160,27 +165,32 @@ class Transfers:
             request.payload = message.payload
             self.requests.complete(request)
         elif self.closed:
-            self.owed.append((request, message.sender_request))
+            self.owed.append((request, message))
         else:
-            self._ask_for(request, message.sender_request)
+            self._ask_for(request, message)
 
-    def _ask_for(self, request: Request, sender_request: int) -> None:
+    def _ask_for(self, request: Request, message: Arrived) -> None:
         if request.source == self.wire.rank:
-            sender = self.requests.by_number[sender_request]
+            sender = self.requests.by_number[message.sender_request]
             request.payload = self.memory.read(sender.address, sender.num_bytes)
             self.requests.complete(sender)
             self.requests.complete(request)
             return
-        place = self.places.pop((request.source, sender_request), None)
-        if place is not None and self._stand_in_arenas(request, place):
-            self.stream(request, sender_request, LARGEST_PIECE_BYTES)
+        if self.wire.engine is not None and self.wire.engine.take(request, message):
             return
-        if place is None or not place.pid:
-            self.stream(request, sender_request)
-            return
-        direct = Direct(self, request, sender_request, place)
-        if not direct.poll():
-            self._streams.append(direct)
+        if message.pid and request.source in self.wire.neighbours:
+            direct = Direct(self, request, message)
+            if not direct.poll():
+                self._streams.append(direct)
+        elif self._stand_in_arenas(request, message.address):
+            self.stream(request, message.sender_request, LARGEST_PIECE_BYTES)
+        else:
+            self.stream(request, message.sender_request)
+
+    def refused(self, request: Request, sender_request: int) -> None:
+        """This process may not look into that one; over the network the payload goes from the beginning."""
+        self.wire.neighbours = frozenset()
+        self.stream(request, sender_request)
 
     def place_of(self, request: Request, offset: int, num_bytes: int) -> memoryview | None:
         """Where a part of a receive's payload goes in place; None where it has to be carried there."""
@@ -188,9 +198,9 @@ class Transfers:
             return None
         return self.memory.view(request.address + offset, num_bytes)
 
-    def _stand_in_arenas(self, request: Request, place: Place) -> bool:
+    def _stand_in_arenas(self, request: Request, address: int) -> bool:
         # All arenas have the same addresses.
-        there = self.memory.view(place.address, request.message_bytes)
+        there = self.memory.view(address, request.message_bytes)
         return there is not None and self.place_of(request, 0, request.message_bytes) is not None
 
     def stream(self, request: Request, sender_request: int, piece_bytes: int = PIECE_BYTES) -> None:
@@ -217,8 +227,8 @@ class Transfers:
         """Ask for the payloads that were announced while closed."""
         self.closed = False
         owed, self.owed = self.owed, []
-        for request, sender_request in owed:
-            self._ask_for(request, sender_request)
+        for request, message in owed:
+            self._ask_for(request, message)
 
     def watched(self) -> list[int] | None:
         """Where the handles of the MPI requests stand that streams wait for; None if one does not wait for MPI."""
@@ -227,12 +237,12 @@ class Transfers:
         found = [stream.waits_for() for stream in self._streams[:MAX_WATCHED]]
         if None in found:
             return None
-        return [self.wire.address_of(request) for request in found]
+        return [self.wire.address_of(request) for requests in found for request in requests or ()]
 
     @property
     def streaming(self) -> bool:
         """Whether a payload is on its way."""
-        return bool(self._streams)
+        return bool(self._streams) or (self.wire.engine is not None and self.wire.engine.carrying)
 
     @property
     def expecting(self) -> bool:

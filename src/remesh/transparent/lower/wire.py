@@ -17,8 +17,9 @@ from typing import Any, Final
 from remesh.transparent.calls.table import EAGER_BYTES
 
 HEADER: Final = struct.Struct("<QiiiiQQQ")
-"""Communicator, tag, :class:`What`, sender, process that has the payload (0: not told), request at the sender of the
-payload, bytes of the message (or a stream's tag), address of the payload (or bytes of a stream's pieces)."""
+"""Communicator, tag, :class:`What`, sender, process that has the payload or its place (0: not told), request of who is
+spoken to (ANNOUNCED: of the sender), bytes of the message (or a stream's tag, or the receive that wants help), address
+of the payload or its place (or bytes of a stream's pieces)."""
 _FRAME_BYTES: Final = HEADER.size + EAGER_BYTES
 PROBE_VARIABLE: Final = "REMESH_WIRE_PROBES"
 """Set for a network on which a receive from any source, once posted, may never complete: look for messages instead."""
@@ -27,7 +28,7 @@ DIRECT_VARIABLE: Final = "REMESH_WIRE_DIRECT"
 _PLACE_BYTES: Final = 16
 _NUM_STREAM_TAGS: Final = 30_000
 """MPI promises tags up to 32767."""
-PIECE_BYTES: Final = 1 << 19
+PIECE_BYTES: Final = 1 << 20
 """Of a stream: long enough for the real MPI's best rate, short enough to overlap copies with it."""
 
 
@@ -40,11 +41,12 @@ class What:
 
     MESSAGE: Final = 0  # header and payload
     ANNOUNCED: Final = 1  # header of a message whose payload stays at the sender until asked for
-    WANTED: Final = 2  # the receiver asks for it, and names the tag of the stream
+    WANTED: Final = 2  # the receiver asks for it, and names the tag of the stream; or for its half, and says where to
     TAKEN: Final = 3  # the receiver has read it where it was
     JOIN: Final = 4  # a rank waits for a communicator to be made
     GO: Final = 5  # all its members do: make it
     ANNOUNCED_WAITING: Final = 6  # ANNOUNCED by a program that waits until its payload has been taken
+    HELPED: Final = 7  # the sender has written its half where the receiver wanted it (bytes: 1), or may not (0)
 
 
 class Wire:
@@ -136,6 +138,8 @@ class Wire:
 
     def new_stream_tag(self) -> int:
         """A tag for a stream to this rank that no other open stream to it has."""
+        if self.engine is not None:
+            return int(self.engine.new_stream_tag())
         self._next_stream = (self._next_stream + 1) % _NUM_STREAM_TAGS
         return 1 + self._next_stream
 

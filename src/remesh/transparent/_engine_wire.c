@@ -1,0 +1,112 @@
+/* Wire messages of an Engine: what is handed to MPI, and what is done about each that comes. */
+#include "_engine.h"
+#include <stdlib.h>
+
+/* Of a wire message: wire.py says what each field means. */
+typedef struct {
+    uint64_t comm, request, num_bytes, address;
+    int tag, what, source, pid;
+} Header;
+
+/* ---- out ---- */
+
+static int push_sending(Engine *e, uint64_t real, char *frame) {
+    if (e->num_sending == e->room_sending) {
+        size_t room = e->room_sending ? 2 * e->room_sending : 64;
+        Sending *larger = realloc(e->sending, room * sizeof *larger);
+        if (larger == NULL) return PyErr_NoMemory(), -1;
+        e->sending = larger;
+        e->room_sending = room;
+    }
+    e->sending[e->num_sending++] = (Sending){real, frame};
+    return 0;
+}
+
+/* One wire message to another rank: wire.py's header, then the payload. */
+int send_wire(Engine *e, int dest, const uint64_t fields[7], const char *payload, int64_t num_bytes) {
+    char *frame = malloc(HEADER_BYTES + num_bytes);
+    if (frame == NULL) return PyErr_NoMemory(), -1;
+    char *to = put_32(put_32(put_64(frame, fields[0]), (uint32_t)fields[1]), (uint32_t)fields[2]);
+    to = put_64(put_64(put_32(put_32(to, (uint32_t)e->rank), (uint32_t)fields[5]), fields[3]), fields[4]);
+    to = put_64(to, fields[6]);
+    if (num_bytes) memcpy(to, payload, num_bytes);
+    int (*isend)(const void *, int, Handle, int, int, Handle, uint64_t *) = e->function[FN_ISEND];
+    int (*test)(uint64_t *, int *, void *) = e->function[FN_TEST];
+    uint64_t real = 0;
+    int over = 0, code = isend(frame, (int)(HEADER_BYTES + num_bytes), e->byte, dest, 0, e->comm, &real);
+    if (code == 0) {
+        e->sent[dest]++;
+        code = test(&real, &over, e->status);
+    }
+    if (code || over) free(frame);
+    if (code) return mpi_failed("sending", code);
+    return over ? 0 : push_sending(e, real, frame);
+}
+
+/* ---- in ---- */
+
+/* A payload of another rank's waits for a receive. */
+static int hear_announced(Engine *e, const Header *header) {
+    Arrived *message = new_arrived();
+    if (message == NULL) return -1;
+    message->comm = header->comm;
+    message->source = header->source;
+    message->tag = header->tag;
+    message->num_bytes = (int64_t)header->num_bytes;
+    message->sender_request = header->request;
+    message->pid = e->neighbours[header->source] ? header->pid : 0;
+    message->address = header->address;
+    message->waits = header->what == ANNOUNCED_WAITING;
+    int failed = arrive(e, message);
+    Py_DECREF((PyObject *)message);
+    return failed;
+}
+
+static int leave_to_python(Engine *e, const Header *h) {
+    e->attention = 1;
+    PyObject *done = PyObject_CallFunction(
+        e->on_message, "i(KiiKKiK)y#", h->source, (unsigned long long)h->comm, h->tag, h->what,
+        (unsigned long long)h->request, (unsigned long long)h->num_bytes, h->pid, (unsigned long long)h->address, "",
+        (Py_ssize_t)0);
+    Py_XDECREF(done);
+    return done == NULL ? -1 : 0;
+}
+
+static int hear(Engine *e, const Header *header, const char *payload) {
+    Request *request;
+    switch (header->what) {
+    case MESSAGE:
+        return arrive_short(e, header->comm, header->source, header->tag, payload, (int64_t)header->num_bytes);
+    case ANNOUNCED:
+    case ANNOUNCED_WAITING:
+        return hear_announced(e, header);
+    case TAKEN_THERE:
+        request = find_request(e, header->request);
+        return request == NULL ? leave_to_python(e, header) : complete(e, request);
+    case WANTED:
+        request = find_request(e, header->request);
+        if (request == NULL) return leave_to_python(e, header);
+        if (!header->pid) return stream_out(e, header->source, request, header->num_bytes, (int64_t)header->address);
+        return help_directly(e, header->source, request, header->num_bytes, header->pid, header->address);
+    case HELPED:
+        return hear_helped(e, header->request, header->num_bytes != 0) ? 0 : leave_to_python(e, header);
+    default:
+        return leave_to_python(e, header);
+    }
+}
+
+/* The wire message that stands in the frame. */
+int take_frame(Engine *e) {
+    const char *frame = e->frame;
+    Header header = {
+        .comm = read_u64(frame), .tag = read_i32(frame + 8), .what = read_i32(frame + 12), .source = read_i32(frame + 16),
+        .pid = read_i32(frame + 20), .request = read_u64(frame + 24), .num_bytes = read_u64(frame + 32),
+        .address = read_u64(frame + 40)};
+    if (header.source < 0 || header.source >= e->size)
+        return PyErr_SetString(PyExc_ValueError, "a message of no rank"), -1;
+    e->received[header.source]++;
+    if (hear(e, &header, frame + HEADER_BYTES)) return -1;
+    int code = ((int (*)(uint64_t *))e->function[FN_START])(e->frame_request);
+    e->frame_ready = 0;
+    return code ? mpi_failed("receiving", code) : 0;
+}
