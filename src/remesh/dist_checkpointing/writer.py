@@ -325,4 +325,4 @@ def dump_objects(entities: Iterable[ShardedBase]) -> dict[str, bytes]:
 
 
 def _write_common(directory: Location, blob: bytes) -> None:
-    store_of(directory).write(directory / COMMON_STATE_FNAME, blob)
+    store_of(directory).write_soon(directory / COMMON_STATE_FNAME, blob)

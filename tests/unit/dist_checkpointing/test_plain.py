@@ -143,3 +143,22 @@ def test_boxes_of_one_form_at_other_places_are_not_replicas() -> None:
     form = [("w", (2, 3), 24), ("v", (), 4)]
     held = [HeldBoxes(form, [2 * rank, 0]) for rank in range(3)]
     assert [choose_writers(held, rank) for rank in range(3)] == [[True, True], [True, False], [True, False]]
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # torch says that quantized tensors are to go
+def test_small_tensors_that_no_frame_fits_and_views_of_complex_ones_come_back_each(tmp_path: Path) -> None:
+    parts = [torch.tensor([1 + 2j, 3 - 4j]).mul(n) for n in (1, 2)]
+    views = {
+        f"{name}{at}": view
+        for at, one in enumerate(parts)
+        for name, view in (("c", one.conj()), ("n", one.conj().imag))
+    }
+    state = {
+        **views,
+        **{f"q{n}": torch.quantize_per_tensor(torch.arange(4.0) + n, 0.1, 0, torch.qint8) for n in (0, 1)},
+    }
+    remesh.save(state, tmp_path)
+    loaded = remesh.load({name: torch.empty_like(value) for name, value in state.items()}, tmp_path)
+    for name, value in state.items():
+        wanted, found = (one.dequantize() if one.is_quantized else one for one in (value, loaded[name]))
+        assert torch.equal(found, wanted), name

@@ -90,17 +90,16 @@ def elements_of(tensor: torch.Tensor) -> memoryview:
 
 
 def write_alike(tensors: Sequence[torch.Tensor], frame: Frame, file: BlobSink) -> None:
-    """Append the blobs of tensors that all have this frame, built side by side; they are plain ones on the CPU."""
+    """Append the blobs of tensors that all have this frame and one device, built side by side."""
     with torch.no_grad():
-        elements = torch.stack(list(tensors)).reshape(-1).view(torch.uint8).numpy().reshape(len(tensors), -1)
-    raw = memoryview(elements).cast("B")  # type: ignore[arg-type]
+        raw = elements_of(torch.stack(list(tensors)))
     starts = range(0, len(raw), frame.num_bytes)
     crcs = [crc32(raw[start : start + frame.num_bytes]) for start in starts]
     first, stop = len(frame.head), len(frame.head) + frame.num_bytes
     blobs = np.empty((len(tensors), frame.blob_bytes), np.uint8)
     blobs[:, :first] = np.frombuffer(frame.head, np.uint8)
-    blobs[:, first:stop] = elements
-    blobs[:, stop:] = frame.tails(crcs)
+    blobs[:, first:stop] = np.frombuffer(raw, np.uint8).reshape(len(tensors), -1)
+    frame.put_tails(crcs, blobs[:, stop:])
     file.write(memoryview(blobs).cast("B"))  # type: ignore[arg-type]
 
 
