@@ -207,8 +207,9 @@ class _Process:
 
     def begin(self, faults: int, copy: int, job: dict[str, Any]) -> None:
         body = json.dumps(job).encode()
-        socket.send_fds(self._socket, [page_copier.HEAD.pack(len(body))], [faults, copy])
-        self._socket.sendall(body)
+        message = page_copier.HEAD.pack(len(body)) + body
+        sent = socket.send_fds(self._socket, [message], [faults, copy])  # whole, so that it wakes up once
+        self._socket.sendall(message[sent:])
 
     def hear(self) -> str:
         """What it answers; a death is an answer too."""
@@ -289,7 +290,7 @@ class _Map:
 def _is_in_a_piece(tensor: torch.Tensor) -> bool:
     """Whether its elements are a range of memory of this process alone, as far as torch knows."""
     is_plain = tensor.is_cpu and tensor.layout == torch.strided and not tensor.is_conj() and not tensor.is_neg()
-    if not is_plain or not tensor.is_contiguous() or tensor.is_shared():  # type: ignore[no-untyped-call]
+    if not is_plain or not tensor.is_contiguous() or tensor.untyped_storage().is_shared():
         return False
     return not (torch.cuda.is_available() and tensor.is_pinned())
 

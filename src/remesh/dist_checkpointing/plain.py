@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from remesh.collector import collector_at_rest
-from remesh.dist_checkpointing.dict_utils import Path, graft, items_of, nested_leaves
+from remesh.dist_checkpointing.dict_utils import NESTS, Path, graft, items_of, nested_leaves
 from remesh.dist_checkpointing.errors import CheckpointMismatchError, told_as_checkpoint_errors
 from remesh.dist_checkpointing.mapping import LocalNonpersistentObject, ShardedBase, ShardedTensor
 from remesh.dist_checkpointing.plan_cache import PlanCache
@@ -38,7 +38,6 @@ from remesh.reshard.running.exchange import Group, gather_from, group_rank
 _ABSENT = object()
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 """Types of tensors that every rank holds in full, with nothing behind them."""
-_NESTS = (dict, list)
 _NOT_COMMON = (torch.Tensor, Piece, ShardedBase, LocalNonpersistentObject)
 _STEP_NAME = re.compile(r"step-(\d{8,})")
 
@@ -320,7 +319,7 @@ def _take_apart(state: Mapping[str, Any]) -> _Tensors:
 def _named_leaves(nest: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Every leaf of a nest under its path, joined by dots."""
     for key, value in items_of(nest):
-        if isinstance(value, _NESTS):
+        if isinstance(value, NESTS):
             yield from _named_leaves(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value
@@ -355,7 +354,7 @@ def _common_of(nest: Any) -> Any:
     """The nest of everything that is no tensor; a container that had nothing else is left out."""
     kept: dict[Any, Any] = {}
     for key, value in items_of(nest):
-        if isinstance(value, dict | list):
+        if isinstance(value, NESTS):
             inner = _common_of(value)
             if inner or not value:
                 kept[key] = inner
@@ -370,7 +369,7 @@ def _native_common(node: Any, checkpoint: OpenCheckpoint, path: tuple[Any, ...])
     if path and extent is not None:
         check_files(checkpoint.directory, [extent])
         return read_objects(checkpoint.directory, [extent])[0]
-    if not isinstance(node, dict | list):
+    if not isinstance(node, NESTS):
         return _ABSENT
     found = {key: _native_common(value, checkpoint, (*path, key)) for key, value in items_of(node)}
     kept = {key: value for key, value in found.items() if value is not _ABSENT}

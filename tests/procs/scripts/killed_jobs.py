@@ -1,4 +1,4 @@
-"""Jobs of four ranks that are killed while they save: ``killed_jobs.py FOLDER NUM_TRIALS SEED`` prints what was left.
+"""Jobs of four ranks that are killed while they save: ``killed_jobs.py FOLDER NUM_TRIALS SEED [WAY]`` prints the end.
 
 A trial is a job that saves step after step. At a random instant one rank is killed from outside, or all are, as when
 the power fails. Then a process that knows nothing of the job looks at what is on disk: a complete checkpoint must be
@@ -20,7 +20,7 @@ import sys
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -49,7 +49,7 @@ NUM_ELEMENTS = LEAST_BYTES // 4
 """Of each rank's part: as few as are guarded, and not copied before a fork."""
 _LATEST_S = 1.5
 _PATIENCE_S = 60
-_PR_SET_CHILD_SUBREAPER = 36
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
 
 def state(step: int, rank: int, part: torch.Tensor) -> dict[str, Any]:
@@ -108,11 +108,16 @@ def look(root: Path) -> None:
     (root / "newest").write_text(str(found))
 
 
+def die_with_parent() -> None:
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
 def fork(act: Callable[[], None], may_fail: bool) -> int:
     """Run ``act`` in a process of its own; its id."""
     child = os.fork()
     if child:
         return child
+    die_with_parent()
     status = 0
     try:
         act()
@@ -169,7 +174,8 @@ def run_trial(root: Path, how: str, dying: list[int], delay_s: float) -> int:
     return newest
 
 
-def main(folder: Path, num_trials: int, seed: int) -> None:
+def main(folder: Path, num_trials: int, seed: int, ways: Sequence[str] = HOW) -> None:
+    die_with_parent()
     torch.set_num_threads(1)  # no threads of torch's own before a fork
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     warm = {"w": ShardedTensor.from_rank_offsets("w", torch.zeros(3000)), "rng": ShardedObject("rng", {}, (1,), (0,))}
@@ -178,16 +184,18 @@ def main(folder: Path, num_trials: int, seed: int) -> None:
     rng = random.Random(seed)
     newest = []
     for trial in range(num_trials):
-        lap, way = divmod(trial, len(HOW))
+        lap, way = divmod(trial, len(ways))
         dying = list(range(NUM_RANKS)) if (lap + way) % 3 == 2 else [rng.randrange(NUM_RANKS)]
-        newest.append(run_trial(folder / str(trial), HOW[way], dying, rng.uniform(0.0, _LATEST_S)))
+        newest.append(run_trial(folder / str(trial), ways[way], dying, rng.uniform(0.0, _LATEST_S)))
     some = sum(step >= 0 for step in newest)
-    ways = ", ".join(f"{count} {how}" for how, count in Counter(HOW[at % len(HOW)] for at in range(num_trials)).items())
+    told = ", ".join(
+        f"{count} {how}" for how, count in Counter(ways[at % len(ways)] for at in range(num_trials)).items()
+    )
     guarded = Staging(may_guard=True).copy([torch.ones(NUM_ELEMENTS)]).guarded is not None
     with contextlib.suppress(BrokenPipeError):
         print(f"{num_trials} kills: {some} left a newest checkpoint, {num_trials - some} came before the first one")
-        print(f"ways: {ways}" + ("" if guarded else "; this system lets nobody guard pages, they were copied"))
+        print(f"ways: {told}" + ("" if guarded else "; this system lets nobody guard pages, they were copied"))
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))
+    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4:] or HOW)

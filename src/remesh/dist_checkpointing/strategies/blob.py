@@ -37,6 +37,8 @@ SAFE_GLOBALS = [
 """What pickles of arrays and scalars of plain numbers name, and of a program's arguments; building them runs no foreign
 code, since both namespaces are nothing but attributes."""
 
+_PLAIN = frozenset((bool, int, float, str, type(None)))
+
 
 def start_blob(file: BlobSink, dtype: str, shape: tuple[int, ...]) -> int:
     """Where the next blob begins: a large one so that its elements begin on a boundary of blocks."""
@@ -123,9 +125,7 @@ def dump_object(value: Any, name: str) -> bytes:
     file = io.BytesIO()
     try:
         torch.save(value, file)
-        with torch.serialization.safe_globals(SAFE_GLOBALS):
-            file.seek(0)
-            unsafe = torch.serialization.get_unsafe_globals_in_checkpoint(file)
+        unsafe = [] if _is_plain(value) else _unsafe_globals_in(file)
     except (pickle.PicklingError, TypeError, AttributeError) as raised:
         raise CheckpointMismatchError(
             f"serialising {name}: expected values that can be pickled, found: {raised}; leave it out of the state dict "
@@ -138,6 +138,20 @@ def dump_object(value: Any, name: str) -> bytes:
             "program that saves or loads"
         )
     return file.getvalue()
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether a value is a nest of numbers and texts, whose pickle names no class at all."""
+    kind = type(value)
+    if kind is dict:
+        return all(_is_plain(key) and _is_plain(inner) for key, inner in value.items())
+    return kind in _PLAIN or (kind in (list, tuple) and all(map(_is_plain, value)))
+
+
+def _unsafe_globals_in(file: io.BytesIO) -> list[str]:
+    file.seek(0)
+    with torch.serialization.safe_globals(SAFE_GLOBALS):
+        return torch.serialization.get_unsafe_globals_in_checkpoint(file)
 
 
 def load_object(blob: bytes, where: str) -> Any:
