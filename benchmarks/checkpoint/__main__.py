@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.checkpoint import background, formats, planning, storage
+from benchmarks.checkpoint import background, formats, loads, planning, storage
 from benchmarks.report import is_quick, write_report
 
 
@@ -29,8 +29,8 @@ def main() -> None:
             rows += background.blocked_time(larger, root, repeat, ("thread", "guard", "fork"))
             del larger
         rows += formats.sums_and_conversions(large, root, repeat)
-        rows += planning.experiment(quick)
-        rows += storage.load_by_memory(size, large, root, repeat)
+    rows += planning.experiment(quick)
+    rows += loads.load_by_memory(32, (1024, 512 if quick else 2048), repeat)
     write_report("checkpoint", rows)
 
 

@@ -3,16 +3,10 @@
 The bound of a save is one write and fsync of the same bytes from one buffer; that of a load is one read of them into
 memory that is there. Files are in the page cache when they are loaded. Rounds of all programs alternate, the least of
 each counts.
-
-Native DCP reads large tensors into memory of its own first, so its time depends on where that comes from: pages that
-the C library has kept from earlier calls, or new ones, which the system must fill with zeros, as in a program that has
-just started. Which of the two happens is chance otherwise (between none and 65,000 faults of pages for 256 MiB), so
-both are asked for and measured.
 """
 
 from __future__ import annotations
 
-import ctypes
 import os
 import shutil
 import time
@@ -35,10 +29,6 @@ from remesh.layout import Box
 
 State = dict[str, torch.Tensor]
 
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
-_LEAST_KEPT_BYTES, _MOST_KEPT_BYTES = 128 << 10, 1 << 30
-"""Blocks from the first size on are given back to the system at once; those up to the second never."""
-
 
 def save_and_load(
     case: str, state: State, root: Path, repeat: int, goals: tuple[float | None, float, float | None]
@@ -46,21 +36,21 @@ def save_and_load(
     """Rows of one state; goals of a save over the bound, and of DCP's save and load over ours."""
     num_bytes = sum(tensor.nbytes for tensor in state.values())
     content = memoryview(bytearray(os.urandom(1 << 16) * (num_bytes // (1 << 16) + 1)))[:num_bytes]
-    saves = _alternate(
+    saves = alternate(
         [
             lambda at: remesh.save(state, root / f"ours{at}"),
-            lambda at: _native_save(state, root / f"native{at}"),
+            lambda at: native_save(state, root / f"native{at}"),
             lambda at: _write_raw(root / f"raw{at}", content),
         ],
         repeat,
     )
     target = {name: torch.zeros_like(tensor) for name, tensor in state.items()}
     buffer = bytearray(num_bytes)
-    loads = _alternate(
+    loads = alternate(
         [
             lambda at: remesh.load(dict(target), root / "ours0"),
-            lambda at: _native_load(dict(target), root / "native0"),
-            lambda at: _read_raw(root / "raw0", buffer),
+            lambda at: native_load(dict(target), root / "native0"),
+            lambda at: read_raw(root / "raw0", buffer),
         ],
         repeat,
     )
@@ -81,39 +71,11 @@ def save_and_load(
     return rows
 
 
-def load_by_memory(case: str, state: State, root: Path, repeat: int) -> list[Row]:
-    """Rows of loads while the C library gets memory anew for each call, and while it keeps what it had.
-
-    To be called last: the library does not go back to choosing for itself.
-    """
-    remesh.save(state, root / "ours0")
-    _native_save(state, root / "native0")
-    target = {name: torch.zeros_like(tensor) for name, tensor in state.items()}
-    buffer = bytearray(sum(tensor.nbytes for tensor in state.values()))
-    rows = []
-    for memory, kept_bytes in (("new", _LEAST_KEPT_BYTES), ("kept", _MOST_KEPT_BYTES)):
-        for setting in (_M_MMAP_THRESHOLD, _M_TRIM_THRESHOLD):
-            ctypes.CDLL(None).mallopt(setting, kept_bytes)
-        acts: list[Callable[[int], object]] = [
-            lambda at: remesh.load(dict(target), root / "ours0"),
-            lambda at: _native_load(dict(target), root / "native0"),
-            lambda at: _read_raw(root / "ours0" / "__0_0.distcp", buffer),
-        ]
-        _alternate(acts, 1)  # what is to be kept is there afterwards
-        ours, theirs, raw = _alternate(acts, repeat)
-        name = f"{case}, memory {memory}: load"
-        rows.append(at_least(f"{name}, DCP over ours", theirs / ours, "ratio", 3.0, peer="torch DCP"))
-        rows.append(Row(f"{name} over raw read", ours / raw, "ratio", bound=1.0))
-        rows.append(Row(name, ours, "s"))
-    _clear(root)
-    return rows
-
-
 def parts_of_a_chunk(side: int, root: Path, repeat: int) -> list[Row]:
     """An eighth of the rows, and of the columns, of one square matrix that was saved as one chunk."""
     matrix = torch.randn(side, side)
     remesh.save({"w": matrix}, root / "ours0")
-    _native_save({"w": matrix}, root / "native0")
+    native_save({"w": matrix}, root / "native0")
     size = f"{matrix.nbytes >> 20} MiB"
     rows = []
     for what, shape in (("rows", (side // 8, side)), ("columns", (side, side // 8))):
@@ -124,7 +86,7 @@ def parts_of_a_chunk(side: int, root: Path, repeat: int) -> list[Row]:
         def load_ours(at: int, ours: torch.Tensor = ours, box: Box = box, num_read: list[int] = num_read) -> None:
             num_read.append(_load_part(root / "ours0", ours, box))
 
-        seconds = _alternate([load_ours, lambda at, t=theirs: _native_load({"w": t}, root / "native0")], repeat)  # type: ignore[misc]
+        seconds = alternate([load_ours, lambda at, t=theirs: native_load({"w": t}, root / "native0")], repeat)  # type: ignore[misc]
         assert torch.equal(ours, matrix[box.slices()])
         assert torch.equal(theirs.as_subclass(torch.Tensor), ours)
         case = f"an eighth of the {what} of {size}"
@@ -148,7 +110,7 @@ def reading_the_index(num_ranks: int, num_tensors: int, root: Path, repeat: int)
     write_index(root, IndexFiles.of(Index(tensors, {}, {})))
     write_checksums(root)
     checksums = read_checksums(root)
-    columns, pickled = _alternate([lambda at: read_manifest(root, checksums), lambda at: read_manifest(root)], repeat)
+    columns, pickled = alternate([lambda at: read_manifest(root, checksums), lambda at: read_manifest(root)], repeat)
     _clear(root)
     case = f"an index of {num_ranks * num_tensors} chunks"
     return [
@@ -190,13 +152,13 @@ def _load_part(directory: Path, place: torch.Tensor, box: Box) -> int:
     return fill_tensors(directory, fill)
 
 
-def _native_save(state: State, directory: Path) -> None:
+def native_save(state: State, directory: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         dcp.save(state, checkpoint_id=directory, no_dist=True)
 
 
-def _native_load(state: dict[str, object], directory: Path) -> None:
+def native_load(state: dict[str, object], directory: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         dcp.load(state, checkpoint_id=directory, no_dist=True)
@@ -208,12 +170,12 @@ def _write_raw(path: Path, content: memoryview) -> None:
         os.fsync(file.fileno())
 
 
-def _read_raw(path: Path, buffer: bytearray) -> None:
+def read_raw(path: Path, buffer: bytearray) -> None:
     with path.open("rb", buffering=0) as file:
         file.readinto(buffer)
 
 
-def _alternate(acts: Sequence[Callable[[int], object]], repeat: int) -> list[float]:
+def alternate(acts: Sequence[Callable[[int], object]], repeat: int) -> list[float]:
     """Least seconds of each act over some rounds."""
     best = [float("inf")] * len(acts)
     for at in range(repeat):

@@ -11,6 +11,7 @@ import pytest
 
 _ROOT = Path(__file__).resolve().parents[2]
 _PATIENCE_S = 170
+_WAYS = ("sync", "fully parallel", "older ones removed", "async", "guard", "fork")
 _SCRIPT = Path(__file__).with_name("scripts") / "killed_jobs.py"
 
 
@@ -35,9 +36,7 @@ def test_some_kills_leave_a_complete_checkpoint(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(180)
-@pytest.mark.parametrize(
-    ("seed", "way"), enumerate(["sync", "fully parallel", "older ones removed", "async", "guard", "fork"], 2)
-)
+@pytest.mark.parametrize(("seed", "way"), list(enumerate(_WAYS, 2)))
 def test_two_hundred_kills_leave_a_complete_checkpoint(
     tmp_path: Path, seed: int, way: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
