@@ -23,8 +23,8 @@ import torch
 from remesh.collector import collector_at_rest
 from remesh.dist_checkpointing.dict_utils import NESTS, Path, graft, items_of, nested_leaves
 from remesh.dist_checkpointing.errors import CheckpointMismatchError, told_as_checkpoint_errors
-from remesh.dist_checkpointing.mapping import LocalNonpersistentObject, ShardedBase, ShardedTensor
-from remesh.dist_checkpointing.plan_cache import PlanCache
+from remesh.dist_checkpointing.mapping import LocalNonpersistentObject, ShardedBase, ShardedStateDict, ShardedTensor
+from remesh.dist_checkpointing.plan_cache import Agreement, PlanCache
 from remesh.dist_checkpointing.reader import Fill, OpenCheckpoint, is_complete, open_checkpoint, plan_fill, run_fill
 from remesh.dist_checkpointing.storage import Directory, Location, location_of, store_of
 from remesh.dist_checkpointing.strategies.fetch import read_objects
@@ -36,6 +36,8 @@ from remesh.layout.from_torch import Piece, piece_of
 from remesh.reshard.running.exchange import Group, gather_from, group_rank
 
 _ABSENT = object()
+_TENSORS = "tensors of a plain state"
+"""Where `entities_of` has them; what is stored goes by their own names."""
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 """Types of tensors that every rank holds in full, with nothing behind them."""
 _NOT_COMMON = (torch.Tensor, Piece, ShardedBase, LocalNonpersistentObject)
@@ -53,8 +55,25 @@ def save(state: Mapping[str, Any], path: Directory, *, group: Group = None) -> N
         _save(state, location_of(path), group)
 
 
-def _save(state: Mapping[str, Any], directory: Location, group: Group) -> None:
-    rank, doing = group_rank(group), f"saving checkpoint {directory}"
+def entities_of(state: Mapping[str, Any], *, group: Group = None) -> ShardedStateDict:
+    """The same state as sharded entities, for `dist_checkpointing.save`, and so for saves in the background.
+
+    Called by every rank of the group, like `save`, which a save of the result equals: `load` reads it. Ranks share the
+    writing already, so no wrapper for that is wanted, and would find no values on ranks that write none.
+    """
+    tensors, agreement = _agree_on_writers(state, _ENTITY_PLANS, group, "describing a state")
+    _ENTITY_PLANS.remember(agreement)
+    common = _common_of(state)
+    if _TENSORS in common:
+        raise CheckpointMismatchError(f"describing a state: it has the key {_TENSORS!r} itself; rename it")
+    entities = tensors.entities(agreement.plan.kept["is_mine"])
+    return {**common, _TENSORS: entities} if entities else common
+
+
+def _agree_on_writers(
+    state: Mapping[str, Any], plans: PlanCache, group: Group, doing: str
+) -> tuple[_Tensors, Agreement]:
+    """The tensors of the state, and what all ranks agree on; under ``is_mine`` which boxes this rank writes."""
     taken: list[_Tensors] = []
 
     def tell() -> tuple[list[Any], None]:
@@ -62,12 +81,18 @@ def _save(state: Mapping[str, Any], directory: Location, group: Group) -> None:
             taken.append(_take_apart(state))
             return taken[0].boxes().parts(), None
 
-    agreement = _PLANS.agree(tell, group, doing)
-    plan, is_new, tensors = agreement.plan, agreement.told is not None, taken[0]
-    entities: list[ShardedTensor] = []
+    agreement = plans.agree(tell, group, doing)
     if agreement.told is not None:
-        plan.kept["is_mine"] = choose_writers([HeldBoxes.from_parts(parts) for parts in agreement.told], rank)
-        entities = tensors.entities(plan.kept["is_mine"])
+        held = [HeldBoxes.from_parts(parts) for parts in agreement.told]
+        agreement.plan.kept["is_mine"] = choose_writers(held, group_rank(group))
+    return taken[0], agreement
+
+
+def _save(state: Mapping[str, Any], directory: Location, group: Group) -> None:
+    rank, doing = group_rank(group), f"saving checkpoint {directory}"
+    tensors, agreement = _agree_on_writers(state, _PLANS, group, doing)
+    plan, is_new = agreement.plan, agreement.told is not None
+    entities = tensors.entities(plan.kept["is_mine"]) if is_new else []
 
     begin_save(lambda: State(entities, _common_of(state)), directory, _PLANS, group, validate=is_new, may_create=True)
 
@@ -145,6 +170,8 @@ def latest_complete(root: Directory) -> Location | None:
 
 _PLANS = PlanCache()
 """Of the states that this process has saved, so that ranks which save the same again need not tell each other again."""
+_ENTITY_PLANS = PlanCache()
+"""Of those that were made entities of."""
 
 
 @dataclass(frozen=True, slots=True)

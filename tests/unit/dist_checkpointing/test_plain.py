@@ -11,8 +11,9 @@ import torch
 import torch.distributed.checkpoint as dcp
 
 import remesh
+from remesh import dist_checkpointing
 from remesh.dist_checkpointing.core import CheckpointingException
-from remesh.dist_checkpointing.plain import step_name
+from remesh.dist_checkpointing.plain import entities_of, step_name
 from remesh.dist_checkpointing.writes import HeldBoxes, choose_writers
 from remesh.errors import FormatError, LayoutError, StorageError
 from remesh.layout import Box, Shard
@@ -162,3 +163,24 @@ def test_small_tensors_that_no_frame_fits_and_views_of_complex_ones_come_back_ea
     for name, value in state.items():
         wanted, found = (one.dequantize() if one.is_quantized else one for one in (value, loaded[name]))
         assert torch.equal(found, wanted), name
+
+
+def test_a_plain_state_is_saved_in_the_background_too(tmp_path: Path) -> None:
+    state = {**state_of(*trained(0), step=7), "none": torch.empty(0, 3)}
+    for number in range(2):
+        directory = tmp_path / str(number)
+        directory.mkdir()
+        request = dist_checkpointing.save(entities_of(state), directory, async_sharded_save=True)
+        assert request is not None
+        request.execute_sync()
+        wanted = {**state_of(*trained(1), step=-1), "none": torch.empty(0, 3)}
+        loaded = remesh.load(wanted, directory)
+        assert loaded["step"] == 7
+        assert torch.equal(loaded["model"]["0.weight"], state["model"]["0.weight"])
+        assert loaded["optim"]["param_groups"] == state["optim"]["param_groups"]
+    remesh.save(state, tmp_path / "plain")
+    for name in ("__0_0.distcp", "common.pt"):
+        assert (tmp_path / "1" / name).read_bytes() == (tmp_path / "plain" / name).read_bytes()
+    assert entities_of({"step": 1}) == {"step": 1}
+    with pytest.raises(LayoutError, match="rename it"):
+        entities_of({"w": torch.ones(1), "tensors of a plain state": 1})
