@@ -36,11 +36,12 @@ def test_some_kills_leave_a_complete_checkpoint(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(180)
-@pytest.mark.parametrize(("seed", "way"), list(enumerate(_WAYS, 2)))
+@pytest.mark.parametrize("seed", [2, 3])
+@pytest.mark.parametrize("way", _WAYS)
 def test_two_hundred_kills_leave_a_complete_checkpoint(
     tmp_path: Path, seed: int, way: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    said = kill_and_look(tmp_path, 34, seed, way)  # of 204
+    said = kill_and_look(tmp_path, 17, 10 * seed + _WAYS.index(way), way)  # of 204
     with capsys.disabled():
         print(f"\n{said}")
-    assert f"34 {way}" in said
+    assert f"17 {way}" in said
