@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.checkpoint import background, formats, planning, storage
+from benchmarks.checkpoint import background, formats, loads, planning, storage
 from benchmarks.report import is_quick, write_report
 
 
@@ -19,7 +19,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(dir=".", prefix=".bench-") as folder:
         root = Path(folder)
         size = f"{sum(tensor.nbytes for tensor in large.values()) >> 20} MiB in 32 tensors"
-        rows = storage.save_and_load(size, large, root, repeat, (1.25, 1.0, 3.0))
+        rows = storage.save_and_load(size, large, root, repeat, (1.25, 1.0, None))
         rows += storage.save_and_load(f"{len(small)} tensors of 4 KiB", small, root, repeat, (None, 20.0, 20.0))
         rows += storage.reading_the_index(64 if quick else 512, 200, root, repeat)
         rows += storage.parts_of_a_chunk(4096 if quick else 8192, root, repeat)
@@ -30,6 +30,7 @@ def main() -> None:
             del larger
         rows += formats.sums_and_conversions(large, root, repeat)
     rows += planning.experiment(quick)
+    rows += loads.load_by_memory(32, (1024, 512 if quick else 2048), repeat)
     write_report("checkpoint", rows)
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.checkpoint.storage import _alternate, _clear, _write_raw
+from benchmarks.checkpoint.storage import _clear, _write_raw, alternate
 from benchmarks.report import Row, at_most
 from remesh import dist_checkpointing
 from remesh.dist_checkpointing import ShardedTensor
@@ -47,7 +47,7 @@ def _sums(size: str, state: State, root: Path, repeat: int) -> list[Row]:
         save(directory, verify_integrity=False)
         write_sha256_manifest(directory)
 
-    plain, inline, after = _alternate(
+    plain, inline, after = alternate(
         [
             lambda at: save(root / f"plain{at}", verify_integrity=False),
             lambda at: save(root / f"inline{at}", verify_integrity=True),
@@ -55,7 +55,7 @@ def _sums(size: str, state: State, root: Path, repeat: int) -> list[Row]:
         ],
         repeat,
     )
-    checked, raw = _alternate([lambda at: list(verify(root / "plain0")), lambda at: _read_all(root / "plain0")], repeat)
+    checked, raw = alternate([lambda at: list(verify(root / "plain0")), lambda at: _read_all(root / "plain0")], repeat)
     return [
         Row(f"{size}: save with SHA-256 over save", inline / plain, "ratio", bound=1.0),
         at_most(f"{size}: SHA-256 while writing over a pass afterwards", inline / after, "ratio", 1.0),
@@ -79,7 +79,7 @@ def _conversions(size: str, source: Path, num_bytes: int, root: Path, repeat: in
             shutil.rmtree(target, ignore_errors=True)
             peaks.append(_peak_of(lambda: convert(gather_contents([open_any(source)]), target, to)))
 
-        ours, raw = _alternate([write, copy_raw], repeat)
+        ours, raw = alternate([write, copy_raw], repeat)
         rows.append(Row(f"{size}: convert to {to.value} over raw read and write", ours / raw, "ratio", bound=1.0))
         case = f"{size}: convert to {to.value}, peak extra memory"
         rows.append(at_most(case, float(max(peaks)), "bytes", 3.0 * BAND_BYTES, bound=float(BAND_BYTES)))

@@ -31,26 +31,26 @@ State = dict[str, torch.Tensor]
 
 
 def save_and_load(
-    case: str, state: State, root: Path, repeat: int, goals: tuple[float | None, float, float]
+    case: str, state: State, root: Path, repeat: int, goals: tuple[float | None, float, float | None]
 ) -> list[Row]:
-    """Rows of one state."""
+    """Rows of one state; goals of a save over the bound, and of DCP's save and load over ours."""
     num_bytes = sum(tensor.nbytes for tensor in state.values())
     content = memoryview(bytearray(os.urandom(1 << 16) * (num_bytes // (1 << 16) + 1)))[:num_bytes]
-    saves = _alternate(
+    saves = alternate(
         [
             lambda at: remesh.save(state, root / f"ours{at}"),
-            lambda at: _native_save(state, root / f"native{at}"),
+            lambda at: native_save(state, root / f"native{at}"),
             lambda at: _write_raw(root / f"raw{at}", content),
         ],
         repeat,
     )
     target = {name: torch.zeros_like(tensor) for name, tensor in state.items()}
     buffer = bytearray(num_bytes)
-    loads = _alternate(
+    loads = alternate(
         [
             lambda at: remesh.load(dict(target), root / "ours0"),
-            lambda at: _native_load(dict(target), root / "native0"),
-            lambda at: _read_raw(root / "raw0", buffer),
+            lambda at: native_load(dict(target), root / "native0"),
+            lambda at: read_raw(root / "raw0", buffer),
         ],
         repeat,
     )
@@ -62,10 +62,11 @@ def save_and_load(
         else at_most(f"{case}: save over raw write and fsync", over_raw, "ratio", goals[0], bound=1.0),
         at_least(f"{case}: save, DCP over ours", saves[1] / saves[0], "ratio", goals[1], peer="torch DCP"),
         Row(f"{case}: load over raw read", loads[0] / loads[2], "ratio", bound=1.0),
-        at_least(f"{case}: load, DCP over ours", loads[1] / loads[0], "ratio", goals[2], peer="torch DCP"),
         Row(f"{case}: save", saves[0], "s"),
         Row(f"{case}: load", loads[0], "s"),
     ]
+    if goals[2] is not None:
+        rows.append(at_least(f"{case}: load, DCP over ours", loads[1] / loads[0], "ratio", goals[2], peer="torch DCP"))
     _clear(root)
     return rows
 
@@ -74,7 +75,7 @@ def parts_of_a_chunk(side: int, root: Path, repeat: int) -> list[Row]:
     """An eighth of the rows, and of the columns, of one square matrix that was saved as one chunk."""
     matrix = torch.randn(side, side)
     remesh.save({"w": matrix}, root / "ours0")
-    _native_save({"w": matrix}, root / "native0")
+    native_save({"w": matrix}, root / "native0")
     size = f"{matrix.nbytes >> 20} MiB"
     rows = []
     for what, shape in (("rows", (side // 8, side)), ("columns", (side, side // 8))):
@@ -85,7 +86,7 @@ def parts_of_a_chunk(side: int, root: Path, repeat: int) -> list[Row]:
         def load_ours(at: int, ours: torch.Tensor = ours, box: Box = box, num_read: list[int] = num_read) -> None:
             num_read.append(_load_part(root / "ours0", ours, box))
 
-        seconds = _alternate([load_ours, lambda at, t=theirs: _native_load({"w": t}, root / "native0")], repeat)  # type: ignore[misc]
+        seconds = alternate([load_ours, lambda at, t=theirs: native_load({"w": t}, root / "native0")], repeat)  # type: ignore[misc]
         assert torch.equal(ours, matrix[box.slices()])
         assert torch.equal(theirs.as_subclass(torch.Tensor), ours)
         case = f"an eighth of the {what} of {size}"
@@ -109,7 +110,7 @@ def reading_the_index(num_ranks: int, num_tensors: int, root: Path, repeat: int)
     write_index(root, IndexFiles.of(Index(tensors, {}, {})))
     write_checksums(root)
     checksums = read_checksums(root)
-    columns, pickled = _alternate([lambda at: read_manifest(root, checksums), lambda at: read_manifest(root)], repeat)
+    columns, pickled = alternate([lambda at: read_manifest(root, checksums), lambda at: read_manifest(root)], repeat)
     _clear(root)
     case = f"an index of {num_ranks * num_tensors} chunks"
     return [
@@ -151,13 +152,13 @@ def _load_part(directory: Path, place: torch.Tensor, box: Box) -> int:
     return fill_tensors(directory, fill)
 
 
-def _native_save(state: State, directory: Path) -> None:
+def native_save(state: State, directory: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         dcp.save(state, checkpoint_id=directory, no_dist=True)
 
 
-def _native_load(state: dict[str, object], directory: Path) -> None:
+def native_load(state: dict[str, object], directory: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         dcp.load(state, checkpoint_id=directory, no_dist=True)
@@ -169,12 +170,12 @@ def _write_raw(path: Path, content: memoryview) -> None:
         os.fsync(file.fileno())
 
 
-def _read_raw(path: Path, buffer: bytearray) -> None:
+def read_raw(path: Path, buffer: bytearray) -> None:
     with path.open("rb", buffering=0) as file:
         file.readinto(buffer)
 
 
-def _alternate(acts: Sequence[Callable[[int], object]], repeat: int) -> list[float]:
+def alternate(acts: Sequence[Callable[[int], object]], repeat: int) -> list[float]:
     """Least seconds of each act over some rounds."""
     best = [float("inf")] * len(acts)
     for at in range(repeat):

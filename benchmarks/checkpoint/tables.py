@@ -15,7 +15,9 @@ _SECTIONS = (
         "Saving and loading",
         "One process, files in the page cache when they are loaded. Rounds of all programs alternate, the least of "
         "each counts. The bound of a save is one write and fsync of the same bytes from one buffer, that of a load one "
-        "read of them into memory that is there.",
+        "read of them into memory that is there. DCP reads large tensors into memory of its own first: new memory, "
+        "which the system fills with zeros, as in a program that has just started, or memory that the C library has "
+        "kept. A load of ours needs neither.",
         (": save", ": load"),
     ),
     (

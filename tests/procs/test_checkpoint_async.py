@@ -17,6 +17,7 @@ import remesh
 from remesh import dist_checkpointing
 from remesh.dist_checkpointing import ShardedObject, ShardedTensor, check_is_distributed_checkpoint, writer
 from remesh.dist_checkpointing.core import CheckpointingException
+from remesh.dist_checkpointing.plain import entities_of
 from remesh.dist_checkpointing.strategies.async_utils import AsyncCallsQueue, AsyncRequest
 from remesh.dist_checkpointing.strategies.filesystem_async import FileSystemWriterAsync
 from remesh.dist_checkpointing.strategies.fully_parallel import FullyParallelSaveStrategyWrapper
@@ -200,6 +201,32 @@ def save_by_a_plan_of_torch(root: Path) -> list[bool]:
 
 def test_native_torch_plans_and_the_queue_writes(ranks: RankPool, tmp_path: Path) -> None:
     assert ranks.run(save_by_a_plan_of_torch, 2, (tmp_path,)) == [[False, True]] * 2
+
+
+def save_a_plain_state(root: Path) -> None:
+    rank, num_ranks = dist.get_rank(), dist.get_world_size()
+    mesh, queue, strategy = init_device_mesh("cpu", (num_ranks,)), AsyncCallsQueue(), TorchDistSaveShardedStrategy()
+    for number in range(2):
+        (root / str(number)).mkdir(exist_ok=True)
+        dist.barrier()
+        local, same = torch.full((2, 3), 10.0 * number + rank), torch.full((4,), float(number))
+        state = {"m": {"w": DTensor.from_local(local, mesh, [Shard(0)]), "b": same}, "step": number}
+        described = entities_of(state)
+        request = dist_checkpointing.save(described, root / str(number), strategy, async_sharded_save=True)
+        assert request is not None
+        queue.schedule_async_request(request)
+        for tensor in (local, same):
+            tensor.fill_(-1)
+    queue.close()
+    for number in range(2):
+        wanted: Any = {"m": {"w": torch.zeros(2 * num_ranks, 3), "b": torch.zeros(4)}, "step": -1}
+        loaded = remesh.load(wanted, root / str(number))
+        assert loaded["m"]["w"][::2, 0].tolist() == [10 * number + at for at in range(num_ranks)]
+        assert loaded["m"]["b"].eq(number).all() and loaded["step"] == number
+
+
+def test_a_plain_state_of_several_ranks_is_saved_in_the_background(ranks: RankPool, tmp_path: Path) -> None:
+    ranks.run(save_a_plain_state, 3, (tmp_path,))
 
 
 def test_a_frozen_request_takes_no_further_functions() -> None:

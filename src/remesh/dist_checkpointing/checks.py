@@ -81,8 +81,19 @@ def compute_mismatched_keys(
     return stored_keys - {entity.key for rank in everywhere for entity in rank}, unexpected
 
 
+def unexpected_to_tell(strict: StrictHandling, unexpected: set[str], stored: set[str], wanted: set[str]) -> set[str]:
+    """The unexpected keys to report: this rank's own, but those of all ranks in the one error that all raise.
+
+    ``unexpected`` are this rank's, ``wanted`` the keys that any rank asks for, where the mode has gathered them.
+    """
+    return wanted - stored if strict is StrictHandling.RAISE_ALL else unexpected
+
+
 def decide_on_mismatch(strict: StrictHandling, missing: set[str], unexpected: set[str]) -> str | None:
-    """The warning to log in this mode, or None; `CheckpointMismatchError` where the mode says to raise."""
+    """The warning to log in this mode, or None; `CheckpointMismatchError` where the mode says to raise.
+
+    ``unexpected`` is what `unexpected_to_tell` chose.
+    """
     if not missing and not unexpected:
         return None
     text = ""
@@ -93,7 +104,8 @@ def decide_on_mismatch(strict: StrictHandling, missing: set[str], unexpected: se
     if missing:
         text += f"\nMissing keys (for all ranks): {missing}. "
     if unexpected:
-        text += f"\nUnexpected keys (for this rank): {unexpected}. "
+        whose = "all ranks" if strict is StrictHandling.RAISE_ALL else "this rank"
+        text += f"\nUnexpected keys (for {whose}): {unexpected}. "
     if strict in _RAISING:
         raise CheckpointMismatchError(text)
     return text if strict in _LOGGING else None

@@ -1,8 +1,8 @@
 """When does a checkpoint exist? The steps of a commit, in the directory of the checkpoint.
 
     begin    the in-progress mark is written, leftovers of a failed save are removed
-    (write)  data files, common data, .metadata, each reaching the disk
-    finish   the checksums of all files are written
+    (write)  data files, each reaching the disk; common data and .metadata
+    finish   the checksums of all files are written; they and the small files reach the disk together
              metadata.json appears in one step: from here on the checkpoint exists
              the in-progress mark is removed
 
@@ -62,7 +62,7 @@ def begin(directory: Location) -> None:
 
 
 def finish(directory: Location, config: CheckpointingConfig) -> None:
-    """Make the checkpoint exist. Everything else must have reached the disk."""
+    """Make the checkpoint exist. All data files must have reached the disk."""
     write_checksums(directory)
     store_of(directory).sync_names(directory)
     save_config(config, directory)

@@ -17,6 +17,8 @@ Path = tuple[Any, ...]
 """Keys and indices from the root of a nest to a value in it."""
 
 Nest = dict[Any, Any] | list[Any]
+NESTS = (dict, list)
+"""Types of nests; a union would be made anew each time that it is asked for."""
 
 LEFT_OUT = object()
 """What `graft` is given for an entity that was not loaded and shall not stand in the result."""
@@ -42,7 +44,7 @@ def nested_values(x: Nest) -> Iterator[Any]:
 def nested_leaves(x: Nest, path: Path = ()) -> Iterator[tuple[Path, Any]]:
     """Every leaf with its path, depth first in order."""
     for key, value in items_of(x):
-        if isinstance(value, dict | list):
+        if isinstance(value, NESTS):
             yield from nested_leaves(value, (*path, key))
         else:
             yield (*path, key), value
@@ -64,7 +66,7 @@ def dict_list_map_outplace(f: Callable[[Any], Any], x: Any) -> Any:
 
 def dict_list_map_inplace(f: Callable[[Any], Any], x: Any) -> Any:
     """Replace every leaf by ``f`` of it, in place; returns the nest."""
-    if not isinstance(x, dict | list):
+    if not isinstance(x, NESTS):
         return f(x)
     for key, value in list(items_of(x)):
         x[key] = dict_list_map_inplace(f, value)
@@ -85,13 +87,13 @@ def extract_matching_values(
     match: dict[Any, Any] = {}
     rest: dict[Any, Any] = {}
     for key, value in items_of(x):
-        if isinstance(value, dict | list) and value:
+        if isinstance(value, NESTS) and value:
             inner_match, inner_rest = extract_matching_values(value, predicate, return_lists_as_dicts)
             if inner_match:
                 match[key] = inner_match
             if inner_rest:
                 rest[key] = inner_rest
-        elif isinstance(value, dict | list):
+        elif isinstance(value, NESTS):
             rest[key] = value
         else:
             (match if predicate(value) else rest)[key] = value
@@ -152,7 +154,7 @@ def merge(x1: Any, x2: Any, key: Path = ()) -> Any:
 def nested_items_iter(x: Nest) -> Iterator[tuple[Nest, Any, Any]]:
     """``(container, key or index, leaf)`` of every leaf, depth first in order."""
     for key, value in items_of(x):
-        if isinstance(value, dict | list):
+        if isinstance(value, NESTS):
             yield from nested_items_iter(value)
         else:
             yield x, key, value
@@ -216,7 +218,7 @@ def without_holes(nest: Any) -> Any:
 def _graft_value(value: Any, common: Any, filled: dict[int, Any], path: Path) -> Any:
     if id(value) in filled:
         return filled[id(value)]
-    if isinstance(value, dict | list) and _holds_any(value, filled):
+    if isinstance(value, NESTS) and _holds_any(value, filled):
         return graft(value, common, filled, path)
     return LEFT_OUT
 
@@ -252,7 +254,7 @@ def _holds_any(nest: Nest, filled: dict[int, Any]) -> bool:
 
 
 def _has_common(value: Any, filled: dict[int, Any]) -> bool:
-    if not isinstance(value, dict | list):
+    if not isinstance(value, NESTS):
         return id(value) not in filled
     return not value or any(_has_common(inner, filled) for _, inner in items_of(value))
 

@@ -124,7 +124,7 @@ class Checksums:
 
 
 def write_checksums(directory: Location, *, is_committed: bool = False) -> None:
-    """Write `CHECKSUMS_FNAME` durably for the files that are there; called by one rank.
+    """Write `CHECKSUMS_FNAME` durably for the files that are there, the small ones of which it settles, by one rank.
 
     Into a committed checkpoint, where readers look, it is put in one step.
     """
@@ -136,7 +136,12 @@ def write_checksums(directory: Location, *, is_committed: bool = False) -> None:
             entries[name] = [_WHOLE, size, _crc_of(directory / name)]
     content = json.dumps({"version": _VERSION, "files": entries}, indent=0).encode() + b"\n"
     store = store_of(directory)
-    (store.put if is_committed else store.write)(directory / CHECKSUMS_FNAME, content + b"%08x\n" % crc32(content))
+    path, content = directory / CHECKSUMS_FNAME, content + b"%08x\n" % crc32(content)
+    if is_committed:
+        store.put(path, content)
+        return
+    store.write_soon(path, content)
+    store.settle([path, *(directory / name for name, (kind, *_) in entries.items() if kind == _WHOLE)])
 
 
 def read_checksums(directory: Location) -> Checksums:
@@ -296,9 +301,9 @@ def _sizes(directory: Location) -> dict[str, int]:
 
 def _pieces(path: Location, num_bytes: int | None = None, step: int = _READ_BYTES) -> Iterator[tuple[int, memoryview]]:
     """The content of a file, or its first bytes, in order; each piece is valid until the next."""
-    buffer = memoryview(bytearray(step))
     with store_of(path).open_ranged(path) as file:
         stop = file.num_bytes if num_bytes is None else num_bytes
+        buffer = memoryview(bytearray(min(step, stop)))
         for start in range(0, stop, step):
             part = buffer[: min(step, stop - start)]
             yield start, part[: file.read_into(start, part)]

@@ -98,7 +98,10 @@ class GuardedCopy:
 
 
 class PageCopier:
-    """The process that copies, started when it is needed first. Safe to use from several threads."""
+    """The process that copies, started when it is needed first. Safe to use from several threads.
+
+    A fork of this process has none and starts its own; copies that were begun before are the parent's alone.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -107,6 +110,7 @@ class PageCopier:
         self._num_done = 0
         self._failed: dict[int, str] = {}
         """Why a copy that nobody has waited for was not made, by its number."""
+        _copiers.add(self)
 
     def copy(self, tensors: Sequence[torch.Tensor], places: Sequence[int], descriptor: int) -> GuardedCopy:
         """Begin to copy tensors of which `select` said that it can be done, into the file of a descriptor.
@@ -144,8 +148,6 @@ class PageCopier:
 
     def _present(self) -> _Process:
         """The process, at rest."""
-        if self._process is not None and self._process.owner != os.getpid():
-            self._process, self._num_done = None, self._num_begun  # this process is a fork, and has asked for nothing
         self._hear_until(self._num_begun)
         if self._process is None or self._process.is_gone:
             self._process = _Process()
@@ -158,44 +160,71 @@ class PageCopier:
             if (answer := self._process.hear()) != "copied":
                 self._failed[self._num_done] = answer
 
+    def _begin_anew(self) -> None:
+        """Be that of a fork, in which another thread's lock is never released."""
+        self._lock = threading.Lock()
+        lost = range(self._num_done + 1, self._num_begun + 1)
+        self._failed |= dict.fromkeys(lost, "that this process is a fork of the one that asked for the copy")
+        self._num_done = self._num_begun
+        if self._process is not None:
+            self._process.forget()
+            self._process = None
+
+
+_copiers: weakref.WeakSet[PageCopier] = weakref.WeakSet()
+
+
+def _begin_all_anew() -> None:
+    for copier in _copiers:
+        copier._begin_anew()
+
+
+os.register_at_fork(after_in_child=_begin_all_anew)
+
 
 class _Process:
     """The running process and the socket to it."""
 
     def __init__(self) -> None:
-        self.owner = os.getpid()
-        """A fork of this process must start its own."""
         ours, theirs = socket.socketpair()
-        command = [sys.executable, "-I", "-S", str(Path(page_copier.__file__)), str(theirs.fileno()), str(self.owner)]
+        command = [sys.executable, "-I", "-S", str(Path(page_copier.__file__)), str(theirs.fileno()), str(os.getpid())]
         with theirs:
             process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
         # Where only ancestors may look into a process, it allows this one to; elsewhere that means nothing.
         _libc.prctl(_PR_SET_PTRACER, ctypes.c_ulong(process.pid), 0, 0, 0)
         self._socket = ours
-        self._answers = ours.makefile("rb")
-        self._ending = weakref.finalize(self, _end, ours, self._answers, process)
+        self._heard = b""
+        self._ending = weakref.finalize(self, _end, ours, process)
 
     @property
     def is_gone(self) -> bool:
         return not self._ending.alive
 
+    def forget(self) -> None:
+        """Leave it to the parent of this fork: it ends when nobody holds this end of the socket any more."""
+        self._ending.detach()
+        self._socket.close()
+
     def begin(self, faults: int, copy: int, job: dict[str, Any]) -> None:
         body = json.dumps(job).encode()
-        socket.send_fds(self._socket, [page_copier.HEAD.pack(len(body))], [faults, copy])
-        self._socket.sendall(body)
+        message = page_copier.HEAD.pack(len(body)) + body
+        sent = socket.send_fds(self._socket, [message], [faults, copy])  # whole, so that it wakes up once
+        self._socket.sendall(message[sent:])
 
     def hear(self) -> str:
         """What it answers; a death is an answer too."""
         if not self.is_gone:
             with contextlib.suppress(OSError):
-                if line := self._answers.readline():
-                    return str(json.loads(line))
+                while b"\n" not in self._heard and (more := self._socket.recv(4096)):
+                    self._heard += more
+            line, is_whole, self._heard = self._heard.partition(b"\n")
+            if is_whole:
+                return str(json.loads(line))
             self._ending()
         return "failed: the copying process has ended"
 
 
-def _end(end: socket.socket, answers: Any, process: subprocess.Popen[bytes]) -> None:
-    answers.close()
+def _end(end: socket.socket, process: subprocess.Popen[bytes]) -> None:
     end.close()
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(_ENDING_S)
@@ -261,7 +290,7 @@ class _Map:
 def _is_in_a_piece(tensor: torch.Tensor) -> bool:
     """Whether its elements are a range of memory of this process alone, as far as torch knows."""
     is_plain = tensor.is_cpu and tensor.layout == torch.strided and not tensor.is_conj() and not tensor.is_neg()
-    if not is_plain or not tensor.is_contiguous() or tensor.is_shared():  # type: ignore[no-untyped-call]
+    if not is_plain or not tensor.is_contiguous() or tensor.untyped_storage().is_shared():
         return False
     return not (torch.cuda.is_available() and tensor.is_pinned())
 

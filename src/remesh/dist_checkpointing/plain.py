@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, lru_cache
 from itertools import islice
@@ -21,10 +21,10 @@ from typing import Any
 import torch
 
 from remesh.collector import collector_at_rest
-from remesh.dist_checkpointing.dict_utils import graft, items_of, nested_leaves
+from remesh.dist_checkpointing.dict_utils import NESTS, Path, graft, items_of, nested_leaves
 from remesh.dist_checkpointing.errors import CheckpointMismatchError, told_as_checkpoint_errors
-from remesh.dist_checkpointing.mapping import LocalNonpersistentObject, ShardedBase, ShardedTensor
-from remesh.dist_checkpointing.plan_cache import PlanCache
+from remesh.dist_checkpointing.mapping import LocalNonpersistentObject, ShardedBase, ShardedStateDict, ShardedTensor
+from remesh.dist_checkpointing.plan_cache import Agreement, PlanCache
 from remesh.dist_checkpointing.reader import Fill, OpenCheckpoint, is_complete, open_checkpoint, plan_fill, run_fill
 from remesh.dist_checkpointing.storage import Directory, Location, location_of, store_of
 from remesh.dist_checkpointing.strategies.fetch import read_objects
@@ -36,6 +36,8 @@ from remesh.layout.from_torch import Piece, piece_of
 from remesh.reshard.running.exchange import Group, gather_from, group_rank
 
 _ABSENT = object()
+_TENSORS = "tensors of a plain state"
+"""Where `entities_of` has them; what is stored goes by their own names."""
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 """Types of tensors that every rank holds in full, with nothing behind them."""
 _NOT_COMMON = (torch.Tensor, Piece, ShardedBase, LocalNonpersistentObject)
@@ -53,23 +55,44 @@ def save(state: Mapping[str, Any], path: Directory, *, group: Group = None) -> N
         _save(state, location_of(path), group)
 
 
-def _save(state: Mapping[str, Any], directory: Location, group: Group) -> None:
-    rank, doing = group_rank(group), f"saving checkpoint {directory}"
-    held: list[_Held] = []
+def entities_of(state: Mapping[str, Any], *, group: Group = None) -> ShardedStateDict:
+    """The same state as sharded entities, for `dist_checkpointing.save`, and so for saves in the background.
+
+    Called by every rank of the group, like `save`, which a save of the result equals: `load` reads it. Ranks share the
+    writing already, so no wrapper for that is wanted, and would find no values on ranks that write none.
+    """
+    tensors, agreement = _agree_on_writers(state, _ENTITY_PLANS, group, "describing a state")
+    _ENTITY_PLANS.remember(agreement)
+    common = _common_of(state)
+    if _TENSORS in common:
+        raise CheckpointMismatchError(f"describing a state: it has the key {_TENSORS!r} itself; rename it")
+    entities = tensors.entities(agreement.plan.kept["is_mine"])
+    return {**common, _TENSORS: entities} if entities else common
+
+
+def _agree_on_writers(
+    state: Mapping[str, Any], plans: PlanCache, group: Group, doing: str
+) -> tuple[_Tensors, Agreement]:
+    """The tensors of the state, and what all ranks agree on; under ``is_mine`` which boxes this rank writes."""
+    taken: list[_Tensors] = []
 
     def tell() -> tuple[list[Any], None]:
         with told_as_checkpoint_errors(doing):
-            held.extend(_held_by(state))
-            rows = [row for one in held for row in one.rows()]
-            return HeldBoxes([form for form, _ in rows], [at for _, start in rows for at in start]).parts(), None
+            taken.append(_take_apart(state))
+            return taken[0].boxes().parts(), None
 
-    agreement = _PLANS.agree(tell, group, doing)
-    plan, is_new = agreement.plan, agreement.told is not None
-    entities: list[ShardedTensor] = []
+    agreement = plans.agree(tell, group, doing)
     if agreement.told is not None:
-        is_mine = iter(choose_writers([HeldBoxes.from_parts(parts) for parts in agreement.told], rank))
-        plan.kept["is_mine"] = [list(islice(is_mine, one.num_boxes)) for one in held]
-        entities += [part for one, mine in zip(held, plan.kept["is_mine"], strict=True) for part in one.sharded(mine)]
+        held = [HeldBoxes.from_parts(parts) for parts in agreement.told]
+        agreement.plan.kept["is_mine"] = choose_writers(held, group_rank(group))
+    return taken[0], agreement
+
+
+def _save(state: Mapping[str, Any], directory: Location, group: Group) -> None:
+    rank, doing = group_rank(group), f"saving checkpoint {directory}"
+    tensors, agreement = _agree_on_writers(state, _PLANS, group, doing)
+    plan, is_new = agreement.plan, agreement.told is not None
+    entities = tensors.entities(plan.kept["is_mine"]) if is_new else []
 
     begin_save(lambda: State(entities, _common_of(state)), directory, _PLANS, group, validate=is_new, may_create=True)
 
@@ -77,8 +100,7 @@ def _save(state: Mapping[str, Any], directory: Location, group: Group) -> None:
         with told_as_checkpoint_errors(doing):
             if is_new:
                 plan.kept["part"] = replace(part_of(entities, {}), tensors=[])
-            boxes = [box for one, mine in zip(held, plan.kept["is_mine"], strict=True) for box in one.data(mine)]
-            return write_part(plan.kept["part"], boxes, directory, rank)
+            return write_part(plan.kept["part"], tensors.data(plan.kept["is_mine"]), directory, rank)
 
     store_index(write, directory, _PLANS, group)
     commit_save(directory, group)
@@ -148,19 +170,56 @@ def latest_complete(root: Directory) -> Location | None:
 
 _PLANS = PlanCache()
 """Of the states that this process has saved, so that ranks which save the same again need not tell each other again."""
+_ENTITY_PLANS = PlanCache()
+"""Of those that were made entities of."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Tensors:
+    """The tensors of a state by name, by how this rank holds them. Their boxes come in this order."""
+
+    whole: dict[str, torch.Tensor]
+    """Plain ones, which every rank holds in full, as most are: they need no algebra, and are many."""
+    cut: dict[str, _Held]
+    """All others."""
+
+    def boxes(self) -> HeldBoxes:
+        """All that other ranks need to know: ``(name, shape, bytes, dtype, global shape)`` and start of each box."""
+        form: list[tuple[Any, ...]] = []
+        starts: list[int] = []
+        for name, tensor in self.whole.items():
+            shape, num_bytes, text, start = _row_of(tensor.shape, tensor.dtype)
+            form.append((name, shape, num_bytes, text, shape))
+            starts += start
+        for row, start in [told for held in self.cut.values() for told in held.rows()]:
+            form.append(row)
+            starts += start
+        return HeldBoxes(form, starts)
+
+    def entities(self, is_mine: Sequence[bool]) -> list[ShardedTensor]:
+        """One sharded tensor per box; with data where this rank is the writer."""
+        mine = iter(is_mine)
+        made = [_whole_entity(name, tensor, is_mine=next(mine)) for name, tensor in self.whole.items()]
+        for held in self.cut.values():
+            made += held.sharded(list(islice(mine, len(held.boxes))))
+        return made
+
+    def data(self, is_mine: Sequence[bool]) -> list[torch.Tensor]:
+        """The values of the boxes that this rank writes."""
+        mine = iter(is_mine)
+        values = [tensor for tensor in self.whole.values() if next(mine)]
+        for held in self.cut.values():
+            of_held = list(islice(mine, len(held.boxes)))
+            values += [one.data_in_box() for one, yes in zip(held.sharded(of_held), of_held, strict=True) if yes]
+        return values
 
 
 @dataclass(frozen=True)
 class _Held:
-    """A tensor of the state, and what this rank holds of it."""
+    """A tensor of the state of which this rank may hold a part."""
 
     name: str
     leaf: torch.Tensor | Piece
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether this rank holds all of it, as most tensors are held: it needs no algebra."""
-        return type(self.leaf) in _PLAIN
 
     @cached_property
     def piece(self) -> Piece:
@@ -174,25 +233,12 @@ class _Held:
             return [Shard(0, whole)]
         return [shard for shard in self.piece.shards if not shard.box.is_empty]
 
-    @property
-    def num_boxes(self) -> int:
-        return 1 if self.is_plain else len(self.boxes)
-
     def rows(self) -> list[tuple[tuple[Any, ...], tuple[int, ...]]]:
-        """``(name, shape, bytes, dtype, global shape)`` and start of each box: all that other ranks need to know."""
-        if isinstance(self.leaf, torch.Tensor) and self.is_plain:
-            shape, num_bytes, text, start = _row_of(self.leaf.shape, self.leaf.dtype)
-            return [((self.name, shape, num_bytes, text, shape), start)]
+        """Of each box the row of `_Tensors.boxes` and its start."""
         tensor, shape = self.piece.tensor, self.piece.global_shape
         itemsize, text = tensor.element_size(), _text_of(tensor.dtype)
         boxes = [one.box for one in self.boxes]
         return [((self.name, box.shape, box.size * itemsize, text, shape), box.start) for box in boxes]
-
-    def data(self, is_mine: Sequence[bool]) -> list[torch.Tensor]:
-        """The values of the boxes that this rank writes."""
-        if isinstance(self.leaf, torch.Tensor) and self.is_plain:
-            return [self.leaf] if is_mine[0] else []
-        return [one.data_in_box() for one, mine in zip(self.sharded(is_mine), is_mine, strict=True) if mine]
 
     def sharded(self, is_mine: Sequence[bool]) -> list[ShardedTensor]:
         """One sharded tensor per box; with data where this rank is the writer."""
@@ -256,45 +302,64 @@ class _PlannedLoad:
 
 def _plan_load(state: dict[str, Any], directory: Location) -> _PlannedLoad:
     checkpoint = open_checkpoint(directory, allow_native=True)
+    taken = _take_apart(state)
     tensors: list[ShardedTensor] = []
-    whole: list[tuple[str, torch.Tensor]] = []
     staged: list[tuple[torch.Tensor, torch.Tensor]] = []
-    for one in _held_by(state):
-        if one.is_plain:
-            whole.append((one.name, one.leaf))  # type: ignore[arg-type]
-            continue
-        wanted, copy = one.wanted()
+    for held in taken.cut.values():
+        wanted, copy = held.wanted()
         tensors += wanted
         if copy is not None:
-            staged.append((one.piece.tensor, copy))
-    return _PlannedLoad(checkpoint, plan_fill(checkpoint, tensors, whole), staged)
+            staged.append((held.piece.tensor, copy))
+    return _PlannedLoad(checkpoint, plan_fill(checkpoint, tensors, list(taken.whole.items())), staged)
 
 
-def _held_by(state: Mapping[str, Any]) -> list[_Held]:
+def _take_apart(state: Mapping[str, Any]) -> _Tensors:
     """Every tensor of the state under its name; `CheckpointMismatchError` for what cannot be stored."""
     if not isinstance(state, dict):
         raise CheckpointMismatchError(
             f"taking a state apart: found a {type(state).__name__}, expected a dict; give state_dict(), not the object"
         )
-    held: dict[str, _Held] = {}
-    path_of: dict[str, tuple[Any, ...]] = {}
-    for path, leaf in nested_leaves(state):
-        if not _is_tensor(leaf):
+    whole: dict[str, torch.Tensor] = {}
+    cut: dict[str, _Held] = {}
+    for name, leaf in _named_leaves(state):
+        is_whole = type(leaf) in _PLAIN
+        if not is_whole and not _is_tensor(leaf):
             continue
-        name = ".".join(map(str, path))
-        if name in held:
+        if name in whole or name in cut:
+            places = [path for path, leaf in nested_leaves(state) if _is_tensor(leaf) and _name_of(path) == name]
             raise CheckpointMismatchError(
-                f"taking a state apart: the tensors at {path_of[name]} and {path} would both be stored as {name!r}, "
+                f"taking a state apart: the tensors at {places[0]} and {places[1]} would both be stored as {name!r}, "
                 "expected one tensor per name; rename one of the keys"
             )
-        one = _Held(name, leaf)
-        if type(leaf) not in _PLAIN and one.piece.partial is not None:
+        if is_whole:
+            whole[name] = leaf
+            continue
+        cut[name] = held = _Held(name, leaf)
+        if held.piece.partial is not None:
             raise CheckpointMismatchError(
-                f"taking a state apart: tensor {name!r} is a partial {one.piece.partial} over its mesh, expected final "
-                "values; redistribute it to Replicate or Shard first"
+                f"taking a state apart: tensor {name!r} is a partial {held.piece.partial} over its mesh, expected "
+                "final values; redistribute it to Replicate or Shard first"
             )
-        held[name], path_of[name] = one, path
-    return list(held.values())
+    return _Tensors(whole, cut)
+
+
+def _named_leaves(nest: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Every leaf of a nest under its path, joined by dots."""
+    for key, value in items_of(nest):
+        if isinstance(value, NESTS):
+            yield from _named_leaves(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def _name_of(path: Path) -> str:
+    return ".".join(map(str, path))
+
+
+def _whole_entity(name: str, tensor: torch.Tensor, *, is_mine: bool) -> ShardedTensor:
+    shape = tuple(tensor.shape)
+    data, replica_id = (tensor, 0) if is_mine else (None, 1)
+    return ShardedTensor(name, data, tensor.dtype, shape, shape, (0,) * len(shape), None, replica_id)
 
 
 @cache
@@ -316,7 +381,7 @@ def _common_of(nest: Any) -> Any:
     """The nest of everything that is no tensor; a container that had nothing else is left out."""
     kept: dict[Any, Any] = {}
     for key, value in items_of(nest):
-        if isinstance(value, dict | list):
+        if isinstance(value, NESTS):
             inner = _common_of(value)
             if inner or not value:
                 kept[key] = inner
@@ -327,11 +392,11 @@ def _common_of(nest: Any) -> Any:
 
 def _native_common(node: Any, checkpoint: OpenCheckpoint, path: tuple[Any, ...]) -> Any:
     """What native torch stored for the common leaves of a request: under the dotted path of a leaf or container."""
-    extent = checkpoint.manifest.objects.get(".".join(map(str, path)))
+    extent = checkpoint.manifest.objects.get(_name_of(path))
     if path and extent is not None:
         check_files(checkpoint.directory, [extent])
         return read_objects(checkpoint.directory, [extent])[0]
-    if not isinstance(node, dict | list):
+    if not isinstance(node, NESTS):
         return _ABSENT
     found = {key: _native_common(value, checkpoint, (*path, key)) for key, value in items_of(node)}
     kept = {key: value for key, value in found.items() if value is not _ABSENT}

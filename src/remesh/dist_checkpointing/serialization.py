@@ -17,6 +17,7 @@ from remesh.dist_checkpointing.checks import (
     compute_mismatched_keys,
     decide_on_mismatch,
     parse_strict_flag,
+    unexpected_to_tell,
 )
 from remesh.dist_checkpointing.core import CheckpointingConfig, maybe_load_config
 from remesh.dist_checkpointing.dict_utils import (
@@ -483,8 +484,7 @@ def _handle_mismatch(planned: _Planned, wanted: set[str], group: Group, doing: s
         return set(), set()
     missing = planned.stored_keys - wanted if planned.needs_keys_of_all else set()
     _, unexpected = compute_mismatched_keys(planned.stored_keys, planned.entities)
-    # The first rank's error is told, and it may be another rank that asks for too much.
-    told = wanted - planned.stored_keys if mode is StrictHandling.RAISE_ALL else unexpected
+    told = unexpected_to_tell(mode, unexpected, planned.stored_keys, wanted)
     warnings: list[str | None] = []
     gather_from(lambda: warnings.append(decide_on_mismatch(mode, missing, told)), group, doing)
     if warnings[0] is not None:

@@ -6,6 +6,7 @@ from collections.abc import Collection
 from typing import Any
 
 from remesh.dist_checkpointing.dict_utils import (
+    NESTS,
     Path,
     copy_nest,
     extract_matching_values,
@@ -58,7 +59,7 @@ def stored_factories(factories: Any, expanded: Any, stored: Collection[int], pat
     ``stored`` holds the ids of the entities that are there. `CheckpointMismatchError` where it has a part only.
     """
     if isinstance(factories, ShardedTensorFactory):
-        leaves = nested_values(expanded) if isinstance(expanded, dict | list) else (expanded,)
+        leaves = nested_values(expanded) if isinstance(expanded, NESTS) else (expanded,)
         built = [leaf for leaf in leaves if isinstance(leaf, ShardedBase)]
         absent = [entity.key for entity in built if id(entity) not in stored]
         if not absent:

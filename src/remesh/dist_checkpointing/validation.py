@@ -16,6 +16,7 @@ from remesh.dist_checkpointing.checks import (
     compute_mismatched_keys,
     decide_on_mismatch,
     parse_strict_flag,
+    unexpected_to_tell,
 )
 from remesh.dist_checkpointing.common_data import digest_of, warn_of_differences
 from remesh.dist_checkpointing.core import CheckpointingConfig, maybe_load_config
@@ -103,7 +104,8 @@ def validate_integrity_and_strict_load(
 ) -> tuple[ShardedStateDict, set[str], set[str]]:
     """The request without unexpected keys, the missing keys and the unexpected ones, reported as the mode says.
 
-    Metadata that the mode or the check of integrity needs must be given; ValueError where it is not.
+    What is returned is this rank's; an error of ``raise_all`` names the unexpected keys of all ranks. Metadata that the
+    mode or the check of integrity needs must be given; ValueError where it is not.
     """
     missing: set[str] = set()
     unexpected: set[str] = set()
@@ -117,7 +119,10 @@ def validate_integrity_and_strict_load(
             ckpt_sharded_metadata, local_metadata, global_metadata if wants_all else None
         )
         sharded_state_dict = adjust_non_strict_load(sharded_state_dict, unexpected)
-        if (warning := decide_on_mismatch(strict, missing, unexpected)) is not None:
+        stored = {entity.key for entity in ckpt_sharded_metadata.values()}
+        wanted = {entity.key for entities in global_metadata or () for entity in entities}
+        told = unexpected_to_tell(strict, unexpected, stored, wanted)
+        if (warning := decide_on_mismatch(strict, missing, told)) is not None:
             logger.warning(warning)
     if validate_access_integrity:
         if global_metadata is None:
@@ -138,8 +143,8 @@ def adjust_non_strict_load(sharded_state_dict: ShardedStateDict, sharded_keys_to
 def maybe_report_missing_and_unexpected_keys(
     missing_keys: set[str], unexpected_keys: set[str], raise_error: bool = True
 ) -> None:
-    """Raise `CheckpointingException`, or warn, unless both are empty."""
-    mode = StrictHandling.RAISE_ALL if raise_error else StrictHandling.LOG_ALL
+    """Raise `CheckpointingException`, or warn, unless both are empty; ``unexpected_keys`` are this rank's."""
+    mode = StrictHandling.RAISE_UNEXPECTED if raise_error else StrictHandling.LOG_UNEXPECTED
     if (warning := decide_on_mismatch(mode, missing_keys, unexpected_keys)) is not None:
         logger.warning(warning)
 

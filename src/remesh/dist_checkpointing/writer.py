@@ -45,7 +45,7 @@ from remesh.dist_checkpointing.strategies.torch_format import (
 )
 from remesh.dist_checkpointing.writes import Written, assemble_index, select_objects, select_tensors
 from remesh.layout.from_torch import dtype_name
-from remesh.reshard.running.exchange import Group, gather_from, group_rank
+from remesh.reshard.running.exchange import Group, gather_from, group_rank, group_size
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +147,7 @@ def begin_save(  # noqa: PLR0913 - what is saved, where, and how far
             compared.append(state.compared)
             if rank == 0:
                 common_blob.append(dump_object(state.common, "the common data"))
-            digest = digest_of(state.compared)
+            digest = digest_of(state.compared) if group_size(group) > 1 else None
             if not validate:
                 return [], digest
             return outline_of(unflatten_all(state.entities)).parts(), digest
@@ -325,4 +325,4 @@ def dump_objects(entities: Iterable[ShardedBase]) -> dict[str, bytes]:
 
 
 def _write_common(directory: Location, blob: bytes) -> None:
-    store_of(directory).write(directory / COMMON_STATE_FNAME, blob)
+    store_of(directory).write_soon(directory / COMMON_STATE_FNAME, blob)

@@ -1,20 +1,26 @@
-"""Jobs of four ranks that are killed while they save: ``killed_jobs.py FOLDER NUM_TRIALS SEED`` prints what was left.
+"""Jobs of four ranks that are killed while they save: ``killed_jobs.py FOLDER NUM_TRIALS SEED [WAY]`` prints the end.
 
 A trial is a job that saves step after step. At a random instant one rank is killed from outside, or all are, as when
 the power fails. Then a process that knows nothing of the job looks at what is on disk: a complete checkpoint must be
 there, not older than the newest that any rank was told of, and whatever is taken for one must load bit-equal.
+
+Saves in the background are settled by a thread between two calls of the loop, and the loop changes its state as soon as
+a save has begun. What a killed rank started for them, to copy or to write, must end with it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import random
+import shutil
 import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -26,22 +32,29 @@ import remesh
 from remesh import dist_checkpointing
 from remesh.dist_checkpointing import ShardedObject, ShardedTensor, check_is_distributed_checkpoint
 from remesh.dist_checkpointing.housekeeping import remove_checkpoint
+from remesh.dist_checkpointing.page_guard import LEAST_BYTES
 from remesh.dist_checkpointing.plain import step_name, step_of
+from remesh.dist_checkpointing.staging import Staging
 from remesh.dist_checkpointing.strategies.async_utils import AsyncCallsQueue
 from remesh.dist_checkpointing.strategies.fully_parallel import FullyParallelSaveStrategyWrapper
 from remesh.dist_checkpointing.strategies.torch import TorchDistSaveShardedStrategy
 from remesh.errors import Error
 
 NUM_RANKS = 4
-HOW = ("sync", "fully parallel", "async", "older ones removed")
+IN_FRONT = ("sync", "fully parallel", "older ones removed")
+BEHIND = {"async": "copy", "guard": "guard", "fork": "fork"}
+"""Ways to take the snapshots of a save in the background, by their name here."""
+HOW = (*IN_FRONT, *BEHIND)
+NUM_ELEMENTS = LEAST_BYTES // 4
+"""Of each rank's part: as few as are guarded, and not copied before a fork."""
 _LATEST_S = 1.5
 _PATIENCE_S = 60
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
 
-def state(step: int, rank: int) -> dict[str, Any]:
-    part = torch.full((3000,), float(step * NUM_RANKS + rank))
+def state(step: int, rank: int, part: torch.Tensor) -> dict[str, Any]:
     return {
-        "w": ShardedTensor.from_rank_offsets("w", part, (0, rank, NUM_RANKS)),
+        "w": ShardedTensor.from_rank_offsets("w", part.fill_(step * NUM_RANKS + rank), (0, rank, NUM_RANKS)),
         "both": ShardedTensor.from_rank_offsets("both", torch.full((500,), step), replica_id=rank),
         "rng": ShardedObject("rng", {"step": step}, (NUM_RANKS,), (rank,)),
         "step": step,
@@ -54,22 +67,24 @@ def save_until_killed(root: Path, how: str, rank: int) -> None:
     wait = timedelta(seconds=_PATIENCE_S)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=NUM_RANKS, timeout=wait)
     (root / f"ready-{rank}").touch()
-    base = TorchDistSaveShardedStrategy()
+    base = TorchDistSaveShardedStrategy(snapshots=BEHIND.get(how, "copy"))
     strategy: Any = FullyParallelSaveStrategyWrapper(base) if how == "fully parallel" else base
-    queue = AsyncCallsQueue()
+    queue, part = AsyncCallsQueue(), torch.empty(NUM_ELEMENTS)
     for step in range(1000):
         directory = root / step_name(step)
         if rank == 0:
             directory.mkdir()
         dist.barrier()
         done = step
-        if how == "async":
-            request = dist_checkpointing.save(state(step, rank), directory, strategy, async_sharded_save=True)
+        if how in BEHIND:
+            request = dist_checkpointing.save(state(step, rank, part), directory, strategy, async_sharded_save=True)
             assert request is not None
             queue.schedule_async_request(request)
+            part.fill_(-1)
+            queue.maybe_finalize_async_calls()
             done = step - queue.get_num_unfinalized_calls()
         else:
-            dist_checkpointing.save(state(step, rank), directory, strategy)
+            dist_checkpointing.save(state(step, rank, part), directory, strategy)
         if done >= 0:
             (root / f"told-{rank}-{done}").touch()
         if rank == 0 and how == "older ones removed" and step >= 2:
@@ -87,10 +102,14 @@ def look(root: Path) -> None:
             step = step_of(directory.name)
             assert step is not None
             loaded = dist_checkpointing.load_plain_tensors(directory)
-            assert torch.equal(loaded["w"], torch.arange(4.0).repeat_interleave(3000) + step * NUM_RANKS)
+            assert torch.equal(loaded["w"], torch.arange(4.0).repeat_interleave(NUM_ELEMENTS) + step * NUM_RANKS)
             assert loaded["both"].eq(step).all()
             assert dist_checkpointing.load_common_state_dict(directory)["step"] == step
     (root / "newest").write_text(str(found))
+
+
+def die_with_parent() -> None:
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 def fork(act: Callable[[], None], may_fail: bool) -> int:
@@ -98,6 +117,7 @@ def fork(act: Callable[[], None], may_fail: bool) -> int:
     child = os.fork()
     if child:
         return child
+    die_with_parent()
     status = 0
     try:
         act()
@@ -125,11 +145,22 @@ def end(child: int) -> int:
     raise AssertionError(f"process {child} was still there after {_PATIENCE_S} s")
 
 
-def run_trial(root: Path, how: str, dying: list[int], delay_s: float) -> int:
-    """The newest step that is left, -1 for none."""
+def reap_orphans() -> None:
+    """See that what the ranks have started ends without them."""
+    deadline = time.monotonic() + _PATIENCE_S
+    with contextlib.suppress(ChildProcessError):  # nobody is left
+        while time.monotonic() < deadline:
+            if os.waitpid(-1, os.WNOHANG)[0] == 0:
+                time.sleep(0.005)
+        raise AssertionError(f"a process that a killed rank had started was still there after {_PATIENCE_S} s")
+
+
+def run_trial(root: Path, how: str, dying: list[int], delay_s: float, since: str) -> int:
+    """The newest step that is left, -1 for none. Ranks die so long after four files are named like ``since``."""
     root.mkdir()
     ranks = [fork(lambda rank=rank: save_until_killed(root, how, rank), may_fail=True) for rank in range(NUM_RANKS)]  # type: ignore[misc]
-    while sum(1 for _ in root.glob("ready-*")) < NUM_RANKS:
+    deadline = time.monotonic() + _PATIENCE_S
+    while sum(1 for _ in root.glob(since)) < NUM_RANKS and time.monotonic() < deadline:
         time.sleep(0.002)
     time.sleep(delay_s)
     for rank in dying:
@@ -138,23 +169,35 @@ def run_trial(root: Path, how: str, dying: list[int], delay_s: float) -> int:
     assert all(status == 0 or rank in dying for rank, status in enumerate(statuses)), (how, dying, statuses)
     status = end(fork(lambda: look(root), may_fail=False))
     assert status == 0, f"{how}, ranks {dying} killed after {delay_s:.3f} s: see above; the files are in {root}"
-    return int((root / "newest").read_text())
+    reap_orphans()
+    newest = int((root / "newest").read_text())
+    shutil.rmtree(root)
+    return newest
 
 
-def main(folder: Path, num_trials: int, seed: int) -> None:
+def main(folder: Path, num_trials: int, seed: int, ways: Sequence[str] = HOW) -> None:
+    die_with_parent()
     torch.set_num_threads(1)  # no threads of torch's own before a fork
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     warm = {"w": ShardedTensor.from_rank_offsets("w", torch.zeros(3000)), "rng": ShardedObject("rng", {}, (1,), (0,))}
     (folder / "warm").mkdir()
     dist_checkpointing.save(warm, folder / "warm")  # what a first save loads, all ranks then have from the start
     rng = random.Random(seed)
     newest = []
     for trial in range(num_trials):
-        dying = list(range(NUM_RANKS)) if trial % 3 == 2 else [rng.randrange(NUM_RANKS)]
-        newest.append(run_trial(folder / str(trial), HOW[trial % len(HOW)], dying, rng.uniform(0.0, _LATEST_S)))
+        lap, way = divmod(trial, len(ways))
+        dying = list(range(NUM_RANKS)) if (lap + way) % 3 == 2 else [rng.randrange(NUM_RANKS)]
+        since = "told-*" if lap % 2 else "ready-*"  # some die before there is a checkpoint, not most
+        newest.append(run_trial(folder / str(trial), ways[way], dying, rng.uniform(0.0, _LATEST_S), since))
     some = sum(step >= 0 for step in newest)
+    told = ", ".join(
+        f"{count} {how}" for how, count in Counter(ways[at % len(ways)] for at in range(num_trials)).items()
+    )
+    guarded = Staging(may_guard=True).copy([torch.ones(NUM_ELEMENTS)]).guarded is not None
     with contextlib.suppress(BrokenPipeError):
         print(f"{num_trials} kills: {some} left a newest checkpoint, {num_trials - some} came before the first one")
+        print(f"ways: {told}" + ("" if guarded else "; this system lets nobody guard pages, they were copied"))
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))
+    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4:] or HOW)

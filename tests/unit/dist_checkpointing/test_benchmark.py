@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 
 import torch
 
-from benchmarks.checkpoint import background, formats, planning, storage
+from benchmarks.checkpoint import background, formats, loads, planning, storage
 from benchmarks.checkpoint.planning_page import write_page
 from benchmarks.report import write_report
 
@@ -18,6 +18,11 @@ def test_saves_and_loads_are_compared(tmp_path: Path) -> None:
     assert all(row.value > 0 for row in rows)
     assert {row.peer for row in rows if row.goal is not None} == {"torch DCP"}
     assert not list(tmp_path.iterdir())
+
+
+def test_loads_are_compared(tmp_path: Path) -> None:
+    seconds = loads.seconds_of_loads({"w": torch.randn(10, 3)}, tmp_path, 1)
+    assert len(seconds) == 3 and min(seconds) > 0
 
 
 def test_parts_of_a_chunk_are_read_right_by_both(tmp_path: Path) -> None:

@@ -41,7 +41,7 @@ def _process(staging: Staging) -> int:
     assert staging._copier is not None and staging._copier._process is not None
     ending = staging._copier._process._ending.peek()
     assert ending is not None
-    pid: int = ending[2][2].pid
+    pid: int = ending[2][1].pid
     return pid
 
 
@@ -127,6 +127,32 @@ def test_a_killed_copier_holds_up_nobody_and_the_next_copy_gets_another(staging:
     again = staging.copy(values)
     assert again.guarded is not None
     assert all(bool(copy.all()) for copy in again.wait().tensors)
+
+
+def test_a_fork_waits_for_no_lock_and_has_a_copier_of_its_own(staging: Staging) -> None:
+    copier, values = staging._copier, [torch.zeros(1 << 20)]
+    assert copier is not None
+    begun = staging.copy(values)
+    with copier._lock:  # held by a thread that the fork has not
+        child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+            signal.alarm(30)  # a fork that waits for ever ends there
+            torch.set_num_threads(1)  # those of OpenMP are gone
+            with pytest.raises(CheckpointingException, match="a fork of the one that asked"):
+                begun.wait()
+            values[0].fill_(2)
+            own = staging.copy(values)
+            assert own.guarded is not None and bool(own.wait().tensors[0].eq(2).all())
+            status = 0
+        finally:
+            os._exit(status)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert not begun.wait().tensors[0].any(), "the parent's copy is made, and by the process that it had"
+    again = staging.copy([values[0].fill_(3)])
+    assert bool(again.wait().tensors[0].eq(3).all())
 
 
 def test_where_the_system_does_not_allow_it_tensors_are_copied_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,8 +11,9 @@ import torch
 import torch.distributed.checkpoint as dcp
 
 import remesh
+from remesh import dist_checkpointing
 from remesh.dist_checkpointing.core import CheckpointingException
-from remesh.dist_checkpointing.plain import step_name
+from remesh.dist_checkpointing.plain import entities_of, step_name
 from remesh.dist_checkpointing.writes import HeldBoxes, choose_writers
 from remesh.errors import FormatError, LayoutError, StorageError
 from remesh.layout import Box, Shard
@@ -143,3 +144,43 @@ def test_boxes_of_one_form_at_other_places_are_not_replicas() -> None:
     form = [("w", (2, 3), 24), ("v", (), 4)]
     held = [HeldBoxes(form, [2 * rank, 0]) for rank in range(3)]
     assert [choose_writers(held, rank) for rank in range(3)] == [[True, True], [True, False], [True, False]]
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # torch says that quantized tensors are to go
+def test_small_tensors_that_no_frame_fits_and_views_of_complex_ones_come_back_each(tmp_path: Path) -> None:
+    parts = [torch.tensor([1 + 2j, 3 - 4j]).mul(n) for n in (1, 2)]
+    views = {
+        f"{name}{at}": view
+        for at, one in enumerate(parts)
+        for name, view in (("c", one.conj()), ("n", one.conj().imag))
+    }
+    state = {
+        **views,
+        **{f"q{n}": torch.quantize_per_tensor(torch.arange(4.0) + n, 0.1, 0, torch.qint8) for n in (0, 1)},
+    }
+    remesh.save(state, tmp_path)
+    loaded = remesh.load({name: torch.empty_like(value) for name, value in state.items()}, tmp_path)
+    for name, value in state.items():
+        wanted, found = (one.dequantize() if one.is_quantized else one for one in (value, loaded[name]))
+        assert torch.equal(found, wanted), name
+
+
+def test_a_plain_state_is_saved_in_the_background_too(tmp_path: Path) -> None:
+    state = {**state_of(*trained(0), step=7), "none": torch.empty(0, 3)}
+    for number in range(2):
+        directory = tmp_path / str(number)
+        directory.mkdir()
+        request = dist_checkpointing.save(entities_of(state), directory, async_sharded_save=True)
+        assert request is not None
+        request.execute_sync()
+        wanted = {**state_of(*trained(1), step=-1), "none": torch.empty(0, 3)}
+        loaded = remesh.load(wanted, directory)
+        assert loaded["step"] == 7
+        assert torch.equal(loaded["model"]["0.weight"], state["model"]["0.weight"])
+        assert loaded["optim"]["param_groups"] == state["optim"]["param_groups"]
+    remesh.save(state, tmp_path / "plain")
+    for name in ("__0_0.distcp", "common.pt"):
+        assert (tmp_path / "1" / name).read_bytes() == (tmp_path / "plain" / name).read_bytes()
+    assert entities_of({"step": 1}) == {"step": 1}
+    with pytest.raises(LayoutError, match="rename it"):
+        entities_of({"w": torch.ones(1), "tensors of a plain state": 1})

@@ -99,8 +99,23 @@ def test_each_mode_decides_on_its_own() -> None:
     assert logged is not None
     assert "Missing keys (for all ranks): {'a'}" in logged
     assert "Unexpected keys (for this rank): {'b'}" in logged
-    with pytest.raises(CheckpointingException, match="Unexpected keys"):
+    with pytest.raises(CheckpointingException, match=r"Unexpected keys \(for this rank\): {'b'}"):
         decide_on_mismatch(StrictHandling.RAISE_UNEXPECTED, set(), {"b"})
+    with pytest.raises(CheckpointingException, match=r"Unexpected keys \(for all ranks\): {'b'}"):
+        decide_on_mismatch(StrictHandling.RAISE_ALL, set(), {"b"})
+
+
+def test_the_error_of_all_ranks_tells_the_unexpected_keys_of_all() -> None:
+    mine, theirs, stored = [part(0, 1)], [element(0, 1)], {"w": part(0, 1)}
+    everywhere = [mine, theirs]  # this rank asks for nothing that is not there
+    with pytest.raises(CheckpointingException, match=r"Unexpected keys \(for all ranks\): {'rng'}"):
+        validation.validate_integrity_and_strict_load(
+            {"w": mine[0]}, StrictHandling.RAISE_ALL, False, mine, everywhere, stored
+        )
+    answer = validation.validate_integrity_and_strict_load(
+        {"w": mine[0]}, StrictHandling.RETURN_ALL, False, mine, everywhere, stored
+    )
+    assert answer[1:] == (set(), set()), "what is returned is this rank's own"
 
 
 def test_requests_are_made_strict_from_gathered_metadata(caplog: pytest.LogCaptureFixture) -> None:

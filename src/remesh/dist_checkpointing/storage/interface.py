@@ -5,6 +5,7 @@ the commit of a save:
 
 - ``put``: a small file appears in full or not at all, and is durable when the call returns;
 - ``create`` ... ``finish``: a large file is durable and in full when ``finish`` returns; before that, nothing is said.
+  Several small ones are ``write_soon`` ... ``settle``, which wait for a disk once.
 
 A local file system keeps the first by a rename, an object store because it shows an object when all of it has arrived.
 Neither has to rename a directory, so the same commit serves both: the marker file of a checkpoint is put last.
@@ -13,7 +14,7 @@ Neither has to rename a directory, so the same commit serves both: the marker fi
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Generic, TypeVar
@@ -134,10 +135,12 @@ class Store(ABC, Generic[P]):
             file.write(memoryview(content))
             file.finish()
 
-    def write_all(self, contents: Mapping[P, bytes]) -> None:
-        """`write` several files; they may reach the disk in any order."""
-        for path, content in contents.items():
-            self.write(path, content)
+    def write_soon(self, path: P, content: bytes | memoryview) -> None:
+        """`write`, but durable only when `settle` has been told of it too."""
+        self.write(path, content)
+
+    def settle(self, paths: Sequence[P]) -> None:
+        """Return when files are durable that `write_soon` has written; they reach the disk together."""
 
     def mark(self, path: P) -> None:
         """Let an empty file appear; its name is durable with those that appear after it."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -57,11 +57,12 @@ class LocalStore(Store[Path]):
             temporary.replace(path)
         self.sync_names(path.parent)
 
-    def write_all(self, contents: Mapping[Path, bytes]) -> None:
-        with ThreadPoolExecutor(
-            len(contents)
-        ) as writers:  # what they wait for is the disk, which takes several at once
-            list(writers.map(self.write, contents, contents.values()))
+    def write_soon(self, path: Path, content: bytes | memoryview) -> None:
+        path.write_bytes(content)
+
+    def settle(self, paths: Sequence[Path]) -> None:
+        with ThreadPoolExecutor(max(1, len(paths))) as waiting:  # for the disk, which takes several at once
+            list(waiting.map(_sync, paths))
 
     def mark(self, path: Path) -> None:
         path.touch()
@@ -78,14 +79,18 @@ class LocalStore(Store[Path]):
         self.sync_names(path.parent)
 
     def sync_names(self, directory: Path) -> None:
-        descriptor = os.open(directory, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        _sync(directory)
 
     def is_inside(self, directory: Path, path: Path) -> bool:
         return path.resolve().is_relative_to(directory.resolve())
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 class _LocalRangedFile(RangedFile):

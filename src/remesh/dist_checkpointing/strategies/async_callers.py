@@ -128,9 +128,8 @@ class AsyncCaller(ABC):
         self._waiting.put(request)
 
     def num_written(self) -> int:
-        """How many of the scheduled requests have been written or have failed."""
-        with self._changed:
-            return len(self._errors)
+        """How many of the scheduled requests have been written or have failed. Waits for nobody."""
+        return len(self._errors)
 
     def written_bytes(self) -> int:
         """How many bytes of the request after those are written."""

@@ -126,10 +126,10 @@ class AsyncCallsQueue:
             return [self._finalize(no_dist) for _ in range(len(self._unfinalized))]
         if not self._unfinalized:
             return []
-        told = [[self._num_written(), self._is_settled()]]
+        num_written, is_settled = self._num_written(), self._is_settled()
         if not no_dist and group_size(self._group) > 1:
-            told = all_gather_json(told[0], self._group)
-        num_written, is_settled = min(one[0] for one in told), all(one[1] for one in told)
+            told = all_gather_json([num_written, is_settled], self._group)
+            num_written, is_settled = min(one[0] for one in told), all(one[1] for one in told)
         done: list[int] = []
         while len(done) < num_written and is_settled:
             is_settled = self._begun or not self._begin(no_dist)
@@ -191,7 +191,7 @@ class AsyncCallsQueue:
         return [fn for fn in self._unfinalized[0].finalize_fns if isinstance(fn, Settling)]
 
     def _is_settled(self) -> bool:
-        return all(settling.is_done() for settling in self._settlings())
+        return not self._begun or all(settling.is_done() for settling in self._settlings())
 
     def _begin(self, no_dist: bool) -> bool:
         """Tell how the oldest request was written; whether it is being settled now, by the function that comes first.

@@ -37,6 +37,8 @@ SAFE_GLOBALS = [
 """What pickles of arrays and scalars of plain numbers name, and of a program's arguments; building them runs no foreign
 code, since both namespaces are nothing but attributes."""
 
+_PLAIN = frozenset((bool, int, float, str, type(None)))
+
 
 def start_blob(file: BlobSink, dtype: str, shape: tuple[int, ...]) -> int:
     """Where the next blob begins: a large one so that its elements begin on a boundary of blocks."""
@@ -90,17 +92,16 @@ def elements_of(tensor: torch.Tensor) -> memoryview:
 
 
 def write_alike(tensors: Sequence[torch.Tensor], frame: Frame, file: BlobSink) -> None:
-    """Append the blobs of tensors that all have this frame, built side by side; they are plain ones on the CPU."""
+    """Append the blobs of tensors that all have this frame and one device, built side by side."""
     with torch.no_grad():
-        elements = torch.stack(list(tensors)).reshape(-1).view(torch.uint8).numpy().reshape(len(tensors), -1)
-    raw = memoryview(elements).cast("B")  # type: ignore[arg-type]
+        raw = elements_of(torch.stack(list(tensors)))
     starts = range(0, len(raw), frame.num_bytes)
     crcs = [crc32(raw[start : start + frame.num_bytes]) for start in starts]
     first, stop = len(frame.head), len(frame.head) + frame.num_bytes
     blobs = np.empty((len(tensors), frame.blob_bytes), np.uint8)
     blobs[:, :first] = np.frombuffer(frame.head, np.uint8)
-    blobs[:, first:stop] = elements
-    blobs[:, stop:] = frame.tails(crcs)
+    blobs[:, first:stop] = np.frombuffer(raw, np.uint8).reshape(len(tensors), -1)
+    frame.put_tails(crcs, blobs[:, stop:])
     file.write(memoryview(blobs).cast("B"))  # type: ignore[arg-type]
 
 
@@ -124,9 +125,7 @@ def dump_object(value: Any, name: str) -> bytes:
     file = io.BytesIO()
     try:
         torch.save(value, file)
-        with torch.serialization.safe_globals(SAFE_GLOBALS):
-            file.seek(0)
-            unsafe = torch.serialization.get_unsafe_globals_in_checkpoint(file)
+        unsafe = [] if _is_plain(value) else _unsafe_globals_in(file)
     except (pickle.PicklingError, TypeError, AttributeError) as raised:
         raise CheckpointMismatchError(
             f"serialising {name}: expected values that can be pickled, found: {raised}; leave it out of the state dict "
@@ -139,6 +138,20 @@ def dump_object(value: Any, name: str) -> bytes:
             "program that saves or loads"
         )
     return file.getvalue()
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether a value is a nest of numbers and texts, whose pickle names no class at all."""
+    kind = type(value)
+    if kind is dict:
+        return all(_is_plain(key) and _is_plain(inner) for key, inner in value.items())
+    return kind in _PLAIN or (kind in (list, tuple) and all(map(_is_plain, value)))
+
+
+def _unsafe_globals_in(file: io.BytesIO) -> list[str]:
+    file.seek(0)
+    with torch.serialization.safe_globals(SAFE_GLOBALS):
+        return torch.serialization.get_unsafe_globals_in_checkpoint(file)
 
 
 def load_object(blob: bytes, where: str) -> Any:

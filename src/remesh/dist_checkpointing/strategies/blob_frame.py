@@ -38,7 +38,8 @@ LARGEST_BYTES = (1 << 32) - (1 << 20)
 
 _ALIGNMENT_BYTES = 64
 _QUANTIZED = ("qint", "quint")
-_NAMES_HASH = "15728199511854643026"
+_NAMES_HASH = b"15728199511854643026"
+_NAMES_CRC = crc32(_NAMES_HASH)
 _WORD = (1 << 64) - 1
 _FLAGS = 0x0808
 _LOCAL = struct.Struct("<4sHHHHHIIIHH")
@@ -77,7 +78,7 @@ class Frame:
     def tail(self, crc: int) -> bytes:
         """What follows elements with this CRC-32."""
         combined = _combine(_combine(self.hash_before, crc), _VERSION_CRC)
-        digits = f"{_NAMES_HASH}{combined:020d}".encode()
+        digits = _NAMES_HASH + b"%020d" % combined
         tail = bytearray(self.tail_template)
         for start in self.crc_starts:
             _CRC.pack_into(tail, start, crc)
@@ -87,32 +88,23 @@ class Frame:
             _CRC.pack_into(tail, start, digits_crc)
         return bytes(tail)
 
-    def tails(self, crcs: Sequence[int]) -> npt.NDArray[np.uint8]:
-        """`tail` of many, ``[num_crcs, bytes of a tail]``."""
-        tails = np.tile(np.frombuffer(self.tail_template, np.uint8), (len(crcs), 1))
-        combined = _combine_all(_combine_all(np.uint64(self.hash_before), np.array(crcs, np.uint64)), _VERSION_CRC)
-        text = _digits_of(combined).tobytes()
-        digits = [text[at : at + 20] for at in range(0, len(text), 20)]
-        names = _NAMES_HASH.encode()
-        names_crc = crc32(names)
-        _put(tails, self.id_start, [names] * len(crcs))
-        _put(tails, self.id_start + len(names), digits)
-        for start in self.crc_starts:
-            _put(tails, start, [np.array(crcs, "<u4").tobytes()])
-        for start in self.id_crc_starts:
-            _put(tails, start, [np.array([crc32(one, names_crc) for one in digits], "<u4").tobytes()])
-        return tails
+    def put_tails(self, crcs: Sequence[int], rows: npt.NDArray[np.uint8]) -> None:
+        """`tail` of many, into ``rows``: ``[num_crcs, bytes of a tail]``."""
+        rows[:] = np.frombuffer(self.tail_template, np.uint8)
+        elements = np.array(crcs, "<u4")
+        combined = _combine_all(_combine_all(np.uint64(self.hash_before), elements.astype(np.uint64)), _VERSION_CRC)
+        digits = _digits_of(combined)
+        text = memoryview(digits).cast("B")  # type: ignore[arg-type]
+        ids = np.array([crc32(text[at : at + 20], _NAMES_CRC) for at in range(0, len(text), 20)], "<u4")
+        rows[:, self.id_start + len(_NAMES_HASH) :][:, :20] = digits
+        for starts, values in ((self.crc_starts, elements), (self.id_crc_starts, ids)):
+            for start in starts:
+                rows[:, start : start + 4] = values.view(np.uint8).reshape(-1, 4)
 
     def stored_crc(self, tail: bytes | memoryview) -> int:
         """The checksum of the elements as a tail tells it; 0 where the writer left it out."""
         crc: int = _CRC.unpack_from(tail, self.crc_starts[0])[0]
         return crc
-
-
-def _put(rows: npt.NDArray[np.uint8], start: int, parts: Sequence[bytes]) -> None:
-    """Write the parts, all of one length when joined and cut evenly, into the rows from column ``start`` on."""
-    columns = np.frombuffer(b"".join(parts), np.uint8).reshape(len(rows), -1)
-    rows[:, start : start + columns.shape[1]] = columns
 
 
 _VERSION = b"3\n"
@@ -142,7 +134,7 @@ def frame_of(dtype: str, shape: tuple[int, ...]) -> Frame | None:
     archive.skip(num_bytes)
     archive.close(elements)
     archive.add("version", _VERSION)
-    digits = archive.add(".data/serialization_id", b"0" * _ID_DIGITS)
+    digits = archive.add(".data/serialization_id", _NAMES_HASH.ljust(_ID_DIGITS, b"0"))
     directory_starts = archive.finish()
     before = len(head)
     return Frame(

@@ -10,6 +10,7 @@ one by one, and asks in between, so that a loop never waits for a disk.
 
 from __future__ import annotations
 
+import _thread
 import threading
 from collections.abc import Callable
 
@@ -29,7 +30,8 @@ class Settling:
         self._after: list[Work] = []
         self._on_success: list[Work] = []
         self._error: BaseException | None = None
-        self._thread: threading.Thread | None = None
+        self._begun = False
+        self._done = threading.Event()
 
     def add(self, work: Work) -> None:
         """Let this rank do ``work`` too, after what is there already."""
@@ -41,21 +43,22 @@ class Settling:
 
     def begin(self) -> None:
         """Agree, and let a thread work. Called by every rank; raises on all alike."""
-        self._thread = threading.Thread(target=self._work, args=(self._agree(),), name="checkpoint-settler")
-        self._thread.start()
+        work = self._agree()
+        _thread.start_new_thread(self._work, (work,))  # `threading` would wait until it runs, and the loop with it
+        self._begun = True
 
     def is_done(self) -> bool:
         """Whether this rank has nothing left to do. Calls no other rank."""
-        return self._thread is not None and not self._thread.is_alive()
+        return self._done.is_set()
 
     def wait(self) -> None:
         """Return when nothing of this rank is writing any more. Calls no other rank."""
-        if self._thread is not None:
-            self._thread.join()
+        if self._begun:
+            self._done.wait()
 
     def __call__(self) -> None:
         """Do what is left, of all three. Called by every rank; raises on all alike."""
-        if self._thread is None:
+        if not self._begun:
             self.begin()
         gather_from(self._tell, self._group, self._doing)
         for then in self._on_success:
@@ -72,3 +75,5 @@ class Settling:
                 work()
         except BaseException as raised:  # raised on all ranks when the save is finalized
             self._error = raised
+        finally:
+            self._done.set()

@@ -14,6 +14,7 @@ import math
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -93,37 +94,27 @@ def put_blobs(
         places.append((file_start, file.tell() - file_start))
     for alike in _runs_of_alike(tensors):
         kind = dtype_name(alike[0].dtype), tuple(alike[0].shape)
-        file_start = start_blob(file, *kind)
         frame = frame_of(*kind) if len(alike) > 1 else None
-        if frame is None:
-            write_tensor(alike[0], file)
-        else:
-            write_alike(alike, frame, file)
-        length = (file.tell() - file_start) // len(alike)
-        places += [(file_start + number * length, length) for number in range(len(alike))]
+        for blobs in [alike] if frame is not None else [[tensor] for tensor in alike]:
+            file_start = start_blob(file, *kind)
+            if frame is not None:
+                write_alike(blobs, frame, file)
+            else:
+                write_tensor(blobs[0], file)
+            length = (file.tell() - file_start) // len(blobs)
+            places += [(file_start + number * length, length) for number in range(len(blobs))]
         if progress is not None:
             progress(file.tell())
     return places
 
 
 def _runs_of_alike(tensors: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
-    """The tensors in order; small ones of equal dtype and shape that follow each other come together."""
-    run: list[torch.Tensor] = []
-    run_kind: tuple[Any, ...] | None = None
-    longest = 0
-    for tensor in tensors:
-        kind: tuple[Any, ...] | None = (tensor.dtype, tensor.shape)
-        if not tensor.is_cpu or tensor.is_conj() or tensor.is_neg():
-            kind = None
-        if kind is None or kind != run_kind or len(run) >= longest:
-            if run:
-                yield run
-            num_bytes = tensor.nbytes
-            longest = -(-_RUN_BYTES // num_bytes) if 0 < num_bytes <= _SMALL_BYTES else 0
-            run, run_kind = [], kind
-        run.append(tensor)
-    if run:
-        yield run
+    """The tensors in order; small ones of equal dtype, shape and device that follow each other come together."""
+    for (dtype, shape, _), found in groupby(tensors, lambda tensor: (tensor.dtype, tensor.shape, tensor.device)):
+        alike, num_bytes = list(found), shape.numel() * dtype.itemsize
+        longest = -(-_RUN_BYTES // num_bytes) if 0 < num_bytes <= _SMALL_BYTES else 1
+        for at in range(0, len(alike), longest):
+            yield alike[at : at + longest]
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,8 +146,9 @@ def write_manifest(directory: Location, manifest: Manifest) -> None:
 
 
 def write_index(directory: Location, index: IndexFiles) -> None:
-    """Write the index durably into a directory where no reader looks yet."""
-    store_of(directory).write_all(index.contents(directory))
+    """Write the index into a directory where no reader looks yet; the commit makes it durable."""
+    for path, content in index.contents(directory).items():
+        store_of(directory).write_soon(path, content)
 
 
 def read_manifest(directory: Location, checksums: Checksums | None = None) -> Manifest:
