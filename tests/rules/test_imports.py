@@ -114,6 +114,7 @@ _PURE_ELSEWHERE = {
     "remesh.elastic.snapshots.choice",
     "remesh.elastic.snapshots.form",
     "remesh.elastic.store.card",
+    "remesh.elastic.store.endpoint",
     "remesh.elastic.token",
     "remesh.elastic.training.position",
     "remesh.errors",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import os
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import click
 from remesh.cli.events_folder import check_folder, title_of
 from remesh.dashboard.serve import make_app, make_server, new_token
 from remesh.elastic.events import EventReader
+from remesh.elastic.store.endpoint import is_loopback
 from remesh.errors import ConfigError
 
 DEFAULT_PORT = 8265
@@ -44,14 +44,6 @@ def dashboard(events_dir: Path, host: str, port: int, token_file: Path | None, n
     shown = host if ":" not in host else f"[{host}]"
     click.echo(f"http://{shown}:{port}/" + (f"?token=$(cat {token_file})" if token_file else ""))
     server.run()
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach a server that listens there."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def read_token(path: Path) -> str:

@@ -28,6 +28,7 @@ from remesh.elastic.launch.restart import RestartJob
 from remesh.elastic.membership.exclusion import ExclusionRules, StragglerRules
 from remesh.elastic.membership.machine import AgentRules
 from remesh.elastic.store.card import JobCard
+from remesh.elastic.store.endpoint import is_loopback
 from remesh.elastic.tls import Tls
 from remesh.elastic.token import MIN_SECRET_BYTES, Token
 from remesh.errors import ConfigError
@@ -206,8 +207,7 @@ def read_tls(request: Request) -> Tls | None:
 
 def describe_uncovered(job: AgentConfig, environment: Mapping[str, str]) -> str | None:
     """What --tls leaves unencrypted between nodes; None when nothing of ours leaves this node so."""
-    is_local = job.local_address == "localhost" or job.local_address.startswith("127.") or job.local_address == "::1"
-    if job.tls is None or is_local or environment.get("GLOO_DEVICE_TRANSPORT") == "TCP_TLS":
+    if job.tls is None or is_loopback(job.local_address) or environment.get("GLOO_DEVICE_TRANSPORT") == "TCP_TLS":
         return None
     return (
         f"--tls-cert covers the store and snapshots; collectives on {job.local_address} (gloo, NCCL) are not "
