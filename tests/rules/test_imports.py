@@ -106,6 +106,8 @@ _PURE_ELSEWHERE = {
     "remesh.elastic.membership.meeting",
     "remesh.elastic.membership.phases",
     "remesh.elastic.membership.roster",
+    "remesh.elastic.membership.rules",
+    "remesh.elastic.membership.stay",
     "remesh.elastic.membership.view",
     "remesh.elastic.mesh_policy",
     "remesh.elastic.metrics",

@@ -26,7 +26,7 @@ from remesh.elastic.launch.flags import find_flag
 from remesh.elastic.launch.mode import Mode, ModeChoice, decide_mode
 from remesh.elastic.launch.restart import RestartJob
 from remesh.elastic.membership.exclusion import ExclusionRules, StragglerRules
-from remesh.elastic.membership.machine import AgentRules
+from remesh.elastic.membership.rules import AgentRules
 from remesh.elastic.store.card import JobCard
 from remesh.elastic.store.endpoint import is_loopback
 from remesh.elastic.tls import Tls
