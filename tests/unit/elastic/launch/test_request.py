@@ -21,7 +21,7 @@ from remesh.elastic.launch.request import (
     restart_job,
 )
 from remesh.errors import ConfigError
-from tests.unit.elastic.certificates import make_tls
+from remesh.testing.certificates import make_tls
 
 
 @pytest.fixture
