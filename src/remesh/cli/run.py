@@ -50,8 +50,9 @@ def _run(context: click.Context, /, script: str, arguments: tuple[str, ...], **v
     given = frozenset(name for name in values if context.get_parameter_source(name) is not ParameterSource.DEFAULT)
     request = Request(values, given, script, arguments)
     if "LOGLEVEL" not in os.environ:
-        # The agent says itself what happened; torch would say it several times.
-        logging.getLogger("torch.distributed").setLevel(logging.CRITICAL)
+        # The agent says itself what happened; torch would say it several times. Its launcher's logger has a level too.
+        for name in ("torch.distributed", "torch.distributed.run"):
+            logging.getLogger(name).setLevel(logging.CRITICAL)
     try:
         outcome = run_request(request)
     except SignalException as error:

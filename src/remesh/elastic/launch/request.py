@@ -81,8 +81,9 @@ def check_request(request: Request, mode: Mode) -> None:
     if strange:
         flags = ", ".join(f"--{find_flag(dest).name}" for dest in strange)
         raise ConfigError(
-            f"reading the flags: {flags} mean nothing in {mode.value} mode, which was chosen for {request.script}; "
-            "leave them out, or choose with --mode"
+            f"reading the flags: {mode.value} mode, which was chosen for {request.script}, has no {flags}"
+            + (", for its agents and stores are torch's, which speak no TLS" if "tls" in flags else "")
+            + "; leave out what it has not, or choose with --mode"
         )
     for dest in ("exclude_after", "exclude_delay", "exclude_slower", "exclude_slower_steps"):
         if values[dest] < 0:
