@@ -1,7 +1,9 @@
 """What is a job doing? Its events, one after the other, folded into what a page or a terminal shows.
 
 An event is a line of an event log: ``t`` (seconds since the epoch), ``who``, ``kind``, and values that depend on the
-kind. Several processes tell the same thing (every agent writes down a generation): the first one counts. An unknown
+kind. Several processes tell the same thing (every agent writes down a generation): the first one counts. A first
+generation of other processes is a job that was started again with the same folder, as platforms do: curves, checkpoints
+and happenings of the runs before stay. An unknown
 kind is shown in the list of happenings as it is, so that what a program logs itself is seen too. Values come from files
 that anybody may have written: what does not have the expected form is left out, and counted.
 
@@ -126,6 +128,8 @@ class Story:
         self.curves: dict[str, Curve] = {}
         """By name: `RATE`, and every number that steps report."""
         self._told_once: set[tuple[str, int]] = set()
+        self._first_members: list[tuple[int, int, int, int]] = []
+        """Of this run's first generation."""
         self._started_by: dict[tuple[str, int], int] = {}
         """Process that an agent has last started in a slot."""
         self._num_other: dict[str, int] = {}
@@ -183,6 +187,8 @@ class Story:
         members = [(int(m["pid"]), int(m["rank"]), int(m["node"]), int(m["slot"])) for m in event["members"]]
         standby = [int(m["pid"]) for m in event.get("standby", ())]
         hosts = {str(index): str(name) for index, name in event.get("hosts", {}).items()}
+        if number == 1 and members != self._first_members:
+            self._begin_run(members, standby)
         if not self._is_new("generation", number):
             return
         step, at_s = int(event["step"]), float(event["t"])
@@ -203,6 +209,15 @@ class Story:
             worker.coordinates = coordinates_of(rank, axes)
         mesh = " x ".join(f"{name}={size}" for name, size in axes.items())
         self._happen(event, f"generation {number} on {mesh} from step {step}: {event.get('reason', '')}")
+
+    def _begin_run(self, members: list[tuple[int, int, int, int]], standby: list[int]) -> None:
+        """The job was started; if not for the first time, processes of the run before are no part of it."""
+        if self._first_members:
+            self._told_once = {("meeting", 1)}
+            self.told = ""
+            present = {*standby, *(pid for pid, *_ in members)}
+            self.workers = {pid: worker for pid, worker in self.workers.items() if pid in present}
+        self._first_members = members
 
     def _on_filled(self, event: Event) -> None:
         number, seconds = int(event["generation"]), float(event["seconds"])

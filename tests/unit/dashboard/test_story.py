@@ -94,6 +94,30 @@ def test_what_several_processes_tell_counts_once() -> None:
     assert story.checkpoints[0].seconds == 2.0
 
 
+def test_a_job_started_again_with_the_same_folder_is_told_from_its_beginning() -> None:
+    """As platforms do: the events of both runs stand in one folder."""
+    first = [
+        line("meeting", generation=1),
+        meeting_of(1, {"dp": 2}, [10, 11]),
+        line("finish", ok=False, text="a host died"),
+    ]
+    story = told(*first, *(line("step", 1.0 + step, "worker-10", step=step, rank=0, loss=1.0) for step in (1, 2, 3)))
+    assert (story.state, story.told) == ("failed", "a host died")
+    for event in (
+        line("meeting", 10.0, generation=1),
+        meeting_of(1, {"dp": 1}, [20], step=2, reason="started again"),
+        meeting_of(1, {"dp": 1}, [20], step=2, reason="told by another agent"),
+        line("meeting", 10.0, "agent-1", generation=1),
+    ):
+        story.take(event)
+    assert (story.state, story.told, story.step) == ("running", "", 2)
+    assert list(story.workers) == [20]
+    assert [each.reason for each in story.generations] == ["they fit", "started again"]
+    assert [step for step, *_ in story.curves["loss"].points()] == [1, 2], "steps that are taken again are taken back"
+    story.take(line("finish", 20.0, ok=True, text="all workers ended well"))
+    assert story.state == "ended"
+
+
 def test_curves_average_over_ranks_and_forget_what_was_taken_back() -> None:
     steps = [
         line("step", at_s=step, generation=1, rank=rank, step=step, loss=float(step + rank), note="x", ok=True)
