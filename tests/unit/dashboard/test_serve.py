@@ -118,6 +118,14 @@ def test_beyond_loopback_a_token_is_needed(tmp_path: Path) -> None:
     assert "--token-file" in str(result.exception)
 
 
+def test_a_port_that_is_taken_is_named(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        result = CliRunner().invoke(dashboard, [str(tmp_path), "--port", str(port)])
+    assert isinstance(result.exception, ConfigError)
+    assert f"port {port}" in str(result.exception) and "http://" not in result.output
+
+
 def test_a_token_is_made_once_for_its_owner_alone(tmp_path: Path) -> None:
     path = tmp_path / "token"
     token = read_token(path)
