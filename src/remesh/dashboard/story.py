@@ -298,7 +298,11 @@ class Story:
         if told is None:
             if count > _MAX_ALIKE:
                 return
-            told = ", ".join(f"{name}={value}" for name, value in event.items() if name not in ("t", "who", "kind"))
+            values = {name: value for name, value in event.items() if name not in ("t", "who", "kind")}
+            told = ", ".join(
+                f"{name}={value:.4g}" if isinstance(value, float) else f"{name}={value}"
+                for name, value in values.items()
+            )
         self._happen(event, str(told))
 
     def _happen(self, event: Event, text: str) -> None:
