@@ -130,6 +130,8 @@ class Story:
         self._told_once: set[tuple[str, int]] = set()
         self._first_members: list[tuple[int, int, int, int]] = []
         """Of this run's first generation."""
+        self._node_of: dict[str, str] = {}
+        """Name of an agent's node."""
         self._started_by: dict[tuple[str, int], int] = {}
         """Process that an agent has last started in a slot."""
         self._num_other: dict[str, int] = {}
@@ -168,6 +170,9 @@ class Story:
             "checkpoints": [asdict(each) for each in self.checkpoints],
             "curves": {name: curve.points() for name, curve in self.curves.items()},
         }
+
+    def _on_agent(self, event: Event) -> None:
+        self._node_of[str(event["who"])] = str(event["node"])
 
     def _on_worker(self, event: Event) -> None:
         pid = int(event["pid"])
@@ -218,6 +223,20 @@ class Story:
             present = {*standby, *(pid for pid, *_ in members)}
             self.workers = {pid: worker for pid, worker in self.workers.items() if pid in present}
         self._first_members = members
+
+    def _on_round(self, event: Event) -> None:
+        """Restart mode: all workers are started anew, in a row."""
+        number, size, num_nodes = int(event["number"]), int(event["world_size"]), int(event["num_nodes"])
+        if self.state in ("ended", "failed"):
+            self._told_once.clear()
+        self.state, self.told = "running", ""
+        for worker in self._workers_of(event):
+            worker.state, worker.rank, worker.coordinates = "gone", None, {}
+        if self._is_new("round", number):
+            nodes = f"{num_nodes} node{'s' * (num_nodes > 1)}"
+            reason = f"{size} workers on {nodes}, restarts left: {event['restarts_left']}"
+            self.generations.append(Generation(number, {"rank": size}, size, self.step or 0, reason, float(event["t"])))
+            self._happen(event, f"round {number}: {reason}")
 
     def _on_filled(self, event: Event) -> None:
         number, seconds = int(event["generation"]), float(event["seconds"])
@@ -274,18 +293,33 @@ class Story:
             self._happen(event, str(event["reason"]))
 
     def _on_exited(self, event: Event) -> None:
-        slot, code = int(event["slot"]), event["code"]
+        """In restart mode without a code: it ended well or was stopped, and failures are told by themselves."""
+        slot, code = int(event["slot"]), event.get("code")
         worker = self.workers.get(self._started_by.get((str(event["who"]), slot), -1))
-        if worker is not None:
+        if worker is not None and worker.state != "gone":
             worker.state = "gone" if code else "done"
-        self._happen(event, f"worker {slot} ended with {code}")
+        self._happen(event, f"worker {slot} ended" + ("" if code is None else f" with {code}"))
+
+    def _on_failed(self, event: Event) -> None:
+        pid, code = int(event["pid"]), int(event["exit_code"])
+        if pid in self.workers:
+            self.workers[pid].state = "gone"
+        how = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
+        who = f"rank {event['rank']} (worker {event['local_rank']} of {event['node']}, pid {pid})"
+        self._happen(event, f"{who} failed, {how}: {event['message']}")
 
     def _on_started(self, event: Event) -> None:
-        pid, slot = int(event["pid"]), int(event["slot"])
-        self._started_by[str(event["who"]), slot] = pid
-        self.workers.setdefault(pid, Worker(pid, "", slot, seen_s=float(event["t"])))
+        pid, slot, who = int(event["pid"]), int(event["slot"]), str(event["who"])
+        self._started_by[who, slot] = pid
+        worker = self.workers.setdefault(pid, Worker(pid, self._node_of.get(who, ""), slot, seen_s=float(event["t"])))
+        if "rank" in event:
+            # Restart mode: nothing more is told of it.
+            worker.rank, worker.state = int(event["rank"]), "training"
+            worker.coordinates = {"rank": worker.rank}
 
     def _on_finish(self, event: Event) -> None:
+        for worker in self._workers_of(event):
+            worker.state = worker.state if worker.state == "done" else "gone"
         if self.state not in ("ended", "failed"):
             self.state = "ended" if event["ok"] else "failed"
             self.told = _text(event["text"])
@@ -314,6 +348,11 @@ class Story:
             return False
         self._told_once.add((kind, number))
         return True
+
+    def _workers_of(self, event: Event) -> list[Worker]:
+        """Those that the agent which tells this has started last."""
+        mine = [pid for (agent, _), pid in self._started_by.items() if agent == str(event["who"])]
+        return [self.workers[pid] for pid in mine if pid in self.workers]
 
     def _member(self, rank: int) -> Worker | None:
         return next((worker for worker in self.workers.values() if worker.rank == rank), None)
@@ -344,12 +383,14 @@ def _text(value: object) -> str:
 
 
 _HANDLERS: Mapping[str, Callable[[Story, Event], None]] = {
-    "agent": lambda story, event: None,
+    "agent": Story._on_agent,
     "worker": Story._on_worker,
     "worker-started": Story._on_started,
     "worker-exited": Story._on_exited,
+    "worker-failed": Story._on_failed,
     "meeting": Story._on_meeting,
     "generation": Story._on_generation,
+    "round": Story._on_round,
     "grown": lambda story, event: None,
     "filled": Story._on_filled,
     "step": Story._on_step,

@@ -118,6 +118,30 @@ def test_a_job_started_again_with_the_same_folder_is_told_from_its_beginning() -
     assert story.state == "ended"
 
 
+def test_a_job_in_restart_mode_is_told_by_its_rounds() -> None:
+    failure = {"rank": 1, "local_rank": 1, "node": "vm", "pid": 11, "exit_code": 5, "message": "no disk"}
+    rounds = [line("round", number=number, world_size=2, num_nodes=1, restarts_left=2 - number) for number in (1, 2)]
+    starts = [[line("worker-started", slot=slot, rank=slot, pid=base + slot) for slot in (0, 1)] for base in (10, 20)]
+    story = told(line("agent", node="vm"), rounds[0], *starts[0])
+    places = {pid: (one.rank, one.node, one.state) for pid, one in story.workers.items()}
+    assert places == {10: (0, "vm", "training"), 11: (1, "vm", "training")}
+    story.take(line("worker-failed", **failure))
+    assert story.workers[11].state == "gone"
+    assert story.happenings[-1].text == "rank 1 (worker 1 of vm, pid 11) failed, exit code 5: no disk"
+    for event in (line("worker-exited", slot=0, rank=0, pid=10), line("restart", reason="workers failed"), rounds[1]):
+        story.take(event)
+    for event in starts[1]:
+        story.take(event)
+    assert [pid for pid, one in story.workers.items() if one.rank is not None] == [20, 21]
+    for event in (line("worker-exited", slot=0, rank=0, pid=20), line("finish", ok=False, text="ended by SIGTERM")):
+        story.take(event)
+    assert (story.state, story.num_unreadable) == ("failed", 0)
+    assert [story.workers[pid].state for pid in (20, 21)] == ["done", "gone"]
+    assert [each.reason for each in story.generations][-1] == "2 workers on 1 node, restarts left: 0"
+    story.take(rounds[0])
+    assert (story.state, story.told) == ("running", ""), "it was started again with the same folder"
+
+
 def test_curves_average_over_ranks_and_forget_what_was_taken_back() -> None:
     steps = [
         line("step", at_s=step, generation=1, rank=rank, step=step, loss=float(step + rank), note="x", ok=True)
