@@ -65,6 +65,7 @@ def test_endpoint_gets_torchruns_port_or_a_free_one() -> None:
         (Mode.RESTART, ["--max-restarts", "-1"], "--max-restarts -1"),
         (Mode.RESTART, ["--no-python", "-m"], "--no-python"),
         (Mode.RESTART, ["--no-python"], "no program on the path"),
+        (Mode.RESTART, ["--tls-cert", "a"], "has no --tls-cert, for its agents and stores are torch's"),
         (Mode.RESTART, ["--last-call", "3"], "restart mode, which was chosen for .*, has no --last-call;"),
         (
             Mode.IN_PROCESS,
