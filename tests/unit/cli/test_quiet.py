@@ -18,7 +18,13 @@ def test_torch_is_loaded_silent_unless_asked_and_workers_get_the_environment_as_
     else:
         monkeypatch.setenv("TORCH_CPP_LOG_LEVEL", given)
     seen = []
-    monkeypatch.setattr(quiet.importlib, "import_module", lambda _: seen.append(os.environ["TORCH_CPP_LOG_LEVEL"]))
+
+    def load(_name: str) -> None:
+        seen.append(os.environ["TORCH_CPP_LOG_LEVEL"])
+        os.environ["SET_WHEN_LOADED"] = "1"
+
+    monkeypatch.setattr(quiet.importlib, "import_module", load)
+    before = dict(os.environ)
     quiet.import_quietly("torch")
     assert seen == [meanwhile]
-    assert os.environ.get("TORCH_CPP_LOG_LEVEL") == given
+    assert dict(os.environ) == before
