@@ -11,8 +11,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from benchmarks.elastic import control_plane, overhead, peers, recovery, shaped
+from benchmarks.elastic import control_plane, overhead, peers, recovery, shaped, store_requests
 from benchmarks.elastic.settings import Settings, estimate_minutes
+from benchmarks.elastic.sides import CASES
 from benchmarks.report import OUT, Row, print_rows, save_report
 
 
@@ -21,7 +22,8 @@ def experiments(settings: Settings) -> Iterator[Sequence[Row]]:
     quick = settings.is_quick
     if "costs" in settings.parts:
         yield overhead.rows(60 if quick else 300, 64)
-    for case in ("worker", "node", "host"):
+        yield store_requests.rows(1_000 if quick else 10_000)
+    for case in CASES:
         if case in settings.parts:
             yield from recovery.rows_of(case, settings)
     if "plane" in settings.parts:

@@ -38,8 +38,9 @@ from remesh.elastic.membership.instructions import (
     WorkerReady,
     WorkerSuspects,
 )
-from remesh.elastic.membership.machine import AgentMachine, AgentRules
+from remesh.elastic.membership.machine import AgentMachine
 from remesh.elastic.membership.phases import Phase
+from remesh.elastic.membership.rules import AgentRules
 from remesh.elastic.membership.view import StoreReader
 from remesh.elastic.mesh_policy import make_template
 

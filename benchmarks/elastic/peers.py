@@ -1,13 +1,16 @@
 """Other programs that go on without a restart, beside us: torchft, and NVIDIA's in-process restart.
 
 They come from their wheels in a folder of their own (``make peers``) and are left out by name where it is missing. Both
-run the same training: four workers of one rank each, killed one at a time.
+run the same training: four workers of one rank each, of which the last is killed, or the last two at once, as by the
+death of the node that they share.
 
 - *torchft*: every worker is a replica; a lighthouse, which is not killed, tells who belongs to the next step. A
   newcomer takes its state from a replica.
 - *nvidia-resiliency-ext*: the wrapper calls the training function of the survivors anew, which starts from the
   checkpoint. It only shrinks, so each kill has a job of its own; its store lives in the first worker, which is not
   killed.
+
+Neither has an answer to the death of the host of its meeting place: the lighthouse is one process, as is that store.
 
 Settings are the fastest that a step of 50 ms allows: intervals of 0.1 s, heartbeats that stand still for 1 s (torchft),
 collectives that end after 2 s.
@@ -44,7 +47,8 @@ def find_versions(folder: Path = FOLDER) -> dict[str, str]:
 class _FourWorkers:
     """Four processes that run one module; a context manager."""
 
-    survivors: Mapping[str, int] = {"worker": NUM_WORKERS - 1}
+    cases: Sequence[str] = ("worker", "node")
+    survivors: Mapping[str, int] = {"worker": NUM_WORKERS - 1, "node": NUM_WORKERS - 2}
     name: str
 
     def __init__(self, folder: Path) -> None:
@@ -71,11 +75,12 @@ class _FourWorkers:
         return self._reader.poll()
 
     def hurt(self, case: str) -> float:
-        assert case == "worker"
         killed_s = time.time()
-        last = self._running[str(NUM_WORKERS - 1)]
-        last.kill()
-        last.wait()
+        lost = [self._running[str(number)] for number in range(self.survivors[case], NUM_WORKERS)]
+        for one in lost:
+            one.kill()
+        for one in lost:
+            one.wait()
         return killed_s
 
     def tell_phases(self, events: Sequence[Event], killed_s: float, num_survivors: int) -> dict[str, float]:
@@ -113,7 +118,8 @@ class TorchftSide(_FourWorkers):
         return super().__enter__()
 
     def mend(self, case: str) -> None:
-        self._start_worker(NUM_WORKERS - 1)
+        for number in range(self.survivors[case], NUM_WORKERS):
+            self._start_worker(number)
 
     def _start_worker(self, number: int) -> None:
         script = ("-m", "benchmarks.elastic.torchft_script", "--folder", str(self._folder), "--steps", str(STEPS))

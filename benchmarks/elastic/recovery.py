@@ -77,7 +77,7 @@ def rows_of(case: str, settings: Settings) -> Iterator[Sequence[Row]]:
     versions = peers.find_versions()
     for name in settings.peers:
         kind = KINDS[name]
-        if case != "worker" and name != TorchrunSide.name:
+        if case not in kind.cases:
             continue
         if name != TorchrunSide.name and name not in versions:
             print(f"left out: {name}, which is not in {peers.FOLDER.name}/; `make peers` puts it there")

@@ -6,7 +6,7 @@
 |---|---|---|
 | ``PARTS`` | some of ``costs,worker,node,host,plane,shaped`` | all |
 | ``KILLS`` | kills of each case for each program | 20 |
-| ``PEER_MINUTES`` | how long another program may take for one case; it has the kills that it came to by then | 3 |
+| ``PEER_MINUTES`` | how long another program may take for one case; it has the kills that it came to by then | 2 |
 | ``PEERS`` | some of ``torchrun,torchft,nvrx``, or ``none`` | all that are there |
 | ``KEEP`` | ``1``: rows of the last report stay where they are not measured anew | 0 |
 | ``QUICK`` | ``1``: one kill of each, fewer steps, smaller jobs | 0 |
@@ -29,7 +29,7 @@ class Settings:
 
     parts: tuple[str, ...] = PARTS
     num_kills: int = 20
-    peer_minutes: float = 3.0
+    peer_minutes: float = 2.0
     """How long another program may take for one case, jobs that it loses included."""
     peers: tuple[str, ...] = PEERS
     keeps: bool = False
@@ -57,7 +57,7 @@ class Settings:
         return cls(
             parts=_list(environment.get("PARTS", "")) or PARTS,
             num_kills=int(environment.get("KILLS", "1" if is_quick else "20")),
-            peer_minutes=float(environment.get("PEER_MINUTES", "3")),
+            peer_minutes=float(environment.get("PEER_MINUTES", "2")),
             peers=() if environment.get("PEERS") == "none" else _list(environment.get("PEERS", "")) or PEERS,
             keeps=environment.get("KEEP", "") not in ("", "0"),
             is_quick=is_quick,
@@ -82,7 +82,7 @@ def estimate_minutes(settings: Settings) -> dict[str, float]:
     minutes = {
         "costs": 0.6 if quick else 1.6,
         "worker": ours + num_peers * peers,
-        "node": ours + with_torchrun * peers,
+        "node": ours + num_peers * peers,
         "host": kills * 12 / 60 + with_torchrun * min(kills, 3) * 0.7,
         "plane": 0.2 if quick else 1.5,
         "shaped": 1.0 if quick else 1.5,

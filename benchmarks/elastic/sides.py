@@ -22,6 +22,7 @@ from benchmarks.elastic.phases import Recovery, split_recovery
 from remesh.elastic.events import EventReader
 from remesh.testing.local_job import LocalJob
 
+CASES = ("worker", "node", "host")
 STEPS, WARM_STEPS, FULL_SIZE = 1_000_000, 30, 4
 TIMEOUT_S = 30.0
 """How long a job may take to come back before it counts as lost: five times torchrun's usual recovery."""
@@ -42,6 +43,8 @@ class Side(Protocol):
     name: str
     kills_per_job: int
     """After so many kills a new job is begun: not all programs can take part for ever."""
+    cases: Sequence[str]
+    """What it has an answer to."""
     survivors: Mapping[str, int]
     """Ranks that take the first step after a kill, by case; empty where all start anew, in groups that vary."""
 
@@ -73,6 +76,7 @@ class RemeshSide:
 
     name = "remesh"
     kills_per_job = 5
+    cases: Sequence[str] = CASES
     survivors: Mapping[str, int] = {"worker": 3, "node": 2, "host": 2}
 
     def __init__(self, folder: Path) -> None:
@@ -119,6 +123,7 @@ class TorchrunSide:
 
     name = "torchrun"
     kills_per_job = 5
+    cases: Sequence[str] = CASES
     survivors: Mapping[str, int] = {}
 
     def __init__(self, folder: Path) -> None:

@@ -22,9 +22,11 @@ _SHARES = ("p50", "p95")
 _ABOUT_PEERS = {
     "torchrun": "torchrun, with the settings that make it fastest, restarts all workers from the checkpoint.",
     "torchft": "torchft {}: each worker is a replica; its lighthouse, which lives on, waits 0.2 s for who is late. It "
-    "counts steps: which samples a dead replica had is left to the program.",
+    "counts steps: which samples a dead replica had is left to the program. The lighthouse is one process: where its "
+    "host dies no step is agreed on any more, so that case has no row.",
     "nvrx": "nvrx is nvidia-resiliency-ext {}: its in-process wrapper calls the training function anew, which starts "
-    "from the checkpoint; a dead rank is not replaced, so every kill has a new job.",
+    "from the checkpoint; a dead rank is not replaced, so every kill has a new job. Its store lives in the first rank: "
+    "where that rank's host dies nobody can meet, so that case has no row.",
 }
 _COLUMNS = (
     *("case", "program", "kills", "did not come back", "p50, s", "p95, s", "p50 over remesh", "p95 over remesh"),

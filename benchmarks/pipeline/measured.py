@@ -245,7 +245,7 @@ def measure_case(case: Case, *, repeat: int = 3, extra: Sequence[Contestant] = (
             _give_lines(bed, case)
         calibrate = [Contestant("split", one_f_one_b_split(num_stages, num), payload=Payload.SIGNALS)]
         calibrate.append(Contestant("whole", one_f_one_b(num_stages, num), payload=Payload.SIGNALS))
-        told = bed.run(measure, 1, (case.make, case.graph, calibrate, case.lines, 1), timeout_s=_TIMEOUT_S)
+        told = bed.run(measure, 1, (case.make, case.graph, calibrate, 1), timeout_s=_TIMEOUT_S)
         costs = costs_of(case, told)
         schedule = search_schedule(case.graph, costs, num).schedule
         contestants = [
@@ -257,7 +257,7 @@ def measure_case(case: Case, *, repeat: int = 3, extra: Sequence[Contestant] = (
             Contestant(EAGER, eager_one_f_one_b(num_stages, num)),
             *extra,
         ]
-        told = bed.run(measure, 1, (case.make, case.graph, contestants, case.lines, repeat), timeout_s=_TIMEOUT_S)
+        told = bed.run(measure, 1, (case.make, case.graph, contestants, repeat), timeout_s=_TIMEOUT_S)
         seconds = {each.name: _slowest([one.seconds[each.name] for one in told]) for each in contestants}
         if with_torch:
             seconds[TORCH] = _slowest(bed.run(measure_torch, 1, (case.make, num, repeat), timeout_s=_TIMEOUT_S))
@@ -381,7 +381,7 @@ def ablation_of(case: Case, repeat: int) -> dict[str, float]:
         Contestant("Eager + weight delaying", eager_split(2, num)),
     ]
     with Testbed(BedSpec.uniform(2, case.rate_bytes_per_s)) as bed:
-        told = bed.run(measure, 1, (case.make, case.graph, contestants, case.lines, repeat), timeout_s=_TIMEOUT_S)
+        told = bed.run(measure, 1, (case.make, case.graph, contestants, repeat), timeout_s=_TIMEOUT_S)
     return {each.name: statistics.median(_slowest([one.seconds[each.name] for one in told])) for each in contestants}
 
 

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from remesh.pipeline import Lines, Payload, Pipeline, Schedule, Stage, StageGraph, Transfers
+from remesh.pipeline import Payload, Pipeline, Schedule, Stage, StageGraph, Transfers
 
 WARM_UPS = 1
 
@@ -57,13 +57,13 @@ class Told:
     """By kind of action, the median time of those of a step."""
 
 
-def measure(make: Make, graph: StageGraph, contestants: Sequence[Contestant], lines: Lines, repeat: int) -> Told:
+def measure(make: Make, graph: StageGraph, contestants: Sequence[Contestant], repeat: int) -> Told:
     """Run all contestants, with the same number of micro-batches, on one model."""
     rank = dist.get_rank()
     part = make(rank, contestants[0].schedule.num_microbatches)
     stage = Stage(rank, part.module, loss=part.loss)
     pipelines = {
-        each.name: Pipeline(stage, graph, each.schedule, transfers=each.transfers, payload=each.payload, lines=lines)
+        each.name: Pipeline(stage, graph, each.schedule, transfers=each.transfers, payload=each.payload)
         for each in contestants
     }
     told = Told({name: [] for name in pipelines}, {}, {})

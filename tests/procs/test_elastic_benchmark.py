@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks.elastic import overhead
+from benchmarks.elastic import overhead, store_requests
 from benchmarks.elastic.recovery import rows_of
 from benchmarks.elastic.settings import Settings
 
@@ -13,6 +13,14 @@ def test_costs_of_a_quiet_job_are_measured() -> None:
     quiet, _, snapshots = overhead.rows(30, 1)
     assert quiet.goal == 0.01 and quiet.value > 0
     assert snapshots.goal == 0.03 and snapshots.value >= 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_requests_through_tls_are_measured_beside_those_in_the_clear() -> None:
+    found = store_requests.rows(100)
+    assert len(found) in (0, 7)
+    assert all(row.value > 0 for row in found if "door adds" not in row.case)
 
 
 @pytest.mark.slow

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from remesh.elastic.snapshots import keeper as keeper_module
 from remesh.elastic.snapshots.choice import SnapshotChoice
 from remesh.elastic.snapshots.keeper import SnapshotKeeper
 from remesh.elastic.snapshots.memory import Buffer, read_snapshot
@@ -57,9 +58,10 @@ def take(taker: SnapshotTaker, held: Held) -> None:
     taker.take(held, choice_of(held), os.getpid())
 
 
-def wait_until_sent(taker: SnapshotTaker, events: list[dict[str, object]]) -> None:
+def wait_until_sent(taker: SnapshotTaker, events: list[dict[str, object]], num_unsent: int = 1) -> None:
+    """Or told so often that it could not be."""
     deadline_s = time.monotonic() + TIMEOUT_S
-    while taker.is_busy and not any(event.get("kind") == "snapshot-unsent" for event in events):
+    while taker.is_busy and sum(event.get("kind") == "snapshot-unsent" for event in events) < num_unsent:
         assert time.monotonic() < deadline_s, events
         time.sleep(0.005)
 
@@ -112,8 +114,32 @@ def test_wrong_token_keeps_nothing_and_stops_the_sender(keeper: SnapshotKeeper) 
     taker, events = taker_for(keeper, Token("job", b"another-secret-of-a-stranger"))
     take(taker, held_at(5))
     wait_until_sent(taker, events)
-    assert taker.is_busy, "no further snapshot is taken in this generation"
+    assert taker.is_busy, "no further snapshot is taken before this one is kept"
     assert steps_in(keeper) == []
+    taker.close()
+
+
+def test_keeper_without_room_is_told_and_asked_again(keeper: SnapshotKeeper, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A host that is short of memory for a while; what it keeps stays whole until there is room."""
+    taker, events = taker_for(keeper)
+    for step in (5, 10):
+        take(taker, held_at(step))
+        wait_until_sent(taker, events)
+    with monkeypatch.context() as short:
+        short.setattr(keeper_module, "_free_bytes", lambda: 1000)
+        take(taker, held_at(15))
+        wait_until_sent(taker, events)
+        taker.send_again()
+        wait_until_sent(taker, events, num_unsent=2)
+        assert taker.is_busy and steps_in(keeper) == [5, 10]
+    unsent = [event for event in events if event.get("kind") == "snapshot-unsent"]
+    assert [event["step"] for event in unsent] == [15, 15]
+    assert "has no room for" in str(unsent[0]["reason"])
+    taker.send_again()
+    wait_until_sent(taker, events, num_unsent=3)
+    assert not taker.is_busy and steps_in(keeper) == [10, 15]
+    taker.send_again()
+    assert not taker.is_busy, "what is kept is not sent again"
     taker.close()
 
 

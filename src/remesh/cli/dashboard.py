@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import ipaddress
 import os
+import socket
 from pathlib import Path
 
 import click
@@ -11,6 +11,7 @@ import click
 from remesh.cli.events_folder import check_folder, title_of
 from remesh.dashboard.serve import make_app, make_server, new_token
 from remesh.elastic.events import EventReader
+from remesh.elastic.store.endpoint import is_loopback
 from remesh.errors import ConfigError
 
 DEFAULT_PORT = 8265
@@ -40,18 +41,21 @@ def dashboard(events_dir: Path, host: str, port: int, token_file: Path | None, n
     token = None if token_file is None else read_token(token_file)
     known_by = ["localhost", "127.0.0.1", "[::1]", *name] if is_loopback(host) else ["*"]
     app = make_app(EventReader(events_dir).poll, title_of(events_dir), known_by, token)
-    server = make_server(app, host, port)
-    shown = host if ":" not in host else f"[{host}]"
-    click.echo(f"http://{shown}:{port}/" + (f"?token=$(cat {token_file})" if token_file else ""))
-    server.run()
+    with listen(host, port) as listener:
+        shown = host if ":" not in host else f"[{host}]"
+        url = f"http://{shown}:{listener.getsockname()[1]}/"
+        click.echo(url + (f"?token=$(cat {token_file})" if token_file else ""))
+        make_server(app, host, port).run([listener])
 
 
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach a server that listens there."""
+def listen(host: str, port: int) -> socket.socket:
+    """A socket that listens there; ConfigError when this machine has no such address, or the port is taken."""
     try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
+        return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+    except OSError as error:
+        raise ConfigError(
+            f"serving the dashboard on {host} port {port}: {error}; give another --port (0 takes a free one) or --host"
+        ) from error
 
 
 def read_token(path: Path) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from remesh import __version__
+from remesh.cli.quiet import import_quietly
 from remesh.errors import ConfigError, Error
 
 _VERBS = {
@@ -36,7 +37,8 @@ class LazyGroup(click.Group):
         if cmd_name not in _VERBS:
             return None
         try:
-            command: click.Command = getattr(importlib.import_module(f"remesh.cli.{cmd_name}"), cmd_name)
+            load = import_quietly if cmd_name == "run" else importlib.import_module
+            command: click.Command = getattr(load(f"remesh.cli.{cmd_name}"), cmd_name)
         except ModuleNotFoundError as missing:
             if cmd_name not in _EXTRAS:
                 raise

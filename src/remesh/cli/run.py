@@ -10,13 +10,13 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import click
 from click.core import ParameterSource
 from torch.distributed.elastic.multiprocessing import SignalException
 
-from remesh.elastic.agent import Agent
+from remesh.elastic.agent import Agent, describe_signal
 from remesh.elastic.events import EventLog
 from remesh.elastic.launch.flags import FLAGS, LIST, REAL, SWITCH, TORCHRUN_FLAGS, WHOLE, Flag, complete_name
 from remesh.elastic.launch.mode import Mode
@@ -50,17 +50,25 @@ def _run(context: click.Context, /, script: str, arguments: tuple[str, ...], **v
     given = frozenset(name for name in values if context.get_parameter_source(name) is not ParameterSource.DEFAULT)
     request = Request(values, given, script, arguments)
     if "LOGLEVEL" not in os.environ:
-        # The agent says itself what happened; torch would say it several times.
-        logging.getLogger("torch.distributed").setLevel(logging.CRITICAL)
+        # The agent says itself what happened; torch would say it several times. Its launcher's logger has a level too.
+        for name in ("torch.distributed", "torch.distributed.run"):
+            logging.getLogger(name).setLevel(logging.CRITICAL)
     try:
         outcome = run_request(request)
     except SignalException as error:
-        sys.exit(128 + error.sigval)
+        _end_by_signal(request, SystemExit(128 + error.sigval))
+    except SystemExit as ended:
+        _end_by_signal(request, ended)
     except Exception as error:
         outcome = outcome_of_error(error)
     if outcome.category is not None:
         click.echo(outcome.describe(request.node_name), err=True)
     sys.exit(outcome.exit_code)
+
+
+def _end_by_signal(request: Request, ended: SystemExit) -> NoReturn:
+    click.echo(f"remesh: the agent of {request.node_name} was {describe_signal(ended)}, its workers with it", err=True)
+    raise ended
 
 
 def run_request(request: Request) -> Outcome:

@@ -1,7 +1,9 @@
 """What is a job doing? Its events, one after the other, folded into what a page or a terminal shows.
 
 An event is a line of an event log: ``t`` (seconds since the epoch), ``who``, ``kind``, and values that depend on the
-kind. Several processes tell the same thing (every agent writes down a generation): the first one counts. An unknown
+kind. Several processes tell the same thing (every agent writes down a generation): the first one counts. A first
+generation of other processes is a job that was started again with the same folder, as platforms do: curves, checkpoints
+and happenings of the runs before stay. An unknown
 kind is shown in the list of happenings as it is, so that what a program logs itself is seen too. Values come from files
 that anybody may have written: what does not have the expected form is left out, and counted.
 
@@ -126,6 +128,10 @@ class Story:
         self.curves: dict[str, Curve] = {}
         """By name: `RATE`, and every number that steps report."""
         self._told_once: set[tuple[str, int]] = set()
+        self._first_members: list[tuple[int, int, int, int]] = []
+        """Of this run's first generation."""
+        self._node_of: dict[str, str] = {}
+        """Name of an agent's node."""
         self._started_by: dict[tuple[str, int], int] = {}
         """Process that an agent has last started in a slot."""
         self._num_other: dict[str, int] = {}
@@ -165,6 +171,9 @@ class Story:
             "curves": {name: curve.points() for name, curve in self.curves.items()},
         }
 
+    def _on_agent(self, event: Event) -> None:
+        self._node_of[str(event["who"])] = str(event["node"])
+
     def _on_worker(self, event: Event) -> None:
         pid = int(event["pid"])
         worker = self.workers.setdefault(pid, Worker(pid, "", int(event["slot"])))
@@ -183,6 +192,8 @@ class Story:
         members = [(int(m["pid"]), int(m["rank"]), int(m["node"]), int(m["slot"])) for m in event["members"]]
         standby = [int(m["pid"]) for m in event.get("standby", ())]
         hosts = {str(index): str(name) for index, name in event.get("hosts", {}).items()}
+        if number == 1 and members != self._first_members:
+            self._begin_run(members, standby)
         if not self._is_new("generation", number):
             return
         step, at_s = int(event["step"]), float(event["t"])
@@ -203,6 +214,29 @@ class Story:
             worker.coordinates = coordinates_of(rank, axes)
         mesh = " x ".join(f"{name}={size}" for name, size in axes.items())
         self._happen(event, f"generation {number} on {mesh} from step {step}: {event.get('reason', '')}")
+
+    def _begin_run(self, members: list[tuple[int, int, int, int]], standby: list[int]) -> None:
+        """The job was started; if not for the first time, processes of the run before are no part of it."""
+        if self._first_members:
+            self._told_once = {("meeting", 1)}
+            self.told = ""
+            present = {*standby, *(pid for pid, *_ in members)}
+            self.workers = {pid: worker for pid, worker in self.workers.items() if pid in present}
+        self._first_members = members
+
+    def _on_round(self, event: Event) -> None:
+        """Restart mode: all workers are started anew, in a row."""
+        number, size, num_nodes = int(event["number"]), int(event["world_size"]), int(event["num_nodes"])
+        if self.state in ("ended", "failed"):
+            self._told_once.clear()
+        self.state, self.told = "running", ""
+        for worker in self._workers_of(event):
+            worker.state, worker.rank, worker.coordinates = "gone", None, {}
+        if self._is_new("round", number):
+            nodes = f"{num_nodes} node{'s' * (num_nodes > 1)}"
+            reason = f"{size} workers on {nodes}, restarts left: {event['restarts_left']}"
+            self.generations.append(Generation(number, {"rank": size}, size, self.step or 0, reason, float(event["t"])))
+            self._happen(event, f"round {number}: {reason}")
 
     def _on_filled(self, event: Event) -> None:
         number, seconds = int(event["generation"]), float(event["seconds"])
@@ -259,18 +293,33 @@ class Story:
             self._happen(event, str(event["reason"]))
 
     def _on_exited(self, event: Event) -> None:
-        slot, code = int(event["slot"]), event["code"]
+        """In restart mode without a code: it ended well or was stopped, and failures are told by themselves."""
+        slot, code = int(event["slot"]), event.get("code")
         worker = self.workers.get(self._started_by.get((str(event["who"]), slot), -1))
-        if worker is not None:
+        if worker is not None and worker.state != "gone":
             worker.state = "gone" if code else "done"
-        self._happen(event, f"worker {slot} ended with {code}")
+        self._happen(event, f"worker {slot} ended" + ("" if code is None else f" with {code}"))
+
+    def _on_failed(self, event: Event) -> None:
+        pid, code = int(event["pid"]), int(event["exit_code"])
+        if pid in self.workers:
+            self.workers[pid].state = "gone"
+        how = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
+        who = f"rank {event['rank']} (worker {event['local_rank']} of {event['node']}, pid {pid})"
+        self._happen(event, f"{who} failed, {how}: {event['message']}")
 
     def _on_started(self, event: Event) -> None:
-        pid, slot = int(event["pid"]), int(event["slot"])
-        self._started_by[str(event["who"]), slot] = pid
-        self.workers.setdefault(pid, Worker(pid, "", slot, seen_s=float(event["t"])))
+        pid, slot, who = int(event["pid"]), int(event["slot"]), str(event["who"])
+        self._started_by[who, slot] = pid
+        worker = self.workers.setdefault(pid, Worker(pid, self._node_of.get(who, ""), slot, seen_s=float(event["t"])))
+        if "rank" in event:
+            # Restart mode: nothing more is told of it.
+            worker.rank, worker.state = int(event["rank"]), "training"
+            worker.coordinates = {"rank": worker.rank}
 
     def _on_finish(self, event: Event) -> None:
+        for worker in self._workers_of(event):
+            worker.state = worker.state if worker.state == "done" else "gone"
         if self.state not in ("ended", "failed"):
             self.state = "ended" if event["ok"] else "failed"
             self.told = _text(event["text"])
@@ -283,7 +332,11 @@ class Story:
         if told is None:
             if count > _MAX_ALIKE:
                 return
-            told = ", ".join(f"{name}={value}" for name, value in event.items() if name not in ("t", "who", "kind"))
+            values = {name: value for name, value in event.items() if name not in ("t", "who", "kind")}
+            told = ", ".join(
+                f"{name}={value:.4g}" if isinstance(value, float) else f"{name}={value}"
+                for name, value in values.items()
+            )
         self._happen(event, str(told))
 
     def _happen(self, event: Event, text: str) -> None:
@@ -295,6 +348,11 @@ class Story:
             return False
         self._told_once.add((kind, number))
         return True
+
+    def _workers_of(self, event: Event) -> list[Worker]:
+        """Those that the agent which tells this has started last."""
+        mine = [pid for (agent, _), pid in self._started_by.items() if agent == str(event["who"])]
+        return [self.workers[pid] for pid in mine if pid in self.workers]
 
     def _member(self, rank: int) -> Worker | None:
         return next((worker for worker in self.workers.values() if worker.rank == rank), None)
@@ -325,12 +383,14 @@ def _text(value: object) -> str:
 
 
 _HANDLERS: Mapping[str, Callable[[Story, Event], None]] = {
-    "agent": lambda story, event: None,
+    "agent": Story._on_agent,
     "worker": Story._on_worker,
     "worker-started": Story._on_started,
     "worker-exited": Story._on_exited,
+    "worker-failed": Story._on_failed,
     "meeting": Story._on_meeting,
     "generation": Story._on_generation,
+    "round": Story._on_round,
     "grown": lambda story, event: None,
     "filled": Story._on_filled,
     "step": Story._on_step,

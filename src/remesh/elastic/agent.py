@@ -49,8 +49,9 @@ from remesh.elastic.membership.instructions import (
     WorkerReady,
     WorkerSuspects,
 )
-from remesh.elastic.membership.machine import AgentMachine, AgentRules
+from remesh.elastic.membership.machine import AgentMachine
 from remesh.elastic.membership.phases import Phase
+from remesh.elastic.membership.rules import AgentRules
 from remesh.elastic.membership.view import StoreReader
 from remesh.elastic.outcome import Category, Outcome
 from remesh.elastic.processes import ProcessSpec, WorkerProcesses
@@ -102,6 +103,11 @@ class AgentConfig:
     """How state between nodes is encrypted; None: not at all."""
 
 
+def describe_signal(ended: SystemExit) -> str:
+    """What ended an agent that exits with 128 + the number of a signal."""
+    return f"ended by {signal.Signals(int(ended.code or 0) - 128).name}"
+
+
 class Agent:
     """Runs one node's part of a job. :meth:`run` blocks until the job ends and says how.
 
@@ -142,7 +148,11 @@ class Agent:
             stack.callback(self._processes.kill_all)
             self._handle_signals()
             self._log.write("agent", pid=os.getpid(), index=self._index, node=self._config.node_name)
-            return self._loop()
+            try:
+                return self._loop()
+            except SystemExit as ended:
+                self._log.write("finish", ok=False, category=None, text=describe_signal(ended))
+                raise
 
     def _loop(self) -> Outcome:
         self._perform(self._machine.start(time.monotonic()))

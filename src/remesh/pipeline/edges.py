@@ -22,7 +22,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from enum import Enum
 
@@ -169,8 +168,6 @@ class Member:
     device: torch.device
     """Where values that arrive are kept."""
     is_blocking: bool
-    turn: AbstractContextManager[object]
-    """Held while something is sent: a lock where one thing leaves at a time."""
 
 
 class Lane:
@@ -293,8 +290,7 @@ class Lane:
         else:
             pieces = {_SIGNAL: self._piece(torch.zeros(1, dtype=torch.uint8), self._way.signals[0])}
         job = Job(self._way.transfer, pieces, {}, self._member.group)
-        with self._member.turn:
-            self._run(microbatch, job, tag)
+        self._run(microbatch, job, tag)
 
     def _bring(self, microbatch: int, tag: int) -> None:
         with self._changed:

@@ -15,10 +15,8 @@ elsewhere. Gradients are then undefined; meet again in a new group, and take the
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
-import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -32,7 +30,6 @@ from remesh.errors import Error, PeerError
 from remesh.layout.from_torch import dtype_name
 from remesh.pipeline.actions import Action, ActionKind
 from remesh.pipeline.check import check_schedule
-from remesh.pipeline.costs import Lines
 from remesh.pipeline.edges import Lane, Member, Passage, Payload, Route, plan_route
 from remesh.pipeline.errors import PipelineError
 from remesh.pipeline.graph import Edge, StageGraph
@@ -54,9 +51,6 @@ class PipelineOptions(PlanOptions, total=False):
     transfers: Transfers
     """Beside the compute, as by default, or blocking: nobody computes while a send of its own is on its way, and a
     receive is posted when it is needed."""
-    lines: Lines
-    """What transfers occupy. By default a NIC: what a rank sends leaves one after the other, so that what is needed
-    first is there first. `Lines.HOP` for ranks with a link of its own to every other."""
     payload: Payload
     """What crosses the links; the values by default."""
 
@@ -113,7 +107,6 @@ class Pipeline:
         self.group = group
         self._is_blocking = options.pop("transfers", Transfers.ASYNC) is Transfers.BLOCKING
         self._payload = options.pop("payload", Payload.VALUES)
-        self._lines = options.pop("lines", Lines.NIC)
         self._options: PlanOptions = options
         self._rank = group_rank(group)
         self._places = survey_places(stage, graph, self._describe, group)
@@ -233,10 +226,7 @@ class _Step:
         self._pipeline = pipeline
         self._index = index = pipeline.stage.index
         self._row = pipeline._rows[index]
-        # Where receives wait for their turn, sends must not: what is needed next could stand behind what is not.
-        one_by_one = pipeline._lines is Lines.NIC and not pipeline._is_blocking
-        turn = threading.Lock() if one_by_one else contextlib.nullcontext()
-        member = Member(pipeline._rank, pipeline.group, pipeline._device, pipeline._is_blocking, turn)
+        member = Member(pipeline._rank, pipeline.group, pipeline._device, pipeline._is_blocking)
         self._lanes: dict[str, Lane] = {}
         self._into: list[Lane] = []
         """Bring values that the stage takes."""

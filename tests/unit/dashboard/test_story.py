@@ -94,6 +94,54 @@ def test_what_several_processes_tell_counts_once() -> None:
     assert story.checkpoints[0].seconds == 2.0
 
 
+def test_a_job_started_again_with_the_same_folder_is_told_from_its_beginning() -> None:
+    """As platforms do: the events of both runs stand in one folder."""
+    first = [
+        line("meeting", generation=1),
+        meeting_of(1, {"dp": 2}, [10, 11]),
+        line("finish", ok=False, text="a host died"),
+    ]
+    story = told(*first, *(line("step", 1.0 + step, "worker-10", step=step, rank=0, loss=1.0) for step in (1, 2, 3)))
+    assert (story.state, story.told) == ("failed", "a host died")
+    for event in (
+        line("meeting", 10.0, generation=1),
+        meeting_of(1, {"dp": 1}, [20], step=2, reason="started again"),
+        meeting_of(1, {"dp": 1}, [20], step=2, reason="told by another agent"),
+        line("meeting", 10.0, "agent-1", generation=1),
+    ):
+        story.take(event)
+    assert (story.state, story.told, story.step) == ("running", "", 2)
+    assert list(story.workers) == [20]
+    assert [each.reason for each in story.generations] == ["they fit", "started again"]
+    assert [step for step, *_ in story.curves["loss"].points()] == [1, 2], "steps that are taken again are taken back"
+    story.take(line("finish", 20.0, ok=True, text="all workers ended well"))
+    assert story.state == "ended"
+
+
+def test_a_job_in_restart_mode_is_told_by_its_rounds() -> None:
+    failure = {"rank": 1, "local_rank": 1, "node": "vm", "pid": 11, "exit_code": 5, "message": "no disk"}
+    rounds = [line("round", number=number, world_size=2, num_nodes=1, restarts_left=2 - number) for number in (1, 2)]
+    starts = [[line("worker-started", slot=slot, rank=slot, pid=base + slot) for slot in (0, 1)] for base in (10, 20)]
+    story = told(line("agent", node="vm"), rounds[0], *starts[0])
+    places = {pid: (one.rank, one.node, one.state) for pid, one in story.workers.items()}
+    assert places == {10: (0, "vm", "training"), 11: (1, "vm", "training")}
+    story.take(line("worker-failed", **failure))
+    assert story.workers[11].state == "gone"
+    assert story.happenings[-1].text == "rank 1 (worker 1 of vm, pid 11) failed, exit code 5: no disk"
+    for event in (line("worker-exited", slot=0, rank=0, pid=10), line("restart", reason="workers failed"), rounds[1]):
+        story.take(event)
+    for event in starts[1]:
+        story.take(event)
+    assert [pid for pid, one in story.workers.items() if one.rank is not None] == [20, 21]
+    for event in (line("worker-exited", slot=0, rank=0, pid=20), line("finish", ok=False, text="ended by SIGTERM")):
+        story.take(event)
+    assert (story.state, story.num_unreadable) == ("failed", 0)
+    assert [story.workers[pid].state for pid in (20, 21)] == ["done", "gone"]
+    assert [each.reason for each in story.generations][-1] == "2 workers on 1 node, restarts left: 0"
+    story.take(rounds[0])
+    assert (story.state, story.told) == ("running", ""), "it was started again with the same folder"
+
+
 def test_curves_average_over_ranks_and_forget_what_was_taken_back() -> None:
     steps = [
         line("step", at_s=step, generation=1, rank=rank, step=step, loss=float(step + rank), note="x", ok=True)

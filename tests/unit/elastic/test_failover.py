@@ -20,7 +20,7 @@ from remesh.elastic.failover import (
     describe_missing_quorum,
 )
 from remesh.elastic.generation import MeetingRules
-from remesh.elastic.membership.machine import AgentRules
+from remesh.elastic.membership.rules import AgentRules
 from remesh.testing.cluster import FakeCluster
 
 FIRST = Place()

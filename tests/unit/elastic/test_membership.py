@@ -17,7 +17,8 @@ from remesh.elastic.membership.instructions import (
     WorkerExited,
     WorkerReady,
 )
-from remesh.elastic.membership.machine import AgentMachine, AgentRules, Phase
+from remesh.elastic.membership.machine import AgentMachine, Phase
+from remesh.elastic.membership.rules import AgentRules
 from remesh.elastic.mesh_policy import make_template
 from remesh.testing.cluster import FakeCluster
 

@@ -13,7 +13,7 @@ import pytest
 
 from remesh.elastic.generation import MeetingRules
 from remesh.elastic.membership.exclusion import ExclusionRules
-from remesh.elastic.membership.machine import AgentRules
+from remesh.elastic.membership.rules import AgentRules
 from remesh.elastic.mesh_policy import format_axes
 from remesh.testing.cluster import FakeCluster
 

@@ -57,9 +57,20 @@ def test_request_that_takes_too_long_is_cut_and_others_are_not() -> None:
         assert other.store.add("count", 1) == 1
 
 
-def test_store_at_a_loopback_endpoint_listens_there_only() -> None:
-    with bind_endpoint("localhost", 0) as listener:
-        assert listener.getsockname()[0] == "127.0.0.1"
+def has_ipv6_loopback() -> bool:
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize(("host", "address"), [("localhost", "127.0.0.1"), ("127.0.0.2", "127.0.0.2"), ("::1", "::1")])
+def test_store_at_a_loopback_endpoint_listens_there_only(host: str, address: str) -> None:
+    if ":" in host and not has_ipv6_loopback():
+        pytest.skip("this machine has no ::1")
+    with bind_endpoint(host, 0) as listener:
+        assert listener.getsockname()[0] == address
         port = listener.getsockname()[1]
-        assert is_listening("127.0.0.1", port)
-    assert is_listening("127.0.0.1", port) is False
+        assert is_listening(address, port)
+    assert is_listening(address, port) is False

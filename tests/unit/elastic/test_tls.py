@@ -18,7 +18,7 @@ from remesh.elastic.tls import Tls
 from remesh.elastic.token import Token
 from remesh.errors import ConfigError
 from remesh.layout.from_torch import piece_of
-from tests.unit.elastic.certificates import make_tls
+from remesh.testing.certificates import make_tls
 
 TOKEN = Token("job", b"0123456789abcdef")
 

@@ -76,7 +76,7 @@ class EtcdClient:
                     if is_last:
                         raise RendezvousConnectionError(
                             f"asking etcd at {self._host}:{self._port}: {type(error).__name__}: {error}"
-                        ) from error
+                        ) from None
         raise AssertionError
 
     def _ask(self, path: str, body: bytes) -> dict[str, Any]:

@@ -26,8 +26,9 @@ from remesh.elastic.launch.flags import find_flag
 from remesh.elastic.launch.mode import Mode, ModeChoice, decide_mode
 from remesh.elastic.launch.restart import RestartJob
 from remesh.elastic.membership.exclusion import ExclusionRules, StragglerRules
-from remesh.elastic.membership.machine import AgentRules
+from remesh.elastic.membership.rules import AgentRules
 from remesh.elastic.store.card import JobCard
+from remesh.elastic.store.endpoint import is_loopback
 from remesh.elastic.tls import Tls
 from remesh.elastic.token import MIN_SECRET_BYTES, Token
 from remesh.errors import ConfigError
@@ -80,8 +81,9 @@ def check_request(request: Request, mode: Mode) -> None:
     if strange:
         flags = ", ".join(f"--{find_flag(dest).name}" for dest in strange)
         raise ConfigError(
-            f"reading the flags: {flags} mean nothing in {mode.value} mode, which was chosen for {request.script}; "
-            "leave them out, or choose with --mode"
+            f"reading the flags: {mode.value} mode, which was chosen for {request.script}, has no {flags}"
+            + (", for its agents and stores are torch's, which speak no TLS" if "tls" in flags else "")
+            + "; leave out what it has not, or choose with --mode"
         )
     for dest in ("exclude_after", "exclude_delay", "exclude_slower", "exclude_slower_steps"):
         if values[dest] < 0:
@@ -206,8 +208,7 @@ def read_tls(request: Request) -> Tls | None:
 
 def describe_uncovered(job: AgentConfig, environment: Mapping[str, str]) -> str | None:
     """What --tls leaves unencrypted between nodes; None when nothing of ours leaves this node so."""
-    is_local = job.local_address == "localhost" or job.local_address.startswith("127.") or job.local_address == "::1"
-    if job.tls is None or is_local or environment.get("GLOO_DEVICE_TRANSPORT") == "TCP_TLS":
+    if job.tls is None or is_loopback(job.local_address) or environment.get("GLOO_DEVICE_TRANSPORT") == "TCP_TLS":
         return None
     return (
         f"--tls-cert covers the store and snapshots; collectives on {job.local_address} (gloo, NCCL) are not "

@@ -32,16 +32,11 @@ from typing import Any
 from remesh.elastic.generation import (
     Generation,
     GiveUp,
-    MeetingRules,
     Wait,
     WorkerReport,
 )
 from remesh.elastic.membership.exclusion import (
-    NO_EXCLUSION,
-    NO_STRAGGLERS,
-    ExclusionRules,
     Keep,
-    StragglerRules,
     decide_hold_off,
     decide_leave_out,
     decide_rest,
@@ -55,7 +50,6 @@ from remesh.elastic.membership.instructions import (
     LeaveAsked,
     NodeDead,
     Note,
-    Probe,
     Publish,
     StartWorker,
     StoreMoved,
@@ -73,33 +67,13 @@ from remesh.elastic.membership.instructions import (
 from remesh.elastic.membership.meeting import Losses, Meeting, conclude
 from remesh.elastic.membership.phases import ALLOWED, Phase
 from remesh.elastic.membership.roster import Roster, Worker, WorkerState
+from remesh.elastic.membership.rules import AgentRules
+from remesh.elastic.membership.stay import Stay
 from remesh.elastic.membership.view import Wants
 from remesh.elastic.outcome import Category, Outcome
 
-FIRST_PROBE_S, MAX_PROBE_S = 0.05, 1.0
-"""How long an agent waits between two looks whether somebody lives: doubled each time, up to the second."""
 PATIENCE_S = 0.5
 """How long a meeting may take before those who wait for its leader look whether it lives."""
-
-
-@dataclass(frozen=True, slots=True)
-class AgentRules:
-    """What an agent may do and how long it waits."""
-
-    num_slots: int
-    max_restarts: int
-    """How many killed workers this node may replace."""
-    meeting: MeetingRules
-    leave_timeout_s: float
-    """How long a worker may take to get out of a broken generation before it is killed as hung."""
-    exit_timeout_s: float
-    """How long workers may take to end once they are told to."""
-    hang_timeout_s: float = 300.0
-    """How long workers may go without a step before all are asked where they stand."""
-    exclusion: ExclusionRules = NO_EXCLUSION
-    """How long this node holds off when it has failed again and again."""
-    stragglers: StragglerRules = NO_STRAGGLERS
-    """When a worker is left out for being slower than the others."""
 
 
 @dataclass
@@ -110,7 +84,6 @@ class AgentMachine:
     name: str
     """Name of the node, for people."""
     rules: AgentRules
-    phase: Phase = Phase.STARTING
     restarts_left: int = 0
     generation: Generation | None = None
     """The generation this node is or was last part of."""
@@ -120,12 +93,7 @@ class AgentMachine:
     """The open one, or the last."""
     _facts: dict[str, Publish] = field(default_factory=dict)
     """What this node said of its present generation for good, by key: said again in a new store."""
-    _since_s: float = 0.0
-    """When the present phase began."""
-    _told: set[str] = field(default_factory=set)
-    """One-time messages of the present phase that were sent."""
-    _next_probe_s: float = 0.0
-    _probe_gap_s: float = FIRST_PROBE_S
+    _stay: Stay = field(default_factory=Stay)
     _is_leaving: bool = False
     _failures_seen: int = 0
     """How many failures of this node it last held off for, and since when."""
@@ -139,7 +107,7 @@ class AgentMachine:
 
     def start(self, now_s: float) -> list[Instruction]:
         """The first instructions: start a worker in every slot."""
-        self._since_s = now_s
+        self._stay = Stay(since_s=now_s)
         self._roster.workers = {slot: Worker() for slot in range(self.rules.num_slots)}
         return [StartWorker(slot) for slot in self._roster.workers]
 
@@ -186,6 +154,11 @@ class AgentMachine:
         return out
 
     @property
+    def phase(self) -> Phase:
+        """Where it stands."""
+        return self._stay.phase
+
+    @property
     def has_left(self) -> bool:
         """Whether this node left while the job goes on."""
         return self._is_leaving and (self._view is None or self._view.end is None)
@@ -195,7 +168,7 @@ class AgentMachine:
         """What the next view is to tell."""
         plan = self.generation
         is_done = self.phase is Phase.RUNNING and plan is not None and self.index == plan.first_node
-        return Wants(self.index, self.phase, self._meeting.turn, is_done and "done" in self._told)
+        return Wants(self.index, self.phase, self._meeting.turn, is_done and "done" in self._stay.told)
 
     @property
     def watched(self) -> frozenset[int]:
@@ -268,7 +241,7 @@ class AgentMachine:
     def _advance_meeting(self, now_s: float) -> list[Instruction]:
         view = self._view
         assert view is not None
-        meeting, waited_s = self._meeting, now_s - self._since_s
+        meeting, waited_s = self._meeting, now_s - self._stay.since_s
         if view.plan is not None and view.latest >= meeting.number:
             return self._adopt(view.plan, now_s)
         if self._roster.reports() != meeting.brought:
@@ -279,30 +252,23 @@ class AgentMachine:
             return self._follow(view.leader, now_s)
         decision = conclude(view, self._losses, self.rules.meeting, waited_s)
         if isinstance(decision, Wait):
-            is_new = now_s - self._since_s > PATIENCE_S and self._tell_once(f"waiting: {decision.reason}")
+            is_new = now_s - self._stay.since_s > PATIENCE_S and self._stay.tell_once(f"waiting: {decision.reason}")
             told = [Note("waiting", {"generation": meeting.number, "reason": decision.reason})] if is_new else []
-            return [*told, *self._probe(decision.absent, now_s)]
+            return [*told, *self._stay.probe(decision.absent, now_s)]
         if isinstance(decision, GiveUp):
             return [Publish("end", {"ok": False, "text": decision.reason, "category": decision.category.value})]
-        return [meeting.propose(decision)] if self._tell_once("plan") else []
+        return [meeting.propose(decision)] if self._stay.tell_once("plan") else []
 
     def _follow(self, leader: int, now_s: float) -> list[Instruction]:
         """Wait for the leader's plan; if it is gone, somebody else leads."""
         view = self._view
         assert view is not None
         if leader not in self._losses.proofs and view.here.get(leader) != ():
-            is_late = now_s - self._since_s > PATIENCE_S
-            return self._probe((leader,), now_s) if is_late else []
+            is_late = now_s - self._stay.since_s > PATIENCE_S
+            return self._stay.probe((leader,), now_s) if is_late else []
         self._meeting.turn += 1
         self._view = replace(view, leader=None)
         return [self._meeting.lead()]
-
-    def _probe(self, indices: tuple[int, ...], now_s: float) -> list[Instruction]:
-        if not indices or now_s < self._next_probe_s:
-            return []
-        self._next_probe_s = now_s + self._probe_gap_s
-        self._probe_gap_s = min(2 * self._probe_gap_s, MAX_PROBE_S)
-        return [Probe(indices)]
 
     def _adopt(self, plan: Generation, now_s: float) -> list[Instruction]:
         mine = plan.of_node(self.index)
@@ -340,7 +306,7 @@ class AgentMachine:
             self._set_phase(Phase.LEAVING, now_s)
             out.append(Note("broken", {"generation": plan.number, "reason": view.broken}))
             out += self._tell_training({"do": "break", "generation": plan.number, "reason": view.broken})
-        elif self.phase is Phase.RUNNING and current and view.pause is not None and self._tell_once("pause"):
+        elif self.phase is Phase.RUNNING and current and view.pause is not None and self._stay.tell_once("pause"):
             out.append(Note("pause", {"generation": plan.number, "reason": view.pause}))
             out += self._tell_training({"do": "pause", "generation": plan.number, "reason": view.pause})
         elif self.phase is Phase.RUNNING and not current:
@@ -350,8 +316,8 @@ class AgentMachine:
             out.append(Note("left-behind", {"generation": plan.number, "reason": reason}))
             out += self._tell_training({"do": "break", "generation": plan.number, "reason": reason})
             self._roster.left_behind |= {member.pid for member in plan.of_node(self.index)}
-        if self.phase is Phase.LEAVING and now_s - self._since_s > self.rules.leave_timeout_s:
-            late = [slot for slot in self._roster.training() if self._tell_once(f"kill-{slot}")]
+        if self.phase is Phase.LEAVING and now_s - self._stay.since_s > self.rules.leave_timeout_s:
+            late = [slot for slot in self._roster.training() if self._stay.tell_once(f"kill-{slot}")]
             out += [KillWorker(slot, f"did not leave generation {plan.number} in time") for slot in late]
         return out + self._advance_members(current, now_s)
 
@@ -363,12 +329,11 @@ class AgentMachine:
         workers = self._roster.workers
         states = [workers[one.slot].state for one in placed if self._roster.process_in(one.slot) == one.pid]
         if self.phase is Phase.RUNNING and all(state is WorkerState.DONE for state in states):
-            if len(states) == len(placed) and self._tell_once("done"):
+            if len(states) == len(placed) and self._stay.tell_once("done"):
                 return [Publish(f"gen/{plan.number}/done/{self.index}", {})]
             if current and plan.nodes <= view.done:
-                return (
-                    [Publish("end", {"ok": True, "text": "all workers ended well"})] if self._tell_once("end") else []
-                )
+                end = Publish("end", {"ok": True, "text": "all workers ended well"})
+                return [end] if self._stay.tell_once("end") else []
         is_out = not any(state is WorkerState.TRAINING for state in states)
         asked_out = self.phase is Phase.LEAVING or (current and view.pause is not None)
         if is_out and asked_out and not (self.phase is Phase.RUNNING and self._all_done_here(states)):
@@ -376,14 +341,14 @@ class AgentMachine:
         if not current or view.pause is not None:
             return []
         rested, template = self._roster.take_rested(now_s), self._roster.template()
-        if rested and template is not None and would_grow(plan, template) and self._tell_once("rested"):
+        if rested and template is not None and would_grow(plan, template) and self._stay.tell_once("rested"):
             text = f"worker {rested[0]} of {self.name} comes back, it stood by for being slow"
             return [Publish(f"gen/{plan.number}/pause", {"text": text})]
         newcomers = self._roster.newcomers(plan, self.index)
         if not newcomers:
             return []
         out, holds_off = self._hold_off(now_s)
-        if not holds_off and self._tell_once("newcomer"):
+        if not holds_off and self._stay.tell_once("newcomer"):
             text = f"worker {newcomers[0]} of {self.name} wants to join"
             out.append(Publish(f"gen/{plan.number}/pause", {"text": text}))
         return out
@@ -449,7 +414,7 @@ class AgentMachine:
         """
         view, self._view = self._view, None
         self._meeting.brought = None
-        self._told.clear()
+        self._stay.told.clear()
         known = {key: one for key, one in self._facts.items() if not key.endswith("/plan")}
         if view is not None:
             for what, text in (("pause", view.pause), ("broken", view.broken)):
@@ -492,10 +457,10 @@ class AgentMachine:
         assert self._end is not None
         alive = self._roster.alive()
         if not alive:
-            return [Finish(self._outcome())] if self._tell_once("finish") else []
-        if now_s - self._since_s <= self.rules.exit_timeout_s:
+            return [Finish(self._outcome())] if self._stay.tell_once("finish") else []
+        if now_s - self._stay.since_s <= self.rules.exit_timeout_s:
             return []
-        return [KillWorker(slot, "did not end when told to") for slot in alive if self._tell_once(f"kill-{slot}")]
+        return [KillWorker(slot, "did not end when told to") for slot in alive if self._stay.tell_once(f"kill-{slot}")]
 
     # --- small helpers ---
 
@@ -525,14 +490,4 @@ class AgentMachine:
 
     def _set_phase(self, phase: Phase, now_s: float) -> None:
         assert (self.phase, phase) in ALLOWED, f"agent {self.index}: no way from {self.phase} to {phase}"
-        self.phase = phase
-        self._since_s = self._next_probe_s = now_s
-        self._probe_gap_s = FIRST_PROBE_S
-        self._told.clear()
-
-    def _tell_once(self, what: str) -> bool:
-        """Whether ``what`` was not yet said in this phase; it counts as said from now on."""
-        if what in self._told:
-            return False
-        self._told.add(what)
-        return True
+        self._stay = Stay(phase, now_s)

@@ -2,7 +2,8 @@
 
     boundary of step n     main thread: copy into buffer (n-th snapshot) % 2, mark it complete       the only pause
                            sending thread: buffer ──> agent of the keeper, which has two buffers of its own
-    vote of a later step   "still sending?" is part of the vote: if anybody is, the next snapshot is left out by all
+    vote of a later step   "still sending?" is part of the vote: if anybody is, the next snapshot is left out by all,
+                           and whoever could not send the last one tries again
 
 So on every node the older of two buffers stays whole until all nodes have the newer one. Memory: two buffers of what
 this rank takes on its own node, and two on its keeper (:mod:`remesh.elastic.seats`).
@@ -53,13 +54,21 @@ class SnapshotTaker:
         self._buffers: list[Buffer] = []
         self._num_taken = 0
         self._busy = False
+        self._unsent: tuple[Buffer, int, int] | None = None
+        """The last snapshot, if it could not be sent."""
         self._pending: queue.SimpleQueue[tuple[Buffer, int, int] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
 
     @property
     def is_busy(self) -> bool:
-        """Whether the last snapshot is not yet where it is to be kept, or never will be in this generation."""
+        """Whether the last snapshot is not yet where it is to be kept."""
         return self._busy
+
+    def send_again(self) -> None:
+        """Try once more what could not be sent; nothing otherwise. Its buffer is untouched: no other was begun."""
+        unsent, self._unsent = self._unsent, None
+        if unsent is not None:
+            self._pending.put(unsent)
 
     def take(self, held: Held, choice: SnapshotChoice, pid: int) -> float:
         """Copy what was chosen, and begin to send it; seconds that the caller was held up."""
@@ -127,7 +136,9 @@ class SnapshotTaker:
             try:
                 self._send_now(buffer, nbytes)
             except OSError as error:
-                # The keeper is gone, or refuses: a new generation will have another one. Until then no snapshots.
+                # Older copies stay whole until this one is kept: its turn comes again with the next snapshot. Should
+                # the keeper be gone, a new generation has another one.
+                self._unsent = job
                 self._log("snapshot-unsent", step=step, reason=f"{type(error).__name__}: {error}")
                 continue
             self._log("snapshot-kept", step=step, bytes=nbytes, seconds=time.monotonic() - started_s)

@@ -2,11 +2,12 @@
 
     agent:   32 random bytes, the challenge
     worker:  its parcel as one JSON line, with the token's proof over challenge and parcel
+    agent:   one byte: come, or no room
     worker:  the bytes
     agent:   one byte, once they are kept and their checksum fits
 
-Whoever has no proof is dropped before a byte of memory is taken for it; whoever is slow
-later, after SEND_TIMEOUT_S of silence.
+Whoever has no proof is dropped before a byte of memory is taken for it; whoever is slow later, after SEND_TIMEOUT_S of
+silence.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ MAX_PARCEL_BYTES = 1024
 SEND_TIMEOUT_S = 10.0
 """Longest silence on a connection."""
 KEPT = b"\1"
+_COME, _NO_ROOM = b"\2", b"\3"
 _CHUNK_BYTES = 1 << 20
 _PLACE = "snapshot"
 
@@ -52,17 +54,19 @@ def pack_parcel(generation: int, rank: int, data: memoryview) -> tuple[Parcel, b
 
 
 def send_parcel(connection: socket.socket, parcel: Parcel, head: bytes, data: memoryview, token: Token) -> None:
-    """Send one parcel, as packed; blocks until the agent keeps it. OSError when it does not."""
+    """Send one parcel, as packed; blocks until the agent keeps it. OSError, with the reason, when it does not."""
     connection.settimeout(SEND_TIMEOUT_S)
     challenge = _receive(connection, CHALLENGE_BYTES)
     text = json.dumps(asdict(parcel)).encode()
     mac = token.sign(_PLACE, challenge + text).hex().encode()
     connection.sendall(mac + b" " + text + b"\n")
+    if _receive(connection, 1) != _COME:
+        raise ConnectionRefusedError(f"its keeper's host has no room for {parcel.nbytes} bytes")
     connection.sendall(head)
     for start in range(HEADER_BYTES, len(data), _CHUNK_BYTES):
         connection.sendall(data[start : start + _CHUNK_BYTES])
     if _receive(connection, 1) != KEPT:
-        raise ConnectionAbortedError("the keeper's agent did not keep the snapshot")
+        raise ConnectionAbortedError("it came to its keeper damaged")
 
 
 def receive_parcel(
@@ -70,8 +74,8 @@ def receive_parcel(
 ) -> Parcel | None:
     """Take one parcel into the room that ``make_room`` gives for it.
 
-    None when it gives none. PeerError when the sender has no proof or sends nonsense, OSError when it is slow or gone.
-    The caller checks the bytes and answers KEPT.
+    None when it gives none, which the sender is told. PeerError when the sender has no proof or sends nonsense, OSError
+    when it is slow or gone. The caller checks the bytes and answers KEPT.
     """
     connection.settimeout(SEND_TIMEOUT_S)
     challenge = secrets.token_bytes(CHALLENGE_BYTES)
@@ -88,6 +92,7 @@ def receive_parcel(
     except (ValueError, TypeError) as error:
         raise PeerError(f"taking a snapshot: found {text[:80]!r}, expected a parcel") from error
     room = make_room(parcel)
+    connection.sendall(_NO_ROOM if room is None else _COME)
     if room is None:
         return None
     at = 0

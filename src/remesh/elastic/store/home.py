@@ -38,6 +38,7 @@ from remesh.elastic.failover import (
 from remesh.elastic.generation import Generation, NodeInfo
 from remesh.elastic.store.card import JobCard
 from remesh.elastic.store.door import CARD_KEY, show_card
+from remesh.elastic.store.endpoint import split_endpoint
 from remesh.elastic.store.server import (
     STORE_SILENCE_S,
     StoreClient,
@@ -46,7 +47,6 @@ from remesh.elastic.store.server import (
     bind_endpoint,
     is_listening,
     names_this_machine,
-    split_endpoint,
 )
 from remesh.elastic.store.shared import JobStore
 from remesh.elastic.store.tunnel import Refusal, Tunnels

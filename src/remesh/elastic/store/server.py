@@ -18,6 +18,8 @@ from datetime import timedelta
 import torch.distributed as dist
 from torch.distributed.elastic.rendezvous.utils import _matches_machine_hostname
 
+from remesh.elastic.store.endpoint import is_loopback, split_endpoint
+
 PROBE_TIMEOUT_S = 0.2
 STORE_SILENCE_S = 5.0
 """A request that takes longer was made to a host that is gone, or stopped: as long as heartbeats may stand still."""
@@ -46,8 +48,9 @@ def bind_endpoint(host: str, port: int) -> socket.socket:
 
     OSError when the port is taken.
     """
-    if host == "localhost" or host.startswith("127."):
-        return socket.create_server(("127.0.0.1" if host == "localhost" else host, port))
+    if is_loopback(host):
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        return socket.create_server(("127.0.0.1" if host == "localhost" else host, port), family=family)
     if socket.has_dualstack_ipv6():
         return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
     return socket.create_server(("", port))
@@ -56,16 +59,6 @@ def bind_endpoint(host: str, port: int) -> socket.socket:
 def names_this_machine(host: str) -> bool:
     """Whether an endpoint's host is this machine, by torch's rule."""
     return bool(_matches_machine_hostname(host))
-
-
-def split_endpoint(endpoint: str) -> tuple[str, int]:
-    """Host and port.
-
-    >>> split_endpoint("[::1]:29400")
-    ('::1', 29400)
-    """
-    host, _, port = endpoint.rpartition(":")
-    return host.strip("[]"), int(port)
 
 
 def is_listening(address: str, port: int) -> bool | None:

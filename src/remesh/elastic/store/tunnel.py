@@ -24,7 +24,7 @@ from collections.abc import Coroutine
 from dataclasses import dataclass
 from typing import Any, Self, TypeVar
 
-from remesh.elastic.store.server import split_endpoint
+from remesh.elastic.store.endpoint import split_endpoint
 from remesh.elastic.tls import Tls
 
 HANDSHAKE_S = 5.0

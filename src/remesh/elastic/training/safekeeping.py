@@ -67,12 +67,16 @@ class Safekeeping:
         return not missing or root is not None
 
     def is_snapshot_due(self, step: int) -> bool:
-        """The same on all ranks: it depends on the step and on the last vote only."""
+        """The same on all ranks: it depends on the step and on the last vote only.
+
+        Where the last one is not yet kept everywhere it goes first: a rank that could not send it tries again.
+        """
         every = self._options.snapshot_every
         if not every or not step or step % every:
             return False
         if self.is_anybody_sending:
             self._tell("snapshot-left-out", step, reason="the last one is not yet kept everywhere")
+            self._place.taker.send_again()
         return not self.is_anybody_sending
 
     def take_snapshot(self, held: Held) -> None:

@@ -21,7 +21,7 @@ from remesh.elastic.launch.request import (
     restart_job,
 )
 from remesh.errors import ConfigError
-from tests.unit.elastic.certificates import make_tls
+from remesh.testing.certificates import make_tls
 
 
 @pytest.fixture
@@ -65,11 +65,12 @@ def test_endpoint_gets_torchruns_port_or_a_free_one() -> None:
         (Mode.RESTART, ["--max-restarts", "-1"], "--max-restarts -1"),
         (Mode.RESTART, ["--no-python", "-m"], "--no-python"),
         (Mode.RESTART, ["--no-python"], "no program on the path"),
-        (Mode.RESTART, ["--last-call", "3"], "--last-call mean nothing in restart mode"),
+        (Mode.RESTART, ["--tls-cert", "a"], "has no --tls-cert, for its agents and stores are torch's"),
+        (Mode.RESTART, ["--last-call", "3"], "restart mode, which was chosen for .*, has no --last-call;"),
         (
             Mode.IN_PROCESS,
             ["--role", "r", "--start-method", "fork"],
-            "--role, --start-method mean nothing in in-process",
+            "has no --role, --start-method;",
         ),
     ],
 )

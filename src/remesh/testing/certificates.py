@@ -1,4 +1,4 @@
-"""Certificates for tests, by openssl."""
+"""Certificates of an authority of their own, by openssl: for tests and benchmarks of encrypted jobs."""
 
 from __future__ import annotations
 

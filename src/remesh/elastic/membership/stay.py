@@ -1,0 +1,42 @@
+"""One stay of an agent in one phase: since when, what was said in it once and for all, when to look again who lives."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from remesh.elastic.membership.instructions import Instruction, Probe
+from remesh.elastic.membership.phases import Phase
+
+FIRST_PROBE_S, MAX_PROBE_S = 0.05, 1.0
+"""How long an agent waits between two looks whether somebody lives: doubled each time, up to the second."""
+
+
+@dataclass
+class Stay:
+    """Begun anew with every change of phase."""
+
+    phase: Phase = Phase.STARTING
+    since_s: float = 0.0
+    told: set[str] = field(default_factory=set)
+    """One-time messages that were sent."""
+    _next_probe_s: float = field(init=False)
+    _probe_gap_s: float = FIRST_PROBE_S
+
+    def __post_init__(self) -> None:
+        self._next_probe_s = self.since_s
+
+    def tell_once(self, what: str) -> bool:
+        """Whether ``what`` was not yet said; it counts as said from now on."""
+        if what in self.told:
+            return False
+        self.told.add(what)
+        return True
+
+    def probe(self, indices: Sequence[int], now_s: float) -> list[Instruction]:
+        """Look whether these nodes live, if it is time to."""
+        if not indices or now_s < self._next_probe_s:
+            return []
+        self._next_probe_s = now_s + self._probe_gap_s
+        self._probe_gap_s = min(2 * self._probe_gap_s, MAX_PROBE_S)
+        return [Probe(tuple(indices))]

@@ -1,0 +1,27 @@
+"""What does a host's name say? Endpoints as users write them, and who can reach what listens there."""
+
+from __future__ import annotations
+
+import ipaddress
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach what listens there.
+
+    >>> [is_loopback(host) for host in ("localhost", "127.0.0.2", "::1", "0.0.0.0", "head")]
+    [True, True, True, False, False]
+    """
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def split_endpoint(endpoint: str) -> tuple[str, int]:
+    """Host and port.
+
+    >>> split_endpoint("[::1]:29400")
+    ('::1', 29400)
+    """
+    host, _, port = endpoint.rpartition(":")
+    return host.strip("[]"), int(port)
