@@ -19,6 +19,8 @@ from typing import Any
 
 _ROOT = Path(__file__).resolve().parent.parent
 OUT = _ROOT / "benchmarks" / "out"
+_LOAD_BEFORE = os.getloadavg()
+"""What others did: at the end it is mostly the benchmark's own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +76,7 @@ def describe_run(seed: int | None) -> dict[str, Any]:
             "processor": platform.processor() or platform.machine(),
             "num_cores": os.cpu_count(),
         },
+        "load_before": list(_LOAD_BEFORE),
         "load": list(os.getloadavg()),
         "versions": {name: version(name) for name in ("remesh", "numpy", "torch")} | {"python": sys.version.split()[0]},
         "seed": seed,

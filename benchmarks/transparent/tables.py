@@ -59,7 +59,8 @@ def write_costs_page() -> None:
 
 def make_costs_page(report: dict) -> str:
     """The page as text."""
-    cores, load, system = report["machine"]["num_cores"], report["load"][0], report["machine"]["system"]
+    cores, system = report["machine"]["num_cores"], report["machine"]["system"]
+    before, load = report["load_before"][0], report["load"][0]
     lines = [
         "# What carrying a program costs",
         "",
@@ -68,9 +69,9 @@ def make_costs_page(report: dict) -> str:
         "`REMESH_SHARED_ARRAYS=1`, *spinning* is `REMESH_SPIN=1`, measured where each of the four processes has a core",
         "of its own; see the [guide](guide.md).",
         "",
-        f"Machine: {cores} cores, load {load:.1f}, {system}; Python {report['versions']['python']}; "
-        f"commit {(report['commit'] or 'unknown')[:12]}.",
-        *([_BUSY] if load > cores else []),
+        f"Machine: {cores} cores, load {before:.1f} before and {load:.1f} at the end, {system}; "
+        f"Python {report['versions']['python']}; commit {(report['commit'] or 'unknown')[:12]}.",
+        *([_BUSY] if before > cores else []),
         "",
         "| case | value | goal | |",
         "|---|---|---|---|",

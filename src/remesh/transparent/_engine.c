@@ -14,6 +14,8 @@
 #include <stdlib.h>
 
 enum { DENSE_US = 100 };
+/* A yield that takes longer has given the core to somebody. */
+enum { SHARED_CORE_US = 20 };
 
 static PyTypeObject *engine_type;
 
@@ -183,9 +185,9 @@ static void rest(Engine *e, int is_waiting, int expecting, int64_t deadline_us) 
             int64_t longest = e->shortest_us + (idle - e->patient_us) / 4;
             sleep_at_bell(e, longest < e->longest_us ? longest : e->longest_us);
         } else if (idle > e->eager_us) {
-            /* Whoever else waits for this core may be whom this waits for. */
-            leave_program(e);
+            /* Whoever else waits for this core may be whom this waits for; then the two should not share one. */
             sched_yield();
+            if (now_us() - now > SHARED_CORE_US) leave_program(e);
         }
     }
 }

@@ -17,7 +17,7 @@ def test_a_row_that_misses_its_goal_stays_in(tmp_path: Path) -> None:
     assert [row["ok"] for row in report["rows"]] == [True, False, False]
     assert set(report["rows"][0]) == {"case", "value", "unit", "goal", "ok", "peer", "bound", "spread"}
     assert report["seed"] == 7
-    assert {"commit", "machine", "load", "versions"} <= set(report)
+    assert {"commit", "machine", "load", "load_before", "versions"} <= set(report)
 
 
 def test_a_goal_needs_a_verdict() -> None:
