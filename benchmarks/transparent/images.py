@@ -32,6 +32,8 @@ _BLOCK_BYTES = 8 * _MIB
 _NUM_OBJECTS = 1000
 _LARGE_MIB = 1000
 """From so many for each rank on a restart shall take little more than reading them."""
+_CHANGING_S = 1.0
+"""Between checkpoints: several times what the program takes to change all that it changes."""
 _ENVIRONMENT = {"PATH": "/usr/bin:/bin", "OPENBLAS_NUM_THREADS": "1"}
 
 
@@ -84,7 +86,7 @@ def rows(mib: int, num_ranks: int = 2, repeat: int = 5) -> list[Row]:
             direct_s.append(write_as_much(folder, mib, num_ranks, os.O_DIRECT))
 
         full = _Take(out, repeat + 1, measure_bounds)
-        parts = _Take(out, repeat + 1)
+        parts = _Take(out, repeat + 1, lambda: time.sleep(_CHANGING_S))
         _stay(job, "mpich", Settings(keep=1), full)
         on_openmpi = _stay(job, "openmpi", Settings(incremental=True, keep=1), parts)
         on_mpich = _stay(job, "mpich", Settings(keep=1), _Take(out, 1))
