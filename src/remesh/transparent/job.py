@@ -98,6 +98,8 @@ class JobFolder:
         except OSError as error:
             raise StorageError(f"making job folder {path}: {error.strerror}; name another one with --job") from error
         made = cls(path)
+        # Token, environment and images are secrets, and jobs stand where their user works, often in a repository.
+        (path / ".gitignore").write_text("*\n")
         (path / "logs").mkdir()
         (path / "images").mkdir()
         _write_private(path / "token", secrets.token_bytes(32))

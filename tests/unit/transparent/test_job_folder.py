@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 import stat
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -29,6 +31,14 @@ def test_nobody_else_can_read_secrets(folder: JobFolder) -> None:
         assert stat.S_IMODE((folder.path / name).stat().st_mode) == 0o600
     _, part = folder.begin_checkpoint()
     assert stat.S_IMODE(part.stat().st_mode) == 0o700
+
+
+def test_git_takes_no_secret_for_a_file_to_commit(folder: JobFolder) -> None:
+    if shutil.which("git") is None:
+        pytest.skip("needs git, which is not on the path")
+    subprocess.run(["git", "init", "--quiet", folder.path.parent], check=True)
+    said = subprocess.run(["git", "status", "--porcelain"], cwd=folder.path.parent, capture_output=True, check=True)
+    assert (folder.path / "token").is_file() and said.stdout == b""
 
 
 def test_a_job_that_has_ended_cannot_be_called(folder: JobFolder) -> None:
