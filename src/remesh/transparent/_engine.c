@@ -314,14 +314,12 @@ static PyObject *engine_attach(PyObject *self, PyObject *pid) {
     Py_RETURN_NONE;
 }
 
-/* take(request, message): whether a matched announcement is carried here. */
+/* take(request, message): whether the payload of a matched announcement is brought here. */
 static PyObject *engine_take(PyObject *self, PyObject *args) {
     PyObject *request, *message;
     if (!PyArg_ParseTuple(args, "OO", &request, &message)) return NULL;
-    Engine *e = (Engine *)self;
-    int taken = take_directly(e, (Request *)request, (const Arrived *)message);
-    if (taken == 0) taken = stream_in(e, (Request *)request, (const Arrived *)message);
-    return taken < 0 ? NULL : PyBool_FromLong(taken);
+    int brought = bring((Engine *)self, (Request *)request, (const Arrived *)message);
+    return brought < 0 ? NULL : PyBool_FromLong(brought);
 }
 
 /* new_stream_tag(): one that no other open stream to this rank has. */

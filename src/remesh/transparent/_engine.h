@@ -106,6 +106,8 @@ static inline char *slot_at(Engine *e, int slot) { return e->base + FIRST_SLOT +
 void leave_program(Engine *e);
 
 /* _engine_queues.c. Integers are 0, or -1 with an exception; requests are borrowed, NULL may come without one. */
+/* An array that grows, with room for one more; NULL with an exception, and the array is as it was. */
+void *with_room(void *items, size_t count, size_t *room, size_t item_bytes);
 void answer(Engine *e, int slot);
 int mpi_failed(const char *what, int code);
 Request *find_request(Engine *e, uint64_t number);
@@ -122,6 +124,8 @@ int arrive(Engine *e, Arrived *message);
 int arrive_short(Engine *e, uint64_t comm, int source, int tag, const char *data, int64_t num_bytes);
 /* A receive has got its message, short or announced. */
 int match(Engine *e, Request *request, const Arrived *message);
+/* 1 if the payload of a matched announcement is brought here, 0 if that is for Python. */
+int bring(Engine *e, Request *request, const Arrived *message);
 Arrived *take_arrived(Engine *e, uint64_t comm, int source, int tag);
 
 /* _engine_wire.c. */
@@ -132,7 +136,7 @@ int take_frame(Engine *e);
 int finish_running(Engine *e, Running *one);
 int scan(Engine *e);
 
-/* _engine_carry.c. The first: 1 if a matched announcement is carried here, 0 if that is for Python. */
+/* _engine_carry.c. The first is for `bring`. */
 int take_directly(Engine *e, Request *request, const Arrived *message);
 int help_directly(Engine *e, int source, Request *request, uint64_t receive, int pid, uint64_t address);
 /* Whether one of these carries waited for the sender's word that it has helped. */
@@ -145,7 +149,7 @@ char *in_arena(Engine *e, uint64_t address, int64_t num_bytes);
 /* Between the program's memory and ours: there if `outwards`, else here. -1 with an exception. */
 int carry_memory(Engine *e, uint64_t address, char *here, int64_t num_bytes, int outwards);
 
-/* _engine_streams.c. The first: 1 if a matched announcement is streamed here, 0 if that is for Python. */
+/* _engine_streams.c. The first is for `bring`. */
 int stream_in(Engine *e, Request *request, const Arrived *message);
 int stream_out(Engine *e, int dest, Request *request, uint64_t tag, int64_t piece_bytes);
 int new_stream_tag(Engine *e);

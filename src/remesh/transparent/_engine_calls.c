@@ -1,6 +1,5 @@
 /* What an Engine does for the program: calls out of the rings and bodies of slots. */
 #include "_engine.h"
-#include <stdlib.h>
 
 static int do_send(Engine *e, const char *call) {
     uint64_t comm = read_u64(call + 2);
@@ -170,13 +169,9 @@ int finish_running(Engine *e, Running *one) {
 
 static int do_collective(Engine *e, int slot, const char *call, Real real) {
     uint64_t comm = read_u64(call + 5);
-    if (e->num_running == e->room_running) {
-        size_t room = e->room_running ? 2 * e->room_running : 16;
-        Running *larger = realloc(e->running, room * sizeof *larger);
-        if (larger == NULL) return PyErr_NoMemory(), -1;
-        e->running = larger;
-        e->room_running = room;
-    }
+    Running *running = with_room(e->running, e->num_running, &e->room_running, sizeof *running);
+    if (running == NULL) return -1;
+    e->running = running;
     int64_t receive_bytes = read_i64(call + 41);
     uint8_t flags = call[1];
     Running one = {0};

@@ -76,13 +76,9 @@ static int carry_part(Engine *e, const Carry *one, int64_t num_bytes) {
 
 static Carry *push_carry(Engine *e, Request *request) {
     if (e->staging == NULL && (e->staging = malloc(STAGING_BYTES)) == NULL) return PyErr_NoMemory(), NULL;
-    if (e->num_carries == e->room_carries) {
-        size_t room = e->room_carries ? 2 * e->room_carries : 16;
-        Carry *larger = realloc(e->carries, room * sizeof *larger);
-        if (larger == NULL) return PyErr_NoMemory(), NULL;
-        e->carries = larger;
-        e->room_carries = room;
-    }
+    Carry *carries = with_room(e->carries, e->num_carries, &e->room_carries, sizeof *carries);
+    if (carries == NULL) return NULL;
+    e->carries = carries;
     Carry *one = &e->carries[e->num_carries++];
     memset(one, 0, sizeof *one);
     Py_INCREF((PyObject *)request);
@@ -96,25 +92,19 @@ static Carry *push_carry(Engine *e, Request *request) {
 static int64_t first_half(int64_t num_bytes) { return num_bytes / 2 & ~(int64_t)(PAGE_BYTES - 1); }
 
 int take_directly(Engine *e, Request *request, const Arrived *message) {
-    int is_ours = !e->closed && message->pid && message->source >= 0 && message->source < e->size &&
-                  e->neighbours[message->source] && request->num_bytes != PARCEL &&
-                  request->num_bytes >= message->num_bytes;
-    if (!is_ours) return 0;
     Carry *one = push_carry(e, request);
     if (one == NULL) return -1;
-    request->source = message->source;
-    request->message_tag = message->tag;
-    request->message_bytes = one->end = message->num_bytes;
+    one->end = message->num_bytes;
     one->peer = message->source;
     one->pid = message->pid;
     one->other = message->sender_request;
     one->here = request->address;
     one->there = message->address;
-    if (!message->waits || message->num_bytes < SHARED_WORK_BYTES) return 1;
+    if (!message->waits || message->num_bytes < SHARED_WORK_BYTES) return 0;
     one->awaits_help = 1;
     one->end = first_half(message->num_bytes);
     uint64_t fields[7] = {request->comm, 0, WANTED, one->other, request->number, (uint32_t)e->upper_pid, one->here};
-    return send_wire(e, one->peer, fields, NULL, 0) ? -1 : 1;
+    return send_wire(e, one->peer, fields, NULL, 0);
 }
 
 int help_directly(Engine *e, int source, Request *request, uint64_t receive, int pid, uint64_t address) {

@@ -1,6 +1,7 @@
 /* What an Engine knows: requests, the replies of those that are over, and the two queues, matched by MPI's rule. */
 #include "_engine.h"
 #include <stdio.h>
+#include <stdlib.h>
 
 void answer(Engine *e, int slot) {
     char *at = slot_at(e, slot);
@@ -12,6 +13,15 @@ void answer(Engine *e, int slot) {
 int mpi_failed(const char *what, int code) {
     PyErr_Format(PyExc_RuntimeError, "%s on the real MPI: error %d; see what the library printed", what, code);
     return -1;
+}
+
+void *with_room(void *items, size_t count, size_t *room, size_t item_bytes) {
+    if (count < *room) return items;
+    size_t larger = *room ? 2 * *room : 16;
+    void *moved = realloc(items, larger * item_bytes);
+    if (moved == NULL) return PyErr_NoMemory();
+    *room = larger;
+    return moved;
 }
 
 /* ---- requests ---- */
@@ -211,11 +221,21 @@ static int fits(int wanted_source, int wanted_tag, int source, int tag) {
     return (wanted_source == ANY || wanted_source == source) && (wanted_tag == ANY || wanted_tag == tag);
 }
 
+int bring(Engine *e, Request *request, const Arrived *message) {
+    int is_ours = !e->closed && message->source != e->rank && message->source >= 0 && message->source < e->size &&
+                  request->num_bytes != PARCEL && request->num_bytes >= message->num_bytes;
+    if (!is_ours) return 0;
+    request->source = message->source;
+    request->message_tag = message->tag;
+    request->message_bytes = message->num_bytes;
+    int is_near = message->pid && e->neighbours[message->source];
+    return (is_near ? take_directly : stream_in)(e, request, message) ? -1 : 1;
+}
+
 int match(Engine *e, Request *request, const Arrived *message) {
     if (message->payload == NULL || message->payload == Py_None) {
-        int taken = take_directly(e, request, message);
-        if (taken == 0) taken = stream_in(e, request, message);
-        if (taken) return taken < 0 ? -1 : 0;
+        int brought = bring(e, request, message);
+        if (brought) return brought < 0 ? -1 : 0;
         e->attention = 1;
         PyObject *done = PyObject_CallFunction(e->on_match, "OO", request, message);
         Py_XDECREF(done);

@@ -32,13 +32,9 @@ static void give_back(Engine *e, char *buffer) {
 }
 
 static Stream *push_stream(Engine *e, Request *request, int64_t total, int64_t piece_bytes) {
-    if (e->num_streams == e->room_streams) {
-        size_t room = e->room_streams ? 2 * e->room_streams : 16;
-        Stream *larger = realloc(e->streams, room * sizeof *larger);
-        if (larger == NULL) return PyErr_NoMemory(), NULL;
-        e->streams = larger;
-        e->room_streams = room;
-    }
+    Stream *streams = with_room(e->streams, e->num_streams, &e->room_streams, sizeof *streams);
+    if (streams == NULL) return NULL;
+    e->streams = streams;
     Stream *one = &e->streams[e->num_streams++];
     memset(one, 0, sizeof *one);
     Py_INCREF((PyObject *)request);
@@ -50,20 +46,15 @@ static Stream *push_stream(Engine *e, Request *request, int64_t total, int64_t p
 
 int stream_in(Engine *e, Request *request, const Arrived *message) {
     int64_t num_bytes = message->num_bytes;
-    int is_ours = !e->closed && message->source != e->rank && message->source >= 0 && message->source < e->size &&
-                  request->num_bytes != PARCEL && request->num_bytes >= num_bytes;
-    if (!is_ours) return 0;
     /* All arenas have the same addresses: between two of them the payload is one message of MPI's. */
     int is_shared = in_arena(e, message->address, num_bytes) != NULL && in_arena(e, request->address, num_bytes) != NULL;
     Stream *one = push_stream(e, request, num_bytes, is_shared ? LARGEST_PIECE_BYTES : e->piece_bytes);
     if (one == NULL) return -1;
-    request->source = one->peer = message->source;
-    request->message_tag = message->tag;
-    request->message_bytes = num_bytes;
+    one->peer = message->source;
     one->tag = new_stream_tag(e);
     uint64_t fields[7] = {
         request->comm, 0, WANTED, message->sender_request, (uint64_t)one->tag, 0, (uint64_t)one->piece_bytes};
-    return send_wire(e, one->peer, fields, NULL, 0) ? -1 : 1;
+    return send_wire(e, one->peer, fields, NULL, 0);
 }
 
 int stream_out(Engine *e, int dest, Request *request, uint64_t tag, int64_t piece_bytes) {

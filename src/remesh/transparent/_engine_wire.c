@@ -11,13 +11,9 @@ typedef struct {
 /* ---- out ---- */
 
 static int push_sending(Engine *e, uint64_t real, char *frame) {
-    if (e->num_sending == e->room_sending) {
-        size_t room = e->room_sending ? 2 * e->room_sending : 64;
-        Sending *larger = realloc(e->sending, room * sizeof *larger);
-        if (larger == NULL) return PyErr_NoMemory(), -1;
-        e->sending = larger;
-        e->room_sending = room;
-    }
+    Sending *sending = with_room(e->sending, e->num_sending, &e->room_sending, sizeof *sending);
+    if (sending == NULL) return -1;
+    e->sending = sending;
     e->sending[e->num_sending++] = (Sending){real, frame};
     return 0;
 }

@@ -307,19 +307,13 @@ def index_pages(own: PageSet, inherited: Iterable[Layer]) -> PagesState:
     """The record of an image whose own pages stand in order of address; the first inherited layer is of source 1."""
     numbers = array.array("Q", bytes(16 * len(own)))
     numbers[0::2], numbers[1::2] = own.starts, _nums_pages(own)
-    rows = [
-        _columns(layer.pages.starts, _nums_pages(layer.pages), source, layer.raw_offsets)
-        for source, layer in enumerate(inherited, 1)
-    ]
-    return PagesState(numbers.tobytes(), b"".join(rows))
+    return PagesState(numbers.tobytes(), b"".join(map(_rows_of, inherited, itertools.count(1))))
 
 
-def _columns(
-    starts: array.array[int], nums_pages: array.array[int], source: int, raw_offsets: array.array[int]
-) -> bytes:
-    rows = array.array("Q", bytes(32 * len(starts)))
-    rows[0::4], rows[1::4], rows[3::4] = starts, nums_pages, raw_offsets
-    rows[2::4] = array.array("Q", itertools.repeat(source, len(starts)))
+def _rows_of(layer: Layer, source: int) -> bytes:
+    rows = array.array("Q", bytes(32 * len(layer.pages)))
+    rows[0::4], rows[1::4], rows[3::4] = layer.pages.starts, _nums_pages(layer.pages), layer.raw_offsets
+    rows[2::4] = array.array("Q", itertools.repeat(source, len(layer.pages)))
     return rows.tobytes()
 
 
