@@ -47,14 +47,14 @@ class Row:
             raise ValueError(f"row {self.case!r}: goal {self.goal} and ok {self.ok} must both be there or both not")
 
 
-def at_most(case: str, value: float, unit: str, goal: float, **more: Any) -> Row:
-    """A row whose goal is an upper limit."""
-    return Row(case, value, unit, goal=goal, ok=value <= goal, **more)
+def at_most(case: str, value: float, unit: str, goal: float | None, **more: Any) -> Row:
+    """A row whose goal is an upper limit; None for a row without one."""
+    return Row(case, value, unit, goal=goal, ok=None if goal is None else value <= goal, **more)
 
 
-def at_least(case: str, value: float, unit: str, goal: float, **more: Any) -> Row:
-    """A row whose goal is a lower limit."""
-    return Row(case, value, unit, goal=goal, ok=value >= goal, **more)
+def at_least(case: str, value: float, unit: str, goal: float | None, **more: Any) -> Row:
+    """A row whose goal is a lower limit; None for a row without one."""
+    return Row(case, value, unit, goal=goal, ok=None if goal is None else value >= goal, **more)
 
 
 def verdict_of(row: Mapping[str, Any]) -> str:

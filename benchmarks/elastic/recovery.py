@@ -133,12 +133,8 @@ def _compare(about: str, ours: Sequence[Recovery], contest: Contest) -> list[Row
         mine, other = (_quantile([one.seconds for one in side], share) for side in (ours, contest.found))
         case, who = f"{about}: {contest.kind.name} over remesh, {name}", contest.kind.name
         # The goal is set against torchrun, which restarts; the others stand beside us for comparison.
-        is_goal = contest.kind is TorchrunSide
-        rows.append(
-            at_least(case, other / mine, "ratio", GOAL_RATIO, peer=who)
-            if is_goal
-            else Row(case, other / mine, "ratio", peer=who)
-        )
+        goal = GOAL_RATIO if contest.kind is TorchrunSide else None
+        rows.append(at_least(case, other / mine, "ratio", goal, peer=who))
     return rows
 
 

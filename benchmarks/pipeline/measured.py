@@ -349,7 +349,7 @@ def _simulator_rows(measured: Measured, quiet: bool) -> list[Row]:
         predicted_s = simulate_schedule(each.schedule, case.graph, costs).step_s
         worst = max(worst, abs(predicted_s / statistics.median(measured.seconds[each.name]) - 1))
     text = f"{case.name}: predicted step time, largest error"
-    rows = [at_most(text, worst, "fraction", 0.05) if quiet else Row(text, worst, "fraction")]
+    rows = [at_most(text, worst, "fraction", 0.05 if quiet else None)]
     wrong = 0
     for each in measured.contestants:
         expected = [peak.num_live for peak in compute_peaks(each.schedule)]

@@ -129,10 +129,8 @@ def _against_bound(case: Case, times: Mapping[str, list[float]], load: float) ->
         ratios = [run / t for run, t in zip(runs, plain, strict=True)]
         value = statistics.median(ratios)
         about = {"peer": name if name != OURS else None, "bound": 1.0, "spread": _spread(ratios)}
-        if name == OURS and quiet:
-            found.append(at_most(f"{case.name}, {name}", value, "x bound", case.goal, **about))
-        else:
-            found.append(Row(f"{case.name}, {name}", value, "x bound", **about))
+        goal = case.goal if name == OURS and quiet else None
+        found.append(at_most(f"{case.name}, {name}", value, "x bound", goal, **about))
     if not quiet:
         note = f"{case.name}: no verdict, t varied by {t_spread:.1%}, load {load:.1f}"
         found.append(Row(note, t_spread, "spread"))

@@ -144,7 +144,7 @@ def _restart_rows(name: str, mpi: str, stay: Stay, *, is_large: bool) -> list[Ro
     share, what = init_s / (init_s + upper_s), f"{name}: MPI_Init and replay in a restart under {mpi}"
     return [
         at_most(f"{name}: replay under {mpi}", replay_s, "s", 0.05),
-        at_most(what, share, "share", 0.1) if is_large else Row(what, share, "share"),
+        at_most(what, share, "share", 0.1 if is_large else None),
         Row(f"{name}: restart under {mpi}", init_s + upper_s, "s"),
     ]
 
