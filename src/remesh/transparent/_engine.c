@@ -19,15 +19,11 @@ enum { SHARED_CORE_US = 20 };
 
 static PyTypeObject *engine_type;
 
-static int64_t now_us(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (int64_t)t.tv_sec * 1000000 + t.tv_nsec / 1000;
-}
-
 /* Run on any core again that was allowed before. */
 void leave_program(Engine *e) {
-    if (e->home) sched_setaffinity(0, sizeof e->allowed, &e->allowed);
+    if (!e->home) return;
+    sched_setaffinity(0, sizeof e->allowed, &e->allowed);
+    atomic_store_explicit(e->upper_gives_way, 0, memory_order_relaxed);
     e->home = 0;
 }
 
@@ -66,9 +62,20 @@ static int look(Engine *e) {
     return ready | (code != 0);
 }
 
+/* Serve what the slots have, if anybody has rung: whether there was anything, or -1. */
+static int hear_program(Engine *e) {
+    uint32_t bell = atomic_load(e->doorbell);
+    if (e->closed || (bell == e->scanned && !e->rescan)) return 0;
+    e->scanned = bell;
+    e->rescan = 0;
+    int served = scan(e);
+    return served < 0 ? -1 : served > 0;
+}
+
 /* Whatever can be done now: whether there was anything, or -1. */
 static int pass(Engine *e) {
-    int progress = 0;
+    int progress = hear_program(e);
+    if (progress < 0) return -1;
     look(e);
     if (e->mpi_problem) return mpi_failed("looking after what is under way", e->mpi_problem);
     if (e->frame_ready) {
@@ -89,14 +96,6 @@ static int pass(Engine *e) {
     if (streamed < 0) return -1;
     progress |= carried | streamed;
     if (e->closed) return progress;
-    uint32_t bell = atomic_load(e->doorbell);
-    if (bell != e->scanned || e->rescan) {
-        e->scanned = bell;
-        e->rescan = 0;
-        int served = scan(e);
-        if (served < 0) return -1;
-        progress |= served > 0;
-    }
     if (e->recheck && (e->singles | e->waits) && tell_waiting(e)) return -1;
     return progress;
 }
@@ -128,7 +127,9 @@ static void stay_beside_program(Engine *e) {
     cpu_set_t one;
     CPU_ZERO(&one);
     CPU_SET(cpu - 1, &one);
-    if (CPU_ISSET(cpu - 1, &e->allowed) && sched_setaffinity(0, sizeof one, &one) == 0) e->home = cpu;
+    if (!CPU_ISSET(cpu - 1, &e->allowed) || sched_setaffinity(0, sizeof one, &one)) return;
+    e->home = cpu;
+    atomic_store_explicit(e->upper_gives_way, (uint32_t)e->give_way_us, memory_order_relaxed);
 }
 
 /* Where there are cores for both halves, both spin as long as calls are dense, each on its own core. */
@@ -140,10 +141,24 @@ static void choose_pace(Engine *e, int expecting) {
     else stay_beside_program(e);
 }
 
+static int is_rung(Engine *e) { return atomic_load(e->doorbell) != e->scanned || atomic_load(&e->woken); }
+
 static void sleep_at_bell(Engine *e, int64_t timeout_us) {
-    atomic_store(e->sleeping, 1);
-    if (atomic_load(e->doorbell) == e->scanned && !atomic_load(&e->woken)) futex_wait(e->doorbell, e->scanned, timeout_us);
-    atomic_store_explicit(e->sleeping, 0, memory_order_relaxed);
+    atomic_store(e->sleeping, ASLEEP);
+    if (!is_rung(e)) futex_wait(e->doorbell, e->scanned, timeout_us);
+    atomic_store_explicit(e->sleeping, AWAKE, memory_order_relaxed);
+}
+
+static int may_give_way(Engine *e) { return e->home && e->give_way_us && !atomic_load_explicit(e->without, memory_order_relaxed); }
+
+/* Let the program run on this core for a while: whether it has rung since. _bell.c is the other side. */
+static int give_way(Engine *e) {
+    int64_t end_us = now_us() + e->give_way_us;
+    atomic_store(e->sleeping, GIVES_WAY);
+    do sched_yield();
+    while (!is_rung(e) && now_us() < end_us);
+    atomic_store_explicit(e->sleeping, AWAKE, memory_order_relaxed);
+    return is_rung(e);
 }
 
 /* Rest while the program computes. */
@@ -158,6 +173,7 @@ static void rest_without_caller(Engine *e, int expecting, int64_t now, int64_t d
         if (atomic_load_explicit(e->doorbell, memory_order_acquire) != e->scanned) return;
         relax();
     }
+    if (!expecting && may_give_way(e) && (give_way(e) || look(e))) return;
     int64_t longest = e->idle_us;
     if (expecting) {
         longest = e->shortest_us + (now - e->idle_since_us) / 4;
@@ -220,6 +236,9 @@ static void note_gap(Engine *e) {
     e->gap_us = gap > e->gap_us ? gap : e->gap_us - (e->gap_us - gap) / 8;
 }
 
+/* Whether somebody waits for what only this moves on. */
+static int is_busy(Engine *e) { return e->singles || e->waits || e->num_watched || e->num_carries || e->num_streams; }
+
 /* Pass and rest until there is something for Python: 1, or not in time: 0, or -1 with an exception. */
 static int run_until(Engine *e, int64_t deadline_us, int python_waits) {
     for (int fruitful = 0; !atomic_load(&e->woken);) {
@@ -231,7 +250,8 @@ static int run_until(Engine *e, int64_t deadline_us, int python_waits) {
             e->idle_since_us = 0;
             /* A program that polls always has a next request: the time must end this, too. */
             if ((++fruitful & 63) == 0 && now_us() >= deadline_us) break;
-            continue;
+            /* Whoever has its reply runs before anything else is looked at. */
+            if (python_waits || is_busy(e) || !may_give_way(e)) continue;
         }
         if (now_us() >= deadline_us) break;
         int is_waiting = python_waits || e->singles || e->waits;
@@ -425,6 +445,8 @@ static PyObject *engine_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
     e->sleeping = (Word *)(e->base + SLEEPING);
     e->cpu = (Word *)(e->base + CPU);
     e->upper_spins = (Word *)(e->base + SPIN);
+    e->upper_gives_way = (Word *)(e->base + GIVE_WAY);
+    e->without = (Word *)(e->base + WITHOUT);
     uint64_t functions[NUM_FUNCTIONS];
     if (field_list(setup, "functions", functions, NUM_FUNCTIONS) != NUM_FUNCTIONS && !PyErr_Occurred())
         PyErr_SetString(PyExc_ValueError, "a function of MPI is missing");
@@ -468,6 +490,7 @@ static PyObject *engine_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
     e->shortest_us = (int64_t)field(setup, "shortest_us");
     e->longest_us = (int64_t)field(setup, "longest_us");
     e->idle_us = (int64_t)field(setup, "idle_us");
+    e->give_way_us = (int64_t)field(setup, "give_way_us");
     e->neighbours = calloc(e->size > 0 ? (size_t)e->size : 1, 1);
     PyObject *neighbours = object(setup, "neighbours");
     if (neighbours != NULL && e->neighbours != NULL && PyBytes_Size(neighbours) == e->size)

@@ -26,15 +26,11 @@ static int take_integers(PyObject *const *args, Py_ssize_t given, Py_ssize_t wan
     return 0;
 }
 
-/* call(request, reply, waiting, doorbell, sleeping, spin): post the request in a slot and wait for its reply. */
+/* call(base, slot): post the request in a slot of the channel at `base` and wait for its reply; both are addresses. */
 static PyObject *fast_call(PyObject *self, PyObject *const *args, Py_ssize_t nargs) {
-    uint64_t a[6];
-    if (take_integers(args, nargs, 6, a)) return NULL;
-    Word *request = word_at(a[0]), *doorbell = word_at(a[3]), *sleeping = word_at(a[4]);
-    uint32_t number = atomic_load_explicit(request, memory_order_relaxed) + 1;
-    atomic_store_explicit(request, number, memory_order_release);
-    ring_bell(doorbell, sleeping);
-    if (await_reply(word_at(a[1]), word_at(a[2]), number, a[5])) return NULL;
+    uint64_t a[2];
+    if (take_integers(args, nargs, 2, a)) return NULL;
+    if (call_lower((char *)(uintptr_t)a[0], (char *)(uintptr_t)a[1])) return NULL;
     Py_RETURN_NONE;
 }
 

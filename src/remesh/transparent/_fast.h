@@ -24,12 +24,15 @@ typedef _Atomic uint32_t Word;
 /* channel.py */
 #define DOORBELL 64
 #define CPU 68
+#define WITHOUT 72
 #define SLEEPING 128
 #define SPIN 192
+#define GIVE_WAY 196
 #define FIRST_SLOT 65536
 #define STRIDE 65536
 #define NUM_SLOTS 15
 #define REPLY 64
+#define ANSWERED_US 68
 #define WAITING 128
 #define POSTED 192
 #define TAKEN 256
@@ -66,33 +69,31 @@ static inline void futex_wait(Word *word, uint32_t seen, int64_t timeout_us) {
 
 static inline void futex_wake(Word *word) { syscall(SYS_futex, word, FUTEX_WAKE, INT_MAX, NULL, NULL, 0); }
 
-/* Tell a lower half that there is something for it, and on which core its program runs. */
-static inline void ring_bell(Word *doorbell, Word *sleeping) {
-    unsigned cpu = 0;
-    if (getcpu(&cpu, NULL) == 0) atomic_store_explicit(doorbell + (CPU - DOORBELL) / 4, cpu + 1, memory_order_relaxed);
-    atomic_fetch_add(doorbell, 1);
-    if (sleeping != NULL && atomic_load(sleeping)) futex_wake(doorbell);
+/* What stands at SLEEPING: the lower half serves or computes; it is in a futex wait, or about to be; or it only gives way
+ * to its program, on the program's core, and runs as soon as that gives way in turn.
+ */
+enum { AWAKE, ASLEEP, GIVES_WAY };
+
+static inline int64_t time_us(clockid_t clock) {
+    struct timespec t;
+    clock_gettime(clock, &t);
+    return (int64_t)t.tv_sec * 1000000 + t.tv_nsec / 1000;
 }
 
-/* Wait until the reply has the request's number: spin so many times, then sleep; -1 with an exception that a signal
- * handler raised.
+static inline int64_t now_us(void) { return time_us(CLOCK_MONOTONIC); }
+
+/* The one clock that programs in namespaces of their own have in common with their lower halves; it may jump. */
+static inline uint32_t shared_us(void) { return (uint32_t)time_us(CLOCK_REALTIME); }
+
+/* _bell.c: the upper half's way to call the lower one, over the channel that begins at `base`. */
+/* Tell it that there is something for it, and on which core the program runs. */
+void ring_bell(char *base);
+/* The same for what can wait until the lower half is awake. */
+void ring_softly(char *base);
+/* Post the request that stands in a slot's body and wait for its reply; -1 with an exception that a signal handler
+ * raised: then the request is still there.
  */
-static inline int await_reply(Word *reply, Word *waiting, uint32_t number, uint64_t spin) {
-    for (;;) {
-        Py_BEGIN_ALLOW_THREADS;
-        for (; spin && atomic_load_explicit(reply, memory_order_acquire) != number; spin--) relax();
-        uint32_t seen = atomic_load_explicit(reply, memory_order_acquire);
-        if (seen != number) {
-            atomic_store(waiting, 1);
-            seen = atomic_load(reply);
-            if (seen != number) futex_wait(reply, seen, 1000000);
-            atomic_store_explicit(waiting, 0, memory_order_relaxed);
-        }
-        Py_END_ALLOW_THREADS;
-        if (atomic_load_explicit(reply, memory_order_acquire) == number) return 0;
-        if (PyErr_CheckSignals()) return -1;
-    }
-}
+int call_lower(char *base, char *slot);
 
 #define READER(name, type)                              \
     static inline type name(const char *from) {         \

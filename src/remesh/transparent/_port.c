@@ -8,9 +8,7 @@
 
 typedef struct {
     PyObject_HEAD
-    char *slot;
-    Word *doorbell, *sleeping;
-    const uint32_t *spin;
+    char *base, *slot;
 } Port;
 
 static PyTypeObject *port_type;
@@ -23,11 +21,8 @@ static PyObject *port_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) 
     allocfunc alloc = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
     Port *self = (Port *)alloc(type, 0);
     if (self == NULL) return NULL;
-    char *start = (char *)(uintptr_t)base;
-    self->slot = start + FIRST_SLOT + (size_t)number * STRIDE;
-    self->doorbell = (Word *)(start + DOORBELL);
-    self->sleeping = (Word *)(start + SLEEPING);
-    self->spin = (const uint32_t *)(start + SPIN);
+    self->base = (char *)(uintptr_t)base;
+    self->slot = self->base + FIRST_SLOT + (size_t)number * STRIDE;
     return (PyObject *)self;
 }
 
@@ -56,7 +51,7 @@ static char *entry_begin(Port *self, size_t num_bytes, uint32_t *end) {
 
 static void entry_done(Port *self, uint32_t end, int wake) {
     atomic_store_explicit((Word *)(self->slot + POSTED), end, memory_order_release);
-    ring_bell(self->doorbell, wake ? self->sleeping : NULL);
+    (wake ? ring_bell : ring_softly)(self->base);
 }
 
 static int post(Port *self, uint64_t comm, int dest, int tag, const void *data, Py_ssize_t num_bytes) {
@@ -143,15 +138,6 @@ static PyObject *port_send(PyObject *self, PyObject *const *args, Py_ssize_t nar
     return PyBool_FromLong(done);
 }
 
-/* Post the request in the slot's body and wait for its reply; -1 with an exception that a signal handler raised. */
-static int call(Port *self) {
-    Word *request = (Word *)self->slot;
-    uint32_t number = atomic_load_explicit(request, memory_order_relaxed) + 1;
-    atomic_store_explicit(request, number, memory_order_release);
-    ring_bell(self->doorbell, self->sleeping);
-    return await_reply((Word *)(self->slot + REPLY), (Word *)(self->slot + WAITING), number, *self->spin);
-}
-
 /* receive(comm, peers, buffer, source, tag): how a blocking receive ended, as (world source, tag, bytes, error); None
  * if it is not one for the short way; an integer if it failed, and the reply in the body says how.
  */
@@ -176,7 +162,7 @@ static PyObject *port_receive(PyObject *object, PyObject *const *args, Py_ssize_
     to = put_32(put_32(put_64(to, comm), (uint32_t)source), (uint32_t)tag);
     put_64(put_64(to, (uint64_t)view.len), view.len ? (uint64_t)(uintptr_t)view.buf : 0);
     PyObject *result = NULL;
-    if (call(self) == 0) {
+    if (call_lower(self->base, self->slot) == 0) {
         const char *told = body + REQUEST_REPLY_BYTES;
         int64_t num_bytes = read_i64(told + 8);
         if (body[0]) {
@@ -216,7 +202,7 @@ static PyObject *port_wait(PyObject *object, PyObject *const *args, Py_ssize_t n
     char *body = self->slot + BODY, *to = body;
     to = put_32(put_u8(put_u8(put_u8(to, CALL_WAIT), FLAG_BLOCKING), MODE_ALL), count);
     for (uint32_t i = 0; i < count; i++) to = put_64(to, PyLong_AsUnsignedLongLong(PyList_GetItem(args[0], i)));
-    if (PyErr_Occurred() || call(self)) return NULL;
+    if (PyErr_Occurred() || call_lower(self->base, self->slot)) return NULL;
     if (body[0]) return PyLong_FromLong(body[0]);
     PyObject *ended = PyList_New(count);
     const char *told = body + WAIT_REPLY_BYTES;
@@ -265,7 +251,7 @@ static PyObject *port_collective(PyObject *object, PyObject *const *args, Py_ssi
         to = put_64(put_64(to, (uint64_t)(uintptr_t)receive.buf), (uint64_t)receive.len);
         to = put_32(to, 0);
         if (send.len) memcpy(to, send.buf, send.len);
-        result = call(self);
+        result = call_lower(self->base, self->slot);
         const char *told = body + REQUEST_REPLY_BYTES;
         if (result == 0) result = body[0] ? 2 : read_i32(told + 16) ? 3 : 1;
         if (result == 1 && told[20] == PAYLOAD_INLINE && receive.len) {

@@ -18,6 +18,7 @@ _FUTEX_WAIT, _FUTEX_WAKE = 0, 1
 _PROT_READ_WRITE, _MAP_SHARED = 3, 1
 _EVERYBODY = 0x7FFFFFFF
 _LONGEST_WAIT_US = 5000
+_DOORBELL, _REPLY, _WAITING = 64, 64, 128  # where they stand in a channel and its slots: channel.py
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.restype = ctypes.c_void_p
 _libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
@@ -41,12 +42,12 @@ def _futex(address: int, operation: int, value: int, timeout_us: int) -> None:
     _libc.syscall(*arguments, ctypes.byref(span), None, ctypes.c_long(0))
 
 
-def call(*words: int) -> None:
-    """Post the request in a slot and wait for its reply."""
-    request, reply, waiting, doorbell, _sleeping, _spin = words
-    number = (_word(request).value + 1) & 0xFFFFFFFF
-    _word(request).value = number
-    ring(doorbell)
+def call(base: int, slot: int) -> None:
+    """Post the request in a slot of the channel at ``base`` and wait for its reply; both are addresses."""
+    reply, waiting = slot + _REPLY, slot + _WAITING
+    number = (_word(slot).value + 1) & 0xFFFFFFFF
+    _word(slot).value = number
+    ring(base + _DOORBELL)
     while _word(reply).value != number:
         _word(waiting).value = 1
         seen = _word(reply).value

@@ -102,7 +102,7 @@ def _saved_clocks(folder: Path, image: StoredImage | None) -> Clocks:
 
 
 def _be_init(order: dict[str, Any], image: StoredImage | None, orders: int, news: int) -> None:
-    os.setsid()
+    os.setpgid(0, 0)
     prctl(PR_SET_NAME, _address_of_name(b"remesh-init\0"))
     wakeup_out, wakeup_in = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
     signal.set_wakeup_fd(wakeup_in, warn_on_full_buffer=False)
@@ -150,7 +150,9 @@ def _start_program(order: dict[str, Any]) -> None:
     pid = os.fork()
     if pid == 0:
         try:
-            os.setsid()
+            # Out of reach of signals for the launcher's group, but in one session with the lower half: the kernel
+            # divides cores among sessions, and the two halves are to take turns on theirs.
+            os.setpgid(0, 0)
             _become_clean()
             os.chdir(order["folder"])
             os.execvpe(order["argv"][0], order["argv"], order["environment"])

@@ -132,7 +132,7 @@ def _start_stub(image: StoredImage) -> int:
     pid = os.fork()
     if pid == 0:
         try:
-            os.setsid()
+            os.setpgid(0, 0)
             forget_signal_actions()
             os.chdir(image.process.folder)
             os.umask(image.process.umask)

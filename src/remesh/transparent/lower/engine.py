@@ -67,6 +67,7 @@ class Setup:
     shortest_us: int
     longest_us: int
     idle_us: int
+    give_way_us: int
     word_send: str = SEND
     word_receive: str = RECEIVE
     word_collective: str = COLLECTIVE
@@ -129,6 +130,7 @@ def make_engine(
         shortest_us=pace.shortest_sleep_us,
         longest_us=pace.longest_sleep_us,
         idle_us=pace.idle_sleep_us,
+        give_way_us=pace.give_way_us,
     )
     return NATIVE.Engine(setup)
 

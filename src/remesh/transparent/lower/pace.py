@@ -20,6 +20,7 @@ SPIN_VARIABLE: Final = "REMESH_SPIN"
 """Set to 1 in the program's environment: both halves always spin, so that no call waits for a sleeper."""
 _SPIN_US: Final = 15.0
 """Longer than a small call takes, so that a burst of calls never sleeps; shorter than anyone would notice."""
+_GIVE_WAY_US: Final = 50
 _FOR_EVER_US: Final = 1 << 40
 _UPPER_SPIN_US: Final = 10_000.0
 """What an upper half spins that always spins: it sleeps at last while others take long."""
@@ -37,6 +38,7 @@ class Pace:
     patient_polls: int  # and before it sleeps between polls
     eager_us: int  # the same two for the engine, whose polls are too short to count
     patient_us: int
+    give_way_us: int = 0  # how long either half gives way to the other on their core before it sleeps
     always_spins: bool = False  # the engine spins for requests, however long
     shortest_sleep_us: int = 50
     longest_sleep_us: int = 1000  # between polls when something is expected from MPI
@@ -71,6 +73,7 @@ class Pace:
             patient_polls=1000 if crowded else 20_000,
             eager_us=20 if crowded else 50,
             patient_us=3000 if crowded else 50_000,
+            give_way_us=0 if crowded else _GIVE_WAY_US,
         )
 
     def sleep_us(self, polls: int) -> int:
