@@ -21,9 +21,7 @@ static PyTypeObject *engine_type;
 
 /* Run on any core again that was allowed before. */
 void leave_program(Engine *e) {
-    if (!e->home) return;
-    sched_setaffinity(0, sizeof e->allowed, &e->allowed);
-    atomic_store_explicit(e->upper_gives_way, 0, memory_order_relaxed);
+    if (e->home) sched_setaffinity(0, sizeof e->allowed, &e->allowed);
     e->home = 0;
 }
 
@@ -127,9 +125,7 @@ static void stay_beside_program(Engine *e) {
     cpu_set_t one;
     CPU_ZERO(&one);
     CPU_SET(cpu - 1, &one);
-    if (!CPU_ISSET(cpu - 1, &e->allowed) || sched_setaffinity(0, sizeof one, &one)) return;
-    e->home = cpu;
-    atomic_store_explicit(e->upper_gives_way, (uint32_t)e->give_way_us, memory_order_relaxed);
+    if (CPU_ISSET(cpu - 1, &e->allowed) && sched_setaffinity(0, sizeof one, &one) == 0) e->home = cpu;
 }
 
 /* Where there are cores for both halves, both spin as long as calls are dense, each on its own core. */
@@ -236,8 +232,10 @@ static void note_gap(Engine *e) {
     e->gap_us = gap > e->gap_us ? gap : e->gap_us - (e->gap_us - gap) / 8;
 }
 
-/* Whether somebody waits for what only this moves on. */
-static int is_busy(Engine *e) { return e->singles || e->waits || e->num_watched || e->num_carries || e->num_streams; }
+/* Whether something goes on only while MPI is asked. */
+static int is_busy(Engine *e) {
+    return e->singles || e->waits || e->num_watched || e->num_carries || e->num_streams || e->num_sending || e->num_running;
+}
 
 /* Pass and rest until there is something for Python: 1, or not in time: 0, or -1 with an exception. */
 static int run_until(Engine *e, int64_t deadline_us, int python_waits) {
@@ -445,7 +443,6 @@ static PyObject *engine_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
     e->sleeping = (Word *)(e->base + SLEEPING);
     e->cpu = (Word *)(e->base + CPU);
     e->upper_spins = (Word *)(e->base + SPIN);
-    e->upper_gives_way = (Word *)(e->base + GIVE_WAY);
     e->without = (Word *)(e->base + WITHOUT);
     uint64_t functions[NUM_FUNCTIONS];
     if (field_list(setup, "functions", functions, NUM_FUNCTIONS) != NUM_FUNCTIONS && !PyErr_Occurred())

@@ -53,7 +53,7 @@ typedef struct {
 typedef struct {
     PyObject_HEAD
     char *base;
-    Word *doorbell, *sleeping, *cpu, *upper_spins, *upper_gives_way, *without;
+    Word *doorbell, *sleeping, *cpu, *upper_spins, *without;
     cpu_set_t allowed;
     uint32_t home; /* core that this thread keeps to, plus 1; 0: any that is allowed */
     /* MPI */

@@ -65,7 +65,7 @@ class Channel:
         self._scan = (self._base + _FIRST_SLOT, _REPLY, _STRIDE, NUM_SLOTS)
         self._scan_rings = (self._base + _FIRST_SLOT + _POSTED, _TAKEN - _POSTED, _STRIDE, NUM_SLOTS)
         self._bell = (self._base + _DOORBELL, self._base + _SLEEPING)
-        self._spin_word = view[_SPIN : _SPIN + 4].cast("I")
+        self._pace_words = view[_SPIN : _SPIN + 8].cast("I")
         self._bell_word = view[_DOORBELL : _DOORBELL + 4].cast("I")
 
     def _words_of(self, slot: int) -> tuple[int, int, int]:
@@ -165,9 +165,9 @@ class Channel:
         """Wake the lower half, from any thread or process that maps the channel."""
         NATIVE.ring(self._bell[0])
 
-    def set_upper_spin(self, turns: int) -> None:
-        """How many turns the upper half spins for a reply before it sleeps."""
-        self._spin_word[0] = turns
+    def set_pace(self, spin: int, give_way_us: int) -> None:
+        """How the upper half waits for a reply before it sleeps: so many turns, then so long."""
+        self._pace_words[0], self._pace_words[1] = spin, give_way_us
 
 
 class RemoteMemory:

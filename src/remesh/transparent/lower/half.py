@@ -88,7 +88,7 @@ class LowerHalf:
         self._woken = False
         self._progressed = False
         self._pace = Pace.of(mpi, spinning=spinning)
-        channel.set_upper_spin(self._pace.upper_spin)
+        channel.set_pace(self._pace.upper_spin, self._pace.give_way_us)
         bodies, serving = channel.bodies, self._serving
         callbacks = Callbacks(
             serve=self._serve,

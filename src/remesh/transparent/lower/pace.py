@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final, Self
+from uuid import UUID
 
 from remesh.transparent.native import measure_spin_rate
 
@@ -24,6 +26,10 @@ _GIVE_WAY_US: Final = 50
 _FOR_EVER_US: Final = 1 << 40
 _UPPER_SPIN_US: Final = 10_000.0
 """What an upper half spins that always spins: it sleeps at last while others take long."""
+
+
+_MASK_BYTES: Final = 1024
+"""Room for more cores than Linux allows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,12 +52,9 @@ class Pace:
 
     @classmethod
     def of(cls, mpi: Any, *, spinning: bool = False) -> Self:
-        """For this rank's host, after counting its ranks and cores (all ranks call this)."""
-        node = mpi.COMM_WORLD.Split_type(mpi.COMM_TYPE_SHARED)
-        num_ranks = node.Get_size()
-        node.Free()
-        num_cores = len(os.sched_getaffinity(0))
-        return cls.chosen(num_ranks, num_cores, measure_spin_rate(), spinning=spinning)
+        """For this rank, after counting its cores and who shares them (all ranks call this)."""
+        cores = os.sched_getaffinity(0)
+        return cls.chosen(_count_sharing(mpi, cores), len(cores), measure_spin_rate(), spinning=spinning)
 
     @classmethod
     def chosen(cls, num_ranks: int, num_cores: int, turns_per_us: float, *, spinning: bool) -> Self:
@@ -79,3 +82,17 @@ class Pace:
     def sleep_us(self, polls: int) -> int:
         """How long to sleep after so many fruitless polls beyond the patient ones."""
         return min(self.longest_sleep_us, self.shortest_sleep_us * (1 + polls // 4))
+
+
+def _count_sharing(mpi: Any, cores: set[int]) -> int:
+    """Ranks, this one included, that may run on one of these cores of this machine.
+
+    MPI's own answer, `Split_type`, does not tell: without shared memory each rank may be a host of its own to it.
+    """
+    machine = UUID(Path("/proc/sys/kernel/random/boot_id").read_text().strip()).bytes
+    mask = sum(1 << core for core in cores)
+    own = machine + mask.to_bytes(_MASK_BYTES, "little")
+    told = bytearray(len(own) * mpi.COMM_WORLD.Get_size())
+    mpi.COMM_WORLD.Allgather([own, mpi.BYTE], [told, mpi.BYTE])
+    each = (told[start : start + len(own)] for start in range(0, len(told), len(own)))
+    return sum(one.startswith(machine) and bool(int.from_bytes(one[16:], "little") & mask) for one in each)
