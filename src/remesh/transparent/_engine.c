@@ -145,7 +145,10 @@ static void sleep_at_bell(Engine *e, int64_t timeout_us) {
     atomic_store_explicit(e->sleeping, AWAKE, memory_order_relaxed);
 }
 
-static int may_give_way(Engine *e) { return e->home && e->give_way_us && !atomic_load_explicit(e->without, memory_order_relaxed); }
+/* Where the next call is far, to sleep at once costs less than to be run once more for it. */
+static int may_give_way(Engine *e) {
+    return e->home && e->gap_us < e->give_way_us && !atomic_load_explicit(e->without, memory_order_relaxed);
+}
 
 /* Let the program run on this core for a while: whether it has rung since. _bell.c is the other side. */
 static int give_way(Engine *e) {
@@ -164,6 +167,7 @@ static void rest_without_caller(Engine *e, int expecting, int64_t now, int64_t d
             if (now_us() >= deadline_us || atomic_load(&e->woken)) return;
         return;
     }
+    if (e->free_since_us == 0) e->free_since_us = now;
     choose_pace(e, expecting);
     for (uint64_t i = 0; e->is_dense && i < e->lower_spin; i++) {
         if (atomic_load_explicit(e->doorbell, memory_order_acquire) != e->scanned) return;
@@ -225,11 +229,12 @@ static int take_watched(Engine *e, PyObject *addresses) {
     return PyErr_Occurred() ? -1 : 0;
 }
 
-/* How long there was nothing to do. Long ones are remembered for a while: short ones come in between, with replies. */
+/* How long the program computed. Long times are remembered for a while: short ones come in between, with replies. */
 static void note_gap(Engine *e) {
-    if (e->lower_spin == 0 || e->idle_since_us == 0) return;
-    int64_t gap = now_us() - e->idle_since_us;
+    if (e->free_since_us == 0) return;
+    int64_t gap = now_us() - e->free_since_us;
     e->gap_us = gap > e->gap_us ? gap : e->gap_us - (e->gap_us - gap) / 8;
+    e->free_since_us = 0;
 }
 
 /* Whether something goes on only while MPI is asked. */

@@ -97,7 +97,7 @@ typedef struct {
     uint32_t upper_spin;
     uint64_t lower_spin;
     char always_spins, is_dense;
-    int64_t gap_us, eager_us, patient_us, shortest_us, longest_us, idle_us, idle_since_us, give_way_us;
+    int64_t gap_us, eager_us, patient_us, shortest_us, longest_us, idle_us, idle_since_us, free_since_us, give_way_us;
 } Engine;
 
 static inline char *slot_at(Engine *e, int slot) { return e->base + FIRST_SLOT + (size_t)slot * STRIDE; }
