@@ -15,14 +15,22 @@
 
 enum { DENSE_US = 100 };
 /* A yield that takes longer has given the core to somebody. */
-enum { SHARED_CORE_US = 20 };
+enum { SHARED_CORE_US = 20, APART_US = 10000, CALLS_APART = 100 };
 
 static PyTypeObject *engine_type;
 
-/* Run on any core again that was allowed before. */
+/* Run where this rank's share of the cores is. Two that only ask MPI on one core would keep each other from it, and the
+ * kernel moves nobody who never sleeps.
+ */
 void leave_program(Engine *e) {
+    if (e->home == AT_SEAT || sched_setaffinity(0, sizeof e->seat, &e->seat)) return;
+    e->home = AT_SEAT;
+}
+
+/* Run on any core that was allowed at the beginning: threads and processes that are started now inherit it. */
+static void go_anywhere(Engine *e) {
     if (e->home) sched_setaffinity(0, sizeof e->allowed, &e->allowed);
-    e->home = 0;
+    e->home = ANYWHERE;
 }
 
 /* ---- MPI ---- */
@@ -121,20 +129,28 @@ static int is_expecting(Engine *e) {
 static void stay_beside_program(Engine *e) {
     uint32_t cpu = atomic_load_explicit(e->cpu, memory_order_relaxed);
     if (cpu == 0 || cpu == e->home || cpu > CPU_SETSIZE) return;
-    if (!e->home && sched_getaffinity(0, sizeof e->allowed, &e->allowed)) return;
     cpu_set_t one;
     CPU_ZERO(&one);
     CPU_SET(cpu - 1, &one);
     if (CPU_ISSET(cpu - 1, &e->allowed) && sched_setaffinity(0, sizeof one, &one) == 0) e->home = cpu;
 }
 
+/* Somebody else computes on this core: keep away from it for a while, and let the program sleep rather than give way, so
+ * that the kernel finds another core for it when it wakes.
+ */
+static void stay_apart(Engine *e, int64_t now) {
+    leave_program(e);
+    e->apart_until_us = now + APART_US;
+    atomic_store_explicit(e->without, CALLS_APART, memory_order_relaxed);
+}
+
 /* Where there are cores for both halves, both spin as long as calls are dense, each on its own core. */
-static void choose_pace(Engine *e, int expecting) {
+static void choose_pace(Engine *e, int expecting, int64_t now) {
     char is_dense = e->lower_spin && e->gap_us < DENSE_US;
     if (is_dense != e->is_dense) atomic_store_explicit(e->upper_spins, is_dense ? e->upper_spin : 0, memory_order_relaxed);
     e->is_dense = is_dense;
     if (is_dense || (e->lower_spin && expecting)) leave_program(e);
-    else stay_beside_program(e);
+    else if (now >= e->apart_until_us) stay_beside_program(e);
 }
 
 static int is_rung(Engine *e) { return atomic_load(e->doorbell) != e->scanned || atomic_load(&e->woken); }
@@ -147,7 +163,7 @@ static void sleep_at_bell(Engine *e, int64_t timeout_us) {
 
 /* Where the next call is far, to sleep at once costs less than to be run once more for it. */
 static int may_give_way(Engine *e) {
-    return e->home && e->gap_us < e->give_way_us && !atomic_load_explicit(e->without, memory_order_relaxed);
+    return e->home != ANYWHERE && e->home != AT_SEAT && e->gap_us < e->give_way_us && !atomic_load_explicit(e->without, memory_order_relaxed);
 }
 
 /* Let the program run on this core for a while: whether it has rung since. _bell.c is the other side. */
@@ -168,7 +184,7 @@ static void rest_without_caller(Engine *e, int expecting, int64_t now, int64_t d
         return;
     }
     if (e->free_since_us == 0) e->free_since_us = now;
-    choose_pace(e, expecting);
+    choose_pace(e, expecting, now);
     for (uint64_t i = 0; e->is_dense && i < e->lower_spin; i++) {
         if (atomic_load_explicit(e->doorbell, memory_order_acquire) != e->scanned) return;
         relax();
@@ -203,7 +219,7 @@ static void rest(Engine *e, int is_waiting, int expecting, int64_t deadline_us) 
         } else if (idle > e->eager_us) {
             /* Whoever else waits for this core may be whom this waits for; then the two should not share one. */
             sched_yield();
-            if (now_us() - now > SHARED_CORE_US) leave_program(e);
+            if (now_us() - now > SHARED_CORE_US) stay_apart(e, now);
         }
     }
 }
@@ -322,7 +338,7 @@ static PyObject *engine_set(PyObject *self, PyObject *args) {
     int closed, holding;
     unsigned int blocked;
     if (!PyArg_ParseTuple(args, "ppI", &closed, &holding, &blocked)) return NULL;
-    if (closed) leave_program(e); /* who writes an image starts threads and processes */
+    if (closed) go_anywhere(e);
     e->closed = (char)closed;
     e->holding = (char)holding;
     e->blocked = blocked;
@@ -436,6 +452,18 @@ static int field_list(PyObject *setup, const char *name, uint64_t *to, int most)
     return count;
 }
 
+/* The cores of this thread, and those among them that are this rank's share; without a share all are. */
+static void take_seat(Engine *e, PyObject *setup) {
+    uint64_t cores[CPU_SETSIZE];
+    int count = field_list(setup, "seat", cores, CPU_SETSIZE);
+    sched_getaffinity(0, sizeof e->allowed, &e->allowed);
+    CPU_ZERO(&e->seat);
+    for (int i = 0; i < count; i++)
+        if (cores[i] < CPU_SETSIZE) CPU_SET(cores[i], &e->seat);
+    CPU_AND(&e->seat, &e->seat, &e->allowed);
+    if (CPU_COUNT(&e->seat) == 0) e->seat = e->allowed;
+}
+
 static PyObject *engine_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
     PyObject *setup;
     (void)kwargs;
@@ -493,6 +521,7 @@ static PyObject *engine_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
     e->longest_us = (int64_t)field(setup, "longest_us");
     e->idle_us = (int64_t)field(setup, "idle_us");
     e->give_way_us = (int64_t)field(setup, "give_way_us");
+    take_seat(e, setup);
     e->neighbours = calloc(e->size > 0 ? (size_t)e->size : 1, 1);
     PyObject *neighbours = object(setup, "neighbours");
     if (neighbours != NULL && e->neighbours != NULL && PyBytes_Size(neighbours) == e->size)
@@ -516,7 +545,7 @@ static PyObject **references(Engine *e, int which) {
 /* release(): let go of what half.py owns, which refers to this in turn. Nothing else may be called after it. */
 static PyObject *engine_release(PyObject *self, PyObject *ignored) {
     (void)ignored;
-    leave_program((Engine *)self);
+    go_anywhere((Engine *)self);
     for (int i = 0; references((Engine *)self, i) != NULL; i++) Py_CLEAR(*references((Engine *)self, i));
     Py_RETURN_NONE;
 }

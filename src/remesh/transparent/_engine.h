@@ -17,6 +17,7 @@ enum {
 };
 /* wire.py's What, as far as it is known here. */
 enum { MESSAGE = 0, ANNOUNCED = 1, WANTED = 2, TAKEN_THERE = 3, ANNOUNCED_WAITING = 6, HELPED = 7 };
+enum { ANYWHERE = 0, AT_SEAT = INT_MAX };
 enum { HEADER_BYTES = 48, STATUS_BYTES = 128 };
 enum { MAX_OPS = 32, MAX_TYPES = 64, MAX_WATCHED = 64, PIECES_IN_FLIGHT = 4 };
 
@@ -54,8 +55,8 @@ typedef struct {
     PyObject_HEAD
     char *base;
     Word *doorbell, *sleeping, *cpu, *upper_spins, *without;
-    cpu_set_t allowed;
-    uint32_t home; /* core that this thread keeps to, plus 1; 0: any that is allowed */
+    cpu_set_t allowed, seat;
+    uint32_t home; /* where this thread keeps to: ANYWHERE of what is allowed, AT_SEAT, or the program's core, plus 1 */
     /* MPI */
     void *function[NUM_FUNCTIONS];
     Handle comm, byte, op[MAX_OPS], type[MAX_TYPES];
@@ -97,12 +98,12 @@ typedef struct {
     uint32_t upper_spin;
     uint64_t lower_spin;
     char always_spins, is_dense;
-    int64_t gap_us, eager_us, patient_us, shortest_us, longest_us, idle_us, idle_since_us, free_since_us, give_way_us;
+    int64_t gap_us, eager_us, patient_us, shortest_us, longest_us, idle_us, idle_since_us, free_since_us, apart_until_us, give_way_us;
 } Engine;
 
 static inline char *slot_at(Engine *e, int slot) { return e->base + FIRST_SLOT + (size_t)slot * STRIDE; }
 
-/* _engine.c: run on any core again that was allowed before. */
+/* _engine.c: go from the program's core to this rank's share of the cores. */
 void leave_program(Engine *e);
 
 /* _engine_queues.c. Integers are 0, or -1 with an exception; requests are borrowed, NULL may come without one. */

@@ -68,6 +68,7 @@ class Setup:
     longest_us: int
     idle_us: int
     give_way_us: int
+    seat: tuple[int, ...]  # cores
     word_send: str = SEND
     word_receive: str = RECEIVE
     word_collective: str = COLLECTIVE
@@ -131,6 +132,7 @@ def make_engine(
         longest_us=pace.longest_sleep_us,
         idle_us=pace.idle_sleep_us,
         give_way_us=pace.give_way_us,
+        seat=pace.seat,
     )
     return NATIVE.Engine(setup)
 

@@ -11,7 +11,8 @@ where waking an idle core takes 40 to 60. Only where calls are dense and cores a
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Self
 from uuid import UUID
@@ -45,6 +46,7 @@ class Pace:
     eager_us: int  # the same two for the engine, whose polls are too short to count
     patient_us: int
     give_way_us: int = 0  # how long either half gives way to the other on their core before it sleeps
+    seat: tuple[int, ...] = ()  # cores for copying and for moving MPI on, so that ranks keep out of each other's way
     always_spins: bool = False  # the engine spins for requests, however long
     shortest_sleep_us: int = 50
     longest_sleep_us: int = 1000  # between polls when something is expected from MPI
@@ -54,7 +56,9 @@ class Pace:
     def of(cls, mpi: Any, *, spinning: bool = False) -> Self:
         """For this rank, after counting its cores and who shares them (all ranks call this)."""
         cores = os.sched_getaffinity(0)
-        return cls.chosen(_count_sharing(mpi, cores), len(cores), measure_spin_rate(), spinning=spinning)
+        num_ranks, index = _find_sharers(mpi, cores)
+        pace = cls.chosen(num_ranks, len(cores), measure_spin_rate(), spinning=spinning)
+        return replace(pace, seat=choose_seat(cores, index, num_ranks))
 
     @classmethod
     def chosen(cls, num_ranks: int, num_cores: int, turns_per_us: float, *, spinning: bool) -> Self:
@@ -84,8 +88,20 @@ class Pace:
         return min(self.longest_sleep_us, self.shortest_sleep_us * (1 + polls // 4))
 
 
-def _count_sharing(mpi: Any, cores: set[int]) -> int:
-    """Ranks, this one included, that may run on one of these cores of this machine.
+def choose_seat(cores: Iterable[int], index: int, num_ranks: int) -> tuple[int, ...]:
+    """Which of the cores that so many ranks share are the share of one; all of them where there are more ranks.
+
+    >>> choose_seat({0, 1, 2, 3}, 1, 2), choose_seat({0, 1}, 2, 3)
+    ((2, 3), (0, 1))
+    """
+    each = sorted(cores)
+    if num_ranks > len(each):
+        return tuple(each)
+    return tuple(each[index * len(each) // num_ranks : (index + 1) * len(each) // num_ranks])
+
+
+def _find_sharers(mpi: Any, cores: set[int]) -> tuple[int, int]:
+    """How many ranks, this one included, may run on one of these cores of this machine, and which of them this is.
 
     MPI's own answer, `Split_type`, does not tell: without shared memory each rank may be a host of its own to it.
     """
@@ -95,4 +111,5 @@ def _count_sharing(mpi: Any, cores: set[int]) -> int:
     told = bytearray(len(own) * mpi.COMM_WORLD.Get_size())
     mpi.COMM_WORLD.Allgather([own, mpi.BYTE], [told, mpi.BYTE])
     each = (told[start : start + len(own)] for start in range(0, len(told), len(own)))
-    return sum(one.startswith(machine) and bool(int.from_bytes(one[16:], "little") & mask) for one in each)
+    sharing = [one.startswith(machine) and bool(int.from_bytes(one[16:], "little") & mask) for one in each]
+    return sum(sharing), sum(sharing[: mpi.COMM_WORLD.Get_rank()])
