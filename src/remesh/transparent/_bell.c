@@ -6,12 +6,20 @@
  */
 #include "_fast.h"
 
-/* Where somebody else computes on this core, who gives way waits for that one's turn to end, and is late; who sleeps
- * is woken at once. So many calls go without giving way then.
+/* Where somebody else computes on this core, who gives way comes back only when that one's turn has ended; who sleeps is
+ * woken at once. So many calls go without giving way then.
  */
-enum { LATE_US = 200, CALLS_WITHOUT = 1000 };
+enum { LATE_US = 200, CALLS_WITHOUT = 500 };
 
 static Word *at(char *base, size_t offset) { return (Word *)(base + offset); }
+
+/* Let the lower half run, which is ready to, on this core. */
+static void give_core(char *base) {
+    int64_t start_us = now_us();
+    sched_yield();
+    if (now_us() - start_us > LATE_US && atomic_load(at(base, SLEEPING)) != AWAKE)
+        atomic_store_explicit(at(base, WITHOUT), CALLS_WITHOUT, memory_order_relaxed);
+}
 
 void ring_softly(char *base) {
     unsigned cpu = 0;
@@ -23,32 +31,18 @@ void ring_bell(char *base) {
     ring_softly(base);
     uint32_t state = atomic_load(at(base, SLEEPING));
     if (state == ASLEEP) futex_wake(at(base, DOORBELL));
-    if (state == GIVES_WAY) sched_yield();
+    if (state == GIVES_WAY) give_core(base);
 }
 
-/* Let the lower half run on this core until the reply is there, for as long as it wants that. */
-static void give_way(char *base, const char *slot, uint32_t number) {
-    const Word *reply = (const Word *)(slot + REPLY), *answered_us = (const Word *)(slot + ANSWERED_US);
+/* Let the lower half run until the reply is there, for as long as it wants that. */
+static void give_way(char *base, const Word *reply, uint32_t number) {
     Word *without = at(base, WITHOUT);
-    uint32_t longest_us = atomic_load_explicit(at(base, GIVE_WAY), memory_order_relaxed);
+    int64_t longest_us = atomic_load_explicit(at(base, GIVE_WAY), memory_order_relaxed);
     uint32_t left = atomic_load_explicit(without, memory_order_relaxed);
-    if (longest_us == 0) return;
-    if (left) {
-        atomic_store_explicit(without, left - 1, memory_order_relaxed);
-        return;
-    }
-    uint32_t start_us = shared_us(), us = start_us;
-    while (us - start_us < longest_us && atomic_load_explicit(reply, memory_order_acquire) != number) {
-        sched_yield();
-        us = shared_us();
-    }
-    /* It has not run at all, or we not when it had answered. */
-    int is_late = atomic_load(at(base, SLEEPING)) == GIVES_WAY;
-    if (atomic_load_explicit(reply, memory_order_acquire) == number) {
-        uint32_t late_us = us - atomic_load_explicit(answered_us, memory_order_relaxed);
-        is_late = us != start_us && late_us > LATE_US && late_us < INT_MAX;
-    }
-    if (is_late) atomic_store_explicit(without, CALLS_WITHOUT, memory_order_relaxed);
+    if (left) atomic_store_explicit(without, left - 1, memory_order_relaxed);
+    if (left || longest_us == 0) return;
+    int64_t end_us = now_us() + longest_us;
+    while (atomic_load_explicit(reply, memory_order_acquire) != number && now_us() < end_us) give_core(base);
 }
 
 /* -1 with an exception that a signal handler raised. */
@@ -57,7 +51,7 @@ static int await_reply(char *base, char *slot, uint32_t number) {
     for (uint64_t spin = atomic_load_explicit(at(base, SPIN), memory_order_relaxed);; spin = 0) {
         Py_BEGIN_ALLOW_THREADS;
         for (; spin && atomic_load_explicit(reply, memory_order_acquire) != number; spin--) relax();
-        give_way(base, slot, number);
+        give_way(base, reply, number);
         uint32_t seen = atomic_load_explicit(reply, memory_order_acquire);
         if (seen != number) {
             atomic_store(waiting, 1);

@@ -14,22 +14,31 @@
 #include <stdlib.h>
 
 enum { DENSE_US = 100 };
-/* A yield that takes longer has given the core to somebody. */
+/* A yield that takes longer has given the core to somebody; this then keeps away for so long. */
 enum { SHARED_CORE_US = 20, APART_US = 10000, CALLS_APART = 100 };
 
 static PyTypeObject *engine_type;
+
+/* Who has not chosen yet may run where it was told to, which others may have changed. */
+static void note_allowed(Engine *e) {
+    if (e->home == ANYWHERE) sched_getaffinity(0, sizeof e->allowed, &e->allowed);
+}
 
 /* Run where this rank's share of the cores is. Two that only ask MPI on one core would keep each other from it, and the
  * kernel moves nobody who never sleeps.
  */
 void leave_program(Engine *e) {
-    if (e->home == AT_SEAT || sched_setaffinity(0, sizeof e->seat, &e->seat)) return;
-    e->home = AT_SEAT;
+    if (e->home == AT_SEAT) return;
+    note_allowed(e);
+    cpu_set_t seat;
+    CPU_AND(&seat, &e->seat, &e->allowed);
+    if (CPU_COUNT(&seat) == 0) seat = e->allowed;
+    if (sched_setaffinity(0, sizeof seat, &seat) == 0) e->home = AT_SEAT;
 }
 
-/* Run on any core that was allowed at the beginning: threads and processes that are started now inherit it. */
+/* Run on any core that is allowed: threads and processes that are started now inherit it. */
 static void go_anywhere(Engine *e) {
-    if (e->home) sched_setaffinity(0, sizeof e->allowed, &e->allowed);
+    if (e->home != ANYWHERE) sched_setaffinity(0, sizeof e->allowed, &e->allowed);
     e->home = ANYWHERE;
 }
 
@@ -129,6 +138,7 @@ static int is_expecting(Engine *e) {
 static void stay_beside_program(Engine *e) {
     uint32_t cpu = atomic_load_explicit(e->cpu, memory_order_relaxed);
     if (cpu == 0 || cpu == e->home || cpu > CPU_SETSIZE) return;
+    note_allowed(e);
     cpu_set_t one;
     CPU_ZERO(&one);
     CPU_SET(cpu - 1, &one);
@@ -163,12 +173,14 @@ static void sleep_at_bell(Engine *e, int64_t timeout_us) {
 
 /* Where the next call is far, to sleep at once costs less than to be run once more for it. */
 static int may_give_way(Engine *e) {
-    return e->home != ANYWHERE && e->home != AT_SEAT && e->gap_us < e->give_way_us && !atomic_load_explicit(e->without, memory_order_relaxed);
+    int is_beside = e->home != ANYWHERE && e->home != AT_SEAT;
+    return is_beside && e->gap_us < e->give_way_us && !atomic_load_explicit(e->without, memory_order_relaxed);
 }
 
 /* Let the program run on this core for a while: whether it has rung since. _bell.c is the other side. */
-static int give_way(Engine *e) {
+static int give_way(Engine *e, int64_t deadline_us) {
     int64_t end_us = now_us() + e->give_way_us;
+    if (end_us > deadline_us) end_us = deadline_us;
     atomic_store(e->sleeping, GIVES_WAY);
     do sched_yield();
     while (!is_rung(e) && now_us() < end_us);
@@ -189,7 +201,7 @@ static void rest_without_caller(Engine *e, int expecting, int64_t now, int64_t d
         if (atomic_load_explicit(e->doorbell, memory_order_acquire) != e->scanned) return;
         relax();
     }
-    if (!expecting && may_give_way(e) && (give_way(e) || look(e))) return;
+    if (!expecting && may_give_way(e) && (give_way(e, deadline_us) || look(e))) return;
     int64_t longest = e->idle_us;
     if (expecting) {
         longest = e->shortest_us + (now - e->idle_since_us) / 4;
@@ -249,7 +261,7 @@ static int take_watched(Engine *e, PyObject *addresses) {
 static void note_gap(Engine *e) {
     if (e->free_since_us == 0) return;
     int64_t gap = now_us() - e->free_since_us;
-    e->gap_us = gap > e->gap_us ? gap : e->gap_us - (e->gap_us - gap) / 8;
+    e->gap_us = gap > e->gap_us ? gap : (e->gap_us + gap) / 2;
     e->free_since_us = 0;
 }
 
@@ -452,16 +464,12 @@ static int field_list(PyObject *setup, const char *name, uint64_t *to, int most)
     return count;
 }
 
-/* The cores of this thread, and those among them that are this rank's share; without a share all are. */
 static void take_seat(Engine *e, PyObject *setup) {
     uint64_t cores[CPU_SETSIZE];
     int count = field_list(setup, "seat", cores, CPU_SETSIZE);
-    sched_getaffinity(0, sizeof e->allowed, &e->allowed);
     CPU_ZERO(&e->seat);
     for (int i = 0; i < count; i++)
         if (cores[i] < CPU_SETSIZE) CPU_SET(cores[i], &e->seat);
-    CPU_AND(&e->seat, &e->seat, &e->allowed);
-    if (CPU_COUNT(&e->seat) == 0) e->seat = e->allowed;
 }
 
 static PyObject *engine_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {

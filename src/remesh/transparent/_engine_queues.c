@@ -6,7 +6,6 @@
 void answer(Engine *e, int slot) {
     char *at = slot_at(e, slot);
     Word *reply = (Word *)(at + REPLY);
-    atomic_store_explicit((Word *)(at + ANSWERED_US), shared_us(), memory_order_relaxed);
     atomic_store(reply, atomic_load_explicit((Word *)at, memory_order_relaxed));
     if (atomic_load((Word *)(at + WAITING))) futex_wake(reply);
 }

@@ -32,7 +32,6 @@ typedef _Atomic uint32_t Word;
 #define STRIDE 65536
 #define NUM_SLOTS 15
 #define REPLY 64
-#define ANSWERED_US 68
 #define WAITING 128
 #define POSTED 192
 #define TAKEN 256
@@ -74,16 +73,12 @@ static inline void futex_wake(Word *word) { syscall(SYS_futex, word, FUTEX_WAKE,
  */
 enum { AWAKE, ASLEEP, GIVES_WAY };
 
-static inline int64_t time_us(clockid_t clock) {
+/* Differs between the halves: programs have a clock of their own. */
+static inline int64_t now_us(void) {
     struct timespec t;
-    clock_gettime(clock, &t);
+    clock_gettime(CLOCK_MONOTONIC, &t);
     return (int64_t)t.tv_sec * 1000000 + t.tv_nsec / 1000;
 }
-
-static inline int64_t now_us(void) { return time_us(CLOCK_MONOTONIC); }
-
-/* The one clock that programs in namespaces of their own have in common with their lower halves; it may jump. */
-static inline uint32_t shared_us(void) { return (uint32_t)time_us(CLOCK_REALTIME); }
 
 /* _bell.c: the upper half's way to call the lower one, over the channel that begins at `base`. */
 /* Tell it that there is something for it, and on which core the program runs. */

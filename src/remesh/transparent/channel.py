@@ -5,7 +5,7 @@ Layout, little-endian, offsets in bytes. Words that one side writes stand on cac
     0       magic, version                         written once by the lower half
     64      doorbell         u32   raised by the upper half with every request (and by whoever wakes the lower half)
     68      core             u32   on which the upper half ran when it rang last, plus 1; 0: not told
-    72      calls without    u32   calls for which neither half gives way; the upper half's to set and count down
+    72      calls without    u32   calls for which neither half gives way; the upper half counts them down
     128     lower sleeps     u32   1: the lower half is, or is about to be, in a futex wait at the doorbell;
                                    2: it gives way on the upper half's core, and runs when that does the same
     192     spin             u32   turns that the upper half spins before it sleeps; the lower half's to set
@@ -13,7 +13,6 @@ Layout, little-endian, offsets in bytes. Words that one side writes stand on cac
     65536 + i * 65536              slot i, one for each thread of the upper half that makes calls
       0     request number   u32   raised by the upper half when the body is complete
       64    reply number     u32   set to the request number by the lower half when the body is the reply
-      68    answered at      u32   us of the real-time clock, modulo 2^32
       128   upper waits      u32   the upper half is, or is about to be, in a futex wait at the reply number
       192   posted           u32   bytes of entries that the upper half has put into the ring, ever
       256   taken            u32   bytes of entries that the lower half has taken out of it, ever

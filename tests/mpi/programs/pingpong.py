@@ -49,13 +49,14 @@ def measure_small(repeat: int) -> None:
     small, one, result = bytearray(8), array.array("d", [1.0]), array.array("d", [0.0])
     tell("latency", time_of(lambda: ping(small), repeat) / 2)
     tell("allreduce", time_of(lambda: comm.Allreduce(one, result), repeat))
+    tell("iallreduce", time_of(lambda: comm.Iallreduce(one, result).Wait(), repeat))
 
 
 def measure_large(repeat: int) -> None:
     for mib in (1, 8, 64):
         buffer = make_buffer(mib << 20)
         ping(buffer)
-        took_s = time_of(lambda: ping(buffer), max(repeat // (100 * mib), 3), 5)  # noqa: B023
+        took_s = time_of(lambda: ping(buffer), max(repeat // (25 * mib), 3), 5)  # noqa: B023
         tell(f"bandwidth-{mib}", (mib << 20) / (took_s / 2))
 
 
@@ -70,7 +71,7 @@ def measure_copied(repeat: int) -> None:
                 send_pieces(buffer, mib, pieces) if rank == sender else receive_pieces(buffer, mib, pieces)
 
         ping_pieces()
-        took_s = time_of(ping_pieces, max(repeat // (100 * mib), 3), 5)
+        took_s = time_of(ping_pieces, max(repeat // (25 * mib), 3), 5)
         tell(f"copied-{mib}", (mib << 20) / (took_s / 2))
 
 

@@ -6,7 +6,8 @@ import ctypes
 import os
 import struct
 import threading
-from collections import deque
+import time
+from collections import Counter, deque
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -27,6 +28,8 @@ from remesh.transparent.native import NATIVE
 
 pytestmark = pytest.mark.skipif(NATIVE.Engine is None, reason="the C extension is not built")
 _FRAME_BYTES = 40_000
+_GIVES_WAY = 2
+"""At 128 in the channel: the lower half lets the upper one have the core."""
 _NOBODY = 1 << 22
 """No process has this id."""
 _Isend = ctypes.CFUNCTYPE(
@@ -49,6 +52,8 @@ class _Half:
         rank: int = 0,
         arena: tuple[int, int] = (0, 0),
         near: bool = True,
+        give_way_us: int = 0,
+        seat: tuple[int, ...] = (),
     ) -> None:
         self.rank = rank
         self.lower = Channel.create(path)
@@ -84,6 +89,7 @@ class _Half:
                 serve=lambda slot: False, tell=lambda *told: None, tell_wait=lambda slot: None,
                 upper_spin=0, lower_spin=0, always_spins=always_spins,
                 eager_us=10, patient_us=100, shortest_us=50, longest_us=500, idle_us=1000,
+                give_way_us=give_way_us, seat=seat,
             )
         )  # fmt: skip
 
@@ -482,6 +488,58 @@ def _ring_from(half: _Half, core: int) -> None:
     thread = threading.Thread(target=send)
     thread.start()
     thread.join()
+
+
+def _program_states(half: _Half, num_calls: int, calls_without: int) -> Counter[int]:
+    """How the lower half stood whenever one of so many receives had ended, both on one core."""
+    allowed, states = os.sched_getaffinity(0), Counter[int]()
+    view = half.upper._view
+    sleeping, without = view[128:132].cast("I"), view[72:76].cast("I")
+    without[0] = calls_without
+    port, into = half.upper.port(0), bytearray(1)
+
+    def program() -> None:
+        os.sched_setaffinity(0, {min(allowed)})
+        for _ in range(num_calls):
+            assert port.receive(7, (0, 1), into, 1, 0) == (1, 0, 1, 0)
+            states[sleeping[0]] += 1
+
+    for _ in range(num_calls):
+        half.arrive(0, b"x")
+    thread = threading.Thread(target=program, daemon=True)
+    thread.start()
+    deadline_s = time.monotonic() + 20
+    while thread.is_alive() and time.monotonic() < deadline_s:
+        half.engine.run(50_000, False, [])
+    thread.join(1)
+    os.sched_setaffinity(0, allowed)
+    return states
+
+
+def test_a_lower_half_gives_way_while_calls_are_dense_and_sleeps_while_a_third_computes(tmp_path: Path) -> None:
+    half = _Half(str(tmp_path / "channel"), give_way_us=1_000_000)
+    half.lower.set_pace(0, 1_000_000)
+    dense = _program_states(half, num_calls=10, calls_without=0)
+    assert dense.total() == 10 and dense[_GIVES_WAY] > 0
+    apart = _program_states(half, num_calls=10, calls_without=1000)
+    assert apart.total() == 10 and apart[_GIVES_WAY] == 0
+
+
+def test_an_engine_that_copies_goes_to_its_share_of_the_cores(tmp_path: Path) -> None:
+    allowed = os.sched_getaffinity(0)
+    half = _Half(str(tmp_path / "channel"), seat=(max(allowed), 1000))
+    try:
+        _ring_from(half, min(allowed))
+        half.engine.run(3000, False, [])
+        assert os.sched_getaffinity(0) == {min(allowed)}
+        half.engine.attach(_NOBODY)
+        into = bytearray(1 << 20)
+        assert half.upper.port(0).start_receive(FIRST_POSTED, 7, 1, 0, len(into), NATIVE.address_of(into))
+        half.coming.append(HEADER.pack(7, 0, What.ANNOUNCED, 1, _NOBODY, 5, len(into), 0x1000))
+        half.engine.step(False)
+        assert os.sched_getaffinity(0) == {max(allowed)}
+    finally:
+        os.sched_setaffinity(0, allowed)
 
 
 def test_an_engine_rests_on_the_programs_core_until_it_is_closed_and_never_beyond_its_own(tmp_path: Path) -> None:
