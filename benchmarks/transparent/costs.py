@@ -102,7 +102,7 @@ def rank_rows(turns: int, mpi: str = "mpich", network: str = "shm") -> list[Row]
     num_cores, found = len(os.sched_getaffinity(0)), []
     for num_ranks in sorted({max(1, num_cores // 2), 2 * num_cores}):
         case = Case(mpi, network, 1, num_ranks, ("work",))
-        pairs = [(measure_native(case)["worked"], measure_carried(case)["worked"]) for _ in range(turns)]
+        pairs = [(measure_native(case)["worked"], measure_carried(case)["worked"]) for _ in range(turns + _MORE_TURNS)]
         native, carried = (statistics.median(one) for one in zip(*pairs, strict=True))
         name = f"{mpi} {network}: work with one call per ms, {num_ranks} ranks on {num_cores} cores"
         goal = _OVERHEAD if num_ranks <= num_cores else None
