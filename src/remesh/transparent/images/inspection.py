@@ -69,13 +69,18 @@ def _check_process(pid: int) -> Iterator[Refusal]:
 
 
 def _check_areas(pid: int, areas: list[Area]) -> Iterator[Refusal]:
+    known: set[tuple[str, str, int]] = set()  # a library has five areas and is looked at once
     for area in areas:
+        file = (area.path, area.device, area.inode)
         what = f"memory {area.start:#x}-{area.end:#x} {area.protection} {area.path or 'without a name'}"
         if area.kind is AreaKind.FOREIGN:
             yield Refusal(what, "shared memory without a file, or of a device; images hold private memory and files")
         elif area.kind is AreaKind.LOST_FILE:
             yield Refusal(what, "its file was deleted or replaced since it was mapped; start the program again")
-        elif area.kind in (AreaKind.PRIVATE_FILE, AreaKind.SHARED_FILE) and not is_bound_by_the_site(area.path):
+        elif area.kind in (AreaKind.PRIVATE_FILE, AreaKind.SHARED_FILE) and file not in known:
+            known.add(file)
+            if is_bound_by_the_site(area.path):
+                continue
             try:
                 info = os.stat(seen_from_here(pid, area.path))
             except OSError as error:
