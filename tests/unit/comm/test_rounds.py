@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from remesh.comm.clock import decide_by_clock
 from remesh.comm.drain import compute_missing, is_drained
-from remesh.comm.rounds import PATIENCE_S, Ask, Commit, End, Ending, Phase, Round, TakeImage
+from remesh.comm.rounds import PATIENCE_S, Ask, Commit, End, Ending, Obstacle, Phase, Round, TakeImage
 from remesh.comm.status import Activity, Entered, Status, pairs
 from remesh.comm.two_phase import decide_by_two_phases
 from remesh.errors import FormatError
@@ -89,14 +89,25 @@ def test_a_round_goes_from_intent_to_commit() -> None:
 def test_a_refusal_gives_the_round_up_before_anything_is_stopped() -> None:
     state, told = Round(2, stop=False).begin(0.0)
     state, told = state.on_status(_status(1, refusals=("descriptor 5, a socket",)), state.wave, 0.0)
-    assert told == (End(Ending.GIVEN_UP, "rank 1 cannot be imaged: descriptor 5, a socket"),)
+    assert told == (End(Ending.GIVEN_UP, "rank 1 cannot be imaged: descriptor 5, a socket", Obstacle.REFUSED),)
 
 
 @pytest.mark.parametrize("rank", _WORLD)
-def test_an_image_that_failed_gives_the_round_up(rank: int) -> None:
+@pytest.mark.parametrize(("refused", "obstacle"), [(False, Obstacle.FAILED), (True, Obstacle.REFUSED)])
+def test_an_image_that_failed_gives_the_round_up(rank: int, refused: bool, obstacle: Obstacle) -> None:
     state = replace(Round(2, stop=False), phase=Phase.IMAGE)
-    _, told = state.on_imaged(rank, "the disk is full")
-    assert told == (End(Ending.GIVEN_UP, f"rank {rank} could not write its image: the disk is full"),)
+    _, told = state.on_imaged(rank, "it cannot be", refused=refused)
+    assert told == (End(Ending.GIVEN_UP, f"rank {rank} could not write its image: it cannot be", obstacle),)
+
+
+def test_a_wave_that_only_has_to_be_confirmed_is_followed_at_once_and_one_with_traffic_is_not() -> None:
+    state = replace(Round(2, stop=False), phase=Phase.CLOSE, wave=3, answers=(None, None))
+    for sent, waits in ((((1, 1),), True), ((), False)):
+        asked = state
+        for rank in _WORLD:
+            status = _status(rank, closed=True, sent=sent if rank == 0 else ())
+            asked, told = asked.on_status(status, 3, 1.0)
+        assert isinstance(told[0], Ask) and (told[0].after_s > 0) == waits
 
 
 def test_a_rank_that_dies_ends_the_round_in_any_phase() -> None:

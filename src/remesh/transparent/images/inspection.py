@@ -61,7 +61,10 @@ def _check_process(pid: int) -> Iterator[Refusal]:
     if "shstk" in status.get("x86_Thread_features", ""):
         yield Refusal(f"process {pid}", "it has a shadow stack; set GLIBC_TUNABLES=glibc.cpu.x86_shstk=off")
     for child in children_of(pid):
-        name = Path(f"/proc/{child}/comm").read_text().strip() if Path(f"/proc/{child}").exists() else "ended"
+        try:
+            name = Path(f"/proc/{child}/comm").read_text().strip()
+        except OSError:
+            name = "ended"
         yield Refusal(f"child process {child} ({name})", "images hold one process; wait until it has ended")
     timers = Path(f"/proc/{pid}/timers")
     if timers.exists() and timers.read_text().strip():
@@ -136,6 +139,8 @@ def _check_descriptor(pid: int, descriptor: Descriptor) -> Refusal | None:
         return Refusal(what, "shared memory without a file; images hold private memory and files")
     try:
         mode = os.stat(f"/proc/{pid}/fd/{descriptor.number}")
+        if os.readlink(f"/proc/{pid}/fd/{descriptor.number}") != link:
+            return None  # closed since, and its number used again: it is looked at once the process stands still
     except OSError:  # closed since
         return None
     if stat.S_ISCHR(mode.st_mode):
