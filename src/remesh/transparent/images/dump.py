@@ -106,8 +106,8 @@ class _Order:
     track: bool
 
 
-def _refuse_unless_imageable(pid: int) -> None:
-    refusals = check_imageable(pid)
+def _refuse_unless_imageable(pid: int, areas: list[Area] | None = None) -> None:
+    refusals = check_imageable(pid, areas)
     if refusals:
         raise NotImageable(f"dumping process {pid}", refusals)
 
@@ -168,28 +168,27 @@ def _save(frozen: Frozen, order: _Order, phases: _Phases, folder: ImageFolder, w
     memory = ProcessMemory(frozen.pid, frozen.leader.memory_descriptor())
     with PageMap(frozen.pid) as pages:
         with phases.phase("scan"):
-            areas = read_areas(frozen.pid)
             basis = _find_basis(frozen.pid, order)
-            scan = Scan(pages, areas, None if basis is None else basis.layers)
+            scan = Scan(pages, frozen.areas, None if basis is None else basis.layers)
         writer.save(memory, scan.first)
         with phases.phase("state"):
             split, ancestors = drop_hidden(scan.split(), [] if basis is None else _ancestors(order, basis))
             for missed in split.own[1:]:
                 writer.save(memory, missed)
-            _put_state(frozen, areas, folder)
+            _put_state(frozen, folder)
             folder.put(image_format.PAGES_INDEX_FILE, index_pages(split.own, split.inherited))
             layers = (own_layer(*split.own), *split.inherited)
     with phases.phase("pages"):
         writer.wait_until_read()
     with phases.phase("track"):
-        not_tracked = track_pages.set_marks(frozen, areas) if order.track else ""
+        not_tracked = track_pages.set_marks(frozen) if order.track else ""
     with phases.phase("pages"):
         return _Saved(split.num_bytes, layers, tuple(ancestors), writer.finish(), not_tracked)
 
 
-def _put_state(frozen: Frozen, areas: list[Area], folder: ImageFolder) -> None:
+def _put_state(frozen: Frozen, folder: ImageFolder) -> None:
     """All but the pages; `NotImageable` when there is something that an image cannot hold."""
-    _refuse_unless_imageable(frozen.pid)
+    _refuse_unless_imageable(frozen.pid, frozen.areas)
     scratch = frozen.prepare_calls()
     try:
         folder.put(image_format.PROCESS_FILE, capture_process(frozen, scratch))
@@ -197,9 +196,9 @@ def _put_state(frozen: Frozen, areas: list[Area], folder: ImageFolder) -> None:
         folder.put(image_format.THREADS_FILE, image_format.ThreadsState(threads))
     finally:
         frozen.finish_calls()
-    folder.put(image_format.AREAS_FILE, capture_areas(frozen.pid, areas, _IDENTITIES))
+    folder.put(image_format.AREAS_FILE, capture_areas(frozen.pid, frozen.areas, _IDENTITIES))
     folder.put(image_format.FILES_FILE, capture_files(frozen.pid, _IDENTITIES))
-    if any(area.path == CHANNEL_PATH and area.kind is AreaKind.SHARED_FILE for area in areas):
+    if any(area.path == CHANNEL_PATH and area.kind is AreaKind.SHARED_FILE for area in frozen.areas):
         folder.put(image_format.CHANNEL_FILE, Path(seen_from_here(frozen.pid, CHANNEL_PATH)).read_bytes())
 
 

@@ -32,17 +32,18 @@ _WHY_ANON: Final = {
 }
 
 
-def check_imageable(pid: int) -> list[Refusal]:
+def check_imageable(pid: int, areas: list[Area] | None = None) -> list[Refusal]:
     """Everything about a running process that an image cannot hold, each by name; empty when it can be imaged.
 
-    Nothing is stopped. Timers set by setitimer are seen only once the process stands still: `dump_image` checks them.
-    Raises `ConfigError` on another platform, `ProcessLookupError` or `FileNotFoundError` when there is no such process.
+    ``areas`` is its memory map, if that has been read. Nothing is stopped. Timers set by setitimer are seen only once
+    the process stands still: `dump_image` checks them. Raises `ConfigError` on another platform, `ProcessLookupError`
+    or `FileNotFoundError` when there is no such process.
     """
     check_platform()
     descriptors = read_descriptors(pid)
     return [
         *_check_process(pid),
-        *_check_areas(pid, read_areas(pid)),
+        *_check_areas(pid, read_areas(pid) if areas is None else areas),
         *(refusal for descriptor in descriptors if (refusal := _check_descriptor(pid, descriptor))),
         *_check_pipes(descriptors),
     ]

@@ -30,7 +30,7 @@ from remesh.transparent.images.frozen import Frozen
 from remesh.transparent.images.layers import Layer
 from remesh.transparent.images.linux import system_call
 from remesh.transparent.images.memory import PageMap
-from remesh.transparent.images.proc_text import Area, AreaKind
+from remesh.transparent.images.proc_text import AreaKind
 from remesh.transparent.images.procfs import read_stat
 
 _UFFDIO_API: Final = 0xC018AA3F
@@ -72,7 +72,7 @@ def basis_of(pid: int, sha256: str) -> Basis | None:
     return basis if basis is not None and basis.sha256 == sha256 else None
 
 
-def set_marks(frozen: Frozen, areas: list[Area]) -> str:
+def set_marks(frozen: Frozen) -> str:
     """Mark the pages of a frozen process, all of which have been read, as unwritten from now on.
 
     The marks are relative to no image until `keep_basis` names one: if that does not come to be, the next is a full
@@ -82,7 +82,7 @@ def set_marks(frozen: Frozen, areas: list[Area]) -> str:
     try:
         descriptor = _TRACKED[key].descriptor if key in _TRACKED else _make_descriptor(frozen)
         with PageMap(frozen.pid) as pages:
-            for area in areas:
+            for area in frozen.areas:
                 if area.kind is AreaKind.ANONYMOUS:
                     register = struct.pack("<4Q", area.start, area.num_bytes, _REGISTER_WP, 0)
                     fcntl.ioctl(descriptor, _UFFDIO_REGISTER, bytearray(register))
