@@ -173,8 +173,8 @@ def _save(frozen: Frozen, order: _Order, phases: _Phases, folder: ImageFolder, w
         writer.save(memory, scan.first)
         with phases.phase("state"):
             split, ancestors = drop_hidden(scan.split(), [] if basis is None else _ancestors(order, basis))
-            for missed in split.own[1:]:
-                writer.save(memory, missed)
+            for more in split.own[1:]:
+                writer.save(memory, more)
             _put_state(frozen, folder)
             folder.put(image_format.PAGES_INDEX_FILE, index_pages(split.own, split.inherited))
             layers = (own_layer(*split.own), *split.inherited)

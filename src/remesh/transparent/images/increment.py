@@ -22,17 +22,17 @@ class Split:
     inherited: list[Layer]  # of older images, the newest first
     num_bytes: int  # of all its pages, own and inherited
 
-
-def whole(saved: PageSet) -> Split:
-    """The pages of an image that needs no other."""
-    return Split((saved,), [], saved.num_bytes)
+    def and_own(self, pages: PageSet) -> Split:
+        """With more pages of its own, that lie elsewhere."""
+        return Split((*self.own, pages), self.inherited, self.num_bytes + pages.num_bytes)
 
 
 def split_pages(written: PageSet, saved: PageSet, previous: Sequence[Layer]) -> Split:
     """Split the pages to be saved, by whether they were written since the previous image, whose layers are given.
 
     ``written`` is a part of ``saved``, and first among the increment's own: those can be written before the others are
-    known. A page that is neither written nor in the previous image, which the kernel should not tell, follows them.
+    known. A page that is neither written nor in the previous image, which the kernel should not tell, follows them. Of
+    a full image, which has no previous one, all pages count as written.
     """
     rest: Iterator[PageRange] = iter(saved)
     for layer in sorted(previous, key=lambda layer: len(layer.pages)):

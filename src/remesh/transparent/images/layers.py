@@ -53,10 +53,11 @@ def own_layer(*parts: PageSet) -> Layer:
     offsets = pages.offsets()[:-1]
     if all(map(operator.lt, pages.starts, pages.starts[1:])):
         return Layer(pages, offsets)
-    by_address = sorted(zip(pages.starts, pages.ends, offsets, strict=True))
-    return Layer(
-        PageSet.of((start, end) for start, end, _ in by_address), array.array("Q", (at for *_, at in by_address))
+    order = sorted(range(len(pages)), key=pages.starts.__getitem__)
+    starts, ends, offsets = (
+        array.array("Q", map(column.__getitem__, order)) for column in (pages.starts, pages.ends, offsets)
     )
+    return Layer(PageSet(starts, ends), offsets)
 
 
 def layer_within(layer: Layer, wanted: PageSet) -> Layer:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import array
 import contextlib
-import ctypes
 import errno
 import fcntl
 import os
@@ -18,7 +17,7 @@ from dataclasses import dataclass
 from typing import Final, Self
 
 from remesh.transparent.images.kinds import ARENA_PATH
-from remesh.transparent.images.linux import PAGE_BYTES
+from remesh.transparent.images.linux import PAGE_BYTES, address_of
 from remesh.transparent.images.proc_text import Area, AreaKind
 from remesh.transparent.images.procfs import seen_from_here
 from remesh.transparent.images.ranges import PageRange, PageSet
@@ -63,6 +62,7 @@ class PageMap:
         self._pid = pid
         self._descriptor = -1
         self._room = bytearray(_REGIONS_PER_CALL * _REGION_BYTES)
+        self._room_address = address_of(self._room)
         self.can_scan = False
         """Whether the kernel has ``PAGEMAP_SCAN`` (Linux 6.7)."""
 
@@ -133,11 +133,10 @@ class PageMap:
 
     def _ask(self, start: int, end: int, query: _Query) -> tuple[tuple[int, ...], int]:
         """One call: the argument as the kernel leaves it, and how many regions it has told."""
-        room = ctypes.addressof(ctypes.c_char.from_buffer(self._room))
         # size, flags, start, end, walk_end, vec, vec_len, max_pages, inverted, mask, any of, returned
         argument = bytearray(
             _SCAN_FORM.pack(
-                *(_SCAN_FORM.size, query.flags, start, end, 0, room, _REGIONS_PER_CALL, 0),
+                *(_SCAN_FORM.size, query.flags, start, end, 0, self._room_address, _REGIONS_PER_CALL, 0),
                 *(query.inverted, query.mask, _PRESENT | _SWAPPED, _PRESENT),
             )
         )
