@@ -31,6 +31,21 @@ def test_the_clock_waits_for_who_is_below_the_largest_count() -> None:
     assert decide_by_clock([_status(0, 3), _status(1, 3)], {"w": 3}, is_stuck=False).aligned
 
 
+@pytest.mark.parametrize(
+    ("wave", "aligned"),
+    [
+        ([_status(0, 3), _status(1, 3, Activity.HELD)], True),
+        ([_status(0, 3), _status(1, 2)], False),
+        ([_status(0, 3, Activity.INSIDE), _status(1, 3, Activity.INSIDE)], False),
+        ([_status(0, 1), Status(1, Activity.COMPUTING)], False),
+    ],
+)
+def test_ranks_that_stand_at_the_same_counts_are_aligned_in_the_first_wave(wave: list[Status], aligned: bool) -> None:
+    verdict = decide_by_clock(wave, None, is_stuck=False)
+    assert verdict.aligned == aligned
+    assert dict(verdict.targets) == {"w": max(status.count("w") for status in wave)}
+
+
 def test_two_phases_take_the_smallest_count_and_let_those_below_finish() -> None:
     held = [_status(0, 3, Activity.HELD, closed=True), _status(1, 2, closed=True)]
     assert dict(decide_by_two_phases(held, None).targets) == {"w": 2}
@@ -76,7 +91,7 @@ def test_a_round_goes_from_intent_to_commit() -> None:
             assert rank == 0 or not told or told == ()
             status = _status(rank, 5, closed=ask.step is Phase.CLOSE)
             state, told = state.on_status(status, ask.wave, now_s)
-    assert steps == [Phase.HOLD, Phase.HOLD, Phase.CLOSE, Phase.CLOSE]
+    assert steps == [Phase.HOLD, Phase.CLOSE, Phase.CLOSE]
     state, told = state.on_imaged(1, "")
     assert told == ()
     state, told = state.on_imaged(0, "")
