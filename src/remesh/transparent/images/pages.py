@@ -87,6 +87,7 @@ class PageWriter:
         self._failure: BaseException | None = None
         self._chunks: list[Chunk] = []
         self._free: queue.SimpleQueue[memoryview] = queue.SimpleQueue()  # buffers of `copy`
+        self._num_buffers = 0  # of `copy` that there are, at most one for each thread
         self._buffer: memoryview | None = None
         self._filled = 0
         self._turn = threading.Condition()
@@ -94,15 +95,14 @@ class PageWriter:
         self._end = 0  # of the places that were given
         self._descriptor = -1
         self._is_finished = False
-        self._threads = [
-            threading.Thread(target=self._work, name=f"remesh-page-writer-{number}", daemon=True)
-            for number in range(_NUM_WRITERS)
-        ]
+        self._threads: list[threading.Thread] = []
 
     def __enter__(self) -> PageWriter:
         self._descriptor = _open_new(self._path, direct=not self._compress)
-        for thread in self._threads:
-            thread.start()
+        for number in range(_NUM_WRITERS):
+            arguments, name = (make_buffer(CHUNK_BYTES),), f"remesh-page-writer-{number}"
+            self._threads.append(threading.Thread(target=self._work, args=arguments, name=name, daemon=True))
+            self._threads[-1].start()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
@@ -163,23 +163,26 @@ class PageWriter:
         self._num_orders += 1
 
     def _take_buffer(self) -> memoryview:
-        """One for each thread, that is at most so many at a time."""
-        if self._num_orders < len(self._threads):
-            return make_buffer(CHUNK_BYTES)
-        return self._free.get()
+        if self._num_buffers == _NUM_WRITERS:
+            return self._free.get()
+        self._num_buffers += 1
+        return make_buffer(CHUNK_BYTES)
 
     def _hand_over(self) -> None:
         buffer, self._buffer = self._buffer, None
         if buffer is not None and self._filled:
             data = buffer[: self._filled]
-            self._put(len(data), lambda room: room.__setitem__(slice(None), data), buffer)
+
+            def take(room: memoryview) -> None:
+                room[:] = data
+
+            self._put(len(data), take, buffer)
 
     def _raise_failure(self) -> None:
         if self._failure is not None:
             raise self._failure
 
-    def _work(self) -> None:
-        buffer = make_buffer(CHUNK_BYTES)
+    def _work(self, buffer: memoryview) -> None:
         while (order := self._orders.get()) is not None:
             try:
                 self._write_chunk(order, buffer[: order.num_bytes])

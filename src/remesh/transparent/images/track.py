@@ -81,6 +81,7 @@ def set_marks(frozen: Frozen) -> str:
     key = _key(frozen.pid)
     try:
         descriptor = _TRACKED[key].descriptor if key in _TRACKED else _make_descriptor(frozen)
+        _TRACKED[key] = _Tracking(descriptor, None)
         with PageMap(frozen.pid) as pages:
             for area in frozen.areas:
                 if area.kind is AreaKind.ANONYMOUS:
@@ -90,7 +91,6 @@ def set_marks(frozen: Frozen) -> str:
     except OSError as error:
         forget(frozen.pid)
         return f"changed pages cannot be tracked here: {error.strerror}; Linux 6.7 with userfaultfd is needed"
-    _TRACKED[key] = _Tracking(descriptor, None)
     return ""
 
 
