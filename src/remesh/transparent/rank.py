@@ -25,6 +25,7 @@ from remesh.errors import Error, FormatError, PeerError, StorageError
 from remesh.transparent.control import Control
 from remesh.transparent.frames import Message
 from remesh.transparent.images import Frozen, NotImageable, Upper, check_imageable, dump_image, freeze
+from remesh.transparent.images.store import flush
 from remesh.transparent.job import JobFolder, rank_name
 from remesh.transparent.lower.half import LowerHalf
 
@@ -198,6 +199,7 @@ class RankLoop:
                 if self._frozen is not None:
                     self._dump(folder, request, report)
                 written.result()
+            flush(folder)  # the names of both; the coordinator sees to that of the folder
         except (Error, OSError) as error:
             self._thaw()
             with contextlib.suppress(OSError):
