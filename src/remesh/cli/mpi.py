@@ -127,6 +127,7 @@ def checkpoint_job(job: str, stop: bool) -> None:
     click.echo(
         f"checkpoint {answer['number']}: {answer['num_bytes'] / _MIB:.1f} MiB in {seconds['total']:.3f} s "
         f"(cut after {seconds['cut']:.3f} s); {answer['ending']}"
+        + (f"; attempt {answer['attempts']}" if answer["attempts"] > 1 else "")
     )
     click.echo("caught: " + ", ".join(f"{count} {what}" for what, count in answer["caught"].items()))
 

@@ -2,7 +2,8 @@
 
 Every rank counts the collectives it has entered on each communicator. At a checkpoint:
 
-1. All ranks stop before their next collective and publish their counts.
+1. All ranks stop before their next collective and publish their counts. If all members of each communicator have the
+   same and nobody is inside, they are aligned already (4).
 2. The *target* of a communicator is the largest count of its members. Who is below it goes on until it is there: the
    others are inside that collective already, or have left it, and cannot come back.
 3. A rank that is below one target may need a collective that stands at its target already. That target is raised by
@@ -47,13 +48,15 @@ def decide_by_clock(statuses: Sequence[Status], targets: Mapping[str, int] | Non
     ``is_stuck``: nothing has changed for longer than the caller's patience.
     """
     new = _largest_counts(statuses, targets or {})
+    # In the first wave nobody may enter anything: the largest counts are as good as targets that all have been told.
+    known = new if targets is None else targets
+    lagging = find_lagging(statuses, known)
+    unknown = {key for key, target in known.items() if target and key not in members_by_key(statuses)}
+    inside = [status.rank for status in statuses if status.activity is Activity.INSIDE]
+    if not lagging and not inside and not unknown and new == known:
+        return Verdict(_sorted(new), True, "all ranks stand at their targets, none is inside a collective")
     if targets is None:
         return Verdict(_sorted(new), False, "first wave: targets are the largest counts")
-    lagging = find_lagging(statuses, targets)
-    unknown = {key for key, target in targets.items() if target and key not in members_by_key(statuses)}
-    inside = [status.rank for status in statuses if status.activity is Activity.INSIDE]
-    if not lagging and not inside and not unknown and new == targets:
-        return Verdict(_sorted(new), True, "all ranks stand at their targets, none is inside a collective")
     raised = {}
     for status in statuses:
         if status.activity is Activity.HELD and (is_stuck or status.rank in lagging):

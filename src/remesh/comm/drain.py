@@ -44,21 +44,29 @@ def compute_missing(statuses: Sequence[Status]) -> list[Missing]:
     return [Missing(*pair, count) for pair, count in sorted(balance.items()) if count]
 
 
-def is_drained(before: Sequence[Status] | None, now: Sequence[Status]) -> tuple[bool, str]:
-    """Whether the network is empty, and why (not)."""
+def find_traffic(now: Sequence[Status]) -> str:
+    """What one wave shows that stands against an empty network; "" when there is nothing (conditions 1 and 2)."""
     open_ranks = [status.rank for status in now if not status.closed]
     if open_ranks:
-        return False, f"ranks {open_ranks} still take requests"
+        return f"ranks {open_ranks} still take requests"
     loud = [status.rank for status in now if not status.quiet]
     if loud:
-        return False, f"ranks {loud} have operations under way"
+        return f"ranks {loud} have operations under way"
     missing = compute_missing(now)
     if missing:
         first = missing[0]
-        return False, (
+        return (
             f"{sum(abs(each.messages) for each in missing)} messages are on their way, {first.messages} of them from "
             f"rank {first.source} to rank {first.destination}"
         )
+    return ""
+
+
+def is_drained(before: Sequence[Status] | None, now: Sequence[Status]) -> tuple[bool, str]:
+    """Whether the network is empty, and why (not)."""
+    traffic = find_traffic(now)
+    if traffic:
+        return False, traffic
     if before is None or _counts(before) != _counts(now):
         return False, "sent equals received; one more wave must say the same"
     return True, "two waves agree: everything sent has been received"

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 
 from remesh.comm.clock import MAX_RAISES, Verdict, decide_by_clock
-from remesh.comm.drain import is_drained
+from remesh.comm.drain import find_traffic, is_drained
 from remesh.comm.status import Status
 from remesh.comm.two_phase import decide_by_two_phases
 
@@ -59,6 +59,17 @@ class Ending(Enum):
     """A rank died; there is no new checkpoint."""
 
 
+class Obstacle(Enum):
+    """Why a round was given up: whether another one may do better is for who leads the job."""
+
+    NO_CUT = "no cut"
+    """The ranks did not come to a common cut within the limits."""
+    REFUSED = "refused"
+    """A program has something now that an image cannot hold; it may be gone in a moment: a child, an open socket."""
+    FAILED = "failed"
+    """Files could not be written."""
+
+
 @dataclass(frozen=True, slots=True)
 class Ask:
     """To all ranks: take up this step and answer with a `Status`."""
@@ -88,6 +99,8 @@ class End:
 
     ending: Ending
     reason: str
+    obstacle: Obstacle | None = None
+    """Of a round that was given up."""
 
 
 Instruction = Ask | TakeImage | Commit | End
@@ -130,18 +143,23 @@ class Round:
         if self.phase not in (Phase.HOLD, Phase.CLOSE) or wave != self.wave:
             return self, ()
         if status.refusals:
-            return self._give_up(f"rank {status.rank} cannot be imaged: {'; '.join(status.refusals)}")
+            why = f"rank {status.rank} cannot be imaged: {'; '.join(status.refusals)}"
+            return self._give_up(Obstacle.REFUSED, why)
         answers = (*self.answers[: status.rank], status, *self.answers[status.rank + 1 :])
         waiting = replace(self, answers=answers)
         complete = tuple(answer for answer in answers if answer is not None)
         return waiting._judge(complete, now_s) if len(complete) == self.num_ranks else (waiting, ())
 
-    def on_imaged(self, rank: int, problem: str) -> tuple[Round, tuple[Instruction, ...]]:
-        """A rank has written its files, or could not: ``problem`` says why, and is empty otherwise."""
+    def on_imaged(self, rank: int, problem: str, *, refused: bool = False) -> tuple[Round, tuple[Instruction, ...]]:
+        """A rank has written its files, or could not: ``problem`` says why, and is empty otherwise.
+
+        ``refused``: because of something in its program, and not of its files.
+        """
         if self.phase is not Phase.IMAGE:
             return self, ()
         if problem:
-            return self._give_up(f"rank {rank} could not write its image: {problem}")
+            obstacle = Obstacle.REFUSED if refused else Obstacle.FAILED
+            return self._give_up(obstacle, f"rank {rank} could not write its image: {problem}")
         written = replace(self, imaged=self.imaged | {rank})
         if len(written.imaged) < self.num_ranks:
             return written, ()
@@ -152,7 +170,7 @@ class Round:
         if self.phase is not Phase.COMMIT:
             return self, ()
         if problem:
-            return self._give_up(f"the checkpoint could not be committed: {problem}")
+            return self._give_up(Obstacle.FAILED, f"the checkpoint could not be committed: {problem}")
         ending = Ending.STOPPED if self.stop else Ending.RESUMED
         return replace(self, phase=Phase.DONE), (End(ending, "committed"),)
 
@@ -168,7 +186,7 @@ class Round:
             return self, ()
         silent = [rank for rank, answer in enumerate(self.answers) if answer is None]
         why = f"{self.reason or 'no wave was complete'}; in this wave ranks {silent} have not answered"
-        return self._give_up(f"no cut after {self.limit_s:g} s: {why}")
+        return self._give_up(Obstacle.NO_CUT, f"no cut after {self.limit_s:g} s: {why}")
 
     def _judge(self, wave: tuple[Status, ...], now_s: float) -> tuple[Round, tuple[Instruction, ...]]:
         changed_s = self.changed_s if wave == self.before else now_s
@@ -183,7 +201,9 @@ class Round:
             return known._ask_again(verdict, now_s)
         drained, why = is_drained(self.before, wave)
         if not drained:
-            return replace(known, reason=why)._ask(verdict.targets, after_s=_pause(known, now_s))
+            # A wave that only needs to be confirmed has nothing to wait for.
+            after_s = _pause(known, now_s) if find_traffic(wave) else 0.0
+            return replace(known, reason=why)._ask(verdict.targets, after_s=after_s)
         return replace(known, phase=Phase.IMAGE, reason=why), (TakeImage(),)
 
     def _verdict(self, wave: tuple[Status, ...], now_s: float) -> Verdict:
@@ -200,7 +220,7 @@ class Round:
         # The first targets are no raise: they say where the ranks stand.
         raised = replace(self, num_raises=self.num_raises + (self.targets is not None), changed_s=now_s)
         if raised.num_raises > MAX_RAISES:
-            return raised._give_up(f"no cut after {MAX_RAISES} raised targets: {verdict.reason}")
+            return raised._give_up(Obstacle.NO_CUT, f"no cut after {MAX_RAISES} raised targets: {verdict.reason}")
         return raised._ask(verdict.targets, after_s=0.0)
 
     def _ask(
@@ -209,8 +229,8 @@ class Round:
         asked = replace(self, wave=self.wave + 1, targets=targets, answers=(None,) * self.num_ranks)
         return asked, (Ask(asked.wave, self.phase, targets, after_s),)
 
-    def _give_up(self, reason: str) -> tuple[Round, tuple[Instruction, ...]]:
-        return replace(self, phase=Phase.DONE), (End(Ending.GIVEN_UP, reason),)
+    def _give_up(self, obstacle: Obstacle, reason: str) -> tuple[Round, tuple[Instruction, ...]]:
+        return replace(self, phase=Phase.DONE), (End(Ending.GIVEN_UP, reason, obstacle),)
 
 
 def _pause(state: Round, now_s: float) -> float:

@@ -12,20 +12,22 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from remesh.comm.rounds import Ask, Commit, End, Ending, Instruction, Round, TakeImage
+from remesh.comm.rounds import Ask, Commit, End, Ending, Instruction, Obstacle, Round, TakeImage
 from remesh.comm.status import Status
 from remesh.errors import Error
 from remesh.transparent.frames import Message
 from remesh.transparent.job import JobFolder, rank_name
 from remesh.transparent.server import Caller, Server
 
-_RETRY_S = 1.0
-"""After a round that was given up because no cut came, before the next attempt of the same request."""
-_MAX_ATTEMPTS = 5
+_RETRY_AFTER_S = {Obstacle.NO_CUT: (1.0,) * 4, Obstacle.REFUSED: (0.1, 0.2, 0.4, 0.8)}
+"""After the first, second, ... attempt of a request that met an obstacle which may pass, before the next one.
+
+A refusal stops nobody, and most are of a moment: a child that has not ended, a file that an import has open.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +69,7 @@ class _Attempt:
     imaged_s: float = 0.0
     """When the last of them was there."""
     attempts: int = 1
+    """Rounds of the same request, this one included."""
 
 
 class Coordinator:
@@ -194,7 +197,8 @@ class Coordinator:
             self._advance(*self._attempt.round.on_status(status, int(message["wave"]), time.monotonic()))
         elif kind == "imaged" and self._attempt is not None:
             self._attempt.images[rank] = message
-            self._advance(*self._attempt.round.on_imaged(rank, str(message["problem"])))
+            problem, refused = str(message["problem"]), bool(message.get("refused"))
+            self._advance(*self._attempt.round.on_imaged(rank, problem, refused=refused))
         elif kind == "ended":
             self._on_ended(rank, int(message["code"]))
         elif kind == "left":
@@ -337,11 +341,13 @@ class Coordinator:
         if end.ending in (Ending.GIVEN_UP, Ending.LOST):
             self._folder.drop_checkpoint(attempt.part)
             self._folder.log_event(f"checkpoint {attempt.number}: {end.ending.value}: {end.reason}")
-            may_retry = end.reason.startswith("no cut") and attempt.attempts < _MAX_ATTEMPTS
-            if may_retry and end.ending is Ending.GIVEN_UP:
-                self._wanted = (now_s + _RETRY_S, attempt.round.stop, attempt.attempts + 1)
+            pauses_s = () if end.obstacle is None else _RETRY_AFTER_S.get(end.obstacle, ())
+            if attempt.attempts <= len(pauses_s):
+                self._try_again(attempt, now_s + pauses_s[attempt.attempts - 1])
                 return
-            self._answer(end, {"seconds": seconds})
+            if attempt.attempts > 1:
+                end = replace(end, reason=f"{end.reason} (the last of {attempt.attempts} attempts)")
+            self._answer(end, {"seconds": seconds, "attempts": attempt.attempts})
         else:
             reports = [message["report"] for message in attempt.images.values()]
             caught = {
@@ -349,7 +355,13 @@ class Coordinator:
                 for name in sorted({name for report in reports for name in report["caught"]})
             }
             num_bytes = sum(int(report["num_bytes"]) for report in reports)
-            answer = {"number": attempt.number, "num_bytes": num_bytes, "seconds": seconds, "caught": caught}
+            answer = {
+                "number": attempt.number,
+                "num_bytes": num_bytes,
+                "seconds": seconds,
+                "caught": caught,
+                "attempts": attempt.attempts,
+            }
             self._folder.log_event(f"checkpoint {attempt.number}: committed: {answer}")
             self._answer(end, answer)
             self._remove_old()
@@ -357,6 +369,11 @@ class Coordinator:
             self._end(Outcome("stopped", f"checkpoint {attempt.number} was taken to stop", 0))
         elif len(self._ended) == self._num_ranks and self.outcome is None:
             self._finish()
+
+    def _try_again(self, attempt: _Attempt, not_before_s: float) -> None:
+        """Another round for the same request, and for one to stop that came meanwhile."""
+        stop = attempt.round.stop or (self._wanted is not None and self._wanted[1])
+        self._wanted = (not_before_s, stop, attempt.attempts + 1)
 
     def _answer(self, end: End, more: Message) -> None:
         """Tell everybody who waits for a checkpoint."""

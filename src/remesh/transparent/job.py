@@ -205,7 +205,8 @@ class JobFolder:
         """Write the manifest, flush, and give the folder its name: from then on it is a checkpoint."""
         body = _to_json(manifest)
         digest = hashlib.sha256(body).hexdigest()
-        write_whole(part / "manifest.json", _to_json({"manifest": manifest, "sha256": digest}))
+        # Nobody looks into the folder before it has its name: each step needs the disk once.
+        _write_private(part / "manifest.json", _to_json({"manifest": manifest, "sha256": digest}))
         flush(part)
         final = part.with_name(part.name.removesuffix(_PART))
         part.rename(final)

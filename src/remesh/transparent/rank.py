@@ -24,7 +24,8 @@ from remesh.comm.status import Activity, Entered, Status, pairs
 from remesh.errors import Error, FormatError, PeerError, StorageError
 from remesh.transparent.control import Control
 from remesh.transparent.frames import Message
-from remesh.transparent.images import Frozen, Upper, check_imageable, dump_image, freeze
+from remesh.transparent.images import Frozen, NotImageable, Upper, check_imageable, dump_image, freeze
+from remesh.transparent.images.store import flush
 from remesh.transparent.job import JobFolder, rank_name
 from remesh.transparent.lower.half import LowerHalf
 
@@ -160,11 +161,9 @@ class RankLoop:
             return []
         try:
             return [str(refusal) for refusal in check_imageable(self._upper.pid)]
-        except (Error, OSError):
-            # A program may end at any moment, this one included.
-            if self._has_ended():
-                return []
-            raise
+        except (Error, OSError) as error:
+            # A program may end at any moment, this one included, and so may its threads and children.
+            return [] if self._has_ended() else [f"what stands against an image could not be seen: {error}"]
 
     def _has_ended(self) -> bool:
         """Whether the program has ended, looked at now."""
@@ -200,11 +199,12 @@ class RankLoop:
                 if self._frozen is not None:
                     self._dump(folder, request, report)
                 written.result()
+            flush(folder)  # the names of both; the coordinator sees to that of the folder
         except (Error, OSError) as error:
             self._thaw()
             with contextlib.suppress(OSError):
                 shutil.rmtree(folder)
-            return {"problem": str(error), "report": report}
+            return {"problem": str(error), "refused": isinstance(error, NotImageable), "report": report}
         if not request["stop"]:
             self._thaw()
         return {"problem": "", "report": report}

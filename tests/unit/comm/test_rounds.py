@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from remesh.comm.clock import decide_by_clock
 from remesh.comm.drain import compute_missing, is_drained
-from remesh.comm.rounds import PATIENCE_S, Ask, Commit, End, Ending, Phase, Round, TakeImage
+from remesh.comm.rounds import PATIENCE_S, Ask, Commit, End, Ending, Obstacle, Phase, Round, TakeImage
 from remesh.comm.status import Activity, Entered, Status, pairs
 from remesh.comm.two_phase import decide_by_two_phases
 from remesh.errors import FormatError
@@ -29,6 +29,21 @@ def test_the_clock_waits_for_who_is_below_the_largest_count() -> None:
     then = decide_by_clock([_status(0, 3, Activity.INSIDE), _status(1, 2)], {"w": 3}, is_stuck=False)
     assert not then.aligned and "ranks [1] are below" in then.reason
     assert decide_by_clock([_status(0, 3), _status(1, 3)], {"w": 3}, is_stuck=False).aligned
+
+
+@pytest.mark.parametrize(
+    ("wave", "aligned"),
+    [
+        ([_status(0, 3), _status(1, 3, Activity.HELD)], True),
+        ([_status(0, 3), _status(1, 2)], False),
+        ([_status(0, 3, Activity.INSIDE), _status(1, 3, Activity.INSIDE)], False),
+        ([_status(0, 1), Status(1, Activity.COMPUTING)], False),
+    ],
+)
+def test_ranks_that_stand_at_the_same_counts_are_aligned_in_the_first_wave(wave: list[Status], aligned: bool) -> None:
+    verdict = decide_by_clock(wave, None, is_stuck=False)
+    assert verdict.aligned == aligned
+    assert dict(verdict.targets) == {"w": max(status.count("w") for status in wave)}
 
 
 def test_two_phases_take_the_smallest_count_and_let_those_below_finish() -> None:
@@ -76,7 +91,7 @@ def test_a_round_goes_from_intent_to_commit() -> None:
             assert rank == 0 or not told or told == ()
             status = _status(rank, 5, closed=ask.step is Phase.CLOSE)
             state, told = state.on_status(status, ask.wave, now_s)
-    assert steps == [Phase.HOLD, Phase.HOLD, Phase.CLOSE, Phase.CLOSE]
+    assert steps == [Phase.HOLD, Phase.CLOSE, Phase.CLOSE]
     state, told = state.on_imaged(1, "")
     assert told == ()
     state, told = state.on_imaged(0, "")
@@ -89,14 +104,25 @@ def test_a_round_goes_from_intent_to_commit() -> None:
 def test_a_refusal_gives_the_round_up_before_anything_is_stopped() -> None:
     state, told = Round(2, stop=False).begin(0.0)
     state, told = state.on_status(_status(1, refusals=("descriptor 5, a socket",)), state.wave, 0.0)
-    assert told == (End(Ending.GIVEN_UP, "rank 1 cannot be imaged: descriptor 5, a socket"),)
+    assert told == (End(Ending.GIVEN_UP, "rank 1 cannot be imaged: descriptor 5, a socket", Obstacle.REFUSED),)
 
 
 @pytest.mark.parametrize("rank", _WORLD)
-def test_an_image_that_failed_gives_the_round_up(rank: int) -> None:
+@pytest.mark.parametrize(("refused", "obstacle"), [(False, Obstacle.FAILED), (True, Obstacle.REFUSED)])
+def test_an_image_that_failed_gives_the_round_up(rank: int, refused: bool, obstacle: Obstacle) -> None:
     state = replace(Round(2, stop=False), phase=Phase.IMAGE)
-    _, told = state.on_imaged(rank, "the disk is full")
-    assert told == (End(Ending.GIVEN_UP, f"rank {rank} could not write its image: the disk is full"),)
+    _, told = state.on_imaged(rank, "it cannot be", refused=refused)
+    assert told == (End(Ending.GIVEN_UP, f"rank {rank} could not write its image: it cannot be", obstacle),)
+
+
+def test_a_wave_that_only_has_to_be_confirmed_is_followed_at_once_and_one_with_traffic_is_not() -> None:
+    state = replace(Round(2, stop=False), phase=Phase.CLOSE, wave=3, answers=(None, None))
+    for sent, waits in ((((1, 1),), True), ((), False)):
+        asked = state
+        for rank in _WORLD:
+            status = _status(rank, closed=True, sent=sent if rank == 0 else ())
+            asked, told = asked.on_status(status, 3, 1.0)
+        assert isinstance(told[0], Ask) and (told[0].after_s > 0) == waits
 
 
 def test_a_rank_that_dies_ends_the_round_in_any_phase() -> None:

@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
+from remesh.comm.rounds import Obstacle
 from remesh.comm.status import Activity, Status
+from remesh.transparent import coordinator as coordinator_module
 from remesh.transparent.coordinator import Coordinator, Settings
 from remesh.transparent.frames import NONCE_BYTES, FrameReader, compute_proof, pack_frame
 from remesh.transparent.job import JobFolder, JobSpec, rank_name
@@ -51,6 +53,8 @@ class Stage:
         self.address = listener.getsockname()
         self.coordinator.listen(listener)
         self.peers: list[Peer] = []
+        self.refusals: list[str] = []
+        """Why rank 1 cannot be imaged, in the rounds to come; "" for one in which it can."""
 
     def connect(self, token: bytes | None = None) -> Peer:
         peer = Peer(self.address)
@@ -89,10 +93,14 @@ class Stage:
     def answer(self, rank: int, peer: Peer, message: dict[str, Any], problem: str) -> None:
         if message["type"] == "ask":
             status = Status(rank, Activity.COMPUTING, closed=message["step"] == "close")
-            peer.send(type="status", wave=message["wave"], status=status.to_json())
+            answer = status.to_json()
+            if message["wave"] == 1 and rank == 1 and self.refusals and (why := self.refusals.pop(0)):
+                answer["refusals"] = [why]
+            peer.send(type="status", wave=message["wave"], status=answer)
         elif message["type"] == "image":
             (Path(message["folder"]) / rank_name(rank)).mkdir()
-            peer.send(type="imaged", problem=problem, report={"num_bytes": 10, "caught": {"ranks computing": 1}})
+            report = {"num_bytes": 10, "caught": {"ranks computing": 1}}
+            peer.send(type="imaged", problem=problem, refused=problem.startswith("refused"), report=report)
 
 
 @pytest.fixture
@@ -148,6 +156,56 @@ def test_an_image_that_cannot_be_written_leaves_nothing_and_the_job_goes_on(stag
     assert "the disk is full" in stage.said[0]
     assert list(stage.folder.images.iterdir()) == []
     assert stage.coordinator.outcome is None
+
+
+@pytest.fixture
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Attempts follow one another without a pause: two in all."""
+    monkeypatch.setattr(coordinator_module, "_RETRY_AFTER_S", {Obstacle.REFUSED: (0.0,)})
+
+
+def test_a_refusal_that_passes_is_tried_again_and_the_answer_says_how_often(stage: Stage, at_once: None) -> None:
+    ranks, client = stage.ranks(), stage.connect()
+    stage.refusals = ["child process 7 (sh): wait until it has ended", ""]
+    client.send(type="checkpoint", stop=False)
+    answers: list[dict[str, Any]] = []
+    stage.until(lambda: answers.extend(client.take()) or answers, ranks)
+    assert answers[0]["ending"] == "resumed" and answers[0]["attempts"] == 2
+    assert stage.said == []
+    assert "given up: rank 1 cannot be imaged: child process 7" in (stage.folder.logs / "events.log").read_text()
+
+
+def test_a_refusal_that_stays_is_answered_after_the_last_attempt(stage: Stage, at_once: None) -> None:
+    ranks, client = stage.ranks(), stage.connect()
+    stage.refusals = ["a socket"] * 9
+    client.send(type="checkpoint", stop=True)
+    answers: list[dict[str, Any]] = []
+    stage.until(lambda: answers.extend(client.take()) or answers, ranks)
+    assert answers[0]["reason"] == "rank 1 cannot be imaged: a socket (the last of 2 attempts)"
+    assert answers[0]["attempts"] == 2 and len(stage.refusals) == 7
+    assert list(stage.folder.images.iterdir()) == [] and stage.coordinator.outcome is None
+
+
+def test_what_an_image_meets_is_tried_again_if_it_is_the_programs_and_not_if_it_is_the_disks(
+    stage: Stage, at_once: None
+) -> None:
+    ranks = stage.ranks()
+    for problem, times in (("refused: a child", 2), ("the disk is full", 1)):
+        stage.said.clear()
+        stage.coordinator.request_checkpoint(stop=False)
+        stage.until(lambda: stage.said, ranks, problem)
+        assert ("attempts" in stage.said[0]) == (times == 2)
+        assert (stage.folder.logs / "events.log").read_text().count(problem) == times
+
+
+def test_who_asks_for_a_stop_while_a_round_fails_gets_it(stage: Stage, at_once: None) -> None:
+    ranks = stage.ranks()
+    stage.refusals = ["a child"]
+    stage.coordinator.request_checkpoint(stop=False)
+    stage.step(1)
+    stage.coordinator.request_checkpoint(stop=True)
+    stage.until(lambda: stage.coordinator.outcome, ranks)
+    assert stage.coordinator.outcome is not None and stage.coordinator.outcome.state == "stopped"
 
 
 def test_a_rank_whose_line_breaks_fails_the_job_by_name(stage: Stage) -> None:

@@ -28,7 +28,7 @@ def compact_image(source: Path, target: Path, *, compress: bool = False) -> int:
         if image.channel is not None:
             folder.put(image_format.CHANNEL_FILE, image.channel)
         chunks = _gather(image, folder, compress=compress)
-        return folder.complete(Origin(image.header.pid, compress, (), image.header.machine), chunks)
+        return folder.complete(Origin(image.header.pid, compress, (), image.header.machine), chunks).num_bytes
 
 
 def _gather(image: StoredImage, folder: ImageFolder, *, compress: bool) -> ChunksState:
@@ -42,5 +42,6 @@ def _gather(image: StoredImage, folder: ImageFolder, *, compress: bool) -> Chunk
     with PageWriter(folder.path / image_format.PAGES_FILE, compress=compress) as writer:
         for source, runs in sorted(source_runs(image).items()):
             place_runs(runs, stored_pages(folders[source]), put)
+        chunks = writer.finish()
     folder.put(image_format.PAGES_INDEX_FILE, PagesState(own.tobytes(), b""))
-    return writer.chunks()
+    return chunks

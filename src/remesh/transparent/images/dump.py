@@ -2,11 +2,12 @@
 
 inspect   refusals, before anything is stopped; hashes of mapped files
 freeze    every thread stands still
-scan      which pages the image holds
-state     while they are written: refusals again, now of what cannot change any more; kernel state, names of files
+scan      which pages the image holds itself
+state     while they are written: which others can be seen; refusals again, now of what cannot change any more; kernel
+          state, names of files
 pages     the rest of memory to ``pages.bin``
+track     all pages have been read: from now on the kernel notes which of them change
 commit    the header, flushed to the disk
-track     from now on the kernel notes which pages change
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ import errno
 import os
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -29,19 +29,20 @@ from remesh.transparent.images.capture import capture_areas, capture_files, capt
 from remesh.transparent.images.format import Ancestor, ChunksState, index_pages
 from remesh.transparent.images.frozen import Frozen, freeze
 from remesh.transparent.images.identity import Identities
-from remesh.transparent.images.increment import Split, drop_hidden, split_pages, whole
+from remesh.transparent.images.increment import drop_hidden
 from remesh.transparent.images.inspection import check_imageable
 from remesh.transparent.images.kinds import CHANNEL_PATH, ImageReport, NotImageable
-from remesh.transparent.images.layers import own_layer
+from remesh.transparent.images.layers import Layer, own_layer
 from remesh.transparent.images.linux import PAGE_BYTES
 from remesh.transparent.images.machine import this_machine
 from remesh.transparent.images.memory import PageMap
 from remesh.transparent.images.pages import PageWriter, ProcessMemory
 from remesh.transparent.images.proc_text import Area, AreaKind
 from remesh.transparent.images.procfs import inner_id, read_areas, seen_from_here
-from remesh.transparent.images.ranges import PageSet
+from remesh.transparent.images.scan import Scan
 from remesh.transparent.images.store import ImageFolder, Origin
 from remesh.transparent.images.stored import digest_of
+from remesh.transparent.images.turns import short_turns
 
 _IDENTITIES: Final = Identities()
 """Hashes of the files that processes have mapped, kept for the next image."""
@@ -105,8 +106,8 @@ class _Order:
     track: bool
 
 
-def _refuse_unless_imageable(pid: int) -> None:
-    refusals = check_imageable(pid)
+def _refuse_unless_imageable(pid: int, areas: list[Area] | None = None) -> None:
+    refusals = check_imageable(pid, areas)
     if refusals:
         raise NotImageable(f"dumping process {pid}", refusals)
 
@@ -119,6 +120,7 @@ def _hash_files(pid: int) -> None:
 
 
 @collector_at_rest()
+@short_turns()
 def _dump_frozen(frozen: Frozen, order: _Order, phases: _Phases) -> ImageReport:
     try:
         with ImageFolder(order.directory) as folder:
@@ -132,48 +134,61 @@ def _dump_frozen(frozen: Frozen, order: _Order, phases: _Phases) -> ImageReport:
         ) from error
 
 
+@dataclass(frozen=True, slots=True)
+class _Saved:
+    """What is written once all pages are."""
+
+    num_bytes: int
+    """Of all pages, own and inherited."""
+    layers: tuple[Layer, ...]
+    """The own pages, then those of each ancestor."""
+    ancestors: tuple[Ancestor, ...]
+    chunks: ChunksState
+    not_tracked: str
+    """See `ImageReport`."""
+
+
 def _fill_folder(frozen: Frozen, order: _Order, phases: _Phases, folder: ImageFolder) -> ImageReport:
-    with phases.phase("scan"):
-        areas = read_areas(frozen.pid)
-        split, ancestors = _split_pages(frozen.pid, order, areas)
-    memory = ProcessMemory(frozen.pid, frozen.leader.memory_descriptor())
-    writer = PageWriter(order.directory / image_format.PAGES_FILE, compress=order.compress)
-    with ThreadPoolExecutor(1, "remesh-read") as reader:
-        writing = reader.submit(_write_pages, writer, memory, split.own)
-        try:
-            with phases.phase("state"):
-                _put_state(frozen, areas, folder)
-                folder.put(image_format.PAGES_INDEX_FILE, index_pages(split.own, split.inherited))
-        except BaseException as error:
-            writer.abandon(error)
-            raise
-        with phases.phase("pages"):
-            chunks = writing.result()
+    with PageWriter(order.directory / image_format.PAGES_FILE, compress=order.compress) as writer:
+        saved = _save(frozen, order, phases, folder, writer)
     with phases.phase("commit"):
         machine = this_machine(len(frozen.leader.xstate()))
-        origin = Origin(inner_id(frozen.pid, frozen.pid), order.compress, tuple(ancestors), machine)
-        num_bytes = folder.complete(origin, chunks)
-    why_not = ""
-    if order.track:
-        with phases.phase("track"):
-            layers = (own_layer(split.own), *split.inherited)
-            basis = track_pages.Basis(digest_of(order.directory), layers, tuple(ancestors))
-            why_not = track_pages.set_marks(frozen, basis, areas)
-    num_own = split.own.num_bytes // PAGE_BYTES
-    num_inherited = split.num_bytes // PAGE_BYTES - num_own
-    needed = tuple(os.path.normpath(order.directory.absolute() / ancestor.folder) for ancestor in ancestors)
-    return ImageReport(num_bytes, num_own, num_inherited, needed, phases.seconds, why_not)
+        origin = Origin(inner_id(frozen.pid, frozen.pid), order.compress, saved.ancestors, machine)
+        written = folder.complete(origin, saved.chunks)
+    if order.track and not saved.not_tracked:
+        track_pages.keep_basis(frozen.pid, track_pages.Basis(written.sha256, saved.layers, saved.ancestors))
+    num_own = saved.chunks.num_raw_bytes // PAGE_BYTES
+    num_inherited = saved.num_bytes // PAGE_BYTES - num_own
+    needed = tuple(os.path.normpath(order.directory.absolute() / ancestor.folder) for ancestor in saved.ancestors)
+    return ImageReport(written.num_bytes, num_own, num_inherited, needed, phases.seconds, saved.not_tracked)
 
 
-def _write_pages(writer: PageWriter, memory: ProcessMemory, own: PageSet) -> ChunksState:
-    with writer:
-        writer.save(memory, own)
-    return writer.chunks()
+def _save(frozen: Frozen, order: _Order, phases: _Phases, folder: ImageFolder, writer: PageWriter) -> _Saved:
+    """All but the header. What is not needed to begin with the pages is done while they are copied and written."""
+    memory = ProcessMemory(frozen.pid, frozen.leader.memory_descriptor())
+    with PageMap(frozen.pid) as pages:
+        with phases.phase("scan"):
+            basis = _find_basis(frozen.pid, order)
+            scan = Scan(pages, frozen.areas, None if basis is None else basis.layers)
+        writer.save(memory, scan.first)
+        with phases.phase("state"):
+            split, ancestors = drop_hidden(scan.split(), [] if basis is None else _ancestors(order, basis))
+            for more in split.own[1:]:
+                writer.save(memory, more)
+            _put_state(frozen, folder)
+            folder.put(image_format.PAGES_INDEX_FILE, index_pages(split.own, split.inherited))
+            layers = (own_layer(*split.own), *split.inherited)
+    with phases.phase("pages"):
+        writer.wait_until_read()
+    with phases.phase("track"):
+        not_tracked = track_pages.set_marks(frozen) if order.track else ""
+    with phases.phase("pages"):
+        return _Saved(split.num_bytes, layers, tuple(ancestors), writer.finish(), not_tracked)
 
 
-def _put_state(frozen: Frozen, areas: list[Area], folder: ImageFolder) -> None:
+def _put_state(frozen: Frozen, folder: ImageFolder) -> None:
     """All but the pages; `NotImageable` when there is something that an image cannot hold."""
-    _refuse_unless_imageable(frozen.pid)
+    _refuse_unless_imageable(frozen.pid, frozen.areas)
     scratch = frozen.prepare_calls()
     try:
         folder.put(image_format.PROCESS_FILE, capture_process(frozen, scratch))
@@ -181,27 +196,24 @@ def _put_state(frozen: Frozen, areas: list[Area], folder: ImageFolder) -> None:
         folder.put(image_format.THREADS_FILE, image_format.ThreadsState(threads))
     finally:
         frozen.finish_calls()
-    folder.put(image_format.AREAS_FILE, capture_areas(frozen.pid, areas, _IDENTITIES))
+    folder.put(image_format.AREAS_FILE, capture_areas(frozen.pid, frozen.areas, _IDENTITIES))
     folder.put(image_format.FILES_FILE, capture_files(frozen.pid, _IDENTITIES))
-    if any(area.path == CHANNEL_PATH and area.kind is AreaKind.SHARED_FILE for area in areas):
+    if any(area.path == CHANNEL_PATH and area.kind is AreaKind.SHARED_FILE for area in frozen.areas):
         folder.put(image_format.CHANNEL_FILE, Path(seen_from_here(frozen.pid, CHANNEL_PATH)).read_bytes())
 
 
-def _split_pages(pid: int, order: _Order, areas: list[Area]) -> tuple[Split, list[Ancestor]]:
-    """All pages are the image's own, unless marks have been kept since the previous image and the chain is short.
-
-    Inherited layers are of the ancestors that are returned.
-    """
+def _find_basis(pid: int, order: _Order) -> track_pages.Basis | None:
+    """What an increment can be made upon: marks have been kept since the previous image, and the chain is short."""
     basis = None if order.previous is None else track_pages.basis_of(pid, digest_of(order.previous))
-    with PageMap(pid) as pages:
-        if order.previous is None or basis is None or len(basis.builds_upon) + 1 > _MAX_ANCESTORS:
-            return whole(PageSet.chain(pages.saved(area) for area in areas)), []
-        found = [pages.saved_since(area) for area in areas]
-    saved, written = (PageSet.chain(each[kind] for each in found) for kind in (0, 1))
+    return None if basis is None or len(basis.builds_upon) + 1 > _MAX_ANCESTORS else basis
+
+
+def _ancestors(order: _Order, basis: track_pages.Basis) -> list[Ancestor]:
+    """The previous image and what it builds upon, as seen from the new one."""
+    assert order.previous is not None
     folders = [order.previous, *(order.previous / ancestor.folder for ancestor in basis.builds_upon)]
     digests = [basis.sha256, *(ancestor.sha256 for ancestor in basis.builds_upon)]
-    ancestors = [
+    return [
         Ancestor(os.path.relpath(folder, order.directory), sha256)
         for folder, sha256 in zip(folders, digests, strict=True)
     ]
-    return drop_hidden(split_pages(written, saved, basis.layers), ancestors)

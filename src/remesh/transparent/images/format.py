@@ -247,6 +247,10 @@ class ChunksState:
     chunks: tuple[Chunk, ...]  # in order
 
     @property
+    def num_raw_bytes(self) -> int:
+        return sum(chunk.num_raw_bytes for chunk in self.chunks)
+
+    @property
     def num_stored_bytes(self) -> int:
         return sum(chunk.num_stored_bytes for chunk in self.chunks)
 
@@ -275,23 +279,13 @@ class PagesState:
         sources = inherited[2::4]
         _check(all(map(operator.le, sources, sources[1:])), "inherited pages are not in the order of their sources")
         _check(set(sources) <= set(range(1, num_ancestors + 1)), "pages are of an image that is not known")
-        layers = [_layer_by_address(own)]
+        layers = [own_layer(_page_set(own[0::2], own[1::2]))]
         for source in range(1, num_ancestors + 1):
             some = inherited[4 * bisect.bisect_left(sources, source) : 4 * bisect.bisect_right(sources, source)]
             layers.append(Layer(_page_set(some[0::4], some[1::4]), some[3::4]))
         for layer in layers:
             _check(all(map(operator.le, layer.pages.ends, layer.pages.starts[1:])), "runs of pages overlap")
         return layers
-
-
-def _layer_by_address(numbers: array.array[int]) -> Layer:
-    layer = own_layer(_page_set(numbers[0::2], numbers[1::2]))
-    if all(map(operator.lt, layer.pages.starts, layer.pages.starts[1:])):
-        return layer
-    by_address = sorted(zip(layer.pages.starts, layer.pages.ends, layer.raw_offsets, strict=True))
-    return Layer(
-        PageSet.of((start, end) for start, end, _ in by_address), array.array("Q", (at for *_, at in by_address))
-    )
 
 
 def _page_set(starts: array.array[int], nums_pages: array.array[int]) -> PageSet:
@@ -303,10 +297,11 @@ def _nums_pages(pages: PageSet) -> array.array[int]:
     return array.array("Q", map(operator.floordiv, pages.lengths(), itertools.repeat(_PAGE_BYTES)))
 
 
-def index_pages(own: PageSet, inherited: Iterable[Layer]) -> PagesState:
-    """The record of an image whose own pages stand in order of address; the first inherited layer is of source 1."""
-    numbers = array.array("Q", bytes(16 * len(own)))
-    numbers[0::2], numbers[1::2] = own.starts, _nums_pages(own)
+def index_pages(own: Iterable[PageSet], inherited: Iterable[Layer]) -> PagesState:
+    """The record of an image whose own pages stand in this order; the first inherited layer is of source 1."""
+    pages = PageSet.chain(own)
+    numbers = array.array("Q", bytes(16 * len(pages)))
+    numbers[0::2], numbers[1::2] = pages.starts, _nums_pages(pages)
     return PagesState(numbers.tobytes(), b"".join(map(_rows_of, inherited, itertools.count(1))))
 
 

@@ -9,6 +9,7 @@ from typing import Final, Self
 
 from remesh.errors import ConfigError, PeerError
 from remesh.transparent.images.linux import is_gone
+from remesh.transparent.images.proc_text import Area
 from remesh.transparent.images.procfs import read_areas, thread_ids
 from remesh.transparent.images.ptrace import Tracee, find_instruction
 
@@ -31,6 +32,7 @@ class Frozen:
         self._owner = threading.get_ident()
         self._prepared = False
         self._scratch = 0
+        self._areas: list[Area] = []
         _STANDING[pid] = self
 
     def __enter__(self) -> Self:
@@ -42,6 +44,16 @@ class Frozen:
     @property
     def leader(self) -> Tracee:
         return self.tracees[0]
+
+    @property
+    def areas(self) -> list[Area]:
+        """Its memory map, read once: it does not change while it stands, but for what `prepare_calls` adds and removes.
+
+        Asked for the first time before that.
+        """
+        if not self._areas:
+            self._areas = read_areas(self.pid)
+        return self._areas
 
     def check_owner(self) -> None:
         """Raise `ConfigError` in another thread than the one that froze it: the kernel would refuse every request."""
@@ -73,7 +85,7 @@ class Frozen:
         """Get every thread ready for injected calls; the address of scratch memory in the process, of 8 KiB."""
         if self._prepared:
             return self._scratch
-        address = self._find_instruction()
+        address = self._find_instruction()  # reads the memory map, if nobody has
         for tracee in self.tracees:
             tracee.prepare(address)
         self._prepared = True
@@ -92,7 +104,7 @@ class Frozen:
         self._prepared = False
 
     def _find_instruction(self) -> int:
-        areas = [area for area in read_areas(self.pid) if "x" in area.protection and area.path != "[vsyscall]"]
+        areas = [area for area in self.areas if "x" in area.protection and area.path != "[vsyscall]"]
         for area in sorted(areas, key=lambda area: area.path != "[vdso]"):
             found = find_instruction(self.leader.read, area.start, area.end)
             if found is not None:

@@ -18,29 +18,29 @@ from remesh.transparent.images.ranges import PageRange, PageSet, subtract
 class Split:
     """The pages of an image."""
 
-    own: PageSet  # to be written by it
+    own: tuple[PageSet, ...]  # to be written by it, in this order
     inherited: list[Layer]  # of older images, the newest first
     num_bytes: int  # of all its pages, own and inherited
 
-
-def whole(saved: PageSet) -> Split:
-    """The pages of an image that needs no other."""
-    return Split(saved, [], saved.num_bytes)
+    def and_own(self, pages: PageSet) -> Split:
+        """With more pages of its own, that lie elsewhere."""
+        return Split((*self.own, pages), self.inherited, self.num_bytes + pages.num_bytes)
 
 
 def split_pages(written: PageSet, saved: PageSet, previous: Sequence[Layer]) -> Split:
     """Split the pages to be saved, by whether they were written since the previous image, whose layers are given.
 
-    ``written`` is a part of ``saved``. A page that is neither written nor in the previous image becomes one of the
-    increment's own.
+    ``written`` is a part of ``saved``, and first among the increment's own: those can be written before the others are
+    known. A page that is neither written nor in the previous image, which the kernel should not tell, follows them. Of
+    a full image, which has no previous one, all pages count as written.
     """
-    missed: Iterator[PageRange] = iter(saved)
+    rest: Iterator[PageRange] = iter(saved)
     for layer in sorted(previous, key=lambda layer: len(layer.pages)):
-        missed = subtract(missed, layer.pages)
+        rest = subtract(rest, layer.pages)
     # Not joined: a run must lie within one area, and areas may touch.
-    own = [*subtract(missed, written)]
+    missed = PageSet.of(subtract(rest, written))
     return Split(
-        PageSet.of(sorted([*written, *own])) if own else written,
+        (written, missed) if missed else (written,),
         [layer_within(layer, saved) for layer in previous],
         saved.num_bytes,
     )
@@ -51,7 +51,7 @@ def drop_hidden(split: Split, ancestors: list[Ancestor]) -> tuple[Split, list[An
 
     ``ancestors[k]`` is the image that ``split.inherited[k]`` is of.
     """
-    above, layers, used = [split.own], [], []
+    above, layers, used = [*split.own], [], []
     for layer, ancestor in zip(split.inherited, ancestors, strict=True):
         seen: Iterator[PageRange] = iter(layer.pages)
         for hiding in above:

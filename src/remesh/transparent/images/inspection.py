@@ -32,17 +32,18 @@ _WHY_ANON: Final = {
 }
 
 
-def check_imageable(pid: int) -> list[Refusal]:
+def check_imageable(pid: int, areas: list[Area] | None = None) -> list[Refusal]:
     """Everything about a running process that an image cannot hold, each by name; empty when it can be imaged.
 
-    Nothing is stopped. Timers set by setitimer are seen only once the process stands still: `dump_image` checks them.
-    Raises `ConfigError` on another platform, `ProcessLookupError` or `FileNotFoundError` when there is no such process.
+    ``areas`` is its memory map, if that has been read. Nothing is stopped. Timers set by setitimer are seen only once
+    the process stands still: `dump_image` checks them. Raises `ConfigError` on another platform, `ProcessLookupError`
+    or `FileNotFoundError` when there is no such process.
     """
     check_platform()
     descriptors = read_descriptors(pid)
     return [
         *_check_process(pid),
-        *_check_areas(pid, read_areas(pid)),
+        *_check_areas(pid, read_areas(pid) if areas is None else areas),
         *(refusal for descriptor in descriptors if (refusal := _check_descriptor(pid, descriptor))),
         *_check_pipes(descriptors),
     ]
@@ -61,7 +62,10 @@ def _check_process(pid: int) -> Iterator[Refusal]:
     if "shstk" in status.get("x86_Thread_features", ""):
         yield Refusal(f"process {pid}", "it has a shadow stack; set GLIBC_TUNABLES=glibc.cpu.x86_shstk=off")
     for child in children_of(pid):
-        name = Path(f"/proc/{child}/comm").read_text().strip() if Path(f"/proc/{child}").exists() else "ended"
+        try:
+            name = Path(f"/proc/{child}/comm").read_text().strip()
+        except OSError:
+            name = "ended"
         yield Refusal(f"child process {child} ({name})", "images hold one process; wait until it has ended")
     timers = Path(f"/proc/{pid}/timers")
     if timers.exists() and timers.read_text().strip():
@@ -69,13 +73,18 @@ def _check_process(pid: int) -> Iterator[Refusal]:
 
 
 def _check_areas(pid: int, areas: list[Area]) -> Iterator[Refusal]:
+    known: set[tuple[str, str, int]] = set()  # a library has five areas and is looked at once
     for area in areas:
+        file = (area.path, area.device, area.inode)
         what = f"memory {area.start:#x}-{area.end:#x} {area.protection} {area.path or 'without a name'}"
         if area.kind is AreaKind.FOREIGN:
             yield Refusal(what, "shared memory without a file, or of a device; images hold private memory and files")
         elif area.kind is AreaKind.LOST_FILE:
             yield Refusal(what, "its file was deleted or replaced since it was mapped; start the program again")
-        elif area.kind in (AreaKind.PRIVATE_FILE, AreaKind.SHARED_FILE) and not is_bound_by_the_site(area.path):
+        elif area.kind in (AreaKind.PRIVATE_FILE, AreaKind.SHARED_FILE) and file not in known:
+            known.add(file)
+            if is_bound_by_the_site(area.path):
+                continue
             try:
                 info = os.stat(seen_from_here(pid, area.path))
             except OSError as error:
@@ -131,6 +140,8 @@ def _check_descriptor(pid: int, descriptor: Descriptor) -> Refusal | None:
         return Refusal(what, "shared memory without a file; images hold private memory and files")
     try:
         mode = os.stat(f"/proc/{pid}/fd/{descriptor.number}")
+        if os.readlink(f"/proc/{pid}/fd/{descriptor.number}") != link:
+            return None  # closed since, and its number used again: it is looked at once the process stands still
     except OSError:  # closed since
         return None
     if stat.S_ISCHR(mode.st_mode):

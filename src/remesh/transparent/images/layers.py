@@ -7,6 +7,7 @@ what lies below is taken over as it stands, however scattered the pages are that
 from __future__ import annotations
 
 import array
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple, Self
@@ -46,9 +47,17 @@ class Layer:
     raw_offsets: array.array[int]
 
 
-def own_layer(pages: PageSet) -> Layer:
-    """The layer of pages whose bytes stand in their order."""
-    return Layer(pages, pages.offsets()[:-1])
+def own_layer(*parts: PageSet) -> Layer:
+    """The layer of disjoint sets of pages whose bytes stand one behind the other."""
+    pages = PageSet.chain(parts)
+    offsets = pages.offsets()[:-1]
+    if all(map(operator.lt, pages.starts, pages.starts[1:])):
+        return Layer(pages, offsets)
+    order = sorted(range(len(pages)), key=pages.starts.__getitem__)
+    starts, ends, offsets = (
+        array.array("Q", map(column.__getitem__, order)) for column in (pages.starts, pages.ends, offsets)
+    )
+    return Layer(PageSet(starts, ends), offsets)
 
 
 def layer_within(layer: Layer, wanted: PageSet) -> Layer:

@@ -9,16 +9,15 @@ from __future__ import annotations
 
 import array
 import contextlib
-import ctypes
 import errno
 import fcntl
 import os
 import struct
 from dataclasses import dataclass
-from typing import Final, NamedTuple, Self
+from typing import Final, Self
 
 from remesh.transparent.images.kinds import ARENA_PATH
-from remesh.transparent.images.linux import PAGE_BYTES
+from remesh.transparent.images.linux import PAGE_BYTES, address_of
 from remesh.transparent.images.proc_text import Area, AreaKind
 from remesh.transparent.images.procfs import seen_from_here
 from remesh.transparent.images.ranges import PageRange, PageSet
@@ -56,13 +55,6 @@ _SINCE: Final = _Query(_ZERO | _WRITTEN, _ZERO, _CHECK_WPASYNC)
 _TO_MARK: Final = _Query(_WRITTEN, 0, _CHECK_WPASYNC | _WP_MATCHING)
 
 
-class SavedPages(NamedTuple):
-    """The pages of an area that an image saves, in order."""
-
-    saved: PageSet
-    written: PageSet  # since they were marked; all of them where they were not
-
-
 class PageMap:
     """What the kernel tells of the pages of one process; a context manager."""
 
@@ -70,6 +62,7 @@ class PageMap:
         self._pid = pid
         self._descriptor = -1
         self._room = bytearray(_REGIONS_PER_CALL * _REGION_BYTES)
+        self._room_address = address_of(self._room)
         self.can_scan = False
         """Whether the kernel has ``PAGEMAP_SCAN`` (Linux 6.7)."""
 
@@ -94,20 +87,23 @@ class PageMap:
         query = _CHANGED_OF_FILE if area.kind is AreaKind.PRIVATE_FILE else _ANONYMOUS
         return self._scan(PageRange(area.start, area.end), query)
 
-    def saved_since(self, area: Area) -> SavedPages:
-        """The same pages, and those of them that were written since `mark`."""
-        saved = self.saved(area)
-        if saved and area.kind is AreaKind.ANONYMOUS:
+    def written(self, area: Area) -> PageSet | None:
+        """Those of them that were written since `mark`; None where there are no marks.
+
+        Costs what was written, not what is there: 0.5 ms for a tenth of 512 MiB, where `saved` takes 2 ms.
+        """
+        if area.kind is AreaKind.ANONYMOUS:
             with contextlib.suppress(PermissionError):
-                return SavedPages(saved, self._scan(PageRange(area.start, area.end), _SINCE))
-        return SavedPages(saved, saved)
+                return self._scan(PageRange(area.start, area.end), _SINCE)
+        return None
 
     def mark(self, area: Area) -> None:
-        """Write-protect the pages that are there and have no mark, in an area that `track` has registered."""
-        where = PageRange(area.start, area.end)
-        argument, _ = self._ask(where.start, where.end, _TO_MARK, 0)
-        if argument[4] < where.end:
-            raise OSError(errno.EIO, f"marking pages: the kernel stopped at {argument[4]:#x} before {where.end:#x}")
+        """Write-protect the pages that are there and have no mark, in an area that `track` has registered.
+
+        What was found is asked for although nobody looks at it: a scan without room for an answer takes a short way
+        (seen on Linux 6.18) that also marks pages which are not there, and those look like pages in swap from then on.
+        """
+        self._scan(PageRange(area.start, area.end), _TO_MARK)
 
     def _saved_page_by_page(self, area: Area) -> PageSet:
         """Zero pages are saved, too."""
@@ -127,7 +123,7 @@ class PageMap:
         regions = array.array("Q")  # start, end and kind of each
         start = where.start
         while start < where.end:
-            argument, num_regions = self._ask(start, where.end, query, _REGIONS_PER_CALL)
+            argument, num_regions = self._ask(start, where.end, query)
             regions.frombytes(memoryview(self._room)[: num_regions * _REGION_BYTES])
             walked = argument[4]
             if walked <= start:
@@ -135,14 +131,13 @@ class PageMap:
             start = walked
         return PageSet(regions[0::3], regions[1::3]).joined()
 
-    def _ask(self, start: int, end: int, query: _Query, num_regions: int) -> tuple[tuple[int, ...], int]:
+    def _ask(self, start: int, end: int, query: _Query) -> tuple[tuple[int, ...], int]:
         """One call: the argument as the kernel leaves it, and how many regions it has told."""
-        room = ctypes.addressof(ctypes.c_char.from_buffer(self._room)) if num_regions else 0
         # size, flags, start, end, walk_end, vec, vec_len, max_pages, inverted, mask, any of, returned
         argument = bytearray(
             _SCAN_FORM.pack(
-                *(_SCAN_FORM.size, query.flags, start, end, 0, room, num_regions, 0),
-                *(query.inverted, query.mask, _PRESENT | _SWAPPED, _PRESENT if num_regions else 0),
+                *(_SCAN_FORM.size, query.flags, start, end, 0, self._room_address, _REGIONS_PER_CALL, 0),
+                *(query.inverted, query.mask, _PRESENT | _SWAPPED, _PRESENT),
             )
         )
         told = fcntl.ioctl(self._descriptor, _PAGEMAP_SCAN, argument)

@@ -1,6 +1,6 @@
 """How do pages get into ``pages.bin`` and out of it? In chunks; while one is read, others are summed and written.
 
-process memory --process_vm_readv--> buffer --queue--> 2 x ([zlib] crc32, pwrite) --> pages.bin
+3 x (process memory --process_vm_readv--> buffer --[zlib] crc32, pwrite--> pages.bin)
 
 Buffers lie in huge pages where the kernel gives them: filling a fresh buffer of small pages costs five times the copy
 (2 against 10 GB/s on a virtual machine), all of it in page faults.
@@ -24,6 +24,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from types import TracebackType
 from typing import Final
 
 from remesh.errors import FormatError
@@ -33,8 +34,7 @@ from remesh.transparent.images.linux import make_buffer, read_process
 from remesh.transparent.images.ranges import PageSet
 from remesh.transparent.images.sums import compress, crc32
 
-_NUM_BUFFERS: Final = 4
-_NUM_WRITERS: Final = 2
+_NUM_WRITERS: Final = 3
 _NUM_READERS: Final = 2
 
 
@@ -60,119 +60,146 @@ class ProcessMemory:
                 address, at = address + count, at + count
 
 
-class PageWriter:
-    """Writes the pages of a process into a file; a context manager. `ImageFolder.complete` flushes the file.
+@dataclass(frozen=True, slots=True)
+class _Order:
+    """A chunk that is to be written."""
 
-    Two threads compress, sum and write, so that the disk always has something to do. They take turns only to say where
-    in the file their chunk goes. An error of one (a full disk) is raised by the next `save` or at the end.
+    number: int  # its place among the chunks
+    num_bytes: int
+    fill: Callable[[memoryview], None]  # puts its bytes into the room
+    gathered: memoryview | None = None  # the buffer that they stand in, to be used again
+
+
+class PageWriter:
+    """Writes pages into a file; a context manager. `ImageFolder.complete` flushes the file.
+
+    Each of three threads takes the next chunk, copies it out of the process, compresses, sums and writes it: while the
+    disk has one, the next is ready, and no thread waits for another's copy. They take turns only to say where in the
+    file their chunk goes. An error of one (a full disk) is raised by `wait_until_read`, `copy` or `finish`; then, as
+    when the context is left by another error, nothing more is read or written.
     """
 
     def __init__(self, path: Path, *, compress: bool) -> None:
         self._path = path
         self._compress = compress
-        self._free: queue.Queue[memoryview] = queue.Queue()
-        self._full: queue.Queue[tuple[int, memoryview, int] | None] = queue.Queue()  # number of the chunk, its bytes
+        self._orders: queue.SimpleQueue[_Order | None] = queue.SimpleQueue()
+        self._num_orders = 0
         self._failure: BaseException | None = None
         self._chunks: list[Chunk] = []
+        self._free: queue.SimpleQueue[memoryview] = queue.SimpleQueue()  # buffers of `copy`
+        self._num_buffers = 0  # of `copy` that there are, at most one for each thread
         self._buffer: memoryview | None = None
         self._filled = 0
-        self._num_handed_over = 0
         self._turn = threading.Condition()
-        self._next_turn = 0  # the chunk whose place in the file is to be said next
+        self._next_turn = 0  # the chunk whose place in the file is to be said next: those before it have been read
         self._end = 0  # of the places that were given
         self._descriptor = -1
-        self._threads = [
-            threading.Thread(target=self._write_chunks, name=f"remesh-page-writer-{number}", daemon=True)
-            for number in range(_NUM_WRITERS)
-        ]
+        self._is_finished = False
+        self._threads: list[threading.Thread] = []
 
     def __enter__(self) -> PageWriter:
         self._descriptor = _open_new(self._path, direct=not self._compress)
-        for _ in range(_NUM_BUFFERS):
-            self._free.put(make_buffer(CHUNK_BYTES))
-        for thread in self._threads:
-            thread.start()
+        for number in range(_NUM_WRITERS):
+            arguments, name = (make_buffer(CHUNK_BYTES),), f"remesh-page-writer-{number}"
+            self._threads.append(threading.Thread(target=self._work, args=arguments, name=name, daemon=True))
+            self._threads[-1].start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *_rest: object) -> None:
-        if kind is None:
-            self._hand_over()
-        for _ in range(_NUM_WRITERS):
-            self._full.put(None)
-        for thread in self._threads:
-            thread.join()
-        try:
-            if kind is None:
-                self._raise_failure()
-        finally:
-            os.close(self._descriptor)
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self._failure = self._failure or error
+        self._end_threads()
+        os.close(self._descriptor)
 
     def save(self, memory: ProcessMemory, pages: PageSet) -> None:
-        """Copy pages out of a process that stands still; before anything else is saved or copied.
+        """Begin to copy pages out of a process, which stands still until `wait_until_read` is over.
 
         A chunk has 512 pages, so never more pieces than the kernel takes in one call.
         """
         offsets = pages.offsets()
         for begin in range(0, offsets[-1], CHUNK_BYTES):
             end = min(begin + CHUNK_BYTES, offsets[-1])
-            memory.read(pieces_between(pages, offsets, begin, end), self._room(end - begin))
-            self._advance(end - begin)
+
+            def read(room: memoryview, begin: int = begin, end: int = end) -> None:
+                memory.read(pieces_between(pages, offsets, begin, end), room)
+
+            self._put(end - begin, read)
 
     def copy(self, data: memoryview) -> None:
         """Take over bytes of whole pages."""
         while data:
-            room = self._room(len(data))
+            if self._buffer is None:
+                self._raise_failure()
+                self._buffer, self._filled = self._take_buffer(), 0
+            room = self._buffer[self._filled : self._filled + len(data)]
             room[:] = data[: len(room)]
             data = data[len(room) :]
-            self._advance(len(room))
+            self._filled += len(room)
+            if self._filled == CHUNK_BYTES:
+                self._hand_over()
 
-    def abandon(self, error: BaseException) -> None:
-        """Write no more; a `save` that goes on elsewhere raises this error."""
-        self._failure = self._failure or error
+    def wait_until_read(self) -> None:
+        """Wait until nothing more is to be read from a process."""
+        with self._turn:
+            self._turn.wait_for(lambda: self._next_turn == self._num_orders)
+        self._raise_failure()
 
-    def chunks(self) -> ChunksState:
-        """What was written, once the context is left."""
+    def finish(self) -> ChunksState:
+        """Wait until everything is written; what that is."""
+        self._hand_over()
+        self._end_threads()
+        self._raise_failure()
         return ChunksState(tuple(self._chunks))
 
-    def _room(self, num_bytes: int) -> memoryview:
-        """Where the next bytes go: as much of ``num_bytes`` as the chunk still has room for."""
-        if self._buffer is None:
-            self._raise_failure()
-            self._buffer, self._filled = self._free.get(), 0
-        return self._buffer[self._filled : self._filled + min(CHUNK_BYTES - self._filled, num_bytes)]
+    def _end_threads(self) -> None:
+        if not self._is_finished:
+            self._is_finished = True
+            for _ in self._threads:
+                self._orders.put(None)
+            for thread in self._threads:
+                thread.join()
 
-    def _advance(self, num_bytes: int) -> None:
-        self._filled += num_bytes
-        if self._filled == CHUNK_BYTES:
-            self._hand_over()
+    def _put(self, num_bytes: int, fill: Callable[[memoryview], None], gathered: memoryview | None = None) -> None:
+        self._orders.put(_Order(self._num_orders, num_bytes, fill, gathered))
+        self._num_orders += 1
+
+    def _take_buffer(self) -> memoryview:
+        if self._num_buffers == _NUM_WRITERS:
+            return self._free.get()
+        self._num_buffers += 1
+        return make_buffer(CHUNK_BYTES)
 
     def _hand_over(self) -> None:
-        if self._buffer is not None and self._filled:
-            self._full.put((self._num_handed_over, self._buffer, self._filled))
-            self._num_handed_over += 1
-            self._buffer = None
+        buffer, self._buffer = self._buffer, None
+        if buffer is not None and self._filled:
+            data = buffer[: self._filled]
+
+            def take(room: memoryview) -> None:
+                room[:] = data
+
+            self._put(len(data), take, buffer)
 
     def _raise_failure(self) -> None:
         if self._failure is not None:
             raise self._failure
 
-    def _write_chunks(self) -> None:
-        while (item := self._full.get()) is not None:
-            number, buffer, count = item
+    def _work(self, buffer: memoryview) -> None:
+        while (order := self._orders.get()) is not None:
             try:
-                self._write_chunk(number, buffer[:count])
+                self._write_chunk(order, buffer[: order.num_bytes])
             except BaseException as error:
                 self._failure = self._failure or error
-            self._free.put(buffer)
+            if order.gathered is not None:
+                self._free.put(order.gathered)
 
-    def _write_chunk(self, number: int, raw: memoryview) -> None:
-        stored, chunk = raw, None
+    def _write_chunk(self, order: _Order, room: memoryview) -> None:
+        stored, chunk = room, None
         try:
             if self._failure is None:
-                stored = memoryview(compress(raw)) if self._compress else raw
-                chunk = Chunk(len(raw), len(stored), crc32(stored))
+                order.fill(room)
+                stored = memoryview(compress(room)) if self._compress else room
+                chunk = Chunk(len(room), len(stored), crc32(stored))
         finally:
-            offset = self._take_turn(number, chunk)
+            offset = self._take_turn(order.number, chunk)
         left = stored if chunk is not None else memoryview(b"")
         while left:
             count = _write_some(self._descriptor, left, offset)

@@ -6,6 +6,7 @@ Paths of mapped and open files are as the process sees them. Source: proc(5).
 from __future__ import annotations
 
 import enum
+import functools
 import re
 from dataclasses import dataclass
 from typing import Final
@@ -47,16 +48,20 @@ class Area:
 
     @property
     def kind(self) -> AreaKind:
-        shared = self.protection.endswith("s")
-        if self.path in SPECIAL_AREAS:
-            return AreaKind.SPECIAL
-        if not self.path or (self.path.startswith("[") and not shared):
-            return AreaKind.FOREIGN if shared else AreaKind.ANONYMOUS
-        if not self.path.startswith("/") or self.path.startswith(("/dev/", "/SYSV", "/memfd:", "/anon_hugepage")):
-            return AreaKind.FOREIGN
-        if self.path.endswith(_DELETED):
-            return AreaKind.FOREIGN if shared else AreaKind.LOST_FILE
-        return AreaKind.SHARED_FILE if shared else AreaKind.PRIVATE_FILE
+        return _kind_of(self.path, self.protection.endswith("s"))
+
+
+@functools.lru_cache(4096)  # asked ten times for each of hundreds of areas while a process stands still
+def _kind_of(path: str, shared: bool) -> AreaKind:
+    if path in SPECIAL_AREAS:
+        return AreaKind.SPECIAL
+    if not path or (path.startswith("[") and not shared):
+        return AreaKind.FOREIGN if shared else AreaKind.ANONYMOUS
+    if not path.startswith("/") or path.startswith(("/dev/", "/SYSV", "/memfd:", "/anon_hugepage")):
+        return AreaKind.FOREIGN
+    if path.endswith(_DELETED):
+        return AreaKind.FOREIGN if shared else AreaKind.LOST_FILE
+    return AreaKind.SHARED_FILE if shared else AreaKind.PRIVATE_FILE
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ Paths of mapped and open files are as the process sees them; `seen_from_here` le
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 
@@ -52,8 +53,11 @@ def read_descriptors(pid: int) -> list[Descriptor]:
 
 def children_of(pid: int) -> list[int]:
     """Ids of its child processes, of all its threads."""
-    lists = (Path(f"/proc/{pid}/task/{tid}/children").read_text() for tid in thread_ids(pid))
-    return [int(child) for text in lists for child in text.split()]
+    children: list[int] = []
+    for tid in thread_ids(pid):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # this thread ended just now
+            children += map(int, Path(f"/proc/{pid}/task/{tid}/children").read_text().split())
+    return children
 
 
 def seen_from_here(pid: int, path: str) -> str:

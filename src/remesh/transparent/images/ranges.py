@@ -40,7 +40,7 @@ class PageSet:
 
     @classmethod
     def chain(cls, sets: Iterable[PageSet]) -> Self:
-        """The pages of sets that lie one behind the other."""
+        """The pages of sets, in this order; those that lie one behind the other make a set again."""
         chained = cls(array.array("Q"), array.array("Q"))
         for each in sets:
             chained.starts.extend(each.starts)

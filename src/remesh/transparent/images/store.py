@@ -29,6 +29,14 @@ class Origin:
     machine: Machine
 
 
+@dataclass(frozen=True, slots=True)
+class Completed:
+    """An image that is on the disk."""
+
+    num_bytes: int  # of all its files
+    sha256: str  # of its header, which stands for the whole image
+
+
 class ImageFolder:
     """A new folder that becomes an image; a context manager that removes it when something fails.
 
@@ -54,8 +62,8 @@ class ImageFolder:
         data = content if isinstance(content, bytes) else _json_bytes(content)
         self._written[name] = self._flushers.submit(_write_file, self.path / name, data)
 
-    def complete(self, origin: Origin, chunks: ChunksState) -> int:
-        """Write the index of the chunks, whose file is there, and the header; the length of all files of the image."""
+    def complete(self, origin: Origin, chunks: ChunksState) -> Completed:
+        """Write the index of the chunks, whose file is there, and the header."""
         pages_file = self._flushers.submit(flush, self.path / image_format.PAGES_FILE)
         self.put(image_format.CHUNKS_FILE, chunks)
         stored = {name: future.result() for name, future in self._written.items()}
@@ -73,7 +81,7 @@ class ImageFolder:
         sealed = Seal(inside.decode(), hashlib.sha256(inside).hexdigest())
         last = _write_file(self.path / image_format.HEADER_FILE, _json_bytes(sealed))
         flush(self.path)
-        return last.num_bytes + sum(file.num_bytes for file in stored.values())
+        return Completed(last.num_bytes + sum(file.num_bytes for file in stored.values()), last.sha256)
 
 
 def make_folder(directory: Path) -> None:

@@ -5,7 +5,8 @@
 2. Every area of anonymous memory is registered, and the pages that are there are write-protected: the *mark*. The first
    write to such a page costs the program half a microsecond and takes the mark off; no fault is ever delivered.
 3. At the next image the pages without a mark are the written ones. Areas mapped since have no marks: saved in full.
-4. Once that image stands, the pages without a mark get one, by the same scan that finds them.
+4. Once its pages have been read, those without a mark get one, by the same scan that finds them; while the last ones
+   are written. If that image fails after all, the next one is full.
 
 Pages that are not there get no mark: the kernel would show it as a page in swap. Changed pages of file mappings are
 not tracked, since dropping one (madvise) would leave such a mark behind; they are few, and saved each time.
@@ -29,7 +30,7 @@ from remesh.transparent.images.frozen import Frozen
 from remesh.transparent.images.layers import Layer
 from remesh.transparent.images.linux import system_call
 from remesh.transparent.images.memory import PageMap
-from remesh.transparent.images.proc_text import Area, AreaKind
+from remesh.transparent.images.proc_text import AreaKind
 from remesh.transparent.images.procfs import read_stat
 
 _UFFDIO_API: Final = 0xC018AA3F
@@ -57,7 +58,7 @@ class _Tracking:
     """What is known of a process whose pages are tracked."""
 
     descriptor: int  # our copy of its userfaultfd
-    basis: Basis
+    basis: Basis | None  # None while the image that the marks are relative to is not complete
 
 
 _TRACKED: Final[dict[tuple[int, str], _Tracking]] = {}
@@ -67,19 +68,22 @@ _TRACKED: Final[dict[tuple[int, str], _Tracking]] = {}
 def basis_of(pid: int, sha256: str) -> Basis | None:
     """What the marks of a process are relative to, if that is the image whose header has this digest."""
     tracking = _TRACKED.get(_key(pid))
-    return tracking.basis if tracking is not None and tracking.basis.sha256 == sha256 else None
+    basis = None if tracking is None else tracking.basis
+    return basis if basis is not None and basis.sha256 == sha256 else None
 
 
-def set_marks(frozen: Frozen, basis: Basis, areas: list[Area]) -> str:
-    """Mark the pages of a frozen process as unwritten since an image that has just been taken of it.
+def set_marks(frozen: Frozen) -> str:
+    """Mark the pages of a frozen process, all of which have been read, as unwritten from now on.
 
-    Returns why that is not possible on this machine, or "" when it was done.
+    The marks are relative to no image until `keep_basis` names one: if that does not come to be, the next is a full
+    one. Returns why that is not possible on this machine, or "" when it was done.
     """
     key = _key(frozen.pid)
     try:
         descriptor = _TRACKED[key].descriptor if key in _TRACKED else _make_descriptor(frozen)
+        _TRACKED[key] = _Tracking(descriptor, None)
         with PageMap(frozen.pid) as pages:
-            for area in areas:
+            for area in frozen.areas:
                 if area.kind is AreaKind.ANONYMOUS:
                     register = struct.pack("<4Q", area.start, area.num_bytes, _REGISTER_WP, 0)
                     fcntl.ioctl(descriptor, _UFFDIO_REGISTER, bytearray(register))
@@ -87,8 +91,13 @@ def set_marks(frozen: Frozen, basis: Basis, areas: list[Area]) -> str:
     except OSError as error:
         forget(frozen.pid)
         return f"changed pages cannot be tracked here: {error.strerror}; Linux 6.7 with userfaultfd is needed"
-    _TRACKED[key] = _Tracking(descriptor, basis)
     return ""
+
+
+def keep_basis(pid: int, basis: Basis) -> None:
+    """The image that the marks of a process are relative to is complete."""
+    key = _key(pid)
+    _TRACKED[key] = _Tracking(_TRACKED[key].descriptor, basis)
 
 
 def forget(pid: int) -> None:
