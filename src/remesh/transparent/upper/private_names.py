@@ -52,17 +52,15 @@ def commctx_inter(comm: Intercomm) -> tuple[Intercomm, int, Intracomm, bool]:
 
 
 def typecode(datatype: Datatype) -> str | None:
-    """Type string of a predefined datatype, None if it has none."""
+    """Character or type string of a predefined datatype, None if it has none."""
     basic = datatype._type.basic if datatype else None
-    return f"{basic.kind}{basic.size}" if basic is not None and basic.char and basic.kind != "P" else None
+    return None if basic is None else basic.code
 
 
 def typealign(datatype: Datatype) -> int | None:
     """Alignment of a predefined datatype, bytes."""
     basic = datatype._type.basic if datatype else None
-    if basic is None:
-        return None
-    return basic.size // 2 if basic.kind == "c" else min(basic.size, 16)
+    return None if basic is None else basic.alignment
 
 
 def set_abort_status(status: int | str | None) -> None:
