@@ -140,7 +140,30 @@ class _Partitions(Work):
         time.sleep(timeout_s)
 
 
-class PointToPoint:
+class WithBuffer:
+    """Mixin for handles with memory for buffered sends: not needed, kept for programs that ask for it back."""
+
+    __slots__ = ()
+    _content: Any
+
+    def Attach_buffer(self, buf: Any) -> None:
+        self._content.buffer = attached(buf)
+
+    def Detach_buffer(self) -> Any:
+        self.Flush_buffer()
+        buffer, self._content.buffer = self._content.buffer, None
+        return buffer
+
+    def Flush_buffer(self) -> None:
+        _ = self._content
+        wait_for_buffered()
+
+    def Iflush_buffer(self) -> Request:
+        self.Flush_buffer()
+        return Request._wrap(Work([]))
+
+
+class PointToPoint(WithBuffer):
     """Mixin of Comm: everything with one peer."""
 
     __slots__ = ()
@@ -281,23 +304,6 @@ class PointToPoint:
 
     def Improbe(self, source: int = k.ANY_SOURCE, tag: int = k.ANY_TAG, status: Status | None = None) -> Message | None:
         return Message.Iprobe(self, source, tag, status)
-
-    # Buffers of buffered sends: not needed, kept for programs that ask for them back.
-
-    def Attach_buffer(self, buf: Any) -> None:
-        self._members.buffer = attached(buf)
-
-    def Detach_buffer(self) -> Any:
-        wait_for_buffered()
-        buffer, self._members.buffer = self._members.buffer, None
-        return buffer
-
-    def Flush_buffer(self) -> None:
-        wait_for_buffered()
-
-    def Iflush_buffer(self) -> Request:
-        wait_for_buffered()
-        return Request._wrap(Work([]))
 
 
 class _Pair(Work):
