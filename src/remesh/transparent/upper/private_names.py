@@ -11,8 +11,10 @@ from typing import Any
 from remesh.transparent.upper import environment
 from remesh.transparent.upper.comm import Comm, Intracomm
 from remesh.transparent.upper.datatype import Datatype
+from remesh.transparent.upper.handles import Handle
 from remesh.transparent.upper.intercomm import Intercomm
 from remesh.transparent.upper.membership import Members
+from remesh.transparent.upper.status import Status
 
 _TWIN = 1 << 61
 """Set in the number of a communicator under which its private twin sends."""
@@ -68,6 +70,15 @@ def set_abort_status(status: int | str | None) -> None:
     environment.abort_status = status if isinstance(status, int) else 0 if status is None else 1
 
 
+def handle_of(thing: Handle | Status) -> int:
+    """A number for an object, good in this process."""
+    if isinstance(thing, Status):
+        return id(thing)
+    if not isinstance(thing, Handle):
+        raise TypeError(f"expecting an MPI object, got {type(thing).__name__}")
+    return thing.toint()
+
+
 NAMES = {
     "_set_abort_status": set_abort_status,
     "_comm_lock": comm_lock,
@@ -76,5 +87,5 @@ NAMES = {
     "_commctx_inter": commctx_inter,
     "_typecode": typecode,
     "_typealign": typealign,
-    "_handleof": lambda thing: thing.toint(),
+    "_handleof": handle_of,
 }

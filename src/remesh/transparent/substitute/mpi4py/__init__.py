@@ -39,10 +39,13 @@ class Rc:
     def __init__(self, **named: Any) -> None:
         self(**named)
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        if not hasattr(self, name):
+            raise TypeError(f"there is no option {name!r}")
+        super().__setattr__(name, value)
+
     def __call__(self, **named: Any) -> None:
         for key, value in named.items():
-            if not hasattr(self, key):
-                raise TypeError(f"unexpected argument {key!r}")
             setattr(self, key, value)
 
     def __repr__(self) -> str:
