@@ -60,6 +60,18 @@ def test_the_smaller_index_wins_among_equals() -> None:
     assert np.frombuffer(folded, pair).tolist() == [(2.0, 3), (0.5, 1)]
 
 
+@pytest.mark.parametrize(("name", "works"), [("BXOR", True), ("SUM", False), ("LAND", False)])
+def test_bytes_have_bits_and_no_value(name: str, works: bool) -> None:
+    # What has no datatype, such as a tensor of bfloat16, is sent as bytes: a sum of them would be none.
+    message = [bytearray(b"ab"), PREDEFINED["BYTE"]]
+    if works:
+        OPS[name].Reduce_local(message, [bytearray(2), PREDEFINED["BYTE"]])
+    else:
+        with pytest.raises(RuntimeError, match="not defined for BYTE"):
+            OPS[name].Reduce_local(message, [bytearray(2), PREDEFINED["BYTE"]])
+        assert OPS[name]._real(PREDEFINED["UNSIGNED_CHAR"]) is not None
+
+
 def test_types_come_from_the_buffer() -> None:
     array = np.zeros((2, 3), dtype=np.complex128)
     spec = parse(array)

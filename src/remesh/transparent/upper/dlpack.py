@@ -60,7 +60,7 @@ def is_of_host(tensor: Any) -> bool:
 
 def tensor_view(tensor: Any) -> tuple[memoryview, str | None]:
     """The bytes of a contiguous tensor, and the format of its elements, None for bytes. The view keeps them alive."""
-    kind, _ = map(operator.index, _pair(tensor.__dlpack_device__()))
+    kind, _ = map(operator.index, tensor.__dlpack_device__())
     # A stream of -1: what runs on the device is for the program to wait for.
     stream = {} if kind == _CPU else {"stream": -1}
     try:
@@ -78,11 +78,6 @@ def tensor_view(tensor: Any) -> tuple[memoryview, str | None]:
     at = (told.data or 0) + told.byte_offset
     view = memory_at(at, num_bytes, capsule) if kind == _CPU else device_memory_at(at, num_bytes, capsule)
     return (view.toreadonly() if is_read_only else view), form
-
-
-def _pair(device: Any) -> tuple[Any, Any]:
-    kind, number = device
-    return kind, number
 
 
 def _checked_shape(told: _Tensor) -> list[int]:

@@ -145,7 +145,7 @@ def _allowed(name: str, leaf: Basic) -> bool:
     if name in ("REPLACE", "NO_OP"):
         return True
     if leaf.name == "BYTE":
-        return name.startswith(("B", "L")) or name in ("SUM", "PROD", "MIN", "MAX")
+        return name.startswith("B")
     groups = {"S": "iuf", "P": "iuf", "M": "iuf", "L": "iub", "B": "iub"}
     return leaf.kind in groups[name[0]] or (leaf.kind == "c" and name in ("SUM", "PROD"))
 

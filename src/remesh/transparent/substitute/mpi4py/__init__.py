@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +68,8 @@ def get_config() -> dict[str, str]:
 
 
 def profile(name: str, *, path: Any = None) -> None:
-    """No profiler."""
+    """Nothing but a warning: a profiler would have to stand between the program and an MPI library."""
+    warnings.warn(f"mpi4py.profile: {name!r} is not loaded, as the program has no MPI library", stacklevel=2)
 
 
 def _real_folder() -> str | None:
