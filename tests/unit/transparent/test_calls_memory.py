@@ -12,6 +12,7 @@ import pytest
 from remesh.transparent.native import NATIVE, TWIN
 from remesh.transparent.upper import constants as k
 from remesh.transparent.upper.datatype import DATATYPE_NULL, PREDEFINED, Datatype
+from remesh.transparent.upper.environment import Get_abi_fortran_info, Get_abi_info
 from remesh.transparent.upper.handles import name_predefined
 from remesh.transparent.upper.memory import Alloc_mem, Free_mem, attached, buffer
 from remesh.transparent.upper.pickles import Pickle
@@ -134,6 +135,8 @@ def test_large_parts_of_a_pickle_are_buffers_and_come_back() -> None:
         ("LONG_DOUBLE", "g", "f16", "g", 16),
         ("COMPLEX8", "c8", "c8", "F", 4),
         ("LOGICAL", "i", "i4", "i", 4),
+        ("LOGICAL16", "i16", "i16", "V", 16),
+        ("COMPLEX4", "c4", "c4", "E", 2),
     ],
 )
 def test_a_datatype_has_the_codes_that_mpi4py_gives_it(
@@ -145,10 +148,17 @@ def test_a_datatype_has_the_codes_that_mpi4py_gives_it(
     assert Datatype.fromcode(code).typestr == typestr
 
 
-@pytest.mark.parametrize("code", ["<i4", "V", "O", "", "E"])
+@pytest.mark.parametrize("code", ["<i4", "V", "O", "", "b2"])
 def test_a_code_that_mpi4py_does_not_know_is_none(code: str) -> None:
     with pytest.raises(ValueError, match="cannot map code"):
         Datatype.fromcode(code)
+
+
+def test_sizes_of_datatypes_are_told_by_their_names() -> None:
+    assert dict(Get_abi_info().items())["mpi_aint_size"] == "8"
+    told = dict(Get_abi_fortran_info().items())
+    assert told["mpi_double_precision_size"] == "8"
+    assert told["mpi_real16_supported"] == told["mpi_double_complex_supported"] == "true"
 
 
 def test_a_type_of_fortran_is_one_object_for_its_parameters() -> None:

@@ -39,7 +39,7 @@ class Basic:
         """Bytes that C places it at multiples of."""
         if self.kind == "P":
             return max(4, BASIC[self.name.removesuffix("_INT")].alignment)
-        return self.size // 2 if self.kind == "c" else self.size
+        return self.size // 2 if self.kind == "c" or self.char == "E" else self.size
 
 
 _TYPESTR_OF_CHAR: Final = {"c": "S1", "U": "U1", "B": "u1"}
@@ -59,7 +59,7 @@ def _rows() -> list[Basic]:
     CHARACTER 1 S c; LOGICAL 4 i i; INTEGER 4 i i; REAL 4 f f; DOUBLE_PRECISION 8 f d; COMPLEX 8 c F;
     DOUBLE_COMPLEX 16 c D; LOGICAL1 1 b ?; LOGICAL2 2 i h; LOGICAL4 4 i i; LOGICAL8 8 i l; LOGICAL16 16 V -;
     INTEGER1 1 i b; INTEGER2 2 i h; INTEGER4 4 i i; INTEGER8 8 i l; INTEGER16 16 V -; REAL2 2 f e;
-    REAL4 4 f f; REAL8 8 f d; REAL16 16 f g; COMPLEX4 4 V -; COMPLEX8 8 c F; COMPLEX16 16 c D;
+    REAL4 4 f f; REAL8 8 f d; REAL16 16 f g; COMPLEX4 4 V E; COMPLEX8 8 c F; COMPLEX16 16 c D;
     COMPLEX32 32 c G;
     """
     rows = []
@@ -121,13 +121,13 @@ _CHARS: Final = """
 ? C_BOOL  b SIGNED_CHAR  h SHORT  i INT  l LONG  q LONG_LONG  n COUNT  p AINT
 B UNSIGNED_CHAR  H UNSIGNED_SHORT  I UNSIGNED  L UNSIGNED_LONG  Q UNSIGNED_LONG_LONG  N UNSIGNED_LONG  P UNSIGNED_LONG
 e FLOAT16_T  f FLOAT  d DOUBLE  g LONG_DOUBLE  c CHAR  S CHAR  s CHAR  U WCHAR  w WCHAR  u UINT16_T
-F C_FLOAT_COMPLEX  D C_DOUBLE_COMPLEX  G C_LONG_DOUBLE_COMPLEX
+E COMPLEX4  F C_FLOAT_COMPLEX  D C_DOUBLE_COMPLEX  G C_LONG_DOUBLE_COMPLEX
 """
 _TYPESTRS: Final = """
 b1 C_BOOL  S1 CHAR  U1 WCHAR  i1 INT8_T  i2 INT16_T  i4 INT32_T  i8 INT64_T  u1 UINT8_T  u2 UINT16_T  u4 UINT32_T
-u8 UINT64_T  f2 FLOAT16_T  f4 FLOAT  f8 DOUBLE  f16 LONG_DOUBLE
-c8 C_FLOAT_COMPLEX  c16 C_DOUBLE_COMPLEX  c32 C_LONG_DOUBLE_COMPLEX
-Zf C_FLOAT_COMPLEX  Zd C_DOUBLE_COMPLEX  Zg C_LONG_DOUBLE_COMPLEX
+u8 UINT64_T  i16 INTEGER16  f2 FLOAT16_T  f4 FLOAT  f8 DOUBLE  f16 LONG_DOUBLE
+c4 COMPLEX4  c8 C_FLOAT_COMPLEX  c16 C_DOUBLE_COMPLEX  c32 C_LONG_DOUBLE_COMPLEX
+Ze COMPLEX4  Zf C_FLOAT_COMPLEX  Zd C_DOUBLE_COMPLEX  Zg C_LONG_DOUBLE_COMPLEX
 """
 _CODES: Final = dict(zip(*[iter((_CHARS + _TYPESTRS).split())] * 2, strict=True))
 """A character of ``struct``, of buffers or of NumPy, or NumPy's type string without byte order -> name."""

@@ -183,8 +183,9 @@ class Comm(PointToPoint, Objects, WithErrhandler, WithAttributes, Handle):
 
     # Faults: a rank that dies ends the job, so no survivor ever asks these in vain.
 
-    def Revoke(self) -> None:
-        raise NotImplementedError("MPI.Comm.Revoke: a job whose rank dies is restarted from its last checkpoint")
+    def Revoke(self, *args: Any, **named: Any) -> Any:
+        calls = "Revoke, Shrink, Ishrink, Agree, Iagree"
+        raise NotImplementedError(f"MPI.Comm.{calls}: a job whose rank dies is restarted from its last checkpoint")
 
     Shrink = Ishrink = Agree = Iagree = Revoke
 
