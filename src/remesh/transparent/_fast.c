@@ -198,6 +198,8 @@ static struct PyModuleDef definition = {
 
 PyMODINIT_FUNC PyInit__fast(void) {
     PyObject *module = PyModule_Create(&definition);
-    if (module != NULL && (add_records(module) || add_port(module) || add_engine(module) || add_arena(module))) Py_CLEAR(module);
+    if (module == NULL) return NULL;
+    if (add_records(module) || add_port(module) || add_engine(module) || add_arena(module) || add_exporter(module))
+        Py_CLEAR(module);
     return module;
 }

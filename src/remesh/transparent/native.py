@@ -181,6 +181,7 @@ class Port:
 TWIN = SimpleNamespace(
     Port=Port,
     Engine=None,
+    Exporter=object,
     call=call,
     answer=answer,
     pending=pending,

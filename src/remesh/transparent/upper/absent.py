@@ -1,4 +1,4 @@
-"""What is not carried over checkpoints: windows, parallel files, sessions. Each says so by the call's name."""
+"""What is not carried over checkpoints: windows, parallel files. Each says so by the call's name."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _refusing(cls: type, names: str, why: str) -> None:
 
 
 _CONSTRUCTORS = frozenset(
-    ("Create", "Allocate", "Allocate_shared", "Create_dynamic", "Open", "Delete", "Init", "Create_keyval")
+    ("Create", "Allocate", "Allocate_shared", "Create_dynamic", "Open", "Delete", "Create_keyval")
 )
 
 
@@ -36,12 +36,6 @@ class Win(Handle):
 
 class File(Handle):
     """Parallel files of the MPI library."""
-
-    __slots__ = ()
-
-
-class Session(Handle):
-    """Sessions of the MPI library."""
 
     __slots__ = ()
 
@@ -80,13 +74,7 @@ _refusing(
     Set_errhandler Create_errhandler Call_errhandler""",
     _FILES,
 )
-_refusing(
-    Session,
-    """Init Finalize Get_num_psets Get_nth_pset Get_info Get_pset_info Create_group Get_errhandler Set_errhandler
-    Create_errhandler Call_errhandler Attach_buffer Detach_buffer Flush_buffer Iflush_buffer""",
-    "sessions are not carried over checkpoints; use COMM_WORLD",
-)
-WIN_NULL, FILE_NULL, SESSION_NULL = Win(), File(), Session()
+WIN_NULL, FILE_NULL = Win(), File()
 
 
 def _absent_function(name: str, why: str) -> Any:

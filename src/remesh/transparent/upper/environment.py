@@ -9,9 +9,11 @@ from typing import Any
 
 from remesh.transparent.calls.table import BY_NAME
 from remesh.transparent.upper import constants as k
+from remesh.transparent.upper.basic_types import BASIC
 from remesh.transparent.upper.buffers import BUFFER_AUTOMATIC
 from remesh.transparent.upper.info import Info
 from remesh.transparent.upper.link import link
+from remesh.transparent.upper.memory import attached
 from remesh.transparent.upper.point_to_point import wait_for_buffered
 from remesh.transparent.upper.request import Request, Work
 from remesh.transparent.upper.topologies import balanced_dims
@@ -76,12 +78,21 @@ def Get_abi_version() -> tuple[int, int]:
     return -1, -1
 
 
+def _sizes(*names: str) -> dict[str, str]:
+    return {f"mpi_{name.lower()}_size": str(BASIC[name].size) for name in names}
+
+
 def Get_abi_info() -> Info:
-    """There is no binary interface."""
-    return Info.Create()
+    """Sizes of integers that hold addresses. There is no binary interface otherwise. Source: MPI 5.0, chapter 20."""
+    return Info.Create(_sizes("AINT", "COUNT", "OFFSET"))
 
 
-Get_abi_fortran_info = Get_abi_info
+def Get_abi_fortran_info() -> Info:
+    """Sizes of Fortran's types, and which of those named by their size there are."""
+    stems = ("LOGICAL", "INTEGER", "REAL", "COMPLEX")
+    sized = [name for name in BASIC if name.startswith(stems) and name[-1].isdigit()]
+    supported = {f"mpi_{name.lower()}_supported": "true" for name in (*sized, "DOUBLE_COMPLEX")}
+    return Info.Create(_sizes("LOGICAL", "INTEGER", "REAL", "DOUBLE_PRECISION") | supported)
 
 
 def Get_library_version() -> str:
@@ -126,7 +137,7 @@ def Compute_dims(nnodes: int, dims: Any) -> list[int]:
 
 def Attach_buffer(buf: Any) -> None:
     """Buffered sends need no buffer of the program's."""
-    _attached.append(buf)
+    _attached.append(attached(buf))
 
 
 def Detach_buffer() -> Any:

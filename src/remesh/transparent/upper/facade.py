@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from typing import Any
 
-from remesh.transparent.upper import absent, constants, environment, errors, memory, private_names
+from remesh.transparent.upper import absent, constants, environment, errors, memory, private_names, session
 from remesh.transparent.upper.buffers import (
     BOTTOM,
     BUFFER_AUTOMATIC,
@@ -30,7 +30,7 @@ from remesh.transparent.upper.topology import Cartcomm, Distgraphcomm, Graphcomm
 _CLASSES = (
     *(Comm, Intracomm, Intercomm, Topocomm, Cartcomm, Graphcomm, Distgraphcomm, Group, Info, Datatype, Op, Status),
     *(Request, Prequest, Grequest, Message, Pickle, BottomType, InPlaceType, BufferAutomaticType, errors.Errhandler),
-    *(absent.Win, absent.File, absent.Session, errors.Exception),
+    *(absent.Win, absent.File, session.Session, errors.Exception),
 )
 _ENVIRONMENT = (
     *("Init", "Init_thread", "Query_thread", "Is_thread_main", "Is_initialized", "Finalize", "Is_finalized"),
@@ -76,7 +76,7 @@ def names() -> dict[str, Any]:
         **{name: getattr(errors, name) for name in ("ERRORS_RETURN", "ERRORS_ABORT", "ERRORS_ARE_FATAL")},
         "WIN_NULL": absent.WIN_NULL,
         "FILE_NULL": absent.FILE_NULL,
-        "SESSION_NULL": absent.SESSION_NULL,
+        "SESSION_NULL": session.SESSION_NULL,
         "Aint_add": Aint_add,
         "Aint_diff": Aint_diff,
         "Get_address": Get_address,
