@@ -110,7 +110,8 @@ static int can_wait(Engine *e, const Request *request) {
 static int is_expecting(Engine *e) {
     PyObject *key, *value;
     Py_ssize_t position = 0;
-    if (e->num_running || e->num_sending || e->num_streams) return 1;
+    /* Who has a window may be asked at any time. */
+    if (e->num_running || e->num_sending || e->num_streams || PyDict_Size(e->windows) > 0) return 1;
     while (PyDict_Next(e->by_number, &position, &key, &value))
         if (!((Request *)value)->done && !can_wait(e, (Request *)value)) return 1;
     return 0;
@@ -447,6 +448,7 @@ static PyObject *engine_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
     e->requests = object(setup, "requests");
     e->entered = object(setup, "entered");
     e->reals = object(setup, "reals");
+    e->windows = object(setup, "windows");
     e->on_message = object(setup, "on_message");
     e->on_match = object(setup, "on_match");
     e->on_refused = object(setup, "on_refused");
@@ -482,8 +484,8 @@ static PyObject *engine_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
 }
 
 static PyObject **references(Engine *e, int which) {
-    PyObject **all[] = {&e->by_number, &e->posted, &e->arrived, &e->requests, &e->entered, &e->reals, &e->on_message,
-                        &e->on_match, &e->on_refused, &e->serve, &e->tell, &e->tell_wait, &e->word_send, &e->word_receive,
+    PyObject **all[] = {&e->by_number, &e->posted, &e->arrived, &e->requests, &e->entered, &e->reals, &e->windows,
+                        &e->on_message, &e->on_match, &e->on_refused, &e->serve, &e->tell, &e->tell_wait, &e->word_send, &e->word_receive,
                         &e->word_collective};
     return which < (int)(sizeof all / sizeof *all) ? all[which] : NULL;
 }

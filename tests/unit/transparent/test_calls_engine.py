@@ -61,6 +61,7 @@ class _Half:
         self.seen: list[tuple[Any, ...]] = []
         self.requests, self.matching = Requests(Request), Matching()
         self.entered: dict[int, int] = {}
+        self.windows: dict[int, Any] = {}
         self._frame, self._handle = bytearray(_FRAME_BYTES), ctypes.c_uint64(99)
         self._barriers_open = False
         self._keep = (
@@ -77,7 +78,7 @@ class _Half:
                 base=self.lower.base, functions=(isend, test, start, barrier, *[0] * 9, irecv), comm=1, byte=2, ops=(),
                 types=(), extents=(), rank=rank, size=2, frame_request=ctypes.addressof(self._handle),
                 frame=NATIVE.address_of(self._frame), by_number=self.requests.by_number, posted=posted, arrived=arrived,
-                requests=self.requests, entered=self.entered, reals={0: (1, 0, 2)},
+                requests=self.requests, entered=self.entered, reals={0: (1, 0, 2)}, windows=self.windows,
                 on_message=lambda *message: self.seen.append(message), on_match=lambda *match: self.seen.append(match),
                 on_refused=lambda *refused: self.seen.append(refused), neighbours=bytes([near] * 2),
                 piece_bytes=1 << 17, arena_start=arena[0], arena_bytes=arena[1],
