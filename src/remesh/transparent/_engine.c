@@ -195,11 +195,21 @@ static void rest(Engine *e, int is_waiting, int expecting, int64_t deadline_us) 
 
 /* ---- the type ---- */
 
+/* How long there was nothing to do. Long ones are remembered for a while: short ones come in between, with replies. */
+static void note_gap(Engine *e) {
+    if (e->lower_spin && e->idle_since_us) {
+        int64_t gap = now_us() - e->idle_since_us;
+        e->gap_us = gap > e->gap_us ? gap : e->gap_us - (e->gap_us - gap) / 8;
+    }
+    e->idle_since_us = 0;
+}
+
 /* step(news): one pass; whether there was anything to do. ``news``: Python has completed a request. */
 static PyObject *engine_step(PyObject *self, PyObject *news) {
     Engine *e = (Engine *)self;
     if (PyObject_IsTrue(news)) e->recheck = 1;
     int progress = pass(e);
+    if (progress > 0) note_gap(e);
     return progress < 0 ? NULL : PyBool_FromLong(progress);
 }
 
@@ -214,22 +224,14 @@ static int take_watched(Engine *e, PyObject *addresses) {
     return PyErr_Occurred() ? -1 : 0;
 }
 
-/* How long there was nothing to do. Long ones are remembered for a while: short ones come in between, with replies. */
-static void note_gap(Engine *e) {
-    if (e->lower_spin == 0 || e->idle_since_us == 0) return;
-    int64_t gap = now_us() - e->idle_since_us;
-    e->gap_us = gap > e->gap_us ? gap : e->gap_us - (e->gap_us - gap) / 8;
-}
-
 /* Pass and rest until there is something for Python: 1, or not in time: 0, or -1 with an exception. */
 static int run_until(Engine *e, int64_t deadline_us, int python_waits) {
     for (int fruitful = 0; !atomic_load(&e->woken);) {
         int progress = pass(e);
         if (progress < 0) return -1;
+        if (progress) note_gap(e);
         if (e->attention || (progress && python_waits)) return 1;
         if (progress) {
-            note_gap(e);
-            e->idle_since_us = 0;
             /* A program that polls always has a next request: the time must end this, too. */
             if ((++fruitful & 63) == 0 && now_us() >= deadline_us) break;
             continue;
