@@ -290,6 +290,7 @@ class LowerHalf:
             "receives without a message": len(transfers.matching.posted),
             "transfers not begun": len(transfers.owed),
             "requests open": len(self._requests.by_number),
+            "locks waited for": sum(len(window.locks.waiting) for window in self._windows.windows.values()),
         }
         return {kind: count for kind, count in counts.items() if count}
 

@@ -6,7 +6,6 @@ half knows a window's number, base and memory, and serves the others' accesses w
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable
 from typing import Any, Self
 
@@ -31,6 +30,7 @@ from remesh.transparent.upper.handles import Handle
 from remesh.transparent.upper.info import INFO_NULL, Info
 from remesh.transparent.upper.link import link
 from remesh.transparent.upper.membership import make
+from remesh.transparent.upper.memory import nothing, offer
 from remesh.transparent.upper.objects import allgather
 from remesh.transparent.upper.views import byte_view
 
@@ -38,7 +38,7 @@ _MAKE, _FREE = BY_NAME["make_window"], BY_NAME["free_window"]
 _ATTACH, _DETACH = BY_NAME["attach_memory"], BY_NAME["detach_memory"]
 
 
-class Win(Epochs, Accesses, WithAttributes, Handle):
+class Win(Epochs, Accesses, WithAttributes, Handle, NATIVE.Exporter):  # type: ignore[misc]  # a class by all means
     """Memory of all ranks of a communicator that each of them may access."""
 
     __slots__ = ()
@@ -72,8 +72,8 @@ class Win(Epochs, Accesses, WithAttributes, Handle):
 
     @classmethod
     def Create(cls, memory: Any, disp_unit: int = 1, info: Info = INFO_NULL, comm: Any = None) -> Self:
-        nothing = memory is None or isinstance(memory, BottomType)
-        view = memoryview(b"") if nothing else byte_view(memory)[0]
+        is_nothing = memory is None or isinstance(memory, BottomType)
+        view = nothing() if is_nothing else byte_view(memory)[0]
         if len(view) and view.readonly:
             raise BufferError("Create: the window's memory is read-only")
         return cls._make(k.WIN_FLAVOR_CREATE, view, disp_unit, info, comm)
@@ -93,7 +93,7 @@ class Win(Epochs, Accesses, WithAttributes, Handle):
 
     @classmethod
     def Create_dynamic(cls, info: Info = INFO_NULL, comm: Any = None) -> Self:
-        return cls._make(k.WIN_FLAVOR_DYNAMIC, memoryview(b""), 1, info, comm)
+        return cls._make(k.WIN_FLAVOR_DYNAMIC, nothing(), 1, info, comm)
 
     def _dynamic(self, call: str) -> Window:
         window = self._window
@@ -125,14 +125,14 @@ class Win(Epochs, Accesses, WithAttributes, Handle):
             raise failure("ERR_RMA_ATTACH", f"Detach: nothing at {address:#x} is attached")
         link().ask(_DETACH, (window.members.number, address))
 
-    def Shared_query(self, rank: int) -> tuple[memoryview, int]:
+    def Shared_query(self, rank: int) -> tuple[Any, int]:
         """The memory of a rank as far as this process has it itself: its own; nothing of another's."""
         window = self._window
         if window.flavor == k.WIN_FLAVOR_DYNAMIC:
             raise failure("ERR_RMA_FLAVOR", "Shared_query: the window was made by Create_dynamic")
         wanted = 0 if rank == k.PROC_NULL else self._rank(rank)
         is_own = wanted == window.members.rank
-        return (window.memory if is_own else _no_memory()), window.units[wanted]
+        return offer(window.memory if is_own else nothing(), self), window.units[wanted]
 
     def Free(self) -> None:
         window = self._window
@@ -145,12 +145,12 @@ class Win(Epochs, Accesses, WithAttributes, Handle):
 
     # Its memory.
 
-    def tomemory(self) -> memoryview:
-        """The memory that this rank gives."""
-        window = self._window
-        return window.memory if len(window.memory) else _no_memory()
+    def tomemory(self) -> Any:
+        """The memory that this rank gives, as an MPI.buffer."""
+        return offer(self._offered(), self)
 
-    __buffer__ = lambda self, flags: self.tomemory()  # noqa: E731 - from Python 3.12 on
+    def _offered(self) -> memoryview:
+        return self._window.memory
 
     @property
     def attrs(self) -> tuple[int, int, int]:
@@ -226,11 +226,6 @@ def _fresh(size: int) -> memoryview:
     if size < 0:
         raise failure("ERR_SIZE", f"a window of {size} bytes")
     return memoryview(bytearray(size))
-
-
-def _no_memory() -> memoryview:
-    """Nothing, at address 0, as MPI shows it."""
-    return memoryview((ctypes.c_char * 0).from_address(0)).cast("B")
 
 
 WIN_NULL = Win()
