@@ -1,4 +1,4 @@
-"""What is not carried over checkpoints: parallel files, sessions. Each says so by the call's name."""
+"""What is not carried over checkpoints: parallel files. Each says so by the call's name."""
 
 from __future__ import annotations
 
@@ -23,17 +23,11 @@ def _refusing(cls: type, names: str, why: str) -> None:
         setattr(cls, name, classmethod(method) if name in _CONSTRUCTORS else method)
 
 
-_CONSTRUCTORS = frozenset(("Open", "Delete", "Init"))
+_CONSTRUCTORS = frozenset(("Open", "Delete"))
 
 
 class File(Handle):
     """Parallel files of the MPI library."""
-
-    __slots__ = ()
-
-
-class Session(Handle):
-    """Sessions of the MPI library."""
 
     __slots__ = ()
 
@@ -61,13 +55,7 @@ _refusing(
     Set_errhandler Create_errhandler Call_errhandler""",
     _FILES,
 )
-_refusing(
-    Session,
-    """Init Finalize Get_num_psets Get_nth_pset Get_info Get_pset_info Create_group Get_errhandler Set_errhandler
-    Create_errhandler Call_errhandler Attach_buffer Detach_buffer Flush_buffer Iflush_buffer""",
-    "sessions are not carried over checkpoints; use COMM_WORLD",
-)
-FILE_NULL, SESSION_NULL = File(), Session()
+FILE_NULL = File()
 
 
 def _absent_function(name: str, why: str) -> Any:
