@@ -1,4 +1,4 @@
-"""What is not carried over checkpoints: windows, parallel files. Each says so by the call's name."""
+"""What is not carried over checkpoints: parallel files. Each says so by the call's name."""
 
 from __future__ import annotations
 
@@ -23,15 +23,7 @@ def _refusing(cls: type, names: str, why: str) -> None:
         setattr(cls, name, classmethod(method) if name in _CONSTRUCTORS else method)
 
 
-_CONSTRUCTORS = frozenset(
-    ("Create", "Allocate", "Allocate_shared", "Create_dynamic", "Open", "Delete", "Create_keyval")
-)
-
-
-class Win(Handle):
-    """Windows: memory that other ranks write to, without this one knowing when."""
-
-    __slots__ = ()
+_CONSTRUCTORS = frozenset(("Open", "Delete"))
 
 
 class File(Handle):
@@ -50,19 +42,8 @@ def _refusing_properties(cls: type, names: str, why: str) -> None:
         setattr(cls, name, property(read))
 
 
-_WINDOWS = "one-sided communication is not carried over checkpoints; use messages"
 _FILES = "parallel files are not carried over checkpoints; each rank may use Python's own files"
-_refusing_properties(Win, "attrs flavor group group_rank group_size info model name", _WINDOWS)
 _refusing_properties(File, "amode atomicity group group_rank group_size info size", _FILES)
-_refusing(
-    Win,
-    """Create Allocate Allocate_shared Create_dynamic Attach Detach Shared_query Free Get_group Get_info Set_info
-    Get_attr Set_attr Delete_attr Create_keyval Free_keyval Put Get Accumulate Get_accumulate Fetch_and_op
-    Compare_and_swap Rput Rget Raccumulate Rget_accumulate Fence Start Complete Post Wait Test Lock Unlock Lock_all
-    Unlock_all Flush Flush_all Flush_local Flush_local_all Sync Get_name Set_name Get_errhandler Set_errhandler
-    Create_errhandler Call_errhandler tomemory""",
-    _WINDOWS,
-)
 _refusing(
     File,
     """Open Close Delete Set_size Preallocate Get_size Get_amode Get_group Get_info Set_info Set_view Get_view Read_at
@@ -74,7 +55,7 @@ _refusing(
     Set_errhandler Create_errhandler Call_errhandler""",
     _FILES,
 )
-WIN_NULL, FILE_NULL = Win(), File()
+FILE_NULL = File()
 
 
 def _absent_function(name: str, why: str) -> Any:
