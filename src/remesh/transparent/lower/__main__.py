@@ -32,6 +32,8 @@ from remesh.transparent.lower.pace import SPIN_VARIABLE
 from remesh.transparent.rank import IMAGE, Ended, RankLoop, read_state
 from remesh.transparent.room import make_room
 
+_POLL_S = 0.001
+
 
 def main(arguments: list[str]) -> int:
     """Be a rank until the job ends; what is returned is the exit status of the process."""
@@ -116,6 +118,7 @@ def _put_together(
             os.truncate(stream, min(length, stream.stat().st_size))
         if report["has_image"]:
             upper = restore_upper(chosen.rank_folder(rank) / IMAGE, site)
+        _wait_for_all(mpi)
     seconds["upper"] = time.monotonic() - began_s
     if upper is not None:
         half.attach(upper.pid)
@@ -124,6 +127,13 @@ def _put_together(
     control.start()
     control.send({"type": "ready", "seconds": seconds})
     return loop
+
+
+def _wait_for_all(mpi: Any) -> None:
+    """Until all ranks have come as far: no program writes to a file that another rank has still to cut."""
+    everybody = mpi.COMM_WORLD.Ibarrier()
+    while not everybody.Test():
+        time.sleep(_POLL_S)
 
 
 def _command(folder: JobFolder) -> Command:

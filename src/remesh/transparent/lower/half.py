@@ -348,8 +348,10 @@ class LowerHalf:
         """Whether nothing of ours is on its way: no collective entered, every send handed over, no transfer open.
 
         Once true after :meth:`close` it stays true, and ``counters().sent`` no longer changes; messages may arrive.
+        But for an instant, when the program asks for a file: it is not let in before :meth:`open`.
         """
-        return self._wire.handed_over and not self._transfers.streaming and not self._inside()
+        still = self._wire.handed_over and not self._transfers.streaming and not self._inside()
+        return still and not self._channel.in_file
 
     def state_bytes(self) -> bytes:
         """Everything that must outlive this lower half: communicators, requests, queues. Changes nothing.
