@@ -69,6 +69,28 @@ def test_a_program_sees_the_same_on_every_path_of_the_lower_half(variables: dict
     assert _seen(renewed) == native
 
 
+def test_parallel_files_are_those_of_mpich_whatever_mpi_carries_the_program(tmp_path: Path) -> None:
+    """Open MPI's own shared pointers and ends of strided views differ, or hang, so it is no reference."""
+    program = str(_HERE / "programs" / "files.py")
+    (tmp_path / "native").mkdir()
+    native = _seen(_run("mpich", 4, program, str(tmp_path / "native")))
+    assert len(native) == 4
+    for kind in KINDS:
+        (tmp_path / kind).mkdir()
+        assert _seen(_run(kind, 4, _ALONE, program, str(tmp_path / kind))) == native
+
+
+def test_a_program_does_not_notice_in_its_files_that_its_lower_half_is_renewed(tmp_path: Path) -> None:
+    program = str(_HERE / "programs" / "files.py")
+    for name in ("left-alone", "renewed"):
+        (tmp_path / name).mkdir()
+    expected = _seen(_run("mpich", 4, _ALONE, program, str(tmp_path / "left-alone"), "4"))
+    renewed = _run("mpich", 4, _ALONE, "--renew", "0.05", program, str(tmp_path / "renewed"), "4")
+    assert _seen(renewed) == expected
+    found = re.search(r"renewed (\d+) times", renewed.stderr)
+    assert found is not None and int(found[1]) > 0
+
+
 def test_only_names_that_are_known_to_be_missing_are_missing() -> None:
     done = _run("openmpi", 1, _ALONE, str(_HERE / "missing_names.py"))
     missing = set(done.stdout.split())

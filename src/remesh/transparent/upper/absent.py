@@ -1,4 +1,4 @@
-"""What is not carried over checkpoints: windows, parallel files, sessions. Each says so by the call's name."""
+"""What is not carried over checkpoints: windows, sessions. Each says so by the call's name."""
 
 from __future__ import annotations
 
@@ -23,19 +23,11 @@ def _refusing(cls: type, names: str, why: str) -> None:
         setattr(cls, name, classmethod(method) if name in _CONSTRUCTORS else method)
 
 
-_CONSTRUCTORS = frozenset(
-    ("Create", "Allocate", "Allocate_shared", "Create_dynamic", "Open", "Delete", "Init", "Create_keyval")
-)
+_CONSTRUCTORS = frozenset(("Create", "Allocate", "Allocate_shared", "Create_dynamic", "Init", "Create_keyval"))
 
 
 class Win(Handle):
     """Windows: memory that other ranks write to, without this one knowing when."""
-
-    __slots__ = ()
-
-
-class File(Handle):
-    """Parallel files of the MPI library."""
 
     __slots__ = ()
 
@@ -57,9 +49,7 @@ def _refusing_properties(cls: type, names: str, why: str) -> None:
 
 
 _WINDOWS = "one-sided communication is not carried over checkpoints; use messages"
-_FILES = "parallel files are not carried over checkpoints; each rank may use Python's own files"
 _refusing_properties(Win, "attrs flavor group group_rank group_size info model name", _WINDOWS)
-_refusing_properties(File, "amode atomicity group group_rank group_size info size", _FILES)
 _refusing(
     Win,
     """Create Allocate Allocate_shared Create_dynamic Attach Detach Shared_query Free Get_group Get_info Set_info
@@ -70,23 +60,12 @@ _refusing(
     _WINDOWS,
 )
 _refusing(
-    File,
-    """Open Close Delete Set_size Preallocate Get_size Get_amode Get_group Get_info Set_info Set_view Get_view Read_at
-    Read_at_all Write_at Write_at_all Iread_at Iread_at_all Iwrite_at Iwrite_at_all Read Read_all Write Write_all Iread
-    Iread_all Iwrite Iwrite_all Seek Get_position Get_byte_offset Read_shared Write_shared Iread_shared Iwrite_shared
-    Read_ordered Write_ordered Seek_shared Get_position_shared Read_at_all_begin Read_at_all_end Write_at_all_begin
-    Write_at_all_end Read_all_begin Read_all_end Write_all_begin Write_all_end Read_ordered_begin Read_ordered_end
-    Write_ordered_begin Write_ordered_end Get_type_extent Set_atomicity Get_atomicity Sync Get_errhandler
-    Set_errhandler Create_errhandler Call_errhandler""",
-    _FILES,
-)
-_refusing(
     Session,
     """Init Finalize Get_num_psets Get_nth_pset Get_info Get_pset_info Create_group Get_errhandler Set_errhandler
     Create_errhandler Call_errhandler Attach_buffer Detach_buffer Flush_buffer Iflush_buffer""",
     "sessions are not carried over checkpoints; use COMM_WORLD",
 )
-WIN_NULL, FILE_NULL, SESSION_NULL = Win(), File(), Session()
+WIN_NULL, SESSION_NULL = Win(), Session()
 
 
 def _absent_function(name: str, why: str) -> Any:
@@ -100,4 +79,4 @@ def _absent_function(name: str, why: str) -> Any:
 FUNCTIONS = {
     name: _absent_function(name, "ports between jobs are not carried over checkpoints")
     for name in ("Open_port", "Close_port", "Publish_name", "Unpublish_name", "Lookup_name")
-} | {"Register_datarep": _absent_function("Register_datarep", "parallel files are not carried over checkpoints")}
+} | {"Register_datarep": _absent_function("Register_datarep", "files are of the representation 'native'")}

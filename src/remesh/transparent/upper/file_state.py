@@ -1,0 +1,107 @@
+"""Content of a File: the descriptor, the view, and where its pointers are."""
+
+from __future__ import annotations
+
+import builtins
+import os
+from dataclasses import dataclass, field
+
+from remesh.transparent.upper import constants as k
+from remesh.transparent.upper.datatype import PREDEFINED, Datatype
+from remesh.transparent.upper.errors import ERRORS_RETURN, Errhandler, failure
+from remesh.transparent.upper.file_access import in_file
+from remesh.transparent.upper.file_views import FileView
+from remesh.transparent.upper.link import Completion
+from remesh.transparent.upper.together import Comm
+
+BYTE = PREDEFINED["BYTE"]
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """A split collective that has begun: one for each file and process. Source: MPI 4.1, section 14.4.5."""
+
+    name: str  # of its call, without ``_begin``
+    completion: Completion | None  # None: it failed
+    problem: builtins.Exception | None  # why; raised on all ranks at its end
+
+
+class SharedPointer:
+    """The file pointer that all ranks share; each rank keeps the same value. In etypes of the view."""
+
+    def __init__(self, comm: Comm, position: int) -> None:
+        self._comm, self._position = comm, position
+
+    def get(self) -> int:
+        return self._position
+
+    def set(self, position: int) -> None:
+        """Move it; all ranks do."""
+        self._position = position
+
+    def take(self, num_etypes: int) -> int:
+        """Where this rank's etypes begin when ranks take theirs as they come."""
+        raise NotImplementedError(
+            "MPI.File: reading and writing at the shared pointer without order is not carried over checkpoints; use "
+            "Read_ordered and Write_ordered, or offsets"
+        )
+
+    def take_in_turn(self, num_etypes: int) -> int:
+        """Where this rank's etypes begin when all ranks take theirs in order of ranks; all ranks do."""
+        everybody: list[int] = self._comm.allgather(num_etypes)
+        start = self._position + sum(everybody[: self._comm.Get_rank()])
+        self._position += sum(everybody)
+        return start
+
+
+@dataclass(eq=False)
+class FileState:
+    """Content of a File."""
+
+    comm: Comm  # of its own
+    path: str | bytes
+    descriptor: int
+    amode: int
+    shared: SharedPointer
+    info: dict[str, str]
+    errhandler: Errhandler = ERRORS_RETURN
+    view: FileView = field(default_factory=lambda: FileView(0, 1, BYTE._layout))
+    etype: Datatype = BYTE
+    filetype: Datatype = BYTE
+    position: int = 0  # individual file pointer, etypes of the view
+    is_atomic: bool = False
+    is_dirty: bool = False  # this rank has written since its last flush
+    split: Split | None = None
+
+    @property
+    def name(self) -> str:
+        return os.fsdecode(self.path)
+
+    def size(self) -> int:
+        """Length of the file, bytes."""
+        with in_file(f"MPI.File: asking for the size of {self.name}"):
+            return os.fstat(self.descriptor).st_size
+
+    def sought(self, offset: int, whence: int, current: int) -> int:
+        """Where a pointer goes, etypes."""
+        if whence == k.SEEK_SET:
+            base = 0
+        elif whence == k.SEEK_CUR:
+            base = current
+        elif whence == k.SEEK_END:
+            base = self.view.num_etypes_before(self.size())
+        else:
+            raise failure("ERR_ARG", f"seeking in {self.name}: whence is {whence}; give SEEK_SET, SEEK_CUR or SEEK_END")
+        if base + offset < 0:
+            raise failure(
+                "ERR_ARG", f"seeking in {self.name}: {base} + {offset} lies before the view; expected 0 or more"
+            )
+        return base + offset
+
+    def expect_random_access(self, call: str) -> None:
+        """Raise unless the file may be read and written at any place."""
+        if self.amode & k.MODE_SEQUENTIAL:
+            raise failure(
+                "ERR_UNSUPPORTED_OPERATION",
+                f"MPI.File.{call}: {self.name} is open with MODE_SEQUENTIAL; use the shared pointer",
+            )
