@@ -21,6 +21,7 @@ _ANSWERS = {
     "fft": "answer eca5eb6cde9eded9",
     "master": "answer 558430519",
     "pool": "answer 189529826",
+    "windows": "answer 3a14d8107e264095",
 }
 """Of 30 steps on 4 ranks, from a real MPI without us."""
 
@@ -35,6 +36,21 @@ def test_a_restart_under_another_mpi_gives_the_same_answer(job: Job, program: st
     ended = job.stay(after, checkpoint=job.folder.checkpoint(None))
     assert ended.outcome.state == "finished", job.events
     assert job.answer == _ANSWERS[program]
+
+
+def test_locks_of_windows_are_carried_with_those_who_hold_and_await_them(job: Job) -> None:
+    job.create("windows", 30, 0.05)
+    checkpoint, waiting = None, 0
+    for mpi in ("mpich", "openmpi", "impi"):
+        stopped = job.stay(mpi, checkpoint=checkpoint, watch=stop_after(0.5))
+        assert stopped.outcome.state == "stopped" and stopped.last_checkpoint is not None, job.events
+        waiting += stopped.last_checkpoint["caught"].get("locks waited for", 0)
+        checkpoint = job.folder.checkpoint(None)
+    # Each rank sleeps with the lock, so most of the time three wait for it.
+    assert waiting
+    ended = job.stay("mpich", checkpoint=checkpoint)
+    assert ended.outcome.state == "finished", job.events
+    assert job.answer == _ANSWERS["windows"]
 
 
 def test_arrays_that_both_halves_share_are_carried_by_a_chain_of_images(job: Job) -> None:

@@ -132,6 +132,8 @@ _PURE_ELSEWHERE = {
     "remesh.transparent.images.proc_text",
     "remesh.transparent.images.ranges",
     "remesh.transparent.images.records",
+    "remesh.transparent.lower.accesses",
+    "remesh.transparent.lower.exposure",
     "remesh.transparent.lower.matching",
     "remesh.transparent.lower.requests",
     "remesh.transparent.lower.state",

@@ -110,7 +110,8 @@ static int can_wait(Engine *e, const Request *request) {
 static int is_expecting(Engine *e) {
     PyObject *key, *value;
     Py_ssize_t position = 0;
-    if (e->num_running || e->num_sending || e->num_streams) return 1;
+    /* Who has a window may be asked at any time. */
+    if (e->num_running || e->num_sending || e->num_streams || PyDict_Size(e->windows) > 0) return 1;
     while (PyDict_Next(e->by_number, &position, &key, &value))
         if (!((Request *)value)->done && !can_wait(e, (Request *)value)) return 1;
     return 0;
@@ -194,11 +195,21 @@ static void rest(Engine *e, int is_waiting, int expecting, int64_t deadline_us) 
 
 /* ---- the type ---- */
 
+/* How long there was nothing to do. Long ones are remembered for a while: short ones come in between, with replies. */
+static void note_gap(Engine *e) {
+    if (e->lower_spin && e->idle_since_us) {
+        int64_t gap = now_us() - e->idle_since_us;
+        e->gap_us = gap > e->gap_us ? gap : e->gap_us - (e->gap_us - gap) / 8;
+    }
+    e->idle_since_us = 0;
+}
+
 /* step(news): one pass; whether there was anything to do. ``news``: Python has completed a request. */
 static PyObject *engine_step(PyObject *self, PyObject *news) {
     Engine *e = (Engine *)self;
     if (PyObject_IsTrue(news)) e->recheck = 1;
     int progress = pass(e);
+    if (progress > 0) note_gap(e);
     return progress < 0 ? NULL : PyBool_FromLong(progress);
 }
 
@@ -213,22 +224,14 @@ static int take_watched(Engine *e, PyObject *addresses) {
     return PyErr_Occurred() ? -1 : 0;
 }
 
-/* How long there was nothing to do. Long ones are remembered for a while: short ones come in between, with replies. */
-static void note_gap(Engine *e) {
-    if (e->lower_spin == 0 || e->idle_since_us == 0) return;
-    int64_t gap = now_us() - e->idle_since_us;
-    e->gap_us = gap > e->gap_us ? gap : e->gap_us - (e->gap_us - gap) / 8;
-}
-
 /* Pass and rest until there is something for Python: 1, or not in time: 0, or -1 with an exception. */
 static int run_until(Engine *e, int64_t deadline_us, int python_waits) {
     for (int fruitful = 0; !atomic_load(&e->woken);) {
         int progress = pass(e);
         if (progress < 0) return -1;
+        if (progress) note_gap(e);
         if (e->attention || (progress && python_waits)) return 1;
         if (progress) {
-            note_gap(e);
-            e->idle_since_us = 0;
             /* A program that polls always has a next request: the time must end this, too. */
             if ((++fruitful & 63) == 0 && now_us() >= deadline_us) break;
             continue;
@@ -447,6 +450,7 @@ static PyObject *engine_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
     e->requests = object(setup, "requests");
     e->entered = object(setup, "entered");
     e->reals = object(setup, "reals");
+    e->windows = object(setup, "windows");
     e->on_message = object(setup, "on_message");
     e->on_match = object(setup, "on_match");
     e->on_refused = object(setup, "on_refused");
@@ -482,8 +486,8 @@ static PyObject *engine_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
 }
 
 static PyObject **references(Engine *e, int which) {
-    PyObject **all[] = {&e->by_number, &e->posted, &e->arrived, &e->requests, &e->entered, &e->reals, &e->on_message,
-                        &e->on_match, &e->on_refused, &e->serve, &e->tell, &e->tell_wait, &e->word_send, &e->word_receive,
+    PyObject **all[] = {&e->by_number, &e->posted, &e->arrived, &e->requests, &e->entered, &e->reals, &e->windows,
+                        &e->on_message, &e->on_match, &e->on_refused, &e->serve, &e->tell, &e->tell_wait, &e->word_send, &e->word_receive,
                         &e->word_collective};
     return which < (int)(sizeof all / sizeof *all) ? all[which] : NULL;
 }

@@ -16,7 +16,7 @@ enum {
     EXSCAN = 14
 };
 /* wire.py's What, as far as it is known here. */
-enum { MESSAGE = 0, ANNOUNCED = 1, WANTED = 2, TAKEN_THERE = 3, ANNOUNCED_WAITING = 6, HELPED = 7 };
+enum { MESSAGE = 0, ANNOUNCED = 1, WANTED = 2, TAKEN_THERE = 3, ANNOUNCED_WAITING = 6, HELPED = 7, ACCESS = 8, ACCESSED = 9 };
 enum { HEADER_BYTES = 48, STATUS_BYTES = 128 };
 enum { MAX_OPS = 32, MAX_TYPES = 64, MAX_WATCHED = 64, PIECES_IN_FLIGHT = 4 };
 
@@ -84,7 +84,7 @@ typedef struct {
     int next_stream;
     _Alignas(16) char status[STATUS_BYTES];
     /* what half.py owns */
-    PyObject *by_number, *posted, *arrived, *requests, *entered, *reals;
+    PyObject *by_number, *posted, *arrived, *requests, *entered, *reals, *windows;
     PyObject *on_message, *on_match, *on_refused, *serve, *tell, *tell_wait;
     PyObject *word_send, *word_receive, *word_collective;
     int err_truncate, err_other, err_request;

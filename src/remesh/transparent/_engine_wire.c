@@ -58,12 +58,15 @@ static int hear_announced(Engine *e, const Header *header) {
     return failed;
 }
 
-static int leave_to_python(Engine *e, const Header *h) {
+static int leave_to_python(Engine *e, const Header *h, const char *payload) {
+    int has_payload = h->what == ACCESS || h->what == ACCESSED;
+    if (has_payload && h->num_bytes > EAGER_BYTES)
+        return PyErr_SetString(PyExc_ValueError, "a message longer than its frame"), -1;
     e->attention = 1;
     PyObject *done = PyObject_CallFunction(
         e->on_message, "i(KiiKKiK)y#", h->source, (unsigned long long)h->comm, h->tag, h->what,
-        (unsigned long long)h->request, (unsigned long long)h->num_bytes, h->pid, (unsigned long long)h->address, "",
-        (Py_ssize_t)0);
+        (unsigned long long)h->request, (unsigned long long)h->num_bytes, h->pid, (unsigned long long)h->address,
+        payload, has_payload ? (Py_ssize_t)h->num_bytes : (Py_ssize_t)0);
     Py_XDECREF(done);
     return done == NULL ? -1 : 0;
 }
@@ -78,16 +81,16 @@ static int hear(Engine *e, const Header *header, const char *payload) {
         return hear_announced(e, header);
     case TAKEN_THERE:
         request = find_request(e, header->request);
-        return request == NULL ? leave_to_python(e, header) : complete(e, request);
+        return request == NULL ? leave_to_python(e, header, payload) : complete(e, request);
     case WANTED:
         request = find_request(e, header->request);
-        if (request == NULL) return leave_to_python(e, header);
+        if (request == NULL) return leave_to_python(e, header, payload);
         if (!header->pid) return stream_out(e, header->source, request, header->num_bytes, (int64_t)header->address);
         return help_directly(e, header->source, request, header->num_bytes, header->pid, header->address);
     case HELPED:
-        return hear_helped(e, header->request, header->num_bytes != 0) ? 0 : leave_to_python(e, header);
+        return hear_helped(e, header->request, header->num_bytes != 0) ? 0 : leave_to_python(e, header, payload);
     default:
-        return leave_to_python(e, header);
+        return leave_to_python(e, header, payload);
     }
 }
 

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from remesh.transparent.calls.table import ANY, BY_NAME, FIRST_POSTED, Flag
+from remesh.transparent.calls.table import ANY, BY_NAME, EAGER_BYTES, FIRST_POSTED, Flag
 from remesh.transparent.channel import NUM_SLOTS, Channel
 from remesh.transparent.lower.engine import Setup
 from remesh.transparent.lower.half import LowerHalf
@@ -61,6 +61,7 @@ class _Half:
         self.seen: list[tuple[Any, ...]] = []
         self.requests, self.matching = Requests(Request), Matching()
         self.entered: dict[int, int] = {}
+        self.windows: dict[int, Any] = {}
         self._frame, self._handle = bytearray(_FRAME_BYTES), ctypes.c_uint64(99)
         self._barriers_open = False
         self._keep = (
@@ -77,7 +78,7 @@ class _Half:
                 base=self.lower.base, functions=(isend, test, start, barrier, *[0] * 9, irecv), comm=1, byte=2, ops=(),
                 types=(), extents=(), rank=rank, size=2, frame_request=ctypes.addressof(self._handle),
                 frame=NATIVE.address_of(self._frame), by_number=self.requests.by_number, posted=posted, arrived=arrived,
-                requests=self.requests, entered=self.entered, reals={0: (1, 0, 2)},
+                requests=self.requests, entered=self.entered, reals={0: (1, 0, 2)}, windows=self.windows,
                 on_message=lambda *message: self.seen.append(message), on_match=lambda *match: self.seen.append(match),
                 on_refused=lambda *refused: self.seen.append(refused), neighbours=bytes([near] * 2),
                 piece_bytes=1 << 17, arena_start=arena[0], arena_bytes=arena[1],
@@ -206,6 +207,17 @@ def test_what_is_posted_is_sent_in_order_however_the_ring_wraps(
         frame = half.sent[index]
         assert HEADER.unpack_from(frame) == (7, index, What.MESSAGE, 0, 0, 0, size, 0)
         assert frame[HEADER.size :] == bytes([index % 251]) * size
+
+
+def test_what_is_said_about_windows_reaches_python_with_its_payload(tmp_path: Path) -> None:
+    half = _Half(str(tmp_path / "channel"))
+    for what, payload in ((What.ACCESS, b"runs and data"), (What.ACCESSED, b""), (What.LOCK, b"")):
+        half.coming.append(HEADER.pack(9, 5, what, 1, 3, 17, len(payload), 64) + payload)
+        half.turn()
+        assert half.seen.pop() == (1, (9, 5, what, 17, len(payload), 3, 64), payload)
+    half.coming.append(HEADER.pack(9, 5, What.ACCESS, 1, 3, 17, EAGER_BYTES + 1, 64))
+    with pytest.raises(ValueError, match="longer than its frame"):
+        half.turn()
 
 
 def test_what_is_posted_and_not_taken_is_found_by_another_lower_half(tmp_path: Path) -> None:

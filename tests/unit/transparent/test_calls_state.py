@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from remesh.errors import FormatError
 from remesh.transparent.lower import state
+from remesh.transparent.lower.exposure import Asker, Locks, Window
 from remesh.transparent.lower.matching import Arrived, Posted
 from remesh.transparent.lower.records import as_native
 from remesh.transparent.lower.requests import RECEIVE, SEND, Request
@@ -31,6 +32,10 @@ def _parts(payload: bytes) -> state.Parts:
         parcels={2: payload},
         members={0: (0, 1, 2), 1 << 61: (1, 2)},
         entered={0: 12},
+        windows={
+            9: Window(4096, {4096: 80}, Locks([Asker(2, True, 7)], [Asker(0, False, 3)])),
+            1 << 60: Window(0, {1 << 40: 8, 1 << 41: 0}, Locks([Asker(0, False, 1), Asker(1, False, 2)])),
+        },
         attached={3: (4_000_000_000, 4)},
         finished=False,
     )

@@ -46,6 +46,8 @@ class Effect(enum.Enum):
     SEND = "send"
     RECEIVE = "receive"
     COLLECTIVE = "collective"  # counted by the clock
+    WINDOW = "window"  # another rank's memory, or a lock on it
+    NOTICE = "notice"  # one message to another rank, over at once
 
 
 class Replay(enum.Enum):
@@ -126,6 +128,21 @@ REAL_TYPES: Final = (
 )
 """Field ``type``: index of the basic datatype of a reduction; all else travels as bytes."""
 
+PAIR_FORMATS: Final = {
+    "SHORT_INT": "=hi",
+    "INT_INT": "=ii",
+    "LONG_INT": "=qi",
+    "FLOAT_INT": "=fi",
+    "DOUBLE_INT": "=di",
+}
+"""Values with an index as they travel, without the gaps that they have in memory."""
+ACCESS_OPS: Final = (*REAL_OPS, "REPLACE", "NO_OP", "COMPARE_AND_SWAP")
+"""Field ``op`` of ``access``: index of what becomes of the target's memory."""
+RUN: Final = struct.Struct("<qq")
+"""Of the target's memory, in the tail of ``access``: displacement from the window's base, bytes."""
+MAX_RUNS: Final = 1024
+"""In one ``access``."""
+
 # fmt: off
 CALLS: Final = (
     Call(1, "hello", "", (), Effect.LOCAL, Replay.AGAIN),
@@ -148,6 +165,15 @@ CALLS: Final = (
           "receive_bytes", "num_counts"), Effect.COLLECTIVE, Replay.ATTACH),
     Call(16, "start_receive", "QQiiqQ", ("request", "comm", "source", "tag", "capacity", "address"),
          Effect.RECEIVE, Replay.POSTED),
+    Call(17, "make_window", "QQ", ("window", "base"), Effect.LOCAL, Replay.AGAIN),
+    Call(18, "free_window", "Q", ("window",), Effect.LOCAL, Replay.AGAIN),
+    Call(19, "attach_memory", "QQq", ("window", "address", "num_bytes"), Effect.LOCAL, Replay.AGAIN),
+    Call(20, "detach_memory", "QQ", ("window", "address"), Effect.LOCAL, Replay.AGAIN),
+    Call(21, "access", "BBBBBQiQqQI",
+         ("flags", "op", "type", "fetches", "unit", "window", "target", "data", "data_bytes", "result", "num_runs"),
+         Effect.WINDOW, Replay.ATTACH),
+    Call(22, "lock", "BQiB", ("flags", "window", "target", "exclusive"), Effect.WINDOW, Replay.ATTACH),
+    Call(23, "unlock", "Qi", ("window", "target"), Effect.NOTICE, Replay.AGAIN),
 )
 # fmt: on
 

@@ -18,6 +18,7 @@ from remesh.transparent.lower.collectives import Collectives
 from remesh.transparent.lower.pace import Pace
 from remesh.transparent.lower.requests import COLLECTIVE, RECEIVE, SEND, Requests
 from remesh.transparent.lower.transfers import Transfers
+from remesh.transparent.lower.windows import Windows
 from remesh.transparent.lower.wire import PIECE_BYTES
 from remesh.transparent.native import NATIVE
 
@@ -49,6 +50,7 @@ class Setup:
     requests: Requests  # for the next number
     entered: dict[int, int]  # collectives entered, by communicator
     reals: dict[int, tuple[int, int, int]]  # handle, rank and size of the communicators that are there
+    windows: dict[int, Any]  # with any of them, MPI is asked often though nothing waits
     on_message: Callable[..., None]  # a wire message that is no short message has come
     on_match: Callable[..., None]  # a receive has got a message that was announced
     on_refused: Callable[..., None]  # a payload may not be read where it is
@@ -84,8 +86,14 @@ class Callbacks:
     tell_wait: Callable[[int], None]
 
 
-def make_engine(
-    mpi: Any, base: int, transfers: Transfers, collectives: Collectives, pace: Pace, callbacks: Callbacks
+def make_engine(  # noqa: PLR0913 - the parts of a lower half
+    mpi: Any,
+    base: int,
+    transfers: Transfers,
+    collectives: Collectives,
+    windows: Windows,
+    pace: Pace,
+    callbacks: Callbacks,
 ) -> Any:
     """An engine for these parts, or None: there is no extension, or the wire must probe."""
     wire, requests = transfers.wire, transfers.requests
@@ -111,6 +119,7 @@ def make_engine(
         requests=requests,
         entered=collectives.entered,
         reals=collectives.reals,
+        windows=windows.windows,
         on_message=transfers.on_message,
         on_match=transfers.match,
         on_refused=transfers.refused,

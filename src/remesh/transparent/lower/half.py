@@ -35,6 +35,7 @@ from remesh.transparent.lower.records import Arrived, Request, as_native
 from remesh.transparent.lower.requests import Requests
 from remesh.transparent.lower.serving import Serving, Wait
 from remesh.transparent.lower.transfers import Transfers
+from remesh.transparent.lower.windows import Windows
 from remesh.transparent.lower.wire import Wire
 
 
@@ -75,7 +76,9 @@ class LowerHalf:
         self._transfers = Transfers(self._wire, self._memory, self._requests)
         self._collectives = Collectives(mpi, control, world, self._requests, self._wire)
         self._transfers.on_making = self._collectives.on_making
-        self._serving = Serving(self._transfers, self._collectives, self._memory, self._requests)
+        self._windows = Windows(mpi, self._wire, self._memory, self._requests)
+        self._transfers.on_window = self._windows.on_message
+        self._serving = Serving(self._transfers, self._collectives, self._windows, self._memory, self._requests)
         self._serving.may_enter = self._may_enter
         self._serving.description = _describe(mpi)
         self._targets: Mapping[int, int] | None = None
@@ -95,7 +98,9 @@ class LowerHalf:
             tell=lambda slot, request: serving.tell(bodies[slot], request),
             tell_wait=lambda slot: serving.tell_wait(bodies[slot]),
         )
-        self._engine = make_engine(mpi, channel.base, self._transfers, self._collectives, self._pace, callbacks)
+        self._engine = make_engine(
+            mpi, channel.base, self._transfers, self._collectives, self._windows, self._pace, callbacks
+        )
         self._wire.engine = self._engine
 
     @classmethod
@@ -128,6 +133,7 @@ class LowerHalf:
         for number, members in parts.members.items():
             half._collectives.add(number, members)
         half._collectives.entered.update(parts.entered)
+        half._windows.windows.update(parts.windows)
         half._attached = parts.attached
         half.close()
         return half
@@ -245,7 +251,9 @@ class LowerHalf:
         """Wait as the pace of this host asks for; any request of the upper half ends it."""
         pace, channel = self._pace, self._channel
         # A slot that waits may wait for a message that nothing was posted for: a blocking probe.
-        expecting = self._serving.waits or self._transfers.expecting or self._collectives.inside
+        # Who has a window may be asked at any time.
+        expecting = bool(self._windows.windows or self._serving.waits or self._collectives.inside)
+        expecting = expecting or self._transfers.expecting
         if not expecting or self._closed:
             channel.wait(bell, pace.lower_spin if fruitless == 1 else 0, min(left_us, pace.idle_sleep_us))
         elif self._serving.waits or (self._engine is not None and self._engine.waiting):
@@ -282,6 +290,7 @@ class LowerHalf:
             "receives without a message": len(transfers.matching.posted),
             "transfers not begun": len(transfers.owed),
             "requests open": len(self._requests.by_number),
+            "locks waited for": sum(len(window.locks.waiting) for window in self._windows.windows.values()),
         }
         return {kind: count for kind, count in counts.items() if count}
 
@@ -347,11 +356,12 @@ class LowerHalf:
     def quiet(self) -> bool:
         """Whether nothing of ours is on its way: no collective entered, every send handed over, no transfer open.
 
-        Once true after :meth:`close` it stays true, and ``counters().sent`` no longer changes; messages may arrive.
-        But for an instant, when the program asks for a file: it is not let in before :meth:`open`.
+        After :meth:`close`, accesses of other ranks to a window of this one are still carried out and answered; apart
+        from those, once true it stays true, and ``counters().sent`` no longer changes. Messages may arrive. For an
+        instant it is not, when the program asks for a file: it is not let in before :meth:`open`.
         """
-        still = self._wire.handed_over and not self._transfers.streaming and not self._inside()
-        return still and not self._channel.in_file
+        under_way = self._transfers.streaming or self._windows.is_busy or self._inside() or self._channel.in_file
+        return self._wire.handed_over and not under_way
 
     def state_bytes(self) -> bytes:
         """Everything that must outlive this lower half: communicators, requests, queues. Changes nothing.
@@ -383,6 +393,7 @@ class LowerHalf:
             parcels=self._serving.parcels,
             members=self._collectives.members,
             entered=self._collectives.entered,
+            windows=self._windows.windows,
             attached=attached,
             finished=self._serving.finished,
         )

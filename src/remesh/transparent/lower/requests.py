@@ -12,6 +12,7 @@ from remesh.transparent.calls.table import ANY
 SEND: Final = "send"
 RECEIVE: Final = "receive"
 COLLECTIVE: Final = "collective"
+WINDOW: Final = "window"
 
 SUCCESS: Final = CLASSES["SUCCESS"]
 ERR_TRUNCATE: Final = CLASSES["ERR_TRUNCATE"]
@@ -22,9 +23,9 @@ class Request:
     """One operation; complete when ``done``, gone when its completion has been told."""
 
     number: int  # the virtual handle; never used twice in a job
-    kind: str  # SEND, RECEIVE, COLLECTIVE
-    comm: int
-    peer: int  # world rank: destination of a send; source a receive asks for, or ANY
+    kind: str  # SEND, RECEIVE, COLLECTIVE, WINDOW
+    comm: int  # or the window
+    peer: int  # world rank: destination of a send, target of an access; source a receive asks for, or ANY
     tag: int
     address: int  # in the upper half: where the payload is read from or written to; 0: nowhere
     num_bytes: int  # of the send; of a receive the capacity, or PARCEL

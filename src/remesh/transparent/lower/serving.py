@@ -31,10 +31,13 @@ from remesh.transparent.calls.table import (
     WaitFor,
 )
 from remesh.transparent.channel import BODY_BYTES
+from remesh.transparent.lower.accesses import Verb, unpack_runs
 from remesh.transparent.lower.collectives import Collectives, Job
+from remesh.transparent.lower.exposure import Window
 from remesh.transparent.lower.memory import UpperMemory
 from remesh.transparent.lower.requests import SEND, Request, Requests
 from remesh.transparent.lower.transfers import Transfers
+from remesh.transparent.lower.windows import Place, Windows
 
 ERR_OTHER: Final = CLASSES["ERR_OTHER"]
 ERR_REQUEST: Final = CLASSES["ERR_REQUEST"]
@@ -65,8 +68,16 @@ class ProbeWait:
 class Serving:
     """Serves requests out of slot bodies."""
 
-    def __init__(self, transfers: Transfers, collectives: Collectives, memory: UpperMemory, requests: Requests) -> None:
-        self.transfers, self.collectives, self.memory, self.requests = transfers, collectives, memory, requests
+    def __init__(
+        self,
+        transfers: Transfers,
+        collectives: Collectives,
+        windows: Windows,
+        memory: UpperMemory,
+        requests: Requests,
+    ) -> None:
+        self.transfers, self.collectives, self.windows = transfers, collectives, windows
+        self.memory, self.requests = memory, requests
         self.waits: dict[int, Wait | ProbeWait] = {}
         """Slots that wait, and for what."""
         self.parcels: dict[int, bytes | bytearray] = {}
@@ -250,6 +261,42 @@ class Serving:
             receive_counts=counts[half:] if both else counts,
         )
         return self._started(slot, body, flags, self.collectives.start(comm, job, address))
+
+    def _make_window(self, slot: int, body: memoryview, window: int, base: int) -> bool:
+        self.windows.windows[window] = Window(base)
+        body[0] = OK
+        return True
+
+    def _free_window(self, slot: int, body: memoryview, window: int) -> bool:
+        del self.windows.windows[window]
+        body[0] = OK
+        return True
+
+    def _attach_memory(self, slot: int, body: memoryview, window: int, address: int, num_bytes: int) -> bool:
+        self.windows.windows[window].regions[address] = num_bytes
+        body[0] = OK
+        return True
+
+    def _detach_memory(self, slot: int, body: memoryview, window: int, address: int) -> bool:
+        del self.windows.windows[window].regions[address]
+        body[0] = OK
+        return True
+
+    def _access(self, slot: int, body: memoryview, *fields: int) -> bool:
+        flags, op, datatype, fetches, unit, window, target, data, data_bytes, result, num_runs = fields
+        runs = unpack_runs(body[BY_NUMBER[body[0]].packer.size :], num_runs)
+        place = Place(window, target, data, data_bytes, result)
+        return self._started(
+            slot, body, flags, self.windows.access(place, Verb(op, datatype, bool(fetches)), runs, unit)
+        )
+
+    def _lock(self, slot: int, body: memoryview, flags: int, window: int, target: int, exclusive: int) -> bool:
+        return self._started(slot, body, flags, self.windows.lock(window, target, exclusive=bool(exclusive)))
+
+    def _unlock(self, slot: int, body: memoryview, window: int, target: int) -> bool:
+        self.windows.unlock(window, target)
+        body[0] = OK
+        return True
 
     # Replies.
 

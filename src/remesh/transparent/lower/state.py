@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from remesh.errors import FormatError
+from remesh.transparent.lower.exposure import Asker, Locks, Window
 from remesh.transparent.lower.matching import Arrived, Matching, Posted
 from remesh.transparent.lower.requests import Request
 
@@ -47,6 +48,7 @@ class Parts:
     parcels: dict[int, bytes | bytearray]
     members: dict[int, tuple[int, ...]]  # world ranks of every communicator
     entered: dict[int, int]
+    windows: dict[int, Window]
     attached: dict[int, tuple[int, int]]  # slot -> (number of its unanswered request, the operation it waits for)
     finished: bool
 
@@ -128,6 +130,7 @@ def save(parts: Parts) -> bytes:
         "parcels": [[number, writer.put(payload)] for number, payload in parts.parcels.items()],
         "members": [[number, list(members)] for number, members in parts.members.items()],
         "entered": list(parts.entered.items()),
+        "windows": [[number, *_window_record(window)] for number, window in parts.windows.items()],
         "attached": [[slot, *rest] for slot, rest in parts.attached.items()],
         "finished": parts.finished,
     }
@@ -157,6 +160,7 @@ def load(data: bytes, *, rank: int, size: int) -> Parts:
             parcels={number: reader.take(place) or b"" for number, place in records["parcels"]},
             members={number: tuple(members) for number, members in records["members"]},
             entered={int(number): int(count) for number, count in records["entered"]},
+            windows={int(number): _window(size, *rest) for number, *rest in records.get("windows", ())},
             attached={int(slot): (int(a), int(b)) for slot, a, b in records["attached"]},
             finished=bool(records["finished"]),
         )
@@ -176,6 +180,25 @@ def _arrived_record(message: Arrived, writer: _Writer) -> dict[str, Any]:
 
 def _arrived(record: dict[str, Any], reader: _Reader) -> Arrived:
     return Arrived(**{**record, "payload": reader.take(record["payload"])})
+
+
+def _window_record(window: Window) -> list[Any]:
+    askers = [[[a.rank, a.exclusive, a.request] for a in some] for some in (window.locks.holders, window.locks.waiting)]
+    return [window.base, list(window.regions.items()), *askers]
+
+
+def _window(size: int, base: Any, regions: Any, holders: Any, waiting: Any) -> Window:
+    """Of a job of so many ranks. ValueError for a window that no lower half would have written."""
+    places = {int(address): int(num_bytes) for address, num_bytes in regions}
+    if int(base) < 0 or any(address < 0 or num_bytes < 0 for address, num_bytes in places.items()):
+        raise ValueError(f"a window from {base} on with memory {places}")
+    askers = [
+        [Asker(int(rank), bool(alone), int(request)) for rank, alone, request in some] for some in (holders, waiting)
+    ]
+    wrong = [asker.rank for some in askers for asker in some if not 0 <= asker.rank < size]
+    if wrong or (len(askers[0]) > 1 and any(holder.exclusive for holder in askers[0])):
+        raise ValueError(f"a window locked by {askers[0]}, waited for by {askers[1]}, of {size} ranks")
+    return Window(int(base), places, Locks(*askers))
 
 
 def fill(matching: Matching, posted: list[Posted], arrived: list[Arrived]) -> None:

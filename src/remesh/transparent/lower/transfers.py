@@ -39,7 +39,7 @@ from remesh.transparent.lower.memory import UpperMemory
 from remesh.transparent.lower.records import Arrived, Posted
 from remesh.transparent.lower.requests import ERR_TRUNCATE, RECEIVE, SEND, Request, Requests
 from remesh.transparent.lower.streams import LARGEST_PIECE_BYTES, Direct, Helping, Incoming, Outgoing
-from remesh.transparent.lower.wire import PIECE_BYTES, What, Wire
+from remesh.transparent.lower.wire import OF_WINDOWS, PIECE_BYTES, What, Wire
 
 MAX_WATCHED = 64
 """Streams whose end is noticed at once; those beyond are looked after when something else happens."""
@@ -59,6 +59,8 @@ class Transfers:
         self.closed = False
         self.on_making: Callable[[int, int, int, Group], None] | None = None
         """Called with what is said about making a communicator."""
+        self.on_window: Callable[[int, tuple[Any, ...], memoryview | bytes], None] | None = None
+        """Called with what is said about windows."""
         self._streams: list[Outgoing | Incoming | Direct | Helping] = []
         wire.on_message = self.on_message
 
@@ -140,6 +142,9 @@ class Transfers:
         elif what in (What.JOIN, What.GO):
             assert self.on_making is not None
             self.on_making(source, what, comm, Group(sender_request, num_bytes))
+        elif what in OF_WINDOWS:
+            assert self.on_window is not None
+            self.on_window(source, fields, payload)
         elif what == What.HELPED:
             for stream in self._streams:
                 if isinstance(stream, Direct):

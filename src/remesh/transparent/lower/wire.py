@@ -47,6 +47,17 @@ class What:
     GO: Final = 5  # all its members do: make it
     ANNOUNCED_WAITING: Final = 6  # ANNOUNCED by a program that waits until its payload has been taken
     HELPED: Final = 7  # the sender has written its half where the receiver wanted it (bytes: 1), or may not (0)
+    ACCESS: Final = (
+        8  # to a window: tag says what to do, process is the number of runs, address the place in the access
+    )
+    ACCESSED: Final = 9  # its answer: tag is the error class, payload what was fetched
+    LOCK: Final = 10  # of a window; tag: 1 if nobody else may have it
+    LOCKED: Final = 11  # it is the asker's; tag is the error class
+    UNLOCK: Final = 12
+
+
+WITH_PAYLOAD: Final = frozenset((What.MESSAGE, What.ACCESS, What.ACCESSED))
+OF_WINDOWS: Final = frozenset((What.ACCESS, What.ACCESSED, What.LOCK, What.LOCKED, What.UNLOCK))
 
 
 class Wire:
@@ -83,7 +94,7 @@ class Wire:
         places = [bytes(all_places[start : start + _PLACE_BYTES]) for start in range(0, len(all_places), _PLACE_BYTES)]
         return frozenset(rank for rank, other in enumerate(places) if other == own and rank != self.rank)
 
-    def send(self, dest: int, header: Fields, payload: bytes | memoryview = b"") -> None:
+    def send(self, dest: int, header: Fields, payload: bytes | bytearray | memoryview = b"") -> None:
         """Hand one wire message to MPI; ``payload`` has been copied when this returns."""
         if self.engine is not None:
             self.engine.send(dest, header, payload)
@@ -104,7 +115,7 @@ class Wire:
         comm, tag, what, source, pid, request, num_bytes, address = HEADER.unpack_from(self.frame)
         self._received[source] += 1
         assert self.on_message is not None
-        end = HEADER.size + (num_bytes if what == What.MESSAGE else 0)
+        end = HEADER.size + (num_bytes if what in WITH_PAYLOAD else 0)
         fields = (comm, tag, what, request, num_bytes, pid, address)
         self.on_message(source, fields, self._frame_view[HEADER.size : end])
         if self.posted is not None:

@@ -27,11 +27,12 @@ from remesh.transparent.upper.pickles import Pickle, pickle
 from remesh.transparent.upper.request import REQUEST_NULL, Grequest, Prequest, Request
 from remesh.transparent.upper.status import Status
 from remesh.transparent.upper.topology import Cartcomm, Distgraphcomm, Graphcomm, Topocomm
+from remesh.transparent.upper.window import WIN_NULL, Win
 
 _CLASSES = (
     *(Comm, Intracomm, Intercomm, Topocomm, Cartcomm, Graphcomm, Distgraphcomm, Group, Info, Datatype, Op, Status),
     *(Request, Prequest, Grequest, Message, Pickle, BottomType, InPlaceType, BufferAutomaticType, errors.Errhandler),
-    *(absent.Win, File, absent.Session, errors.Exception),
+    *(Win, File, absent.Session, errors.Exception),
 )
 _ENVIRONMENT = (
     *("Init", "Init_thread", "Query_thread", "Is_thread_main", "Is_initialized", "Finalize", "Is_finalized"),
@@ -75,7 +76,7 @@ def names() -> dict[str, Any]:
         "MESSAGE_NO_PROC": MESSAGE_NO_PROC,
         "ERRHANDLER_NULL": errors.ERRHANDLER_NULL,
         **{name: getattr(errors, name) for name in ("ERRORS_RETURN", "ERRORS_ABORT", "ERRORS_ARE_FATAL")},
-        "WIN_NULL": absent.WIN_NULL,
+        "WIN_NULL": WIN_NULL,
         "FILE_NULL": FILE_NULL,
         "SESSION_NULL": absent.SESSION_NULL,
         "Aint_add": Aint_add,

@@ -115,6 +115,11 @@ def _repeated(displacement: int, count: int, part: Layout) -> Iterator[tuple[int
             yield displacement + index * part.extent + offset, length
 
 
+def runs(layout: Layout, start: int, count: int) -> list[tuple[int, int]]:
+    """Where the data of ``count`` elements that begin at ``start`` lie: (offset, bytes > 0), neighbours joined."""
+    return list(joined(_repeated(start, count, layout)))
+
+
 def resized(layout: Layout, lb: int, extent: int) -> Layout:
     """The same data with other bounds."""
     return Layout(layout.segments, lb, extent)

@@ -201,6 +201,10 @@ class Link:
         wanted = (flags, *rest, address, num_bytes, landing.address, landing.capacity, len(counts))
         return self._ended(self.ask(_COLLECTIVE, wanted, tail), landing)
 
+    def started(self, call: Call, fields: tuple[int, ...], tail: Any = None) -> int | Completion:
+        """Start an operation whose data land by address: how it ended, or the request that completes it."""
+        return self._ended(self.ask(call, fields, tail), None)
+
     def probe(self, flags: int, comm: int, source: int, tag: int) -> tuple[Completion, int] | None:
         """The message a receive would get, and its number if it was taken; None if there is none."""
         body = self.ask(_PROBE, (flags, comm, source, tag))
@@ -233,7 +237,7 @@ class Link:
         """Have the bytes of a parcel written to an address."""
         self.ask(BY_NAME["fetch"], (parcel, address))
 
-    def _ended(self, body: memoryview, landing: Landing) -> int | Completion:
+    def _ended(self, body: memoryview, landing: Landing | None) -> int | Completion:
         _, number = REQUEST_REPLY.unpack_from(body)
         if number:
             return int(number)

@@ -97,6 +97,10 @@ class Op(Handle):
             return None
         return _numbers(op.name, leaf)
 
+    def _is_for(self, leaf: Basic) -> bool:
+        """Whether a predefined operation is defined for such values."""
+        return _allowed(self._op.name, leaf)
+
     def _real_by_character(self) -> tuple[int, bytes] | None:
         """The same for plain buffers: the operation, and the type for each character of a format, 255 for none."""
         name = self._op.name

@@ -17,6 +17,8 @@ def byte_view(buffer: Any) -> tuple[memoryview, str]:
         except TypeError:
             if hasattr(buffer, "__dlpack__"):
                 return tensor_view(buffer)
+            if isinstance(buffer, NATIVE.Exporter):
+                return buffer._offered(), "B"
             kind = type(buffer).__name__
             raise TypeError(f"message: expecting a buffer or a tensor on the CPU, got {kind}") from None
     if not buffer.contiguous:

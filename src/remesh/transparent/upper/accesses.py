@@ -1,0 +1,231 @@
+"""Reading, writing and folding into the memory of other ranks.
+
+The lower half knows one access: bytes of this process, runs of bytes at the target, and what is done with them
+(``lower/accesses.py``). Here datatypes become runs, and the data one contiguous view. Source: MPI 4.1, section 12.3.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from remesh.transparent.calls.table import ACCESS_OPS, BY_NAME, MAX_RUNS, PAIR_FORMATS, REAL_TYPES, RUN
+from remesh.transparent.native import NATIVE
+from remesh.transparent.upper import constants as k
+from remesh.transparent.upper import layouts
+from remesh.transparent.upper.basic_types import Basic, real_name
+from remesh.transparent.upper.buffers import Aside, Direct, Spec, parse
+from remesh.transparent.upper.datatype import Datatype
+from remesh.transparent.upper.epochs import Window
+from remesh.transparent.upper.errors import failure
+from remesh.transparent.upper.link import link
+from remesh.transparent.upper.op import OPS, Op
+from remesh.transparent.upper.request import Operation, Request, Work
+
+_ACCESS = BY_NAME["access"]
+_SUM, _REPLACE, _NO_OP = OPS["SUM"], OPS["REPLACE"], OPS["NO_OP"]
+_EMPTY = memoryview(b"")
+
+
+@dataclass(frozen=True, slots=True)
+class _Verb:
+    """What is done at the target, as the lower half numbers it."""
+
+    op: int
+    type: int
+    unit: int  # bytes of an element, which is never torn
+
+
+def _verb(call: str, op: Op, datatype: Datatype) -> _Verb:
+    """ERR_OP if the operation is the program's own, or not for this datatype."""
+    name, leaf = op._op.name, datatype._type.leaf
+    unit = 1 if leaf is None else leaf.size
+    if name in ("REPLACE", "NO_OP"):
+        return _Verb(ACCESS_OPS.index(name), 0, unit)
+    if not name:
+        raise failure("ERR_OP", f"{call}: operations of the program cannot be used on windows; fold after a Get")
+    kind = None if leaf is None or not op._is_for(leaf) else _real_type(leaf)
+    if kind is None:
+        what = "a datatype of several basic types" if leaf is None else leaf.name
+        raise failure("ERR_OP", f"{call}: MPI.{name} is not defined for {what} on windows")
+    return _Verb(ACCESS_OPS.index(name), REAL_TYPES.index(kind), unit)
+
+
+def _real_type(leaf: Basic) -> str | None:
+    return leaf.name if leaf.name in PAIR_FORMATS else real_name(leaf)
+
+
+@dataclass(frozen=True, slots=True)
+class _Target:
+    """Elements in a target's memory."""
+
+    displacement: int  # in units of the target
+    count: int
+    datatype: Datatype
+
+    @classmethod
+    def of(cls, given: Any, like: Spec) -> _Target:
+        """A target as programs write it: None, displacement, or [displacement, count, datatype] from the left."""
+        parts = [] if given is None else list(given) if isinstance(given, (list, tuple)) else [given]
+        if len(parts) > 3:
+            raise ValueError("target: expecting at most 3 items")
+        datatype = like.datatype
+        if parts and isinstance(parts[-1], (Datatype, str)):
+            last = parts.pop()
+            datatype = Datatype.fromcode(last) if isinstance(last, str) else last
+        displacement, count = [*parts, *(0, like.count)[len(parts) :]][:2]
+        return cls(int(displacement), int(count), datatype)
+
+    @property
+    def num_bytes(self) -> int:
+        return self.count * self.datatype._layout.size
+
+    def runs(self, unit: int) -> list[tuple[int, int]]:
+        """(bytes from the window's base, bytes), in the order of the data."""
+        return layouts.runs(self.datatype._layout, self.displacement * unit, self.count)
+
+
+class Accesses:
+    """Mixin of Win: one-sided communication."""
+
+    __slots__ = ()
+    _window: Window
+
+    def _access(
+        self, rank: int, target: _Target, verb: _Verb, data: memoryview, landing: Direct | Aside | None = None
+    ) -> Work:
+        """Begin an access; it is pending in the window."""
+        window = self._window
+        size = len(window.units)
+        if not 0 <= rank < size:
+            raise failure("ERR_RANK", f"accessing rank {rank} of a window of {size}")
+        window.check_epoch(rank)
+        runs = target.runs(window.units[rank])
+        finish = None if landing is None else lambda: landing.finish(landing.capacity)
+        work = Work(self._operations(window, rank, runs, verb, data, landing), finish=finish)
+        window.note(rank, work)
+        return work
+
+    def _operations(
+        self,
+        window: Window,
+        rank: int,
+        runs: list[tuple[int, int]],
+        verb: _Verb,
+        data: memoryview,
+        landing: Direct | Aside | None,
+    ) -> list[Operation]:
+        """As many accesses of the lower half as it takes for so many runs."""
+        operations = []
+        source = NATIVE.address_of(data) if len(data) else 0
+        result = 0 if landing is None else landing.address
+        place = (window.members.number, window.members.ranks[rank])
+        for start in range(0, len(runs), MAX_RUNS):
+            some = runs[start : start + MAX_RUNS]
+            num_bytes = sum(length for _, length in some)
+            num_data = len(data) if len(runs) <= MAX_RUNS else num_bytes
+            fields = (
+                0,
+                verb.op,
+                verb.type,
+                landing is not None,
+                verb.unit,
+                *place,
+                source,
+                num_data,
+                result,
+                len(some),
+            )
+            tail = b"".join(RUN.pack(*run) for run in some)
+            operations.append(Operation(link().started(_ACCESS, fields, tail), keep=(data, landing)))
+            source += num_bytes if source else 0
+            result += num_bytes if result else 0
+        return operations
+
+    # The forms of an access; the target is None where the rank is PROC_NULL.
+
+    def _put(self, call: str, origin: Any, rank: int, target: Any, op: Op) -> Work:
+        if rank == k.PROC_NULL:
+            return Work([])
+        spec = parse(origin)
+        there = _Target.of(target, spec)
+        _check_fit(call, spec, there)
+        return self._access(rank, there, _verb(call, op, there.datatype), spec.payload())
+
+    def _get(self, call: str, result: Any, rank: int, target: Any) -> Work:
+        if rank == k.PROC_NULL:
+            return Work([])
+        spec = parse(result)
+        there = _Target.of(target, spec)
+        _check_fit(call, spec, there)
+        return self._access(rank, there, _verb(call, _NO_OP, there.datatype), _EMPTY, spec.landing())
+
+    def _get_accumulate(self, call: str, origin: Any, result: Any, rank: int, target: Any, op: Op) -> Work:
+        if rank == k.PROC_NULL:
+            return Work([])
+        spec = parse(result)
+        there = _Target.of(target, spec)
+        _check_fit(call, spec, there)
+        data = _EMPTY
+        if op != _NO_OP:
+            given = parse(origin)
+            _check_fit(call, given, there)
+            data = given.payload()
+        return self._access(rank, there, _verb(call, op, there.datatype), data, spec.landing())
+
+    def Put(self, origin: Any, target_rank: int, target: Any = None) -> None:
+        self._put("Put", origin, target_rank, target, _REPLACE)
+
+    def Get(self, origin: Any, target_rank: int, target: Any = None) -> None:
+        self._get("Get", origin, target_rank, target)
+
+    def Accumulate(self, origin: Any, target_rank: int, target: Any = None, op: Op = _SUM) -> None:
+        self._put("Accumulate", origin, target_rank, target, op)
+
+    def Get_accumulate(self, origin: Any, result: Any, target_rank: int, target: Any = None, op: Op = _SUM) -> None:
+        self._get_accumulate("Get_accumulate", origin, result, target_rank, target, op)
+
+    def Rput(self, origin: Any, target_rank: int, target: Any = None) -> Request:
+        return Request._wrap(self._put("Rput", origin, target_rank, target, _REPLACE))
+
+    def Rget(self, origin: Any, target_rank: int, target: Any = None) -> Request:
+        return Request._wrap(self._get("Rget", origin, target_rank, target))
+
+    def Raccumulate(self, origin: Any, target_rank: int, target: Any = None, op: Op = _SUM) -> Request:
+        return Request._wrap(self._put("Raccumulate", origin, target_rank, target, op))
+
+    def Rget_accumulate(self, origin: Any, result: Any, target_rank: int, target: Any = None, op: Op = _SUM) -> Request:
+        return Request._wrap(self._get_accumulate("Rget_accumulate", origin, result, target_rank, target, op))
+
+    # One element.
+
+    def Fetch_and_op(self, origin: Any, result: Any, target_rank: int, target_disp: int = 0, op: Op = _SUM) -> None:
+        mine, there = _elements("Fetch_and_op", parse(origin), parse(result))
+        if target_rank != k.PROC_NULL:
+            target = _Target(int(target_disp), 1, there.datatype)
+            data = _EMPTY if op == _NO_OP else mine.payload()
+            self._access(target_rank, target, _verb("Fetch_and_op", op, there.datatype), data, there.landing())
+
+    def Compare_and_swap(self, origin: Any, compare: Any, result: Any, target_rank: int, target_disp: int = 0) -> None:
+        mine, wanted, there = _elements("Compare_and_swap", parse(origin), parse(compare), parse(result))
+        if target_rank != k.PROC_NULL:
+            target = _Target(int(target_disp), 1, there.datatype)
+            verb = _Verb(ACCESS_OPS.index("COMPARE_AND_SWAP"), 0, there.datatype._layout.size)
+            data = memoryview(b"".join((mine.payload(), wanted.payload())))
+            self._access(target_rank, target, verb, data, there.landing())
+
+
+def _check_fit(call: str, spec: Spec, target: _Target) -> None:
+    """ERR_TRUNCATE if the data and the target's elements are not equally long."""
+    if spec.num_bytes != target.num_bytes:
+        raise failure("ERR_TRUNCATE", f"{call}: {spec.num_bytes} bytes at the origin, {target.num_bytes} at the target")
+
+
+def _elements(call: str, *specs: Spec) -> tuple[Spec, ...]:
+    """Buffers of one element each, of one predefined datatype. ValueError if they are not."""
+    for spec in specs:
+        if spec.count != 1:
+            raise ValueError(f"{call}: expecting buffers of 1 element, got {spec.count}")
+        if spec.datatype != specs[0].datatype:
+            raise ValueError(f"{call}: mismatch in datatypes {specs[0].datatype.name} and {spec.datatype.name}")
+    return specs
