@@ -85,8 +85,9 @@ def test_what_was_changed_in_place_after_the_checkpoint_is_refused_or_written_ag
     assert job.answer == _ANSWER
 
 
-def test_ranks_that_write_at_their_own_speed_lose_no_record(job: Job, tmp_path: Path) -> None:
-    job.create("loners", 4000, 0.002, tmp_path / "records.bin")
+@pytest.mark.parametrize("place", [(), ("shared",)], ids=["own", "shared"])
+def test_ranks_that_write_at_their_own_speed_lose_no_record(job: Job, tmp_path: Path, place: tuple[str, ...]) -> None:
+    job.create("loners", 4000, 0.002, tmp_path / "records.bin", *place)
     for mpi in ("mpich", "openmpi", "impi"):
         checkpoint = job.folder.checkpoint(None) if list(job.folder.checkpoints()) else None
         stopped = job.stay(mpi, settings=Settings(every_s=0.4), checkpoint=checkpoint, watch=stop_after(1.0))

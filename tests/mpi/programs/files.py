@@ -145,6 +145,30 @@ def in_turn(path: str, step: int) -> None:
     see(content(path))
 
 
+def as_they_come(path: str) -> None:
+    """The shared pointer without order: every record stands somewhere, once, and is read by one rank."""
+    file, num = MPI.File.Open(WORLD, path, CREATE), 10
+    file.Set_view(4, MPI.INT)
+    for record in range(num):
+        mine = array.array("i", [RANK, record, RANK * record])
+        if record % 2:
+            file.Write_shared(mine)
+        else:
+            file.Iwrite_shared(mine).Wait()
+    file.Sync()
+    WORLD.Barrier()
+    see(file.Get_position_shared(), file.Get_size())
+    WORLD.Barrier()
+    file.Seek_shared(0, MPI.SEEK_SET)
+    found, status = [], MPI.Status()
+    for _ in range(num):
+        into = array.array("i", [-1] * 3)
+        file.Read_shared(into, status)
+        found.append((into.tolist(), status.Get_count(MPI.INT)))
+    see(sorted(record for some in WORLD.allgather(found) for record in some))
+    file.Close()
+
+
 def failures(path: str) -> None:
     """What cannot be opened fails on all ranks; what is there only on one, too."""
     see(failure(lambda: MPI.File.Open(WORLD, f"{path}.none", MPI.MODE_RDONLY)))
@@ -172,6 +196,7 @@ def main(folder: str, num_steps: int) -> None:
         blocks(path, step)
         views(path, step)
         in_turn(f"{path}.turns", step)
+        as_they_come(f"{path}.shared")
         failures(path)
     print(f"rank {RANK} saw {seen}", flush=True)
 

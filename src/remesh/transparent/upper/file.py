@@ -16,12 +16,13 @@ from remesh.transparent.upper.datatype import Datatype
 from remesh.transparent.upper.errors import ERRORS_ARE_FATAL, ERRORS_RETURN, Errhandler, failure, numbered_failure
 from remesh.transparent.upper.file_access import check_amode, delete, in_file, open_file
 from remesh.transparent.upper.file_forms import add_data_access
-from remesh.transparent.upper.file_state import BYTE, FileState, SharedPointer
+from remesh.transparent.upper.file_state import BYTE, FileState
 from remesh.transparent.upper.file_views import FileView
 from remesh.transparent.upper.group import Group
 from remesh.transparent.upper.handles import Handle
 from remesh.transparent.upper.info import INFO_NULL, Info
 from remesh.transparent.upper.membership import make
+from remesh.transparent.upper.shared_pointer import SharedPointer
 from remesh.transparent.upper.together import agree, at_first_rank, attempt, expect_same, together
 
 _default_errhandler = [ERRORS_RETURN]
@@ -86,10 +87,10 @@ class File(Handle):
         end = 0
         if amode & k.MODE_APPEND:
             end = os.fstat(descriptor).st_size
-            # Nobody writes before all have looked: the pointers begin at one place everywhere.
-            agree(own, None)
         file = FileState(own, path, descriptor, amode, SharedPointer(own, end), dict(info.items()))
         file.errhandler, file.position = _default_errhandler[0], end
+        # The shared pointer is there, and nobody writes before all have seen where the end is.
+        agree(own, None)
         return cls._wrap(file)
 
     def Close(self) -> None:
@@ -113,6 +114,7 @@ class File(Handle):
             if deletes:
                 at_first_rank(file.comm, lambda: delete(file.path, "MPI.File.Close: deleting"))
         finally:
+            file.shared.free()
             file.comm.Free()
 
     @classmethod

@@ -12,6 +12,7 @@ from remesh.transparent.upper.errors import ERRORS_RETURN, Errhandler, failure
 from remesh.transparent.upper.file_access import in_file
 from remesh.transparent.upper.file_views import FileView
 from remesh.transparent.upper.link import Completion
+from remesh.transparent.upper.shared_pointer import SharedPointer
 from remesh.transparent.upper.together import Comm
 
 BYTE = PREDEFINED["BYTE"]
@@ -24,34 +25,6 @@ class Split:
     name: str  # of its call, without ``_begin``
     completion: Completion | None  # None: it failed
     problem: builtins.Exception | None  # why; raised on all ranks at its end
-
-
-class SharedPointer:
-    """The file pointer that all ranks share; each rank keeps the same value. In etypes of the view."""
-
-    def __init__(self, comm: Comm, position: int) -> None:
-        self._comm, self._position = comm, position
-
-    def get(self) -> int:
-        return self._position
-
-    def set(self, position: int) -> None:
-        """Move it; all ranks do."""
-        self._position = position
-
-    def take(self, num_etypes: int) -> int:
-        """Where this rank's etypes begin when ranks take theirs as they come."""
-        raise NotImplementedError(
-            "MPI.File: reading and writing at the shared pointer without order is not carried over checkpoints; use "
-            "Read_ordered and Write_ordered, or offsets"
-        )
-
-    def take_in_turn(self, num_etypes: int) -> int:
-        """Where this rank's etypes begin when all ranks take theirs in order of ranks; all ranks do."""
-        everybody: list[int] = self._comm.allgather(num_etypes)
-        start = self._position + sum(everybody[: self._comm.Get_rank()])
-        self._position += sum(everybody)
-        return start
 
 
 @dataclass(eq=False)
