@@ -84,6 +84,12 @@ def test_parallel_files_are_those_of_mpich_whatever_mpi_carries_the_program(tmp_
         assert _seen(_run(kind, 4, _ALONE, program, str(tmp_path / kind))) == native
 
 
+@pytest.mark.parametrize("variables", [{}, {"REMESH_NATIVE": "ctypes"}], ids=["engine", "without-the-extension"])
+def test_what_may_not_be_done_to_a_file_fails_on_all_ranks(tmp_path: Path, variables: dict[str, str]) -> None:
+    done = _run("mpich", 4, _ALONE, str(_HERE / "programs" / "file_errors.py"), str(tmp_path), **variables)
+    assert len(_seen(done)) == 4
+
+
 def test_a_program_does_not_notice_in_its_files_that_its_lower_half_is_renewed(tmp_path: Path) -> None:
     program = str(_HERE / "programs" / "files.py")
     for name in ("left-alone", "renewed"):

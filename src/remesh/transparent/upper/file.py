@@ -14,7 +14,7 @@ from remesh.transparent.upper import constants as k
 from remesh.transparent.upper.comm import Intracomm, predefined
 from remesh.transparent.upper.datatype import Datatype
 from remesh.transparent.upper.errors import ERRORS_ARE_FATAL, ERRORS_RETURN, Errhandler, failure, numbered_failure
-from remesh.transparent.upper.file_access import check_amode, delete, in_file, open_file
+from remesh.transparent.upper.file_access import check_amode, delete, flush, in_file, open_file
 from remesh.transparent.upper.file_forms import add_data_access
 from remesh.transparent.upper.file_state import BYTE, FileState
 from remesh.transparent.upper.file_views import FileView
@@ -104,7 +104,7 @@ class File(Handle):
             with in_file(f"MPI.File.Close: closing {file.name}"):
                 try:
                     if file.is_dirty and not deletes:
-                        os.fsync(descriptor)
+                        flush(descriptor)
                 finally:
                     os.close(descriptor)
 
@@ -244,11 +244,11 @@ class File(Handle):
     def Sync(self) -> None:
         file = self._file
 
-        def flush() -> None:
+        def sync() -> None:
             with in_file(f"MPI.File.Sync: flushing {file.name}"):
-                os.fsync(file.descriptor)
+                flush(file.descriptor)
 
-        together(file.comm, flush)
+        together(file.comm, sync)
         file.is_dirty = False
 
     # Errors.

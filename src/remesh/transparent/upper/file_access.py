@@ -77,9 +77,9 @@ def open_file(path: str | bytes, amode: int) -> int:
     doing = f"MPI.File.Open: opening {os.fsdecode(path)}"
     with in_file(doing):
         descriptor = os.open(path, flags, 0o666)
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
             os.close(descriptor)
-            raise failure("ERR_BAD_FILE", f"{doing}: it is no regular file")
+            raise failure("ERR_BAD_FILE", f"{doing}: it is a folder")
         return descriptor
 
 
@@ -107,6 +107,15 @@ def write_runs(descriptor: int, runs: Runs, data: memoryview) -> int:
             done += count
             position += count
     return done
+
+
+def flush(descriptor: int) -> None:
+    """Wait until what was written is on the disk; a device without one has nothing to flush."""
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
 
 
 @contextlib.contextmanager
