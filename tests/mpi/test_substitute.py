@@ -114,6 +114,15 @@ def test_what_may_not_be_done_to_a_window_is_refused(variables: dict[str, str]) 
     assert len(_seen(done)) == 3
 
 
-def test_no_public_name_is_missing() -> None:
+def test_no_public_name_of_mpi4py_is_missing() -> None:
     done = _run("openmpi", 1, _ALONE, str(_HERE / "missing_names.py"))
-    assert not done.stdout.split()
+    missing = set(done.stdout.split())
+    assert not missing, sorted(missing)
+
+
+def test_groups_of_sessions_become_communicators_while_the_lower_half_is_renewed() -> None:
+    program = str(_HERE / "programs" / "groups.py")
+    plain = _seen(_run("openmpi", 4, _ALONE, program, "40"))
+    assert len(plain) == 4
+    renewed = _run("openmpi", 4, _ALONE, "--renew", "0.02", program, "40")
+    assert _seen(renewed) == plain

@@ -181,25 +181,6 @@ static PyObject *fast_map_file(PyObject *self, PyObject *args) {
     return PyMemoryView_FromMemory(start, (Py_ssize_t)num_bytes, PyBUF_WRITE);
 }
 
-/* Base of classes that offer the memory that their method ``_offered`` returns: a buffer of any kind. Before Python 3.12
- * classes written in Python cannot say so themselves.
- */
-static int offer_memory(PyObject *self, Py_buffer *view, int flags) {
-    view->obj = NULL;
-    PyObject *memory = PyObject_CallMethod(self, "_offered", NULL);
-    int failed = memory == NULL || PyObject_GetBuffer(memory, view, flags);
-    Py_XDECREF(memory);
-    return failed ? -1 : 0;
-}
-
-static int add_exporter(PyObject *module) {
-    PyType_Slot slots[] = {{Py_bf_getbuffer, (void *)offer_memory}, {0, NULL}};
-    PyType_Spec spec = {
-        "remesh.transparent._fast.Exporter", sizeof(PyObject), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE, slots};
-    PyObject *type = PyType_FromSpec(&spec);
-    return type == NULL ? -1 : PyModule_AddType(module, (PyTypeObject *)type);
-}
-
 static PyMethodDef methods[] = {
     {"call", (PyCFunction)(void (*)(void))fast_call, METH_FASTCALL, NULL},
     {"answer", (PyCFunction)(void (*)(void))fast_answer, METH_FASTCALL, NULL},
@@ -221,6 +202,8 @@ static struct PyModuleDef definition = {
 
 PyMODINIT_FUNC PyInit__fast(void) {
     PyObject *module = PyModule_Create(&definition);
-    if (module != NULL && (add_records(module) || add_port(module) || add_engine(module) || add_arena(module) || add_exporter(module))) Py_CLEAR(module);
+    if (module == NULL) return NULL;
+    if (add_records(module) || add_port(module) || add_engine(module) || add_arena(module) || add_exporter(module))
+        Py_CLEAR(module);
     return module;
 }

@@ -109,8 +109,9 @@ static inline char *put_u8(char *to, uint8_t value) { return memcpy(to, &value, 
 static inline char *put_32(char *to, uint32_t value) { return memcpy(to, &value, 4), to + 4; }
 static inline char *put_64(char *to, uint64_t value) { return memcpy(to, &value, 8), to + 8; }
 
-/* _port.c, _engine.c and _arena.c: add what they have to the module; -1 with an exception. */
+/* _port.c, _engine.c, _arena.c and _exporter.c: add what they have to the module; -1 with an exception. */
 int add_arena(PyObject *module);
+int add_exporter(PyObject *module);
 int add_port(PyObject *module);
 int add_engine(PyObject *module);
 

@@ -177,22 +177,10 @@ class Port:
     wait = receive
 
 
-class Exporter:
-    """Base of classes that offer the memory that ``_offered`` returns: to other packages from Python 3.12 on."""
-
-    __slots__ = ()
-
-    def _offered(self) -> memoryview:
-        raise NotImplementedError
-
-    def __buffer__(self, flags: int) -> memoryview:
-        return self._offered()
-
-
 TWIN = SimpleNamespace(
-    Exporter=Exporter,
     Port=Port,
     Engine=None,
+    Exporter=object,
     call=call,
     answer=answer,
     pending=pending,

@@ -65,6 +65,29 @@ def test_any_number_of_elements_without_gaps_is_one_segment() -> None:
     assert layouts.placed([(0, 1 << 40, _INT)]).segments == ((0, 4 << 40),)
 
 
+_CHAR, _DOUBLE = layouts.basic(1), layouts.basic(8, alignment=8)
+
+
+@pytest.mark.parametrize(
+    ("parts", "lb", "extent"),
+    [
+        ([(0, 1, _DOUBLE), (8, 1, _CHAR)], 0, 16),
+        ([(4, 1, _DOUBLE), (16, 1, _CHAR)], 4, 16),
+        ([(-9, 1, _CHAR), (0, 1, _DOUBLE)], -9, 24),
+        ([(0, 0, _DOUBLE), (8, 1, _CHAR)], 8, 1),
+        ([(0, 1, layouts.strided(_DOUBLE, 2, 1, 24)), (64, 1, _CHAR)], 0, 72),
+        ([(0, 1, layouts.resized(_DOUBLE, 0, 9)), (100, 1, _CHAR)], 0, 9),
+        ([(3, 1, layouts.resized(_DOUBLE, 2, 9))], 5, 9),
+        ([(0, 1, layouts.subarray(_DOUBLE, [4], [2], [1])), (64, 1, _CHAR)], 0, 32),
+    ],
+)
+def test_a_struct_is_padded_as_in_c_unless_bounds_were_set(
+    parts: list[tuple[int, int, layouts.Layout]], lb: int, extent: int
+) -> None:  # the numbers are those of Open MPI 5.0.11
+    layout = layouts.struct(parts)
+    assert (layout.lb, layout.extent) == (lb, extent)
+
+
 @pytest.mark.parametrize("count", [0, 1, 3])
 def test_the_span_holds_every_byte_that_packing_reads(count: int) -> None:
     layout = layouts.resized(layouts.placed([(8, 1, _INT), (0, 1, _INT)]), 0, 16)

@@ -36,21 +36,6 @@ class _Verb:
     unit: int  # bytes of an element, which is never torn
 
 
-def _verb(call: str, op: Op, datatype: Datatype) -> _Verb:
-    """ERR_OP if the operation is the program's own, or not for this datatype."""
-    name, leaf = op._op.name, datatype._type.leaf
-    unit = 1 if leaf is None else leaf.size
-    if name in ("REPLACE", "NO_OP"):
-        return _Verb(ACCESS_OPS.index(name), 0, unit)
-    if not name:
-        raise failure("ERR_OP", f"{call}: operations of the program cannot be used on windows; fold after a Get")
-    kind = None if leaf is None or not op._is_for(leaf) else _real_type(leaf)
-    if kind is None:
-        what = "a datatype of several basic types" if leaf is None else leaf.name
-        raise failure("ERR_OP", f"{call}: MPI.{name} is not defined for {what} on windows")
-    return _Verb(ACCESS_OPS.index(name), REAL_TYPES.index(kind), unit)
-
-
 def _real_type(leaf: Basic) -> str | None:
     return leaf.name if leaf.name in PAIR_FORMATS else real_name(leaf)
 
@@ -67,8 +52,8 @@ class _Target:
     def of(cls, given: Any, like: Spec) -> _Target:
         """A target as programs write it: None, displacement, or [displacement, count, datatype] from the left."""
         parts = [] if given is None else list(given) if isinstance(given, (list, tuple)) else [given]
-        if len(parts) > 3:
-            raise ValueError("target: expecting at most 3 items")
+        if len(parts) > 3 or not all(isinstance(part, (Datatype, str)) or hasattr(part, "__index__") for part in parts):
+            raise ValueError("target: expecting a displacement, or up to 3 of displacement, count and datatype")
         datatype = like.datatype
         if parts and isinstance(parts[-1], (Datatype, str)):
             last = parts.pop()
@@ -83,6 +68,23 @@ class _Target:
     def runs(self, unit: int) -> list[tuple[int, int]]:
         """(bytes from the window's base, bytes), in the order of the data."""
         return layouts.runs(self.datatype._layout, self.displacement * unit, self.count)
+
+
+def _verb(call: str, op: Op, target: _Target) -> _Verb:
+    """ERR_OP if the operation is the program's own, or not for the target's datatype."""
+    name, leaf = op._op.name, target.datatype._type.leaf
+    unit = 1 if leaf is None else leaf.size
+    if not target.count:
+        name = "NO_OP"
+    if name in ("REPLACE", "NO_OP"):
+        return _Verb(ACCESS_OPS.index(name), 0, unit)
+    if not name:
+        raise failure("ERR_OP", f"{call}: operations of the program cannot be used on windows; fold after a Get")
+    kind = None if leaf is None or not op._is_for(leaf) else _real_type(leaf)
+    if kind is None:
+        what = "a datatype of several basic types" if leaf is None else leaf.name
+        raise failure("ERR_OP", f"{call}: MPI.{name} is not defined for {what} on windows")
+    return _Verb(ACCESS_OPS.index(name), REAL_TYPES.index(kind), unit)
 
 
 class Accesses:
@@ -150,7 +152,7 @@ class Accesses:
         spec = parse(origin)
         there = _Target.of(target, spec)
         _check_fit(call, spec, there)
-        return self._access(rank, there, _verb(call, op, there.datatype), spec.payload())
+        return self._access(rank, there, _verb(call, op, there), spec.payload())
 
     def _get(self, call: str, result: Any, rank: int, target: Any) -> Work:
         if rank == k.PROC_NULL:
@@ -158,7 +160,7 @@ class Accesses:
         spec = parse(result)
         there = _Target.of(target, spec)
         _check_fit(call, spec, there)
-        return self._access(rank, there, _verb(call, _NO_OP, there.datatype), _EMPTY, spec.landing())
+        return self._access(rank, there, _verb(call, _NO_OP, there), _EMPTY, spec.landing())
 
     def _get_accumulate(self, call: str, origin: Any, result: Any, rank: int, target: Any, op: Op) -> Work:
         if rank == k.PROC_NULL:
@@ -171,7 +173,7 @@ class Accesses:
             given = parse(origin)
             _check_fit(call, given, there)
             data = given.payload()
-        return self._access(rank, there, _verb(call, op, there.datatype), data, spec.landing())
+        return self._access(rank, there, _verb(call, op, there), data, spec.landing())
 
     def Put(self, origin: Any, target_rank: int, target: Any = None) -> None:
         self._put("Put", origin, target_rank, target, _REPLACE)
@@ -204,7 +206,7 @@ class Accesses:
         if target_rank != k.PROC_NULL:
             target = _Target(int(target_disp), 1, there.datatype)
             data = _EMPTY if op == _NO_OP else mine.payload()
-            self._access(target_rank, target, _verb("Fetch_and_op", op, there.datatype), data, there.landing())
+            self._access(target_rank, target, _verb("Fetch_and_op", op, target), data, there.landing())
 
     def Compare_and_swap(self, origin: Any, compare: Any, result: Any, target_rank: int, target_disp: int = 0) -> None:
         mine, wanted, there = _elements("Compare_and_swap", parse(origin), parse(compare), parse(result))
@@ -222,8 +224,10 @@ def _check_fit(call: str, spec: Spec, target: _Target) -> None:
 
 
 def _elements(call: str, *specs: Spec) -> tuple[Spec, ...]:
-    """Buffers of one element each, of one predefined datatype. ValueError if they are not."""
+    """Buffers of one element each, of one predefined datatype. ValueError or ERR_TYPE if they are not."""
     for spec in specs:
+        if not spec.datatype.is_predefined:
+            raise failure("ERR_TYPE", f"{call}: expecting a predefined datatype")
         if spec.count != 1:
             raise ValueError(f"{call}: expecting buffers of 1 element, got {spec.count}")
         if spec.datatype != specs[0].datatype:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
-from remesh.transparent.upper.errors import failure
+from remesh.transparent.upper.errors import failure, run_callback
 
 Copy = Callable[[Any, int, Any], Any]
 Delete = Callable[[Any, int, Any], None]
@@ -25,15 +24,6 @@ class _Key:
 
 _keys: dict[int, _Key] = {}
 _freed: set[int] = set()
-
-
-def _called(callback: Callable[..., Any], *args: Any) -> Any:
-    """What a program's callback returns. MPI calls it: an exception is shown, and the MPI call fails."""
-    try:
-        return callback(*args)
-    except Exception as error:
-        traceback.print_exc()
-        raise failure("ERR_OTHER", f"a callback of a keyval raised {type(error).__name__}: {error}") from error
 
 
 class Attributes(dict[int, Any]):
@@ -75,7 +65,7 @@ class WithAttributes:
         delete = _keys[keyval].delete
         try:
             if delete is not None:
-                _called(delete, self, keyval, attributes[keyval])
+                run_callback("a keyval", delete, self, keyval, attributes[keyval])
         finally:
             # What could not be deleted is gone all the same, or the object could never be freed.
             del attributes[keyval]
@@ -89,7 +79,7 @@ class WithAttributes:
             copy = _keys[keyval].copy
             if copy is None or copy is False:  # type: ignore[comparison-overlap]
                 continue
-            copied = value if copy is True else _called(copy, self, keyval, value)  # type: ignore[comparison-overlap]
+            copied = value if copy is True else run_callback("a keyval", copy, self, keyval, value)  # type: ignore[comparison-overlap]
             if copied is not NotImplemented:
                 other._attributes()[keyval] = copied
 

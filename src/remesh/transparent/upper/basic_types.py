@@ -21,18 +21,43 @@ class Basic:
     extent: int  # bytes from one to the next, larger than the size where C pads
     pair: str = ""  # of a value with an index: struct format
 
+    @property
+    def typestr(self) -> str | None:
+        """NumPy's type string without byte order; None if it has no such type."""
+        if self.char in _TYPESTR_OF_CHAR:
+            return _TYPESTR_OF_CHAR[self.char]
+        kind = _KIND_OF_STEM.get(self.name.rstrip("0123456789")) if self.kind == "V" else self.kind
+        return None if kind in (None, "P") else f"{kind}{self.size}"
+
+    @property
+    def code(self) -> str | None:
+        """What mpi4py calls it by: the type string where its name has its size, else the character."""
+        return self.typestr if self.name.startswith(_SIZED) or self.name[-1].isdigit() else self.char or None
+
+    @property
+    def alignment(self) -> int:
+        """Bytes that C places it at multiples of."""
+        if self.kind == "P":
+            return max(4, BASIC[self.name.removesuffix("_INT")].alignment)
+        return self.size // 2 if self.kind == "c" else self.size
+
+
+_TYPESTR_OF_CHAR: Final = {"c": "S1", "U": "U1", "B": "u1"}
+_KIND_OF_STEM: Final = {"LOGICAL": "i", "INTEGER": "i", "COMPLEX": "c"}
+_SIZED: Final = ("INT8_T", "INT16_T", "INT32_T", "INT64_T", "UINT", "C_BOOL")
+
 
 def _rows() -> list[Basic]:
     plain = """
-    PACKED 1 V B; BYTE 1 u B; CHAR 1 S c; WCHAR 4 S i; SIGNED_CHAR 1 i b; UNSIGNED_CHAR 1 u B; SHORT 2 i h;
+    PACKED 1 V B; BYTE 1 u B; CHAR 1 S c; WCHAR 4 S U; SIGNED_CHAR 1 i b; UNSIGNED_CHAR 1 u B; SHORT 2 i h;
     UNSIGNED_SHORT 2 u H; INT 4 i i; UNSIGNED 4 u I; LONG 8 i l; UNSIGNED_LONG 8 u L; LONG_LONG 8 i q;
     UNSIGNED_LONG_LONG 8 u Q; FLOAT 4 f f; DOUBLE 8 f d; LONG_DOUBLE 16 f g; C_BOOL 1 b ?; CXX_BOOL 1 b ?;
     INT8_T 1 i b; INT16_T 2 i h; INT32_T 4 i i; INT64_T 8 i l; UINT8_T 1 u B; UINT16_T 2 u H; UINT32_T 4 u I;
     UINT64_T 8 u L; FLOAT16_T 2 f e; FLOAT32_T 4 f f; FLOAT64_T 8 f d; BFLOAT16_T 2 V -;
     C_FLOAT_COMPLEX 8 c F; C_DOUBLE_COMPLEX 16 c D; C_LONG_DOUBLE_COMPLEX 32 c G; CXX_FLOAT_COMPLEX 8 c F;
-    CXX_DOUBLE_COMPLEX 16 c D; CXX_LONG_DOUBLE_COMPLEX 32 c G; AINT 8 i l; OFFSET 8 i l; COUNT 8 i l;
+    CXX_DOUBLE_COMPLEX 16 c D; CXX_LONG_DOUBLE_COMPLEX 32 c G; AINT 8 i p; OFFSET 8 i p; COUNT 8 i p;
     CHARACTER 1 S c; LOGICAL 4 i i; INTEGER 4 i i; REAL 4 f f; DOUBLE_PRECISION 8 f d; COMPLEX 8 c F;
-    DOUBLE_COMPLEX 16 c D; LOGICAL1 1 i b; LOGICAL2 2 i h; LOGICAL4 4 i i; LOGICAL8 8 i l; LOGICAL16 16 V -;
+    DOUBLE_COMPLEX 16 c D; LOGICAL1 1 b ?; LOGICAL2 2 i h; LOGICAL4 4 i i; LOGICAL8 8 i l; LOGICAL16 16 V -;
     INTEGER1 1 i b; INTEGER2 2 i h; INTEGER4 4 i i; INTEGER8 8 i l; INTEGER16 16 V -; REAL2 2 f e;
     REAL4 4 f f; REAL8 8 f d; REAL16 16 f g; COMPLEX4 4 V -; COMPLEX8 8 c F; COMPLEX16 16 c D;
     COMPLEX32 32 c G;
@@ -92,41 +117,22 @@ def real_name(row: Basic) -> str | None:
     return _REAL_BY_KIND.get((row.kind, row.size))
 
 
-_CODES: Final = {
-    **{f"{row.kind}{row.size}": row.name for row in reversed(BASIC.values()) if row.kind in "iufc" and row.char},
-    "S1": "CHAR",
-    "b1": "C_BOOL",
-    "V1": "BYTE",
-}
-"""NumPy's type string without byte order -> name; the C names are preferred."""
-_CHARS: Final = {
-    **{row.char: row.name for row in reversed(BASIC.values()) if row.char},
-    "Zf": "C_FLOAT_COMPLEX",
-    "Zd": "C_DOUBLE_COMPLEX",
-    "Zg": "C_LONG_DOUBLE_COMPLEX",
-    "n": "AINT",
-    "N": "UINT64_T",
-    "p": "AINT",
-    "s": "CHAR",
-    "B": "UNSIGNED_CHAR",
-    "S": "CHAR",
-    "U": "WCHAR",
-    "u": "WCHAR",
-    "w": "WCHAR",
-    "c": "CHAR",
-    "?": "C_BOOL",
-    "l": "LONG",
-    "i": "INT",
-    "V": "BYTE",
-    "P": "AINT",
-}
+_CHARS: Final = """
+? C_BOOL  b SIGNED_CHAR  h SHORT  i INT  l LONG  q LONG_LONG  n COUNT  p AINT
+B UNSIGNED_CHAR  H UNSIGNED_SHORT  I UNSIGNED  L UNSIGNED_LONG  Q UNSIGNED_LONG_LONG  N UNSIGNED_LONG  P UNSIGNED_LONG
+e FLOAT16_T  f FLOAT  d DOUBLE  g LONG_DOUBLE  c CHAR  S CHAR  s CHAR  U WCHAR  w WCHAR  u UINT16_T
+F C_FLOAT_COMPLEX  D C_DOUBLE_COMPLEX  G C_LONG_DOUBLE_COMPLEX
+"""
+_TYPESTRS: Final = """
+b1 C_BOOL  S1 CHAR  U1 WCHAR  i1 INT8_T  i2 INT16_T  i4 INT32_T  i8 INT64_T  u1 UINT8_T  u2 UINT16_T  u4 UINT32_T
+u8 UINT64_T  f2 FLOAT16_T  f4 FLOAT  f8 DOUBLE  f16 LONG_DOUBLE
+c8 C_FLOAT_COMPLEX  c16 C_DOUBLE_COMPLEX  c32 C_LONG_DOUBLE_COMPLEX
+Zf C_FLOAT_COMPLEX  Zd C_DOUBLE_COMPLEX  Zg C_LONG_DOUBLE_COMPLEX
+"""
+_CODES: Final = dict(zip(*[iter((_CHARS + _TYPESTRS).split())] * 2, strict=True))
+"""A character of ``struct``, of buffers or of NumPy, or NumPy's type string without byte order -> name."""
 
 
 def name_of_code(code: str) -> str | None:
-    """The predefined datatype of a type string (``<f8``, ``i4``), of a character of ``struct`` or of a NumPy name."""
-    plain = code.lstrip("<=@|")
-    if plain in _CHARS and plain not in ("c8",):
-        return _CHARS[plain]
-    if plain in _CODES:
-        return _CODES[plain]
-    return None
+    """The predefined datatype of a character (``d``) or a type string (``f8``)."""
+    return _CODES.get(code)

@@ -6,12 +6,17 @@ contiguous view (in place where the datatype is dense, else packed), and a landi
 
 from __future__ import annotations
 
-import ctypes
+import itertools
+import operator
+import sys
+from collections.abc import Callable
 from typing import Any
 
 from remesh.transparent.calls.table import PARCEL
 from remesh.transparent.native import NATIVE
+from remesh.transparent.upper.addresses import memory_at
 from remesh.transparent.upper.basic_types import name_of_code
+from remesh.transparent.upper.constants import PROC_NULL
 from remesh.transparent.upper.datatype import PREDEFINED, Datatype
 from remesh.transparent.upper.errors import failure
 from remesh.transparent.upper.views import byte_view
@@ -134,7 +139,7 @@ class Spec:
     def __init__(self, view: memoryview, start: int, count: int, datatype: Datatype) -> None:
         self.view, self.start, self.count, self.datatype = view, start, count, datatype
         if count < 0:
-            raise failure("ERR_COUNT", f"message: negative count {count}")
+            raise ValueError(f"message: negative count {count}")
 
     @property
     def num_bytes(self) -> int:
@@ -214,39 +219,44 @@ class Blocks:
 
 def _as_datatype(given: Any) -> Datatype:
     if isinstance(given, Datatype):
-        if not given:
-            raise failure("ERR_TYPE", "message: the datatype is null")
         return given
-    if isinstance(given, str):
-        return Datatype.fromcode(given)
-    raise TypeError(f"message: expecting a datatype, got {type(given).__name__}")
+    name = name_of_code(given) if isinstance(given, str) else None
+    if name is None:
+        raise KeyError(f"message: cannot map {given!r} to MPI datatype")
+    return PREDEFINED[name]
+
+
+def _datatype_of(form: str | None) -> Datatype:
+    """The datatype of the elements of a buffer, None being bytes."""
+    if form is None:
+        return PREDEFINED["BYTE"]
+    if form[0] in _FOREIGN_ORDERS:
+        raise BufferError(f"message: format {form!r} has another byte order than this machine; name a datatype")
+    name = name_of_code(form.lstrip(_OWN_ORDERS))
+    if name is None:
+        raise KeyError(f"message: no MPI datatype for a buffer of format {form!r}; name one: [data, datatype]")
+    return PREDEFINED[name]
+
+
+_OWN_ORDERS, _FOREIGN_ORDERS = ("@=<", ">!") if sys.byteorder == "little" else ("@=>!", "<")
 
 
 def _is_type(given: Any) -> bool:
     return isinstance(given, (Datatype, str))
 
 
-def _base(buffer: Any, datatype: Any) -> tuple[memoryview, Datatype, bool]:
-    """View, datatype, and whether the view is all memory."""
+def _base(buffer: Any, datatype: Any) -> tuple[memoryview, Datatype]:
+    """View and datatype; the view of nothing, and of all memory, is empty."""
     if buffer is None or isinstance(buffer, BottomType):
-        if datatype is None:
-            return memoryview(bytearray()), PREDEFINED["BYTE"], False
-        return memoryview(bytearray()), _as_datatype(datatype), isinstance(buffer, BottomType)
+        return memoryview(bytearray()), _as_datatype(datatype)
     view, form = byte_view(buffer)
-    if datatype is None:
-        name = "BYTE" if isinstance(buffer, (bytes, bytearray)) else name_of_code(form)
-        if name is None:
-            raise KeyError(f"message: no MPI datatype for a buffer of format {form!r}; name one: [data, datatype]")
-        return view, PREDEFINED[name], False
-    return view, _as_datatype(datatype), False
+    return view, _datatype_of(form) if datatype is None else _as_datatype(datatype)
 
 
 def _all_memory(datatype: Datatype, count: int, address: int = 0) -> tuple[memoryview, int]:
     """The memory that elements at an address touch, and where they begin in it."""
     low, high = datatype._layout.span(count)
-    if high == low:
-        return memoryview(b""), 0
-    return memoryview((ctypes.c_char * (high - low)).from_address(address + low)).cast("B"), -low
+    return memory_at(address + low, high - low), -low
 
 
 def is_in_place(message: Any) -> bool:
@@ -254,101 +264,155 @@ def is_in_place(message: Any) -> bool:
     return message is None or isinstance(message, InPlaceType)
 
 
+def _split(message: Any, pairs: Any) -> tuple[Any, Any, Any, Any]:
+    """Buffer, count, displacement and datatype; the two in the middle may stand together in one of ``pairs``."""
+    if not isinstance(message, (list, tuple)):
+        if message is None:
+            raise TypeError("message: expecting buffer or list/tuple, got None")
+        return message, None, None, None
+    if not 2 <= len(message) <= 4:
+        raise ValueError(f"message: expecting 2 to 4 items, got {len(message)}")
+    buffer, count, *rest = message
+    if len(rest) == 2:
+        return buffer, count, rest[0], rest[1]
+    datatype = rest[0] if rest else None
+    if not rest and _is_type(count):
+        return buffer, None, None, count
+    count, displacement = count if isinstance(count, pairs) else (count, None)
+    return buffer, count, displacement, datatype
+
+
 def parse(message: Any, num_blocks: int = 1) -> Spec:
-    """One run of elements; a count that is named is that of one of ``num_blocks``."""
-    count: Any = None
-    displacement = 0
-    datatype: Any = None
-    buffer = message
-    if isinstance(message, (list, tuple)):
-        parts = list(message)
-        buffer = parts.pop(0) if parts else None
-        if parts and (parts[-1] is None or _is_type(parts[-1])):
-            datatype = parts.pop()
-        if parts and isinstance(parts[0], (list, tuple)):
-            count, displacement = [*parts[0], None, 0][:2] if len(parts[0]) < 2 else parts[0]
-        elif parts:
-            count = parts[0]
-            displacement = parts[1] if len(parts) > 1 else 0
-        if len(parts) > 2:
-            raise ValueError("message: expecting 2 to 4 items")
-    if count is not None:
-        count = int(count) * num_blocks
-    view, kind, everywhere = _base(buffer, datatype)
-    if everywhere:
-        whole, start = _all_memory(kind, int(count or 0))
-        return Spec(whole, start, int(count or 0), kind)
-    return _fitted(view, count, displacement or 0, kind)
+    """One run of elements; a count that is named is that of one of ``num_blocks``.
 
-
-def _fitted(view: memoryview, count: Any, displacement: int, datatype: Datatype) -> Spec:
-    layout = datatype._layout
-    start = displacement * layout.extent
+    Raises:
+        TypeError, ValueError, KeyError, BufferError: where mpi4py raises them; and what does not fit into the buffer.
+    """
+    buffer, count, displacement, datatype = _split(message, (list, tuple))
+    view, kind = _base(buffer, datatype)
+    start = 0 if displacement is None else _start_of(operator.index(displacement), view, kind)
     if count is None:
-        room = len(view) - start
-        if layout.extent <= 0 or room <= 0:
-            return Spec(view, start, 0, datatype)
-        if room % layout.extent:
-            raise ValueError(
-                f"message: buffer of {len(view)} bytes is no multiple of the datatype's extent {layout.extent}"
-            )
-        return Spec(view, start, room // layout.extent, datatype)
-    low, high = layout.span(int(count))
+        return Spec(view, start, _inferred(len(view) - start, kind, num_blocks), kind)
+    count = operator.index(count) * num_blocks
+    if isinstance(buffer, BottomType):
+        whole, start = _all_memory(kind, count)
+        return Spec(whole, start, count, kind)
+    if count > 0 and buffer is None:
+        raise ValueError(f"message: buffer is None but count is {count}")
+    return _fitted(view, count, start, kind)
+
+
+def parse_for(peer: int, message: Any, num_blocks: int = 1) -> Spec:
+    """What is sent to or received from a rank; what goes nowhere is not looked at."""
+    return parse(message, num_blocks) if peer != PROC_NULL else Spec(memoryview(bytearray()), 0, 0, PREDEFINED["BYTE"])
+
+
+def check_alike(send: Spec, receive: Spec, num_blocks: int = 1) -> None:
+    """Of a reduction both buffers have one datatype, and one count (of a block of what is sent)."""
+    if send.datatype != receive.datatype:
+        raise ValueError("mismatch in send and receive MPI datatypes")
+    if send.count // num_blocks != receive.count:
+        raise ValueError(f"mismatch in send count {send.count // num_blocks} and receive count {receive.count}")
+
+
+def _start_of(displacement: int, view: memoryview, datatype: Datatype) -> int:
+    """Byte at which so many elements from the beginning of a buffer stand."""
+    if displacement < 0:
+        raise ValueError(f"message: negative displacement {displacement}")
+    if not displacement:
+        return 0
+    extent = _positive_extent(datatype, "handle displacement")
+    if displacement * extent > len(view):
+        raise ValueError(f"message: displacement {displacement} out of bounds, the buffer has {len(view) // extent}")
+    return displacement * extent
+
+
+def _positive_extent(datatype: Datatype, purpose: str) -> int:
+    if not datatype:
+        raise ValueError(f"message: cannot {purpose}, datatype is null")
+    extent = datatype._layout.extent
+    if extent <= 0:
+        raise ValueError(f"message: cannot {purpose}, datatype extent {extent}, expected a positive one")
+    return extent
+
+
+def _inferred(num_bytes: int, datatype: Datatype, num_blocks: int = 1) -> int:
+    """How many elements so many bytes are."""
+    if not num_bytes:
+        return 0
+    extent = _positive_extent(datatype, "infer count")
+    count, rest = divmod(num_bytes, extent)
+    if rest:
+        raise ValueError(f"message: cannot infer count, {num_bytes} bytes are no multiple of the extent {extent}")
+    if num_blocks > 1 and count % num_blocks:
+        raise ValueError(f"message: cannot infer count, {count} entries are no multiple of {num_blocks} blocks")
+    return count
+
+
+def _fitted(view: memoryview, count: int, start: int, datatype: Datatype) -> Spec:
+    low, high = datatype._layout.span(count)
     if start + low < 0 or start + high > len(view):
-        raise ValueError(f"message: buffer of {len(view)} bytes is too small for {count} elements from {displacement}")
-    return Spec(view, start, int(count), datatype)
+        raise ValueError(f"message: buffer of {len(view)} bytes is too small for {count} elements from byte {start}")
+    return Spec(view, start, count, datatype)
+
+
+def _per_rank(given: Any, num_ranks: int, of_one: Callable[[int, int], int]) -> list[int]:
+    """One number for each rank, out of a sequence or of one number."""
+    try:
+        one = operator.index(given)
+    except TypeError:
+        numbers = [operator.index(number) for number in given]
+        if len(numbers) != num_ranks:
+            raise ValueError(f"message: expecting {num_ranks} items, got {len(numbers)}") from None
+        return numbers
+    return [of_one(one, rank) for rank in range(num_ranks)]
 
 
 def parse_blocks(message: Any, num_ranks: int) -> Blocks:
-    """One run of elements for each rank."""
-    counts: Any = None
-    displacements: Any = None
-    datatype: Any = None
-    buffer = message
-    if isinstance(message, (list, tuple)):
-        parts = list(message)
-        buffer = parts.pop(0) if parts else None
-        if parts and (parts[-1] is None or _is_type(parts[-1])):
-            datatype = parts.pop()
-        if len(parts) == 2:
-            counts, displacements = parts
-        elif len(parts) == 1 and isinstance(parts[0], tuple) and len(parts[0]) == 2:
-            counts, displacements = parts[0]
-        elif len(parts) == 1:
-            counts = parts[0]
-    view, kind, everywhere = _base(buffer, datatype)
-    extent = kind._layout.extent
+    """One run of elements for each rank; the first ranks get one more each where the buffer cannot be shared evenly.
+
+    Raises:
+        TypeError, ValueError, KeyError, BufferError: as :func:`parse`.
+    """
+    buffer, counts, displacements, datatype = _split(message, (tuple,))
+    view, kind = _base(buffer, datatype)
     if counts is None:
-        share = len(view) // (extent * num_ranks) if extent and num_ranks else 0
-        counts = [share] * num_ranks
-    elif isinstance(counts, int):
-        counts = [counts] * num_ranks
-    counts = [int(count) for count in counts]
-    if len(counts) != num_ranks:
-        raise ValueError(f"message: expecting {num_ranks} items in counts, got {len(counts)}")
+        share, rest = divmod(_inferred(len(view), kind), num_ranks or 1)
+        counts = [share + (rank < rest) for rank in range(num_ranks)]
+    else:
+        counts = _per_rank(counts, num_ranks, lambda one, _: one)
     if displacements is None:
-        displacements = [sum(counts[:rank]) for rank in range(num_ranks)]
-    elif isinstance(displacements, int):
-        displacements = [displacements * rank for rank in range(num_ranks)]
-    if everywhere:
+        displacements = [0, *itertools.accumulate(counts)][:num_ranks]
+    else:
+        displacements = _per_rank(displacements, num_ranks, operator.mul)
+    if isinstance(buffer, BottomType) and any(counts):
         raise failure("ERR_BUFFER", "message: BOTTOM with counts for each rank; use Alltoallw")
-    return Blocks([_fitted(view, n, int(d), kind) for n, d in zip(counts, displacements, strict=True)])
+    extent = kind._layout.extent
+    return Blocks([_fitted(view, n, d * extent, kind) for n, d in zip(counts, displacements, strict=True)])
 
 
 def parse_typed_blocks(message: Any, num_ranks: int) -> Blocks:
     """One run of elements for each rank, each of a datatype of its own, displacements in bytes."""
-    parts = list(message)
-    buffer, types = parts[0], [_as_datatype(one) for one in parts[-1]]
-    rest = parts[1:-1]
-    if len(rest) == 1 and isinstance(rest[0], tuple):
-        rest = list(rest[0])
-    counts = list(rest[0]) if rest else [1] * num_ranks
-    displacements = list(rest[1]) if len(rest) > 1 else [0] * num_ranks
-    if isinstance(buffer, BottomType):
-        blocks = []
-        for count, displacement, kind in zip(counts, displacements, types, strict=True):
-            view, start = _all_memory(kind, count, displacement)
-            blocks.append(Spec(view, start, count, kind))
-        return Blocks(blocks)
-    view = byte_view(buffer)[0] if buffer is not None else memoryview(bytearray())
-    return Blocks([Spec(view, int(d), int(n), kind) for n, d, kind in zip(counts, displacements, types, strict=True)])
+    if not 2 <= len(message) <= 4:
+        raise ValueError(f"message: expecting 2 to 4 items, got {len(message)}")
+    buffer, *rest, given = message
+    counts, displacements = rest[0] if len(rest) == 1 else rest or (None, None)
+    types = [_as_datatype(one) for one in given]
+    if len(types) != num_ranks:
+        raise ValueError(f"message: expecting {num_ranks} datatypes, got {len(types)}")
+    if isinstance(buffer, BottomType) and (counts is None or displacements is None):
+        raise ValueError("message: BOTTOM requires counts and displacements")
+    if counts is None and displacements is None:
+        counts, displacements = [1] * num_ranks, [0] * num_ranks
+    if counts is None or displacements is None:
+        raise TypeError("message: expecting counts and displacements, or neither")
+    counts = _per_rank(list(counts), num_ranks, operator.mul)
+    displacements = _per_rank(list(displacements), num_ranks, operator.mul)
+    view = memoryview(bytearray()) if isinstance(buffer, BottomType) else byte_view(buffer)[0]
+    blocks = []
+    for count, displacement, kind in zip(counts, displacements, types, strict=True):
+        if isinstance(buffer, BottomType):
+            blocks.append(Spec(*_all_memory(kind, count, displacement), count, kind))
+        else:
+            blocks.append(_fitted(view, count, displacement, kind))
+    return Blocks(blocks)

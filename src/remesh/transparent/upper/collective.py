@@ -18,6 +18,7 @@ from remesh.transparent.upper.buffers import (
     Blocks,
     Direct,
     Spec,
+    check_alike,
     is_in_place,
     parse,
     parse_blocks,
@@ -157,6 +158,8 @@ def _reduce(m: Members, sendbuf: Any, recvbuf: Any, op: Op = SUM, root: int = 0)
     mine = into if is_in_place(sendbuf) and into is not None else parse(sendbuf) if m.remote is None else None
     if mine is None:
         mine = into if into is not None else parse(sendbuf)
+    if into is not None:
+        check_alike(mine, into)
     landing: Landing = NOTHING if into is None else into.landing()
     real = op._real(mine.datatype) if m.remote is None else None
     if real is not None:
@@ -171,7 +174,11 @@ def _folder(op: Op, spec: Spec) -> Callable[[list[memoryview]], bytearray]:
 
 
 def _operands(sendbuf: Any, into: Spec) -> memoryview:
-    return into.payload() if is_in_place(sendbuf) else parse(sendbuf).payload()
+    if is_in_place(sendbuf):
+        return into.payload()
+    given = parse(sendbuf)
+    check_alike(given, into)
+    return given.payload()
 
 
 def _allreduce(m: Members, sendbuf: Any, recvbuf: Any, op: Op = SUM) -> Exchange:
@@ -191,8 +198,14 @@ def _reduce_scatter(
     if recvcounts is None and not is_in_place(sendbuf) and m.remote is None:
         recvcounts = _everybodys(m, into.count)
     counts = [int(count) for count in recvcounts] if recvcounts is not None else [into.count // num] * num
-    whole = into if is_in_place(sendbuf) else parse(sendbuf)
-    return _reduced_share(m, whole, into.head(counts[m.rank]), counts, op)
+    if is_in_place(sendbuf):
+        check_alike(into, Spec(into.view, into.start, sum(counts), into.datatype))
+        return _reduced_share(m, into, into.head(counts[m.rank]), counts, op)
+    if into.count != counts[m.rank]:
+        raise ValueError(f"mismatch in receive count {into.count} and counts[{m.rank}] {counts[m.rank]}")
+    whole = parse(sendbuf)
+    check_alike(whole, Spec(into.view, into.start, sum(counts), into.datatype))
+    return _reduced_share(m, whole, into, counts, op)
 
 
 def _everybodys(m: Members, count: int) -> tuple[int, ...]:
@@ -204,10 +217,13 @@ def _everybodys(m: Members, count: int) -> tuple[int, ...]:
 
 def _reduce_scatter_block(m: Members, sendbuf: Any, recvbuf: Any, op: Op = SUM) -> Exchange:
     num = len(m.ranks)
-    into = parse(recvbuf)
-    whole = into if is_in_place(sendbuf) else parse(sendbuf, num)
-    share = whole.count // num
-    return _reduced_share(m, whole, into.head(share), [share] * num, op)
+    if is_in_place(sendbuf):
+        whole = parse(recvbuf, num)
+        into = whole.head(whole.count // num)
+    else:
+        whole, into = parse(sendbuf, num), parse(recvbuf)
+        check_alike(whole, into, num)
+    return _reduced_share(m, whole, into, [into.count] * num, op)
 
 
 def _reduced_share(m: Members, whole: Spec, into: Spec, counts: list[int], op: Op) -> Exchange:

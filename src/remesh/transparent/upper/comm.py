@@ -3,25 +3,16 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Self
 
-from remesh.transparent.calls.table import BY_NAME
 from remesh.transparent.upper import constants as k
 from remesh.transparent.upper import topologies
 from remesh.transparent.upper.attributes import WithAttributes
 from remesh.transparent.upper.collective import EVERYWHERE, WITHIN, add_forms
 from remesh.transparent.upper.environment import description
-from remesh.transparent.upper.errors import (
-    ERRHANDLER_NULL,
-    ERRORS_ARE_FATAL,
-    ERRORS_RETURN,
-    Errhandler,
-    Exception,
-    failure,
-    last_used_code,
-    numbered_failure,
-)
+from remesh.transparent.upper.errhandling import WithErrhandler, abort
+from remesh.transparent.upper.errors import Errhandler, Exception, failure, last_used_code
 from remesh.transparent.upper.group import Group
 from remesh.transparent.upper.handles import Handle
 from remesh.transparent.upper.info import Info
@@ -31,13 +22,12 @@ from remesh.transparent.upper.objects import Objects, allgather
 from remesh.transparent.upper.point_to_point import PointToPoint
 from remesh.transparent.upper.request import Request, Work
 
-_ABORT = BY_NAME["abort"]
 _GUIDED = (k.COMM_TYPE_HW_GUIDED, k.COMM_TYPE_RESOURCE_GUIDED)
 _RESOURCE, _SHARED_MEMORY = "mpi_hw_resource_type", "mpi_shared_memory"
 """Key and value of an info that guides a split by the memory that a host's ranks share."""
 
 
-class Comm(PointToPoint, Objects, WithAttributes, Handle):
+class Comm(PointToPoint, Objects, WithErrhandler, WithAttributes, Handle):
     """A communicator."""
 
     __slots__ = ()
@@ -48,6 +38,8 @@ class Comm(PointToPoint, Objects, WithAttributes, Handle):
             raise failure("ERR_COMM", "the communicator is null or has been freed")
         members: Members = self._h
         return members
+
+    _content = _members
 
     @classmethod
     def _class_for(cls, content: Members) -> Any:
@@ -176,32 +168,9 @@ class Comm(PointToPoint, Objects, WithAttributes, Handle):
         }
         return known[keyval] if keyval in known else super()._predefined_attribute(keyval)
 
-    def Get_errhandler(self) -> Errhandler:
-        return Errhandler(self._members.errhandler or ERRORS_RETURN)
-
-    def Set_errhandler(self, errhandler: Errhandler) -> None:
-        if not errhandler:
-            raise failure("ERR_ARG", "setting a null error handler")
-        self._members.errhandler = Errhandler(errhandler)
-
-    @classmethod
-    def Create_errhandler(cls, errhandler_fn: Callable[[Any, int], None]) -> Errhandler:
-        return Errhandler._wrap(errhandler_fn)
-
-    def Call_errhandler(self, errorcode: int) -> None:
-        handler = self.Get_errhandler()
-        if errorcode == 0:
-            return
-        if callable(handler._h):
-            handler._h(self, errorcode)
-        elif handler in (ERRORS_ARE_FATAL, ERRHANDLER_NULL):
-            self.Abort(errorcode)
-        else:
-            raise numbered_failure(errorcode)
-
     def Abort(self, errorcode: int = 0) -> None:
         """End the whole job."""
-        link().ask(_ABORT, (errorcode,))
+        abort(errorcode)
 
     # Topology.
 
@@ -261,14 +230,23 @@ class Intracomm(Comm):
 
     def Create_group(self, group: Group, tag: int = 0) -> Any:
         members = self._members
-        key = (group._ranks, tag)
-        count = members.num_made_by_group[key] = members.num_made_by_group.get(key, 0) + 1
-        number = number_of(members.number, "group", tag, count, *group._ranks)
+        number = number_of(members.number, "group", tag, members.next_of_group((group._ranks, tag)), *group._ranks)
         return self._plain(self._made(group._ranks or None, number))
 
     @classmethod
-    def Create_from_group(cls, group: Group, stringtag: str = "", info: Any = None, errhandler: Any = None) -> Any:
-        return predefined()[0].Create_group(group, number_of(stringtag) % k.TAG_UB_VALUE)
+    def Create_from_group(
+        cls,
+        group: Group,
+        stringtag: str = "org.mpi4py",
+        info: Info | None = None,
+        errhandler: Errhandler | None = None,
+    ) -> Any:
+        """A communicator of a group, which need not come from a communicator; its members call this."""
+        made = predefined()[0].Create_group(group, number_of(stringtag) % k.TAG_UB_VALUE)
+        if made:
+            made._members.info = dict(info.items()) if info else {}
+            made._members.errhandler = Errhandler(errhandler) if errhandler else None
+        return made
 
     def _plain(self, made: Members | None) -> Any:
         return Intracomm._wrap(made)
@@ -295,10 +273,6 @@ class Intracomm(Comm):
 
     def Create_intercomm(self, local_leader: int, peer_comm: Intracomm, remote_leader: int, tag: int = 0) -> Any:
         return INTERCOMM[0]._join(self, local_leader, peer_comm, remote_leader, tag)
-
-    @classmethod
-    def Create_intercomm_from_groups(cls, *args: Any, **named: Any) -> Any:
-        raise NotImplementedError("MPI.Intracomm.Create_intercomm_from_groups: use Create_intercomm")
 
     # Topologies.
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 from remesh.transparent.native import NATIVE
@@ -95,45 +96,45 @@ class Datatype(WithAttributes, Handle):
     true_ub = property(lambda self: self._layout.true_ub)
     combiner = property(lambda self: self._type.combiner)
     is_named = property(lambda self: self._type.combiner == k.COMBINER_NAMED)
-    is_predefined = property(lambda self: self._h is None or self._type.combiner == k.COMBINER_NAMED)
+    is_predefined = property(lambda self: self._h is None or self._type.combiner in _PREDEFINED_COMBINERS)
 
     @property
     def typestr(self) -> str:
-        basic = None if self._h is None else self._type.basic
-        return (
-            "" if self._h is None else f"{basic.kind}{basic.size}" if basic and basic.kind != "P" else f"V{self.size}"
-        )
+        if self._h is None:
+            return ""
+        basic = self._type.basic
+        return (basic and basic.typestr) or f"V{self.extent}"
 
     @property
     def typechar(self) -> str:
-        basic = None if self._h is None else self._type.basic
-        return "" if self._h is None else basic.char if basic and basic.char else "V"
+        if self._h is None:
+            return ""
+        basic = self._type.basic
+        return (basic and basic.char) or "V"
 
     def tocode(self) -> str:
-        """Type string of a predefined datatype."""
+        """Character or type string of a predefined datatype."""
         basic = self._type.basic if self else None
-        if basic is None or basic.kind in "PV":
+        if basic is None or basic.code is None:
             raise ValueError("cannot map to character code or type string")
-        return basic.char or f"{basic.kind}{basic.size}"
+        return basic.code
 
     @classmethod
     def fromcode(cls, code: str) -> Datatype:
-        """The predefined datatype of a character code or type string."""
+        """The predefined datatype of a character or type string."""
         name = name_of_code(code)
         if name is None:
             raise ValueError(f"cannot map code {code!r} to MPI datatype")
         return PREDEFINED[name]
 
     def decode(self) -> tuple[Datatype, str, dict[str, Any]]:
-        """Base type, name of the combiner and its parameters."""
+        """Base type (null unless there is exactly one), name of the combiner and its parameters."""
         return decode(self)
 
     def _reduce(self) -> tuple[Any, ...]:
         if self._h is None:
             return type(self), ()
         base, name, parameters = decode(self)
-        if name == "STRUCT":
-            base = parameters["datatypes"][0]
         return _made_again, (base, f"Create_{name.lower()}", parameters)
 
     # Constructors.
@@ -182,10 +183,12 @@ class Datatype(WithAttributes, Handle):
     def Create_struct(
         cls, blocklengths: Sequence[int], displacements: Sequence[int], datatypes: Sequence[Datatype]
     ) -> Self:
+        if not len(blocklengths) == len(displacements) == len(datatypes):
+            raise ValueError("mismatch in blocklengths, displacements and datatypes")
         parts = [(d, n, t._layout) for n, d, t in zip(blocklengths, displacements, datatypes, strict=True)]
         contents = ([len(blocklengths), *blocklengths], list(displacements), [t._type for t in datatypes])
         leaf = _leaf([t._type for t in datatypes]) if datatypes else None
-        layout = layouts.placed(parts)
+        layout = layouts.struct(parts)
         return cls._wrap(_Type(layout, None, leaf, k.COMBINER_STRUCT, contents))
 
     def Create_resized(self, lb: int, extent: int) -> Self:
@@ -224,15 +227,16 @@ class Datatype(WithAttributes, Handle):
         name = next((n for n, digits in _F90_INTEGERS if r <= digits), None)
         if name is None:
             raise failure("ERR_ARG", f"no integer has a range of {r} decimal digits")
-        return PREDEFINED[name]
+        return _parametrised(name, k.COMBINER_F90_INTEGER, r)
 
     @classmethod
     def Create_f90_real(cls, p: int, r: int) -> Datatype:
-        return PREDEFINED[_f90_real(p, r)]
+        return _parametrised(_f90_real(p, r), k.COMBINER_F90_REAL, p, r)
 
     @classmethod
     def Create_f90_complex(cls, p: int, r: int) -> Datatype:
-        return PREDEFINED[{"REAL4": "COMPLEX8", "REAL8": "COMPLEX16", "REAL16": "COMPLEX32"}[_f90_real(p, r)]]
+        name = {"REAL4": "COMPLEX8", "REAL8": "COMPLEX16", "REAL16": "COMPLEX32"}[_f90_real(p, r)]
+        return _parametrised(name, k.COMBINER_F90_COMPLEX, p, r)
 
     @classmethod
     def Match_size(cls, typeclass: int, size: int) -> Datatype:
@@ -244,8 +248,9 @@ class Datatype(WithAttributes, Handle):
 
     @classmethod
     def Get_value_index(cls, value: Datatype, index: Datatype) -> Datatype:
+        _ = value._type, index._type
         for name in ("SHORT_INT", "INT_INT", "LONG_INT", "FLOAT_INT", "DOUBLE_INT", "LONG_DOUBLE_INT"):
-            if index == PREDEFINED["INT"] and value._h is not None and value.name == f"MPI_{name[:-4]}":
+            if index == PREDEFINED["INT"] and value == PREDEFINED[name.removesuffix("_INT")]:
                 return PREDEFINED[name]
         return cls()
 
@@ -274,10 +279,25 @@ class Datatype(WithAttributes, Handle):
         return self
 
     def Free(self) -> None:
-        if self.is_named:
-            raise failure("ERR_TYPE", "a predefined datatype cannot be freed")
+        if self.is_predefined:
+            raise failure("ERR_TYPE", "the datatype is null, or predefined and cannot be freed")
         self._delete_attributes()
         self._h = None
+
+
+_PREDEFINED_COMBINERS: tuple[int, ...] = (
+    k.COMBINER_NAMED,
+    k.COMBINER_F90_INTEGER,
+    k.COMBINER_F90_REAL,
+    k.COMBINER_F90_COMPLEX,
+)
+
+
+@functools.cache
+def _parametrised(name: str, combiner: int, *parameters: int) -> Datatype:
+    """Fortran's type of some precision and range, the same for the same. Source: MPI 4.1, section 19.1.9."""
+    row = PREDEFINED[name]._type
+    return Datatype._wrap(_Type(row.layout, row.basic, row.leaf, combiner, (parameters, (), ())))
 
 
 def _external(datarep: str) -> bool:
@@ -327,7 +347,7 @@ def decode(datatype: Datatype) -> tuple[Datatype, str, dict[str, Any]]:
     if datatype.is_named:
         return datatype, "NAMED", {}
     ints, displacements, _, types = datatype.Get_contents()
-    base = types[0] if types else datatype
+    base = types[0] if len(types) == 1 else Datatype()
     n = ints[0] if ints else 0
     dims = ints[1:-1]
     grid = ints[3:-1]
@@ -354,6 +374,9 @@ def decode(datatype: Datatype) -> tuple[Datatype, str, dict[str, Any]]:
             "STRUCT",
             lambda: {"blocklengths": ints[1:], "displacements": displacements, "datatypes": list(types)},
         ),
+        k.COMBINER_F90_INTEGER: ("F90_INTEGER", lambda: {"r": n}),
+        k.COMBINER_F90_REAL: ("F90_REAL", lambda: dict(zip("pr", ints, strict=True))),
+        k.COMBINER_F90_COMPLEX: ("F90_COMPLEX", lambda: dict(zip("pr", ints, strict=True))),
         k.COMBINER_RESIZED: ("RESIZED", lambda: {"lb": displacements[0], "extent": displacements[1]}),
         k.COMBINER_SUBARRAY: (
             "SUBARRAY",
@@ -373,18 +396,17 @@ def decode(datatype: Datatype) -> tuple[Datatype, str, dict[str, Any]]:
         ),
     }
     name, parameters = tell[datatype.combiner]
-    return (datatype if name == "STRUCT" else base), name, parameters()
+    return base, name, parameters()
 
 
 def _predefine() -> dict[str, Datatype]:
     table = {}
     for row in BASIC.values():
-        # A value with an index has a gap where C aligns.
-        layout = layouts.basic(row.size, row.extent)
+        layout = layouts.basic(row.size, row.extent, row.alignment)
         if row.kind == "P" and row.size != row.extent:
-            head = {"SHORT_INT": 2, "LONG_INT": 8, "DOUBLE_INT": 8, "LONG_DOUBLE_INT": 16}[row.name]
-            at = 4 if row.name == "SHORT_INT" else head
-            layout = Layout(layouts.joined([(0, head), (at, 4)]), 0, row.extent)
+            # A value with an index has a gap where C aligns.
+            head = BASIC[row.name.removesuffix("_INT")].size
+            layout = replace(layout, segments=layouts.joined([(0, head), (max(4, head), 4)]))
         table[row.name] = Datatype._wrap(_Type(layout, row, row, name=f"MPI_{row.name}"))
     for alias, name in ALIASES.items():
         table[alias] = table[name]

@@ -8,9 +8,16 @@ from __future__ import annotations
 
 import ctypes
 import math
+import operator
 from typing import Any, Final
 
+from remesh.transparent.upper.addresses import device_memory_at, memory_at
+from remesh.transparent.upper.cuda_array import is_contiguous
+
 _CPU: Final = 1
+_HOST: Final = (_CPU, 3, 11, 13)
+"""Kinds of devices whose memory the processor can read: itself, memory pinned by CUDA or ROCm, managed memory."""
+_FLOAT, _COMPLEX = 2, 5
 _OFFSETS: Final = {b"dltensor": 0, b"dltensor_versioned": 32}
 """Name of a capsule, and where in its record the tensor stands: behind version, owner, deleter and flags, or first."""
 _FLAGS_OFFSET: Final = 24
@@ -45,31 +52,54 @@ _get_pointer = ctypes.pythonapi.PyCapsule_GetPointer
 _get_pointer.restype, _get_pointer.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
 
 
-def tensor_view(tensor: Any) -> tuple[memoryview, str]:
-    """The bytes of a contiguous tensor on the CPU, and the format of its elements. The view keeps them alive."""
-    kind = tensor.__dlpack_device__()[0]
-    if kind != _CPU:
-        raise BufferError(f"message: the tensor is on a device of kind {kind}; copy it to the CPU first")
+def is_of_host(tensor: Any) -> bool:
+    """Whether its owner says that the processor can read it."""
+    kind, _ = tensor.__dlpack_device__()
+    return kind in _HOST
+
+
+def tensor_view(tensor: Any) -> tuple[memoryview, str | None]:
+    """The bytes of a contiguous tensor, and the format of its elements, None for bytes. The view keeps them alive."""
+    kind, _ = map(operator.index, tensor.__dlpack_device__())
+    # A stream of -1: what runs on the device is for the program to wait for.
+    stream = {} if kind == _CPU else {"stream": -1}
     try:
-        capsule = tensor.__dlpack__(max_version=(1, 0))
+        capsule = tensor.__dlpack__(max_version=(1, 0), copy=False, **stream)
     except TypeError:  # it knows no versions
-        capsule = tensor.__dlpack__()
+        capsule = tensor.__dlpack__(**stream)
     told, is_read_only = _look_into(capsule)
-    # The field has 8 bits: complex numbers of 256 leave 0 in it.
-    num_bits = told.bits or 256
-    form = _FORMATS.get((told.code, num_bits), f"DLPack's kind {told.code} of {num_bits} bits")
-    shape = told.shape[: max(told.num_dims, 0)]
-    if told.num_dims < 0 or min(shape, default=0) < 0:
-        raise BufferError(f"message: the tensor has {told.num_dims} dims, of shape {shape}")
-    num_bytes = math.prod(shape) * num_bits * told.lanes // 8
+    shape = _checked_shape(told)
+    form, element_bytes = _element(told)
+    num_bytes = math.prod(shape) * element_bytes
     if not num_bytes:
         return memoryview(bytearray()), form
-    if told.strides and not _is_contiguous(shape, told.strides[: told.num_dims]):
+    if told.strides and not is_contiguous(shape, told.strides[: told.num_dims], 1):
         raise BufferError("message: the tensor is not contiguous")
-    raw = (ctypes.c_char * num_bytes).from_address(told.data + told.byte_offset)
-    raw._keep = capsule
-    view = memoryview(raw).cast("B")
+    at = (told.data or 0) + told.byte_offset
+    view = memory_at(at, num_bytes, capsule) if kind == _CPU else device_memory_at(at, num_bytes, capsule)
     return (view.toreadonly() if is_read_only else view), form
+
+
+def _checked_shape(told: _Tensor) -> list[int]:
+    if told.num_dims < 0 or (told.num_dims > 0 and not told.shape):
+        raise BufferError(f"message: the tensor has {told.num_dims} dims, and no shape")
+    shape = told.shape[: told.num_dims] if told.num_dims else []
+    if min(shape, default=0) < 0:
+        raise BufferError(f"message: the tensor has the shape {shape}")
+    return shape
+
+
+def _element(told: _Tensor) -> tuple[str | None, int]:
+    """Format, and bytes, of an element, which may have several lanes: two reals are a complex number, others bytes."""
+    # The field has 8 bits: complex numbers of 256 leave 0 in it.
+    num_bits = told.bits or 256
+    code = told.code
+    if told.lanes == 2 and code == _FLOAT:
+        code, bits_in_all = _COMPLEX, 2 * num_bits
+    else:
+        bits_in_all = num_bits * told.lanes
+    form = _FORMATS.get((code, bits_in_all)) if told.lanes == 1 or code == _COMPLEX else None
+    return form, (bits_in_all + 7) // 8
 
 
 def _look_into(capsule: Any) -> tuple[_Tensor, bool]:
@@ -81,21 +111,10 @@ def _look_into(capsule: Any) -> tuple[_Tensor, bool]:
     if name not in _OFFSETS:
         raise BufferError(f"message: the tensor's capsule is called {name!r}, expected one of {sorted(_OFFSETS)}")
     at = _get_pointer(capsule, name)
-    flags = ctypes.c_uint64.from_address(at + _FLAGS_OFFSET).value if _OFFSETS[name] else 0
+    if not _OFFSETS[name]:
+        return _Tensor.from_address(at), False
+    version = ctypes.c_uint32.from_address(at).value
+    if version < 1:
+        raise BufferError(f"message: the tensor's capsule is of version {version}, expected 1 or later")
+    flags = ctypes.c_uint64.from_address(at + _FLAGS_OFFSET).value
     return _Tensor.from_address(at + _OFFSETS[name]), bool(flags & _READ_ONLY)
-
-
-def _is_contiguous(shape: list[int], strides: list[int]) -> bool:
-    """By rows or by columns; ``strides`` count elements."""
-    return any(
-        _fits(list(pairs)) for pairs in (zip(shape[::-1], strides[::-1], strict=True), zip(shape, strides, strict=True))
-    )
-
-
-def _fits(pairs: list[tuple[int, int]]) -> bool:
-    expected = 1
-    for extent, stride in pairs:
-        if extent != 1 and stride != expected:
-            return False
-        expected *= extent
-    return True

@@ -12,6 +12,7 @@ from remesh.transparent.upper import constants as k
 from remesh.transparent.upper.buffers import BUFFER_AUTOMATIC
 from remesh.transparent.upper.info import Info
 from remesh.transparent.upper.link import link
+from remesh.transparent.upper.memory import attached
 from remesh.transparent.upper.point_to_point import wait_for_buffered
 from remesh.transparent.upper.request import Request, Work
 from remesh.transparent.upper.topologies import balanced_dims
@@ -126,7 +127,7 @@ def Compute_dims(nnodes: int, dims: Any) -> list[int]:
 
 def Attach_buffer(buf: Any) -> None:
     """Buffered sends need no buffer of the program's."""
-    _attached.append(buf)
+    _attached.append(attached(buf))
 
 
 def Detach_buffer() -> Any:

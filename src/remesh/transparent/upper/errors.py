@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import builtins
+import traceback
+from collections.abc import Callable
 from typing import Any
 
 from remesh.transparent.calls.errors import CLASSES, LASTCODE, TEXTS
@@ -137,14 +140,36 @@ def Remove_error_string(errorcode: int) -> None:
     Add_error_string(errorcode, "")
 
 
+def _remove(number: int, *, is_class: bool) -> None:
+    kind = "class" if is_class else "code"
+    if number not in _added or (_added[number][0] == number) != is_class:
+        raise failure("ERR_ARG", f"error {kind} {number} is not one that the program added")
+    if _added[number][1]:
+        raise failure("ERR_ARG", f"error {kind} {number} still has a text; remove that first")
+    if any(of == number for code, (of, _) in _added.items() if code != number):
+        raise failure("ERR_ARG", f"error class {number} still has codes; remove them first")
+    del _added[number]
+
+
 def Remove_error_code(errorcode: int) -> None:
-    """Take a code away again."""
-    if errorcode not in _added:
-        raise failure("ERR_ARG", f"error code {errorcode} is not one that the program added")
-    del _added[errorcode]
+    """Take away a code that has no text."""
+    _remove(errorcode, is_class=False)
 
 
-Remove_error_class = Remove_error_code
+def Remove_error_class(errorclass: int) -> None:
+    """Take away a class that has neither codes nor a text."""
+    _remove(errorclass, is_class=True)
+
+
+def run_callback(kind: str, callback: Callable[..., Any], *args: Any) -> Any:
+    """What a program's callback returns. MPI calls it: an exception is shown, and the MPI call fails."""
+    try:
+        return callback(*args)
+    except builtins.Exception as error:
+        traceback.print_exc()
+        if isinstance(error, Exception):
+            raise
+        raise failure("ERR_OTHER", f"a callback of {kind} raised {type(error).__name__}: {error}") from error
 
 
 class Errhandler(Handle):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from typing import Any
 
-from remesh.transparent.upper import absent, constants, environment, errors, memory, private_names
+from remesh.transparent.upper import absent, constants, environment, errors, memory, private_names, session
 from remesh.transparent.upper.buffers import (
     BOTTOM,
     BUFFER_AUTOMATIC,
@@ -32,7 +32,7 @@ from remesh.transparent.upper.window import WIN_NULL, Win
 _CLASSES = (
     *(Comm, Intracomm, Intercomm, Topocomm, Cartcomm, Graphcomm, Distgraphcomm, Group, Info, Datatype, Op, Status),
     *(Request, Prequest, Grequest, Message, Pickle, BottomType, InPlaceType, BufferAutomaticType, errors.Errhandler),
-    *(Win, File, absent.Session, errors.Exception),
+    *(Win, File, session.Session, errors.Exception),
 )
 _ENVIRONMENT = (
     *("Init", "Init_thread", "Query_thread", "Is_thread_main", "Is_initialized", "Finalize", "Is_finalized"),
@@ -78,7 +78,7 @@ def names() -> dict[str, Any]:
         **{name: getattr(errors, name) for name in ("ERRORS_RETURN", "ERRORS_ABORT", "ERRORS_ARE_FATAL")},
         "WIN_NULL": WIN_NULL,
         "FILE_NULL": FILE_NULL,
-        "SESSION_NULL": absent.SESSION_NULL,
+        "SESSION_NULL": session.SESSION_NULL,
         "Aint_add": Aint_add,
         "Aint_diff": Aint_diff,
         "Get_address": Get_address,

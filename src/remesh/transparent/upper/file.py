@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any, Self
 
 from remesh.transparent.upper import constants as k
-from remesh.transparent.upper.comm import Intracomm, predefined
+from remesh.transparent.upper.comm import Intracomm
 from remesh.transparent.upper.datatype import Datatype
-from remesh.transparent.upper.errors import ERRORS_ARE_FATAL, ERRORS_RETURN, Errhandler, failure, numbered_failure
+from remesh.transparent.upper.errhandling import WithErrhandler
+from remesh.transparent.upper.errors import ERRORS_RETURN, failure
 from remesh.transparent.upper.file_access import check_amode, delete, flush, in_file, open_file
 from remesh.transparent.upper.file_forms import add_data_access
 from remesh.transparent.upper.file_state import BYTE, FileState
@@ -25,8 +27,8 @@ from remesh.transparent.upper.membership import make
 from remesh.transparent.upper.shared_pointer import SharedPointer
 from remesh.transparent.upper.together import agree, at_first_rank, attempt, expect_same, together
 
-_default_errhandler = [ERRORS_RETURN]
-"""The error handler of new files: that of FILE_NULL. Source: MPI 4.1, section 14.7."""
+_defaults = SimpleNamespace(errhandler=ERRORS_RETURN)
+"""What FILE_NULL has: the error handler of new files. Source: MPI 4.1, section 14.7."""
 
 
 def _open_everywhere(comm: Intracomm, path: str | bytes, amode: int) -> int:
@@ -56,7 +58,7 @@ def _view_of(file: FileState, disp: int, etype: Datatype, tile: Datatype) -> Fil
         raise failure("ERR_ARG", f"MPI.File.Set_view on {file.name}: {error}") from error
 
 
-class File(Handle):
+class File(WithErrhandler, Handle):
     """A file that the ranks of a communicator have open together."""
 
     __slots__ = ()
@@ -67,6 +69,10 @@ class File(Handle):
             raise failure("ERR_FILE", "the file is null or has been closed")
         content: FileState = self._h
         return content
+
+    @property
+    def _content(self) -> Any:
+        return _defaults if self._h is None else self._h
 
     # Opening and closing.
 
@@ -84,11 +90,17 @@ class File(Handle):
         except BaseException:
             own.Free()
             raise
-        end = 0
-        if amode & k.MODE_APPEND:
-            end = os.fstat(descriptor).st_size
-        file = FileState(own, path, descriptor, amode, SharedPointer(own, end), dict(info.items()))
-        file.errhandler, file.position = _default_errhandler[0], end
+        end = os.fstat(descriptor).st_size if amode & k.MODE_APPEND else 0
+        file = FileState(
+            own,
+            path,
+            descriptor,
+            amode,
+            SharedPointer(own, end),
+            dict(info.items()),
+            _defaults.errhandler,
+            position=end,
+        )
         # The shared pointer is there, and nobody writes before all have seen where the end is.
         agree(own, None)
         return cls._wrap(file)
@@ -250,34 +262,6 @@ class File(Handle):
 
         together(file.comm, sync)
         file.is_dirty = False
-
-    # Errors.
-
-    def Get_errhandler(self) -> Errhandler:
-        return Errhandler(_default_errhandler[0] if self._h is None else self._h.errhandler)
-
-    def Set_errhandler(self, errhandler: Errhandler) -> None:
-        if not errhandler:
-            raise failure("ERR_ARG", "setting a null error handler")
-        if self._h is None:
-            _default_errhandler[0] = Errhandler(errhandler)
-        else:
-            self._h.errhandler = Errhandler(errhandler)
-
-    @classmethod
-    def Create_errhandler(cls, errhandler_fn: Callable[[Any, int], None]) -> Errhandler:
-        return Errhandler._wrap(errhandler_fn)
-
-    def Call_errhandler(self, errorcode: int) -> None:
-        handler = self.Get_errhandler()
-        if errorcode == 0:
-            return
-        if callable(handler._h):
-            handler._h(self, errorcode)
-        elif handler == ERRORS_ARE_FATAL:
-            predefined()[0].Abort(errorcode)
-        else:
-            raise numbered_failure(errorcode)
 
 
 add_data_access(File)

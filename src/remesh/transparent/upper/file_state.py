@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from remesh.transparent.upper import constants as k
 from remesh.transparent.upper.datatype import PREDEFINED, Datatype
-from remesh.transparent.upper.errors import ERRORS_RETURN, Errhandler, failure
+from remesh.transparent.upper.errors import Errhandler, failure
 from remesh.transparent.upper.file_access import in_file
 from remesh.transparent.upper.file_views import FileView
 from remesh.transparent.upper.link import Completion
@@ -37,10 +37,10 @@ class FileState:
     amode: int
     shared: SharedPointer
     info: dict[str, str]
-    errhandler: Errhandler = ERRORS_RETURN
+    errhandler: Errhandler
     view: FileView = field(default_factory=lambda: FileView(0, 1, BYTE._layout))
-    etype: Datatype = BYTE
-    filetype: Datatype = BYTE
+    etype: Datatype = field(default_factory=lambda: BYTE)
+    filetype: Datatype = field(default_factory=lambda: BYTE)
     position: int = 0  # individual file pointer, etypes of the view
     is_atomic: bool = False
     is_dirty: bool = False  # this rank has written since its last flush

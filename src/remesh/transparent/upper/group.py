@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
 
 from remesh.transparent.upper import constants as k
 from remesh.transparent.upper.errors import failure
@@ -103,8 +103,8 @@ class Group(Handle):
         return self.Excl(list(_spread(ranks)))
 
     @classmethod
-    def Create_from_session_pset(cls, session: object, pset_name: str) -> Self:
-        raise NotImplementedError("MPI.Group.Create_from_session_pset: sessions are not carried over checkpoints")
+    def Create_from_session_pset(cls, session: Any, pset_name: str) -> Self:
+        return cls(session.Create_group(pset_name))
 
     def Free(self) -> None:
         _ = self._ranks

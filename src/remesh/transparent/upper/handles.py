@@ -7,7 +7,7 @@ the null handle. Handles as integers exist for programs that ask for them and me
 
 from __future__ import annotations
 
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 _by_number: dict[int, Any] = {}
 """Content of every object that was asked for its number."""
@@ -22,6 +22,7 @@ class Handle:
 
     __slots__ = ("__weakref__", "_h")
     _h: Any
+    _freed_by: ClassVar[str] = "Free"  # the method that frees
 
     def __new__(cls, other: Any = None) -> Self:
         self: Self = object.__new__(cls)
@@ -53,8 +54,7 @@ class Handle:
         same = self.__eq__(other)
         return same if same is NotImplemented else not same
 
-    def __hash__(self) -> int:
-        return id(self._h)
+    __hash__ = None  # type: ignore[assignment]  # freeing changes what it is equal to
 
     def __bool__(self) -> bool:
         return self._h is not None
@@ -95,9 +95,14 @@ class Handle:
         return cls
 
     def free(self) -> None:
-        """Free the object unless it is null or predefined."""
-        if self._h is not None and id(self._h) not in _named and hasattr(self, "Free"):
-            self.Free()
+        """Free the object unless it is null; of what is predefined only this handle becomes null."""
+        known = _named.get(id(self._h))
+        if self._h is None or (known is not None and known[1] is self):
+            return
+        if known is None and hasattr(self, self._freed_by) and not getattr(self, "is_predefined", False):
+            getattr(self, self._freed_by)()
+        else:
+            self._h = None
 
 
 def _root(cls: type) -> type[Handle]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from remesh.transparent.upper.comm import COMM_NULL_INTER, INTERCOMM, Comm, Intracomm, exchange_leaders
+from remesh.transparent.upper.comm import COMM_NULL_INTER, INTERCOMM, Comm, Intracomm, exchange_leaders, predefined
 from remesh.transparent.upper.errors import failure
 from remesh.transparent.upper.group import Group
 from remesh.transparent.upper.membership import Members, make, number_of
@@ -97,8 +97,27 @@ class Intercomm(Comm):
         raise NotImplementedError("MPI.Intercomm.Split_type: split the groups before joining them")
 
     @classmethod
-    def Create_from_groups(cls, *args: Any, **named: Any) -> Any:
-        raise NotImplementedError("MPI.Intercomm.Create_from_groups: use Intracomm.Create_intercomm")
+    def Create_from_groups(  # noqa: PLR0913 - mpi4py's arguments
+        cls,
+        local_group: Group,
+        local_leader: int,
+        remote_group: Group,
+        remote_leader: int,
+        stringtag: str = "org.mpi4py",
+        info: Any = None,
+        errhandler: Any = None,
+    ) -> Intercomm:
+        """Two groups that need not come from communicators; only the leader of a group needs to know the other one."""
+        local = Intracomm.Create_from_group(local_group, f"{stringtag} within", info, errhandler)
+        mine = local._members.ranks
+        theirs = tuple(local.bcast(remote_group._ranks if local.Get_rank() == local_leader else None, local_leader))
+        if set(mine) & set(theirs):
+            raise failure("ERR_GROUP", "the two groups of an intercommunicator have ranks in common")
+        pair = (stringtag, *sorted((mine, theirs)))
+        number = number_of("groups", predefined()[0]._members.next_of_group(pair), *map(str, pair))
+        members = Members(number, mine, local.Get_rank(), theirs, local._members)
+        members.errhandler, members.info = local._members.errhandler, local._members.info
+        return cls._wrap(members)
 
     def _part(self, local: Members, color: int, key: int) -> tuple[int, ...] | None:
         chosen = allgather(local, (int(color), int(key)))

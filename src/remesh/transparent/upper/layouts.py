@@ -8,7 +8,7 @@ elements one after another; that form is ours, the same under every MPI library.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 
@@ -19,6 +19,8 @@ class Layout:
     segments: tuple[tuple[int, int], ...]  # (offset, bytes), bytes > 0, in type-map order
     lb: int  # lower bound, bytes
     extent: int  # from one element to the next, bytes
+    alignment: int = 1  # the largest that C asks for of its values, bytes
+    is_bounded: bool = False  # its bounds were set, and bound what it becomes a part of
 
     @cached_property
     def size(self) -> int:
@@ -81,28 +83,37 @@ def joined(segments: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
     return tuple(result)
 
 
-def basic(size: int, extent: int | None = None) -> Layout:
+def basic(size: int, extent: int | None = None, alignment: int = 1) -> Layout:
     """One value of ``size`` bytes."""
-    return Layout(((0, size),) if size else (), 0, size if extent is None else extent)
+    return Layout(((0, size),) if size else (), 0, size if extent is None else extent, alignment)
 
 
 def placed(parts: Sequence[tuple[int, int, Layout]]) -> Layout:
-    """Blocks ``(displacement in bytes, number of elements, layout of an element)``: the general constructor."""
+    """Blocks ``(displacement in bytes, number of elements, layout of an element)``: the general constructor.
+
+    Where bounds of a part were set, only such parts count for the bounds of the whole. Source: MPI 4.1, section 5.1.6.
+    """
     segments = joined(
         segment for displacement, count, part in parts for segment in _repeated(displacement, count, part)
     )
-    starts = [
-        displacement + index * part.extent + part.lb
-        for displacement, count, part in parts
-        for index in ({0, count - 1} if count else ())
+    filled = [part for part in parts if part[1]]
+    is_bounded = any(part.is_bounded for _, _, part in filled)
+    edges = [
+        (start, start + part.extent)
+        for displacement, count, part in filled
+        if part.is_bounded == is_bounded
+        for start in (displacement + part.lb, displacement + (count - 1) * part.extent + part.lb)
     ]
-    ends = [
-        displacement + index * part.extent + part.lb + part.extent
-        for displacement, count, part in parts
-        for index in ({0, count - 1} if count else ())
-    ]
-    lb = min(starts, default=0)
-    return Layout(segments, lb, max(ends, default=0) - lb)
+    lb, ub = min((start for start, _ in edges), default=0), max((end for _, end in edges), default=0)
+    return Layout(segments, lb, ub - lb, max((part.alignment for _, _, part in filled), default=1), is_bounded)
+
+
+def struct(parts: Sequence[tuple[int, int, Layout]]) -> Layout:
+    """The same of elements that differ: unless bounds were set, its extent is padded as that of C's structs."""
+    layout = placed(parts)
+    if layout.is_bounded:
+        return layout
+    return replace(layout, extent=-(-layout.extent // layout.alignment) * layout.alignment)
 
 
 def _repeated(displacement: int, count: int, part: Layout) -> Iterator[tuple[int, int]]:
@@ -122,7 +133,7 @@ def runs(layout: Layout, start: int, count: int) -> list[tuple[int, int]]:
 
 def resized(layout: Layout, lb: int, extent: int) -> Layout:
     """The same data with other bounds."""
-    return Layout(layout.segments, lb, extent)
+    return replace(layout, lb=lb, extent=extent, is_bounded=True)
 
 
 def strided(layout: Layout, count: int, block: int, stride_bytes: int) -> Layout:

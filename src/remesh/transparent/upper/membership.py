@@ -63,6 +63,11 @@ class Members:
         self.num_made += 1
         return number_of(self.number, self.num_made, *more)
 
+    def next_of_group(self, key: Any) -> int:
+        """How many communicators were made from it for such a key, which only some members know, this one included."""
+        count = self.num_made_by_group[key] = self.num_made_by_group.get(key, 0) + 1
+        return count
+
     def register(self) -> None:
         """Tell the lower half, so that collectives can run on it."""
         packed = struct.pack(f"<{len(self.ranks)}i", *self.ranks)

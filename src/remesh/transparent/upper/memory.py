@@ -1,140 +1,164 @@
-"""MPI.buffer: memory by its address, and memory that MPI allocates.
-
-Before Python 3.12 no class written in Python can offer its memory to others, so there the extension does it for ours.
-Without either, plain memoryviews take the place of buffers, and ``isinstance(view, MPI.buffer)`` is true for them.
-"""
+"""MPI.buffer: a run of bytes of another object, of MPI's, or known by its address."""
 
 from __future__ import annotations
 
-import ctypes
 import operator
-import sys
+from collections.abc import Sequence
 from typing import Any
 
 from remesh.transparent.native import NATIVE
-from remesh.transparent.upper.views import byte_view
-
-_CAN_OFFER = NATIVE.Engine is not None or sys.version_info >= (3, 12)
-
-
-class _LikeMemory(type):
-    def __instancecheck__(cls, instance: object) -> bool:
-        return super().__instancecheck__(instance) or (not _CAN_OFFER and isinstance(instance, memoryview))
+from remesh.transparent.upper.addresses import memory_at
+from remesh.transparent.upper.views import byte_view, is_on_device
 
 
-class buffer(NATIVE.Exporter, metaclass=_LikeMemory):  # type: ignore[misc]  # a class by all means
-    """A run of bytes in memory."""
+class buffer(NATIVE.Exporter):  # type: ignore[misc]  # of the extension
+    """A run of bytes in memory. Without the extension others can read it only from Python 3.12 on."""
 
-    __slots__ = ("_view", "obj")
-    _view: memoryview
-    obj: Any
-    """Whose memory it is; None if nobody's."""
+    __slots__ = ("__weakref__", "_on_device", "_owner", "_view")
+    _view: memoryview | None  # None: released, or never of anything
+    _owner: Any  # whose memory it is; None if nobody's
+    _on_device: bool  # its bytes are not for the processor
 
-    def __new__(cls, *buf: Any) -> Any:
-        if len(buf) > 1:
-            raise TypeError(f"buffer: expecting at most 1 argument, got {len(buf)}")
-        return offer(byte_view(buf[0])[0], buf[0]) if buf else offer(nothing(), None)
+    def __new__(cls, *obj: Any) -> buffer:
+        return cls._lent(*obj) if obj else cls._of(None, None)
 
-    def _offered(self) -> memoryview:
-        return self._view
+    @classmethod
+    def _of(cls, view: memoryview | None, owner: Any, *, on_device: bool = False) -> buffer:
+        self: buffer = object.__new__(cls)
+        self._view, self._owner, self._on_device = view, owner, on_device
+        return self
 
-    @staticmethod
-    def allocate(nbytes: int, clear: bool = False) -> Any:
-        """Fresh memory; it is all zeros in any case."""
-        memory = bytearray(operator.index(nbytes))
-        return offer(memoryview(memory), memory)
+    @classmethod
+    def _lent(cls, obj: Any) -> buffer:
+        return cls._of(byte_view(obj)[0], obj, on_device=is_on_device(obj))
 
     @staticmethod
-    def frombuffer(obj: Any, readonly: bool = False) -> Any:
+    def allocate(nbytes: int, clear: bool = False) -> buffer:
+        """Fresh memory."""
+        if operator.index(nbytes) < 0:
+            raise ValueError(f"expecting non-negative size, got {nbytes}")
+        memory = bytearray(nbytes)
+        return buffer._of(memoryview(memory), memory)
+
+    @staticmethod
+    def frombuffer(obj: Any, readonly: bool = False) -> buffer:
         """The memory of another object."""
-        view = byte_view(obj)[0]
-        return offer(view.toreadonly() if readonly else view, obj)
+        lent = buffer._lent(obj)
+        if readonly:
+            return lent.toreadonly()
+        if lent.readonly:
+            raise BufferError("the object is not writable")
+        return lent
 
     @staticmethod
-    def fromaddress(address: int, nbytes: int, readonly: bool = False) -> Any:
+    def fromaddress(address: int, nbytes: int, readonly: bool = False) -> buffer:
         """Memory by its address; nobody keeps it alive."""
         if nbytes < 0:
-            raise ValueError("expecting non-negative buffer length")
+            raise ValueError(f"expecting non-negative buffer length, got {nbytes}")
         if nbytes and not address:
             raise ValueError("expecting non-NULL address")
-        view = memoryview((ctypes.c_char * nbytes).from_address(address)).cast("B") if nbytes else nothing()
-        return offer(view.toreadonly() if readonly else view, None)
+        view = memory_at(address, nbytes)
+        return buffer._of(view.toreadonly() if readonly else view, None)
 
-    address = property(lambda self: NATIVE.address_of(self._view))
-    nbytes = property(lambda self: self._view.nbytes)
-    readonly = property(lambda self: self._view.readonly)
-    format = property(lambda self: "B")
-    itemsize = property(lambda self: 1)
+    @property
+    def address(self) -> int:
+        """Where it begins."""
+        return 0 if self._view is None else int(NATIVE.address_of(self._view))
 
-    def __len__(self) -> int:
-        return len(self._view)
+    @property
+    def obj(self) -> Any:
+        """The object whose memory it is."""
+        return self._owner
 
-    def _at(self, item: Any) -> Any:
-        if isinstance(item, slice):
-            if item.step not in (None, 1):
-                raise IndexError("buffer: slices have no steps")
-            return item
-        if not hasattr(item, "__index__"):
-            raise TypeError(f"buffer: indices are integers or slices, not {type(item).__name__}")
-        return item
+    @property
+    def nbytes(self) -> int:
+        """Number of bytes."""
+        return len(self)
 
-    def __getitem__(self, item: Any) -> Any:
-        part = self._view[self._at(item)]
-        return offer(part, self.obj) if isinstance(part, memoryview) else part
+    @property
+    def readonly(self) -> bool:
+        """Whether it must not be written to."""
+        return self._view is not None and self._view.readonly
 
-    def __setitem__(self, item: Any, value: Any) -> None:
-        where = self._at(item)
-        if self._view.readonly:
-            raise TypeError("buffer: the memory is read-only")
-        if not isinstance(where, slice):
-            self._view[where] = value
-        elif hasattr(value, "__index__"):
-            self._view[where] = bytes([value]) * len(self._view[where])
-        else:
-            given = byte_view(value)[0]
-            if len(given) != len(self._view[where]):
-                raise ValueError(f"buffer: {len(given)} bytes for a slice of {len(self._view[where])}")
-            self._view[where] = given
+    format = property(lambda self: "B", doc="Format of an element.")
+    itemsize = property(lambda self: 1, doc="Bytes of an element.")
 
-    def __delitem__(self, item: Any) -> None:
-        raise NotImplementedError("buffer: its length is fixed")
+    def cast(self, format: str, shape: Sequence[int] | None = None) -> memoryview:
+        """The same memory as a memoryview of another format and shape."""
+        view: Any = self._for_processor()
+        cast: memoryview = view.cast(format) if shape is None else view.cast(format, shape)
+        return cast
 
-    def cast(self, format: str, *shape: Any) -> memoryview:
-        """Its memory in another form."""
-        return self._view.cast(format, *shape)  # type: ignore[call-overload,no-any-return]  # any format
+    def tobytes(self, order: str | None = None) -> bytes:
+        """A copy of the bytes."""
+        return bytes(self._for_processor())
 
-    def tobytes(self, order: Any = None) -> bytes:
-        """A copy."""
-        return self._view.tobytes(order)
-
-    def toreadonly(self) -> Any:
-        """The same memory, not to be written."""
-        return offer(self._view.toreadonly(), self.obj)
+    def toreadonly(self) -> buffer:
+        """The same memory, not to be written to."""
+        return self._of(self.__buffer__(0).toreadonly(), self._owner, on_device=self._on_device)
 
     def release(self) -> None:
-        """Let go of the memory."""
-        self._view, self.obj = nothing(), None
+        """Let the memory go."""
+        self._view, self._owner, self._on_device = None, None, False
+
+    def __buffer__(self, flags: int) -> memoryview:
+        return memoryview(bytearray()) if self._view is None else self._view
+
+    def _for_processor(self) -> memoryview:
+        if self._on_device:
+            raise BufferError("the buffer is the memory of a device; copy it to the host first")
+        return self.__buffer__(0)
+
+    # A sequence of bytes.
+
+    def __len__(self) -> int:
+        return 0 if self._view is None else len(self._view)
+
+    def _place(self, item: Any) -> int | slice:
+        if isinstance(item, slice):
+            start, stop, step = item.indices(len(self))
+            if step != 1:
+                raise IndexError("slice with step not supported")
+            return slice(start, max(start, stop))
+        try:
+            at = operator.index(item)
+        except TypeError:
+            raise TypeError("index must be integer or slice") from None
+        if not -len(self) <= at < len(self):
+            raise IndexError(f"index {at} of a buffer of {len(self)} bytes")
+        return at
+
+    def __getitem__(self, item: Any) -> Any:
+        view, place = self._for_processor(), self._place(item)
+        return view[place] if isinstance(place, int) else self._of(view[place], self)
+
+    def __setitem__(self, item: Any, value: Any) -> None:
+        view, place = self._for_processor(), self._place(item)
+        if self.readonly:
+            raise TypeError("the buffer is read-only")
+        if isinstance(place, int):
+            view[place] = value
+            return
+        length = place.stop - place.start
+        data = bytes([value]) * length if hasattr(value, "__index__") else byte_view(value)[0]
+        if len(data) != length:
+            raise ValueError(f"slice of {length} bytes does not match a buffer of {len(data)}")
+        view[place] = data
+
+    def __delitem__(self, item: Any) -> None:
+        raise NotImplementedError("bytes of a buffer cannot be deleted")
 
 
-def offer(view: memoryview, whose: Any) -> Any:
-    """A buffer on a view; ``whose`` memory it is stays alive with it."""
-    if not _CAN_OFFER:
-        return view
-    made = object.__new__(buffer)
-    made._view, made.obj = view, whose
-    return made
+def attached(buf: Any) -> Any:
+    """What a program gives for buffered sends, as it gets it back."""
+    return buf if isinstance(buf, (buffer, int)) and not getattr(buf, "readonly", False) else buffer.frombuffer(buf)
 
 
-def nothing() -> memoryview:
-    """No bytes, at address 0, as MPI shows them."""
-    return memoryview((ctypes.c_char * 0).from_address(0)).cast("B")
-
-
-def Alloc_mem(size: int, info: Any = None) -> Any:
+def Alloc_mem(size: int, info: Any = None) -> buffer:
     """Fresh memory."""
     return buffer.allocate(size)
 
 
-def Free_mem(mem: Any) -> None:
+def Free_mem(mem: buffer) -> None:
     """Give memory back."""
     mem.release()

@@ -6,7 +6,7 @@ from typing import Any, Self
 
 from remesh.transparent.calls.table import Flag
 from remesh.transparent.upper import constants as k
-from remesh.transparent.upper.buffers import Parcel, parse
+from remesh.transparent.upper.buffers import Parcel, parse, parse_for
 from remesh.transparent.upper.errors import failure, numbered_failure
 from remesh.transparent.upper.handles import Handle
 from remesh.transparent.upper.link import Completion, Landing, link
@@ -95,7 +95,7 @@ class Message(Handle):
         return True
 
     def Recv(self, buf: Any, status: Status | None = None) -> None:
-        self._receive(parse(buf).landing(), status)
+        self._receive(parse_for(k.PROC_NULL if self == MESSAGE_NO_PROC else 0, buf).landing(), status)
 
     def Irecv(self, buf: Any) -> Request:
         if self._is_from_nobody():

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import functools
 import struct
+import threading
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar, cast
 
 from remesh.transparent.calls.table import Flag, Kind
 from remesh.transparent.upper import constants as k
@@ -50,6 +51,22 @@ def _read_sizes(data: bytearray) -> tuple[int, ...]:
     return struct.unpack(f"<{len(data) // _SIZE.size}q", data)
 
 
+_Collective = TypeVar("_Collective", bound=Callable[..., Any])
+
+
+def _in_turn(collective: _Collective) -> _Collective:
+    """Threads that share a communicator take turns in each of its collectives, which are of several steps."""
+    name = collective.__name__
+
+    @functools.wraps(collective)
+    def alone(members: Members, *args: Any) -> Any:
+        with members.locks.get(name) or members.locks.setdefault(name, threading.Lock()):
+            return collective(members, *args)
+
+    return cast(_Collective, alone)
+
+
+@_in_turn
 def bcast(members: Members, obj: Any, root: int) -> Any:
     """Give the root's object to all."""
     if is_root(members, root):
@@ -71,6 +88,7 @@ def bcast(members: Members, obj: Any, root: int) -> Any:
     return loads(whole)
 
 
+@_in_turn
 def gather(members: Members, obj: Any, root: int) -> list[Any] | None:
     """All objects, at the root."""
     if not is_root(members, root):
@@ -89,6 +107,7 @@ def gather(members: Members, obj: Any, root: int) -> list[Any] | None:
     return [loads(block) for block in cut(memoryview(whole), sizes)]
 
 
+@_in_turn
 def scatter(members: Members, objects: Sequence[Any] | None, root: int) -> Any:
     """One of the root's objects for each."""
     if root == k.PROC_NULL:
@@ -113,6 +132,7 @@ def scatter(members: Members, objects: Sequence[Any] | None, root: int) -> Any:
     return loads(whole) if takes else None
 
 
+@_in_turn
 def allgather(members: Members, obj: Any) -> list[Any]:
     """All objects, everywhere."""
     data = dumps(obj)
@@ -124,6 +144,7 @@ def allgather(members: Members, obj: Any) -> list[Any]:
     return [loads(block) for block in cut(memoryview(whole), sizes)]
 
 
+@_in_turn
 def alltoall(members: Members, objects: Sequence[Any] | None) -> list[Any]:
     """One of everybody's objects for each."""
     num = len(members.peers)

@@ -17,10 +17,11 @@ from typing import Any
 
 from remesh.transparent.calls.table import REAL_OPS, REAL_TYPES
 from remesh.transparent.upper.basic_types import BASIC, Basic, name_of_code, real_name
-from remesh.transparent.upper.buffers import Spec, parse
+from remesh.transparent.upper.buffers import Spec, check_alike, parse
 from remesh.transparent.upper.datatype import Datatype
 from remesh.transparent.upper.errors import failure
 from remesh.transparent.upper.handles import Handle
+from remesh.transparent.upper.memory import buffer
 
 Function = Callable[[Any, Any, Datatype], None]
 
@@ -85,8 +86,7 @@ class Op(Handle):
     def Reduce_local(self, inbuf: Any, inoutbuf: Any) -> None:
         """Fold ``inbuf`` into ``inoutbuf``."""
         operand, result = parse(inbuf), parse(inoutbuf)
-        if operand.num_bytes != result.num_bytes:
-            raise ValueError(f"mismatch in counts: {operand.count} and {result.count}")
+        check_alike(operand, result)
         result.unpack(memoryview(self._fold([operand.payload(), result.payload()], result.datatype, result.count)))
 
     def _real(self, datatype: Datatype) -> tuple[int, int] | None:
@@ -132,13 +132,13 @@ class Op(Handle):
         layout = datatype._layout
         if layout.is_dense:
             writable = bytearray(operand)
-            function(memoryview(writable), memoryview(result), datatype)
+            function(buffer(writable), buffer(result), datatype)
             return
         low, high = layout.span(count)
         spread = [Spec(memoryview(bytearray(high - low)), -low, count, datatype) for _ in range(2)]
         spread[0].unpack(operand)
         spread[1].unpack(memoryview(result))
-        function(spread[0].view, spread[1].view, datatype)
+        function(buffer(spread[0].view), buffer(spread[1].view), datatype)
         result[:] = spread[1].payload()
 
 
@@ -149,7 +149,7 @@ def _allowed(name: str, leaf: Basic) -> bool:
     if name in ("REPLACE", "NO_OP"):
         return True
     if leaf.name == "BYTE":
-        return name.startswith(("B", "L")) or name in ("SUM", "PROD", "MIN", "MAX")
+        return name.startswith("B")
     groups = {"S": "iuf", "P": "iuf", "M": "iuf", "L": "iub", "B": "iub"}
     return leaf.kind in groups[name[0]] or (leaf.kind == "c" and name in ("SUM", "PROD"))
 

@@ -7,14 +7,15 @@ import pickle as _pickle
 from collections.abc import Callable
 from typing import Any
 
+from remesh.transparent.upper import memory
+from remesh.transparent.upper.views import byte_view
+
 
 class Pickle:
     """Serializer of Python objects."""
 
     PROTOCOL: int | None = None
     """Version of pickle's format; None is the function's own default."""
-    THRESHOLD: int = 1 << 18
-    """Buffers of at least so many bytes travel apart."""
 
     def __init__(
         self,
@@ -26,7 +27,17 @@ class Pickle:
         self._dumps, self._loads = dumps, loads
         default = os.environ.get("MPI4PY_PICKLE_PROTOCOL", _pickle.HIGHEST_PROTOCOL)
         self.PROTOCOL = int(default) if protocol is None and dumps is _pickle.dumps else protocol
-        self.THRESHOLD = int(os.environ.get("MPI4PY_PICKLE_THRESHOLD", threshold))
+        self._default_threshold = int(os.environ.get("MPI4PY_PICKLE_THRESHOLD", threshold))
+        self._threshold = self._default_threshold
+
+    @property
+    def THRESHOLD(self) -> int:
+        """Buffers of at least so many bytes travel apart; None restores the default."""
+        return self._threshold
+
+    @THRESHOLD.setter
+    def THRESHOLD(self, threshold: int | None) -> None:
+        self._threshold = self._default_threshold if threshold is None else threshold
 
     def dumps(self, obj: Any) -> bytes:
         """An object as bytes."""
@@ -44,7 +55,7 @@ class Pickle:
             view = buffer.raw()
             if view.nbytes < self.THRESHOLD:
                 return True
-            buffers.append(view)
+            buffers.append(memory.buffer(view))
             return False
 
         protocol = max(5, self.PROTOCOL if self.PROTOCOL is not None and self.PROTOCOL >= 0 else 5)
@@ -52,7 +63,7 @@ class Pickle:
 
     def loads_oob(self, data: Any, buffers: Any) -> Any:
         """The object again."""
-        return self._loads(data, buffers=buffers)
+        return self._loads(data, buffers=(byte_view(buffer)[0] for buffer in buffers))
 
 
 pickle = Pickle()

@@ -8,10 +8,11 @@ from typing import Any
 
 from remesh.transparent.calls.table import Flag
 from remesh.transparent.upper import constants as k
-from remesh.transparent.upper.buffers import Spec, parse
+from remesh.transparent.upper.buffers import Spec, parse_for
 from remesh.transparent.upper.errors import failure, numbered_failure
 from remesh.transparent.upper.link import Completion, Landing, link, port, receive_shortly
 from remesh.transparent.upper.membership import Members
+from remesh.transparent.upper.memory import attached
 from remesh.transparent.upper.message import Message, probe
 from remesh.transparent.upper.request import Operation, Prequest, Request, Work, progress
 from remesh.transparent.upper.status import Status
@@ -139,7 +140,30 @@ class _Partitions(Work):
         time.sleep(timeout_s)
 
 
-class PointToPoint:
+class WithBuffer:
+    """Mixin for handles with memory for buffered sends: not needed, kept for programs that ask for it back."""
+
+    __slots__ = ()
+    _content: Any
+
+    def Attach_buffer(self, buf: Any) -> None:
+        self._content.buffer = attached(buf)
+
+    def Detach_buffer(self) -> Any:
+        self.Flush_buffer()
+        buffer, self._content.buffer = self._content.buffer, None
+        return buffer
+
+    def Flush_buffer(self) -> None:
+        _ = self._content
+        wait_for_buffered()
+
+    def Iflush_buffer(self) -> Request:
+        self.Flush_buffer()
+        return Request._wrap(Work([]))
+
+
+class PointToPoint(WithBuffer):
     """Mixin of Comm: everything with one peer."""
 
     __slots__ = ()
@@ -149,42 +173,42 @@ class PointToPoint:
     def Send(self, buf: Any, dest: int, tag: int = 0) -> None:
         members = self._members
         if not port().send(members.number, members.peers, buf, dest, tag):
-            send_now(members, parse(buf).payload(), dest, tag, 0)
+            send_now(members, parse_for(dest, buf).payload(), dest, tag, 0)
 
     Rsend = Send
 
     def Ssend(self, buf: Any, dest: int, tag: int = 0) -> None:
-        send_now(self._members, parse(buf).payload(), dest, tag, Flag.SYNCHRONOUS)
+        send_now(self._members, parse_for(dest, buf).payload(), dest, tag, Flag.SYNCHRONOUS)
 
     def Bsend(self, buf: Any, dest: int, tag: int = 0) -> None:
-        send_buffered(self._members, parse(buf).payload(), dest, tag)
+        send_buffered(self._members, parse_for(dest, buf).payload(), dest, tag)
 
     def Recv(self, buf: Any, source: int = k.ANY_SOURCE, tag: int = k.ANY_TAG, status: Status | None = None) -> None:
         members = self._members
         ended = receive_shortly(members.number, members.peers, buf, source, tag)
         if ended is None:
-            receive_now(members, parse(buf).landing(), source, tag, status)
+            receive_now(members, parse_for(source, buf).landing(), source, tag, status)
         elif status is not None or ended[3]:
             _conclude(members, Completion(*ended), status)
 
     def Isend(self, buf: Any, dest: int, tag: int = 0) -> Request:
-        return Request._wrap(start_send(self._members, parse(buf).payload(), dest, tag))
+        return Request._wrap(start_send(self._members, parse_for(dest, buf).payload(), dest, tag))
 
     Irsend = Isend
 
     def Issend(self, buf: Any, dest: int, tag: int = 0) -> Request:
-        return Request._wrap(start_send(self._members, parse(buf).payload(), dest, tag, Flag.SYNCHRONOUS))
+        return Request._wrap(start_send(self._members, parse_for(dest, buf).payload(), dest, tag, Flag.SYNCHRONOUS))
 
     def Ibsend(self, buf: Any, dest: int, tag: int = 0) -> Request:
-        return Request._wrap(send_buffered(self._members, parse(buf).payload(), dest, tag))
+        return Request._wrap(send_buffered(self._members, parse_for(dest, buf).payload(), dest, tag))
 
     def Irecv(self, buf: Any, source: int = k.ANY_SOURCE, tag: int = k.ANY_TAG) -> Request:
-        return Request._wrap(start_receive(self._members, parse(buf).landing(), source, tag))
+        return Request._wrap(start_receive(self._members, parse_for(source, buf).landing(), source, tag))
 
     # Persistent.
 
     def _send_init(self, buf: Any, dest: int, tag: int, start: Callable[..., Work]) -> Prequest:
-        members, spec = self._members, parse(buf)
+        members, spec = self._members, parse_for(dest, buf)
         destination(members, dest, tag)
         return Prequest._of(lambda: start(members, spec.payload(), dest, tag))
 
@@ -203,18 +227,18 @@ class PointToPoint:
         return self._send_init(buf, dest, tag, start)
 
     def Recv_init(self, buf: Any, source: int = k.ANY_SOURCE, tag: int = k.ANY_TAG) -> Prequest:
-        members, spec = self._members, parse(buf)
+        members, spec = self._members, parse_for(source, buf)
         origin(members, source, tag)
         return Prequest._of(lambda: start_receive(members, spec.landing(), source, tag))
 
     def Psend_init(self, buf: Any, partitions: int, dest: int, tag: int = 0, info: Any = None) -> Prequest:
-        members, spec = self._members, _whole(buf, partitions)
+        members, spec = self._members, parse_for(dest, buf, partitions)
         return Prequest._of(lambda: _Partitions(partitions, lambda: start_send(members, spec.payload(), dest, tag)))
 
     def Precv_init(
         self, buf: Any, partitions: int, source: int = k.ANY_SOURCE, tag: int = k.ANY_TAG, info: Any = None
     ) -> Prequest:
-        members, spec = self._members, _whole(buf, partitions)
+        members, spec = self._members, parse_for(source, buf, partitions)
         return Prequest._of(lambda: start_receive(members, spec.landing(), source, tag))
 
     # Both ways.
@@ -251,12 +275,13 @@ class PointToPoint:
         source: int = k.ANY_SOURCE,
         recvtag: int = k.ANY_TAG,
     ) -> BothWays:
-        return self._both_ways(parse(sendbuf).payload(), dest, sendtag, parse(recvbuf), (source, recvtag))
+        payload = parse_for(dest, sendbuf).payload()
+        return self._both_ways(payload, dest, sendtag, parse_for(source, recvbuf), (source, recvtag))
 
     def Isendrecv_replace(
         self, buf: Any, dest: int, sendtag: int = 0, source: int = k.ANY_SOURCE, recvtag: int = k.ANY_TAG
     ) -> BothWays:
-        spec = parse(buf)
+        spec = parse_for(source if dest == k.PROC_NULL else dest, buf)
         return self._both_ways(memoryview(bytes(spec.payload())), dest, sendtag, spec, (source, recvtag))
 
     def _both_ways(self, payload: memoryview, dest: int, tag: int, into: Spec, wanted: tuple[int, int]) -> BothWays:
@@ -280,23 +305,6 @@ class PointToPoint:
     def Improbe(self, source: int = k.ANY_SOURCE, tag: int = k.ANY_TAG, status: Status | None = None) -> Message | None:
         return Message.Iprobe(self, source, tag, status)
 
-    # Buffers of buffered sends: not needed, kept for programs that ask for them back.
-
-    def Attach_buffer(self, buf: Any) -> None:
-        self._members.buffer = buf
-
-    def Detach_buffer(self) -> Any:
-        wait_for_buffered()
-        buffer, self._members.buffer = self._members.buffer, None
-        return buffer
-
-    def Flush_buffer(self) -> None:
-        wait_for_buffered()
-
-    def Iflush_buffer(self) -> Request:
-        wait_for_buffered()
-        return Request._wrap(Work([]))
-
 
 class _Pair(Work):
     """A receive and a send; the status is the receive's."""
@@ -316,11 +324,3 @@ class BothWays(Request):
 
     def _finish_receive(self, status: Status | None) -> None:
         self.Wait(status)
-
-
-def _whole(buf: Any, partitions: int) -> Spec:
-    """All partitions: the count of a specification is that of one."""
-    spec = parse(buf)
-    if isinstance(buf, (list, tuple)) and len(buf) > 1 and not hasattr(buf[1], "Get_size"):
-        return Spec(spec.view, spec.start, spec.count * partitions, spec.datatype)
-    return spec

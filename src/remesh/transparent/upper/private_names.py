@@ -11,8 +11,10 @@ from typing import Any
 from remesh.transparent.upper import environment
 from remesh.transparent.upper.comm import Comm, Intracomm
 from remesh.transparent.upper.datatype import Datatype
+from remesh.transparent.upper.handles import Handle
 from remesh.transparent.upper.intercomm import Intercomm
 from remesh.transparent.upper.membership import Members
+from remesh.transparent.upper.status import Status
 
 _TWIN = 1 << 61
 """Set in the number of a communicator under which its private twin sends."""
@@ -52,22 +54,29 @@ def commctx_inter(comm: Intercomm) -> tuple[Intercomm, int, Intracomm, bool]:
 
 
 def typecode(datatype: Datatype) -> str | None:
-    """Type string of a predefined datatype, None if it has none."""
+    """Character or type string of a predefined datatype, None if it has none."""
     basic = datatype._type.basic if datatype else None
-    return f"{basic.kind}{basic.size}" if basic is not None and basic.char and basic.kind != "P" else None
+    return None if basic is None else basic.code
 
 
 def typealign(datatype: Datatype) -> int | None:
     """Alignment of a predefined datatype, bytes."""
     basic = datatype._type.basic if datatype else None
-    if basic is None:
-        return None
-    return basic.size // 2 if basic.kind == "c" else min(basic.size, 16)
+    return None if basic is None else basic.alignment
 
 
 def set_abort_status(status: int | str | None) -> None:
     """``python -m mpi4py`` met an exception: the whole job ends with this status when the program ends."""
     environment.abort_status = status if isinstance(status, int) else 0 if status is None else 1
+
+
+def handle_of(thing: Handle | Status) -> int:
+    """A number for an object, good in this process."""
+    if isinstance(thing, Status):
+        return id(thing)
+    if not isinstance(thing, Handle):
+        raise TypeError(f"expecting an MPI object, got {type(thing).__name__}")
+    return thing.toint()
 
 
 NAMES = {
@@ -78,5 +87,5 @@ NAMES = {
     "_commctx_inter": commctx_inter,
     "_typecode": typecode,
     "_typealign": typealign,
-    "_handleof": lambda thing: thing.toint(),
+    "_handleof": handle_of,
 }

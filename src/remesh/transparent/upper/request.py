@@ -14,7 +14,7 @@ from typing import Any, Self
 from remesh.transparent.calls.errors import CLASSES
 from remesh.transparent.calls.table import BY_NAME, Flag, WaitFor
 from remesh.transparent.upper import constants as k
-from remesh.transparent.upper.errors import failure, numbered_failure
+from remesh.transparent.upper.errors import failure, numbered_failure, run_callback
 from remesh.transparent.upper.handles import Handle
 from remesh.transparent.upper.link import MAX_WAIT, Completion, Landing, link
 from remesh.transparent.upper.status import Status
@@ -453,6 +453,9 @@ class Prequest(Request):
         return over
 
 
+_GENERALIZED = "a generalized request"
+
+
 class _Task(Work):
     """Work that the program itself completes."""
 
@@ -473,7 +476,7 @@ class _Task(Work):
     def fill(self, status: Status | None) -> None:
         told = Status() if status is None else status
         _empty(told)
-        self.query(told)
+        run_callback(_GENERALIZED, self.query, told)
 
     def conclude(self) -> int:
         return 0
@@ -520,21 +523,23 @@ class Grequest(Request):
     def Cancel(self) -> None:
         if self._h is None:
             raise failure("ERR_REQUEST", "cancelling a null request")
-        self._h.cancel(self._h.done.is_set())
+        run_callback(_GENERALIZED, self._h.cancel, self._h.done.is_set())
 
     cancel = Cancel
 
     def _retire(self, status: Status | None) -> int:
         task = self._h
-        task.fill(status)
-        task.free()
         self._h = None
+        try:
+            task.fill(status)
+        finally:
+            run_callback(_GENERALIZED, task.free)
         return 0
 
     def Free(self) -> None:
         if self._h is not None:
-            self._h.free()
-        self._h = None
+            task, self._h = self._h, None
+            run_callback(_GENERALIZED, task.free)
 
 
 REQUEST_NULL = Request()

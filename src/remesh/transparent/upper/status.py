@@ -53,11 +53,11 @@ class Status:
     __hash__ = None  # type: ignore[assignment]
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Status._restored, self._key()
+        return type(self)._restored, self._key()
 
-    @staticmethod
-    def _restored(*key: Any) -> Status:
-        status = Status()
+    @classmethod
+    def _restored(cls, *key: Any) -> Self:
+        status = cls()
         status._source, status._tag, status._error, status._num_bytes, status._cancelled = key
         return status
 

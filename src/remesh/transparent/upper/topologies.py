@@ -114,6 +114,15 @@ class Graph:
         return 0
 
 
+def _weights(given: Any, degree: int) -> tuple[int, ...] | None:
+    if given is None or (isinstance(given, int) and given == k.UNWEIGHTED):
+        return None
+    weights = () if isinstance(given, int) and given == k.WEIGHTS_EMPTY else tuple(map(int, given))
+    if len(weights) != degree:
+        raise ValueError(f"{len(weights)} weights of {degree} edges")
+    return weights
+
+
 @dataclass(frozen=True)
 class DistGraph:
     """This rank's own neighbours."""
@@ -128,13 +137,8 @@ class DistGraph:
     def of(cls, sources: Sequence[int], destinations: Sequence[int], source_weights: Any, destweights: Any) -> Self:
         """From the arguments of MPI's adjacent constructor."""
 
-        def weights(given: Any) -> tuple[int, ...] | None:
-            if given is None or given == k.UNWEIGHTED:
-                return None
-            return () if given == k.WEIGHTS_EMPTY else tuple(map(int, given))
-
-        both = weights(source_weights), weights(destweights)
-        return cls(tuple(map(int, sources or ())), tuple(map(int, destinations or ())), *both)
+        ranks = tuple(map(int, sources or ())), tuple(map(int, destinations or ()))
+        return cls(*ranks, _weights(source_weights, len(ranks[0])), _weights(destweights, len(ranks[1])))
 
     @classmethod
     def from_edges(cls, edges: Sequence[Edge], rank: int, *, weighted: bool) -> Self:

@@ -6,7 +6,7 @@ half knows a window's number, base and memory, and serves the others' accesses w
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import ctypes
 from typing import Any, Self
 
 from remesh.transparent.calls.table import BY_NAME
@@ -17,20 +17,14 @@ from remesh.transparent.upper.attributes import WithAttributes
 from remesh.transparent.upper.buffers import BottomType
 from remesh.transparent.upper.comm import COMM_NULL, Comm, Intracomm, predefined
 from remesh.transparent.upper.epochs import Epochs, Window
-from remesh.transparent.upper.errors import (
-    ERRHANDLER_NULL,
-    ERRORS_ARE_FATAL,
-    ERRORS_RETURN,
-    Errhandler,
-    failure,
-    numbered_failure,
-)
+from remesh.transparent.upper.errhandling import WithErrhandler
+from remesh.transparent.upper.errors import failure
 from remesh.transparent.upper.group import Group
 from remesh.transparent.upper.handles import Handle
 from remesh.transparent.upper.info import INFO_NULL, Info
 from remesh.transparent.upper.link import link
 from remesh.transparent.upper.membership import make
-from remesh.transparent.upper.memory import nothing, offer
+from remesh.transparent.upper.memory import buffer
 from remesh.transparent.upper.objects import allgather
 from remesh.transparent.upper.views import byte_view
 
@@ -38,7 +32,7 @@ _MAKE, _FREE = BY_NAME["make_window"], BY_NAME["free_window"]
 _ATTACH, _DETACH = BY_NAME["attach_memory"], BY_NAME["detach_memory"]
 
 
-class Win(Epochs, Accesses, WithAttributes, Handle, NATIVE.Exporter):  # type: ignore[misc]  # a class by all means
+class Win(Epochs, Accesses, WithErrhandler, WithAttributes, Handle, NATIVE.Exporter):  # type: ignore[misc]  # a class by all means
     """Memory of all ranks of a communicator that each of them may access."""
 
     __slots__ = ()
@@ -49,6 +43,8 @@ class Win(Epochs, Accesses, WithAttributes, Handle, NATIVE.Exporter):  # type: i
             raise failure("ERR_WIN", "the window is null or has been freed")
         window: Window = self._h
         return window
+
+    _content = _window
 
     # Making them; all members call this.
 
@@ -73,7 +69,7 @@ class Win(Epochs, Accesses, WithAttributes, Handle, NATIVE.Exporter):  # type: i
     @classmethod
     def Create(cls, memory: Any, disp_unit: int = 1, info: Info = INFO_NULL, comm: Any = None) -> Self:
         is_nothing = memory is None or isinstance(memory, BottomType)
-        view = nothing() if is_nothing else byte_view(memory)[0]
+        view = memoryview(bytearray()) if is_nothing else byte_view(memory)[0]
         if len(view) and view.readonly:
             raise BufferError("Create: the window's memory is read-only")
         return cls._make(k.WIN_FLAVOR_CREATE, view, disp_unit, info, comm)
@@ -93,7 +89,7 @@ class Win(Epochs, Accesses, WithAttributes, Handle, NATIVE.Exporter):  # type: i
 
     @classmethod
     def Create_dynamic(cls, info: Info = INFO_NULL, comm: Any = None) -> Self:
-        return cls._make(k.WIN_FLAVOR_DYNAMIC, nothing(), 1, info, comm)
+        return cls._make(k.WIN_FLAVOR_DYNAMIC, memoryview(bytearray()), 1, info, comm)
 
     def _dynamic(self, call: str) -> Window:
         window = self._window
@@ -132,7 +128,7 @@ class Win(Epochs, Accesses, WithAttributes, Handle, NATIVE.Exporter):  # type: i
             raise failure("ERR_RMA_FLAVOR", "Shared_query: the window was made by Create_dynamic")
         wanted = 0 if rank == k.PROC_NULL else self._rank(rank)
         is_own = wanted == window.members.rank
-        return offer(window.memory if is_own else nothing(), self), window.units[wanted]
+        return buffer._of(window.memory if is_own and window.memory else _nowhere(), self), window.units[wanted]
 
     def Free(self) -> None:
         window = self._window
@@ -147,9 +143,9 @@ class Win(Epochs, Accesses, WithAttributes, Handle, NATIVE.Exporter):  # type: i
 
     def tomemory(self) -> Any:
         """The memory that this rank gives, as an MPI.buffer."""
-        return offer(self._offered(), self)
+        return buffer._of(self._window.memory or _nowhere(), self)
 
-    def _offered(self) -> memoryview:
+    def __buffer__(self, flags: int) -> memoryview:
         return self._window.memory
 
     @property
@@ -198,34 +194,16 @@ class Win(Epochs, Accesses, WithAttributes, Handle, NATIVE.Exporter):  # type: i
 
     info = property(Get_info, Set_info)
 
-    def Get_errhandler(self) -> Errhandler:
-        return Errhandler(self._window.errhandler or ERRORS_RETURN)
-
-    def Set_errhandler(self, errhandler: Errhandler) -> None:
-        if not errhandler:
-            raise failure("ERR_ARG", "setting a null error handler")
-        self._window.errhandler = Errhandler(errhandler)
-
-    @classmethod
-    def Create_errhandler(cls, errhandler_fn: Callable[[Any, int], None]) -> Errhandler:
-        return Errhandler._wrap(errhandler_fn)
-
-    def Call_errhandler(self, errorcode: int) -> None:
-        handler = self.Get_errhandler()
-        if errorcode == 0:
-            return
-        if callable(handler._h):
-            handler._h(self, errorcode)
-        elif handler in (ERRORS_ARE_FATAL, ERRHANDLER_NULL):
-            predefined()[0].Abort(errorcode)
-        else:
-            raise numbered_failure(errorcode)
-
 
 def _fresh(size: int) -> memoryview:
     if size < 0:
         raise failure("ERR_SIZE", f"a window of {size} bytes")
     return memoryview(bytearray(size))
+
+
+def _nowhere() -> memoryview:
+    """No bytes, at address 0, as MPI shows them."""
+    return memoryview((ctypes.c_char * 0).from_address(0)).cast("B")
 
 
 WIN_NULL = Win()

@@ -8,3 +8,4 @@ from remesh.transparent.upper import facade
 
 globals().update(facade.names())
 atexit.register(facade.finish)
+del annotations, atexit, facade

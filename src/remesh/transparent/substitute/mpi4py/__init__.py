@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -39,10 +40,13 @@ class Rc:
     def __init__(self, **named: Any) -> None:
         self(**named)
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        if not hasattr(self, name):
+            raise TypeError(f"there is no option {name!r}")
+        super().__setattr__(name, value)
+
     def __call__(self, **named: Any) -> None:
         for key, value in named.items():
-            if not hasattr(self, key):
-                raise TypeError(f"unexpected argument {key!r}")
             setattr(self, key, value)
 
     def __repr__(self) -> str:
@@ -64,7 +68,8 @@ def get_config() -> dict[str, str]:
 
 
 def profile(name: str, *, path: Any = None) -> None:
-    """No profiler."""
+    """Nothing but a warning: a profiler would have to stand between the program and an MPI library."""
+    warnings.warn(f"mpi4py.profile: {name!r} is not loaded, as the program has no MPI library", stacklevel=2)
 
 
 def _real_folder() -> str | None:
