@@ -231,7 +231,7 @@ class File(WithErrhandler, Handle):
 
     def Seek_shared(self, offset: int, whence: int = k.SEEK_SET) -> None:
         file = self._file
-        expect_same(file.comm, (int(offset), whence), "MPI.File.Seek_shared: offset and whence")
+        expect_same(file.comm, (int(offset), int(whence)), "MPI.File.Seek_shared: offset and whence")
         file.shared.set(together(file.comm, lambda: file.sought(offset, whence, file.shared.get())))
 
     def Get_position_shared(self) -> int:

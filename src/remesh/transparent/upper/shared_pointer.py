@@ -69,10 +69,11 @@ class SharedPointer:
 
     def take_in_turn(self, num_etypes: int) -> int:
         """Where this rank's etypes begin when all ranks take theirs in order of ranks; all ranks do."""
-        everybody: list[int] = self._comm.allgather(num_etypes)
-        rank = self._comm.Get_rank()
-        start: int = self._comm.bcast(self.take(sum(everybody)) if rank == 0 else None)
-        return start + sum(everybody[:rank])
+        rank, everybody = self._comm.Get_rank(), array("q", [0] * self._comm.Get_size())
+        self._comm.Allgather(array("q", [num_etypes]), everybody)
+        start = array("q", [self.take(sum(everybody)) if rank == 0 else 0])
+        self._comm.Bcast(start)
+        return start[0] + sum(everybody[:rank])
 
     def free(self) -> None:
         """Take the memory back, when no rank comes any more."""

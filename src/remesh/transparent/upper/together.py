@@ -8,7 +8,10 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from remesh.transparent.upper.errors import Exception, failure, numbered_failure
+from remesh.transparent.upper.membership import number_of
+from remesh.transparent.upper.op import OPS
 
+MAX = OPS["MAX"]
 _Result = TypeVar("_Result")
 Comm = Any
 """An intracommunicator; its collectives are given to its class by a table, which type checkers cannot read."""
@@ -53,14 +56,17 @@ def together(comm: Comm, action: Callable[[], _Result]) -> _Result:
 
 
 def at_first_rank(comm: Comm, action: Callable[[], Any]) -> None:
-    """The first rank performs an action when all have come; all raise if it fails."""
-    comm.Barrier()
+    """The first rank performs an action, after a collective that brought all here; all raise if it fails."""
     together(comm, action if comm.Get_rank() == 0 else lambda: None)
 
 
 def expect_same(comm: Comm, value: Any, what: str) -> None:
     """Raise ``ERR_NOT_SAME`` on all ranks unless all give the same value."""
+    number = number_of(repr(value))
+    mine, largest = array("q", [number, -number]), array("q", [0, 0])
+    comm.Allreduce(mine, largest, MAX)
+    if largest[0] == -largest[1]:
+        return
     told = comm.allgather(value)
-    other = next((rank for rank, each in enumerate(told) if each != told[0]), None)
-    if other is not None:
-        raise failure("ERR_NOT_SAME", f"{what} is {told[0]!r} on rank 0 and {told[other]!r} on rank {other}")
+    other = next(rank for rank, each in enumerate(told) if each != told[0])
+    raise failure("ERR_NOT_SAME", f"{what} is {told[0]!r} on rank 0 and {told[other]!r} on rank {other}")
