@@ -141,6 +141,7 @@ class Link:
 
         No rank's image is taken in it: it begins when the lower half answers, which it does not while it is closed,
         and as long as it lasts the lower half is not quiet. So all images of a checkpoint see a file in one state.
+        No MPI call may be made in it: that could wait for the end of a checkpoint, which would wait for this.
         """
         if not hasattr(_mine, "slot"):
             self._take_slot()
