@@ -9,13 +9,13 @@ from collections.abc import Callable
 from mpi4py import MPI
 
 
-def refused(error_class: int, call: Callable[[], object]) -> None:
+def refused(error_class: int, call: Callable[[], object]) -> str:
     try:
         call()
     except MPI.Exception as error:
         assert error.error_class == error_class, error
-    else:
-        raise AssertionError(f"not refused: {MPI.Get_error_string(error_class)}")
+        return str(error)
+    raise AssertionError(f"not refused: {MPI.Get_error_string(error_class)}")
 
 
 def main() -> None:
@@ -37,7 +37,8 @@ def main() -> None:
     refused(MPI.ERR_RMA_SYNC, window.Lock_all)
     # Errors of the target come with the call that waits for the access.
     window.Put(ten, peer, 1)
-    refused(MPI.ERR_RMA_RANGE, lambda: window.Flush(peer))
+    said = refused(MPI.ERR_RMA_RANGE, lambda: window.Flush(peer))
+    assert f"Put: 80 bytes from displacement 1 (of 8 bytes) on at rank {peer}, which gave 80 bytes" in said, said
     window.Get(result, peer, -1)
     refused(MPI.ERR_RMA_RANGE, lambda: window.Flush(peer))
     request = window.Rput(ten, peer, 1 << 40)

@@ -16,7 +16,7 @@ from remesh.transparent.upper import layouts
 from remesh.transparent.upper.basic_types import Basic, real_name
 from remesh.transparent.upper.buffers import Aside, Direct, Spec, parse
 from remesh.transparent.upper.datatype import Datatype
-from remesh.transparent.upper.epochs import Window
+from remesh.transparent.upper.epochs import Access, Window
 from remesh.transparent.upper.errors import failure
 from remesh.transparent.upper.link import link
 from remesh.transparent.upper.op import OPS, Op
@@ -94,17 +94,27 @@ class Accesses:
     _window: Window
 
     def _access(
-        self, rank: int, target: _Target, verb: _Verb, data: memoryview, landing: Direct | Aside | None = None
+        self,
+        call: str,
+        rank: int,
+        target: _Target,
+        verb: _Verb,
+        data: memoryview,
+        landing: Direct | Aside | None = None,
     ) -> Work:
         """Begin an access; it is pending in the window."""
         window = self._window
         size = len(window.units)
         if not 0 <= rank < size:
-            raise failure("ERR_RANK", f"accessing rank {rank} of a window of {size}")
+            raise failure("ERR_RANK", f"{call}: rank {rank} of a window of {size}")
         window.check_epoch(rank)
-        runs = target.runs(window.units[rank])
+        unit = window.units[rank]
         finish = None if landing is None else lambda: landing.finish(landing.capacity)
-        work = Work(self._operations(window, rank, runs, verb, data, landing), finish=finish)
+        what = (
+            f"{call}: {target.num_bytes} bytes from displacement {target.displacement} (of {unit} bytes) on at rank "
+            f"{rank}, which gave {window.sizes[rank]} bytes"
+        )
+        work = Access(self._operations(window, rank, target.runs(unit), verb, data, landing), finish, what)
         window.note(rank, work)
         return work
 
@@ -152,7 +162,7 @@ class Accesses:
         spec = parse(origin)
         there = _Target.of(target, spec)
         _check_fit(call, spec, there)
-        return self._access(rank, there, _verb(call, op, there), spec.payload())
+        return self._access(call, rank, there, _verb(call, op, there), spec.payload())
 
     def _get(self, call: str, result: Any, rank: int, target: Any) -> Work:
         if rank == k.PROC_NULL:
@@ -160,7 +170,7 @@ class Accesses:
         spec = parse(result)
         there = _Target.of(target, spec)
         _check_fit(call, spec, there)
-        return self._access(rank, there, _verb(call, _NO_OP, there), _EMPTY, spec.landing())
+        return self._access(call, rank, there, _verb(call, _NO_OP, there), _EMPTY, spec.landing())
 
     def _get_accumulate(self, call: str, origin: Any, result: Any, rank: int, target: Any, op: Op) -> Work:
         if rank == k.PROC_NULL:
@@ -173,7 +183,7 @@ class Accesses:
             given = parse(origin)
             _check_fit(call, given, there)
             data = given.payload()
-        return self._access(rank, there, _verb(call, op, there), data, spec.landing())
+        return self._access(call, rank, there, _verb(call, op, there), data, spec.landing())
 
     def Put(self, origin: Any, target_rank: int, target: Any = None) -> None:
         self._put("Put", origin, target_rank, target, _REPLACE)
@@ -206,7 +216,7 @@ class Accesses:
         if target_rank != k.PROC_NULL:
             target = _Target(int(target_disp), 1, there.datatype)
             data = _EMPTY if op == _NO_OP else mine.payload()
-            self._access(target_rank, target, _verb("Fetch_and_op", op, target), data, there.landing())
+            self._access("Fetch_and_op", target_rank, target, _verb("Fetch_and_op", op, target), data, there.landing())
 
     def Compare_and_swap(self, origin: Any, compare: Any, result: Any, target_rank: int, target_disp: int = 0) -> None:
         mine, wanted, there = _elements("Compare_and_swap", parse(origin), parse(compare), parse(result))
@@ -214,7 +224,7 @@ class Accesses:
             target = _Target(int(target_disp), 1, there.datatype)
             verb = _Verb(ACCESS_OPS.index("COMPARE_AND_SWAP"), 0, there.datatype._layout.size)
             data = memoryview(b"".join((mine.payload(), wanted.payload())))
-            self._access(target_rank, target, verb, data, there.landing())
+            self._access("Compare_and_swap", target_rank, target, verb, data, there.landing())
 
 
 def _check_fit(call: str, spec: Spec, target: _Target) -> None:

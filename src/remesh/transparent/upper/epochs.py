@@ -9,7 +9,7 @@ Source: MPI 4.1, section 12.5.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -41,6 +41,7 @@ class Window:
     memory: memoryview  # what this rank gives; none of a dynamic window
     base: int  # address
     units: tuple[int, ...]  # bytes that displacements count in, by rank
+    sizes: tuple[int, ...]  # bytes that each rank gave when it was made
     name: str = ""
     attributes: Attributes = field(default_factory=Attributes)
     errhandler: Any = None
@@ -79,13 +80,23 @@ class Window:
         run_now(self.members, Exchange(Kind.BARRIER))
 
 
+class Access(Work):
+    """An access under way."""
+
+    def __init__(self, operations: list[Operation], finish: Callable[[], None] | None, what: str) -> None:
+        super().__init__(operations, finish=finish)
+        self.what = what  # for errors
+
+
 def finish(works: list[Work]) -> None:
     """Until all are over; the error of the first that failed is raised."""
     progress(works, blocking=True, every=True)
-    errors = [error for work in works if (error := work.conclude())]
-    if errors:
-        more = f", and {len(errors) - 1} more" if len(errors) > 1 else ""
-        raise numbered_failure(errors[0], f"an access to a window failed{more}: {TEXTS[errors[0]]}")
+    failed = [(work, error) for work in works if (error := work.conclude())]
+    if failed:
+        work, error = failed[0]
+        what = work.what if isinstance(work, Access) else "synchronization of a window"
+        more = f", and {len(failed) - 1} more accesses failed" if len(failed) > 1 else ""
+        raise numbered_failure(error, f"{what}: {TEXTS[error]}{more}")
 
 
 class Epochs:

@@ -39,8 +39,9 @@ class SharedPointer:
         if self._comm.Get_rank() == 0:
             link().ask(_MAKE, (members.number, base))
             link().ask(_ATTACH, (members.number, base, len(view)))
-        units = (self._number.itemsize,) * self._comm.Get_size()
-        window = Win._wrap(Window(members, k.WIN_FLAVOR_CREATE, view, base, units))
+        size = self._comm.Get_size()
+        units, sizes = (self._number.itemsize,) * size, (len(view), *[0] * (size - 1))
+        window = Win._wrap(Window(members, k.WIN_FLAVOR_CREATE, view, base, units, sizes))
         window.Lock_all(k.MODE_NOCHECK)
         return window
 
