@@ -62,12 +62,14 @@ def made_quiet(half: LowerHalf) -> None:
     while True:
         half.serve_once(_ROUND_S)
         position, entered = half.position(), dict(half.counters().entered)
-        everybody = [{int(comm): count for comm, count in some.items()} for some in told(half, entered)]
+        mine = {comm: (count, half.members(comm)) for comm, count in entered.items()}
         targets: dict[int, int] = {}
-        for counts in everybody:
-            for comm, count in counts.items():
-                targets[comm] = max(targets.get(comm, 0), count)
-        behind = [comm for comm, target in targets.items() if half.members(comm) and entered.get(comm, 0) < target]
+        behind = False
+        for some in told(half, mine):
+            for comm, (count, members) in some.items():
+                targets[int(comm)] = max(targets.get(int(comm), 0), count)
+                # A member may be behind on a communicator that it has still to make.
+                behind |= MPI.COMM_WORLD.rank in members and entered.get(int(comm), 0) < count
         # Held at one communicator while another's target needs this rank: all members go one further on the first.
         over = [(comm, entered.get(comm, 0) + 1) for comm in position.communicators] if behind else []
         for comm, target in (pair for some in told(half, over) for pair in some):

@@ -73,6 +73,34 @@ def test_a_program_sees_the_same_on_every_path_of_the_lower_half(variables: dict
     assert _run("openmpi", 4, _ALONE, "--renew", "0.05", _WINDOWS, "15", "0.01", **variables).stdout == native_answer
 
 
+def test_parallel_files_are_those_of_mpich_whatever_mpi_carries_the_program(tmp_path: Path) -> None:
+    """Open MPI's own shared pointers and ends of strided views differ, or hang, so it is no reference."""
+    program = str(_HERE / "programs" / "files.py")
+    (tmp_path / "native").mkdir()
+    native = _seen(_run("mpich", 4, program, str(tmp_path / "native")))
+    assert len(native) == 4
+    for kind in KINDS:
+        (tmp_path / kind).mkdir()
+        assert _seen(_run(kind, 4, _ALONE, program, str(tmp_path / kind))) == native
+
+
+@pytest.mark.parametrize("variables", [{}, {"REMESH_NATIVE": "ctypes"}], ids=["engine", "without-the-extension"])
+def test_what_may_not_be_done_to_a_file_fails_on_all_ranks(tmp_path: Path, variables: dict[str, str]) -> None:
+    done = _run("mpich", 4, _ALONE, str(_HERE / "programs" / "file_errors.py"), str(tmp_path), **variables)
+    assert len(_seen(done)) == 4
+
+
+def test_a_program_does_not_notice_in_its_files_that_its_lower_half_is_renewed(tmp_path: Path) -> None:
+    program = str(_HERE / "programs" / "files.py")
+    for name in ("left-alone", "renewed"):
+        (tmp_path / name).mkdir()
+    expected = _seen(_run("mpich", 4, _ALONE, program, str(tmp_path / "left-alone"), "4"))
+    renewed = _run("mpich", 4, _ALONE, "--renew", "0.05", program, str(tmp_path / "renewed"), "4")
+    assert _seen(renewed) == expected
+    found = re.search(r"renewed (\d+) times", renewed.stderr)
+    assert found is not None and int(found[1]) > 0
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_windows_do_what_those_of_mpi4py_do(kind: str) -> None:
     native = _run(kind, 4, _WINDOWS, "20", "0").stdout

@@ -293,6 +293,22 @@ def test_a_log_that_has_grown_is_kept_or_refused(stage: Stage, policy: OpenFileP
         assert (stage.work / "log").read_bytes() == b"one+two"
 
 
+def test_a_file_that_was_changed_in_place_is_left_to_the_program_that_writes_it_again(stage: Stage) -> None:
+    image = stage.image_of(f"""
+        table = open("table", "r+b" if os.path.exists("table") else "w+b", buffering=0); table.write(b"......")
+        {textwrap.indent(_WAIT_FOR_GO, " " * 8).strip()}
+        os.pwrite(table.fileno(), b"new", 3)
+    """)
+    (stage.work / "table").write_bytes(b"..lost")
+    with pytest.raises(StorageError, match="table.*was changed since.*choose to have it written again"):
+        stage.restore(image)
+    stage.finish(stage.restore(image, OpenFilePolicy.REWRITE))
+    assert (stage.work / "table").read_bytes() == b"..lnew"
+    (stage.work / "table").write_bytes(b"..")
+    with pytest.raises(StorageError, match="table.*shorter"):
+        stage.restore(image, OpenFilePolicy.REWRITE)
+
+
 def test_a_file_that_changed_or_is_gone_is_refused_by_name(stage: Stage) -> None:
     (stage.work / "input").write_text("0123456789")
     image = stage.image_of(f"source = open('input')\n{_WAIT_FOR_GO}\nprint(source.read())")

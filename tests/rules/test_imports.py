@@ -139,6 +139,7 @@ _PURE_ELSEWHERE = {
     "remesh.transparent.lower.state",
     "remesh.transparent.slurm",
     "remesh.transparent.upper.basic_types",
+    "remesh.transparent.upper.file_views",
     "remesh.transparent.upper.layouts",
 }
 # Translates torch's values (dtypes, placements) and acts on nothing: open to pure modules that may see torch.

@@ -16,6 +16,7 @@ from rich.table import Table
 from remesh.errors import ConfigError, Error, PeerError
 from remesh.transparent.coordinator import Settings
 from remesh.transparent.frames import Line
+from remesh.transparent.images.kinds import OpenFilePolicy
 from remesh.transparent.job import JobFolder, JobSpec
 from remesh.transparent.mpis import Installation, find_all
 from remesh.transparent.slurm import make_script
@@ -81,12 +82,21 @@ def run_job(
 @mpi.command("restart", short_help="Go on with a job from a checkpoint.")
 @click.argument("job")
 @click.option("--checkpoint", "number", type=int, help="Number of the checkpoint; the last one if left out.")
+@click.option(
+    "--open-files",
+    type=click.Choice([policy.value for policy in OpenFilePolicy]),
+    default=OpenFilePolicy.TRUNCATE.value,
+    show_default=True,
+    help="Files open for writing that are not as at the checkpoint: cut to their length then; kept with what came "
+    "behind; refused; or left as they are, for a program that reads nothing of what it will write again.",
+)
 @_where
-def restart_job(job: str, number: int | None, hosts: str | None, **how: Any) -> None:
+def restart_job(job: str, number: int | None, hosts: str | None, open_files: str, **how: Any) -> None:
     """Go on with JOB from a checkpoint, under this MPI and on these hosts."""
     folder = JobFolder.find(job, _jobs_root())
     checkpoint = folder.checkpoint(number)
-    placement, settings = _read_how(hosts, folder.read_spec().num_ranks, **how)
+    policy = OpenFilePolicy(open_files)
+    placement, settings = _read_how(hosts, folder.read_spec().num_ranks, open_files=policy, **how)
     _refuse_if_running(folder)
     _stay(folder, placement, settings, checkpoint)
 

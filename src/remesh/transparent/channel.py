@@ -12,6 +12,7 @@ Layout, little-endian, offsets in bytes. Words that one side writes stand on cac
     196     give way         u32   us that the upper half then gives way before it sleeps; the lower half's to set
     65536 + i * 65536              slot i, one for each thread of the upper half that makes calls
       0     request number   u32   raised by the upper half when the body is complete
+      4     in a file        u32   1: the thread changes or reads a file that other ranks have open, or asks to
       64    reply number     u32   set to the request number by the lower half when the body is the reply
       128   upper waits      u32   the upper half is, or is about to be, in a futex wait at the reply number
       192   posted           u32   bytes of entries that the upper half has put into the ring, ever
@@ -38,7 +39,7 @@ from remesh.transparent.native import NATIVE
 _MAGIC = b"RMSHCHN2"
 _DOORBELL, _SLEEPING, _SPIN = 64, 128, 192
 _FIRST_SLOT = _STRIDE = 1 << 16
-_REPLY, _WAITING, _POSTED, _TAKEN, _BODY = 64, 128, 192, 256, 320
+_IN_FILE, _REPLY, _WAITING, _POSTED, _TAKEN, _BODY = 4, 64, 128, 192, 256, 320
 _RING = 49152
 _RING_BYTES = _STRIDE - _RING
 _SKIP = 0xFFFFFFFF
@@ -65,6 +66,8 @@ class Channel:
         self._scan_rings = (self._base + _FIRST_SLOT + _POSTED, _TAKEN - _POSTED, _STRIDE, NUM_SLOTS)
         self._bell = (self._base + _DOORBELL, self._base + _SLEEPING)
         self._pace_words = view[_SPIN : _SPIN + 8].cast("I")
+        places = range(_FIRST_SLOT + _IN_FILE, self.SIZE_BYTES, _STRIDE)
+        self._file_words = [view[start : start + 4].cast("I") for start in places]
         self._bell_word = view[_DOORBELL : _DOORBELL + 4].cast("I")
 
     def _words_of(self, slot: int) -> tuple[int, int, int]:
@@ -114,7 +117,16 @@ class Channel:
         """The short way for the thread that has this slot."""
         return NATIVE.Port(self._base, slot)
 
+    def mark_in_file(self, slot: int, value: int) -> None:
+        """Say that the slot's thread is about to be in a file (1), or has left it (0)."""
+        self._file_words[slot][0] = value
+
     # The lower half's side.
+
+    @property
+    def in_file(self) -> bool:
+        """Whether a thread is in a file: it has said so, and waits for no answer."""
+        return any(word[0] and not self.pending() >> slot & 1 for slot, word in enumerate(self._file_words))
 
     @property
     def base(self) -> int:

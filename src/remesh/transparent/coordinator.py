@@ -20,6 +20,7 @@ from remesh.comm.rounds import Ask, Commit, End, Ending, Instruction, Obstacle, 
 from remesh.comm.status import Status
 from remesh.errors import Error
 from remesh.transparent.frames import Message
+from remesh.transparent.images.kinds import OpenFilePolicy
 from remesh.transparent.job import JobFolder, rank_name
 from remesh.transparent.server import Caller, Server
 
@@ -32,7 +33,7 @@ A refusal stops nobody, and most are of a moment: a child that has not ended, a 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """How a job takes its checkpoints."""
+    """How a job takes its checkpoints, and comes back from one."""
 
     every_s: float | None = None
     """Between periodic checkpoints; None for none."""
@@ -43,6 +44,8 @@ class Settings:
     """For all ranks to come up, images read and all."""
     incremental: bool = False
     compress: bool = False
+    open_files: OpenFilePolicy = OpenFilePolicy.TRUNCATE
+    """At a restart: of files that the program had open for writing."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -136,7 +136,12 @@ def run_stay(
         folder.write_state(
             JobState("starting", "", (address,), os.getpid(), socket.gethostname(), launched),
         )
-        rank_command = _rank_command(installation.python, folder, rank_address, checkpoint)
+        which = (
+            ()
+            if checkpoint is None
+            else ("--checkpoint", str(checkpoint.number), "--open-files", settings.open_files.value)
+        )
+        rank_command = _rank_command(installation.python, folder, rank_address, which)
         start = plan_start(installation, network, spec.num_ranks, hosts, reach, rank_command)
         launcher = _start_launcher(start, door)
         stack.callback(_end_launcher, launcher)
@@ -222,11 +227,8 @@ def _write_agent(room: Path, bed: Testbed, hosts: Sequence[Host]) -> str:
     return str(agent)
 
 
-def _rank_command(
-    python: str, folder: JobFolder, address: tuple[str, int], checkpoint: Checkpoint | None
-) -> tuple[str, ...]:
+def _rank_command(python: str, folder: JobFolder, address: tuple[str, int], which: tuple[str, ...]) -> tuple[str, ...]:
     # Launchers pass different parts of the environment on; what the rank needs stands in its command.
-    which = () if checkpoint is None else ("--checkpoint", str(checkpoint.number))
     module = (python, "-m", "remesh.transparent.lower", str(folder.path))
     return ("env", f"PYTHONPATH={_SOURCE}", *module, "--coordinator", f"{address[0]}:{address[1]}", *which)
 

@@ -71,11 +71,12 @@ class NotImageable(ConfigError):
 
 
 class OpenFilePolicy(enum.Enum):
-    """What a restore does with a file that the program had open for writing and that is longer than at the image."""
+    """What a restore does with a file that the program had open for writing and that it, or others, wrote to since."""
 
     TRUNCATE = "truncate"  # cut it to its length at the image: the program will write the rest again
     KEEP = "keep"  # leave what was written since; an appending program goes on behind it
     REFUSE = "refuse"  # raise
+    REWRITE = "rewrite"  # leave it, even where bytes that it had were changed: the program will write them again
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,8 @@
 """How are open files brought back? Checked and cut first, by our init; then opened again inside the process.
 
 A file that the program reads or writes must begin with the bytes it had at the image. If it is longer now, and the
-program had it open for writing, the policy decides; the program will write again what came after the image.
+program had it open for writing, the policy decides; the program will write again what came after the image. Bytes
+of such a file may have changed under the policy `REWRITE` only: the program reads none of them before it writes them.
 """
 
 from __future__ import annotations
@@ -48,10 +49,12 @@ def _check_content(image: StoredImage, file: FileState, content: FileIdentity, p
             "put it back as it was"
         )
     unchanged = info.st_size == content.num_bytes and info.st_mtime_ns == content.mtime_ns
-    if not unchanged and hash_of(file.path, content.num_bytes) != content.sha256:
+    may_change = policy is OpenFilePolicy.REWRITE and is_writable(file)
+    if not unchanged and not may_change and hash_of(file.path, content.num_bytes) != content.sha256:
+        advice = "; or, if the program only writes it, choose to have it written again" if is_writable(file) else ""
         raise StorageError(
             f"{what} was changed since: its first {content.num_bytes} bytes are not those of the image; "
-            "put it back as it was"
+            f"put it back as it was{advice}"
         )
     if info.st_size > content.num_bytes and is_writable(file) and policy is OpenFilePolicy.REFUSE:
         raise StorageError(

@@ -25,12 +25,22 @@ from remesh.transparent.arena import FILE, make_arena
 from remesh.transparent.channel import Channel
 from remesh.transparent.control import Control
 from remesh.transparent.frames import Line
-from remesh.transparent.images import Command, Site, Upper, restore_upper, start_upper, upper_environment
+from remesh.transparent.images import (
+    Command,
+    OpenFilePolicy,
+    Site,
+    Upper,
+    restore_upper,
+    start_upper,
+    upper_environment,
+)
 from remesh.transparent.job import JobFolder, rank_name
 from remesh.transparent.lower.half import LowerHalf
 from remesh.transparent.lower.pace import SPIN_VARIABLE
 from remesh.transparent.rank import IMAGE, Ended, RankLoop, read_state
 from remesh.transparent.room import make_room
+
+_POLL_S = 0.001
 
 
 def main(arguments: list[str]) -> int:
@@ -39,6 +49,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("job", type=Path)
     parser.add_argument("--coordinator", required=True)
     parser.add_argument("--checkpoint", type=int)
+    parser.add_argument("--open-files", type=OpenFilePolicy, default=OpenFilePolicy.TRUNCATE)
     options = parser.parse_args(arguments)
     began_s = time.monotonic()
     mpi = _start_mpi()
@@ -51,7 +62,7 @@ def main(arguments: list[str]) -> int:
     line.send({**hello, "host": socket.gethostname(), "mpi": mpi.Get_library_version().split("\n")[0].strip(" \0")})
     room = make_room()
     try:
-        loop = _put_together(mpi, folder, options.checkpoint, room, (line, seconds))
+        loop = _put_together(mpi, folder, options, room, (line, seconds))
         loop.run()
         loop.leave()
         mpi.Finalize()
@@ -84,7 +95,7 @@ def _start_mpi() -> Any:
 
 
 def _put_together(
-    mpi: Any, folder: JobFolder, checkpoint: int | None, room: Path, told: tuple[Line, dict[str, float]]
+    mpi: Any, folder: JobFolder, options: argparse.Namespace, room: Path, told: tuple[Line, dict[str, float]]
 ) -> RankLoop:
     line, seconds = told
     rank = mpi.COMM_WORLD.Get_rank()
@@ -100,11 +111,11 @@ def _put_together(
     began_s = time.monotonic()
     upper: Upper | None = None
     spinning = folder.read_spec().environment.get(SPIN_VARIABLE) == "1"
-    if checkpoint is None:
+    if options.checkpoint is None:
         half = LowerHalf(mpi, channel, arena, spinning=spinning)
         upper = start_upper(_command(folder), site)
     else:
-        chosen = folder.checkpoint(checkpoint)
+        chosen = folder.checkpoint(options.checkpoint)
         report = chosen.manifest["ranks"][rank_name(rank)]
         state = read_state(chosen.rank_folder(rank), report)
         half = LowerHalf.from_state(state, mpi, channel, arena, spinning=spinning)
@@ -115,7 +126,8 @@ def _put_together(
             # The program writes again what it wrote after the checkpoint.
             os.truncate(stream, min(length, stream.stat().st_size))
         if report["has_image"]:
-            upper = restore_upper(chosen.rank_folder(rank) / IMAGE, site)
+            upper = restore_upper(chosen.rank_folder(rank) / IMAGE, site, open_files=options.open_files)
+        _wait_for_all(mpi)
     seconds["upper"] = time.monotonic() - began_s
     if upper is not None:
         half.attach(upper.pid)
@@ -124,6 +136,13 @@ def _put_together(
     control.start()
     control.send({"type": "ready", "seconds": seconds})
     return loop
+
+
+def _wait_for_all(mpi: Any) -> None:
+    """Until all ranks have come as far: no program writes to a file that another rank has still to cut."""
+    everybody = mpi.COMM_WORLD.Ibarrier()
+    while not everybody.Test():
+        time.sleep(_POLL_S)
 
 
 def _command(folder: JobFolder) -> Command:

@@ -357,9 +357,10 @@ class LowerHalf:
         """Whether nothing of ours is on its way: no collective entered, every send handed over, no transfer open.
 
         After :meth:`close`, accesses of other ranks to a window of this one are still carried out and answered; apart
-        from those, once true it stays true, and ``counters().sent`` no longer changes. Messages may arrive.
+        from those, once true it stays true, and ``counters().sent`` no longer changes. Messages may arrive. It is
+        false for an instant when the program asks to use a file, which it may not before :meth:`open`.
         """
-        under_way = self._transfers.streaming or self._windows.is_busy or self._inside()
+        under_way = self._transfers.streaming or self._windows.is_busy or self._inside() or self._channel.in_file
         return self._wire.handed_over and not under_way
 
     def state_bytes(self) -> bytes:

@@ -16,6 +16,7 @@ from remesh.transparent.upper.buffers import (
 )
 from remesh.transparent.upper.comm import COMM_NULL, Comm, Intracomm, predefined
 from remesh.transparent.upper.datatype import DATATYPE_NULL, PREDEFINED, Aint_add, Aint_diff, Datatype, Get_address
+from remesh.transparent.upper.file import FILE_NULL, File
 from remesh.transparent.upper.group import GROUP_EMPTY, GROUP_NULL, Group
 from remesh.transparent.upper.handles import name_predefined
 from remesh.transparent.upper.info import INFO_ENV, INFO_NULL, Info
@@ -31,7 +32,7 @@ from remesh.transparent.upper.window import WIN_NULL, Win
 _CLASSES = (
     *(Comm, Intracomm, Intercomm, Topocomm, Cartcomm, Graphcomm, Distgraphcomm, Group, Info, Datatype, Op, Status),
     *(Request, Prequest, Grequest, Message, Pickle, BottomType, InPlaceType, BufferAutomaticType, errors.Errhandler),
-    *(Win, absent.File, session.Session, errors.Exception),
+    *(Win, File, session.Session, errors.Exception),
 )
 _ENVIRONMENT = (
     *("Init", "Init_thread", "Query_thread", "Is_thread_main", "Is_initialized", "Finalize", "Is_finalized"),
@@ -76,7 +77,7 @@ def names() -> dict[str, Any]:
         "ERRHANDLER_NULL": errors.ERRHANDLER_NULL,
         **{name: getattr(errors, name) for name in ("ERRORS_RETURN", "ERRORS_ABORT", "ERRORS_ARE_FATAL")},
         "WIN_NULL": WIN_NULL,
-        "FILE_NULL": absent.FILE_NULL,
+        "FILE_NULL": FILE_NULL,
         "SESSION_NULL": session.SESSION_NULL,
         "Aint_add": Aint_add,
         "Aint_diff": Aint_diff,

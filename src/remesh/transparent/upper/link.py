@@ -6,10 +6,12 @@ raised) stays in its slot until it is answered; the thread goes on with another 
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import struct
 import threading
+from collections.abc import Iterator
 from typing import Any, Final, Protocol, cast
 
 from remesh.transparent.arena import share_arrays
@@ -132,6 +134,24 @@ class Link:
         """This rank and the number of ranks."""
         _, rank, size = HELLO_REPLY.unpack_from(self.ask(BY_NAME["hello"], ()))
         return rank, size
+
+    @contextlib.contextmanager
+    def in_file(self) -> Iterator[None]:
+        """A time in which the program uses a file that other ranks have open.
+
+        No rank's image is taken in it: it begins when the lower half answers, which it does not while it is closed,
+        and as long as it lasts the lower half is not quiet. So all images of a checkpoint see a file in one state.
+        No MPI call may be made in it: that could wait for the end of a checkpoint, which would wait for this.
+        """
+        if not hasattr(_mine, "slot"):
+            self._take_slot()
+        slot, _ = _mine.slot
+        self._channel.mark_in_file(slot, 1)
+        try:
+            self.ask(BY_NAME["hello"], ())
+            yield
+        finally:
+            self._channel.mark_in_file(slot, 0)
 
     def describe(self) -> bytes:
         """What the lower half says about its MPI library: JSON."""

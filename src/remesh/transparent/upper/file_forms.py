@@ -1,0 +1,221 @@
+"""The many names by which data get into files and out of them: one table, one way.
+
+A name is made of what is done (Read, Write), where (at an offset, at this rank's pointer, at the shared one, there in
+order of ranks), whether all ranks do it together, and its form: blocking, started (``I...``), or split into a begin and
+an end. Every access is carried out when it is asked for; requests are born complete. Collective ones end when all ranks
+have done their part, and fail on all ranks or on none; each rank reads and writes its own runs. Source: MPI 4.1,
+section 14.4.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from remesh.transparent.upper import constants as k
+from remesh.transparent.upper.buffers import Spec, parse
+from remesh.transparent.upper.errors import failure
+from remesh.transparent.upper.file_access import in_file, locked, read_runs, write_runs
+from remesh.transparent.upper.file_state import FileState, Split
+from remesh.transparent.upper.link import Completion
+from remesh.transparent.upper.request import Operation, Request, Work
+from remesh.transparent.upper.status import Status
+from remesh.transparent.upper.together import agree, attempt, together
+
+
+class Place(enum.Enum):
+    """Where an access begins."""
+
+    OFFSET = "at an offset that is given"
+    OWN = "at the rank's own pointer, which moves on"
+    SHARED = "at the shared pointer, which moves on"
+    ORDERED = "at the shared pointer, in order of ranks"
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """One row: a kind of access, whatever its form."""
+
+    name: str  # of the blocking form
+    writes: bool
+    place: Place
+    is_collective: bool
+
+
+def _rows() -> list[Access]:
+    kinds = (
+        *(("_at", Place.OFFSET, False), ("_at_all", Place.OFFSET, True), ("", Place.OWN, False)),
+        *(("_all", Place.OWN, True), ("_shared", Place.SHARED, False), ("_ordered", Place.ORDERED, True)),
+    )
+    return [
+        Access(f"{verb}{suffix}", verb == "Write", place, is_collective)
+        for verb in ("Read", "Write")
+        for suffix, place, is_collective in kinds
+    ]
+
+
+ACCESSES = _rows()
+
+
+def _prepare(file: FileState, access: Access, buf: Any) -> tuple[Spec, int]:
+    """The elements of a buffer and how many etypes they are, once the access is known to be allowed."""
+    call = f"MPI.File.{access.name}"
+    if access.writes and file.amode & k.MODE_RDONLY:
+        raise failure(
+            "ERR_READ_ONLY", f"{call}: {file.name} is open for reading; open it with MODE_RDWR or MODE_WRONLY"
+        )
+    if not access.writes and file.amode & k.MODE_WRONLY:
+        raise failure("ERR_ACCESS", f"{call}: {file.name} is open for writing; open it with MODE_RDWR or MODE_RDONLY")
+    if access.place in (Place.OFFSET, Place.OWN):
+        file.expect_random_access(access.name)
+    spec = parse(buf)
+    num_etypes, rest = divmod(spec.num_bytes, file.view.etype_bytes)
+    if rest:
+        raise failure("ERR_ARG", f"{call}: {spec.num_bytes} bytes, no multiple of the etype's {file.view.etype_bytes}")
+    if spec.num_bytes and not file.view.filetype.size:
+        raise failure("ERR_ARG", f"{call}: {spec.num_bytes} bytes in a view whose filetype has none; set another view")
+    if not access.writes and spec.view.readonly:
+        raise BufferError("message: the receive buffer is read-only")
+    return spec, num_etypes
+
+
+def _start(file: FileState, access: Access, num_etypes: int, offset: int) -> int:
+    """Where the access begins, etypes of the view; a pointer moves behind it, however much there is to read."""
+    if access.place is Place.OFFSET:
+        if offset < 0:
+            raise failure("ERR_ARG", f"MPI.File.{access.name}: the offset is {offset}, expected 0 or more")
+        return offset
+    if access.place is Place.OWN:
+        start, file.position = file.position, file.position + num_etypes
+        return start
+    return file.shared.take(num_etypes)
+
+
+def _transfer(file: FileState, access: Access, spec: Spec, start: int) -> Completion:
+    """Read or write; fewer bytes than asked for only at the end of the file."""
+    first, num_bytes = start * file.view.etype_bytes, spec.num_bytes
+    runs = file.view.runs(first, num_bytes)
+    is_dense = spec.datatype._layout.is_dense
+    data = spec.payload() if access.writes or is_dense else memoryview(bytearray(num_bytes))
+    apart: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+    if file.is_atomic and num_bytes:
+        apart = locked(file.descriptor, file.view.span(first, num_bytes), for_writing=access.writes)
+    with in_file(f"MPI.File.{access.name}: on {file.name}"), apart:
+        if access.writes:
+            file.is_dirty = True
+            return _ended(write_runs(file.descriptor, runs, data))
+        num_read = read_runs(file.descriptor, runs, data)
+    if not is_dense:
+        spec.unpack(data[:num_read])
+    return _ended(num_read)
+
+
+def _ended(num_bytes: int) -> Completion:
+    return Completion(k.ANY_SOURCE, k.ANY_TAG, num_bytes, 0)
+
+
+def _carry_out(file: FileState, access: Access, offset: int, buf: Any) -> Completion:
+    """All of an access, without a word to other ranks; where the ranks take turns they agree beforehand."""
+    if access.place is Place.ORDERED:
+        spec, num_etypes = together(file.comm, lambda: _prepare(file, access, buf))
+        start = file.shared.take_in_turn(num_etypes)
+    else:
+        spec, num_etypes = _prepare(file, access, buf)
+        start = _start(file, access, num_etypes, offset)
+    return _transfer(file, access, spec, start)
+
+
+# Forms.
+
+Method = Callable[..., Any]
+
+
+def _arguments(access: Access, args: tuple[Any, ...], named: dict[str, Any], rest: tuple[str, ...]) -> dict[str, Any]:
+    """Arguments by name; the offset only where one is given."""
+    names = (("offset",) if access.place is Place.OFFSET else ()) + rest
+    given = dict(zip(names, args, strict=False)) | named
+    if len(args) > len(names) or set(given) - set(names):
+        raise TypeError(f"MPI.File.{access.name} takes {', '.join(names)}")
+    missing = [name for name in names if name not in given and name != "status"]
+    if missing:
+        raise TypeError(f"MPI.File.{access.name} lacks {', '.join(missing)}")
+    return {"offset": 0, "status": None} | given
+
+
+def _tell(status: Status | None, completion: Completion) -> None:
+    if status is not None:
+        status._fill(completion, completion.source)
+
+
+def _blocking(access: Access) -> Method:
+    def method(self: Any, *args: Any, **named: Any) -> None:
+        given = _arguments(access, args, named, ("buf", "status"))
+        file = self._file
+
+        def carry_out() -> Completion:
+            return _carry_out(file, access, given["offset"], given["buf"])
+
+        _tell(given["status"], together(file.comm, carry_out) if access.is_collective else carry_out())
+
+    return method
+
+
+def _started(access: Access) -> Method:
+    def method(self: Any, *args: Any, **named: Any) -> Request:
+        given = _arguments(access, args, named, ("buf",))
+        completion = _carry_out(self._file, access, given["offset"], given["buf"])
+        return Request._wrap(Work([Operation(completion)], ranks={}))
+
+    return method
+
+
+def _begin(access: Access) -> Method:
+    def method(self: Any, *args: Any, **named: Any) -> None:
+        given = _arguments(access, args, named, ("buf",))
+        file = self._file
+        if file.split is not None:
+            raise failure(
+                "ERR_IO", f"MPI.File.{access.name}_begin: {file.split.name}_begin has had no end; end it first"
+            )
+        file.split = Split(access.name, *attempt(lambda: _carry_out(file, access, given["offset"], given["buf"])))
+
+    return method
+
+
+def _end(access: Access) -> Method:
+    def method(self: Any, buf: Any, status: Status | None = None) -> None:
+        file = self._file
+        split, name = file.split, access.name
+        if split is None or split.name != name:
+            raise failure(
+                "ERR_IO", f"MPI.File.{name}_end: {split and split.name}_begin is under way, expected {name}_begin"
+            )
+        file.split = None
+        agree(file.comm, split.problem)
+        assert split.completion is not None
+        _tell(status, split.completion)
+
+    return method
+
+
+def forms(access: Access) -> dict[str, Method]:
+    """The methods of one row, by name."""
+    name = access.name
+    methods = {name: _blocking(access)}
+    if access.place is not Place.ORDERED:
+        methods[f"I{name[0].lower()}{name[1:]}"] = _started(access)
+    if access.is_collective:
+        methods |= {f"{name}_begin": _begin(access), f"{name}_end": _end(access)}
+    return methods
+
+
+def add_data_access(cls: type) -> None:
+    """Give a class all forms of all rows."""
+    for access in ACCESSES:
+        for name, method in forms(access).items():
+            method.__name__, method.__qualname__ = name, f"{cls.__name__}.{name}"
+            method.__doc__ = f"{'Write' if access.writes else 'Read'} {access.place.value}."
+            setattr(cls, name, method)

@@ -1,0 +1,80 @@
+"""Content of a File: the descriptor, the view, and where its pointers are."""
+
+from __future__ import annotations
+
+import builtins
+import os
+from dataclasses import dataclass, field
+
+from remesh.transparent.upper import constants as k
+from remesh.transparent.upper.datatype import PREDEFINED, Datatype
+from remesh.transparent.upper.errors import Errhandler, failure
+from remesh.transparent.upper.file_access import in_file
+from remesh.transparent.upper.file_views import FileView
+from remesh.transparent.upper.link import Completion
+from remesh.transparent.upper.shared_pointer import SharedPointer
+from remesh.transparent.upper.together import Comm
+
+BYTE = PREDEFINED["BYTE"]
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """A split collective that has begun: one for each file and process. Source: MPI 4.1, section 14.4.5."""
+
+    name: str  # of its call, without ``_begin``
+    completion: Completion | None  # None: it failed
+    problem: builtins.Exception | None  # why; raised on all ranks at its end
+
+
+@dataclass(eq=False)
+class FileState:
+    """Content of a File."""
+
+    comm: Comm  # of its own
+    path: str | bytes
+    descriptor: int
+    amode: int
+    shared: SharedPointer
+    info: dict[str, str]
+    errhandler: Errhandler
+    view: FileView = field(default_factory=lambda: FileView(0, 1, BYTE._layout))
+    etype: Datatype = field(default_factory=lambda: BYTE)
+    filetype: Datatype = field(default_factory=lambda: BYTE)
+    position: int = 0  # individual file pointer, etypes of the view
+    is_atomic: bool = False
+    is_dirty: bool = False  # this rank has written since its last flush
+    split: Split | None = None
+
+    @property
+    def name(self) -> str:
+        return os.fsdecode(self.path)
+
+    def size(self) -> int:
+        """Length of the file, bytes."""
+        with in_file(f"MPI.File: asking for the size of {self.name}"):
+            return os.fstat(self.descriptor).st_size
+
+    def sought(self, offset: int, whence: int, current: int) -> int:
+        """Where a pointer goes, etypes."""
+        if whence == k.SEEK_SET:
+            base = 0
+        elif whence == k.SEEK_CUR:
+            base = current
+        elif whence == k.SEEK_END:
+            base = self.view.num_etypes_before(self.size())
+        else:
+            raise failure("ERR_ARG", f"seeking in {self.name}: whence is {whence}; give SEEK_SET, SEEK_CUR or SEEK_END")
+        if base + offset < 0:
+            raise failure(
+                "ERR_ARG", f"seeking in {self.name}: {base} + {offset} lies before the view; expected 0 or more"
+            )
+        return base + offset
+
+    def expect_random_access(self, call: str) -> None:
+        """Raise unless the file may be read and written at any place."""
+        if self.amode & k.MODE_SEQUENTIAL:
+            raise failure(
+                "ERR_UNSUPPORTED_OPERATION",
+                f"MPI.File.{call}: {self.name} is open with MODE_SEQUENTIAL; use the shared pointer",
+            )
