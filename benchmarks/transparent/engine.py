@@ -79,7 +79,8 @@ class Bench:
         for path in paths:
             path.touch()
         site = Site(*map(str, paths))
-        command = Command((sys.executable, "-c", _PROGRAM, str(num_mib)), upper_environment(os.environ), str(folder))
+        argv = (sys.executable, "-c", _PROGRAM, str(num_mib))
+        command = Command(argv, upper_environment(os.environ), str(folder), leads_session=True)
         bench = cls(folder, num_mib, start_upper(command, site), site)
         bench.wait_for("ready")
         return bench

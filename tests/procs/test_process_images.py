@@ -85,11 +85,12 @@ class Stage:
         self.site = Site(*map(str, paths))
         return self.site
 
-    def start(self, program: str) -> Upper:
+    def start(self, program: str, *, leads_session: bool = False) -> Upper:
         """Run the program until it is ready."""
         text = "import os, sys, time, threading\n" + textwrap.dedent(program)
         environment = {**upper_environment(os.environ), "OPENBLAS_NUM_THREADS": "2"}
-        upper = start_upper(Command((sys.executable, "-c", text), environment, str(self.work)), self._new_site())
+        command = Command((sys.executable, "-c", text), environment, str(self.work), leads_session)
+        upper = start_upper(command, self._new_site())
         self._uppers.append(upper)
         _wait_for(lambda: (self.work / "ready").exists() or upper.poll() is not None, "the program is not ready")
         assert (self.work / "ready").exists(), self.errors()
@@ -546,7 +547,8 @@ def test_criu_is_a_second_engine_where_it_is_installed(stage: Stage) -> None:
     criu = find_criu()
     if criu is None or not criu.is_able:
         pytest.skip("needs CRIU 4.1 or newer, which is not on the path")
-    upper = stage.start(f"x = os.urandom(1000000)\nprint(hash(x), flush=True)\n{_WAIT_FOR_GO}\nprint(hash(x))")
+    text = f"x = os.urandom(1000000)\nprint(hash(x), flush=True)\n{_WAIT_FOR_GO}\nprint(hash(x))"
+    upper = stage.start(text, leads_session=True)
     dump_by_criu(upper.pid, stage.folder / "image")
     (stage.work / "go").touch()
     told = stage.finish(upper).split()

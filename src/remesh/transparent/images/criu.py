@@ -102,7 +102,8 @@ def read_criu_image(directory: Path) -> CriuImage:
 def dump_by_criu(pid: int, directory: Path) -> int:
     """Write an image of an upper half into a new folder by CRIU, flushed; its length in bytes. It goes on afterwards.
 
-    Raises `ConfigError` with CRIU's own words when it refuses; nothing is left behind then.
+    It must lead a session (``Command.leads_session``). Raises `ConfigError` with CRIU's own words when it refuses;
+    nothing is left behind then.
     """
     doing = f"dumping process {pid} by CRIU"
     criu = _need_criu(doing)

@@ -150,9 +150,12 @@ def _start_program(order: dict[str, Any]) -> None:
     pid = os.fork()
     if pid == 0:
         try:
-            # Out of reach of signals for the launcher's group, but in one session with the lower half: the kernel
-            # divides cores among sessions, and the two halves are to take turns on theirs.
-            os.setpgid(0, 0)
+            # Out of reach of signals for the launcher's group, but in one session with the lower half if possible: the
+            # kernel divides cores among sessions, and the two halves are to take turns on theirs.
+            if order["leads_session"]:
+                os.setsid()
+            else:
+                os.setpgid(0, 0)
             _become_clean()
             os.chdir(order["folder"])
             os.execvpe(order["argv"][0], order["argv"], order["environment"])

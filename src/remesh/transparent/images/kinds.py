@@ -28,6 +28,7 @@ class Command:
     argv: tuple[str, ...]  # argv[0] is looked up on the PATH of `environment`; not empty
     environment: Mapping[str, str]  # the whole environment of the program
     folder: str  # its working directory, absolute
+    leads_session: bool = False  # a session of its own, which CRIU wants; else it is in its starter's
 
     def __post_init__(self) -> None:
         if not self.argv:

@@ -100,6 +100,7 @@ def start_upper(command: Command, site: Site, *, timeout_s: float = 60.0) -> Upp
         "argv": list(command.argv),
         "environment": dict(command.environment),
         "folder": command.folder,
+        "leads_session": command.leads_session,
     }
     return _start(order, site, f"starting {command.argv[0]} as an upper half", timeout_s)
 
