@@ -80,6 +80,7 @@ def capture_process(frozen: Frozen, scratch: int) -> ProcessState:
         dumpable=leader.call("prctl", _PR_GET_DUMPABLE, 0, 0, 0, 0) == 1,
         monotonic_ns=clocks.monotonic_ns,
         boottime_ns=clocks.boottime_ns,
+        leads_session=status["NSsid"].split()[-1] == status["NSpid"].split()[-1],
     )
 
 

@@ -154,6 +154,7 @@ class ProcessState:
     dumpable: bool
     monotonic_ns: int  # CLOCK_MONOTONIC of the process
     boottime_ns: int  # CLOCK_BOOTTIME of the process
+    leads_session: bool = False  # its session has its process id
 
 
 @dataclass(frozen=True, slots=True)

@@ -132,7 +132,10 @@ def _start_stub(image: StoredImage) -> int:
     pid = os.fork()
     if pid == 0:
         try:
-            os.setpgid(0, 0)
+            if image.process.leads_session:
+                os.setsid()
+            else:
+                os.setpgid(0, 0)
             forget_signal_actions()
             os.chdir(image.process.folder)
             os.umask(image.process.umask)
