@@ -543,6 +543,17 @@ def test_the_benchmark_of_the_engine_runs(stage: Stage) -> None:
     assert all(row.value > 0 for row in rows)
 
 
+@pytest.mark.parametrize("leads_session", [False, True])
+def test_a_program_leads_its_group_and_a_session_only_if_it_did(stage: Stage, leads_session: bool) -> None:
+    text = f"{_WAIT_FOR_GO}\nprint(os.getpgid(0) == os.getpid(), os.getsid(0) == os.getpid())"
+    upper = stage.start(text, leads_session=leads_session)
+    dump_image(upper.pid, stage.folder / "image")
+    (stage.work / "go").touch()
+    expected = f"True {leads_session}\n"
+    assert stage.finish(upper) == expected
+    assert stage.finish(stage.restore(stage.folder / "image")) == expected
+
+
 def test_criu_is_a_second_engine_where_it_is_installed(stage: Stage) -> None:
     criu = find_criu()
     if criu is None or not criu.is_able:
