@@ -3,7 +3,8 @@
 ``python -m benchmarks.transparent.costs [MPI:NETWORK ...]`` (``QUICK=1``: about five minutes for all of them on a
 quiet machine) measures and writes docs/transparent/measured.md.
 
-Native and carried runs take turns, on two ranks; each value is a ratio or difference of medians over the turns. A lower
+Native and carried runs take turns, on two ranks; each value is a ratio or difference of medians over the turns, that of a
+bandwidth the ratio of the best, since some connections of either are several times slower than others. A lower
 half may not block, so it starts collectives and asks for their end; what that costs a native program is a row. *With a
 copy on each side* is a native program that sends the same in pieces of 1 MiB and copies each as a lower half must: the
 bound for plain arrays over a network.
@@ -116,6 +117,10 @@ def compare(case: str, network: str, runs: Mapping[str, list[Measured]]) -> list
     def median(way: str, name: str) -> float:
         return statistics.median(run[name] for run in runs[way])
 
+    def best(way: str, name: str) -> float:
+        # A connection over loopback has, for as long as it lives, one of two speeds that differ by four; so have native's.
+        return max(run[name] for run in runs[way])
+
     latencies = [run["latency"] for run in runs["carried"]]
     spread = max(latencies) / min(latencies) - 1
     found = []
@@ -127,10 +132,10 @@ def compare(case: str, network: str, runs: Mapping[str, list[Measured]]) -> list
     found.append(Row(f"{case}: added to allreduce of 8 bytes by native's own without blocking", without_blocking, "us"))
     for way, goal, said in (("carried", _BANDWIDTH[network], ""), ("shared", _SHARED_BANDWIDTH, " of shared arrays")):
         for mib in _SIZES_MIB:
-            share = median(way, f"bandwidth-{mib}") / median("native", f"bandwidth-{mib}")
+            share = best(way, f"bandwidth-{mib}") / best("native", f"bandwidth-{mib}")
             found.append(at_least(f"{case}: bandwidth{said}, {mib} MiB", share, "ratio", goal, peer="native"))
     for mib in _SIZES_MIB if "copied" in runs else ():
-        share = median("copied", f"copied-{mib}") / median("native", f"bandwidth-{mib}")
+        share = best("copied", f"copied-{mib}") / best("native", f"bandwidth-{mib}")
         found.append(
             Row(f"{case}: bandwidth of native with a copy on each side, {mib} MiB", share, "ratio", peer="native")
         )

@@ -65,9 +65,10 @@ def make_costs_page(report: dict) -> str:
         "# What carrying a program costs",
         "",
         "Made by `python -m benchmarks.transparent.costs`; do not edit. Native and carried runs of one program take",
-        "turns on one host; values are differences or ratios of medians. *Shared arrays* are NumPy arrays with",
-        "`REMESH_SHARED_ARRAYS=1`, *spinning* is `REMESH_SPIN=1`, measured where each of the four processes has a core",
-        "of its own; see the [guide](guide.md).",
+        "turns on one host; values are differences or ratios of medians, bandwidths ratios of the best runs: a connection",
+        "over loopback has, by chance and as long as it lives, one of two speeds, native's too. *Shared arrays* are NumPy",
+        "arrays with `REMESH_SHARED_ARRAYS=1`, *spinning* is `REMESH_SPIN=1`, measured where each of the four processes",
+        "has a core of its own; see the [guide](guide.md).",
         "",
         f"Machine: {cores} cores, load {before:.1f} before and {load:.1f} at the end, {system}; "
         f"Python {report['versions']['python']}; commit {(report['commit'] or 'unknown')[:12]}.",

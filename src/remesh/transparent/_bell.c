@@ -40,7 +40,7 @@ static void give_way(char *base, const Word *reply, uint32_t number) {
     int64_t longest_us = atomic_load_explicit(at(base, GIVE_WAY), memory_order_relaxed);
     uint32_t left = atomic_load_explicit(without, memory_order_relaxed);
     if (left) atomic_store_explicit(without, left - 1, memory_order_relaxed);
-    if (left || longest_us == 0) return;
+    if (left || longest_us == 0 || atomic_load_explicit(reply, memory_order_acquire) == number) return;
     int64_t end_us = now_us() + longest_us;
     while (atomic_load_explicit(reply, memory_order_acquire) != number && now_us() < end_us) give_core(base);
 }

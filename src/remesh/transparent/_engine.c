@@ -179,8 +179,8 @@ static int may_give_way(Engine *e) {
 }
 
 /* Let the program run on this core for a while: whether it has rung since. _bell.c is the other side. */
-static int give_way(Engine *e, int64_t deadline_us) {
-    int64_t end_us = now_us() + e->give_way_us;
+static int give_way(Engine *e, int64_t now, int64_t deadline_us) {
+    int64_t end_us = now + e->give_way_us;
     if (end_us > deadline_us) end_us = deadline_us;
     atomic_store(e->sleeping, GIVES_WAY);
     do sched_yield();
@@ -202,7 +202,7 @@ static void rest_without_caller(Engine *e, int expecting, int64_t now, int64_t d
         if (atomic_load_explicit(e->doorbell, memory_order_acquire) != e->scanned) return;
         relax();
     }
-    if (!expecting && may_give_way(e) && (give_way(e, deadline_us) || look(e))) return;
+    if (!expecting && may_give_way(e) && (give_way(e, now, deadline_us) || look(e))) return;
     int64_t longest = e->idle_us;
     if (expecting) {
         longest = e->shortest_us + (now - e->idle_since_us) / 4;
