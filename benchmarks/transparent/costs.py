@@ -3,8 +3,8 @@
 ``python -m benchmarks.transparent.costs [MPI:NETWORK ...]`` (``QUICK=1``: about five minutes for all of them on a
 quiet machine) measures and writes docs/transparent/measured.md.
 
-Native and carried runs take turns, on two ranks; each value is a ratio or difference of medians over the turns. That of a
-bandwidth is the median of the turns' ratios, since loopback is several times slower in some minutes than in others. A
+Native and carried runs take turns, on two ranks; each value is a ratio or difference of medians over the turns. That of
+a bandwidth is the median of the turns' ratios, since loopback is several times slower in some minutes than in others. A
 lower half may not block, so it starts collectives and asks for their end; what that costs a native program is a row.
 *With a copy on each side* is a native program that sends the same in pieces of 1 MiB and copies each as a lower half
 must: the bound for plain arrays over a network.
@@ -137,6 +137,8 @@ def compare(case: str, network: str, runs: Mapping[str, list[Measured]]) -> list
             found.append(
                 at_least(f"{case}: bandwidth{said}, {mib} MiB", share(way, one, one), "ratio", goal, peer="native")
             )
+    for mib in _SIZES_MIB:
+        found.append(Row(f"{case}: native's bandwidth, {mib} MiB", median("native", f"bandwidth-{mib}") / 1e9, "GB/s"))
     for mib in _SIZES_MIB if "copied" in runs else ():
         of_native = share("copied", f"copied-{mib}", f"bandwidth-{mib}")
         found.append(
