@@ -1,6 +1,6 @@
 /* How the upper half calls the lower one, and waits for it.
  *
- * Both stand on one core (_engine.c says why), so a call is two switches. Who sleeps in a futex has to be woken, which
+ * Both stand on one core (_engine_rest.c says why), so a call is two switches. Who sleeps in a futex has to be woken, which
  * costs as much as the switch; so as long as calls are dense neither sleeps: each *gives way* to the other and is back
  * when that one does the same. A half that has waited for longer sleeps.
  */

@@ -103,8 +103,18 @@ typedef struct {
 
 static inline char *slot_at(Engine *e, int slot) { return e->base + FIRST_SLOT + (size_t)slot * STRIDE; }
 
-/* _engine.c: go from the program's core to this rank's share of the cores. */
+/* _engine.c: ask MPI about everything of ours; whether something is there to be done. Calls no Python. */
+int look(Engine *e);
+
+/* _engine_rest.c: from the program's core to this rank's share of the cores; to any core that is allowed. */
 void leave_program(Engine *e);
+void go_anywhere(Engine *e);
+/* Whether this is beside its program, whose calls are dense. */
+int may_give_way(Engine *e);
+/* There was something to do again: note how long the program computed. */
+void note_gap(Engine *e);
+/* Wait until there may be something to do, or the deadline. Only MPI and shared words: called without the GIL. */
+void rest(Engine *e, int is_waiting, int expecting, int64_t deadline_us);
 
 /* _engine_queues.c. Integers are 0, or -1 with an exception; requests are borrowed, NULL may come without one. */
 /* An array that grows, with room for one more; NULL with an exception, and the array is as it was. */
