@@ -227,6 +227,10 @@ static int serve_body(Engine *e, int slot) {
     uint8_t flags = body[1];
     Real real;
     switch ((uint8_t)body[0]) {
+    case CALL_HELLO:
+        put_32(put_32(put_u8((char *)body, 0), (uint32_t)e->rank), (uint32_t)e->size);
+        answer(e, slot);
+        return 0;
     case CALL_SEND:
         if (is_long(e, body)) {
             Request *request = announce(e, body);

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from remesh.transparent.calls.table import ANY, BY_NAME, EAGER_BYTES, FIRST_POSTED, Flag
+from remesh.transparent.calls.table import ANY, BY_NAME, EAGER_BYTES, FIRST_POSTED, HELLO_REPLY, Flag
 from remesh.transparent.channel import NUM_SLOTS, Channel
 from remesh.transparent.lower.engine import Setup
 from remesh.transparent.lower.half import LowerHalf
@@ -236,6 +236,23 @@ def test_what_is_posted_and_not_taken_is_found_by_another_lower_half(tmp_path: P
     first, second = half.lower.take_posted(NUM_SLOTS - 1)
     assert first[0] == 5 and b"abc" in first and second[0] == 16
     assert half.lower.posted() == 0
+
+
+def test_who_asks_who_it_is_is_told_when_the_ranks_are_open(tmp_path: Path) -> None:
+    half = _Half(str(tmp_path / "channel"), rank=1)
+    body = half.upper.bodies[4]
+    BY_NAME["hello"].packer.pack_into(body, 0, BY_NAME["hello"].number)
+    half.engine.set(True, False, 0)
+    thread = threading.Thread(target=half.upper.call, args=(4,), daemon=True)
+    thread.start()
+    while not half.lower.pending():
+        time.sleep(0.001)
+    half.turn()
+    assert half.lower.pending() == 1 << 4
+    half.engine.set(False, False, 0)
+    half.turn()
+    thread.join(5)
+    assert not thread.is_alive() and HELLO_REPLY.unpack_from(body) == (0, 1, 2)
 
 
 def test_a_blocking_receive_gets_its_message_and_a_wait_its_requests(tmp_path: Path) -> None:
