@@ -4,9 +4,9 @@ Waiting for MPI means asking it again and again. While the upper half waits for 
 half may ask without pause; while the upper half computes, the lower half sleeps, or asks now and then. With fewer cores
 than processes that could run at once, everybody gives way early.
 
-A lower half waits on the core of its program (``_engine_rest.c``), where a call is a switch between two processes; waking
-an idle core takes ten times as long. While calls are dense neither sleeps, they give way to each other (``_bell.c``).
-Only where cores are many, too, do both spin, apart.
+A lower half waits on the core of its program (``_engine_rest.c``), where a call is a switch between two processes;
+waking an idle core takes ten times as long. While calls are dense neither sleeps, they give way to each other
+(``_bell.c``). Only where cores are many, too, do both spin, apart.
 """
 
 from __future__ import annotations
