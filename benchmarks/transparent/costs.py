@@ -111,6 +111,17 @@ def rank_rows(turns: int, mpi: str = "mpich", network: str = "shm") -> list[Row]
     return found
 
 
+def spinning_rows(turns: int, repeat: int, mpi: str = "mpich", network: str = "shm") -> list[Row]:
+    """What a small call costs a rank that has a core for each of its halves, so that both may spin."""
+    case = Case(mpi, network, repeat, 1, ("alone",), {SPIN_VARIABLE: "1"})
+    if len(os.sched_getaffinity(0)) < 2:
+        return []
+    pairs = [(measure_native(case)["alone"], measure_carried(case)["alone"]) for _ in range(turns)]
+    native, carried = (statistics.median(one) for one in zip(*pairs, strict=True))
+    name = f"{mpi} {network}: added to allreduce of 8 bytes of one rank alone, spinning"
+    return [at_most(name, (carried - native) * 1e6, "us", _ADDED_SPINNING_US)]
+
+
 def compare(case: str, network: str, runs: Mapping[str, list[Measured]]) -> list[Row]:
     """Rows of one configuration."""
 
@@ -207,8 +218,9 @@ def main(wanted: list[str]) -> None:
     """Measure the configurations ``mpi:network`` that are named, or all; write the report and the page."""
     networks = [(mpi, network) for mpi, network in ONE_HOST if not wanted or f"{mpi}:{network}" in wanted]
     turns = 3 if is_quick() else 7
-    found = rows(500 if is_quick() else 2000, turns, networks)
-    write_report("transparent_costs", [*found, *rank_rows(turns)])
+    repeat = 500 if is_quick() else 2000
+    found = [*rows(repeat, turns, networks), *rank_rows(turns), *spinning_rows(turns, repeat)]
+    write_report("transparent_costs", found)
     write_costs_page()
 
 

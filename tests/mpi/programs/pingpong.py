@@ -1,6 +1,6 @@
 """How long small calls and large messages take, as a program sees it: lines of ``name value``, in s and bytes/s.
 
-``pingpong.py REPEAT [small] [large] [work] [copied]``; the first three parts if none is named. With
+``pingpong.py REPEAT [small] [large] [work] [copied] [alone]``; the first three parts if none is named. With
 REMESH_SHARED_ARRAYS=1 large messages are NumPy arrays, else bytearrays.
 """
 
@@ -50,6 +50,12 @@ def measure_small(repeat: int) -> None:
     tell("latency", time_of(lambda: ping(small), repeat) / 2)
     tell("allreduce", time_of(lambda: comm.Allreduce(one, result), repeat))
     tell("iallreduce", time_of(lambda: comm.Iallreduce(one, result).Wait(), repeat))
+
+
+def measure_alone(repeat: int) -> None:
+    """A small call that no other rank has a part in."""
+    one, result = array.array("d", [1.0]), array.array("d", [0.0])
+    tell("alone", time_of(lambda: MPI.COMM_SELF.Allreduce(one, result), repeat))
 
 
 def measure_large(repeat: int) -> None:
@@ -136,3 +142,5 @@ if "work" in parts:
     measure_work()
 if "copied" in parts:
     measure_copied(int(sys.argv[1]))
+if "alone" in parts:
+    measure_alone(int(sys.argv[1]))
