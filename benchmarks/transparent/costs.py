@@ -103,8 +103,7 @@ def rank_rows(turns: int, mpi: str = "mpich", network: str = "shm") -> list[Row]
     num_cores, found = len(os.sched_getaffinity(0)), []
     for num_ranks in sorted({max(1, num_cores // 2), 2 * num_cores}):
         case = Case(mpi, network, 1, num_ranks, ("work",))
-        pairs = [(measure_native(case)["worked"], measure_carried(case)["worked"]) for _ in range(turns + _MORE_TURNS)]
-        native, carried = (statistics.median(one) for one in zip(*pairs, strict=True))
+        native, carried = beside_native(case, "worked", turns + _MORE_TURNS)
         name = f"{mpi} {network}: work with one call per ms, {num_ranks} ranks on {num_cores} cores"
         goal = _OVERHEAD if num_ranks <= num_cores else None
         found.append(at_most(name, carried / native, "ratio", goal, peer="native"))
@@ -116,10 +115,16 @@ def spinning_rows(turns: int, repeat: int, mpi: str = "mpich", network: str = "s
     case = Case(mpi, network, repeat, 1, ("alone",), {SPIN_VARIABLE: "1"})
     if len(os.sched_getaffinity(0)) < 2:
         return []
-    pairs = [(measure_native(case)["alone"], measure_carried(case)["alone"]) for _ in range(turns)]
-    native, carried = (statistics.median(one) for one in zip(*pairs, strict=True))
+    native, carried = beside_native(case, "alone", turns)
     name = f"{mpi} {network}: added to allreduce of 8 bytes of one rank alone, spinning"
     return [at_most(name, (carried - native) * 1e6, "us", _ADDED_SPINNING_US)]
+
+
+def beside_native(case: Case, name: str, turns: int) -> tuple[float, float]:
+    """Medians of one value over native and carried runs that take turns."""
+    pairs = [(measure_native(case)[name], measure_carried(case)[name]) for _ in range(turns)]
+    native, carried = (statistics.median(runs) for runs in zip(*pairs, strict=True))
+    return native, carried
 
 
 def compare(case: str, network: str, runs: Mapping[str, list[Measured]]) -> list[Row]:

@@ -102,7 +102,7 @@ def _saved_clocks(folder: Path, image: StoredImage | None) -> Clocks:
 
 
 def _be_init(order: dict[str, Any], image: StoredImage | None, orders: int, news: int) -> None:
-    os.setpgid(0, 0)
+    namespaces.leave_group(leads_session=False)
     prctl(PR_SET_NAME, _address_of_name(b"remesh-init\0"))
     wakeup_out, wakeup_in = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
     signal.set_wakeup_fd(wakeup_in, warn_on_full_buffer=False)
@@ -150,12 +150,7 @@ def _start_program(order: dict[str, Any]) -> None:
     pid = os.fork()
     if pid == 0:
         try:
-            # Out of reach of signals for the launcher's group, but in one session with the lower half if possible: the
-            # kernel divides cores among sessions, and the two halves are to take turns on theirs.
-            if order["leads_session"]:
-                os.setsid()
-            else:
-                os.setpgid(0, 0)
+            namespaces.leave_group(leads_session=order["leads_session"])
             _become_clean()
             os.chdir(order["folder"])
             os.execvpe(order["argv"][0], order["argv"], order["environment"])

@@ -37,7 +37,7 @@ from remesh.transparent.images.linux import (
     write_process,
 )
 from remesh.transparent.images.machine import check_fits, this_machine
-from remesh.transparent.images.namespaces import choose_next_pid, forget_signal_actions
+from remesh.transparent.images.namespaces import choose_next_pid, forget_signal_actions, leave_group
 from remesh.transparent.images.pages import place_runs
 from remesh.transparent.images.proc_text import AreaKind
 from remesh.transparent.images.procfs import read_areas
@@ -132,10 +132,7 @@ def _start_stub(image: StoredImage) -> int:
     pid = os.fork()
     if pid == 0:
         try:
-            if image.process.leads_session:
-                os.setsid()
-            else:
-                os.setpgid(0, 0)
+            leave_group(leads_session=image.process.leads_session)
             forget_signal_actions()
             os.chdir(image.process.folder)
             os.umask(image.process.umask)
