@@ -79,24 +79,28 @@ static PyObject *port_post(PyObject *self, PyObject *const *args, Py_ssize_t nar
     return PyBool_FromLong(done);
 }
 
-/* start_receive(number, comm, world_source, tag, capacity, address): whether the receive was posted. */
-static PyObject *port_start_receive(PyObject *object, PyObject *const *args, Py_ssize_t nargs) {
-    Port *self = (Port *)object;
+static int post_receive(Port *self, uint64_t number, uint64_t comm, int source, int tag, int64_t capacity, const void *place) {
     uint32_t end;
+    char *to = entry_begin(self, START_RECEIVE_BYTES, &end);
+    if (to == NULL) return 0;
+    to = put_64(put_64(put_u8(to, CALL_START_RECEIVE), number), comm);
+    to = put_32(put_32(to, (uint32_t)source), (uint32_t)tag);
+    put_64(put_64(to, (uint64_t)capacity), capacity ? (uint64_t)(uintptr_t)place : 0);
+    /* A short message can wait in MPI for a lower half that sleeps; the sender of a long one waits for this receive. */
+    entry_done(self, end, capacity < 0 || capacity > EAGER_BYTES);
+    return 1;
+}
+
+/* start_receive(number, comm, world_source, tag, capacity, address): whether the receive was posted. */
+static PyObject *port_start_receive(PyObject *self, PyObject *const *args, Py_ssize_t nargs) {
     if (nargs != 6) return PyErr_Format(PyExc_TypeError, "%zd arguments given, 6 expected", nargs);
     uint64_t number = PyLong_AsUnsignedLongLong(args[0]), comm = PyLong_AsUnsignedLongLong(args[1]);
     long source = PyLong_AsLong(args[2]), tag = PyLong_AsLong(args[3]);
     int64_t capacity = PyLong_AsLongLong(args[4]);
     uint64_t address = PyLong_AsUnsignedLongLong(args[5]);
     if (PyErr_Occurred()) return NULL;
-    char *to = entry_begin(self, START_RECEIVE_BYTES, &end);
-    if (to == NULL) Py_RETURN_FALSE;
-    to = put_64(put_64(put_u8(to, CALL_START_RECEIVE), number), comm);
-    to = put_32(put_32(to, (uint32_t)source), (uint32_t)tag);
-    put_64(put_64(to, (uint64_t)capacity), address);
-    /* A short message can wait in MPI for a lower half that sleeps; the sender of a long one waits for this receive. */
-    entry_done(self, end, capacity < 0 || capacity > EAGER_BYTES);
-    Py_RETURN_TRUE;
+    const void *place = (const void *)(uintptr_t)address;
+    return PyBool_FromLong(post_receive((Port *)self, number, comm, (int)source, (int)tag, capacity, place));
 }
 
 /* The bytes of a buffer whose elements have a basic datatype each; 0 if it is another one, or none. */
@@ -118,6 +122,7 @@ static int take_peer(PyObject *peers, PyObject *rank, PyObject *tag, long lowest
     *tag_value = PyLong_AsLong(tag);
     if (PyErr_Occurred()) {
         PyErr_Clear();
+        *tag_value = ANY - 1;
         return -1;
     }
     if (index < 0 || index >= PyTuple_Size(peers) || *tag_value < lowest_tag || *tag_value > INT_MAX) return -1;
@@ -138,43 +143,84 @@ static PyObject *port_send(PyObject *self, PyObject *const *args, Py_ssize_t nar
     return PyBool_FromLong(done);
 }
 
+/* The world rank of a source that needs no second look, or ANY; below that if there is none. */
+static int take_source(PyObject *peers, PyObject *rank, PyObject *tag, long *tag_value) {
+    int source = take_peer(peers, rank, tag, ANY, tag_value);
+    if (source >= 0 || *tag_value < ANY || *tag_value > INT_MAX) return source < 0 ? ANY - 1 : source;
+    return PyLong_AsLong(rank) == ANY ? ANY : ANY - 1;
+}
+
+/* start(number, comm, peers, buffer, source, tag): a view of the buffer if the receive was posted; None if it was not. */
+static PyObject *port_start(PyObject *object, PyObject *const *args, Py_ssize_t nargs) {
+    Port *self = (Port *)object;
+    Py_buffer view;
+    long tag;
+    if (nargs != 6) return PyErr_Format(PyExc_TypeError, "%zd arguments given, 6 expected", nargs);
+    uint64_t number = PyLong_AsUnsignedLongLong(args[0]), comm = PyLong_AsUnsignedLongLong(args[1]);
+    if (PyErr_Occurred()) return NULL;
+    int source = take_source(args[2], args[4], args[5], &tag);
+    if (source < ANY || !take_buffer(args[3], &view, PyBUF_WRITABLE)) Py_RETURN_NONE;
+    /* As long as there is a view nobody can move the buffer. */
+    PyObject *kept = PyMemoryView_FromObject(args[3]);
+    int done = kept != NULL && post_receive(self, number, comm, source, (int)tag, view.len, view.buf);
+    PyBuffer_Release(&view);
+    if (done || kept == NULL) return kept;
+    Py_DECREF(kept);
+    Py_RETURN_NONE;
+}
+
+/* Wait for a message in the slot's body: (world source, tag, bytes, error), or an integer if it failed. */
+static PyObject *receive_now(Port *self, uint64_t comm, int source, long tag, const Py_buffer *view) {
+    char *body = self->slot + BODY, *to = body;
+    to = put_u8(put_u8(to, CALL_RECEIVE), FLAG_BLOCKING);
+    to = put_32(put_32(put_64(to, comm), (uint32_t)source), (uint32_t)tag);
+    put_64(put_64(to, (uint64_t)view->len), view->len ? (uint64_t)(uintptr_t)view->buf : 0);
+    if (call_lower(self->base, self->slot)) return NULL;
+    if (body[0]) return PyLong_FromLong(body[0]);
+    const char *told = body + REQUEST_REPLY_BYTES;
+    int64_t num_bytes = read_i64(told + 8);
+    if (told[20] == PAYLOAD_INLINE)
+        memcpy(view->buf, told + COMPLETION_BYTES, num_bytes < view->len ? num_bytes : view->len);
+    return Py_BuildValue("(iiLi)", read_i32(told), read_i32(told + 4), (long long)num_bytes, read_i32(told + 16));
+}
+
 /* receive(comm, peers, buffer, source, tag): how a blocking receive ended, as (world source, tag, bytes, error); None
  * if it is not one for the short way; an integer if it failed, and the reply in the body says how.
  */
-static PyObject *port_receive(PyObject *object, PyObject *const *args, Py_ssize_t nargs) {
-    Port *self = (Port *)object;
+static PyObject *port_receive(PyObject *self, PyObject *const *args, Py_ssize_t nargs) {
     Py_buffer view;
     long tag;
     if (nargs != 5) return PyErr_Format(PyExc_TypeError, "%zd arguments given, 5 expected", nargs);
     uint64_t comm = PyLong_AsUnsignedLongLong(args[0]);
     if (PyErr_Occurred()) return NULL;
-    int source = take_peer(args[1], args[3], args[4], ANY, &tag);
-    if (source < 0) {
-        if (PyLong_AsLong(args[3]) != ANY || tag < ANY || PyErr_Occurred()) {
-            PyErr_Clear();
-            Py_RETURN_NONE;
-        }
-        source = ANY;
-    }
-    if (!take_buffer(args[2], &view, PyBUF_WRITABLE)) Py_RETURN_NONE;
-    char *body = self->slot + BODY, *to = body;
-    to = put_u8(put_u8(to, CALL_RECEIVE), FLAG_BLOCKING);
-    to = put_32(put_32(put_64(to, comm), (uint32_t)source), (uint32_t)tag);
-    put_64(put_64(to, (uint64_t)view.len), view.len ? (uint64_t)(uintptr_t)view.buf : 0);
-    PyObject *result = NULL;
-    if (call_lower(self->base, self->slot) == 0) {
-        const char *told = body + REQUEST_REPLY_BYTES;
-        int64_t num_bytes = read_i64(told + 8);
-        if (body[0]) {
-            result = PyLong_FromLong(body[0]);
-        } else {
-            if (told[20] == PAYLOAD_INLINE)
-                memcpy(view.buf, told + COMPLETION_BYTES, num_bytes < view.len ? num_bytes : view.len);
-            result = Py_BuildValue("(iiLi)", read_i32(told), read_i32(told + 4), (long long)num_bytes, read_i32(told + 16));
-        }
-    }
+    int source = take_source(args[1], args[3], args[4], &tag);
+    if (source < ANY || !take_buffer(args[2], &view, PyBUF_WRITABLE)) Py_RETURN_NONE;
+    PyObject *result = receive_now((Port *)self, comm, source, tag, &view);
     PyBuffer_Release(&view);
     return result;
+}
+
+/* exchange(comm, peers, sent, dest, send_tag, received, source, receive_tag): a send that is posted, then a receive; as
+ * receive. Nothing is sent if it is not both.
+ */
+static PyObject *port_exchange(PyObject *self, PyObject *const *args, Py_ssize_t nargs) {
+    Py_buffer sent, received;
+    long send_tag, tag;
+    if (nargs != 8) return PyErr_Format(PyExc_TypeError, "%zd arguments given, 8 expected", nargs);
+    uint64_t comm = PyLong_AsUnsignedLongLong(args[0]);
+    if (PyErr_Occurred()) return NULL;
+    int dest = take_peer(args[1], args[3], args[4], 0, &send_tag), source = take_source(args[1], args[6], args[7], &tag);
+    if (dest < 0 || source < ANY || !take_buffer(args[2], &sent, 0)) Py_RETURN_NONE;
+    PyObject *result = NULL;
+    int is_short = take_buffer(args[5], &received, PyBUF_WRITABLE);
+    if (is_short) {
+        is_short = post((Port *)self, comm, dest, (int)send_tag, sent.buf, sent.len);
+        if (is_short) result = receive_now((Port *)self, comm, source, tag, &received);
+        PyBuffer_Release(&received);
+    }
+    PyBuffer_Release(&sent);
+    if (is_short) return result;
+    Py_RETURN_NONE;
 }
 
 /* What a completion says, its payload put into the view; where it ends, or NULL with an exception. */
@@ -217,59 +263,90 @@ static PyObject *port_wait(PyObject *object, PyObject *const *args, Py_ssize_t n
     return ended;
 }
 
-/* collective(kind, op, types, comm, root, send, receive): whether a blocking collective was one for the short way, and
- * is over now. ``types`` has the number of the real datatype for each format character, 255 for none; it is empty where
- * data are plain bytes. ``send`` and ``receive`` are buffers or None. An integer other than 0 and 1: it failed.
- */
-static PyObject *port_collective(PyObject *object, PyObject *const *args, Py_ssize_t nargs) {
-    Port *self = (Port *)object;
-    Py_buffer send = {0}, receive = {0};
-    if (nargs != 7) return PyErr_Format(PyExc_TypeError, "%zd arguments given, 7 expected", nargs);
-    long kind = PyLong_AsLong(args[0]), op = PyLong_AsLong(args[1]), root = PyLong_AsLong(args[4]);
-    uint64_t comm = PyLong_AsUnsignedLongLong(args[3]);
-    const uint8_t *types = (const uint8_t *)PyBytes_AsString(args[2]);
-    if (PyErr_Occurred()) return NULL;
-    int has_send = args[5] != Py_None, has_receive = args[6] != Py_None, result = 0;
+/* How a collective of the short way went; from 0 on: the request of one that is under way. */
+enum { NOT_SHORT = -1, OVER = -2, REFUSED = -3, RAISED = -4 };
+
+/* Write the request of a collective into the slot's body; whether it is one for the short way. */
+static int put_collective(char *body, PyObject *const *args, uint8_t flags, const Py_buffer *send, const Py_buffer *receive) {
+    PyObject *letters = PyTuple_GetItem(args[1], 1);
+    if (letters == NULL) return 0;
+    long kind = PyLong_AsLong(args[0]), op = PyLong_AsLong(PyTuple_GetItem(args[1], 0)), root = PyLong_AsLong(args[3]);
+    uint64_t comm = PyLong_AsUnsignedLongLong(args[2]);
+    const uint8_t *types = (const uint8_t *)PyBytes_AsString(letters);
+    if (PyErr_Occurred() || send->len > POST_BYTES || receive->len > POST_BYTES) return 0;
     uint8_t type = 0;
-    if (has_send && !take_buffer(args[5], &send, 0)) return PyLong_FromLong(0);
-    if (has_receive && !take_buffer(args[6], &receive, PyBUF_WRITABLE)) {
-        if (has_send) PyBuffer_Release(&send);
-        return PyLong_FromLong(0);
-    }
-    int fits = send.len <= POST_BYTES && receive.len <= POST_BYTES;
-    if (PyBytes_Size(args[2])) {
-        const char *format = send.format == NULL ? "B" : send.format;
-        const char *other = receive.format == NULL ? "B" : receive.format;
+    if (PyBytes_Size(letters)) {
+        const char *format = send->format == NULL ? "B" : send->format;
+        const char *other = receive->format == NULL ? "B" : receive->format;
         type = types[(uint8_t)format[strlen(format) - 1] & 127];
-        fits = fits && has_send && type != 255 && (!has_receive || (send.len == receive.len && !strcmp(format, other)));
+        if (send->obj == NULL || type == 255) return 0;
+        if (receive->obj != NULL && (send->len != receive->len || strcmp(format, other))) return 0;
     }
-    if (fits) {
-        char *body = self->slot + BODY, *to = body;
-        to = put_u8(put_u8(to, CALL_COLLECTIVE), FLAG_BLOCKING | FLAG_INLINE);
-        to = put_u8(put_u8(put_u8(to, (uint8_t)kind), (uint8_t)op), type);
-        to = put_64(put_64(put_32(put_64(to, comm), (uint32_t)root), 0), (uint64_t)send.len);
-        to = put_64(put_64(to, (uint64_t)(uintptr_t)receive.buf), (uint64_t)receive.len);
-        to = put_32(to, 0);
-        if (send.len) memcpy(to, send.buf, send.len);
-        result = call_lower(self->base, self->slot);
-        const char *told = body + REQUEST_REPLY_BYTES;
-        if (result == 0) result = body[0] ? 2 : read_i32(told + 16) ? 3 : 1;
-        if (result == 1 && told[20] == PAYLOAD_INLINE && receive.len) {
+    char *to = put_u8(put_u8(body, CALL_COLLECTIVE), flags | FLAG_INLINE);
+    to = put_u8(put_u8(put_u8(to, (uint8_t)kind), (uint8_t)op), type);
+    to = put_64(put_64(put_32(put_64(to, comm), (uint32_t)root), 0), (uint64_t)send->len);
+    to = put_64(put_64(to, (uint64_t)(uintptr_t)receive->buf), (uint64_t)receive->len);
+    to = put_32(to, 0);
+    if (send->len) memcpy(to, send->buf, send->len);
+    return 1;
+}
+
+/* Do a collective by the short way, or start it. */
+static int64_t collect(Port *self, PyObject *const *args, uint8_t flags) {
+    Py_buffer send = {0}, receive = {0};
+    int64_t result = NOT_SHORT;
+    char *body = self->slot + BODY;
+    const char *told = body + REQUEST_REPLY_BYTES;
+    if (args[4] != Py_None && !take_buffer(args[4], &send, 0)) return NOT_SHORT;
+    if (args[5] == Py_None || take_buffer(args[5], &receive, PyBUF_WRITABLE)) {
+        if (put_collective(body, args, flags, &send, &receive)) {
+            result = call_lower(self->base, self->slot) ? RAISED : body[0] ? REFUSED : read_i64(body + 1);
+            if (result == 0) result = OVER;
+        }
+        if (result == OVER && read_i32(told + 16)) {
+            /* The reply is read as that of a call that was refused. */
+            put_32(put_32(put_u8(body, 1), read_u32(told + 16)), 0);
+            result = REFUSED;
+        }
+        if (result == OVER && told[20] == PAYLOAD_INLINE && receive.len) {
             int64_t num_bytes = read_i64(told + 8);
             memcpy(receive.buf, told + COMPLETION_BYTES, num_bytes < receive.len ? num_bytes : receive.len);
         }
+        if (receive.obj != NULL) PyBuffer_Release(&receive);
     }
-    if (has_send) PyBuffer_Release(&send);
-    if (has_receive) PyBuffer_Release(&receive);
-    return result < 0 ? NULL : PyLong_FromLong(result);
+    if (send.obj != NULL) PyBuffer_Release(&send);
+    return PyErr_Occurred() ? RAISED : result;
+}
+
+/* collective(kind, (op, types), comm, root, send, receive): whether a blocking collective was one for the short way, and
+ * is over now. ``types`` has the number of the real datatype for each format character, 255 for none; it is empty where
+ * data are plain bytes. ``send`` and ``receive`` are buffers or None. An integer other than 0 and 1: it failed.
+ */
+static PyObject *port_collective(PyObject *self, PyObject *const *args, Py_ssize_t nargs) {
+    if (nargs != 6) return PyErr_Format(PyExc_TypeError, "%zd arguments given, 6 expected", nargs);
+    int64_t result = collect((Port *)self, args, FLAG_BLOCKING);
+    return result == RAISED ? NULL : PyLong_FromLong(result == NOT_SHORT ? 0 : result == OVER ? 1 : 2);
+}
+
+/* start_collective(...): the same for one that is not waited for: its request, 0 if it is over, None if it was not one
+ * for the short way, below that if it failed.
+ */
+static PyObject *port_start_collective(PyObject *self, PyObject *const *args, Py_ssize_t nargs) {
+    if (nargs != 6) return PyErr_Format(PyExc_TypeError, "%zd arguments given, 6 expected", nargs);
+    int64_t result = collect((Port *)self, args, 0);
+    if (result == NOT_SHORT) Py_RETURN_NONE;
+    return result == RAISED ? NULL : PyLong_FromLongLong(result == OVER ? 0 : result);
 }
 
 static PyMethodDef port_methods[] = {
     {"post", (PyCFunction)(void (*)(void))port_post, METH_FASTCALL, NULL},
+    {"start", (PyCFunction)(void (*)(void))port_start, METH_FASTCALL, NULL},
     {"start_receive", (PyCFunction)(void (*)(void))port_start_receive, METH_FASTCALL, NULL},
     {"send", (PyCFunction)(void (*)(void))port_send, METH_FASTCALL, NULL},
     {"receive", (PyCFunction)(void (*)(void))port_receive, METH_FASTCALL, NULL},
+    {"exchange", (PyCFunction)(void (*)(void))port_exchange, METH_FASTCALL, NULL},
     {"wait", (PyCFunction)(void (*)(void))port_wait, METH_FASTCALL, NULL},
+    {"start_collective", (PyCFunction)(void (*)(void))port_start_collective, METH_FASTCALL, NULL},
     {"collective", (PyCFunction)(void (*)(void))port_collective, METH_FASTCALL, NULL},
     {NULL, NULL, 0, NULL},
 };

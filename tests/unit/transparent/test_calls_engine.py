@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import array
 import ctypes
 import os
 import struct
@@ -80,8 +81,8 @@ class _Half:
         posted, arrived = self.matching.queues
         self.engine = NATIVE.Engine(
             Setup(
-                base=self.lower.base, functions=(isend, test, start, barrier, *[0] * 9, irecv), comm=1, byte=2, ops=(),
-                types=(), extents=(), rank=rank, size=2, frame_request=ctypes.addressof(self._handle),
+                base=self.lower.base, functions=(isend, test, start, barrier, *[0] * 9, irecv), comm=1, byte=2,
+                ops=(), types=(), extents=(), rank=rank, size=2, frame_request=ctypes.addressof(self._handle),
                 frame=NATIVE.address_of(self._frame), by_number=self.requests.by_number, posted=posted, arrived=arrived,
                 requests=self.requests, entered=self.entered, reals={0: (1, 0, 2)}, windows=self.windows,
                 on_message=lambda *message: self.seen.append(message), on_match=lambda *match: self.seen.append(match),
@@ -298,7 +299,7 @@ def test_a_collective_is_counted_and_inside_until_the_library_has_ended_it(tmp_p
     half = _Half(str(tmp_path / "channel"))
     port = half.upper.port(0)
     results: list[Any] = []
-    thread = threading.Thread(target=lambda: results.append(port.collective(0, 0, b"", 0, 0, None, None)))
+    thread = threading.Thread(target=lambda: results.append(port.collective(0, (0, b""), 0, 0, None, None)))
     thread.start()
     while not half.engine.inside:
         half.turn()
@@ -314,7 +315,7 @@ def test_a_held_collective_is_left_to_python_and_not_counted(tmp_path: Path) -> 
     half = _Half(str(tmp_path / "channel"))
     port = half.upper.port(0)
     half.engine.set(False, True, 0)
-    thread = threading.Thread(target=lambda: port.collective(0, 0, b"", 0, 0, None, None))
+    thread = threading.Thread(target=lambda: port.collective(0, (0, b""), 0, 0, None, None))
     thread.start()
     while half.lower.pending() == 0:
         thread.join(0.001)
@@ -325,6 +326,56 @@ def test_a_held_collective_is_left_to_python_and_not_counted(tmp_path: Path) -> 
     half.turn()
     thread.join()
     assert half.entered == {0: 1}
+
+
+def test_a_receive_that_is_started_keeps_its_buffer_in_place(tmp_path: Path) -> None:
+    half = _Half(str(tmp_path / "channel"))
+    port, into = half.upper.port(0), array.array("i", [0, 0])
+    view = port.start(FIRST_POSTED, 7, (0, 1), into, 1, ANY)
+    with pytest.raises(BufferError):
+        into.append(3)
+    half.arrive(2, struct.pack("2i", 5, 6))
+    assert _blocking(half, lambda: port.wait([FIRST_POSTED], [view])) == [(1, 2, 8, 0, False)]
+    view.release()
+    into.append(7)
+    assert into.tolist() == [5, 6, 7]
+
+
+def test_an_exchange_sends_and_then_receives(tmp_path: Path) -> None:
+    half = _Half(str(tmp_path / "channel"))
+    port, into = half.upper.port(0), bytearray(3)
+    half.arrive(4, b"abc")
+    assert _blocking(half, lambda: port.exchange(7, (0, 1), b"xy", 1, 3, into, 1, 4)) == (1, 4, 3, 0)
+    assert into == b"abc" and [frame[HEADER.size :] for frame in half.sent] == [b"xy"]
+
+
+@pytest.mark.parametrize("into", [b"read only", None])
+def test_an_exchange_without_a_place_for_what_comes_sends_nothing(tmp_path: Path, into: Any) -> None:
+    half = _Half(str(tmp_path / "channel"))
+    port = half.upper.port(0)
+    assert port.exchange(7, (0, 1), b"xy", 1, 3, into, 1, 4) is None
+    assert port.exchange(7, (0, 1), b"xy", 1, 3, bytearray(3), 2, 4) is None
+    assert half.lower.posted() == 0 and half.lower.pending() == 0
+
+
+@pytest.mark.parametrize("tag", ["x", None, -2, 1 << 40])
+def test_a_tag_that_is_none_is_not_taken_for_any(tmp_path: Path, tag: Any) -> None:
+    half = _Half(str(tmp_path / "channel"))
+    port = half.upper.port(0)
+    for source in (ANY, 1):
+        assert port.start(FIRST_POSTED, 7, (0, 1), bytearray(1), source, tag) is None
+        assert port.receive(7, (0, 1), bytearray(1), source, tag) is None
+    assert half.lower.posted() == 0 and half.lower.pending() == 0
+
+
+def test_a_collective_that_is_started_is_waited_for_like_any_request(tmp_path: Path) -> None:
+    half = _Half(str(tmp_path / "channel"))
+    port = half.upper.port(0)
+    number = _blocking(half, lambda: port.start_collective(0, (0, b""), 0, 0, None, None))
+    assert number and half.engine.inside == [0]
+    half.open_barriers()
+    assert _blocking(half, lambda: port.wait([number], [None]))[0][3:] == (0, False)
+    assert _blocking(half, lambda: port.start_collective(0, (0, b""), 0, 0, None, None)) == 0, "over at once"
 
 
 @pytest.mark.parametrize("buffer", [b"read only", [1, 2], bytearray(5000)], ids=["read-only", "no-buffer", "long"])
@@ -520,16 +571,19 @@ def _ring_from(half: _Half, core: int) -> None:
 
 
 def _program_states(half: _Half, num_calls: int, calls_without: int) -> Counter[int]:
-    """How the lower half stood whenever one of so many receives had ended, both on one core."""
+    """How the lower half stood whenever one of so many receives had ended, both on one core.
+
+    Whoever else computes on that core makes calls go without giving way for a while: each begins anew here.
+    """
     allowed, states = os.sched_getaffinity(0), Counter[int]()
     view = half.upper._view
     sleeping, without = view[128:132].cast("I"), view[72:76].cast("I")
-    without[0] = calls_without
     port, into = half.upper.port(0), bytearray(1)
 
     def program() -> None:
         os.sched_setaffinity(0, {min(allowed)})
         for _ in range(num_calls):
+            without[0] = calls_without
             assert port.receive(7, (0, 1), into, 1, 0) == (1, 0, 1, 0)
             states[sleeping[0]] += 1
 
@@ -548,8 +602,8 @@ def _program_states(half: _Half, num_calls: int, calls_without: int) -> Counter[
 def test_a_lower_half_gives_way_while_calls_are_dense_and_sleeps_while_a_third_computes(tmp_path: Path) -> None:
     half = _Half(str(tmp_path / "channel"), give_way_us=1_000_000)
     half.lower.set_pace(0, 1_000_000)
-    dense = _program_states(half, num_calls=10, calls_without=0)
-    assert dense.total() == 10 and dense[_GIVES_WAY] > 0
+    dense = _program_states(half, num_calls=100, calls_without=0)
+    assert dense.total() == 100 and dense[_GIVES_WAY] > 0
     apart = _program_states(half, num_calls=10, calls_without=1000)
     assert apart.total() == 10 and apart[_GIVES_WAY] == 0
 

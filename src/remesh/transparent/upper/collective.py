@@ -26,10 +26,10 @@ from remesh.transparent.upper.buffers import (
 )
 from remesh.transparent.upper.errors import failure
 from remesh.transparent.upper.exchange import Exchange, Folding, run_now, start
-from remesh.transparent.upper.link import Landing, collect_shortly
+from remesh.transparent.upper.link import Landing, collect_shortly, start_collecting
 from remesh.transparent.upper.membership import Members
 from remesh.transparent.upper.op import OPS, Op
-from remesh.transparent.upper.request import Prequest, Request
+from remesh.transparent.upper.request import Operation, Prequest, Request, Work
 
 SUM = OPS["SUM"]
 Prepare = Callable[..., Exchange]
@@ -270,41 +270,45 @@ def _exscan(m: Members, sendbuf: Any, recvbuf: Any, op: Op = SUM) -> Exchange:
     return Exchange(Kind.ALLGATHER, send, Folding(len(m.ranks), len(send), fold, landing))
 
 
+Short = tuple[int, tuple[int, bytes], int, int, Any, Any]
+"""Fields of a collective by the short way: kind, operation and types, communicator, root, what is sent and received."""
 _BYTES = (0, b"")
+# As plain integers: to take a member of an enumeration costs as much as half of what is left here.
+_BARRIER, _BCAST, _REDUCE, _ALLREDUCE = map(int, (Kind.BARRIER, Kind.BCAST, Kind.REDUCE, Kind.ALLREDUCE))
 
 
-def _short_barrier(m: Members) -> bool:
-    return collect_shortly(Kind.BARRIER, _BYTES, (m.number, 0), None, None)
+def _short_barrier(m: Members) -> Short:
+    return _BARRIER, _BYTES, m.number, 0, None, None
 
 
-def _short_bcast(m: Members, buf: Any, root: int = 0) -> bool:
+def _short_bcast(m: Members, buf: Any, root: int = 0) -> Short | None:
     if not 0 <= root < len(m.ranks):
-        return False
+        return None
     send, receive = (buf, None) if root == m.rank else (None, buf)
-    return collect_shortly(Kind.BCAST, _BYTES, (m.number, root), send, receive)
+    return _BCAST, _BYTES, m.number, root, send, receive
 
 
-def _short_reduce(m: Members, sendbuf: Any, recvbuf: Any, op: Op = SUM, root: int = 0) -> bool:
-    real = op._real_by_character()
-    if real is None or is_in_place(sendbuf) or not 0 <= root < len(m.ranks) or (root == m.rank and recvbuf is None):
-        return False
-    return collect_shortly(Kind.REDUCE, real, (m.number, root), sendbuf, recvbuf if root == m.rank else None)
+def _short_reduce(m: Members, sendbuf: Any, recvbuf: Any, op: Op = SUM, root: int = 0) -> Short | None:
+    real = op._op.real_by_character
+    if real is None or not 0 <= root < len(m.ranks) or (root == m.rank and recvbuf is None):
+        return None
+    return _REDUCE, real, m.number, root, sendbuf, recvbuf if root == m.rank else None
 
 
-def _short_allreduce(m: Members, sendbuf: Any, recvbuf: Any, op: Op = SUM) -> bool:
-    real = op._real_by_character()
-    if real is None or is_in_place(sendbuf) or recvbuf is None:
-        return False
-    return collect_shortly(Kind.ALLREDUCE, real, (m.number, 0), sendbuf, recvbuf)
+def _short_allreduce(m: Members, sendbuf: Any, recvbuf: Any, op: Op = SUM) -> Short | None:
+    real = op._op.real_by_character
+    if real is None or recvbuf is None:
+        return None
+    return _ALLREDUCE, real, m.number, 0, sendbuf, recvbuf
 
 
-_SHORT: dict[str, Callable[..., bool]] = {
+_SHORT: dict[str, Callable[..., Short | None]] = {
     "Barrier": _short_barrier,
     "Bcast": _short_bcast,
     "Reduce": _short_reduce,
     "Allreduce": _short_allreduce,
 }
-"""Collectives of plain, small buffers on an intracommunicator; False where they leave it to the long way."""
+"""Collectives of plain, small buffers on an intracommunicator; None where they leave it to the long way."""
 
 
 def forms(name: str, prepare: Prepare, run: Callable[..., Any], now: Callable[..., Any]) -> dict[str, Any]:
@@ -315,12 +319,18 @@ def forms(name: str, prepare: Prepare, run: Callable[..., Any], now: Callable[..
     @functools.wraps(prepare)
     def blocking(self: Any, *args: Any, **named: Any) -> None:
         members = self._members
-        if shortly is None or members.remote is not None or not shortly(members, *args, **named):
+        short = None if shortly is None or members.remote is not None else shortly(members, *args, **named)
+        if short is None or not collect_shortly(*short):
             now(members, prepare(members, *args, **named))
 
     @functools.wraps(prepare)
     def started(self: Any, *args: Any, **named: Any) -> Request:
-        return Request._wrap(run(self._members, prepare(self._members, *args, **named), blocking=False))
+        members = self._members
+        short = None if shortly is None or members.remote is not None else shortly(members, *args, **named)
+        under_way = None if short is None else start_collecting(*short)
+        if under_way is not None:
+            return Request._wrap(Work([Operation(*under_way)]))
+        return Request._wrap(run(members, prepare(members, *args, **named), blocking=False))
 
     @functools.wraps(prepare)
     def persistent(self: Any, *args: Any, info: Any = None, **named: Any) -> Prequest:

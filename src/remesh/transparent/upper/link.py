@@ -11,7 +11,7 @@ import itertools
 import os
 import struct
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, Protocol, cast
 
 from remesh.transparent.arena import share_arrays
@@ -29,17 +29,18 @@ from remesh.transparent.calls.table import (
     Call,
     Flag,
     Payload,
-    WaitFor,
 )
 from remesh.transparent.channel import NUM_SLOTS, Channel
 from remesh.transparent.native import NATIVE
 from remesh.transparent.upper.errors import failure, numbered_failure
+from remesh.transparent.upper.views import byte_view
 
 CHANNEL_VARIABLE: Final = "REMESH_CHANNEL"
 _DEFAULT_CHANNEL: Final = "/tmp/.remesh/channel"
 _SEND, _RECEIVE, _PROBE = BY_NAME["send"], BY_NAME["receive"], BY_NAME["probe"]
 _RECEIVE_MESSAGE, _WAIT, _COLLECTIVE = BY_NAME["receive_message"], BY_NAME["wait"], BY_NAME["collective"]
 _SHORT_WAIT_BYTES: Final = 32768
+_ENDED_BYTES: Final = COMPLETION.size + INDEX.size
 MAX_WAIT: Final = 1000
 """Requests in one ``wait``: their completions fit into a slot."""
 
@@ -214,10 +215,6 @@ class Link:
 
     def wait(self, flags: int, mode: int, waiting: list[tuple[int, Landing | None]]) -> list[tuple[int, Completion]]:
         """Wait for requests, with the landing of each: (index, how it ended) of those that are complete."""
-        if mode == WaitFor.ALL and flags & Flag.BLOCKING:
-            shortly = _wait_shortly(waiting)
-            if shortly is not None:
-                return shortly
         tail = struct.pack(f"<{len(waiting)}Q", *(number for number, _ in waiting))
         body = self.ask(_WAIT, (flags, mode, len(waiting)), tail)
         ended = []
@@ -281,10 +278,13 @@ def port() -> Any:
         return _mine.port
 
 
-def receive_shortly(comm: int, peers: tuple[int, ...], buffer: Any, source: int, tag: int) -> Any:
-    """A blocking receive by the short way: (world source, tag, bytes, error); None where that does not go."""
+def receive_shortly(way: Callable[..., Any], *fields: Any) -> Any:
+    """A blocking receive or exchange by the short way: (world source, tag, bytes, error); None where that does not go.
+
+    ``way`` is the method of this thread's port, ``fields`` its arguments.
+    """
     try:
-        ended = port().receive(comm, peers, buffer, source, tag)
+        ended = way(*fields)
     except BaseException:
         link().leave_slot()
         raise
@@ -293,40 +293,95 @@ def receive_shortly(comm: int, peers: tuple[int, ...], buffer: Any, source: int,
     return ended
 
 
-def _wait_shortly(waiting: list[tuple[int, Landing | None]]) -> list[tuple[int, Completion]] | None:
-    """Wait for all by the short way, if all payloads land in place and find room in one reply."""
-    room = _SHORT_WAIT_BYTES
-    views: list[memoryview | None] = []
-    for _, landing in waiting:
-        view: memoryview | None = getattr(landing, "view", None)
-        if landing is not None and view is None:
-            return None
-        room -= COMPLETION.size + INDEX.size + (0 if view is None else len(view))
+class _Plain:
+    """A payload lands in place, in a buffer that the short way has taken."""
+
+    __slots__ = ("address", "capacity", "view")
+
+    def __init__(self, view: memoryview) -> None:
+        self.view, self.capacity = view, view.nbytes
+        self.address = 0
+
+    def put(self, data: memoryview) -> None:
+        byte_view(self.view)[0][: len(data)] = data
+
+    def finish(self, num_bytes: int) -> None:
+        pass
+
+
+def start_shortly(comm: int, peers: tuple[int, ...], buffer: Any, source: int, tag: int) -> tuple[int, Landing] | None:
+    """Start a receive by the short way: its request, and where it lands; None where that does not go."""
+    number = next(link()._numbers)
+    view = port().start(number, comm, peers, buffer, source, tag)
+    return None if view is None else (number, _Plain(view))
+
+
+class Awaited(Protocol):
+    """An operation of the lower half that is waited for."""
+
+    number: int
+    landing: Landing | None
+    completion: Completion | None
+
+
+def wait_shortly(operations: Sequence[Awaited]) -> bool:
+    """Wait for all by the short way, and note how they ended; False where that does not go.
+
+    It does if all payloads land in place and find room in one reply.
+    """
+    room, numbers, views = _SHORT_WAIT_BYTES, [], []
+    for one in operations:
+        view: memoryview | None = None
+        if one.landing is not None:
+            view = getattr(one.landing, "view", None)
+            if view is None:
+                return False
+            room -= one.landing.capacity
+        room -= _ENDED_BYTES
+        numbers.append(one.number)
         views.append(view)
     if room < 0:
-        return None
+        return False
     try:
-        ended = port().wait([number for number, _ in waiting], views)
+        ended = port().wait(numbers, views)
     except BaseException:
         link().leave_slot()
         raise
     if ended is None:
-        return None
+        return False
     if isinstance(ended, int):
         raise _failure_in(_mine.slot[1])
-    return [(index, Completion(*one)) for index, one in enumerate(ended)]
+    for one, how in zip(operations, ended, strict=True):
+        one.completion = Completion(*how)
+    return True
 
 
-def collect_shortly(kind: int, op: tuple[int, bytes], place: tuple[int, int], send: Any, receive: Any) -> bool:
-    """A blocking collective by the short way; False where that does not go. ``place``: communicator and root."""
+def collect_shortly(kind: int, op: tuple[int, bytes], comm: int, root: int, send: Any, receive: Any) -> bool:
+    """A blocking collective by the short way; False where that does not go."""
     try:
-        ended = port().collective(kind, *op, *place, send, receive)
+        ended = port().collective(kind, op, comm, root, send, receive)
     except BaseException:
         link().leave_slot()
         raise
     if ended > 1:
         raise _failure_in(_mine.slot[1])
     return bool(ended)
+
+
+def start_collecting(
+    kind: int, op: tuple[int, bytes], comm: int, root: int, send: Any, receive: Any
+) -> tuple[int, Landing | None] | None:
+    """Start a collective by the short way: its request (0: it is over), and where it lands; None as above."""
+    try:
+        number = port().start_collective(kind, op, comm, root, send, receive)
+    except BaseException:
+        link().leave_slot()
+        raise
+    if number is None:
+        return None
+    if number < 0:
+        raise _failure_in(_mine.slot[1])
+    return number, None if receive is None else _Plain(memoryview(receive))
 
 
 _link: Link | None = None

@@ -41,6 +41,13 @@ class _Op:
     on_values: Callable[[Any, Any], Any]  # for Python objects
     function: Function | None = None  # of the program: (operand, result, datatype) on memory
 
+    @functools.cached_property
+    def real_by_character(self) -> tuple[int, bytes] | None:
+        """For plain buffers: number of the real operation, and of the real type for each character of a format, 255
+        for none. None if we must fold ourselves.
+        """
+        return None if not self.name or is_ordered() else _by_character(self.name)
+
 
 class Op(Handle):
     """A reduction operation; called with two Python objects it gives their reduction."""
@@ -100,11 +107,6 @@ class Op(Handle):
     def _is_for(self, leaf: Basic) -> bool:
         """Whether a predefined operation is defined for such values."""
         return _allowed(self._op.name, leaf)
-
-    def _real_by_character(self) -> tuple[int, bytes] | None:
-        """The same for plain buffers: the operation, and the type for each character of a format, 255 for none."""
-        name = self._op.name
-        return None if not name or is_ordered() else _by_character(name)
 
     def _fold(self, operands: list[memoryview], datatype: Datatype, count: int) -> bytearray:
         """Operands (packed, in order of ranks) folded from the left: op(op(first, second), third) ..."""

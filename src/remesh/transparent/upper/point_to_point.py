@@ -10,7 +10,7 @@ from remesh.transparent.calls.table import Flag
 from remesh.transparent.upper import constants as k
 from remesh.transparent.upper.buffers import Spec, parse_for
 from remesh.transparent.upper.errors import failure, numbered_failure
-from remesh.transparent.upper.link import Completion, Landing, link, port, receive_shortly
+from remesh.transparent.upper.link import Completion, Landing, link, port, receive_shortly, start_shortly
 from remesh.transparent.upper.membership import Members
 from remesh.transparent.upper.memory import attached
 from remesh.transparent.upper.message import Message, probe
@@ -185,13 +185,16 @@ class PointToPoint(WithBuffer):
 
     def Recv(self, buf: Any, source: int = k.ANY_SOURCE, tag: int = k.ANY_TAG, status: Status | None = None) -> None:
         members = self._members
-        ended = receive_shortly(members.number, members.peers, buf, source, tag)
+        ended = receive_shortly(port().receive, members.number, members.peers, buf, source, tag)
         if ended is None:
             receive_now(members, parse_for(source, buf).landing(), source, tag, status)
         elif status is not None or ended[3]:
             _conclude(members, Completion(*ended), status)
 
     def Isend(self, buf: Any, dest: int, tag: int = 0) -> Request:
+        members = self._members
+        if port().send(members.number, members.peers, buf, dest, tag):
+            return Request._wrap(Work([]))
         return Request._wrap(start_send(self._members, parse_for(dest, buf).payload(), dest, tag))
 
     Irsend = Isend
@@ -203,6 +206,10 @@ class PointToPoint(WithBuffer):
         return Request._wrap(send_buffered(self._members, parse_for(dest, buf).payload(), dest, tag))
 
     def Irecv(self, buf: Any, source: int = k.ANY_SOURCE, tag: int = k.ANY_TAG) -> Request:
+        members = self._members
+        started = start_shortly(members.number, members.peers, buf, source, tag)
+        if started is not None:
+            return Request._wrap(Work([Operation(*started)], ranks=members.of_world))
         return Request._wrap(start_receive(self._members, parse_for(source, buf).landing(), source, tag))
 
     # Persistent.
@@ -253,7 +260,13 @@ class PointToPoint(WithBuffer):
         recvtag: int = k.ANY_TAG,
         status: Status | None = None,
     ) -> None:
-        self.Isendrecv(sendbuf, dest, sendtag, recvbuf, source, recvtag)._finish_receive(status)
+        members = self._members
+        fields = (members.number, members.peers, sendbuf, dest, sendtag, recvbuf, source, recvtag)
+        ended = receive_shortly(port().exchange, *fields)
+        if ended is None:
+            self.Isendrecv(sendbuf, dest, sendtag, recvbuf, source, recvtag)._finish_receive(status)
+        elif status is not None or ended[3]:
+            _conclude(members, Completion(*ended), status)
 
     def Sendrecv_replace(
         self,
