@@ -85,6 +85,19 @@ def test_who_does_not_read_is_hung_up_on(stage: Stage, monkeypatch: pytest.Monke
     stage.server.tell(stage.gone[0], long)
 
 
+def test_who_has_gone_first_is_heard_of_first_though_another_is_told_something(stage: Stage) -> None:
+    lines = [stage.call_with_proof(), stage.call_with_proof()]
+    second, first = stage.server.callers.values()
+    for line in reversed(lines):
+        line.close()
+    for _ in range(3):
+        stage.server.tell(second, {"type": "state"})
+    assert not stage.gone
+    stage.server.poll(10)
+    stage.server.poll(0)
+    assert stage.gone == [first, second] and not stage.server.callers
+
+
 def test_a_line_to_a_silent_host_breaks_by_itself(stage: Stage) -> None:
     stage.call()
     ours = stage.caller.socket
