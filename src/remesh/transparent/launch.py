@@ -27,6 +27,8 @@ _ROOT_ALLOWED: Final = {
 _OPENMPI: Final = ("--bind-to", "none", "--oversubscribe")
 _OB1: Final = ("--mca", "pml", "ob1", "--mca", "btl")
 _IMPI: Final = ("-genv", "I_MPI_PIN", "0", "-genv", "I_MPI_FABRICS")
+# Its collectives would use shared memory between ranks of one host all the same.
+_IMPI_TCP: Final = (*_IMPI, "ofi", "-genv", "FI_PROVIDER", "tcp", "-genv", "I_MPI_COLL_INTRANODE", "pt2pt")
 _NOLOCAL: Final = ("-genv", "MPIR_CVAR_NOLOCAL", "1")
 
 
@@ -62,7 +64,7 @@ ROWS: Final = (
     # receive from any source that is posted before its message arrives is sometimes never completed (MPICH 5.0.2).
     Row("mpich", "ucx", None, (*_NOLOCAL, "-genv", "UCX_TLS", "tcp,self", "-genv", PROBE_VARIABLE, "1")),
     Row("impi", "shm", (*_IMPI, "shm"), None),
-    Row("impi", "tcp", (*_IMPI, "ofi", "-genv", "FI_PROVIDER", "tcp"), (*_IMPI, "ofi", "-genv", "FI_PROVIDER", "tcp")),
+    Row("impi", "tcp", _IMPI_TCP, _IMPI_TCP),
 )
 _DEFAULTS: Final = {"openmpi": "tcp", "mpich": "ofi", "impi": "tcp"}
 """Between hosts; on one host it is shared memory."""
