@@ -98,7 +98,7 @@ static int is_expecting(Engine *e) {
     PyObject *key, *value;
     Py_ssize_t position = 0;
     /* Who has a window may be asked at any time. */
-    if (e->num_running || e->num_sending || e->num_streams || PyDict_Size(e->windows) > 0) return 1;
+    if (e->num_running || e->num_doublings || e->num_sending || e->num_streams || PyDict_Size(e->windows) > 0) return 1;
     while (PyDict_Next(e->by_number, &position, &key, &value))
         if (!((Request *)value)->done && !can_wait(e, (Request *)value)) return 1;
     return 0;
@@ -233,6 +233,19 @@ static PyObject *engine_take(PyObject *self, PyObject *args) {
     return brought < 0 ? NULL : PyBool_FromLong(brought);
 }
 
+/* double(request, clock, plan, op, type, operand): a small reduction to all, or a barrier, that Python has let in. */
+static PyObject *engine_double(PyObject *self, PyObject *args) {
+    PyObject *request, *plan;
+    unsigned long long clock;
+    Fold fold;
+    Py_buffer operand;
+    if (!PyArg_ParseTuple(args, "OKSiiy*", &request, &clock, &plan, &fold.op, &fold.type, &operand)) return NULL;
+    int failed = start_doubling((Engine *)self, (Request *)request, clock, plan, fold, operand.buf, operand.len);
+    PyBuffer_Release(&operand);
+    if (failed) return NULL;
+    Py_RETURN_NONE;
+}
+
 /* new_stream_tag(): one that no other open stream to this rank has. */
 static PyObject *engine_new_stream_tag(PyObject *self, PyObject *ignored) {
     (void)ignored;
@@ -298,6 +311,7 @@ static PyObject *get_inside(PyObject *self, void *unused) {
         if (comm == NULL || PyList_Append(list, comm)) Py_CLEAR(list);
         Py_XDECREF(comm);
     }
+    if (list != NULL && list_doublings(e, list)) Py_CLEAR(list);
     return list;
 }
 
@@ -361,12 +375,15 @@ static PyObject *engine_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
     e->err_truncate = (int)field(setup, "err_truncate");
     e->err_other = (int)field(setup, "err_other");
     e->err_request = (int)field(setup, "err_request");
+    e->err_op = (int)field(setup, "err_op");
+    e->small_bytes = (int64_t)field(setup, "small_bytes");
     e->by_number = object(setup, "by_number");
     e->posted = object(setup, "posted");
     e->arrived = object(setup, "arrived");
     e->requests = object(setup, "requests");
     e->entered = object(setup, "entered");
     e->reals = object(setup, "reals");
+    e->plans = object(setup, "plans");
     e->windows = object(setup, "windows");
     e->on_message = object(setup, "on_message");
     e->on_match = object(setup, "on_match");
@@ -405,7 +422,7 @@ static PyObject *engine_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
 }
 
 static PyObject **references(Engine *e, int which) {
-    PyObject **all[] = {&e->by_number, &e->posted, &e->arrived, &e->requests, &e->entered, &e->reals, &e->windows,
+    PyObject **all[] = {&e->by_number, &e->posted, &e->arrived, &e->requests, &e->entered, &e->reals, &e->plans, &e->windows,
                         &e->on_message, &e->on_match, &e->on_refused, &e->serve, &e->tell, &e->tell_wait, &e->word_send, &e->word_receive,
                         &e->word_collective};
     return which < (int)(sizeof all / sizeof *all) ? all[which] : NULL;
@@ -429,6 +446,7 @@ static void engine_dealloc(PyObject *self) {
     free(e->sent);
     drop_carries(e);
     drop_streams(e);
+    drop_doublings(e);
     free(e->neighbours);
     freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
     release(self);
@@ -444,6 +462,7 @@ static PyMethodDef engine_methods[] = {
     {"set", engine_set, METH_VARARGS, NULL},
     {"attach", engine_attach, METH_O, NULL},
     {"take", engine_take, METH_VARARGS, NULL},
+    {"double", engine_double, METH_VARARGS, NULL},
     {"new_stream_tag", engine_new_stream_tag, METH_NOARGS, NULL},
     {"release", engine_release, METH_NOARGS, NULL},
     {NULL, NULL, 0, NULL},

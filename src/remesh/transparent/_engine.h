@@ -8,7 +8,7 @@
 typedef uintptr_t Handle;
 enum {
     FN_ISEND, FN_TEST, FN_START, FN_BARRIER, FN_BCAST, FN_GATHER, FN_SCATTER, FN_ALLGATHER, FN_ALLTOALL, FN_REDUCE, FN_ALLREDUCE,
-    FN_SCAN, FN_EXSCAN, FN_IRECV, NUM_FUNCTIONS
+    FN_SCAN, FN_EXSCAN, FN_IRECV, FN_REDUCE_LOCAL, NUM_FUNCTIONS
 };
 /* Field ``kind`` of a collective: table.py's Kind. */
 enum {
@@ -16,7 +16,7 @@ enum {
     EXSCAN = 14
 };
 /* wire.py's What, as far as it is known here. */
-enum { MESSAGE = 0, ANNOUNCED = 1, WANTED = 2, TAKEN_THERE = 3, ANNOUNCED_WAITING = 6, HELPED = 7, ACCESS = 8, ACCESSED = 9 };
+enum { MESSAGE = 0, ANNOUNCED = 1, WANTED = 2, TAKEN_THERE = 3, ANNOUNCED_WAITING = 6, HELPED = 7, ACCESS = 8, ACCESSED = 9, PART = 13 };
 enum { ANYWHERE = 0, AT_SEAT = INT_MAX };
 enum { HEADER_BYTES = 48, STATUS_BYTES = 128 };
 enum { MAX_OPS = 32, MAX_TYPES = 64, MAX_WATCHED = 64, PIECES_IN_FLIGHT = 4 };
@@ -34,6 +34,13 @@ typedef struct {
 } Running;
 
 typedef struct Carry Carry;
+typedef struct Doubling Doubling;
+typedef struct Part Part;
+
+/* How operands of basic values are folded: indices of `op` and `type`. */
+typedef struct {
+    int op, type;
+} Fold;
 
 typedef struct {
     uint64_t real;
@@ -70,6 +77,11 @@ typedef struct {
     size_t num_sending, room_sending;
     Running *running;
     size_t num_running, room_running;
+    /* collectives that are messages of ours, and what has come for them */
+    Doubling *doublings;
+    Part *parts;
+    size_t num_doublings, room_doublings, num_parts, room_parts;
+    int64_t small_bytes;
     uint64_t *watched[MAX_WATCHED]; /* requests of streams, which are Python's: it is told when one is over */
     int num_watched;
     /* payloads that this carries itself */
@@ -85,10 +97,10 @@ typedef struct {
     int next_stream;
     _Alignas(16) char status[STATUS_BYTES];
     /* what half.py owns */
-    PyObject *by_number, *posted, *arrived, *requests, *entered, *reals, *windows;
+    PyObject *by_number, *posted, *arrived, *requests, *entered, *reals, *plans, *windows;
     PyObject *on_message, *on_match, *on_refused, *serve, *tell, *tell_wait;
     PyObject *word_send, *word_receive, *word_collective;
-    int err_truncate, err_other, err_request;
+    int err_truncate, err_other, err_request, err_op;
     /* slots */
     uint64_t single[NUM_SLOTS];
     uint32_t singles, waits, blocked, scanned;
@@ -146,6 +158,13 @@ int take_frame(Engine *e);
 /* _engine_calls.c. */
 int finish_running(Engine *e, Running *one);
 int scan(Engine *e);
+
+/* _engine_doubling.c. */
+int start_doubling(Engine *e, Request *request, uint64_t clock, PyObject *plan, Fold fold, const char *send, int64_t num_bytes);
+int hear_part(Engine *e, uint64_t comm, uint64_t clock, int source, int error, const char *payload, int64_t num_bytes);
+/* Communicators of those that are not complete, into a list. */
+int list_doublings(Engine *e, PyObject *list);
+void drop_doublings(Engine *e);
 
 /* _engine_carry.c. The first is for `bring`. */
 int take_directly(Engine *e, Request *request, const Arrived *message);

@@ -118,6 +118,19 @@ static int start_real(Engine *e, const char *call, Real real, const void *send, 
     }
 }
 
+/* What there is of a communicator in a table of Python's; borrowed, NULL without an exception if nothing is. */
+static PyObject *of_comm(PyObject *table, uint64_t comm) {
+    PyObject *key = PyLong_FromUnsignedLongLong(comm);
+    PyObject *found = key == NULL ? NULL : PyDict_GetItemWithError(table, key);
+    Py_XDECREF(key);
+    return found;
+}
+
+/* Whether operands of so many bytes can be folded here. */
+static int can_fold(Engine *e, int op, int type, int64_t num_bytes) {
+    return op < e->num_ops && type < e->num_types && e->extent[type] && num_bytes % e->extent[type] == 0;
+}
+
 /* Whether a collective is one for here: short, even, of basic types, on a communicator that is there. */
 static int is_short(Engine *e, const char *call, Real *real) {
     int kind = call[2], op = (uint8_t)call[3], type = (uint8_t)call[4];
@@ -126,18 +139,14 @@ static int is_short(Engine *e, const char *call, Real *real) {
     if ((send_bytes && !(call[1] & FLAG_INLINE)) || receive_bytes < 0 || send_bytes < 0) return 0;
     switch (kind) {
     case REDUCE: case ALLREDUCE: case SCAN: case EXSCAN:
-        if (op >= e->num_ops || type >= e->num_types || e->extent[type] == 0) return 0;
-        if (send_bytes % e->extent[type] || (receive_bytes && receive_bytes != send_bytes)) return 0;
+        if (!can_fold(e, op, type, send_bytes) || (receive_bytes && receive_bytes != send_bytes)) return 0;
         break;
     case BARRIER: case BCAST: case GATHER: case SCATTER: case ALLGATHER: case ALLTOALL:
         break;
     default:
         return 0;
     }
-    PyObject *key = PyLong_FromUnsignedLongLong(read_u64(call + 5));
-    if (key == NULL) return -1;
-    PyObject *found = PyDict_GetItemWithError(e->reals, key);
-    Py_DECREF(key);
+    PyObject *found = of_comm(e->reals, read_u64(call + 5));
     if (found == NULL) return PyErr_Occurred() ? -1 : 0;
     real->comm = (Handle)PyLong_AsUnsignedLongLongMask(PyTuple_GetItem(found, 0));
     real->rank = (int)PyLong_AsLong(PyTuple_GetItem(found, 1));
@@ -145,15 +154,29 @@ static int is_short(Engine *e, const char *call, Real *real) {
     return PyErr_Occurred() ? -1 : 1;
 }
 
-static int count_entered(Engine *e, uint64_t comm) {
+/* Count one more; how many had been entered, or -1. */
+static int64_t count_entered(Engine *e, uint64_t comm) {
     PyObject *key = PyLong_FromUnsignedLongLong(comm);
     PyObject *before = key == NULL ? NULL : PyDict_GetItemWithError(e->entered, key);
-    long long count = before == NULL ? 0 : PyLong_AsLongLong(before);
+    int64_t count = before == NULL ? 0 : PyLong_AsLongLong(before);
     PyObject *after = PyErr_Occurred() ? NULL : PyLong_FromLongLong(count + 1);
     int failed = after == NULL || PyDict_SetItem(e->entered, key, after);
     Py_XDECREF(after);
     Py_XDECREF(key);
-    return failed ? -1 : 0;
+    return failed ? -1 : count;
+}
+
+/* The plan of a collective that is messages of ours; NULL if it is not one, perhaps with an exception. collectives.py
+ * has the same rule, for those that come from Python.
+ */
+static PyObject *small_plan(Engine *e, const char *call) {
+    int kind = call[2];
+    int64_t send_bytes = read_i64(call + 25), receive_bytes = read_i64(call + 41);
+    if (e->holding || read_u32(call + 49) || (kind != BARRIER && kind != ALLREDUCE)) return NULL;
+    if (send_bytes != receive_bytes || send_bytes < 0 || send_bytes > e->small_bytes) return NULL;
+    if (send_bytes && !(call[1] & FLAG_INLINE)) return NULL;
+    if (kind == ALLREDUCE && !can_fold(e, (uint8_t)call[3], (uint8_t)call[4], send_bytes)) return NULL;
+    return of_comm(e->plans, read_u64(call + 5));
 }
 
 int finish_running(Engine *e, Running *one) {
@@ -178,7 +201,7 @@ static int do_collective(Engine *e, int slot, const char *call, Real real) {
     one.send = PyBytes_FromStringAndSize(call + COLLECTIVE_BYTES, read_i64(call + 25));
     one.result = PyBytes_FromStringAndSize(NULL, receive_bytes);
     one.request = one.send == NULL || one.result == NULL ? NULL : start_request(e, 0, e->word_collective);
-    if (one.request == NULL || count_entered(e, comm)) {
+    if (one.request == NULL || count_entered(e, comm) < 0) {
         Py_XDECREF(one.send);
         Py_XDECREF(one.result);
         return -1;
@@ -209,6 +232,20 @@ static int do_collective(Engine *e, int slot, const char *call, Real real) {
     if (!failed) failed = started(e, slot, flags, request);
     Py_DECREF((PyObject *)request);
     return failed;
+}
+
+static int do_small(Engine *e, int slot, const char *call, PyObject *plan) {
+    uint64_t comm = read_u64(call + 5);
+    int64_t num_bytes = read_i64(call + 41), clock = count_entered(e, comm);
+    Request *request = clock < 0 ? NULL : start_request(e, 0, e->word_collective);
+    if (request == NULL) return -1;
+    request->comm = comm;
+    request->address = read_u64(call + 33);
+    request->num_bytes = num_bytes;
+    Fold fold = {(uint8_t)call[3], (uint8_t)call[4]};
+    uint8_t flags = call[1];
+    if (start_doubling(e, request, (uint64_t)clock, plan, fold, call + COLLECTIVE_BYTES, num_bytes)) return -1;
+    return started(e, slot, flags, request);
 }
 
 /* Leave the request in a slot to Python; it stays blocked there if it has no answer yet. */
@@ -257,7 +294,9 @@ static int serve_body(Engine *e, int slot) {
         return 0;
     }
     case CALL_COLLECTIVE: {
-        int here = is_short(e, body, &real);
+        PyObject *plan = small_plan(e, body);
+        if (plan != NULL) return do_small(e, slot, body, plan);
+        int here = PyErr_Occurred() ? -1 : is_short(e, body, &real);
         if (here < 0) return -1;
         if (here) return do_collective(e, slot, body, real);
         break;

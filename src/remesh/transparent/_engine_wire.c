@@ -89,6 +89,8 @@ static int hear(Engine *e, const Header *header, const char *payload) {
         return help_directly(e, header->source, request, header->num_bytes, header->pid, header->address);
     case HELPED:
         return hear_helped(e, header->request, header->num_bytes != 0) ? 0 : leave_to_python(e, header, payload);
+    case PART:
+        return hear_part(e, header->comm, header->request, header->source, header->tag, payload, (int64_t)header->num_bytes);
     default:
         return leave_to_python(e, header, payload);
     }

@@ -81,10 +81,10 @@ class _Half:
         posted, arrived = self.matching.queues
         self.engine = NATIVE.Engine(
             Setup(
-                base=self.lower.base, functions=(isend, test, start, barrier, *[0] * 9, irecv), comm=1, byte=2,
+                base=self.lower.base, functions=(isend, test, start, barrier, *[0] * 9, irecv, 0), comm=1, byte=2,
                 ops=(), types=(), extents=(), rank=rank, size=2, frame_request=ctypes.addressof(self._handle),
                 frame=NATIVE.address_of(self._frame), by_number=self.requests.by_number, posted=posted, arrived=arrived,
-                requests=self.requests, entered=self.entered, reals={0: (1, 0, 2)}, windows=self.windows,
+                requests=self.requests, entered=self.entered, reals={0: (1, 0, 2)}, plans={}, windows=self.windows,
                 on_message=lambda *message: self.seen.append(message), on_match=lambda *match: self.seen.append(match),
                 on_refused=lambda *refused: self.seen.append(refused), neighbours=bytes([near] * 2),
                 piece_bytes=1 << 17, arena_start=arena[0], arena_bytes=arena[1],

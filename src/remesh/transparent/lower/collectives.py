@@ -8,7 +8,8 @@ has come, and only when all have are they told to make it, by world rank 0, in t
     member    <── GO    makes it; every other member is about to do the same
 
 After a restart nobody is asked anything yet, so those that had been used are made at once (``replay.py``).
-Every collective is the real MPI's non-blocking one, polled. ``entered`` counts them for the collective clock.
+Small ones that all give to and get from are messages of ours (``doubling.py``), the others the real MPI's non-blocking
+ones, polled. ``entered`` counts all for the collective clock.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from remesh.transparent.calls.table import REAL_OPS, REAL_TYPES, REDUCTIONS, Kind
+from remesh.transparent.lower.doubling import SMALL_BYTES, Doublings, Fold, pack_plan
 from remesh.transparent.lower.replay import Named, choose_common, tell_all
 from remesh.transparent.lower.requests import COLLECTIVE, Request, Requests
 from remesh.transparent.lower.wire import What, Wire
@@ -68,8 +70,13 @@ class Collectives:
         self.mpi_error: type[Exception] = mpi.Exception
         self._ops = [getattr(mpi, name) for name in REAL_OPS]
         self._types = [getattr(mpi, name) for name in REAL_TYPES]
+        self.extents = tuple(map(_extent, REAL_TYPES, self._types))
+        """Bytes of a value of each basic datatype; 0 where values have gaps."""
+        self.doublings = Doublings(mpi.Exception, wire, requests)
         size = control.Get_size()
         self._communicators = {WORLD: _Communicator(tuple(range(size)), real=world)}
+        self.plans: dict[int, bytes] = {WORLD: pack_plan(range(size), wire.rank)}
+        """Steps of this rank's small collectives, by communicator."""
         self.entered: dict[int, int] = {}
         self.reals: dict[int, tuple[int, int, int]] = {}
         """Handle, own rank and size of the real communicators that can be used at once: for the engine."""
@@ -89,13 +96,16 @@ class Collectives:
 
     def add(self, number: int, members: Sequence[int]) -> None:
         """Know a communicator from now on."""
-        self._communicators.setdefault(number, _Communicator(tuple(members)))
+        if number not in self._communicators:
+            self._communicators[number] = _Communicator(tuple(members))
+            self.plans[number] = pack_plan(members, self._wire.rank)
 
     def remove(self, number: int) -> None:
         """The upper half has freed it; its collectives are complete."""
         comm = self._communicators.pop(number, None)
         self.entered.pop(number, None)
         self.reals.pop(number, None)
+        self.plans.pop(number, None)
         if comm is not None and comm.real is not None:
             # Collective by the standard's word, yet no library waits for the other members here.
             comm.real.Free()
@@ -103,11 +113,14 @@ class Collectives:
     def start(self, number: int, job: Job, address: int) -> Request:
         """Enter a collective; the request completes with what this rank gets as its payload."""
         comm = self._communicators[number]
-        self.entered[number] = self.entered.get(number, 0) + 1
+        clock = self.entered.get(number, 0)
+        self.entered[number] = clock + 1
         request = self._requests.start(
             kind=COLLECTIVE, comm=number, peer=job.root, tag=0, address=address, num_bytes=job.receive_bytes
         )
-        if comm.real is not None and not comm.waiting:
+        if self._is_small(job):
+            self._double(request, clock, job)
+        elif comm.real is not None and not comm.waiting:
             try:
                 self._run(comm.real, request, job)
             except self.mpi_error:
@@ -117,6 +130,23 @@ class Collectives:
             comm.waiting.append((request, job))
             self._make(number, comm)
         return request
+
+    def _is_small(self, job: Job) -> bool:
+        """Whether it is done by messages of ours; every rank says the same. ``_engine_calls.c`` has the same rule."""
+        if job.kind not in (Kind.BARRIER, Kind.ALLREDUCE) or len(job.send) != job.receive_bytes:
+            return False
+        if job.kind == Kind.ALLREDUCE:
+            extent = self.extents[job.type]
+            return bool(extent) and len(job.send) % extent == 0 and len(job.send) <= SMALL_BYTES
+        return not job.send
+
+    def _double(self, request: Request, clock: int, job: Job) -> None:
+        plan = self.plans[request.comm]
+        if self._wire.engine is not None:
+            self._wire.engine.double(request, clock, plan, job.op, job.type, job.send)
+        else:
+            fold = Fold(self._ops[job.op], self._types[job.type]) if job.kind == Kind.ALLREDUCE else Fold()
+            self.doublings.start(request, clock, plan, fold, job.send)
 
     def _make(self, number: int, comm: _Communicator) -> None:
         if not comm.joined:
@@ -204,7 +234,7 @@ class Collectives:
     @property
     def inside(self) -> tuple[int, ...]:
         """Communicators with a collective that has been entered and is not complete."""
-        return tuple({request.comm for _, request, _ in self._running} | self._making)
+        return tuple({request.comm for _, request, _ in self._running} | self._making | self.doublings.inside)
 
     @property
     def is_busy(self) -> bool:
@@ -229,6 +259,12 @@ class _Real:
 
     def of(self, buffer: list[Any], counts: Sequence[int]) -> list[Any]:
         return [buffer[0], list(counts), None, buffer[1]]
+
+
+def _extent(name: str, datatype: Any) -> int:
+    # Values with an index have gaps, which differ from MPI to MPI.
+    is_plain = datatype.extent == datatype.size and not name.endswith("_INT")
+    return int(datatype.extent) if is_plain else 0
 
 
 def _bcast(real: _Real, comm: Any) -> Any:

@@ -15,6 +15,7 @@ from remesh.transparent.arena import ADDRESS, SIZE_BYTES
 from remesh.transparent.calls.errors import CLASSES
 from remesh.transparent.calls.table import REAL_OPS, REAL_TYPES
 from remesh.transparent.lower.collectives import Collectives
+from remesh.transparent.lower.doubling import SMALL_BYTES
 from remesh.transparent.lower.pace import Pace
 from remesh.transparent.lower.requests import COLLECTIVE, RECEIVE, SEND, Requests
 from remesh.transparent.lower.transfers import Transfers
@@ -24,7 +25,7 @@ from remesh.transparent.native import NATIVE
 
 _FUNCTIONS: Final = (
     *("Isend", "Test", "Start", "Ibarrier", "Ibcast", "Igather", "Iscatter", "Iallgather", "Ialltoall", "Ireduce"),
-    *("Iallreduce", "Iscan", "Iexscan", "Irecv"),
+    *("Iallreduce", "Iscan", "Iexscan", "Irecv", "Reduce_local"),
 )
 """In the order of the engine."""
 
@@ -39,7 +40,7 @@ class Setup:
     byte: int  # handle of the datatype
     ops: tuple[int, ...]  # handles of REAL_OPS
     types: tuple[int, ...]  # handles of REAL_TYPES
-    extents: tuple[int, ...]  # bytes of one value of each; 0: not for the engine
+    extents: tuple[int, ...]  # bytes of one value of each; 0: no plain values
     rank: int
     size: int
     frame_request: int  # address of the handle of the wire's posted receive
@@ -50,6 +51,7 @@ class Setup:
     requests: Requests  # for the next number
     entered: dict[int, int]  # collectives entered, by communicator
     reals: dict[int, tuple[int, int, int]]  # handle, rank and size of the communicators that are there
+    plans: dict[int, bytes]  # steps of the small collectives of each communicator
     windows: dict[int, Any]  # with any of them, MPI is asked often though nothing waits
     on_message: Callable[..., None]  # a wire message that is no short message has come
     on_match: Callable[..., None]  # a receive has got a message that was announced
@@ -77,6 +79,8 @@ class Setup:
     err_truncate: int = CLASSES["ERR_TRUNCATE"]
     err_other: int = CLASSES["ERR_OTHER"]
     err_request: int = CLASSES["ERR_REQUEST"]
+    err_op: int = CLASSES["ERR_OP"]
+    small_bytes: int = SMALL_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +114,7 @@ def make_engine(  # noqa: PLR0913 - the parts of a lower half
         byte=mpi._handleof(mpi.BYTE),
         ops=tuple(mpi._handleof(getattr(mpi, name)) for name in REAL_OPS),
         types=tuple(map(mpi._handleof, types)),
-        extents=tuple(map(_extent, REAL_TYPES, types)),
+        extents=collectives.extents,
         rank=wire.rank,
         size=wire.size,
         frame_request=mpi._addressof(wire.posted),
@@ -121,6 +125,7 @@ def make_engine(  # noqa: PLR0913 - the parts of a lower half
         requests=requests,
         entered=collectives.entered,
         reals=collectives.reals,
+        plans=collectives.plans,
         windows=windows.windows,
         on_message=transfers.on_message,
         on_match=transfers.match,
@@ -144,12 +149,6 @@ def make_engine(  # noqa: PLR0913 - the parts of a lower half
         seat=pace.seat,
     )
     return NATIVE.Engine(setup)
-
-
-def _extent(name: str, datatype: Any) -> int:
-    # Values with an index have gaps, which differ from MPI to MPI.
-    is_plain = datatype.extent == datatype.size and not name.endswith("_INT")
-    return datatype.extent if is_plain else 0
 
 
 def _addresses(mpi: Any) -> tuple[int, ...]:

@@ -76,6 +76,7 @@ class LowerHalf:
         self._transfers = Transfers(self._wire, self._memory, self._requests)
         self._collectives = Collectives(mpi, control, world, self._requests, self._wire)
         self._transfers.on_making = self._collectives.on_making
+        self._transfers.on_part = self._collectives.doublings.on_part
         self._windows = Windows(mpi, self._wire, self._memory, self._requests)
         self._transfers.on_window = self._windows.on_message
         self._serving = Serving(self._transfers, self._collectives, self._windows, self._memory, self._requests)

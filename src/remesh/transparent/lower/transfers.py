@@ -61,6 +61,8 @@ class Transfers:
         """Called with what is said about making a communicator."""
         self.on_window: Callable[[int, tuple[Any, ...], memoryview | bytes], None] | None = None
         """Called with what is said about windows."""
+        self.on_part: Callable[[int, tuple[Any, ...], memoryview | bytes], None] | None = None
+        """Called with parts of collectives."""
         self._streams: list[Outgoing | Incoming | Direct | Helping] = []
         wire.on_message = self.on_message
 
@@ -145,6 +147,9 @@ class Transfers:
         elif what in OF_WINDOWS:
             assert self.on_window is not None
             self.on_window(source, fields, payload)
+        elif what == What.PART:
+            assert self.on_part is not None
+            self.on_part(source, fields, payload)
         elif what == What.HELPED:
             for stream in self._streams:
                 if isinstance(stream, Direct):

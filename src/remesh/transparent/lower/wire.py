@@ -54,9 +54,10 @@ class What:
     LOCK: Final = 10  # of a window; tag: 1 if nobody else may have it
     LOCKED: Final = 11  # it is the asker's; tag is the error class
     UNLOCK: Final = 12
+    PART: Final = 13  # of a collective: tag is the error class, request its clock, payload what is folded so far
 
 
-WITH_PAYLOAD: Final = frozenset((What.MESSAGE, What.ACCESS, What.ACCESSED))
+WITH_PAYLOAD: Final = frozenset((What.MESSAGE, What.ACCESS, What.ACCESSED, What.PART))
 OF_WINDOWS: Final = frozenset((What.ACCESS, What.ACCESSED, What.LOCK, What.LOCKED, What.UNLOCK))
 
 
