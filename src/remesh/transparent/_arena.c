@@ -139,6 +139,15 @@ static void *take_as(State state, uint64_t num_bytes) {
     return NULL;
 }
 
+/* Have a whole huge page at hand for arrays that are smaller; whether it is. */
+static int warm_block(void) {
+    if (warm_bytes + HUGE_PAGE > MOST_WARM_BYTES) return 0;
+    char *start = take_as(COLD, HUGE_PAGE);
+    if (start == NULL) return 0;
+    set_state(find_extent((uint64_t)(uintptr_t)start), WARM);
+    return 1;
+}
+
 /* ---- the handler ---- */
 
 static void *take(size_t size, int zeroed) {
@@ -146,6 +155,7 @@ static void *take(size_t size, int zeroed) {
     uint64_t num_bytes = ((uint64_t)size + PAGE - 1) & ~(uint64_t)(PAGE - 1);
     pthread_mutex_lock(&lock);
     void *start = take_as(WARM, num_bytes);
+    if (start == NULL && num_bytes < HUGE_PAGE && warm_block()) start = take_as(WARM, num_bytes);
     int is_stale = start != NULL;
     if (start == NULL) start = take_as(COLD, num_bytes);
     pthread_mutex_unlock(&lock);

@@ -28,6 +28,8 @@ void leave_program(Engine *e) {
     cpu_set_t seat;
     CPU_AND(&seat, &e->seat, &e->allowed);
     if (CPU_COUNT(&seat) == 0) seat = e->allowed;
+    /* Beside the program is at the seat where that is one core, and the program on it. */
+    if (e->home != ANYWHERE && CPU_COUNT(&seat) == 1 && CPU_ISSET(e->home - 1, &seat)) return;
     if (sched_setaffinity(0, sizeof seat, &seat) == 0) e->home = AT_SEAT;
 }
 

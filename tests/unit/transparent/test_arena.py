@@ -38,6 +38,9 @@ _PROGRAM = """
     # Large ones are shared, small ones and those that find no room are not.
     large, small, huge = np.ones(100_000), np.ones(100), np.ones(4 << 20)
     assert is_shared(large) and not is_shared(small) and not is_shared(huge) and used() == 802_816
+    # Those of less than a huge page stand on one together.
+    near = np.ones(100_000)
+    assert near.ctypes.data >> 21 == large.ctypes.data >> 21 and near.ctypes.data != large.ctypes.data
     # What stands there survives growing, in the arena or out of it.
     grown = np.arange(50_000)
     grown.resize(200_000, refcheck=False)
@@ -50,7 +53,7 @@ _PROGRAM = """
         fresh = np.zeros(100_000)
         os._exit(0 if same and is_shared(fresh) and not fresh.any() and (large == 2).all() else 1)
     assert os.waitpid(pid, 0)[1] == 0 and (large == 1).all()
-    del large, grown, small, huge
+    del large, near, grown, small, huge
     assert used() == 0
     # No two arrays meet, and zeros are zeros, whatever stood there before.
     chance, living = random.Random(5), {}

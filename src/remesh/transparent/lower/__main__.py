@@ -138,6 +138,14 @@ def _put_together(
     return loop
 
 
+_MALLOC = {"hugetlb": 1, "mmap_threshold": 32 << 20, "trim_threshold": 64 << 20, "top_pad": 16 << 20}
+"""Large buffers on huge pages: to reach a small page of another process costs more than to copy what it holds.
+
+A buffer that malloc maps by itself lies on a huge page only where it contains a whole one. So those of up to 32 MiB
+come from the heap, as they do by default once the program has freed one of that size, and the heap grows by 16 MiB.
+"""
+
+
 def _wait_for_all(mpi: Any) -> None:
     """Until all ranks have come as far: no program writes to a file that another rank has still to cut."""
     everybody = mpi.COMM_WORLD.Ibarrier()
@@ -150,8 +158,9 @@ def _command(folder: JobFolder) -> Command:
     room = Path(__file__).parents[1]
     environment = upper_environment(spec.environment, first_on_path=str(room / "substitute"))
     environment["PYTHONPATH"] += f"{os.pathsep}{room.parents[1]}"
-    # Large buffers on huge pages: to reach a small page of another process costs more than to copy what it holds.
-    environment.setdefault("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1")
+    environment.setdefault(
+        "GLIBC_TUNABLES", ":".join(f"glibc.malloc.{name}={value}" for name, value in _MALLOC.items())
+    )
     # Where the parts of mpi4py that are plain Python stand: mpi4py.futures, mpi4py.util.
     environment["REMESH_MPI4PY"] = str(Path(importlib.import_module("mpi4py").__file__ or "").parent)
     return Command(spec.argv, environment, spec.folder)
