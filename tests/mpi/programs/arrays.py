@@ -24,6 +24,8 @@ for step in range(steps):
     kept[step * 100 : step * 100 + 100] += given[:100]
     total = np.empty_like(given)
     comm.Allreduce(given, total, MPI.SUM)
+    comm.Allreduce(MPI.IN_PLACE, total[: num // 2], MPI.MAX)
+    comm.Alltoall(MPI.IN_PLACE, total[: num // 4 // size * size])
     digest.update(total.tobytes())
     time.sleep(pause_s)
 digest.update(kept.tobytes())

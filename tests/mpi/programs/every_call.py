@@ -10,6 +10,22 @@ import zlib
 from mpi4py import MPI
 
 
+def collect(comm: MPI.Intracomm, step: int, count: int) -> bytes:
+    """Collectives on ``count`` numbers for each rank, some of them in place: what came of all."""
+    num, root = count * comm.size, step % comm.size
+    mine = array.array("q", range(step + comm.rank, step + comm.rank + num))
+    parts, total, whole = (array.array("q", bytes(8 * num)) for _ in range(3))
+    comm.Alltoall(mine, parts)
+    comm.Allreduce(mine, total, MPI.SUM)
+    comm.Allreduce(MPI.IN_PLACE, parts, MPI.MAX)
+    comm.Alltoall(MPI.IN_PLACE, total)
+    request = comm.Iallgather(mine[:count], whole)
+    comm.Reduce(MPI.IN_PLACE if comm.rank == root else mine, mine, MPI.SUM, root)
+    comm.Bcast(mine, root)
+    request.Wait()
+    return b"".join(map(bytes, (mine, parts, total, whole)))
+
+
 def main(num_steps: int) -> None:
     """Point to point, objects, matched probes, and collectives of all forms on several communicators."""
     world = MPI.COMM_WORLD
@@ -43,6 +59,8 @@ def main(num_steps: int) -> None:
             seen = zlib.crc32(repr(sorted(senders.items())).encode(), seen)
         elif step % 11 == 0:
             world.ssend(rank * step, 0, 77)
+        if step % 4 == 0:
+            seen = zlib.crc32(collect(world, step, chance.choice([4, 100, 9_000])), seen)
         seen = zlib.crc32(repr(world.bcast((step, seen) if rank == step % size else None, step % size)).encode(), seen)
     print(f"rank {rank} saw {seen}", flush=True)
 

@@ -19,8 +19,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from remesh.transparent.calls.table import REAL_OPS, REAL_TYPES, REDUCTIONS, Kind
+from remesh.transparent.calls.table import EAGER_BYTES, REAL_OPS, REAL_TYPES, REDUCTIONS, Kind
 from remesh.transparent.lower.doubling import SMALL_BYTES, Doublings, Fold, pack_plan
+from remesh.transparent.lower.memory import UpperMemory
 from remesh.transparent.lower.replay import Named, choose_common, tell_all
 from remesh.transparent.lower.requests import COLLECTIVE, Request, Requests
 from remesh.transparent.lower.wire import What, Wire
@@ -32,6 +33,10 @@ _ARBITER = 0
 """World rank that says when a communicator is made: one for all, so that no two ranks make two in different order."""
 
 
+Result = bytearray | memoryview
+"""A view is of a large buffer that is lent, or of the program's own."""
+
+
 @dataclass(slots=True)
 class Job:
     """One collective, as the upper half asks for it; data are contiguous, in order of ranks."""
@@ -40,7 +45,7 @@ class Job:
     root: int  # rank in the communicator
     op: int  # index into REAL_OPS
     type: int  # index into REAL_TYPES
-    send: bytes | bytearray
+    send: bytes | bytearray | memoryview
     receive_bytes: int  # what comes back; 0 where nothing does
     send_counts: Sequence[int] = ()  # bytes for each rank; elements for REDUCE_SCATTER
     receive_counts: Sequence[int] = ()  # bytes from each rank
@@ -65,8 +70,8 @@ class _Communicator:
 class Collectives:
     """Communicators and collectives of a rank. ``control`` is a real communicator of all ranks for making others."""
 
-    def __init__(self, mpi: Any, control: Any, world: Any, requests: Requests, wire: Wire) -> None:
-        self._mpi, self._control, self._requests, self._wire = mpi, control, requests, wire
+    def __init__(self, mpi: Any, control: Any, world: Any, requests: Requests, wire: Wire, memory: UpperMemory) -> None:
+        self._mpi, self._control, self._requests, self._wire, self._memory = mpi, control, requests, wire, memory
         self.mpi_error: type[Exception] = mpi.Exception
         self._ops = [getattr(mpi, name) for name in REAL_OPS]
         self._types = [getattr(mpi, name) for name in REAL_TYPES]
@@ -81,7 +86,7 @@ class Collectives:
         self.reals: dict[int, tuple[int, int, int]] = {}
         """Handle, own rank and size of the real communicators that can be used at once: for the engine."""
         self._know(WORLD, world)
-        self._running: list[tuple[Any, Request, tuple[Job, bytearray, _Real]]] = []
+        self._running: list[tuple[Any, Request, tuple[Job, Result, _Real]]] = []
         self._making: set[int] = set()
         self._joined: dict[tuple[int, Group], list[int]] = {}
         """On rank 0: who has joined, by communicator, until all have."""
@@ -194,7 +199,7 @@ class Collectives:
             self._create(each.number)
 
     def _run(self, real: Any, request: Request, job: Job) -> None:
-        result = bytearray(job.receive_bytes)
+        result = self._room(request.address, job.receive_bytes)
         words = self._as_real(job, result)
         started = _START[job.kind](words, real)
         if started.Test():
@@ -202,18 +207,30 @@ class Collectives:
         else:
             self._running.append((started, request, (job, result, words)))
 
-    def _as_real(self, job: Job, result: bytearray) -> _Real:
+    def _room(self, address: int, num_bytes: int) -> Result:
+        """Where the real MPI puts a result that belongs to this address: there, if it is shared with us."""
+        if num_bytes <= EAGER_BYTES:
+            return bytearray(num_bytes)
+        place = self._memory.view(address, num_bytes)
+        return self._memory.large.lend(num_bytes) if place is None else place
+
+    def _as_real(self, job: Job, result: Result) -> _Real:
         mpi = self._mpi
         if job.kind in REDUCTIONS:
             datatype = self._types[job.type]
             return _Real(job, [job.send, datatype], [result, datatype], self._ops[job.op])
         return _Real(job, [job.send, mpi.BYTE], [result, mpi.BYTE], None)
 
-    def _finish(self, request: Request, job: Job, result: bytearray) -> None:
-        if job.kind == Kind.BCAST and not job.receive_bytes:
-            result = bytearray()
-        request.payload = result
+    def _finish(self, request: Request, job: Job, result: Result) -> None:
         request.message_bytes = len(result)
+        if isinstance(result, bytearray):
+            request.payload = result
+        else:
+            if self._memory.view(request.address, len(result)) is None:
+                self._memory.write(request.address, result)
+            request.written = True
+        for lent in (job.send, result):
+            self._memory.large.take_back(lent)
         self._requests.complete(request)
 
     def poll(self) -> bool:
@@ -231,15 +248,14 @@ class Collectives:
         self._running = still
         return progressed
 
+    def watched(self) -> list[int]:
+        """Where the handles stand of the real requests that run."""
+        return [self._wire.address_of(started) for started, *_ in self._running]
+
     @property
     def inside(self) -> tuple[int, ...]:
         """Communicators with a collective that has been entered and is not complete."""
         return tuple({request.comm for _, request, _ in self._running} | self._making | self.doublings.inside)
-
-    @property
-    def is_busy(self) -> bool:
-        """Whether something needs :meth:`poll`."""
-        return bool(self._running)
 
     def release(self) -> None:
         """Forget the real communicators: they end with the library."""

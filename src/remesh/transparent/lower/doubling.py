@@ -31,6 +31,9 @@ ERR_TRUNCATE: Final = CLASSES["ERR_TRUNCATE"]
 ERR_OP: Final = CLASSES["ERR_OP"]
 
 
+Operand = bytes | bytearray | memoryview
+
+
 def pack_plan(members: Sequence[int], rank: int) -> bytes:
     """The steps of world rank ``rank`` in a communicator."""
     return b"".join(STEP.pack(step.do, step.peer) for step in plan_doubling(members, members.index(rank)))
@@ -77,7 +80,9 @@ class Doublings:
         """Communicators of those that are not complete."""
         return {one.request.comm for one in self._running}
 
-    def start(self, request: Request, clock: int, plan: bytes, fold: Fold, operand: bytes | bytearray) -> None:
+    def start(
+        self, request: Request, clock: int, plan: bytes, fold: Fold, operand: bytes | bytearray | memoryview
+    ) -> None:
         """Enter one; the request completes with the fold of all operands as its payload."""
         one = _Running(request, clock, list(STEP.iter_unpack(plan)), bytearray(operand), fold)
         if not self._advance(one):

@@ -34,7 +34,7 @@ from remesh.transparent.lower.pace import Pace
 from remesh.transparent.lower.records import Arrived, Request, as_native
 from remesh.transparent.lower.requests import Requests
 from remesh.transparent.lower.serving import Serving, Wait
-from remesh.transparent.lower.transfers import Transfers
+from remesh.transparent.lower.transfers import MAX_WATCHED, Transfers
 from remesh.transparent.lower.windows import Windows
 from remesh.transparent.lower.wire import Wire
 
@@ -74,7 +74,7 @@ class LowerHalf:
         self._memory.arena = arena
         self._wire = Wire(mpi, wire)
         self._transfers = Transfers(self._wire, self._memory, self._requests)
-        self._collectives = Collectives(mpi, control, world, self._requests, self._wire)
+        self._collectives = Collectives(mpi, control, world, self._requests, self._wire, self._memory)
         self._transfers.on_making = self._collectives.on_making
         self._transfers.on_part = self._collectives.doublings.on_part
         self._windows = Windows(mpi, self._wire, self._memory, self._requests)
@@ -177,10 +177,11 @@ class LowerHalf:
             if watched is None:
                 # A payload that this process copies goes on at once.
                 fruitless = 0
-            elif engine is None or self._collectives.is_busy:
+            elif engine is None:
                 self._rest(bell, fruitless, left_us)
             else:
-                self._progressed = engine.run(left_us, bool(self._serving.waits), watched)
+                watched += self._collectives.watched()
+                self._progressed = engine.run(left_us, bool(self._serving.waits), watched[:MAX_WATCHED])
                 fruitless = 0
         self._woken = False
         if engine is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from remesh.transparent.arena import Arena
 from remesh.transparent.channel import RemoteMemory
+from remesh.transparent.lower.buffers import LargeBuffers
 from remesh.transparent.lower.wire import PIECE_BYTES
 from remesh.transparent.native import NATIVE
 
@@ -19,6 +20,7 @@ class UpperMemory:
         self._remote: RemoteMemory | None = None
         self._spare: list[bytearray] = []
         self._staging = bytearray(_STAGING_BYTES)
+        self.large = LargeBuffers()
         self.arena: Arena | None = None
         """Where some of its buffers stand, for this process, too."""
         self.pid = 0

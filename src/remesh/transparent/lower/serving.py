@@ -245,9 +245,9 @@ class Serving:
         counts = struct.unpack_from(f"<{num_counts}q", body, start)
         start += 8 * num_counts
         if flags & Flag.INLINE:
-            send: bytes | bytearray = bytes(body[start : start + send_bytes])
+            send: bytes | bytearray | memoryview = bytes(body[start : start + send_bytes])
         else:
-            send = self.memory.read(send_address, send_bytes) if send_bytes else b""
+            send = self._operand(send_address, send_bytes, range(address, address + receive_bytes))
         both = kind == Kind.ALLTOALLV
         half = num_counts // 2 if both else num_counts
         job = Job(
@@ -261,6 +261,22 @@ class Serving:
             receive_counts=counts[half:] if both else counts,
         )
         return self._started(slot, body, flags, self.collectives.start(comm, job, address))
+
+    def _operand(self, address: int, num_bytes: int, result: range) -> bytearray | memoryview:
+        """What a collective sends, while its result is written to these addresses: in place where that can be."""
+        if num_bytes <= EAGER_BYTES:
+            return self.memory.read(address, num_bytes) if num_bytes else bytearray()
+        place = self.memory.view(address, num_bytes)
+        # MPI wants both apart, and the program may have asked for both in one place.
+        is_apart = address + num_bytes <= result.start or result.stop <= address
+        if place is not None and is_apart:
+            return place
+        copy = self.memory.large.lend(num_bytes)
+        if place is None:
+            self.memory.read_into(address, copy)
+        else:
+            copy[:] = place
+        return copy
 
     def _make_window(self, slot: int, body: memoryview, window: int, base: int) -> bool:
         self.windows.windows[window] = Window(base)
