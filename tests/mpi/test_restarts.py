@@ -53,6 +53,19 @@ def test_locks_of_windows_are_carried_with_those_who_hold_and_await_them(job: Jo
     assert job.answer == f"answer {4 * bookings} {bookings * 6000 + 4 * sum(range(bookings))}"
 
 
+def test_communicators_that_are_freed_while_ranks_are_held_do_not_keep_them_from_a_checkpoint(job: Job) -> None:
+    job.create("short_lived", 40, 0.1)
+    checkpoint = None
+    for mpi in ("mpich", "openmpi", "impi"):
+        stopped = job.stay(mpi, checkpoint=checkpoint, watch=stop_after(0.5))
+        assert stopped.outcome.state == "stopped" and stopped.last_checkpoint is not None, job.events
+        assert stopped.last_checkpoint["attempts"] == 1, job.events
+        checkpoint = job.folder.checkpoint(None)
+    ended = job.stay("mpich", checkpoint=checkpoint)
+    assert ended.outcome.state == "finished", job.events
+    assert job.answer == "answer 942146 873174 589526 164229"
+
+
 def test_arrays_that_both_halves_share_are_carried_by_a_chain_of_images(job: Job) -> None:
     job.create("arrays", 60, 0.1, num_ranks=3, REMESH_SHARED_ARRAYS="1")
     assert job.stay("mpich", watch=stop_after(2.0)).outcome.state == "stopped", job.events
