@@ -22,6 +22,7 @@ _ANSWERS = {
     "master": "answer 558430519",
     "pool": "answer 189529826",
     "windows": "answer 3a14d8107e264095",
+    "files": "answer 3552642579",
 }
 """Of 30 steps on 4 ranks, from a real MPI without us."""
 
@@ -144,3 +145,19 @@ def test_a_job_moves_to_hosts_and_back(job: Job) -> None:
     ended = job.stay("mpich", checkpoint=job.folder.checkpoint(None))
     assert ended.outcome.state == "finished", job.events
     assert job.answer == _ANSWERS["cg"]
+
+
+@pytest.mark.netns
+@pytest.mark.parametrize("program", ["windows", "files"])
+def test_windows_and_files_move_from_hosts_to_other_hosts_and_back(job: Job, program: str) -> None:
+    job.create(program, 30, 0.05)
+    two, four = (Host("a", 2), Host("b", 2)), tuple(Host(name, 1) for name in "abcd")
+    checkpoint = None
+    for mpi, hosts in (("mpich", two), ("openmpi", four), ("impi", two)):
+        placement = Placement(mpi, None, hosts, "full")
+        stopped = job.stay(placement, checkpoint=checkpoint, watch=stop_after(0.4))
+        assert stopped.outcome.state == "stopped", job.events
+        checkpoint = job.folder.checkpoint(None)
+    ended = job.stay("mpich", checkpoint=checkpoint)
+    assert ended.outcome.state == "finished", job.events
+    assert job.answer == _ANSWERS[program]
