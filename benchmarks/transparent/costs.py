@@ -8,7 +8,8 @@ a bandwidth is the median of the turns' ratios, since loopback is several times 
 lower half may not block, so it starts collectives and asks for their end; what that costs a native program is a row.
 *With a copy on each side* is a native program that sends the same in pieces of 1 MiB and copies each as a lower half
 must: the bound for plain arrays over a network. Loopback is as fast as memory, which no network of a user is: so large
-messages are also measured between two hosts of a testbed, with links of a real rate.
+messages are also measured between two hosts of a testbed, with links of a real rate. There they are sent in a row: the
+first MiB after each pause passes a shaped link at once.
 """
 
 from __future__ import annotations
@@ -115,14 +116,14 @@ def host_rows(repeat: int, turns: int, networks: Iterable[tuple[str, str]] = BET
     """Bandwidths between two hosts that a link of a real rate joins."""
     found = []
     for mpi, network in networks:
-        case = Case(mpi, network, repeat, parts=("large",), rate=_RATE)
+        case = Case(mpi, network, repeat, parts=("row",), rate=_RATE)
         runs: dict[str, list[Measured]] = {"native": [], "carried": []}
         for _ in range(turns):
             runs["native"].append(measure_native(case))
             runs["carried"].append(measure_carried(case))
         name = f"{mpi} {network}, hosts at 10 Gbit/s"
-        found += bandwidth_rows(name, runs, "carried", _BANDWIDTH[network])
-        found += native_bandwidth_rows(name, runs)
+        found += bandwidth_rows(name, runs, "carried", _BANDWIDTH[network], measured="row")
+        found += native_bandwidth_rows(name, runs, "row")
     return found
 
 
@@ -173,7 +174,7 @@ def compare(case: str, network: str, runs: Mapping[str, list[Measured]]) -> list
     for name, said in _ALONE.items():
         found += [Row(f"{case}: {said}, {way}", median(way, name) * 1e6, "us") for way in ("native", "carried")]
     found += bandwidth_rows(case, runs, "carried", _BANDWIDTH[network])
-    found += bandwidth_rows(case, runs, "shared", _SHARED_BANDWIDTH, " of shared arrays")
+    found += bandwidth_rows(case, runs, "shared", _SHARED_BANDWIDTH, said=" of shared arrays")
     found += native_bandwidth_rows(case, runs)
     for mib in _SIZES_MIB if "copied" in runs else ():
         of_native = share_of_native(runs, "copied", f"copied-{mib}", f"bandwidth-{mib}")
@@ -196,19 +197,25 @@ def share_of_native(runs: Mapping[str, list[Measured]], way: str, name: str, pee
 
 
 def bandwidth_rows(
-    case: str, runs: Mapping[str, list[Measured]], way: str, goal: float, said: str = ""
+    case: str,
+    runs: Mapping[str, list[Measured]],
+    way: str,
+    goal: float,
+    *,
+    said: str = "",
+    measured: str = "bandwidth",
 ) -> Iterator[Row]:
-    """What a way reaches of native's bandwidth, for each size."""
+    """What a way reaches of native's bandwidth, for each size; ``measured`` is its name in what pingpong.py tells."""
     for mib in _SIZES_MIB:
-        one = f"bandwidth-{mib}"
+        one = f"{measured}-{mib}"
         ratio = share_of_native(runs, way, one, one)
         yield at_least(f"{case}: bandwidth{said}, {mib} MiB", ratio, "ratio", goal, peer="native")
 
 
-def native_bandwidth_rows(case: str, runs: Mapping[str, list[Measured]]) -> Iterator[Row]:
+def native_bandwidth_rows(case: str, runs: Mapping[str, list[Measured]], measured: str = "bandwidth") -> Iterator[Row]:
     """Native's own, for each size."""
     for mib in _SIZES_MIB:
-        found = statistics.median(run[f"bandwidth-{mib}"] for run in runs["native"])
+        found = statistics.median(run[f"{measured}-{mib}"] for run in runs["native"])
         yield Row(f"{case}: native's bandwidth, {mib} MiB", found / 1e9, "GB/s")
 
 

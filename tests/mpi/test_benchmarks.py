@@ -35,8 +35,8 @@ def test_costs_are_measured_beside_native() -> None:
 def test_bandwidth_between_hosts_is_measured_on_links_of_a_real_rate() -> None:
     found = {row.case.partition(": ")[2]: row for row in costs.host_rows(20, 1, [("mpich", "ofi")])}
     assert all(found[f"bandwidth, {mib} MiB"].value > 0 for mib in (1, 8, 64))
-    # What native reaches for the largest is below the rate of the links, 1.25 GB/s.
-    assert found["native's bandwidth, 64 MiB"].value < 1.25
+    # A link of 1.25 GB/s lets no more than that pass, but for the first 1.25 MB of 64 MiB.
+    assert all(found[f"native's bandwidth, {mib} MiB"].value < 1.3 for mib in (1, 8, 64))
 
 
 def test_an_increment_is_smaller_than_a_full_image() -> None:

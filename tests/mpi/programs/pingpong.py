@@ -1,7 +1,7 @@
 """How long small calls and large messages take, as a program sees it: lines of ``name value``, in s and bytes/s.
 
-``pingpong.py REPEAT [small] [large] [work] [copied] [alone] [window] [file]``; the first three parts if none is named.
-With REMESH_SHARED_ARRAYS=1 large messages are NumPy arrays, else bytearrays.
+``pingpong.py REPEAT [small] [large] [work] [copied] [alone] [window] [file] [row]``; the first three parts if none is
+named. With REMESH_SHARED_ARRAYS=1 large messages are NumPy arrays, else bytearrays.
 """
 
 import array
@@ -65,6 +65,25 @@ def measure_large(repeat: int) -> None:
         ping(buffer)
         took_s = time_of(lambda: ping(buffer), max(repeat // (25 * mib), 3), 5)  # noqa: B023
         tell(f"bandwidth-{mib}", (mib << 20) / (took_s / 2))
+
+
+def measure_row(repeat: int) -> None:
+    """Large messages in a row, all one way: a shaped link lets the first MiB after a pause through at any speed."""
+    total_mib = 64
+    for mib in (1, 8, 64):
+        buffer = make_buffer(mib << 20)
+
+        def send_row(buffer=buffer, mib: int = mib) -> None:
+            for _ in range(total_mib // mib):
+                if rank == 0:
+                    comm.Send(buffer, 1)
+                elif rank == 1:
+                    comm.Recv(buffer, 0)
+            # The last one has arrived when this has.
+            ping(bytearray(0))
+
+        send_row()
+        tell(f"row-{mib}", (total_mib << 20) / time_of(send_row, max(repeat // 500, 1), 5))
 
 
 def measure_copied(repeat: int) -> None:
@@ -174,6 +193,8 @@ if "copied" in parts:
     measure_copied(int(sys.argv[1]))
 if "alone" in parts:
     measure_alone(int(sys.argv[1]))
+if "row" in parts:
+    measure_row(int(sys.argv[1]))
 if "window" in parts:
     measure_window(max(int(sys.argv[1]) // 5, 20))
 if "file" in parts:
