@@ -52,7 +52,7 @@ test-unit: $(STAMP)  ## only the unit tests, on all cores
 	$(RUN) -m pytest -m unit --numprocesses auto $(TESTS) || [ $$? -eq $(NO_TESTS) ]
 
 test-procs: $(STAMP)  ## only the tests on a pool of ranks
-	$(RUN) -m pytest -m 'procs and not (slow or mpi or netns or gpu or browser)' $(TESTS) || [ $$? -eq $(NO_TESTS) ]
+	$(RUN) -m pytest -m 'procs and not special' $(TESTS) || [ $$? -eq $(NO_TESTS) ]
 
 test-slow: $(STAMP)  ## the long ones
 	$(RUN) -m pytest -m slow --timeout 1800 -o faulthandler_timeout=1900 $(TESTS) || [ $$? -eq $(NO_TESTS) ]

@@ -14,7 +14,9 @@ from remesh.errors import ConfigError
 from remesh.testing.pool import RankPool
 from remesh.transparent.mpis import KINDS, find_all
 
-_TIERS = ("procs", "mpi", "netns", "gpu", "browser", "slow")
+_SPECIAL_TIERS = ("mpi", "netns", "gpu", "browser", "slow")
+"""Those that are run when they are asked for; they get the marker ``special``, by which pyproject.toml and the Makefile
+leave them out."""
 
 # The machine that runs the tests may be busy: a slow example is no failure. The seed is fixed so that a
 # pull request fails by its own doing; `HYPOTHESIS_PROFILE=explore` looks for new cases.
@@ -28,7 +30,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "ranks" in getattr(item, "fixturenames", ()):
             item.add_marker("procs")
-        if not any(item.get_closest_marker(tier) for tier in _TIERS):
+        if any(item.get_closest_marker(tier) for tier in _SPECIAL_TIERS):
+            item.add_marker("special")
+        elif not item.get_closest_marker("procs"):
             item.add_marker("unit")
     items.sort(key=lambda item: item.get_closest_marker("unit") is None)
 

@@ -148,7 +148,8 @@ def native_answer(program: str, steps: int, mpi: str = "mpich") -> str:
     numeric = str(Path(np.__file__).resolve().parents[1])
     command = [installation.launcher, "-n", str(NUM_RANKS), "env", f"PYTHONPATH={numeric}", "OMP_NUM_THREADS=1"]
     command += [installation.python, str(PROGRAMS / f"{program}.py"), str(steps), "0"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
+    with tempfile.TemporaryDirectory(prefix="remesh-native-") as folder:
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300, check=True)
     return next(line for line in done.stdout.splitlines() if line.startswith("answer ")).partition(" ")[2]
 
 

@@ -7,7 +7,9 @@ Native and carried runs take turns, on two ranks; each value is a ratio or diffe
 a bandwidth is the median of the turns' ratios, since loopback is several times slower in some minutes than in others. A
 lower half may not block, so it starts collectives and asks for their end; what that costs a native program is a row.
 *With a copy on each side* is a native program that sends the same in pieces of 1 MiB and copies each as a lower half
-must: the bound for plain arrays over a network.
+must: the bound for plain arrays over a network. Loopback is as fast as memory, which no network of a user is: so large
+messages are also measured between two hosts of a testbed, with links of a real rate. There they are sent in a row: the
+first MiB after each pause passes a shaped link at once.
 """
 
 from __future__ import annotations
@@ -20,20 +22,21 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from benchmarks.report import Row, at_least, at_most, is_quick, write_report
 from benchmarks.transparent.chain import PROGRAMS
 from benchmarks.transparent.tables import write_costs_page
+from remesh.testbed.inside import command_inside
 from remesh.transparent.arena import VARIABLE as ARRAYS_VARIABLE
 from remesh.transparent.coordinator import Coordinator, Settings
 from remesh.transparent.job import JobFolder, JobSpec
-from remesh.transparent.launch import Reach, plan_start
+from remesh.transparent.launch import Host, Reach, Start, plan_start
 from remesh.transparent.lower.pace import SPIN_VARIABLE
 from remesh.transparent.mpis import find_mpi
-from remesh.transparent.stay import Placement, run_stay
+from remesh.transparent.stay import Placement, make_bed, reach_into, run_stay
 
 _ADDED_US, _ADDED_SPINNING_US = 6.0, 2.0
 _SIZES_MIB = (1, 8, 64)
@@ -50,6 +53,10 @@ ONE_HOST = (
     ("mpich", "ofi"),
     ("impi", "tcp"),
 )
+BETWEEN_HOSTS = (("openmpi", "tcp"), ("mpich", "ofi"))
+_RATE = "10gbit"
+_ALONE = {"fetched": "fetch-and-add of a window, with flush", "written": "write of 8 bytes to a file"}
+"""Calls of one rank, told as they are: natively one is a write to shared memory, the other one a call of the system."""
 Measured = dict[str, float]
 
 
@@ -63,18 +70,25 @@ class Case:
     num_ranks: int = 2
     parts: tuple[str, ...] = ()  # of pingpong.py; empty: all
     variables: Mapping[str, str] = field(default_factory=dict)  # of the program's environment
+    rate: str | None = None  # of the links, if each rank has a host of its own; None: all are here
 
     @property
     def arguments(self) -> tuple[str, ...]:
         """Of the interpreter."""
         return str(PROGRAMS / "pingpong.py"), str(self.repeat), *self.parts
 
+    @property
+    def placement(self) -> Placement:
+        """As `run_stay` takes it."""
+        hosts = () if self.rate is None else tuple(Host(f"host{rank}", 1) for rank in range(self.num_ranks))
+        return Placement(self.mpi, self.network, hosts, self.rate)
+
 
 def rows(repeat: int, turns: int, networks: Iterable[tuple[str, str]]) -> list[Row]:
     """Rows of every MPI and network, on one host."""
     found = []
     for mpi, network in networks:
-        plain = Case(mpi, network, repeat, parts=("small", "large"))
+        plain = Case(mpi, network, repeat, parts=("small", "large", "window", "file"))
         working = replace(plain, parts=("work",))
         shared = replace(plain, parts=("large",), variables={ARRAYS_VARIABLE: "1"})
         spinning = replace(plain, parts=("small",), variables={SPIN_VARIABLE: "1"})
@@ -95,6 +109,21 @@ def rows(repeat: int, turns: int, networks: Iterable[tuple[str, str]]) -> list[R
                 if turn < turns or case is working:
                     runs[way].append(measure(case))
         found += compare(f"{mpi} {network}", network, runs)
+    return found
+
+
+def host_rows(repeat: int, turns: int, networks: Iterable[tuple[str, str]] = BETWEEN_HOSTS) -> list[Row]:
+    """Bandwidths between two hosts that a link of a real rate joins."""
+    found = []
+    for mpi, network in networks:
+        case = Case(mpi, network, repeat, parts=("row",), rate=_RATE)
+        runs: dict[str, list[Measured]] = {"native": [], "carried": []}
+        for _ in range(turns):
+            runs["native"].append(measure_native(case))
+            runs["carried"].append(measure_carried(case))
+        name = f"{mpi} {network}, hosts at 10 Gbit/s"
+        found += bandwidth_rows(name, runs, "carried", _BANDWIDTH[network], measured="row")
+        found += native_bandwidth_rows(name, runs, "row")
     return found
 
 
@@ -133,11 +162,6 @@ def compare(case: str, network: str, runs: Mapping[str, list[Measured]]) -> list
     def median(way: str, name: str) -> float:
         return statistics.median(run[name] for run in runs[way])
 
-    def share(way: str, name: str, peers: str) -> float:
-        # Loopback has two speeds that differ by four, each for a minute or so: only runs of one turn can be compared.
-        pairs = zip(runs[way], runs["native"], strict=True)
-        return statistics.median(run[name] / native[peers] for run, native in pairs)
-
     latencies = [run["latency"] for run in runs["carried"]]
     spread = max(latencies) / min(latencies) - 1
     found = []
@@ -147,16 +171,13 @@ def compare(case: str, network: str, runs: Mapping[str, list[Measured]]) -> list
             found.append(at_most(f"{case}: added to {name} of 8 bytes{said}", added, "us", goal, spread=spread))
     without_blocking = (median("native", "iallreduce") - median("native", "allreduce")) * 1e6
     found.append(Row(f"{case}: added to allreduce of 8 bytes by native's own without blocking", without_blocking, "us"))
-    for way, goal, said in (("carried", _BANDWIDTH[network], ""), ("shared", _SHARED_BANDWIDTH, " of shared arrays")):
-        for mib in _SIZES_MIB:
-            one = f"bandwidth-{mib}"
-            found.append(
-                at_least(f"{case}: bandwidth{said}, {mib} MiB", share(way, one, one), "ratio", goal, peer="native")
-            )
-    for mib in _SIZES_MIB:
-        found.append(Row(f"{case}: native's bandwidth, {mib} MiB", median("native", f"bandwidth-{mib}") / 1e9, "GB/s"))
+    for name, said in _ALONE.items():
+        found += [Row(f"{case}: {said}, {way}", median(way, name) * 1e6, "us") for way in ("native", "carried")]
+    found += bandwidth_rows(case, runs, "carried", _BANDWIDTH[network])
+    found += bandwidth_rows(case, runs, "shared", _SHARED_BANDWIDTH, said=" of shared arrays")
+    found += native_bandwidth_rows(case, runs)
     for mib in _SIZES_MIB if "copied" in runs else ():
-        of_native = share("copied", f"copied-{mib}", f"bandwidth-{mib}")
+        of_native = share_of_native(runs, "copied", f"copied-{mib}", f"bandwidth-{mib}")
         found.append(
             Row(f"{case}: bandwidth of native with a copy on each side, {mib} MiB", of_native, "ratio", peer="native")
         )
@@ -166,17 +187,63 @@ def compare(case: str, network: str, runs: Mapping[str, list[Measured]]) -> list
     return found
 
 
+def share_of_native(runs: Mapping[str, list[Measured]], way: str, name: str, peers: str) -> float:
+    """Median over the turns of a value's ratio to native's of the same turn.
+
+    Loopback has two speeds that differ by four, each for a minute or so: only runs of one turn can be compared.
+    """
+    pairs = zip(runs[way], runs["native"], strict=True)
+    return statistics.median(run[name] / native[peers] for run, native in pairs)
+
+
+def bandwidth_rows(
+    case: str,
+    runs: Mapping[str, list[Measured]],
+    way: str,
+    goal: float,
+    *,
+    said: str = "",
+    measured: str = "bandwidth",
+) -> Iterator[Row]:
+    """What a way reaches of native's bandwidth, for each size; ``measured`` is its name in what pingpong.py tells."""
+    for mib in _SIZES_MIB:
+        one = f"{measured}-{mib}"
+        ratio = share_of_native(runs, way, one, one)
+        yield at_least(f"{case}: bandwidth{said}, {mib} MiB", ratio, "ratio", goal, peer="native")
+
+
+def native_bandwidth_rows(case: str, runs: Mapping[str, list[Measured]], measured: str = "bandwidth") -> Iterator[Row]:
+    """Native's own, for each size."""
+    for mib in _SIZES_MIB:
+        found = statistics.median(run[f"{measured}-{mib}"] for run in runs["native"])
+        yield Row(f"{case}: native's bandwidth, {mib} MiB", found / 1e9, "GB/s")
+
+
 def measure_native(case: Case) -> Measured:
     """One run on the real MPI."""
-    installation = find_mpi(case.mpi)
-    command = (installation.python, *case.arguments)
-    start = plan_start(installation, case.network, case.num_ranks, (), Reach(), command)
-    # Open MPI does not start without a home.
-    environment = {"PATH": "/usr/bin:/bin", "HOME": str(Path.home()), **start.environment}
-    done = subprocess.run(start.command, env=environment, capture_output=True, text=True, timeout=300)
+    with contextlib.ExitStack() as stack:
+        start = _plan_native(case, stack)
+        # Open MPI does not start without a home.
+        environment = {"PATH": "/usr/bin:/bin", "HOME": str(Path.home()), **start.environment}
+        done = subprocess.run(start.command, env=environment, capture_output=True, text=True, timeout=300)
     if done.returncode:
         raise RuntimeError(f"running {case} natively: it ended with {done.returncode}: {done.stderr[-2000:]}")
     return _read(done.stdout)
+
+
+def _plan_native(case: Case, stack: contextlib.ExitStack) -> Start:
+    """The command of a native run, on hosts that are there until the stack is left."""
+    installation = find_mpi(case.mpi)
+    command = (installation.python, *case.arguments)
+    if case.rate is None:
+        return plan_start(installation, case.network, case.num_ranks, (), Reach(), command)
+    bed = stack.enter_context(make_bed(case.placement))
+    room = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="remesh-costs-")))
+    reach, hosts = reach_into(bed, case.placement.hosts, room)
+    start = plan_start(installation, case.network, case.num_ranks, hosts, reach, command)
+    for path, text in start.files.items():
+        Path(path).write_text(text)
+    return replace(start, command=tuple(command_inside(bed.switch_door, start.command)))
 
 
 def measure_carried(case: Case) -> Measured:
@@ -187,7 +254,7 @@ def measure_carried(case: Case) -> Measured:
         spec = JobSpec(argv, case.num_ranks, str(folder), {"PATH": "/usr/bin:/bin", **case.variables})
         job = JobFolder.create(folder / "job", spec)
         memory = LowerMemory()
-        stay = run_stay(job, Placement(case.mpi, case.network), Settings(), None, lambda _: None, memory)
+        stay = run_stay(job, case.placement, Settings(), None, lambda _: None, memory)
         if stay.outcome.state != "finished":
             raise RuntimeError(f"running {case}: {stay.outcome.cause}")
         return _read((job.logs / "rank-0000.out").read_text()) | {"lower_bytes": float(memory.most_bytes)}
@@ -224,7 +291,9 @@ def main(wanted: list[str]) -> None:
     networks = [(mpi, network) for mpi, network in ONE_HOST if not wanted or f"{mpi}:{network}" in wanted]
     turns = 3 if is_quick() else 7
     repeat = 500 if is_quick() else 2000
-    found = [*rows(repeat, turns, networks), *rank_rows(turns), *spinning_rows(turns, repeat)]
+    joined = [each for each in BETWEEN_HOSTS if each in networks]
+    found = [*rows(repeat, turns, networks), *host_rows(repeat, turns, joined), *rank_rows(turns)]
+    found += spinning_rows(turns, repeat)
     write_report("transparent_costs", found)
     write_costs_page()
 

@@ -24,9 +24,16 @@ from benchmarks.transparent.chain import ALL, Config, Walk, all_pairs_walk, nati
 SEED = 4
 SEGMENT = 17
 """Restarts of one job."""
-PROGRAMS = {"ring": (700, 0.01), "jacobi": (600, 0.01), "cg": (500, 0.01), "fft": (500, 0.01), "master": (1600, 0.01)}
+PROGRAMS = {
+    "ring": (700, 0.01),
+    "jacobi": (600, 0.01),
+    "cg": (500, 0.01),
+    "fft": (500, 0.01),
+    "master": (1600, 0.01),
+    "windows": (70, 0.01),
+    "files": (40, 0.01),
+}
 """Steps and pauses: long enough for a whole segment."""
-
 
 _TOLD = OUT / "transparent_walks.json"
 """What jobs came to, of all parts that were run on one commit."""

@@ -67,8 +67,11 @@ def make_costs_page(report: dict) -> str:
         "Made by `python -m benchmarks.transparent.costs`; do not edit. Native and carried runs of one program take",
         "turns on one host; values are differences or ratios of medians, bandwidths medians of the turns' ratios:",
         "loopback is several times slower in some minutes than in others, for native programs, too, as their own rows",
-        "show. *Shared arrays* are NumPy arrays with `REMESH_SHARED_ARRAYS=1`, *spinning* is `REMESH_SPIN=1`, measured",
-        "where each of the four processes has a core of its own; see the [guide](guide.md).",
+        "show. *Hosts at 10 Gbit/s* are two on this machine, one rank on each, joined by links of that rate, and the",
+        "messages go one way in a row: loopback is as fast as memory, which no network is. *Shared arrays* are NumPy",
+        "arrays with",
+        "`REMESH_SHARED_ARRAYS=1`, *spinning* is `REMESH_SPIN=1`, measured where each of the four processes has a core",
+        "of its own; see the [guide](guide.md).",
         "",
         f"Machine: {cores} cores, load {before:.1f} before and {load:.1f} at the end, {system}; "
         f"Python {report['versions']['python']}; commit {(report['commit'] or 'unknown')[:12]}.",

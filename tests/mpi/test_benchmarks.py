@@ -25,9 +25,18 @@ def test_a_chain_of_restarts_gives_the_answer_of_a_real_mpi() -> None:
 
 
 def test_costs_are_measured_beside_native() -> None:
-    cases = {row.case for row in costs.rows(100, 1, [("mpich", "shm")])}
-    assert any("added to latency" in case for case in cases)
-    assert any("bandwidth" in case for case in cases)
+    found = {row.case.partition(": ")[2]: row for row in costs.rows(100, 1, [("mpich", "shm")])}
+    assert "added to latency of 8 bytes" in found and "bandwidth, 64 MiB" in found
+    for call in ("fetch-and-add of a window, with flush", "write of 8 bytes to a file"):
+        assert all(found[f"{call}, {way}"].value > 0 for way in ("native", "carried"))
+
+
+@pytest.mark.netns
+def test_bandwidth_between_hosts_is_measured_on_links_of_a_real_rate() -> None:
+    found = {row.case.partition(": ")[2]: row for row in costs.host_rows(20, 1, [("mpich", "ofi")])}
+    assert all(found[f"bandwidth, {mib} MiB"].value > 0 for mib in (1, 8, 64))
+    # A link of 1.25 GB/s lets no more than that pass, but for the first 1.25 MB of 64 MiB.
+    assert all(found[f"native's bandwidth, {mib} MiB"].value < 1.3 for mib in (1, 8, 64))
 
 
 def test_an_increment_is_smaller_than_a_full_image() -> None:

@@ -22,6 +22,7 @@ _ANSWERS = {
     "master": "answer 558430519",
     "pool": "answer 189529826",
     "windows": "answer 3a14d8107e264095",
+    "files": "answer 3552642579",
 }
 """Of 30 steps on 4 ranks, from a real MPI without us."""
 
@@ -51,6 +52,19 @@ def test_locks_of_windows_are_carried_with_those_who_hold_and_await_them(job: Jo
     ended = job.stay("mpich", checkpoint=checkpoint)
     assert ended.outcome.state == "finished", job.events
     assert job.answer == f"answer {4 * bookings} {bookings * 6000 + 4 * sum(range(bookings))}"
+
+
+def test_communicators_that_are_freed_while_ranks_are_held_do_not_keep_them_from_a_checkpoint(job: Job) -> None:
+    job.create("short_lived", 40, 0.1)
+    checkpoint = None
+    for mpi in ("mpich", "openmpi", "impi"):
+        stopped = job.stay(mpi, checkpoint=checkpoint, watch=stop_after(0.5))
+        assert stopped.outcome.state == "stopped" and stopped.last_checkpoint is not None, job.events
+        assert stopped.last_checkpoint["attempts"] == 1, job.events
+        checkpoint = job.folder.checkpoint(None)
+    ended = job.stay("mpich", checkpoint=checkpoint)
+    assert ended.outcome.state == "finished", job.events
+    assert job.answer == "answer 942146 873174 589526 164229"
 
 
 def test_arrays_that_both_halves_share_are_carried_by_a_chain_of_images(job: Job) -> None:
@@ -131,3 +145,19 @@ def test_a_job_moves_to_hosts_and_back(job: Job) -> None:
     ended = job.stay("mpich", checkpoint=job.folder.checkpoint(None))
     assert ended.outcome.state == "finished", job.events
     assert job.answer == _ANSWERS["cg"]
+
+
+@pytest.mark.netns
+@pytest.mark.parametrize("program", ["windows", "files"])
+def test_windows_and_files_move_from_hosts_to_other_hosts_and_back(job: Job, program: str) -> None:
+    job.create(program, 30, 0.05)
+    two, four = (Host("a", 2), Host("b", 2)), tuple(Host(name, 1) for name in "abcd")
+    checkpoint = None
+    for mpi, hosts in (("mpich", two), ("openmpi", four), ("impi", two)):
+        placement = Placement(mpi, None, hosts, "full")
+        stopped = job.stay(placement, checkpoint=checkpoint, watch=stop_after(0.4))
+        assert stopped.outcome.state == "stopped", job.events
+        checkpoint = job.folder.checkpoint(None)
+    ended = job.stay("mpich", checkpoint=checkpoint)
+    assert ended.outcome.state == "finished", job.events
+    assert job.answer == _ANSWERS[program]

@@ -77,11 +77,11 @@ def test_parallel_files_are_those_of_mpich_whatever_mpi_carries_the_program(tmp_
     """Open MPI's own shared pointers and ends of strided views differ, or hang, so it is no reference."""
     program = str(_HERE / "programs" / "files.py")
     (tmp_path / "native").mkdir()
-    native = _seen(_run("mpich", 4, program, str(tmp_path / "native")))
+    native = _seen(_run("mpich", 4, program, "3", "0", str(tmp_path / "native")))
     assert len(native) == 4
     for kind in KINDS:
         (tmp_path / kind).mkdir()
-        assert _seen(_run(kind, 4, _ALONE, program, str(tmp_path / kind))) == native
+        assert _seen(_run(kind, 4, _ALONE, program, "3", "0", str(tmp_path / kind))) == native
 
 
 @pytest.mark.parametrize("variables", [{}, {"REMESH_NATIVE": "ctypes"}], ids=["engine", "without-the-extension"])
@@ -94,8 +94,8 @@ def test_a_program_does_not_notice_in_its_files_that_its_lower_half_is_renewed(t
     program = str(_HERE / "programs" / "files.py")
     for name in ("left-alone", "renewed"):
         (tmp_path / name).mkdir()
-    expected = _seen(_run("mpich", 4, _ALONE, program, str(tmp_path / "left-alone"), "4"))
-    renewed = _run("mpich", 4, _ALONE, "--renew", "0.05", program, str(tmp_path / "renewed"), "4")
+    expected = _seen(_run("mpich", 4, _ALONE, program, "4", "0", str(tmp_path / "left-alone")))
+    renewed = _run("mpich", 4, _ALONE, "--renew", "0.05", program, "4", "0", str(tmp_path / "renewed"))
     assert _seen(renewed) == expected
     found = re.search(r"renewed (\d+) times", renewed.stderr)
     assert found is not None and int(found[1]) > 0

@@ -16,6 +16,10 @@ safe at any time, since it only lets ranks run on as the program says, so when n
 rank is held are raised: the program then goes on as it would without us. A program that makes new laggards for ever is
 let go after ``MAX_RAISES``, and tried again later.
 
+A communicator may be freed by one member while others still use it, or by all while it has a target. Who freed it says
+so for some time, with the count it had then. After that it says nothing, as who has not heard of it yet; but the first
+collective of a communicator ends on nobody before all members have entered it, which tells the two apart.
+
 Sources: the sequence numbers are those of MANA 2.0 (Xu and Cooperman, "Enabling practical transparent checkpointing for
 MPI: a topological sort approach", CLUSTER 2023); the ring of direct messages there is a central decision here.
 """
@@ -76,10 +80,17 @@ def find_lagging(statuses: Sequence[Status], targets: Mapping[str, int]) -> dict
     members = members_by_key(statuses)
     found: dict[int, str] = {}
     for key, target in targets.items():
+        all_have_heard = any(_is_past_the_first(status, key) for status in statuses)
         for rank in members.get(key, ()):
-            if statuses[rank].count(key) < target:
+            has_forgotten = all_have_heard and not statuses[rank].knows(key)
+            if statuses[rank].count(key) < target and not has_forgotten:
                 found.setdefault(rank, key)
     return found
+
+
+def _is_past_the_first(status: Status, key: str) -> bool:
+    """Whether the rank has left the first collective on ``key``."""
+    return status.count(key) > (status.activity is Activity.INSIDE and key in status.at)
 
 
 def _largest_counts(statuses: Sequence[Status], targets: Mapping[str, int]) -> dict[str, int]:

@@ -40,7 +40,8 @@ class Entered:
     count: int
     """Collectives entered, at least 0."""
     members: tuple[int, ...]
-    """World ranks that take part, both sides of an intercommunicator, sorted; empty if the rank has freed it."""
+    """World ranks that take part, both sides of an intercommunicator, sorted; empty if the rank has freed it. It says
+    that for as long as another member may be behind it, and may then forget."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +68,10 @@ class Status:
     def count(self, key: str) -> int:
         """Collectives entered on ``key``; 0 if the rank has not heard of it yet."""
         return next((entered.count for name, entered in self.entered if name == key), 0)
+
+    def knows(self, key: str) -> bool:
+        """Whether the rank has heard of ``key`` and not forgotten it."""
+        return any(name == key for name, _ in self.entered)
 
     def to_json(self) -> dict[str, Any]:
         """As JSON values; `from_json` makes an equal one."""

@@ -28,7 +28,9 @@ from remesh.comm.status import Activity, Status, members_by_key
 def decide_by_two_phases(statuses: Sequence[Status], targets: Mapping[str, int] | None) -> Verdict:
     """Targets after this wave; `Activity.HELD` is a rank in phase 1, whose count includes the collective it is at."""
     smallest = {
-        key: min(statuses[rank].count(key) for rank in members) for key, members in members_by_key(statuses).items()
+        key: min(statuses[rank].count(key) for rank in members)
+        for key, members in members_by_key(statuses).items()
+        if members
     }
     new = tuple(sorted(smallest.items()))
     if targets is None:

@@ -27,6 +27,7 @@ from remesh.transparent.frames import Message
 from remesh.transparent.images import Frozen, NotImageable, Upper, check_imageable, dump_image, freeze
 from remesh.transparent.images.store import flush
 from remesh.transparent.job import JobFolder, rank_name
+from remesh.transparent.lower.collectives import WORLD
 from remesh.transparent.lower.half import LowerHalf
 
 IMAGE = "image"
@@ -263,10 +264,11 @@ def describe_half(rank: int, half: LowerHalf, *, is_closed: bool, has_ended: boo
     position, counters = half.position(), half.counters()
     activity = Activity.FINISHED if has_ended else position.where
     at = tuple(sorted(str(key) for key in position.communicators))
-    counts = {**{str(key): 0 for key in position.communicators}, **{str(k): n for k, n in counters.entered.items()}}
-    entered = tuple(
-        (key, Entered(count, tuple(sorted(half.members(int(key)))))) for key, count in sorted(counts.items())
-    )
+    # The world has been there from the start: all have heard of it, whether they have used it or not.
+    counts = {**dict.fromkeys((WORLD, *position.communicators), 0), **counters.entered}
+    known = {str(key): Entered(count, tuple(sorted(half.members(key)))) for key, count in counts.items()}
+    known |= {str(key): Entered(count, ()) for key, count in counters.freed.items()}
+    entered = tuple(sorted(known.items()))
     return Status(
         rank,
         activity,

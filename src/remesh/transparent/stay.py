@@ -119,19 +119,18 @@ def run_stay(
     with contextlib.ExitStack() as stack:
         stack.callback(coordinator.close)
         room = _make_room(folder)
-        bed = _make_bed(placement, stack)
+        bed = None if placement.testbed_rate is None else stack.enter_context(make_bed(placement))
         listener = _listen("" if placement.hosts and bed is None else _LOOPBACK)
         coordinator.listen(listener)
         address = (socket.gethostname() if placement.hosts and bed is None else _LOOPBACK, listener.getsockname()[1])
-        reach, hosts = Reach(machine_file=str(room / "machines")), placement.hosts
+        reach, hosts = Reach(machine_file=_machine_file(room)), placement.hosts
         rank_address, door = address, None
         if bed is not None:
             door = bed.switch_door
             inner = _listen_inside(door, bed.switch_address)
             coordinator.listen(inner)
             rank_address = inner.getsockname()[:2]
-            hosts = tuple(replace(host, name=bed.address_of(host.name)) for host in hosts)
-            reach = replace(reach, agent=_write_agent(room, bed, placement.hosts), interface=_BRIDGE)
+            reach, hosts = reach_into(bed, placement.hosts, room)
         launched = {**placement.describe(), "network": network}
         folder.write_state(
             JobState("starting", "", (address,), os.getpid(), socket.gethostname(), launched),
@@ -185,13 +184,22 @@ def _make_room(folder: JobFolder) -> Path:
             return room
 
 
-def _make_bed(placement: Placement, stack: contextlib.ExitStack) -> Testbed | None:
-    if placement.testbed_rate is None:
-        return None
-    if not placement.hosts:
+def make_bed(placement: Placement) -> Testbed:
+    """The hosts of a placement with a ``testbed_rate``, not yet started."""
+    if placement.testbed_rate is None or not placement.hosts:
         raise ConfigError("making hosts on this machine: none was named; give --hosts a,b with --testbed")
     rate = parse_rate(placement.testbed_rate)
-    return stack.enter_context(Testbed(BedSpec(tuple(HostSpec(host.name, rate) for host in placement.hosts))))
+    return Testbed(BedSpec(tuple(HostSpec(host.name, rate) for host in placement.hosts)))
+
+
+def reach_into(bed: Testbed, hosts: Sequence[Host], room: Path) -> tuple[Reach, tuple[Host, ...]]:
+    """How a launcher that runs at the bed's switch gets to its hosts, and what it calls them; files go to ``room``."""
+    reach = Reach(agent=_write_agent(room, bed, hosts), interface=_BRIDGE, machine_file=_machine_file(room))
+    return reach, tuple(replace(host, name=bed.address_of(host.name)) for host in hosts)
+
+
+def _machine_file(room: Path) -> str:
+    return str(room / "machines")
 
 
 def _listen(host: str) -> socket.socket:

@@ -1,6 +1,7 @@
 """A walk through parallel files: prints one checksum per rank, the same under mpi4py and under its substitute.
 
-``files.py FOLDER [STEPS]``; the ranks, four of them or any other number, share the folder.
+``files.py STEPS PAUSE [FOLDER]``; the ranks, four of them or any other number, share the folder, by default the one in
+which they were started. They pause while files are open. Rank 0 also prints the answer, of all ranks.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import array
 import os
 import sys
+import time
 import zlib
 from collections.abc import Callable
 
@@ -53,7 +55,7 @@ def numbers(num: int, first: int) -> array.array:
     return array.array("i", range(first, first + num))
 
 
-def blocks(path: str, step: int) -> None:
+def blocks(path: str, step: int, pause_s: float) -> None:
     """Explicit offsets in all forms, and statuses."""
     file, status = MPI.File.Open(WORLD, path, CREATE), MPI.Status()
     file.Set_size(0)
@@ -61,6 +63,7 @@ def blocks(path: str, step: int) -> None:
     file.Write_at_all(4 * num * RANK, numbers(num, 100 * RANK + step), status)
     see(status.Get_count(MPI.INT), status.Get_elements(MPI.INT))
     file.Write_at(4 * num * (SIZE + RANK), numbers(num, 7 * RANK))
+    time.sleep(pause_s)
     file.Iwrite_at(4 * num * (2 * SIZE + RANK), numbers(num, 9 * RANK)).Wait()
     file.Sync()
     WORLD.Barrier()
@@ -84,7 +87,7 @@ def blocks(path: str, step: int) -> None:
     see(content(path))
 
 
-def views(path: str, step: int) -> None:
+def views(path: str, step: int, pause_s: float) -> None:
     """Interleaved and strided views, individual pointers, split collectives, a matrix by columns of blocks."""
     file, status = MPI.File.Open(WORLD, path, CREATE), MPI.Status()
     tile = MPI.INT.Create_vector(3, 2, 2 * SIZE).Create_resized(0, 4 * 6 * SIZE).Commit()
@@ -93,6 +96,7 @@ def views(path: str, step: int) -> None:
     file.Write_all(numbers(9, 1000 * RANK + step))
     see(file.Get_position())
     file.Write_all_begin(mine := numbers(7, 50 * RANK))
+    time.sleep(pause_s)
     file.Write_all_end(mine, status)
     see(status.Get_count(MPI.INT), file.Get_position())
     file.Seek(-3, MPI.SEEK_CUR)
@@ -145,7 +149,7 @@ def in_turn(path: str, step: int) -> None:
     see(content(path))
 
 
-def as_they_come(path: str) -> None:
+def as_they_come(path: str, pause_s: float) -> None:
     """The shared pointer without order: every record stands somewhere, once, and is read by one rank."""
     file, num = MPI.File.Open(WORLD, path, CREATE), 10
     file.Set_view(4, MPI.INT)
@@ -155,6 +159,7 @@ def as_they_come(path: str) -> None:
             file.Write_shared(mine)
         else:
             file.Iwrite_shared(mine).Wait()
+        time.sleep(pause_s / num)
     file.Sync()
     WORLD.Barrier()
     see(file.Get_position_shared(), file.Get_size())
@@ -189,17 +194,20 @@ def failures(path: str) -> None:
     MPI.File.Delete(f"{path}.{RANK}")
 
 
-def main(folder: str, num_steps: int) -> None:
+def main(num_steps: int, pause_s: float, folder: str) -> None:
     """All of it, some times."""
     for step in range(num_steps):
         path = os.path.join(folder, f"file-{step}")
-        blocks(path, step)
-        views(path, step)
+        blocks(path, step, pause_s)
+        views(path, step, pause_s)
         in_turn(f"{path}.turns", step)
-        as_they_come(f"{path}.shared")
+        as_they_come(f"{path}.shared", pause_s)
         failures(path)
     print(f"rank {RANK} saw {seen}", flush=True)
+    all_seen = WORLD.gather(seen)
+    if RANK == 0:
+        print(f"answer {zlib.crc32(repr(all_seen).encode())}", flush=True)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]) if len(sys.argv) > 2 else 3)
+    main(int(sys.argv[1]), float(sys.argv[2]), sys.argv[3] if len(sys.argv) > 3 else ".")

@@ -1,13 +1,14 @@
 """How long small calls and large messages take, as a program sees it: lines of ``name value``, in s and bytes/s.
 
-``pingpong.py REPEAT [small] [large] [work] [copied] [alone]``; the first three parts if none is named. With
-REMESH_SHARED_ARRAYS=1 large messages are NumPy arrays, else bytearrays.
+``pingpong.py REPEAT [small] [large] [work] [copied] [alone] [window] [file] [row]``; the first three parts if none is
+named. With REMESH_SHARED_ARRAYS=1 large messages are NumPy arrays, else bytearrays.
 """
 
 import array
 import os
 import statistics
 import sys
+import tempfile
 import time
 
 from mpi4py import MPI
@@ -72,6 +73,25 @@ def measure_large(repeat: int) -> None:
         tell(f"bandwidth-{mib}", (mib << 20) / (took_s / 2))
 
 
+def measure_row(repeat: int) -> None:
+    """Large messages in a row, all one way: a shaped link lets the first MiB after a pause through at any speed."""
+    total_mib = 64
+    for mib in (1, 8, 64):
+        buffer = make_buffer(mib << 20)
+
+        def send_row(buffer=buffer, mib: int = mib) -> None:
+            for _ in range(total_mib // mib):
+                if rank == 0:
+                    comm.Send(buffer, 1)
+                elif rank == 1:
+                    comm.Recv(buffer, 0)
+            # The last one has arrived when this has.
+            ping(bytearray(0))
+
+        send_row()
+        tell(f"row-{mib}", (total_mib << 20) / time_of(send_row, max(repeat // 500, 1), 5))
+
+
 def measure_copied(repeat: int) -> None:
     """What large messages reach that are copied once on each side, piece by piece while others are on their way."""
     pieces = [memoryview(bytearray(1 << 20)) for _ in range(4)]
@@ -106,6 +126,35 @@ def receive_pieces(buffer: memoryview, num_pieces: int, pieces: list[memoryview]
         buffer[index << 20 : index + 1 << 20] = piece
         if index + len(pieces) < num_pieces:
             requests.append(comm.Irecv(piece, 1 - rank))
+
+
+def measure_window(repeat: int) -> None:
+    """The first rank raises a number of the second one, which waits meanwhile, and sees what it was."""
+    window = MPI.Win.Allocate(8, 8, comm=comm)
+    one, was = array.array("q", [1]), array.array("q", [0])
+
+    def fetch_and_add() -> None:
+        if rank == 0:
+            window.Fetch_and_op(one, was, 1, 0, MPI.SUM)
+            window.Flush(1)
+
+    window.Lock_all()
+    tell("fetched", time_of(fetch_and_add, repeat))
+    comm.Barrier()
+    window.Unlock_all()
+    window.Free()
+
+
+def measure_file(repeat: int) -> None:
+    """Each rank writes a number of its own to one file, which is kept by the system."""
+    folder = comm.bcast(tempfile.mkdtemp(prefix="pingpong-") if rank == 0 else None)
+    amode = MPI.MODE_CREATE | MPI.MODE_WRONLY | MPI.MODE_DELETE_ON_CLOSE
+    file = MPI.File.Open(comm, os.path.join(folder, "numbers"), amode)
+    one = array.array("q", [rank])
+    tell("written", time_of(lambda: file.Write_at(8 * rank, one), repeat))
+    file.Close()
+    if rank == 0:
+        os.rmdir(folder)
 
 
 def measure_work() -> None:
@@ -150,3 +199,9 @@ if "copied" in parts:
     measure_copied(int(sys.argv[1]))
 if "alone" in parts:
     measure_alone(int(sys.argv[1]))
+if "row" in parts:
+    measure_row(int(sys.argv[1]))
+if "window" in parts:
+    measure_window(max(int(sys.argv[1]) // 5, 20))
+if "file" in parts:
+    measure_file(max(int(sys.argv[1]) // 5, 20))

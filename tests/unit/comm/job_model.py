@@ -2,8 +2,10 @@
 
 Every choice that a real job leaves to chance is a choice here: which rank runs, which message arrives, when a rank
 hears of the checkpoint, whether a wave finds that nothing moves. `explore` walks all of them. A script is a tuple of
-operations: ``("send", rank)``, ``("recv", rank or None)``, ``("coll", key)``. A collective ends for a member once all
-members are inside it or past it: the strictest kind.
+operations: ``("send", rank)``, ``("recv", rank or None)``, ``("coll", key)``, ``("tell", key)``, ``("free", key)``,
+``("forget", key)``. A collective ends for a member once all members are inside it or past it: the strictest kind; one
+that tells ends without the others, unless it is the first of its key. A lower half that has forgotten what was freed
+does not say any more that it was.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from remesh.comm.status import Activity, Entered, Status, pairs
 
 Counts = tuple[tuple[str, int], ...]
 Script = tuple[tuple[str, Any], ...]
+_COLLECTIVE = ("coll", "tell")
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +35,8 @@ class Rank:
     """Collectives entered; with two phases, barriers entered."""
     real: Counts = ()
     """Collectives really called."""
+    freed: Counts = ()
+    """Collectives that were entered on what has been freed, until that is forgotten."""
     sent: tuple[int, ...] = ()
     received: tuple[int, ...] = ()
     queue: tuple[int, ...] = ()
@@ -93,10 +98,14 @@ class Job:
         if rank.position == len(self.scripts[me]):
             return
         kind, what = self.scripts[me][rank.position]
-        if kind == "coll":
+        if kind in _COLLECTIVE:
             yield from self._collective(world, me, what)
         elif rank.closed:
             return
+        elif kind in ("free", "forget"):
+            kept = ((what, _count(rank.entered, what)),) if kind == "free" else ()
+            known = {"entered": _without(rank.entered, what), "freed": (*_without(rank.freed, what), *kept)}
+            yield _with(world, me, replace(rank, position=rank.position + 1, **known))
         elif kind == "send":
             counts = tuple(n + (to == what) for to, n in enumerate(rank.sent))
             moved = replace(rank, position=rank.position + 1, sent=counts)
@@ -113,7 +122,8 @@ class Job:
         others = [world.ranks[member] for member in self.members[key]]
         count = _count(rank.entered, key)
         if rank.inside:
-            if all(_count(other.real, key) >= count for other in others):
+            is_alone = self.scripts[me][rank.position][0] == "tell" and count > 1
+            if is_alone or all(_count(other.real, key) >= count for other in others):
                 yield _with(world, me, replace(rank, inside=False, position=rank.position + 1))
         elif rank.phase_one:
             barrier_is_through = all(_count(other.entered, key) >= count for other in others)
@@ -163,7 +173,7 @@ class Job:
             activity = Activity.FINISHED
         else:
             kind, what = self.scripts[me][rank.position]
-            if kind == "coll":
+            if kind in _COLLECTIVE:
                 at = (what,)
                 activity = Activity.INSIDE if rank.inside else Activity.HELD
                 if self.two_phase and not rank.inside and not rank.phase_one:
@@ -171,7 +181,9 @@ class Job:
             elif kind == "recv":
                 activity = Activity.WAITING
         counts = {**dict.fromkeys(at, 0), **dict(rank.entered)}
-        entered = tuple((key, Entered(count, self.members[key])) for key, count in sorted(counts.items()))
+        known = {key: Entered(count, self.members[key]) for key, count in counts.items()}
+        known |= {key: Entered(count, ()) for key, count in rank.freed}
+        entered = tuple(sorted(known.items()))
         return Status(
             me, activity, at, entered, pairs(rank.sent), pairs(rank.received), not rank.inside, closed=rank.closed
         )
@@ -221,9 +233,9 @@ class Job:
         """The job as it begins anew from a cut: nothing of the network, the counts, or the round is left."""
         fresh = []
         for rank in cut:
-            entered = rank.real
+            entered = tuple((key, count) for key, count in rank.real if _count(rank.entered, key))
             fresh.append(replace(rank, phase_one=False, entered=entered, held=False, targets=None, closed=False))
-        return World(tuple(replace(rank, inbox=(), outbox=()) for rank in fresh))
+        return World(tuple(replace(rank, freed=(), inbox=(), outbox=()) for rank in fresh))
 
     def run_to_end(self, world: World) -> World:
         """Let it run without a checkpoint, first rank first, until nothing moves."""
@@ -286,6 +298,10 @@ def explore(job: Job, *, stop: bool, most: int = 200_000) -> Explored:
 
 def _with(world: World, me: int, rank: Rank) -> World:
     return replace(world, ranks=(*world.ranks[:me], rank, *world.ranks[me + 1 :]))
+
+
+def _without(counts: Counts, key: str) -> Counts:
+    return tuple((name, count) for name, count in counts if name != key)
 
 
 def _count(counts: Counts, key: str) -> int:

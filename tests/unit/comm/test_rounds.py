@@ -23,6 +23,10 @@ def _status(rank: int, count: int = 0, activity: Activity = Activity.COMPUTING, 
     return replace(Status(rank, activity, at, (("w", Entered(count, _WORLD)),)), **more)
 
 
+def _freed(rank: int, count: int) -> Status:
+    return Status(rank, Activity.COMPUTING, (), (("w", Entered(count, ())),))
+
+
 def test_the_clock_waits_for_who_is_below_the_largest_count() -> None:
     first = decide_by_clock([_status(0, 3, Activity.INSIDE), _status(1, 2)], None, is_stuck=False)
     assert dict(first.targets) == {"w": 3} and not first.aligned
@@ -37,7 +41,14 @@ def test_the_clock_waits_for_who_is_below_the_largest_count() -> None:
         ([_status(0, 3), _status(1, 3, Activity.HELD)], True),
         ([_status(0, 3), _status(1, 2)], False),
         ([_status(0, 3, Activity.INSIDE), _status(1, 3, Activity.INSIDE)], False),
-        ([_status(0, 1), Status(1, Activity.COMPUTING)], False),
+        # Rank 1 has not heard of it; then it has freed and forgotten it, for rank 0 has left its first collective.
+        ([_status(0, 1, Activity.INSIDE), Status(1, Activity.COMPUTING)], False),
+        ([_status(0, 1), Status(1, Activity.COMPUTING)], True),
+        ([_status(0, 2, Activity.INSIDE), Status(1, Activity.COMPUTING)], False),
+        # Rank 1 has freed it, and says at what count.
+        ([_status(0, 2), _freed(1, 3)], False),
+        ([_status(0, 3), _freed(1, 3)], True),
+        ([_freed(0, 3), _freed(1, 3)], True),
     ],
 )
 def test_ranks_that_stand_at_the_same_counts_are_aligned_in_the_first_wave(wave: list[Status], aligned: bool) -> None:

@@ -38,6 +38,26 @@ _JOBS: dict[str, Any] = {
     ),
 }
 
+_FREEING: dict[str, Any] = {
+    # A target of "a" stays when nobody has "a" any more.
+    "communicators that are used once": (
+        ((("coll", "a"), ("free", "a"), ("coll", "b"), ("free", "b")),) * 2,
+        {"a": (0, 1), "b": (0, 1)},
+    ),
+    # Rank 0 needs nobody for its second one, and has freed "a" when rank 1 is still to come.
+    "a communicator that is freed by who is ahead": (
+        (
+            (("tell", "a"), ("tell", "a"), ("free", "a"), ("coll", "w")),
+            (("tell", "a"), ("tell", "a"), ("coll", "w"), ("free", "a")),
+        ),
+        {"a": (0, 1), "w": (0, 1)},
+    ),
+    # Rank 0 says nothing of "a" any more, which rank 1 keeps.
+    "a communicator that one rank has forgotten": (
+        ((("coll", "a"), ("free", "a"), ("forget", "a")), (("coll", "a"), ("send", 0))),
+        {"a": (0, 1)},
+    ),
+}
 
 _LONG = {"a chain of communicators", "a master that takes any answer"}
 
@@ -47,6 +67,15 @@ _LONG = {"a chain of communicators", "a master that takes any answer"}
 @pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] if n in _LONG else []) for n in _JOBS])
 def test_every_order_of_events_leads_to_a_consistent_cut(name: str, protocol: Protocol, stop: bool) -> None:
     job = Job(*_JOBS[name], protocol)
+    found = explore(job, stop=stop)
+    _check(job, found)
+
+
+@pytest.mark.parametrize("stop", [True, False], ids=["stopping", "going on"])
+@pytest.mark.parametrize("name", _FREEING)
+def test_communicators_that_are_freed_meanwhile_keep_no_rank_from_the_cut(name: str, stop: bool) -> None:
+    """By the clock alone, as jobs run."""
+    job = Job(*_FREEING[name], Protocol.CLOCK)
     found = explore(job, stop=stop)
     _check(job, found)
 

@@ -29,6 +29,8 @@ from remesh.transparent.lower.wire import What, Wire
 WORLD = 0
 """Virtual number of the world communicator; its real one exists from the start."""
 _NUM_TAGS = 30_000
+_MOST_FREED = 64
+"""More than any rank is ahead of another: the first collective of a communicator waits for all its members."""
 _ARBITER = 0
 """World rank that says when a communicator is made: one for all, so that no two ranks make two in different order."""
 
@@ -83,6 +85,8 @@ class Collectives:
         self.plans: dict[int, bytes] = {WORLD: pack_plan(range(size), wire.rank)}
         """Steps of this rank's small collectives, by communicator."""
         self.entered: dict[int, int] = {}
+        self.freed: dict[int, int] = {}
+        """What was entered on the communicators that were freed last: other members may still be behind that."""
         self.reals: dict[int, tuple[int, int, int]] = {}
         """Handle, own rank and size of the real communicators that can be used at once: for the engine."""
         self._know(WORLD, world)
@@ -104,11 +108,15 @@ class Collectives:
         if number not in self._communicators:
             self._communicators[number] = _Communicator(tuple(members))
             self.plans[number] = pack_plan(members, self._wire.rank)
+        self.freed.pop(number, None)
 
     def remove(self, number: int) -> None:
         """The upper half has freed it; its collectives are complete."""
         comm = self._communicators.pop(number, None)
-        self.entered.pop(number, None)
+        if count := self.entered.pop(number, 0):
+            self.freed[number] = count
+            if len(self.freed) > _MOST_FREED:
+                del self.freed[next(iter(self.freed))]
         self.reals.pop(number, None)
         self.plans.pop(number, None)
         if comm is not None and comm.real is not None:

@@ -59,6 +59,8 @@ class Counters:
     """Wire messages taken from each world rank. Invariant over a cut: a.received[b] <= b.sent[a]."""
     entered: Mapping[int, int]
     """Virtual communicator id -> collectives entered. A communicator never used for one may be absent (0)."""
+    freed: Mapping[int, int]
+    """The same for communicators that the program has freed, the last ones."""
 
 
 class LowerHalf:
@@ -282,7 +284,8 @@ class LowerHalf:
 
     def counters(self) -> Counters:
         """A snapshot of the counters."""
-        return Counters(tuple(self._wire.sent), tuple(self._wire.received), dict(self._collectives.entered))
+        entered, freed = dict(self._collectives.entered), dict(self._collectives.freed)
+        return Counters(tuple(self._wire.sent), tuple(self._wire.received), entered, freed)
 
     def caught(self) -> dict[str, int]:
         """What a checkpoint taken now goes through the middle of, by kind; kinds that do not occur are left out."""

@@ -15,7 +15,7 @@ from remesh.transparent.upper.errhandling import WithErrhandler, abort
 from remesh.transparent.upper.errors import Errhandler, Exception, failure, last_used_code
 from remesh.transparent.upper.group import Group
 from remesh.transparent.upper.handles import Handle
-from remesh.transparent.upper.info import Info
+from remesh.transparent.upper.info import Info, WithInfo
 from remesh.transparent.upper.link import link
 from remesh.transparent.upper.membership import WORLD, Members, make, number_of
 from remesh.transparent.upper.objects import Objects, allgather
@@ -27,7 +27,7 @@ _RESOURCE, _SHARED_MEMORY = "mpi_hw_resource_type", "mpi_shared_memory"
 """Key and value of an info that guides a split by the memory that a host's ranks share."""
 
 
-class Comm(PointToPoint, Objects, WithErrhandler, WithAttributes, Handle):
+class Comm(PointToPoint, Objects, WithErrhandler, WithInfo, WithAttributes, Handle):
     """A communicator."""
 
     __slots__ = ()
@@ -146,14 +146,6 @@ class Comm(PointToPoint, Objects, WithErrhandler, WithAttributes, Handle):
         self._members.name = name
 
     name = property(Get_name, Set_name)
-
-    def Get_info(self) -> Info:
-        return Info.Create(self._members.info)
-
-    def Set_info(self, info: Info) -> None:
-        self._members.info = dict(info.items())
-
-    info = property(Get_info, Set_info)
 
     def _predefined_attribute(self, keyval: int) -> Any:
         _ = self._members

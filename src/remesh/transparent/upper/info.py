@@ -129,6 +129,21 @@ class Info(Handle):
             self._items.clear()
 
 
+class WithInfo:
+    """Mixin for handles whose content has hints, as ``info``: they are kept and handed back, and change nothing."""
+
+    __slots__ = ()
+    _content: Any
+
+    def Get_info(self) -> Info:
+        return Info.Create(self._content.info)
+
+    def Set_info(self, info: Info) -> None:
+        self._content.info = dict(info.items())
+
+    info = property(Get_info, Set_info)
+
+
 _ENVIRONMENT = {"thread_level": "MPI_THREAD_MULTIPLE"}
 INFO_NULL = Info()
 INFO_ENV = Info._wrap(dict(_ENVIRONMENT))

@@ -21,7 +21,7 @@ from remesh.transparent.upper.errhandling import WithErrhandler
 from remesh.transparent.upper.errors import failure
 from remesh.transparent.upper.group import Group
 from remesh.transparent.upper.handles import Handle
-from remesh.transparent.upper.info import INFO_NULL, Info
+from remesh.transparent.upper.info import INFO_NULL, Info, WithInfo
 from remesh.transparent.upper.link import link
 from remesh.transparent.upper.membership import make
 from remesh.transparent.upper.memory import buffer
@@ -32,7 +32,7 @@ _MAKE, _FREE = BY_NAME["make_window"], BY_NAME["free_window"]
 _ATTACH, _DETACH = BY_NAME["attach_memory"], BY_NAME["detach_memory"]
 
 
-class Win(Epochs, Accesses, WithErrhandler, WithAttributes, Handle, NATIVE.Exporter):  # type: ignore[misc]  # a class by all means
+class Win(Epochs, Accesses, WithErrhandler, WithInfo, WithAttributes, Handle, NATIVE.Exporter):  # type: ignore[misc]  # a class by all means
     """Memory of all ranks of a communicator that each of them may access."""
 
     __slots__ = ()
@@ -186,14 +186,6 @@ class Win(Epochs, Accesses, WithErrhandler, WithAttributes, Handle, NATIVE.Expor
         self._window.name = name
 
     name = property(Get_name, Set_name)
-
-    def Get_info(self) -> Info:
-        return Info.Create(self._window.info)
-
-    def Set_info(self, info: Info) -> None:
-        self._window.info = dict(info.items())
-
-    info = property(Get_info, Set_info)
 
 
 def _fresh(size: int) -> memoryview:
