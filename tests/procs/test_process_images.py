@@ -43,6 +43,7 @@ from remesh.transparent.images.doctor import examine_machine
 from remesh.transparent.images.format import HEADER_FILE, PAGES_FILE
 from remesh.transparent.images.kinds import ARENA_PATH
 from remesh.transparent.images.procfs import children_of
+from remesh.transparent.images.stored import read_image
 
 pytestmark = pytest.mark.procs
 
@@ -384,6 +385,64 @@ def test_an_increment_holds_what_changed_and_comes_back_whole(stage: Stage) -> N
     shutil.rmtree(stage.folder / "image2")  # needed by image3, and by none of these
     for step, image in ((3, "compact"), (1, "image1"), (3, "full")):
         assert stage.finish(stage.restore(stage.folder / image)).strip() == (stage.work / f"state{step}").read_text()
+
+
+def test_an_increment_holds_of_mapped_files_what_changed_or_was_dropped(stage: Stage) -> None:
+    upper = stage.start(f"""
+        import mmap, zlib
+        with open("mapped", "w+b") as file:
+            file.write(os.urandom(64 << 12))
+            file.flush()
+            data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+        for page in range(32): data[page << 12] ^= 1
+        open("ready", "w").close()
+        while not os.path.exists("change"): time.sleep(0.005)
+        data[3 << 12] ^= 2
+        data[40 << 12] ^= 2
+        data.madvise(mmap.MADV_DONTNEED, 8 << 12, 2 << 12)  # from now on they are the file's
+        told = zlib.crc32(data[9 << 12 :])  # one of them is read again, the other is not
+        open("changed", "w").close()
+        {textwrap.indent(_WAIT_FOR_GO, " " * 8).strip()}
+        with open("mapped", "rb") as file: whole = bytearray(file.read())
+        for page in {{*range(32)}} - {{8, 9}}: whole[page << 12] ^= 1
+        for page in (3, 40): whole[page << 12] ^= 2
+        print(data[:] == whole, zlib.crc32(data[9 << 12 :]) == told)
+    """)
+    if dump_image(upper.pid, stage.folder / "image0", track=True).not_tracked:
+        pytest.skip("needs Linux 6.7")
+    (stage.work / "change").touch()
+    _wait_for(lambda: (stage.work / "changed").exists(), "no change")
+    dump_image(upper.pid, stage.folder / "image1", previous=stage.folder / "image0", track=True)
+    upper.kill()
+    image = read_image(stage.folder / "image1")
+    (start,) = (area.start for area in image.areas.areas if area.path.endswith("/mapped"))
+    own = {page for run in image.runs if run.source == 0 for page in range(run.start, run.end, 4096)}
+    assert {(page - start) >> 12 for page in own if start <= page < start + (64 << 12)} == {3, 8, 40}
+    (stage.work / "go").touch()
+    assert stage.finish(stage.restore(stage.folder / "image1")) == "True True\n"
+
+
+def test_an_increment_of_many_single_pages_has_each_once(stage: Stage) -> None:
+    upper = stage.start(f"""
+        import mmap, zlib
+        data = mmap.mmap(-1, 1400 << 12, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        data.madvise(mmap.MADV_NOHUGEPAGE)
+        data[:] = os.urandom(len(data))
+        open("ready", "w").close()
+        while not os.path.exists("change"): time.sleep(0.005)
+        for page in range(0, 1400, 2): data[page << 12] ^= 1
+        told = zlib.crc32(data)
+        open("changed", "w").close()
+        {textwrap.indent(_WAIT_FOR_GO, " " * 8).strip()}
+        print(zlib.crc32(data) == told)
+    """)
+    dump_image(upper.pid, stage.folder / "image0", track=True)
+    (stage.work / "change").touch()
+    _wait_for(lambda: (stage.work / "changed").exists(), "no change")
+    dump_image(upper.pid, stage.folder / "image1", previous=stage.folder / "image0", track=True)
+    upper.kill()
+    (stage.work / "go").touch()
+    assert stage.finish(stage.restore(stage.folder / "image1")) == "True\n"
 
 
 def test_an_increment_holds_what_another_process_wrote_to_shared_memory(stage: Stage) -> None:

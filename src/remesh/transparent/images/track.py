@@ -2,14 +2,14 @@
 
 1. The frozen process makes a userfaultfd (an injected call); this process takes a copy and the original is closed, so
    the program holds no descriptor of ours, and tracking ends with this process.
-2. Every area of anonymous memory is registered, and the pages that are there are write-protected: the *mark*. The first
-   write to such a page costs the program half a microsecond and takes the mark off; no fault is ever delivered.
+2. Every area of private memory is registered, and the pages that an image saves are write-protected: the *mark*. The
+   first write to such a page costs the program half a microsecond and takes the mark off; no fault is ever delivered.
 3. At the next image the pages without a mark are the written ones. Areas mapped since have no marks: saved in full.
 4. Once its pages have been read, those without a mark get one, by the same scan that finds them; while the last ones
    are written. If that image fails after all, the next one is full.
 
-Pages that are not there get no mark: the kernel would show it as a page in swap. Changed pages of file mappings are
-not tracked, since dropping one (madvise) would leave such a mark behind; they are few, and saved each time.
+Pages that are not there get no mark: the kernel would show it as a page in swap. Dropping a marked page of a mapped
+file (madvise) leaves such a mark behind, so what looks like a page in swap there counts as written (`memory`).
 
 Marks are relative to one image, known by the digest of its header: an increment upon any other would be wrong, so it
 is not made. Source: Documentation/admin-guide/mm/pagemap.rst and userfaultfd.rst; Linux 6.7 or newer.
@@ -29,8 +29,7 @@ from remesh.transparent.images.format import Ancestor
 from remesh.transparent.images.frozen import Frozen
 from remesh.transparent.images.layers import Layer
 from remesh.transparent.images.linux import system_call
-from remesh.transparent.images.memory import PageMap
-from remesh.transparent.images.proc_text import AreaKind
+from remesh.transparent.images.memory import PageMap, private_spans
 from remesh.transparent.images.procfs import read_stat
 
 _UFFDIO_API: Final = 0xC018AA3F
@@ -83,11 +82,10 @@ def set_marks(frozen: Frozen) -> str:
         descriptor = _TRACKED[key].descriptor if key in _TRACKED else _make_descriptor(frozen)
         _TRACKED[key] = _Tracking(descriptor, None)
         with PageMap(frozen.pid) as pages:
-            for area in frozen.areas:
-                if area.kind is AreaKind.ANONYMOUS:
-                    register = struct.pack("<4Q", area.start, area.num_bytes, _REGISTER_WP, 0)
-                    fcntl.ioctl(descriptor, _UFFDIO_REGISTER, bytearray(register))
-                    pages.mark(area)
+            for span in private_spans(frozen.areas):
+                register = struct.pack("<4Q", span.start, span.end - span.start, _REGISTER_WP, 0)
+                fcntl.ioctl(descriptor, _UFFDIO_REGISTER, bytearray(register))
+                pages.mark(span)
     except OSError as error:
         forget(frozen.pid)
         return f"changed pages cannot be tracked here: {error.strerror}; Linux 6.7 with userfaultfd is needed"
