@@ -40,6 +40,7 @@ from remesh.transparent.images import (
 from remesh.transparent.images import upper as upper_module
 from remesh.transparent.images.criu import dump_by_criu, find_criu
 from remesh.transparent.images.doctor import examine_machine
+from remesh.transparent.images.dump import _without_zeros_at_end
 from remesh.transparent.images.format import HEADER_FILE, PAGES_FILE
 from remesh.transparent.images.kinds import ARENA_PATH
 from remesh.transparent.images.procfs import children_of
@@ -48,6 +49,7 @@ from remesh.transparent.images.stored import read_image
 pytestmark = pytest.mark.procs
 
 _PATIENCE_S = 60.0
+_CHANNEL_BYTES = 16384
 _WAIT_FOR_GO = """
 open("ready", "w").close()
 while not os.path.exists("go"):
@@ -78,7 +80,9 @@ class Stage:
         self._num_sites += 1
         paths = [self.folder / f"{name}{self._num_sites}" for name in ("channel", "out", "err")]
         for path in paths:
-            path.write_bytes(bytes(8192) if path.name.startswith("channel") else b"")
+            path.write_bytes(b"")
+        # Of a restore it is the image's, whatever stood there.
+        paths[0].write_bytes(bytes([0xFF if self._uppers else 0]) * _CHANNEL_BYTES)
         if self.arena_bytes:
             paths.append(self.folder / f"arena{self._num_sites}")
             paths[-1].touch()
@@ -196,6 +200,12 @@ def test_a_compressed_image_comes_back(stage: Stage) -> None:
     assert stage.finish(stage.restore(stage.folder / "small")) == "True\n"
 
 
+def test_an_image_leaves_out_the_part_of_the_channel_that_nobody_has_used() -> None:
+    for used, num_bytes in ((b"", 0), (b"a", 4096), (b"a" + bytes(9000) + b"b", 12288)):
+        assert _without_zeros_at_end(used.ljust(1 << 20, b"\0")) == used.ljust(num_bytes, b"\0")
+    assert _without_zeros_at_end(bytes(5000) + b"c") == bytes(5000) + b"c"
+
+
 def test_the_bytes_of_the_channel_come_back(stage: Stage) -> None:
     image = stage.image_of(f"""
         import mmap
@@ -206,7 +216,7 @@ def test_the_bytes_of_the_channel_come_back(stage: Stage) -> None:
         channel[5:10] = b"again"
     """)
     stage.finish(stage.restore(image))
-    assert Path(stage.site.channel_file).read_bytes()[:10] == b"helloagain"
+    assert Path(stage.site.channel_file).read_bytes() == b"helloagain".ljust(_CHANNEL_BYTES, b"\0")
 
 
 def test_signal_handlers_masks_and_ignored_signals_are_kept(stage: Stage) -> None:

@@ -8,7 +8,7 @@
     pages.json      which pages are saved, and where their bytes are
     pages.bin       the bytes of the pages, in chunks, each of which may be compressed
     chunks.json     length and CRC-32 of each chunk
-    channel.bin     the bytes of the file behind the channel, when the process has one
+    channel.bin     the bytes of the file behind the channel, when the process has one; zeros at its end are left out
 
 The header is written last: a folder without it is no image. *Raw offsets* count bytes of the uncompressed pages, one
 behind the other. A run of pages names its source: 0 is this image, k is the k-th image of ``builds_upon``, so an
