@@ -181,7 +181,7 @@ def _save(frozen: Frozen, order: _Order, phases: _Phases, folder: ImageFolder, w
     with phases.phase("pages"):
         writer.wait_until_read()
     with phases.phase("track"):
-        not_tracked = track_pages.set_marks(frozen) if order.track else ""
+        not_tracked = track_pages.set_marks(frozen, scan.first) if order.track else ""
     with phases.phase("pages"):
         return _Saved(split.num_bytes, layers, tuple(ancestors), writer.finish(), not_tracked)
 

@@ -212,7 +212,8 @@ class AreaState:
     grows_down: bool  # the stack
 
     def __post_init__(self) -> None:
-        _check(_is_range(self.start, self.end), f"the area {self.start:#x}-{self.end:#x} is no range of pages")
+        if not _is_range(self.start, self.end):  # a program has hundreds: no message is made for the good ones
+            raise ValueError(f"the area {self.start:#x}-{self.end:#x} is no range of pages")
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,7 +225,8 @@ class AreasState:
 
     def __post_init__(self) -> None:
         for earlier, later in zip(self.areas, self.areas[1:], strict=False):
-            _check(earlier.end <= later.start, f"the areas at {earlier.start:#x} and {later.start:#x} overlap")
+            if later.start < earlier.end:
+                raise ValueError(f"the areas at {earlier.start:#x} and {later.start:#x} overlap")
 
 
 def _is_range(start: int, end: int) -> bool:

@@ -147,13 +147,13 @@ class PageMap:
                 return self.saved(span)
             return PageSet.chain(self.written(Span((area,))) for area in span.areas)
 
-    def mark(self, span: Span) -> None:
-        """Write-protect the pages that `saved` finds and that have no mark, in a span that `track` has registered.
+    def mark(self, span: Span, start: int, end: int) -> None:
+        """Write-protect the pages of ``[start, end)`` that have no mark, in a span that `track` has registered.
 
         What was found is asked for although nobody looks at it: a scan without room for an answer takes a short way
         (seen on Linux 6.18) that also marks pages which are not there, and those look like pages in swap from then on.
         """
-        self._scan_span(span, _QUERIES[span.kind].to_mark)
+        self._scan(start, end, _QUERIES[span.kind].to_mark)
 
     def _saved_page_by_page(self, area: Area) -> PageSet:
         """Zero pages are saved, too."""
@@ -196,7 +196,7 @@ class PageMap:
                 *(query.inverted, query.mask, _PRESENT | _SWAPPED, _PRESENT),
             )
         )
-        return fcntl.ioctl(self._descriptor, _PAGEMAP_SCAN, argument)
+        return int(fcntl.ioctl(self._descriptor, _PAGEMAP_SCAN, argument))
 
 
 def file_pages(pid: int, area: Area) -> PageSet:

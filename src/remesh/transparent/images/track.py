@@ -2,8 +2,8 @@
 
 1. The frozen process makes a userfaultfd (an injected call); this process takes a copy and the original is closed, so
    the program holds no descriptor of ours, and tracking ends with this process.
-2. Every area of private memory is registered, and the pages that an image saves are write-protected: the *mark*. The
-   first write to such a page costs the program half a microsecond and takes the mark off; no fault is ever delivered.
+2. Private memory of which an image has pages is registered, and those are write-protected: the *mark*. The first write
+   to such a page costs the program half a microsecond and takes the mark off; no fault is ever delivered.
 3. At the next image the pages without a mark are the written ones. Areas mapped since have no marks: saved in full.
 4. Once its pages have been read, those without a mark get one, by the same scan that finds them; while the last ones
    are written. If that image fails after all, the next one is full.
@@ -31,6 +31,7 @@ from remesh.transparent.images.layers import Layer
 from remesh.transparent.images.linux import system_call
 from remesh.transparent.images.memory import PageMap, private_spans
 from remesh.transparent.images.procfs import read_stat
+from remesh.transparent.images.ranges import PageSet
 
 _UFFDIO_API: Final = 0xC018AA3F
 _UFFDIO_REGISTER: Final = 0xC020AA00
@@ -71,11 +72,13 @@ def basis_of(pid: int, sha256: str) -> Basis | None:
     return basis if basis is not None and basis.sha256 == sha256 else None
 
 
-def set_marks(frozen: Frozen) -> str:
+def set_marks(frozen: Frozen, written: PageSet) -> str:
     """Mark the pages of a frozen process, all of which have been read, as unwritten from now on.
 
-    The marks are relative to no image until `keep_basis` names one: if that does not come to be, the next is a full
-    one. Returns why that is not possible on this machine, or "" when it was done.
+    ``written`` are those that have no mark yet, in order: nothing else changes while the process stands still, and
+    areas without any are saved whole the next time. The marks are relative to no image until `keep_basis` names one: if
+    that does not come to be, the next is a full one. Returns why it is not possible on this machine, or "" when it was
+    done.
     """
     key = _key(frozen.pid)
     try:
@@ -83,9 +86,12 @@ def set_marks(frozen: Frozen) -> str:
         _TRACKED[key] = _Tracking(descriptor, None)
         with PageMap(frozen.pid) as pages:
             for span in private_spans(frozen.areas):
+                first, last = written.touching(span.start, span.end)
+                if first == last:
+                    continue
                 register = struct.pack("<4Q", span.start, span.end - span.start, _REGISTER_WP, 0)
                 fcntl.ioctl(descriptor, _UFFDIO_REGISTER, bytearray(register))
-                pages.mark(span)
+                pages.mark(span, written.starts[first], written.ends[last - 1])
     except OSError as error:
         forget(frozen.pid)
         return f"changed pages cannot be tracked here: {error.strerror}; Linux 6.7 with userfaultfd is needed"
