@@ -1,7 +1,8 @@
 """Who leads a job? One process: it hears all ranks, takes them through checkpoint rounds, and answers its user.
 
-One thread, one `step` at a time: callers that speak, rounds that are due, nothing that blocks. What a round means is
-decided in `remesh.comm.rounds`; here its instructions become messages, folders and lines in the log.
+One thread, one `step` at a time: callers that speak, rounds that are due, nothing that blocks; another removes what is
+not needed any more. What a round means is decided in `remesh.comm.rounds`; here its instructions become messages,
+folders and lines in the log.
 
     rank      hello, ready, status, imaged, ended, failed    <->    ask, image, end, leave, abort
     client    checkpoint, look                               <->    checkpointed, state
