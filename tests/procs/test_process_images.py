@@ -40,13 +40,16 @@ from remesh.transparent.images import (
 from remesh.transparent.images import upper as upper_module
 from remesh.transparent.images.criu import dump_by_criu, find_criu
 from remesh.transparent.images.doctor import examine_machine
+from remesh.transparent.images.dump import _without_zeros_at_end
 from remesh.transparent.images.format import HEADER_FILE, PAGES_FILE
 from remesh.transparent.images.kinds import ARENA_PATH
 from remesh.transparent.images.procfs import children_of
+from remesh.transparent.images.stored import read_image
 
 pytestmark = pytest.mark.procs
 
 _PATIENCE_S = 60.0
+_CHANNEL_BYTES = 16384
 _WAIT_FOR_GO = """
 open("ready", "w").close()
 while not os.path.exists("go"):
@@ -77,7 +80,9 @@ class Stage:
         self._num_sites += 1
         paths = [self.folder / f"{name}{self._num_sites}" for name in ("channel", "out", "err")]
         for path in paths:
-            path.write_bytes(bytes(8192) if path.name.startswith("channel") else b"")
+            path.write_bytes(b"")
+        # Of a restore it is the image's, whatever stood there.
+        paths[0].write_bytes(bytes([0xFF if self._uppers else 0]) * _CHANNEL_BYTES)
         if self.arena_bytes:
             paths.append(self.folder / f"arena{self._num_sites}")
             paths[-1].touch()
@@ -195,6 +200,12 @@ def test_a_compressed_image_comes_back(stage: Stage) -> None:
     assert stage.finish(stage.restore(stage.folder / "small")) == "True\n"
 
 
+def test_an_image_leaves_out_the_part_of_the_channel_that_nobody_has_used() -> None:
+    for used, num_bytes in ((b"", 0), (b"a", 4096), (b"a" + bytes(9000) + b"b", 12288)):
+        assert _without_zeros_at_end(used.ljust(1 << 20, b"\0")) == used.ljust(num_bytes, b"\0")
+    assert _without_zeros_at_end(bytes(5000) + b"c") == bytes(5000) + b"c"
+
+
 def test_the_bytes_of_the_channel_come_back(stage: Stage) -> None:
     image = stage.image_of(f"""
         import mmap
@@ -205,7 +216,7 @@ def test_the_bytes_of_the_channel_come_back(stage: Stage) -> None:
         channel[5:10] = b"again"
     """)
     stage.finish(stage.restore(image))
-    assert Path(stage.site.channel_file).read_bytes()[:10] == b"helloagain"
+    assert Path(stage.site.channel_file).read_bytes() == b"helloagain".ljust(_CHANNEL_BYTES, b"\0")
 
 
 def test_signal_handlers_masks_and_ignored_signals_are_kept(stage: Stage) -> None:
@@ -384,6 +395,64 @@ def test_an_increment_holds_what_changed_and_comes_back_whole(stage: Stage) -> N
     shutil.rmtree(stage.folder / "image2")  # needed by image3, and by none of these
     for step, image in ((3, "compact"), (1, "image1"), (3, "full")):
         assert stage.finish(stage.restore(stage.folder / image)).strip() == (stage.work / f"state{step}").read_text()
+
+
+def test_an_increment_holds_of_mapped_files_what_changed_or_was_dropped(stage: Stage) -> None:
+    upper = stage.start(f"""
+        import mmap, zlib
+        with open("mapped", "w+b") as file:
+            file.write(os.urandom(64 << 12))
+            file.flush()
+            data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+        for page in range(32): data[page << 12] ^= 1
+        open("ready", "w").close()
+        while not os.path.exists("change"): time.sleep(0.005)
+        data[3 << 12] ^= 2
+        data[40 << 12] ^= 2
+        data.madvise(mmap.MADV_DONTNEED, 8 << 12, 2 << 12)  # from now on they are the file's
+        told = zlib.crc32(data[9 << 12 :])  # one of them is read again, the other is not
+        open("changed", "w").close()
+        {textwrap.indent(_WAIT_FOR_GO, " " * 8).strip()}
+        with open("mapped", "rb") as file: whole = bytearray(file.read())
+        for page in {{*range(32)}} - {{8, 9}}: whole[page << 12] ^= 1
+        for page in (3, 40): whole[page << 12] ^= 2
+        print(data[:] == whole, zlib.crc32(data[9 << 12 :]) == told)
+    """)
+    if dump_image(upper.pid, stage.folder / "image0", track=True).not_tracked:
+        pytest.skip("needs Linux 6.7")
+    (stage.work / "change").touch()
+    _wait_for(lambda: (stage.work / "changed").exists(), "no change")
+    dump_image(upper.pid, stage.folder / "image1", previous=stage.folder / "image0", track=True)
+    upper.kill()
+    image = read_image(stage.folder / "image1")
+    (start,) = (area.start for area in image.areas.areas if area.path.endswith("/mapped"))
+    own = {page for run in image.runs if run.source == 0 for page in range(run.start, run.end, 4096)}
+    assert {(page - start) >> 12 for page in own if start <= page < start + (64 << 12)} == {3, 8, 40}
+    (stage.work / "go").touch()
+    assert stage.finish(stage.restore(stage.folder / "image1")) == "True True\n"
+
+
+def test_an_increment_of_many_single_pages_has_each_once(stage: Stage) -> None:
+    upper = stage.start(f"""
+        import mmap, zlib
+        data = mmap.mmap(-1, 1400 << 12, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        data.madvise(mmap.MADV_NOHUGEPAGE)
+        data[:] = os.urandom(len(data))
+        open("ready", "w").close()
+        while not os.path.exists("change"): time.sleep(0.005)
+        for page in range(0, 1400, 2): data[page << 12] ^= 1
+        told = zlib.crc32(data)
+        open("changed", "w").close()
+        {textwrap.indent(_WAIT_FOR_GO, " " * 8).strip()}
+        print(zlib.crc32(data) == told)
+    """)
+    dump_image(upper.pid, stage.folder / "image0", track=True)
+    (stage.work / "change").touch()
+    _wait_for(lambda: (stage.work / "changed").exists(), "no change")
+    dump_image(upper.pid, stage.folder / "image1", previous=stage.folder / "image0", track=True)
+    upper.kill()
+    (stage.work / "go").touch()
+    assert stage.finish(stage.restore(stage.folder / "image1")) == "True\n"
 
 
 def test_an_increment_holds_what_another_process_wrote_to_shared_memory(stage: Stage) -> None:

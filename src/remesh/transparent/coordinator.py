@@ -1,7 +1,8 @@
 """Who leads a job? One process: it hears all ranks, takes them through checkpoint rounds, and answers its user.
 
-One thread, one `step` at a time: callers that speak, rounds that are due, nothing that blocks. What a round means is
-decided in `remesh.comm.rounds`; here its instructions become messages, folders and lines in the log.
+One thread, one `step` at a time: callers that speak, rounds that are due, nothing that blocks; another removes what is
+not needed any more. What a round means is decided in `remesh.comm.rounds`; here its instructions become messages,
+folders and lines in the log.
 
     rank      hello, ready, status, imaged, ended, failed    <->    ask, image, end, leave, abort
     client    checkpoint, look                               <->    checkpointed, state
@@ -12,6 +13,7 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -29,6 +31,10 @@ _RETRY_AFTER_S = {Obstacle.NO_CUT: (1.0,) * 4, Obstacle.REFUSED: (0.1, 0.2, 0.4,
 
 A refusal stops nobody, and most are of a moment: a child that has not ended, a file that an import has open.
 """
+
+
+_REMOVAL_LOOK_S = 0.005
+"""Between looks at a removal that a round waits for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +106,9 @@ class Coordinator:
         self._wanted: tuple[float, bool, int] | None = None
         """(not before, stop, attempt) of a checkpoint that was asked for."""
         self._next_periodic_s: float | None = None
+        self._remover = ThreadPoolExecutor(1, "remesh-remover")
+        self._removal: Future[list[int]] | None = None
+        """Of old checkpoints, while it is under way."""
         self._started_s = time.monotonic()
         self._told_to_stop = False
         self.outcome: Outcome | None = None
@@ -113,7 +122,9 @@ class Coordinator:
         self._server.listen(listener)
 
     def close(self) -> None:
-        """Hang up on everybody."""
+        """Hang up on everybody, once old checkpoints are removed."""
+        self._remover.shutdown()
+        self._note_removal()
         self._server.close()
 
     def step(self, timeout_s: float) -> None:
@@ -124,6 +135,8 @@ class Coordinator:
             self.fail(
                 f"ranks {missing} have not come up after {self._settings.start_limit_s:g} s; see what they printed"
             )
+        if self._removal is not None and self._wanted is not None:
+            timeout_s = min(timeout_s, _REMOVAL_LOOK_S)
         due = [moment for moment, _ in self._due]
         wait_s = max(min([timeout_s, *(moment - now_s for moment in due)]), 0.0)
         self._server.poll(wait_s)
@@ -246,7 +259,10 @@ class Coordinator:
         if self._next_periodic_s is not None and now_s >= self._next_periodic_s and self._wanted is None:
             self._wanted = (0.0, False, 1)
             self._next_periodic_s = None
-        is_free = self._attempt is None and self.outcome is None and self.all_ready
+        self._note_removal()
+        # A round has the room that a removal makes, and both need the disk: it waits for one that is under way.
+        is_busy = self._attempt is not None or self._removal is not None
+        is_free = not is_busy and self.outcome is None and self.all_ready
         if self._wanted is not None and now_s >= self._wanted[0] and is_free:
             self._begin(now_s)
 
@@ -324,9 +340,18 @@ class Coordinator:
         return ""
 
     def _remove_old(self) -> None:
-        """Removing gigabytes takes time: it is done once the ranks run again, and hurts nothing if it fails."""
+        """Removing gigabytes takes time: a thread does it once the ranks run again, and it hurts nothing if it fails.
+
+        No round is under way meanwhile, so all that the next one may build upon is known, and kept.
+        """
+        self._removal = self._remover.submit(self._folder.keep_last, self._settings.keep)
+
+    def _note_removal(self) -> None:
+        if self._removal is None or not self._removal.done():
+            return
+        removal, self._removal = self._removal, None
         try:
-            for number in self._folder.keep_last(self._settings.keep):
+            for number in removal.result():
                 self._folder.log_event(f"checkpoint {number}: removed, {self._settings.keep} are kept")
         except (Error, OSError) as error:
             self._say(f"old checkpoints could not be removed: {error}")

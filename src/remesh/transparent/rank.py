@@ -15,7 +15,7 @@ import shutil
 import sys
 import time
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -82,6 +82,7 @@ class RankLoop:
         self._ended: int | None = None if upper is not None else 0
         self._closed = False
         self._frozen: Frozen | None = None
+        self._writer = ThreadPoolExecutor(1, "remesh-state")
         self._next_look_s = 0.0
         self._outputs = [
             Output(folder.logs / f"{rank_name(rank)}.out", sys.stdout.buffer),
@@ -195,11 +196,13 @@ class RankLoop:
             report["num_bytes"] = len(state)
             report["has_image"] = self._frozen is not None
             report["caught"] = self._caught()
-            with ThreadPoolExecutor(1, "remesh-state") as pool:
-                written = pool.submit(_write_durable, folder / STATE, state)
+            written = self._writer.submit(_write_durable, folder / STATE, state)
+            try:
                 if self._frozen is not None:
                     self._dump(folder, request, report)
-                written.result()
+            finally:
+                wait([written])
+            written.result()
             flush(folder)  # the names of both; the coordinator sees to that of the folder
         except (Error, OSError) as error:
             self._thaw()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -139,6 +140,35 @@ def test_old_checkpoints_that_cannot_be_removed_harm_no_new_one(stage: Stage, mo
     stage.until(lambda: stage.said, ranks)
     assert "could not be removed" in stage.said[0] and "Read-only" in stage.said[0]
     assert stage.coordinator.last_checkpoint is not None and stage.coordinator.last_checkpoint["ending"] == "resumed"
+
+
+def test_removing_old_checkpoints_holds_up_nobody_but_the_next_round(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may_end, remove = threading.Event(), stage.folder.keep_last
+    removed: list[list[int]] = []
+
+    def remove_slowly(count: int) -> list[int]:
+        assert may_end.wait(20)
+        removed.append(remove(count))
+        return removed[-1]
+
+    monkeypatch.setattr(stage.folder, "keep_last", remove_slowly)
+    ranks, client = stage.ranks(), stage.connect()
+    told: list[dict[str, Any]] = []
+    client.send(type="checkpoint", stop=False)
+    stage.until(lambda: told.extend(client.take()) or told, ranks)
+    assert told.pop()["number"] == 1
+    client.send(type="checkpoint", stop=False)
+    client.send(type="look")
+    stage.until(lambda: told.extend(client.take()) or told, ranks)
+    stage.step(20)
+    assert told.pop()["type"] == "state" and stage.coordinator.describe()["round"] is None  # it waits
+    may_end.set()
+    stage.until(lambda: told.extend(client.take()) or told, ranks)
+    assert told.pop()["number"] == 2
+    stage.until(lambda: removed == [[], [1]], ranks)
+    assert [each.number for each in stage.folder.checkpoints()] == [2]
 
 
 def test_a_checkpoint_that_stops_ends_the_stay(stage: Stage) -> None:

@@ -72,3 +72,16 @@ def test_memory_that_cannot_be_read_ends_the_waiting_with_its_error(tmp_path: Pa
             writer.wait_until_read()
         with pytest.raises(OSError, match="gone"):
             writer.finish()
+
+
+def test_buffers_serve_one_writer_after_the_other_and_no_two_at_once(tmp_path: Path) -> None:
+    def rooms(writer: PageWriter) -> set[int]:
+        return {address_of(room) for room in writer._rooms}
+
+    with PageWriter(tmp_path / "first", compress=False) as first:
+        with PageWriter(tmp_path / "second", compress=False) as second:
+            assert not rooms(first) & rooms(second)
+        with PageWriter(tmp_path / "third", compress=False) as third:
+            assert rooms(third) == rooms(second)
+    with PageWriter(tmp_path / "fourth", compress=False) as fourth:
+        assert rooms(fourth) == rooms(second)  # no more are kept than one writer needs

@@ -160,13 +160,17 @@ def capture_areas(pid: int, areas: list[Area], identities: Identities) -> AreasS
     """The memory map, as read before `Frozen.prepare_calls` added an area, and the identities of mapped files."""
     files: dict[str, FileIdentity] = {}
     for area in areas:
-        if area.kind in (AreaKind.PRIVATE_FILE, AreaKind.SHARED_FILE) and not is_bound_by_the_site(area.path):
-            seen = seen_from_here(pid, area.path)
-            if area.kind is AreaKind.SHARED_FILE and "w" in area.protection:
-                info = os.stat(seen)
-                files[area.path] = FileIdentity(info.st_size, info.st_mtime_ns, "")
-            elif area.path not in files:
-                files[area.path] = identities.of(seen)
+        changes = area.kind is AreaKind.SHARED_FILE and "w" in area.protection
+        if area.kind not in (AreaKind.PRIVATE_FILE, AreaKind.SHARED_FILE) or (area.path in files and not changes):
+            continue
+        if is_bound_by_the_site(area.path):
+            continue
+        seen = seen_from_here(pid, area.path)
+        if changes:
+            info = os.stat(seen)
+            files[area.path] = FileIdentity(info.st_size, info.st_mtime_ns, "")
+        else:
+            files[area.path] = identities.of(seen)
     return AreasState(tuple(_area_state(area) for area in areas), files)
 
 

@@ -181,7 +181,7 @@ def _save(frozen: Frozen, order: _Order, phases: _Phases, folder: ImageFolder, w
     with phases.phase("pages"):
         writer.wait_until_read()
     with phases.phase("track"):
-        not_tracked = track_pages.set_marks(frozen) if order.track else ""
+        not_tracked = track_pages.set_marks(frozen, scan.first) if order.track else ""
     with phases.phase("pages"):
         return _Saved(split.num_bytes, layers, tuple(ancestors), writer.finish(), not_tracked)
 
@@ -199,7 +199,16 @@ def _put_state(frozen: Frozen, folder: ImageFolder) -> None:
     folder.put(image_format.AREAS_FILE, capture_areas(frozen.pid, frozen.areas, _IDENTITIES))
     folder.put(image_format.FILES_FILE, capture_files(frozen.pid, _IDENTITIES))
     if any(area.path == CHANNEL_PATH and area.kind is AreaKind.SHARED_FILE for area in frozen.areas):
-        folder.put(image_format.CHANNEL_FILE, Path(seen_from_here(frozen.pid, CHANNEL_PATH)).read_bytes())
+        channel = Path(seen_from_here(frozen.pid, CHANNEL_PATH)).read_bytes()
+        folder.put(image_format.CHANNEL_FILE, _without_zeros_at_end(channel))
+
+
+def _without_zeros_at_end(data: bytes) -> bytes:
+    """Most slots of a channel are of threads that the program does not have. Up to a page of zeros may be left."""
+    end = len(data)
+    while end and data[max(end - PAGE_BYTES, 0) : end] == bytes(min(end, PAGE_BYTES)):
+        end = max(end - PAGE_BYTES, 0)
+    return data[:end]
 
 
 def _find_basis(pid: int, order: _Order) -> track_pages.Basis | None:

@@ -8,7 +8,7 @@
     pages.json      which pages are saved, and where their bytes are
     pages.bin       the bytes of the pages, in chunks, each of which may be compressed
     chunks.json     length and CRC-32 of each chunk
-    channel.bin     the bytes of the file behind the channel, when the process has one
+    channel.bin     the bytes of the file behind the channel, when the process has one; zeros at its end are left out
 
 The header is written last: a folder without it is no image. *Raw offsets* count bytes of the uncompressed pages, one
 behind the other. A run of pages names its source: 0 is this image, k is the k-th image of ``builds_upon``, so an
@@ -212,7 +212,8 @@ class AreaState:
     grows_down: bool  # the stack
 
     def __post_init__(self) -> None:
-        _check(_is_range(self.start, self.end), f"the area {self.start:#x}-{self.end:#x} is no range of pages")
+        if not _is_range(self.start, self.end):  # a program has hundreds: no message is made for the good ones
+            raise ValueError(f"the area {self.start:#x}-{self.end:#x} is no range of pages")
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,7 +225,8 @@ class AreasState:
 
     def __post_init__(self) -> None:
         for earlier, later in zip(self.areas, self.areas[1:], strict=False):
-            _check(earlier.end <= later.start, f"the areas at {earlier.start:#x} and {later.start:#x} overlap")
+            if later.start < earlier.end:
+                raise ValueError(f"the areas at {earlier.start:#x} and {later.start:#x} overlap")
 
 
 def _is_range(start: int, end: int) -> bool:

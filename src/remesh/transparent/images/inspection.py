@@ -75,24 +75,31 @@ def _check_process(pid: int) -> Iterator[Refusal]:
 def _check_areas(pid: int, areas: list[Area]) -> Iterator[Refusal]:
     known: set[tuple[str, str, int]] = set()  # a library has five areas and is looked at once
     for area in areas:
-        file = (area.path, area.device, area.inode)
-        what = f"memory {area.start:#x}-{area.end:#x} {area.protection} {area.path or 'without a name'}"
-        if area.kind is AreaKind.FOREIGN:
-            yield Refusal(what, "shared memory without a file, or of a device; images hold private memory and files")
-        elif area.kind is AreaKind.LOST_FILE:
-            yield Refusal(what, "its file was deleted or replaced since it was mapped; start the program again")
-        elif area.kind in (AreaKind.PRIVATE_FILE, AreaKind.SHARED_FILE) and file not in known:
+        kind, file = area.kind, (area.path, area.device, area.inode)
+        if kind is AreaKind.FOREIGN:
+            yield Refusal(
+                _name_of(area), "shared memory without a file, or of a device; images hold private memory and files"
+            )
+        elif kind is AreaKind.LOST_FILE:
+            yield Refusal(
+                _name_of(area), "its file was deleted or replaced since it was mapped; start the program again"
+            )
+        elif kind in (AreaKind.PRIVATE_FILE, AreaKind.SHARED_FILE) and file not in known:
             known.add(file)
             if is_bound_by_the_site(area.path):
                 continue
             try:
                 info = os.stat(seen_from_here(pid, area.path))
             except OSError as error:
-                yield Refusal(what, f"its file cannot be found: {error.strerror}")
+                yield Refusal(_name_of(area), f"its file cannot be found: {error.strerror}")
                 continue
             device = f"{os.major(info.st_dev):02x}:{os.minor(info.st_dev):02x}"
             if device == area.device and info.st_ino != area.inode:
-                yield Refusal(what, "another file stands under its name now; start the program again")
+                yield Refusal(_name_of(area), "another file stands under its name now; start the program again")
+
+
+def _name_of(area: Area) -> str:
+    return f"memory {area.start:#x}-{area.end:#x} {area.protection} {area.path or 'without a name'}"
 
 
 def kind_of(pid: int, descriptor: Descriptor) -> FileKind | None:

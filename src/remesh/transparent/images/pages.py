@@ -3,7 +3,8 @@
 3 x (process memory --process_vm_readv--> buffer --[zlib] crc32, pwrite--> pages.bin)
 
 Buffers lie in huge pages where the kernel gives them: filling a fresh buffer of small pages costs five times the copy
-(2 against 10 GB/s on a virtual machine), all of it in page faults.
+(2 against 10 GB/s on a virtual machine), all of it in page faults. A fresh huge page costs up to 5 ms of the processor
+(a chunk takes 1 ms to be written), so buffers are kept for the next image.
 """
 
 from __future__ import annotations
@@ -36,6 +37,8 @@ from remesh.transparent.images.sums import compress, crc32
 
 _NUM_WRITERS: Final = 3
 _NUM_READERS: Final = 2
+_SPARE: Final[list[memoryview]] = []
+"""Buffers of `CHUNK_BYTES` that no writer has at the moment, at most one for each of a writer's threads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,11 +99,13 @@ class PageWriter:
         self._descriptor = -1
         self._is_finished = False
         self._threads: list[threading.Thread] = []
+        self._rooms: list[memoryview] = []  # of the threads
 
     def __enter__(self) -> PageWriter:
         self._descriptor = _open_new(self._path, direct=not self._compress)
         for number in range(_NUM_WRITERS):
-            arguments, name = (make_buffer(CHUNK_BYTES),), f"remesh-page-writer-{number}"
+            self._rooms.append(_SPARE.pop() if _SPARE else make_buffer(CHUNK_BYTES))
+            arguments, name = (self._rooms[-1],), f"remesh-page-writer-{number}"
             self._threads.append(threading.Thread(target=self._work, args=arguments, name=name, daemon=True))
             self._threads[-1].start()
         return self
@@ -109,6 +114,7 @@ class PageWriter:
         self._failure = self._failure or error
         self._end_threads()
         os.close(self._descriptor)
+        _SPARE.extend(self._rooms[: _NUM_WRITERS - len(_SPARE)])
 
     def save(self, memory: ProcessMemory, pages: PageSet) -> None:
         """Begin to copy pages out of a process, which stands still until `wait_until_read` is over.

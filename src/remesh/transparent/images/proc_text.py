@@ -77,15 +77,17 @@ class Descriptor:
 
 def parse_maps(text: str) -> list[Area]:
     """The areas of ``/proc/P/maps``, in order of address."""
-    areas = []
-    for line in text.splitlines():
-        match = _MAPS_LINE.fullmatch(line)
-        if match is None:
-            raise PeerError(f"reading a memory map: the line {line!r} is of no known form; report the kernel's version")
-        start, end, protection, offset, device, inode, path = match.groups()
-        path = path.replace("\\012", "\n")
-        areas.append(Area(int(start, 16), int(end, 16), protection, int(offset, 16), device, int(inode), path))
-    return areas
+    return list(map(_parse_area, text.splitlines()))
+
+
+@functools.lru_cache(4096)  # nearly all areas are what they were at the last look
+def _parse_area(line: str) -> Area:
+    match = _MAPS_LINE.fullmatch(line)
+    if match is None:
+        raise PeerError(f"reading a memory map: the line {line!r} is of no known form; report the kernel's version")
+    start, end, protection, offset, device, inode, path = match.groups()
+    path = path.replace("\\012", "\n")
+    return Area(int(start, 16), int(end, 16), protection, int(offset, 16), device, int(inode), path)
 
 
 def parse_fdinfo(number: int, link: str, text: str) -> Descriptor:

@@ -78,6 +78,20 @@ class PageSet:
         starts = array.array("Q", (self.starts[i] for i in [0, *breaks]))
         return PageSet(starts, array.array("Q", (self.ends[i - 1] for i in [*breaks, len(self)])))
 
+    def cut(self, addresses: Iterable[int]) -> PageSet:
+        """The same pages; no range reaches over one of these addresses.
+
+        >>> list(PageSet.of([(0, 8192), (12288, 16384)]).cut([4096, 12288]))
+        [PageRange(start=0, end=4096), PageRange(start=4096, end=8192), PageRange(start=12288, end=16384)]
+        """
+        starts, ends = self.starts[:], self.ends[:]
+        for address in addresses:
+            index = bisect.bisect_left(starts, address)  # of the first range that does not begin before it
+            if index and address < ends[index - 1]:
+                starts.insert(index, address)
+                ends.insert(index - 1, address)
+        return PageSet(starts, ends)
+
     def touching(self, start: int, end: int) -> tuple[int, int]:
         """The ranges that have addresses in ``[start, end)``: from this index, up to that one."""
         return bisect.bisect_right(self.ends, start), bisect.bisect_left(self.starts, end)

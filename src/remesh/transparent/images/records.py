@@ -32,7 +32,8 @@ def to_json(value: Any) -> Any:
     if type(value) in _PLAIN:
         return value
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {name: to_json(getattr(value, name)) for name in _field_names(type(value))}
+        names = _field_names(type(value))
+        return {name: field if type(field := getattr(value, name)) in _PLAIN else to_json(field) for name in names}
     if isinstance(value, bytes):
         return value.hex()
     if isinstance(value, enum.Enum):

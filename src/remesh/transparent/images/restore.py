@@ -85,7 +85,7 @@ def bring_back(image: StoredImage, policy: OpenFilePolicy) -> None:
     _check_machine(image, image.header.machine.xstate_bytes)
     if image.channel is not None:
         with open(CHANNEL_PATH, "r+b", buffering=0) as file:
-            file.write(image.channel)
+            file.write(image.channel.ljust(os.fstat(file.fileno()).st_size, b"\0"))
     open_files.cut_open_files(image, policy)
     leader = Tracee(_start_stub(image))
     try:

@@ -1,9 +1,9 @@
 """Which pages does an image of a frozen process hold? Found in two looks, so that writing can begin after the first.
 
-1. Anonymous memory: pages that were written since they were marked, or all of it for a full image and where there are
+1. Pages of private memory that were written since they were marked, or all of it for a full image and where there are
    no marks. They are the image's own, whatever the second look finds. With marks this costs what was written.
-2. While those are written: pages of mapped files, of which a program may have hundreds and has changed little, and all
-   anonymous pages that are there, as far as they decide what of older images can be seen.
+2. While those are written: all private pages that are there, as far as they decide what of older images can be seen,
+   and what is in the arena.
 """
 
 from __future__ import annotations
@@ -11,9 +11,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from remesh.transparent.images.increment import Split, split_pages
+from remesh.transparent.images.kinds import ARENA_PATH
 from remesh.transparent.images.layers import Layer
-from remesh.transparent.images.memory import PageMap
-from remesh.transparent.images.proc_text import Area, AreaKind
+from remesh.transparent.images.memory import PageMap, file_pages, private_spans
+from remesh.transparent.images.proc_text import Area
 from remesh.transparent.images.ranges import PageSet
 
 
@@ -23,17 +24,13 @@ class Scan:
     def __init__(self, pages: PageMap, areas: Sequence[Area], previous: Sequence[Layer] | None) -> None:
         """``previous`` has the layers of the image that the marks are relative to; None for a full image."""
         self._pages, self._previous = pages, previous
-        self._anonymous = [area for area in areas if area.kind is AreaKind.ANONYMOUS]
-        self._others = [area for area in areas if area.kind is not AreaKind.ANONYMOUS]
-        self._written = [None if previous is None else pages.written(area) for area in self._anonymous]
-        known = zip(self._anonymous, self._written, strict=True)
-        self._first = [pages.saved(area) if written is None else written for area, written in known]
-        self.first = PageSet.chain(self._first)
+        self._spans = private_spans(areas)
+        self._arena = [area for area in areas if area.path == ARENA_PATH]
+        self.first = PageSet.chain(map(pages.saved if previous is None else pages.written, self._spans))
         """Pages that the image holds itself in any case."""
 
     def split(self) -> Split:
         """The second look: all pages of the image."""
-        of_files = PageSet.chain(map(self._pages.saved, self._others))
-        known = zip(self._anonymous, self._written, self._first, strict=True)
-        saved = [first if written is None else self._pages.saved(area) for area, written, first in known]
-        return split_pages(self.first, PageSet.chain(saved), self._previous or ()).and_own(of_files)
+        saved = self.first if self._previous is None else PageSet.chain(map(self._pages.saved, self._spans))
+        of_arena = PageSet.chain(file_pages(self._pages.pid, area) for area in self._arena)
+        return split_pages(self.first, saved, self._previous or ()).and_own(of_arena)

@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 import shutil
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Self
@@ -16,7 +16,8 @@ from remesh.transparent.images import format as image_format
 from remesh.transparent.images.format import Ancestor, ChunksState, Header, Machine, Seal, StoredFile
 from remesh.transparent.images.records import to_json
 
-_NUM_FLUSHERS: Final = 4
+_FLUSHERS: Final = ThreadPoolExecutor(4, "remesh-flush")
+"""For all images: who starts a thread waits until it runs, which takes milliseconds where more is to run than cores."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +46,6 @@ class ImageFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._flushers = ThreadPoolExecutor(_NUM_FLUSHERS, "remesh-flush")
         self._written: dict[str, Future[StoredFile]] = {}
 
     def __enter__(self) -> Self:
@@ -53,22 +53,21 @@ class ImageFolder:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_rest: object) -> None:
-        self._flushers.shutdown()
+        wait(self._written.values())
         if kind is not None:
             shutil.rmtree(self.path, ignore_errors=True)
 
     def put(self, name: str, content: Any) -> None:
         """Begin to write a file: a record as JSON, bytes as they are."""
         data = content if isinstance(content, bytes) else _json_bytes(content)
-        self._written[name] = self._flushers.submit(_write_file, self.path / name, data)
+        self._written[name] = _FLUSHERS.submit(_write_file, self.path / name, data)
 
     def complete(self, origin: Origin, chunks: ChunksState) -> Completed:
         """Write the index of the chunks, whose file is there, and the header."""
-        pages_file = self._flushers.submit(flush, self.path / image_format.PAGES_FILE)
+        pages_file = self.path / image_format.PAGES_FILE
+        self._written[pages_file.name] = _FLUSHERS.submit(_flush_pages, pages_file, chunks.num_stored_bytes)
         self.put(image_format.CHUNKS_FILE, chunks)
         stored = {name: future.result() for name, future in self._written.items()}
-        stored[image_format.PAGES_FILE] = StoredFile(chunks.num_stored_bytes, "")
-        pages_file.result()
         header = Header(
             version=image_format.VERSION,
             pid=origin.pid,
@@ -106,6 +105,11 @@ def _write_file(path: Path, content: bytes) -> StoredFile:
             left = left[file.write(left) :]
         os.fsync(descriptor)
     return StoredFile(len(content), hashlib.sha256(content).hexdigest())
+
+
+def _flush_pages(path: Path, num_bytes: int) -> StoredFile:
+    flush(path)
+    return StoredFile(num_bytes, "")
 
 
 def flush(path: Path) -> None:

@@ -2,14 +2,14 @@
 
 1. The frozen process makes a userfaultfd (an injected call); this process takes a copy and the original is closed, so
    the program holds no descriptor of ours, and tracking ends with this process.
-2. Every area of anonymous memory is registered, and the pages that are there are write-protected: the *mark*. The first
-   write to such a page costs the program half a microsecond and takes the mark off; no fault is ever delivered.
+2. Private memory of which an image has pages is registered, and those are write-protected: the *mark*. The first write
+   to such a page costs the program half a microsecond and takes the mark off; no fault is ever delivered.
 3. At the next image the pages without a mark are the written ones. Areas mapped since have no marks: saved in full.
 4. Once its pages have been read, those without a mark get one, by the same scan that finds them; while the last ones
    are written. If that image fails after all, the next one is full.
 
-Pages that are not there get no mark: the kernel would show it as a page in swap. Changed pages of file mappings are
-not tracked, since dropping one (madvise) would leave such a mark behind; they are few, and saved each time.
+Pages that are not there get no mark: the kernel would show it as a page in swap. Dropping a marked page of a mapped
+file (madvise) leaves such a mark behind, so what looks like a page in swap there counts as written (`memory`).
 
 Marks are relative to one image, known by the digest of its header: an increment upon any other would be wrong, so it
 is not made. Source: Documentation/admin-guide/mm/pagemap.rst and userfaultfd.rst; Linux 6.7 or newer.
@@ -29,9 +29,9 @@ from remesh.transparent.images.format import Ancestor
 from remesh.transparent.images.frozen import Frozen
 from remesh.transparent.images.layers import Layer
 from remesh.transparent.images.linux import system_call
-from remesh.transparent.images.memory import PageMap
-from remesh.transparent.images.proc_text import AreaKind
+from remesh.transparent.images.memory import PageMap, private_spans
 from remesh.transparent.images.procfs import read_stat
+from remesh.transparent.images.ranges import PageSet
 
 _UFFDIO_API: Final = 0xC018AA3F
 _UFFDIO_REGISTER: Final = 0xC020AA00
@@ -72,22 +72,26 @@ def basis_of(pid: int, sha256: str) -> Basis | None:
     return basis if basis is not None and basis.sha256 == sha256 else None
 
 
-def set_marks(frozen: Frozen) -> str:
+def set_marks(frozen: Frozen, written: PageSet) -> str:
     """Mark the pages of a frozen process, all of which have been read, as unwritten from now on.
 
-    The marks are relative to no image until `keep_basis` names one: if that does not come to be, the next is a full
-    one. Returns why that is not possible on this machine, or "" when it was done.
+    ``written`` are those that have no mark yet, in order: nothing else changes while the process stands still, and
+    areas without any are saved whole the next time. The marks are relative to no image until `keep_basis` names one: if
+    that does not come to be, the next is a full one. Returns why it is not possible on this machine, or "" when it was
+    done.
     """
     key = _key(frozen.pid)
     try:
         descriptor = _TRACKED[key].descriptor if key in _TRACKED else _make_descriptor(frozen)
         _TRACKED[key] = _Tracking(descriptor, None)
         with PageMap(frozen.pid) as pages:
-            for area in frozen.areas:
-                if area.kind is AreaKind.ANONYMOUS:
-                    register = struct.pack("<4Q", area.start, area.num_bytes, _REGISTER_WP, 0)
-                    fcntl.ioctl(descriptor, _UFFDIO_REGISTER, bytearray(register))
-                    pages.mark(area)
+            for span in private_spans(frozen.areas):
+                first, last = written.touching(span.start, span.end)
+                if first == last:
+                    continue
+                register = struct.pack("<4Q", span.start, span.end - span.start, _REGISTER_WP, 0)
+                fcntl.ioctl(descriptor, _UFFDIO_REGISTER, bytearray(register))
+                pages.mark(span, written.starts[first], written.ends[last - 1])
     except OSError as error:
         forget(frozen.pid)
         return f"changed pages cannot be tracked here: {error.strerror}; Linux 6.7 with userfaultfd is needed"
