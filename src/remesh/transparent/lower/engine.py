@@ -24,7 +24,7 @@ from remesh.transparent.native import NATIVE
 
 _FUNCTIONS: Final = (
     *("Isend", "Test", "Start", "Ibarrier", "Ibcast", "Igather", "Iscatter", "Iallgather", "Ialltoall", "Ireduce"),
-    *("Iallreduce", "Iscan", "Iexscan", "Irecv"),
+    *("Iallreduce", "Iscan", "Iexscan", "Irecv", "Issend"),
 )
 """In the order of the engine."""
 
