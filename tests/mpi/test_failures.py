@@ -62,6 +62,32 @@ def test_a_rank_that_dies_ends_the_job_by_name_and_the_last_checkpoint_goes_on(j
     assert job.answer == _RING
 
 
+@pytest.mark.parametrize(("mpi", "network"), [("openmpi", "tcp"), ("mpich", "ofi"), ("impi", "tcp")])
+def test_a_rank_that_dies_while_long_messages_wait_for_receives_ends_the_job(job: Job, mpi: str, network: str) -> None:
+    job.create("unreceived", 1, 60.0, num_ranks=2)
+    ready_s: list[float] = []
+
+    def kill_later(coordinator: Coordinator) -> None:
+        if coordinator.all_ready:
+            ready_s.append(time.monotonic())
+            if ready_s[-1] - ready_s[0] > 1.0:
+                _kill(coordinator, 1)
+
+    failed = job.stay(Placement(mpi, network), watch=kill_later)
+    assert failed.outcome.state == "failed" and "rank 1 on host" in failed.outcome.cause
+
+
+@pytest.mark.parametrize(("mpi", "network"), [("openmpi", "tcp"), ("mpich", "ofi"), ("impi", "tcp")])
+def test_messages_that_are_never_received_do_not_keep_ranks_from_leaving(
+    job: Job, mpi: str, network: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """MPICH does not free a communicator while messages stand in it."""
+    job.create("abandoned", num_ranks=2)
+    ended = job.stay(Placement(mpi, network))
+    assert ended.outcome.state == "finished" and job.answer == "answer left", job.events
+    assert "rror" not in capfd.readouterr().err
+
+
 def test_a_rank_that_dies_while_images_are_written_leaves_the_checkpoint_before(job: Job) -> None:
     job.create("ring", 30, 0.1)
     take = stop_after(0.4, stop=False)

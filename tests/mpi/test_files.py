@@ -26,7 +26,8 @@ def _kill_after_a_checkpoint(path: Path) -> Watch:
     times_ns: list[int] = []
 
     def watch(coordinator: Coordinator) -> None:
-        take(coordinator)
+        if path.exists():
+            take(coordinator)
         if coordinator.last_checkpoint is None:
             return
         times_ns.append(path.stat().st_mtime_ns)

@@ -80,6 +80,22 @@ def test_arrays_that_both_halves_share_are_carried_by_a_chain_of_images(job: Job
     assert job.answer == "answer 18ac36963e49392b"
 
 
+@pytest.mark.parametrize("shared", ["0", "1"], ids=["plain", "shared"])
+def test_what_was_sent_ahead_and_not_received_is_received_under_another_mpi(job: Job, shared: str) -> None:
+    """Each stay is over TCP and stops while every rank has long messages that nobody has received."""
+    job.create("unreceived", 4, 1.0, num_ranks=2, REMESH_SHARED_ARRAYS=shared)
+    checkpoint, unreceived = None, 0
+    for mpi, network in (("openmpi", "tcp"), ("mpich", "ofi"), ("impi", "tcp")):
+        stopped = job.stay(Placement(mpi, network), checkpoint=checkpoint, watch=stop_after(0.5))
+        assert stopped.outcome.state == "stopped" and stopped.last_checkpoint is not None, job.events
+        unreceived += stopped.last_checkpoint["caught"].get("messages nobody had received", 0)
+        checkpoint = job.folder.checkpoint(None)
+    assert unreceived >= 16, "one stop at least is between the sends and the receives"
+    ended = job.stay(Placement("mpich", "ofi"), checkpoint=checkpoint)
+    assert ended.outcome.state == "finished", job.events
+    assert job.answer == "answer b69e3d6536a027e9"
+
+
 @pytest.mark.parametrize(
     ("program", "package", "steps", "answer"),
     [("walkers", "schwimmbad", 30, "answer 75d448d7b64c7afc"), ("executor", "mpipool", 200, "answer 552569090")],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ import pytest
 import remesh
 from remesh.errors import ConfigError
 from remesh.transparent.lower.wire import DIRECT_VARIABLE, PROBE_VARIABLE
-from remesh.transparent.mpis import KINDS, find_mpi
+from remesh.transparent.mpis import KINDS, Installation, find_mpi
 
 pytestmark = pytest.mark.mpi
 _HERE = Path(__file__).parent
@@ -27,11 +28,15 @@ _FLAGS = {
 _AS_ROOT = {f"{program}_ALLOW_RUN_AS_ROOT{suffix}": "1" for program in ("OMPI", "PRTE") for suffix in ("", "_CONFIRM")}
 
 
-def _run(kind: str, num_ranks: int, *command: str, **variables: str) -> subprocess.CompletedProcess[str]:
+def _installed(kind: str) -> Installation:
     try:
-        mpi = find_mpi(kind)
+        return find_mpi(kind)
     except ConfigError as error:
         pytest.skip(str(error))
+
+
+def _run(kind: str, num_ranks: int, *command: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    mpi = _installed(kind)
     source = str(Path(remesh.__file__).parents[1])
     environment = os.environ | _AS_ROOT | {"PYTHONPATH": source} | variables
     launch = [mpi.launcher, *_FLAGS[kind], "-n", str(num_ranks), mpi.python, *command]
@@ -126,3 +131,15 @@ def test_groups_of_sessions_become_communicators_while_the_lower_half_is_renewed
     assert len(plain) == 4
     renewed = _run("openmpi", 4, _ALONE, "--renew", "0.02", program, "40")
     assert _seen(renewed) == plain
+
+
+@pytest.mark.parametrize("other", [{}, {"REMESH_NATIVE": "ctypes"}], ids=["engine", "without-the-extension"])
+def test_what_nobody_receives_for_long_is_sent_ahead_again_and_again(other: dict[str, str]) -> None:
+    """Two ranks, one of which may be without an engine; the same program and answer as in test_restarts."""
+    command = [_ALONE, "--renew", "0.05", str(_HERE / "programs" / "unreceived.py"), "4", "0.3"]
+    variables = [f"{name}={value}" for name, value in (other | {"UPPER_PYTHON": sys.executable}).items()]
+    second = [":", "-n", "1", "env", *variables, _installed("mpich").python, *command]
+    done = _run("mpich", 1, *command, *second, UPPER_PYTHON=sys.executable)
+    assert "answer b69e3d6536a027e9" in done.stdout.splitlines()
+    found = re.search(r"renewed (\d+) times", done.stderr)
+    assert found is not None and int(found[1]) > 0

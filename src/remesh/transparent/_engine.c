@@ -128,7 +128,7 @@ static int take_watched(Engine *e, PyObject *addresses) {
 
 /* Whether something goes on only while MPI is asked. */
 static int is_busy(Engine *e) {
-    return e->singles || e->waits || e->num_watched || e->num_carries || e->num_streams || e->num_sending || e->num_running;
+    return e->singles || e->waits || e->num_watched || e->num_carries || e->num_sending || e->num_running || has_moving_stream(e);
 }
 
 /* Pass and rest until there is something for Python: 1, or not in time: 0, or -1 with an exception. */
@@ -250,6 +250,13 @@ static PyObject *engine_double(PyObject *self, PyObject *args) {
 static PyObject *engine_new_stream_tag(PyObject *self, PyObject *ignored) {
     (void)ignored;
     return PyLong_FromLong(new_stream_tag((Engine *)self));
+}
+
+/* give_up_ahead(): what has gone ahead counts no more, all ranks being about to leave. */
+static PyObject *engine_give_up_ahead(PyObject *self, PyObject *ignored) {
+    (void)ignored;
+    give_up_ahead((Engine *)self);
+    Py_RETURN_NONE;
 }
 
 static PyObject *list_of(const uint64_t *values, int count) {
@@ -463,6 +470,7 @@ static PyMethodDef engine_methods[] = {
     {"attach", engine_attach, METH_O, NULL},
     {"take", engine_take, METH_VARARGS, NULL},
     {"double", engine_double, METH_VARARGS, NULL},
+    {"give_up_ahead", engine_give_up_ahead, METH_NOARGS, NULL},
     {"new_stream_tag", engine_new_stream_tag, METH_NOARGS, NULL},
     {"release", engine_release, METH_NOARGS, NULL},
     {NULL, NULL, 0, NULL},

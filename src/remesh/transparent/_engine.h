@@ -8,7 +8,7 @@
 typedef uintptr_t Handle;
 enum {
     FN_ISEND, FN_TEST, FN_START, FN_BARRIER, FN_BCAST, FN_GATHER, FN_SCATTER, FN_ALLGATHER, FN_ALLTOALL, FN_REDUCE, FN_ALLREDUCE,
-    FN_SCAN, FN_EXSCAN, FN_IRECV, FN_REDUCE_LOCAL, NUM_FUNCTIONS
+    FN_SCAN, FN_EXSCAN, FN_IRECV, FN_REDUCE_LOCAL, FN_ISSEND, NUM_FUNCTIONS
 };
 /* Field ``kind`` of a collective: table.py's Kind. */
 enum {
@@ -16,7 +16,10 @@ enum {
     EXSCAN = 14
 };
 /* wire.py's What, as far as it is known here. */
-enum { MESSAGE = 0, ANNOUNCED = 1, WANTED = 2, TAKEN_THERE = 3, ANNOUNCED_WAITING = 6, HELPED = 7, ACCESS = 8, ACCESSED = 9, PART = 13 };
+enum {
+    MESSAGE = 0, ANNOUNCED = 1, WANTED = 2, TAKEN_THERE = 3, ANNOUNCED_WAITING = 6, HELPED = 7, ACCESS = 8, ACCESSED = 9,
+    PART = 13, ANNOUNCED_AHEAD = 14, ANNOUNCED_AHEAD_WHOLE = 15, DECLINED = 16, GIVEN_UP = 17
+};
 enum { ANYWHERE = 0, AT_SEAT = INT_MAX };
 enum { HEADER_BYTES = 48, STATUS_BYTES = 128 };
 enum { MAX_OPS = 32, MAX_TYPES = 64, MAX_WATCHED = 64, PIECES_IN_FLIGHT = 4 };
@@ -54,6 +57,8 @@ typedef struct {
     int peer, tag;
     int is_sending;
     int64_t total, piece_bytes, started, ended; /* bytes */
+    int64_t ahead, ahead_piece; /* bytes that go before they are wanted, on a tag of their own, and of a piece of them */
+    int ahead_tag, is_declined;
     Piece pieces[PIECES_IN_FLIGHT]; /* those under way begin at `first` */
     int first, count;
 } Stream;
@@ -94,7 +99,7 @@ typedef struct {
     size_t num_streams, room_streams, num_spare;
     char **spare;
     int64_t piece_bytes;
-    int next_stream;
+    int next_stream, next_ahead;
     _Alignas(16) char status[STATUS_BYTES];
     /* what half.py owns */
     PyObject *by_number, *posted, *arrived, *requests, *entered, *reals, *plans, *windows;
@@ -181,8 +186,28 @@ int carry_memory(Engine *e, uint64_t address, char *here, int64_t num_bytes, int
 
 /* _engine_streams.c. The first is for `bring`. */
 int stream_in(Engine *e, Request *request, const Arrived *message);
-int stream_out(Engine *e, int dest, Request *request, uint64_t tag, int64_t piece_bytes);
+/* What is wanted of a payload: all of it, or what follows the bytes that were sent ahead. */
+typedef struct {
+    int tag;
+    int64_t from, piece_bytes; /* bytes */
+} Wanted;
+int stream_out(Engine *e, int dest, Request *request, Wanted wanted);
 int new_stream_tag(Engine *e);
+/* A tag for what goes to a rank before it is wanted, or 0: it may not. */
+int new_ahead_tag(Engine *e, int dest);
+int is_ahead_tag(int tag);
+/* Bytes of each piece of what goes ahead, which is one piece where it stands in an arena. */
+int ahead_piece(const Engine *e, int is_whole);
+/* Hand it to MPI. */
+int stream_ahead(Engine *e, Request *request, int tag);
+/* Of a message that no receive has: what comes ahead shall be thrown away, and all of it asked for later. */
+int decline(Engine *e, Arrived *message);
+/* The receiver has declined what went ahead with this request. */
+int hear_declined(Engine *e, int dest, const Request *request);
+/* What has gone ahead counts no more: its receivers throw it away. */
+void give_up_ahead(Engine *e);
+/* Whether one moves on now, and not only when a receive matches. */
+int has_moving_stream(const Engine *e);
 /* Whether its oldest piece is over. */
 int look_at_stream(Engine *e, Stream *one);
 /* Move all of them on; whether anything was done. */

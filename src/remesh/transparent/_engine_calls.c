@@ -21,11 +21,14 @@ static Request *announce(Engine *e, const char *call) {
     request->tag = read_i32(call + 14);
     request->num_bytes = read_i64(call + 18);
     request->address = read_u64(call + 26);
-    uint64_t pid = e->neighbours[request->peer] ? (uint32_t)e->upper_pid : 0;
+    int ahead = new_ahead_tag(e, request->peer);
+    uint64_t pid = e->neighbours[request->peer] ? (uint32_t)e->upper_pid : (uint32_t)ahead;
     uint64_t what = call[1] & FLAG_BLOCKING ? ANNOUNCED_WAITING : ANNOUNCED;
+    if (ahead) what = in_arena(e, request->address, request->num_bytes) ? ANNOUNCED_AHEAD_WHOLE : ANNOUNCED_AHEAD;
     uint64_t fields[7] = {
         request->comm, (uint32_t)request->tag, what, request->number, (uint64_t)request->num_bytes, pid, request->address};
-    return send_wire(e, request->peer, fields, NULL, 0) ? NULL : request;
+    if (send_wire(e, request->peer, fields, NULL, 0)) return NULL;
+    return ahead && stream_ahead(e, request, ahead) ? NULL : request;
 }
 
 /* Whether a send is a long one to another rank. */

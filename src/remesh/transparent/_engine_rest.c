@@ -121,7 +121,7 @@ static void rest_without_caller(Engine *e, int expecting, int64_t now, int64_t d
 void rest(Engine *e, int is_waiting, int expecting, int64_t deadline_us) {
     int64_t now = now_us();
     if (e->idle_since_us == 0) e->idle_since_us = now;
-    if (e->num_watched || e->num_streams) leave_program(e);
+    if (e->num_watched || has_moving_stream(e) || (is_waiting && e->num_streams)) leave_program(e);
     if (!is_waiting) {
         rest_without_caller(e, expecting, now, deadline_us);
         return;
@@ -132,7 +132,7 @@ void rest(Engine *e, int is_waiting, int expecting, int64_t deadline_us) {
         if (now >= deadline_us || atomic_load(&e->woken)) return;
         int64_t idle = now - e->idle_since_us;
         /* A stream moves on only while MPI is asked. */
-        if (idle > e->patient_us && !e->num_watched && !e->num_streams) {
+        if (idle > e->patient_us && !e->num_watched && !has_moving_stream(e)) {
             int64_t longest = e->shortest_us + (idle - e->patient_us) / 4;
             sleep_at_bell(e, longest < e->longest_us ? longest : e->longest_us);
         } else if (idle > e->eager_us) {

@@ -7,16 +7,61 @@
  * A piece is copied between the program and a buffer of ours while others are on their way; where the program's buffer
  * is shared with us MPI works on it in place. transfers.py says what the words mean, and does what this leaves: payloads
  * of unknown size, or longer than their buffer. A stream that has begun ends also while closed.
+ *
+ * The first bytes, as many as a piece has, do not wait to be wanted, which saves a round trip: they go ahead, on a tag of
+ * the sender's, and MPI moves them as soon as the receiver, where a receive has matched, asks MPI for them. What follows
+ * them is WANTED. They go in halves, one copied while the other is on its way, or as one where nothing is copied.
+ *
+ *     sender    ANNOUNCED_AHEAD ──────>  matches a receive
+ *               two pieces ───────────>
+ *               stream   <────────────  WANTED (as above, and from which byte on), if there is more
+ *
+ * These sends are synchronous (MPI 4.1, section 3.4): they end when a receive has matched, whatever MPI has copied before.
+ * Until then the payload is the program's, and part of its image. When ranks close, nothing may stay in MPI:
+ *
+ *     sender    notes that its end will mean nothing  <──────  DECLINED
+ *               GIVEN_UP ─────────────>  takes it from MPI, and throws it away
+ *
+ * and then the message is announced, and no more, on both sides. The answer must come first: a receive that is posted
+ * before it could end the send while it still counts.
  */
 #include "_engine.h"
 #include <stdlib.h>
 
-enum { MOST_SPARE = 8, NUM_STREAM_TAGS = 30000, LARGEST_PIECE_BYTES = 1 << 28 };
+enum { MOST_SPARE = 8, NUM_STREAM_TAGS = 15000, LARGEST_PIECE_BYTES = 1 << 28 };
+/* Payloads that a rank sends ahead at a time: MPI may hold some of each for whoever does not receive. */
+enum { MOST_AHEAD = 4 };
 
 int new_stream_tag(Engine *e) {
     /* MPI promises tags up to 32767; 0 is that of wire messages. */
     e->next_stream = (e->next_stream + 1) % NUM_STREAM_TAGS;
     return 1 + e->next_stream;
+}
+
+/* Tags of senders follow those of receivers. */
+int is_ahead_tag(int tag) { return tag > NUM_STREAM_TAGS && tag <= 2 * NUM_STREAM_TAGS; }
+
+/* Whether of a payload only what went ahead has been sent, and nothing more is wanted yet. */
+static int is_only_ahead(const Stream *one) { return one->is_sending && one->ahead && one->total == one->ahead; }
+
+int new_ahead_tag(Engine *e, int dest) {
+    int count = 0;
+    for (size_t i = 0; i < e->num_streams; i++) count += is_only_ahead(&e->streams[i]);
+    if (e->neighbours[dest] || count >= MOST_AHEAD) return 0;
+    int tag, is_taken;
+    do {
+        e->next_ahead = (e->next_ahead + 1) % NUM_STREAM_TAGS;
+        tag = 1 + NUM_STREAM_TAGS + e->next_ahead;
+        is_taken = 0;
+        for (size_t i = 0; i < e->num_streams; i++) is_taken |= e->streams[i].ahead_tag == tag;
+    } while (is_taken);
+    return tag;
+}
+
+int has_moving_stream(const Engine *e) {
+    for (size_t i = 0; i < e->num_streams; i++)
+        if (!is_only_ahead(&e->streams[i])) return 1;
+    return 0;
 }
 
 /* Fresh buffers cost page faults, so used ones are kept. */
@@ -44,6 +89,13 @@ static Stream *push_stream(Engine *e, Request *request, int64_t total, int64_t p
     return one;
 }
 
+/* How much of a payload goes ahead. */
+static int64_t bytes_ahead(const Engine *e, int64_t num_bytes) {
+    return num_bytes < e->piece_bytes ? num_bytes : e->piece_bytes;
+}
+
+int ahead_piece(const Engine *e, int is_whole) { return (int)(is_whole ? e->piece_bytes : e->piece_bytes / 2); }
+
 int stream_in(Engine *e, Request *request, const Arrived *message) {
     int64_t num_bytes = message->num_bytes;
     /* All arenas have the same addresses: between two of them the payload is one message of MPI's. */
@@ -51,38 +103,62 @@ int stream_in(Engine *e, Request *request, const Arrived *message) {
     Stream *one = push_stream(e, request, num_bytes, is_shared ? LARGEST_PIECE_BYTES : e->piece_bytes);
     if (one == NULL) return -1;
     one->peer = message->source;
+    one->ahead_tag = message->ahead;
+    one->ahead = message->ahead ? bytes_ahead(e, num_bytes) : 0;
+    one->ahead_piece = message->ahead_piece;
+    if (one->ahead == num_bytes) return 0;
     one->tag = new_stream_tag(e);
-    uint64_t fields[7] = {
-        request->comm, 0, WANTED, message->sender_request, (uint64_t)one->tag, 0, (uint64_t)one->piece_bytes};
+    uint64_t fields[7] = {request->comm, (uint64_t)one->ahead, WANTED, message->sender_request, (uint64_t)one->tag, 0,
+                          (uint64_t)one->piece_bytes};
     return send_wire(e, one->peer, fields, NULL, 0);
 }
 
-int stream_out(Engine *e, int dest, Request *request, uint64_t tag, int64_t piece_bytes) {
-    int is_whole = in_arena(e, request->address, request->num_bytes) != NULL;
-    if (piece_bytes <= 0 || piece_bytes > LARGEST_PIECE_BYTES || (piece_bytes > e->piece_bytes && !is_whole))
-        return PyErr_Format(PyExc_ValueError, "rank %d wants pieces of %lld bytes", dest, (long long)piece_bytes), -1;
-    Stream *one = push_stream(e, request, request->num_bytes, piece_bytes);
-    if (one == NULL) return -1;
+/* The stream of what went ahead with a request and is not followed by what is wanted. */
+static Stream *find_ahead(Engine *e, const Request *request) {
+    for (size_t i = 0; i < e->num_streams; i++) {
+        Stream *one = &e->streams[i];
+        if (one->request == request && is_only_ahead(one)) return one;
+    }
+    return NULL;
+}
+
+int stream_out(Engine *e, int dest, Request *request, Wanted wanted) {
+    int64_t most = in_arena(e, request->address, request->num_bytes) != NULL ? LARGEST_PIECE_BYTES : e->piece_bytes;
+    if (wanted.piece_bytes <= 0 || wanted.piece_bytes > most)
+        return PyErr_Format(PyExc_ValueError, "rank %d wants pieces of %lld bytes, expected 1 to %lld", dest,
+                            (long long)wanted.piece_bytes, (long long)most), -1;
+    Stream *one = find_ahead(e, request);
+    if (one != NULL && one->is_declined) one = NULL;
+    int64_t ahead = one == NULL ? 0 : one->ahead;
+    if (wanted.from != ahead || ahead == request->num_bytes)
+        return PyErr_Format(PyExc_ValueError, "rank %d wants bytes from %lld on, and %lld of %lld were sent ahead", dest,
+                            (long long)wanted.from, (long long)ahead, (long long)request->num_bytes), -1;
+    if (one == NULL && (one = push_stream(e, request, 0, 0)) == NULL) return -1;
     one->is_sending = 1;
     one->peer = dest;
-    one->tag = (int)tag;
+    one->tag = wanted.tag;
+    one->total = request->num_bytes;
+    one->piece_bytes = wanted.piece_bytes;
     return 0;
 }
 
 /* Hand the next piece to MPI. */
 static int start_piece(Engine *e, Stream *one) {
     Piece *piece = &one->pieces[(one->first + one->count) % PIECES_IN_FLIGHT];
-    int64_t left = one->total - one->started;
+    int is_ahead = one->started < one->ahead;
+    int64_t left = (is_ahead ? one->ahead : one->total) - one->started;
+    int64_t most = is_ahead ? one->ahead_piece : one->piece_bytes;
     memset(piece, 0, sizeof *piece);
-    piece->num_bytes = left < one->piece_bytes ? left : one->piece_bytes;
+    piece->num_bytes = left < most ? left : most;
     uint64_t address = one->request->address + (uint64_t)one->started;
     char *place = in_arena(e, address, piece->num_bytes);
     if (place == NULL) {
         if ((place = piece->buffer = borrow(e)) == NULL) return PyErr_NoMemory(), -1;
         if (one->is_sending && carry_memory(e, address, place, piece->num_bytes, 0)) return -1;
     }
-    int (*start)(void *, int, Handle, int, int, Handle, uint64_t *) = e->function[one->is_sending ? FN_ISEND : FN_IRECV];
-    int code = start(place, (int)piece->num_bytes, e->byte, one->peer, one->tag, e->comm, &piece->real);
+    int which = !one->is_sending ? FN_IRECV : is_ahead ? FN_ISSEND : FN_ISEND, tag = is_ahead ? one->ahead_tag : one->tag;
+    int (*start)(void *, int, Handle, int, int, Handle, uint64_t *) = e->function[which];
+    int code = start(place, (int)piece->num_bytes, e->byte, one->peer, tag, e->comm, &piece->real);
     if (code) return mpi_failed(one->is_sending ? "sending a piece" : "receiving a piece", code);
     one->started += piece->num_bytes;
     one->count++;
@@ -101,6 +177,46 @@ static int end_piece(Engine *e, Stream *one) {
     return 0;
 }
 
+int stream_ahead(Engine *e, Request *request, int tag) {
+    int64_t ahead = bytes_ahead(e, request->num_bytes);
+    Stream *one = push_stream(e, request, ahead, ahead);
+    if (one == NULL) return -1;
+    /* Two halves that copy on one core would take turns. */
+    leave_program(e);
+    one->is_sending = 1;
+    one->peer = request->peer;
+    one->ahead = ahead;
+    one->ahead_tag = tag;
+    one->ahead_piece = ahead_piece(e, in_arena(e, request->address, request->num_bytes) != NULL);
+    while (one->started < ahead) {
+        if (start_piece(e, one)) return -1;
+        /* MPI may move the one before the next is copied. */
+        look_at_stream(e, one);
+    }
+    return 0;
+}
+
+int decline(Engine *e, Arrived *message) {
+    uint64_t fields[7] = {message->comm, 0, DECLINED, message->sender_request, (uint64_t)message->ahead, 0, 0};
+    message->ahead = 0;
+    return send_wire(e, message->source, fields, NULL, 0);
+}
+
+int hear_declined(Engine *e, int dest, const Request *request) {
+    Stream *one = find_ahead(e, request);
+    if (one == NULL || one->peer != dest)
+        return PyErr_Format(PyExc_ValueError, "rank %d declines what was not sent ahead to it", dest), -1;
+    one->is_declined = 1;
+    uint64_t fields[7] = {
+        request->comm, (uint64_t)one->ahead_piece, GIVEN_UP, 0, (uint64_t)one->ahead_tag, 0, (uint64_t)one->ahead};
+    return send_wire(e, dest, fields, NULL, 0);
+}
+
+void give_up_ahead(Engine *e) {
+    for (size_t i = 0; i < e->num_streams; i++)
+        if (is_only_ahead(&e->streams[i])) e->streams[i].is_declined = 1;
+}
+
 int look_at_stream(Engine *e, Stream *one) {
     int (*test)(uint64_t *, int *, void *) = e->function[FN_TEST];
     if (one->count == 0) return 0;
@@ -110,6 +226,12 @@ int look_at_stream(Engine *e, Stream *one) {
         if (code) e->mpi_problem = code;
     }
     return piece->over;
+}
+
+/* Whether all of it has been moved; what went ahead of more waits for that to be wanted. */
+static int is_at_end(const Stream *one) {
+    int is_all = !one->is_sending || one->is_declined || one->total == one->request->num_bytes;
+    return is_all && one->ended == one->total;
 }
 
 int stream_on(Engine *e) {
@@ -127,13 +249,13 @@ int stream_on(Engine *e) {
             progress = 1;
             if (start_piece(e, one)) return -1;
         }
-        if (one->ended < one->total) {
+        if (!is_at_end(one)) {
             e->streams[kept++] = *one;
             continue;
         }
         progress = 1;
         one->request->written = !one->is_sending;
-        int failed = complete(e, one->request);
+        int failed = one->is_declined ? 0 : complete(e, one->request);
         Py_DECREF((PyObject *)one->request);
         if (failed) return -1;
     }

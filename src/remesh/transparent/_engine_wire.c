@@ -41,6 +41,17 @@ int send_wire(Engine *e, int dest, const uint64_t fields[7], const char *payload
 
 /* ---- in ---- */
 
+/* While closed nothing matches, and MPI must not be left with what nobody takes. */
+static int take_note_of_ahead(Engine *e, Arrived *message, int tag, int is_whole) {
+    if (!is_ahead_tag(tag) || message->num_bytes <= 0)
+        return PyErr_Format(PyExc_ValueError, "rank %d sends %lld bytes ahead with tag %d, which is not one for that",
+                            message->source, (long long)message->num_bytes, tag), -1;
+    message->pid = 0;
+    message->ahead = tag;
+    message->ahead_piece = ahead_piece(e, is_whole);
+    return e->closed ? decline(e, message) : 0;
+}
+
 /* A payload of another rank's waits for a receive. */
 static int hear_announced(Engine *e, const Header *header) {
     Arrived *message = new_arrived();
@@ -53,7 +64,8 @@ static int hear_announced(Engine *e, const Header *header) {
     message->pid = e->neighbours[header->source] ? header->pid : 0;
     message->address = header->address;
     message->waits = header->what == ANNOUNCED_WAITING;
-    int failed = arrive(e, message);
+    int is_whole = header->what == ANNOUNCED_AHEAD_WHOLE, is_ahead = is_whole || header->what == ANNOUNCED_AHEAD;
+    int failed = (is_ahead && take_note_of_ahead(e, message, header->pid, is_whole)) || arrive(e, message) ? -1 : 0;
     Py_DECREF((PyObject *)message);
     return failed;
 }
@@ -78,6 +90,8 @@ static int hear(Engine *e, const Header *header, const char *payload) {
         return arrive_short(e, header->comm, header->source, header->tag, payload, (int64_t)header->num_bytes);
     case ANNOUNCED:
     case ANNOUNCED_WAITING:
+    case ANNOUNCED_AHEAD:
+    case ANNOUNCED_AHEAD_WHOLE:
         return hear_announced(e, header);
     case TAKEN_THERE:
         request = find_request(e, header->request);
@@ -85,8 +99,13 @@ static int hear(Engine *e, const Header *header, const char *payload) {
     case WANTED:
         request = find_request(e, header->request);
         if (request == NULL) return leave_to_python(e, header, payload);
-        if (!header->pid) return stream_out(e, header->source, request, header->num_bytes, (int64_t)header->address);
-        return help_directly(e, header->source, request, header->num_bytes, header->pid, header->address);
+        if (header->pid)
+            return help_directly(e, header->source, request, header->num_bytes, header->pid, header->address);
+        return stream_out(
+            e, header->source, request, (Wanted){(int)header->num_bytes, header->tag, (int64_t)header->address});
+    case DECLINED:
+        request = find_request(e, header->request);
+        return request == NULL ? leave_to_python(e, header, payload) : hear_declined(e, header->source, request);
     case HELPED:
         return hear_helped(e, header->request, header->num_bytes != 0) ? 0 : leave_to_python(e, header, payload);
     case PART:

@@ -43,6 +43,8 @@ static PyMemberDef arrived_members[] = {
     {"pid", T_INT, offsetof(Arrived, pid), 0, NULL},
     {"address", T_ULONGLONG, offsetof(Arrived, address), 0, NULL},
     {"waits", T_BOOL, offsetof(Arrived, waits), 0, NULL},
+    {"ahead", T_INT, offsetof(Arrived, ahead), 0, NULL},
+    {"ahead_piece", T_INT, offsetof(Arrived, ahead_piece), 0, NULL},
     {NULL, 0, 0, 0, NULL},
 };
 

@@ -36,6 +36,7 @@ typedef struct {
     int pid;
     uint64_t address;
     char waits;
+    int ahead, ahead_piece;
 } Arrived;
 
 /* New records with the defaults of their fields; the caller fills them in. NULL with an exception. */

@@ -111,7 +111,7 @@ class _InC:
         posted, arrived = Matching().queues
         self._engine = NATIVE.Engine(
             Setup(
-                base=self._channel.base, functions=(isend, test, start, *[0] * 11, reduce), comm=1, byte=2, ops=(3,),
+                base=self._channel.base, functions=(isend, test, start, *[0] * 11, reduce, 0), comm=1, byte=2, ops=(3,),
                 types=(4,), extents=(8,), rank=rank, size=size, frame_request=ctypes.addressof(self._handle),
                 frame=NATIVE.address_of(self._frame), by_number=self.requests.by_number, posted=posted, arrived=arrived,
                 requests=self.requests, entered={}, reals={}, plans={_COMM: self._plan}, windows={},

@@ -60,7 +60,9 @@ def test_every_communicator_is_made_though_each_blocks_until_all_its_members_hav
 
 
 def test_of_communicators_that_are_freed_those_that_were_used_last_are_remembered() -> None:
-    collectives = Collectives(MagicMock(), MagicMock(), MagicMock(), MagicMock(), MagicMock())
+    mpi, control, world, requests, wire, memory = (MagicMock(rank=0) for _ in range(6))
+    control.Get_size.return_value = 2
+    collectives = Collectives(mpi, control, world, requests, wire, memory)
     for number in range(1, 301):
         collectives.add(number, (0, 1))
         collectives.entered[number] = number % 3

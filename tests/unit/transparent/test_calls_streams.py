@@ -15,7 +15,7 @@ from remesh.transparent.lower import streams
 from remesh.transparent.lower.memory import UpperMemory
 from remesh.transparent.lower.requests import Request, Requests
 from remesh.transparent.lower.transfers import Transfers
-from remesh.transparent.lower.wire import PIECE_BYTES
+from remesh.transparent.lower.wire import PIECE_BYTES, Ahead, What
 from remesh.transparent.native import NATIVE
 
 
@@ -174,3 +174,112 @@ def test_long_payloads_are_carried_in_turns(monkeypatch: pytest.MonkeyPatch) -> 
     source, target = bytearray(os.urandom(1 << 20)), bytearray(1 << 20)
     assert _carry(sender, receiver, source, target, waits=True).done
     assert target == source
+
+
+_AHEAD_TAG = 15_001
+
+
+class _SenderAhead:
+    """Rank 0 as an engine is: a piece's worth of each payload goes with its announcement."""
+
+    def __init__(self, wire: Any, source: bytearray, *, is_whole: bool) -> None:
+        self._wire, self._source = wire, memoryview(source)
+        num_bytes, piece_bytes = len(source), PIECE_BYTES if is_whole else PIECE_BYTES // 2
+        self._ahead: Ahead | None = Ahead(0, _AHEAD_TAG, min(num_bytes, PIECE_BYTES), piece_bytes)
+        self.wanted_from: list[int] = []
+        wire.on_message = self._on_message
+        what = What.ANNOUNCED_AHEAD_WHOLE if is_whole else What.ANNOUNCED_AHEAD
+        wire.send(1, (7, 3, what, 1, num_bytes, _AHEAD_TAG, NATIVE.address_of(source)))
+        self.pieces = [wire.send_piece(1, _AHEAD_TAG, piece) for piece in self._cut(0, num_bytes, self._ahead)]
+
+    def _cut(self, start: int, end: int, ahead: Ahead) -> list[memoryview]:
+        ends = [start + sum(ahead.pieces[: index + 1]) for index in range(len(ahead.pieces))]
+        return [self._source[one:other] for one, other in zip([start, *ends], ends, strict=False)]
+
+    def _on_message(self, source: int, fields: tuple[Any, ...], payload: bytes) -> None:
+        comm, start, what, request, tag, _, piece_bytes = fields
+        assert (comm, request) == (7, 1)
+        if what == What.DECLINED:
+            assert self._ahead is not None
+            ahead, self._ahead = self._ahead, None
+            self._wire.send(1, (7, ahead.piece_bytes, What.GIVEN_UP, 0, ahead.tag, 0, ahead.num_bytes))
+            return
+        assert what == What.WANTED and start == (0 if self._ahead is None else self._ahead.num_bytes)
+        self.wanted_from.append(start)
+        for at in range(start, len(self._source), piece_bytes):
+            self.pieces.append(self._wire.send_piece(1, tag, self._source[at : at + piece_bytes]))
+
+
+@given(
+    num_bytes=st.sampled_from([40_000, PIECE_BYTES // 2 + 1, PIECE_BYTES, (1 << 20) + 7, 3 << 20]),
+    room=st.sampled_from([None, "short", "same", "more"]),
+    is_whole=st.booleans(),
+    shared=st.booleans(),
+    order=st.sampled_from(["receive first", "announced first", "closed, then receive", "closed before it came"]),
+)
+@settings(deadline=None, max_examples=80)
+def test_what_came_ahead_is_the_beginning_of_the_payload_unless_ranks_closed(
+    num_bytes: int, room: str | None, is_whole: bool, shared: bool, order: str
+) -> None:
+    source = bytearray(os.urandom(num_bytes))
+    capacity = {None: 0, "short": num_bytes - 9_999, "same": num_bytes, "more": num_bytes + 50}[room]
+    target = bytearray(b"\xaa") * (capacity + 4096)
+    sender, receiver = _pair(near=False)
+    receiver.memory.arena = _Arena(source, target) if shared and is_whole else None  # type: ignore[assignment]
+    place = (PARCEL, 0) if room is None else (capacity, NATIVE.address_of(target))
+    wires: Any = (sender.wire, receiver.wire)
+
+    def turn() -> None:
+        for _ in range(20):
+            wires[1].deliver()
+            receiver.poll()
+            wires[0].deliver()
+
+    request = receiver.receive(7, 0, 3, *place) if order in ("receive first", "closed before it came") else None
+    if order == "closed before it came":
+        receiver.close()
+    ahead = _SenderAhead(wires[0], source, is_whole=is_whole)
+    turn()
+    if order == "closed, then receive":
+        receiver.close()
+        turn()
+    if "closed" in order:
+        assert all(piece.over for piece in ahead.pieces) and not receiver.streaming, "nothing stays in MPI"
+        assert not any(message.ahead for message in receiver.matching.arrived)
+        receiver.open()
+    if request is None:
+        request = receiver.receive(7, 0, 3, *place)
+    turn()
+    assert request.done and bool(request.error) == (room == "short") and not receiver.streaming
+    landed, length = (request.payload, num_bytes) if room is None else (target, min(num_bytes, capacity))
+    assert landed is not None and landed[:length] == source[:length]
+    assert room is None or target[length:] == b"\xaa" * (len(target) - length)
+    assert ahead.wanted_from == ([0] if "closed" in order else [PIECE_BYTES] if num_bytes > PIECE_BYTES else [])
+
+
+def test_what_leaving_programs_have_not_received_is_taken_from_mpi_without_a_word() -> None:
+    sender, receiver = _pair(near=False)
+    wires: Any = (sender.wire, receiver.wire)
+    ahead = _SenderAhead(wires[0], bytearray(PIECE_BYTES), is_whole=False)
+    wires[1].deliver()
+    receiver.discard_ahead()
+    while receiver.poll() or receiver.streaming:
+        pass
+    assert all(piece.over for piece in ahead.pieces) and not wires[0].coming
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        (7, 3, What.ANNOUNCED_AHEAD, 1, 40_000, 15_000, 0),
+        (7, 3, What.GIVEN_UP, 0, 40_000, 1, 0),
+        (7, 9, What.WANTED, 1, 5, 0, PIECE_BYTES),
+        (7, 0, What.DECLINED, 1, _AHEAD_TAG, 0, 0),
+    ],
+    ids=["tag", "given-up", "wanted", "declined"],
+)
+def test_a_rank_without_an_engine_refuses_what_does_not_fit(fields: tuple[int, ...]) -> None:
+    half, _ = _pair(near=False)
+    half.send_announced(7, 1, 3, 0, 40_000, blocking=False)
+    with pytest.raises(ValueError, match="run one version of remesh"):
+        half.on_message(1, fields, b"")

@@ -25,7 +25,7 @@ from remesh.transparent.native import NATIVE
 
 _FUNCTIONS: Final = (
     *("Isend", "Test", "Start", "Ibarrier", "Ibcast", "Igather", "Iscatter", "Iallgather", "Ialltoall", "Ireduce"),
-    *("Iallreduce", "Iscan", "Iexscan", "Irecv", "Reduce_local"),
+    *("Iallreduce", "Iscan", "Iexscan", "Irecv", "Reduce_local", "Issend"),
 )
 """In the order of the engine."""
 

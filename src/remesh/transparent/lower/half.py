@@ -20,7 +20,7 @@ import os
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, Final, Self
 
 from remesh.comm.status import Activity
 from remesh.transparent.arena import Arena
@@ -37,6 +37,9 @@ from remesh.transparent.lower.serving import Serving, Wait
 from remesh.transparent.lower.transfers import MAX_WATCHED, Transfers
 from remesh.transparent.lower.windows import Windows
 from remesh.transparent.lower.wire import Wire
+
+_LAST_PIECES_S: Final = 2.0
+"""For pieces between ranks that both leave; who waits longer for one has lost its peer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -343,7 +346,8 @@ class LowerHalf:
 
         Nothing is answered and nothing written to the upper half's memory once :meth:`quiet` is true.
         """
-        self._closed = self._transfers.closed = True
+        self._closed = True
+        self._transfers.close()
         self._tell_engine()
 
     def open(self) -> None:
@@ -361,9 +365,10 @@ class LowerHalf:
     def quiet(self) -> bool:
         """Whether nothing of ours is on its way: no collective entered, every send handed over, no transfer open.
 
-        After :meth:`close`, accesses of other ranks to a window of this one are still carried out and answered; apart
-        from those, once true it stays true, and ``counters().sent`` no longer changes. Messages may arrive. It is
-        false for an instant when the program asks to use a file, which it may not before :meth:`open`.
+        After :meth:`close`, accesses of other ranks to a window of this one are still carried out and answered, and
+        what they sent ahead is given back; apart from those, once true it stays true, and ``counters().sent`` no
+        longer changes. Messages may arrive. It is false for an instant when the program asks to use a file, which it
+        may not before :meth:`open`.
         """
         under_way = self._transfers.streaming or self._windows.is_busy or self._inside() or self._channel.in_file
         return self._wire.handed_over and not under_way
@@ -410,6 +415,7 @@ class LowerHalf:
 
     def release(self) -> None:
         """Give everything back to MPI, so that it can be finalised. All ranks call this."""
+        self._take_last_pieces()
         self._collectives.release()
         self._wire.release()
         if self._engine is not None:
@@ -417,6 +423,17 @@ class LowerHalf:
             self._engine = self._wire.engine = None
         for comm in self._comms:
             comm.Free()
+
+    def _take_last_pieces(self) -> None:
+        """What the program left without a receive: MPI does not give up a communicator that has messages."""
+        self._transfers.discard_ahead()
+        if self._engine is not None:
+            self._engine.give_up_ahead()
+        self._closed = True
+        self._tell_engine()
+        end_s = time.monotonic() + _LAST_PIECES_S
+        while self._transfers.streaming and time.monotonic() < end_s:
+            self._step()
 
 
 def _describe(mpi: Any) -> dict[str, Any]:

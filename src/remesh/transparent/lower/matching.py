@@ -29,6 +29,8 @@ class Arrived:
     pid: int = 0  # as all ranks of this host see it; 0 for a rank elsewhere
     address: int = 0
     waits: bool = False  # the sender's program does nothing else meanwhile
+    ahead: int = 0  # tag of the stream with its first bytes, which are on their way; 0: nothing is
+    ahead_piece: int = 0  # bytes of each piece of that
 
 
 @dataclass(slots=True)

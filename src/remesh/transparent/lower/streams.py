@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from remesh.transparent.calls.table import PARCEL
 from remesh.transparent.lower.matching import Arrived
 from remesh.transparent.lower.requests import Request
-from remesh.transparent.lower.wire import What
+from remesh.transparent.lower.wire import Ahead, What
 
 if TYPE_CHECKING:
     from remesh.transparent.lower.transfers import Transfers
@@ -74,15 +74,23 @@ class Outgoing(_InPieces):
 class Incoming(_InPieces):
     """A stream from a sender: into the receiver's buffer as far as that reaches, or into a parcel."""
 
-    def __init__(self, transfers: Transfers, request: Request, tag: int, piece_bytes: int) -> None:
+    def __init__(
+        self, transfers: Transfers, request: Request, tag: int, piece_bytes: int, ahead: Ahead | None = None
+    ) -> None:
+        """``ahead``: what comes unasked, with its own tag."""
         super().__init__(transfers, request, tag, piece_bytes)
         self._asked = 0
+        self._ahead = ahead
+        self._ahead_pieces = deque(ahead.pieces if ahead is not None else ())
         if request.num_bytes == PARCEL:
             request.payload = bytearray(request.message_bytes)
 
     def _ask(self) -> None:
         request, memory, wire = self._request, self._transfers.memory, self._transfers.wire
-        num_bytes = min(self._piece_bytes, request.message_bytes - self._asked)
+        if self._ahead is not None and self._ahead_pieces:
+            tag, num_bytes = self._ahead.tag, self._ahead_pieces.popleft()
+        else:
+            tag, num_bytes = self._tag, min(self._piece_bytes, request.message_bytes - self._asked)
         buffer: bytearray | None = None
         view = self._transfers.place_of(request, self._asked, num_bytes)
         if isinstance(request.payload, bytearray):
@@ -91,7 +99,7 @@ class Incoming(_InPieces):
             buffer = memory.borrow()
             view = memoryview(buffer)[:num_bytes]
         self._asked += num_bytes
-        self._in_flight.append((wire.receive_piece(request.source, self._tag, view), view, buffer))
+        self._in_flight.append((wire.receive_piece(request.source, tag, view), view, buffer))
 
     def poll(self) -> bool:
         request, memory = self._request, self._transfers.memory
@@ -112,6 +120,33 @@ class Incoming(_InPieces):
         request.written = request.num_bytes != PARCEL
         self._transfers.requests.complete(request)
         return True
+
+
+class Discarding:
+    """What was sent ahead and no receive had matched when the ranks closed: MPI must not keep it."""
+
+    def __init__(self, transfers: Transfers) -> None:
+        self._transfers = transfers
+        self._buffer = transfers.memory.borrow()
+        self._left: deque[tuple[int, int, int]] = deque()
+        self._piece: Any = None
+
+    def add(self, ahead: Ahead) -> None:
+        """This too. One piece is taken at a time, however many ranks have sent some."""
+        self._left.extend((ahead.source, ahead.tag, num_bytes) for num_bytes in ahead.pieces)
+
+    def poll(self) -> bool:
+        while self._piece is None or self._piece.Test():
+            if not self._left:
+                self._transfers.memory.give_back(self._buffer)
+                return True
+            source, tag, num_bytes = self._left.popleft()
+            self._piece = self._transfers.wire.receive_piece(source, tag, memoryview(self._buffer)[:num_bytes])
+        return False
+
+    def waits_for(self) -> list[Any] | None:
+        """The MPI request of a piece; None if it does not wait."""
+        return None if self._piece is None else [self._piece]
 
 
 class Direct:

@@ -21,7 +21,15 @@ anything else twice.
 On other networks MPI works in place on a buffer that stands in the arena. If both do, the whole payload is one piece:
 the program's message is then one message of the real MPI.
 
-While closed no payload is asked for: the open handshake is ``owed``, and part of the saved state.
+There an engine sends PIECE_BYTES ahead, before they are wanted (``_engine_streams.c``); what is then WANTED is the
+rest.
+
+While closed no payload is asked for: the open handshake is ``owed``, and part of the saved state. What has come ahead
+of a message that no receive has is declined, taken from MPI and thrown away, and the message is as any that is
+announced:
+
+    sender    forgets what is ahead  <────  DECLINED
+              GIVEN_UP ─────────────>  takes it from MPI, and throws it away
 
 The engine does all of this without Python (``_engine_carry.c``, ``_engine_streams.c``), but for payloads of unknown
 size, those longer than their buffer, and messages to oneself; here is the whole, for what it leaves and without it.
@@ -38,8 +46,8 @@ from remesh.transparent.lower.matching import Matching
 from remesh.transparent.lower.memory import UpperMemory
 from remesh.transparent.lower.records import Arrived, Posted
 from remesh.transparent.lower.requests import ERR_TRUNCATE, RECEIVE, SEND, Request, Requests
-from remesh.transparent.lower.streams import LARGEST_PIECE_BYTES, Direct, Helping, Incoming, Outgoing
-from remesh.transparent.lower.wire import OF_WINDOWS, PIECE_BYTES, What, Wire
+from remesh.transparent.lower.streams import LARGEST_PIECE_BYTES, Direct, Discarding, Helping, Incoming, Outgoing
+from remesh.transparent.lower.wire import OF_WINDOWS, PIECE_BYTES, Ahead, What, Wire
 
 MAX_WATCHED = 64
 """Streams whose end is noticed at once; those beyond are looked after when something else happens."""
@@ -63,7 +71,7 @@ class Transfers:
         """Called with what is said about windows."""
         self.on_part: Callable[[int, tuple[Any, ...], memoryview | bytes], None] | None = None
         """Called with parts of collectives."""
-        self._streams: list[Outgoing | Incoming | Direct | Helping] = []
+        self._streams: list[Outgoing | Incoming | Discarding | Direct | Helping] = []
         wire.on_message = self.on_message
 
     # What the upper half asks for.
@@ -139,6 +147,16 @@ class Transfers:
         elif what in (What.ANNOUNCED, What.ANNOUNCED_WAITING):
             seen_pid, waits = pid if source in self.wire.neighbours else 0, what == What.ANNOUNCED_WAITING
             self._arrive(Arrived(comm, source, tag, num_bytes, None, sender_request, seen_pid, address, waits))
+        elif what in (What.ANNOUNCED_AHEAD, What.ANNOUNCED_AHEAD_WHOLE):
+            whole = what == What.ANNOUNCED_AHEAD_WHOLE
+            ahead = Ahead(source, pid, min(num_bytes, PIECE_BYTES), PIECE_BYTES if whole else PIECE_BYTES // 2)
+            message = Arrived(comm, source, tag, num_bytes, None, sender_request, 0, address)
+            message.ahead, message.ahead_piece = ahead.tag, ahead.piece_bytes
+            if self.closed:
+                self._decline(message)
+            self._arrive(message)
+        elif what == What.GIVEN_UP:
+            self._discard(Ahead(source, num_bytes, address, tag))
         elif what == What.TAKEN:
             self.requests.complete(self.requests.by_number[sender_request])
         elif what in (What.JOIN, What.GO):
@@ -154,12 +172,17 @@ class Transfers:
             for stream in self._streams:
                 if isinstance(stream, Direct):
                     stream.hear_helped(sender_request, is_done=bool(num_bytes))
-        else:
+        elif what == What.WANTED and not tag:
             request = self.requests.by_number[sender_request]
             if pid:
                 self._streams.append(Helping(self, request, num_bytes, (pid, address)))
             else:
                 self._streams.append(Outgoing(self, request, num_bytes, address))
+        else:
+            raise ValueError(
+                f"rank {source} says {what} with tag {tag} of request {sender_request}, which fits nothing that rank "
+                f"{self.wire.rank} has sent; run one version of remesh on all ranks"
+            )
 
     def _arrive(self, message: Arrived) -> None:
         receive = self.matching.arrive(message)
@@ -192,10 +215,10 @@ class Transfers:
             direct = Direct(self, request, message)
             if not direct.poll():
                 self._streams.append(direct)
-        elif self._stand_in_arenas(request, message.address):
-            self.stream(request, message.sender_request, LARGEST_PIECE_BYTES)
         else:
-            self.stream(request, message.sender_request)
+            is_whole = self._stand_in_arenas(request, message.address)
+            piece_bytes = LARGEST_PIECE_BYTES if is_whole else PIECE_BYTES
+            self.stream(request, message.sender_request, piece_bytes, _ahead_of(message))
 
     def refused(self, request: Request, sender_request: int) -> None:
         """This process may not look into that one; over the network the payload goes from the beginning."""
@@ -213,13 +236,18 @@ class Transfers:
         there = self.memory.view(address, request.message_bytes)
         return there is not None and self.place_of(request, 0, request.message_bytes) is not None
 
-    def stream(self, request: Request, sender_request: int, piece_bytes: int = PIECE_BYTES) -> None:
-        """Have the payload sent in pieces."""
+    def stream(
+        self, request: Request, sender_request: int, piece_bytes: int = PIECE_BYTES, ahead: Ahead | None = None
+    ) -> None:
+        """Have the payload sent in pieces, but for what was sent ahead."""
         tag = self.wire.new_stream_tag()
-        stream = Incoming(self, request, tag, piece_bytes)
+        stream = Incoming(self, request, tag, piece_bytes, ahead)
         if not stream.poll():
             self._streams.append(stream)
-        self.wire.send(request.source, (request.comm, 0, What.WANTED, sender_request, tag, 0, piece_bytes))
+        ahead_bytes = 0 if ahead is None else ahead.num_bytes
+        if ahead_bytes < request.message_bytes:
+            fields = (request.comm, ahead_bytes, What.WANTED, sender_request, tag, 0, piece_bytes)
+            self.wire.send(request.source, fields)
 
     def poll(self) -> bool:
         """Move the open streams on; whether one has ended."""
@@ -232,6 +260,33 @@ class Transfers:
         return len(still) != len(before)
 
     # Checkpoints.
+
+    def close(self) -> None:
+        """Begin no more transfers; what was sent ahead of messages that no receive has is given back."""
+        self.closed = True
+        for message in (*self.matching.arrived, *self.messages.values()):
+            if message.ahead:
+                self._decline(message)
+
+    def discard_ahead(self) -> None:
+        """Throw away what was sent ahead of messages that no receive has, all ranks being about to leave."""
+        for message in (*self.matching.arrived, *self.messages.values()):
+            ahead = _ahead_of(message)
+            if ahead is not None:
+                self._discard(ahead)
+                message.ahead = 0
+
+    def _discard(self, ahead: Ahead) -> None:
+        stream = next((stream for stream in self._streams if isinstance(stream, Discarding)), None)
+        if stream is None:
+            stream = Discarding(self)
+            self._streams.append(stream)
+        stream.add(ahead)
+
+    def _decline(self, message: Arrived) -> None:
+        fields = (message.comm, 0, What.DECLINED, message.sender_request, message.ahead, 0, 0)
+        message.ahead = 0
+        self.wire.send(message.source, fields)
 
     def open(self) -> None:
         """Ask for the payloads that were announced while closed."""
@@ -261,3 +316,10 @@ class Transfers:
 
     def _waiting_sends(self) -> bool:
         return any(request.kind == SEND and not request.done for request in self.requests.by_number.values())
+
+
+def _ahead_of(message: Arrived) -> Ahead | None:
+    """What comes ahead of an announced message, if anything does."""
+    if not message.ahead:
+        return None
+    return Ahead(message.source, message.ahead, min(message.num_bytes, PIECE_BYTES), message.ahead_piece)

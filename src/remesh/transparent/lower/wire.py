@@ -1,8 +1,9 @@
 """All point-to-point traffic of a rank on one duplicate of the world communicator, as bytes.
 
 Two kinds of MPI messages. *Wire messages* have tag 0: a header, and the payload if it is short; all are counted.
-*Streams* have another tag that the receiver chose: the payload of one announced message, in pieces, after the receiver
-has asked for it. A stream is open only between that and its end, never across a checkpoint.
+*Streams* have another tag: the payload of one announced message, in pieces, after the receiver has asked for it on a
+tag that it chose; PIECE_BYTES may go ahead of that, on a tag that the sender chose. A stream is never open across a
+checkpoint.
 """
 
 from __future__ import annotations
@@ -11,23 +12,25 @@ import hashlib
 import os
 import struct
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from remesh.transparent.calls.table import EAGER_BYTES
 
 HEADER: Final = struct.Struct("<QiiiiQQQ")
-"""Communicator, tag, :class:`What`, sender, process that has the payload or its place (0: not told), request of who is
-spoken to (ANNOUNCED: of the sender), bytes of the message (or a stream's tag, or the receive that wants help), address
-of the payload or its place (or bytes of a stream's pieces)."""
+"""Communicator, tag (WANTED: bytes that came ahead; GIVEN_UP: bytes of a piece), :class:`What`, sender, process that
+has the payload or its place (0: not told; ANNOUNCED_AHEAD: tag of what comes ahead), request of who is spoken to
+(ANNOUNCED: of the sender), bytes of the message (or a stream's tag, or the receive that wants help), address of the
+payload or its place (or bytes of a stream's pieces, or of what came ahead)."""
 _FRAME_BYTES: Final = HEADER.size + EAGER_BYTES
 PROBE_VARIABLE: Final = "REMESH_WIRE_PROBES"
 """Set for a network on which a receive from any source, once posted, may never complete: look for messages instead."""
 DIRECT_VARIABLE: Final = "REMESH_WIRE_DIRECT"
 """Set where the network is the shared memory of one host: long payloads are then read where they are, past MPI."""
 _PLACE_BYTES: Final = 16
-_NUM_STREAM_TAGS: Final = 30_000
-"""MPI promises tags up to 32767."""
+_NUM_STREAM_TAGS: Final = 15_000
+"""Of receivers, from 1 on; as many of senders follow. MPI promises tags up to 32767."""
 PIECE_BYTES: Final = 1 << 20
 """Of a stream: long enough for the real MPI's best rate, short enough to overlap copies with it."""
 
@@ -55,6 +58,36 @@ class What:
     LOCKED: Final = 11  # it is the asker's; tag is the error class
     UNLOCK: Final = 12
     PART: Final = 13  # of a collective: tag is the error class, request its clock, payload what is folded so far
+    ANNOUNCED_AHEAD: Final = 14  # ANNOUNCED, and its first PIECE_BYTES, or all of it, are on their way in two pieces
+    ANNOUNCED_AHEAD_WHOLE: Final = 15  # the same as one piece: nothing is copied at the sender
+    DECLINED: Final = 16  # the receiver is closed and no receive has matched: nothing shall count as sent ahead
+    GIVEN_UP: Final = 17  # it does not; the receiver may take it from MPI and throw it away
+
+
+@dataclass(frozen=True, slots=True)
+class Ahead:
+    """What a rank sends of a message before it is wanted."""
+
+    source: int  # world rank
+    tag: int  # of the stream
+    num_bytes: int
+    piece_bytes: int  # the last piece may have less
+
+    def __post_init__(self) -> None:
+        is_tag = _NUM_STREAM_TAGS < self.tag <= 2 * _NUM_STREAM_TAGS
+        is_in_two = self.num_bytes <= 2 * self.piece_bytes <= 2 * PIECE_BYTES
+        if not (is_tag and is_in_two and 0 < self.num_bytes <= PIECE_BYTES):
+            raise ValueError(
+                f"rank {self.source} sends {self.num_bytes} bytes ahead in pieces of {self.piece_bytes} with tag "
+                f"{self.tag}, expected 1 to {PIECE_BYTES} in at most two pieces with a tag from "
+                f"{_NUM_STREAM_TAGS + 1} to {2 * _NUM_STREAM_TAGS}; run one version of remesh on all ranks"
+            )
+
+    @property
+    def pieces(self) -> list[int]:
+        """Bytes of each."""
+        starts = range(0, self.num_bytes, self.piece_bytes)
+        return [min(self.piece_bytes, self.num_bytes - start) for start in starts]
 
 
 WITH_PAYLOAD: Final = frozenset((What.MESSAGE, What.ACCESS, What.ACCESSED, What.PART))
@@ -149,7 +182,7 @@ class Wire:
         return self._received if self.engine is None else list(self.engine.received)
 
     def new_stream_tag(self) -> int:
-        """A tag for a stream to this rank that no other open stream to it has."""
+        """A tag for a stream to this rank that no other open stream to it has, but for what comes ahead."""
         if self.engine is not None:
             return int(self.engine.new_stream_tag())
         self._next_stream = (self._next_stream + 1) % _NUM_STREAM_TAGS
