@@ -94,13 +94,16 @@ static int64_t bytes_ahead(const Engine *e, int64_t num_bytes) {
     return num_bytes < e->piece_bytes ? num_bytes : e->piece_bytes;
 }
 
-int ahead_piece(const Engine *e, int is_whole) { return (int)(is_whole ? e->piece_bytes : e->piece_bytes / 2); }
+/* Of pieces that are copied, which stay in a core's cache then. */
+static int64_t copied_piece(const Engine *e) { return e->piece_bytes / 2; }
+
+int ahead_piece(const Engine *e, int is_whole) { return (int)(is_whole ? e->piece_bytes : copied_piece(e)); }
 
 int stream_in(Engine *e, Request *request, const Arrived *message) {
     int64_t num_bytes = message->num_bytes;
     /* All arenas have the same addresses: between two of them the payload is one message of MPI's. */
     int is_shared = in_arena(e, message->address, num_bytes) != NULL && in_arena(e, request->address, num_bytes) != NULL;
-    Stream *one = push_stream(e, request, num_bytes, is_shared ? LARGEST_PIECE_BYTES : e->piece_bytes);
+    Stream *one = push_stream(e, request, num_bytes, is_shared ? LARGEST_PIECE_BYTES : copied_piece(e));
     if (one == NULL) return -1;
     one->peer = message->source;
     one->ahead_tag = message->ahead;

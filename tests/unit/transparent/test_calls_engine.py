@@ -541,7 +541,7 @@ def test_a_long_payload_is_carried_whole_and_nowhere_else(
     if not near:
         ahead = min(num_bytes, _PIECE_BYTES)
         num_ahead = 1 if shared in ("source", "both") else math.ceil(ahead / (_PIECE_BYTES // 2))
-        num_wanted = math.ceil((num_bytes - ahead) / (num_bytes if shared == "both" else _PIECE_BYTES))
+        num_wanted = math.ceil((num_bytes - ahead) / (num_bytes if shared == "both" else _PIECE_BYTES // 2))
         assert len(receiver.awaited) == num_ahead + num_wanted
         assert receiver.num_said(What.WANTED) == bool(num_wanted), "a piece goes without being wanted"
 

@@ -15,7 +15,7 @@ from remesh.transparent.lower import streams
 from remesh.transparent.lower.memory import UpperMemory
 from remesh.transparent.lower.requests import Request, Requests
 from remesh.transparent.lower.transfers import Transfers
-from remesh.transparent.lower.wire import PIECE_BYTES, Ahead, What
+from remesh.transparent.lower.wire import COPIED_PIECE_BYTES, PIECE_BYTES, Ahead, What
 from remesh.transparent.native import NATIVE
 
 
@@ -165,7 +165,7 @@ def test_who_may_not_look_into_the_other_takes_it_from_the_wire(monkeypatch: pyt
     monkeypatch.setattr(receiver.memory, "copy_from", refuse)
     source, target = bytearray(os.urandom(2 << 20)), bytearray(2 << 20)
     assert _carry(sender, receiver, source, target, waits=waits).done
-    assert target == source and sender.wire.piece_sizes[-1] == PIECE_BYTES  # type: ignore[attr-defined]
+    assert target == source and sender.wire.piece_sizes[-1] == COPIED_PIECE_BYTES  # type: ignore[attr-defined]
 
 
 def test_long_payloads_are_carried_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -184,7 +184,7 @@ class _SenderAhead:
 
     def __init__(self, wire: Any, source: bytearray, *, is_whole: bool) -> None:
         self._wire, self._source = wire, memoryview(source)
-        num_bytes, piece_bytes = len(source), PIECE_BYTES if is_whole else PIECE_BYTES // 2
+        num_bytes, piece_bytes = len(source), PIECE_BYTES if is_whole else COPIED_PIECE_BYTES
         self._ahead: Ahead | None = Ahead(0, _AHEAD_TAG, min(num_bytes, PIECE_BYTES), piece_bytes)
         self.wanted_from: list[int] = []
         wire.on_message = self._on_message

@@ -47,7 +47,7 @@ from remesh.transparent.lower.memory import UpperMemory
 from remesh.transparent.lower.records import Arrived, Posted
 from remesh.transparent.lower.requests import ERR_TRUNCATE, RECEIVE, SEND, Request, Requests
 from remesh.transparent.lower.streams import LARGEST_PIECE_BYTES, Direct, Discarding, Helping, Incoming, Outgoing
-from remesh.transparent.lower.wire import OF_WINDOWS, PIECE_BYTES, Ahead, What, Wire
+from remesh.transparent.lower.wire import COPIED_PIECE_BYTES, OF_WINDOWS, PIECE_BYTES, Ahead, What, Wire
 
 MAX_WATCHED = 64
 """Streams whose end is noticed at once; those beyond are looked after when something else happens."""
@@ -149,7 +149,7 @@ class Transfers:
             self._arrive(Arrived(comm, source, tag, num_bytes, None, sender_request, seen_pid, address, waits))
         elif what in (What.ANNOUNCED_AHEAD, What.ANNOUNCED_AHEAD_WHOLE):
             whole = what == What.ANNOUNCED_AHEAD_WHOLE
-            ahead = Ahead(source, pid, min(num_bytes, PIECE_BYTES), PIECE_BYTES if whole else PIECE_BYTES // 2)
+            ahead = Ahead(source, pid, min(num_bytes, PIECE_BYTES), PIECE_BYTES if whole else COPIED_PIECE_BYTES)
             message = Arrived(comm, source, tag, num_bytes, None, sender_request, 0, address)
             message.ahead, message.ahead_piece = ahead.tag, ahead.piece_bytes
             if self.closed:
@@ -217,7 +217,7 @@ class Transfers:
                 self._streams.append(direct)
         else:
             is_whole = self._stand_in_arenas(request, message.address)
-            piece_bytes = LARGEST_PIECE_BYTES if is_whole else PIECE_BYTES
+            piece_bytes = LARGEST_PIECE_BYTES if is_whole else COPIED_PIECE_BYTES
             self.stream(request, message.sender_request, piece_bytes, _ahead_of(message))
 
     def refused(self, request: Request, sender_request: int) -> None:
@@ -237,7 +237,7 @@ class Transfers:
         return there is not None and self.place_of(request, 0, request.message_bytes) is not None
 
     def stream(
-        self, request: Request, sender_request: int, piece_bytes: int = PIECE_BYTES, ahead: Ahead | None = None
+        self, request: Request, sender_request: int, piece_bytes: int = COPIED_PIECE_BYTES, ahead: Ahead | None = None
     ) -> None:
         """Have the payload sent in pieces, but for what was sent ahead."""
         tag = self.wire.new_stream_tag()

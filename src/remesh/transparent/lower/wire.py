@@ -32,7 +32,9 @@ _PLACE_BYTES: Final = 16
 _NUM_STREAM_TAGS: Final = 15_000
 """Of receivers, from 1 on; as many of senders follow. MPI promises tags up to 32767."""
 PIECE_BYTES: Final = 1 << 20
-"""Of a stream: long enough for the real MPI's best rate, short enough to overlap copies with it."""
+"""Most of a stream's pieces, but between two arenas, and what goes ahead: long enough for the real MPI's best rate."""
+COPIED_PIECE_BYTES: Final = PIECE_BYTES // 2
+"""Of pieces that are copied: short enough to overlap the copies with the network, and to stay in a core's cache."""
 
 
 Fields = tuple[int, int, int, int, int, int, int]
