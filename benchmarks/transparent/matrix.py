@@ -30,8 +30,8 @@ PROGRAMS = {
     "cg": (500, 0.01),
     "fft": (500, 0.01),
     "master": (1600, 0.01),
-    "windows": (70, 0.01),
-    "files": (40, 0.01),
+    "windows": (110, 0.01),
+    "files": (80, 0.01),
 }
 """Steps and pauses: long enough for a whole segment."""
 
