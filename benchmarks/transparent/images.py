@@ -37,6 +37,10 @@ _CHANGING_S = 1.0
 _ENVIRONMENT = {"PATH": "/usr/bin:/bin", "OPENBLAS_NUM_THREADS": "1"}
 
 
+_LONGEST_S = 120.0
+"""For a checkpoint: one that was given up is not told."""
+
+
 @dataclass(slots=True)
 class _Take:
     """Asks for checkpoints one after the other, once the program says that it is there; the last one stops."""
@@ -47,6 +51,7 @@ class _Take:
     """Called right before each is asked for."""
     taken: list[dict] = field(default_factory=list)
     _asked: int = 0
+    _asked_s: float = 0.0
 
     def __call__(self, coordinator: Coordinator) -> None:
         told = coordinator.last_checkpoint
@@ -57,7 +62,10 @@ class _Take:
             self.before()
             self.left -= 1
             self._asked += 1
+            self._asked_s = time.monotonic()
             coordinator.request_checkpoint(stop=not self.left)
+        elif len(self.taken) < self._asked and time.monotonic() - self._asked_s > _LONGEST_S:
+            raise RuntimeError(f"checkpoint {self._asked} was not committed within {_LONGEST_S:g} s; see the job's log")
 
 
 def _stay(job: JobFolder, mpi: str, settings: Settings, take: _Take) -> Stay:
