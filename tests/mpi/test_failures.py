@@ -174,8 +174,8 @@ def test_a_host_that_falls_silent_ends_the_job_by_name_and_the_last_checkpoint_g
     job.create("ring", 30, 0.2)
     take = stop_after(0.4, stop=False)
     beds: list[Testbed] = []
-    make_bed = stay._make_bed
-    monkeypatch.setattr(stay, "_make_bed", lambda *args: beds.append(make_bed(*args)) or beds[-1])
+    make_bed = stay.make_bed
+    monkeypatch.setattr(stay, "make_bed", lambda *args: beds.append(make_bed(*args)) or beds[-1])
     monkeypatch.setattr(frames, "SILENCE_S", 3)
 
     def then_cut(coordinator: Coordinator) -> None:
