@@ -1,6 +1,6 @@
 """What does a program pay when nothing happens? Small calls, bandwidth, and one call per millisecond, beside native.
 
-``python -m benchmarks.transparent.costs [MPI:NETWORK ...]`` (``QUICK=1``: about five minutes for all of them on a
+``python -m benchmarks.transparent.costs [MPI:NETWORK ...]`` (``QUICK=1``: about seven minutes for all of them on a
 quiet machine) measures and writes docs/transparent/measured.md.
 
 Native and carried runs take turns, on two ranks; each value is a ratio or difference of medians over the turns. That of
