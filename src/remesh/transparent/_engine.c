@@ -313,11 +313,8 @@ static PyObject *get_inside(PyObject *self, void *unused) {
     Engine *e = (Engine *)self;
     (void)unused;
     PyObject *list = PyList_New(0);
-    for (size_t i = 0; list != NULL && i < e->num_running; i++) {
-        PyObject *comm = PyLong_FromUnsignedLongLong(e->running[i].request->comm);
-        if (comm == NULL || PyList_Append(list, comm)) Py_CLEAR(list);
-        Py_XDECREF(comm);
-    }
+    for (size_t i = 0; list != NULL && i < e->num_running; i++)
+        if (append_number(list, e->running[i].request->comm)) Py_CLEAR(list);
     if (list != NULL && list_doublings(e, list)) Py_CLEAR(list);
     return list;
 }

@@ -138,6 +138,9 @@ void rest(Engine *e, int is_waiting, int expecting, int64_t deadline_us);
 void *with_room(void *items, size_t count, size_t *room, size_t item_bytes);
 void answer(Engine *e, int slot);
 int mpi_failed(const char *what, int code);
+/* What a table of Python's has under a number; borrowed, NULL without an exception if nothing is there. */
+PyObject *find_in(PyObject *table, uint64_t number);
+int append_number(PyObject *list, uint64_t number);
 Request *find_request(Engine *e, uint64_t number);
 int forget(Engine *e, Request *request);
 int complete(Engine *e, Request *request);

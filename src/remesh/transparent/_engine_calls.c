@@ -121,14 +121,6 @@ static int start_real(Engine *e, const char *call, Real real, const void *send, 
     }
 }
 
-/* What there is of a communicator in a table of Python's; borrowed, NULL without an exception if nothing is. */
-static PyObject *of_comm(PyObject *table, uint64_t comm) {
-    PyObject *key = PyLong_FromUnsignedLongLong(comm);
-    PyObject *found = key == NULL ? NULL : PyDict_GetItemWithError(table, key);
-    Py_XDECREF(key);
-    return found;
-}
-
 /* Whether operands of so many bytes can be folded here. */
 static int can_fold(Engine *e, int op, int type, int64_t num_bytes) {
     return op < e->num_ops && type < e->num_types && e->extent[type] && num_bytes % e->extent[type] == 0;
@@ -149,7 +141,7 @@ static int is_short(Engine *e, const char *call, Real *real) {
     default:
         return 0;
     }
-    PyObject *found = of_comm(e->reals, read_u64(call + 5));
+    PyObject *found = find_in(e->reals, read_u64(call + 5));
     if (found == NULL) return PyErr_Occurred() ? -1 : 0;
     real->comm = (Handle)PyLong_AsUnsignedLongLongMask(PyTuple_GetItem(found, 0));
     real->rank = (int)PyLong_AsLong(PyTuple_GetItem(found, 1));
@@ -179,7 +171,7 @@ static PyObject *small_plan(Engine *e, const char *call) {
     if (send_bytes != receive_bytes || send_bytes < 0 || send_bytes > e->small_bytes) return NULL;
     if (send_bytes && !(call[1] & FLAG_INLINE)) return NULL;
     if (kind == ALLREDUCE && !can_fold(e, (uint8_t)call[3], (uint8_t)call[4], send_bytes)) return NULL;
-    return of_comm(e->plans, read_u64(call + 5));
+    return find_in(e->plans, read_u64(call + 5));
 }
 
 int finish_running(Engine *e, Running *one) {

@@ -136,12 +136,8 @@ int hear_part(Engine *e, uint64_t comm, uint64_t clock, int source, int error, c
 }
 
 int list_doublings(Engine *e, PyObject *list) {
-    for (size_t i = 0; i < e->num_doublings; i++) {
-        PyObject *comm = PyLong_FromUnsignedLongLong(e->doublings[i].request->comm);
-        int failed = comm == NULL || PyList_Append(list, comm);
-        Py_XDECREF(comm);
-        if (failed) return -1;
-    }
+    for (size_t i = 0; i < e->num_doublings; i++)
+        if (append_number(list, e->doublings[i].request->comm)) return -1;
     return 0;
 }
 

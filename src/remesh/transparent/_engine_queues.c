@@ -26,14 +26,21 @@ void *with_room(void *items, size_t count, size_t *room, size_t item_bytes) {
 
 /* ---- requests ---- */
 
-/* Borrowed; NULL without an exception if there is none. */
-Request *find_request(Engine *e, uint64_t number) {
+PyObject *find_in(PyObject *table, uint64_t number) {
     PyObject *key = PyLong_FromUnsignedLongLong(number);
-    if (key == NULL) return NULL;
-    PyObject *found = PyDict_GetItemWithError(e->by_number, key);
-    Py_DECREF(key);
-    return (Request *)found;
+    PyObject *found = key == NULL ? NULL : PyDict_GetItemWithError(table, key);
+    Py_XDECREF(key);
+    return found;
 }
+
+int append_number(PyObject *list, uint64_t number) {
+    PyObject *value = PyLong_FromUnsignedLongLong(number);
+    int failed = value == NULL || PyList_Append(list, value);
+    Py_XDECREF(value);
+    return failed ? -1 : 0;
+}
+
+Request *find_request(Engine *e, uint64_t number) { return (Request *)find_in(e->by_number, number); }
 
 int forget(Engine *e, Request *request) {
     PyObject *key = PyLong_FromUnsignedLongLong(request->number);

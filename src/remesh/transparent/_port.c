@@ -169,6 +169,13 @@ static PyObject *port_start(PyObject *object, PyObject *const *args, Py_ssize_t 
     Py_RETURN_NONE;
 }
 
+/* Put the payload that came with a completion, if one did, into the program's buffer. */
+static void land(const char *told, const Py_buffer *view) {
+    int64_t num_bytes = read_i64(told + 8);
+    if (told[20] == PAYLOAD_INLINE && view->len)
+        memcpy(view->buf, told + COMPLETION_BYTES, num_bytes < view->len ? num_bytes : view->len);
+}
+
 /* Wait for a message in the slot's body: (world source, tag, bytes, error), or an integer if it failed. */
 static PyObject *receive_now(Port *self, uint64_t comm, int source, long tag, const Py_buffer *view) {
     char *body = self->slot + BODY, *to = body;
@@ -178,10 +185,9 @@ static PyObject *receive_now(Port *self, uint64_t comm, int source, long tag, co
     if (call_lower(self->base, self->slot)) return NULL;
     if (body[0]) return PyLong_FromLong(body[0]);
     const char *told = body + REQUEST_REPLY_BYTES;
-    int64_t num_bytes = read_i64(told + 8);
-    if (told[20] == PAYLOAD_INLINE)
-        memcpy(view->buf, told + COMPLETION_BYTES, num_bytes < view->len ? num_bytes : view->len);
-    return Py_BuildValue("(iiLi)", read_i32(told), read_i32(told + 4), (long long)num_bytes, read_i32(told + 16));
+    land(told, view);
+    return Py_BuildValue(
+        "(iiLi)", read_i32(told), read_i32(told + 4), (long long)read_i64(told + 8), read_i32(told + 16));
 }
 
 /* receive(comm, peers, buffer, source, tag): how a blocking receive ended, as (world source, tag, bytes, error); None
@@ -308,10 +314,7 @@ static int64_t collect(Port *self, PyObject *const *args, uint8_t flags) {
             put_32(put_32(put_u8(body, 1), read_u32(told + 16)), 0);
             result = REFUSED;
         }
-        if (result == OVER && told[20] == PAYLOAD_INLINE && receive.len) {
-            int64_t num_bytes = read_i64(told + 8);
-            memcpy(receive.buf, told + COMPLETION_BYTES, num_bytes < receive.len ? num_bytes : receive.len);
-        }
+        if (result == OVER) land(told, &receive);
         if (receive.obj != NULL) PyBuffer_Release(&receive);
     }
     if (send.obj != NULL) PyBuffer_Release(&send);

@@ -38,11 +38,6 @@ def ping(buffer) -> None:
         comm.Send(buffer, 0)
 
 
-def exchange(mine, theirs) -> None:
-    """What a program with halos does with each neighbour."""
-    MPI.Request.Waitall([comm.Irecv(theirs, 1 - rank), comm.Isend(mine, 1 - rank)])
-
-
 def make_buffer(num_bytes: int):
     if os.environ.get("REMESH_SHARED_ARRAYS") == "1":
         import numpy as np  # noqa: PLC0415 - the native run has none
@@ -56,7 +51,6 @@ def measure_small(repeat: int) -> None:
     tell("latency", time_of(lambda: ping(small), repeat) / 2)
     tell("allreduce", time_of(lambda: comm.Allreduce(one, result), repeat))
     tell("iallreduce", time_of(lambda: comm.Iallreduce(one, result).Wait(), repeat))
-    tell("exchange", time_of(lambda: exchange(one, result), repeat))
 
 
 def measure_alone(repeat: int) -> None:

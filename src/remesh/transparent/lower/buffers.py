@@ -23,14 +23,14 @@ class LargeBuffers:
         return sum(map(len, self._free))
 
     def lend(self, num_bytes: int) -> memoryview:
-        """A buffer of ``num_bytes`` with anything in it."""
+        """A buffer of ``num_bytes``, at least one, with anything in it."""
         wanted = -(-num_bytes // _UNIT_BYTES) * _UNIT_BYTES
         fitting = [buffer for buffer in self._free if wanted <= len(buffer) <= 2 * wanted]
         if fitting:
             buffer = min(fitting, key=len)
             self._free.remove(buffer)
         else:
-            buffer = mmap.mmap(-1, max(wanted, _UNIT_BYTES), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            buffer = mmap.mmap(-1, wanted, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
             buffer.madvise(mmap.MADV_HUGEPAGE)
         return memoryview(buffer)[:num_bytes]
 

@@ -31,9 +31,6 @@ ERR_TRUNCATE: Final = CLASSES["ERR_TRUNCATE"]
 ERR_OP: Final = CLASSES["ERR_OP"]
 
 
-Operand = bytes | bytearray | memoryview
-
-
 def pack_plan(members: Sequence[int], rank: int) -> bytes:
     """The steps of world rank ``rank`` in a communicator."""
     return b"".join(STEP.pack(step.do, step.peer) for step in plan_doubling(members, members.index(rank)))

@@ -278,10 +278,10 @@ def port() -> Any:
         return _mine.port
 
 
-def receive_shortly(way: Callable[..., Any], *fields: Any) -> Any:
-    """A blocking receive or exchange by the short way: (world source, tag, bytes, error); None where that does not go.
+def call_shortly(way: Callable[..., Any], *fields: Any) -> Any:
+    """What a blocking receive, exchange or wait by the short way gives; None where that does not go.
 
-    ``way`` is the method of this thread's port, ``fields`` its arguments.
+    ``way`` is the method of this thread's port, which says by an integer that it failed; ``fields`` are its arguments.
     """
     try:
         ended = way(*fields)
@@ -342,15 +342,9 @@ def wait_shortly(operations: Sequence[Awaited]) -> bool:
         views.append(view)
     if room < 0:
         return False
-    try:
-        ended = port().wait(numbers, views)
-    except BaseException:
-        link().leave_slot()
-        raise
+    ended = call_shortly(port().wait, numbers, views)
     if ended is None:
         return False
-    if isinstance(ended, int):
-        raise _failure_in(_mine.slot[1])
     for one, how in zip(operations, ended, strict=True):
         one.completion = Completion(*how)
     return True

@@ -10,7 +10,7 @@ from remesh.transparent.calls.table import Flag
 from remesh.transparent.upper import constants as k
 from remesh.transparent.upper.buffers import Spec, parse_for
 from remesh.transparent.upper.errors import failure, numbered_failure
-from remesh.transparent.upper.link import Completion, Landing, link, port, receive_shortly, start_shortly
+from remesh.transparent.upper.link import Completion, Landing, call_shortly, link, port, start_shortly
 from remesh.transparent.upper.membership import Members
 from remesh.transparent.upper.memory import attached
 from remesh.transparent.upper.message import Message, probe
@@ -185,7 +185,7 @@ class PointToPoint(WithBuffer):
 
     def Recv(self, buf: Any, source: int = k.ANY_SOURCE, tag: int = k.ANY_TAG, status: Status | None = None) -> None:
         members = self._members
-        ended = receive_shortly(port().receive, members.number, members.peers, buf, source, tag)
+        ended = call_shortly(port().receive, members.number, members.peers, buf, source, tag)
         if ended is None:
             receive_now(members, parse_for(source, buf).landing(), source, tag, status)
         elif status is not None or ended[3]:
@@ -195,7 +195,7 @@ class PointToPoint(WithBuffer):
         members = self._members
         if port().send(members.number, members.peers, buf, dest, tag):
             return Request._wrap(Work([]))
-        return Request._wrap(start_send(self._members, parse_for(dest, buf).payload(), dest, tag))
+        return Request._wrap(start_send(members, parse_for(dest, buf).payload(), dest, tag))
 
     Irsend = Isend
 
@@ -210,7 +210,7 @@ class PointToPoint(WithBuffer):
         started = start_shortly(members.number, members.peers, buf, source, tag)
         if started is not None:
             return Request._wrap(Work([Operation(*started)], ranks=members.of_world))
-        return Request._wrap(start_receive(self._members, parse_for(source, buf).landing(), source, tag))
+        return Request._wrap(start_receive(members, parse_for(source, buf).landing(), source, tag))
 
     # Persistent.
 
@@ -262,7 +262,7 @@ class PointToPoint(WithBuffer):
     ) -> None:
         members = self._members
         fields = (members.number, members.peers, sendbuf, dest, sendtag, recvbuf, source, recvtag)
-        ended = receive_shortly(port().exchange, *fields)
+        ended = call_shortly(port().exchange, *fields)
         if ended is None:
             self.Isendrecv(sendbuf, dest, sendtag, recvbuf, source, recvtag)._finish_receive(status)
         elif status is not None or ended[3]:
