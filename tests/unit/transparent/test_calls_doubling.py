@@ -16,12 +16,20 @@ from hypothesis import strategies as st
 from remesh.transparent.calls.errors import CLASSES
 from remesh.transparent.channel import Channel
 from remesh.transparent.lower.doubling import Doublings, Fold, pack_plan
-from remesh.transparent.lower.engine import Setup
 from remesh.transparent.lower.matching import Matching
 from remesh.transparent.lower.records import Request
 from remesh.transparent.lower.requests import COLLECTIVE, Requests
 from remesh.transparent.lower.wire import HEADER, What
 from remesh.transparent.native import NATIVE
+from tests.unit.transparent.make_believe_mpi import (
+    FRAME_REQUEST,
+    AskType,
+    IsendType,
+    PostedFrame,
+    StartType,
+    address_of,
+    make_setup,
+)
 
 _COMM, _MODULUS = 7, 1 << 64
 _WORD = struct.Struct("<Q")
@@ -87,12 +95,6 @@ class _InPython:
         return self._doublings.inside
 
 
-_Isend = ctypes.CFUNCTYPE(
-    ctypes.c_int, ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_size_t,
-    ctypes.POINTER(ctypes.c_uint64),
-)  # fmt: skip
-_Test = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_uint64), ctypes.POINTER(ctypes.c_int), ctypes.c_void_p)
-_Start = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_uint64))
 _Reduce = ctypes.CFUNCTYPE(
     ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t, ctypes.c_size_t
 )
@@ -103,25 +105,29 @@ class _InC:
 
     def __init__(self, rank: int, size: int, folder: Path, *, fails: bool = False) -> None:
         self.sent, self._coming = deque[tuple[int, bytes]](), deque[bytes]()
-        self.requests, self._frame, self._handle = Requests(Request), bytearray(40_000), ctypes.c_uint64(99)
+        self.requests, self._frame = Requests(Request), PostedFrame()
         self._plan, self._fails = pack_plan(range(size), rank), fails
-        self._keep = _Isend(self._isend), _Test(self._test), _Start(lambda handle: 0), _Reduce(self._reduce)
-        isend, test, start, reduce = (ctypes.cast(one, ctypes.c_void_p).value or 0 for one in self._keep)
+        self._keep = IsendType(self._isend), AskType(self._test), StartType(lambda handle: 0), _Reduce(self._reduce)
+        isend, test, start, reduce = map(address_of, self._keep)
         self._channel = Channel.create(str(folder / f"channel-{rank}"))
-        posted, arrived = Matching().queues
+        callbacks = ("on_message", "on_match", "on_refused", "serve", "tell", "tell_wait")
         self._engine = NATIVE.Engine(
-            Setup(
-                base=self._channel.base, functions=(isend, test, start, *[0] * 11, reduce, 0), comm=1, byte=2, ops=(3,),
-                types=(4,), extents=(8,), rank=rank, size=size, frame_request=ctypes.addressof(self._handle),
-                frame=NATIVE.address_of(self._frame), by_number=self.requests.by_number, posted=posted, arrived=arrived,
-                requests=self.requests, entered={}, reals={}, plans={_COMM: self._plan}, windows={},
-                on_message=self._unexpected, on_match=self._unexpected, on_refused=self._unexpected,
-                neighbours=bytes(size), piece_bytes=1 << 17, arena_start=0, arena_bytes=0,
-                serve=self._unexpected, tell=self._unexpected, tell_wait=self._unexpected,
-                upper_spin=0, lower_spin=0, always_spins=False,
-                eager_us=10, patient_us=100, shortest_us=50, longest_us=500, idle_us=1000, give_way_us=0, seat=(),
+            make_setup(
+                self._channel,
+                self.requests,
+                Matching(),
+                self._frame,
+                (isend, test, start, *[0] * 11, reduce, 0),
+                ops=(3,),
+                types=(4,),
+                extents=(8,),
+                rank=rank,
+                size=size,
+                plans={_COMM: self._plan},
+                neighbours=bytes(size),
+                **dict.fromkeys(callbacks, self._unexpected),
             )
-        )  # fmt: skip
+        )
 
     def _unexpected(self, *what: Any) -> None:
         raise AssertionError(what)
@@ -133,11 +139,10 @@ class _InC:
 
     def _test(self, handle: Any, flag: Any, status: int) -> int:
         flag[0] = 1
-        if handle[0] == 99:
+        if handle[0] == FRAME_REQUEST:
             flag[0] = bool(self._coming)
             if self._coming:
-                frame = self._coming.popleft()
-                self._frame[: len(frame)] = frame
+                self._frame.put(self._coming.popleft())
         return 0
 
     def _reduce(self, before: int, after: int, count: int, datatype: int, op: int) -> int:

@@ -20,27 +20,28 @@ from hypothesis import strategies as st
 
 from remesh.transparent.calls.table import ANY, BY_NAME, EAGER_BYTES, FIRST_POSTED, HELLO_REPLY, Flag
 from remesh.transparent.channel import NUM_SLOTS, Channel
-from remesh.transparent.lower.engine import Setup
 from remesh.transparent.lower.half import LowerHalf
 from remesh.transparent.lower.matching import Arrived, Matching, Posted
 from remesh.transparent.lower.records import Request
 from remesh.transparent.lower.requests import Requests
 from remesh.transparent.lower.wire import HEADER, Ahead, What
 from remesh.transparent.native import NATIVE
+from tests.unit.transparent.make_believe_mpi import (
+    FRAME_REQUEST,
+    AskType,
+    IsendType,
+    PostedFrame,
+    StartType,
+    address_of,
+    make_setup,
+)
 
 pytestmark = pytest.mark.skipif(NATIVE.Engine is None, reason="the C extension is not built")
-_FRAME_BYTES = 40_000
 _PIECE_BYTES = 1 << 17
 _GIVES_WAY = 2
 """At 128 in the channel: the lower half lets the upper one have the core."""
 _NOBODY = 1 << 22
 """No process has this id."""
-_Isend = ctypes.CFUNCTYPE(
-    ctypes.c_int, ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_size_t,
-    ctypes.POINTER(ctypes.c_uint64),
-)  # fmt: skip
-_Test = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_uint64), ctypes.POINTER(ctypes.c_int), ctypes.c_void_p)
-_Start = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_uint64))
 _Barrier = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_size_t, ctypes.POINTER(ctypes.c_uint64))
 
 
@@ -74,36 +75,41 @@ class _Half:
         self.requests, self.matching = Requests(Request), Matching()
         self.entered: dict[int, int] = {}
         self.windows: dict[int, Any] = {}
-        self._frame, self._handle = bytearray(_FRAME_BYTES), ctypes.c_uint64(99)
+        self._frame = PostedFrame()
         self._barriers_open = False
         self._keep = (
-            _Isend(self._isend),
-            _Test(self._test),
-            _Start(lambda handle: 0),
+            IsendType(self._isend),
+            AskType(self._test),
+            StartType(lambda handle: 0),
             _Barrier(self._barrier),
-            _Isend(self._irecv),
-            _Isend(self._issend),
+            IsendType(self._irecv),
+            IsendType(self._issend),
         )
-        isend, test, start, barrier, irecv, issend = (
-            ctypes.cast(one, ctypes.c_void_p).value or 0 for one in self._keep
-        )
-        posted, arrived = self.matching.queues
+        isend, test, start, barrier, irecv, issend = map(address_of, self._keep)
         self.engine = NATIVE.Engine(
-            Setup(
-                base=self.lower.base, functions=(isend, test, start, barrier, *[0] * 9, irecv, 0, issend),
-                comm=1, byte=2, ops=(), types=(), extents=(), rank=rank, size=2,
-                frame_request=ctypes.addressof(self._handle),
-                frame=NATIVE.address_of(self._frame), by_number=self.requests.by_number, posted=posted, arrived=arrived,
-                requests=self.requests, entered=self.entered, reals={0: (1, 0, 2)}, plans={}, windows=self.windows,
-                on_message=self._on_message, on_match=lambda *match: self.seen.append(match),
-                on_refused=lambda *refused: self.seen.append(refused), neighbours=bytes([near] * 2),
-                piece_bytes=_PIECE_BYTES, arena_start=arena[0], arena_bytes=arena[1],
-                serve=lambda slot: False, tell=lambda *told: None, tell_wait=lambda slot: None,
-                upper_spin=0, lower_spin=0, always_spins=always_spins,
-                eager_us=10, patient_us=100, shortest_us=50, longest_us=500, idle_us=1000,
-                give_way_us=give_way_us, seat=seat,
+            make_setup(
+                self.lower,
+                self.requests,
+                self.matching,
+                self._frame,
+                (isend, test, start, barrier, *[0] * 9, irecv, 0, issend),
+                rank=rank,
+                size=2,
+                entered=self.entered,
+                reals={0: (1, 0, 2)},
+                windows=self.windows,
+                on_message=self._on_message,
+                on_match=lambda *match: self.seen.append(match),
+                on_refused=lambda *refused: self.seen.append(refused),
+                neighbours=bytes([near] * 2),
+                piece_bytes=_PIECE_BYTES,
+                arena_start=arena[0],
+                arena_bytes=arena[1],
+                always_spins=always_spins,
+                give_way_us=give_way_us,
+                seat=seat,
             )
-        )  # fmt: skip
+        )
 
     def _on_message(self, source: int, fields: tuple[Any, ...], payload: bytes) -> None:
         if fields[2] == What.GIVEN_UP:
@@ -152,11 +158,10 @@ class _Half:
     def _test(self, handle: Any, flag: Any, status: int) -> int:
         self.num_asked += 1
         flag[0] = 1
-        if handle[0] == 99:
+        if handle[0] == FRAME_REQUEST:
             flag[0] = bool(self.coming)
             if self.coming:
-                frame = self.coming.popleft()
-                self._frame[: len(frame)] = frame
+                self._frame.put(self.coming.popleft())
         elif handle[0] == 50:
             flag[0] = self._barriers_open
         elif handle[0] >= 1_000_000:

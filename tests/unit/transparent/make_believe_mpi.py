@@ -1,0 +1,64 @@
+"""What engines of tests need of an MPI that is not there: the types of its functions, and a setup with defaults."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+from remesh.transparent.channel import Channel
+from remesh.transparent.lower.engine import Setup
+from remesh.transparent.lower.matching import Matching
+from remesh.transparent.lower.requests import Requests
+from remesh.transparent.native import NATIVE
+
+FRAME_REQUEST = 99
+"""Handle of the wire's posted receive."""
+_FRAME_BYTES = 40_000
+IsendType = ctypes.CFUNCTYPE(
+    ctypes.c_int, ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_size_t,
+    ctypes.POINTER(ctypes.c_uint64),
+)  # fmt: skip
+AskType = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_uint64), ctypes.POINTER(ctypes.c_int), ctypes.c_void_p)
+StartType = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_uint64))
+
+
+class PostedFrame:
+    """What the wire's posted receive receives into."""
+
+    def __init__(self) -> None:
+        self._bytes, self._handle = bytearray(_FRAME_BYTES), ctypes.c_uint64(FRAME_REQUEST)
+
+    @property
+    def places(self) -> dict[str, int]:
+        """As fields of a setup."""
+        return {"frame_request": ctypes.addressof(self._handle), "frame": NATIVE.address_of(self._bytes)}
+
+    def put(self, message: bytes) -> None:
+        """A wire message has come."""
+        self._bytes[: len(message)] = message
+
+
+def address_of(function: Any) -> int:
+    """Where a function of C's stands."""
+    return ctypes.cast(function, ctypes.c_void_p).value or 0
+
+
+def make_setup(
+    channel: Channel,
+    requests: Requests,
+    matching: Matching,
+    frame: PostedFrame,
+    functions: tuple[int, ...],
+    **fields: Any,
+) -> Setup:
+    """For an engine on these; ``fields`` are the others that matter to a test."""
+    posted, arrived = matching.queues
+    defaults: dict[str, Any] = {
+        "comm": 1, "byte": 2, "ops": (), "types": (), "extents": (), "entered": {}, "reals": {}, "plans": {},
+        "windows": {}, "arena_start": 0, "arena_bytes": 0, "piece_bytes": 1 << 17,
+        "serve": lambda slot: False, "tell": lambda *told: None, "tell_wait": lambda slot: None,
+        "upper_spin": 0, "lower_spin": 0, "always_spins": False, "eager_us": 10, "patient_us": 100, "shortest_us": 50,
+        "longest_us": 500, "idle_us": 1000, "give_way_us": 0, "seat": (),
+    }  # fmt: skip
+    own = {"base": channel.base, "by_number": requests.by_number, "posted": posted, "arrived": arrived}
+    return Setup(requests=requests, functions=functions, **own, **frame.places, **defaults | fields)
