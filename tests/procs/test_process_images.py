@@ -532,8 +532,17 @@ def test_damage_to_any_file_of_an_image_is_found_before_the_process_runs(stage: 
 def test_a_full_disk_leaves_no_image_and_the_process_running(
     stage: Stage, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
-    upper = stage.start(_WAIT_FOR_GO)
+    upper = stage.start(f"""
+        open("ready", "w").close()
+        while not os.path.exists("change"): time.sleep(0.005)
+        data = os.urandom(1 << 20)
+        open("changed", "w").close()
+        {textwrap.indent(_WAIT_FOR_GO, " " * 8).strip()}
+    """)
     dump_image(upper.pid, stage.folder / "before", track=True)
+    # A program that slept all the time between two images has no page to be written.
+    (stage.work / "change").touch()
+    _wait_for(lambda: (stage.work / "changed").exists(), "no change")
     real_call = getattr(os, call)
 
     def fail(descriptor: int, *rest: Any) -> int:
