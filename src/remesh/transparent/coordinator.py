@@ -339,7 +339,7 @@ class Coordinator:
             return str(error)
         return ""
 
-    def _remove_old(self) -> None:
+    def _clear_away(self) -> None:
         """Removing gigabytes takes time: a thread does it once the ranks run again, and it hurts nothing if it fails.
 
         No round is under way meanwhile, so all that the next one may build upon is known, and kept.
@@ -367,7 +367,7 @@ class Coordinator:
         }
         self._tell_ranks({"type": "end", "ending": end.ending.value, "reason": end.reason})
         if end.ending in (Ending.GIVEN_UP, Ending.LOST):
-            self._folder.drop_checkpoint(attempt.part)
+            self._clear_away()
             self._folder.log_event(f"checkpoint {attempt.number}: {end.ending.value}: {end.reason}")
             pauses_s = () if end.obstacle is None else _RETRY_AFTER_S.get(end.obstacle, ())
             if attempt.attempts <= len(pauses_s):
@@ -392,7 +392,7 @@ class Coordinator:
             }
             self._folder.log_event(f"checkpoint {attempt.number}: committed: {answer}")
             self._answer(end, answer)
-            self._remove_old()
+            self._clear_away()
         if end.ending is Ending.STOPPED and len(self._ended) < self._num_ranks:
             self._end(Outcome("stopped", f"checkpoint {attempt.number} was taken to stop", 0))
         elif len(self._ended) == self._num_ranks and self.outcome is None:

@@ -172,11 +172,8 @@ class JobFolder:
 
     def checkpoints(self) -> list[Checkpoint]:
         """Those that are committed, oldest first; a damaged manifest raises `FormatError`."""
-        found = []
-        for entry in sorted(self.images.iterdir()):
-            if _NUMBER.fullmatch(entry.name):
-                found.append(Checkpoint(int(entry.name), entry, read_manifest(entry)))
-        return found
+        places = [(number, self.images / f"{number:06d}") for number in self._numbers()]
+        return [Checkpoint(number, place, read_manifest(place)) for number, place in places]
 
     def checkpoint(self, number: int | None) -> Checkpoint:
         """The one of this number, or the last one."""
@@ -190,13 +187,8 @@ class JobFolder:
 
     def begin_checkpoint(self) -> tuple[int, Path]:
         """Number and folder of the next one; what earlier attempts have left is removed."""
-        taken = [0]
-        for entry in self.images.iterdir():
-            if entry.name.endswith(_PART):
-                shutil.rmtree(entry, ignore_errors=True)
-            elif _NUMBER.fullmatch(entry.name):
-                taken.append(int(entry.name))
-        number = max(taken) + 1
+        self._remove_parts()
+        number = 1 + max(self._numbers(), default=0)
         part = self.images / f"{number:06d}{_PART}"
         part.mkdir(mode=0o700)
         return number, part
@@ -213,13 +205,13 @@ class JobFolder:
         flush(self.images)
         return final
 
-    def drop_checkpoint(self, part: Path) -> None:
-        """Remove one that was given up."""
-        shutil.rmtree(part, ignore_errors=True)
-
     def keep_last(self, count: int) -> list[int]:
-        """Remove all but the last ``count`` checkpoints and those that they build upon; what was removed."""
-        numbers = sorted(int(entry.name) for entry in self.images.iterdir() if _NUMBER.fullmatch(entry.name))
+        """Remove what was given up, and all but the last ``count`` checkpoints and those that they build upon.
+
+        Nobody is about to take one. Returns the numbers of the checkpoints that are gone.
+        """
+        self._remove_parts()
+        numbers = self._numbers()
         needed: set[int] = set()
         for number in numbers[-count:]:
             # Complete: what a checkpoint needs does not follow from what those need in turn.
@@ -229,8 +221,16 @@ class JobFolder:
             # Renamed first: a folder that is half removed must not look like a checkpoint.
             doomed = self.images / f"{number:06d}"
             doomed.rename(doomed.with_name(f"{number:06d}{_PART}"))
-            shutil.rmtree(doomed.with_name(f"{number:06d}{_PART}"), ignore_errors=True)
+            self._remove_parts()
         return removed
+
+    def _numbers(self) -> list[int]:
+        """Of the checkpoints that there are, in order."""
+        return sorted(int(entry.name) for entry in self.images.iterdir() if _NUMBER.fullmatch(entry.name))
+
+    def _remove_parts(self) -> None:
+        for part in self.images.glob(f"*{_PART}"):
+            shutil.rmtree(part, ignore_errors=True)
 
 
 def rank_name(rank: int) -> str:
