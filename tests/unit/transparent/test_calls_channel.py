@@ -68,22 +68,6 @@ def test_an_unanswered_request_is_found_by_another_mapping(native: Any, tmp_path
     assert second.pending() == 0
 
 
-def test_a_thread_is_in_a_file_from_the_answer_on_until_it_says_that_it_has_left(native: Any, tmp_path: Path) -> None:
-    path = str(tmp_path / "channel")
-    lower, upper = Channel.create(path), Channel.map(path)
-    upper.mark_in_file(3, 1)
-    asking = threading.Thread(target=upper.call, args=(3,))
-    asking.start()
-    while not lower.pending():
-        lower.wait(lower.bell(), 0, 1000)
-    assert not lower.in_file  # it waits to be let in: an image may be taken
-    lower.answer(3)
-    asking.join()
-    assert lower.in_file
-    upper.mark_in_file(3, 0)
-    assert not lower.in_file
-
-
 def test_memory_is_read_and_written_by_its_address(native: Any) -> None:
     memory = module.RemoteMemory(os.getpid())
     target = bytearray(b"0123456789")
