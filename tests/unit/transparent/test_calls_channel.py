@@ -89,6 +89,16 @@ def test_a_file_that_is_no_channel_is_refused(tmp_path: Path) -> None:
         Channel.map(str(short))
 
 
+def test_a_channel_that_came_with_the_image_of_an_earlier_version_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "channel"
+    channel = Channel.create(str(path))
+    channel.check("looking at a new one")
+    with path.open("r+b") as file:
+        file.write(b"RMSHCHN2")
+    with pytest.raises(FormatError, match="serving a program: the channel begins with b'RMSHCHN2'"):
+        channel.check("serving a program")
+
+
 def test_a_channel_is_never_made_over_a_file(tmp_path: Path) -> None:
     path = str(tmp_path / "channel")
     Channel.create(path)
