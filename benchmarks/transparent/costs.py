@@ -38,7 +38,7 @@ from remesh.transparent.lower.pace import SPIN_VARIABLE
 from remesh.transparent.mpis import find_mpi
 from remesh.transparent.stay import Placement, make_bed, reach_into, run_stay
 
-_ADDED_US, _ADDED_SPINNING_US = 6.0, 2.0
+_ADDED_US, _ADDED_SPINNING_US, _ADDED_TO_FILE_US = 6.0, 2.0, 8.0
 _SIZES_MIB = (1, 8, 64)
 _BANDWIDTH = {"shm": 0.5, "tcp": 0.8, "ofi": 0.8}
 _SHARED_BANDWIDTH = 0.9
@@ -173,6 +173,8 @@ def compare(case: str, network: str, runs: Mapping[str, list[Measured]]) -> list
     found.append(Row(f"{case}: added to allreduce of 8 bytes by native's own without blocking", without_blocking, "us"))
     for name, said in _ALONE.items():
         found += [Row(f"{case}: {said}, {way}", median(way, name) * 1e6, "us") for way in ("native", "carried")]
+    added_to_file = (median("carried", "written") - median("native", "written")) * 1e6
+    found.append(at_most(f"{case}: added to {_ALONE['written']}", added_to_file, "us", _ADDED_TO_FILE_US))
     found += bandwidth_rows(case, runs, "carried", _BANDWIDTH[network])
     found += bandwidth_rows(case, runs, "shared", _SHARED_BANDWIDTH, said=" of shared arrays")
     found += native_bandwidth_rows(case, runs)

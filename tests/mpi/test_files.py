@@ -96,3 +96,21 @@ def test_ranks_that_write_at_their_own_speed_lose_no_record(job: Job, tmp_path: 
     ended = job.stay("mpich", settings=settings, checkpoint=job.folder.checkpoint(None))
     assert ended.outcome.state == "finished", job.events
     assert job.answer == "answer 0fa1480cb7f7589f"
+
+
+@pytest.mark.parametrize("native", ["built", "ctypes"])
+def test_checkpoints_in_the_middle_of_streams_of_accesses_lose_nothing_and_do_nothing_twice(
+    job: Job, tmp_path: Path, native: str
+) -> None:
+    enough = tmp_path / "enough"
+    job.create("tallies", tmp_path / "tallies.bin", enough, REMESH_NATIVE=native)
+    checkpoint = None
+    for mpi in ("mpich", "openmpi", "impi", "mpich"):
+        settings = Settings(every_s=0.05)
+        stopped = job.stay(mpi, settings=settings, checkpoint=checkpoint, watch=stop_after(0.8))
+        assert stopped.outcome.state == "stopped", job.events
+        checkpoint = job.folder.checkpoint(None)
+    enough.touch()
+    ended = job.stay("mpich", checkpoint=checkpoint)
+    assert ended.outcome.state == "finished", job.events
+    assert job.answer == "answer every rank counted"

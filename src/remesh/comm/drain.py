@@ -51,7 +51,9 @@ def find_traffic(now: Sequence[Status]) -> str:
         return f"ranks {open_ranks} still take requests"
     loud = [status.rank for status in now if not status.quiet]
     if loud:
-        return f"ranks {loud} have operations under way"
+        in_file = [status.rank for status in now if status.in_file and not status.quiet]
+        of_files = f"; ranks {in_file} are in the middle of an access to a file" if in_file else ""
+        return f"ranks {loud} have operations under way{of_files}"
     missing = compute_missing(now)
     if missing:
         first = missing[0]

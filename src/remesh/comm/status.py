@@ -62,6 +62,8 @@ class Status:
     """Nothing that this rank has started is under way: sends are complete, so are non-blocking collectives."""
     closed: bool = False
     """The rank takes no new request of its program."""
+    in_file: bool = field(default=False, compare=False)
+    """Its program is in the middle of an access to a file that ranks share: a reason for not being quiet."""
     refusals: tuple[str, ...] = field(default=(), compare=False)
     """Why its program cannot be imaged now; empty when it can."""
 
@@ -84,6 +86,7 @@ class Status:
             "received": [list(pair) for pair in self.received],
             "quiet": self.quiet,
             "closed": self.closed,
+            "in_file": self.in_file,
             "refusals": list(self.refusals),
         }
 
@@ -100,6 +103,7 @@ class Status:
                 received=tuple((int(who), int(n)) for who, n in value["received"]),
                 quiet=bool(value["quiet"]),
                 closed=bool(value["closed"]),
+                in_file=bool(value["in_file"]),
                 refusals=tuple(map(str, value["refusals"])),
             )
         except (KeyError, TypeError, ValueError) as error:

@@ -86,6 +86,21 @@ static PyObject *fast_ring(PyObject *self, PyObject *const *args, Py_ssize_t nar
     Py_RETURN_NONE;
 }
 
+/* close_gate(word), open_gate(word): let no thread of the program into a file, or let them in again. */
+static PyObject *fast_close_gate(PyObject *self, PyObject *const *args, Py_ssize_t nargs) {
+    uint64_t a[1];
+    if (take_integers(args, nargs, 1, a)) return NULL;
+    atomic_fetch_or(word_at(a[0]), GATE_CLOSED);
+    Py_RETURN_NONE;
+}
+
+static PyObject *fast_open_gate(PyObject *self, PyObject *const *args, Py_ssize_t nargs) {
+    uint64_t a[1];
+    if (take_integers(args, nargs, 1, a)) return NULL;
+    atomic_fetch_and(word_at(a[0]), ~(uint32_t)GATE_CLOSED);
+    Py_RETURN_NONE;
+}
+
 /* The kernel moves at most 2 GiB a call, and fewer where pages are missing: go on until all is there. 0 or an errno. */
 static int move_memory(long number, uint64_t pid, uint64_t there, uint64_t here, uint64_t num_bytes) {
     uint64_t done = 0;
@@ -183,6 +198,8 @@ static PyMethodDef methods[] = {
     {"pending", (PyCFunction)(void (*)(void))fast_pending, METH_FASTCALL, NULL},
     {"wait", (PyCFunction)(void (*)(void))fast_wait, METH_FASTCALL, NULL},
     {"ring", (PyCFunction)(void (*)(void))fast_ring, METH_FASTCALL, NULL},
+    {"close_gate", (PyCFunction)(void (*)(void))fast_close_gate, METH_FASTCALL, NULL},
+    {"open_gate", (PyCFunction)(void (*)(void))fast_open_gate, METH_FASTCALL, NULL},
     {"read_memory", (PyCFunction)(void (*)(void))fast_read_memory, METH_FASTCALL, NULL},
     {"write_memory", (PyCFunction)(void (*)(void))fast_write_memory, METH_FASTCALL, NULL},
     {"relay", (PyCFunction)(void (*)(void))fast_relay, METH_FASTCALL, NULL},
@@ -199,7 +216,8 @@ static struct PyModuleDef definition = {
 PyMODINIT_FUNC PyInit__fast(void) {
     PyObject *module = PyModule_Create(&definition);
     if (module == NULL) return NULL;
-    if (add_records(module) || add_port(module) || add_engine(module) || add_arena(module) || add_exporter(module))
+    if (add_records(module) || add_port(module) || add_engine(module) || add_arena(module) || add_exporter(module) ||
+        add_files(module))
         Py_CLEAR(module);
     return module;
 }

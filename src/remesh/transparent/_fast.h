@@ -41,6 +41,7 @@ typedef _Atomic uint32_t Word;
 #define POST_BYTES 4096
 #define SKIP 0xFFFFFFFFu
 #define BODY_BYTES (RING - BODY)
+enum { GATE_CLOSED = 1, GATE_ONE_INSIDE = 2 };
 
 /* calls/table.py */
 #define EAGER_BYTES 32768
@@ -105,9 +106,13 @@ static inline char *put_u8(char *to, uint8_t value) { return memcpy(to, &value, 
 static inline char *put_32(char *to, uint32_t value) { return memcpy(to, &value, 4), to + 4; }
 static inline char *put_64(char *to, uint64_t value) { return memcpy(to, &value, 8), to + 8; }
 
-/* _port.c, _engine.c, _arena.c and _exporter.c: add what they have to the module; -1 with an exception. */
+/* _port.c: the bytes of a buffer whose elements have a basic datatype each, contiguous; 0 if it is another one, or none. */
+int take_buffer(PyObject *object, Py_buffer *view, int flags);
+
+/* _port.c, _engine.c, _arena.c, _exporter.c and _files.c: add what they have to the module; -1 with an exception. */
 int add_arena(PyObject *module);
 int add_exporter(PyObject *module);
+int add_files(PyObject *module);
 int add_port(PyObject *module);
 int add_engine(PyObject *module);
 

@@ -103,8 +103,7 @@ static PyObject *port_start_receive(PyObject *self, PyObject *const *args, Py_ss
     return PyBool_FromLong(post_receive((Port *)self, number, comm, (int)source, (int)tag, capacity, place));
 }
 
-/* The bytes of a buffer whose elements have a basic datatype each; 0 if it is another one, or none. */
-static int take_buffer(PyObject *object, Py_buffer *view, int flags) {
+int take_buffer(PyObject *object, Py_buffer *view, int flags) {
     if (PyObject_GetBuffer(object, view, PyBUF_FORMAT | PyBUF_C_CONTIGUOUS | flags)) {
         PyErr_Clear();
         return 0;

@@ -10,9 +10,9 @@ Layout, little-endian, offsets in bytes. Words that one side writes stand on cac
                                    2: it gives way on the upper half's core, and runs when that does the same
     192     spin             u32   turns that the upper half spins before it sleeps; the lower half's to set
     196     give way         u32   us that the upper half then gives way before it sleeps; the lower half's to set
+    256     gate             u32   bit 0: closed; above it: how many threads are in files that other ranks have open
     65536 + i * 65536              slot i, one for each thread of the upper half that makes calls
       0     request number   u32   raised by the upper half when the body is complete
-      4     in a file        u32   1: the thread changes or reads a file that other ranks have open, or asks to
       64    reply number     u32   set to the request number by the lower half when the body is the reply
       128   upper waits      u32   the upper half is, or is about to be, in a futex wait at the reply number
       192   posted           u32   bytes of entries that the upper half has put into the ring, ever
@@ -24,22 +24,36 @@ Layout, little-endian, offsets in bytes. Words that one side writes stand on cac
 A request whose number differs from the reply's is unanswered. It keeps its body, so another lower half can serve it;
 the same is true of what stands in the rings. All rings are served before any body, so a call never overtakes what the
 program had posted before it, in whatever thread.
+
+The gate keeps images from being taken while a thread is in a file that other ranks have open, and threads from going in
+between the images of two ranks::
+
+    thread of the program                                lower half
+    closed? no: one more inside     (one instruction)
+        system calls on the file                         close: from here on the number only falls
+    one less inside                                      nobody inside: quiet, and stays so; an image may be taken
+    closed? yes: a call, which is not answered           open, then answer
+        when closed; then once more
+
+Both change the one word by atomic instructions only. So either a thread went in before the gate was closed, and is
+counted; or it finds the gate closed. A program that is stopped has its say in the word at any instruction, and an image
+has nobody inside. (The twin adds first, looks then, and takes back: it may be counted without being inside.)
 """
 
 from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Self
 
 from remesh.errors import FormatError, StorageError
 from remesh.transparent.native import NATIVE
 
-_MAGIC = b"RMSHCHN2"
-_DOORBELL, _SLEEPING, _SPIN = 64, 128, 192
+_MAGIC = b"RMSHCHN3"
+_DOORBELL, _SLEEPING, _SPIN, _GATE = 64, 128, 192, 256
 _FIRST_SLOT = _STRIDE = 1 << 16
-_IN_FILE, _REPLY, _WAITING, _POSTED, _TAKEN, _BODY = 4, 64, 128, 192, 256, 320
+_REPLY, _WAITING, _POSTED, _TAKEN, _BODY = 64, 128, 192, 256, 320
 _RING = 49152
 _RING_BYTES = _STRIDE - _RING
 _SKIP = 0xFFFFFFFF
@@ -66,8 +80,7 @@ class Channel:
         self._scan_rings = (self._base + _FIRST_SLOT + _POSTED, _TAKEN - _POSTED, _STRIDE, NUM_SLOTS)
         self._bell = (self._base + _DOORBELL, self._base + _SLEEPING)
         self._pace_words = view[_SPIN : _SPIN + 8].cast("I")
-        places = range(_FIRST_SLOT + _IN_FILE, self.SIZE_BYTES, _STRIDE)
-        self._file_words = [view[start : start + 4].cast("I") for start in places]
+        self._gate_word = view[_GATE : _GATE + 4].cast("I")
         self._bell_word = view[_DOORBELL : _DOORBELL + 4].cast("I")
 
     def _words_of(self, slot: int) -> tuple[int, int, int]:
@@ -102,10 +115,17 @@ class Channel:
             view = NATIVE.map_file(path, cls.SIZE_BYTES)
         except OSError as error:
             raise StorageError(f"opening the channel {path}: {error}; start the program by `remesh mpi run`") from error
-        found = bytes(view[: len(_MAGIC)])
+        channel = cls(view)
+        channel.check(f"opening the channel {path}")
+        return channel
+
+    def check(self, doing: str) -> None:
+        """Raise `FormatError` unless this is a channel of this version; what stands in it may be of an image."""
+        found = bytes(self._view[: len(_MAGIC)])
         if found != _MAGIC:
-            raise FormatError("foreign", f"opening the channel {path}: it begins with {found!r}, expected {_MAGIC!r}")
-        return cls(view)
+            raise FormatError(
+                "foreign", f"{doing}: the channel begins with {found!r}, expected {_MAGIC!r}; use one version of Remesh"
+            )
 
     # The upper half's side.
 
@@ -117,16 +137,31 @@ class Channel:
         """The short way for the thread that has this slot."""
         return NATIVE.Port(self._base, slot)
 
-    def mark_in_file(self, slot: int, value: int) -> None:
-        """Say that the slot's thread is about to be in a file (1), or has left it (0)."""
-        self._file_words[slot][0] = value
+    def gate(self, wait: Callable[[], object]) -> Any:
+        """What a thread is in, as a context, while it uses a file; ``wait`` comes back when the gate may be open again.
+
+        A thread that is inside, and a signal handler that it runs, may go in once more.
+        """
+        return NATIVE.Gate(self._base + _GATE, wait)
 
     # The lower half's side.
 
+    def close_gate(self) -> None:
+        """Let no thread of the program into a file any more; those that are inside finish."""
+        NATIVE.close_gate(self._base + _GATE)
+
+    def open_gate(self) -> None:
+        """Let threads into files again; those that wait must be answered after that."""
+        NATIVE.open_gate(self._base + _GATE)
+
     @property
-    def in_file(self) -> bool:
-        """Whether a thread is in a file: it has said so, and waits for no answer."""
-        return any(word[0] and not self.pending() >> slot & 1 for slot, word in enumerate(self._file_words))
+    def num_in_files(self) -> int:
+        """How many threads are inside the gate."""
+        return self._gate_word[0] >> 1
+
+    def forget_program(self) -> None:
+        """The program has ended: no thread of it is in a file any more, wherever it ended."""
+        self._gate_word[0] &= 1
 
     @property
     def base(self) -> int:

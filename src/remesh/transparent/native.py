@@ -9,12 +9,16 @@ from __future__ import annotations
 import ctypes
 import importlib
 import os
+import threading
 import time
+from collections.abc import Callable
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 _SYS_FUTEX = {"x86_64": 202, "aarch64": 98}.get(os.uname().machine, 0)
-_FUTEX_WAIT, _FUTEX_WAKE = 0, 1
+_FUTEX_WAIT, _FUTEX_WAKE, _FUTEX_WAKE_OP = 0, 1, 5
+_ADD, _OR, _AND_NOT = 1, 2, 3  # what FUTEX_WAKE_OP does
+_GATE_CLOSED, _GATE_ONE_INSIDE = 1, 2
 _PROT_READ_WRITE, _MAP_SHARED = 3, 1
 _EVERYBODY = 0x7FFFFFFF
 _LONGEST_WAIT_US = 5000
@@ -40,6 +44,51 @@ def _futex(address: int, operation: int, value: int, timeout_us: int) -> None:
     span = _Timespec(timeout_us // 1_000_000, timeout_us % 1_000_000 * 1000)
     arguments = (ctypes.c_long(_SYS_FUTEX), ctypes.c_void_p(address), ctypes.c_long(operation), ctypes.c_uint(value))
     _libc.syscall(*arguments, ctypes.byref(span), None, ctypes.c_long(0))
+
+
+def _change(address: int, operation: int, operand: int) -> None:
+    """Change a word at once, and in order with all that stands before and after: by the kernel, for want of a fence."""
+    code = ctypes.c_int32((operation << 28) | ((operand & 0xFFF) << 12))
+    place, none = ctypes.c_void_p(address), ctypes.c_long(0)
+    if _libc.syscall(ctypes.c_long(_SYS_FUTEX), place, ctypes.c_long(_FUTEX_WAKE_OP), none, none, place, code) < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"changing a word of the channel by futex: {os.strerror(number)}")
+
+
+def close_gate(word: int) -> None:
+    """Let no thread of the program into a file any more."""
+    _change(word, _OR, _GATE_CLOSED)
+
+
+def open_gate(word: int) -> None:
+    """Let them in again."""
+    _change(word, _AND_NOT, _GATE_CLOSED)
+
+
+class Gate:
+    """As a context: a thread is in a file that other ranks have open. ``channel.py`` says how it is kept."""
+
+    def __init__(self, word: int, wait: Callable[[], object]) -> None:
+        self._word, self._wait = word, wait
+        self._mine = threading.local()
+
+    def _try(self) -> bool:
+        _change(self._word, _ADD, _GATE_ONE_INSIDE)
+        if _word(self._word).value & _GATE_CLOSED:
+            _change(self._word, _ADD, -_GATE_ONE_INSIDE)
+            return False
+        return True
+
+    def __enter__(self) -> None:
+        depth = getattr(self._mine, "depth", 0)
+        while not depth and not self._try():
+            self._wait()
+        self._mine.depth = depth + 1
+
+    def __exit__(self, *_: object) -> None:
+        self._mine.depth -= 1
+        if not self._mine.depth:
+            _change(self._word, _ADD, -_GATE_ONE_INSIDE)
 
 
 def call(base: int, slot: int) -> None:
@@ -180,6 +229,8 @@ class Port:
 
 TWIN = SimpleNamespace(
     Port=Port,
+    Gate=Gate,
+    ViewData=None,
     Engine=None,
     Exporter=object,
     call=call,
@@ -187,6 +238,8 @@ TWIN = SimpleNamespace(
     pending=pending,
     wait=wait,
     ring=ring,
+    close_gate=close_gate,
+    open_gate=open_gate,
     read_memory=read_memory,
     write_memory=write_memory,
     relay=relay,

@@ -117,6 +117,7 @@ class RankLoop:
         if self._upper is None or self._ended is not None or (code := self._upper.poll()) is None:
             return
         self._ended = code
+        self._half.forget_program()
         for output in self._outputs:
             output.copy()
         self._control.send({"type": "ended", "code": code})
@@ -280,6 +281,7 @@ def describe_half(rank: int, half: LowerHalf, *, is_closed: bool, has_ended: boo
         pairs(counters.sent),
         pairs(counters.received),
         quiet=half.quiet() if is_closed else False,
+        in_file=half.in_file,
         closed=is_closed,
     )
 

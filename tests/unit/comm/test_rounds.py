@@ -89,6 +89,14 @@ def test_one_wave_alone_does_not_prove_that_the_network_is_empty() -> None:
     assert is_drained(wave, wave)[0]
 
 
+def test_what_a_round_waits_for_is_named_where_it_is_an_access_to_a_file() -> None:
+    loud = [_status(0, closed=True, quiet=False), _status(1, closed=True, quiet=False, in_file=True)]
+    drained, why = is_drained(loud, loud)
+    assert not drained
+    assert why == "ranks [0, 1] have operations under way; ranks [1] are in the middle of an access to a file"
+    assert Status.from_json(loud[1].to_json()).in_file
+
+
 def test_a_round_goes_from_intent_to_commit() -> None:
     state, told = Round(2, stop=True).begin(0.0)
     steps = []

@@ -68,22 +68,6 @@ def test_an_unanswered_request_is_found_by_another_mapping(native: Any, tmp_path
     assert second.pending() == 0
 
 
-def test_a_thread_is_in_a_file_from_the_answer_on_until_it_says_that_it_has_left(native: Any, tmp_path: Path) -> None:
-    path = str(tmp_path / "channel")
-    lower, upper = Channel.create(path), Channel.map(path)
-    upper.mark_in_file(3, 1)
-    asking = threading.Thread(target=upper.call, args=(3,))
-    asking.start()
-    while not lower.pending():
-        lower.wait(lower.bell(), 0, 1000)
-    assert not lower.in_file  # it waits to be let in: an image may be taken
-    lower.answer(3)
-    asking.join()
-    assert lower.in_file
-    upper.mark_in_file(3, 0)
-    assert not lower.in_file
-
-
 def test_memory_is_read_and_written_by_its_address(native: Any) -> None:
     memory = module.RemoteMemory(os.getpid())
     target = bytearray(b"0123456789")
@@ -103,6 +87,16 @@ def test_a_file_that_is_no_channel_is_refused(tmp_path: Path) -> None:
     short.write_bytes(b"RMSHCHN1")
     with pytest.raises(StorageError):
         Channel.map(str(short))
+
+
+def test_a_channel_that_came_with_the_image_of_an_earlier_version_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "channel"
+    channel = Channel.create(str(path))
+    channel.check("looking at a new one")
+    with path.open("r+b") as file:
+        file.write(b"RMSHCHN2")
+    with pytest.raises(FormatError, match="serving a program: the channel begins with b'RMSHCHN2'"):
+        channel.check("serving a program")
 
 
 def test_a_channel_is_never_made_over_a_file(tmp_path: Path) -> None:

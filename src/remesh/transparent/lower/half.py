@@ -148,7 +148,11 @@ class LowerHalf:
         """Tell the process id (as this process sees it) whose memory big payloads are read from and written to.
 
         After :meth:`from_state` this is also what lets the restored upper half be served.
+
+        Raises:
+            FormatError: the upper half has come with a channel of another version of Remesh.
         """
+        self._channel.check("serving a program that has come with its channel")
         self._memory.attach(upper_pid)
         if self._engine is not None:
             self._engine.attach(upper_pid)
@@ -347,12 +351,14 @@ class LowerHalf:
         Nothing is answered and nothing written to the upper half's memory once :meth:`quiet` is true.
         """
         self._closed = True
+        self._channel.close_gate()
         self._transfers.close()
         self._tell_engine()
 
     def open(self) -> None:
         """Take requests again, after :meth:`close`: the checkpoint is done or given up."""
         self._closed = False
+        self._channel.open_gate()
         self._requests.news = True
         self._tell_engine()
         self._transfers.open()
@@ -367,11 +373,19 @@ class LowerHalf:
 
         After :meth:`close`, accesses of other ranks to a window of this one are still carried out and answered, and
         what they sent ahead is given back; apart from those, once true it stays true, and ``counters().sent`` no
-        longer changes. Messages may arrive. It is false for an instant when the program asks to use a file, which it
-        may not before :meth:`open`.
+        longer changes. Messages may arrive.
         """
-        under_way = self._transfers.streaming or self._windows.is_busy or self._inside() or self._channel.in_file
+        under_way = self._transfers.streaming or self._windows.is_busy or self._inside() or self.in_file
         return self._wire.handed_over and not under_way
+
+    @property
+    def in_file(self) -> bool:
+        """Whether the program is in the middle of an access to a file that ranks share."""
+        return bool(self._channel.num_in_files)
+
+    def forget_program(self) -> None:
+        """The program has ended, wherever it was."""
+        self._channel.forget_program()
 
     def state_bytes(self) -> bytes:
         """Everything that must outlive this lower half: communicators, requests, queues. Changes nothing.

@@ -113,6 +113,7 @@ class File(WithErrhandler, Handle):
 
         def close() -> None:
             descriptor, file.descriptor = file.descriptor, -1
+            file.settle()
             with in_file(f"MPI.File.Close: closing {file.name}"):
                 try:
                     if file.is_dirty and not deletes:
@@ -204,6 +205,7 @@ class File(WithErrhandler, Handle):
             raise failure("ERR_UNSUPPORTED_DATAREP", f"MPI.File.Set_view: {datarep!r} on {file.name}; give 'native'")
         view = together(file.comm, lambda: _view_of(file, disp, etype, tile))
         file.view = view
+        file.settle()
         # The types live on here when the program frees its handles.
         file.etype, file.filetype = Datatype._wrap(etype._type), Datatype._wrap(tile._type)
         file.info |= dict(info.items())
@@ -247,6 +249,7 @@ class File(WithErrhandler, Handle):
         file = self._file
         expect_same(file.comm, bool(flag), "MPI.File.Set_atomicity: the flag")
         file.is_atomic = bool(flag)
+        file.settle()
 
     def Get_atomicity(self) -> bool:
         return self._file.is_atomic

@@ -1,7 +1,7 @@
-"""How do bytes get between memory and the runs of a file, and what do the system's errors mean in MPI?
+"""What is done to a file as a whole, and what do the system's errors mean in MPI?
 
-A file is a plain descriptor of the program: the image engine carries it. All of this happens inside
-:meth:`~remesh.transparent.upper.link.Link.in_file`, so no checkpoint finds a rank in the middle.
+All of it happens inside the gate (:attr:`~remesh.transparent.upper.link.Link.gate`), so no checkpoint finds a rank in
+the middle.
 """
 
 from __future__ import annotations
@@ -11,14 +11,12 @@ import errno
 import fcntl
 import os
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Final
 
 from remesh.transparent.upper import constants as k
 from remesh.transparent.upper.errors import Exception, failure
 from remesh.transparent.upper.link import link
-
-Runs = Iterable[tuple[int, int]]
 
 _CLASSES: Final = {
     errno.ENOENT: "ERR_NO_SUCH_FILE",
@@ -40,7 +38,8 @@ _CLASSES: Final = {
 _ACCESS: Final = {k.MODE_RDONLY: os.O_RDONLY, k.MODE_WRONLY: os.O_WRONLY, k.MODE_RDWR: os.O_RDWR}
 
 
-def _failure_of(error: OSError, doing: str) -> Exception:
+def failure_of(error: OSError, doing: str) -> Exception:
+    """What an error of the system is in MPI."""
     return failure(_CLASSES.get(error.errno or 0, "ERR_IO"), f"{doing}: {error.strerror}")
 
 
@@ -52,10 +51,10 @@ def in_file(doing: str) -> Iterator[None]:
         Exception: of the class that the error has in MPI.
     """
     try:
-        with link().in_file():
+        with link().gate:
             yield
     except OSError as error:
-        raise _failure_of(error, doing) from error
+        raise failure_of(error, doing) from error
 
 
 def check_amode(amode: int) -> None:
@@ -81,32 +80,6 @@ def open_file(path: str | bytes, amode: int) -> int:
             os.close(descriptor)
             raise failure("ERR_BAD_FILE", f"{doing}: it is a folder")
         return descriptor
-
-
-def read_runs(descriptor: int, runs: Runs, into: memoryview) -> int:
-    """Fill a view from the runs of a file, in order; how many bytes there were before the file's end."""
-    done = 0
-    for position, length in runs:
-        end = done + length
-        while done < end:
-            count = os.preadv(descriptor, [into[done:end]], position)
-            if not count:
-                return done
-            done += count
-            position += count
-    return done
-
-
-def write_runs(descriptor: int, runs: Runs, data: memoryview) -> int:
-    """Put the bytes of a view into the runs of a file, in order; how many."""
-    done = 0
-    for position, length in runs:
-        end = done + length
-        while done < end:
-            count = os.pwrite(descriptor, data[done:end], position)
-            done += count
-            position += count
-    return done
 
 
 def flush(descriptor: int) -> None:

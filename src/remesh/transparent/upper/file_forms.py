@@ -9,7 +9,6 @@ section 14.4.
 
 from __future__ import annotations
 
-import contextlib
 import enum
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,9 +17,9 @@ from typing import Any
 from remesh.transparent.upper import constants as k
 from remesh.transparent.upper.buffers import Spec, parse
 from remesh.transparent.upper.errors import failure
-from remesh.transparent.upper.file_access import in_file, locked, read_runs, write_runs
+from remesh.transparent.upper.file_access import failure_of, locked
 from remesh.transparent.upper.file_state import FileState, Split
-from remesh.transparent.upper.link import Completion
+from remesh.transparent.upper.link import Completion, link
 from remesh.transparent.upper.request import Operation, Request, Work
 from remesh.transparent.upper.status import Status
 from remesh.transparent.upper.together import agree, attempt, together
@@ -94,31 +93,54 @@ def _start(file: FileState, access: Access, num_etypes: int, offset: int) -> int
     return file.shared.take(num_etypes)
 
 
-def _transfer(file: FileState, access: Access, spec: Spec, start: int) -> Completion:
-    """Read or write; fewer bytes than asked for only at the end of the file."""
-    first, num_bytes = start * file.view.etype_bytes, spec.num_bytes
-    runs = file.view.runs(first, num_bytes)
+def _transfer(file: FileState, access: Access, spec: Spec, start: int) -> int:
+    """Read or write; how many bytes: fewer than asked for only at the end of the file."""
+    num_bytes, etype_bytes = spec.num_bytes, file.view.etype_bytes
     is_dense = spec.datatype._layout.is_dense
     data = spec.payload() if access.writes or is_dense else memoryview(bytearray(num_bytes))
-    apart: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
-    if file.is_atomic and num_bytes:
-        apart = locked(file.descriptor, file.view.span(first, num_bytes), for_writing=access.writes)
-    with in_file(f"MPI.File.{access.name}: on {file.name}"), apart:
-        if access.writes:
-            file.is_dirty = True
-            return _ended(write_runs(file.descriptor, runs, data))
-        num_read = read_runs(file.descriptor, runs, data)
-    if not is_dense:
-        spec.unpack(data[:num_read])
-    return _ended(num_read)
+    move = file.data.write if access.writes else file.data.read
+    file.is_dirty |= access.writes
+    try:
+        if file.is_atomic and num_bytes:
+            span = file.view.span(start * etype_bytes, num_bytes)
+            # The lock, too, is inside the gate: an image does not hold it.
+            with link().gate, locked(file.descriptor, span, for_writing=access.writes):
+                moved = move(start, data)
+        else:
+            moved = move(start, data)
+    except OSError as error:
+        raise failure_of(error, f"MPI.File.{access.name}: on {file.name}") from error
+    assert moved is not None  # the access has been prepared
+    if not access.writes and not is_dense:
+        spec.unpack(data[:moved])
+    return moved
 
 
-def _ended(num_bytes: int) -> Completion:
-    return Completion(k.ANY_SOURCE, k.ANY_TAG, num_bytes, 0)
+def _carry_out_shortly(file: FileState, access: Access, offset: int, buf: Any) -> int | None:
+    """Read or write what needs neither a datatype nor another rank; None if it does: then nothing has happened."""
+    move = file.write_shortly if access.writes else file.read_shortly
+    if move is None:
+        return None
+    file.is_dirty |= access.writes
+    try:
+        if access.place is Place.OFFSET:
+            return move(offset, buf)
+        if access.place is not Place.OWN or (num_etypes := file.data.count(buf)) is None:
+            return None
+        start, file.position = file.position, file.position + num_etypes
+        moved = move(start, buf)
+    except OSError as error:
+        raise failure_of(error, f"MPI.File.{access.name}: on {file.name}") from error
+    if moved is None:
+        file.position = start
+    return moved
 
 
-def _carry_out(file: FileState, access: Access, offset: int, buf: Any) -> Completion:
-    """All of an access, without a word to other ranks; where the ranks take turns they agree beforehand."""
+def _carry_out(file: FileState, access: Access, offset: int, buf: Any) -> int:
+    """All of an access, without a word to other ranks: how many bytes; ranks that take turns agree beforehand."""
+    moved = _carry_out_shortly(file, access, offset, buf)
+    if moved is not None:
+        return moved
     if access.place is Place.ORDERED:
         spec, num_etypes = together(file.comm, lambda: _prepare(file, access, buf))
         start = file.shared.take_in_turn(num_etypes)
@@ -133,54 +155,66 @@ def _carry_out(file: FileState, access: Access, offset: int, buf: Any) -> Comple
 Method = Callable[..., Any]
 
 
-def _arguments(access: Access, args: tuple[Any, ...], named: dict[str, Any], rest: tuple[str, ...]) -> dict[str, Any]:
-    """Arguments by name; the offset only where one is given."""
-    names = (("offset",) if access.place is Place.OFFSET else ()) + rest
+def _arguments(access: Access, args: tuple[Any, ...], named: dict[str, Any]) -> tuple[int, Any]:
+    """Offset and buffer; the offset is 0 where none is given."""
+    names = ("offset", "buf") if access.place is Place.OFFSET else ("buf",)
     given = dict(zip(names, args, strict=False)) | named
     if len(args) > len(names) or set(given) - set(names):
         raise TypeError(f"MPI.File.{access.name} takes {', '.join(names)}")
-    missing = [name for name in names if name not in given and name != "status"]
+    missing = [name for name in names if name not in given]
     if missing:
         raise TypeError(f"MPI.File.{access.name} lacks {', '.join(missing)}")
-    return {"offset": 0, "status": None} | given
+    return given.get("offset", 0), given["buf"]
 
 
-def _tell(status: Status | None, completion: Completion) -> None:
+def _ended(num_bytes: int) -> Completion:
+    return Completion(k.ANY_SOURCE, k.ANY_TAG, num_bytes, 0)
+
+
+def _tell(status: Status | None, num_bytes: int) -> None:
     if status is not None:
-        status._fill(completion, completion.source)
+        status._fill(_ended(num_bytes), k.ANY_SOURCE)
 
 
 def _blocking(access: Access) -> Method:
-    def method(self: Any, *args: Any, **named: Any) -> None:
-        given = _arguments(access, args, named, ("buf", "status"))
-        file = self._file
+    if access.is_collective:
 
-        def carry_out() -> Completion:
-            return _carry_out(file, access, given["offset"], given["buf"])
+        def carry_out(self: Any, offset: int, buf: Any, status: Status | None) -> None:
+            file = self._file
+            _tell(status, together(file.comm, lambda: _carry_out(file, access, offset, buf)))
+    else:
 
-        _tell(given["status"], together(file.comm, carry_out) if access.is_collective else carry_out())
+        def carry_out(self: Any, offset: int, buf: Any, status: Status | None) -> None:
+            num_bytes = _carry_out(self._file, access, offset, buf)
+            if status is not None:
+                _tell(status, num_bytes)
 
-    return method
+    def at_offset(self: Any, offset: int, buf: Any, status: Status | None = None) -> None:
+        carry_out(self, offset, buf, status)
+
+    def at_pointer(self: Any, buf: Any, status: Status | None = None) -> None:
+        carry_out(self, 0, buf, status)
+
+    return at_offset if access.place is Place.OFFSET else at_pointer
 
 
 def _started(access: Access) -> Method:
     def method(self: Any, *args: Any, **named: Any) -> Request:
-        given = _arguments(access, args, named, ("buf",))
-        completion = _carry_out(self._file, access, given["offset"], given["buf"])
-        return Request._wrap(Work([Operation(completion)], ranks={}))
+        num_bytes = _carry_out(self._file, access, *_arguments(access, args, named))
+        return Request._wrap(Work([Operation(_ended(num_bytes))], ranks={}))
 
     return method
 
 
 def _begin(access: Access) -> Method:
     def method(self: Any, *args: Any, **named: Any) -> None:
-        given = _arguments(access, args, named, ("buf",))
+        given = _arguments(access, args, named)
         file = self._file
         if file.split is not None:
             raise failure(
                 "ERR_IO", f"MPI.File.{access.name}_begin: {file.split.name}_begin has had no end; end it first"
             )
-        file.split = Split(access.name, *attempt(lambda: _carry_out(file, access, given["offset"], given["buf"])))
+        file.split = Split(access.name, *attempt(lambda: _carry_out(file, access, *given)))
 
     return method
 
@@ -195,8 +229,8 @@ def _end(access: Access) -> Method:
             )
         file.split = None
         agree(file.comm, split.problem)
-        assert split.completion is not None
-        _tell(status, split.completion)
+        assert split.num_bytes is not None
+        _tell(status, split.num_bytes)
 
     return method
 

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import builtins
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 from remesh.transparent.upper import constants as k
 from remesh.transparent.upper.datatype import PREDEFINED, Datatype
 from remesh.transparent.upper.errors import Errhandler, failure
 from remesh.transparent.upper.file_access import in_file
+from remesh.transparent.upper.file_data import ViewData, make_view_data
 from remesh.transparent.upper.file_views import FileView
-from remesh.transparent.upper.link import Completion
 from remesh.transparent.upper.shared_pointer import SharedPointer
 from remesh.transparent.upper.together import Comm
 
 BYTE = PREDEFINED["BYTE"]
+Shortly = Callable[[int, Any], int | None] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,13 +26,13 @@ class Split:
     """A split collective that has begun: one for each file and process. Source: MPI 4.1, section 14.4.5."""
 
     name: str  # of its call, without ``_begin``
-    completion: Completion | None  # None: it failed
+    num_bytes: int | None  # None: it failed
     problem: builtins.Exception | None  # why; raised on all ranks at its end
 
 
 @dataclass(eq=False)
 class FileState:
-    """Content of a File."""
+    """Content of a File. After a change of its descriptor, view or atomicity it has to be settled again."""
 
     comm: Comm  # of its own
     path: str | bytes
@@ -45,6 +48,20 @@ class FileState:
     is_atomic: bool = False
     is_dirty: bool = False  # this rank has written since its last flush
     split: Split | None = None
+    data: ViewData = field(init=False)
+    read_shortly: Shortly = field(init=False)
+    write_shortly: Shortly = field(init=False)
+    """`ViewData.read` and `ViewData.write` for accesses that need nothing else; None where the file allows none."""
+
+    def __post_init__(self) -> None:
+        self.settle()
+
+    def settle(self) -> None:
+        """Make what accesses use."""
+        self.data = make_view_data(self.descriptor, self.view)
+        is_long = self.is_atomic or self.amode & k.MODE_SEQUENTIAL
+        self.read_shortly = None if is_long or self.amode & k.MODE_WRONLY else self.data.read
+        self.write_shortly = None if is_long or self.amode & k.MODE_RDONLY else self.data.write
 
     @property
     def name(self) -> str:

@@ -6,12 +6,11 @@ raised) stays in its slot until it is answered; the thread goes on with another 
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import os
 import struct
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol, cast
 
 from remesh.transparent.arena import share_arrays
@@ -91,6 +90,12 @@ class Link:
         self._numbers = itertools.count(FIRST_POSTED)
         self._free = list(range(NUM_SLOTS - 1, -1, -1))
         self._one_free = threading.Condition(threading.Lock())
+        self.gate = channel.gate(self._wait_until_open)
+        """As a context: this thread uses a file that other ranks have open.
+
+        No rank's image is taken in it, so all images of a checkpoint see a file in one state. No MPI call may be made
+        in it: that could wait for the end of a checkpoint, which would wait for this.
+        """
 
     def _take_slot(self) -> None:
         with self._one_free:
@@ -136,23 +141,9 @@ class Link:
         _, rank, size = HELLO_REPLY.unpack_from(self.ask(BY_NAME["hello"], ()))
         return rank, size
 
-    @contextlib.contextmanager
-    def in_file(self) -> Iterator[None]:
-        """A time in which the program uses a file that other ranks have open.
-
-        No rank's image is taken in it: it begins when the lower half answers, which it does not while it is closed,
-        and as long as it lasts the lower half is not quiet. So all images of a checkpoint see a file in one state.
-        No MPI call may be made in it: that could wait for the end of a checkpoint, which would wait for this.
-        """
-        if not hasattr(_mine, "slot"):
-            self._take_slot()
-        slot, _ = _mine.slot
-        self._channel.mark_in_file(slot, 1)
-        try:
-            self.ask(BY_NAME["hello"], ())
-            yield
-        finally:
-            self._channel.mark_in_file(slot, 0)
+    def _wait_until_open(self) -> None:
+        """A call that is answered only while the lower half is open, and changes nothing."""
+        self.ask(BY_NAME["hello"], ())
 
     def describe(self) -> bytes:
         """What the lower half says about its MPI library: JSON."""
