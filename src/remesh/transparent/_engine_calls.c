@@ -302,6 +302,28 @@ static int serve_body(Engine *e, int slot) {
     return serve_in_python(e, slot);
 }
 
+/* Leave what was posted in a ring to Python. */
+static int serve_posted_in_python(Engine *e, int slot, const char *call, int64_t num_bytes) {
+    e->attention = 1;
+    PyObject *done = PyObject_CallFunction(e->serve_posted, "iy#", slot, call, (Py_ssize_t)num_bytes);
+    Py_XDECREF(done);
+    return done == NULL ? -1 : 0;
+}
+
+/* One call out of a ring. */
+static int serve_posted(Engine *e, int slot, const char *call, int64_t num_bytes) {
+    int done;
+    switch ((uint8_t)call[0]) {
+    case CALL_SEND:
+        return do_send(e, call);
+    case CALL_START_ACCESS:
+        done = start_access(e, call, num_bytes);
+        return done ? (done < 0 ? -1 : 0) : serve_posted_in_python(e, slot, call, num_bytes);
+    default:
+        return do_receive(e, read_u64(call + 1), call + 9) == NULL ? -1 : 0;
+    }
+}
+
 /* Everything in the ring of a slot, in order; how many entries, or -1. */
 static int serve_ring(Engine *e, int slot) {
     char *at = slot_at(e, slot);
@@ -319,11 +341,7 @@ static int serve_ring(Engine *e, int slot) {
         }
         if (whole < 8 || whole > RING_BYTES - offset)
             return PyErr_SetString(PyExc_ValueError, "the channel is damaged: an entry of no size"), -1;
-        if ((uint8_t)entry[4] == CALL_SEND) {
-            if (do_send(e, entry + 4)) return -1;
-        } else if (do_receive(e, read_u64(entry + 5), entry + 13) == NULL) {
-            return -1;
-        }
+        if (serve_posted(e, slot, entry + 4, (int64_t)whole - 4)) return -1;
         taken += whole;
         atomic_store_explicit(taken_word, taken, memory_order_release);
         served++;

@@ -170,12 +170,12 @@ class Port:
         """Nothing is posted."""
         return False
 
-    start_receive = send = collective = post
+    start_receive = send = collective = post_access = post
 
     def receive(self, *_: Any) -> None:
         """Nothing is received."""
 
-    wait = start = start_collective = exchange = receive
+    wait = start = start_collective = exchange = access = receive
 
 
 TWIN = SimpleNamespace(

@@ -9,7 +9,7 @@ Source: MPI 4.1, section 12.5.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -53,12 +53,26 @@ class Window:
     locked_all: bool = False
     started: dict[int, Work] | None = None  # partners to access: receives of their word that they have posted
     posted: Work | None = None  # partners that access: receives of their word that they have completed
+    places: tuple[tuple[int, int, int], ...] = ()  # by rank: the window's number, world rank, unit
+
+    def set_shares(self, shares: Sequence[tuple[int, int]]) -> None:
+        """What each rank gives: bytes that displacements count in, bytes."""
+        self.units, self.sizes = tuple(unit for unit, _ in shares), tuple(size for _, size in shares)
+        self.places = tuple((self.members.number, *place) for place in zip(self.members.ranks, self.units, strict=True))
+
+    def is_open_to(self, rank: int) -> bool:
+        """Whether this rank may access that one now, without waiting for it."""
+        if self.started is not None and rank in self.started:
+            return self.started[rank].finished
+        return self.fenced or self.locked_all or rank in self.locked
 
     def check_epoch(self, rank: int) -> None:
         """Whether this rank may access that one now; waits until it has posted. ERR_RMA_SYNC if it may not."""
+        if self.is_open_to(rank):
+            return
         if self.started is not None and rank in self.started:
             finish([self.started[rank]])
-        elif not (self.fenced or self.locked_all or rank in self.locked):
+        else:
             raise failure(
                 "ERR_RMA_SYNC", f"accessing rank {rank} outside any epoch: call Fence, Start, Lock or Lock_all before"
             )
@@ -80,12 +94,33 @@ class Window:
         run_now(self.members, Exchange(Kind.BARRIER))
 
 
+@dataclass(frozen=True, slots=True)
+class Aim:
+    """What an access is to, for errors."""
+
+    call: str
+    num_bytes: int
+    displacement: int
+    rank: int
+
+
 class Access(Work):
     """An access under way."""
 
-    def __init__(self, operations: list[Operation], finish: Callable[[], None] | None, what: str) -> None:
+    def __init__(
+        self, operations: list[Operation], window: Window, aim: Aim, finish: Callable[[], None] | None = None
+    ) -> None:
         super().__init__(operations, finish=finish)
-        self.what = what  # for errors
+        self._window, self._aim = window, aim
+
+    @property
+    def what(self) -> str:
+        """For errors."""
+        aim, unit, size = self._aim, self._window.units[self._aim.rank], self._window.sizes[self._aim.rank]
+        return (
+            f"{aim.call}: {aim.num_bytes} bytes from displacement {aim.displacement} (of {unit} bytes) on at rank "
+            f"{aim.rank}, which gave {size} bytes"
+        )
 
 
 def finish(works: list[Work]) -> None:

@@ -64,7 +64,7 @@ class Win(Epochs, Accesses, WithErrhandler, WithInfo, WithAttributes, Handle, NA
             link().ask(_ATTACH, (members.number, base, len(memory)))
         # Nobody accesses this rank before everybody knows what everybody gives.
         shares = allgather(members, (disp_unit, len(memory)))
-        window.units, window.sizes = tuple(unit for unit, _ in shares), tuple(size for _, size in shares)
+        window.set_shares(shares)
         return cls._wrap(window)
 
     @classmethod
