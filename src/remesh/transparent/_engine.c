@@ -404,6 +404,7 @@ static PyObject *engine_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
     e->word_receive = object(setup, "word_receive");
     e->word_collective = object(setup, "word_collective");
     e->word_window = object(setup, "word_window");
+    e->asker = object(setup, "asker");
     e->arena_start = field(setup, "arena_start");
     e->arena_bytes = field(setup, "arena_bytes");
     e->piece_bytes = (int64_t)field(setup, "piece_bytes");
@@ -434,7 +435,7 @@ static PyObject *engine_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
 static PyObject **references(Engine *e, int which) {
     PyObject **all[] = {&e->by_number, &e->posted, &e->arrived, &e->requests, &e->entered, &e->reals, &e->plans, &e->windows,
                         &e->accesses, &e->access_queues, &e->on_message, &e->on_match, &e->on_refused, &e->serve, &e->serve_posted,
-                        &e->tell, &e->tell_wait, &e->word_send, &e->word_receive, &e->word_collective, &e->word_window};
+                        &e->tell, &e->tell_wait, &e->word_send, &e->word_receive, &e->word_collective, &e->word_window, &e->asker};
     return which < (int)(sizeof all / sizeof *all) ? all[which] : NULL;
 }
 

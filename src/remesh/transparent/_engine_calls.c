@@ -31,10 +31,11 @@ static Request *announce(Engine *e, const char *call) {
     return ahead && stream_ahead(e, request, ahead) ? NULL : request;
 }
 
+static int is_other_rank(const Engine *e, int rank) { return rank >= 0 && rank < e->size && rank != e->rank; }
+
 /* Whether a send is a long one to another rank. */
 static int is_long(Engine *e, const char *call) {
-    int dest = read_i32(call + 10);
-    return !(call[1] & FLAG_INLINE) && read_i64(call + 18) > EAGER_BYTES && dest >= 0 && dest < e->size && dest != e->rank;
+    return !(call[1] & FLAG_INLINE) && read_i64(call + 18) > EAGER_BYTES && is_other_rank(e, read_i32(call + 10));
 }
 
 /* Borrowed request of a receive that has been started; ``at`` points to comm, source, tag, capacity, address. */
@@ -288,6 +289,11 @@ static int serve_body(Engine *e, int slot) {
         answer(e, slot);
         return 0;
     }
+    case CALL_LOCK: {
+        if (!is_other_rank(e, read_i32(body + 10))) break;
+        Request *request = ask_for_lock(e, body);
+        return request == NULL ? -1 : started(e, slot, flags, request);
+    }
     case CALL_COLLECTIVE: {
         PyObject *plan = small_plan(e, body);
         if (plan != NULL) return do_small(e, slot, body, plan);
@@ -319,9 +325,15 @@ static int serve_posted(Engine *e, int slot, const char *call, int64_t num_bytes
     case CALL_START_ACCESS:
         done = start_access(e, call, num_bytes);
         return done ? (done < 0 ? -1 : 0) : serve_posted_in_python(e, slot, call, num_bytes);
-    default:
+    case CALL_START_RECEIVE:
         return do_receive(e, read_u64(call + 1), call + 9) == NULL ? -1 : 0;
+    case CALL_UNLOCK:
+        if (is_other_rank(e, read_i32(call + 9))) return give_lock_back(e, call);
+        break;
+    default:
+        break;
     }
+    return serve_posted_in_python(e, slot, call, num_bytes);
 }
 
 /* Everything in the ring of a slot, in order; how many entries, or -1. */

@@ -77,6 +77,22 @@ static int leave_to_python(Engine *e, const Header *h, const char *payload) {
     return done == NULL ? -1 : 0;
 }
 
+/* What is said about windows: 1, 0 if it is for Python, or -1. */
+static int hear_of_window(Engine *e, const Header *header, const char *payload) {
+    switch (header->what) {
+    case ACCESS:
+        return hear_access(e, header, payload);
+    case ACCESSED:
+        return hear_accessed(e, header, payload);
+    case LOCK:
+        return hear_lock(e, header);
+    case LOCKED:
+        return hear_locked(e, header);
+    default:
+        return hear_unlock(e, header);
+    }
+}
+
 static int hear(Engine *e, const Header *header, const char *payload) {
     Request *request;
     int done;
@@ -107,7 +123,10 @@ static int hear(Engine *e, const Header *header, const char *payload) {
         return hear_part(e, header->comm, header->request, header->source, header->tag, payload, (int64_t)header->num_bytes);
     case ACCESS:
     case ACCESSED:
-        done = (header->what == ACCESS ? hear_access : hear_accessed)(e, header, payload);
+    case LOCK:
+    case LOCKED:
+    case UNLOCK:
+        done = hear_of_window(e, header, payload);
         return done ? (done < 0 ? -1 : 0) : leave_to_python(e, header, payload);
     default:
         return leave_to_python(e, header, payload);

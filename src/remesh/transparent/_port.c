@@ -385,6 +385,21 @@ static PyObject *port_post_access(PyObject *self, PyObject *args) {
     return PyBool_FromLong(done);
 }
 
+/* post_unlock(window, world rank): give a lock back; whether that was posted. Others may wait for it, so it rings. */
+static PyObject *port_post_unlock(PyObject *object, PyObject *const *args, Py_ssize_t nargs) {
+    Port *self = (Port *)object;
+    uint32_t end;
+    if (nargs != 2) return PyErr_Format(PyExc_TypeError, "%zd arguments given, 2 expected", nargs);
+    uint64_t window = PyLong_AsUnsignedLongLong(args[0]);
+    long target = PyLong_AsLong(args[1]);
+    if (PyErr_Occurred()) return NULL;
+    char *to = entry_begin(self, UNLOCK_BYTES, &end);
+    if (to == NULL) Py_RETURN_FALSE;
+    put_32(put_64(put_u8(to, CALL_UNLOCK), window), (uint32_t)target);
+    entry_done(self, end, 1);
+    Py_RETURN_TRUE;
+}
+
 /* Fill in what is done where; whether that is for the short way. `args` are those of `access`, `like` one of its
  * buffers.
  */
@@ -453,6 +468,7 @@ static PyMethodDef port_methods[] = {
     {"wait", (PyCFunction)(void (*)(void))port_wait, METH_FASTCALL, NULL},
     {"start_collective", (PyCFunction)(void (*)(void))port_start_collective, METH_FASTCALL, NULL},
     {"post_access", port_post_access, METH_VARARGS, NULL},
+    {"post_unlock", (PyCFunction)(void (*)(void))port_post_unlock, METH_FASTCALL, NULL},
     {"access", (PyCFunction)(void (*)(void))port_access, METH_FASTCALL, NULL},
     {"collective", (PyCFunction)(void (*)(void))port_collective, METH_FASTCALL, NULL},
     {NULL, NULL, 0, NULL},

@@ -170,7 +170,7 @@ class Port:
         """Nothing is posted."""
         return False
 
-    start_receive = send = collective = post_access = post
+    start_receive = send = collective = post_access = post_unlock = post
 
     def receive(self, *_: Any) -> None:
         """Nothing is received."""

@@ -16,6 +16,7 @@ from remesh.transparent.calls.errors import CLASSES
 from remesh.transparent.calls.table import REAL_OPS, REAL_TYPES
 from remesh.transparent.lower.collectives import Collectives
 from remesh.transparent.lower.doubling import SMALL_BYTES
+from remesh.transparent.lower.exposure import Asker
 from remesh.transparent.lower.pace import Pace
 from remesh.transparent.lower.requests import COLLECTIVE, RECEIVE, SEND, WINDOW, Requests
 from remesh.transparent.lower.transfers import Transfers
@@ -80,6 +81,7 @@ class Setup:
     word_receive: str = RECEIVE
     word_collective: str = COLLECTIVE
     word_window: str = WINDOW
+    asker: type[Asker] = Asker  # who has the lock of a window
     err_truncate: int = CLASSES["ERR_TRUNCATE"]
     err_other: int = CLASSES["ERR_OTHER"]
     err_request: int = CLASSES["ERR_REQUEST"]

@@ -42,6 +42,8 @@ from remesh.transparent.lower.wire import What, Wire
 
 CHUNKS_UNDER_WAY: Final = 8
 """To each target: enough to keep a network busy, and a bound for what waits in its MPI."""
+ASKS_FOR_LOCK: Final = 1
+"""Tag of a request; that of an access is 0."""
 _ERR_RMA_RANGE: Final = CLASSES["ERR_RMA_RANGE"]
 _ERR_WIN: Final = CLASSES["ERR_WIN"]
 _ERR_OP: Final = CLASSES["ERR_OP"]
@@ -109,6 +111,7 @@ class Windows:
     def lock(self, window: int, target: int, *, exclusive: bool) -> Request:
         """Ask for the lock of a window on one rank; the request completes when it is there."""
         request = self._start(window, target, 0, 0)
+        request.tag = ASKS_FOR_LOCK
         if target == self._wire.rank:
             self._tell_granted(window, self.windows[window].locks.ask(Asker(target, exclusive, request.number)))
         else:

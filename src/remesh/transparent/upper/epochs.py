@@ -14,14 +14,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from remesh.transparent.calls.errors import TEXTS
-from remesh.transparent.calls.table import BY_NAME, Kind
+from remesh.transparent.calls.table import BY_NAME, Flag, Kind
 from remesh.transparent.upper import constants as k
 from remesh.transparent.upper.attributes import Attributes
 from remesh.transparent.upper.buffers import NOTHING
 from remesh.transparent.upper.errors import failure, numbered_failure
 from remesh.transparent.upper.exchange import Exchange, run_now
 from remesh.transparent.upper.group import Group
-from remesh.transparent.upper.link import link
+from remesh.transparent.upper.link import link, port
 from remesh.transparent.upper.membership import Members
 from remesh.transparent.upper.point_to_point import send_now, start_receive
 from remesh.transparent.upper.request import Operation, Work, progress
@@ -227,7 +227,7 @@ class Epochs:
             raise failure("ERR_RMA_SYNC", f"Lock: rank {rank} is locked by this rank already; call Unlock first")
         asks = not assertion & k.MODE_NOCHECK
         if asks:
-            finish([_ask_for_lock(window, rank, lock_type)])
+            finish([_ask_for_lock(window, rank, lock_type, Flag.BLOCKING)])
         window.locked[rank] = asks
 
     def Unlock(self, rank: int) -> None:
@@ -248,7 +248,7 @@ class Epochs:
         ranks = range(len(window.members.ranks))
         asks = not assertion & k.MODE_NOCHECK
         if asks:
-            finish([_ask_for_lock(window, rank, k.LOCK_SHARED) for rank in ranks])
+            finish([_ask_for_lock(window, rank, k.LOCK_SHARED, 0) for rank in ranks])
         window.locked, window.locked_all = dict.fromkeys(ranks, asks), True
 
     def Unlock_all(self) -> None:
@@ -285,12 +285,13 @@ class Epochs:
         _ = self._window
 
 
-def _ask_for_lock(window: Window, rank: int, lock_type: int) -> Work:
-    fields = (0, window.members.number, window.members.ranks[rank], int(lock_type == k.LOCK_EXCLUSIVE))
+def _ask_for_lock(window: Window, rank: int, lock_type: int, flags: int) -> Work:
+    fields = (flags, window.members.number, window.members.ranks[rank], int(lock_type == k.LOCK_EXCLUSIVE))
     return Work([Operation(link().started(_LOCK, fields))])
 
 
 def _give_back(window: Window, ranks: list[int]) -> None:
     for rank in ranks:
-        if window.locked.pop(rank):
-            link().ask(_UNLOCK, (window.members.number, window.members.ranks[rank]))
+        place = (window.members.number, window.members.ranks[rank])
+        if window.locked.pop(rank) and not port().post_unlock(*place):
+            link().ask(_UNLOCK, place)
