@@ -219,8 +219,12 @@ class Windows:
             error, old = self._serve(number, word, num_runs, payload)
             self._wire.send(source, (number, error, What.ACCESSED, request, len(old), 0, position), old)
         elif what == What.ACCESSED:
-            access = self.accesses[request]
-            assert access is not None, "the engine hears the answers to its own accesses"
+            access = self.accesses.get(request)
+            if access is None or access.place.target != source:
+                raise ValueError(
+                    f"rank {source} answers access {request}, which is not under way to it; run one version of remesh "
+                    "on all ranks"
+                )
             self._under_way[source] -= 1
             self._hear_answer(access, position, word, payload)
             self._send_on(source)
