@@ -117,6 +117,7 @@ typedef struct {
     int err_truncate, err_other, err_request, err_op, err_win, err_rma_range;
     /* slots */
     uint64_t single[NUM_SLOTS];
+    uint32_t open_in[NUM_SLOTS]; /* of those that a slot waits for, before this one all are over */
     uint32_t singles, waits, blocked, scanned;
     char rescan, recheck, closed, holding, attention;
     _Atomic int woken;

@@ -279,6 +279,7 @@ static int serve_body(Engine *e, int slot) {
         return request == NULL ? -1 : started(e, slot, flags, request);
     }
     case CALL_WAIT: {
+        e->open_in[slot] = 0;
         int over = try_wait(e, slot);
         if (over) return over < 0 ? -1 : 0;
         if (flags & FLAG_BLOCKING) {

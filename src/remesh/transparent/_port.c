@@ -349,13 +349,21 @@ typedef struct {
     int64_t offset, num_bytes; /* at the target */
 } Access;
 
-/* Post it with its data, which are in two parts; whether there was room. */
+/* Any call that is answered: rings are emptied before. -1 with an exception that a signal handler raised. */
+static int empty_ring(Port *self) {
+    put_u8(self->slot + BODY, CALL_HELLO);
+    return call_lower(self->base, self->slot);
+}
+
+/* Post it with its data, which are in two parts: 1, 0 if it is not short, or -1 with an exception. */
 static int post_access(Port *self, const Access *access, const Py_buffer data[2]) {
     uint32_t end;
     Py_ssize_t num_data = data[0].len + data[1].len;
     if (num_data > POST_BYTES || access->num_bytes > POST_BYTES || access->num_bytes <= 0) return 0;
+    /* The long way would be Python's, and so would then be all that must not overtake what goes that way. */
     char *to = entry_begin(self, START_ACCESS_BYTES + num_data, &end);
-    if (to == NULL) return 0;
+    if (to == NULL && empty_ring(self)) return -1;
+    if (to == NULL && (to = entry_begin(self, START_ACCESS_BYTES + num_data, &end)) == NULL) return 0;
     to = put_64(put_u8(to, CALL_START_ACCESS), access->number);
     to = put_u8(put_u8(put_u8(to, (uint8_t)access->op), (uint8_t)access->type), (uint8_t)access->fetches);
     to = put_64(put_32(put_64(to, access->window), (uint32_t)access->target), access->result);
@@ -382,7 +390,7 @@ static PyObject *port_post_access(PyObject *self, PyObject *args) {
     access.offset = offset, access.num_bytes = num_bytes;
     int done = post_access((Port *)self, &access, data);
     PyBuffer_Release(data);
-    return PyBool_FromLong(done);
+    return done < 0 ? NULL : PyBool_FromLong(done);
 }
 
 /* post_unlock(window, world rank): give a lock back; whether that was posted. Others may wait for it, so it rings. */
@@ -441,6 +449,7 @@ static PyObject *port_access(PyObject *self, PyObject *const *args, Py_ssize_t n
         is_short = is_short && are_alike(like, &buffers[i]) && (args[4] != Py_True || buffers[i].len == buffers[i].itemsize);
     }
     PyObject *kept = NULL;
+    int posted = 0;
     if (is_short && like != NULL && take_access(args, like, &access)) {
         /* As long as there is a view nobody can move the buffer. */
         kept = args[7] == Py_None ? PyLong_FromLongLong(access.num_bytes) : PyMemoryView_FromObject(args[7]);
@@ -448,11 +457,12 @@ static PyObject *port_access(PyObject *self, PyObject *const *args, Py_ssize_t n
         access.result = (uint64_t)(uintptr_t)buffers[2].buf;
         /* What takes no data was given them to say what it fetches. */
         if (access.op == NO_OP && buffers[0].obj != NULL) PyBuffer_Release(&buffers[0]), buffers[0].len = 0;
-        if (kept != NULL && !post_access((Port *)self, &access, buffers)) Py_CLEAR(kept);
+        if (kept != NULL) posted = post_access((Port *)self, &access, buffers);
+        if (posted <= 0) Py_CLEAR(kept);
     }
     for (int i = 0; i < 3; i++)
         if (buffers[i].obj != NULL) PyBuffer_Release(&buffers[i]);
-    if (kept != NULL) return kept;
+    if (kept != NULL || posted < 0) return kept;
     /* What is wrong with them the long way says. */
     PyErr_Clear();
     Py_RETURN_NONE;

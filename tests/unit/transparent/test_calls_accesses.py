@@ -505,6 +505,21 @@ def _blocking(rank: _InC, call: Callable[[], Any]) -> Any:
 
 
 @_needs_engine
+def test_a_full_ring_is_emptied_and_nothing_takes_the_long_way(tmp_path: Path) -> None:
+    rank, count = _InC(0, tmp_path), 700
+    place, one = (_WINDOW, 0, 8), _numbers(1)
+    rank.memory[:8] = bytes(8)
+
+    def post_all() -> list[Any]:
+        numbers = range(FIRST_POSTED, FIRST_POSTED + count)
+        return [rank.port.access(number, _ADD, place, 0, False, one, None, None) for number in numbers]
+
+    assert _blocking(rank, post_all) == [8] * count
+    rank.turn()
+    assert rank.memory[:8] == struct.pack("<q", count) and rank.num_in_python == 0
+
+
+@_needs_engine
 @pytest.mark.parametrize(
     ("op", "displacement", "is_one", "buffers"),
     [

@@ -324,7 +324,11 @@ def access_shortly(
     ``place``: window, world rank, bytes of a displacement; ``buffers``: origin, what is compared, result, or None.
     """
     number = next(link()._numbers)
-    kept = port().access(number, op, place, displacement, is_one, *buffers)
+    try:
+        kept = port().access(number, op, place, displacement, is_one, *buffers)
+    except BaseException:
+        link().leave_slot()
+        raise
     if kept is None:
         return None
     return (number, None, kept) if isinstance(kept, int) else (number, _Plain(kept), kept.nbytes)
@@ -335,7 +339,12 @@ def post_access(
 ) -> int:
     """Post an access of one run of bytes: its request, or 0 where that does not go."""
     number = next(link()._numbers)
-    return number if port().post_access(number, verb, place, run, data, result) else 0
+    try:
+        is_posted = port().post_access(number, verb, place, run, data, result)
+    except BaseException:
+        link().leave_slot()
+        raise
+    return number if is_posted else 0
 
 
 class Awaited(Protocol):
