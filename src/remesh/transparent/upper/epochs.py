@@ -9,7 +9,7 @@ Source: MPI 4.1, section 12.5.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -53,11 +53,9 @@ class Window:
     locked_all: bool = False
     started: dict[int, Work] | None = None  # partners to access: receives of their word that they have posted
     posted: Work | None = None  # partners that access: receives of their word that they have completed
-    places: tuple[tuple[int, int, int], ...] = ()  # by rank: the window's number, world rank, unit
+    places: tuple[tuple[int, int, int], ...] = field(init=False)  # by rank: the window's number, world rank, unit
 
-    def set_shares(self, shares: Sequence[tuple[int, int]]) -> None:
-        """What each rank gives: bytes that displacements count in, bytes."""
-        self.units, self.sizes = tuple(unit for unit, _ in shares), tuple(size for _, size in shares)
+    def __post_init__(self) -> None:
         self.places = tuple((self.members.number, *place) for place in zip(self.members.ranks, self.units, strict=True))
 
     def is_open_to(self, rank: int) -> bool:
