@@ -9,8 +9,11 @@ program's memory and answers; the program computes on meanwhile.
               <────────────────── LOCKED  when it is the origin's turn
     origin    UNLOCK ──────────────────>  (no answer: the origin has waited for its accesses before)
 
-Accesses of one origin to one target are carried out in order, chunk by chunk, with at most CHUNKS_UNDER_WAY of them not
-answered yet. All messages are counted, and what has begun ends while closed: a checkpoint finds no access half done. A
+The engine does the same for short accesses of one run, on the same tables (``_engine_windows.c``), and for locks that
+nobody waits for (``_engine_locks.c``).
+
+Accesses of one origin to one target are carried out in order, chunk by chunk, with at most CHUNKS_UNDER_WAY chunks of
+Python's not answered yet. All messages are counted, and what has begun ends while closed: a checkpoint finds no access half done. A
 lock that is waited for is state, at both ends, and so are the windows.
 """
 
