@@ -13,8 +13,8 @@ The engine does the same for short accesses of one run, on the same tables (``_e
 nobody waits for (``_engine_locks.c``).
 
 Accesses of one origin to one target are carried out in order, chunk by chunk, with at most CHUNKS_UNDER_WAY chunks of
-Python's not answered yet. All messages are counted, and what has begun ends while closed: a checkpoint finds no access half done. A
-lock that is waited for is state, at both ends, and so are the windows.
+Python's not answered yet. All messages are counted, and what has begun ends while closed: a checkpoint finds no access
+half done. A lock that is waited for is state, at both ends, and so are the windows.
 """
 
 from __future__ import annotations
