@@ -505,6 +505,14 @@ def _blocking(rank: _InC, call: Callable[[], Any]) -> Any:
 
 
 @_needs_engine
+def test_a_run_that_no_number_of_the_channel_names_is_not_posted(tmp_path: Path) -> None:
+    rank = _InC(0, tmp_path)
+    assert not rank.port.post_access(FIRST_POSTED, (NO_OP, 0, False), (_WINDOW, 1), (1 << 63, 8), b"", 0)
+    rank.turn()
+    assert not rank.sent
+
+
+@_needs_engine
 def test_a_full_ring_is_emptied_and_nothing_takes_the_long_way(tmp_path: Path) -> None:
     rank, count = _InC(0, tmp_path), 700
     place, one = (_WINDOW, 0, 8), _numbers(1)
