@@ -113,6 +113,14 @@ def test_windows_do_what_those_of_mpi4py_do(kind: str) -> None:
     assert _run(kind, 4, _ALONE, _WINDOWS, "20", "0").stdout == native
 
 
+def test_ranks_with_the_extension_and_without_access_each_other() -> None:
+    native = _run("mpich", 4, _WINDOWS, "20", "0").stdout
+    rank = (_ALONE, "--renew", "0.05", _WINDOWS, "20", "0.001")
+    others = ("-n", "2", "-env", "REMESH_NATIVE", "ctypes", _installed("mpich").python, *rank)
+    mixed = _run("mpich", 2, *rank, ":", *others)
+    assert mixed.stdout == native and "renewed" in mixed.stderr
+
+
 @pytest.mark.parametrize("variables", [{}, {"REMESH_NATIVE": "ctypes"}], ids=["engine", "without-the-extension"])
 def test_what_may_not_be_done_to_a_window_is_refused(variables: dict[str, str]) -> None:
     done = _run("mpich", 3, _ALONE, str(_HERE / "programs" / "window_errors.py"), **variables)

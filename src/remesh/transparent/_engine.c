@@ -380,6 +380,8 @@ static PyObject *engine_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
     e->err_other = (int)field(setup, "err_other");
     e->err_request = (int)field(setup, "err_request");
     e->err_op = (int)field(setup, "err_op");
+    e->err_win = (int)field(setup, "err_win");
+    e->err_rma_range = (int)field(setup, "err_rma_range");
     e->small_bytes = (int64_t)field(setup, "small_bytes");
     e->by_number = object(setup, "by_number");
     e->posted = object(setup, "posted");
@@ -389,15 +391,20 @@ static PyObject *engine_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
     e->reals = object(setup, "reals");
     e->plans = object(setup, "plans");
     e->windows = object(setup, "windows");
+    e->accesses = object(setup, "accesses");
+    e->access_queues = object(setup, "access_queues");
     e->on_message = object(setup, "on_message");
     e->on_match = object(setup, "on_match");
     e->on_refused = object(setup, "on_refused");
     e->serve = object(setup, "serve");
+    e->serve_posted = object(setup, "serve_posted");
     e->tell = object(setup, "tell");
     e->tell_wait = object(setup, "tell_wait");
     e->word_send = object(setup, "word_send");
     e->word_receive = object(setup, "word_receive");
     e->word_collective = object(setup, "word_collective");
+    e->word_window = object(setup, "word_window");
+    e->asker = object(setup, "asker");
     e->arena_start = field(setup, "arena_start");
     e->arena_bytes = field(setup, "arena_bytes");
     e->piece_bytes = (int64_t)field(setup, "piece_bytes");
@@ -427,8 +434,8 @@ static PyObject *engine_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
 
 static PyObject **references(Engine *e, int which) {
     PyObject **all[] = {&e->by_number, &e->posted, &e->arrived, &e->requests, &e->entered, &e->reals, &e->plans, &e->windows,
-                        &e->on_message, &e->on_match, &e->on_refused, &e->serve, &e->tell, &e->tell_wait, &e->word_send, &e->word_receive,
-                        &e->word_collective};
+                        &e->accesses, &e->access_queues, &e->on_message, &e->on_match, &e->on_refused, &e->serve, &e->serve_posted,
+                        &e->tell, &e->tell_wait, &e->word_send, &e->word_receive, &e->word_collective, &e->word_window, &e->asker};
     return which < (int)(sizeof all / sizeof *all) ? all[which] : NULL;
 }
 

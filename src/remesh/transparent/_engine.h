@@ -18,8 +18,17 @@ enum {
 /* wire.py's What, as far as it is known here. */
 enum {
     MESSAGE = 0, ANNOUNCED = 1, WANTED = 2, TAKEN_THERE = 3, ANNOUNCED_WAITING = 6, HELPED = 7, ACCESS = 8, ACCESSED = 9,
-    PART = 13, ANNOUNCED_AHEAD = 14, ANNOUNCED_AHEAD_WHOLE = 15, DECLINED = 16, GIVEN_UP = 17
+    LOCK = 10, LOCKED = 11, UNLOCK = 12, PART = 13, ANNOUNCED_AHEAD = 14, ANNOUNCED_AHEAD_WHOLE = 15, DECLINED = 16, GIVEN_UP = 17
 };
+/* Of a wire message: wire.py says what each field means. */
+typedef struct {
+    uint64_t comm, request, num_bytes, address;
+    int tag, what, source, pid;
+} Header;
+
+/* `tag` of a request of the kind of windows: of an access it is 0. */
+enum { ASKS_FOR_LOCK = 1 };
+
 enum { ANYWHERE = 0, AT_SEAT = INT_MAX };
 enum { HEADER_BYTES = 48, STATUS_BYTES = 128 };
 enum { MAX_OPS = 32, MAX_TYPES = 64, MAX_WATCHED = 64, PIECES_IN_FLIGHT = 4 };
@@ -102,12 +111,13 @@ typedef struct {
     int next_stream, next_ahead;
     _Alignas(16) char status[STATUS_BYTES];
     /* what half.py owns */
-    PyObject *by_number, *posted, *arrived, *requests, *entered, *reals, *plans, *windows;
-    PyObject *on_message, *on_match, *on_refused, *serve, *tell, *tell_wait;
-    PyObject *word_send, *word_receive, *word_collective;
-    int err_truncate, err_other, err_request, err_op;
+    PyObject *by_number, *posted, *arrived, *requests, *entered, *reals, *plans, *windows, *accesses, *access_queues;
+    PyObject *on_message, *on_match, *on_refused, *serve, *serve_posted, *tell, *tell_wait;
+    PyObject *word_send, *word_receive, *word_collective, *word_window, *asker;
+    int err_truncate, err_other, err_request, err_op, err_win, err_rma_range;
     /* slots */
     uint64_t single[NUM_SLOTS];
+    uint32_t open_in[NUM_SLOTS]; /* of those that a slot waits for, before this one all are over */
     uint32_t singles, waits, blocked, scanned;
     char rescan, recheck, closed, holding, attention;
     _Atomic int woken;
@@ -173,6 +183,22 @@ int hear_part(Engine *e, uint64_t comm, uint64_t clock, int source, int error, c
 /* Communicators of those that are not complete, into a list. */
 int list_doublings(Engine *e, PyObject *list);
 void drop_doublings(Engine *e);
+
+/* _engine_windows.c: 1, or 0: that is for Python. */
+/* Another rank accesses a window of this one. */
+int hear_access(Engine *e, const Header *header, const char *payload);
+/* The answer to an access of this one. */
+int hear_accessed(Engine *e, const Header *header, const char *payload);
+/* An access that the program has posted, of so many bytes. */
+int start_access(Engine *e, const char *call, int64_t num_bytes);
+
+/* _engine_locks.c: as those. */
+int hear_lock(Engine *e, const Header *header);
+int hear_unlock(Engine *e, const Header *header);
+int hear_locked(Engine *e, const Header *header);
+/* What the program asks of another rank, as calls/table.py has it; the request is borrowed. */
+Request *ask_for_lock(Engine *e, const char *call);
+int give_lock_back(Engine *e, const char *call);
 
 /* _engine_carry.c. The first is for `bring`. */
 int take_directly(Engine *e, Request *request, const Arrived *message);

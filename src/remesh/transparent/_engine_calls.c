@@ -31,10 +31,11 @@ static Request *announce(Engine *e, const char *call) {
     return ahead && stream_ahead(e, request, ahead) ? NULL : request;
 }
 
+static int is_other_rank(const Engine *e, int rank) { return rank >= 0 && rank < e->size && rank != e->rank; }
+
 /* Whether a send is a long one to another rank. */
 static int is_long(Engine *e, const char *call) {
-    int dest = read_i32(call + 10);
-    return !(call[1] & FLAG_INLINE) && read_i64(call + 18) > EAGER_BYTES && dest >= 0 && dest < e->size && dest != e->rank;
+    return !(call[1] & FLAG_INLINE) && read_i64(call + 18) > EAGER_BYTES && is_other_rank(e, read_i32(call + 10));
 }
 
 /* Borrowed request of a receive that has been started; ``at`` points to comm, source, tag, capacity, address. */
@@ -278,6 +279,7 @@ static int serve_body(Engine *e, int slot) {
         return request == NULL ? -1 : started(e, slot, flags, request);
     }
     case CALL_WAIT: {
+        e->open_in[slot] = 0;
         int over = try_wait(e, slot);
         if (over) return over < 0 ? -1 : 0;
         if (flags & FLAG_BLOCKING) {
@@ -287,6 +289,11 @@ static int serve_body(Engine *e, int slot) {
         put_32(put_u8((char *)body, 0), 0);
         answer(e, slot);
         return 0;
+    }
+    case CALL_LOCK: {
+        if (!is_other_rank(e, read_i32(body + 10))) break;
+        Request *request = ask_for_lock(e, body);
+        return request == NULL ? -1 : started(e, slot, flags, request);
     }
     case CALL_COLLECTIVE: {
         PyObject *plan = small_plan(e, body);
@@ -300,6 +307,34 @@ static int serve_body(Engine *e, int slot) {
         break;
     }
     return serve_in_python(e, slot);
+}
+
+/* Leave what was posted in a ring to Python. */
+static int serve_posted_in_python(Engine *e, int slot, const char *call, int64_t num_bytes) {
+    e->attention = 1;
+    PyObject *done = PyObject_CallFunction(e->serve_posted, "iy#", slot, call, (Py_ssize_t)num_bytes);
+    Py_XDECREF(done);
+    return done == NULL ? -1 : 0;
+}
+
+/* One call out of a ring. */
+static int serve_posted(Engine *e, int slot, const char *call, int64_t num_bytes) {
+    int done;
+    switch ((uint8_t)call[0]) {
+    case CALL_SEND:
+        return do_send(e, call);
+    case CALL_START_ACCESS:
+        done = start_access(e, call, num_bytes);
+        return done ? (done < 0 ? -1 : 0) : serve_posted_in_python(e, slot, call, num_bytes);
+    case CALL_START_RECEIVE:
+        return do_receive(e, read_u64(call + 1), call + 9) == NULL ? -1 : 0;
+    case CALL_UNLOCK:
+        if (is_other_rank(e, read_i32(call + 9))) return give_lock_back(e, call);
+        break;
+    default:
+        break;
+    }
+    return serve_posted_in_python(e, slot, call, num_bytes);
 }
 
 /* Everything in the ring of a slot, in order; how many entries, or -1. */
@@ -319,11 +354,7 @@ static int serve_ring(Engine *e, int slot) {
         }
         if (whole < 8 || whole > RING_BYTES - offset)
             return PyErr_SetString(PyExc_ValueError, "the channel is damaged: an entry of no size"), -1;
-        if ((uint8_t)entry[4] == CALL_SEND) {
-            if (do_send(e, entry + 4)) return -1;
-        } else if (do_receive(e, read_u64(entry + 5), entry + 13) == NULL) {
-            return -1;
-        }
+        if (serve_posted(e, slot, entry + 4, (int64_t)whole - 4)) return -1;
         taken += whole;
         atomic_store_explicit(taken_word, taken, memory_order_release);
         served++;

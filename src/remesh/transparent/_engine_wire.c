@@ -2,12 +2,6 @@
 #include "_engine.h"
 #include <stdlib.h>
 
-/* Of a wire message: wire.py says what each field means. */
-typedef struct {
-    uint64_t comm, request, num_bytes, address;
-    int tag, what, source, pid;
-} Header;
-
 /* ---- out ---- */
 
 static int push_sending(Engine *e, uint64_t real, char *frame) {
@@ -83,8 +77,25 @@ static int leave_to_python(Engine *e, const Header *h, const char *payload) {
     return done == NULL ? -1 : 0;
 }
 
+/* What is said about windows: 1, 0 if it is for Python, or -1. */
+static int hear_of_window(Engine *e, const Header *header, const char *payload) {
+    switch (header->what) {
+    case ACCESS:
+        return hear_access(e, header, payload);
+    case ACCESSED:
+        return hear_accessed(e, header, payload);
+    case LOCK:
+        return hear_lock(e, header);
+    case LOCKED:
+        return hear_locked(e, header);
+    default:
+        return hear_unlock(e, header);
+    }
+}
+
 static int hear(Engine *e, const Header *header, const char *payload) {
     Request *request;
+    int done;
     switch (header->what) {
     case MESSAGE:
         return arrive_short(e, header->comm, header->source, header->tag, payload, (int64_t)header->num_bytes);
@@ -110,6 +121,13 @@ static int hear(Engine *e, const Header *header, const char *payload) {
         return hear_helped(e, header->request, header->num_bytes != 0) ? 0 : leave_to_python(e, header, payload);
     case PART:
         return hear_part(e, header->comm, header->request, header->source, header->tag, payload, (int64_t)header->num_bytes);
+    case ACCESS:
+    case ACCESSED:
+    case LOCK:
+    case LOCKED:
+    case UNLOCK:
+        done = hear_of_window(e, header, payload);
+        return done ? (done < 0 ? -1 : 0) : leave_to_python(e, header, payload);
     default:
         return leave_to_python(e, header, payload);
     }

@@ -4,12 +4,7 @@
  * lower half takes it when the doorbell wakes it. What does not fit this short way is left to the long one, in Python:
  * every method says so by its result and has changed nothing then.
  */
-#include "_fast.h"
-
-typedef struct {
-    PyObject_HEAD
-    char *base, *slot;
-} Port;
+#include "_port.h"
 
 static PyTypeObject *port_type;
 
@@ -33,8 +28,7 @@ static void port_dealloc(PyObject *self) {
     Py_DECREF(type);
 }
 
-/* Room for an entry of so many bytes in the ring, or NULL; `entry_done` publishes it. */
-static char *entry_begin(Port *self, size_t num_bytes, uint32_t *end) {
+char *entry_begin(Port *self, size_t num_bytes, uint32_t *end) {
     uint32_t posted = atomic_load_explicit((Word *)(self->slot + POSTED), memory_order_relaxed);
     uint32_t taken = atomic_load_explicit((Word *)(self->slot + TAKEN), memory_order_acquire);
     uint32_t whole = (uint32_t)(num_bytes + 4 + 7) & ~7u;
@@ -49,7 +43,7 @@ static char *entry_begin(Port *self, size_t num_bytes, uint32_t *end) {
     return put_32(self->slot + RING + at, whole);
 }
 
-static void entry_done(Port *self, uint32_t end, int wake) {
+void entry_done(Port *self, uint32_t end, int wake) {
     atomic_store_explicit((Word *)(self->slot + POSTED), end, memory_order_release);
     (wake ? ring_bell : ring_softly)(self->base);
 }
@@ -349,6 +343,9 @@ static PyMethodDef port_methods[] = {
     {"exchange", (PyCFunction)(void (*)(void))port_exchange, METH_FASTCALL, NULL},
     {"wait", (PyCFunction)(void (*)(void))port_wait, METH_FASTCALL, NULL},
     {"start_collective", (PyCFunction)(void (*)(void))port_start_collective, METH_FASTCALL, NULL},
+    {"post_access", port_post_access, METH_VARARGS, NULL},
+    {"post_unlock", (PyCFunction)(void (*)(void))port_post_unlock, METH_FASTCALL, NULL},
+    {"access", (PyCFunction)(void (*)(void))port_access, METH_FASTCALL, NULL},
     {"collective", (PyCFunction)(void (*)(void))port_collective, METH_FASTCALL, NULL},
     {NULL, NULL, 0, NULL},
 };

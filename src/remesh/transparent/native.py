@@ -219,12 +219,12 @@ class Port:
         """Nothing is posted."""
         return False
 
-    start_receive = send = collective = post
+    start_receive = send = collective = post_access = post_unlock = post
 
     def receive(self, *_: Any) -> None:
         """Nothing is received."""
 
-    wait = start = start_collective = exchange = receive
+    wait = start = start_collective = exchange = access = receive
 
 
 TWIN = SimpleNamespace(

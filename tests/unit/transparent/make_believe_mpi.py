@@ -55,8 +55,9 @@ def make_setup(
     posted, arrived = matching.queues
     defaults: dict[str, Any] = {
         "comm": 1, "byte": 2, "ops": (), "types": (), "extents": (), "entered": {}, "reals": {}, "plans": {},
-        "windows": {}, "arena_start": 0, "arena_bytes": 0, "piece_bytes": 1 << 17,
-        "serve": lambda slot: False, "tell": lambda *told: None, "tell_wait": lambda slot: None,
+        "windows": {}, "accesses": {}, "access_queues": {}, "arena_start": 0, "arena_bytes": 0, "piece_bytes": 1 << 17,
+        "serve": lambda slot: False, "serve_posted": lambda *posted: None, "tell": lambda *told: None,
+        "tell_wait": lambda slot: None,
         "upper_spin": 0, "lower_spin": 0, "always_spins": False, "eager_us": 10, "patient_us": 100, "shortest_us": 50,
         "longest_us": 500, "idle_us": 1000, "give_way_us": 0, "seat": (),
     }  # fmt: skip

@@ -318,6 +318,31 @@ def test_a_blocking_receive_gets_its_message_and_a_wait_its_requests(tmp_path: P
     assert not half.requests.by_number and half.engine.waiting == 0
 
 
+@given(st.lists(st.permutations(range(5)), min_size=1, max_size=3))
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=20)
+def test_a_wait_for_all_ends_with_the_last_in_whatever_order_they_end(
+    tmp_path_factory: pytest.TempPathFactory, rounds: list[list[int]]
+) -> None:
+    half = _Half(str(tmp_path_factory.mktemp("engine") / "channel"))
+    port = half.upper.port(0)
+    for order in rounds:
+        numbers, views = [FIRST_POSTED + tag for tag in range(5)], [memoryview(bytearray(1)) for _ in range(5)]
+        for tag, number in enumerate(numbers):
+            assert port.start_receive(number, 7, 1, tag, 1, NATIVE.address_of(views[tag]))
+        ended: list[Any] = []
+        thread = threading.Thread(target=lambda n=numbers, v=views, e=ended: e.append(port.wait(n, v)))
+        thread.start()
+        while not half.engine.waiting:
+            half.turn()
+        for tag in order:
+            assert not ended and half.engine.waiting
+            half.arrive(tag, bytes([tag]))
+            half.turn()
+        thread.join(5)
+        assert [one[:3] for one in ended[0]] == [(1, tag, 1) for tag in range(5)]
+        assert [view[0] for view in views] == list(range(5)) and not half.requests.by_number
+
+
 def test_a_receive_that_waits_is_told_with_its_slot_and_goes_on_after_a_pause(tmp_path: Path) -> None:
     half = _Half(str(tmp_path / "channel"))
     port, into = half.upper.port(2), bytearray(1)

@@ -8,8 +8,8 @@ A request is ``B`` (number of the call) and the call's fixed part, little-endian
 is ``B`` (:data:`OK` or :data:`FAILED`) and the reply's fixed part, then its tail. A failed reply carries
 :data:`FAILURE` and a UTF-8 text.
 
-Two calls may also be posted in a slot's ring, which nobody answers: an inline ``send``, and ``start_receive``, whose
-request has a number that the upper half has chosen.
+Some calls may also be posted in a slot's ring, which nobody answers: an inline ``send``, an ``unlock``, and
+``start_receive`` and ``start_access``, whose requests have numbers that the upper half has chosen.
 
 What happens to an unanswered request at a checkpoint is its :class:`Replay` rule. What is done before the reply is
 either nothing, or an entry in the saved state under the slot and the request's number.
@@ -174,6 +174,10 @@ CALLS: Final = (
          Effect.WINDOW, Replay.ATTACH),
     Call(22, "lock", "BQiB", ("flags", "window", "target", "exclusive"), Effect.WINDOW, Replay.ATTACH),
     Call(23, "unlock", "Qi", ("window", "target"), Effect.NOTICE, Replay.AGAIN),
+    # One run, at the end, and its data as the tail: as they stand in a wire message.
+    Call(24, "start_access", "QBBBQiQIqq",
+         ("request", "op", "type", "fetches", "window", "target", "result", "num_data", "offset", "num_bytes"),
+         Effect.WINDOW, Replay.POSTED),
 )
 # fmt: on
 

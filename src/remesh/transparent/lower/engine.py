@@ -16,8 +16,9 @@ from remesh.transparent.calls.errors import CLASSES
 from remesh.transparent.calls.table import REAL_OPS, REAL_TYPES
 from remesh.transparent.lower.collectives import Collectives
 from remesh.transparent.lower.doubling import SMALL_BYTES
+from remesh.transparent.lower.exposure import Asker
 from remesh.transparent.lower.pace import Pace
-from remesh.transparent.lower.requests import COLLECTIVE, RECEIVE, SEND, Requests
+from remesh.transparent.lower.requests import COLLECTIVE, RECEIVE, SEND, WINDOW, Requests
 from remesh.transparent.lower.transfers import Transfers
 from remesh.transparent.lower.windows import Windows
 from remesh.transparent.lower.wire import PIECE_BYTES
@@ -53,10 +54,13 @@ class Setup:
     reals: dict[int, tuple[int, int, int]]  # handle, rank and size of the communicators that are there
     plans: dict[int, bytes]  # steps of the small collectives of each communicator
     windows: dict[int, Any]  # with any of them, MPI is asked often though nothing waits
+    accesses: dict[int, Any]  # under way, by request: None for those of the engine
+    access_queues: dict[int, Any]  # by target: those that wait, which must not be overtaken
     on_message: Callable[..., None]  # a wire message that is no short message has come
     on_match: Callable[..., None]  # a receive has got a message that was announced
     on_refused: Callable[..., None]  # a payload may not be read where it is
     serve: Callable[[int], bool]  # serve the request in a slot; whether it has its reply
+    serve_posted: Callable[[int, bytes], None]  # serve a call out of its ring
     tell: Callable[..., None]  # write the reply of a slot whose one operation is over
     tell_wait: Callable[[int], None]  # write the reply of a slot whose ``wait`` is over
     neighbours: bytes  # by rank: 1 where its program's memory can be reached
@@ -76,10 +80,14 @@ class Setup:
     word_send: str = SEND
     word_receive: str = RECEIVE
     word_collective: str = COLLECTIVE
+    word_window: str = WINDOW
+    asker: type[Asker] = Asker  # who has the lock of a window
     err_truncate: int = CLASSES["ERR_TRUNCATE"]
     err_other: int = CLASSES["ERR_OTHER"]
     err_request: int = CLASSES["ERR_REQUEST"]
     err_op: int = CLASSES["ERR_OP"]
+    err_win: int = CLASSES["ERR_WIN"]
+    err_rma_range: int = CLASSES["ERR_RMA_RANGE"]
     small_bytes: int = SMALL_BYTES
 
 
@@ -88,6 +96,7 @@ class Callbacks:
     """What the engine leaves to Python, besides messages and matches."""
 
     serve: Callable[[int], bool]
+    serve_posted: Callable[[int, bytes], None]
     tell: Callable[..., None]
     tell_wait: Callable[[int], None]
 
@@ -127,10 +136,13 @@ def make_engine(  # noqa: PLR0913 - the parts of a lower half
         reals=collectives.reals,
         plans=collectives.plans,
         windows=windows.windows,
+        accesses=windows.accesses,
+        access_queues=windows.queues,
         on_message=transfers.on_message,
         on_match=transfers.match,
         on_refused=transfers.refused,
         serve=callbacks.serve,
+        serve_posted=callbacks.serve_posted,
         tell=callbacks.tell,
         tell_wait=callbacks.tell_wait,
         neighbours=bytes(rank in wire.neighbours for rank in range(wire.size)),

@@ -101,6 +101,7 @@ class LowerHalf:
         bodies, serving = channel.bodies, self._serving
         callbacks = Callbacks(
             serve=self._serve,
+            serve_posted=serving.serve_posted,
             tell=lambda slot, request: serving.tell(bodies[slot], request),
             tell_wait=lambda slot: serving.tell_wait(bodies[slot]),
         )

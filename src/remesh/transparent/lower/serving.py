@@ -306,6 +306,14 @@ class Serving:
             slot, body, flags, self.windows.access(place, Verb(op, datatype, bool(fetches)), runs, unit)
         )
 
+    def _start_access(self, slot: int, body: memoryview, request: int, *fields: int) -> bool:
+        op, datatype, fetches, window, target, result, num_data, offset, num_bytes = fields
+        start = BY_NUMBER[body[0]].packer.size
+        place = Place(window, target, bytes(body[start : start + num_data]), num_data, result)
+        runs = [(offset, num_bytes)]
+        self.windows.access(place, Verb(op, datatype, bool(fetches)), runs, 1, number=request)
+        return True
+
     def _lock(self, slot: int, body: memoryview, flags: int, window: int, target: int, exclusive: int) -> bool:
         return self._started(slot, body, flags, self.windows.lock(window, target, exclusive=bool(exclusive)))
 

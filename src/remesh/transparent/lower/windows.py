@@ -9,9 +9,12 @@ program's memory and answers; the program computes on meanwhile.
               <────────────────── LOCKED  when it is the origin's turn
     origin    UNLOCK ──────────────────>  (no answer: the origin has waited for its accesses before)
 
-Accesses of one origin to one target are carried out in order, chunk by chunk, with at most CHUNKS_UNDER_WAY of them not
-answered yet. All messages are counted, and what has begun ends while closed: a checkpoint finds no access half done. A
-lock that is waited for is state, at both ends, and so are the windows.
+The engine does the same for short accesses of one run, on the same tables (``_engine_windows.c``), and for locks that
+nobody waits for (``_engine_locks.c``).
+
+Accesses of one origin to one target are carried out in order, chunk by chunk, with at most CHUNKS_UNDER_WAY chunks of
+Python's not answered yet. All messages are counted, and what has begun ends while closed: a checkpoint finds no access
+half done. A lock that is waited for is state, at both ends, and so are the windows.
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from remesh.transparent.calls.errors import CLASSES
-from remesh.transparent.calls.table import RUN
+from remesh.transparent.calls.table import EAGER_BYTES, RUN
 from remesh.transparent.lower.accesses import (
     COMPARE_AND_SWAP,
     NO_OP,
@@ -42,6 +45,8 @@ from remesh.transparent.lower.wire import What, Wire
 
 CHUNKS_UNDER_WAY: Final = 8
 """To each target: enough to keep a network busy, and a bound for what waits in its MPI."""
+ASKS_FOR_LOCK: Final = 1
+"""Tag of a request; that of an access is 0."""
 _ERR_RMA_RANGE: Final = CLASSES["ERR_RMA_RANGE"]
 _ERR_WIN: Final = CLASSES["ERR_WIN"]
 _ERR_OP: Final = CLASSES["ERR_OP"]
@@ -54,7 +59,7 @@ class Place:
 
     window: int
     target: int  # world rank
-    data: int  # address; read while the access is under way
+    data: int | bytes  # the data, or their address, where they are read while the access is under way
     data_bytes: int  # 0: the operation takes none
     result: int  # address of what is fetched
 
@@ -78,37 +83,38 @@ class Windows:
         self._folder = Folder(mpi)
         self._mpi_error: type[Exception] = mpi.Exception
         self.windows: dict[int, Window] = {}
-        self._open: dict[int, _Access] = {}
-        """Accesses that are not over, by the number of their request."""
-        self._queues: dict[int, deque[_Access]] = {}
-        """By target, in order: those with chunks to send."""
+        self.accesses: dict[int, _Access | None] = {}
+        """Accesses that are not over, by the number of their request; None for those of the engine."""
+        self.queues: dict[int, deque[_Access]] = {}
+        """By target, in order: those with chunks to send. The engine overtakes none."""
         self._under_way: dict[int, int] = {}
         """By target: chunks without an answer."""
 
     @property
     def is_busy(self) -> bool:
         """Whether an access of this rank is under way."""
-        return bool(self._open)
+        return bool(self.accesses)
 
     # What the upper half asks for.
 
-    def access(self, place: Place, verb: Verb, runs: Runs, unit: int) -> Request:
-        """Start an access; ``unit`` is the bytes of an element."""
+    def access(self, place: Place, verb: Verb, runs: Runs, unit: int, number: int = 0) -> Request:
+        """Start an access; ``unit`` is the bytes of an element. With a number that the upper half has chosen, or 0."""
         num_bytes = sum(length for _, length in runs)
-        request = self._start(place.window, place.target, place.result, num_bytes)
+        request = self._start(place.window, place.target, place.result, num_bytes, number)
         request.written, request.message_bytes = verb.fetches, num_bytes
         access = _Access(request, place, verb, deque(cut(runs, unit)))
         if not access.chunks:
             self._requests.complete(request)
             return request
-        self._open[request.number] = access
-        self._queues.setdefault(place.target, deque()).append(access)
+        self.accesses[request.number] = access
+        self.queues.setdefault(place.target, deque()).append(access)
         self._send_on(place.target)
         return request
 
     def lock(self, window: int, target: int, *, exclusive: bool) -> Request:
         """Ask for the lock of a window on one rank; the request completes when it is there."""
         request = self._start(window, target, 0, 0)
+        request.tag = ASKS_FOR_LOCK
         if target == self._wire.rank:
             self._tell_granted(window, self.windows[window].locks.ask(Asker(target, exclusive, request.number)))
         else:
@@ -122,14 +128,16 @@ class Windows:
         else:
             self._wire.send(target, (window, 0, What.UNLOCK, 0, 0, 0, 0))
 
-    def _start(self, window: int, target: int, address: int, num_bytes: int) -> Request:
-        return self._requests.start(kind=WINDOW, comm=window, peer=target, tag=0, address=address, num_bytes=num_bytes)
+    def _start(self, window: int, target: int, address: int, num_bytes: int, number: int = 0) -> Request:
+        return self._requests.start(
+            kind=WINDOW, comm=window, peer=target, tag=0, address=address, num_bytes=num_bytes, number=number
+        )
 
     # As an origin.
 
     def _send_on(self, target: int) -> None:
         """Send chunks to a target as far as it may have more of them."""
-        queue = self._queues[target]
+        queue = self.queues[target]
         while queue and self._under_way.get(target, 0) < CHUNKS_UNDER_WAY:
             access = queue[0]
             chunk = access.chunks.popleft()
@@ -149,13 +157,16 @@ class Windows:
         fields = (place.window, word, What.ACCESS, number, len(payload), len(chunk.runs), chunk.position)
         self._wire.send(place.target, fields, payload)
 
-    def _data_of(self, access: _Access, chunk: Chunk) -> bytearray:
+    def _data_of(self, access: _Access, chunk: Chunk) -> Data:
         place = access.place
         if access.verb.op == NO_OP:
-            return bytearray()
+            return b""
+        start, length = chunk.position, chunk.num_bytes
         if access.verb.op == COMPARE_AND_SWAP:
-            return self._memory.read(place.data, place.data_bytes)
-        return self._memory.read(place.data + chunk.position, chunk.num_bytes)
+            start, length = 0, place.data_bytes
+        if isinstance(place.data, bytes):
+            return place.data[start : start + length]
+        return self._memory.read(place.data + start, length)
 
     def _hear_answer(self, access: _Access, position: int, error: int, old: Data) -> None:
         access.unanswered -= 1
@@ -164,7 +175,7 @@ class Windows:
         elif access.verb.fetches:
             self._memory.write(access.place.result + position, old)
         if not access.unanswered and not access.chunks:
-            del self._open[access.request.number]
+            del self.accesses[access.request.number]
             self._requests.complete(access.request)
 
     # As a target.
@@ -211,8 +222,14 @@ class Windows:
             error, old = self._serve(number, word, num_runs, payload)
             self._wire.send(source, (number, error, What.ACCESSED, request, len(old), 0, position), old)
         elif what == What.ACCESSED:
+            access = self.accesses.get(request)
+            if access is None or access.place.target != source:
+                raise ValueError(
+                    f"rank {source} answers access {request}, which is not under way to it; run one version of remesh "
+                    "on all ranks"
+                )
             self._under_way[source] -= 1
-            self._hear_answer(self._open[request], position, word, payload)
+            self._hear_answer(access, position, word, payload)
             self._send_on(source)
         elif what == What.LOCKED:
             locked = self._requests.by_number[request]
@@ -229,6 +246,8 @@ class Windows:
     def _serve(self, number: int, word: int, num_runs: int, payload: Data) -> tuple[int, bytes | bytearray]:
         try:
             verb, runs = Verb.unpack(word), unpack_runs(payload, num_runs)
+            if sum(length for _, length in runs) > EAGER_BYTES:
+                raise ValueError("more bytes than an answer has room for")
         except ValueError:
             return _ERR_OTHER, b""
         return self._carry_out(number, verb, runs, payload[num_runs * RUN.size :])

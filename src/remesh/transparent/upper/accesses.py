@@ -16,15 +16,20 @@ from remesh.transparent.upper import layouts
 from remesh.transparent.upper.basic_types import Basic, real_name
 from remesh.transparent.upper.buffers import Aside, Direct, Spec, parse
 from remesh.transparent.upper.datatype import Datatype
-from remesh.transparent.upper.epochs import Access, Window
+from remesh.transparent.upper.epochs import Access, Aim, Window
 from remesh.transparent.upper.errors import failure
-from remesh.transparent.upper.link import link
+from remesh.transparent.upper.link import access_shortly, link, post_access
 from remesh.transparent.upper.op import OPS, Op
 from remesh.transparent.upper.request import Operation, Request, Work
 
 _ACCESS = BY_NAME["access"]
 _SUM, _REPLACE, _NO_OP = OPS["SUM"], OPS["REPLACE"], OPS["NO_OP"]
 _EMPTY = memoryview(b"")
+_PLAIN = {name: (ACCESS_OPS.index(name), b"") for name in ("REPLACE", "NO_OP")}
+"""Numbers, for the short way, of operations on whatever bytes: they have no type."""
+_COMPARE_AND_SWAP = (ACCESS_OPS.index("COMPARE_AND_SWAP"), b"")
+_OF_ONE = frozenset({"Fetch_and_op", "Compare_and_swap"})
+"""Calls whose buffers are one element each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,13 +113,51 @@ class Accesses:
         if not 0 <= rank < size:
             raise failure("ERR_RANK", f"{call}: rank {rank} of a window of {size}")
         window.check_epoch(rank)
-        unit = window.units[rank]
-        finish = None if landing is None else lambda: landing.finish(landing.capacity)
-        what = (
-            f"{call}: {target.num_bytes} bytes from displacement {target.displacement} (of {unit} bytes) on at rank "
-            f"{rank}, which gave {window.sizes[rank]} bytes"
-        )
-        work = Access(self._operations(window, rank, target.runs(unit), verb, data, landing), finish, what)
+        aim = Aim(call, target.num_bytes, target.displacement, rank)
+        runs = target.runs(window.units[rank])
+        posted = self._posted_access(window, rank, runs, verb, data, landing)
+        if posted is not None:
+            work = Access([posted], window, aim)
+        else:
+            finish = None if landing is None else lambda: landing.finish(landing.capacity)
+            work = Access(self._operations(window, rank, runs, verb, data, landing), window, aim, finish)
+        window.note(rank, work)
+        return work
+
+    def _posted_access(
+        self,
+        window: Window,
+        rank: int,
+        runs: list[tuple[int, int]],
+        verb: _Verb,
+        data: memoryview,
+        landing: Direct | Aside | None,
+    ) -> Operation | None:
+        """One that is short and of one run, which nobody answers before it is over; None for others."""
+        if len(runs) != 1:
+            return None
+        number, world, _ = window.places[rank]
+        address = 0 if landing is None else landing.address
+        request = post_access((verb.op, verb.type, landing is not None), (number, world), runs[0], data, address)
+        return Operation(request, landing) if request else None
+
+    def _begin(self, call: str, op: Op, rank: int, target: Any, *buffers: Any) -> Access | None:
+        """Begin an access of plain buffers by the short way; None where that does not go, and nothing has happened."""
+        numbers = _PLAIN.get(op._op.name) or op._op.real_by_character
+        return None if numbers is None else self._begin_shortly(call, numbers, rank, target, buffers)
+
+    def _begin_shortly(
+        self, call: str, numbers: tuple[int, bytes], rank: int, target: Any, buffers: tuple[Any, Any, Any]
+    ) -> Access | None:
+        window = self._window
+        if not (0 <= rank < len(window.places) and window.is_open_to(rank)):
+            return None
+        displacement = 0 if target is None else target
+        begun = access_shortly(numbers, window.places[rank], displacement, call in _OF_ONE, buffers)
+        if begun is None:
+            return None
+        number, landing, num_bytes = begun
+        work = Access([Operation(number, landing)], window, Aim(call, num_bytes, displacement, rank))
         window.note(rank, work)
         return work
 
@@ -157,6 +200,9 @@ class Accesses:
     # The forms of an access; the target is None where the rank is PROC_NULL.
 
     def _put(self, call: str, origin: Any, rank: int, target: Any, op: Op) -> Work:
+        begun = self._begin(call, op, rank, target, origin, None, None)
+        if begun is not None:
+            return begun
         if rank == k.PROC_NULL:
             return Work([])
         spec = parse(origin)
@@ -165,6 +211,9 @@ class Accesses:
         return self._access(call, rank, there, _verb(call, op, there), spec.payload())
 
     def _get(self, call: str, result: Any, rank: int, target: Any) -> Work:
+        begun = self._begin(call, _NO_OP, rank, target, None, None, result)
+        if begun is not None:
+            return begun
         if rank == k.PROC_NULL:
             return Work([])
         spec = parse(result)
@@ -173,6 +222,9 @@ class Accesses:
         return self._access(call, rank, there, _verb(call, _NO_OP, there), _EMPTY, spec.landing())
 
     def _get_accumulate(self, call: str, origin: Any, result: Any, rank: int, target: Any, op: Op) -> Work:
+        begun = self._begin(call, op, rank, target, None if op == _NO_OP else origin, None, result)
+        if begun is not None:
+            return begun
         if rank == k.PROC_NULL:
             return Work([])
         spec = parse(result)
@@ -212,6 +264,8 @@ class Accesses:
     # One element.
 
     def Fetch_and_op(self, origin: Any, result: Any, target_rank: int, target_disp: int = 0, op: Op = _SUM) -> None:
+        if self._begin("Fetch_and_op", op, target_rank, target_disp, origin, None, result) is not None:
+            return
         mine, there = _elements("Fetch_and_op", parse(origin), parse(result))
         if target_rank != k.PROC_NULL:
             target = _Target(int(target_disp), 1, there.datatype)
@@ -219,6 +273,9 @@ class Accesses:
             self._access("Fetch_and_op", target_rank, target, _verb("Fetch_and_op", op, target), data, there.landing())
 
     def Compare_and_swap(self, origin: Any, compare: Any, result: Any, target_rank: int, target_disp: int = 0) -> None:
+        numbers, buffers = _COMPARE_AND_SWAP, (origin, compare, result)
+        if self._begin_shortly("Compare_and_swap", numbers, target_rank, target_disp, buffers) is not None:
+            return
         mine, wanted, there = _elements("Compare_and_swap", parse(origin), parse(compare), parse(result))
         if target_rank != k.PROC_NULL:
             target = _Target(int(target_disp), 1, there.datatype)

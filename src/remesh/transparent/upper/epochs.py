@@ -14,14 +14,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from remesh.transparent.calls.errors import TEXTS
-from remesh.transparent.calls.table import BY_NAME, Kind
+from remesh.transparent.calls.table import BY_NAME, Flag, Kind
 from remesh.transparent.upper import constants as k
 from remesh.transparent.upper.attributes import Attributes
 from remesh.transparent.upper.buffers import NOTHING
 from remesh.transparent.upper.errors import failure, numbered_failure
 from remesh.transparent.upper.exchange import Exchange, run_now
 from remesh.transparent.upper.group import Group
-from remesh.transparent.upper.link import link
+from remesh.transparent.upper.link import link, port
 from remesh.transparent.upper.membership import Members
 from remesh.transparent.upper.point_to_point import send_now, start_receive
 from remesh.transparent.upper.request import Operation, Work, progress
@@ -53,12 +53,24 @@ class Window:
     locked_all: bool = False
     started: dict[int, Work] | None = None  # partners to access: receives of their word that they have posted
     posted: Work | None = None  # partners that access: receives of their word that they have completed
+    places: tuple[tuple[int, int, int], ...] = field(init=False)  # by rank: the window's number, world rank, unit
+
+    def __post_init__(self) -> None:
+        self.places = tuple((self.members.number, *place) for place in zip(self.members.ranks, self.units, strict=True))
+
+    def is_open_to(self, rank: int) -> bool:
+        """Whether this rank may access that one now, without waiting for it."""
+        if self.started is not None and rank in self.started:
+            return self.started[rank].finished
+        return self.fenced or self.locked_all or rank in self.locked
 
     def check_epoch(self, rank: int) -> None:
         """Whether this rank may access that one now; waits until it has posted. ERR_RMA_SYNC if it may not."""
+        if self.is_open_to(rank):
+            return
         if self.started is not None and rank in self.started:
             finish([self.started[rank]])
-        elif not (self.fenced or self.locked_all or rank in self.locked):
+        else:
             raise failure(
                 "ERR_RMA_SYNC", f"accessing rank {rank} outside any epoch: call Fence, Start, Lock or Lock_all before"
             )
@@ -80,12 +92,33 @@ class Window:
         run_now(self.members, Exchange(Kind.BARRIER))
 
 
+@dataclass(frozen=True, slots=True)
+class Aim:
+    """What an access is to, for errors."""
+
+    call: str
+    num_bytes: int
+    displacement: int
+    rank: int
+
+
 class Access(Work):
     """An access under way."""
 
-    def __init__(self, operations: list[Operation], finish: Callable[[], None] | None, what: str) -> None:
+    def __init__(
+        self, operations: list[Operation], window: Window, aim: Aim, finish: Callable[[], None] | None = None
+    ) -> None:
         super().__init__(operations, finish=finish)
-        self.what = what  # for errors
+        self._window, self._aim = window, aim
+
+    @property
+    def what(self) -> str:
+        """For errors."""
+        aim, unit, size = self._aim, self._window.units[self._aim.rank], self._window.sizes[self._aim.rank]
+        return (
+            f"{aim.call}: {aim.num_bytes} bytes from displacement {aim.displacement} (of {unit} bytes) on at rank "
+            f"{aim.rank}, which gave {size} bytes"
+        )
 
 
 def finish(works: list[Work]) -> None:
@@ -192,7 +225,7 @@ class Epochs:
             raise failure("ERR_RMA_SYNC", f"Lock: rank {rank} is locked by this rank already; call Unlock first")
         asks = not assertion & k.MODE_NOCHECK
         if asks:
-            finish([_ask_for_lock(window, rank, lock_type)])
+            finish([_ask_for_lock(window, rank, lock_type, Flag.BLOCKING)])
         window.locked[rank] = asks
 
     def Unlock(self, rank: int) -> None:
@@ -213,7 +246,7 @@ class Epochs:
         ranks = range(len(window.members.ranks))
         asks = not assertion & k.MODE_NOCHECK
         if asks:
-            finish([_ask_for_lock(window, rank, k.LOCK_SHARED) for rank in ranks])
+            finish([_ask_for_lock(window, rank, k.LOCK_SHARED, 0) for rank in ranks])
         window.locked, window.locked_all = dict.fromkeys(ranks, asks), True
 
     def Unlock_all(self) -> None:
@@ -250,12 +283,13 @@ class Epochs:
         _ = self._window
 
 
-def _ask_for_lock(window: Window, rank: int, lock_type: int) -> Work:
-    fields = (0, window.members.number, window.members.ranks[rank], int(lock_type == k.LOCK_EXCLUSIVE))
+def _ask_for_lock(window: Window, rank: int, lock_type: int, flags: int) -> Work:
+    fields = (flags, window.members.number, window.members.ranks[rank], int(lock_type == k.LOCK_EXCLUSIVE))
     return Work([Operation(link().started(_LOCK, fields))])
 
 
 def _give_back(window: Window, ranks: list[int]) -> None:
     for rank in ranks:
-        if window.locked.pop(rank):
-            link().ask(_UNLOCK, (window.members.number, window.members.ranks[rank]))
+        place = (window.members.number, window.members.ranks[rank])
+        if window.locked.pop(rank) and not port().post_unlock(*place):
+            link().ask(_UNLOCK, place)

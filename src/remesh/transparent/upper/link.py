@@ -307,6 +307,37 @@ def start_shortly(comm: int, peers: tuple[int, ...], buffer: Any, source: int, t
     return None if view is None else (number, _Plain(view))
 
 
+def access_shortly(
+    op: tuple[int, bytes], place: tuple[int, int, int], displacement: Any, is_one: bool, buffers: tuple[Any, Any, Any]
+) -> tuple[int, Landing | None, int] | None:
+    """Start an access to a window by the short way: its request, where its result lands, and its bytes; None as above.
+
+    ``place``: window, world rank, bytes of a displacement; ``buffers``: origin, what is compared, result, or None.
+    """
+    number = next(link()._numbers)
+    try:
+        kept = port().access(number, op, place, displacement, is_one, *buffers)
+    except BaseException:
+        link().leave_slot()
+        raise
+    if kept is None:
+        return None
+    return (number, None, kept) if isinstance(kept, int) else (number, _Plain(kept), kept.nbytes)
+
+
+def post_access(
+    verb: tuple[int, int, bool], place: tuple[int, int], run: tuple[int, int], data: memoryview, result: int
+) -> int:
+    """Post an access of one run of bytes: its request, or 0 where that does not go."""
+    number = next(link()._numbers)
+    try:
+        is_posted = port().post_access(number, verb, place, run, data, result)
+    except BaseException:
+        link().leave_slot()
+        raise
+    return number if is_posted else 0
+
+
 class Awaited(Protocol):
     """An operation of the lower half that is waited for."""
 

@@ -57,14 +57,14 @@ class Win(Epochs, Accesses, WithErrhandler, WithInfo, WithAttributes, Handle, NA
             raise failure("ERR_DISP", f"a displacement unit of {disp_unit} bytes, expected a positive one")
         members = make(parent._members, parent._members.next_number("window"), parent._members.ranks)
         base = NATIVE.address_of(memory) if len(memory) else 0
-        window = Window(members, flavor, memory, base, (), ())
-        window.info = dict(info.items())
         link().ask(_MAKE, (members.number, base))
         if len(memory):
             link().ask(_ATTACH, (members.number, base, len(memory)))
         # Nobody accesses this rank before everybody knows what everybody gives.
         shares = allgather(members, (disp_unit, len(memory)))
-        window.units, window.sizes = tuple(unit for unit, _ in shares), tuple(size for _, size in shares)
+        units, sizes = tuple(unit for unit, _ in shares), tuple(size for _, size in shares)
+        window = Window(members, flavor, memory, base, units, sizes)
+        window.info = dict(info.items())
         return cls._wrap(window)
 
     @classmethod
