@@ -196,6 +196,7 @@ typedef struct {
 } Wanted;
 int stream_out(Engine *e, int dest, Request *request, Wanted wanted);
 int new_stream_tag(Engine *e);
+int is_stream_tag(int64_t tag);
 /* A tag for what goes to a rank before it is wanted, or 0: it may not. */
 int new_ahead_tag(Engine *e, int dest);
 int is_ahead_tag(int tag);

@@ -143,19 +143,22 @@ int try_wait(Engine *e, int slot) {
     char *body = slot_at(e, slot) + BODY, *to = body + WAIT_REPLY_BYTES;
     uint8_t mode = body[2], where;
     uint32_t count = read_u32(body + 3), told = 0;
-    Request *asked[(BODY_BYTES - WAIT_BYTES) / 8];
-    if (count > sizeof asked / sizeof *asked) return PyErr_SetString(PyExc_ValueError, "the channel is damaged"), -1;
+    /* Copied, for the reply is written over them. */
+    uint64_t asked[(BODY_BYTES - WAIT_BYTES) / 8];
+    if (count > sizeof asked / sizeof *asked)
+        return PyErr_Format(PyExc_ValueError, "slot %d of the channel is damaged: a wait for %u requests", slot, count), -1;
+    memcpy(asked, body + WAIT_BYTES, count * sizeof *asked);
     uint32_t over = 0;
     int64_t length, room = BODY_BYTES - WAIT_REPLY_BYTES;
     int is_long = 0;
     for (uint32_t i = 0; i < count; i++) {
-        asked[i] = find_request(e, read_u64(body + WAIT_BYTES + 8 * i));
-        if (asked[i] == NULL && PyErr_Occurred()) return -1;
-        if (asked[i] != NULL && !asked[i]->done) continue;
+        Request *request = find_request(e, asked[i]);
+        if (request == NULL && PyErr_Occurred()) return -1;
+        if (request != NULL && !request->done) continue;
         if (mode == MODE_ANY && over) continue;
         over++;
         room -= INDEX_BYTES + COMPLETION_BYTES;
-        length = asked[i] == NULL ? 0 : inline_bytes(asked[i], room, &where);
+        length = request == NULL ? 0 : inline_bytes(request, room, &where);
         if (length < 0) is_long = 1;
         else room -= length;
     }
@@ -170,7 +173,9 @@ int try_wait(Engine *e, int slot) {
         return 1;
     }
     for (uint32_t i = 0; i < count && told < over; i++) {
-        Request *request = asked[i];
+        /* Looked for again: who is asked for twice has been forgotten with the first answer. */
+        Request *request = find_request(e, asked[i]);
+        if (request == NULL && PyErr_Occurred()) return -1;
         if (request != NULL && !request->done) continue;
         to = put_32(to, i);
         if (request == NULL) {
