@@ -127,6 +127,12 @@ def test_what_may_not_be_done_to_a_window_is_refused(variables: dict[str, str]) 
     assert len(_seen(done)) == 3
 
 
+@pytest.mark.parametrize("variables", [{}, {"REMESH_NATIVE": "ctypes"}], ids=["engine", "without-the-extension"])
+def test_a_request_that_is_waited_for_twice_is_refused_and_harms_nobody(variables: dict[str, str]) -> None:
+    done = _run("mpich", 2, _ALONE, str(_HERE / "programs" / "twice.py"), **variables)
+    assert len(_seen(done)) == 2
+
+
 def test_no_public_name_of_mpi4py_is_missing() -> None:
     done = _run("openmpi", 1, _ALONE, str(_HERE / "missing_names.py"))
     missing = set(done.stdout.split())

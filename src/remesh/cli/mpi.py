@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
 import time
 from pathlib import Path
@@ -20,7 +21,7 @@ from remesh.transparent.images.kinds import OpenFilePolicy
 from remesh.transparent.job import JobFolder, JobSpec
 from remesh.transparent.mpis import Installation, find_all
 from remesh.transparent.slurm import make_script
-from remesh.transparent.stay import Placement, parse_hosts, run_stay
+from remesh.transparent.stay import Placement, find_launch, parse_hosts, run_stay
 
 _ROOT = "remesh-jobs"
 _MIB = 1 << 20
@@ -74,6 +75,7 @@ def run_job(
     path = job_path or _jobs_root() / f"{Path(program).stem}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
     argv = (*((sys.executable,) if program.endswith(".py") else ()), program, *arguments)
     placement, settings = _read_how(hosts, num_ranks, **how)
+    _refuse_missing(program)
     folder = JobFolder.create(path.absolute(), JobSpec(argv, num_ranks, os.getcwd(), dict(os.environ)))
     click.echo(f"remesh: job {folder.path}", err=True)
     _stay(folder, placement, settings, None)
@@ -111,7 +113,19 @@ def _read_how(
     **settings: Any,
 ) -> tuple[Placement, Settings]:
     placed = () if hosts is None else parse_hosts(hosts, num_ranks)
-    return Placement(mpi_name, network, placed, testbed), Settings(**settings)
+    placement = Placement(mpi_name, network, placed, testbed)
+    find_launch(placement)
+    return placement, Settings(**settings)
+
+
+def _refuse_missing(program: str) -> None:
+    """A script is a file, anything else is found as a shell finds it."""
+    is_there = Path(program).is_file() if program.endswith(".py") else shutil.which(program) is not None
+    if not is_there:
+        where = "" if program.endswith(".py") or "/" in program else " or on the PATH"
+        raise ConfigError(
+            f"starting {program}: no such program in {os.getcwd()}{where}; name one that is on every host"
+        )
 
 
 def _stay(folder: JobFolder, placement: Placement, settings: Settings, checkpoint: Any) -> None:
@@ -153,6 +167,9 @@ def list_jobs() -> None:
             state = folder.read_state()
             numbers = ", ".join(str(each.number) for each in folder.checkpoints())
             table.add_row(folder.name, state.state, str(folder.read_spec().num_ranks), numbers or "none", state.cause)
+    if not table.row_count:
+        click.echo(f"remesh: no job in {root}; name another folder in REMESH_JOBS", err=True)
+        return
     Console(file=sys.stdout).print(table)
 
 
@@ -232,10 +249,8 @@ def _describe_path(path: Path) -> Any:
 def _call(folder: JobFolder) -> Line:
     state = folder.read_state()
     if not state.addresses:
-        raise ConfigError(
-            f"calling job {folder.name}: it is {state.state} ({state.cause}), expected it to run; start it "
-            "with remesh mpi restart"
-        )
+        how = "go on with it by `remesh mpi restart`" if folder.checkpoints() else "it has no checkpoint to go on from"
+        raise ConfigError(f"calling job {folder.name}: it is {state.state} ({state.cause}), expected it to run; {how}")
     return Line.connect(list(state.addresses), folder.read_token(), f"calling job {folder.name}")
 
 
@@ -248,4 +263,4 @@ def _refuse_if_running(folder: JobFolder) -> None:
     except PeerError:
         return
     line.close()
-    raise ConfigError(f"restarting job {folder.name}: process {state.pid} on {state.host} leads it; stop it first")
+    raise folder.led_by_another()

@@ -54,6 +54,7 @@ static uint64_t arena_start, arena_bytes, warm_bytes, used_bytes;
 static Extent *extents;
 static size_t num_extents, room_extents;
 static const Handler *plain;
+static int is_copy; /* in a child: its arena is no file, but memory of its own */
 
 static int is_ours(const void *at) { return (uint64_t)(uintptr_t)at - arena_start < arena_bytes; }
 
@@ -105,11 +106,9 @@ static int split(size_t at, uint64_t num_bytes) {
     return 1;
 }
 
-static void drop_pages(size_t at) {
-    void *start = address(extents[at].start);
-    /* The second is for a child's copy, which is no file. */
-    if (madvise(start, extents[at].num_bytes, MADV_REMOVE)) madvise(start, extents[at].num_bytes, MADV_DONTNEED);
-    set_state(at, COLD);
+/* Whether they are gone, so that zeros come in their place: not on every file system can a file have holes. */
+static int drop_pages(size_t at) {
+    return madvise(address(extents[at].start), extents[at].num_bytes, is_copy ? MADV_DONTNEED : MADV_REMOVE) == 0;
 }
 
 /* Make all pages, of as many huge ones as the kernel lets us: who copies an array finds it three times as fast. */
@@ -130,7 +129,9 @@ static void *take_as(State state, uint64_t num_bytes) {
         /* It was split off a free one of the same state: counted there until now. */
         void *start = address(extents[i].start);
         if (state == COLD && !make_pages(start, num_bytes)) {
+            /* Those that were made hold nothing yet. */
             drop_pages(i);
+            set_state(i, COLD);
             return NULL;
         }
         set_state(i, USED);
@@ -166,8 +167,8 @@ static void *take(size_t size, int zeroed) {
 static void give(void *at) {
     pthread_mutex_lock(&lock);
     size_t found = find_extent((uint64_t)(uintptr_t)at);
-    if (warm_bytes + extents[found].num_bytes > MOST_WARM_BYTES) drop_pages(found);
-    else set_state(found, WARM);
+    int is_cold = warm_bytes + extents[found].num_bytes > MOST_WARM_BYTES && drop_pages(found);
+    set_state(found, is_cold ? COLD : WARM);
     pthread_mutex_unlock(&lock);
 }
 
@@ -233,6 +234,7 @@ static void in_child(void) {
     /* Without memory for the copy the child must not see the parent's arrays: touching one ends it. */
     int access = copy_bytes && copy == MAP_FAILED ? PROT_NONE : PROT_READ | PROT_WRITE;
     int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED;
+    is_copy = 1;
     mmap(address(arena_start), arena_bytes, access, flags, -1, 0);
     char *from = copy;
     for (size_t i = 0; copy_bytes && copy != MAP_FAILED && i < num_extents; i++) {

@@ -157,6 +157,8 @@ int complete(Engine *e, Request *request);
 Request *start_request(Engine *e, uint64_t number, PyObject *kind);
 int tell_single(Engine *e, int slot, Request *request);
 void fail(Engine *e, int slot, const char *what, int code);
+/* The program can write anything into its channel: say what does not fit, before it is followed. -1 with an exception. */
+int damaged(int slot, const char *format, ...) __attribute__((format(printf, 2, 3)));
 int try_wait(Engine *e, int slot);
 int tell_waiting(Engine *e);
 PyObject *queue_of(PyObject *queues, uint64_t comm, int make);
@@ -190,7 +192,7 @@ int hear_access(Engine *e, const Header *header, const char *payload);
 /* The answer to an access of this one. */
 int hear_accessed(Engine *e, const Header *header, const char *payload);
 /* An access that the program has posted, of so many bytes. */
-int start_access(Engine *e, const char *call, int64_t num_bytes);
+int start_access(Engine *e, int slot, const char *call, int64_t num_bytes);
 
 /* _engine_locks.c: as those. */
 int hear_lock(Engine *e, const Header *header);
@@ -222,6 +224,7 @@ typedef struct {
 } Wanted;
 int stream_out(Engine *e, int dest, Request *request, Wanted wanted);
 int new_stream_tag(Engine *e);
+int is_stream_tag(int64_t tag);
 /* A tag for what goes to a rank before it is wanted, or 0: it may not. */
 int new_ahead_tag(Engine *e, int dest);
 int is_ahead_tag(int tag);

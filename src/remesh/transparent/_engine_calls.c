@@ -1,12 +1,31 @@
 /* What an Engine does for the program: calls out of the rings and bodies of slots. */
 #include "_engine.h"
+#include <stdarg.h>
+#include <stdio.h>
 
-static int do_send(Engine *e, const char *call) {
+/* Of a ring: the shortest call behind 4 bytes, padded to 8. */
+enum { LEAST_ENTRY = (4 + UNLOCK_BYTES + 7) & ~7 };
+
+int damaged(int slot, const char *format, ...) {
+    char found[128];
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(found, sizeof found, format, arguments);
+    va_end(arguments);
+    PyErr_Format(PyExc_ValueError,
+                 "taking calls from the program: slot %d of its channel is damaged: %s; look for what in the program "
+                 "writes out of bounds, and restart from the last checkpoint", slot, found);
+    return -1;
+}
+
+/* `room`: bytes that the payload may have where the call stands. */
+static int do_send(Engine *e, int slot, const char *call, int64_t room) {
     uint64_t comm = read_u64(call + 2);
     int dest = read_i32(call + 10), tag = read_i32(call + 14);
     int64_t num_bytes = read_i64(call + 18);
-    if (dest < 0 || dest >= e->size || num_bytes < 0 || num_bytes > EAGER_BYTES)
-        return PyErr_SetString(PyExc_ValueError, "the channel is damaged: a send of no rank or size"), -1;
+    if (dest < 0 || dest >= e->size) return damaged(slot, "a send to rank %d of %d", dest, e->size);
+    if (num_bytes < 0 || num_bytes > room)
+        return damaged(slot, "a send of %lld bytes in %lld", (long long)num_bytes, (long long)room);
     if (dest == e->rank) return arrive_short(e, comm, dest, tag, call + SEND_BYTES, num_bytes);
     uint64_t fields[7] = {comm, (uint32_t)tag, MESSAGE, 0, (uint64_t)num_bytes, 0, 0};
     return send_wire(e, dest, fields, call + SEND_BYTES, num_bytes);
@@ -39,15 +58,17 @@ static int is_long(Engine *e, const char *call) {
 }
 
 /* Borrowed request of a receive that has been started; ``at`` points to comm, source, tag, capacity, address. */
-static Request *do_receive(Engine *e, uint64_t number, const char *at) {
+static Request *do_receive(Engine *e, int slot, uint64_t number, const char *at) {
     uint64_t comm = read_u64(at);
     int source = read_i32(at + 8), tag = read_i32(at + 12);
+    int64_t capacity = read_i64(at + 16);
+    if (capacity < PARCEL) return damaged(slot, "a receive of %lld bytes", (long long)capacity), NULL;
     Request *request = start_request(e, number, e->word_receive);
     if (request == NULL) return NULL;
     request->comm = comm;
     request->peer = source;
     request->tag = tag;
-    request->num_bytes = read_i64(at + 16);
+    request->num_bytes = capacity;
     request->address = read_u64(at + 24);
     Arrived *message = take_arrived(e, comm, source, tag);
     if (PyErr_Occurred()) return NULL;
@@ -135,7 +156,7 @@ static int is_short(Engine *e, const char *call, Real *real) {
     if ((send_bytes && !(call[1] & FLAG_INLINE)) || receive_bytes < 0 || send_bytes < 0) return 0;
     switch (kind) {
     case REDUCE: case ALLREDUCE: case SCAN: case EXSCAN:
-        if (!can_fold(e, op, type, send_bytes) || (receive_bytes && receive_bytes != send_bytes)) return 0;
+        if (!can_fold(e, op, type, send_bytes)) return 0;
         break;
     case BARRIER: case BCAST: case GATHER: case SCATTER: case ALLGATHER: case ALLTOALL:
         break;
@@ -147,7 +168,10 @@ static int is_short(Engine *e, const char *call, Real *real) {
     real->comm = (Handle)PyLong_AsUnsignedLongLongMask(PyTuple_GetItem(found, 0));
     real->rank = (int)PyLong_AsLong(PyTuple_GetItem(found, 1));
     real->size = (int)PyLong_AsLong(PyTuple_GetItem(found, 2));
-    return PyErr_Occurred() ? -1 : 1;
+    if (PyErr_Occurred()) return -1;
+    int is_fold = kind == REDUCE || kind == ALLREDUCE || kind == SCAN || kind == EXSCAN;
+    int has_result = kind != REDUCE || read_i32(call + 13) == real->rank;
+    return !is_fold || receive_bytes == (has_result ? send_bytes : 0);
 }
 
 /* Count one more; how many had been entered, or -1. */
@@ -270,12 +294,12 @@ static int serve_body(Engine *e, int slot) {
             return request == NULL ? -1 : started(e, slot, flags, request);
         }
         if (!(flags & FLAG_INLINE)) break;
-        if (do_send(e, body)) return -1;
+        if (do_send(e, slot, body, EAGER_BYTES)) return -1;
         put_64(put_u8((char *)body, 0), 0);
         answer(e, slot);
         return 0;
     case CALL_RECEIVE: {
-        Request *request = do_receive(e, 0, body + 2);
+        Request *request = do_receive(e, slot, 0, body + 2);
         return request == NULL ? -1 : started(e, slot, flags, request);
     }
     case CALL_WAIT: {
@@ -317,24 +341,28 @@ static int serve_posted_in_python(Engine *e, int slot, const char *call, int64_t
     return done == NULL ? -1 : 0;
 }
 
-/* One call out of a ring. */
+/* One call out of a ring, whose entry has so many bytes for it. */
 static int serve_posted(Engine *e, int slot, const char *call, int64_t num_bytes) {
     int done;
     switch ((uint8_t)call[0]) {
     case CALL_SEND:
-        return do_send(e, call);
-    case CALL_START_ACCESS:
-        done = start_access(e, call, num_bytes);
-        return done ? (done < 0 ? -1 : 0) : serve_posted_in_python(e, slot, call, num_bytes);
+        if (num_bytes < SEND_BYTES) break;
+        return do_send(e, slot, call, num_bytes - SEND_BYTES);
     case CALL_START_RECEIVE:
-        return do_receive(e, read_u64(call + 1), call + 9) == NULL ? -1 : 0;
+        if (num_bytes < START_RECEIVE_BYTES) break;
+        return do_receive(e, slot, read_u64(call + 1), call + 9) == NULL ? -1 : 0;
+    case CALL_START_ACCESS:
+        if (num_bytes < START_ACCESS_BYTES) break;
+        done = start_access(e, slot, call, num_bytes);
+        return done ? (done < 0 ? -1 : 0) : serve_posted_in_python(e, slot, call, num_bytes);
     case CALL_UNLOCK:
+        if (num_bytes < UNLOCK_BYTES) break;
         if (is_other_rank(e, read_i32(call + 9))) return give_lock_back(e, call);
-        break;
+        return serve_posted_in_python(e, slot, call, num_bytes);
     default:
         break;
     }
-    return serve_posted_in_python(e, slot, call, num_bytes);
+    return damaged(slot, "call %d in an entry of %lld bytes", (uint8_t)call[0], (long long)num_bytes + 4);
 }
 
 /* Everything in the ring of a slot, in order; how many entries, or -1. */
@@ -344,16 +372,18 @@ static int serve_ring(Engine *e, int slot) {
     uint32_t taken = atomic_load_explicit(taken_word, memory_order_relaxed);
     uint32_t posted = atomic_load_explicit((Word *)(at + POSTED), memory_order_acquire);
     int served = 0;
+    if (posted - taken > RING_BYTES || (taken | posted) & 7)
+        return damaged(slot, "%u bytes in a ring of %d, from %u on", posted - taken, RING_BYTES, taken);
     while (taken != posted) {
-        uint32_t offset = taken % RING_BYTES;
+        uint32_t left = posted - taken, offset = taken % RING_BYTES, to_end = RING_BYTES - offset;
         const char *entry = at + RING + offset;
         uint32_t whole = read_u32(entry);
-        if (whole == SKIP) {
-            taken += RING_BYTES - offset;
+        if (whole == SKIP && to_end < left) {
+            taken += to_end;
             continue;
         }
-        if (whole < 8 || whole > RING_BYTES - offset)
-            return PyErr_SetString(PyExc_ValueError, "the channel is damaged: an entry of no size"), -1;
+        if (whole < LEAST_ENTRY || whole > to_end || whole > left || whole & 7)
+            return damaged(slot, "an entry of %u bytes, and %u to the end of what is posted", whole, left);
         if (serve_posted(e, slot, entry + 4, (int64_t)whole - 4)) return -1;
         taken += whole;
         atomic_store_explicit(taken_word, taken, memory_order_release);

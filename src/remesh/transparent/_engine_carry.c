@@ -177,6 +177,7 @@ int carry_on(Engine *e) {
             e->carries[kept++] = one;
         }
     }
+    if (kept == count) return progress;
     /* One that ends may begin another. */
     memmove(e->carries + kept, e->carries + count, (e->num_carries - count) * sizeof *e->carries);
     e->num_carries -= count - kept;

@@ -138,59 +138,85 @@ void fail(Engine *e, int slot, const char *what, int code) {
     answer(e, slot);
 }
 
-/* The reply of ``wait`` if what it asks for is over: 1, or 0, or -1 with an exception. */
-int try_wait(Engine *e, int slot) {
-    char *body = slot_at(e, slot) + BODY, *to = body + WAIT_REPLY_BYTES;
-    uint8_t mode = body[2], where;
-    uint32_t count = read_u32(body + 3), told = 0;
-    Request *asked[(BODY_BYTES - WAIT_BYTES) / 8];
-    if (count > sizeof asked / sizeof *asked) return PyErr_SetString(PyExc_ValueError, "the channel is damaged"), -1;
-    uint32_t over = 0, *open = &e->open_in[slot];
-    int64_t length, room = BODY_BYTES - WAIT_REPLY_BYTES;
-    int is_long = 0;
-    /* One that was under way tells that not all are over: with many, few are looked at again. */
-    for (; mode == MODE_ALL && *open < count; ++*open) {
-        Request *request = find_request(e, read_u64(body + WAIT_BYTES + 8 * *open));
+/* How many of the requests that one `wait` asks for are over and are to be told, or -1; in `is_long`, whether their
+ * payloads are more than its reply has room for.
+ */
+static int64_t count_over(Engine *e, const uint64_t *asked, uint32_t count, uint8_t mode, int *is_long) {
+    int64_t over = 0, room = BODY_BYTES - WAIT_REPLY_BYTES;
+    uint8_t where;
+    for (uint32_t i = 0; i < count && !(mode == MODE_ANY && over); i++) {
+        Request *request = find_request(e, asked[i]);
         if (request == NULL && PyErr_Occurred()) return -1;
-        if (request != NULL && !request->done) return 0;
-    }
-    for (uint32_t i = 0; i < count; i++) {
-        asked[i] = find_request(e, read_u64(body + WAIT_BYTES + 8 * i));
-        if (asked[i] == NULL && PyErr_Occurred()) return -1;
-        if (asked[i] != NULL && !asked[i]->done) continue;
-        if (mode == MODE_ANY && over) continue;
+        if (request != NULL && !request->done) continue;
         over++;
         room -= INDEX_BYTES + COMPLETION_BYTES;
-        length = asked[i] == NULL ? 0 : inline_bytes(asked[i], room, &where);
-        if (length < 0) is_long = 1;
+        int64_t length = request == NULL ? 0 : inline_bytes(request, room, &where);
+        if (length < 0) *is_long = 1;
         else room -= length;
     }
-    /* Modes ANY and SOME want one at least, ALL wants all. */
-    if (mode == MODE_ALL ? over < count : over == 0) return 0;
-    if (is_long || room < 0) {
-        e->attention = 1;
-        PyObject *done = PyObject_CallFunction(e->tell_wait, "i", slot);
-        if (done == NULL) return -1;
-        Py_DECREF(done);
-        answer(e, slot);
-        return 1;
-    }
-    for (uint32_t i = 0; i < count && told < over; i++) {
-        Request *request = asked[i];
+    if (room < 0) *is_long = 1;
+    return over;
+}
+
+/* Write how so many of them ended into a reply. Who is asked for twice is forgotten with the first answer, and unknown
+ * then: so all are looked for again.
+ */
+static int put_ended(Engine *e, char *to, const uint64_t *asked, uint32_t count, int64_t over) {
+    uint8_t where;
+    for (uint32_t i = 0; i < count && over; i++) {
+        Request *request = find_request(e, asked[i]);
+        if (request == NULL && PyErr_Occurred()) return -1;
         if (request != NULL && !request->done) continue;
+        over--;
         to = put_32(to, i);
         if (request == NULL) {
             memset(to, 0, COMPLETION_BYTES);
             put_32(to + 16, (uint32_t)e->err_request);
             to += COMPLETION_BYTES;
         } else {
-            length = inline_bytes(request, BODY_BYTES, &where);
+            int64_t length = inline_bytes(request, BODY_BYTES, &where);
             to = put_completion(to, request, where, length);
             if (forget(e, request)) return -1;
         }
-        told++;
     }
-    put_32(put_u8(body, 0), told);
+    return 0;
+}
+
+/* Whether one of the requests that a slot waits for is not over, or -1: with many, few are looked at again. */
+static int is_one_open(Engine *e, int slot, const uint64_t *asked, uint32_t count) {
+    for (uint32_t *at = &e->open_in[slot]; *at < count; ++*at) {
+        Request *request = find_request(e, asked[*at]);
+        if (request == NULL && PyErr_Occurred()) return -1;
+        if (request != NULL && !request->done) return 1;
+    }
+    return 0;
+}
+
+/* The reply of ``wait`` if what it asks for is over: 1, or 0, or -1 with an exception. */
+int try_wait(Engine *e, int slot) {
+    char *body = slot_at(e, slot) + BODY;
+    uint8_t mode = body[2];
+    uint32_t count = read_u32(body + 3);
+    /* Copied, for the reply is written over them. */
+    uint64_t asked[(BODY_BYTES - WAIT_BYTES) / 8];
+    if (count > sizeof asked / sizeof *asked)
+        return damaged(slot, "a wait for %u requests", count);
+    memcpy(asked, body + WAIT_BYTES, count * sizeof *asked);
+    int is_open = mode == MODE_ALL ? is_one_open(e, slot, asked, count) : 0, is_long = 0;
+    if (is_open) return is_open < 0 ? -1 : 0;
+    int64_t over = count_over(e, asked, count, mode, &is_long);
+    if (over < 0) return -1;
+    /* Modes ANY and SOME want one at least, ALL wants all. */
+    if (mode == MODE_ALL ? over < count : over == 0) return 0;
+    if (is_long) {
+        e->attention = 1;
+        PyObject *done = PyObject_CallFunction(e->tell_wait, "i", slot);
+        if (done == NULL) return -1;
+        Py_DECREF(done);
+    } else {
+        if (put_ended(e, body + WAIT_REPLY_BYTES, asked, count, over)) return -1;
+        put_32(put_u8(body, 0), (uint32_t)over);
+    }
     answer(e, slot);
     return 1;
 }

@@ -38,6 +38,8 @@ int new_stream_tag(Engine *e) {
     return 1 + e->next_stream;
 }
 
+int is_stream_tag(int64_t tag) { return tag > 0 && tag <= NUM_STREAM_TAGS; }
+
 /* Tags of senders follow those of receivers. */
 int is_ahead_tag(int tag) { return tag > NUM_STREAM_TAGS && tag <= 2 * NUM_STREAM_TAGS; }
 

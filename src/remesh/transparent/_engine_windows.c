@@ -168,7 +168,7 @@ int hear_accessed(Engine *e, const Header *header, const char *payload) {
     return failed || finish_access(e, request, header->tag, payload, (int64_t)header->num_bytes) ? -1 : 1;
 }
 
-int start_access(Engine *e, const char *call, int64_t num_bytes) {
+int start_access(Engine *e, int slot, const char *call, int64_t num_bytes) {
     _Alignas(16) char old[EAGER_BYTES];
     uint64_t number = read_u64(call + 1), window = read_u64(call + 12);
     int target = read_i32(call + 20), fetches = call[11] != 0;
@@ -177,8 +177,10 @@ int start_access(Engine *e, const char *call, int64_t num_bytes) {
     Header header = {.comm = window, .request = number, .num_bytes = (uint64_t)num_payload, .what = ACCESS, .source = e->rank,
                      .tag = (uint8_t)call[9] | (uint8_t)call[10] << 8 | fetches << 16, .pid = 1};
     Access access;
-    if (target < 0 || target >= e->size || num_bytes < START_ACCESS_BYTES - RUN_BYTES + num_payload)
-        return PyErr_SetString(PyExc_ValueError, "the channel is damaged: an access to no rank, or of no size"), -1;
+    if (target < 0 || target >= e->size) return damaged(slot, "an access to rank %d of %d", target, e->size);
+    if (num_bytes < START_ACCESS_BYTES - RUN_BYTES + num_payload)
+        return damaged(slot, "an access with %lld bytes of data in %lld", (long long)num_payload - RUN_BYTES,
+                       (long long)num_bytes - START_ACCESS_BYTES);
     PyObject *waiting = find_in(e->access_queues, (uint64_t)target);
     int is_first = waiting == NULL ? !PyErr_Occurred() : PyObject_Size(waiting) == 0;
     if (!is_first || !take_access(e, &header, payload, &access) || access.num_bytes == 0) return PyErr_Occurred() ? -1 : 0;

@@ -46,8 +46,16 @@ static int take_note_of_ahead(Engine *e, Arrived *message, int tag, int is_whole
     return e->closed ? decline(e, message) : 0;
 }
 
+/* What another rank says does not fit. */
+static int misfit(const Header *header, const char *what, int64_t found) {
+    PyErr_Format(PyExc_ValueError, "hearing rank %d: %s %lld, which fits nothing; run one version of remesh on all ranks",
+                 header->source, what, (long long)found);
+    return -1;
+}
+
 /* A payload of another rank's waits for a receive. */
 static int hear_announced(Engine *e, const Header *header) {
+    if ((int64_t)header->num_bytes < 0) return misfit(header, "bytes of an announced message:", (int64_t)header->num_bytes);
     Arrived *message = new_arrived();
     if (message == NULL) return -1;
     message->comm = header->comm;
@@ -93,11 +101,24 @@ static int hear_of_window(Engine *e, const Header *header, const char *payload) 
     }
 }
 
+/* Of a send that was announced to this rank: what the header says is wanted, or done. */
+static int hear_of_send(Engine *e, const Header *header, Request *request) {
+    if (request->kind != e->word_send || request->peer != header->source)
+        return misfit(header, "it speaks of a send that is none, or not to it: request", (int64_t)header->request);
+    if (header->what == TAKEN_THERE) return complete(e, request);
+    if (header->what == DECLINED) return hear_declined(e, header->source, request);
+    if (header->pid)
+        return help_directly(e, header->source, request, header->num_bytes, header->pid, header->address);
+    if (!is_stream_tag((int64_t)header->num_bytes)) return misfit(header, "tag of a stream:", (int64_t)header->num_bytes);
+    return stream_out(e, header->source, request, (Wanted){(int)header->num_bytes, header->tag, (int64_t)header->address});
+}
+
 static int hear(Engine *e, const Header *header, const char *payload) {
     Request *request;
     int done;
     switch (header->what) {
     case MESSAGE:
+        if (header->num_bytes > EAGER_BYTES) return misfit(header, "bytes of a short message:", (int64_t)header->num_bytes);
         return arrive_short(e, header->comm, header->source, header->tag, payload, (int64_t)header->num_bytes);
     case ANNOUNCED:
     case ANNOUNCED_WAITING:
@@ -105,18 +126,10 @@ static int hear(Engine *e, const Header *header, const char *payload) {
     case ANNOUNCED_AHEAD_WHOLE:
         return hear_announced(e, header);
     case TAKEN_THERE:
-        request = find_request(e, header->request);
-        return request == NULL ? leave_to_python(e, header, payload) : complete(e, request);
     case WANTED:
-        request = find_request(e, header->request);
-        if (request == NULL) return leave_to_python(e, header, payload);
-        if (header->pid)
-            return help_directly(e, header->source, request, header->num_bytes, header->pid, header->address);
-        return stream_out(
-            e, header->source, request, (Wanted){(int)header->num_bytes, header->tag, (int64_t)header->address});
     case DECLINED:
         request = find_request(e, header->request);
-        return request == NULL ? leave_to_python(e, header, payload) : hear_declined(e, header->source, request);
+        return request == NULL ? leave_to_python(e, header, payload) : hear_of_send(e, header, request);
     case HELPED:
         return hear_helped(e, header->request, header->num_bytes != 0) ? 0 : leave_to_python(e, header, payload);
     case PART:

@@ -244,6 +244,8 @@ static PyObject *port_wait(PyObject *object, PyObject *const *args, Py_ssize_t n
     Port *self = (Port *)object;
     if (nargs != 2) return PyErr_Format(PyExc_TypeError, "%zd arguments given, 2 expected", nargs);
     uint32_t count = (uint32_t)PyList_Size(args[0]);
+    if (count > (BODY_BYTES - WAIT_BYTES) / 8)
+        return PyErr_Format(PyExc_ValueError, "%u requests in one wait, room for %d", count, (BODY_BYTES - WAIT_BYTES) / 8);
     char *body = self->slot + BODY, *to = body;
     to = put_32(put_u8(put_u8(put_u8(to, CALL_WAIT), FLAG_BLOCKING), MODE_ALL), count);
     for (uint32_t i = 0; i < count; i++) to = put_64(to, PyLong_AsUnsignedLongLong(PyList_GetItem(args[0], i)));

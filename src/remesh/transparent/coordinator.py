@@ -90,7 +90,7 @@ class Coordinator:
         self._num_ranks = num_ranks
         self._settings = settings
         self._say = say
-        self._server = Server(folder.read_token(), self._on_message, self._on_gone, folder.log_event)
+        self._server = Server(folder.read_token(), self._on_message, self._on_gone, self._note)
         self._ranks: dict[int, Caller] = {}
         self._rank_of: dict[Caller, int] = {}
         """Of ranks whose line holds."""
@@ -224,7 +224,7 @@ class Coordinator:
 
     def _on_all_ready(self) -> None:
         self._folder.change_state("running", f"{self._num_ranks} ranks on {', '.join(self._hosts())}")
-        self._folder.log_event(f"running: {self.describe()['ranks']}")
+        self._note(f"running: {self.describe()['ranks']}")
         if self._settings.every_s is not None:
             self._next_periodic_s = time.monotonic() + self._settings.every_s
 
@@ -278,7 +278,7 @@ class Coordinator:
         state = Round(self._num_ranks, stop, limit_s=self._settings.round_limit_s)
         self._attempt = _Attempt(state, number, part, now_s, attempts=attempts)
         self._wanted = None
-        self._folder.log_event(f"checkpoint {number}: begun")
+        self._note(f"checkpoint {number}: begun")
         self._advance(*state.begin(now_s))
 
     def _advance(self, state: Round, instructions: tuple[Instruction, ...]) -> None:
@@ -352,7 +352,7 @@ class Coordinator:
         removal, self._removal = self._removal, None
         try:
             for number in removal.result():
-                self._folder.log_event(f"checkpoint {number}: removed, {self._settings.keep} are kept")
+                self._note(f"checkpoint {number}: removed, {self._settings.keep} are kept")
         except (Error, OSError) as error:
             self._say(f"old checkpoints could not be removed: {error}")
 
@@ -368,7 +368,7 @@ class Coordinator:
         self._tell_ranks({"type": "end", "ending": end.ending.value, "reason": end.reason})
         if end.ending in (Ending.GIVEN_UP, Ending.LOST):
             self._clear_away()
-            self._folder.log_event(f"checkpoint {attempt.number}: {end.ending.value}: {end.reason}")
+            self._note(f"checkpoint {attempt.number}: {end.ending.value}: {end.reason}")
             pauses_s = () if end.obstacle is None else _RETRY_AFTER_S.get(end.obstacle, ())
             if attempt.attempts <= len(pauses_s):
                 self._try_again(attempt, now_s + pauses_s[attempt.attempts - 1])
@@ -390,7 +390,7 @@ class Coordinator:
                 "caught": caught,
                 "attempts": attempt.attempts,
             }
-            self._folder.log_event(f"checkpoint {attempt.number}: committed: {answer}")
+            self._note(f"checkpoint {attempt.number}: committed: {answer}")
             self._answer(end, answer)
             self._clear_away()
         if end.ending is Ending.STOPPED and len(self._ended) < self._num_ranks:
@@ -446,5 +446,16 @@ class Coordinator:
 
     def _end(self, outcome: Outcome) -> None:
         self.outcome = outcome
-        self._folder.change_state(outcome.state, outcome.cause)
-        self._folder.log_event(f"{outcome.state}: {outcome.cause}")
+        try:
+            self._folder.change_state(outcome.state, outcome.cause)
+        except (Error, OSError) as error:
+            # How the job ended is true all the same, and its user is told by this process.
+            self._say(f"how the job ended could not be noted: {error}")
+        self._note(f"{outcome.state}: {outcome.cause}")
+
+    def _note(self, text: str) -> None:
+        """A line for the log of events; a disk that has no room for it must not end the job."""
+        try:
+            self._folder.log_event(text)
+        except OSError as error:
+            self._say(f"writing {self._folder.logs / 'events.log'}: {error.strerror}; it would say: {text}")

@@ -14,6 +14,8 @@ flushed, then the folder is renamed.
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import hashlib
 import json
 import os
@@ -21,7 +23,7 @@ import re
 import secrets
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Self
@@ -98,14 +100,46 @@ class JobFolder:
         except OSError as error:
             raise StorageError(f"making job folder {path}: {error.strerror}; name another one with --job") from error
         made = cls(path)
-        # Token, environment and images are secrets, and jobs stand where their user works, often in a repository.
-        (path / ".gitignore").write_text("*\n")
-        (path / "logs").mkdir()
-        (path / "images").mkdir()
-        _write_private(path / "token", secrets.token_bytes(32))
-        write_whole(path / "job.json", _to_json({"version": _VERSION, **asdict(spec)}))
-        made.write_state(JobState("starting"))
+        try:
+            made._fill(spec)
+        except (OSError, StorageError) as error:
+            shutil.rmtree(path, ignore_errors=True)
+            raise StorageError(
+                f"making job folder {path}: {error}; it was removed; name another one with --job"
+            ) from error
         return made
+
+    def _fill(self, spec: JobSpec) -> None:
+        # Token, environment and images are secrets, and jobs stand where their user works, often in a repository.
+        (self.path / ".gitignore").write_text("*\n")
+        self.logs.mkdir()
+        self.images.mkdir()
+        _write_private(self.path / "token", secrets.token_bytes(32))
+        write_whole(self.path / "job.json", _to_json({"version": _VERSION, **asdict(spec)}))
+        self.write_state(JobState("starting"))
+
+    @contextlib.contextmanager
+    def lead(self) -> Iterator[None]:
+        """Be the one process that leads the job; `ConfigError` if another does.
+
+        The kernel lets go of the lock however its holder ends. Where a file system has no locks nothing is checked.
+        """
+        with (self.path / "job.json").open("r+b") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise self.led_by_another() from error
+            except OSError:
+                pass
+            yield
+
+    def led_by_another(self) -> ConfigError:
+        """What to raise where this process would be the second."""
+        state = self.read_state()
+        who = f"process {state.pid} on {state.host} leads it" if state.pid else "another process is about to lead it"
+        return ConfigError(
+            f"leading job {self.name}: {who}, expected nobody; stop it first, as with `remesh mpi checkpoint --stop`"
+        )
 
     @classmethod
     def find(cls, text: str, root: Path) -> Self:
@@ -180,10 +214,14 @@ class JobFolder:
         found = [each for each in self.checkpoints() if number in (None, each.number)]
         if not found:
             which = "a checkpoint" if number is None else f"checkpoint {number}"
-            raise ConfigError(
-                f"looking for {which} of job {self.name}: there is none; see `remesh mpi show {self.name}`"
-            )
+            raise ConfigError(f"looking for {which} of job {self.name}: {self._what_there_is()}")
         return found[-1]
+
+    def _what_there_is(self) -> str:
+        numbers = ", ".join(str(each.number) for each in self.checkpoints())
+        if numbers:
+            return f"expected one of {numbers}; leave --checkpoint out for the last"
+        return "it has none; start its program anew with `remesh mpi run`, and --every for checkpoints"
 
     def begin_checkpoint(self) -> tuple[int, Path]:
         """Number and folder of the next one; what earlier attempts have left is removed."""

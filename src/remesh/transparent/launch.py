@@ -117,8 +117,8 @@ def find_row(mpi: str, network: str, *, num_hosts: int) -> Row:
         row.network for row in ROWS if row.mpi == mpi and (row.one_host if num_hosts <= 1 else row.hosts) is not None
     ]
     raise ConfigError(
-        f"starting {mpi} on {max(num_hosts, 1)} hosts over {network!r}: not in the table of launches, expected one of "
-        f"{', '.join(known)}"
+        f"starting {mpi} on {'one host' if num_hosts <= 1 else f'{num_hosts} hosts'} over {network!r}: not in the "
+        f"table of launches, expected --network {' or '.join(known)}"
     )
 
 

@@ -55,9 +55,15 @@ class Output:
         self.copied = self.path.stat().st_size
 
     def copy(self) -> None:
-        """Copy what is new."""
-        if self.path.stat().st_size <= self.copied:
-            return
+        """Copy what is new; `StorageError` if the job's folder is not there any more."""
+        try:
+            if self.path.stat().st_size <= self.copied:
+                return
+        except OSError as error:
+            raise StorageError(
+                f"showing what the program wrote to {self.path}: {error.strerror}; leave the folder of a job where it "
+                "is as long as the job runs"
+            ) from error
         with self.path.open("rb") as file:
             file.seek(self.copied)
             while data := file.read(_COPY_BYTES):

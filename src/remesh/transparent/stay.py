@@ -27,7 +27,7 @@ from remesh.transparent import rsh
 from remesh.transparent.coordinator import Coordinator, Outcome, Settings
 from remesh.transparent.job import Checkpoint, JobFolder, JobState
 from remesh.transparent.launch import Host, Reach, Start, default_network, find_row, plan_start
-from remesh.transparent.mpis import find_mpi
+from remesh.transparent.mpis import Installation, find_mpi
 
 _STEP_S = 0.1
 _LEAVE_S = 15.0
@@ -94,9 +94,22 @@ def parse_hosts(text: str, num_ranks: int) -> tuple[Host, ...]:
     left = num_ranks - sum(number or 0 for _, number in slots)
     free = sum(number is None for _, number in slots)
     if left < free or (not free and left):
-        raise ConfigError(f"reading hosts {text!r}: expected room for {num_ranks} ranks, one at least on each host")
+        room = f"{num_ranks - left}" + (f" and {free} hosts that share the rest" if free else "")
+        raise ConfigError(
+            f"reading hosts {text!r}: room for {room}, expected room for {num_ranks} ranks with one at least on each "
+            "host; mend --hosts or -n"
+        )
     shares = iter([left // free + (index < left % free) for index in range(free)] if free else [])
     return tuple(Host(name, next(shares) if number is None else number) for name, number in slots)
+
+
+def find_launch(placement: Placement) -> tuple[Installation, str]:
+    """The MPI of a placement and its network; `ConfigError` if one of them is not there. Makes and starts nothing."""
+    installation = find_mpi(placement.mpi)
+    network = placement.network or default_network(installation.kind, placement.hosts)
+    if placement.testbed_rate is not None:
+        make_bed(placement)
+    return installation, find_row(installation.kind, network, num_hosts=len(placement.hosts)).network
 
 
 def run_stay(
@@ -112,12 +125,12 @@ def run_stay(
     SIGTERM takes a checkpoint and stops; SIGINT ends the job. Both only when called in the main thread.
     """
     spec = folder.read_spec()
-    installation = find_mpi(placement.mpi)
-    network = placement.network or default_network(installation.kind, placement.hosts)
-    network = find_row(installation.kind, network, num_hosts=len(placement.hosts)).network
-    coordinator = Coordinator(folder, spec.num_ranks, settings, say)
+    installation, network = find_launch(placement)
     with contextlib.ExitStack() as stack:
+        stack.enter_context(folder.lead())
+        coordinator = Coordinator(folder, spec.num_ranks, settings, say)
         stack.callback(coordinator.close)
+        stack.enter_context(_signals(coordinator))
         room = _make_room(folder)
         bed = None if placement.testbed_rate is None else stack.enter_context(make_bed(placement))
         listener = _listen("" if placement.hosts and bed is None else _LOOPBACK)
@@ -144,7 +157,6 @@ def run_stay(
         start = plan_start(installation, network, spec.num_ranks, hosts, reach, rank_command)
         launcher = _start_launcher(start, door)
         stack.callback(_end_launcher, launcher)
-        stack.enter_context(_signals(coordinator))
         outcome = _lead(coordinator, launcher, watch)
         nic_bytes = {} if bed is None else {name: bed.nic_bytes(name).sent for name in bed.spec.names}
         return Stay(outcome, coordinator.last_checkpoint, coordinator.ready_seconds, nic_bytes)

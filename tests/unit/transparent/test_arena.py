@@ -83,6 +83,36 @@ def test_arrays_in_the_arena_keep_what_is_theirs(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
+_ZEROS = """
+    import os, sys
+    import numpy as np
+    from remesh.transparent.arena import _numpy_functions
+    from remesh.transparent.native import NATIVE
+
+    address, num_bytes = 0x2100_0000_0000, 256 << 20
+    open(sys.argv[1], "wb").close()
+    os.truncate(sys.argv[1], num_bytes)
+    NATIVE.map_at(sys.argv[1], address, num_bytes)
+    NATIVE.share_arrays(_numpy_functions(), address, num_bytes)
+    ones = np.ones(10_000_000)  # more than is kept for the next
+    del ones
+    zeros = np.zeros(10_000_000)
+    assert address <= zeros.ctypes.data < address + num_bytes and not zeros.any()
+"""
+
+
+@needs_extension
+def test_zeros_are_zeros_where_files_have_no_holes(tmp_path: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("needs root, to mount a file system without holes (ramfs)")
+    within = 'mount -t ramfs none "$0" && exec "$@"'
+    program = [sys.executable, "-c", textwrap.dedent(_ZEROS), str(tmp_path / "arena")]
+    done = subprocess.run(
+        ["unshare", "--mount", "sh", "-c", within, str(tmp_path), *program], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+
+
 @needs_extension
 def test_a_view_is_given_of_what_stands_in_the_arena_and_of_nothing_else(tmp_path: Path) -> None:
     arena = Arena.__new__(Arena)

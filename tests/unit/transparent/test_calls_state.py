@@ -55,6 +55,15 @@ def test_records_of_a_state_become_those_that_a_lower_half_works_with() -> None:
     assert state.save(replace(parts, requests=[as_native(request) for request in parts.requests])) == state.save(parts)
 
 
+def test_kinds_of_requests_are_the_words_themselves_since_the_engine_compares_no_letters() -> None:
+    parts = state.load(state.save(_parts(b"")), rank=1, size=3)
+    for request, kind in zip(parts.requests, (SEND, RECEIVE), strict=True):
+        assert request.kind is kind and as_native(request).kind is kind
+    wrong = replace(parts, requests=[replace(parts.requests[0], kind="sent")])
+    with pytest.raises(FormatError, match="'sent'"):
+        state.load(state.save(wrong), rank=1, size=3)
+
+
 @given(st.integers(0, 10_000), st.integers(1, 255))
 def test_a_changed_byte_is_noticed(position: int, change: int) -> None:
     data = bytearray(state.save(_parts(b"payload")))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -192,6 +193,27 @@ def test_an_image_that_cannot_be_written_leaves_nothing_and_the_job_goes_on(stag
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Attempts follow one another without a pause: two in all."""
     monkeypatch.setattr(coordinator_module, "_RETRY_AFTER_S", {Obstacle.REFUSED: (0.0,)})
+
+
+def test_a_disk_without_room_for_a_line_ends_no_job_and_hides_no_end(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def write(*_: str) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    ranks = stage.ranks()
+    monkeypatch.setattr(stage.folder.__class__, "log_event", write)
+    monkeypatch.setattr(stage.folder.__class__, "change_state", write)
+    stage.coordinator.request_checkpoint(stop=False)
+    stage.until(lambda: stage.coordinator.last_checkpoint, ranks)
+    assert stage.coordinator.outcome is None
+    for peer in ranks:
+        peer.send(type="ended", code=0)
+    stage.until(lambda: stage.coordinator.outcome, ranks)
+    assert stage.coordinator.outcome is not None and stage.coordinator.outcome.state == "finished"
+    said = "\n".join(stage.said)
+    assert "events.log: No space left on device; it would say: checkpoint 1: begun" in said
+    assert "how the job ended could not be noted: [Errno 28]" in said
 
 
 def test_a_refusal_that_passes_is_tried_again_and_the_answer_says_how_often(stage: Stage, at_once: None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import shutil
 import stat
 import subprocess
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from remesh.errors import ConfigError, FormatError, StorageError
+from remesh.transparent import job
 from remesh.transparent.job import JobFolder, JobSpec, JobState
 
 
@@ -51,6 +53,28 @@ def test_a_job_that_has_ended_cannot_be_called(folder: JobFolder) -> None:
 def test_a_folder_is_never_used_twice(folder: JobFolder) -> None:
     with pytest.raises(StorageError, match="making job folder"):
         JobFolder.create(folder.path, folder.read_spec())
+
+
+def test_a_job_is_led_by_one_process_at_a_time(folder: JobFolder) -> None:
+    folder.write_state(JobState("running", "", (("127.0.0.1", 5),), 77, "somewhere"))
+    with folder.lead():
+        with pytest.raises(ConfigError, match="process 77 on somewhere leads it"), JobFolder(folder.path).lead():
+            pass
+        shutil.copytree(folder.path, folder.path.with_name("copy"))
+        with JobFolder(folder.path.with_name("copy")).lead():
+            """A copy is another job."""
+    with folder.lead():
+        """Whoever ends lets go of it."""
+
+
+def test_a_folder_that_cannot_be_filled_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def write(path: Path, data: bytes) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(job, "write_whole", write)
+    with pytest.raises(StorageError, match="making job folder .*No space left on device; it was removed"):
+        JobFolder.create(tmp_path / "job", JobSpec(("app.py",), 2, "/", {}))
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_checkpoint_is_there_once_it_is_committed_and_not_before(folder: JobFolder) -> None:

@@ -38,7 +38,7 @@ def test_every_mpi_has_a_usual_network_for_one_host_and_for_several(kind: str) -
 
 
 def test_a_network_that_is_not_in_the_table_is_refused_with_those_that_are() -> None:
-    with pytest.raises(ConfigError, match="expected one of tcp"):
+    with pytest.raises(ConfigError, match="expected --network tcp"):
         find_row("openmpi", "shm", num_hosts=2)
 
 

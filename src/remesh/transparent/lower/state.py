@@ -18,7 +18,7 @@ from typing import Any, Final
 from remesh.errors import FormatError
 from remesh.transparent.lower.exposure import Asker, Locks, Window
 from remesh.transparent.lower.matching import Arrived, Matching, Posted
-from remesh.transparent.lower.requests import Request
+from remesh.transparent.lower.requests import COLLECTIVE, RECEIVE, SEND, WINDOW, Request
 
 _MAGIC: Final = b"RMSHLOW1"
 _LENGTH: Final = struct.Struct("<I")
@@ -31,6 +31,7 @@ _REQUEST: Final = (
 _POSTED: Final = ("request", "comm", "source", "tag")
 _ARRIVED: Final = ("comm", "source", "tag", "num_bytes", "payload", "sender_request")
 """Fields of the records, which may be dataclasses or C structs."""
+_KINDS: Final = {kind: kind for kind in (SEND, RECEIVE, COLLECTIVE, WINDOW)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +153,7 @@ def load(data: bytes, *, rank: int, size: int) -> Parts:
             rank=rank,
             size=size,
             next_numbers={key: int(value) for key, value in records["next"].items()},
-            requests=[Request(**{**r, "payload": reader.take(r["payload"])}) for r in records["requests"]],
+            requests=[_request(r, reader) for r in records["requests"]],
             posted=[Posted(**p) for p in records["posted"]],
             arrived=[_arrived(m, reader) for m in records["arrived"]],
             messages={number: _arrived(m, reader) for number, m in records["messages"]},
@@ -172,6 +173,11 @@ def load(data: bytes, *, rank: int, size: int) -> Parts:
 
 def _record(of: Any, names: tuple[str, ...]) -> dict[str, Any]:
     return {name: getattr(of, name) for name in names}
+
+
+def _request(record: dict[str, Any], reader: _Reader) -> Request:
+    # The engine tells kinds by their identity: one word, one object.
+    return Request(**{**record, "kind": _KINDS[record["kind"]], "payload": reader.take(record["payload"])})
 
 
 def _arrived_record(message: Arrived, writer: _Writer) -> dict[str, Any]:

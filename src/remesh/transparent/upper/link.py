@@ -1,7 +1,8 @@
 """The upper half's end of the channel: asks a call, waits for the reply, and lands the payload that comes with it.
 
 Each thread of the program has a slot of its own as long as it lives. A call that an exception left (a signal handler
-raised) stays in its slot until it is answered; the thread goes on with another slot.
+raised) stays in its slot until it is answered; the thread goes on with another slot. Until then the lower half may read
+or write the memory that the call speaks of, so that is kept.
 """
 
 from __future__ import annotations
@@ -39,6 +40,8 @@ _DEFAULT_CHANNEL: Final = "/tmp/.remesh/channel"
 _SEND, _RECEIVE, _PROBE = BY_NAME["send"], BY_NAME["receive"], BY_NAME["probe"]
 _RECEIVE_MESSAGE, _WAIT, _COLLECTIVE = BY_NAME["receive_message"], BY_NAME["wait"], BY_NAME["collective"]
 _SHORT_WAIT_BYTES: Final = 32768
+_LOOK_S: Final = 0.01
+"""Between looks for a slot to take back, where there is no other."""
 _ENDED_BYTES: Final = COMPLETION.size + INDEX.size
 MAX_WAIT: Final = 1000
 """Requests in one ``wait``: their completions fit into a slot."""
@@ -89,6 +92,8 @@ class Link:
         self._channel = channel
         self._numbers = itertools.count(FIRST_POSTED)
         self._free = list(range(NUM_SLOTS - 1, -1, -1))
+        self._left: dict[int, Any] = {}
+        """Slots with a call that an exception left, and what owns the memory that it speaks of."""
         self._one_free = threading.Condition(threading.Lock())
         self.gate = channel.gate(self._wait_until_open)
         """As a context: this thread uses a file that other ranks have open.
@@ -99,14 +104,28 @@ class Link:
 
     def _take_slot(self) -> None:
         with self._one_free:
-            self._one_free.wait_for(lambda: self._free)
+            self._take_back_answered()
+            # Nobody tells of a reply that nobody waits for: it is looked for.
+            while not self._one_free.wait_for(lambda: self._free, _LOOK_S):
+                self._take_back_answered()
             slot = self._free.pop()
         _mine.lease = _Lease(self, slot)
         _mine.slot = (slot, self._channel.bodies[slot])
         _mine.port = self._channel.port(slot)
 
-    def leave_slot(self) -> None:
-        """An exception has left a call that is still unanswered: this thread goes on with another slot."""
+    def _take_back_answered(self) -> None:
+        pending = self._channel.pending()
+        for slot in [slot for slot in self._left if not pending >> slot & 1]:
+            del self._left[slot]
+            self._free.append(slot)
+
+    def leave_slot(self, keep: Any) -> None:
+        """An exception has left a call that may be unanswered: this thread goes on with another slot.
+
+        ``keep`` owns the memory that the call speaks of.
+        """
+        with self._one_free:
+            self._left[_mine.lease.slot] = keep
         _mine.lease.lost = True
         del _mine.lease, _mine.slot, _mine.port
 
@@ -116,8 +135,11 @@ class Link:
             self._free.append(slot)
             self._one_free.notify()
 
-    def ask(self, call: Call, fields: tuple[int, ...], tail: Any = None) -> memoryview:
-        """One call; the slot's body with the reply, valid until this thread's next call."""
+    def ask(self, call: Call, fields: tuple[int, ...], tail: Any = None, *, keep: Any = None) -> memoryview:
+        """One call; the slot's body with the reply, valid until this thread's next call.
+
+        ``keep`` owns the memory that is read or written by address before the reply.
+        """
         try:
             slot, body = _mine.slot
         except AttributeError:
@@ -130,7 +152,7 @@ class Link:
         try:
             self._channel.call(slot)
         except BaseException:
-            self.leave_slot()
+            self.leave_slot(keep)
             raise
         if body[0]:
             raise _failure_in(body)
@@ -160,7 +182,7 @@ class Link:
             body = self.ask(_SEND, (flags | Flag.INLINE, comm, dest, tag, num_bytes, 0), view)
         else:
             address = NATIVE.address_of(view) if num_bytes else 0
-            body = self.ask(_SEND, (flags, comm, dest, tag, num_bytes, address))
+            body = self.ask(_SEND, (flags, comm, dest, tag, num_bytes, address), keep=view)
         return int(REQUEST_REPLY.unpack_from(body)[1])
 
     def receive(self, flags: int, comm: int, source: int, tag: int, landing: Landing) -> int | Completion:
@@ -170,12 +192,13 @@ class Link:
             number = next(self._numbers)
             if port().start_receive(number, comm, source, tag, capacity, address):
                 return number
-        return self._ended(self.ask(_RECEIVE, (flags, comm, source, tag, capacity, address)), landing)
+        fields = (flags, comm, source, tag, capacity, address)
+        return self._ended(self.ask(_RECEIVE, fields, keep=landing), landing)
 
     def receive_message(self, flags: int, message: int, landing: Landing) -> int | Completion:
         """The same for a message that a matched probe has taken."""
         fields = (flags, message, landing.capacity, landing.address)
-        return self._ended(self.ask(_RECEIVE_MESSAGE, fields), landing)
+        return self._ended(self.ask(_RECEIVE_MESSAGE, fields, keep=landing), landing)
 
     def collective(
         self, fields: tuple[int, ...], counts: tuple[int, ...], send: memoryview | None, landing: Landing
@@ -192,7 +215,7 @@ class Link:
             else:
                 address = NATIVE.address_of(send)
         wanted = (flags, *rest, address, num_bytes, landing.address, landing.capacity, len(counts))
-        return self._ended(self.ask(_COLLECTIVE, wanted, tail), landing)
+        return self._ended(self.ask(_COLLECTIVE, wanted, tail, keep=(send, landing)), landing)
 
     def started(self, call: Call, fields: tuple[int, ...], tail: Any = None) -> int | Completion:
         """Start an operation whose data land by address: how it ended, or the request that completes it."""
@@ -222,9 +245,9 @@ class Link:
             self._land(landing, completion, parcel)
         return ended
 
-    def fetch(self, parcel: int, address: int) -> None:
-        """Have the bytes of a parcel written to an address."""
-        self.ask(BY_NAME["fetch"], (parcel, address))
+    def fetch(self, parcel: int, into: bytearray) -> None:
+        """Have the bytes of a parcel written here."""
+        self.ask(BY_NAME["fetch"], (parcel, NATIVE.address_of(into)), keep=into)
 
     def _ended(self, body: memoryview, landing: Landing | None) -> int | Completion:
         _, number = REQUEST_REPLY.unpack_from(body)
@@ -249,7 +272,7 @@ class Link:
             return
         if parcel:
             whole = bytearray(completion.num_bytes)
-            self.fetch(parcel, NATIVE.address_of(whole))
+            self.fetch(parcel, whole)
             landing.put(memoryview(whole))
         room = completion.num_bytes if landing.capacity < 0 else min(completion.num_bytes, landing.capacity)
         landing.finish(room)
@@ -277,7 +300,7 @@ def call_shortly(way: Callable[..., Any], *fields: Any) -> Any:
     try:
         ended = way(*fields)
     except BaseException:
-        link().leave_slot()
+        link().leave_slot(fields)
         raise
     if isinstance(ended, int):
         raise _failure_in(_mine.slot[1])
@@ -377,7 +400,7 @@ def collect_shortly(kind: int, op: tuple[int, bytes], comm: int, root: int, send
     try:
         ended = port().collective(kind, op, comm, root, send, receive)
     except BaseException:
-        link().leave_slot()
+        link().leave_slot((send, receive))
         raise
     if ended > 1:
         raise _failure_in(_mine.slot[1])
@@ -391,7 +414,7 @@ def start_collecting(
     try:
         number = port().start_collective(kind, op, comm, root, send, receive)
     except BaseException:
-        link().leave_slot()
+        link().leave_slot((send, receive))
         raise
     if number is None:
         return None

@@ -171,6 +171,8 @@ class Request(Handle):
     def _retire(self, status: Status | None) -> int:
         """Its operation is over: tell the status, and become null or inactive; the error class."""
         work: Work = self._h
+        if work is None or not work.active:
+            raise failure("ERR_REQUEST", "ending a request that stands in the list twice; name each only once")
         current = work.current
         error = current.conclude()
         if status is not None:

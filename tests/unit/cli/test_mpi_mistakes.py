@@ -1,0 +1,62 @@
+"""``remesh mpi`` and typical mistakes: each is named with what to do, and leaves nothing that a next try meets."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from remesh.cli.mpi import mpi
+from remesh.errors import ConfigError
+from remesh.transparent import stay
+from remesh.transparent.job import JobFolder, JobSpec, JobState
+from remesh.transparent.mpis import Installation
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder to work in, on a machine that has MPICH."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(stay, "find_mpi", lambda name: Installation("mpich", "/opt/mpiexec", "/opt/python"))
+    return tmp_path
+
+
+def _refusal(*arguments: str) -> str:
+    result: Result = CliRunner().invoke(mpi, arguments)
+    assert isinstance(result.exception, ConfigError), result.output
+    return str(result.exception)
+
+
+@pytest.mark.parametrize(
+    ("options", "program", "said"),
+    [
+        (("--network", "tpc"), "app.py", "mpich on one host over 'tpc'.*expected --network shm or ofi"),
+        (("--hosts", "a:1"), "app.py", "room for 1, expected room for 2 ranks.*mend --hosts or -n"),
+        (("--hosts", "a:2,b,c"), "app.py", "room for 2 and 2 hosts that share the rest, expected room for 2"),
+        (("--testbed", "1gbit"), "app.py", "give --hosts a,b with --testbed"),
+        ((), "nope.py", "starting nope.py: no such program in .*; name one"),
+        ((), "./nope", "starting ./nope: no such program in [^;]*; name one"),
+        ((), "no-such-program-anywhere", "no such program in .* or on the PATH"),
+    ],
+)
+def test_what_cannot_be_started_leaves_no_job(here: Path, options: tuple[str, ...], program: str, said: str) -> None:
+    (here / "app.py").touch()
+    assert re.search(said, _refusal("run", "-n", "2", "--job", "job", *options, program))
+    assert [path.name for path in here.iterdir()] == ["app.py"]
+
+
+def test_a_job_that_has_ended_is_gone_on_with_only_from_a_checkpoint(here: Path) -> None:
+    folder = JobFolder.create(here / "job", JobSpec(("app.py",), 2, "/", {}))
+    folder.write_state(JobState("finished", "all is well"))
+    assert "finished (all is well), expected it to run; it has no checkpoint" in _refusal("checkpoint", "job")
+    assert "it has none; start its program anew" in _refusal("restart", "job")
+    folder.commit_checkpoint(folder.begin_checkpoint()[1], {"number": 1})
+    assert "go on with it by `remesh mpi restart`" in _refusal("checkpoint", "job")
+    assert "expected one of 1; leave --checkpoint out" in _refusal("restart", "job", "--checkpoint", "7")
+
+
+def test_a_folder_without_jobs_is_named(here: Path) -> None:
+    result = CliRunner().invoke(mpi, ["ls"])
+    assert result.exit_code == 0 and "no job in remesh-jobs; name another folder in REMESH_JOBS" in result.stderr
