@@ -341,7 +341,7 @@ def access_shortly(
     try:
         kept = port().access(number, op, place, displacement, is_one, *buffers)
     except BaseException:
-        link().leave_slot()
+        link().leave_slot(None)
         raise
     if kept is None:
         return None
@@ -356,7 +356,7 @@ def post_access(
     try:
         is_posted = port().post_access(number, verb, place, run, data, result)
     except BaseException:
-        link().leave_slot()
+        link().leave_slot(None)
         raise
     return number if is_posted else 0
 
