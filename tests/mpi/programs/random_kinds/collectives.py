@@ -17,16 +17,21 @@ _COUNTS = (0, 1, 1, 3, 100, 100, 4095, 4096, 4097, 40_000, 200_000)
 """Numbers of 8 bytes for each rank: around 32 KiB, and long ones."""
 
 
+def _int64(operand: Any) -> np.ndarray:
+    # NumPy reads MPI.buffer itself only where that exports its memory: not before Python 3.12 without the C extension.
+    return np.frombuffer(operand.cast("B"), np.int64)
+
+
 def _compose(first: Any, second: Any, _datatype: Any) -> None:
     """``second`` after ``first``, both maps ``x -> a x + b``: associative, and not commutative."""
-    a, b = np.frombuffer(first, np.int64).reshape(-1, 2).T, np.frombuffer(second, np.int64).reshape(-1, 2)
+    a, b = _int64(first).reshape(-1, 2).T, _int64(second).reshape(-1, 2)
     b[:, 1] = (b[:, 0] % _PRIME * (a[1] % _PRIME) + b[:, 1]) % _PRIME
     b[:, 0] = b[:, 0] % _PRIME * (a[0] % _PRIME) % _PRIME
 
 
 def _farther(first: Any, second: Any, _datatype: Any) -> None:
     """The number that is larger modulo a prime, and then by itself."""
-    a, b = np.frombuffer(first, np.int64), np.frombuffer(second, np.int64)
+    a, b = _int64(first), _int64(second)
     b[:] = np.where((a % _PRIME > b % _PRIME) | ((a % _PRIME == b % _PRIME) & (a > b)), a, b)
 
 
