@@ -38,6 +38,8 @@ from tests.mpi.conftest import PROGRAMS, Job
 _PLACES = [(row.mpi, row.network) for row in ROWS if row.one_host is not None]
 _STEP = re.compile(r"rank (\d+) step (\d+) (\S+) ([0-9a-f]{8})")
 _MOST_STAYS = 12
+_MOST_ERRORS = 500
+"""Characters of what a run says besides its steps."""
 _THREADS = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
 
@@ -147,8 +149,14 @@ def _launch(program: Program, mpi: str, command: Sequence[str], environment: dic
         except subprocess.TimeoutExpired:
             launcher.terminate()
             text, _ = launcher.communicate()
-            return Seen(text, f"it hangs, under {mpi}")
-    return Seen(text, f"it ended with {launcher.returncode}, under {mpi}" if launcher.returncode else "")
+            return Seen(text, f"it hangs, under {mpi}{_errors(text)}")
+    problem = f"it ended with {launcher.returncode}, under {mpi}{_errors(text)}"
+    return Seen(text, problem if launcher.returncode else "")
+
+
+def _errors(text: str) -> str:
+    """What else than steps was printed, the last of it."""
+    return f"; {' '.join(_STEP.sub('', text).split())[-_MOST_ERRORS:]}"
 
 
 def run_restarted(program: Program) -> Seen:
@@ -178,8 +186,8 @@ def run_restarted(program: Program) -> Seen:
             checkpoint = job.folder.checkpoint(numbers[-2] if is_back else None)
         seen.text = "".join(each.read_text() for each in sorted(job.folder.logs.glob("rank-*.out")))
         if stay.outcome.state != "finished":
-            errors = "".join(each.read_text()[-500:] for each in sorted(job.folder.logs.glob("rank-*.err")))
-            seen.problem = f"{stay.outcome.cause}; it went over {', '.join(path)}; {errors}"
+            errors = "".join(each.read_text() for each in sorted(job.folder.logs.glob("rank-*.err")))
+            seen.problem = f"{stay.outcome.cause}; it went over {', '.join(path)}{_errors(errors)}"
     return seen
 
 
@@ -209,7 +217,7 @@ def hunt(program: Program, ways: Sequence[str]) -> tuple[list[str], Counter[str]
     """What is wrong, one text for each way in which something is; and what was caught in all."""
     expected = run_native(program)
     if expected.problem:
-        return [f"native: {expected.problem}\n{expected.text[-1000:]}"], Counter()
+        return [f"native: {expected.problem}"], Counter()
     wrong, caught = [], Counter[str]()
     for way in ways:
         found = WAYS[way](program)
