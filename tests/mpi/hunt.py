@@ -5,7 +5,7 @@
     native      under MPICH without us: what it should get
     renewed     on the substitute, its lower half renewed again and again while it runs (``lower_alone.py``)
     restarted   as a job that is stopped at random moments and goes on under another MPI and network, from its last
-                checkpoint or from the one before that
+                checkpoint or from the one before that, at some of which it was not stopped
 
 The seed also draws the number of ranks, the moments and the settings. What differs, fails or hangs is told with the
 fewest steps that fail, and with the command that repeats them. When ranks run is not drawn: a command may be needed
@@ -38,6 +38,8 @@ from tests.mpi.conftest import PROGRAMS, Job
 _PLACES = [(row.mpi, row.network) for row in ROWS if row.one_host is not None]
 _STEP = re.compile(r"rank (\d+) step (\d+) (\S+) ([0-9a-f]{8})")
 _MOST_STAYS = 12
+_INTERRUPTED = 130
+"""Exit code of a stay whose SIGINT was meant for the hunter."""
 _MOST_ERRORS = 500
 """Characters of what a run says besides its steps."""
 _THREADS = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
@@ -174,16 +176,19 @@ def run_restarted(program: Program) -> Seen:
         for number in range(_MOST_STAYS):
             mpi, network = chance.choice(_PLACES)
             path.append(f"{mpi} {network}")
-            after_s = None if number == _MOST_STAYS - 1 else chance.uniform(0.1, 1.2)
-            watch = stopper(after_s, program.limit_s)
+            moments_s = sorted(chance.uniform(0.1, 1.2) for _ in range(chance.choice((1, 1, 2))))
+            watch = stopper([] if number == _MOST_STAYS - 1 else moments_s, program.limit_s)
             stay = job.stay(Placement(mpi, network), settings=settings, checkpoint=checkpoint, watch=watch)
+            if stay.outcome.exit_code == _INTERRUPTED:
+                raise KeyboardInterrupt
             if stay.last_checkpoint is not None:
-                seen.caught.update(stay.last_checkpoint["caught"], checkpoints=1)  # type: ignore[arg-type]
+                seen.caught.update(stay.last_checkpoint["caught"])  # type: ignore[arg-type]
             if stay.outcome.state != "stopped":
                 break
             numbers = [each.number for each in job.folder.checkpoints()]
             is_back = goes_back and len(numbers) > 1 and chance.random() < 0.3
             checkpoint = job.folder.checkpoint(numbers[-2] if is_back else None)
+        seen.caught["checkpoints"] = job.events.count(": committed: ")
         seen.text = "".join(each.read_text() for each in sorted(job.folder.logs.glob("rank-*.out")))
         if stay.outcome.state != "finished":
             errors = "".join(each.read_text() for each in sorted(job.folder.logs.glob("rank-*.err")))
@@ -191,21 +196,21 @@ def run_restarted(program: Program) -> Seen:
     return seen
 
 
-def stopper(after_s: float | None, limit_s: float) -> Callable[[Coordinator], None]:
-    """Asks for a checkpoint that stops, some time after all ranks have come up; ends a job that hangs."""
+def stopper(moments_s: Sequence[float], limit_s: float) -> Callable[[Coordinator], None]:
+    """Asks for checkpoints so long after all ranks have come up, the last of which stops; ends a job that hangs."""
     began_s, ready_s = time.monotonic(), 0.0
-    is_asked = after_s is None
+    left_s = list(moments_s)
 
     def watch(coordinator: Coordinator) -> None:
-        nonlocal ready_s, is_asked
+        nonlocal ready_s
         now_s = time.monotonic()
         if now_s - began_s > limit_s:
             coordinator.fail(f"it hangs: {coordinator.describe()}")
-        if not is_asked and coordinator.all_ready:
+        if left_s and coordinator.all_ready:
             ready_s = ready_s or now_s
-            if now_s - ready_s >= (after_s or 0.0):
-                is_asked = True
-                coordinator.request_checkpoint(stop=True)
+            if now_s - ready_s >= left_s[0]:
+                del left_s[0]
+                coordinator.request_checkpoint(stop=not left_s)
 
     return watch
 
