@@ -111,7 +111,8 @@ int stream_in(Engine *e, Request *request, const Arrived *message) {
     one->ahead_tag = message->ahead;
     one->ahead = message->ahead ? bytes_ahead(e, num_bytes) : 0;
     one->ahead_piece = message->ahead_piece;
-    if (one->ahead == num_bytes) return 0;
+    /* An empty message is wanted, too: its synchronous sender waits to hear that a receive has matched. */
+    if (message->ahead && one->ahead == num_bytes) return 0;
     one->tag = new_stream_tag(e);
     uint64_t fields[7] = {request->comm, (uint64_t)one->ahead, WANTED, message->sender_request, (uint64_t)one->tag, 0,
                           (uint64_t)one->piece_bytes};
@@ -135,7 +136,7 @@ int stream_out(Engine *e, int dest, Request *request, Wanted wanted) {
     Stream *one = find_ahead(e, request);
     if (one != NULL && one->is_declined) one = NULL;
     int64_t ahead = one == NULL ? 0 : one->ahead;
-    if (wanted.from != ahead || ahead == request->num_bytes)
+    if (wanted.from != ahead || (one != NULL && ahead == request->num_bytes))
         return PyErr_Format(PyExc_ValueError, "rank %d wants bytes from %lld on, and %lld of %lld were sent ahead", dest,
                             (long long)wanted.from, (long long)ahead, (long long)request->num_bytes), -1;
     if (one == NULL && (one = push_stream(e, request, 0, 0)) == NULL) return -1;

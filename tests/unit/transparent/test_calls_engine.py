@@ -23,7 +23,7 @@ from remesh.transparent.channel import NUM_SLOTS, Channel
 from remesh.transparent.lower.half import LowerHalf
 from remesh.transparent.lower.matching import Arrived, Matching, Posted
 from remesh.transparent.lower.records import Request
-from remesh.transparent.lower.requests import Requests
+from remesh.transparent.lower.requests import SEND, Requests
 from remesh.transparent.lower.wire import HEADER, Ahead, What
 from remesh.transparent.native import NATIVE
 from tests.unit.transparent.make_believe_mpi import (
@@ -574,6 +574,21 @@ def test_a_long_payload_is_carried_whole_and_nowhere_else(
         num_wanted = math.ceil((num_bytes - ahead) / (num_bytes if shared == "both" else _PIECE_BYTES // 2))
         assert len(receiver.awaited) == num_ahead + num_wanted
         assert receiver.num_said(What.WANTED) == bool(num_wanted), "a piece goes without being wanted"
+
+
+@pytest.mark.parametrize("near", [False, True])
+def test_an_empty_synchronous_send_is_over_when_a_receive_has_matched(tmp_path: Path, near: bool) -> None:
+    """Python announces it, as all that is not long."""
+    sender, receiver = _two(tmp_path, near=near)
+    request = sender.requests.start(kind=SEND, comm=7, peer=1, tag=3, address=0, num_bytes=0)
+    pid = os.getpid() if near else 0
+    receiver.coming.append(HEADER.pack(7, 3, What.ANNOUNCED, 0, pid, request.number, 0, 0))
+    _both_turn(sender, receiver)
+    assert not request.done
+    _receive_long(receiver, bytearray(50))
+    _both_turn(sender, receiver)
+    assert request.done and receiver.requests.by_number[FIRST_POSTED].done
+    assert not sender.seen + receiver.seen and not sender.engine.carrying and not receiver.engine.carrying
 
 
 def test_what_may_not_be_read_is_left_to_python_and_what_follows_is_streamed(tmp_path: Path) -> None:

@@ -143,6 +143,22 @@ def test_a_payload_lands_whole_and_nowhere_else(
         assert sizes == [num_bytes], "between shared arrays it is one message"
 
 
+@pytest.mark.parametrize("room", [None, 0, 50])
+@pytest.mark.parametrize("near", [False, True])
+def test_an_empty_synchronous_send_is_over_when_a_receive_has_matched(room: int | None, near: bool) -> None:
+    sender, receiver = _pair(near=near)
+    send = sender.send_announced(7, 1, 3, 0, 0, blocking=True)
+    receiver.wire.deliver()  # type: ignore[attr-defined]
+    assert not send.done
+    target = bytearray(50)
+    receive = receiver.receive(7, 0, 3, *((PARCEL, 0) if room is None else (room, NATIVE.address_of(target))))
+    for _ in range(3):
+        for half in (sender, receiver):
+            half.wire.deliver()  # type: ignore[attr-defined]
+            half.poll()
+    assert send.done and receive.done and not sender.streaming and not receiver.streaming
+
+
 def test_a_receiver_without_help_carries_all_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
     sender, receiver = _pair(near=True)
 

@@ -245,7 +245,8 @@ class Transfers:
         if not stream.poll():
             self._streams.append(stream)
         ahead_bytes = 0 if ahead is None else ahead.num_bytes
-        if ahead_bytes < request.message_bytes:
+        # Of an empty message, too: its synchronous sender waits to hear that a receive has matched.
+        if ahead is None or ahead_bytes < request.message_bytes:
             fields = (request.comm, ahead_bytes, What.WANTED, sender_request, tag, 0, piece_bytes)
             self.wire.send(request.source, fields)
 
