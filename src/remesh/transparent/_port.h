@@ -13,8 +13,6 @@ typedef struct {
 /* Room for an entry of so many bytes in the ring, or NULL; `entry_done` publishes it. */
 char *entry_begin(Port *self, size_t num_bytes, uint32_t *end);
 void entry_done(Port *self, uint32_t end, int wake);
-/* The bytes of a buffer whose elements have a basic datatype each; 0 if it is another one, or none. */
-int take_buffer(PyObject *object, Py_buffer *view, int flags);
 
 /* _port_windows.c: methods. */
 PyObject *port_post_access(PyObject *self, PyObject *args);
