@@ -176,7 +176,9 @@ def run_restarted(program: Program) -> Seen:
         for number in range(_MOST_STAYS):
             mpi, network = chance.choice(_PLACES)
             path.append(f"{mpi} {network}")
-            moments_s = sorted(chance.uniform(0.1, 1.2) for _ in range(chance.choice((1, 1, 2))))
+            # The first is early, so that short programs are stopped, too.
+            latest_s = 1.2 if number else 0.4
+            moments_s = sorted(chance.uniform(0.1, latest_s) for _ in range(chance.choice((1, 1, 2))))
             watch = stopper([] if number == _MOST_STAYS - 1 else moments_s, program.limit_s)
             stay = job.stay(Placement(mpi, network), settings=settings, checkpoint=checkpoint, watch=watch)
             if stay.outcome.exit_code == _INTERRUPTED:

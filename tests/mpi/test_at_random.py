@@ -12,7 +12,7 @@ from tests.mpi.hunt import WAYS, Fault, Program, Seen, compare, hunt
 def test_a_program_at_random_gets_what_a_real_mpi_alone_gives_it(seed: int, num_ranks: int, without: str) -> None:
     wrong, caught = hunt(Program(seed, 60, num_ranks, without, limit_s=60.0), tuple(WAYS))
     assert not wrong, "\n".join(wrong)
-    assert caught["renewals"] and caught["checkpoints"] and caught["requests open"], caught
+    assert caught["renewals"] and caught["checkpoints"], caught
 
 
 @pytest.mark.unit
