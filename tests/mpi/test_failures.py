@@ -224,5 +224,5 @@ def test_a_manifest_that_was_changed_is_refused_and_a_missing_one_is_no_checkpoi
     with pytest.raises(FormatError, match="digest"):
         job.folder.checkpoint(None)
     shutil.move(folder, folder.with_name(folder.name + ".part"))
-    with pytest.raises(ConfigError, match="there is none"):
+    with pytest.raises(ConfigError, match="it has none"):
         job.folder.checkpoint(None)

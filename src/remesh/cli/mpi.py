@@ -21,7 +21,7 @@ from remesh.transparent.images.kinds import OpenFilePolicy
 from remesh.transparent.job import JobFolder, JobSpec
 from remesh.transparent.mpis import Installation, find_all
 from remesh.transparent.slurm import make_script
-from remesh.transparent.stay import Placement, find_launch, parse_hosts, run_stay
+from remesh.transparent.stay import Placement, find_launch, make_bed, parse_hosts, run_stay
 
 _ROOT = "remesh-jobs"
 _MIB = 1 << 20
@@ -115,6 +115,8 @@ def _read_how(
     placed = () if hosts is None else parse_hosts(hosts, num_ranks)
     placement = Placement(mpi_name, network, placed, testbed)
     find_launch(placement)
+    if testbed is not None:
+        make_bed(placement)
     return placement, Settings(**settings)
 
 

@@ -104,11 +104,9 @@ def parse_hosts(text: str, num_ranks: int) -> tuple[Host, ...]:
 
 
 def find_launch(placement: Placement) -> tuple[Installation, str]:
-    """The MPI of a placement and its network; `ConfigError` if one of them is not there. Makes and starts nothing."""
+    """The MPI of a placement and its network; `ConfigError` if one of them is not there."""
     installation = find_mpi(placement.mpi)
     network = placement.network or default_network(installation.kind, placement.hosts)
-    if placement.testbed_rate is not None:
-        make_bed(placement)
     return installation, find_row(installation.kind, network, num_hosts=len(placement.hosts)).network
 
 
