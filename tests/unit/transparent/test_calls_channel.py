@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ import pytest
 from remesh.errors import FormatError, StorageError
 from remesh.transparent import channel as module
 from remesh.transparent.channel import Channel
+from remesh.transparent.lower.half import LowerHalf
 from remesh.transparent.native import NATIVE, TWIN
 
 
@@ -97,6 +99,17 @@ def test_a_channel_that_came_with_the_image_of_an_earlier_version_is_refused(tmp
         file.write(b"RMSHCHN2")
     with pytest.raises(FormatError, match="serving a program: the channel begins with b'RMSHCHN2'"):
         channel.check("serving a program")
+
+
+def test_a_program_that_has_come_with_its_channel_hears_the_pace_of_this_host(tmp_path: Path) -> None:
+    channel = Channel.create(str(tmp_path / "channel"))
+    half: Any = object.__new__(LowerHalf)
+    half._channel, half._engine, half._attached = channel, None, {}
+    half._pace = SimpleNamespace(upper_spin=7, give_way_us=11)
+    half._memory, half.open = SimpleNamespace(attach=lambda pid: None), lambda: None
+    channel.set_pace(1000, 50)  # what the image brought
+    half.attach(1)
+    assert list(channel._pace_words) == [7, 11]
 
 
 def test_a_channel_is_never_made_over_a_file(tmp_path: Path) -> None:

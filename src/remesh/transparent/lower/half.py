@@ -97,7 +97,6 @@ class LowerHalf:
         self._woken = False
         self._progressed = False
         self._pace = Pace.of(mpi, spinning=spinning)
-        channel.set_pace(self._pace.upper_spin, self._pace.give_way_us)
         bodies, serving = channel.bodies, self._serving
         callbacks = Callbacks(
             serve=self._serve,
@@ -154,6 +153,8 @@ class LowerHalf:
             FormatError: the upper half has come with a channel of another version of Remesh.
         """
         self._channel.check("serving a program that has come with its channel")
+        # The words that it came with are those of the host that it left.
+        self._channel.set_pace(self._pace.upper_spin, self._pace.give_way_us)
         self._memory.attach(upper_pid)
         if self._engine is not None:
             self._engine.attach(upper_pid)
