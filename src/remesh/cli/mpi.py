@@ -156,6 +156,8 @@ def checkpoint_job(job: str, stop: bool) -> None:
         + (f"; attempt {answer['attempts']}" if answer["attempts"] > 1 else "")
     )
     click.echo("caught: " + ", ".join(f"{count} {what}" for what, count in answer["caught"].items()))
+    # Not always in the folder that was named: one that was copied while its job ran speaks to the same job.
+    click.echo(f"in {answer['folder']}")
 
 
 @mpi.command("ls", short_help="Show the jobs here and how they stand.")

@@ -385,6 +385,7 @@ class Coordinator:
             num_bytes = sum(int(report["num_bytes"]) for report in reports)
             answer = {
                 "number": attempt.number,
+                "folder": str(attempt.part.with_suffix("")),
                 "num_bytes": num_bytes,
                 "seconds": seconds,
                 "caught": caught,

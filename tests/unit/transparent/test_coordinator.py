@@ -127,6 +127,7 @@ def test_a_checkpoint_is_asked_for_taken_committed_and_answered(stage: Stage) ->
     stage.until(lambda: answers.extend(client.take()) or answers, ranks)
     assert answers[0]["ending"] == "resumed" and answers[0]["num_bytes"] == 20
     assert answers[0]["caught"] == {"ranks computing": 2}
+    assert answers[0]["folder"] == str(stage.folder.checkpoint(None).path)
     assert stage.folder.checkpoint(None).manifest["num_ranks"] == 2
     assert stage.coordinator.outcome is None
 
