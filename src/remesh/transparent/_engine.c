@@ -11,6 +11,7 @@
  * Nothing here blocks in MPI. While closed nothing is taken from the channel and nothing is told.
  */
 #include "_engine.h"
+#include <stddef.h>
 #include <stdlib.h>
 
 static PyTypeObject *engine_type;
@@ -350,6 +351,59 @@ static void take_seat(Engine *e, PyObject *setup) {
         if (cores[i] < CPU_SETSIZE) CPU_SET(cores[i], &e->seat);
 }
 
+/* Where what `Setup` (lower/engine.py) has under a name goes. */
+typedef struct {
+    const char *name;
+    size_t place, num_bytes;
+} Field;
+
+#define FIELD(name) {#name, offsetof(Engine, name), sizeof ((Engine *)0)->name}
+
+static const Field NUMBERS[] = {
+    FIELD(base), FIELD(comm), FIELD(byte), FIELD(rank), FIELD(size), FIELD(frame_request), FIELD(frame), FIELD(arena_start),
+    FIELD(arena_bytes), FIELD(piece_bytes), FIELD(small_bytes), FIELD(err_truncate), FIELD(err_other), FIELD(err_request),
+    FIELD(err_op), FIELD(err_win), FIELD(err_rma_range), FIELD(upper_spin), FIELD(lower_spin), FIELD(always_spins),
+    FIELD(eager_us), FIELD(patient_us), FIELD(shortest_us), FIELD(longest_us), FIELD(idle_us), FIELD(give_way_us)};
+
+static const Field OBJECTS[] = {
+    FIELD(by_number), FIELD(posted), FIELD(arrived), FIELD(requests), FIELD(entered), FIELD(reals), FIELD(plans), FIELD(windows),
+    FIELD(accesses), FIELD(access_queues), FIELD(on_message), FIELD(on_match), FIELD(on_refused), FIELD(serve),
+    FIELD(serve_posted), FIELD(tell), FIELD(tell_wait), FIELD(word_send), FIELD(word_receive), FIELD(word_collective),
+    FIELD(word_window), FIELD(asker)};
+
+enum { NUM_NUMBERS = sizeof NUMBERS / sizeof *NUMBERS, NUM_OBJECTS = sizeof OBJECTS / sizeof *OBJECTS };
+
+static PyObject **object_at(Engine *e, int which) { return (PyObject **)((char *)e + OBJECTS[which].place); }
+
+static void take_fields(Engine *e, PyObject *setup) {
+    for (int i = 0; i < NUM_NUMBERS; i++) {
+        uint64_t number = field(setup, NUMBERS[i].name);
+        /* Its low bytes come first. */
+        memcpy((char *)e + NUMBERS[i].place, &number, NUMBERS[i].num_bytes);
+    }
+    for (int i = 0; i < NUM_OBJECTS; i++) *object_at(e, i) = object(setup, OBJECTS[i].name);
+}
+
+static void take_functions(Engine *e, PyObject *setup) {
+    uint64_t functions[NUM_FUNCTIONS] = {0};
+    if (field_list(setup, "functions", functions, NUM_FUNCTIONS) != NUM_FUNCTIONS && !PyErr_Occurred())
+        PyErr_SetString(PyExc_ValueError, "a function of MPI is missing");
+    for (int i = 0; i < NUM_FUNCTIONS; i++) e->function[i] = (void *)(uintptr_t)functions[i];
+}
+
+/* What there is for each rank. */
+static void take_ranks(Engine *e, PyObject *setup) {
+    size_t size = e->size > 0 ? (size_t)e->size : 1;
+    e->neighbours = calloc(size, 1);
+    e->sent = calloc(2 * size, sizeof *e->sent);
+    e->received = e->sent == NULL ? NULL : e->sent + size;
+    if ((e->sent == NULL || e->neighbours == NULL) && !PyErr_Occurred()) PyErr_NoMemory();
+    PyObject *neighbours = object(setup, "neighbours");
+    if (neighbours != NULL && e->neighbours != NULL && PyBytes_Size(neighbours) == e->size)
+        memcpy(e->neighbours, PyBytes_AsString(neighbours), (size_t)e->size);
+    Py_XDECREF(neighbours);
+}
+
 static PyObject *engine_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
     PyObject *setup;
     (void)kwargs;
@@ -357,100 +411,35 @@ static PyObject *engine_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
     allocfunc alloc = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
     Engine *e = (Engine *)alloc(type, 0);
     if (e == NULL) return NULL;
-    e->base = (char *)(uintptr_t)field(setup, "base");
+    take_fields(e, setup);
     e->doorbell = (Word *)(e->base + DOORBELL);
     e->sleeping = (Word *)(e->base + SLEEPING);
     e->cpu = (Word *)(e->base + CPU);
     e->upper_spins = (Word *)(e->base + SPIN);
     e->without = (Word *)(e->base + WITHOUT);
-    uint64_t functions[NUM_FUNCTIONS];
-    if (field_list(setup, "functions", functions, NUM_FUNCTIONS) != NUM_FUNCTIONS && !PyErr_Occurred())
-        PyErr_SetString(PyExc_ValueError, "a function of MPI is missing");
-    for (int i = 0; i < NUM_FUNCTIONS; i++) e->function[i] = (void *)(uintptr_t)functions[i];
-    e->comm = (Handle)field(setup, "comm");
-    e->byte = (Handle)field(setup, "byte");
+    take_functions(e, setup);
     e->num_ops = field_list(setup, "ops", (uint64_t *)e->op, MAX_OPS);
     e->num_types = field_list(setup, "types", (uint64_t *)e->type, MAX_TYPES);
     field_list(setup, "extents", (uint64_t *)e->extent, MAX_TYPES);
-    e->rank = (int)field(setup, "rank");
-    e->size = (int)field(setup, "size");
-    e->frame_request = (uint64_t *)(uintptr_t)field(setup, "frame_request");
-    e->frame = (char *)(uintptr_t)field(setup, "frame");
-    e->err_truncate = (int)field(setup, "err_truncate");
-    e->err_other = (int)field(setup, "err_other");
-    e->err_request = (int)field(setup, "err_request");
-    e->err_op = (int)field(setup, "err_op");
-    e->err_win = (int)field(setup, "err_win");
-    e->err_rma_range = (int)field(setup, "err_rma_range");
-    e->small_bytes = (int64_t)field(setup, "small_bytes");
-    e->by_number = object(setup, "by_number");
-    e->posted = object(setup, "posted");
-    e->arrived = object(setup, "arrived");
-    e->requests = object(setup, "requests");
-    e->entered = object(setup, "entered");
-    e->reals = object(setup, "reals");
-    e->plans = object(setup, "plans");
-    e->windows = object(setup, "windows");
-    e->accesses = object(setup, "accesses");
-    e->access_queues = object(setup, "access_queues");
-    e->on_message = object(setup, "on_message");
-    e->on_match = object(setup, "on_match");
-    e->on_refused = object(setup, "on_refused");
-    e->serve = object(setup, "serve");
-    e->serve_posted = object(setup, "serve_posted");
-    e->tell = object(setup, "tell");
-    e->tell_wait = object(setup, "tell_wait");
-    e->word_send = object(setup, "word_send");
-    e->word_receive = object(setup, "word_receive");
-    e->word_collective = object(setup, "word_collective");
-    e->word_window = object(setup, "word_window");
-    e->asker = object(setup, "asker");
-    e->arena_start = field(setup, "arena_start");
-    e->arena_bytes = field(setup, "arena_bytes");
-    e->piece_bytes = (int64_t)field(setup, "piece_bytes");
-    e->upper_spin = (uint32_t)field(setup, "upper_spin");
-    e->lower_spin = field(setup, "lower_spin");
-    e->always_spins = field(setup, "always_spins") != 0;
-    e->is_dense = 1;
-    e->eager_us = (int64_t)field(setup, "eager_us");
-    e->patient_us = (int64_t)field(setup, "patient_us");
-    e->shortest_us = (int64_t)field(setup, "shortest_us");
-    e->longest_us = (int64_t)field(setup, "longest_us");
-    e->idle_us = (int64_t)field(setup, "idle_us");
-    e->give_way_us = (int64_t)field(setup, "give_way_us");
     take_seat(e, setup);
-    e->neighbours = calloc(e->size > 0 ? (size_t)e->size : 1, 1);
-    PyObject *neighbours = object(setup, "neighbours");
-    if (neighbours != NULL && e->neighbours != NULL && PyBytes_Size(neighbours) == e->size)
-        memcpy(e->neighbours, PyBytes_AsString(neighbours), (size_t)e->size);
-    Py_XDECREF(neighbours);
-    e->sent = calloc(2 * (size_t)(e->size > 0 ? e->size : 1), sizeof *e->sent);
-    e->received = e->sent == NULL ? NULL : e->sent + e->size;
-    e->rescan = 1;
-    if ((e->sent == NULL || e->neighbours == NULL) && !PyErr_Occurred()) PyErr_NoMemory();
+    take_ranks(e, setup);
+    e->is_dense = e->rescan = 1;
     if (PyErr_Occurred()) Py_CLEAR(e);
     return (PyObject *)e;
-}
-
-static PyObject **references(Engine *e, int which) {
-    PyObject **all[] = {&e->by_number, &e->posted, &e->arrived, &e->requests, &e->entered, &e->reals, &e->plans, &e->windows,
-                        &e->accesses, &e->access_queues, &e->on_message, &e->on_match, &e->on_refused, &e->serve, &e->serve_posted,
-                        &e->tell, &e->tell_wait, &e->word_send, &e->word_receive, &e->word_collective, &e->word_window, &e->asker};
-    return which < (int)(sizeof all / sizeof *all) ? all[which] : NULL;
 }
 
 /* release(): let go of what half.py owns, which refers to this in turn. Nothing else may be called after it. */
 static PyObject *engine_release(PyObject *self, PyObject *ignored) {
     (void)ignored;
     go_anywhere((Engine *)self);
-    for (int i = 0; references((Engine *)self, i) != NULL; i++) Py_CLEAR(*references((Engine *)self, i));
+    for (int i = 0; i < NUM_OBJECTS; i++) Py_CLEAR(*object_at((Engine *)self, i));
     Py_RETURN_NONE;
 }
 
 static void engine_dealloc(PyObject *self) {
     Engine *e = (Engine *)self;
     PyTypeObject *type = Py_TYPE(self);
-    for (int i = 0; references(e, i) != NULL; i++) Py_CLEAR(*references(e, i));
+    for (int i = 0; i < NUM_OBJECTS; i++) Py_CLEAR(*object_at(e, i));
     /* Frames that MPI still reads from stay where they are. */
     free(e->sending);
     free(e->running);
