@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import ctypes
+from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 from remesh.transparent.channel import Channel
 from remesh.transparent.lower.engine import Setup
 from remesh.transparent.lower.matching import Matching
 from remesh.transparent.lower.requests import Requests
+from remesh.transparent.lower.wire import HEADER
 from remesh.transparent.native import NATIVE
 
 FRAME_REQUEST = 99
@@ -20,6 +23,9 @@ IsendType = ctypes.CFUNCTYPE(
 )  # fmt: skip
 AskType = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_uint64), ctypes.POINTER(ctypes.c_int), ctypes.c_void_p)
 StartType = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_uint64))
+_ReduceType = ctypes.CFUNCTYPE(
+    ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t, ctypes.c_size_t
+)
 
 
 class PostedFrame:
@@ -41,6 +47,46 @@ class PostedFrame:
 def address_of(function: Any) -> int:
     """Where a function of C's stands."""
     return ctypes.cast(function, ctypes.c_void_p).value or 0
+
+
+class PromptMpi:
+    """Its sends are over at once, and it folds as it is told to."""
+
+    def __init__(self, reduce: Callable[[int, int, int, int, int], int]) -> None:
+        self.sent, self.coming = deque[tuple[int, bytes]](), deque[bytes]()
+        self.frame = PostedFrame()
+        self._keep = IsendType(self._isend), AskType(self._test), StartType(lambda handle: 0), _ReduceType(reduce)
+
+    @property
+    def functions(self) -> tuple[int, ...]:
+        """As a setup has them."""
+        isend, test, start, reduce = map(address_of, self._keep)
+        return (isend, test, start, *[0] * 11, reduce, 0)
+
+    def _isend(self, start: int, num_bytes: int, byte: int, dest: int, tag: int, comm: int, handle: Any) -> int:
+        self.sent.append((dest, ctypes.string_at(start, num_bytes)))
+        handle[0] = 0
+        return 0
+
+    def _test(self, handle: Any, flag: Any, status: int) -> int:
+        flag[0] = 1
+        if handle[0] == FRAME_REQUEST:
+            flag[0] = bool(self.coming)
+            if self.coming:
+                self.frame.put(self.coming.popleft())
+        return 0
+
+
+def pack_frame(source: int, fields: tuple[int, ...], payload: bytes) -> bytes:
+    """A wire message as it travels; ``fields`` as `Wire.send` takes them."""
+    comm, tag, what, request, num_bytes, pid, address = fields
+    return HEADER.pack(comm, tag, what, source, pid, request, num_bytes, address) + payload
+
+
+def unpack_frame(frame: bytes) -> tuple[int, tuple[int, ...], bytes]:
+    """The inverse: source, fields and payload, as they are heard in Python."""
+    comm, tag, what, source, pid, request, num_bytes, address = HEADER.unpack_from(frame)
+    return source, (comm, tag, what, request, num_bytes, pid, address), frame[HEADER.size :]
 
 
 def make_setup(

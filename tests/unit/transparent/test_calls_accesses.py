@@ -30,15 +30,7 @@ from remesh.transparent.lower.requests import Requests
 from remesh.transparent.lower.windows import Place, Windows
 from remesh.transparent.lower.wire import HEADER, What
 from remesh.transparent.native import NATIVE
-from tests.unit.transparent.make_believe_mpi import (
-    FRAME_REQUEST,
-    AskType,
-    IsendType,
-    PostedFrame,
-    StartType,
-    address_of,
-    make_setup,
-)
+from tests.unit.transparent.make_believe_mpi import PromptMpi, make_setup, pack_frame, unpack_frame
 
 _WINDOW, _GONE, _BYTES, _SIZE = 77, 78, 256, 3
 _SUM, _MAX, _MAXLOC = (REAL_OPS.index(name) for name in ("SUM", "MAX", "MAXLOC"))
@@ -47,9 +39,6 @@ _BYTE, _INT64, _SHORT_INT = range(3)
 _EXTENTS = (1, 8, 0)
 _FAILS = REAL_OPS.index("PROD")
 """An operation that the make-believe MPI refuses."""
-_Reduce = ctypes.CFUNCTYPE(
-    ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t, ctypes.c_size_t
-)
 
 
 def _fold(op: int, unit: int, before: bytes, after: bytes) -> bytes:
@@ -95,9 +84,7 @@ class _InPython:
         self.windows.windows[_WINDOW] = Window(self.base, {self.base: _BYTES})
 
     def send(self, dest: int, fields: tuple[int, ...], payload: bytes = b"") -> None:
-        comm, tag, what, request, num_bytes, pid, address = fields
-        frame = HEADER.pack(comm, tag, what, self.rank, pid, request, num_bytes, address)
-        self.sent.append((dest, frame + payload))
+        self.sent.append((dest, pack_frame(self.rank, fields, payload)))
 
     def start(self, number: int, verb: Verb, window: int, target: int, run: tuple[int, int], data: bytes) -> None:
         """An access as the program posts it."""
@@ -105,9 +92,7 @@ class _InPython:
         self.windows.access(place, verb, [run], 1, number=number)
 
     def hear(self, frame: bytes) -> None:
-        comm, tag, what, source, pid, request, num_bytes, address = HEADER.unpack_from(frame)
-        fields = (comm, tag, what, request, num_bytes, pid, address)
-        self.windows.on_message(source, fields, frame[HEADER.size :])
+        self.windows.on_message(*unpack_frame(frame))
 
     def fetched(self, number: int, num_bytes: int) -> tuple[int, bytes]:
         """Error class of an access that is over, and what it has fetched."""
@@ -123,9 +108,8 @@ class _InC(_InPython):
     def __init__(self, rank: int, folder: Path) -> None:
         super().__init__(rank, folder)
         self.num_in_python = 0
-        self._coming, self._frame = deque[bytes](), PostedFrame()
-        self._keep = IsendType(self._isend), AskType(self._test), StartType(lambda handle: 0), _Reduce(self._reduce)
-        isend, test, start, reduce = map(address_of, self._keep)
+        self._mpi = PromptMpi(self._reduce)
+        self.sent = self._mpi.sent
         self._channel = Channel.create(str(folder / f"channel-{rank}"))
         self.port = Channel.map(str(folder / f"channel-{rank}")).port(0)
         self.engine = NATIVE.Engine(
@@ -133,8 +117,8 @@ class _InC(_InPython):
                 self._channel,
                 self.requests,
                 Matching(),
-                self._frame,
-                (isend, test, start, *[0] * 11, reduce, 0),
+                self._mpi.frame,
+                self._mpi.functions,
                 ops=tuple(range(100, 100 + len(REAL_OPS))),
                 types=(200, 201, 202),
                 extents=_EXTENTS,
@@ -154,19 +138,6 @@ class _InC(_InPython):
 
     def send(self, dest: int, fields: tuple[int, ...], payload: bytes = b"") -> None:
         self.engine.send(dest, fields, payload)
-
-    def _isend(self, start: int, num_bytes: int, byte: int, dest: int, tag: int, comm: int, handle: Any) -> int:
-        self.sent.append((dest, ctypes.string_at(start, num_bytes)))
-        handle[0] = 0
-        return 0
-
-    def _test(self, handle: Any, flag: Any, status: int) -> int:
-        flag[0] = 1
-        if handle[0] == FRAME_REQUEST:
-            flag[0] = bool(self._coming)
-            if self._coming:
-                self._frame.put(self._coming.popleft())
-        return 0
 
     def _reduce(self, before: int, after: int, count: int, datatype: int, op: int) -> int:
         if op - 100 == _FAILS:
@@ -197,7 +168,7 @@ class _InC(_InPython):
             pass
 
     def hear(self, frame: bytes) -> None:
-        self._coming.append(frame)
+        self._mpi.coming.append(frame)
         self.turn()
 
 

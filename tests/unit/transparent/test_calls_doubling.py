@@ -21,15 +21,7 @@ from remesh.transparent.lower.records import Request
 from remesh.transparent.lower.requests import COLLECTIVE, Requests
 from remesh.transparent.lower.wire import HEADER, What
 from remesh.transparent.native import NATIVE
-from tests.unit.transparent.make_believe_mpi import (
-    FRAME_REQUEST,
-    AskType,
-    IsendType,
-    PostedFrame,
-    StartType,
-    address_of,
-    make_setup,
-)
+from tests.unit.transparent.make_believe_mpi import PromptMpi, make_setup, pack_frame, unpack_frame
 
 _COMM, _MODULUS = 7, 1 << 64
 _WORD = struct.Struct("<Q")
@@ -76,9 +68,7 @@ class _InPython:
         self._doublings = Doublings(_RealError, self, self.requests)  # type: ignore[arg-type]  # its wire
 
     def send(self, dest: int, fields: tuple[int, ...], payload: bytes) -> None:
-        comm, tag, what, request, num_bytes, pid, address = fields
-        frame = HEADER.pack(comm, tag, what, self.rank, pid, request, num_bytes, address)
-        self.sent.append((dest, frame + payload))
+        self.sent.append((dest, pack_frame(self.rank, fields, payload)))
 
     def start(self, clock: int, operand: bytes) -> Request:
         request = self.requests.start(kind=COLLECTIVE, comm=_COMM, peer=0, tag=0, address=0, num_bytes=len(operand))
@@ -86,29 +76,20 @@ class _InPython:
         return request
 
     def hear(self, frame: bytes) -> None:
-        comm, tag, what, source, pid, request, num_bytes, address = HEADER.unpack_from(frame)
-        fields = (comm, tag, what, request, num_bytes, pid, address)
-        self._doublings.on_part(source, fields, frame[HEADER.size :])
+        self._doublings.on_part(*unpack_frame(frame))
 
     @property
     def inside(self) -> set[int]:
         return self._doublings.inside
 
 
-_Reduce = ctypes.CFUNCTYPE(
-    ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t, ctypes.c_size_t
-)
-
-
 class _InC:
     """A rank with an engine on a make-believe MPI."""
 
     def __init__(self, rank: int, size: int, folder: Path, *, fails: bool = False) -> None:
-        self.sent, self._coming = deque[tuple[int, bytes]](), deque[bytes]()
-        self.requests, self._frame = Requests(Request), PostedFrame()
+        self.requests, self._mpi = Requests(Request), PromptMpi(self._reduce)
+        self.sent = self._mpi.sent
         self._plan, self._fails = pack_plan(range(size), rank), fails
-        self._keep = IsendType(self._isend), AskType(self._test), StartType(lambda handle: 0), _Reduce(self._reduce)
-        isend, test, start, reduce = map(address_of, self._keep)
         self._channel = Channel.create(str(folder / f"channel-{rank}"))
         callbacks = ("on_message", "on_match", "on_refused", "serve", "tell", "tell_wait")
         self._engine = NATIVE.Engine(
@@ -116,8 +97,8 @@ class _InC:
                 self._channel,
                 self.requests,
                 Matching(),
-                self._frame,
-                (isend, test, start, *[0] * 11, reduce, 0),
+                self._mpi.frame,
+                self._mpi.functions,
                 ops=(3,),
                 types=(4,),
                 extents=(8,),
@@ -132,19 +113,6 @@ class _InC:
     def _unexpected(self, *what: Any) -> None:
         raise AssertionError(what)
 
-    def _isend(self, start: int, num_bytes: int, byte: int, dest: int, tag: int, comm: int, handle: Any) -> int:
-        self.sent.append((dest, ctypes.string_at(start, num_bytes)))
-        handle[0] = 0
-        return 0
-
-    def _test(self, handle: Any, flag: Any, status: int) -> int:
-        flag[0] = 1
-        if handle[0] == FRAME_REQUEST:
-            flag[0] = bool(self._coming)
-            if self._coming:
-                self._frame.put(self._coming.popleft())
-        return 0
-
     def _reduce(self, before: int, after: int, count: int, datatype: int, op: int) -> int:
         assert (count, datatype, op) == (1, 4, 3)
         words = (ctypes.c_uint64.from_address(place) for place in (before, after))
@@ -158,7 +126,7 @@ class _InC:
         return request
 
     def hear(self, frame: bytes) -> None:
-        self._coming.append(frame)
+        self._mpi.coming.append(frame)
         while self._engine.step(False):
             pass
 

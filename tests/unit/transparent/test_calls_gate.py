@@ -17,7 +17,7 @@ from remesh.transparent import channel as module
 from remesh.transparent.channel import Channel
 from remesh.transparent.native import NATIVE, TWIN
 from remesh.transparent.upper import layouts
-from remesh.transparent.upper.file_data import TwinViewData, ViewData
+from remesh.transparent.upper.file_data import make_view_data
 from remesh.transparent.upper.file_views import FileView
 
 
@@ -174,15 +174,6 @@ def _nobody_waits() -> None:
     raise AssertionError("the gate is open, or this thread is inside")
 
 
-def _view_data(native: Any, gate: Any, descriptor: int, view: FileView) -> ViewData:
-    if native.ViewData is None:
-        return TwinViewData(gate, descriptor, view)
-    made: ViewData = native.ViewData(
-        gate, descriptor, view.displacement, view.etype_bytes, view.filetype.segments, view.filetype.extent
-    )
-    return made
-
-
 def test_who_comes_when_it_is_closed_waits_and_who_is_inside_is_counted_until_it_has_left(
     native: Any, tmp_path: Path
 ) -> None:
@@ -291,7 +282,7 @@ def test_nothing_is_half_written_or_written_while_the_gate_is_closed(native: Any
 
     def write(number: int) -> None:
         every = FileView(number, 1, layouts.Layout(((0, 1),), 0, num_threads))
-        data = _view_data(native, gate, descriptor, every)
+        data = make_view_data(gate, descriptor, every, native)
         for record in range(1, num_records + 1):
             assert data.write(0, bytes([record]) * num_runs) == num_runs
             written[number] = record

@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 from remesh.transparent.channel import Channel
 from remesh.transparent.native import NATIVE, TWIN
 from remesh.transparent.upper import layouts
-from remesh.transparent.upper.file_data import TwinViewData, ViewData
+from remesh.transparent.upper.file_data import make_view_data
 from remesh.transparent.upper.file_views import FileView
-from remesh.transparent.upper.layouts import Layout
+from tests.unit.transparent.file_view_cases import positions, views
 
 _WAYS = [NATIVE, TWIN]
 _BYTES = FileView(0, 1, layouts.basic(1))
@@ -33,51 +33,18 @@ def _data_of(native: Any, view: FileView, path: str | None = None, flags: int = 
         gate = Channel.create(f"{folder}/channel").gate(lambda: None)
         descriptor = os.open(path or f"{folder}/file", flags | os.O_CREAT)
         try:
-            yield _make(native, gate, descriptor, view), descriptor
+            yield make_view_data(gate, descriptor, view, native), descriptor
         finally:
             os.close(descriptor)
 
 
-def _make(native: Any, gate: Any, descriptor: int, view: FileView) -> ViewData:
-    if native.ViewData is None:
-        return TwinViewData(gate, descriptor, view)
-    tile = view.filetype
-    made: ViewData = native.ViewData(gate, descriptor, view.displacement, view.etype_bytes, tile.segments, tile.extent)
-    return made
-
-
-@st.composite
-def _views(draw: st.DrawFn) -> FileView:
-    """With gaps and without, tiles that touch or interlock, and a displacement."""
-    etype_bytes = draw(st.integers(1, 3))
-    blocks, at = [], draw(st.integers(0, 2))
-    for gap, count in draw(st.lists(st.tuples(st.integers(0, 4), st.integers(1, 3)), min_size=1, max_size=4)):
-        blocks.append((at + gap, count * etype_bytes))
-        at += gap + count * etype_bytes
-    return FileView(
-        draw(st.integers(0, 5)), etype_bytes, Layout(layouts.joined(blocks), 0, at + draw(st.integers(0, 4)))
-    )
-
-
-def _positions(view: FileView, num: int) -> list[int]:
-    """Where the first data bytes of a view are in the file: the dumb way."""
-    found: list[int] = []
-    tile = 0
-    while len(found) < num:
-        for offset, length in view.filetype.segments:
-            start = view.displacement + tile * view.filetype.extent + offset
-            found.extend(range(start, start + length))
-        tile += 1
-    return found[:num]
-
-
 @pytest.mark.parametrize("native", _WAYS, ids=["built", "twin"])
-@given(view=_views(), offset=st.integers(0, 12), num_etypes=st.integers(0, 12))
+@given(view=views(), offset=st.integers(0, 12), num_etypes=st.integers(0, 12))
 def test_what_is_written_stands_where_the_tiles_say(native: Any, view: FileView, offset: int, num_etypes: int) -> None:
     start, num_bytes = offset * view.etype_bytes, num_etypes * view.etype_bytes
     written = bytes(1 + index % 255 for index in range(num_bytes))
     expected = bytearray(1000)
-    for position, byte in zip(_positions(view, start + num_bytes)[start:], written, strict=True):
+    for position, byte in zip(positions(view, start + num_bytes)[start:], written, strict=True):
         expected[position] = byte
     with _data_of(native, view) as (data, descriptor):
         assert data.write(offset, written) == num_bytes
@@ -86,13 +53,13 @@ def test_what_is_written_stands_where_the_tiles_say(native: Any, view: FileView,
 
 
 @pytest.mark.parametrize("native", _WAYS, ids=["built", "twin"])
-@given(view=_views(), offset=st.integers(0, 12), num_etypes=st.integers(0, 12), file_bytes=st.integers(0, 120))
+@given(view=views(), offset=st.integers(0, 12), num_etypes=st.integers(0, 12), file_bytes=st.integers(0, 120))
 def test_what_is_read_is_what_is_there_before_the_end(
     native: Any, view: FileView, offset: int, num_etypes: int, file_bytes: int
 ) -> None:
     start, num_bytes = offset * view.etype_bytes, num_etypes * view.etype_bytes
     whole = bytes(1 + index % 255 for index in range(file_bytes))
-    places = _positions(view, start + num_bytes)[start:]
+    places = positions(view, start + num_bytes)[start:]
     there = next((index for index, position in enumerate(places) if position >= file_bytes), num_bytes)
     into = bytearray(num_bytes)
     with _data_of(native, view) as (data, descriptor):
@@ -135,11 +102,11 @@ def test_errors_of_the_system_are_told_and_the_gate_is_left(native: Any, tmp_pat
     for path, flags, number in (("/dev/full", os.O_WRONLY, errno.ENOSPC), ("/dev/zero", os.O_RDONLY, errno.EBADF)):
         descriptor = os.open(path, flags)
         with pytest.raises(OSError) as caught:
-            _make(native, gate, descriptor, _BYTES).write(0, b"data")
+            make_view_data(gate, descriptor, _BYTES, native).write(0, b"data")
         assert caught.value.errno == number
         os.close(descriptor)
     with pytest.raises(OSError):
-        _make(native, gate, -1, _BYTES).read(0, bytearray(4))
+        make_view_data(gate, -1, _BYTES, native).read(0, bytearray(4))
     assert channel.num_in_files == 0
 
 

@@ -11,57 +11,35 @@ from hypothesis import strategies as st
 from remesh.transparent.upper import layouts
 from remesh.transparent.upper.file_views import FileView
 from remesh.transparent.upper.layouts import Layout
+from tests.unit.transparent.file_view_cases import positions, views
 
 
-@st.composite
-def _views(draw: st.DrawFn) -> FileView:
-    etype_bytes = draw(st.integers(1, 3))
-    blocks, at = [], 0
-    for gap, count in draw(st.lists(st.tuples(st.integers(0, 4), st.integers(1, 3)), min_size=1, max_size=4)):
-        blocks.append((at + gap, count * etype_bytes))
-        at += gap + count * etype_bytes
-    tile = Layout(layouts.joined(blocks), 0, at + draw(st.integers(0, 4)))
-    return FileView(draw(st.integers(0, 5)), etype_bytes, tile)
-
-
-def _positions(view: FileView, num: int) -> list[int]:
-    """Where the first data bytes of a view are in the file: the dumb way."""
-    found: list[int] = []
-    tile = 0
-    while len(found) < num:
-        for offset, length in view.filetype.segments:
-            start = view.displacement + tile * view.filetype.extent + offset
-            found.extend(range(start, start + length))
-        tile += 1
-    return found[:num]
-
-
-@given(_views(), st.integers(0, 30), st.integers(0, 30))
+@given(views(), st.integers(0, 30), st.integers(0, 30))
 def test_runs_are_the_bytes_of_the_tiles_in_order(view: FileView, start: int, num_bytes: int) -> None:
     runs = list(view.runs(start, num_bytes))
-    assert [at + i for at, length in runs for i in range(length)] == _positions(view, start + num_bytes)[start:]
+    assert [at + i for at, length in runs for i in range(length)] == positions(view, start + num_bytes)[start:]
 
 
-@given(_views(), st.integers(0, 30), st.integers(1, 30))
+@given(views(), st.integers(0, 30), st.integers(1, 30))
 def test_runs_that_touch_are_one(view: FileView, start: int, num_bytes: int) -> None:
     runs = list(view.runs(start, num_bytes))
     assert all(one[0] + one[1] < other[0] for one, other in itertools.pairwise(runs))
 
 
-@given(_views(), st.integers(0, 30), st.integers(1, 30))
+@given(views(), st.integers(0, 30), st.integers(1, 30))
 def test_the_span_begins_with_the_first_byte_and_ends_with_the_last(view: FileView, start: int, num: int) -> None:
-    positions = _positions(view, start + num)[start:]
-    assert view.span(start, num) == (positions[0], positions[-1] + 1)
+    places = positions(view, start + num)[start:]
+    assert view.span(start, num) == (places[0], places[-1] + 1)
 
 
-@given(_views(), st.integers(0, 12))
+@given(views(), st.integers(0, 12))
 def test_the_position_of_an_etype_is_that_of_its_first_byte(view: FileView, offset: int) -> None:
-    assert view.byte_offset(offset) == _positions(view, offset * view.etype_bytes + 1)[-1]
+    assert view.byte_offset(offset) == positions(view, offset * view.etype_bytes + 1)[-1]
 
 
-@given(_views(), st.integers(0, 40))
+@given(views(), st.integers(0, 40))
 def test_the_end_of_a_file_is_the_first_etype_that_starts_behind_it(view: FileView, end: int) -> None:
-    starts = _positions(view, 60 * view.etype_bytes)[:: view.etype_bytes]
+    starts = positions(view, 60 * view.etype_bytes)[:: view.etype_bytes]
     assert view.num_etypes_before(end) == next(offset for offset, start in enumerate(starts) if start >= end)
 
 

@@ -14,7 +14,6 @@ from typing import Any, Protocol
 
 from remesh.transparent.native import NATIVE
 from remesh.transparent.upper.file_views import FileView
-from remesh.transparent.upper.link import link
 
 Runs = Iterable[tuple[int, int]]
 _PLAIN = frozenset("bBhHiIlLqQfdg?")
@@ -106,11 +105,12 @@ def write_runs(descriptor: int, runs: Runs, data: memoryview) -> int:
     return done
 
 
-def make_view_data(descriptor: int, view: FileView) -> ViewData:
-    """What moves the data of a view of an open file."""
-    gate = link().gate
-    if NATIVE.ViewData is None:
+def make_view_data(
+    gate: AbstractContextManager[None], descriptor: int, view: FileView, native: Any = NATIVE
+) -> ViewData:
+    """What moves the data of a view of an open file, by the extension or by a twin of it."""
+    if native.ViewData is None:
         return TwinViewData(gate, descriptor, view)
     tile = view.filetype
-    made: ViewData = NATIVE.ViewData(gate, descriptor, view.displacement, view.etype_bytes, tile.segments, tile.extent)
+    made: ViewData = native.ViewData(gate, descriptor, view.displacement, view.etype_bytes, tile.segments, tile.extent)
     return made

@@ -14,6 +14,7 @@ from remesh.transparent.upper.errors import Errhandler, failure
 from remesh.transparent.upper.file_access import in_file
 from remesh.transparent.upper.file_data import ViewData, make_view_data
 from remesh.transparent.upper.file_views import FileView
+from remesh.transparent.upper.link import link
 from remesh.transparent.upper.shared_pointer import SharedPointer
 from remesh.transparent.upper.together import Comm
 
@@ -58,7 +59,7 @@ class FileState:
 
     def settle(self) -> None:
         """Make what accesses use."""
-        self.data = make_view_data(self.descriptor, self.view)
+        self.data = make_view_data(link().gate, self.descriptor, self.view)
         is_long = self.is_atomic or self.amode & k.MODE_SEQUENTIAL
         self.read_shortly = None if is_long or self.amode & k.MODE_WRONLY else self.data.read
         self.write_shortly = None if is_long or self.amode & k.MODE_RDONLY else self.data.write
