@@ -1,6 +1,6 @@
-"""Builds the C extension of the transparent room beside its source, if a C compiler is there; goes on without if not.
+"""Builds the C extension of `remesh.mpi` beside its source, if a C compiler is there; goes on without if not.
 
-``python hatch_build.py`` does the same for a checkout. Without the extension, ``remesh.transparent.native`` uses its
+``python hatch_build.py`` does the same for a checkout. Without the extension, ``remesh.mpi.native`` uses its
 slower twin in ctypes.
 """
 
@@ -19,7 +19,7 @@ try:
 except ImportError:  # run as a script
     BuildHookInterface = object
 
-_FOLDER = Path(__file__).resolve().parent / "src" / "remesh" / "transparent"
+_FOLDER = Path(__file__).resolve().parent / "src" / "remesh" / "mpi"
 _EXTENSION = _FOLDER / "_fast.abi3.so"
 
 
@@ -48,7 +48,7 @@ class BuildHook(BuildHookInterface):
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         extension = build_extension()
         if extension is not None and version != "editable":
-            build_data["force_include"][str(extension)] = f"remesh/transparent/{extension.name}"
+            build_data["force_include"][str(extension)] = f"remesh/mpi/{extension.name}"
             build_data["pure_python"] = False
             platform = sysconfig.get_platform().replace("-", "_").replace(".", "_")
             build_data["tag"] = f"cp311-abi3-{platform}"

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import settings
 
 from remesh.errors import ConfigError
+from remesh.mpi.mpis import KINDS, find_all
 from remesh.testing.pool import RankPool
-from remesh.transparent.mpis import KINDS, find_all
 
 _SPECIAL_TIERS = ("mpi", "netns", "gpu", "browser", "slow")
 """Those that are run when they are asked for; they get the marker ``special``, by which pyproject.toml and the Makefile

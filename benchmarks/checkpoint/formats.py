@@ -19,10 +19,10 @@ import torch
 from benchmarks.checkpoint.storage import _clear, _write_raw, alternate
 from benchmarks.report import Row, at_most
 from remesh import dist_checkpointing
+from remesh.checkpoint.run.conversion import Format, convert, gather_contents, open_any
+from remesh.checkpoint.run.stored_values import BAND_BYTES
+from remesh.checkpoint.storage.integrity import verify, write_sha256_manifest
 from remesh.dist_checkpointing import ShardedTensor
-from remesh.dist_checkpointing.conversion import Format, convert, gather_contents, open_any
-from remesh.dist_checkpointing.integrity import verify, write_sha256_manifest
-from remesh.dist_checkpointing.stored_values import BAND_BYTES
 
 State = dict[str, torch.Tensor]
 

@@ -24,13 +24,13 @@ import torch
 
 from benchmarks.checkpoint.planning_page import write_page
 from benchmarks.report import Row, at_most, is_quick, write_report
+from remesh.checkpoint.formats.index_pickle import encode_index
+from remesh.checkpoint.plan.writes import HeldBoxes, Written, assemble_index, choose_writers
+from remesh.checkpoint.run.plan_cache import PlanCache
+from remesh.checkpoint.values.outline import Outline, check_outlines, outline_of
 from remesh.collector import collector_at_rest
 from remesh.dist_checkpointing.exchange_utils import _build_shard_distribution, _describe
 from remesh.dist_checkpointing.mapping import ShardedTensor
-from remesh.dist_checkpointing.outline import Outline, check_outlines, outline_of
-from remesh.dist_checkpointing.plan_cache import PlanCache
-from remesh.dist_checkpointing.strategies.index_pickle import encode_index
-from remesh.dist_checkpointing.writes import HeldBoxes, Written, assemble_index, choose_writers
 
 _COPIES = 4
 _GOALS_S = (5.0, 0.05)

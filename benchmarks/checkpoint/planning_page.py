@@ -1,4 +1,4 @@
-"""Turns the report of planning into ``docs/dist_checkpointing/planning.md`` and the plot beside it."""
+"""Turns the report of planning into ``docs/checkpoint/planning.md`` and the plot beside it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from benchmarks.plots import plot_growth
 from benchmarks.report import verdict_of
 
-_DOCS = Path(__file__).resolve().parents[2] / "docs" / "dist_checkpointing"
+_DOCS = Path(__file__).resolve().parents[2] / "docs" / "checkpoint"
 _PLOT = "planning.svg"
 _CASE = re.compile(r"(\d+) ranks, (\d+) tensors each: (.*)")
 _COLUMNS = {

@@ -20,11 +20,11 @@ from torch.distributed.checkpoint.metadata import ChunkStorageMetadata
 
 import remesh
 from benchmarks.report import Row, at_least, at_most
-from remesh.dist_checkpointing.integrity import read_checksums, write_checksums
-from remesh.dist_checkpointing.manifest import Index, IndexedTensor
+from remesh.checkpoint.formats.torch_format import IndexFiles, read_manifest, write_index
+from remesh.checkpoint.plan.manifest import Index, IndexedTensor
+from remesh.checkpoint.run.reader import fill_tensors, open_checkpoint, plan_fill
+from remesh.checkpoint.storage.integrity import read_checksums, write_checksums
 from remesh.dist_checkpointing.mapping import ShardedTensor
-from remesh.dist_checkpointing.reader import fill_tensors, open_checkpoint, plan_fill
-from remesh.dist_checkpointing.strategies.torch_format import IndexFiles, read_manifest, write_index
 from remesh.layout import Box
 
 State = dict[str, torch.Tensor]

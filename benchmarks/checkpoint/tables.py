@@ -1,4 +1,4 @@
-"""Turns the room's report into ``docs/dist_checkpointing/measured.md``: ``python -m benchmarks.checkpoint.tables``."""
+"""Turns the room's report into ``docs/checkpoint/measured.md``: ``python -m benchmarks.checkpoint.tables``."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from benchmarks.report import OUT, verdict_of
 
-_PAGE = Path(__file__).resolve().parents[2] / "docs" / "dist_checkpointing" / "measured.md"
+_PAGE = Path(__file__).resolve().parents[2] / "docs" / "checkpoint" / "measured.md"
 _SECTIONS = (
     (
         "Saving and loading",

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from remesh.errors import ConfigError, Error, FormatError, LayoutError, PeerError, PlanError, StorageError
 
 if TYPE_CHECKING:
-    from remesh.dist_checkpointing.plain import latest_complete, load, save
+    from remesh.checkpoint.plain import latest_complete, load, save
     from remesh.elastic.api import elastic
     from remesh.elastic.training.job import Job
     from remesh.layout.from_torch import Piece
@@ -39,13 +39,16 @@ _HOMES = {
     "Job": "remesh.elastic.training.job",
     "Piece": "remesh.layout.from_torch",
     "Refit": "remesh.reshard.refit",
-    "latest_complete": "remesh.dist_checkpointing.plain",
-    "load": "remesh.dist_checkpointing.plain",
-    "save": "remesh.dist_checkpointing.plain",
+    "latest_complete": "remesh.checkpoint.plain",
+    "load": "remesh.checkpoint.plain",
+    "save": "remesh.checkpoint.plain",
 }
 # Rooms answer to their name; ``reshard`` and ``elastic`` are packages that can be called (callable_package.py).
 _ROOMS = frozenset(
-    {"cli", "comm", "dist_checkpointing", "elastic", "errors", "layout", "pipeline", "reshard", "testing"}
+    {
+        *("checkpoint", "cli", "comm", "dashboard", "dist_checkpointing", "elastic", "errors", "images", "layout"),
+        *("mpi", "pipeline", "reshard", "rounds", "testbed", "testing"),
+    }
 )
 
 

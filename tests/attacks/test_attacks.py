@@ -13,11 +13,11 @@ import torch
 
 import remesh
 from remesh import dist_checkpointing
+from remesh.checkpoint.errors import CheckpointingException
+from remesh.checkpoint.run.conversion import Format, convert, gather_contents, open_any
+from remesh.checkpoint.run.safetensors import open_safetensors
+from remesh.checkpoint.storage.integrity import verify
 from remesh.dist_checkpointing import ShardedObject, ShardedTensor
-from remesh.dist_checkpointing.conversion import Format, convert, gather_contents, open_any
-from remesh.dist_checkpointing.errors import CheckpointingException
-from remesh.dist_checkpointing.integrity import verify
-from remesh.dist_checkpointing.strategies.safetensors import open_safetensors
 from tests.attacks.forge import ATTACKS, MARK, Attack
 
 VALUES = torch.arange(12.0).reshape(6, 2)

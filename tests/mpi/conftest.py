@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 import remesh
-from remesh.transparent.coordinator import Coordinator, Settings
-from remesh.transparent.job import Checkpoint, JobFolder, JobSpec
-from remesh.transparent.stay import Placement, Stay, Watch, run_stay
+from remesh.mpi.stay import Placement, Stay, Watch, run_stay
+from remesh.rounds.job_folder import Checkpoint, JobFolder, JobSpec
+from remesh.rounds.leader import Coordinator, Settings
 
 collect_ignore_glob = ["programs/*", "lower_alone.py", "missing_names.py"]
 

@@ -29,10 +29,10 @@ from pathlib import Path
 
 import numpy as np
 
-from remesh.transparent.coordinator import Coordinator, Settings
-from remesh.transparent.launch import ROWS, SHM, Reach, plan_start
-from remesh.transparent.mpis import KINDS, find_mpi
-from remesh.transparent.stay import Placement
+from remesh.mpi.launch import ROWS, SHM, Reach, plan_start
+from remesh.mpi.mpis import KINDS, find_mpi
+from remesh.mpi.stay import Placement
+from remesh.rounds.leader import Coordinator, Settings
 from tests.mpi.conftest import PROGRAMS, Job
 
 _PLACES = [(row.mpi, row.network) for row in ROWS if row.one_host is not None]

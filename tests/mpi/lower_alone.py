@@ -21,11 +21,11 @@ import mpi4py
 from mpi4py import MPI
 
 import remesh
-from remesh.comm.status import Activity
-from remesh.transparent.arena import FILE, make_arena
-from remesh.transparent.channel import Channel
-from remesh.transparent.lower.half import LowerHalf
-from remesh.transparent.room import make_room
+from remesh.mpi.arena import FILE, make_arena
+from remesh.mpi.channel import Channel
+from remesh.mpi.lower.half import LowerHalf
+from remesh.mpi.room import make_room
+from remesh.rounds.status import Activity
 
 _FOREIGN = ("OMPI_", "PMIX", "PMI_", "PRTE", "MPI", "I_MPI", "HYDRA", "FI_", "UCX")
 _ROUND_S = 0.005
@@ -37,7 +37,7 @@ def environment(channel: str) -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith(_FOREIGN)}
     package = Path(remesh.__file__).parent
     return kept | {
-        "PYTHONPATH": os.pathsep.join([str(package / "transparent" / "substitute"), str(package.parent)]),
+        "PYTHONPATH": os.pathsep.join([str(package / "mpi" / "substitute"), str(package.parent)]),
         "REMESH_CHANNEL": channel,
         "REMESH_MPI4PY": str(Path(mpi4py.__file__).parent),
     }

@@ -19,8 +19,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import remesh
-from remesh.transparent.launch import SHM, Reach, plan_start
-from remesh.transparent.mpis import find_mpi
+from remesh.mpi.launch import SHM, Reach, plan_start
+from remesh.mpi.mpis import find_mpi
 
 _HERE = Path(__file__).parent
 _PATIENCE_S = 120.0

@@ -6,8 +6,8 @@ import itertools
 
 import pytest
 
-from benchmarks.transparent import costs, images
-from benchmarks.transparent.chain import ALL, ONE_HOST, all_pairs_walk, native_answer, run_chain
+from benchmarks.mpi import costs, images
+from benchmarks.mpi.chain import ALL, ONE_HOST, all_pairs_walk, native_answer, run_chain
 
 pytestmark = pytest.mark.mpi
 

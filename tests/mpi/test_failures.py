@@ -14,14 +14,15 @@ from pathlib import Path
 
 import pytest
 
+from remesh.comm import messages as frames
 from remesh.errors import ConfigError, FormatError
+from remesh.images.procfs import children_of
+from remesh.mpi import stay
+from remesh.mpi.launch import Host
+from remesh.mpi.stay import Placement
+from remesh.rounds.job_folder import JobFolder
+from remesh.rounds.leader import Coordinator
 from remesh.testbed import Testbed
-from remesh.transparent import frames, stay
-from remesh.transparent.coordinator import Coordinator
-from remesh.transparent.images.procfs import children_of
-from remesh.transparent.job import JobFolder
-from remesh.transparent.launch import Host
-from remesh.transparent.stay import Placement
 from tests.mpi.conftest import Job, stop_after
 
 pytestmark = pytest.mark.mpi

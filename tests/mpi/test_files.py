@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from remesh.transparent.coordinator import Coordinator, Settings
-from remesh.transparent.images.kinds import OpenFilePolicy
-from remesh.transparent.stay import Watch
+from remesh.images.kinds import OpenFilePolicy
+from remesh.mpi.stay import Watch
+from remesh.rounds.leader import Coordinator, Settings
 from tests.mpi.conftest import Job, stop_after
 
 pytestmark = pytest.mark.mpi

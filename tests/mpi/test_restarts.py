@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from remesh.transparent.coordinator import Settings
-from remesh.transparent.images.kinds import ARENA_PATH
-from remesh.transparent.images.stored import read_image
-from remesh.transparent.launch import Host
-from remesh.transparent.rank import IMAGE
-from remesh.transparent.stay import Placement
+from remesh.images.kinds import ARENA_PATH
+from remesh.images.stored import read_image
+from remesh.mpi.launch import Host
+from remesh.mpi.rank import IMAGE
+from remesh.mpi.stay import Placement
+from remesh.rounds.leader import Settings
 from tests.mpi.conftest import FOREIGN, Job, stop_after
 
 pytestmark = pytest.mark.mpi

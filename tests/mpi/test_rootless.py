@@ -15,7 +15,7 @@ import click
 import pytest
 
 import remesh
-from remesh.transparent.mpis import find_mpi
+from remesh.mpi.mpis import find_mpi
 from tests.mpi.conftest import PROGRAMS
 
 pytestmark = pytest.mark.mpi

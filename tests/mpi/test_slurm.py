@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 import remesh
+from remesh.mpi.slurm import make_script
+from remesh.rounds.job_folder import JobFolder
 from remesh.testbed import BedSpec, Testbed
-from remesh.transparent.job import JobFolder
-from remesh.transparent.slurm import make_script
 from tests.mpi.conftest import PROGRAMS
 
 pytestmark = [pytest.mark.slow, pytest.mark.mpi, pytest.mark.netns]

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 import remesh
+from remesh.rounds.job_folder import JobFolder
 from remesh.testbed import BedSpec, Testbed
-from remesh.transparent.job import JobFolder
 from tests.mpi.conftest import PROGRAMS
 
 pytestmark = [pytest.mark.mpi, pytest.mark.netns]

@@ -12,8 +12,8 @@ import pytest
 
 import remesh
 from remesh.errors import ConfigError
-from remesh.transparent.lower.wire import DIRECT_VARIABLE, PROBE_VARIABLE
-from remesh.transparent.mpis import KINDS, Installation, find_mpi
+from remesh.mpi.lower.wire import DIRECT_VARIABLE, PROBE_VARIABLE
+from remesh.mpi.mpis import KINDS, Installation, find_mpi
 
 pytestmark = pytest.mark.mpi
 _HERE = Path(__file__).parent

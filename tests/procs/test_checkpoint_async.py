@@ -15,9 +15,10 @@ from torch.distributed.tensor import DTensor, Shard
 
 import remesh
 from remesh import dist_checkpointing
-from remesh.dist_checkpointing import ShardedObject, ShardedTensor, check_is_distributed_checkpoint, writer
+from remesh.checkpoint.plain import entities_of
+from remesh.checkpoint.run import writer
+from remesh.dist_checkpointing import ShardedObject, ShardedTensor, check_is_distributed_checkpoint
 from remesh.dist_checkpointing.core import CheckpointingException
-from remesh.dist_checkpointing.plain import entities_of
 from remesh.dist_checkpointing.strategies.async_utils import AsyncCallsQueue, AsyncRequest
 from remesh.dist_checkpointing.strategies.filesystem_async import FileSystemWriterAsync
 from remesh.dist_checkpointing.strategies.fully_parallel import FullyParallelSaveStrategyWrapper

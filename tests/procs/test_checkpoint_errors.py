@@ -15,7 +15,8 @@ import torch.distributed as dist
 
 import remesh
 from remesh import dist_checkpointing
-from remesh.dist_checkpointing import ShardedObject, ShardedTensor, writer
+from remesh.checkpoint.run import writer
+from remesh.dist_checkpointing import ShardedObject, ShardedTensor
 from remesh.dist_checkpointing.core import CheckpointingException
 from remesh.errors import FormatError, LayoutError, PeerError, StorageError
 from remesh.testing.pool import DIED, RankPool

@@ -11,7 +11,7 @@ import pytest
 
 _ROOT = Path(__file__).resolve().parents[2]
 _EXAMPLES = _ROOT / "examples" / "checkpoint"
-_GUIDES = _ROOT / "docs" / "dist_checkpointing"
+_GUIDES = _ROOT / "docs" / "checkpoint"
 
 
 def run(name: str) -> list[str]:

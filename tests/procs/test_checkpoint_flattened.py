@@ -10,9 +10,9 @@ import torch
 import torch.distributed as dist
 
 from remesh import dist_checkpointing
+from remesh.checkpoint.run.reader import open_checkpoint
 from remesh.dist_checkpointing import ShardedTensor
 from remesh.dist_checkpointing.core import CheckpointingException
-from remesh.dist_checkpointing.reader import open_checkpoint
 from remesh.testing.pool import RankPool
 
 GLOBAL = torch.arange(12).reshape(2, 6)

@@ -10,8 +10,8 @@ import torch
 import torch.distributed as dist
 
 from remesh import dist_checkpointing
+from remesh.checkpoint.background.page_guard import LEAST_BYTES
 from remesh.dist_checkpointing import ShardedTensor
-from remesh.dist_checkpointing.page_guard import LEAST_BYTES
 from remesh.dist_checkpointing.strategies.async_utils import AsyncCallsQueue
 from remesh.dist_checkpointing.strategies.fully_parallel import FullyParallelSaveStrategyWrapper
 from remesh.dist_checkpointing.strategies.torch import TorchDistSaveShardedStrategy

@@ -14,7 +14,8 @@ import torch.distributed as dist
 
 import remesh
 from remesh import dist_checkpointing
-from remesh.dist_checkpointing import ShardedObject, ShardedTensor, plan_cache
+from remesh.checkpoint.run import plan_cache
+from remesh.dist_checkpointing import ShardedObject, ShardedTensor
 from remesh.dist_checkpointing.core import CheckpointingException
 from remesh.dist_checkpointing.exchange_utils import (
     PG_DIST_CACHE_FILE_PREFIX,

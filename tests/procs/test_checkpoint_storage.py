@@ -10,8 +10,8 @@ import torch.distributed as dist
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 import remesh
-from remesh.dist_checkpointing.storage import location_of, store_of
-from tests.unit.dist_checkpointing.stores import BUCKET, object_store
+from remesh.checkpoint.storage import location_of, store_of
+from tests.unit.checkpoint.stores import BUCKET, object_store
 
 
 def _state(placement) -> dict[str, object]:

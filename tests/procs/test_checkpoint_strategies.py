@@ -246,7 +246,7 @@ def save_unlike(directory: Path) -> list[str]:
     told: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: told.append(record.getMessage())  # type: ignore[method-assign]
-    logger = logging.getLogger("remesh.dist_checkpointing.common_data")
+    logger = logging.getLogger("remesh.checkpoint.run.common_data")
     logger.addHandler(handler)
     try:
         for name in ("compared", "not"):

@@ -12,17 +12,17 @@ import pytest
 import torch
 
 from remesh import dist_checkpointing
-from remesh.dist_checkpointing import ShardedTensor
-from remesh.dist_checkpointing.errors import CheckpointingException
-from remesh.dist_checkpointing.staging import Copies, Staging
-from remesh.dist_checkpointing.strategies import async_callers
-from remesh.dist_checkpointing.strategies.async_callers import (
+from remesh.checkpoint.background import callers as async_callers
+from remesh.checkpoint.background.callers import (
     AsyncCaller,
     AsyncRequest,
     PersistentAsyncCaller,
     TemporalAsyncCaller,
     ThreadAsyncCaller,
 )
+from remesh.checkpoint.background.staging import Copies, Staging
+from remesh.checkpoint.errors import CheckpointingException
+from remesh.dist_checkpointing import ShardedTensor
 from remesh.dist_checkpointing.strategies.async_utils import AsyncCallsQueue
 
 pytestmark = pytest.mark.procs

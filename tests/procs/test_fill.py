@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
-from remesh.dist_checkpointing.storage import location_of
+from remesh.checkpoint.storage import location_of
 from remesh.elastic.state import CarriedState, Held
 from remesh.elastic.training.fill import Filled, FillRules, Offers, fill_state
 from remesh.elastic.training.position import Position

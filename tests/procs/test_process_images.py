@@ -19,9 +19,9 @@ from typing import Any
 
 import pytest
 
-from benchmarks.transparent import engine as engine_benchmark
+from benchmarks.mpi import engine as engine_benchmark
 from remesh.errors import ConfigError, FormatError, StorageError
-from remesh.transparent.images import (
+from remesh.images import (
     CHANNEL_PATH,
     INNER_PID,
     Command,
@@ -37,14 +37,14 @@ from remesh.transparent.images import (
     start_upper,
     upper_environment,
 )
-from remesh.transparent.images import upper as upper_module
-from remesh.transparent.images.criu import dump_by_criu, find_criu
-from remesh.transparent.images.doctor import examine_machine
-from remesh.transparent.images.dump import _without_zeros_at_end
-from remesh.transparent.images.format import HEADER_FILE, PAGES_FILE
-from remesh.transparent.images.kinds import ARENA_PATH
-from remesh.transparent.images.procfs import children_of
-from remesh.transparent.images.stored import read_image
+from remesh.images import upper as upper_module
+from remesh.images.criu import dump_by_criu, find_criu
+from remesh.images.doctor import examine_machine
+from remesh.images.dump import _without_zeros_at_end
+from remesh.images.format import HEADER_FILE, PAGES_FILE
+from remesh.images.kinds import ARENA_PATH
+from remesh.images.procfs import children_of
+from remesh.images.stored import read_image
 
 pytestmark = pytest.mark.procs
 
@@ -606,12 +606,12 @@ def test_a_program_ends_with_the_process_that_started_it(stage: Stage) -> None:
     site = stage._new_site()
     starter = f"""
 import os, sys, time
-from remesh.transparent.images import Command, Site, start_upper
+from remesh.images import Command, Site, start_upper
 site = Site({site.channel_file!r}, {site.stdout_file!r}, {site.stderr_file!r})
 print(start_upper(Command((sys.executable, "-c", "import time; time.sleep(600)"), {{}}, "/"), site).pid, flush=True)
 os._exit(0)
 """
-    environment = {**os.environ, "PYTHONPATH": str(Path(upper_module.__file__).parents[3])}
+    environment = {**os.environ, "PYTHONPATH": str(Path(upper_module.__file__).parents[2])}
     done = subprocess.run([sys.executable, "-c", starter], capture_output=True, text=True, env=environment, check=True)
     pid = int(done.stdout)
     _wait_for(lambda: not Path(f"/proc/{pid}/exe").exists(), "the program outlived its starter")
@@ -663,9 +663,9 @@ def test_an_image_needs_no_root(stage: Stage) -> None:
         pytest.skip("needs root, to become somebody else")
     if shutil.which("setpriv") is None:
         pytest.skip("needs setpriv, which is not on the path")
-    source = Path(upper_module.__file__).parents[3]
+    source = Path(upper_module.__file__).parents[2]
     nobody = ["setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups"]
-    program = "from remesh.transparent.images.doctor import examine_machine\nfor f in examine_machine(): print(f)"
+    program = "from remesh.images.doctor import examine_machine\nfor f in examine_machine(): print(f)"
     python = sys.executable if _is_open_to_all(Path(sys.base_prefix)) else "/usr/bin/python3"
     if not _can_run([*nobody, python, "-c", "import ctypes, remesh"], source):
         pytest.skip("needs a Python and a checkout that any user may read")

@@ -18,6 +18,7 @@ from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.placement_types import _StridedShard
 
 import remesh
+from remesh.comm.gather import all_gather_json, raise_everywhere
 from remesh.errors import LayoutError, PeerError, PlanError
 from remesh.layout import Box, boxes_of_flat_range
 from remesh.layout import Shard as Held
@@ -25,7 +26,6 @@ from remesh.layout.from_torch import Piece
 from remesh.reshard import Missing, Plan, TensorMove, compute_missing_boxes, plan_reshard
 from remesh.reshard.api import Moved, gather_moves, reshard
 from remesh.reshard.running import carry
-from remesh.reshard.running.exchange import all_gather_json, raise_everywhere
 from remesh.reshard.running.run import run_plan
 from remesh.testing.pool import DIED, RankPool, RanksFailed
 

@@ -17,14 +17,16 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 
+from remesh.comm import gather as exchange
+from remesh.comm import tree
+from remesh.comm.tree import Farewell
 from remesh.errors import PeerError, PlanError
 from remesh.reshard.api import reshard, reshard_async
 from remesh.reshard.refit import Refit
-from remesh.reshard.running import cache, exchange, tree
+from remesh.reshard.running import cache
 from remesh.reshard.running.cache import Resharder
 from remesh.reshard.running.carry import Link
 from remesh.reshard.running.run import Moved, UnfilledError, gather_timings
-from remesh.reshard.running.tree import Farewell
 from remesh.testing.pool import DIED, RankPool
 
 HOSTS = {rank: f"h{rank}" for rank in range(4)}

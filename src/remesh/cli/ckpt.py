@@ -12,23 +12,23 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 from rich.table import Table
 
-from remesh.dist_checkpointing.conversion import Contents, Format, convert, gather_contents, merge, open_any
-from remesh.dist_checkpointing.errors import CheckpointMismatchError, told_as_checkpoint_errors
-from remesh.dist_checkpointing.housekeeping import (
+from remesh.checkpoint.errors import CheckpointMismatchError, told_as_checkpoint_errors
+from remesh.checkpoint.formats.torch_format import check_files
+from remesh.checkpoint.plan.manifest import StoredTensor
+from remesh.checkpoint.plan.retention import KeepEvery, KeepLast, Policy
+from remesh.checkpoint.run import safetensors
+from remesh.checkpoint.run.conversion import Contents, Format, convert, gather_contents, merge, open_any
+from remesh.checkpoint.run.housekeeping import (
     Decision,
     State,
     decide_removals,
     list_checkpoints,
     remove_checkpoint,
 )
-from remesh.dist_checkpointing.integrity import SHA256_FNAME, check_sha256_manifest, read_checksums, verify
-from remesh.dist_checkpointing.manifest import StoredTensor
-from remesh.dist_checkpointing.reader import OpenCheckpoint, open_checkpoint
-from remesh.dist_checkpointing.retention import KeepEvery, KeepLast, Policy
-from remesh.dist_checkpointing.storage import Location, location_of, store_of
-from remesh.dist_checkpointing.stored_values import bands_of, compare, read_box, shape_of
-from remesh.dist_checkpointing.strategies import safetensors
-from remesh.dist_checkpointing.strategies.torch_format import check_files
+from remesh.checkpoint.run.reader import OpenCheckpoint, open_checkpoint
+from remesh.checkpoint.run.stored_values import bands_of, compare, read_box, shape_of
+from remesh.checkpoint.storage import Location, location_of, store_of
+from remesh.checkpoint.storage.integrity import SHA256_FNAME, check_sha256_manifest, read_checksums, verify
 from remesh.layout import Box
 from remesh.layout.from_torch import torch_dtype
 

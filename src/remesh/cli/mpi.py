@@ -14,14 +14,14 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+from remesh.comm.messages import Line
 from remesh.errors import ConfigError, Error, PeerError
-from remesh.transparent.coordinator import Settings
-from remesh.transparent.frames import Line
-from remesh.transparent.images.kinds import OpenFilePolicy
-from remesh.transparent.job import JobFolder, JobSpec
-from remesh.transparent.mpis import Installation, find_all
-from remesh.transparent.slurm import make_script
-from remesh.transparent.stay import Placement, find_launch, make_bed, parse_hosts, run_stay
+from remesh.images.kinds import OpenFilePolicy
+from remesh.mpi.mpis import Installation, find_all
+from remesh.mpi.slurm import make_script
+from remesh.mpi.stay import Placement, find_launch, make_bed, parse_hosts, run_stay
+from remesh.rounds.job_folder import JobFolder, JobSpec
+from remesh.rounds.leader import Settings
 
 _ROOT = "remesh-jobs"
 _MIB = 1 << 20
@@ -209,7 +209,7 @@ def show(what: str) -> None:
 @mpi.command("doctor", short_help="Say what this machine offers and lacks.")
 def examine() -> None:
     """Say what this machine offers for checkpoints, what it lacks and what to do; status 1 if that is needed."""
-    from remesh.transparent.images import examine_machine  # noqa: PLC0415  as above
+    from remesh.images import examine_machine  # noqa: PLC0415  as above
 
     table = Table("", "what", "found", "what to do")
     findings = examine_machine()
@@ -243,7 +243,7 @@ def slurm_script(num_ranks: int, mpi_name: str, job_path: str, program: str, arg
 
 
 def _describe_path(path: Path) -> Any:
-    from remesh.transparent.images import describe_image  # noqa: PLC0415  reads images; others need it not
+    from remesh.images import describe_image  # noqa: PLC0415  reads images; others need it not
 
     if (path / "manifest.json").is_file():
         return json.loads((path / "manifest.json").read_text())

@@ -1,1 +1,1 @@
-"""The lower half of a program: networks that are shed and grown again. Knows no tensors."""
+"""What ranks and processes say to each other: gathers, agreement, messages; groups that are shed and grown again."""

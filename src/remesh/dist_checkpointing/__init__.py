@@ -4,8 +4,8 @@ The names, module paths and on-disk formats are those that users of Megatron Cor
 else. `remesh.save` and `remesh.load` do the same for plain state dicts of DTensors (module ``plain``).
 """
 
-from remesh.dist_checkpointing.core import check_is_distributed_checkpoint
-from remesh.dist_checkpointing.mapping import (
+from remesh.checkpoint.formats.marker import check_is_distributed_checkpoint
+from remesh.checkpoint.values.entities import (
     LocalNonpersistentObject,
     ShardedObject,
     ShardedTensor,

@@ -15,9 +15,9 @@ from typing import Any
 
 import torch.distributed as dist
 
-from remesh.dist_checkpointing.errors import told_as_checkpoint_errors
-from remesh.dist_checkpointing.storage import Directory, Location, location_of, store_of
-from remesh.reshard.running.exchange import Group, gather_from, group_rank, group_size
+from remesh.checkpoint.errors import told_as_checkpoint_errors
+from remesh.checkpoint.storage import Directory, Location, location_of, store_of
+from remesh.comm.gather import Group, gather_from, group_rank, group_size
 
 PG_DIST_CACHE_FILE_PREFIX = "pg_dist"
 _VERSION = 2

@@ -23,26 +23,26 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
-from remesh.dist_checkpointing.dict_utils import nested_values
-from remesh.dist_checkpointing.distribution_file import PG_DIST_CACHE_FILE_PREFIX, keep, recall
-from remesh.dist_checkpointing.errors import CheckpointingException, CheckpointMismatchError
-from remesh.dist_checkpointing.mapping import ShardedStateDict, ShardedTensor, is_main_replica
-from remesh.dist_checkpointing.packed import pack, unpack
-from remesh.dist_checkpointing.plan_cache import PlanCache
-from remesh.dist_checkpointing.storage import Directory
-from remesh.dist_checkpointing.strategies.blob import dump_object, load_object
-from remesh.dist_checkpointing.utils import _sharded_tensor_shard_id, _ShardId
-from remesh.layout.from_torch import dtype_name
-from remesh.reshard.api import reshard
-from remesh.reshard.running.exchange import (
+from remesh.checkpoint.errors import CheckpointingException, CheckpointMismatchError
+from remesh.checkpoint.formats.blob import dump_object, load_object
+from remesh.checkpoint.run.plan_cache import PlanCache
+from remesh.checkpoint.storage import Directory
+from remesh.checkpoint.values.entities import ShardedStateDict, ShardedTensor, is_main_replica
+from remesh.checkpoint.values.nests import nested_values
+from remesh.checkpoint.values.packed import pack, unpack
+from remesh.comm.gather import (
     Group,
-    all_gather_json,
+    gather_bytes,
     gather_from,
     group_device,
     group_rank,
     group_size,
     peer_error,
 )
+from remesh.dist_checkpointing.distribution_file import PG_DIST_CACHE_FILE_PREFIX, keep, recall
+from remesh.dist_checkpointing.utils import _sharded_tensor_shard_id, _ShardId
+from remesh.layout.from_torch import dtype_name
+from remesh.reshard.api import reshard
 from remesh.reshard.schedule.senders import assign_whole
 
 __all__ = [
@@ -429,19 +429,6 @@ def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
 
 def _from_bytes(raw: torch.Tensor, shard: ShardedTensor) -> torch.Tensor:
     return raw.clone().view(shard.dtype).view(shard.data_shape)
-
-
-def gather_bytes(mine: torch.Tensor, group: Group) -> list[torch.Tensor]:
-    """The bytes of every rank, of different lengths."""
-    if group_size(group) == 1:
-        return [mine]
-    lengths = all_gather_json(mine.numel(), group)
-    padded = torch.zeros(max(lengths), dtype=torch.uint8, device=mine.device)
-    padded[: mine.numel()] = mine
-    theirs = [torch.empty_like(padded) for _ in lengths]
-    if max(lengths):
-        _run(_all_gather_into(theirs, group), padded, group)
-    return [raw[:length] for raw, length in zip(theirs, lengths, strict=True)]
 
 
 def _broadcast_from(main: int, group: Group) -> Callable[[torch.Tensor], Any]:

@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from remesh.dist_checkpointing.mapping import ReplicaId, ShardedObject, ShardedStateDict, ShardedTensor, StateDict
-from remesh.reshard.running.exchange import Group, group_rank, group_size
+from remesh.checkpoint.values.entities import ReplicaId, ShardedObject, ShardedStateDict, ShardedTensor, StateDict
+from remesh.comm.gather import Group, group_rank, group_size
 
 Offsets = Iterable[tuple[int, int, int]]
 """``(axis, rank, number of parts)`` of prepended axes."""

@@ -15,15 +15,15 @@ from typing import Any
 
 import torch
 
-from remesh.dist_checkpointing.dict_utils import nested_values
-from remesh.dist_checkpointing.errors import CheckpointMismatchError
-from remesh.dist_checkpointing.mapping import (
+from remesh.checkpoint.errors import CheckpointMismatchError
+from remesh.checkpoint.values.entities import (
     LocalNonpersistentObject,
     ShardedStateDict,
     ShardedTensor,
     ShardedTensorFactory,
     StateDict,
 )
+from remesh.checkpoint.values.nests import nested_values
 
 logger = logging.getLogger(__name__)
 

@@ -12,31 +12,31 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from remesh.dist_checkpointing.checks import (
+from remesh.checkpoint.background.queue import AsyncRequest
+from remesh.checkpoint.background.settling import Settling
+from remesh.checkpoint.errors import (
+    CheckpointFormatError,
+    CheckpointingException,
+    CheckpointMismatchError,
+    told_as_checkpoint_errors,
+)
+from remesh.checkpoint.formats.common_file import load_common
+from remesh.checkpoint.formats.marker import CheckpointingConfig, maybe_load_config
+from remesh.checkpoint.formats.torch_format import BACKEND, BACKEND_VERSION
+from remesh.checkpoint.plan.flattened import unflatten_all
+from remesh.checkpoint.run.plan_cache import PlanCache
+from remesh.checkpoint.run.reader import READABLE, read_common
+from remesh.checkpoint.run.writer import AfterCommon, State, begin_save, commit_alone, commit_save
+from remesh.checkpoint.storage import Directory, Location, location_of
+from remesh.checkpoint.storage.integrity import check_sha256_manifest, write_sha256_manifest
+from remesh.checkpoint.values.checks import (
     StrictHandling,
     compute_mismatched_keys,
     decide_on_mismatch,
     parse_strict_flag,
     unexpected_to_tell,
 )
-from remesh.dist_checkpointing.core import CheckpointingConfig, maybe_load_config
-from remesh.dist_checkpointing.dict_utils import (
-    HOLE,
-    copy_nest,
-    extract_matching_values,
-    graft,
-    nested_leaves,
-    without_holes,
-)
-from remesh.dist_checkpointing.errors import (
-    CheckpointFormatError,
-    CheckpointingException,
-    CheckpointMismatchError,
-    told_as_checkpoint_errors,
-)
-from remesh.dist_checkpointing.flattened import unflatten_all
-from remesh.dist_checkpointing.integrity import check_sha256_manifest, write_sha256_manifest
-from remesh.dist_checkpointing.mapping import (
+from remesh.checkpoint.values.entities import (
     LocalNonpersistentObject,
     ShardedBase,
     ShardedObject,
@@ -45,12 +45,17 @@ from remesh.dist_checkpointing.mapping import (
     StateDict,
     apply_factory_merges,
 )
-from remesh.dist_checkpointing.outline import Outline, check_outlines, keys_of, outline_of
-from remesh.dist_checkpointing.plan_cache import PlanCache
-from remesh.dist_checkpointing.reader import READABLE, read_common
-from remesh.dist_checkpointing.state_split import expand, split, stored_factories
-from remesh.dist_checkpointing.storage import Directory, Location, location_of
-from remesh.dist_checkpointing.strategies.async_utils import AsyncRequest
+from remesh.checkpoint.values.nests import (
+    HOLE,
+    copy_nest,
+    extract_matching_values,
+    graft,
+    nested_leaves,
+    without_holes,
+)
+from remesh.checkpoint.values.outline import Outline, check_outlines, keys_of, outline_of
+from remesh.checkpoint.values.state_split import expand, split, stored_factories
+from remesh.comm.gather import Group, gather_from, group_rank, raise_everywhere
 from remesh.dist_checkpointing.strategies.base import (
     AsyncSaveShardedStrategy,
     LoadCommonStrategy,
@@ -62,13 +67,8 @@ from remesh.dist_checkpointing.strategies.base import (
     default_strategies,
     get_default_strategy,
 )
-from remesh.dist_checkpointing.strategies.common import load_common
-from remesh.dist_checkpointing.strategies.settling import Settling
 from remesh.dist_checkpointing.strategies.torch import TorchDistLoadShardedStrategy
-from remesh.dist_checkpointing.strategies.torch_format import BACKEND, BACKEND_VERSION
 from remesh.dist_checkpointing.strategies.zarr import ZarrLoadShardedStrategy
-from remesh.dist_checkpointing.writer import AfterCommon, State, begin_save, commit_alone, commit_save
-from remesh.reshard.running.exchange import Group, gather_from, group_rank, raise_everywhere
 
 logger = logging.getLogger(__name__)
 

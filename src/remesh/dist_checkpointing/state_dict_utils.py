@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from remesh.dist_checkpointing.checks import validate_sharding_integrity
-from remesh.dist_checkpointing.description import describe, entities_from
-from remesh.dist_checkpointing.dict_utils import extract_matching_values
-from remesh.dist_checkpointing.flattened import unflatten_all
-from remesh.dist_checkpointing.mapping import (
+from remesh.checkpoint.plan.flattened import unflatten_all
+from remesh.checkpoint.values.checks import validate_sharding_integrity
+from remesh.checkpoint.values.description import describe, entities_from
+from remesh.checkpoint.values.entities import (
     LocalNonpersistentObject,
     ShardedStateDict,
     ShardedTensor,
     StateDict,
     apply_factories,
 )
-from remesh.dist_checkpointing.state_split import expand, split
+from remesh.checkpoint.values.nests import extract_matching_values
+from remesh.checkpoint.values.state_split import expand, split
+from remesh.comm.gather import gather_from
 from remesh.dist_checkpointing.utils import extract_nonpersistent, extract_sharded_base
-from remesh.reshard.running.exchange import gather_from
 
 
 def save_preprocess(

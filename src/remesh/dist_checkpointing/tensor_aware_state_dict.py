@@ -12,17 +12,11 @@ from typing import Any
 
 import torch
 
-from remesh.dist_checkpointing.checks import StrictHandling, parse_strict_flag, validate_sharding_integrity
-from remesh.dist_checkpointing.description import describe, entities_from
-from remesh.dist_checkpointing.dict_utils import graft
-from remesh.dist_checkpointing.errors import CheckpointingException, CheckpointMismatchError
-from remesh.dist_checkpointing.exchange_utils import (
-    ShardDistribution,
-    determine_main_replica_uniform_distribution,
-    exchange_by_distribution,
-)
-from remesh.dist_checkpointing.flattened import unflatten_all
-from remesh.dist_checkpointing.mapping import (
+from remesh.checkpoint.errors import CheckpointingException, CheckpointMismatchError
+from remesh.checkpoint.plan.flattened import unflatten_all
+from remesh.checkpoint.values.checks import StrictHandling, parse_strict_flag, validate_sharding_integrity
+from remesh.checkpoint.values.description import describe, entities_from
+from remesh.checkpoint.values.entities import (
     ShardedBase,
     ShardedObject,
     ShardedStateDict,
@@ -30,9 +24,15 @@ from remesh.dist_checkpointing.mapping import (
     StateDict,
     apply_factory_merges,
 )
-from remesh.dist_checkpointing.state_split import expand, split
+from remesh.checkpoint.values.nests import graft
+from remesh.checkpoint.values.state_split import expand, split
+from remesh.comm.gather import Group, gather_from, group_rank
+from remesh.dist_checkpointing.exchange_utils import (
+    ShardDistribution,
+    determine_main_replica_uniform_distribution,
+    exchange_by_distribution,
+)
 from remesh.dist_checkpointing.utils import _sharded_tensor_shard_id
-from remesh.reshard.running.exchange import Group, gather_from, group_rank
 
 _ALGOS = ("fully_parallel", "atomic")
 

@@ -10,8 +10,7 @@ from typing import Any
 
 import torch
 
-from remesh.dist_checkpointing.dict_utils import dict_list_map_inplace, extract_matching_values
-from remesh.dist_checkpointing.mapping import (
+from remesh.checkpoint.values.entities import (
     LocalNonpersistentObject,
     ShardedBase,
     ShardedObject,
@@ -20,6 +19,7 @@ from remesh.dist_checkpointing.mapping import (
     ShardedTensorFactory,
     StateDict,
 )
+from remesh.checkpoint.values.nests import dict_list_map_inplace, extract_matching_values
 
 _ShardId = tuple[str, tuple[int, ...], tuple[int, int] | None]
 """Key, global offset, and start and stop of a flattened slice."""

@@ -1,6 +1,6 @@
 """The checks of a save and a load under the names that users know.
 
-What is checked stands in `remesh.dist_checkpointing.checks`, which is pure. Here it meets the other ranks, the log and
+What is checked stands in `remesh.checkpoint.values.checks`, which is pure. Here it meets the other ranks, the log and
 the directory.
 """
 
@@ -10,36 +10,36 @@ import logging
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from remesh.dist_checkpointing import checks
-from remesh.dist_checkpointing.checks import (
+from remesh.checkpoint.errors import CheckpointFormatError, CheckpointMismatchError, CheckpointPathError
+from remesh.checkpoint.formats.marker import CheckpointingConfig, maybe_load_config
+from remesh.checkpoint.plan.flattened import unflatten_all
+from remesh.checkpoint.run.common_data import digest_of, warn_of_differences
+from remesh.checkpoint.storage import Directory, location_of, store_of
+from remesh.checkpoint.storage.integrity import SHA256_FNAME, check_sha256_manifest, write_sha256_manifest
+from remesh.checkpoint.values import checks
+from remesh.checkpoint.values.checks import (
     StrictHandling,
     compute_mismatched_keys,
     decide_on_mismatch,
     parse_strict_flag,
     unexpected_to_tell,
 )
-from remesh.dist_checkpointing.common_data import digest_of, warn_of_differences
-from remesh.dist_checkpointing.core import CheckpointingConfig, maybe_load_config
-from remesh.dist_checkpointing.description import describe, entities_from
-from remesh.dist_checkpointing.dict_utils import extract_matching_values, nested_values
-from remesh.dist_checkpointing.errors import CheckpointFormatError, CheckpointMismatchError, CheckpointPathError
-from remesh.dist_checkpointing.flattened import unflatten_all
-from remesh.dist_checkpointing.integrity import SHA256_FNAME, check_sha256_manifest, write_sha256_manifest
-from remesh.dist_checkpointing.mapping import (
+from remesh.checkpoint.values.description import describe, entities_from
+from remesh.checkpoint.values.entities import (
     CommonStateDict,
     ShardedBase,
     ShardedObject,
     ShardedStateDict,
     ShardedTensor,
 )
-from remesh.dist_checkpointing.storage import Directory, location_of, store_of
+from remesh.checkpoint.values.nests import extract_matching_values, nested_values
+from remesh.comm.gather import Group, gather_from
 from remesh.dist_checkpointing.strategies.base import (
     LoadCommonStrategy,
     LoadShardedStrategy,
     StrategyAction,
     get_default_strategy,
 )
-from remesh.reshard.running.exchange import Group, gather_from
 
 __all__ = [
     "INTEGRITY_FNAME",

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from typing import Any, TypedDict, Unpack
 
-from remesh.dist_checkpointing.storage import location_of
+from remesh.checkpoint.storage import location_of
 from remesh.elastic.mesh_policy import Axes, Template, make_template
 from remesh.elastic.training.job import Job
 from remesh.elastic.training.place import JobOptions

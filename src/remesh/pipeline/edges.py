@@ -27,12 +27,12 @@ from enum import Enum
 
 import torch
 
+from remesh.comm.gather import Group
 from remesh.layout import Box, Layout, Shard
 from remesh.layout.from_torch import Piece, dtype_name, torch_dtype
 from remesh.pipeline.errors import PipelineError
 from remesh.reshard.model.tasks import TensorMove
 from remesh.reshard.planning.transfer import PlanOptions, Transfer, plan_transfer
-from remesh.reshard.running.exchange import Group
 from remesh.reshard.running.run import Job
 
 _FIRST_TAG = 0x5E560000

@@ -26,6 +26,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
+from remesh.comm.gather import Group, break_off, gather_from, group_rank, peer_error
 from remesh.errors import Error, PeerError
 from remesh.layout.from_torch import dtype_name
 from remesh.pipeline.actions import Action, ActionKind
@@ -38,7 +39,6 @@ from remesh.pipeline.simulate import Transfers
 from remesh.pipeline.stage import Stage, StageWork, Values, cut_microbatches
 from remesh.pipeline.survey import StageValues, device_of, names_made, survey_places, survey_values
 from remesh.reshard.planning.transfer import PlanOptions
-from remesh.reshard.running.exchange import Group, break_off, gather_from, group_rank, peer_error
 
 _DOING = "running a pipeline step"
 _BACKWARD_MADE = (ActionKind.I, ActionKind.B)

@@ -11,11 +11,11 @@ import statistics
 from collections.abc import Mapping
 from typing import Any
 
+from remesh.comm.gather import gather_from
 from remesh.pipeline.actions import ActionKind
 from remesh.pipeline.costs import Costs, EdgeCost, Lines, StageCost
 from remesh.pipeline.errors import PipelineError
 from remesh.pipeline.runtime import Pipeline, StepReport
-from remesh.reshard.running.exchange import gather_from
 
 _DOING = "gathering what a pipeline step cost"
 

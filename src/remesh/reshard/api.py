@@ -17,12 +17,12 @@ from typing import Unpack, overload
 
 from torch.distributed.tensor import DTensor
 
+from remesh.comm.gather import Group
 from remesh.errors import PlanError
 from remesh.reshard.model.tasks import compute_missing_boxes
 from remesh.reshard.planning.transfer import PlanOptions
 from remesh.reshard.running.cache import Resharder
 from remesh.reshard.running.describe import Tensors, gather_moves
-from remesh.reshard.running.exchange import Group
 from remesh.reshard.running.handle import Handle
 from remesh.reshard.running.run import Moved
 from remesh.reshard.target import Targets, make_targets

@@ -18,6 +18,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.placement_types import Placement
 
+from remesh.comm.gather import Group, gather_from
 from remesh.errors import PlanError
 from remesh.layout import Shard, Split, StridedSplit, boxes_at, local_shape_at
 from remesh.layout.from_torch import Piece, placements_from_torch
@@ -25,7 +26,6 @@ from remesh.layout.placement import Placement as PurePlacement
 from remesh.layout.placement import addend_at, reduce_op_of
 from remesh.reshard.api import reshard
 from remesh.reshard.planning.transfer import PlanOptions
-from remesh.reshard.running.exchange import Group, gather_from
 from remesh.reshard.running.run import Moved
 from remesh.reshard.target import Target, normalise
 

@@ -32,12 +32,12 @@ from typing import Unpack
 import torch
 from torch.distributed.tensor import DTensor
 
+from remesh.comm.gather import Group
 from remesh.errors import PeerError, PlanError
 from remesh.layout.from_torch import Piece
 from remesh.reshard.planning.transfer import PlanOptions
 from remesh.reshard.running.cache import Resharder
 from remesh.reshard.running.describe import Tensors
-from remesh.reshard.running.exchange import Group
 from remesh.reshard.running.handle import Handle
 from remesh.reshard.running.run import Moved
 

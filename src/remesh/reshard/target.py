@@ -11,12 +11,12 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.placement_types import Placement, Shard, _StridedShard
 
+from remesh.comm.gather import Group, gather_from
 from remesh.errors import PlanError
 from remesh.layout import local_shape_at, row_major_strides
 from remesh.layout.from_torch import dtype_name, piece_of, placements_from_torch, torch_dtype
 from remesh.layout.placement import check_placements
 from remesh.reshard.running.describe import Tensors
-from remesh.reshard.running.exchange import Group, gather_from
 
 _DOING = "making the tensors to reshard into"
 

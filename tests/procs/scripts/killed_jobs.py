@@ -30,11 +30,11 @@ import torch.distributed as dist
 
 import remesh
 from remesh import dist_checkpointing
+from remesh.checkpoint.background.page_guard import LEAST_BYTES
+from remesh.checkpoint.background.staging import Staging
+from remesh.checkpoint.plan.step_names import step_name, step_of
+from remesh.checkpoint.run.housekeeping import remove_checkpoint
 from remesh.dist_checkpointing import ShardedObject, ShardedTensor, check_is_distributed_checkpoint
-from remesh.dist_checkpointing.housekeeping import remove_checkpoint
-from remesh.dist_checkpointing.page_guard import LEAST_BYTES
-from remesh.dist_checkpointing.plain import step_name, step_of
-from remesh.dist_checkpointing.staging import Staging
 from remesh.dist_checkpointing.strategies.async_utils import AsyncCallsQueue
 from remesh.dist_checkpointing.strategies.fully_parallel import FullyParallelSaveStrategyWrapper
 from remesh.dist_checkpointing.strategies.torch import TorchDistSaveShardedStrategy

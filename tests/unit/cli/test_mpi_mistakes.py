@@ -10,9 +10,9 @@ from click.testing import CliRunner, Result
 
 from remesh.cli.mpi import mpi
 from remesh.errors import ConfigError
-from remesh.transparent import stay
-from remesh.transparent.job import JobFolder, JobSpec, JobState
-from remesh.transparent.mpis import Installation
+from remesh.mpi import stay
+from remesh.mpi.mpis import Installation
+from remesh.rounds.job_folder import JobFolder, JobSpec, JobState
 
 
 @pytest.fixture

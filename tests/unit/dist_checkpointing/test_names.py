@@ -35,5 +35,5 @@ def test_the_names_of_a_module_can_be_imported_from_it(module: str) -> None:
 @pytest.mark.parametrize("path", _NAMES["absent"])
 def test_what_is_listed_as_absent_is_absent_and_told_to_users(path: str) -> None:
     assert not is_there(path)
-    told = (_ROOT / "docs/dist_checkpointing/differences.md").read_text(encoding="utf-8")
+    told = (_ROOT / "docs/checkpoint/differences.md").read_text(encoding="utf-8")
     assert f"`{path.rpartition('.')[2]}`" in told

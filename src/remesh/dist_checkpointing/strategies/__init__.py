@@ -1,1 +1,1 @@
-"""Formats on disk, one module each; nothing outside this package knows a file's bytes."""
+"""Strategies under the names that users of Megatron Core know; the formats are `remesh.checkpoint.formats`."""

@@ -16,12 +16,12 @@ from collections.abc import Callable
 from enum import Enum
 from typing import Any, TypeVar
 
-from remesh.dist_checkpointing.errors import CheckpointingException
-from remesh.dist_checkpointing.mapping import ShardedObject, ShardedStateDict, ShardedTensor, StateDict
-from remesh.dist_checkpointing.plan_cache import PlanCache
-from remesh.dist_checkpointing.storage import Directory
-from remesh.dist_checkpointing.strategies.async_utils import AsyncCallsQueue, AsyncRequest
-from remesh.reshard.running.exchange import Group, gather_from
+from remesh.checkpoint.background.queue import AsyncCallsQueue, AsyncRequest
+from remesh.checkpoint.errors import CheckpointingException
+from remesh.checkpoint.run.plan_cache import PlanCache
+from remesh.checkpoint.storage import Directory
+from remesh.checkpoint.values.entities import ShardedObject, ShardedStateDict, ShardedTensor, StateDict
+from remesh.comm.gather import Group, gather_from
 
 T = TypeVar("T")
 

@@ -9,8 +9,8 @@ from typing import Any
 
 from torch.distributed.checkpoint import FileSystemReader, Metadata
 
-from remesh.dist_checkpointing.strategies.index_pickle import encode_index
-from remesh.dist_checkpointing.strategies.torch_format import read_manifest
+from remesh.checkpoint.formats.index_pickle import encode_index
+from remesh.checkpoint.formats.torch_format import read_manifest
 
 
 class CachedMetadataFileSystemReader(FileSystemReader):

@@ -12,8 +12,8 @@ import torch
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
 from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
 
-from remesh.dist_checkpointing.errors import CheckpointMismatchError
-from remesh.dist_checkpointing.mapping import ShardedTensor, is_main_replica
+from remesh.checkpoint.errors import CheckpointMismatchError
+from remesh.checkpoint.values.entities import ShardedTensor, is_main_replica
 
 
 class LocalShardsContainer(torch.Tensor):

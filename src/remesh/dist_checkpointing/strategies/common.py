@@ -1,4 +1,4 @@
-"""The file of common data, ``common.pt``: one blob with the nest of common leaves; and objects in files of their own.
+"""Strategies for common data, which lie in ``common.pt``, and for objects in files of their own.
 
 An object that no strategy for sharded data takes lies in ``{unique key}.pt``, where the key may hold ``/``.
 """
@@ -6,48 +6,31 @@ An object that no strategy for sharded data takes lies in ``{unique key}.pt``, w
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
-from remesh.dist_checkpointing.dict_utils import dict_list_map_outplace, nested_values
-from remesh.dist_checkpointing.errors import CheckpointFormatError, CheckpointingException
-from remesh.dist_checkpointing.mapping import ShardedObject, ShardedStateDict, StateDict, is_main_replica
-from remesh.dist_checkpointing.storage import Directory, Location, location_of, store_of
+from remesh.checkpoint.errors import CheckpointFormatError, CheckpointingException
+from remesh.checkpoint.formats.blob import dump_object, load_object
+from remesh.checkpoint.formats.common_file import COMMON_STATE_FNAME, load_common, save_common
+from remesh.checkpoint.storage import Directory, Location, location_of, store_of
+from remesh.checkpoint.values.entities import ShardedObject, ShardedStateDict, StateDict, is_main_replica
+from remesh.checkpoint.values.nests import dict_list_map_outplace, nested_values
 from remesh.dist_checkpointing.strategies.base import (
     LoadCommonStrategy,
     SaveCommonStrategy,
     StrategyAction,
     register_default_strategy,
 )
-from remesh.dist_checkpointing.strategies.blob import dump_object, load_object
 
-COMMON_STATE_FNAME = "common.pt"
+__all__ = [
+    "COMMON_STATE_FNAME",
+    "TorchCommonLoadStrategy",
+    "TorchCommonSaveStrategy",
+    "load_common",
+    "register_default_common_strategies",
+    "save_common",
+]
+
 _BACKEND, _VERSION = "torch", 1
 _SUFFIX = ".pt"
-
-
-def save_common(common_state_dict: dict[str, Any], checkpoint_dir: Directory) -> None:
-    """Write the common data durably; called by one rank."""
-    path = location_of(checkpoint_dir) / COMMON_STATE_FNAME
-    store_of(path).put(path, dump_object(common_state_dict, "the common data"))
-
-
-def load_common(checkpoint_dir: Directory) -> dict[str, Any]:
-    """The common data of a checkpoint, tensors on the CPU."""
-    path = location_of(checkpoint_dir) / COMMON_STATE_FNAME
-    try:
-        content = store_of(path).read(path)
-    except FileNotFoundError as raised:
-        raise CheckpointFormatError(
-            "missing-common",
-            f"loading common data: {path} does not exist, expected it beside the other files; the checkpoint is "
-            "incomplete, use another one",
-        ) from raised
-    common = load_object(content, str(path))
-    if not isinstance(common, dict):
-        raise CheckpointFormatError(
-            "bad-common", f"loading common data: {path} holds a {type(common).__name__}, expected a dict"
-        )
-    return common
 
 
 class TorchCommonSaveStrategy(SaveCommonStrategy):

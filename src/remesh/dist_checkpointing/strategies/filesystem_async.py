@@ -29,10 +29,10 @@ from torch.distributed.checkpoint.metadata import MetadataIndex
 from torch.distributed.checkpoint.planner import WriteItemType
 from torch.distributed.checkpoint.storage import WriteResult
 
-from remesh.dist_checkpointing.errors import CheckpointingException, told_as_checkpoint_errors
-from remesh.dist_checkpointing.storage import location_of
-from remesh.dist_checkpointing.strategies.torch_format import write_data_file
-from remesh.reshard.running.exchange import group_rank
+from remesh.checkpoint.errors import CheckpointingException, told_as_checkpoint_errors
+from remesh.checkpoint.formats.torch_format import write_data_file
+from remesh.checkpoint.storage import location_of
+from remesh.comm.gather import group_rank
 
 Row = list[Any]
 """Of an item ``[name, offset or None, number or None, bytes of values, file, first byte, length]``; JSON."""

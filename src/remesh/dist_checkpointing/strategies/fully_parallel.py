@@ -14,13 +14,18 @@ from __future__ import annotations
 
 from typing import Any, Generic, TypeVar
 
-from remesh.dist_checkpointing.dict_utils import (
+from remesh.checkpoint.background.queue import AsyncRequest
+from remesh.checkpoint.errors import CheckpointingException
+from remesh.checkpoint.run.plan_cache import PlanCache
+from remesh.checkpoint.storage import Directory
+from remesh.checkpoint.values.entities import ShardedObject, ShardedStateDict, ShardedTensor, StateDict
+from remesh.checkpoint.values.nests import (
     dict_list_map_inplace,
     dict_list_map_outplace,
     extract_matching_values,
     nested_values,
 )
-from remesh.dist_checkpointing.errors import CheckpointingException
+from remesh.comm.gather import Group, group_rank, group_size
 from remesh.dist_checkpointing.exchange_utils import (
     EXCHANGE_ALGOS,
     ShardDistribution,
@@ -29,10 +34,6 @@ from remesh.dist_checkpointing.exchange_utils import (
     determine_main_replica_uniform_distribution,
     exchange_by_distribution,
 )
-from remesh.dist_checkpointing.mapping import ShardedObject, ShardedStateDict, ShardedTensor, StateDict
-from remesh.dist_checkpointing.plan_cache import PlanCache
-from remesh.dist_checkpointing.storage import Directory
-from remesh.dist_checkpointing.strategies.async_utils import AsyncRequest
 from remesh.dist_checkpointing.strategies.base import (
     AsyncSaveShardedStrategy,
     LoadShardedStrategy,
@@ -40,7 +41,6 @@ from remesh.dist_checkpointing.strategies.base import (
     call_on_all,
 )
 from remesh.dist_checkpointing.utils import _sharded_tensor_shard_id
-from remesh.reshard.running.exchange import Group, group_rank, group_size
 
 __all__ = [
     "FullyParallelLoadStrategyWrapper",

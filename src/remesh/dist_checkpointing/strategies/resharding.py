@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from remesh.dist_checkpointing.flattened import stored_form
-from remesh.dist_checkpointing.mapping import ShardedTensor
+from remesh.checkpoint.plan.flattened import stored_form
+from remesh.checkpoint.values.entities import ShardedTensor
 
 
 @dataclass(frozen=True, slots=True)

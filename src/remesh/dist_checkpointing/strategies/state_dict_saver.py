@@ -13,9 +13,9 @@ import torch.distributed as dist
 from torch.distributed.checkpoint import CheckpointException, DefaultSavePlanner, Metadata, SavePlan, SavePlanner
 from torch.distributed.checkpoint.utils import _DistWrapper
 
-from remesh.dist_checkpointing.errors import CheckpointingException, told_as_checkpoint_errors
+from remesh.checkpoint.errors import CheckpointingException, told_as_checkpoint_errors
+from remesh.comm.gather import Group, gather_from, group_rank
 from remesh.dist_checkpointing.strategies.filesystem_async import FileSystemWriterAsync, result_of
-from remesh.reshard.running.exchange import Group, gather_from, group_rank
 
 Planned = tuple[FileSystemWriterAsync, Metadata | None, _DistWrapper]
 """Arguments of `save_state_dict_async_finalize`; metadata on the coordinator only, and when it was planned anew."""

@@ -1,6 +1,6 @@
 """Strategies of the format ``torch_dist``: how `save` and `load` write and read sharded data by default.
 
-The names are those that users know; what they do is in `remesh.dist_checkpointing.writer` and ``reader``, the bytes in
+The names are those that users know; what they do is in `remesh.checkpoint.run.writer` and ``reader``, the bytes in
 ``strategies.torch_format``. Each method is called by every rank of the group, and can be called on its own too: then
 it writes or reads the sharded data without the common data and without the commit.
 """
@@ -13,18 +13,20 @@ from typing import Any
 
 import torch
 
-from remesh.dist_checkpointing.core import CONFIG_FNAME
-from remesh.dist_checkpointing.dict_utils import dict_list_map_outplace, nested_values
-from remesh.dist_checkpointing.errors import (
+from remesh.checkpoint.background.queue import AsyncRequest
+from remesh.checkpoint.background.settling import Settling
+from remesh.checkpoint.background.staging import Staging
+from remesh.checkpoint.errors import (
     CheckpointingException,
     CheckpointMismatchError,
     told_as_checkpoint_errors,
 )
-from remesh.dist_checkpointing.flattened import describe_before_flattening, reroute
-from remesh.dist_checkpointing.manifest import Manifest
-from remesh.dist_checkpointing.mapping import ShardedBase, ShardedObject, ShardedStateDict, ShardedTensor, StateDict
-from remesh.dist_checkpointing.plan_cache import PlanCache
-from remesh.dist_checkpointing.reader import (
+from remesh.checkpoint.formats.marker import CONFIG_FNAME
+from remesh.checkpoint.formats.torch_format import BACKEND, BACKEND_VERSION, METADATA_FNAME
+from remesh.checkpoint.plan.flattened import describe_before_flattening, reroute
+from remesh.checkpoint.plan.manifest import Manifest
+from remesh.checkpoint.run.plan_cache import PlanCache
+from remesh.checkpoint.run.reader import (
     Fill,
     OpenCheckpoint,
     check_before_new,
@@ -33,17 +35,28 @@ from remesh.dist_checkpointing.reader import (
     plan_fill,
     run_fill,
 )
-from remesh.dist_checkpointing.removal import remove_tensors
-from remesh.dist_checkpointing.staging import Staging
-from remesh.dist_checkpointing.storage import Directory, Location, location_of, store_of
-from remesh.dist_checkpointing.strategies.async_utils import AsyncRequest
+from remesh.checkpoint.run.removal import remove_tensors
+from remesh.checkpoint.run.writer import (
+    Part,
+    agree_on_index,
+    dump_objects,
+    fork_part,
+    part_of,
+    store_entities,
+    sums_of,
+    write_index_of,
+    write_part,
+)
+from remesh.checkpoint.storage import Directory, Location, location_of, store_of
+from remesh.checkpoint.values.entities import ShardedBase, ShardedObject, ShardedStateDict, ShardedTensor, StateDict
+from remesh.checkpoint.values.nests import dict_list_map_outplace, nested_values
+from remesh.comm.gather import Group, gather_from, group_rank
 from remesh.dist_checkpointing.strategies.base import (
     AsyncSaveShardedStrategy,
     LoadShardedStrategy,
     StrategyAction,
     register_default_strategy,
 )
-from remesh.dist_checkpointing.strategies.settling import Settling
 from remesh.dist_checkpointing.strategies.torch_faces import (
     MCoreLoadPlanner,
     MCoreMetadata,
@@ -60,19 +73,6 @@ from remesh.dist_checkpointing.strategies.torch_faces import (
     mcore_to_pyt_state_dict,
     sharded_tensor_to_torch_sharded_tensor,
 )
-from remesh.dist_checkpointing.strategies.torch_format import BACKEND, BACKEND_VERSION, METADATA_FNAME
-from remesh.dist_checkpointing.writer import (
-    Part,
-    agree_on_index,
-    dump_objects,
-    fork_part,
-    part_of,
-    store_entities,
-    sums_of,
-    write_index_of,
-    write_part,
-)
-from remesh.reshard.running.exchange import Group, gather_from, group_rank
 
 __all__ = [
     "MCoreLoadPlanner",

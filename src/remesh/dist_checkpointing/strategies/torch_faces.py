@@ -10,15 +10,15 @@ import torch
 from torch.distributed.checkpoint import DefaultLoadPlanner, DefaultSavePlanner, LoadPlan, Metadata, SavePlan
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
-from remesh.dist_checkpointing.dict_utils import items_of, nested_leaves
-from remesh.dist_checkpointing.errors import CheckpointingException, CheckpointMismatchError
-from remesh.dist_checkpointing.flattened import stored_form
-from remesh.dist_checkpointing.mapping import ShardedObject, ShardedStateDict, ShardedTensor, is_main_replica
-from remesh.dist_checkpointing.storage import Directory, location_of
+from remesh.checkpoint.errors import CheckpointingException, CheckpointMismatchError
+from remesh.checkpoint.formats.torch_format import read_manifest
+from remesh.checkpoint.plan.flattened import stored_form
+from remesh.checkpoint.storage import Directory, location_of
+from remesh.checkpoint.values.entities import ShardedObject, ShardedStateDict, ShardedTensor, is_main_replica
+from remesh.checkpoint.values.nests import items_of, nested_leaves
 from remesh.dist_checkpointing.strategies.cached_metadata_filesystem_reader import CachedMetadataFileSystemReader
 from remesh.dist_checkpointing.strategies.checkpointable import CheckpointableShardedTensor, LocalShardsContainer
 from remesh.dist_checkpointing.strategies.resharding import TensorReformulationMetadata
-from remesh.dist_checkpointing.strategies.torch_format import read_manifest
 
 _Path = tuple[Any, ...]
 

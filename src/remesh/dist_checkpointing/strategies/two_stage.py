@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from remesh.comm.gather import Group
 from remesh.dist_checkpointing.strategies.fully_parallel import FullyParallelLoadStrategyWrapper
 from remesh.dist_checkpointing.strategies.zarr import ZarrLoadShardedStrategy
-from remesh.reshard.running.exchange import Group
 
 __all__ = ["TwoStageDataParallelLoadShardedStrategy"]
 

@@ -15,28 +15,12 @@ from typing import Any
 
 import torch
 
-from remesh.dist_checkpointing.dict_utils import nested_values
-from remesh.dist_checkpointing.errors import (
+from remesh.checkpoint.errors import (
     CheckpointMismatchError,
     told_as_checkpoint_errors,
 )
-from remesh.dist_checkpointing.integrity import TABLE_BLOCK_BYTES, write_blocks
-from remesh.dist_checkpointing.mapping import (
-    ShardedObject,
-    ShardedStateDict,
-    ShardedTensor,
-    is_main_replica,
-)
-from remesh.dist_checkpointing.storage import Directory, Location, location_of, store_of
-from remesh.dist_checkpointing.strategies.base import (
-    SaveShardedStrategy,
-    StrategyAction,
-    register_default_strategy,
-)
-from remesh.dist_checkpointing.strategies.blob import dump_object
-from remesh.dist_checkpointing.strategies.data_file import Trailer
-from remesh.dist_checkpointing.strategies.torch import TorchDistLoadShardedStrategy
-from remesh.dist_checkpointing.strategies.zarr_format import (
+from remesh.checkpoint.formats.blob import dump_object
+from remesh.checkpoint.formats.zarr_format import (
     BACKEND,
     BACKEND_VERSION,
     Array,
@@ -45,10 +29,26 @@ from remesh.dist_checkpointing.strategies.zarr_format import (
     write_cell,
     write_object,
 )
+from remesh.checkpoint.storage import Directory, Location, location_of, store_of
+from remesh.checkpoint.storage.data_file import Trailer
+from remesh.checkpoint.storage.integrity import TABLE_BLOCK_BYTES, write_blocks
+from remesh.checkpoint.values.entities import (
+    ShardedObject,
+    ShardedStateDict,
+    ShardedTensor,
+    is_main_replica,
+)
+from remesh.checkpoint.values.nests import nested_values
+from remesh.comm.gather import Group, gather_from, group_rank
+from remesh.dist_checkpointing.strategies.base import (
+    SaveShardedStrategy,
+    StrategyAction,
+    register_default_strategy,
+)
+from remesh.dist_checkpointing.strategies.torch import TorchDistLoadShardedStrategy
 from remesh.layout import Shard, boxes_of_flat_range
 from remesh.layout.from_torch import Piece, dtype_name
 from remesh.reshard.api import reshard
-from remesh.reshard.running.exchange import Group, gather_from, group_rank
 
 _Row = Sequence[Any]
 """``(key, dtype, global shape, shape of the cell)`` of a shard."""

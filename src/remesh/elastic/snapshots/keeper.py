@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 
 from remesh.elastic.snapshots.choice import Key, decide_retired
 from remesh.elastic.snapshots.form import read_step
-from remesh.elastic.snapshots.memory import Buffer
+from remesh.elastic.snapshots.shared_memory import Buffer
 from remesh.elastic.snapshots.wire import KEPT, SEND_TIMEOUT_S, Parcel, receive_parcel
 from remesh.elastic.tls import Tls
 from remesh.elastic.token import Token

@@ -23,7 +23,7 @@ import torch
 
 from remesh.elastic.snapshots.choice import SnapshotChoice
 from remesh.elastic.snapshots.form import Snapshot, TensorEntry, plan_starts, write_description
-from remesh.elastic.snapshots.memory import Buffer
+from remesh.elastic.snapshots.shared_memory import Buffer
 from remesh.elastic.snapshots.wire import SEND_TIMEOUT_S, pack_parcel, send_parcel
 from remesh.elastic.state import Held
 from remesh.elastic.tls import Tls

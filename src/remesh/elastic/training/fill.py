@@ -21,9 +21,11 @@ from typing import Any
 
 import torch
 
-from remesh.dist_checkpointing import load_tensors_metadata
-from remesh.dist_checkpointing.plain import latest_complete, load, step_of
-from remesh.dist_checkpointing.storage import Location, location_of
+from remesh.checkpoint.plain import latest_complete, load
+from remesh.checkpoint.plan.step_names import step_of
+from remesh.checkpoint.run.reader import open_checkpoint
+from remesh.checkpoint.storage import Location, location_of
+from remesh.comm.gather import all_gather_json, group_rank
 from remesh.elastic.state import CarriedState, Held
 from remesh.elastic.training.position import Position
 from remesh.errors import StorageError
@@ -31,7 +33,6 @@ from remesh.layout.from_torch import Piece
 from remesh.reshard.api import gather_moves
 from remesh.reshard.model.tasks import compute_missing_boxes
 from remesh.reshard.planning.planner import plan_reshard
-from remesh.reshard.running.exchange import all_gather_json, group_rank
 from remesh.reshard.running.run import run_plan
 
 
@@ -188,7 +189,7 @@ def _find_checkpoint(root: Location | None) -> str | None:
 
 
 def _load_checkpoint(state: CarriedState, chosen: str, reason: str, line: int) -> Filled:
-    state.allocate(load_tensors_metadata(chosen))
+    state.allocate(open_checkpoint(location_of(chosen)).manifest.tensors)
     tensors = state.tensors()
     state.is_torn = True
     loaded = load({**tensors, "job": None}, chosen)

@@ -28,8 +28,8 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from torch.utils.data import default_collate
 
+from remesh.checkpoint.storage import Location
 from remesh.comm.lower import is_network_error
-from remesh.dist_checkpointing.storage import Location
 from remesh.elastic.events import EventLog
 from remesh.elastic.state import CarriedState, Held
 from remesh.elastic.training.fill import FillRules, Offers, fill_state

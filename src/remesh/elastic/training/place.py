@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+from remesh.checkpoint.storage import Location
 from remesh.comm.lower import LowerHalf
-from remesh.dist_checkpointing.storage import Location
 from remesh.elastic.generation import Generation
 from remesh.elastic.snapshots.taker import SnapshotTaker
 from remesh.elastic.state import Held

@@ -9,9 +9,11 @@ import os
 import time
 from typing import Any
 
-from remesh.dist_checkpointing.plain import save, step_name
-from remesh.dist_checkpointing.reader import is_complete
-from remesh.dist_checkpointing.storage import Location
+from remesh.checkpoint.plain import save
+from remesh.checkpoint.plan.step_names import step_name
+from remesh.checkpoint.run.reader import is_complete
+from remesh.checkpoint.storage import Location
+from remesh.comm.gather import all_gather_json
 from remesh.elastic.events import EventLog
 from remesh.elastic.snapshots.choice import SnapshotChoice, choose_boxes
 from remesh.elastic.state import CarriedState, Held
@@ -19,7 +21,6 @@ from remesh.elastic.training.place import JobOptions, Place
 from remesh.elastic.training.position import Position
 from remesh.reshard.api import gather_moves
 from remesh.reshard.model.tasks import compute_missing_boxes
-from remesh.reshard.running.exchange import all_gather_json
 
 
 class Safekeeping:

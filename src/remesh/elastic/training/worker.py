@@ -30,7 +30,7 @@ from remesh.elastic.generation import Generation, WorkerReport
 from remesh.elastic.health.watch import BusyMeter, look_at_main_thread
 from remesh.elastic.link import Message, WorkerLink
 from remesh.elastic.mesh_policy import Template
-from remesh.elastic.snapshots.memory import Buffer, read_snapshot
+from remesh.elastic.snapshots.shared_memory import Buffer, read_snapshot
 from remesh.elastic.snapshots.taker import Shelf, SnapshotTaker
 from remesh.elastic.state import Held
 from remesh.elastic.tls import Tls

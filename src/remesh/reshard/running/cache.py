@@ -25,12 +25,12 @@ from typing import Any, Unpack
 import torch
 from torch.distributed.tensor import DTensor
 
+from remesh.comm.gather import Group, gather_from, group_rank
 from remesh.layout.from_torch import Piece
 from remesh.reshard.planning.transfer import PlanOptions, Transfer, plan_transfer
 from remesh.reshard.running.describe import DOING, Tensors, describe_all, digest_of, hosts_of, moves_of, pieces_of
-from remesh.reshard.running.exchange import Group, gather_from, group_rank
 from remesh.reshard.running.handle import Handle
-from remesh.reshard.running.memory import check_memories
+from remesh.reshard.running.regions import check_memories
 from remesh.reshard.running.run import Job, Moved, propose_tag, settle_tag
 
 _MAX_PLACES = 4

@@ -23,13 +23,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from remesh.comm.gather import Group, group_device
 from remesh.reshard.model.program import Message
 from remesh.reshard.planning.plan import Plan
 from remesh.reshard.planning.reduction import Reduction
 from remesh.reshard.planning.steps import Act, Step
 from remesh.reshard.planning.transfer import is_alone
-from remesh.reshard.running.exchange import Group, group_device
-from remesh.reshard.running.memory import LocalCopy, Memory
+from remesh.reshard.running.regions import LocalCopy, Memory
 from remesh.reshard.running.telemetry import Timing
 
 _JOIN: dict[str, Callable[..., torch.Tensor]] = {

@@ -16,12 +16,12 @@ from typing import Any
 
 import torch
 
+from remesh.comm.gather import Group, gather_from
 from remesh.errors import PlanError
 from remesh.layout import Box, Layout, Shard, row_major_strides
 from remesh.layout.from_torch import Piece, dtype_name, piece_of
 from remesh.reshard.model.casts import travelling_dtype
 from remesh.reshard.model.tasks import TensorMove
-from remesh.reshard.running.exchange import Group, gather_from
 
 DOING = "describing the tensors to reshard"
 

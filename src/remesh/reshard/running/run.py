@@ -25,6 +25,8 @@ from typing import Any
 
 import torch
 
+from remesh.comm.gather import Group, gather_from, group_device, group_rank, group_size, peer_error
+from remesh.comm.tree import Farewell
 from remesh.errors import PeerError, PlanError
 from remesh.layout import Box, Shard
 from remesh.layout.from_torch import Piece, torch_dtype
@@ -32,10 +34,8 @@ from remesh.reshard.planning.plan import Plan
 from remesh.reshard.planning.steps import Act
 from remesh.reshard.planning.transfer import Transfer
 from remesh.reshard.running.carry import Link, Mover, Staging, Summer
-from remesh.reshard.running.exchange import Group, gather_from, group_device, group_rank, group_size, peer_error
-from remesh.reshard.running.memory import LocalCopy, Memory, check_pieces, find_clashes, needs_copy
+from remesh.reshard.running.regions import LocalCopy, Memory, check_pieces, find_clashes, needs_copy
 from remesh.reshard.running.telemetry import Timing, merge_timings
-from remesh.reshard.running.tree import Farewell
 
 _DOING = "resharding"
 _FIRST_TAG = 0x5E540000

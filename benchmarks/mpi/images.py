@@ -1,0 +1,224 @@
+"""How long do checkpoints and restarts take, beside what the disk and the data allow?
+
+Each rank holds many megabytes. The bound of a checkpoint is the time in which as many bytes are written and flushed to
+the same disk, in one file for each rank; it is measured right before each checkpoint, by ``write`` through the page
+cache, and past it. Run alone, it measures larger jobs, of up to 1 GiB for each rank, in about four minutes:
+``python -m benchmarks.mpi.images``.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import shutil
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from benchmarks.mpi import images_page
+from benchmarks.mpi.chain import PROGRAMS
+from benchmarks.report import Row, at_most, is_quick, write_report
+from remesh.mpi.stay import Placement, Stay, run_stay
+from remesh.rounds.job_folder import JobFolder, JobSpec
+from remesh.rounds.leader import Coordinator, Settings
+
+_MIB = 1 << 20
+_BLOCK_BYTES = 8 * _MIB
+_NUM_OBJECTS = 1000
+_LARGE_MIB = 1000
+"""From so many for each rank on a restart shall take little more than reading them."""
+_CHANGING_S = 1.0
+"""Between checkpoints: several times what the program takes to change all that it changes."""
+_ENVIRONMENT = {"PATH": "/usr/bin:/bin", "OPENBLAS_NUM_THREADS": "1"}
+
+
+_LONGEST_S = 120.0
+"""For a checkpoint: one that was given up is not told."""
+
+
+@dataclass(slots=True)
+class _Take:
+    """Asks for checkpoints one after the other, once the program says that it is there; the last one stops."""
+
+    out: Path
+    left: int
+    before: Callable[[], None] = lambda: None
+    """Called right before each is asked for."""
+    taken: list[dict] = field(default_factory=list)
+    _asked: int = 0
+    _asked_s: float = 0.0
+
+    def __call__(self, coordinator: Coordinator) -> None:
+        told = coordinator.last_checkpoint
+        if told is not None and told not in self.taken:
+            self.taken.append(told)
+        is_there = coordinator.all_ready and self.out.exists() and b"there" in self.out.read_bytes()
+        if is_there and self.left and len(self.taken) == self._asked:
+            self.before()
+            self.left -= 1
+            self._asked += 1
+            self._asked_s = time.monotonic()
+            coordinator.request_checkpoint(stop=not self.left)
+        elif len(self.taken) < self._asked and time.monotonic() - self._asked_s > _LONGEST_S:
+            raise RuntimeError(f"checkpoint {self._asked} was not committed within {_LONGEST_S:g} s; see the job's log")
+
+
+def _stay(job: JobFolder, mpi: str, settings: Settings, take: _Take) -> Stay:
+    """One stay, from the last checkpoint if there is one."""
+    checkpoint = job.checkpoint(None) if job.checkpoints() else None
+    stay = run_stay(job, Placement(mpi), settings, checkpoint, print, take)
+    if stay.last_checkpoint is None:
+        raise RuntimeError(stay.outcome.cause)
+    if stay.last_checkpoint not in take.taken:
+        take.taken.append(dict(stay.last_checkpoint))
+    return stay
+
+
+def rows(mib: int, num_ranks: int = 2, repeat: int = 5) -> list[Row]:
+    """Full checkpoints, those of what a tenth of the pages changed, and restarts."""
+    folder = Path(tempfile.mkdtemp(prefix="remesh-images-"))
+    try:
+        argv = (sys.executable, str(PROGRAMS / "heavy.py"), str(mib), "0.1", "3600")
+        job = JobFolder.create(folder / "job", JobSpec(argv, num_ranks, str(folder), _ENVIRONMENT))
+        out = job.logs / "rank-0000.out"
+        plain_s: list[float] = []
+        direct_s: list[float] = []
+
+        def measure_bounds() -> None:
+            plain_s.append(write_as_much(folder, mib, num_ranks))
+            direct_s.append(write_as_much(folder, mib, num_ranks, os.O_DIRECT))
+
+        full = _Take(out, repeat + 1, measure_bounds)
+        parts = _Take(out, repeat + 1, lambda: time.sleep(_CHANGING_S))
+        _stay(job, "mpich", Settings(keep=1), full)
+        on_openmpi = _stay(job, "openmpi", Settings(incremental=True, keep=1), parts)
+        on_mpich = _stay(job, "mpich", Settings(keep=1), _Take(out, 1))
+        name = f"{num_ranks} x {mib} MiB"
+        return [
+            *_full_rows(name, full.taken, plain_s, direct_s),
+            *_increment_rows(name, full.taken, parts.taken),
+            *_restart_rows(name, "openmpi", on_openmpi, is_large=mib >= _LARGE_MIB),
+            *_restart_rows(name, "mpich", on_mpich, is_large=mib >= _LARGE_MIB),
+        ]
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _full_rows(name: str, taken: list[dict], plain_s: list[float], direct_s: list[float]) -> list[Row]:
+    """The first one also hashes all mapped files, and is no part of the medians."""
+    totals = [each["seconds"]["total"] for each in taken]
+    against = [total / bound for total, bound in zip(totals, plain_s, strict=True)]
+    past_cache = [total / bound for total, bound in zip(totals, direct_s, strict=True)]
+    cuts = [each["seconds"]["cut"] for each in taken]
+    return [
+        at_most(f"{name}: checkpoint over write and fsync", statistics.median(against[1:]), "ratio", 1.25, bound=1.0,
+                spread=_spread(against[1:])),
+        Row(f"{name}: the first checkpoint over write and fsync", against[0], "ratio"),
+        Row(f"{name}: checkpoint over write past the page cache and fsync", statistics.median(past_cache[1:]), "ratio",
+            bound=1.0, spread=_spread(past_cache[1:])),
+        at_most(f"{name}: quiesce and drain", statistics.median(cuts), "s", 0.1, spread=_spread(cuts)),
+        Row(f"{name}: checkpoint", statistics.median(totals[1:]), "s", spread=_spread(totals[1:])),
+        Row(f"{name}: images in it", statistics.median(each["seconds"]["images"] for each in taken[1:]), "s"),
+    ]  # fmt: skip
+
+
+def _increment_rows(name: str, full: list[dict], parts: list[dict]) -> list[Row]:
+    """Against the median of the full ones; the first of a stay is full, since tracking begins with it."""
+    whole_s = statistics.median(each["seconds"]["total"] for each in full[1:])
+    whole_images_s = statistics.median(each["seconds"]["images"] for each in full[1:])
+    sizes = [part["num_bytes"] / full[-1]["num_bytes"] for part in parts[1:]]
+    times = [part["seconds"]["total"] / whole_s for part in parts[1:]]
+    images = [part["seconds"]["images"] / whole_images_s for part in parts[1:]]
+    return [
+        at_most(f"{name}: size with 10 % changed over full", statistics.median(sizes), "ratio", 0.15,
+                spread=_spread(sizes)),
+        at_most(f"{name}: time with 10 % changed over full", statistics.median(times), "ratio", 0.15,
+                spread=_spread(times)),
+        Row(f"{name}: images in it, over those of full", statistics.median(images), "ratio", spread=_spread(images)),
+    ]  # fmt: skip
+
+
+def _restart_rows(name: str, mpi: str, stay: Stay, *, is_large: bool) -> list[Row]:
+    """The share of MPI in a restart has a goal where there is much to restore."""
+    phases = list(stay.ready_seconds.values())
+    replay_s = max(each.get("replay", 0.0) for each in phases)
+    init_s = max(each.get("mpi_init", 0.0) + each.get("replay", 0.0) for each in phases)
+    upper_s = max(each.get("upper", 0.0) for each in phases)
+    share, what = init_s / (init_s + upper_s), f"{name}: MPI_Init and replay in a restart under {mpi}"
+    return [
+        at_most(f"{name}: replay under {mpi}", replay_s, "s", 0.05),
+        at_most(what, share, "share", 0.1 if is_large else None),
+        Row(f"{name}: restart under {mpi}", init_s + upper_s, "s"),
+    ]
+
+
+def _spread(values: list[float]) -> float:
+    return max(values) / min(values) - 1
+
+
+def object_rows(num_objects: int = _NUM_OBJECTS) -> list[Row]:
+    """Replay of many objects: in the restart itself, and what the first use of each costs more than the second."""
+    folder = Path(tempfile.mkdtemp(prefix="remesh-objects-"))
+    found = []
+    try:
+        for before, after in (("openmpi", "mpich"), ("mpich", "openmpi")):
+            argv = (sys.executable, str(PROGRAMS / "objects.py"), str(num_objects))
+            job = JobFolder.create(folder / after, JobSpec(argv, 2, str(folder), _ENVIRONMENT))
+            out = job.logs / "rank-0000.out"
+            _stay(job, before, Settings(keep=1), _Take(out, 1))
+            stay = run_stay(job, Placement(after), Settings(keep=1), job.checkpoint(None), print)
+            if stay.outcome.state != "finished":
+                raise RuntimeError(stay.outcome.cause)
+            told = dict(line.split() for line in out.read_text().splitlines() if " " in line)
+            replay_s = max(each.get("replay", 0.0) for each in stay.ready_seconds.values())
+            first_s = max(float(told["first"]) - float(told["second"]), 0.0)
+            name = f"{num_objects} communicators and datatypes, restart under {after}"
+            found += [
+                at_most(f"{name}: replay and all first uses", replay_s + first_s, "s", 0.05 + 0.001 * num_objects),
+                Row(f"{name}: replay alone", replay_s, "s"),
+            ]
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    return found
+
+
+def write_as_much(folder: Path, mib: int, num_ranks: int, flags: int = 0) -> float:
+    """Seconds to write and flush the same bytes in large blocks, one thread for each rank."""
+    block = memoryview(mmap.mmap(-1, min(_BLOCK_BYTES, mib * _MIB)))
+    block[:] = os.urandom(len(block))
+
+    def write(rank: int) -> None:
+        descriptor = os.open(folder / f"bound-{rank}", os.O_WRONLY | os.O_CREAT | flags, 0o600)
+        for _ in range(-(-mib * _MIB // len(block))):
+            os.write(descriptor, block)
+        os.fsync(descriptor)
+        os.close(descriptor)
+
+    start_s = time.monotonic()
+    with ThreadPoolExecutor(num_ranks) as pool:
+        list(pool.map(write, range(num_ranks)))
+    taken_s = time.monotonic() - start_s
+    for rank in range(num_ranks):
+        (folder / f"bound-{rank}").unlink()
+    return taken_s
+
+
+def main() -> None:
+    """Measure and write the report and the page; needs 4 GiB of memory and 8 GiB of disk."""
+    cases = ((64, 2, 5),) if is_quick() else ((256, 2, 5), (256, 4, 5), (1024, 1, 3), (1024, 2, 3))
+    found = []
+    for mib, num_ranks, repeat in cases:
+        began_s = time.monotonic()
+        found += rows(mib, num_ranks, repeat)
+        print(f"{num_ranks} x {mib} MiB: measured in {time.monotonic() - began_s:.0f} s", flush=True)
+    write_report("mpi_images", [*found, *object_rows()])
+    images_page.main()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,126 @@
+"""Every ordered pair of configurations is restarted once, and random chains are walked; every answer must be the same.
+
+``python -m benchmarks.mpi.matrix [K/N]``: all of it, or the K-th of N parts, which join those that were run on
+the same commit. The pairs stand on one closed walk, which is cut into segments; each is the life of one job, with one
+of the programs.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import json
+import random
+import sys
+import time
+from collections import Counter
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from benchmarks.mpi.chain import ALL, Config, Walk, all_pairs_walk, native_answer, run_chain
+from benchmarks.report import OUT, Row, at_least, describe_run, save_report
+
+SEED = 4
+SEGMENT = 17
+"""Restarts of one job."""
+PROGRAMS = {
+    "ring": (700, 0.01),
+    "jacobi": (600, 0.01),
+    "cg": (500, 0.01),
+    "fft": (500, 0.01),
+    "master": (1600, 0.01),
+    "windows": (110, 0.01),
+    "files": (80, 0.01),
+}
+"""Steps and pauses: long enough for a whole segment."""
+
+_TOLD = OUT / "mpi_walks.json"
+"""What jobs came to, of all parts that were run on one commit."""
+
+
+def segments() -> list[list[Config]]:
+    """The walk over all pairs, cut so that neighbours share their end."""
+    walk = all_pairs_walk(ALL)
+    return [walk[start : start + SEGMENT + 1] for start in range(0, len(walk) - 1, SEGMENT)]
+
+
+def random_chains(count: int, length: int) -> list[list[Config]]:
+    """Chains over configurations drawn by chance."""
+    chance = random.Random(SEED)
+    return [[chance.choice(ALL) for _ in range(length + 1)] for _ in range(count)]
+
+
+def main(arguments: list[str]) -> None:
+    """Run the jobs of a part; the report is written after each, so that an interrupted run tells what it has seen."""
+    part, num_parts = map(int, arguments[0].split("/")) if arguments else (1, 1)
+    jobs = [("pairs", each) for each in segments()] + [("random", each) for each in random_chains(3, 20)]
+    told = read_told()
+    for number in range(part - 1, len(jobs), num_parts):
+        kind, configs = jobs[number]
+        program = list(PROGRAMS)[number % len(PROGRAMS)]
+        steps, pause_s = PROGRAMS[program]
+        expected = answer_of(program, steps)
+        began_s = time.monotonic()
+        walk = run_chain(program, steps, pause_s, configs, seed=SEED + number)
+        told[number] = tell(kind, walk, good=walk.answer == expected)
+        verdict = "same answer" if told[number]["good"] else "BROKEN"
+        took = f"{time.monotonic() - began_s:4.0f} s"
+        print(f"{number:3d} {kind:6} {program:7} {len(walk.cut_s):3d} restarts {took} {verdict}", flush=True)
+        if not told[number]["good"]:
+            print(f"    expected {expected}, found {walk.answer!r}; {walk.cause}", flush=True)
+        write(told)
+
+
+@functools.cache
+def answer_of(program: str, steps: int) -> str:
+    """See `native_answer`."""
+    return native_answer(program, steps)
+
+
+def tell(kind: str, walk: Walk, *, good: bool) -> dict[str, Any]:
+    """What the report needs of a job, as JSON."""
+    return {
+        "kind": kind,
+        "good": good,
+        "configs": [str(config) for config in walk.configs[: len(walk.cut_s) + 1]],
+        "caught": dict(walk.caught),
+        "cut_s": list(walk.cut_s),
+    }
+
+
+def read_told() -> dict[int, dict[str, Any]]:
+    """By number, the jobs that were run on this commit."""
+    if not _TOLD.exists():
+        return {}
+    report = json.loads(_TOLD.read_text())
+    commit = describe_run(SEED)["commit"]
+    return {int(number): job for number, job in report["jobs"].items()} if report["commit"] == commit else {}
+
+
+def write(told: dict[int, dict[str, Any]]) -> None:
+    """Rows for the report, and every pair for the documentation."""
+    _TOLD.parent.mkdir(parents=True, exist_ok=True)
+    _TOLD.write_text(json.dumps({**describe_run(SEED), "jobs": told}, indent=1) + "\n")
+    pairs: dict[str, bool] = {}
+    caught: Counter[str] = Counter()
+    for job in told.values():
+        caught.update(job["caught"])
+        if job["kind"] == "pairs":
+            pairs |= {f"{before} -> {after}": job["good"] for before, after in itertools.pairwise(job["configs"])}
+    cuts = sorted(cut_s for job in told.values() for cut_s in job["cut_s"])
+    num_good = sum(len(job["cut_s"]) for job in told.values() if job["good"])
+    rows = [
+        at_least("restarts with the answer of an uninterrupted run", num_good / max(len(cuts), 1), "share", 1.0),
+        at_least("ordered pairs of configurations that were restarted", sum(pairs.values()), "pairs", 180),
+        Row("quiesce and drain, median", cuts[len(cuts) // 2] if cuts else 0.0, "s"),
+        Row("quiesce and drain, nine of ten", cuts[len(cuts) * 9 // 10] if cuts else 0.0, "s"),
+        *(at_least(f"caught: {what}", count, "times", 1) for what, count in sorted(caught.items())),
+    ]
+    save_report("mpi_matrix", [asdict(row) for row in rows], SEED)
+    path = Path(OUT) / "mpi_pairs.json"
+    path.write_text(json.dumps({**describe_run(SEED), "pairs": pairs}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

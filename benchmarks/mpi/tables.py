@@ -1,0 +1,90 @@
+"""Turns reports into pages: ``python -m benchmarks.mpi.tables`` those of the matrix into ``matrix.md``;
+``benchmarks.mpi.costs`` calls for ``measured.md`` itself.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from benchmarks.mpi.chain import ALL
+from benchmarks.report import OUT, verdict_of
+
+_FOLDER = Path(__file__).resolve().parents[2] / "docs" / "mpi"
+_PAGE = _FOLDER / "matrix.md"
+_BUSY = "**Other programs ran beside**: these values are no costs, only a proof that everything was run."
+_SIGNS = {True: "=", False: "**x**", None: "·"}
+
+
+def main() -> None:
+    pairs = json.loads((OUT / "mpi_pairs.json").read_text())
+    report = json.loads((OUT / "mpi_matrix.json").read_text())
+    _PAGE.write_text(make_page(pairs, report))
+
+
+def make_page(pairs: dict, report: dict) -> str:
+    """The page as text."""
+    seen = pairs["pairs"]
+    cores, load, system = report["machine"]["num_cores"], report["load"][0], report["machine"]["system"]
+    good = sum(seen.values())
+    lines = [
+        "# The matrix",
+        "",
+        "Made by `python -m benchmarks.mpi.matrix` and `.tables`; do not edit. Each cell is a job of 4 ranks",
+        "that was stopped in the row's configuration and restarted in the column's: `=` its job gave the",
+        "answer of an uninterrupted run on a real MPI, `x` it did not, `·` not run. A job has 17 restarts, at moments",
+        "drawn by chance.",
+        "",
+        f"{good} of {len(ALL) * (len(ALL) - 1)} ordered pairs are `=`, {len(seen) - good} are `x`.",
+        f"Machine: {cores} cores, load {load:.0f}, {system}; Python {report['versions']['python']}.",
+        "",
+        "| | configuration | " + " | ".join(str(number) for number in range(1, len(ALL) + 1)) + " |",
+        "|---|---|" + "---|" * len(ALL),
+    ]
+    for number, before in enumerate(ALL, 1):
+        cells = ["" if before == after else _SIGNS[seen.get(f"{before} -> {after}")] for after in ALL]
+        lines.append(f"| {number} | {before} | " + " | ".join(cells) + " |")
+    lines += ["", "| over all its checkpoints | value | goal |", "|---|---|---|"]
+    for row in report["rows"]:
+        goal = "" if row["goal"] is None else f"{row['goal']:g}"
+        lines.append(f"| {row['case']} | {row['value']:.4g} {row['unit']} | {goal} |")
+    return "\n".join(lines) + "\n"
+
+
+def write_costs_page() -> None:
+    """``measured.md`` from the report of the costs."""
+    report = json.loads((OUT / "mpi_costs.json").read_text())
+    (_FOLDER / "measured.md").write_text(make_costs_page(report))
+
+
+def make_costs_page(report: dict) -> str:
+    """The page as text."""
+    cores, system = report["machine"]["num_cores"], report["machine"]["system"]
+    before, load = report["load_before"][0], report["load"][0]
+    lines = [
+        "# What carrying a program costs",
+        "",
+        "Made by `python -m benchmarks.mpi.costs`; do not edit. Native and carried runs of one program take",
+        "turns on one host; values are differences or ratios of medians, bandwidths medians of the turns' ratios:",
+        "loopback is several times slower at some times than at others, for native programs, too, as their own rows",
+        "show (one cause: a copy whose ends differ by 1 to 15 bytes modulo a page takes nine times as long here).",
+        "*Hosts at 10 Gbit/s* are two on this machine, one rank on each, joined by links of that rate, and the",
+        "messages go one way in a row: loopback is as fast as memory, which no network is. *Shared arrays* are NumPy",
+        "arrays with `REMESH_SHARED_ARRAYS=1`, *spinning* is `REMESH_SPIN=1`, measured where each of the four",
+        "processes has a core of its own; see the [guide](guide.md).",
+        "",
+        f"Machine: {cores} cores, load {before:.1f} before and {load:.1f} at the end, {system}; "
+        f"Python {report['versions']['python']}; commit {(report['commit'] or 'unknown')[:12]}.",
+        *([_BUSY] if before > cores else []),
+        "",
+        "| case | value | goal | |",
+        "|---|---|---|---|",
+    ]
+    for row in report["rows"]:
+        goal, verdict = ("", "") if row["goal"] is None else (f"{row['goal']:g}", verdict_of(row))
+        lines.append(f"| {row['case']} | {row['value']:.4g} {row['unit']} | {goal} | {verdict} |")
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Saves that go on behind the training loop: copies, workers, and the queue that finishes on all ranks."""

@@ -1,0 +1,329 @@
+"""Who writes in the background? A thread of this process, or a process of its own.
+
+Each caller has one thread, which performs its requests in order. What differs is where the writing function runs:
+
+    ThreadAsyncCaller       in that thread
+    PersistentAsyncCaller   in a worker process that is started once and takes one request after another
+    TemporalAsyncCaller     in a worker process that is started for each request and ends with it
+
+A worker process is a fresh interpreter (`async_worker`), never a fork of one that has threads or a GPU, and it does not
+run the caller's script again. Copies travel as descriptors of the memory they are in, so nothing is copied once more.
+A worker that dies is an error of its request; the next one gets a new worker.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any, NamedTuple
+
+from remesh.checkpoint.background.wire import Channel, WorkerError
+from remesh.checkpoint.errors import CheckpointingException
+from remesh.comm.gather import gather_from
+
+_ENDING_S = 30.0
+
+
+class AsyncRequest(NamedTuple):
+    """What is left to do for a save."""
+
+    async_fn: Callable[..., Any] | None
+    """Writes; runs in the background and calls no other rank. None when there is nothing to write."""
+    async_fn_args: tuple[Any, ...]
+    finalize_fns: list[Callable[[], None]]
+    """Run on every rank in order, after the write of every rank has succeeded."""
+    async_fn_kwargs: dict[str, Any] = {}  # noqa: RUF012 - a default of a tuple's field, never changed
+    preload_fn: Callable[[], Any] | None = None
+    """If given, its value takes the place of the second of ``async_fn_args``; run before the write."""
+    is_frozen: bool = False
+    """Whether it is scheduled and takes no further functions."""
+    call_idx: int = 0
+    """Number of the request in its queue."""
+    receive_fn: Callable[[Any], None] | None = None
+    """Given what ``async_fn`` has returned, in this process, as soon as it has; on the thread that waited for it."""
+    total_bytes: int = 0
+    """If not 0, what ``async_fn`` is going to write: it then takes a function ``progress(bytes written so far)``."""
+
+    def add_finalize_fn(self, fn: Callable[[], None]) -> None:
+        """Let ``fn`` run after all others; RuntimeError when the request is frozen."""
+        if self.is_frozen:
+            raise RuntimeError("Cannot add finalization functions to a frozen AsyncRequest")
+        self.finalize_fns.append(fn)
+
+    def execute_sync(self) -> None:
+        """Write, wait for all ranks, finish. Called by every rank; a write that fails is raised on all ranks alike."""
+        gather_from(self.write, None, "saving a checkpoint")
+        for fn in self.finalize_fns:
+            fn()
+
+    def write(self, run: Callable[..., Any] | None = None, progress: Callable[[int], None] | None = None) -> None:
+        """Run the writing function, by ``run(function, args, kwargs, progress)`` if given. Calls no other rank."""
+        args = list(self.async_fn_args)
+        if self.preload_fn is not None:
+            if len(args) < 2:
+                raise CheckpointingException(
+                    f"writing in the background: found preload_fn and {len(args)} arguments, expected at least 2, of "
+                    "which its value replaces the second"
+                )
+            args[1] = self.preload_fn()
+        if self.async_fn is None:
+            return
+        told = (progress or _nobody_listens) if self.total_bytes else None
+        value = (run or run_here)(self.async_fn, tuple(args), self.async_fn_kwargs, told)
+        if self.receive_fn is not None:
+            self.receive_fn(value)
+
+    def freeze(self) -> AsyncRequest:
+        """The same request, which takes no further functions."""
+        return self._replace(is_frozen=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far the write of a request is on this rank."""
+
+    call_idx: int
+    written_bytes: int
+    total_bytes: int
+    """0 where the request does not tell."""
+
+
+def run_here(
+    function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], progress: Callable[[int], None] | None
+) -> Any:
+    """The value of a call, with ``progress`` among its arguments where it takes one."""
+    return function(*args, **kwargs) if progress is None else function(*args, **kwargs, progress=progress)
+
+
+def _nobody_listens(written_bytes: int) -> None:
+    pass
+
+
+class AsyncCaller(ABC):
+    """Runs the writes of one rank, in order, on a thread that is started with the first of them."""
+
+    def __init__(self) -> None:
+        self._waiting: SimpleQueue[AsyncRequest | None] = SimpleQueue()
+        self._errors: list[BaseException | None] = []
+        """One per request that is written, in order. Guarded by the condition, like the next two."""
+        self._written_bytes = 0
+        self._aborted = False
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None
+
+    def schedule(self, request: AsyncRequest) -> None:
+        """Let the request be written after those before it. Returns at once."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._work, name="checkpoint-writer", daemon=True)
+            self._thread.start()
+        self._waiting.put(request)
+
+    def num_written(self) -> int:
+        """How many of the scheduled requests have been written or have failed. Waits for nobody."""
+        return len(self._errors)
+
+    def written_bytes(self) -> int:
+        """How many bytes of the request after those are written."""
+        with self._changed:
+            return self._written_bytes
+
+    def wait(self, num_requests: int) -> None:
+        """Return when that many requests have been written or have failed."""
+        with self._changed:
+            self._changed.wait_for(lambda: len(self._errors) >= num_requests)
+
+    def error_of(self, number: int) -> BaseException | None:
+        """Why the request of that number failed, counted from 0, or None."""
+        with self._changed:
+            return self._errors[number]
+
+    def close(self, abort: bool = False) -> None:
+        """Let the worker end; with ``abort`` requests that have not begun are dropped.
+
+        Returns when nothing writes any more, so that directories may be used again.
+        """
+        with self._changed:
+            self._aborted = abort
+        if abort:
+            self._interrupt()
+        if self._thread is not None:
+            self._waiting.put(None)
+            self._thread.join()
+            self._thread = None
+        self._end()
+
+    @abstractmethod
+    def _run(
+        self,
+        function: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        progress: Callable[[int], None] | None,
+    ) -> Any:
+        """Do a call; on the caller's thread."""
+
+    def _interrupt(self) -> None:  # noqa: B027 - a thread cannot be
+        """Break off the call that is being done, where that can be."""
+
+    def _end(self) -> None:  # noqa: B027 - a thread needed nothing
+        """Let go of what calls needed; no call is being done."""
+
+    def _tell(self, written_bytes: int) -> None:
+        with self._changed:
+            self._written_bytes = written_bytes
+
+    def _work(self) -> None:
+        while (request := self._waiting.get()) is not None:
+            error: BaseException | None = None
+            with self._changed:
+                dropped = self._aborted
+            try:
+                if dropped:
+                    raise CheckpointingException("writing in the background: the queue was aborted before it began")
+                request.write(self._run, self._tell)
+            except BaseException as raised:  # told to all ranks when the request is finalized
+                error = raised
+            del request  # the copies that it holds can go now, not when the next request comes
+            with self._changed:
+                self._errors.append(error)
+                self._written_bytes = 0
+                self._changed.notify_all()
+
+
+class ThreadAsyncCaller(AsyncCaller):
+    """Writes in its thread. Copying, checksums and writing hold no lock of the interpreter for long."""
+
+    def _run(
+        self,
+        function: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        progress: Callable[[int], None] | None,
+    ) -> Any:
+        return run_here(function, args, kwargs, progress)
+
+
+class _Worker:
+    """A worker process and the channel to it. Started at once; it is ready some seconds later."""
+
+    def __init__(self, cpu_priority: int) -> None:
+        ours, theirs = socket.socketpair()
+        source = str(Path(__file__).resolve().parents[3])
+        paths = [source, *filter(None, sys.path)]  # what this process can import, the worker can
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+        command = [sys.executable, "-m", "remesh.checkpoint.background.worker"]
+        with theirs:
+            self._process = subprocess.Popen(
+                [*command, str(theirs.fileno()), str(cpu_priority)],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                env=environment,
+            )
+        self._channel = Channel(ours)
+
+    def run(
+        self,
+        function: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        progress: Callable[[int], None] | None,
+    ) -> Any:
+        kind: str = "progress"
+        value: Any = None
+        try:
+            self._channel.send((function, args, kwargs, progress is not None))
+            while kind == "progress":
+                kind, value = self._channel.receive()
+                if kind == "progress" and progress is not None:
+                    progress(value)
+        except (EOFError, OSError) as raised:
+            raise WorkerError(
+                f"writing in the background: the worker process {self._process.pid} ended before it had written "
+                f"(exit status {self.end()}, {raised!r}); the save does not exist, save again"
+            ) from raised
+        if kind == "failed":
+            raise value
+        return value
+
+    def kill(self) -> None:
+        """End it at once, whatever it does."""
+        self._process.kill()
+
+    def end(self) -> int:
+        """Let it end after what it is doing; returns its exit status."""
+        self._channel.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return self._process.wait(_ENDING_S)
+        self._process.kill()
+        return self._process.wait()
+
+
+class PersistentAsyncCaller(AsyncCaller):
+    """Writes in one worker process, started with the first request or by `warmup`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._lock = threading.Lock()
+        self._worker: _Worker | None = None
+        self._cpu_priority = 0
+
+    def warmup(self, cpu_priority: int = 10) -> None:
+        """Start the worker now, which takes it some seconds and this process none; ``cpu_priority`` is its niceness."""
+        self._cpu_priority = cpu_priority
+        self._start()
+
+    def _start(self) -> _Worker:
+        with self._lock:
+            if self._worker is None:
+                self._worker = _Worker(self._cpu_priority)
+            return self._worker
+
+    def _run(
+        self,
+        function: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        progress: Callable[[int], None] | None,
+    ) -> Any:
+        try:
+            return self._start().run(function, args, kwargs, progress)
+        except WorkerError:
+            with self._lock:
+                self._worker = None
+            raise
+
+    def _interrupt(self) -> None:
+        with self._lock:
+            if self._worker is not None:
+                self._worker.kill()
+
+    def _end(self) -> None:
+        with self._lock:
+            if self._worker is not None:
+                self._worker.end()
+                self._worker = None
+
+
+class TemporalAsyncCaller(PersistentAsyncCaller):
+    """Writes each request in a worker process of its own, so that no memory is held in between."""
+
+    def _run(
+        self,
+        function: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        progress: Callable[[int], None] | None,
+    ) -> Any:
+        try:
+            return super()._run(function, args, kwargs, progress)
+        finally:
+            self._end()

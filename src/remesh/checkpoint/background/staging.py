@@ -1,0 +1,157 @@
+"""Where do the copies of a background save lie? In buffers that are used again, and that another process can see.
+
+Memory that a process touches for the first time costs several times as much as copying into it. So a buffer that has
+been written to disk is kept for the next save; at most one idle buffer is kept. Buffers are anonymous files in memory:
+a writer in another process maps them, nothing has a name, and the system frees them with the last process that has
+them open.
+
+Where the system allows it, large tensors in private memory are copied behind the program's back (`page_guard`): then
+copies are there when `Copies.wait` returns, and have the values that were there when they were asked for.
+
+With a cap, a save waits until the copies of earlier ones have been written. That needs nothing of other ranks: their
+writers, and ours, go on meanwhile. A buffer whose save never comes to be written is counted until it is forgotten.
+"""
+
+from __future__ import annotations
+
+import logging
+import mmap
+import os
+import threading
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from remesh.checkpoint.background.page_guard import GuardedCopy, PageCopier, Refused, select
+from remesh.checkpoint.errors import CheckpointingException
+
+logger = logging.getLogger(__name__)
+
+_ALIGNMENT_BYTES = 64
+_LONGEST_WAIT_S = 1800.0
+
+
+class Buffer:
+    """Memory that processes can share: bytes, and the descriptor of the anonymous file they are in."""
+
+    def __init__(self, num_bytes: int) -> None:
+        self.num_bytes = num_bytes
+        self.descriptor = os.memfd_create("remesh-staging")
+        self._closing = weakref.finalize(self, os.close, self.descriptor)
+        os.ftruncate(self.descriptor, max(1, num_bytes))
+        self.lease: weakref.finalize[..., Buffer] | None = None
+        """What is to happen when it is forgotten while in use."""
+        self.raw = torch.frombuffer(mmap.mmap(self.descriptor, max(1, num_bytes)), dtype=torch.uint8)[:num_bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class Copies:
+    """Copies of some tensors, on the CPU."""
+
+    tensors: list[torch.Tensor]
+    """Row-major, in order; they share the memory of the buffer."""
+    buffer: Buffer | None
+    """None in another process than the one that copied."""
+    guarded: GuardedCopy | None = None
+    """What is still being copied, if anything is."""
+
+    def wait(self) -> Copies:
+        """The same, when all of them are there; `CheckpointingException` when one cannot be. From any thread."""
+        if self.guarded is not None:
+            self.guarded.wait()
+        return Copies(self.tensors, self.buffer)
+
+
+class Staging:
+    """Makes copies of tensors, and takes back their memory. Safe to use from several threads."""
+
+    def __init__(self, max_bytes: int | None = None, *, may_guard: bool = False) -> None:
+        self._max_bytes = max_bytes
+        self._copier = PageCopier() if may_guard else None
+        self._changed = threading.Condition(threading.RLock())  # a buffer may be forgotten while the lock is held
+        self._idle: Buffer | None = None
+        self._used_bytes = 0
+
+    @property
+    def used_bytes(self) -> int:
+        """Bytes of the buffers whose copies are not written yet."""
+        with self._changed:
+            return self._used_bytes
+
+    def copy(self, tensors: Sequence[torch.Tensor]) -> Copies:
+        """Copies that nobody else changes. Waits while the cap leaves no room for them."""
+        starts, num_bytes = [], 0
+        for tensor in tensors:
+            starts.append(num_bytes)
+            num_bytes += -(-tensor.nbytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
+        buffer = self._take(num_bytes)
+        copies = [
+            buffer.raw[start : start + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
+            for tensor, start in zip(tensors, starts, strict=True)
+        ]
+        guarded, numbers = self._guard(tensors, starts, buffer)
+        for number, (copy, tensor) in enumerate(zip(copies, tensors, strict=True)):
+            if number not in numbers:
+                copy.copy_(tensor)
+        return Copies(copies, buffer, guarded)
+
+    def _guard(
+        self, tensors: Sequence[torch.Tensor], starts: Sequence[int], buffer: Buffer
+    ) -> tuple[GuardedCopy | None, set[int]]:
+        """Begin to copy in another process what can be; the numbers of those tensors."""
+        if self._copier is None or not (numbers := select(tensors)):
+            return None, set()
+        chosen, places = [tensors[number] for number in numbers], [starts[number] for number in numbers]
+        try:
+            return self._copier.copy(chosen, places, buffer.descriptor), set(numbers)
+        except Refused as raised:
+            logger.debug("tensors are copied at once, their pages cannot be protected: %s", raised)
+            return None, set()
+
+    def give_back(self, copies: Copies) -> None:
+        """Let the memory be used again; the copies are lost."""
+        buffer = copies.buffer
+        with self._changed:
+            if buffer is None or buffer.lease is None or buffer.lease.detach() is None:
+                return  # given back already
+            self._leave(buffer.num_bytes)
+            if self._idle is None or self._idle.num_bytes < buffer.num_bytes:
+                self._idle = buffer
+
+    def release(self) -> None:
+        """Free the idle buffer."""
+        with self._changed:
+            self._idle = None
+
+    def _take(self, num_bytes: int) -> Buffer:
+        with self._changed:
+            self._wait_for(num_bytes)
+            idle, self._idle = self._idle, None
+            fits = idle is not None and num_bytes <= idle.num_bytes <= 2 * num_bytes
+            buffer = idle if fits and idle is not None else Buffer(num_bytes)
+            self._used_bytes += buffer.num_bytes
+            buffer.lease = weakref.finalize(buffer, self._leave, buffer.num_bytes)
+            return buffer
+
+    def _wait_for(self, num_bytes: int) -> None:
+        if self._max_bytes is None:
+            return
+        if num_bytes > self._max_bytes:
+            raise CheckpointingException(
+                f"copying tensors for a background save: they have {num_bytes} bytes, expected at most "
+                f"{self._max_bytes} (max_staged_bytes); raise the cap, or save synchronously"
+            )
+        limit = self._max_bytes - num_bytes
+        if not self._changed.wait_for(lambda: self._used_bytes <= limit, _LONGEST_WAIT_S):
+            raise CheckpointingException(
+                f"copying tensors for a background save: {self._used_bytes} bytes of earlier saves are still not "
+                f"written after {_LONGEST_WAIT_S:.0f} s, expected at most {limit} to make room for {num_bytes}; "
+                "schedule the requests that save returns, or raise max_staged_bytes"
+            )
+
+    def _leave(self, num_bytes: int) -> None:
+        with self._changed:
+            self._used_bytes -= num_bytes
+            self._changed.notify_all()

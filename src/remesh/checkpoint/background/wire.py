@@ -1,0 +1,116 @@
+"""How do a call and its copies get into a worker process? Pickled, with memory passed as descriptors.
+
+A message is a length, then a pickle; descriptors of the buffers that it refers to travel with the length. A tensor in
+a staging buffer is pickled as its place there, so both processes see the same memory. Everything else is pickled by
+value, functions by name: those of the main script cannot be found in another process, and are refused.
+
+Both ends are this package's own, on a socket that nobody else has.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import mmap
+import os
+import pickle
+import socket
+import struct
+import threading
+from typing import Any
+
+import torch
+
+from remesh.checkpoint.background.staging import Copies
+from remesh.checkpoint.errors import CheckpointingException
+
+_LENGTH = struct.Struct("<QI")
+_MAX_DESCRIPTORS = 16
+
+
+class WorkerError(CheckpointingException):
+    """A worker process is gone."""
+
+
+class Channel:
+    """One end of a connection. Sends and receives whole messages."""
+
+    def __init__(self, end: socket.socket) -> None:
+        self._end = end
+        self._sending = threading.Lock()
+
+    def send(self, message: Any) -> None:
+        """Send a message; `CheckpointingException` for one that cannot be pickled."""
+        file = io.BytesIO()
+        pickler = _CopiesPickler(file)
+        try:
+            pickler.dump(message)
+        except (pickle.PicklingError, TypeError, AttributeError) as raised:
+            raise CheckpointingException(
+                f"writing in another process: expected a function of an importable module and values that can be "
+                f"pickled, found: {raised}; define the function in a module, or write in a thread"
+            ) from raised
+        body = file.getvalue()
+        with self._sending:
+            head = _LENGTH.pack(len(body), len(pickler.descriptors))
+            socket.send_fds(self._end, [head], pickler.descriptors)
+            self._end.sendall(body)
+
+    def receive(self) -> Any:
+        """The next message; EOFError when the other end is closed."""
+        head, descriptors, _, _ = socket.recv_fds(self._end, _LENGTH.size, _MAX_DESCRIPTORS)
+        while head and len(head) < _LENGTH.size:
+            head += self._some(_LENGTH.size - len(head))
+        if not head:
+            raise EOFError("the other end is closed")
+        num_bytes, _ = _LENGTH.unpack(head)
+        body = bytearray()
+        while len(body) < num_bytes:
+            body += self._some(num_bytes - len(body))
+        try:
+            return _CopiesUnpickler(io.BytesIO(body), descriptors).load()
+        finally:
+            for descriptor in descriptors:
+                os.close(descriptor)  # what is mapped stays mapped
+
+    def close(self) -> None:
+        """Let the other end see the end of the connection."""
+        self._end.close()
+
+    def _some(self, num_bytes: int) -> bytes:
+        content = self._end.recv(min(num_bytes, 1 << 20))
+        if not content:
+            raise EOFError("the other end was closed in the middle of a message")
+        return content
+
+
+class _CopiesPickler(pickle.Pickler):
+    """Pickles `Copies` as the places of their tensors in a buffer whose descriptor is sent along."""
+
+    def __init__(self, file: io.BytesIO) -> None:
+        super().__init__(file, protocol=5)
+        self.descriptors: list[int] = []
+
+    def persistent_id(self, obj: Any) -> Any:
+        if not isinstance(obj, Copies) or obj.buffer is None:
+            return None
+        self.descriptors.append(obj.buffer.descriptor)
+        first = obj.buffer.raw.data_ptr()
+        places = [(one.data_ptr() - first if one.numel() else 0, one.dtype, tuple(one.shape)) for one in obj.tensors]
+        return len(self.descriptors) - 1, obj.buffer.num_bytes, places
+
+
+class _CopiesUnpickler(pickle.Unpickler):
+    def __init__(self, file: io.BytesIO, descriptors: list[int]) -> None:
+        super().__init__(file)
+        self._descriptors = descriptors
+
+    def persistent_load(self, pid: Any) -> Any:
+        at, num_bytes, places = pid
+        memory = mmap.mmap(self._descriptors[at], max(1, num_bytes))
+        raw = torch.frombuffer(memory, dtype=torch.uint8)
+        tensors = []
+        for start, dtype, shape in places:
+            num_of_tensor = math.prod(shape) * dtype.itemsize
+            tensors.append(raw[start : start + num_of_tensor].view(dtype).view(shape))
+        return Copies(tensors, None)

@@ -1,0 +1,62 @@
+"""A process that writes for another one. Started as ``python -m ...async_worker DESCRIPTOR NICENESS``.
+
+It does one call after the other as they come through the socket of that descriptor, and ends when the other side closes
+it. It holds no GPU and belongs to no process group.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import signal
+import socket
+import sys
+from typing import Any
+
+from remesh.checkpoint.background.wire import Channel
+from remesh.checkpoint.errors import CheckpointingException
+
+
+def serve(channel: Channel) -> None:
+    """Answer calls until the other end is closed: any number of ``("progress", bytes)``, then ``("done", value)``
+    or ``("failed", error)``.
+    """
+    with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
+        while True:
+            channel.send(_answer_next(channel))
+
+
+def _answer_next(channel: Channel) -> tuple[str, Any]:
+    try:
+        function, args, kwargs, tells = channel.receive()
+    except (EOFError, ConnectionResetError):
+        raise
+    except Exception as raised:  # a name that is not found here
+        return "failed", _portable(raised)
+    more = {"progress": lambda written_bytes: channel.send(("progress", written_bytes))} if tells else {}
+    try:
+        return "done", function(*args, **kwargs, **more)
+    except Exception as raised:
+        return "failed", _portable(raised)
+
+
+def _portable(error: Exception) -> Exception:
+    """The error as it can be sent: itself where its copy says the same, else its words."""
+    with contextlib.suppress(Exception):
+        copy = pickle.loads(pickle.dumps(error))
+        if type(copy) is type(error) and str(copy) == str(error):
+            return error
+    return CheckpointingException(f"writing in the background: {type(error).__name__}: {error}")
+
+
+def main() -> None:
+    """Serve the socket that the first argument names."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # meant for the training loop, which ends us by closing
+    with contextlib.suppress(OSError):
+        os.nice(int(sys.argv[2]))
+    serve(Channel(socket.socket(fileno=int(sys.argv[1]))))
+
+
+if __name__ == "__main__":
+    main()

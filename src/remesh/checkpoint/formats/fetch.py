@@ -1,0 +1,249 @@
+"""How do elements get from stored chunks into tensors, reading no more than they need?
+
+For each chunk:
+
+1. If its blob begins with the very bytes that `blob_frame` expects for the dtype and shape, the elements begin behind
+   them, row-major. Ranges of them are read on their own: straight into the tensor that wants them, where dtype and
+   memory allow, else through a window and a cast.
+2. Bare elements, of formats that keep no blobs, are read in the same way.
+3. Any other blob (older writers, tensors saved with strides of their own) is read whole and parsed by torch.
+
+Chunks that lie close together in a file and are small are fetched with one read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from itertools import groupby
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.lib.stride_tricks import as_strided
+
+from remesh.checkpoint.errors import CheckpointFormatError
+from remesh.checkpoint.formats.blob import load_object, read_tensor
+from remesh.checkpoint.formats.blob_frame import Frame, frame_of
+from remesh.checkpoint.formats.small_blobs import Small, read_small
+from remesh.checkpoint.formats.torch_format import path_inside
+from remesh.checkpoint.plan.manifest import Extent
+from remesh.checkpoint.plan.slabs import Slab, find_runs, plan_slabs
+from remesh.checkpoint.storage import Location
+from remesh.checkpoint.storage.checked_file import WINDOW_BYTES, CheckedFile, start_readers
+from remesh.checkpoint.storage.integrity import Checksums, read_checksums
+from remesh.checksums import crc32
+from remesh.layout import Box, row_major_strides
+from remesh.layout.from_torch import torch_dtype
+
+_SMALL_BLOB_BYTES = 1 << 20
+_WORDS: dict[int, type[np.generic]] = {1: np.uint8, 2: np.int16, 4: np.int32, 8: np.int64}
+_TORCH_WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where a box of a chunk goes."""
+
+    box: Box
+    """In indices of the chunk."""
+    place: torch.Tensor
+    """Of the shape of the box; any device, dtype and strides."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One chunk and all that is wanted of it."""
+
+    extent: Extent
+    dtype: str
+    shape: tuple[int, ...]
+    """Of the stored elements."""
+    targets: tuple[Target, ...]
+    what: str
+    """For messages."""
+    is_bare: bool = False
+    """Whether the extent holds nothing but the elements."""
+
+
+def fetch(directory: Location, jobs: Sequence[Job], small: Mapping[str, Sequence[Small]] = MappingProxyType({})) -> int:
+    """Fill every target; returns the number of bytes read. Jobs in order of files and places read fastest.
+
+    ``small`` are small tensors by the file that they lie in, which are read many at once. Raises
+    `CheckpointFormatError` for damaged files; targets then hold anything.
+    """
+    checksums = read_checksums(directory)
+    num_bytes = 0
+    with start_readers() as readers:
+        for name, wanted in small.items():
+            with open_data(directory, name, checksums, readers) as file:
+                read_small(file, wanted, partial(_read_alone, file, name))
+            num_bytes += file.num_bytes_read
+        for name, of_file in groupby(jobs, key=lambda job: job.extent.file):
+            with open_data(directory, name, checksums, readers) as file:
+                chosen = list(of_file)
+                aheads = _aheads([job.extent for job in chosen], file.worthwhile_gap_bytes)
+                for job, ahead in zip(chosen, aheads, strict=True):
+                    _Chunk(file, job, ahead).fill()
+            num_bytes += file.num_bytes_read
+    return num_bytes
+
+
+def _read_alone(file: CheckedFile, name: str, small: Small) -> None:
+    frame, extent = small.frame, Extent(name, small.file_start, small.frame.blob_bytes)
+    target = Target(Box.of_shape(frame.shape), small.place.detach())
+    what = f"tensor {small.key!r} in {file.path.parent}"
+    _Chunk(file, Job(extent, frame.dtype, frame.shape, (target,), what), extent.file_stop).fill()
+    file.wait()
+
+
+def read_objects(directory: Location, extents: Sequence[Extent]) -> list[Any]:
+    """The object in each extent."""
+    checksums = read_checksums(directory)
+    objects: list[Any] = []
+    with start_readers() as readers:
+        for name, of_file in groupby(extents, key=lambda extent: extent.file):
+            with open_data(directory, name, checksums, readers) as file:
+                chosen = list(of_file)
+                for extent, ahead in zip(chosen, _aheads(chosen, file.worthwhile_gap_bytes), strict=True):
+                    what = f"{directory}/{extent}"
+                    objects.append(
+                        load_object(bytes(file.view(extent.file_start, extent.file_stop, what, ahead=ahead)), what)
+                    )
+    return objects
+
+
+def open_data(directory: Location, name: str, checksums: Checksums, readers: ThreadPoolExecutor) -> CheckedFile:
+    """A data file of a checkpoint, to be used as a context manager."""
+    path = path_inside(directory, name)
+    trailer = checksums.trailer_of(name)
+    try:
+        return CheckedFile(path, trailer, readers)
+    except (FileNotFoundError, IsADirectoryError) as raised:
+        raise CheckpointFormatError(
+            "missing-file", f"opening data file {path}: {raised.strerror}, expected it; use another checkpoint"
+        ) from raised
+
+
+def _aheads(extents: Sequence[Extent], max_gap_bytes: int) -> list[int]:
+    """For each extent the place up to which reading ahead serves the small ones that follow closely."""
+    aheads, ahead, next_start = [0] * len(extents), 0, -1
+    for index in range(len(extents) - 1, -1, -1):
+        extent = extents[index]
+        is_near = 0 <= next_start - extent.file_stop <= max_gap_bytes
+        small = extent.length_bytes <= _SMALL_BLOB_BYTES
+        ahead = 0 if not small else ahead if is_near and ahead else extent.file_stop
+        aheads[index], next_start = ahead, extent.file_start
+    return aheads
+
+
+@dataclass(frozen=True, slots=True)
+class _Chunk:
+    file: CheckedFile
+    job: Job
+    ahead: int
+
+    def fill(self) -> None:
+        job, start = self.job, self.job.extent.file_start
+        if job.is_bare:
+            for target in job.targets:
+                self._fill_target(None, target)
+            return None
+        frame = frame_of(job.dtype, job.shape)
+        if frame is None or frame.blob_bytes != job.extent.length_bytes:
+            return self._fill_parsed()
+        head = self.file.view(start, start + len(frame.head), job.what, ahead=self.ahead)
+        if head != frame.head:
+            return self._fill_parsed()
+        for target in job.targets:
+            self._fill_target(frame, target)
+        return None
+
+    def _fill_parsed(self) -> None:
+        extent = self.job.extent
+        blob = bytes(self.file.view(extent.file_start, extent.file_stop, self.job.what, ahead=self.ahead))
+        chunk = read_tensor(blob, self.job.dtype, self.job.shape, self.job.what)
+        for target in self.job.targets:
+            target.place.copy_(chunk[target.box.slices()])
+
+    def _fill_target(self, frame: Frame | None, target: Target) -> None:
+        first = self.job.extent.file_start + (len(frame.head) if frame else 0)
+        is_whole = target.box.shape == self.job.shape
+        memory = _memory_of(target.place, self.job.dtype) if is_whole else None
+        if memory is not None:
+            self.file.read_into(first, memory, self.job.what)
+            if frame is not None and not self.file.is_checked:
+                self._check_against_tail(frame, first, memory)
+            return
+        itemsize = torch_dtype(self.job.dtype).itemsize
+        if self._fill_runs(target, first, itemsize):
+            return
+        max_elements, max_gap = WINDOW_BYTES // itemsize, self.file.worthwhile_gap_bytes // itemsize
+        for slab in plan_slabs(self.job.shape, target.box, max_elements, max_gap):
+            self._fill_slab(slab, target, first, itemsize)
+
+    def _fill_runs(self, target: Target, first: int, itemsize: int) -> bool:
+        """Read the runs of a box one by one, where they go side by side and are worth it; whether they are."""
+        memory = None if target.box.is_empty else _memory_of(target.place, self.job.dtype)
+        if memory is None:
+            return False
+        runs = find_runs(self.job.shape, target.box)
+        if runs.gap * itemsize <= self.file.worthwhile_gap_bytes:
+            return False
+        starts: list[int] = (runs.starts * itemsize + first).tolist()
+        self.file.read_runs(starts, runs.length * itemsize, memory, self.job.what)
+        return True
+
+    def _fill_slab(self, slab: Slab, target: Target, first: int, itemsize: int) -> None:
+        start, stop = first + slab.start * itemsize, first + slab.stop * itemsize
+        place = target.place[slab.box.relative_to(target.box).slices()].detach()
+        memory = _memory_of(place, self.job.dtype) if slab.is_run else None
+        if memory is not None:
+            self.file.read_into(start, memory, self.job.what)
+            return
+
+        def use(content: memoryview) -> None:
+            self._spread(content, slab, place, itemsize)
+
+        self.file.use_later(start, stop, self.job.what, use)
+
+    def _spread(self, content: memoryview, slab: Slab, place: torch.Tensor, itemsize: int) -> None:
+        """Copy the elements of a slab out of the run that covers it."""
+        strides = row_major_strides(self.job.shape)
+        if _is_plain(place, self.job.dtype) and itemsize in _WORDS:
+            # Same elements, other strides: NumPy moves words from any address, without threads for a small copy.
+            words = np.frombuffer(content, _WORDS[itemsize])
+            steps = [stride * itemsize for stride in strides]
+            place.view(_TORCH_WORDS[itemsize]).numpy()[...] = as_strided(words, slab.box.shape, steps, writeable=False)
+            return
+        elements = torch.frombuffer(bytearray(content), dtype=torch.uint8).view(torch_dtype(self.job.dtype))
+        place.copy_(elements.as_strided(slab.box.shape, strides))
+
+    def _check_against_tail(self, frame: Frame, first: int, memory: memoryview) -> None:
+        """Without block checksums there is still the one that zip keeps, for whoever reads all elements."""
+        self.file.wait()
+        stop = first + len(memory)
+        tail = self.file.view(stop, stop + len(frame.tail_template), self.job.what, ahead=self.ahead)
+        expected, found = frame.stored_crc(tail), crc32(memory)
+        if expected not in (0, found):
+            raise CheckpointFormatError(
+                "bad-blob",
+                f"reading {self.job.what}: its elements have checksum {found:08x}, expected {expected:08x}; the "
+                "checkpoint is damaged, use another one",
+            )
+
+
+def _is_plain(place: torch.Tensor, dtype: str) -> bool:
+    """Whether the tensor's memory holds the very words that are stored."""
+    return (
+        place.dtype == torch_dtype(dtype) and place.device.type == "cpu" and not place.is_neg() and not place.is_conj()
+    )
+
+
+def _memory_of(place: torch.Tensor, dtype: str) -> memoryview | None:
+    """The bytes of a tensor that holds nothing else in between and needs no cast, or None."""
+    is_direct = _is_plain(place, dtype) and place.is_contiguous()
+    return place.detach().reshape(-1).view(torch.uint8).numpy().data if is_direct else None

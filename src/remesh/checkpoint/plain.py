@@ -1,0 +1,389 @@
+"""Checkpoints of plain state dicts: ``remesh.save(state, path)`` and ``remesh.load(state, path)``.
+
+A *state* is a nest of dicts and lists. Its tensors may be DTensors of any placement (tensor parallel, FSDP2, both),
+plain tensors, which every rank holds in full, or `Piece`; anything else is common data, the same on all ranks. A tensor
+is stored under the path to it, joined by dots, so native torch finds it under the same name.
+
+Saving describes every rank's boxes, lets the ranks that hold a box share the writing, and hands the boxes to the
+writer as sharded tensors. Loading asks for this rank's boxes, whatever boxes were saved.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache, cached_property, lru_cache
+from itertools import islice
+from typing import Any
+
+import torch
+
+from remesh.checkpoint.errors import CheckpointMismatchError, told_as_checkpoint_errors
+from remesh.checkpoint.formats.fetch import read_objects
+from remesh.checkpoint.formats.torch_format import check_files
+from remesh.checkpoint.plan.step_names import step_of
+from remesh.checkpoint.plan.writes import HeldBoxes, choose_writers
+from remesh.checkpoint.run.plan_cache import Agreement, PlanCache
+from remesh.checkpoint.run.reader import Fill, OpenCheckpoint, is_complete, open_checkpoint, plan_fill, run_fill
+from remesh.checkpoint.run.writer import State, begin_save, commit_save, part_of, store_index, write_part
+from remesh.checkpoint.storage import Directory, Location, location_of, store_of
+from remesh.checkpoint.values.entities import LocalNonpersistentObject, ShardedBase, ShardedStateDict, ShardedTensor
+from remesh.checkpoint.values.nests import NESTS, Path, graft, items_of, nested_leaves
+from remesh.collector import collector_at_rest
+from remesh.comm.gather import Group, gather_from, group_rank
+from remesh.layout import Box, Shard, row_major_strides
+from remesh.layout.from_torch import Piece, piece_of
+
+_ABSENT = object()
+_TENSORS = "tensors of a plain state"
+"""Where `entities_of` has them; what is stored goes by their own names."""
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+"""Types of tensors that every rank holds in full, with nothing behind them."""
+_NOT_COMMON = (torch.Tensor, Piece, ShardedBase, LocalNonpersistentObject)
+
+
+def save(state: Mapping[str, Any], path: Directory, *, group: Group = None) -> None:
+    """Write a state as one checkpoint in the directory or URL ``path``, which is created; commit it atomically.
+
+    Called by every rank of the group with its own part; blocks until the checkpoint is on disk. Every distinct box is
+    written once, common data by the first rank. Works without a process group, in one process. Raises the same
+    error on all ranks; then no checkpoint is there, and one that was there before is untouched.
+    """
+    with collector_at_rest():
+        _save(state, location_of(path), group)
+
+
+def entities_of(state: Mapping[str, Any], *, group: Group = None) -> ShardedStateDict:
+    """The same state as sharded entities, for `dist_checkpointing.save`, and so for saves in the background.
+
+    Called by every rank of the group, like `save`, which a save of the result equals: `load` reads it. Ranks share the
+    writing already, so no wrapper for that is wanted, and would find no values on ranks that write none.
+    """
+    tensors, agreement = _agree_on_writers(state, _ENTITY_PLANS, group, "describing a state")
+    _ENTITY_PLANS.remember(agreement)
+    common = _common_of(state)
+    if _TENSORS in common:
+        raise CheckpointMismatchError(f"describing a state: it has the key {_TENSORS!r} itself; rename it")
+    entities = tensors.entities(agreement.plan.kept["is_mine"])
+    return {**common, _TENSORS: entities} if entities else common
+
+
+def _agree_on_writers(
+    state: Mapping[str, Any], plans: PlanCache, group: Group, doing: str
+) -> tuple[_Tensors, Agreement]:
+    """The tensors of the state, and what all ranks agree on; under ``is_mine`` which boxes this rank writes."""
+    taken: list[_Tensors] = []
+
+    def tell() -> tuple[list[Any], None]:
+        with told_as_checkpoint_errors(doing):
+            taken.append(_take_apart(state))
+            return taken[0].boxes().parts(), None
+
+    agreement = plans.agree(tell, group, doing)
+    if agreement.told is not None:
+        held = [HeldBoxes.from_parts(parts) for parts in agreement.told]
+        agreement.plan.kept["is_mine"] = choose_writers(held, group_rank(group))
+    return taken[0], agreement
+
+
+def _save(state: Mapping[str, Any], directory: Location, group: Group) -> None:
+    rank, doing = group_rank(group), f"saving checkpoint {directory}"
+    tensors, agreement = _agree_on_writers(state, _PLANS, group, doing)
+    plan, is_new = agreement.plan, agreement.told is not None
+    entities = tensors.entities(plan.kept["is_mine"]) if is_new else []
+
+    begin_save(lambda: State(entities, _common_of(state)), directory, _PLANS, group, validate=is_new, may_create=True)
+
+    def write() -> tuple[list[Any], dict[str, str]]:
+        with told_as_checkpoint_errors(doing):
+            if is_new:
+                plan.kept["part"] = replace(part_of(entities, {}), tensors=[])
+            return write_part(plan.kept["part"], tensors.data(plan.kept["is_mine"]), directory, rank)
+
+    store_index(write, directory, _PLANS, group)
+    commit_save(directory, group)
+    _PLANS.remember(agreement)
+
+
+def load(state: dict[str, Any], path: Directory, *, group: Group = None) -> dict[str, Any]:
+    """The state that was saved at ``path``: its common data, and the tensors of ``state``, filled in place.
+
+    Called by every rank of the group; blocks until all have read. The number of ranks and every tensor's placement
+    may differ from those of the save; values are cast to the dtype of the tensor they fill. ``path`` may hold a
+    checkpoint of native torch, too. Raises the same error on all ranks; until every rank has planned its reads
+    without error, no tensor is changed on any.
+    """
+    with collector_at_rest():
+        return _load(state, location_of(path), group)
+
+
+def _load(state: dict[str, Any], directory: Location, group: Group) -> dict[str, Any]:
+    doing = f"loading checkpoint {directory}"
+    planned: list[_PlannedLoad] = []
+
+    def plan() -> None:
+        with told_as_checkpoint_errors(doing):
+            planned.append(_plan_load(state, directory))
+
+    def fill() -> None:
+        with told_as_checkpoint_errors(doing):
+            results.append(planned[0].run(state))
+
+    results: list[dict[str, Any]] = []
+    gather_from(plan, group, doing)
+    gather_from(fill, group, doing)
+    return results[0]
+
+
+def latest_complete(root: Directory) -> Location | None:
+    """The checkpoint of the highest step under ``root`` whose files are all there in full, or None.
+
+    Looks at directories named as by `step_name`; an incomplete or damaged one is passed over for the one before.
+    """
+    place = location_of(root)
+    store = store_of(place)
+    if not store.is_directory(place):
+        return None
+    names = {entry.name: step for entry in store.entries(place) if (step := step_of(entry.name)) is not None}
+    for name in sorted(names, key=lambda name: names[name], reverse=True):
+        if is_complete(place / name):
+            return place / name
+    return None
+
+
+_PLANS = PlanCache()
+"""Of the states that this process has saved, so that ranks which save the same again need not tell each other again."""
+_ENTITY_PLANS = PlanCache()
+"""Of those that were made entities of."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Tensors:
+    """The tensors of a state by name, by how this rank holds them. Their boxes come in this order."""
+
+    whole: dict[str, torch.Tensor]
+    """Plain ones, which every rank holds in full, as most are: they need no algebra, and are many."""
+    cut: dict[str, _Held]
+    """All others."""
+
+    def boxes(self) -> HeldBoxes:
+        """All that other ranks need to know: ``(name, shape, bytes, dtype, global shape)`` and start of each box."""
+        form: list[tuple[Any, ...]] = []
+        starts: list[int] = []
+        for name, tensor in self.whole.items():
+            shape, num_bytes, text, start = _row_of(tensor.shape, tensor.dtype)
+            form.append((name, shape, num_bytes, text, shape))
+            starts += start
+        for row, start in [told for held in self.cut.values() for told in held.rows()]:
+            form.append(row)
+            starts += start
+        return HeldBoxes(form, starts)
+
+    def entities(self, is_mine: Sequence[bool]) -> list[ShardedTensor]:
+        """One sharded tensor per box; with data where this rank is the writer."""
+        mine = iter(is_mine)
+        made = [_whole_entity(name, tensor, is_mine=next(mine)) for name, tensor in self.whole.items()]
+        for held in self.cut.values():
+            made += held.sharded(list(islice(mine, len(held.boxes))))
+        return made
+
+    def data(self, is_mine: Sequence[bool]) -> list[torch.Tensor]:
+        """The values of the boxes that this rank writes."""
+        mine = iter(is_mine)
+        values = [tensor for tensor in self.whole.values() if next(mine)]
+        for held in self.cut.values():
+            of_held = list(islice(mine, len(held.boxes)))
+            values += [one.data_in_box() for one, yes in zip(held.sharded(of_held), of_held, strict=True) if yes]
+        return values
+
+
+@dataclass(frozen=True)
+class _Held:
+    """A tensor of the state of which this rank may hold a part."""
+
+    name: str
+    leaf: torch.Tensor | Piece
+
+    @cached_property
+    def piece(self) -> Piece:
+        return piece_of(self.leaf)
+
+    @cached_property
+    def boxes(self) -> Sequence[Shard]:
+        """The shards that count: those with elements; of a tensor without any, one that stands for its name."""
+        whole = Box.of_shape(self.piece.global_shape)
+        if whole.is_empty:
+            return [Shard(0, whole)]
+        return [shard for shard in self.piece.shards if not shard.box.is_empty]
+
+    def rows(self) -> list[tuple[tuple[Any, ...], tuple[int, ...]]]:
+        """Of each box the row of `_Tensors.boxes` and its start."""
+        tensor, shape = self.piece.tensor, self.piece.global_shape
+        itemsize, text = tensor.element_size(), _text_of(tensor.dtype)
+        boxes = [one.box for one in self.boxes]
+        return [((self.name, box.shape, box.size * itemsize, text, shape), box.start) for box in boxes]
+
+    def sharded(self, is_mine: Sequence[bool]) -> list[ShardedTensor]:
+        """One sharded tensor per box; with data where this rank is the writer."""
+        row_major = self.piece.tensor if self._is_direct else self.piece.tensor.contiguous()
+        return [
+            self._sharded(shard, row_major, 0) if mine else self._sharded(shard, None, 1)
+            for shard, mine in zip(self.boxes, is_mine, strict=True)
+        ]
+
+    def wanted(self) -> tuple[list[ShardedTensor], torch.Tensor | None]:
+        """One sharded tensor per box, its data sharing memory with the tensor, or with the copy that is returned.
+
+        A copy is needed where boxes cannot be seen in a tensor that is not row-major; it must be copied back.
+        """
+        if self._is_direct or self.piece.tensor.is_contiguous():
+            return [self._sharded(shard, self.piece.tensor, 0) for shard in self.boxes], None
+        staged = self.piece.tensor.contiguous()
+        return [self._sharded(shard, staged, 0) for shard in self.boxes], staged
+
+    @cached_property
+    def _is_direct(self) -> bool:
+        """Whether the local tensor is the one box, so that its own strides serve."""
+        shards = self.boxes
+        shape = tuple(self.piece.tensor.shape)
+        plain = (0, row_major_strides(shape), shape)
+        return len(shards) == 1 and (shards[0].offset, shards[0].strides, shards[0].box.shape) == plain
+
+    def _sharded(self, shard: Shard, row_major: torch.Tensor | None, replica_id: int) -> ShardedTensor:
+        box, data = shard.box, row_major
+        if row_major is not None and box.is_empty:
+            data = row_major.new_empty(box.shape)
+        elif row_major is not None and not self._is_direct:
+            assert shard.strides is not None
+            data = row_major.as_strided(box.shape, shard.strides, row_major.storage_offset() + shard.offset)
+        dtype, shape = self.piece.tensor.dtype, self.piece.global_shape
+        return ShardedTensor(self.name, data, dtype, box.shape, shape, box.start, None, replica_id)
+
+
+@dataclass(frozen=True, slots=True)
+class _PlannedLoad:
+    """One rank's load after planning: no tensor has been changed yet."""
+
+    checkpoint: OpenCheckpoint
+    fill: Fill
+    staged: list[tuple[torch.Tensor, torch.Tensor]]
+    """``(tensor, copy)`` where the copy is filled in the tensor's stead."""
+
+    def run(self, state: dict[str, Any]) -> dict[str, Any]:
+        directory = self.checkpoint.directory
+        common: Any = self.checkpoint.common
+        if self.checkpoint.is_native:
+            common = _native_common(state, self.checkpoint, ())
+        run_fill(directory, self.fill)
+        for tensor, copy in self.staged:
+            tensor.copy_(copy)
+        filled = {id(leaf): leaf for _, leaf in nested_leaves(state) if _is_tensor(leaf)}
+        result = graft(state, common, filled)
+        assert isinstance(result, dict)
+        return result
+
+
+def _plan_load(state: dict[str, Any], directory: Location) -> _PlannedLoad:
+    checkpoint = open_checkpoint(directory, allow_native=True)
+    taken = _take_apart(state)
+    tensors: list[ShardedTensor] = []
+    staged: list[tuple[torch.Tensor, torch.Tensor]] = []
+    for held in taken.cut.values():
+        wanted, copy = held.wanted()
+        tensors += wanted
+        if copy is not None:
+            staged.append((held.piece.tensor, copy))
+    return _PlannedLoad(checkpoint, plan_fill(checkpoint, tensors, list(taken.whole.items())), staged)
+
+
+def _take_apart(state: Mapping[str, Any]) -> _Tensors:
+    """Every tensor of the state under its name; `CheckpointMismatchError` for what cannot be stored."""
+    if not isinstance(state, dict):
+        raise CheckpointMismatchError(
+            f"taking a state apart: found a {type(state).__name__}, expected a dict; give state_dict(), not the object"
+        )
+    whole: dict[str, torch.Tensor] = {}
+    cut: dict[str, _Held] = {}
+    for name, leaf in _named_leaves(state):
+        is_whole = type(leaf) in _PLAIN
+        if not is_whole and not _is_tensor(leaf):
+            continue
+        if name in whole or name in cut:
+            places = [path for path, leaf in nested_leaves(state) if _is_tensor(leaf) and _name_of(path) == name]
+            raise CheckpointMismatchError(
+                f"taking a state apart: the tensors at {places[0]} and {places[1]} would both be stored as {name!r}, "
+                "expected one tensor per name; rename one of the keys"
+            )
+        if is_whole:
+            whole[name] = leaf
+            continue
+        cut[name] = held = _Held(name, leaf)
+        if held.piece.partial is not None:
+            raise CheckpointMismatchError(
+                f"taking a state apart: tensor {name!r} is a partial {held.piece.partial} over its mesh, expected "
+                "final values; redistribute it to Replicate or Shard first"
+            )
+    return _Tensors(whole, cut)
+
+
+def _named_leaves(nest: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Every leaf of a nest under its path, joined by dots."""
+    for key, value in items_of(nest):
+        if isinstance(value, NESTS):
+            yield from _named_leaves(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def _name_of(path: Path) -> str:
+    return ".".join(map(str, path))
+
+
+def _whole_entity(name: str, tensor: torch.Tensor, *, is_mine: bool) -> ShardedTensor:
+    shape = tuple(tensor.shape)
+    data, replica_id = (tensor, 0) if is_mine else (None, 1)
+    return ShardedTensor(name, data, tensor.dtype, shape, shape, (0,) * len(shape), None, replica_id)
+
+
+@cache
+def _text_of(dtype: torch.dtype) -> str:
+    return str(dtype)
+
+
+@lru_cache(maxsize=4096)
+def _row_of(shape: torch.Size, dtype: torch.dtype) -> tuple[tuple[int, ...], int, str, tuple[int, ...]]:
+    """Shape, bytes, dtype and start of a tensor that is held whole; most states have few kinds of them."""
+    return tuple(shape), math.prod(shape) * dtype.itemsize, str(dtype), (0,) * len(shape)
+
+
+def _is_tensor(leaf: Any) -> bool:
+    return isinstance(leaf, torch.Tensor | Piece)
+
+
+def _common_of(nest: Any) -> Any:
+    """The nest of everything that is no tensor; a container that had nothing else is left out."""
+    kept: dict[Any, Any] = {}
+    for key, value in items_of(nest):
+        if isinstance(value, NESTS):
+            inner = _common_of(value)
+            if inner or not value:
+                kept[key] = inner
+        elif not isinstance(value, _NOT_COMMON):
+            kept[key] = value
+    return kept if isinstance(nest, dict) else list(kept.values())
+
+
+def _native_common(node: Any, checkpoint: OpenCheckpoint, path: tuple[Any, ...]) -> Any:
+    """What native torch stored for the common leaves of a request: under the dotted path of a leaf or container."""
+    extent = checkpoint.manifest.objects.get(_name_of(path))
+    if path and extent is not None:
+        check_files(checkpoint.directory, [extent])
+        return read_objects(checkpoint.directory, [extent])[0]
+    if not isinstance(node, NESTS):
+        return _ABSENT
+    found = {key: _native_common(value, checkpoint, (*path, key)) for key, value in items_of(node)}
+    kept = {key: value for key, value in found.items() if value is not _ABSENT}
+    if path and not kept:
+        return _ABSENT
+    return kept if isinstance(node, dict) else list(kept.values())

@@ -1,0 +1,177 @@
+"""Who writes what? Pure choices of a save: what each rank writes, and the index that comes of it.
+
+Every rank writes its main replicas: first its objects, those of one name together, then its tensors, each in the
+order of the state dict. It tells the others what it has written, and where, in columns. Which replica is the main one
+is the caller's word, or is chosen here by balancing bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import repeat
+from typing import Any
+
+import numpy as np
+
+from remesh.checkpoint.plan.manifest import Index, IndexedTensor, Place, StoredBox
+from remesh.checkpoint.values.entities import ShardedBase, ShardedObject, ShardedTensor, is_main_replica
+from remesh.checkpoint.values.packed import IntArray, pack, unpack
+from remesh.reshard.schedule.senders import assign_whole
+
+
+def select_objects(entities: Iterable[ShardedBase]) -> dict[str, list[ShardedObject]]:
+    """The objects that their rank writes, by unique key; several of one name share a blob."""
+    chosen: dict[str, list[ShardedObject]] = {}
+    for entity in entities:
+        if isinstance(entity, ShardedObject) and is_main_replica(entity.replica_id):
+            chosen.setdefault(entity.unique_key, []).append(entity)
+    return chosen
+
+
+def select_tensors(entities: Iterable[ShardedBase]) -> list[ShardedTensor]:
+    """The tensors that their rank writes. Empty boxes are left out, except of tensors that are empty themselves."""
+    return [
+        entity
+        for entity in entities
+        if isinstance(entity, ShardedTensor)
+        and is_main_replica(entity.replica_id)
+        and (0 not in entity.local_shape or 0 in entity.global_shape)
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class HeldBoxes:
+    """The boxes in the memory of one rank, in columns."""
+
+    form: Sequence[Sequence[Any]]
+    """``(name, shape, bytes)`` of each box, and whatever else others shall compare. JSON, up to tuples."""
+    starts: Sequence[int] | IntArray
+    """The first global index of each box, one after the other."""
+
+    def parts(self) -> list[Any]:
+        """The same for the other ranks, as JSON."""
+        return [self.form, pack(self.starts)]
+
+    @classmethod
+    def from_parts(cls, parts: Sequence[Any]) -> HeldBoxes:
+        """What `parts` was made of."""
+        form, starts = parts
+        return cls(form, unpack(starts))
+
+
+def choose_writers(held: Sequence[HeldBoxes], rank: int) -> list[bool]:
+    """Which of its boxes a rank writes, so that all write about as many bytes, and each distinct box is written once.
+
+    ``held`` has the boxes of each rank, by rank; equal boxes of one name are replicas. All ranks that call this with
+    the same value choose alike.
+    """
+    holders: dict[_Kind, dict[tuple[int, ...], list[int]]] = {}
+    num_bytes: dict[_Kind, int] = {}
+    mine: list[tuple[_Kind, tuple[int, ...]]] = []
+    for ranks in _alike([one.form for one in held]):
+        starts = np.array([held[one].starts for one in ranks], dtype=np.int64).reshape(len(ranks), -1)
+        at = 0
+        for name, shape, size, *_ in held[ranks[0]].form:
+            kind = (name, tuple(shape))
+            num_bytes[kind] = size
+            of_kind = holders.setdefault(kind, {})
+            found = list(map(tuple, starts[:, at : at + len(shape)].tolist()))
+            at += len(shape)
+            for one, start in zip(ranks, found, strict=True):
+                of_kind.setdefault(start, []).append(one)
+            if rank in ranks:
+                mine.append((kind, found[ranks.index(rank)]))
+    load: dict[int, int] = {}
+    shared: list[tuple[_Kind, tuple[int, ...]]] = []
+    for kind, of_kind in holders.items():
+        for start, ranks in of_kind.items():
+            if len(ranks) > 1:
+                shared.append((kind, start))
+            else:
+                load[ranks[0]] = load.get(ranks[0], 0) + num_bytes[kind]
+    weights = [num_bytes[kind] for kind, _ in shared]
+    chosen = assign_whole(weights, [holders[kind][start] for kind, start in shared], load)
+    writers = dict(zip(shared, chosen, strict=True))
+    return [writers.get(box, rank) == rank for box in mine]
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What one rank has written into a file, in columns."""
+
+    file: str
+    objects: Sequence[str]
+    """Unique keys."""
+    tensors: Sequence[Sequence[Any]]
+    """``(key, dtype, shape of the box, global shape)`` of each."""
+    shapes_before_flattening: Sequence[Sequence[Any]]
+    """``(key, global shape)`` of every tensor that is stored flattened."""
+    numbers: Sequence[int] | IntArray
+    """Of each object its start and length in the file; then of each tensor the offset of its box, start and length."""
+
+    def parts(self) -> list[Any]:
+        """The same for the other ranks; what ranks of one program have in common is a part of its own."""
+        return [self.file, [self.objects, self.tensors, self.shapes_before_flattening], pack(self.numbers)]
+
+    @classmethod
+    def from_parts(cls, parts: Sequence[Any]) -> list[Written]:
+        """The files of which `parts` has been told, one after the other."""
+        files = zip(parts[::3], parts[1::3], parts[2::3], strict=True)
+        return [cls(file, told[0], told[1], told[2], unpack(numbers)) for file, told, numbers in files]
+
+
+def assemble_index(written: Sequence[Written]) -> Index:
+    """The index of what all ranks have written. Of a box or object that several ranks wrote, one is taken.
+
+    Ranks that told the same of their tensors, as the same object, are dealt with at once.
+    """
+    objects: dict[str, Place] = {}
+    shapes: dict[str, tuple[int, ...]] = {}
+    for one in written:
+        for name, start, length in zip(one.objects, *_columns(one.numbers[: 2 * len(one.objects)], 2), strict=True):
+            objects.setdefault(name, (one.file, start, length))
+        shapes |= {key: tuple(shape) for key, shape in one.shapes_before_flattening}
+    tensors: dict[str, IndexedTensor] = {}
+    for ranks in _alike([one.tensors for one in written]):
+        told = [written[rank] for rank in ranks]
+        numbers = np.array([one.numbers[2 * len(one.objects) :] for one in told], dtype=np.int64)
+        files, at = [one.file for one in told], 0
+        for key, dtype, box_shape, global_shape in told[0].tensors:
+            stop = at + len(global_shape)
+            *offsets, starts, lengths = numbers[:, at : stop + 2].T.tolist()
+            at = stop + 2
+            of_tensor = tensors.setdefault(key, IndexedTensor(dtype, tuple(global_shape), []))
+            places = zip(files, starts, lengths, strict=True)
+            where = zip(*offsets, strict=True) if offsets else repeat(())
+            of_tensor.chunks.extend(zip(where, repeat(tuple(box_shape)), places, strict=False))
+    for tensor in tensors.values():
+        _keep_first(tensor.chunks)
+    return Index(tensors, objects, {key: shape for key, shape in shapes.items() if key in tensors})
+
+
+_Kind = tuple[str, tuple[int, ...]]
+"""Name of a tensor and shape of a box."""
+
+
+def _alike(told: Sequence[Any]) -> list[list[int]]:
+    """The ranks that told the same object, by rank."""
+    ranks_of: dict[int, list[int]] = {}
+    for rank, one in enumerate(told):
+        ranks_of.setdefault(id(one), []).append(rank)
+    return list(ranks_of.values())
+
+
+def _columns(numbers: Sequence[int] | IntArray, width: int) -> list[list[int]]:
+    """Rows of that width, one after the other, as columns."""
+    columns: list[list[int]] = np.asarray(numbers, dtype=np.int64).reshape(-1, width).T.tolist()
+    return columns
+
+
+def _keep_first(chunks: list[StoredBox]) -> None:
+    """Of chunks at the same offset keep the first."""
+    if len({offset for offset, _, _ in chunks}) < len(chunks):
+        first: dict[tuple[int, ...], StoredBox] = {}
+        for chunk in chunks:
+            first.setdefault(chunk[0], chunk)
+        chunks[:] = first.values()

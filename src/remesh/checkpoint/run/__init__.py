@@ -1,0 +1,1 @@
+"""Saves, loads and what is done to whole checkpoints, carried out."""

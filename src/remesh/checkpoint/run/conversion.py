@@ -1,0 +1,350 @@
+"""From the files that are, to the files that are wanted: checkpoints converted and merged, by one process.
+
+Definitions. The *contents* of some checkpoints are their tensors, objects and common data together. The *cut* of a
+tensor is the list of boxes in which it is to be stored.
+
+1. Every source is opened, whatever its format; contents that contradict each other are refused.
+2. Each tensor is cut as it was, or, for a merge, not at all; where a format wants a grid, in cells of the largest box.
+3. Box after box is read in bands and written on. The memory in use is that of a band; of a cell for zarr.
+4. The target is committed like any save, so that a crash leaves nothing that a reader takes for a checkpoint.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from typing import Any
+
+import torch
+
+from remesh.checkpoint.errors import (
+    CheckpointingException,
+    CheckpointMismatchError,
+    told_as_checkpoint_errors,
+)
+from remesh.checkpoint.formats import zarr_format
+from remesh.checkpoint.formats.blob import dump_object, start_blob, write_tensor_in_parts
+from remesh.checkpoint.formats.common_file import save_common
+from remesh.checkpoint.formats.fetch import read_objects
+from remesh.checkpoint.formats.marker import CheckpointingConfig
+from remesh.checkpoint.formats.torch_format import (
+    BACKEND,
+    BACKEND_VERSION,
+    IndexFiles,
+    data_file_name,
+    write_index,
+)
+from remesh.checkpoint.plan.manifest import Index, IndexedTensor
+from remesh.checkpoint.run import safetensors
+from remesh.checkpoint.run.commit import IN_PROGRESS_FNAME, begin, check_can_save, finish
+from remesh.checkpoint.run.reader import NATIVE, OpenCheckpoint, open_checkpoint
+from remesh.checkpoint.run.stored_values import cut_of, read_bands, read_box
+from remesh.checkpoint.storage import Location, store_of
+from remesh.checkpoint.storage.data_file import DataFile, Trailer
+from remesh.checkpoint.storage.integrity import write_blocks, write_checksums
+from remesh.checkpoint.values.entities import ShardedObject
+from remesh.checkpoint.values.nests import diff, items_of
+from remesh.layout import Box, itemsize_bytes
+
+
+class Format(Enum):
+    """What is written."""
+
+    TORCH_DIST = "torch_dist"
+    ZARR = "zarr"
+    SAFETENSORS = "safetensors"
+    DCP = "dcp"
+    """That of native torch: no marker, common data as objects under their dotted paths."""
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """A tensor to be written."""
+
+    source: safetensors.Source
+    cut: tuple[Box, ...]
+    """Disjoint boxes that make up the tensor, as it was stored."""
+
+    @property
+    def whole(self) -> Item:
+        """The same, in one box."""
+        return replace(self, cut=(Box.of_shape(self.source.shape),))
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """All that some checkpoints hold."""
+
+    tensors: dict[str, Item] = field(default_factory=dict)
+    objects: dict[str, OpenCheckpoint] = field(default_factory=dict)
+    """By unique key, which checkpoint has it."""
+    common: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def num_bytes(self) -> int:
+        """Of all elements."""
+        return sum(item.source.num_bytes for item in self.tensors.values())
+
+    def elements(self) -> Iterator[tuple[str, list[Any]]]:
+        """Unique key of each object with its values, in the order of one rank's."""
+        for name, checkpoint in self.objects.items():
+            value = read_objects(checkpoint.directory, [checkpoint.manifest.objects[name]])[0]
+            is_list = isinstance(value, list) and not checkpoint.manifest.has_bare_objects
+            yield name, value if is_list else [value]
+
+
+@dataclass(frozen=True, slots=True)
+class Converted:
+    """What was written."""
+
+    num_tensors: int
+    num_objects: int
+    has_common: bool
+    """Whether there was common data, and the format has a place for it."""
+    left_out: str
+    """In words, what the format has no place for; empty if nothing."""
+
+
+def open_any(place: Location) -> OpenCheckpoint:
+    """A checkpoint of any format that is read here, by what is found at the place."""
+    try:
+        return open_checkpoint(place, allow_native=True)
+    except CheckpointingException:
+        if safetensors.is_safetensors(place):
+            return safetensors.open_safetensors(place)
+        raise
+
+
+def gather_contents(checkpoints: Sequence[OpenCheckpoint]) -> Contents:
+    """Everything in some checkpoints; `CheckpointMismatchError` where two of them have the same name for something.
+
+    Common data of equal value may be in several.
+    """
+    contents = Contents()
+    for checkpoint in checkpoints:
+        tensors = {key: _item_of(checkpoint, key) for key in checkpoint.manifest.tensors}
+        objects, common = _objects_of(checkpoint)
+        for kind, held, found in (("tensor", contents.tensors, tensors), ("object", contents.objects, objects)):
+            if both := sorted(held.keys() & found.keys()):
+                raise CheckpointMismatchError(
+                    f"merging {', '.join(str(one.directory) for one in checkpoints)}: {len(both)} {kind}s are in more "
+                    f"than one, as {both[0]!r}, expected each in one; leave one of the checkpoints out"
+                )
+        contents.tensors.update(tensors)
+        contents.objects.update(objects)
+        _merge_common(contents.common, common, checkpoint, ())
+    return contents
+
+
+def convert(
+    contents: Contents,
+    target: Location,
+    to: Format,
+    *,
+    max_file_bytes: int = safetensors.MAX_FILE_BYTES,
+    on_bytes: Callable[[int], None] = lambda num_bytes: None,
+) -> Converted:
+    """Write contents as one checkpoint into the directory ``target``, which is created; called by one process.
+
+    ``on_bytes`` is told the bytes of each part that was written. Raises `CheckpointingException`; then there is no
+    checkpoint at the target, and one that was there before is untouched.
+    """
+    with told_as_checkpoint_errors(f"writing {target} as {to.value}"):
+        if to is Format.SAFETENSORS:
+            sources = {key: item.source for key, item in contents.tensors.items()}
+            safetensors.write_tensors(sources, target, max_file_bytes, on_bytes)
+            words = [f"{len(contents.objects)} objects"] if contents.objects else []
+            words += ["the common data"] if contents.common else []
+            return Converted(len(sources), 0, False, " and ".join(words))
+        check_can_save(target, may_create=True)
+        begin(target)
+        if to is Format.ZARR:
+            _write_zarr(contents, target, on_bytes)
+        else:
+            _write_torch(contents, target, to is Format.DCP, max_file_bytes, on_bytes)
+        return Converted(len(contents.tensors), len(contents.objects), bool(contents.common), "")
+
+
+def merge(contents: Contents) -> Contents:
+    """The same contents, every tensor in one piece."""
+    return replace(contents, tensors={key: item.whole for key, item in contents.tensors.items()})
+
+
+def _write_torch(
+    contents: Contents, target: Location, is_native: bool, max_file_bytes: int, on_bytes: Callable[[int], None]
+) -> None:
+    index = Index({}, {}, {})
+    blobs: dict[str, bytes] = {}
+    if is_native:
+        for path, leaf in _native_leaves(contents.common, ()):
+            blobs[".".join(path)] = dump_object(leaf, f"common value {path}")
+        if taken := sorted(blobs.keys() & {*contents.tensors, *contents.objects}):
+            raise CheckpointMismatchError(
+                f"writing {target}: common data and a tensor are both called {taken[0]!r}, expected one of the two; "
+                "rename one"
+            )
+    with _Files(target, max_file_bytes) as files:
+        for name, blob in blobs.items():
+            index.objects[name] = files.put(blob)
+        for name, elements in contents.elements():
+            index.objects[name] = files.put(dump_object(elements, f"object {name!r}"))
+        for key, item in contents.tensors.items():
+            source = item.source
+            indexed = index.tensors.setdefault(key, IndexedTensor(source.dtype, source.shape, []))
+            for box in item.cut:
+                bands = read_bands(source.checkpoint, source.key, box)
+                place = files.put_tensor(bands, source.dtype, box.shape, on_bytes)
+                indexed.chunks.append((box.start, box.shape, place))
+    if not is_native:
+        save_common(contents.common, target)
+    write_index(target, IndexFiles.of(index))
+    if is_native:
+        write_checksums(target)
+        store_of(target).sync_names(target)
+        store_of(target).remove(target / IN_PROGRESS_FNAME)  # the commit: ``.metadata`` counts from here on
+    else:
+        finish(target, CheckpointingConfig(BACKEND, BACKEND_VERSION))
+
+
+class _Files:
+    """Data files that follow one another, each as long as it may be."""
+
+    def __init__(self, target: Location, max_file_bytes: int) -> None:
+        self._target = target
+        self._max_file_bytes = max_file_bytes
+        self._file: DataFile | None = None
+        self._name = ""
+        self._num_files = 0
+
+    def __enter__(self) -> _Files:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *unused: object) -> None:
+        self._close(is_good=kind is None)
+
+    def put(self, blob: bytes) -> tuple[str, int, int]:
+        """Append the blob of an object; returns file, first byte and length."""
+        file = self._open(len(blob))
+        start = file.tell()
+        file.write(blob)
+        return self._name, start, len(blob)
+
+    def put_tensor(
+        self, bands: Iterable[torch.Tensor], dtype: str, shape: tuple[int, ...], on_bytes: Callable[[int], None]
+    ) -> tuple[str, int, int]:
+        """Append the blob of a box, given in parts; returns file, first byte and length."""
+        file = self._open(math.prod(shape) * itemsize_bytes(dtype))
+        start = start_blob(file, dtype, shape)
+        for num_bytes in write_tensor_in_parts(bands, dtype, shape, file):
+            on_bytes(num_bytes)
+        return self._name, start, file.tell() - start
+
+    def _open(self, num_bytes: int) -> DataFile:
+        if self._file is not None and self._file.tell() and self._file.tell() + num_bytes > self._max_file_bytes:
+            self._close(is_good=True)
+        if self._file is None:
+            self._name = data_file_name(self._num_files)
+            self._num_files += 1
+            self._file = DataFile(self._target / self._name).__enter__()
+        return self._file
+
+    def _close(self, is_good: bool) -> None:
+        file, self._file = self._file, None
+        if file is not None:
+            with file:
+                if is_good:
+                    file.finish()
+
+
+def _write_zarr(contents: Contents, target: Location, on_bytes: Callable[[int], None]) -> None:
+    tables: dict[str, Trailer] = {}
+    for key, item in contents.tensors.items():
+        source = item.source
+        boxes = item.cut or (Box.of_shape(source.shape),)
+        largest = tuple(max(sizes) for sizes in zip(*(box.shape for box in boxes), strict=True))
+        array = zarr_format.array_of(key, source.dtype, source.shape, largest)
+        tables.update(zarr_format.write_array(target, key, array))
+        for _, box in array.cells():
+            values = read_box(source.checkpoint, source.key, box)
+            tables.update(zarr_format.write_cell(target, key, array, box, values))
+            on_bytes(values.nbytes)
+        store_of(target).sync_names(target / key)
+    for name, elements in contents.elements():
+        if len(elements) != 1:
+            raise CheckpointMismatchError(
+                f"writing object {name!r} as zarr: one rank stored {len(elements)} values under that name, expected "
+                "one; convert to torch_dist"
+            )
+        tables.update(zarr_format.write_object(target, name, dump_object(elements[0], f"object {name!r}")))
+    write_blocks(target, tables)
+    save_common(contents.common, target)
+    finish(target, CheckpointingConfig(zarr_format.BACKEND, zarr_format.BACKEND_VERSION))
+
+
+def _item_of(checkpoint: OpenCheckpoint, key: str) -> Item:
+    source, cut = safetensors.Source(checkpoint, key), tuple(cut_of(checkpoint, key))
+    num_elements, num_stored = math.prod(source.shape), sum(box.size for box in cut)
+    if num_stored < num_elements:
+        raise CheckpointMismatchError(
+            f"reading {checkpoint.directory}: tensor {key!r} of shape {source.shape} has {num_elements} elements, "
+            f"found {num_stored} in its chunks; use another checkpoint"
+        )
+    return Item(source, cut)
+
+
+def _objects_of(checkpoint: OpenCheckpoint) -> tuple[dict[str, OpenCheckpoint], dict[str, Any]]:
+    """Objects of a checkpoint, and its common data, which native torch keeps as objects under dotted paths."""
+    if checkpoint.format != NATIVE:
+        keys = checkpoint.stored_keys()
+        names = [name for name in checkpoint.manifest.objects if _key_of(name) in keys]
+        return dict.fromkeys(names, checkpoint), dict(checkpoint.common)
+    objects: dict[str, OpenCheckpoint] = {}
+    common: dict[str, Any] = {}
+    for name, extent in checkpoint.manifest.objects.items():
+        if _key_of(name) is not None:
+            objects[name] = checkpoint
+            continue
+        *above, last = name.split(".")
+        node = common
+        for part in above:
+            below = node.setdefault(part, {})
+            node = below if isinstance(below, dict) else node.setdefault(f"{part}.", {})
+        node[last] = read_objects(checkpoint.directory, [extent])[0]
+    return objects, common
+
+
+def _key_of(unique_key: str) -> str | None:
+    try:
+        return ShardedObject.empty_from_unique_key(unique_key).key
+    except CheckpointingException:
+        return None
+
+
+def _native_leaves(node: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Common data as native torch takes it apart: dicts, and lists that hold a dict somewhere."""
+    if isinstance(node, dict) or (isinstance(node, list) and not _is_flat(node)):
+        for key, value in items_of(node):
+            yield from _native_leaves(value, (*path, str(key)))
+    else:
+        yield path, node
+
+
+def _is_flat(values: list[Any]) -> bool:
+    return not any(isinstance(one, dict) or (isinstance(one, list) and not _is_flat(one)) for one in values)
+
+
+def _merge_common(
+    into: dict[str, Any], found: Mapping[str, Any], checkpoint: OpenCheckpoint, path: tuple[str, ...]
+) -> None:
+    for key, value in found.items():
+        if key not in into:
+            into[key] = value
+        elif isinstance(into[key], dict) and isinstance(value, dict):
+            _merge_common(into[key], value, checkpoint, (*path, key))
+        elif any(diff({key: into[key]}, {key: value})):
+            raise CheckpointMismatchError(
+                f"merging {checkpoint.directory}: its common value at {(*path, key)} differs from that of a checkpoint "
+                "before it, expected equal ones; leave one of the checkpoints out"
+            )

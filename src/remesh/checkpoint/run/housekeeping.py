@@ -1,0 +1,117 @@
+"""What lies under a root of checkpoints, and what may go? Listing, and garbage collection of aborted saves.
+
+A checkpoint is removed marker first: a crash halfway leaves a directory that no reader takes for a checkpoint. Only
+files that a save writes are removed; a directory with other files in it stays, with those.
+
+An incomplete directory may be an aborted save, or one that is running now. It counts as aborted when a complete
+checkpoint of a higher step exists.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from remesh.checkpoint.errors import told_as_checkpoint_errors
+from remesh.checkpoint.formats.marker import CONFIG_FNAME
+from remesh.checkpoint.formats.torch_format import METADATA_FNAME
+from remesh.checkpoint.formats.zarr_format import folders_below, remove_arrays
+from remesh.checkpoint.plan.retention import Policy, Saved, decide_kept
+from remesh.checkpoint.plan.step_names import step_of
+from remesh.checkpoint.run.commit import IN_PROGRESS_FNAME, is_leftover
+from remesh.checkpoint.run.reader import why_incomplete
+from remesh.checkpoint.storage import Location, store_of
+from remesh.checkpoint.storage.integrity import SHA256_FNAME
+
+
+class State(Enum):
+    """What a directory of a step holds."""
+
+    COMPLETE = "complete"
+    UNFINISHED = "unfinished"
+    """No commit: aborted, or being written."""
+    DAMAGED = "damaged"
+    """Committed, but not whole any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A directory named after a step."""
+
+    step: int
+    directory: Location
+    state: State
+    problem: str
+    """Why it is not complete; empty if it is."""
+    num_bytes: int
+    """Of all its files."""
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What happens to a directory, and why."""
+
+    found: Found
+    removes: bool
+    reason: str
+
+
+def list_checkpoints(root: Location) -> list[Found]:
+    """Every directory under ``root`` that is named after a step, by step."""
+    with told_as_checkpoint_errors(f"listing the checkpoints under {root}"):
+        steps = {entry.name: step_of(entry.name) for entry in store_of(root).entries(root) if not entry.is_file}
+        found = [_look_at(root / name, step) for name, step in steps.items() if step is not None]
+    return sorted(found, key=lambda one: one.step)
+
+
+def decide_removals(
+    found: Sequence[Found], policies: Sequence[Policy], metrics: Mapping[int, Mapping[str, float]] | None = None
+) -> list[Decision]:
+    """What to remove of what was found. Pure; ``metrics`` by step serve policies that ask for them."""
+    complete = [one.step for one in found if one.state is State.COMPLETE]
+    kept = decide_kept([Saved(step, (metrics or {}).get(step, {})) for step in complete], policies)
+    newest = max(complete, default=-1)
+    decisions = []
+    for one in found:
+        if one.state is State.COMPLETE:
+            decision = Decision(one, one.step not in kept, kept.get(one.step, "no policy keeps it"))
+        elif one.state is State.DAMAGED:
+            decision = Decision(one, False, f"damaged, for you to look at: {one.problem}")
+        elif one.step < newest:
+            decision = Decision(one, True, f"an aborted save, step {newest} is complete")
+        else:
+            decision = Decision(one, False, "may be being written: no later step is complete")
+        decisions.append(decision)
+    return decisions
+
+
+def remove_checkpoint(directory: Location) -> list[Location]:
+    """Remove what a save wrote into the directory, and the directory if nothing else is in it; returns what stays."""
+    with told_as_checkpoint_errors(f"removing checkpoint {directory}"):
+        # Uncommitted first, and marked as in progress, so that a crash leaves an aborted save.
+        store = store_of(directory)
+        store.put(directory / IN_PROGRESS_FNAME, b"")
+        store.remove(directory / CONFIG_FNAME)
+        store.sync_names(directory)
+        remove_arrays(directory)
+        names = [entry.name for entry in store.entries(directory) if entry.name != IN_PROGRESS_FNAME]
+        removed = [name for name in names if is_leftover(name) or name == SHA256_FNAME]
+        for name in removed:
+            store.remove(directory / name)
+        store.remove(directory / IN_PROGRESS_FNAME)
+        left = [directory / name for name in names if name not in removed]
+        if not left:
+            store.remove_directory(directory)
+        return left
+
+
+def _look_at(directory: Location, step: int) -> Found:
+    entries = store_of(directory).entries(directory)
+    names = {entry.name for entry in entries}
+    num_bytes = sum(entry.num_bytes or 0 for entry in entries)
+    num_bytes += sum(sum(sizes.values()) for _, sizes in folders_below(directory, entries))
+    is_committed = CONFIG_FNAME in names or (METADATA_FNAME in names and IN_PROGRESS_FNAME not in names)
+    problem = why_incomplete(directory)
+    state = State.COMPLETE if not problem else State.DAMAGED if is_committed else State.UNFINISHED
+    return Found(step, directory, state, problem, num_bytes)

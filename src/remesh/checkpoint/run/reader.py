@@ -1,0 +1,325 @@
+"""Loading, carried out: open a checkpoint, plan what fills the wanted entities, read it.
+
+Opening and planning touch no tensor of the caller. Reading fetches every chunk once and copies its elements into
+all tensors that want them, in place and with a cast to their dtype.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from remesh.checkpoint.errors import (
+    CheckpointFormatError,
+    CheckpointingException,
+    CheckpointMismatchError,
+    CheckpointPathError,
+)
+from remesh.checkpoint.formats import zarr_format
+from remesh.checkpoint.formats.common_file import COMMON_STATE_FNAME, load_common
+from remesh.checkpoint.formats.fetch import Job, Target, fetch, read_objects
+from remesh.checkpoint.formats.marker import CONFIG_FNAME, maybe_load_config
+from remesh.checkpoint.formats.small_blobs import Small, find_small
+from remesh.checkpoint.formats.torch_format import (
+    BACKEND,
+    BACKEND_VERSION,
+    METADATA_FNAME,
+    check_files,
+    read_manifest,
+)
+from remesh.checkpoint.plan.manifest import Extent, Manifest
+from remesh.checkpoint.plan.reads import Read, Want, find_objects, plan_reads
+from remesh.checkpoint.run.commit import IN_PROGRESS_FNAME
+from remesh.checkpoint.storage import Location, store_of
+from remesh.checkpoint.storage.integrity import read_checksums
+from remesh.checkpoint.values.entities import ShardedBase, ShardedObject, ShardedTensor
+from remesh.layout import Box
+
+READABLE = ((BACKEND, BACKEND_VERSION), (zarr_format.BACKEND, zarr_format.BACKEND_VERSION))
+"""Backends and versions that are read here."""
+NATIVE = "dcp"
+"""The format of native torch, which has no marker."""
+_COMMON_STATE_KEY = "common_state"
+"""Object that holds the common data in checkpoints of writers from 0.19 on, which have no common.pt."""
+
+
+@dataclass(frozen=True, slots=True)
+class OpenCheckpoint:
+    """A checkpoint whose index has been read."""
+
+    directory: Location
+    manifest: Manifest
+    common: dict[str, Any]
+    format: str
+    """``"torch_dist"``, ``"zarr"`` or ``"dcp"``."""
+
+    @property
+    def is_native(self) -> bool:
+        """Whether native torch wrote it: it has no marker file and no common data, and its values stand under names."""
+        return self.format == NATIVE
+
+    def stored_keys(self) -> set[str]:
+        """Keys of all tensors and objects, objects without the number of their element."""
+        return {*self.manifest.tensors, *map(_object_key, self.manifest.objects)} - {_COMMON_STATE_KEY}
+
+
+@dataclass(frozen=True, slots=True)
+class Fill:
+    """What to read for one rank, complete: carrying it out needs no decision."""
+
+    tensors: Sequence[ShardedTensor]
+    """With data to fill."""
+    wanted: Sequence[ShardedTensor]
+    """Those that the reads are for; all others are small."""
+    reads: Sequence[Read]
+    """Invariant: they fill every element of ``wanted`` that is stored, once."""
+    small: Mapping[str, Sequence[Small]]
+    """By file."""
+    objects: Sequence[tuple[ShardedObject, Extent]]
+    has_bare_objects: bool = False
+    """As in the manifest."""
+
+
+def open_checkpoint(directory: Location, *, allow_native: bool = False) -> OpenCheckpoint:
+    """Read the index and the common data. Raises `CheckpointPathError` or `CheckpointFormatError`."""
+    found = _format_of(directory, allow_native)
+    checksums = read_checksums(directory)
+    checksums.check_whole(METADATA_FNAME, COMMON_STATE_FNAME)
+    manifest = (
+        zarr_format.read_zarr_manifest(directory, checksums)
+        if found == zarr_format.BACKEND
+        else read_manifest(directory, checksums)
+    )
+    return OpenCheckpoint(directory, manifest, {} if found == NATIVE else _load_common(directory, manifest), found)
+
+
+def read_common(directory: Location) -> dict[str, Any]:
+    """The common data alone; the index of tensors is not read unless the common data stands there."""
+    found = _format_of(directory, allow_native=False)
+    checksums = read_checksums(directory)
+    checksums.check_whole(COMMON_STATE_FNAME)
+    if _has(directory, COMMON_STATE_FNAME) or found == zarr_format.BACKEND:
+        return load_common(directory)
+    checksums.check_whole(METADATA_FNAME)
+    return _load_common(directory, read_manifest(directory, checksums))
+
+
+def is_complete(directory: Location) -> bool:
+    """Whether the directory holds a committed checkpoint all of whose files have their full length."""
+    return not why_incomplete(directory)
+
+
+def why_incomplete(directory: Location) -> str:
+    """What is wrong with a checkpoint as far as its small files and the lengths of all tell; empty if nothing is."""
+    try:
+        checkpoint = open_checkpoint(directory)
+        check_files(directory, list(checkpoint.manifest.extents()))
+        read_checksums(directory).check_sizes()
+    except CheckpointingException as raised:
+        return str(raised)
+    return ""
+
+
+def plan_fill(
+    checkpoint: OpenCheckpoint, entities: Sequence[ShardedBase], whole: Sequence[tuple[str, torch.Tensor]] = ()
+) -> Fill:
+    """What to read for the entities of this rank; descriptions without data get new CPU tensors.
+
+    ``whole`` are tensors that are wanted in full, by key. Raises `CheckpointMismatchError` for what is not stored,
+    `CheckpointFormatError` for files that are too short.
+    """
+    check_before_new(checkpoint, entities)
+    tensors = [_with_data(entity) for entity in entities if isinstance(entity, ShardedTensor)]
+    objects = [entity for entity in entities if isinstance(entity, ShardedObject)]
+    simple = [number for number, one in enumerate(tensors) if _is_simple(one)]
+    simply = [(tensors[number].key, tensors[number].data_in_box()) for number in simple] + [*whole]
+    small, others = find_small(checkpoint.manifest.tensors, simply)
+    looked_at = set(simple) - {simple[number] for number in others if number < len(simple)}
+    wanted = [one for number, one in enumerate(tensors) if number not in looked_at]
+    wanted += [_whole(*simply[number]) for number in others if number >= len(simple)]
+    wants = [Want(one.key, one.global_box(), one.global_shape, one.allow_shape_mismatch) for one in wanted]
+    reads = plan_reads(wants, checkpoint.manifest)
+    extents = find_objects([one.unique_key for one in objects], checkpoint.manifest)
+    last = [Extent(file, found[-1].file_start, found[-1].frame.blob_bytes) for file, found in small.items()]
+    needed = [*(read.chunk.extent for read in reads), *last, *extents]
+    check_files(checkpoint.directory, needed)
+    read_checksums(checkpoint.directory).check_sizes({extent.file for extent in needed})
+    pairs = list(zip(objects, extents, strict=True))
+    return Fill(tensors, wanted, reads, small, pairs, checkpoint.manifest.has_bare_objects)
+
+
+def _is_simple(one: ShardedTensor) -> bool:
+    """Whether all of a tensor is wanted, of exactly the shape that it has."""
+    return one.local_shape == one.global_shape and not one.allow_shape_mismatch
+
+
+def _whole(key: str, tensor: torch.Tensor) -> ShardedTensor:
+    shape = tuple(tensor.shape)
+    return ShardedTensor(key, tensor, tensor.dtype, shape, shape, (0,) * len(shape), None)
+
+
+def check_before_new(checkpoint: OpenCheckpoint, entities: Iterable[ShardedBase]) -> None:
+    """See that elements are there, in files that are long enough, before memory is taken for those without data."""
+    for one in entities:
+        if not isinstance(one, ShardedTensor) or one.data is not None or one.allow_shape_mismatch:
+            continue
+        stored = checkpoint.manifest.tensors.get(one.key)
+        if stored is None:
+            continue
+        num_wanted, num_stored = math.prod(one.local_shape), sum(chunk.box.size for chunk in stored.chunks)
+        if num_wanted > num_stored:
+            raise CheckpointMismatchError(
+                f"loading checkpoint {checkpoint.directory}: {num_wanted} elements of tensor {one.key!r} are wanted, "
+                f"found {num_stored} in its chunks; use another checkpoint"
+            )
+        check_files(checkpoint.directory, [chunk.extent for chunk in stored.chunks])
+
+
+def run_fill(directory: Location, fill: Fill) -> tuple[list[torch.Tensor], list[Any]]:
+    """Read everything; returns the tensors and the objects, each in the order in which they were planned."""
+    fill_tensors(directory, fill)
+    filled = [tensor.data.detach() for tensor in fill.tensors if tensor.data is not None]
+    return filled, _read_objects(directory, fill)
+
+
+def fill_tensors(directory: Location, fill: Fill) -> int:
+    """Read the tensors alone; returns the number of bytes that were read of data files."""
+    places = [tensor.data_in_box() for tensor in fill.wanted]
+    for tensor, place in zip(fill.wanted, places, strict=True):
+        if tensor.allow_shape_mismatch:
+            place.zero_()
+    boxes = [tensor.global_box() for tensor in fill.wanted]
+    return fetch(directory, [_job_of(read, boxes, places, directory) for read in fill.reads], fill.small)
+
+
+def _job_of(read: Read, boxes: Sequence[Box], places: Sequence[torch.Tensor], directory: Location) -> Job:
+    chunk = read.chunk.box
+    targets = tuple(
+        Target(_within(chunk, copy.box), _part(places[copy.want], boxes[copy.want], copy.box)) for copy in read.copies
+    )
+    what = f"a chunk of tensor {read.key!r} in {directory}"
+    bare_shape = read.chunk.bare_shape
+    return Job(read.chunk.extent, read.dtype, bare_shape or chunk.shape, targets, what, bare_shape is not None)
+
+
+def _within(frame: Box, box: Box) -> Box:
+    return Box.of_shape(box.shape) if box == frame else box.relative_to(frame)
+
+
+def _part(place: torch.Tensor, held: Box, box: Box) -> torch.Tensor:
+    return place if box == held else place[box.relative_to(held).slices()]
+
+
+def describe_whole(manifest: Manifest) -> dict[str, ShardedTensor]:
+    """Every stored tensor as one shard without data, by key."""
+    from_name = {stored.dtype: getattr(torch, stored.dtype) for stored in manifest.tensors.values()}
+    return {
+        key: ShardedTensor(
+            key,
+            None,
+            from_name[stored.dtype],
+            stored.global_shape,
+            stored.global_shape,
+            (0,) * len(stored.global_shape),
+            (1,) * len(stored.global_shape),
+        )
+        for key, stored in manifest.tensors.items()
+    }
+
+
+def _format_of(directory: Location, allow_native: bool) -> str:
+    """The format of the checkpoint in a directory; raises unless there is one."""
+    store = store_of(directory)
+    if not store.is_directory(directory):
+        raise CheckpointPathError(
+            f"loading checkpoint: Checkpoint directory {directory} does not exist, expected the directory of a saved "
+            "checkpoint; mend the path"
+        )
+    config = maybe_load_config(directory)
+    if config is None:
+        names = [entry.name for entry in store.entries(directory)]
+        is_whole = METADATA_FNAME in names and IN_PROGRESS_FNAME not in names
+        if is_whole and allow_native:
+            return NATIVE
+        hint = "it was written by native torch, load it with remesh.load" if is_whole else "use another checkpoint"
+        raise CheckpointFormatError(
+            "not-a-checkpoint",
+            f"loading checkpoint: {directory} is not a distributed checkpoint, expected the marker {CONFIG_FNAME} that "
+            f"a completed save leaves, found {names[:8]}; {hint}",
+        )
+    if (config.sharded_backend, config.sharded_backend_version) not in READABLE:
+        raise CheckpointFormatError(
+            "unknown-backend",
+            f"loading checkpoint {directory}: its tensors are in format {config.sharded_backend!r} version "
+            f"{config.sharded_backend_version}, expected one of {READABLE}; convert it first",
+        )
+    return config.sharded_backend
+
+
+def _has(directory: Location, name: str) -> bool:
+    return store_of(directory).size_of(directory / name) is not None
+
+
+def _load_common(directory: Location, manifest: Manifest) -> dict[str, Any]:
+    if _has(directory, COMMON_STATE_FNAME):
+        return load_common(directory)
+    names = sorted(name for name in manifest.objects if _object_key(name) == _COMMON_STATE_KEY)
+    if not names:
+        return load_common(directory)  # raises, naming the file that is missing
+    extents = [manifest.objects[names[0]]]
+    check_files(directory, extents)
+    stored = read_objects(directory, extents)[0]
+    common = stored[0] if isinstance(stored, list) and stored else stored
+    if not isinstance(common, dict):
+        raise CheckpointFormatError(
+            "bad-common",
+            f"loading common data of {directory}: {names[0]!r} is a {type(common).__name__}, expected a dict",
+        )
+    return common
+
+
+def _object_key(unique_key: str) -> str:
+    try:
+        return ShardedObject.empty_from_unique_key(unique_key).key
+    except CheckpointingException:  # native torch names its objects freely
+        return unique_key
+
+
+def _with_data(tensor: ShardedTensor) -> ShardedTensor:
+    if tensor.data is None:
+        tensor = tensor.without_data()
+        tensor.init_data("cpu")
+    return tensor
+
+
+def _read_objects(directory: Location, fill: Fill) -> list[Any]:
+    """For each request the element of its blob; the i-th request of a name gets element i."""
+    blobs: dict[str, list[Any]] = {}
+    num_given: dict[str, int] = {}
+    first = {wanted.unique_key: extent for wanted, extent in fill.objects}
+    for name, elements in zip(first, read_objects(directory, list(first.values())), strict=True):
+        if fill.has_bare_objects:
+            blobs[name] = [elements]
+            continue
+        if not isinstance(elements, list) or not elements:
+            raise CheckpointFormatError(
+                "bad-blob", f"reading object {name!r} in {directory}: found {type(elements).__name__}, expected a list"
+            )
+        blobs[name] = elements
+    values = []
+    for wanted, _ in fill.objects:
+        name = wanted.unique_key
+        at = num_given.get(name, 0) if len(blobs[name]) > 1 else 0
+        num_given[name] = at + 1
+        if at >= len(blobs[name]):
+            raise CheckpointFormatError(
+                "bad-blob",
+                f"reading object {name!r} in {directory}: this rank wants it {at + 1} times, found {len(blobs[name])} "
+                "values; ask for it once",
+            )
+        values.append(blobs[name][at])
+    return values

@@ -1,0 +1,328 @@
+"""Saving, carried out: every rank writes its part, then one of them commits.
+
+    gather 1   every rank: split the state dict, see that it can be stored, outline its entities; each checks all
+    gather 2   rank 0: begin, and the common data
+    (strategy) gather 3: every rank its data file; gather 4: rank 0 the index
+    gather 5   rank 0: finish, which is the commit
+
+Gathers 1 and 3 are short when nothing has changed since a save that the `PlanCache` remembers, and two each when
+something has. Each gather also carries errors: when a step fails anywhere, all ranks raise the same error there, and
+the checkpoint does not exist. Steps 1 to 2 are `begin_save`, 3 to 4 are `store_entities`, which a strategy may replace
+or put off, 5 is `commit_save`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from remesh.checkpoint.background.forked_write import ForkedWrite, RecordedFile
+from remesh.checkpoint.background.staging import Copies
+from remesh.checkpoint.errors import told_as_checkpoint_errors
+from remesh.checkpoint.formats.blob import dump_object
+from remesh.checkpoint.formats.common_file import COMMON_STATE_FNAME
+from remesh.checkpoint.formats.marker import CheckpointingConfig
+from remesh.checkpoint.formats.torch_format import (
+    BACKEND,
+    BACKEND_VERSION,
+    IndexFiles,
+    data_file_name,
+    put_blobs,
+    write_data_file,
+    write_index,
+)
+from remesh.checkpoint.plan.flattened import shapes_before_flattening, stored_form, unflatten_all
+from remesh.checkpoint.plan.writes import Written, assemble_index, select_objects, select_tensors
+from remesh.checkpoint.run.commit import begin, check_can_save, finish
+from remesh.checkpoint.run.common_data import digest_of, warn_of_differences
+from remesh.checkpoint.run.plan_cache import Agreement, PlanCache
+from remesh.checkpoint.storage import Location, store_of
+from remesh.checkpoint.values.entities import ShardedBase, ShardedTensor
+from remesh.checkpoint.values.outline import Outline, check_outlines, outline_of
+from remesh.collector import collector_at_rest
+from remesh.comm.gather import Group, gather_from, group_rank, group_size
+from remesh.layout.from_torch import dtype_name
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """What one rank brings to a save: its entities with data, and the common data."""
+
+    entities: Sequence[ShardedBase]
+    common: dict[str, Any]
+    """Equal on all ranks; that of rank 0 is written."""
+    blobs: Mapping[str, bytes] = field(default_factory=dict)
+    """Objects that have been serialised already, by unique key."""
+    compared: dict[str, Any] | None = None
+    """What of the common data is compared across ranks; None compares nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class PartOfFile:
+    """What a rank writes into one file."""
+
+    name: str
+    objects: dict[str, bytes]
+    numbers: list[int]
+    """Of its tensors, among those of the part."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One rank's part of the sharded data, complete: writing it needs nothing else."""
+
+    objects: dict[str, bytes]
+    """Blobs by unique key, written first."""
+    rows: list[tuple[Any, ...]]
+    """``(key, dtype, shape of the box, global shape)`` of each tensor."""
+    offsets: list[tuple[int, ...]]
+    """Of the box of each tensor."""
+    shapes_before_flattening: list[tuple[str, tuple[int, ...]]]
+    tensors: list[torch.Tensor]
+    """Boxes, on any device, of any strides."""
+    separation_hint: str = ""
+    """Tensors whose keys start with it have a file of their own, whose name starts with it too."""
+
+    def files(self, rank: int) -> list[PartOfFile]:
+        """What goes into each file of the rank; no file without anything to write."""
+        hint, name = self.separation_hint, data_file_name(rank)
+        is_hinted = [bool(hint) and row[0].startswith(hint) for row in self.rows]
+        others = PartOfFile(name, self.objects, [number for number, yes in enumerate(is_hinted) if not yes])
+        hinted = PartOfFile(f"{hint}{name}", {}, [number for number, yes in enumerate(is_hinted) if yes])
+        return [file for file in (others, hinted) if file.objects or file.numbers]
+
+    def written(self, file: PartOfFile, places: Sequence[tuple[int, int]]) -> Written:
+        """What the others need to know of a file, whose objects and then tensors lie at these places."""
+        told = [number for place in places[: len(file.objects)] for number in place]
+        for number, place in zip(file.numbers, places[len(file.objects) :], strict=True):
+            told += self.offsets[number]
+            told += place
+        rows = [self.rows[number] for number in file.numbers]
+        return Written(file.name, list(file.objects), rows, self.shapes_before_flattening, told)
+
+
+@dataclass(frozen=True, slots=True)
+class AfterCommon:
+    """A function that a background save runs, with the common data written before; it can be sent to a process."""
+
+    directory: Location
+    blob: bytes
+    then: Callable[..., Any] | None
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        with told_as_checkpoint_errors(f"saving checkpoint {self.directory}"):
+            _write_common(self.directory, self.blob)
+        return None if self.then is None else self.then(*args, **kwargs)
+
+
+def begin_save(  # noqa: PLR0913 - what is saved, where, and how far
+    prepare: Callable[[], State],
+    directory: Location,
+    plans: PlanCache,
+    group: Group = None,
+    *,
+    validate: bool = True,
+    may_create: bool = False,
+    puts_off_common: bool = False,
+) -> bytes | None:
+    """See that everything can be stored and fits together; then mark the directory and write the common data.
+
+    Called by every rank of the group. Until all ranks have found no fault, nothing on disk is touched. With
+    ``puts_off_common`` rank 0 is given the common data instead, to be written by `AfterCommon`.
+    """
+    doing = f"saving checkpoint {directory}"
+    rank = group_rank(group)
+    common_blob: list[bytes] = []
+    compared: list[dict[str, Any] | None] = []
+
+    def prepare_part() -> tuple[list[Any], Any]:
+        with told_as_checkpoint_errors(doing):
+            if rank == 0:
+                check_can_save(directory, may_create=may_create)
+            state = prepare()
+            compared.append(state.compared)
+            if rank == 0:
+                common_blob.append(dump_object(state.common, "the common data"))
+            digest = digest_of(state.compared) if group_size(group) > 1 else None
+            if not validate:
+                return [], digest
+            return outline_of(unflatten_all(state.entities)).parts(), digest
+
+    with collector_at_rest():
+        agreement = plans.agree(prepare_part, group, doing)
+    if agreement.told is not None and any(agreement.told):
+        check_outlines([Outline.from_parts(parts) if parts else Outline([], []) for parts in agreement.told])
+        plans.remember(agreement)
+    if len({digest for digest in agreement.beside if digest is not None}) > 1:
+        warn_of_differences(compared[0], group)
+
+    def begin_once() -> None:
+        with told_as_checkpoint_errors(doing):
+            if rank == 0:
+                begin(directory)
+                if not puts_off_common:
+                    _write_common(directory, common_blob[0])
+
+    gather_from(begin_once, group, doing)
+    return common_blob[0] if common_blob and puts_off_common else None
+
+
+def store_entities(  # noqa: PLR0913 - what is saved, where, and how
+    entities: Iterable[ShardedBase],
+    directory: Location,
+    plans: PlanCache,
+    group: Group = None,
+    *,
+    blobs: Mapping[str, bytes] | None = None,
+    with_sha256: bool = False,
+    separation_hint: str | None = None,
+) -> dict[str, str]:
+    """Write the sharded data and its index; without `commit_save` no reader takes it for a checkpoint.
+
+    Called by every rank of the group. ``blobs`` are objects that have been serialised already, by unique key. Returns
+    the SHA-256 of every data file, computed while it was written, if that is asked for.
+    """
+
+    def write() -> tuple[list[Any], dict[str, str]]:
+        with told_as_checkpoint_errors(f"saving checkpoint {directory}"):
+            part = part_of(entities, blobs or {}, separation_hint)
+            return write_part(part, part.tensors, directory, group_rank(group), with_sha256=with_sha256)
+
+    return store_index(write, directory, plans, group)
+
+
+def store_index(
+    write: Callable[[], Sequence[Any]], directory: Location, plans: PlanCache, group: Group = None
+) -> dict[str, str]:
+    """Let every rank know what ``write`` returns, which is what `write_part` returned, and write the index of it.
+
+    Returns the SHA-256 sums that all ranks have computed, by file.
+    """
+    agreement = agree_on_index(write, directory, plans, group)
+    with collector_at_rest():
+        gather_from(lambda: write_index_of(agreement, directory, group), group, f"saving checkpoint {directory}")
+    plans.remember(agreement)
+    return sums_of(agreement)
+
+
+def agree_on_index(
+    write: Callable[[], Sequence[Any]], directory: Location, plans: PlanCache, group: Group = None
+) -> Agreement:
+    """Let every rank know what ``write`` returns, which is what `write_part` returned. Called by every rank."""
+
+    def tell() -> tuple[list[Any], Any]:
+        parts, sums = write()
+        return parts, sums
+
+    return plans.agree(tell, group, f"saving checkpoint {directory}")
+
+
+def write_index_of(agreement: Agreement, directory: Location, group: Group = None) -> None:
+    """Write the index of what was agreed on, on the first rank. Calls no other."""
+    with told_as_checkpoint_errors(f"saving checkpoint {directory}"):
+        if group_rank(group) == 0:
+            if agreement.told is not None:
+                written = [one for parts in agreement.told for one in Written.from_parts(parts)]
+                agreement.plan.kept["index"] = IndexFiles.of(assemble_index(written))
+            write_index(directory, agreement.plan.kept["index"])
+
+
+def sums_of(agreement: Agreement) -> dict[str, str]:
+    """The SHA-256 sums that all ranks told beside what they have written, by file."""
+    return {name: told for sums in agreement.beside for name, told in sums.items()}
+
+
+def commit_save(directory: Location, group: Group = None, config: CheckpointingConfig | None = None) -> None:
+    """Make the checkpoint exist. Called by every rank of the group, when all else has reached the disk."""
+    gather_from(lambda: commit_alone(directory, group, config), group, f"saving checkpoint {directory}")
+
+
+def commit_alone(directory: Location, group: Group = None, config: CheckpointingConfig | None = None) -> None:
+    """`commit_save` without telling the other ranks. The first rank commits; calls nobody."""
+    with told_as_checkpoint_errors(f"saving checkpoint {directory}"):
+        if group_rank(group) == 0:
+            finish(directory, config or CheckpointingConfig(BACKEND, BACKEND_VERSION))
+
+
+def part_of(entities: Iterable[ShardedBase], blobs: Mapping[str, bytes], separation_hint: str | None = None) -> Part:
+    """What this rank writes of its entities: main replicas, flattened slices in their stored form."""
+    entities = list(entities)
+    stored: list[ShardedBase] = []
+    for entity in entities:
+        if not isinstance(entity, ShardedTensor) or entity.flattened_range is None:
+            stored.append(entity)
+        elif entity.data_shape[0]:
+            stored.append(stored_form(entity))
+    objects, tensors = select_objects(stored), select_tensors(stored)
+    dumped = dump_objects(one for group in objects.values() for one in group if one.unique_key not in blobs)
+    return Part(
+        {name: dumped[name] if name in dumped else blobs[name] for name in objects},
+        [(one.key, dtype_name(one.dtype), one.box_shape, one.global_shape) for one in tensors],
+        [one.global_offset for one in tensors],
+        list(shapes_before_flattening(entities).items()),
+        [one.data_in_box() for one in tensors],
+        separation_hint or "",
+    )
+
+
+def write_part(
+    part: Part,
+    tensors: Sequence[torch.Tensor] | Copies,
+    directory: Location,
+    rank: int,
+    *,
+    progress: Callable[[int], None] | None = None,
+    with_sha256: bool = False,
+) -> tuple[list[Any], dict[str, str]]:
+    """Write this rank's data files durably; returns what the others need to know of them. Calls nobody.
+
+    The second value has the SHA-256 of each file, by its name, if that is asked for. ``tensors`` are those of the part,
+    or copies of them. ``progress`` is told how many bytes are written.
+    """
+    boxes = tensors.tensors if isinstance(tensors, Copies) else tensors
+    written: list[Written] = []
+    sums: dict[str, str] = {}
+    done_bytes = 0
+    for file in part.files(rank):
+        hasher = hashlib.sha256() if with_sha256 else None
+        with told_as_checkpoint_errors(f"saving checkpoint {directory}"):
+            picked, tell = [boxes[number] for number in file.numbers], _beyond(done_bytes, progress)
+            places = write_data_file(directory / file.name, list(file.objects.values()), picked, tell, hasher)
+        done_bytes += sum(length for _, length in places)
+        written.append(part.written(file, places))
+        if hasher is not None:
+            sums[file.name] = hasher.hexdigest()
+    return [one for file in written for one in file.parts()], sums
+
+
+def fork_part(
+    part: Part, directory: Location, rank: int, *, with_sha256: bool = False
+) -> tuple[ForkedWrite | None, list[Any]]:
+    """Let a child of this process have this rank's values, ready to be written; and what the others need to know."""
+    recorded: dict[Location, RecordedFile] = {}
+    parts: list[Any] = []
+    for file in part.files(rank):
+        recorded[directory / file.name] = record = RecordedFile()
+        places = put_blobs(record, list(file.objects.values()), [part.tensors[number] for number in file.numbers])
+        parts += part.written(file, places).parts()
+    return ForkedWrite(recorded, with_sha256=with_sha256) if recorded else None, parts
+
+
+def _beyond(done_bytes: int, progress: Callable[[int], None] | None) -> Callable[[int], None] | None:
+    return None if progress is None else lambda num_bytes: progress(done_bytes + num_bytes)
+
+
+def dump_objects(entities: Iterable[ShardedBase]) -> dict[str, bytes]:
+    """The blobs of the objects that their rank writes, by unique key; `CheckpointMismatchError` for one that cannot."""
+    return {
+        name: dump_object([element.data for element in group], f"object {name!r}")
+        for name, group in select_objects(entities).items()
+    }
+
+
+def _write_common(directory: Location, blob: bytes) -> None:
+    store_of(directory).write_soon(directory / COMMON_STATE_FNAME, blob)

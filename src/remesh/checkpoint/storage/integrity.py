@@ -1,0 +1,323 @@
+"""Are the bytes on disk those that were written? Checksums of every file of a checkpoint.
+
+Each data file ends in a table of checksums of its blocks, computed while it was written (`strategies.data_file`).
+One file, `CHECKSUMS_FNAME`, holds the size and CRC-32 of the small files and of each data file's table, and ends in
+its own CRC-32. It is written before the commit. A load checks this file, the small files, the tables of the data
+files it opens and exactly the blocks it reads. A checkpoint of another writer has no such file and is not checked.
+
+Formats whose files may hold nothing but elements keep the tables of all files in one, `BLOCKS_FNAME`.
+
+`integrity.json` is an option beside it: SHA-256 of every file, for people who keep such sums elsewhere.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from array import array
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from remesh.checkpoint.errors import CheckpointFormatError
+from remesh.checkpoint.storage import Location, store_of
+from remesh.checkpoint.storage.data_file import (
+    Trailer,
+    decode_trailer,
+    read_trailer_bytes,
+)
+from remesh.checksums import crc32
+
+CHECKSUMS_FNAME = ".remesh-checksums"
+BLOCKS_FNAME = ".remesh-blocks"
+SHA256_FNAME = "integrity.json"
+
+TABLE_BLOCK_BYTES = 64 << 10
+"""Of the files in `BLOCKS_FNAME`, which is text."""
+
+_VERSION = 1
+_DATA, _WHOLE, _BLOCKS = "data", "whole", "blocks"
+_READ_BYTES = 4 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One file."""
+
+    kind: str
+    """``"data"``: the checksum is that of the trailer; ``"whole"``: of all bytes; ``"blocks"``: see ``table``."""
+    num_bytes: int
+    crc: int
+    table: Trailer | None = None
+    """Checksums of the blocks of a file that has no trailer, from `BLOCKS_FNAME`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Checksums:
+    """What `CHECKSUMS_FNAME` says; without entries for a checkpoint of another writer."""
+
+    directory: Location
+    entries: Mapping[str, Entry]
+
+    def trailer_of(self, name: str) -> Trailer | None:
+        """The block table of a data file, confirmed; None when the file has no entry."""
+        entry = self.entries.get(name)
+        if entry is None or entry.kind == _WHOLE:
+            return None
+        path = self.directory / name
+        self._check_size(name, entry)
+        if entry.table is not None:
+            return entry.table
+        content = read_trailer_bytes(path)
+        self._check_crc(path, crc32(content), entry, "the checksums at its end")
+        return decode_trailer(content)
+
+    def check_whole(self, *names: str) -> None:
+        """Raise `CheckpointFormatError` unless these files, where they have an entry, are as they were written."""
+        for name in names:
+            entry = self.entries.get(name)
+            path = self.directory / name
+            # A file that is missing is for its reader to tell: what it is needed for is known there.
+            if entry is not None and entry.kind == _WHOLE and store_of(path).size_of(path) is not None:
+                self._check_size(name, entry)
+                self._check_crc(path, _crc_of(path), entry, "the file")
+
+    def read(self, name: str) -> bytes:
+        """All of a file that is not a data file; `CheckpointFormatError` unless it is as it was written."""
+        path = self.directory / name
+        entry = self.entries.get(name)
+        if entry is not None:
+            self._check_size(name, entry)
+        content = store_of(path).read(path)
+        if entry is not None and entry.table is not None:
+            found = crc32(table_of(content).crcs.tobytes())
+            self._check_crc(path, found, Entry(_BLOCKS, 0, crc32(entry.table.crcs.tobytes())), "the file")
+        elif entry is not None:
+            self._check_crc(path, crc32(content), entry, "the file")
+        return content
+
+    def check_sizes(self, names: Iterable[str] | None = None) -> None:
+        """Raise `CheckpointFormatError` unless these files, or all, are there in their full length."""
+        for name in self.entries if names is None else names:
+            if name in self.entries:
+                self._check_size(name, self.entries[name])
+
+    def _check_size(self, name: str, entry: Entry) -> None:
+        path = self.directory / name
+        found = store_of(path).size_of(path)
+        if found != entry.num_bytes:
+            is_shorter = found is not None and found < entry.num_bytes
+            raise CheckpointFormatError(
+                "missing-file" if found is None else "truncated" if is_shorter else "checksum",
+                f"checking file {path}: expected {entry.num_bytes} bytes, found "
+                f"{'no such file' if found is None else found}; the checkpoint is damaged, use another one",
+            )
+
+    def _check_crc(self, path: Location, found: int, entry: Entry, what: str) -> None:
+        if found != entry.crc:
+            raise CheckpointFormatError(
+                "checksum",
+                f"checking {path}: {what} has checksum {found:08x}, expected {entry.crc:08x}; the checkpoint is "
+                "damaged, use another one",
+            )
+
+
+def write_checksums(directory: Location, *, is_committed: bool = False) -> None:
+    """Write `CHECKSUMS_FNAME` durably for the files that are there, the small ones of which it settles, by one rank.
+
+    Into a committed checkpoint, where readers look, it is put in one step.
+    """
+    entries = {}
+    for name, size in _sizes(directory).items():
+        if name.endswith(".distcp"):
+            entries[name] = [_DATA, size, crc32(read_trailer_bytes(directory / name))]
+        elif name in (".metadata", ".remesh-index", "common.pt", BLOCKS_FNAME):
+            entries[name] = [_WHOLE, size, _crc_of(directory / name)]
+    content = json.dumps({"version": _VERSION, "files": entries}, indent=0).encode() + b"\n"
+    store = store_of(directory)
+    path, content = directory / CHECKSUMS_FNAME, content + b"%08x\n" % crc32(content)
+    if is_committed:
+        store.put(path, content)
+        return
+    store.write_soon(path, content)
+    store.settle([path, *(directory / name for name, (kind, *_) in entries.items() if kind == _WHOLE)])
+
+
+def read_checksums(directory: Location) -> Checksums:
+    """The checksums of a checkpoint, confirmed against their own; no entries when the file is not there."""
+    path = directory / CHECKSUMS_FNAME
+    try:
+        content = store_of(path).read(path)
+    except FileNotFoundError:
+        return Checksums(directory, {})
+    body, told = content[:-9], content[-9:]
+    if told != b"%08x\n" % crc32(body):
+        raise CheckpointFormatError(
+            "checksum",
+            f"reading {path}: expected it to end in its own checksum {crc32(body):08x}, found {told!r}; it is "
+            "damaged, use another checkpoint",
+        )
+    try:
+        found = json.loads(body)
+        if found["version"] != _VERSION:
+            raise ValueError(f"version {found['version']!r}")
+        entries = {_plain_name(name): _entry(values) for name, values in found["files"].items()}
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as raised:
+        raise CheckpointFormatError(
+            "bad-checksums",
+            f"reading {path}: expected checksums of version {_VERSION}, found: {raised!r}; the file is foreign or of "
+            "a later version",
+        ) from raised
+    checksums = Checksums(directory, entries)
+    return Checksums(directory, {**entries, **_read_blocks(checksums)}) if BLOCKS_FNAME in entries else checksums
+
+
+def table_of(content: bytes | memoryview) -> Trailer:
+    """Checksums of the blocks of a file with that content, for `BLOCKS_FNAME`."""
+    return Trailer.of(content, TABLE_BLOCK_BYTES)
+
+
+def write_blocks(directory: Location, tables: Mapping[str, Trailer]) -> None:
+    """Write `BLOCKS_FNAME` for files without trailers, named relative to the directory; called by one rank."""
+    files = {name: [one.data_bytes, base64.b64encode(one.crcs.tobytes()).decode()] for name, one in tables.items()}
+    content = json.dumps({"version": _VERSION, "block_bytes": TABLE_BLOCK_BYTES, "files": files}, indent=0).encode()
+    store_of(directory).put(directory / BLOCKS_FNAME, content)
+
+
+def _read_blocks(checksums: Checksums) -> dict[str, Entry]:
+    path = checksums.directory / BLOCKS_FNAME
+    try:
+        checksums.check_whole(BLOCKS_FNAME)
+        found = json.loads(store_of(path).read(path))
+        if found["version"] != _VERSION:
+            raise ValueError(f"version {found['version']!r}")
+        return {_inner_name(name): _table_entry(found["block_bytes"], *told) for name, told in found["files"].items()}
+    except CheckpointFormatError:
+        raise
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as raised:
+        raise CheckpointFormatError(
+            "bad-checksums", f"reading {path}: expected tables of checksums of version {_VERSION}, found: {raised!r}"
+        ) from raised
+
+
+def _table_entry(block_bytes: int, num_bytes: int, table: str) -> Entry:
+    crcs = array("I", base64.b64decode(table, validate=True))
+    if type(block_bytes) is not int or type(num_bytes) is not int or len(crcs) != -(-num_bytes // block_bytes):
+        raise ValueError(f"{len(crcs)} checksums of {num_bytes!r} bytes in blocks of {block_bytes!r}")
+    return Entry(_BLOCKS, num_bytes, 0, Trailer(block_bytes, num_bytes, crcs))
+
+
+def verify(directory: Location) -> Iterator[tuple[str, int]]:
+    """Read every file in full and compare all checksums; yields ``(file name, bytes just checked)`` on the way.
+
+    Raises `CheckpointFormatError` at the first difference. Memory is bounded by a few MiB.
+    """
+    checksums = read_checksums(directory)
+    checksums.check_sizes()
+    for name, entry in checksums.entries.items():
+        trailer = checksums.trailer_of(name)
+        if trailer is None:
+            checksums.check_whole(name)
+            yield name, entry.num_bytes
+        else:
+            yield from _verify_data(directory / name, name, trailer)
+
+
+def _verify_data(path: Location, name: str, trailer: Trailer) -> Iterator[tuple[str, int]]:
+    block = trailer.block_bytes
+    for start, content in _pieces(path, trailer.data_bytes, max(1, _READ_BYTES // block) * block):
+        for at in range(0, len(content), block):
+            part = content[at : at + block]
+            expected, found = trailer.crcs[(start + at) // block], crc32(part)
+            if found != expected:
+                raise CheckpointFormatError(
+                    "checksum",
+                    f"verifying {path}: bytes {start + at} to {start + at + len(part)} have checksum {found:08x}, "
+                    f"expected {expected:08x}; the file is damaged, use another checkpoint",
+                )
+        yield name, len(content)
+
+
+def write_sha256_manifest(directory: Location, known: Mapping[str, str] = MappingProxyType({})) -> None:
+    """Write `SHA256_FNAME`: SHA-256 of every file of the directory. Called by one rank, after the commit.
+
+    ``known`` are sums that were computed while files were written; those files are not read again.
+    """
+    names = [name for name in _sizes(directory) if name != SHA256_FNAME]
+    files = {name: known[name] if name in known else _sha256_of(directory / name) for name in names}
+    content = json.dumps({"algorithm": "sha256", "files": files}, indent=2).encode()
+    store_of(directory).put(directory / SHA256_FNAME, content)
+
+
+def check_sha256_manifest(directory: Location) -> None:
+    """Raise `CheckpointFormatError` unless `SHA256_FNAME` is there and every file that it names has its sum."""
+    path = directory / SHA256_FNAME
+    try:
+        found = json.loads(store_of(path).read(path))
+        if found["algorithm"] != "sha256":
+            raise ValueError(f"algorithm {found['algorithm']!r}")
+        files = {_plain_name(name): str(value) for name, value in found["files"].items()}
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as raised:
+        raise CheckpointFormatError(
+            "bad-integrity",
+            f"reading {path}: expected SHA-256 sums of the checkpoint's files, found: {raised!r}; save with "
+            "verify_integrity, or load without it",
+        ) from raised
+    for name, expected in files.items():
+        file = directory / name
+        actual = _sha256_of(file) if store_of(file).size_of(file) is not None else "no such file"
+        if actual != expected:
+            raise CheckpointFormatError(
+                "checksum",
+                f"checking {file} against {SHA256_FNAME}: expected SHA-256 {expected}, found {actual}; the checkpoint "
+                "is damaged, use another one",
+            )
+
+
+def _entry(values: list[object]) -> Entry:
+    kind, num_bytes, crc = values
+    if kind not in (_DATA, _WHOLE) or type(num_bytes) is not int or type(crc) is not int:
+        raise ValueError(f"entry {values!r}")
+    return Entry(str(kind), num_bytes, crc)
+
+
+def _plain_name(name: str) -> str:
+    if not name or name in (".", "..") or any(mark in name for mark in "/\\\0"):
+        raise ValueError(f"file name {name!r}")
+    return name
+
+
+def _inner_name(name: str) -> str:
+    parts = name.split("/")
+    return "/".join(map(_plain_name, parts))
+
+
+def _sizes(directory: Location) -> dict[str, int]:
+    """Length of every file of the directory, by name."""
+    found = store_of(directory).entries(directory)
+    return {entry.name: entry.num_bytes for entry in found if entry.num_bytes is not None}
+
+
+def _pieces(path: Location, num_bytes: int | None = None, step: int = _READ_BYTES) -> Iterator[tuple[int, memoryview]]:
+    """The content of a file, or its first bytes, in order; each piece is valid until the next."""
+    with store_of(path).open_ranged(path) as file:
+        stop = file.num_bytes if num_bytes is None else num_bytes
+        buffer = memoryview(bytearray(min(step, stop)))
+        for start in range(0, stop, step):
+            part = buffer[: min(step, stop - start)]
+            yield start, part[: file.read_into(start, part)]
+
+
+def _crc_of(path: Location) -> int:
+    crc = 0
+    for _, content in _pieces(path):
+        crc = crc32(content, crc)
+    return crc
+
+
+def _sha256_of(path: Location) -> str:
+    digest = hashlib.sha256()
+    for _, content in _pieces(path):
+        digest.update(content)
+    return digest.hexdigest()

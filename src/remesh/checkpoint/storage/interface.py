@@ -1,0 +1,167 @@
+"""What does a checkpoint need of a place that keeps files? The interface, and the two kinds of open files.
+
+A store keeps files under paths. A file is written once, from start to end, and then read in ranges. Two promises carry
+the commit of a save:
+
+- ``put``: a small file appears in full or not at all, and is durable when the call returns;
+- ``create`` ... ``finish``: a large file is durable and in full when ``finish`` returns; before that, nothing is said.
+  Several small ones are ``write_soon`` ... ``settle``, which wait for a disk once.
+
+A local file system keeps the first by a rename, an object store because it shows an object when all of it has arrived.
+Neither has to rename a directory, so the same commit serves both: the marker file of a checkpoint is put last.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Generic, TypeVar
+
+from remesh.checkpoint.storage.location import Location
+
+P = TypeVar("P", bound=Location)
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Entry:
+    """One name in a directory."""
+
+    name: str
+    num_bytes: int | None
+    """Length of the file; None for a directory."""
+
+    @property
+    def is_file(self) -> bool:
+        """Whether it is a file."""
+        return self.num_bytes is not None
+
+
+class RangedFile(ABC):
+    """A file open for reading at any place, by any thread. A context manager."""
+
+    num_bytes: int
+    """Length of the file when it was opened."""
+
+    @abstractmethod
+    def read_into(self, start: int, destination: memoryview) -> int:
+        """Fill ``destination`` from ``start`` on; returns the number of bytes, fewer only where the file ends."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Let go of the file."""
+
+    def __enter__(self) -> RangedFile:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, raised: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class NewFile(ABC):
+    """A file being written. A context manager; left without `finish`, the file is not to be relied on."""
+
+    @abstractmethod
+    def write(self, content: memoryview) -> None:
+        """Append all of it."""
+
+    @abstractmethod
+    def sync(self) -> None:
+        """Let what is written so far reach the disk, where that means something; another thread may call it."""
+
+    @abstractmethod
+    def finish(self) -> None:
+        """Return when the file is durable and in full."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Let go of the file; gives it up if it is not finished."""
+
+    def __enter__(self) -> NewFile:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, raised: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class Store(ABC, Generic[P]):
+    """A place that keeps files. Methods raise OSError, and FileNotFoundError where a path is not there."""
+
+    worthwhile_gap_bytes: int
+    """Up to so many unwanted bytes between two wanted ranges it is cheaper to read along than to ask twice."""
+    has_directories: bool
+    """Whether a directory exists on its own; where not, it is there as long as a file is below it."""
+
+    @abstractmethod
+    def is_directory(self, path: P) -> bool:
+        """Whether there is a directory, or something below that path."""
+
+    @abstractmethod
+    def entries(self, directory: P) -> list[Entry]:
+        """What lies directly in a directory, by name."""
+
+    @abstractmethod
+    def size_of(self, path: P) -> int | None:
+        """Length of a file; None when there is no such file."""
+
+    @abstractmethod
+    def version_of(self, path: P) -> tuple[object, ...] | None:
+        """A value that is another one when the file has been replaced; None when there is no such file."""
+
+    @abstractmethod
+    def read(self, path: P) -> bytes:
+        """All of a file."""
+
+    @abstractmethod
+    def open_ranged(self, path: P) -> RangedFile:
+        """Open a file for reading at any place."""
+
+    @abstractmethod
+    def create(self, path: P) -> NewFile:
+        """Start a file; one of that name is replaced."""
+
+    @abstractmethod
+    def put(self, path: P, content: bytes) -> None:
+        """Make ``path`` hold ``content`` in one step that survives a crash."""
+
+    def write(self, path: P, content: bytes | memoryview) -> None:
+        """Make ``path`` hold ``content`` durably; a crash in between may leave a part of it, or no name."""
+        with self.create(path) as file:
+            file.write(memoryview(content))
+            file.finish()
+
+    def write_soon(self, path: P, content: bytes | memoryview) -> None:
+        """`write`, but durable only when `settle` has been told of it too."""
+        self.write(path, content)
+
+    def settle(self, paths: Sequence[P]) -> None:
+        """Return when files are durable that `write_soon` has written; they reach the disk together."""
+
+    def mark(self, path: P) -> None:
+        """Let an empty file appear; its name is durable with those that appear after it."""
+        self.put(path, b"")
+
+    @abstractmethod
+    def remove(self, path: P) -> None:
+        """Remove a file; nothing happens when it is not there."""
+
+    @abstractmethod
+    def make_directory(self, path: P) -> None:
+        """Make a directory and those above it, where directories exist on their own."""
+
+    @abstractmethod
+    def remove_directory(self, path: P) -> None:
+        """Remove an empty directory, where directories exist on their own."""
+
+    @abstractmethod
+    def sync_names(self, directory: P) -> None:
+        """Let the names in a directory reach the disk; without it a name may be lost in a crash."""
+
+    @abstractmethod
+    def is_inside(self, directory: P, path: P) -> bool:
+        """Whether a path, after following links, lies in a directory or below it."""

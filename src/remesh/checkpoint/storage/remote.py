@@ -1,0 +1,224 @@
+"""Files of any store that fsspec speaks to: object stores (s3, gs, az), memory, and what else has a client.
+
+Reads, small writes and listings are tried a few times with growing pauses, unless the store has given a definite answer
+(not there, not allowed). A large file goes up in parts while it is written, which the store's client tries again by
+itself; what arrives is compared with what was written. No listing is cached: others write there, too.
+"""
+
+from __future__ import annotations
+
+import logging
+import posixpath
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, TypeVar
+
+from remesh.checkpoint.errors import CheckpointPathError
+from remesh.checkpoint.storage.interface import Entry, NewFile, RangedFile, Store
+from remesh.checkpoint.storage.location import RemotePath
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+NUM_ATTEMPTS = 5
+FIRST_PAUSE_S = 0.2
+"""Doubled after each attempt: with five, three seconds of pauses in all."""
+_PART_BYTES = 32 << 20
+"""Of a large file; stores take 10,000 parts of a file."""
+_WITHOUT_DIRECTORIES = frozenset({"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl", "oss", "memory"})
+_CHANGING = ("size", "ETag", "etag", "md5Hash", "generation", "LastModified", "last_modified", "mtime", "created")
+"""What stores tell of a file that changes when the file does."""
+_DEFINITE = (
+    *(FileNotFoundError, PermissionError, FileExistsError, IsADirectoryError, NotADirectoryError),
+    *(ValueError, TypeError, NotImplementedError, ImportError),
+)
+"""Errors that another attempt does not change."""
+
+
+class RemoteStore(Store[RemotePath]):
+    """The store of one scheme."""
+
+    worthwhile_gap_bytes = 1 << 20
+
+    def __init__(self, scheme: str) -> None:
+        self.scheme = scheme
+        self.has_directories = scheme not in _WITHOUT_DIRECTORIES
+
+    def is_directory(self, path: RemotePath) -> bool:
+        return bool(_tried(f"looking at {path}", lambda: _call(path, "isdir")))
+
+    def entries(self, directory: RemotePath) -> list[Entry]:
+        found = _tried(f"listing {directory}", lambda: _call(directory, "ls", detail=True))
+        entries = set()
+        for one in found:
+            name = one["name"].rstrip("/").rpartition("/")[2]
+            is_itself = one["name"].strip("/") == _path_of(directory).strip("/")
+            if name and not is_itself:
+                entries.add(Entry(name, None if one["type"] == "directory" else int(one["size"] or 0)))
+        return sorted(entries, key=lambda entry: entry.name)
+
+    def size_of(self, path: RemotePath) -> int | None:
+        found = self._info_of(path)
+        return None if found is None or found["type"] == "directory" else int(found["size"])
+
+    def version_of(self, path: RemotePath) -> tuple[object, ...] | None:
+        found = self._info_of(path)
+        return None if found is None else tuple(str(found.get(name)) for name in _CHANGING)
+
+    def _info_of(self, path: RemotePath) -> Any:
+        try:
+            return _tried(f"looking at {path}", lambda: _call(path, "info"))
+        except FileNotFoundError:
+            return None
+
+    def read(self, path: RemotePath) -> bytes:
+        return bytes(_tried(f"reading {path}", lambda: _call(path, "cat_file")))
+
+    def open_ranged(self, path: RemotePath) -> RangedFile:
+        num_bytes = self.size_of(path)
+        if num_bytes is None:
+            raise FileNotFoundError(2, "No such file", str(path))
+        return _RemoteRangedFile(path, num_bytes)
+
+    def create(self, path: RemotePath) -> NewFile:
+        return _RemoteNewFile(self, path)
+
+    def put(self, path: RemotePath, content: bytes) -> None:
+        def put() -> None:
+            _call(path, "pipe_file", content)
+            self.check_arrived(path, len(content))
+
+        _tried(f"writing {path}", put)
+
+    def remove(self, path: RemotePath) -> None:
+        with suppress(FileNotFoundError):
+            _tried(f"removing {path}", lambda: _call(path, "rm_file"))
+
+    def make_directory(self, path: RemotePath) -> None:
+        if self.has_directories:
+            _tried(f"making {path}", lambda: _call(path, "makedirs", exist_ok=True))
+
+    def remove_directory(self, path: RemotePath) -> None:
+        if self.has_directories:
+            _tried(f"removing {path}", lambda: _call(path, "rmdir"))
+
+    def sync_names(self, directory: RemotePath) -> None:
+        """Nothing: a store that has answered keeps what it was given."""
+
+    def is_inside(self, directory: RemotePath, path: RemotePath) -> bool:
+        inside, whole = (posixpath.normpath(f"/{one.rest}") for one in (directory, path))
+        return path.scheme == directory.scheme and (whole == inside or whole.startswith(inside.rstrip("/") + "/"))
+
+    def check_arrived(self, path: RemotePath, num_bytes: int) -> None:
+        """Raise OSError unless the file has that length."""
+        found = _call(path, "info")["size"]
+        if found != num_bytes:
+            raise OSError(f"the store holds {found} bytes of {path}, expected the {num_bytes} that were written")
+
+
+class _RemoteRangedFile(RangedFile):
+    def __init__(self, path: RemotePath, num_bytes: int) -> None:
+        self._path = path
+        self.num_bytes = num_bytes
+
+    def read_into(self, start: int, destination: memoryview) -> int:
+        stop = min(start + len(destination), self.num_bytes)
+        if stop <= start:
+            return 0
+
+        def read() -> bytes:
+            content: bytes = _call(self._path, "cat_file", start=start, end=stop)
+            if len(content) != stop - start:
+                raise OSError(f"the store sent {len(content)} bytes, expected {stop - start}")
+            return content
+
+        destination[: stop - start] = _tried(f"reading bytes {start} to {stop} of {self._path}", read)
+        return stop - start
+
+    def close(self) -> None:
+        """Nothing is held open."""
+
+
+class _RemoteNewFile(NewFile):
+    def __init__(self, store: RemoteStore, path: RemotePath) -> None:
+        self._store = store
+        self._path = path
+        self._num_bytes = 0
+        self._is_finished = False
+        self._file: Any = _tried(f"creating {path}", lambda: _call(path, "open", "wb", block_size=_PART_BYTES))
+
+    def write(self, content: memoryview) -> None:
+        _once(f"writing {self._path}", lambda: self._file.write(content))
+        self._num_bytes += len(content)
+
+    def sync(self) -> None:
+        """Nothing: parts that were sent are kept by the store."""
+
+    def finish(self) -> None:
+        _once(f"writing {self._path}", self._file.close)
+        _tried(f"writing {self._path}", lambda: self._store.check_arrived(self._path, self._num_bytes))
+        self._is_finished = True
+
+    def close(self) -> None:
+        if self._is_finished:
+            return
+        with suppress(Exception):  # an error is on its way already, and what is left over counts for nothing
+            discard = getattr(self._file, "discard", None)
+            if discard is not None:
+                discard()
+                self._file.closed = True  # else it would send the rest when it is collected
+        with suppress(Exception):
+            self._file.close()
+        with suppress(Exception):
+            self._store.remove(self._path)
+        self._is_finished = True
+
+
+def _call(path: RemotePath, method: str, *args: Any, **options: Any) -> Any:
+    import fsspec  # noqa: PLC0415 - only programs that keep files elsewhere wait for its import
+
+    files, at = fsspec.core.url_to_fs(str(path), use_listings_cache=False)
+    return getattr(files, method)(at, *args, **options)
+
+
+def _path_of(path: RemotePath) -> str:
+    import fsspec  # noqa: PLC0415 - as above
+
+    at: str = fsspec.core.url_to_fs(str(path), use_listings_cache=False)[1]
+    return at
+
+
+def _tried(doing: str, act: Callable[[], T]) -> T:
+    """What ``act`` returns, after so many attempts as it takes, up to `NUM_ATTEMPTS`."""
+    pause_s = FIRST_PAUSE_S
+    for attempt in range(1, NUM_ATTEMPTS):
+        try:
+            return act()
+        except _DEFINITE as raised:
+            raise _as_os_error(doing, raised, attempt) from raised
+        except Exception as raised:  # clients of stores have roots of their own
+            logger.warning("%s failed (%r), attempt %s of %s", doing, raised, attempt, NUM_ATTEMPTS)
+            time.sleep(pause_s)
+            pause_s *= 2
+    return _once(doing, act, NUM_ATTEMPTS)
+
+
+def _once(doing: str, act: Callable[[], T], attempt: int = 1) -> T:
+    try:
+        return act()
+    except Exception as raised:
+        raise _as_os_error(doing, raised, attempt) from raised
+
+
+def _as_os_error(doing: str, raised: Exception, attempt: int) -> Exception:
+    """What the interface promises to raise; what a caller may ask for by type stays as it is."""
+    if isinstance(raised, FileNotFoundError | PermissionError | FileExistsError):
+        return raised
+    if isinstance(raised, ImportError):
+        return CheckpointPathError(f"{doing}: the client of this store is not installed ({raised}); install it")
+    times = "once" if attempt == 1 else f"{attempt} times"
+    return CheckpointPathError(
+        f"{doing}: tried {times}, expected an answer, found {type(raised).__name__}: {raised}; mend the URL, the "
+        "network or the rights (the store's client takes credentials from the environment) and try again"
+    )

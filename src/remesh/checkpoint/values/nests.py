@@ -1,0 +1,266 @@
+"""How are nests of dicts and lists taken apart and put together? Pure functions on state dicts.
+
+A *nest* is a dict or list whose values are nests or leaves; everything else, tuples included, is a leaf.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+
+from remesh.checkpoint.errors import CheckpointMismatchError
+
+Path = tuple[Any, ...]
+"""Keys and indices from the root of a nest to a value in it."""
+
+Nest = dict[Any, Any] | list[Any]
+NESTS = (dict, list)
+"""Types of nests; a union would be made anew each time that it is asked for."""
+
+LEFT_OUT = object()
+"""What `graft` is given for an entity that was not loaded and shall not stand in the result."""
+HOLE = object()
+"""Stands where nothing was loaded until factories have merged what was built at places beside it."""
+
+
+def items_of(nest: Nest) -> Iterable[tuple[Any, Any]]:
+    """``(key or index, value)`` of one level of a nest."""
+    return nest.items() if isinstance(nest, dict) else enumerate(nest)
+
+
+def nested_values(x: Nest) -> Iterator[Any]:
+    """Every leaf, depth first in order.
+
+    >>> list(nested_values({"a": [1, 2], "b": {"c": 3}}))
+    [1, 2, 3]
+    """
+    for _, leaf in nested_leaves(x):
+        yield leaf
+
+
+def nested_leaves(x: Nest, path: Path = ()) -> Iterator[tuple[Path, Any]]:
+    """Every leaf with its path, depth first in order."""
+    for key, value in items_of(x):
+        if isinstance(value, NESTS):
+            yield from nested_leaves(value, (*path, key))
+        else:
+            yield (*path, key), value
+
+
+def copy_nest(x: Any) -> Any:
+    """The same nest with its own containers; leaves are shared. Subclasses of dict become plain dicts."""
+    return dict_list_map_outplace(lambda leaf: leaf, x)
+
+
+def dict_list_map_outplace(f: Callable[[Any], Any], x: Any) -> Any:
+    """A new nest of the same form whose leaves are ``f`` of the old ones."""
+    if isinstance(x, dict):
+        return {key: dict_list_map_outplace(f, value) for key, value in x.items()}
+    if isinstance(x, list):
+        return [dict_list_map_outplace(f, value) for value in x]
+    return f(x)
+
+
+def dict_list_map_inplace(f: Callable[[Any], Any], x: Any) -> Any:
+    """Replace every leaf by ``f`` of it, in place; returns the nest."""
+    if not isinstance(x, NESTS):
+        return f(x)
+    for key, value in list(items_of(x)):
+        x[key] = dict_list_map_inplace(f, value)
+    return x
+
+
+def extract_matching_values(
+    x: Nest, predicate: Callable[[Any], bool], return_lists_as_dicts: bool = False
+) -> tuple[Nest, Nest]:
+    """Two nests: the leaves for which ``predicate`` holds, and the others.
+
+    A container that loses all its leaves to the other side is left out; one that was empty stays with the others.
+    With ``return_lists_as_dicts`` a list becomes ``{index: value}``, so that positions are not lost.
+
+    >>> extract_matching_values({"a": 1, "b": [2, "x"], "c": {}}, lambda leaf: isinstance(leaf, int))
+    ({'a': 1, 'b': [2]}, {'b': ['x'], 'c': {}})
+    """
+    match: dict[Any, Any] = {}
+    rest: dict[Any, Any] = {}
+    for key, value in items_of(x):
+        if isinstance(value, NESTS) and value:
+            inner_match, inner_rest = extract_matching_values(value, predicate, return_lists_as_dicts)
+            if inner_match:
+                match[key] = inner_match
+            if inner_rest:
+                rest[key] = inner_rest
+        elif isinstance(value, NESTS):
+            rest[key] = value
+        else:
+            (match if predicate(value) else rest)[key] = value
+    if isinstance(x, dict) or return_lists_as_dicts:
+        return match, rest
+    return list(match.values()), list(rest.values())
+
+
+def diff(x1: Any, x2: Any, prefix: Path = ()) -> tuple[list[Path], list[Path], list[tuple[Path, type, type]]]:
+    """Where two nests differ: paths only left, paths only right, and leaves that are not equal with their types.
+
+    >>> diff({"a": 1, "b": 2}, {"b": 3, "c": 4})
+    ([('a',)], [('c',)], [(('b',), <class 'int'>, <class 'int'>)])
+    """
+    if isinstance(x1, list) and isinstance(x2, list):
+        x1, x2 = dict(enumerate(x1)), dict(enumerate(x2))
+    if not (isinstance(x1, dict) and isinstance(x2, dict)):
+        return [], [], [] if _are_equal(x1, x2) else [(prefix, type(x1), type(x2))]
+    only_left = [(*prefix, key) for key in x1 if key not in x2]
+    only_right = [(*prefix, key) for key in x2 if key not in x1]
+    mismatch: list[tuple[Path, type, type]] = []
+    for key, value in x1.items():
+        if key in x2:
+            inner_left, inner_right, inner_mismatch = diff(value, x2[key], (*prefix, key))
+            only_left += inner_left
+            only_right += inner_right
+            mismatch += inner_mismatch
+    return only_left, only_right, mismatch
+
+
+def _are_equal(left: Any, right: Any) -> bool:
+    if isinstance(left, torch.Tensor) or isinstance(right, torch.Tensor):
+        both = isinstance(left, torch.Tensor) and isinstance(right, torch.Tensor)
+        return both and left.dtype == right.dtype and torch.equal(left, right)
+    if type(left) is not type(right):
+        return False
+    same = left == right
+    return bool(same.all()) if hasattr(same, "all") else bool(same)
+
+
+def merge(x1: Any, x2: Any, key: Path = ()) -> Any:
+    """``x1`` with everything of ``x2`` added, in place; a leaf may come from one side only."""
+    if isinstance(x1, dict) and isinstance(x2, dict):
+        for name, value in x2.items():
+            x1[name] = merge(x1[name], value, (*key, name)) if name in x1 else value
+        return x1
+    if isinstance(x1, list) and isinstance(x2, list):
+        if len(x1) != len(x2):
+            raise ValueError(f"Cannot merge two lists with different lengths ({len(x1)} and {len(x2)}) at {key}")
+        for index, value in enumerate(x2):
+            x1[index] = merge(x1[index], value, (*key, index))
+        return x1
+    raise ValueError(
+        f"Duplicate non-dict and non-list values encountered at {key}: {type(x1).__name__} and {type(x2).__name__}"
+    )
+
+
+def nested_items_iter(x: Nest) -> Iterator[tuple[Nest, Any, Any]]:
+    """``(container, key or index, leaf)`` of every leaf, depth first in order."""
+    for key, value in items_of(x):
+        if isinstance(value, NESTS):
+            yield from nested_items_iter(value)
+        else:
+            yield x, key, value
+
+
+def dict_map(f: Callable[[Any], Any], d: dict[Any, Any]) -> None:
+    """Replace every value of one dict by ``f`` of it, in place."""
+    for key in d:
+        d[key] = f(d[key])
+
+
+def dict_map_with_key(f: Callable[[Any, Any], Any], d: dict[Any, Any]) -> None:
+    """Replace every value of one dict by ``f`` of its key and it, in place."""
+    for key in d:
+        d[key] = f(key, d[key])
+
+
+def map_reduce(
+    xs: Iterable[Any],
+    key_fn: Callable[[Any], Any] = lambda x: x,
+    value_fn: Callable[[Any], Any] = lambda x: x,
+    reduce_fn: Callable[[list[Any]], Any] = lambda x: x,
+) -> dict[Any, Any]:
+    """``reduce_fn`` of the list of ``value_fn`` of all elements with the same ``key_fn``, by key."""
+    groups: dict[Any, list[Any]] = defaultdict(list)
+    for x in xs:
+        groups[key_fn(x)].append(value_fn(x))
+    return {key: reduce_fn(values) for key, values in groups.items()}
+
+
+def graft(request: Nest, common: Any, filled: dict[int, Any], path: Path = ()) -> Nest:
+    """The result of a load: ``common``, with the entities of ``request`` replaced by what was loaded for them.
+
+    ``filled`` maps ``id(leaf)`` of each entity to its value. Other leaves of ``request`` count for nothing except
+    as place holders in lists: a list that holds entities and common leaves was saved without its entities, so the
+    common leaves go, in order, to the places where ``request`` has no entity.
+    """
+    if isinstance(request, list):
+        return _graft_list(request, common, filled, path)
+    if common is not None and not isinstance(common, dict):
+        raise _cannot_graft(path, f"the state dict has a dict, the common data of the checkpoint {common!r}")
+    result = dict(common or {})
+    for key, value in request.items():
+        grafted = _graft_value(value, result.get(key), filled, (*path, key))
+        if grafted is not LEFT_OUT:
+            if id(value) in filled and key in result:
+                raise _cannot_graft((*path, key), "the state dict has a sharded entity, the checkpoint common data")
+            result[key] = grafted
+    return result
+
+
+def without_holes(nest: Any) -> Any:
+    """The nest without the places that hold `HOLE`."""
+    if isinstance(nest, dict):
+        return {key: without_holes(value) for key, value in nest.items() if value is not HOLE}
+    if isinstance(nest, list):
+        return [without_holes(value) for value in nest if value is not HOLE]
+    return nest
+
+
+def _graft_value(value: Any, common: Any, filled: dict[int, Any], path: Path) -> Any:
+    if id(value) in filled:
+        return filled[id(value)]
+    if isinstance(value, NESTS) and _holds_any(value, filled):
+        return graft(value, common, filled, path)
+    return LEFT_OUT
+
+
+def _graft_list(request: list[Any], common: Any, filled: dict[int, Any], path: Path) -> list[Any]:
+    if common is not None and not isinstance(common, list):
+        raise _cannot_graft(path, f"the state dict has a list, the common data of the checkpoint {common!r}")
+    commons: list[Any] = list(common or [])
+    places = [index for index, value in enumerate(request) if _has_common(value, filled)]
+    if len(commons) == len(request):
+        places = list(range(len(request)))
+    elif len(places) != len(commons):
+        raise _cannot_graft(
+            path,
+            f"the checkpoint has {len(commons)} list elements with common data, the state dict {len(places)} of "
+            f"{len(request)}; ask for a list of the same form as was saved",
+        )
+    common_at = dict(zip(places, commons, strict=True))
+    result = []
+    for index, value in enumerate(request):
+        if id(value) in filled and index in common_at:
+            raise _cannot_graft((*path, index), "the state dict has a sharded entity, the checkpoint common data")
+        grafted = _graft_value(value, common_at.get(index), filled, (*path, index))
+        if grafted is not LEFT_OUT:
+            result.append(grafted)
+        elif index in common_at:
+            result.append(common_at[index])
+    return result
+
+
+def _holds_any(nest: Nest, filled: dict[int, Any]) -> bool:
+    return any(id(leaf) in filled for leaf in nested_values(nest))
+
+
+def _has_common(value: Any, filled: dict[int, Any]) -> bool:
+    if not isinstance(value, NESTS):
+        return id(value) not in filled
+    return not value or any(_has_common(inner, filled) for _, inner in items_of(value))
+
+
+def _cannot_graft(path: Path, found: str) -> CheckpointMismatchError:
+    where = ".".join(map(str, path)) or "the root"
+    return CheckpointMismatchError(
+        f"putting the loaded state dict together at {where}: expected the form that was saved, found that {found}"
+    )

@@ -1,0 +1,293 @@
+"""What does every rank have to say? Small values gathered as JSON, and errors raised on all ranks alike.
+
+Definitions. *Doing* is the first part of an error message, such as ``"saving checkpoint runs/a"``. The *envelope*
+of a rank is the JSON text of its value, or of the error that kept it from having one.
+
+One gather, in steps:
+
+1. Each rank turns its value into an envelope. A failure to do so travels as the rank's envelope, because a rank
+   that raised before the collective would leave the others waiting in it.
+2. Everyone hears the heads of all: the length of the envelope, and the envelope when it is short. Most gathers end
+   here. Over gloo heads go through a tree (`tree`), elsewhere they are a collective.
+3. If one is longer, everyone knows it from the heads, and a collective carries all of them in full, padded to the
+   longest. Sizes beyond the limit are refused by all ranks, from the same heads.
+4. If an envelope holds an error, every rank raises that of the lowest failing rank.
+
+Only JSON crosses the wire, in ``uint8`` tensors on the group's own device, so gloo and NCCL are served alike and no
+peer can make another one unpickle anything. A peer that is gone ends the gather with `PeerError` after the group's
+timeout at the latest.
+"""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import json
+import struct
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from remesh.comm.tree import gather_words
+from remesh.errors import Error, PeerError
+
+_HEADER_BYTES = 1024
+_LENGTH = struct.Struct("<Q")
+_INLINE_BYTES = _HEADER_BYTES - _LENGTH.size
+_LIMIT_BYTES = 256 << 20
+"""Largest envelope of one rank: metadata of a million shards fits; anything longer is data in the wrong place."""
+_BREAK_OFF_TAG = 0x5E53
+_AT_ONCE = timedelta(milliseconds=1)
+_MAX_TEXT = 16_000
+"""Characters of an error message that travel to the other ranks."""
+
+Group = dist.ProcessGroup | None
+"""A process group; None is the default group, or this process alone when there is none."""
+
+
+def group_rank(group: Group = None) -> int:
+    """This process's rank in the group; 0 without a process group. Calls nobody."""
+    if not dist.is_initialized():
+        return 0
+    rank = dist.get_rank(group)
+    if rank < 0:
+        raise PeerError(
+            f"taking part in a collective: world rank {dist.get_rank()} is not a member of the group it was given; "
+            "only the group's own ranks may call this"
+        )
+    return rank
+
+
+def group_size(group: Group = None) -> int:
+    """Number of ranks in the group; 1 without a process group. Calls nobody."""
+    return dist.get_world_size(group) if dist.is_initialized() else 1
+
+
+def group_device(group: Group = None) -> torch.device:
+    """Device whose tensors the group can carry: the CPU wherever it has a backend for it, else the GPU in use."""
+    if not dist.is_initialized():
+        return torch.device("cpu")
+    backends = dict(entry.split(":", 1) for entry in dist.get_backend_config(group).split(","))
+    if backends.get("cpu", "nccl") != "nccl":
+        return torch.device("cpu")
+    return torch.device("cuda", torch.cuda.current_device())
+
+
+def all_gather_json(value: Any, group: Group = None) -> list[Any]:
+    """Every rank's value, by group rank, as JSON returns it (tuples become lists, keys become strings).
+
+    Called by every rank of the group; blocks until all have called it. Raises `Error` on all ranks alike when a
+    value is not JSON or too long, `PeerError` when a rank is gone.
+    """
+    return gather_from(lambda: value, group, "gathering values from all ranks")
+
+
+def raise_everywhere(error: BaseException | None, group: Group = None, doing: str = "working together") -> None:
+    """Return when no rank has an error; else raise on all ranks the error of the lowest rank that has one.
+
+    Called by every rank of the group, with its own error or None; blocks until all have called it. All ranks raise
+    the same type with the same text, which names the rank. Types known to every rank travel as themselves
+    (children of `Error` by name, built-in exceptions); others as their nearest known base. An interrupt or exit
+    stays what it is on its own rank and is a `PeerError` on the others.
+    """
+
+    def answer() -> None:
+        if error is not None:
+            raise error
+
+    gather_from(answer, group, doing)
+
+
+def gather_from(produce: Callable[[], Any], group: Group = None, doing: str = "working together") -> list[Any]:
+    """Run ``produce`` on every rank and return all its values; if it raised anywhere, all ranks raise that error.
+
+    One gather does the work of `all_gather_json` and `raise_everywhere`. Called by every rank of the group; blocks
+    until all have called it.
+    """
+    error: BaseException | None = None
+    try:
+        envelope = _encode({"value": produce()}, doing)
+    except BaseException as raised:  # travels to all ranks, and is raised again below
+        error = raised
+        envelope = _encode({"error": _describe(raised, doing)}, doing)
+    if not dist.is_initialized() or group_size(group) == 1:
+        if error is not None:
+            raise error
+        return [json.loads(envelope)["value"]]
+    answers = [json.loads(text) for text in _all_gather_bytes(envelope, group, doing)]
+    failed = {rank: answer["error"] for rank, answer in enumerate(answers) if "error" in answer}
+    if failed:
+        _raise_first(failed, error, group)
+    return [answer["value"] for answer in answers]
+
+
+def peer_error(doing: str, group: Group, raised: BaseException) -> PeerError:
+    """The error to raise when a transport call failed because another rank died, left or stayed away.
+
+    The group is of no use any more. This rank closes its connections in it first, so that ranks which wait for this
+    one, or for somebody who does, learn of it now and not after their timeout.
+    """
+    break_off(group)
+    return PeerError(
+        f"{doing}: rank {group_rank(group)} of {group_size(group)} expected an answer from every peer, found the "
+        f"connection broken or timed out ({_first_line(raised)}); this process group cannot be used any more, meet "
+        "again in a new one"
+    )
+
+
+def break_off(group: Group) -> None:
+    """Close this rank's connections in the group; whoever waits on one fails at once. Calls nobody.
+
+    gloo closes a connection on both sides when a wait on it times out, so a receive of nothing is waited for, shortly.
+    Other backends have their own watchdogs; there this does nothing.
+    """
+    if not dist.is_initialized() or group_device(group).type != "cpu":
+        return
+    for peer in range(group_size(group)):
+        if peer != group_rank(group):
+            with contextlib.suppress(RuntimeError, ValueError):
+                nothing = torch.empty(1, dtype=torch.uint8)
+                work = dist.irecv(nothing, group=group, group_src=peer, tag=_BREAK_OFF_TAG)
+                if work is not None:
+                    work.wait(_AT_ONCE)
+
+
+def _encode(value: Any, doing: str) -> bytes:
+    try:
+        return json.dumps(value, separators=(",", ":")).encode()
+    except (TypeError, ValueError) as raised:
+        raise Error(
+            f"{doing}: the value of this rank cannot be sent to the others, expected JSON (dicts with string keys, "
+            f"lists, strings, numbers, booleans, None), found: {raised}; describe it in those"
+        ) from raised
+
+
+def gather_bytes(mine: torch.Tensor, group: Group = None, doing: str = "gathering bytes") -> list[torch.Tensor]:
+    """The ``uint8`` tensor of every rank, of any lengths, on the device of this rank's. Called by every rank.
+
+    For data; what describes it goes through `all_gather_json`. `PeerError` when a rank is gone.
+    """
+    if group_size(group) == 1:
+        return [mine]
+    lengths = all_gather_json(mine.numel(), group)
+    padded = torch.zeros(max(lengths), dtype=torch.uint8, device=mine.device)
+    padded[: mine.numel()] = mine
+    theirs = [torch.empty_like(padded) for _ in lengths]
+    if max(lengths):
+        try:
+            dist.all_gather(theirs, padded, group=group)
+        except RuntimeError as raised:
+            raise peer_error(doing, group, raised) from raised
+    return [raw[:length] for raw, length in zip(theirs, lengths, strict=True)]
+
+
+def _all_gather_bytes(payload: bytes, group: Group, doing: str) -> list[bytes]:
+    head = _LENGTH.pack(len(payload)) + (payload if len(payload) <= _INLINE_BYTES else b"")
+    heads = _gather_heads(head, group, doing)
+    lengths = [_LENGTH.unpack_from(head)[0] for head in heads]
+    longest = max(lengths)
+    if longest > _LIMIT_BYTES:
+        raise Error(
+            f"{doing}: rank {_world_rank(lengths.index(longest), group)} has a value of {longest} bytes for the other "
+            f"ranks, expected at most {_LIMIT_BYTES}; send data as tensors and only its description this way"
+        )
+    if longest <= _INLINE_BYTES:
+        return [head[_LENGTH.size : _LENGTH.size + n] for head, n in zip(heads, lengths, strict=True)]
+    bodies = _all_gather_padded(payload, longest, group, doing)
+    return [body[:n] for body, n in zip(bodies, lengths, strict=True)]
+
+
+def _gather_heads(head: bytes, group: Group, doing: str) -> list[bytes]:
+    if group_device(group).type != "cpu":
+        return _all_gather_padded(head, _HEADER_BYTES, group, doing)
+    try:
+        return gather_words(head, _HEADER_BYTES, group)
+    except RuntimeError as raised:
+        raise peer_error(doing, group, raised) from raised
+
+
+def _all_gather_padded(payload: bytes, length: int, group: Group, doing: str) -> list[bytes]:
+    device = group_device(group)
+    mine = torch.frombuffer(bytearray(payload.ljust(length, b"\0")), dtype=torch.uint8).to(device)
+    theirs = [torch.empty_like(mine) for _ in range(group_size(group))]
+    try:
+        dist.all_gather(theirs, mine, group=group)
+        return [tensor.cpu().numpy().tobytes() for tensor in theirs]
+    except RuntimeError as raised:
+        raise peer_error(doing, group, raised) from raised
+
+
+@dataclass(frozen=True, slots=True)
+class _Told:
+    """An error as another rank tells it."""
+
+    types: list[list[str]]
+    """``[module, name]`` of the type and its bases, nearest first."""
+    text: str
+    """What was being done there, and what ``str()`` gave."""
+    reason: str | None
+    """The code of a `FormatError`, else None."""
+    leaving: bool
+    """Whether it is an interrupt or exit rather than a failure."""
+
+
+def _describe(error: BaseException, doing: str) -> dict[str, Any]:
+    reason = getattr(error, "reason", None)
+    text = str(error) or type(error).__name__
+    if isinstance(error, KeyError):
+        text = f"missing key {text}"
+    if not text.startswith(doing):  # an error that already says what was being done is not told twice
+        text = f"{doing}: {text}"
+    return {
+        "types": [[cls.__module__, cls.__qualname__] for cls in type(error).__mro__],
+        "text": text[:_MAX_TEXT],
+        "reason": reason if isinstance(reason, str) else None,
+        "leaving": not isinstance(error, Exception),
+    }
+
+
+def _raise_first(failed: dict[int, Any], mine: BaseException | None, group: Group) -> None:
+    if mine is not None and not isinstance(mine, Exception):
+        raise mine
+    first = min(failed)
+    told = _Told(**failed[first])
+    where = f"rank {_world_rank(first, group)}"
+    if len(failed) > 1:
+        others = [str(_world_rank(rank, group)) for rank in sorted(failed)[1:9]]
+        where += f", and others: {', '.join(others)}{', ...' if len(failed) > 9 else ''}"
+    raise _rebuild(told, f"{told.text} (raised on {where})") from mine
+
+
+def _rebuild(told: _Told, text: str) -> Exception:
+    if told.leaving:
+        return PeerError(f"{text}; the rank is leaving on {told.types[0][1]}, meet again without it")
+    known = {(cls.__module__, cls.__qualname__): cls for cls in _descendants(Error)}
+    for module, name in told.types:
+        cls = getattr(builtins, name, None) if module == "builtins" else known.get((module, name))
+        if not isinstance(cls, type) or not issubclass(cls, Exception):
+            continue
+        for arguments in ((text,), (told.reason, text)):
+            try:
+                rebuilt = cls(*arguments)
+            except TypeError:  # a type that needs other arguments, such as UnicodeDecodeError
+                continue
+            return rebuilt
+    return Error(text)
+
+
+def _descendants(cls: type[Error]) -> Iterator[type[Error]]:
+    yield cls
+    for child in cls.__subclasses__():
+        yield from _descendants(child)
+
+
+def _world_rank(rank: int, group: Group) -> int:
+    return dist.get_global_rank(group, rank) if group is not None else rank
+
+
+def _first_line(raised: BaseException) -> str:
+    return (str(raised).strip().splitlines() or [type(raised).__name__])[0][:300]

@@ -1,0 +1,47 @@
+"""How does an increment become an image of its own? Its pages are gathered from the images it builds upon."""
+
+from __future__ import annotations
+
+import array
+from pathlib import Path
+
+from remesh.images import format as image_format
+from remesh.images.format import ChunksState, PagesState
+from remesh.images.linux import PAGE_BYTES
+from remesh.images.pages import PageWriter, place_runs
+from remesh.images.store import ImageFolder, Origin
+from remesh.images.stored import StoredImage, read_image, source_runs, stored_pages
+
+
+def compact_image(source: Path, target: Path, *, compress: bool = False) -> int:
+    """Write the image ``source`` to the new folder ``target`` as a full one, which needs no other; its length in bytes.
+
+    Every page is checked on the way. Raises `FormatError` when an image is damaged, `StorageError` when the folder
+    exists. Nothing is left behind when it fails.
+    """
+    image = read_image(source)
+    with ImageFolder(target) as folder:
+        folder.put(image_format.PROCESS_FILE, image.process)
+        folder.put(image_format.THREADS_FILE, image.threads)
+        folder.put(image_format.AREAS_FILE, image.areas)
+        folder.put(image_format.FILES_FILE, image.files)
+        if image.channel is not None:
+            folder.put(image_format.CHANNEL_FILE, image.channel)
+        chunks = _gather(image, folder, compress=compress)
+        return folder.complete(Origin(image.header.pid, compress, (), image.header.machine), chunks).num_bytes
+
+
+def _gather(image: StoredImage, folder: ImageFolder, *, compress: bool) -> ChunksState:
+    folders = image.source_folders()
+    own = array.array("Q")
+
+    def put(address: int, data: memoryview) -> None:
+        own.extend((address, len(data) // PAGE_BYTES))
+        writer.copy(data)
+
+    with PageWriter(folder.path / image_format.PAGES_FILE, compress=compress) as writer:
+        for source, runs in sorted(source_runs(image).items()):
+            place_runs(runs, stored_pages(folders[source]), put)
+        chunks = writer.finish()
+    folder.put(image_format.PAGES_INDEX_FILE, PagesState(own.tobytes(), b""))
+    return chunks

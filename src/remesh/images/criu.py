@@ -1,0 +1,173 @@
+"""The second engine: CRIU, where 4.1 or newer is installed. Older ones fail on kernels from 6.13 on.
+
+CRIU runs inside the namespaces of the upper half, so that ids and paths are what the process itself sees, and images
+of several ranks may be taken at once. Beside its own files stands what it does not hold: the channel, the clocks, and
+the lengths of the logs, which it wants to find again: output written since is cut off, a shorter log gets zeros.
+It makes full images only, and decides for itself about open files.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from remesh.errors import ConfigError, FormatError
+from remesh.images.clocks import Clocks, clocks_of
+from remesh.images.format import CRIU_FILE
+from remesh.images.kinds import ARENA_PATH, CHANNEL_PATH, INNER_PID, STDERR_PATH, STDOUT_PATH
+from remesh.images.procfs import inner_id, read_areas, seen_from_here
+from remesh.images.records import from_json, to_json
+from remesh.images.store import make_folder
+
+_OLDEST: Final = (4, 1)
+_TIMEOUT_S: Final = 20.0
+_WORK_TIMEOUT_S: Final = 3600.0
+_FOLDER: Final = "criu"
+_CHANNEL: Final = "channel.bin"
+_LOG: Final = "criu.log"
+_SHOWN_CHARS: Final = 500
+
+
+@dataclass(frozen=True, slots=True)
+class Criu:
+    """A CRIU on the PATH."""
+
+    path: str
+    version: str  # "4.1.1"; "" when it does not tell
+
+    @property
+    def is_able(self) -> bool:
+        """Whether its version is new enough."""
+        return version_of(self.version) >= _OLDEST
+
+
+def version_of(text: str) -> tuple[int, ...]:
+    """The numbers of a version.
+
+    >>> version_of("4.1.1") >= (4, 1), version_of("3.17.1") >= (4, 1), version_of("")
+    (True, False, ())
+    """
+    return tuple(int(number) for number in re.findall(r"\d+", text)[:3])
+
+
+def find_criu() -> Criu | None:
+    """The CRIU on the PATH, if any."""
+    path = shutil.which("criu")
+    if path is None:
+        return None
+    try:
+        done = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return Criu(path, "")
+    match = re.search(r"Version:\s*(\S+)", done.stdout)
+    return Criu(path, match.group(1) if match else "")
+
+
+# --- images ---
+
+
+@dataclass(frozen=True, slots=True)
+class CriuImage:
+    """``criu.json``: what CRIU does not hold."""
+
+    version: str  # of CRIU
+    stdout_bytes: int
+    stderr_bytes: int
+    monotonic_ns: int
+    boottime_ns: int
+
+    @property
+    def clocks(self) -> Clocks:
+        """What the clocks of the process showed."""
+        return Clocks(self.monotonic_ns, self.boottime_ns)
+
+
+def read_criu_image(directory: Path) -> CriuImage:
+    """What stands beside CRIU's files. Raises `FormatError` when it is damaged."""
+    path = directory / CRIU_FILE
+    try:
+        return from_json(CriuImage, json.loads(path.read_bytes()), str(path))
+    except (OSError, ValueError) as error:
+        raise FormatError("bad-json", f"reading {path}: {error}; restart from another image") from error
+
+
+def dump_by_criu(pid: int, directory: Path) -> int:
+    """Write an image of an upper half into a new folder by CRIU, flushed; its length in bytes. It goes on afterwards.
+
+    It must lead a session (``Command.leads_session``). Raises `ConfigError` with CRIU's own words when it refuses;
+    nothing is left behind then.
+    """
+    doing = f"dumping process {pid} by CRIU"
+    criu = _need_criu(doing)
+    if inner_id(pid, pid) != INNER_PID:
+        raise ConfigError(f"{doing}: it is no upper half; start it by start_upper")
+    if any(area.path == ARENA_PATH for area in read_areas(pid)):
+        raise ConfigError(f"{doing}: its arrays stand in memory that CRIU leaves out; run it without shared arrays")
+    make_folder(directory)
+    try:
+        work = directory.absolute() / _FOLDER
+        work.mkdir(mode=0o700)
+        enter = ("nsenter", "--target", str(pid), "--mount", "--pid", "--time")
+        action = ("dump", "--tree", str(INNER_PID), "--images-dir", str(work), "--shell-job", "--leave-stopped")
+        _run((*enter, criu.path, *action, "--log-file", _LOG), work, doing)
+        # It stands still until SIGCONT: what is read here belongs to the image.
+        lengths = [os.stat(seen_from_here(pid, path)).st_size for path in (STDOUT_PATH, STDERR_PATH)]
+        (directory / _CHANNEL).write_bytes(Path(seen_from_here(pid, CHANNEL_PATH)).read_bytes())
+        beside = CriuImage(criu.version, lengths[0], lengths[1], *clocks_of(pid))
+        (directory / CRIU_FILE).write_text(json.dumps(to_json(beside)))
+    except BaseException:
+        shutil.rmtree(directory, ignore_errors=True)
+        raise
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    return sum(_flush(path) for path in directory.rglob("*") if path.is_file())
+
+
+def _flush(path: Path) -> int:
+    """Wait until a file is on the disk; its length."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+        return os.fstat(descriptor).st_size
+    finally:
+        os.close(descriptor)
+
+
+def bring_back_by_criu(directory: Path) -> None:
+    """Make the process of an image of CRIU's a child of this one; called by our init, inside the namespaces."""
+    doing = f"restoring {directory} by CRIU"
+    criu, image = _need_criu(doing), read_criu_image(directory)
+    with open(CHANNEL_PATH, "r+b", buffering=0) as file:
+        file.write((directory / _CHANNEL).read_bytes())
+    os.truncate(STDOUT_PATH, image.stdout_bytes)
+    os.truncate(STDERR_PATH, image.stderr_bytes)
+    work = directory.absolute() / _FOLDER
+    action = ("restore", "--images-dir", str(work), "--shell-job", "--restore-detached", "--work-dir", str(work))
+    _run((criu.path, *action, "--log-file", f"restore-{_LOG}"), work, doing)
+    os.kill(INNER_PID, signal.SIGCONT)
+
+
+def _need_criu(doing: str) -> Criu:
+    criu = find_criu()
+    if criu is None or not criu.is_able:
+        found = "none" if criu is None else f"{criu.version or 'one that does not tell its version'} at {criu.path}"
+        raise ConfigError(f"{doing}: expected CRIU 4.1 or newer on the PATH, found {found}; install it")
+    return criu
+
+
+def _run(command: Sequence[str], work: Path, doing: str) -> None:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_WORK_TIMEOUT_S, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise ConfigError(f"{doing}: `{command[0]}` did not run: {error}; install it, or use the own engine") from error
+    if done.returncode:
+        words = (done.stderr or done.stdout).strip()[-_SHOWN_CHARS:]
+        raise ConfigError(f"{doing}: it ended with {done.returncode}: {words}; its log is in {work}")

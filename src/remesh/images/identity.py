@@ -1,0 +1,53 @@
+"""By what is a file known again at restore, on this machine or another? Length, time, and a hash of its bytes."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from typing import Final
+
+from remesh.images.format import FileIdentity
+
+_BLOCK_BYTES: Final = 4 << 20
+
+
+class Identities:
+    """Identities of files, with the hashes of files that did not change since kept in mind.
+
+    Shared libraries are hashed once for all images of a process.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[int, int, int, int], str] = {}  # device, inode, length, time -> hash
+
+    def of(self, path: str, *, num_bytes: int | None = None) -> FileIdentity:
+        """The identity of a file; with ``num_bytes`` only its beginning is hashed and the length is that."""
+        info = os.stat(path)
+        length = info.st_size if num_bytes is None else num_bytes
+        key = (info.st_dev, info.st_ino, length, info.st_mtime_ns)
+        if key not in self._known:
+            self._known[key] = hash_of(path, length)
+        return FileIdentity(length, info.st_mtime_ns, self._known[key])
+
+
+def hash_of(path: str, num_bytes: int) -> str:
+    """SHA-256 of the first ``num_bytes`` of a file."""
+    digest = hashlib.sha256()
+    buffer = memoryview(bytearray(min(_BLOCK_BYTES, max(num_bytes, 1))))
+    with open(path, "rb", buffering=0) as file:
+        left = num_bytes
+        while left > 0:
+            count = file.readinto(buffer[: min(left, len(buffer))])
+            if not count:
+                break
+            digest.update(buffer[:count])
+            left -= count
+    return digest.hexdigest()
+
+
+def has_identity(path: str, identity: FileIdentity) -> bool:
+    """Whether the file is the same: of the same length, and of the same time or the same bytes."""
+    info = os.stat(path)
+    if info.st_size != identity.num_bytes:
+        return False
+    return info.st_mtime_ns == identity.mtime_ns or hash_of(path, identity.num_bytes) == identity.sha256

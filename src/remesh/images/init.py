@@ -1,0 +1,218 @@
+"""The init of an upper half: the first process of its pid namespace, parent of the program, reaper of orphans.
+
+Started by `upper` with three descriptors: ``orders`` (one JSON object, then the sender keeps it open: when it closes,
+the lower half has ended, and so does everything here), ``news`` (JSON lines back to it) and nothing else. The process
+that is started leaves for new namespaces and forks the true init, which the lower half, a subreaper, inherits.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import sys
+from pathlib import Path
+from typing import Any, Final
+
+from remesh.errors import ConfigError, Error, FormatError, StorageError
+from remesh.images import namespaces
+from remesh.images.clocks import Clocks, set_clocks
+from remesh.images.format import CRIU_FILE, HEADER_FILE
+from remesh.images.kinds import INNER_PID, STDERR_PATH, STDOUT_PATH, OpenFilePolicy, Site
+from remesh.images.linux import PR_SET_NAME, prctl
+from remesh.images.restore import bring_back
+from remesh.images.stored import StoredImage, read_image
+
+_MAX_ORDER_BYTES: Final = 64 << 20
+_EXEC_FAILED: Final = 127
+
+
+def main() -> None:
+    """Run as ``python -m remesh.images.init ORDERS NEWS``, descriptors by number."""
+    orders, news = int(sys.argv[1]), int(sys.argv[2])
+    try:
+        order = _read_order(orders)
+        _close_all_but({orders, news})
+        os.set_inheritable(orders, False)
+        os.set_inheritable(news, False)
+        pid = _start_in_namespaces(order, orders, news)
+    except BaseException as error:
+        _tell_failure(news, error)
+        os._exit(1)
+    _tell(news, {"event": "init", "pid": pid})
+    os._exit(0)
+
+
+def _read_order(orders: int) -> dict[str, Any]:
+    length = int.from_bytes(_read_exactly(orders, 8), "little")
+    if length > _MAX_ORDER_BYTES:
+        raise ValueError(f"an order of {length} bytes")
+    order: dict[str, Any] = json.loads(_read_exactly(orders, length))
+    return order
+
+
+def _read_exactly(descriptor: int, num_bytes: int) -> bytes:
+    data = b""
+    while len(data) < num_bytes:
+        part = os.read(descriptor, num_bytes - len(data))
+        if not part:
+            raise EOFError("the lower half ended before it said what to start")
+        data += part
+    return data
+
+
+def _close_all_but(kept: set[int]) -> None:
+    for name in os.listdir("/proc/self/fd"):
+        number = int(name)
+        if number > 2 and number not in kept:
+            with contextlib.suppress(OSError):
+                os.close(number)
+
+
+def _start_in_namespaces(order: dict[str, Any], orders: int, news: int) -> int:
+    namespaces.leave_for_new_namespaces()
+    image = None
+    if "image" in order:
+        # The clocks of a namespace are set before the first process enters it; the fork takes the image along.
+        folder = Path(order["image"])
+        image = None if _is_by_criu(folder) else read_image(folder)
+        set_clocks(_saved_clocks(folder, image))
+    pid = os.fork()
+    if pid == 0:
+        try:
+            _be_init(order, image, orders, news)
+        except BaseException as error:
+            _tell_failure(news, error)
+            os._exit(1)
+    return pid
+
+
+def _is_by_criu(folder: Path) -> bool:
+    return not (folder / HEADER_FILE).exists() and (folder / CRIU_FILE).exists()
+
+
+def _saved_clocks(folder: Path, image: StoredImage | None) -> Clocks:
+    if image is None:
+        from remesh.images.criu import read_criu_image  # noqa: PLC0415  costs time, and is seldom needed
+
+        return read_criu_image(folder).clocks
+    return Clocks(image.process.monotonic_ns, image.process.boottime_ns)
+
+
+def _be_init(order: dict[str, Any], image: StoredImage | None, orders: int, news: int) -> None:
+    namespaces.leave_group(leads_session=False)
+    prctl(PR_SET_NAME, _address_of_name(b"remesh-init\0"))
+    wakeup_out, wakeup_in = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+    signal.set_wakeup_fd(wakeup_in, warn_on_full_buffer=False)
+    signal.signal(signal.SIGCHLD, _ignore)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGPIPE):
+        signal.signal(number, signal.SIG_IGN)
+    namespaces.mount_room(Site(**order["site"]))
+    if "image" in order:
+        _restore(order, image)
+    else:
+        _start_program(order)
+    _tell(news, {"event": "running"})
+    # A program that ended at once can be found by its id as long as it is not reaped.
+    if os.read(orders, 1):
+        _reap_until_the_end(orders, news, wakeup_out)
+
+
+def _restore(order: dict[str, Any], image: StoredImage | None) -> None:
+    if image is None:
+        from remesh.images.criu import bring_back_by_criu  # noqa: PLC0415  as above
+
+        bring_back_by_criu(Path(order["image"]))
+    else:
+        bring_back(image, OpenFilePolicy(order["open_files"]))
+
+
+_NAMES: Final[list[Any]] = []
+
+
+def _address_of_name(name: bytes) -> int:
+    import ctypes  # noqa: PLC0415
+
+    _NAMES.append(ctypes.create_string_buffer(name))
+    return ctypes.addressof(_NAMES[-1])
+
+
+def _ignore(_number: int, _frame: object) -> None:
+    """Wakes `select` by way of the wakeup descriptor."""
+
+
+def _start_program(order: dict[str, Any]) -> None:
+    """Fork and execute the program; raises what went wrong in the child before it became the program."""
+    report_out, report_in = os.pipe2(os.O_CLOEXEC)
+    namespaces.choose_next_pid(INNER_PID)
+    pid = os.fork()
+    if pid == 0:
+        try:
+            namespaces.leave_group(leads_session=order["leads_session"])
+            _become_clean()
+            os.chdir(order["folder"])
+            os.execvpe(order["argv"][0], order["argv"], order["environment"])
+        except OSError as error:
+            os.write(report_in, f"{os.fsdecode(error.filename or order['argv'][0])}: {error.strerror}".encode())
+        os._exit(_EXEC_FAILED)
+    os.close(report_in)
+    failure = os.read(report_out, 4096)
+    os.close(report_out)
+    if failure:
+        raise ConfigError(f"{failure.decode(errors='replace')}; see the program's path and its folder")
+    if pid != INNER_PID:
+        raise RuntimeError(f"starting {order['argv'][0]}: it got process id {pid}, expected {INNER_PID}")
+
+
+def _become_clean() -> None:
+    """Standard descriptors on /dev/null and the logs, default signal actions, nothing blocked, nothing inherited."""
+    for number, path, flags in (
+        (0, "/dev/null", os.O_RDONLY),
+        (1, STDOUT_PATH, os.O_WRONLY | os.O_APPEND),
+        (2, STDERR_PATH, os.O_WRONLY | os.O_APPEND),
+    ):
+        opened = os.open(path, flags | os.O_CLOEXEC)
+        os.dup2(opened, number)
+        os.close(opened)
+    namespaces.forget_signal_actions()
+
+
+def _reap_until_the_end(orders: int, news: int, wakeup: int) -> None:
+    """Reap whatever ends; once it is the program, tell its status and end: the kernel ends all that is left here."""
+    while True:
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                pid = 0
+            if pid == 0:
+                break
+            if pid == INNER_PID:
+                _tell(news, {"event": "ended", "status": os.waitstatus_to_exitcode(status)})
+                os._exit(0)
+        readable, _, _ = select.select([orders, wakeup], [], [])
+        if wakeup in readable:
+            os.read(wakeup, 4096)
+        if orders in readable and not os.read(orders, 1):
+            os._exit(0)
+
+
+def _tell(news: int, what: dict[str, Any]) -> None:
+    with contextlib.suppress(OSError):  # nobody listens any more
+        os.write(news, json.dumps(what).encode() + b"\n")
+
+
+def _tell_failure(news: int, error: BaseException) -> None:
+    kind = "StorageError" if isinstance(error, StorageError) else "ConfigError"
+    reason = ""
+    if isinstance(error, FormatError):
+        kind, reason = "FormatError", error.reason
+    hint = "`remesh mpi doctor` tells what this machine lacks"
+    message = str(error) if isinstance(error, Error) else f"{type(error).__name__}: {error}; {hint}"
+    _tell(news, {"event": "failed", "kind": kind, "reason": reason, "message": message})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,75 @@
+"""Into which namespaces does an upper half go, and what does it find there? Called by our init, before the program.
+
+Its own *pid* namespace gives it the same process and thread ids wherever it runs; its own *mount* namespace gives it
+its channel and logs under the same names; a *time* namespace (at restore) lets its clocks go on from where they were;
+a *user* namespace gives a process that is not root the right to make the others.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Final
+
+from remesh.images import linux
+from remesh.images.kinds import ARENA_PATH, CHANNEL_PATH, ROOM_PATH, STDERR_PATH, STDOUT_PATH, Site
+
+_LAST_PID: Final = "/proc/sys/kernel/ns_last_pid"
+
+
+def leave_for_new_namespaces() -> None:
+    """New pid and mount namespaces, and a user namespace unless this process is root. Children enter them."""
+    flags = linux.NEW_PID | linux.NEW_NAMESPACE
+    if os.geteuid() == 0:
+        linux.unshare(flags)
+        return
+    user, group = os.geteuid(), os.getegid()
+    linux.unshare(flags | linux.NEW_USER)
+    Path("/proc/self/setgroups").write_text("deny")
+    Path("/proc/self/uid_map").write_text(f"{user} {user} 1")
+    Path("/proc/self/gid_map").write_text(f"{group} {group} 1")
+
+
+def mount_room(site: Site) -> None:
+    """In the new namespaces: a ``/proc`` of their own, and the channel and logs under their fixed names.
+
+    `ROOM_PATH` must be a folder already; what is in it is hidden here.
+    """
+    linux.mount("none", "/", None, linux.MS_REC | linux.MS_PRIVATE)
+    linux.mount("proc", "/proc", "proc", linux.MS_NOSUID | linux.MS_NODEV | linux.MS_NOEXEC)
+    bound = [(site.channel_file, CHANNEL_PATH), (site.stdout_file, STDOUT_PATH), (site.stderr_file, STDERR_PATH)]
+    if site.arena_file:
+        bound.append((site.arena_file, ARENA_PATH))
+    # The sources may stand in a folder that the mount below hides, so they are held open.
+    sources = [os.open(source, os.O_PATH | os.O_CLOEXEC) for source, _ in bound]
+    linux.mount("remesh", ROOM_PATH, "tmpfs", linux.MS_NOSUID | linux.MS_NODEV, "mode=0700,size=64k")
+    for source, (_, target) in zip(sources, bound, strict=True):
+        Path(target).touch(mode=0o600)
+        linux.mount(f"/proc/self/fd/{source}", target, None, linux.MS_BIND)
+        os.close(source)
+
+
+def leave_group(*, leads_session: bool) -> None:
+    """Put this process out of reach of signals for its parent's group, in a session of its own if it is to lead one.
+
+    Else it stays in one session with the lower half: the kernel divides cores among sessions, and the two halves are to
+    take turns on theirs.
+    """
+    if leads_session:
+        os.setsid()
+    else:
+        os.setpgid(0, 0)
+
+
+def forget_signal_actions() -> None:
+    """In a child of ours that will execute a program: ignored signals stay ignored by it, so none may be."""
+    signal.set_wakeup_fd(-1)
+    for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
+        signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+
+
+def choose_next_pid(pid: int) -> None:
+    """Let the next process or thread of this pid namespace have a certain id. Free of races: nobody else is in it."""
+    Path(_LAST_PID).write_text(str(pid - 1))

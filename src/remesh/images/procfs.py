@@ -1,0 +1,65 @@
+"""What does the kernel say about a process in ``/proc``? By process id; what the texts mean is in `proc_text`.
+
+Ids: a process in a pid namespace has an *outer* id, which this process sees, and an *inner* one, which it sees itself.
+Paths of mapped and open files are as the process sees them; `seen_from_here` leads to the same file from outside.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+
+from remesh.images.proc_text import Area, Descriptor, parse_fdinfo, parse_maps, parse_stat, parse_status
+
+
+def read_areas(pid: int) -> list[Area]:
+    """The memory map of a process."""
+    return parse_maps(Path(f"/proc/{pid}/maps").read_text(errors="surrogateescape"))
+
+
+def read_status(pid: int, tid: int | None = None) -> dict[str, str]:
+    """The status of a process, or of one thread of it."""
+    return parse_status(Path(f"/proc/{pid}/task/{tid or pid}/status").read_text(errors="surrogateescape"))
+
+
+def read_stat(pid: int) -> list[str]:
+    """See `parse_stat`."""
+    return parse_stat(Path(f"/proc/{pid}/stat").read_text(errors="surrogateescape"))
+
+
+def thread_ids(pid: int) -> list[int]:
+    """Ids of its threads as this process sees them, the leader first."""
+    return sorted((int(name) for name in os.listdir(f"/proc/{pid}/task")), key=lambda tid: (tid != pid, tid))
+
+
+def inner_id(pid: int, tid: int) -> int:
+    """The id that a thread has in its own innermost pid namespace."""
+    return int(read_status(pid, tid)["NSpid"].split()[-1])
+
+
+def read_descriptors(pid: int) -> list[Descriptor]:
+    """Its open files, in order of number."""
+    descriptors = []
+    for number in sorted(int(name) for name in os.listdir(f"/proc/{pid}/fd")):
+        try:
+            link = os.readlink(f"/proc/{pid}/fd/{number}")
+            info = Path(f"/proc/{pid}/fdinfo/{number}").read_text()
+        except FileNotFoundError:  # closed meanwhile
+            continue
+        descriptors.append(parse_fdinfo(number, link, info))
+    return descriptors
+
+
+def children_of(pid: int) -> list[int]:
+    """Ids of its child processes, of all its threads."""
+    children: list[int] = []
+    for tid in thread_ids(pid):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # this thread ended just now
+            children += map(int, Path(f"/proc/{pid}/task/{tid}/children").read_text().split())
+    return children
+
+
+def seen_from_here(pid: int, path: str) -> str:
+    """A path by which this process reaches the file that process ``pid`` calls ``path``."""
+    return f"/proc/{pid}/root{path}"

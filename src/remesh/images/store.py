@@ -1,0 +1,121 @@
+"""How does an image become complete? Its files are written and flushed side by side, as they come, the header last."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Self
+
+from remesh.errors import StorageError
+from remesh.images import format as image_format
+from remesh.images.format import Ancestor, ChunksState, Header, Machine, Seal, StoredFile
+from remesh.images.records import to_json
+
+_FLUSHERS: Final = ThreadPoolExecutor(4, "remesh-flush")
+"""For all images: who starts a thread waits until it runs, which takes milliseconds where more is to run than cores."""
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """What an image is of: the fields of its header that do not follow from its files."""
+
+    pid: int  # inner id of the process
+    compressed: bool  # the pages
+    builds_upon: tuple[Ancestor, ...]
+    machine: Machine
+
+
+@dataclass(frozen=True, slots=True)
+class Completed:
+    """An image that is on the disk."""
+
+    num_bytes: int  # of all its files
+    sha256: str  # of its header, which stands for the whole image
+
+
+class ImageFolder:
+    """A new folder that becomes an image; a context manager that removes it when something fails.
+
+    While the file of pages is written, the others already go to the disk: the file system can take them in one go.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._written: dict[str, Future[StoredFile]] = {}
+
+    def __enter__(self) -> Self:
+        make_folder(self.path)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_rest: object) -> None:
+        wait(self._written.values())
+        if kind is not None:
+            shutil.rmtree(self.path, ignore_errors=True)
+
+    def put(self, name: str, content: Any) -> None:
+        """Begin to write a file: a record as JSON, bytes as they are."""
+        data = content if isinstance(content, bytes) else _json_bytes(content)
+        self._written[name] = _FLUSHERS.submit(_write_file, self.path / name, data)
+
+    def complete(self, origin: Origin, chunks: ChunksState) -> Completed:
+        """Write the index of the chunks, whose file is there, and the header."""
+        pages_file = self.path / image_format.PAGES_FILE
+        self._written[pages_file.name] = _FLUSHERS.submit(_flush_pages, pages_file, chunks.num_stored_bytes)
+        self.put(image_format.CHUNKS_FILE, chunks)
+        stored = {name: future.result() for name, future in self._written.items()}
+        header = Header(
+            version=image_format.VERSION,
+            pid=origin.pid,
+            compressed=origin.compressed,
+            builds_upon=origin.builds_upon,
+            machine=origin.machine,
+            files=stored,
+        )
+        inside = _json_bytes(header)
+        sealed = Seal(inside.decode(), hashlib.sha256(inside).hexdigest())
+        last = _write_file(self.path / image_format.HEADER_FILE, _json_bytes(sealed))
+        flush(self.path)
+        return Completed(last.num_bytes + sum(file.num_bytes for file in stored.values()), last.sha256)
+
+
+def make_folder(directory: Path) -> None:
+    """A new folder for an image, for its owner only. Raises `StorageError`."""
+    try:
+        directory.mkdir(mode=0o700)
+    except OSError as error:
+        raise StorageError(
+            f"making an image at {directory}: {error.strerror}; expected a new name in a folder that may be written"
+        ) from error
+
+
+def _json_bytes(record: Any) -> bytes:
+    return json.dumps(to_json(record), indent=None, separators=(",", ":")).encode()
+
+
+def _write_file(path: Path, content: bytes) -> StoredFile:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    with open(descriptor, "wb", buffering=0) as file:
+        left = memoryview(content)
+        while left:
+            left = left[file.write(left) :]
+        os.fsync(descriptor)
+    return StoredFile(len(content), hashlib.sha256(content).hexdigest())
+
+
+def _flush_pages(path: Path, num_bytes: int) -> StoredFile:
+    flush(path)
+    return StoredFile(num_bytes, "")
+
+
+def flush(path: Path) -> None:
+    """Wait until a file, or the names in a folder, are on the disk: a rename is there after a crash, too."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,154 @@
+"""Which pages has a process written since its last image? The kernel notes it, by a userfaultfd in WP_ASYNC mode.
+
+1. The frozen process makes a userfaultfd (an injected call); this process takes a copy and the original is closed, so
+   the program holds no descriptor of ours, and tracking ends with this process.
+2. Private memory of which an image has pages is registered, and those are write-protected: the *mark*. The first write
+   to such a page costs the program half a microsecond and takes the mark off; no fault is ever delivered.
+3. At the next image the pages without a mark are the written ones. Areas mapped since have no marks: saved in full.
+4. Once its pages have been read, those without a mark get one, by the same scan that finds them; while the last ones
+   are written. If that image fails after all, the next one is full.
+
+Pages that are not there get no mark: the kernel would show it as a page in swap. Dropping a marked page of a mapped
+file (madvise) leaves such a mark behind, so what looks like a page in swap there counts as written (`memory`).
+
+Marks are relative to one image, known by the digest of its header: an increment upon any other would be wrong, so it
+is not made. Source: Documentation/admin-guide/mm/pagemap.rst and userfaultfd.rst; Linux 6.7 or newer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from remesh.images.format import Ancestor
+from remesh.images.frozen import Frozen
+from remesh.images.layers import Layer
+from remesh.images.linux import system_call
+from remesh.images.pagemap import PageMap, private_spans
+from remesh.images.procfs import read_stat
+from remesh.images.ranges import PageSet
+
+_UFFDIO_API: Final = 0xC018AA3F
+_UFFDIO_REGISTER: Final = 0xC020AA00
+_API_VERSION: Final = 0xAA
+_FEATURE_WP_UNPOPULATED: Final = 1 << 13
+_FEATURE_WP_ASYNC: Final = 1 << 15
+_REGISTER_WP: Final = 2
+_USER_MODE_ONLY: Final = 1
+_START_TIME_FIELD: Final = 22
+"""Of ``/proc/P/stat``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Basis:
+    """The image that marks are relative to: what the next increment is made of, without reading it again."""
+
+    sha256: str  # of its header
+    layers: tuple[Layer, ...]  # its own pages first, then those of `builds_upon`
+    builds_upon: tuple[Ancestor, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Tracking:
+    """What is known of a process whose pages are tracked."""
+
+    descriptor: int  # our copy of its userfaultfd
+    basis: Basis | None  # None while the image that the marks are relative to is not complete
+
+
+_TRACKED: Final[dict[tuple[int, str], _Tracking]] = {}
+"""By process id and time of its start: ids are used again."""
+
+
+def basis_of(pid: int, sha256: str) -> Basis | None:
+    """What the marks of a process are relative to, if that is the image whose header has this digest."""
+    tracking = _TRACKED.get(_key(pid))
+    basis = None if tracking is None else tracking.basis
+    return basis if basis is not None and basis.sha256 == sha256 else None
+
+
+def set_marks(frozen: Frozen, written: PageSet) -> str:
+    """Mark the pages of a frozen process, all of which have been read, as unwritten from now on.
+
+    ``written`` are those that have no mark yet, in order: nothing else changes while the process stands still, and
+    areas without any are saved whole the next time. The marks are relative to no image until `keep_basis` names one: if
+    that does not come to be, the next is a full one. Returns why it is not possible on this machine, or "" when it was
+    done.
+    """
+    key = _key(frozen.pid)
+    try:
+        descriptor = _TRACKED[key].descriptor if key in _TRACKED else _make_descriptor(frozen)
+        _TRACKED[key] = _Tracking(descriptor, None)
+        with PageMap(frozen.pid) as pages:
+            for span in private_spans(frozen.areas):
+                first, last = written.touching(span.start, span.end)
+                if first == last:
+                    continue
+                register = struct.pack("<4Q", span.start, span.end - span.start, _REGISTER_WP, 0)
+                fcntl.ioctl(descriptor, _UFFDIO_REGISTER, bytearray(register))
+                pages.mark(span, written.starts[first], written.ends[last - 1])
+    except OSError as error:
+        forget(frozen.pid)
+        return f"changed pages cannot be tracked here: {error.strerror}; Linux 6.7 with userfaultfd is needed"
+    return ""
+
+
+def keep_basis(pid: int, basis: Basis) -> None:
+    """The image that the marks of a process are relative to is complete."""
+    key = _key(pid)
+    _TRACKED[key] = _Tracking(_TRACKED[key].descriptor, basis)
+
+
+def forget(pid: int) -> None:
+    """End the tracking of a process, if there is any: its next image will be a full one."""
+    tracking = _TRACKED.pop(_key(pid), None)
+    if tracking is not None:
+        os.close(tracking.descriptor)
+
+
+def _key(pid: int) -> tuple[int, str]:
+    return pid, read_stat(pid)[_START_TIME_FIELD - 1]
+
+
+def _make_descriptor(frozen: Frozen) -> int:
+    _forget_ended()
+    with _injected_calls(frozen):
+        theirs = frozen.leader.call("userfaultfd", os.O_CLOEXEC | _USER_MODE_ONLY)
+        try:
+            with contextlib.ExitStack() as stack:
+                process = os.pidfd_open(frozen.pid)
+                stack.callback(os.close, process)
+                ours = system_call("pidfd_getfd", process, theirs, 0)
+        finally:
+            frozen.leader.call("close", theirs)
+    try:
+        features = _FEATURE_WP_ASYNC | _FEATURE_WP_UNPOPULATED
+        fcntl.ioctl(ours, _UFFDIO_API, bytearray(struct.pack("<3Q", _API_VERSION, features, 0)))
+    except OSError:
+        os.close(ours)
+        raise
+    return ours
+
+
+@contextlib.contextmanager
+def _injected_calls(frozen: Frozen) -> Iterator[None]:
+    frozen.prepare_calls()
+    try:
+        yield
+    finally:
+        frozen.finish_calls()
+
+
+def _forget_ended() -> None:
+    for pid, start in list(_TRACKED):
+        try:
+            gone = read_stat(pid)[_START_TIME_FIELD - 1] != start
+        except OSError:
+            gone = True
+        if gone:
+            os.close(_TRACKED.pop((pid, start)).descriptor)

@@ -1,0 +1,246 @@
+"""How is an upper half started, brought back and ended? By a small init of ours in namespaces of its own.
+
+`start_upper` and `restore_upper` are for the lower half; both return the running process as an `Upper`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from remesh.errors import ConfigError, FormatError, StorageError
+from remesh.images import procfs
+from remesh.images.frozen import bury
+from remesh.images.kinds import INNER_PID, ROOM_PATH, Command, OpenFilePolicy, Site
+from remesh.images.linux import PR_SET_CHILD_SUBREAPER, check_platform, prctl
+from remesh.images.sums import search_path
+
+_MPI_PREFIXES: Final = ("OMPI_", "PMIX", "PMI_", "PRTE", "MPI", "I_MPI", "HYDRA", "FI_", "UCX")
+"""Variables that launchers and MPI libraries set or read: the program has no MPI library inside."""
+_MODULE: Final = "remesh.images.init"
+_END_TIMEOUT_S: Final = 30.0
+
+
+class Upper:
+    """A running upper half, seen from the lower half."""
+
+    def __init__(self, init_pid: int, pid: int, orders: int, news: int) -> None:
+        self.pid = pid
+        """Its process id as this process sees it: for process_vm_readv, freeze and dump_image."""
+        self._init_pid = init_pid
+        self._orders = orders
+        self._news = news
+        self._pidfd = os.pidfd_open(pid)
+        self._status: int | None = None
+
+    def fileno(self) -> int:
+        """A descriptor that is readable once the upper half has ended; for select and poll."""
+        return self._pidfd
+
+    def poll(self) -> int | None:
+        """None while it runs; then its exit status, or minus the signal that ended it."""
+        if self._status is None and select.select([self._pidfd], [], [], 0)[0]:
+            self._status = self._read_status()
+        return self._status
+
+    def wait(self, timeout_s: float) -> int:
+        """Its exit status once it has ended; TimeoutError when it has not after ``timeout_s``."""
+        select.select([self._pidfd], [], [], timeout_s)
+        status = self.poll()
+        if status is None:
+            raise TimeoutError(f"waiting for the upper half (process {self.pid}): it still runs after {timeout_s} s")
+        return status
+
+    def kill(self) -> None:
+        """End it and everything in its namespaces now; no error if it has ended."""
+        if self._status is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._init_pid, signal.SIGKILL)
+            bury(self.pid)
+            select.select([self._pidfd], [], [], _END_TIMEOUT_S)
+            self._status = self._read_status()
+
+    def close(self) -> None:
+        """Kill it if it runs, and close what this object holds."""
+        self.kill()
+        for descriptor in (self._pidfd, self._orders, self._news):
+            with contextlib.suppress(OSError):
+                os.close(descriptor)
+        self._pidfd = self._orders = self._news = -1
+
+    def _read_status(self) -> int:
+        """What init said about the end; it says nothing when it was killed itself, and all others with it."""
+        status = -signal.SIGKILL
+        for line in _lines(self._news, _END_TIMEOUT_S):
+            if line.get("event") == "ended":
+                status = int(line["status"])
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(self._init_pid, 0)
+        return status
+
+
+def start_upper(command: Command, site: Site, *, timeout_s: float = 60.0) -> Upper:
+    """Start a program in namespaces of its own, with process id `INNER_PID` inside.
+
+    Its stdin is /dev/null, its stdout and stderr are the site's files, it inherits no other descriptor. It ends when
+    this process ends. Makes this process a child subreaper. Raises `ConfigError` when the kernel or the rights of this
+    process do not allow it, or when the program does not exist.
+    """
+    order = {
+        "argv": list(command.argv),
+        "environment": dict(command.environment),
+        "folder": command.folder,
+        "leads_session": command.leads_session,
+    }
+    return _start(order, site, f"starting {command.argv[0]} as an upper half", timeout_s)
+
+
+def restore_upper(
+    image: Path,
+    site: Site,
+    *,
+    open_files: OpenFilePolicy = OpenFilePolicy.TRUNCATE,
+    timeout_s: float = 600.0,
+) -> Upper:
+    """Bring the process of an image back, with the ids, memory, registers and open files it had; it runs on at once.
+
+    The bytes of its channel are written into ``site.channel_file`` first. Raises `FormatError` when the image is
+    damaged or does not fit this machine, `StorageError` when a file it had open is gone or changed.
+    """
+    order = {"image": str(Path(image).absolute()), "open_files": open_files.value}
+    return _start(order, site, f"restoring {image}", timeout_s)
+
+
+def upper_environment(environ: Mapping[str, str], *, first_on_path: str | None = None) -> dict[str, str]:
+    """An environment without the variables of MPI libraries and launchers; ``first_on_path`` leads its PYTHONPATH.
+
+    >>> upper_environment({"HOME": "/h", "PMI_RANK": "3", "PYTHONPATH": "/p"}, first_on_path="/s")
+    {'HOME': '/h', 'PYTHONPATH': '/s:/p'}
+    """
+    clean = {name: value for name, value in environ.items() if not name.startswith(_MPI_PREFIXES)}
+    if first_on_path is not None:
+        paths = [first_on_path, *filter(None, [clean.get("PYTHONPATH")])]
+        clean["PYTHONPATH"] = os.pathsep.join(paths)
+    return clean
+
+
+# --- the way to init and back ---
+
+
+def _start(order: dict[str, Any], site: Site, doing: str, timeout_s: float) -> Upper:
+    check_platform()
+    _make_room()
+    for path in filter(None, (site.channel_file, site.stdout_file, site.stderr_file, site.arena_file)):
+        if not os.path.isfile(path):
+            raise ConfigError(f"{doing}: the file {path} is missing; make it before")
+    order["site"] = {
+        "channel_file": site.channel_file,
+        "stdout_file": site.stdout_file,
+        "stderr_file": site.stderr_file,
+        "arena_file": site.arena_file,
+    }
+    prctl(PR_SET_CHILD_SUBREAPER, 1)
+    orders_out, orders = os.pipe2(os.O_CLOEXEC)
+    news, news_in = os.pipe2(os.O_CLOEXEC)
+    init_pid, is_running = 0, False
+    lines = _lines(news, timeout_s)
+    try:
+        with _launched(orders_out, news_in) as starter:
+            os.close(orders_out)
+            os.close(news_in)
+            _send(orders, order, doing)
+            for line in lines:
+                _raise_failure(line, doing)
+                if line["event"] == "init":
+                    init_pid = int(line["pid"])
+                is_running = is_running or line["event"] == "running"
+                # Two processes write into one pipe: either may come first.
+                if init_pid and is_running:
+                    upper = Upper(init_pid, _find_upper(init_pid), orders, news)
+                    os.write(orders, b"!")
+                    return upper
+            raise ConfigError(
+                f"{doing}: it did not run after {timeout_s} s (its init ended with {starter.poll()}); "
+                "`remesh mpi doctor` tells what this machine lacks"
+            )
+    except BaseException:
+        init_pid = init_pid or next((int(line["pid"]) for line in lines if line["event"] == "init"), 0)
+        if init_pid:
+            with contextlib.suppress(OSError):
+                os.kill(init_pid, signal.SIGKILL)
+                os.waitpid(init_pid, 0)
+        os.close(orders)
+        os.close(news)
+        raise
+
+
+def _launched(orders: int, news: int) -> subprocess.Popen[bytes]:
+    """The process that leaves for new namespaces; on leaving the context it has been waited for."""
+    source = str(Path(__file__).resolve().parents[2])  # the folder that holds the package
+    places = filter(None, [source, os.environ.get("PYTHONPATH"), search_path()])
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(places)}
+    arguments = [sys.executable, "-S", "-m", _MODULE, str(orders), str(news)]
+    return subprocess.Popen(
+        arguments, pass_fds=(orders, news), env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL
+    )
+
+
+def _send(orders: int, order: dict[str, Any], doing: str) -> None:
+    data = json.dumps(order).encode()
+    data = len(data).to_bytes(8, "little") + data
+    try:
+        while data:
+            data = data[os.write(orders, data) :]
+    except BrokenPipeError as error:
+        raise ConfigError(f"{doing}: its init ended at once; see the standard error output") from error
+
+
+def _lines(news: int, timeout_s: float) -> Iterator[dict[str, Any]]:
+    """What init says, line by line; ends when init does or the time is over."""
+    deadline, buffer = time.monotonic() + timeout_s, b""
+    while True:
+        readable, _, _ = select.select([news], [], [], max(0.0, deadline - time.monotonic()))
+        data = os.read(news, 65536) if readable else b""
+        if not data:
+            return
+        buffer += data
+        *lines, buffer = buffer.split(b"\n")
+        for line in lines:
+            yield json.loads(line)
+
+
+def _raise_failure(line: dict[str, Any], doing: str) -> None:
+    if line["event"] != "failed":
+        return
+    message = str(line["message"])
+    if line["kind"] == "FormatError":
+        raise FormatError(str(line["reason"]), message)
+    if line["kind"] == "StorageError":
+        raise StorageError(message)
+    raise ConfigError(message if message.startswith(doing) else f"{doing}: {message}")
+
+
+def _find_upper(init_pid: int) -> int:
+    """The id, as this process sees it, of the child of init whose inner id is `INNER_PID`."""
+    for pid in procfs.children_of(init_pid):
+        if procfs.inner_id(pid, pid) == INNER_PID:
+            return pid
+    raise ConfigError(f"starting an upper half: it ended before it was found (its init is process {init_pid})")
+
+
+def _make_room() -> None:
+    """The folder that is covered in every upper half's mount namespace. Nothing is ever written into it."""
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(ROOM_PATH, 0o755)
+    if not stat.S_ISDIR(os.lstat(ROOM_PATH).st_mode):
+        raise ConfigError(f"starting an upper half: {ROOM_PATH} is no folder; remove it")

@@ -1,0 +1,80 @@
+"""Memory that both halves of a rank have under the same addresses: where NumPy's large arrays can stand.
+
+The lower half makes a file, without any pages at first; both halves map it at :data:`ADDRESS`, the same on every
+machine, so that an image comes back to it. What stands there is handed to MPI as it is, without a copy. ``_arena.c``
+divides it among arrays (NEP 49: NumPy lets its allocator be replaced).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import importlib
+import os
+from typing import Any, Final
+
+from remesh.mpi.native import NATIVE
+
+ADDRESS: Final = 0x2000_0000_0000
+"""Between a program's own part and where the kernel maps files, on all platforms with addresses of 47 bits."""
+SIZE_BYTES: Final = 1 << 36
+"""Of addresses; pages are made with arrays."""
+VARIABLE: Final = "REMESH_SHARED_ARRAYS"
+"""Set to 1 in the program's environment: its large arrays stand in the arena."""
+FILE: Final = "arena"
+"""Name of the file beside the channel."""
+
+
+class Arena:
+    """The lower half's mapping."""
+
+    def __init__(self, path: str) -> None:
+        """Make the file and map it; `OSError` where this machine does not allow that."""
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            os.ftruncate(descriptor, SIZE_BYTES)
+        finally:
+            os.close(descriptor)
+        NATIVE.map_at(path, ADDRESS, SIZE_BYTES)
+        self._whole = memoryview((ctypes.c_char * SIZE_BYTES).from_address(ADDRESS)).cast("B")
+
+    def view(self, address: int, num_bytes: int) -> memoryview | None:
+        """The program's bytes at an address, in place; None where they do not stand here."""
+        start = address - ADDRESS
+        if start < 0 or num_bytes < 0 or start + num_bytes > SIZE_BYTES:
+            return None
+        return self._whole[start : start + num_bytes]
+
+
+def make_arena(path: str) -> Arena | None:
+    """An arena, or None: without the extension, or where files may not be that long."""
+    if NATIVE.map_at is None:
+        return None
+    try:
+        return Arena(path)
+    except OSError:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)
+        return None
+
+
+def share_arrays(channel_path: str) -> bool:
+    """In the program: put NumPy's large arrays into the arena, if that is wanted and possible; whether they are."""
+    path = os.path.join(os.path.dirname(channel_path), FILE)
+    if os.environ.get(VARIABLE) != "1" or NATIVE.map_at is None or not os.path.exists(path):
+        return False
+    api = _numpy_functions()
+    if api is None:
+        return False
+    NATIVE.map_at(path, ADDRESS, SIZE_BYTES)
+    NATIVE.share_arrays(api, ADDRESS, SIZE_BYTES)
+    return True
+
+
+def _numpy_functions() -> Any:
+    for name in ("numpy._core._multiarray_umath", "numpy.core._multiarray_umath"):
+        try:
+            return importlib.import_module(name)._ARRAY_API
+        except ImportError:
+            continue
+    return None

@@ -1,0 +1,241 @@
+"""The channel between the two halves of a rank: one file, mapped by both, with futexes to wait on.
+
+Layout, little-endian, offsets in bytes. Words that one side writes stand on cache lines of their own::
+
+    0       magic, version                         written once by the lower half
+    64      doorbell         u32   raised by the upper half with every request (and by whoever wakes the lower half)
+    68      core             u32   on which the upper half ran when it rang last, plus 1; 0: not told
+    72      calls without    u32   calls for which neither half gives way; the upper half counts them down
+    128     lower sleeps     u32   1: the lower half is, or is about to be, in a futex wait at the doorbell;
+                                   2: it gives way on the upper half's core, and runs when that does the same
+    192     spin             u32   turns that the upper half spins before it sleeps; the lower half's to set
+    196     give way         u32   us that the upper half then gives way before it sleeps; the lower half's to set
+    256     gate             u32   bit 0: closed; above it: how many threads are in files that other ranks have open
+    65536 + i * 65536              slot i, one for each thread of the upper half that makes calls
+      0     request number   u32   raised by the upper half when the body is complete
+      64    reply number     u32   set to the request number by the lower half when the body is the reply
+      128   upper waits      u32   the upper half is, or is about to be, in a futex wait at the reply number
+      192   posted           u32   bytes of entries that the upper half has put into the ring, ever
+      256   taken            u32   bytes of entries that the lower half has taken out of it, ever
+      320   body                   request, then reply
+      49152 ring                   calls without a reply, one after another: u32 bytes of the entry with padding to 8,
+                                   then the call; SKIP where the rest up to the ring's end is empty
+
+A request whose number differs from the reply's is unanswered. It keeps its body, so another lower half can serve it;
+the same is true of what stands in the rings. All rings are served before any body, so a call never overtakes what the
+program had posted before it, in whatever thread.
+
+The gate keeps images from being taken while a thread is in a file that other ranks have open, and threads from going in
+between the images of two ranks::
+
+    thread of the program                                lower half
+    closed? no: one more inside     (one instruction)
+        system calls on the file                         close: from here on the number only falls
+    one less inside                                      nobody inside: quiet, and stays so; an image may be taken
+    closed? yes: a call, which is not answered           open, then answer
+        when closed; then once more
+
+Both change the one word by atomic instructions only. So either a thread went in before the gate was closed, and is
+counted; or it finds the gate closed. A program that is stopped has its say in the word at any instruction, and an image
+has nobody inside. (The twin adds first, looks then, and takes back: it may be counted without being inside.)
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Callable, Iterator
+from typing import Any, Self
+
+from remesh.errors import FormatError, StorageError
+from remesh.mpi.native import NATIVE
+
+_MAGIC = b"RMSHCHN3"
+_DOORBELL, _SLEEPING, _SPIN, _GATE = 64, 128, 192, 256
+_FIRST_SLOT = _STRIDE = 1 << 16
+_REPLY, _WAITING, _POSTED, _TAKEN, _BODY = 64, 128, 192, 256, 320
+_RING = 49152
+_RING_BYTES = _STRIDE - _RING
+_SKIP = 0xFFFFFFFF
+
+NUM_SLOTS = 15
+"""Threads of one program that can be inside a call at the same time; others wait for a slot."""
+BODY_BYTES = _RING - _BODY
+"""Room for one request or one reply, with the payload that travels in it."""
+
+
+class Channel:
+    """A mapped file of :data:`SIZE_BYTES` bytes; no descriptor stays open. ``bodies[i]`` is slot i's body."""
+
+    SIZE_BYTES = _FIRST_SLOT + NUM_SLOTS * _STRIDE
+
+    def __init__(self, view: memoryview) -> None:
+        self._view = view
+        self._base: int = NATIVE.address_of(view)
+        self.bodies = tuple(
+            view[start + _BODY : start + _RING] for start in range(_FIRST_SLOT, self.SIZE_BYTES, _STRIDE)
+        )
+        self._words = tuple(self._words_of(slot) for slot in range(NUM_SLOTS))
+        self._scan = (self._base + _FIRST_SLOT, _REPLY, _STRIDE, NUM_SLOTS)
+        self._scan_rings = (self._base + _FIRST_SLOT + _POSTED, _TAKEN - _POSTED, _STRIDE, NUM_SLOTS)
+        self._bell = (self._base + _DOORBELL, self._base + _SLEEPING)
+        self._pace_words = view[_SPIN : _SPIN + 8].cast("I")
+        self._gate_word = view[_GATE : _GATE + 4].cast("I")
+        self._bell_word = view[_DOORBELL : _DOORBELL + 4].cast("I")
+
+    def _words_of(self, slot: int) -> tuple[int, int, int]:
+        start = self._base + _FIRST_SLOT + slot * _STRIDE
+        return start, start + _REPLY, start + _WAITING
+
+    @classmethod
+    def create(cls, path: str) -> Self:
+        """Make the file (zeros, mode 0600; never an existing one) and map it. The lower half does this."""
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            try:
+                os.posix_fallocate(descriptor, 0, cls.SIZE_BYTES)
+                os.pwrite(descriptor, _MAGIC, 0)
+            finally:
+                os.close(descriptor)
+            return cls(NATIVE.map_file(path, cls.SIZE_BYTES))
+        except OSError as error:
+            raise StorageError(
+                f"making the channel {path}: {error}; give a new name in a folder with {cls.SIZE_BYTES} bytes free"
+            ) from error
+
+    @classmethod
+    def map(cls, path: str) -> Self:
+        """Map an existing file. The upper half does this.
+
+        Raises:
+            StorageError: it cannot be opened or is too short.
+            FormatError: it is no channel of this version.
+        """
+        try:
+            view = NATIVE.map_file(path, cls.SIZE_BYTES)
+        except OSError as error:
+            raise StorageError(f"opening the channel {path}: {error}; start the program by `remesh mpi run`") from error
+        channel = cls(view)
+        channel.check(f"opening the channel {path}")
+        return channel
+
+    def check(self, doing: str) -> None:
+        """Raise `FormatError` unless this is a channel of this version; what stands in it may be of an image."""
+        found = bytes(self._view[: len(_MAGIC)])
+        if found != _MAGIC:
+            raise FormatError(
+                "foreign", f"{doing}: the channel begins with {found!r}, expected {_MAGIC!r}; use one version of Remesh"
+            )
+
+    # The upper half's side.
+
+    def call(self, slot: int) -> None:
+        """Post the request that stands in the slot's body and wait until its reply stands there."""
+        NATIVE.call(self._base, self._words[slot][0])
+
+    def port(self, slot: int) -> Any:
+        """The short way for the thread that has this slot."""
+        return NATIVE.Port(self._base, slot)
+
+    def gate(self, wait: Callable[[], object]) -> Any:
+        """What a thread is in, as a context, while it uses a file; ``wait`` comes back when the gate may be open again.
+
+        A thread that is inside, and a signal handler that it runs, may go in once more.
+        """
+        return NATIVE.Gate(self._base + _GATE, wait)
+
+    # The lower half's side.
+
+    def close_gate(self) -> None:
+        """Let no thread of the program into a file any more; those that are inside finish."""
+        NATIVE.close_gate(self._base + _GATE)
+
+    def open_gate(self) -> None:
+        """Let threads into files again; those that wait must be answered after that."""
+        NATIVE.open_gate(self._base + _GATE)
+
+    @property
+    def num_in_files(self) -> int:
+        """How many threads are inside the gate."""
+        return self._gate_word[0] >> 1
+
+    def forget_program(self) -> None:
+        """The program has ended: no thread of it is in a file any more, wherever it ended."""
+        self._gate_word[0] &= 1
+
+    @property
+    def base(self) -> int:
+        """Where the mapping begins."""
+        return self._base
+
+    def posted(self) -> int:
+        """Bit i is set where the ring of slot i holds something."""
+        return int(NATIVE.pending(*self._scan_rings))
+
+    def take_posted(self, slot: int) -> Iterator[bytes]:
+        """The calls in a slot's ring, in order; each is taken when the next one is asked for."""
+        start = _FIRST_SLOT + slot * _STRIDE
+        posted = self._view[start + _POSTED : start + _POSTED + 4].cast("I")
+        taken = self._view[start + _TAKEN : start + _TAKEN + 4].cast("I")
+        while taken[0] != posted[0]:
+            offset = taken[0] % _RING_BYTES
+            (whole,) = struct.unpack_from("<I", self._view, start + _RING + offset)
+            if whole == _SKIP:
+                whole = _RING_BYTES - offset
+            else:
+                yield bytes(self._view[start + _RING + offset + 4 : start + _RING + offset + whole])
+            taken[0] = (taken[0] + whole) & 0xFFFFFFFF
+
+    def pending(self) -> int:
+        """Bit i is set where slot i holds a request without a reply."""
+        return int(NATIVE.pending(*self._scan))
+
+    def answer(self, slot: int) -> None:
+        """The reply stands in the slot's body: hand it over."""
+        NATIVE.answer(*self._words[slot])
+
+    def request_number(self, slot: int) -> int:
+        """Number of the slot's latest request."""
+        start = _FIRST_SLOT + slot * _STRIDE
+        return int(struct.unpack_from("<I", self._view, start)[0])
+
+    def bell(self) -> int:
+        """What :meth:`wait` wants to know it by: the doorbell as it stands before the slots are looked at."""
+        return self._bell_word[0]
+
+    def wait(self, seen: int, spin: int, timeout_us: int) -> None:
+        """Until the doorbell is no longer ``seen``: spin that many turns, then sleep at most ``timeout_us``."""
+        NATIVE.wait(*self._bell, seen, spin, timeout_us)
+
+    def ring(self) -> None:
+        """Wake the lower half, from any thread or process that maps the channel."""
+        NATIVE.ring(self._bell[0])
+
+    def set_pace(self, spin: int, give_way_us: int) -> None:
+        """How the upper half waits for a reply before it sleeps: so many turns, then so long."""
+        self._pace_words[0], self._pace_words[1] = spin, give_way_us
+
+
+class RemoteMemory:
+    """The memory of another process, by its addresses; needs the rights to trace it."""
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+
+    def read(self, address: int, num_bytes: int) -> bytearray:
+        """A copy of its bytes. OSError if it has ended or nothing is mapped there."""
+        copy = bytearray(num_bytes)
+        if num_bytes:
+            NATIVE.read_memory(self._pid, address, NATIVE.address_of(copy), num_bytes)
+        return copy
+
+    def read_into(self, address: int, view: memoryview) -> None:
+        """Its bytes from ``address`` on, as many as the view has. OSError as :meth:`read`."""
+        if len(view):
+            NATIVE.read_memory(self._pid, address, NATIVE.address_of(view), len(view))
+
+    def write(self, address: int, data: bytes | bytearray | memoryview) -> None:
+        """Put bytes there. OSError if it has ended or nothing is mapped there."""
+        num_bytes = len(data)
+        if num_bytes:
+            NATIVE.write_memory(self._pid, address, NATIVE.address_of(data), num_bytes)

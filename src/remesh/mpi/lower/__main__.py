@@ -1,0 +1,170 @@
+"""``python -m remesh.mpi.lower JOB --coordinator HOST:PORT [--checkpoint N]``: one rank, started by a launcher.
+
+Runs in the environment of an MPI, which has mpi4py and nothing of ours: neither torch nor NumPy is imported here. The
+parts are put together in this order, since each needs what stands before it:
+
+    MPI ── line to the coordinator ── channel ── lower half ── upper half ── loop
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib
+import os
+import shutil
+import socket
+import sys
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+from remesh.comm.messages import Line
+from remesh.errors import Error
+from remesh.images import (
+    Command,
+    OpenFilePolicy,
+    Site,
+    Upper,
+    restore_upper,
+    start_upper,
+    upper_environment,
+)
+from remesh.mpi.arena import FILE, make_arena
+from remesh.mpi.channel import Channel
+from remesh.mpi.lower.half import LowerHalf
+from remesh.mpi.lower.pace import SPIN_VARIABLE
+from remesh.mpi.rank import IMAGE, Ended, RankLoop, read_state
+from remesh.mpi.room import make_room
+from remesh.rounds.control import Control
+from remesh.rounds.job_folder import JobFolder, rank_name
+
+_POLL_S = 0.001
+
+
+def main(arguments: list[str]) -> int:
+    """Be a rank until the job ends; what is returned is the exit status of the process."""
+    parser = argparse.ArgumentParser(prog="remesh.mpi.lower")
+    parser.add_argument("job", type=Path)
+    parser.add_argument("--coordinator", required=True)
+    parser.add_argument("--checkpoint", type=int)
+    parser.add_argument("--open-files", type=OpenFilePolicy, default=OpenFilePolicy.TRUNCATE)
+    options = parser.parse_args(arguments)
+    began_s = time.monotonic()
+    mpi = _start_mpi()
+    rank = mpi.COMM_WORLD.Get_rank()
+    seconds = {"mpi_init": time.monotonic() - began_s}
+    folder = JobFolder(options.job)
+    host, _, port = options.coordinator.rpartition(":")
+    line = Line.connect([(host, int(port))], folder.read_token(), f"starting rank {rank}")
+    hello = {"type": "hello", "rank": rank, "size": mpi.COMM_WORLD.Get_size(), "pid": os.getpid()}
+    line.send({**hello, "host": socket.gethostname(), "mpi": mpi.Get_library_version().split("\n")[0].strip(" \0")})
+    room = make_room()
+    try:
+        loop = _put_together(mpi, folder, options, room, (line, seconds))
+        loop.run()
+        loop.leave()
+        mpi.Finalize()
+    except Ended:
+        # Finalising would wait for ranks that may be gone.
+        shutil.rmtree(room, ignore_errors=True)
+        os._exit(1)
+    except BaseException as error:
+        line.send({"type": "failed", "cause": f"{type(error).__name__}: {error}"})
+        with contextlib.suppress(OSError), (folder.logs / "events.log").open("a") as log:
+            log.write(f"rank {rank}: {traceback.format_exc()}")
+        if isinstance(error, Error):
+            sys.stderr.write(f"remesh: {error}\n")
+        else:
+            traceback.print_exc()
+        sys.stderr.flush()
+        shutil.rmtree(room, ignore_errors=True)
+        os._exit(1)
+    finally:
+        shutil.rmtree(room, ignore_errors=True)
+    line.close()
+    return 0
+
+
+def _start_mpi() -> Any:
+    # MPI starts when mpi4py.MPI is imported: not before the arguments have been read.
+    settings = importlib.import_module("mpi4py").rc
+    settings.thread_level = "funneled"
+    return importlib.import_module("mpi4py.MPI")
+
+
+def _put_together(
+    mpi: Any, folder: JobFolder, options: argparse.Namespace, room: Path, told: tuple[Line, dict[str, float]]
+) -> RankLoop:
+    line, seconds = told
+    rank = mpi.COMM_WORLD.Get_rank()
+    channel_file = room / "channel"
+    channel = Channel.create(str(channel_file))
+    streams = [folder.logs / f"{rank_name(rank)}.{kind}" for kind in ("out", "err")]
+    for stream in streams:
+        stream.touch(mode=0o600)
+    arena_file = room / FILE
+    arena = make_arena(str(arena_file))
+    out, err = map(str, streams)
+    site = Site(str(channel_file), out, err, str(arena_file) if arena else "")
+    began_s = time.monotonic()
+    upper: Upper | None = None
+    spinning = folder.read_spec().environment.get(SPIN_VARIABLE) == "1"
+    if options.checkpoint is None:
+        half = LowerHalf(mpi, channel, arena, spinning=spinning)
+        upper = start_upper(_command(folder), site)
+    else:
+        chosen = folder.checkpoint(options.checkpoint)
+        report = chosen.manifest["ranks"][rank_name(rank)]
+        state = read_state(chosen.rank_folder(rank), report)
+        half = LowerHalf.from_state(state, mpi, channel, arena, spinning=spinning)
+        half.rebuild()
+        seconds["replay"] = time.monotonic() - began_s
+        began_s = time.monotonic()
+        for stream, length in zip(streams, report["outputs"], strict=True):
+            # The program writes again what it wrote after the checkpoint.
+            os.truncate(stream, min(length, stream.stat().st_size))
+        if report["has_image"]:
+            upper = restore_upper(chosen.rank_folder(rank) / IMAGE, site, open_files=options.open_files)
+        _wait_for_all(mpi)
+    seconds["upper"] = time.monotonic() - began_s
+    if upper is not None:
+        half.attach(upper.pid)
+    control = Control(line, half.wake)
+    loop = RankLoop(rank, folder, half, upper, control)
+    control.start()
+    control.send({"type": "ready", "seconds": seconds})
+    return loop
+
+
+_MALLOC = {"hugetlb": 1, "mmap_threshold": 32 << 20, "trim_threshold": 64 << 20, "top_pad": 16 << 20}
+"""Large buffers on huge pages: to reach a small page of another process costs more than to copy what it holds.
+
+A buffer that malloc maps by itself lies on a huge page only where it contains a whole one. So those of up to 32 MiB
+come from the heap, as they do by default once the program has freed one of that size, and the heap grows by 16 MiB.
+"""
+
+
+def _wait_for_all(mpi: Any) -> None:
+    """Until all ranks have come as far: no program writes to a file that another rank has still to cut."""
+    everybody = mpi.COMM_WORLD.Ibarrier()
+    while not everybody.Test():
+        time.sleep(_POLL_S)
+
+
+def _command(folder: JobFolder) -> Command:
+    spec = folder.read_spec()
+    room = Path(__file__).parents[1]
+    environment = upper_environment(spec.environment, first_on_path=str(room / "substitute"))
+    environment["PYTHONPATH"] += f"{os.pathsep}{room.parents[1]}"
+    environment.setdefault(
+        "GLIBC_TUNABLES", ":".join(f"glibc.malloc.{name}={value}" for name, value in _MALLOC.items())
+    )
+    # Where the parts of mpi4py that are plain Python stand: mpi4py.futures, mpi4py.util.
+    environment["REMESH_MPI4PY"] = str(Path(importlib.import_module("mpi4py").__file__ or "").parent)
+    return Command(spec.argv, environment, spec.folder)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

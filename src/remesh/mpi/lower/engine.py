@@ -1,0 +1,169 @@
+"""What does the C engine need to know? The setup of one, from a real MPI and the parts of a lower half.
+
+The engine (``_engine.c``) serves short messages and small collectives without Python. It calls the very library that
+mpi4py has loaded, by the addresses of its functions, and works on the same requests and queues as the Python parts.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+from remesh.mpi.arena import ADDRESS, SIZE_BYTES
+from remesh.mpi.calls.error_classes import CLASSES
+from remesh.mpi.calls.table import REAL_OPS, REAL_TYPES
+from remesh.mpi.lower.collectives import Collectives
+from remesh.mpi.lower.doubling import SMALL_BYTES
+from remesh.mpi.lower.exposure import Asker
+from remesh.mpi.lower.pace import Pace
+from remesh.mpi.lower.requests import COLLECTIVE, RECEIVE, SEND, WINDOW, Requests
+from remesh.mpi.lower.transfers import Transfers
+from remesh.mpi.lower.windows import Windows
+from remesh.mpi.lower.wire import PIECE_BYTES
+from remesh.mpi.native import NATIVE
+
+_FUNCTIONS: Final = (
+    *("Isend", "Test", "Start", "Ibarrier", "Ibcast", "Igather", "Iscatter", "Iallgather", "Ialltoall", "Ireduce"),
+    *("Iallreduce", "Iscan", "Iexscan", "Irecv", "Reduce_local", "Issend"),
+)
+"""In the order of the engine."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """Everything an engine works with; it reads the fields by their names."""
+
+    base: int  # address of the channel
+    functions: tuple[int, ...]  # addresses of _FUNCTIONS
+    comm: int  # handle of the wire's communicator
+    byte: int  # handle of the datatype
+    ops: tuple[int, ...]  # handles of REAL_OPS
+    types: tuple[int, ...]  # handles of REAL_TYPES
+    extents: tuple[int, ...]  # bytes of one value of each; 0: no plain values
+    rank: int
+    size: int
+    frame_request: int  # address of the handle of the wire's posted receive
+    frame: int  # address of what it receives into
+    by_number: dict[int, Any]  # the requests
+    posted: dict[int, Any]  # the queue of receives
+    arrived: dict[int, Any]  # the queue of messages
+    requests: Requests  # for the next number
+    entered: dict[int, int]  # collectives entered, by communicator
+    reals: dict[int, tuple[int, int, int]]  # handle, rank and size of the communicators that are there
+    plans: dict[int, bytes]  # steps of the small collectives of each communicator
+    windows: dict[int, Any]  # with any of them, MPI is asked often though nothing waits
+    accesses: dict[int, Any]  # under way, by request: None for those of the engine
+    access_queues: dict[int, Any]  # by target: those that wait, which must not be overtaken
+    on_message: Callable[..., None]  # a wire message that is no short message has come
+    on_match: Callable[..., None]  # a receive has got a message that was announced
+    on_refused: Callable[..., None]  # a payload may not be read where it is
+    serve: Callable[[int], bool]  # serve the request in a slot; whether it has its reply
+    serve_posted: Callable[[int, bytes], None]  # serve a call out of its ring
+    tell: Callable[..., None]  # write the reply of a slot whose one operation is over
+    tell_wait: Callable[[int], None]  # write the reply of a slot whose ``wait`` is over
+    neighbours: bytes  # by rank: 1 where its program's memory can be reached
+    arena_start: int  # address
+    arena_bytes: int  # 0: there is none
+    piece_bytes: int  # of a stream
+    upper_spin: int
+    lower_spin: int
+    always_spins: bool
+    eager_us: int
+    patient_us: int
+    shortest_us: int
+    longest_us: int
+    idle_us: int
+    give_way_us: int
+    seat: tuple[int, ...]  # cores
+    word_send: str = SEND
+    word_receive: str = RECEIVE
+    word_collective: str = COLLECTIVE
+    word_window: str = WINDOW
+    asker: type[Asker] = Asker  # who has the lock of a window
+    err_truncate: int = CLASSES["ERR_TRUNCATE"]
+    err_other: int = CLASSES["ERR_OTHER"]
+    err_request: int = CLASSES["ERR_REQUEST"]
+    err_op: int = CLASSES["ERR_OP"]
+    err_win: int = CLASSES["ERR_WIN"]
+    err_rma_range: int = CLASSES["ERR_RMA_RANGE"]
+    small_bytes: int = SMALL_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class Callbacks:
+    """What the engine leaves to Python, besides messages and matches."""
+
+    serve: Callable[[int], bool]
+    serve_posted: Callable[[int, bytes], None]
+    tell: Callable[..., None]
+    tell_wait: Callable[[int], None]
+
+
+def make_engine(  # noqa: PLR0913 - the parts of a lower half
+    mpi: Any,
+    base: int,
+    transfers: Transfers,
+    collectives: Collectives,
+    windows: Windows,
+    pace: Pace,
+    callbacks: Callbacks,
+) -> Any:
+    """An engine for these parts, or None: there is no extension, or the wire must probe."""
+    wire, requests = transfers.wire, transfers.requests
+    if NATIVE.Engine is None or wire.posted is None:
+        return None
+    posted, arrived = transfers.matching.queues
+    types = [getattr(mpi, name) for name in REAL_TYPES]
+    setup = Setup(
+        base=base,
+        functions=_addresses(mpi),
+        comm=mpi._handleof(wire.comm),
+        byte=mpi._handleof(mpi.BYTE),
+        ops=tuple(mpi._handleof(getattr(mpi, name)) for name in REAL_OPS),
+        types=tuple(map(mpi._handleof, types)),
+        extents=collectives.extents,
+        rank=wire.rank,
+        size=wire.size,
+        frame_request=mpi._addressof(wire.posted),
+        frame=NATIVE.address_of(wire.frame),
+        by_number=requests.by_number,
+        posted=posted,
+        arrived=arrived,
+        requests=requests,
+        entered=collectives.entered,
+        reals=collectives.reals,
+        plans=collectives.plans,
+        windows=windows.windows,
+        accesses=windows.accesses,
+        access_queues=windows.queues,
+        on_message=transfers.on_message,
+        on_match=transfers.match,
+        on_refused=transfers.refused,
+        serve=callbacks.serve,
+        serve_posted=callbacks.serve_posted,
+        tell=callbacks.tell,
+        tell_wait=callbacks.tell_wait,
+        neighbours=bytes(rank in wire.neighbours for rank in range(wire.size)),
+        arena_start=ADDRESS,
+        arena_bytes=0 if transfers.memory.arena is None else SIZE_BYTES,
+        piece_bytes=PIECE_BYTES,
+        upper_spin=pace.upper_spin,
+        lower_spin=pace.lower_spin,
+        always_spins=pace.always_spins,
+        eager_us=pace.eager_us,
+        patient_us=pace.patient_us,
+        shortest_us=pace.shortest_sleep_us,
+        longest_us=pace.longest_sleep_us,
+        idle_us=pace.idle_sleep_us,
+        give_way_us=pace.give_way_us,
+        seat=pace.seat,
+    )
+    return NATIVE.Engine(setup)
+
+
+def _addresses(mpi: Any) -> tuple[int, ...]:
+    # A name is looked for in the module and in what it was linked with: the library that mpi4py uses.
+    library = ctypes.CDLL(mpi.__file__)
+    return tuple(ctypes.cast(getattr(library, f"MPI_{name}"), ctypes.c_void_p).value or 0 for name in _FUNCTIONS)

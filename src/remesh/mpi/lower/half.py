@@ -1,0 +1,462 @@
+"""The lower half of one rank: serves calls on a real MPI, and can be made quiet, saved and grown again.
+
+One thread owns a :class:`LowerHalf` and calls its methods; only :meth:`LowerHalf.wake` may be called from another.
+Nothing here blocks on another rank: whatever waits is a pending entry that :meth:`serve_once` comes back to.
+
+A checkpoint, seen from here::
+
+    hold(targets) ... serve_once() ...   until every rank is quiet about collectives (the clock's rounds)
+    close()       ... drain_progress()   until quiet() on every rank and sent == received between every two
+    state_bytes()                        beside the image of the upper half
+    open(); hold(None)                   to go on; or release() and exit
+
+Restart: ``from_state(data, mpi, channel)``, ``rebuild()``, upper half restored, ``attach(pid)``, ``serve_once()`` ...
+A request that the upper half had posted and that had no answer yet is found in the channel and served.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Self
+
+from remesh.mpi.arena import Arena
+from remesh.mpi.calls.table import WaitFor
+from remesh.mpi.channel import Channel
+from remesh.mpi.lower import state
+from remesh.mpi.lower.collectives import Collectives
+from remesh.mpi.lower.engine import Callbacks, make_engine
+from remesh.mpi.lower.pace import Pace
+from remesh.mpi.lower.records import Arrived, Request, as_native
+from remesh.mpi.lower.requests import Requests
+from remesh.mpi.lower.serving import Serving, Wait
+from remesh.mpi.lower.transfers import MAX_WATCHED, Transfers
+from remesh.mpi.lower.upper_memory import UpperMemory
+from remesh.mpi.lower.windows import Windows
+from remesh.mpi.lower.wire import Wire
+from remesh.rounds.status import Activity
+
+_LAST_PIECES_S: Final = 2.0
+"""For pieces between ranks that both leave; who waits longer for one has lost its peer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """Where the upper half is, and at which communicators."""
+
+    where: Activity
+    """With several threads, the last one of its members that holds."""
+    communicators: tuple[int, ...] = ()
+    """Virtual ids: those it is held at (HELD) or inside of (INSIDE); else empty."""
+
+
+@dataclass(frozen=True, slots=True)
+class Counters:
+    """What drain and collective clock compare over the ranks."""
+
+    sent: tuple[int, ...]
+    """Wire messages handed to MPI for each world rank. Final once every rank is closed and quiet."""
+    received: tuple[int, ...]
+    """Wire messages taken from each world rank. Invariant over a cut: a.received[b] <= b.sent[a]."""
+    entered: Mapping[int, int]
+    """Virtual communicator id -> collectives entered. A communicator never used for one may be absent (0)."""
+    freed: Mapping[int, int]
+    """The same for communicators that the program has freed, the last ones."""
+
+
+class LowerHalf:
+    """Serves one upper half over ``channel`` with the MPI module ``mpi`` (a real, initialised ``mpi4py.MPI``)."""
+
+    def __init__(self, mpi: Any, channel: Channel, arena: Arena | None = None, *, spinning: bool = False) -> None:
+        """Duplicates the world communicator (all ranks call this)."""
+        self._channel = channel
+        self._comms = [mpi.COMM_WORLD.Dup() for _ in range(3)]
+        control, wire, world = self._comms
+        self._requests = Requests(Request)
+        self._memory = UpperMemory()
+        self._memory.arena = arena
+        self._wire = Wire(mpi, wire)
+        self._transfers = Transfers(self._wire, self._memory, self._requests)
+        self._collectives = Collectives(mpi, control, world, self._requests, self._wire, self._memory)
+        self._transfers.on_making = self._collectives.on_making
+        self._transfers.on_part = self._collectives.doublings.on_part
+        self._windows = Windows(mpi, self._wire, self._memory, self._requests)
+        self._transfers.on_window = self._windows.on_message
+        self._serving = Serving(self._transfers, self._collectives, self._windows, self._memory, self._requests)
+        self._serving.may_enter = self._may_enter
+        self._serving.description = _describe(mpi)
+        self._targets: Mapping[int, int] | None = None
+        self._held: dict[int, int] = {}
+        """Slots whose request is for a collective beyond its target, and its communicator."""
+        self._aborting: set[int] = set()
+        self._refused = 0
+        self._attached: dict[int, tuple[int, int]] = {}
+        self._closed = False
+        self._woken = False
+        self._progressed = False
+        self._pace = Pace.of(mpi, spinning=spinning)
+        bodies, serving = channel.bodies, self._serving
+        callbacks = Callbacks(
+            serve=self._serve,
+            serve_posted=serving.serve_posted,
+            tell=lambda slot, request: serving.tell(bodies[slot], request),
+            tell_wait=lambda slot: serving.tell_wait(bodies[slot]),
+        )
+        self._engine = make_engine(
+            mpi, channel.base, self._transfers, self._collectives, self._windows, self._pace, callbacks
+        )
+        self._wire.engine = self._engine
+
+    @classmethod
+    def from_state(
+        cls, data: bytes, mpi: Any, channel: Channel, arena: Arena | None = None, *, spinning: bool = False
+    ) -> Self:
+        """What :meth:`state_bytes` described, on another MPI. The channel's bytes come back with the image.
+
+        Raises:
+            FormatError: the bytes are damaged, or belong to another rank or number of ranks.
+        """
+        parts = state.load(data, rank=mpi.COMM_WORLD.Get_rank(), size=mpi.COMM_WORLD.Get_size())
+        half = cls(mpi, channel, arena, spinning=spinning)
+        half._requests.by_number.update({request.number: as_native(request) for request in parts.requests})
+        half._requests.next_number = parts.next_numbers["request"]
+        half._transfers.next_message = parts.next_numbers["message"]
+        half._serving.next_parcel = parts.next_numbers["parcel"]
+        state.fill(
+            half._transfers.matching,
+            [as_native(receive) for receive in parts.posted],
+            [as_native(message) for message in parts.arrived],
+        )
+        half._transfers.messages.update({number: as_native(message) for number, message in parts.messages.items()})
+        half._transfers.owed = [
+            (receive, Arrived(receive.comm, receive.source, receive.message_tag, receive.message_bytes, None, send))
+            for receive, send in ((half._requests.by_number[number], send) for number, send in parts.owed)
+        ]
+        half._serving.parcels.update(parts.parcels)
+        half._serving.finished = parts.finished
+        for number, members in parts.members.items():
+            half._collectives.add(number, members)
+        half._collectives.entered.update(parts.entered)
+        half._windows.windows.update(parts.windows)
+        half._attached = parts.attached
+        half.close()
+        return half
+
+    def attach(self, upper_pid: int) -> None:
+        """Tell the process id (as this process sees it) whose memory big payloads are read from and written to.
+
+        After :meth:`from_state` this is also what lets the restored upper half be served.
+
+        Raises:
+            FormatError: the upper half has come with a channel of another version of Remesh.
+        """
+        self._channel.check("serving a program that has come with its channel")
+        # The words that it came with are those of the host that it left.
+        self._channel.set_pace(self._pace.upper_spin, self._pace.give_way_us)
+        self._memory.attach(upper_pid)
+        if self._engine is not None:
+            self._engine.attach(upper_pid)
+        for slot, (number, operation) in self._attached.items():
+            if self._channel.pending() >> slot & 1 and self._channel.request_number(slot) == number:
+                self._serving.waits[slot] = Wait([operation], WaitFor.ALL, single=True)
+        self._attached = {}
+        self.open()
+
+    def serve_once(self, timeout_s: float) -> None:
+        """Serve the upper half and move MPI on, for about ``timeout_s``; less if :meth:`wake` is called."""
+        engine = self._engine
+        deadline = time.monotonic() + timeout_s
+        fruitless = fruitful = 0
+        while not self._woken:
+            bell = self._channel.bell()
+            if self._step():
+                fruitless = 0
+                fruitful += 1
+                # A program that polls always has a next request: the time must end this, too.
+                if fruitful & 63 == 0 and time.monotonic() >= deadline:
+                    break
+                continue
+            fruitless += 1
+            if fruitless & 15 == 1:
+                left_s = deadline - time.monotonic()
+                if left_s <= 0:
+                    break
+            left_us = int(left_s * 1e6) + 1
+            watched = self._transfers.watched()
+            if watched is None:
+                # A payload that this process copies goes on at once.
+                fruitless = 0
+            elif engine is None:
+                self._rest(bell, fruitless, left_us)
+            else:
+                watched += self._collectives.watched()
+                self._progressed = engine.run(left_us, bool(self._serving.waits), watched[:MAX_WATCHED])
+                fruitless = 0
+        self._woken = False
+        if engine is not None:
+            engine.was_woken()
+
+    def _step(self) -> bool:
+        """Whatever can be done now; whether there was anything."""
+        engine = self._engine
+        progress = self._progressed
+        self._progressed = False
+        progress |= self._wire.poll() if engine is None else engine.step(self._requests.news)
+        progress |= self._transfers.poll()
+        progress |= self._collectives.poll()
+        if self._closed:
+            return progress
+        if engine is None:
+            progress |= self._take_requests()
+        # A message that arrives may end a probe without completing any request.
+        if self._serving.waits and (progress or self._requests.news):
+            for slot in self._serving.flush(self._channel.bodies):
+                self._channel.answer(slot)
+            self._tell_engine()
+        if self._requests.news and engine is not None:
+            # What Python has completed is looked at by the engine, too. A message that it takes now may end a probe.
+            self._progressed = engine.step(True)
+        self._requests.news = False
+        return progress or self._progressed
+
+    def _take_requests(self) -> bool:
+        mask = self._channel.pending()
+        # After the look at the bodies: one of them may wait for what was posted before it.
+        taken = self._take_posted()
+        slot = 0
+        while mask:
+            if mask & 1 and slot not in self._serving.waits and slot not in self._held and slot not in self._aborting:
+                taken = True
+                if self._serve(slot):
+                    self._channel.answer(slot)
+            mask >>= 1
+            slot += 1
+        return taken
+
+    def _take_posted(self) -> bool:
+        posted = self._channel.posted()
+        for slot in range(posted.bit_length()):
+            if posted >> slot & 1:
+                for call in self._channel.take_posted(slot):
+                    self._serving.serve_posted(slot, call)
+        return bool(posted)
+
+    def _serve(self, slot: int) -> bool:
+        """Serve the request in a slot; whether its reply stands there. If not, why not is written down."""
+        if self._serving.serve(slot, self._channel.bodies[slot]):
+            return True
+        if slot not in self._serving.waits:
+            if self._serving.abort_code is not None:
+                self._aborting.add(slot)
+            else:
+                self._held[slot] = self._refused
+        return False
+
+    def _tell_engine(self) -> None:
+        """What it must leave alone."""
+        if self._engine is not None:
+            blocked = sum(1 << slot for slot in {*self._serving.waits, *self._held, *self._aborting})
+            self._engine.set(self._closed, self._targets is not None, blocked)
+
+    def _rest(self, bell: int, fruitless: int, left_us: int) -> None:
+        """Wait as the pace of this host asks for; any request of the upper half ends it."""
+        pace, channel = self._pace, self._channel
+        # A slot that waits may wait for a message that nothing was posted for: a blocking probe.
+        # Who has a window may be asked at any time.
+        expecting = bool(self._windows.windows or self._serving.waits or self._collectives.inside)
+        expecting = expecting or self._transfers.expecting
+        if not expecting or self._closed:
+            channel.wait(bell, pace.lower_spin if fruitless == 1 else 0, min(left_us, pace.idle_sleep_us))
+        elif self._serving.waits or (self._engine is not None and self._engine.waiting):
+            if fruitless > pace.patient_polls:
+                channel.wait(bell, 0, min(left_us, pace.sleep_us(fruitless - pace.patient_polls)))
+            elif fruitless > pace.eager_polls:
+                os.sched_yield()
+        else:
+            channel.wait(bell, pace.lower_spin, min(left_us, pace.sleep_us(fruitless)))
+
+    def wake(self) -> None:
+        """Make a waiting :meth:`serve_once` return soon. From any thread."""
+        self._woken = True
+        if self._engine is None:
+            self._channel.ring()
+        else:
+            self._engine.wake()
+
+    def _may_enter(self, comm: int) -> bool:
+        if self._targets is None or self._collectives.entered.get(comm, 0) < self._targets.get(comm, 0):
+            return True
+        self._refused = comm
+        return False
+
+    def counters(self) -> Counters:
+        """A snapshot of the counters."""
+        entered, freed = dict(self._collectives.entered), dict(self._collectives.freed)
+        return Counters(tuple(self._wire.sent), tuple(self._wire.received), entered, freed)
+
+    def caught(self) -> dict[str, int]:
+        """What a checkpoint taken now goes through the middle of, by kind; kinds that do not occur are left out."""
+        transfers = self._transfers
+        counts = {
+            "messages nobody had received": len(transfers.matching.arrived) + len(transfers.messages),
+            "receives without a message": len(transfers.matching.posted),
+            "transfers not begun": len(transfers.owed),
+            "requests open": len(self._requests.by_number),
+            "locks waited for": sum(len(window.locks.waiting) for window in self._windows.windows.values()),
+        }
+        return {kind: count for kind, count in counts.items() if count}
+
+    def members(self, communicator: int) -> tuple[int, ...]:
+        """World ranks of a communicator, in its order of ranks; empty if it is not known (yet, or any more)."""
+        return self._collectives.members.get(communicator, ())
+
+    def position(self) -> Position:
+        """Where the upper half is now."""
+        inside = self._inside()
+        if inside:
+            return Position(Activity.INSIDE, inside)
+        if self._held:
+            return Position(Activity.HELD, tuple(sorted(set(self._held.values()))))
+        if self._serving.waits or self._channel.pending():
+            return Position(Activity.WAITING)
+        return Position(Activity.FINISHED if self._serving.finished else Activity.COMPUTING)
+
+    def _inside(self) -> tuple[int, ...]:
+        """Communicators with a collective that has been entered and is not complete."""
+        running = () if self._engine is None else tuple(self._engine.inside)
+        return tuple({*self._collectives.inside, *running})
+
+    @property
+    def finished(self) -> bool:
+        """Whether the program has called Finalize."""
+        return self._serving.finished
+
+    @property
+    def abort_code(self) -> int | None:
+        """The exit status of ``Comm.Abort`` if the program called it: end the job with it."""
+        return self._serving.abort_code
+
+    def hold(self, targets: Mapping[int, int] | None) -> None:
+        """From now on leave requests for a collective beyond its target unanswered; None lets all through again.
+
+        A communicator without a target is held where it is. Targets may be raised by calling again.
+        """
+        self._targets = None if targets is None else dict(targets)
+        self._held.clear()
+        self._tell_engine()
+
+    def close(self) -> None:
+        """Take no more requests of any kind and start no more transfers; those that are running finish.
+
+        Nothing is answered and nothing written to the upper half's memory once :meth:`quiet` is true.
+        """
+        self._closed = True
+        self._channel.close_gate()
+        self._transfers.close()
+        self._tell_engine()
+
+    def open(self) -> None:
+        """Take requests again, after :meth:`close`: the checkpoint is done or given up."""
+        self._closed = False
+        self._channel.open_gate()
+        self._requests.news = True
+        self._tell_engine()
+        self._transfers.open()
+
+    def drain_progress(self) -> None:
+        """Take what has arrived from MPI, without waiting. Between :meth:`close` and :meth:`open`."""
+        while self._step():
+            pass
+
+    def quiet(self) -> bool:
+        """Whether nothing of ours is on its way: no collective entered, every send handed over, no transfer open.
+
+        After :meth:`close`, accesses of other ranks to a window of this one are still carried out and answered, and
+        what they sent ahead is given back; apart from those, once true it stays true, and ``counters().sent`` no
+        longer changes. Messages may arrive.
+        """
+        under_way = self._transfers.streaming or self._windows.is_busy or self._inside() or self.in_file
+        return self._wire.handed_over and not under_way
+
+    @property
+    def in_file(self) -> bool:
+        """Whether the program is in the middle of an access to a file that ranks share."""
+        return bool(self._channel.num_in_files)
+
+    def forget_program(self) -> None:
+        """The program has ended, wherever it was."""
+        self._channel.forget_program()
+
+    def state_bytes(self) -> bytes:
+        """Everything that must outlive this lower half: communicators, requests, queues. Changes nothing.
+
+        Only when closed, quiet, and all messages that were sent have been received. Struct and JSON, no pickle.
+        """
+        attached = {
+            slot: (self._channel.request_number(slot), wait.requests[0])
+            for slot, wait in self._serving.waits.items()
+            if isinstance(wait, Wait) and wait.single
+        }
+        if self._engine is not None:
+            for slot, operation in self._engine.singles.items():
+                attached[slot] = (self._channel.request_number(slot), operation)
+        transfers = self._transfers
+        parts = state.Parts(
+            rank=self._wire.rank,
+            size=self._wire.size,
+            next_numbers={
+                "request": self._requests.next_number,
+                "message": transfers.next_message,
+                "parcel": self._serving.next_parcel,
+            },
+            requests=list(self._requests.by_number.values()),
+            posted=transfers.matching.posted,
+            arrived=transfers.matching.arrived,
+            messages=transfers.messages,
+            owed=[(receive.number, message.sender_request) for receive, message in transfers.owed],
+            parcels=self._serving.parcels,
+            members=self._collectives.members,
+            entered=self._collectives.entered,
+            windows=self._windows.windows,
+            attached=attached,
+            finished=self._serving.finished,
+        )
+        return state.save(parts)
+
+    def rebuild(self) -> None:
+        """Make the communicators that had been used; the others are made at their first collective. All ranks call."""
+        self._collectives.replay()
+
+    def release(self) -> None:
+        """Give everything back to MPI, so that it can be finalised. All ranks call this."""
+        self._take_last_pieces()
+        self._collectives.release()
+        self._wire.release()
+        if self._engine is not None:
+            self._engine.release()
+            self._engine = self._wire.engine = None
+        for comm in self._comms:
+            comm.Free()
+
+    def _take_last_pieces(self) -> None:
+        """What the program left without a receive: MPI does not give up a communicator that has messages."""
+        self._transfers.discard_ahead()
+        if self._engine is not None:
+            self._engine.give_up_ahead()
+        self._closed = True
+        self._tell_engine()
+        end_s = time.monotonic() + _LAST_PIECES_S
+        while self._transfers.streaming and time.monotonic() < end_s:
+            self._step()
+
+
+def _describe(mpi: Any) -> dict[str, Any]:
+    """What a program may ask about the MPI library; it changes at a restart."""
+    return {
+        "library_version": mpi.Get_library_version().strip("\0\n "),
+        "version": list(mpi.Get_version()),
+        "processor_name": mpi.Get_processor_name(),
+        "vendor": [mpi.get_vendor()[0], list(mpi.get_vendor()[1])],
+    }

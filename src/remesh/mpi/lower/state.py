@@ -1,0 +1,215 @@
+"""What of a lower half outlives it, as bytes: JSON for the records, then the payloads, then a checksum.
+
+8 bytes   magic and version
+4 bytes   length of the JSON, little-endian
+JSON      records; a payload is [offset, length] in what follows
+payloads  one after another
+4 bytes   CRC-32 of all before
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+import zlib
+from dataclasses import dataclass
+from typing import Any, Final
+
+from remesh.errors import FormatError
+from remesh.mpi.lower.exposure import Asker, Locks, Window
+from remesh.mpi.lower.matching import Arrived, Matching, Posted
+from remesh.mpi.lower.requests import COLLECTIVE, RECEIVE, SEND, WINDOW, Request
+
+_MAGIC: Final = b"RMSHLOW1"
+_LENGTH: Final = struct.Struct("<I")
+
+Payload = bytes | bytearray | None
+_REQUEST: Final = (
+    *("number", "kind", "comm", "peer", "tag", "address", "num_bytes", "done", "detached", "source", "message_tag"),
+    *("message_bytes", "error", "cancelled", "written", "payload"),
+)
+_POSTED: Final = ("request", "comm", "source", "tag")
+_ARRIVED: Final = ("comm", "source", "tag", "num_bytes", "payload", "sender_request")
+"""Fields of the records, which may be dataclasses or C structs."""
+_KINDS: Final = {kind: kind for kind in (SEND, RECEIVE, COLLECTIVE, WINDOW)}
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """Everything of a quiet lower half."""
+
+    rank: int
+    size: int
+    next_numbers: dict[str, int]  # "request", "message", "parcel": never used before in the job
+    requests: list[Request]
+    posted: list[Posted]  # in order of posting within a communicator
+    arrived: list[Arrived]  # in order of arrival within a communicator
+    messages: dict[int, Arrived]  # taken by a matched probe
+    owed: list[tuple[int, int]]  # matched announcements: number of the receive here, of the send there
+    parcels: dict[int, bytes | bytearray]
+    members: dict[int, tuple[int, ...]]  # world ranks of every communicator
+    entered: dict[int, int]
+    windows: dict[int, Window]
+    attached: dict[int, tuple[int, int]]  # slot -> (number of its unanswered request, the operation it waits for)
+    finished: bool
+
+
+class _Writer:
+    """Lays payloads one after another."""
+
+    def __init__(self) -> None:
+        self.parts: list[bytes | bytearray] = []
+        self._end = 0
+
+    def put(self, payload: Payload) -> list[int] | None:
+        if payload is None:
+            return None
+        self.parts.append(payload)
+        self._end += len(payload)
+        return [self._end - len(payload), len(payload)]
+
+
+class _Reader:
+    """Finds payloads again; every bound is checked."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+
+    def take(self, place: Any) -> bytes | None:
+        if place is None:
+            return None
+        offset, length = place
+        if not 0 <= offset <= offset + length <= len(self._data):
+            raise ValueError(f"payload at {place}, of {len(self._data)} bytes")
+        return self._data[offset : offset + length]
+
+
+def pack(records: dict[str, Any], payloads: list[bytes | bytearray]) -> bytes:
+    """The bytes of a state."""
+    text = json.dumps(records, separators=(",", ":")).encode()
+    body = b"".join([_MAGIC, _LENGTH.pack(len(text)), text, *payloads])
+    return body + _LENGTH.pack(zlib.crc32(body))
+
+
+def unpack(data: bytes) -> tuple[dict[str, Any], bytes]:
+    """Records and payloads of a state.
+
+    Raises:
+        FormatError: foreign, truncated or damaged.
+    """
+    if data[: len(_MAGIC)] != _MAGIC:
+        raise _wrong("foreign", f"it begins with {bytes(data[: len(_MAGIC)])!r}, expected {_MAGIC!r}")
+    head = len(_MAGIC) + _LENGTH.size
+    if len(data) < head + _LENGTH.size or zlib.crc32(data[: -_LENGTH.size]) != _LENGTH.unpack(data[-_LENGTH.size :])[0]:
+        raise _wrong("damaged", f"its {len(data)} bytes do not have the checksum they end with")
+    end = head + _LENGTH.unpack_from(data, len(_MAGIC))[0]
+    try:
+        records = json.loads(data[head:end])
+    except ValueError as error:
+        raise _wrong("damaged", f"its records are no JSON: {error}") from error
+    if not isinstance(records, dict):
+        raise _wrong("damaged", "its records are no JSON object")
+    return records, bytes(data[end : -_LENGTH.size])
+
+
+def _wrong(reason: str, what: str) -> FormatError:
+    return FormatError(reason, f"reading the state of a lower half: {what}; take another checkpoint")
+
+
+def save(parts: Parts) -> bytes:
+    """The state as bytes."""
+    writer = _Writer()
+    records = {
+        "rank": parts.rank,
+        "size": parts.size,
+        "next": parts.next_numbers,
+        "requests": [{**_record(r, _REQUEST), "payload": writer.put(r.payload)} for r in parts.requests],
+        "posted": [_record(p, _POSTED) for p in parts.posted],
+        "arrived": [_arrived_record(m, writer) for m in parts.arrived],
+        "messages": [[number, _arrived_record(m, writer)] for number, m in parts.messages.items()],
+        "owed": parts.owed,
+        "parcels": [[number, writer.put(payload)] for number, payload in parts.parcels.items()],
+        "members": [[number, list(members)] for number, members in parts.members.items()],
+        "entered": list(parts.entered.items()),
+        "windows": [[number, *_window_record(window)] for number, window in parts.windows.items()],
+        "attached": [[slot, *rest] for slot, rest in parts.attached.items()],
+        "finished": parts.finished,
+    }
+    return pack(records, writer.parts)
+
+
+def load(data: bytes, *, rank: int, size: int) -> Parts:
+    """The state that :func:`save` wrote, for the same rank of as many.
+
+    Raises:
+        FormatError: the bytes are damaged, or another rank's.
+    """
+    records, payloads = unpack(data)
+    reader = _Reader(payloads)
+    try:
+        if (records["rank"], records["size"]) != (rank, size):
+            raise _wrong("other-rank", f"it is rank {records['rank']} of {records['size']}, expected {rank} of {size}")
+        return Parts(
+            rank=rank,
+            size=size,
+            next_numbers={key: int(value) for key, value in records["next"].items()},
+            requests=[_request(r, reader) for r in records["requests"]],
+            posted=[Posted(**p) for p in records["posted"]],
+            arrived=[_arrived(m, reader) for m in records["arrived"]],
+            messages={number: _arrived(m, reader) for number, m in records["messages"]},
+            owed=[(int(a), int(b)) for a, b in records["owed"]],
+            parcels={number: reader.take(place) or b"" for number, place in records["parcels"]},
+            members={number: tuple(members) for number, members in records["members"]},
+            entered={int(number): int(count) for number, count in records["entered"]},
+            windows={int(number): _window(size, *rest) for number, *rest in records.get("windows", ())},
+            attached={int(slot): (int(a), int(b)) for slot, a, b in records["attached"]},
+            finished=bool(records["finished"]),
+        )
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        if isinstance(error, FormatError):
+            raise
+        raise _wrong("damaged", f"its records are not as expected: {type(error).__name__}: {error}") from error
+
+
+def _record(of: Any, names: tuple[str, ...]) -> dict[str, Any]:
+    return {name: getattr(of, name) for name in names}
+
+
+def _request(record: dict[str, Any], reader: _Reader) -> Request:
+    # The engine tells kinds by their identity: one word, one object.
+    return Request(**{**record, "kind": _KINDS[record["kind"]], "payload": reader.take(record["payload"])})
+
+
+def _arrived_record(message: Arrived, writer: _Writer) -> dict[str, Any]:
+    return {**_record(message, _ARRIVED), "payload": writer.put(message.payload)}
+
+
+def _arrived(record: dict[str, Any], reader: _Reader) -> Arrived:
+    return Arrived(**{**record, "payload": reader.take(record["payload"])})
+
+
+def _window_record(window: Window) -> list[Any]:
+    askers = [[[a.rank, a.exclusive, a.request] for a in some] for some in (window.locks.holders, window.locks.waiting)]
+    return [window.base, list(window.regions.items()), *askers]
+
+
+def _window(size: int, base: Any, regions: Any, holders: Any, waiting: Any) -> Window:
+    """Of a job of so many ranks. ValueError for a window that no lower half would have written."""
+    places = {int(address): int(num_bytes) for address, num_bytes in regions}
+    if int(base) < 0 or any(address < 0 or num_bytes < 0 for address, num_bytes in places.items()):
+        raise ValueError(f"a window from {base} on with memory {places}")
+    askers = [
+        [Asker(int(rank), bool(alone), int(request)) for rank, alone, request in some] for some in (holders, waiting)
+    ]
+    wrong = [asker.rank for some in askers for asker in some if not 0 <= asker.rank < size]
+    if wrong or (len(askers[0]) > 1 and any(holder.exclusive for holder in askers[0])):
+        raise ValueError(f"a window locked by {askers[0]}, waited for by {askers[1]}, of {size} ranks")
+    return Window(int(base), places, Locks(*askers))
+
+
+def fill(matching: Matching, posted: list[Posted], arrived: list[Arrived]) -> None:
+    """Put both queues back in their order; none of these messages fits any of these receives."""
+    for message in arrived:
+        matching.arrive(message)
+    for receive in posted:
+        matching.post(receive)

@@ -1,0 +1,289 @@
+"""How does a job stay on a set of hosts, from the launcher's start to its end? `run_stay`, called by who leads the job.
+
+    testbed (if hosts are made here) ── listeners ── launcher ── coordinator's steps until an outcome ── tidy up
+
+The launcher starts the ranks and is not trusted with more: what the job's outcome is, the coordinator says.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from remesh.errors import ConfigError, StorageError
+from remesh.mpi import rsh
+from remesh.mpi.launch import Host, Reach, Start, default_network, find_row, plan_start
+from remesh.mpi.mpis import Installation, find_mpi
+from remesh.rounds.job_folder import Checkpoint, JobFolder, JobState
+from remesh.rounds.leader import Coordinator, Outcome, Settings
+from remesh.testbed import BedSpec, HostSpec, Testbed, parse_rate
+from remesh.testbed.inside import Door, command_inside, enter_host
+
+_STEP_S = 0.1
+_LEAVE_S = 15.0
+"""After the outcome ranks have this long to give MPI back what is its own."""
+_GRACE_S = 5.0
+"""Between the polite end of a launcher and the other one."""
+_BRIDGE = "core"
+"""Interface of a testbed's switch, where launchers run."""
+_LOOPBACK = "127.0.0.1"
+_SOURCE = Path(__file__).parents[2]
+"""The folder from which ``remesh`` is imported: also in the environment of an MPI, which does not have it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where a job runs, and by what."""
+
+    mpi: str
+    """As `find_mpi` knows it."""
+    network: str | None = None
+    """As `launch.ROWS` names it; None for the usual one."""
+    hosts: tuple[Host, ...] = ()
+    """Empty: this host."""
+    testbed_rate: str | None = None
+    """Make the hosts on this machine, with links of this rate; None: they are real."""
+
+    def describe(self) -> dict[str, object]:
+        """As JSON values."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Stay:
+    """What has happened in a stay."""
+
+    outcome: Outcome
+    last_checkpoint: Mapping[str, object] | None
+    """What the coordinator told about the last checkpoint of this stay."""
+    ready_seconds: Mapping[int, Mapping[str, float]]
+    """How long ranks took to come up, by phase."""
+    nic_bytes: Mapping[str, int]
+    """Bytes that left each host of a testbed; empty otherwise."""
+
+
+Watch = Callable[[Coordinator], None]
+"""Called again and again while the job runs."""
+
+
+def parse_hosts(text: str, num_ranks: int) -> tuple[Host, ...]:
+    """``"a,b"`` or ``"a:1,b:3"``: hosts with their ranks; those without a number share what is left evenly.
+
+    >>> [host.num_ranks for host in parse_hosts("a:1,b,c", 4)]
+    [1, 2, 1]
+    """
+    named = [part.strip().rpartition(":") if ":" in part else (part.strip(), "", "") for part in text.split(",")]
+    try:
+        slots = [(name, int(number) if number else None) for name, _, number in named]
+    except ValueError as error:
+        raise ConfigError(
+            f"reading hosts {text!r}: {error}; expected NAME or NAME:RANKS, separated by commas"
+        ) from error
+    if not all(name for name, _ in slots):
+        raise ConfigError(f"reading hosts {text!r}: a name is empty; expected NAME or NAME:RANKS, separated by commas")
+    left = num_ranks - sum(number or 0 for _, number in slots)
+    free = sum(number is None for _, number in slots)
+    if left < free or (not free and left):
+        room = f"{num_ranks - left}" + (f" and {free} hosts that share the rest" if free else "")
+        raise ConfigError(
+            f"reading hosts {text!r}: room for {room}, expected room for {num_ranks} ranks with one at least on each "
+            "host; mend --hosts or -n"
+        )
+    shares = iter([left // free + (index < left % free) for index in range(free)] if free else [])
+    return tuple(Host(name, next(shares) if number is None else number) for name, number in slots)
+
+
+def find_launch(placement: Placement) -> tuple[Installation, str]:
+    """The MPI of a placement and its network; `ConfigError` if one of them is not there."""
+    installation = find_mpi(placement.mpi)
+    network = placement.network or default_network(installation.kind, placement.hosts)
+    return installation, find_row(installation.kind, network, num_hosts=len(placement.hosts)).network
+
+
+def run_stay(
+    folder: JobFolder,
+    placement: Placement,
+    settings: Settings,
+    checkpoint: Checkpoint | None,
+    say: Callable[[str], None],
+    watch: Watch | None = None,
+) -> Stay:
+    """Run the job on these hosts, from its beginning or from a checkpoint, until it ends or stops.
+
+    SIGTERM takes a checkpoint and stops; SIGINT ends the job. Both only when called in the main thread.
+    """
+    spec = folder.read_spec()
+    installation, network = find_launch(placement)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(folder.lead())
+        coordinator = Coordinator(folder, spec.num_ranks, settings, say)
+        stack.callback(coordinator.close)
+        stack.enter_context(_signals(coordinator))
+        room = _make_room(folder)
+        bed = None if placement.testbed_rate is None else stack.enter_context(make_bed(placement))
+        listener = _listen("" if placement.hosts and bed is None else _LOOPBACK)
+        coordinator.listen(listener)
+        address = (socket.gethostname() if placement.hosts and bed is None else _LOOPBACK, listener.getsockname()[1])
+        reach, hosts = Reach(machine_file=_machine_file(room)), placement.hosts
+        rank_address, door = address, None
+        if bed is not None:
+            door = bed.switch_door
+            inner = _listen_inside(door, bed.switch_address)
+            coordinator.listen(inner)
+            rank_address = inner.getsockname()[:2]
+            reach, hosts = reach_into(bed, placement.hosts, room)
+        launched = {**placement.describe(), "network": network}
+        folder.write_state(
+            JobState("starting", "", (address,), os.getpid(), socket.gethostname(), launched),
+        )
+        which = (
+            ()
+            if checkpoint is None
+            else ("--checkpoint", str(checkpoint.number), "--open-files", settings.open_files.value)
+        )
+        rank_command = _rank_command(installation.python, folder, rank_address, which)
+        start = plan_start(installation, network, spec.num_ranks, hosts, reach, rank_command)
+        launcher = _start_launcher(start, door)
+        stack.callback(_end_launcher, launcher)
+        outcome = _lead(coordinator, launcher, watch)
+        nic_bytes = {} if bed is None else {name: bed.nic_bytes(name).sent for name in bed.spec.names}
+        return Stay(outcome, coordinator.last_checkpoint, coordinator.ready_seconds, nic_bytes)
+
+
+def _lead(coordinator: Coordinator, launcher: subprocess.Popen[bytes], watch: Watch | None) -> Outcome:
+    while coordinator.outcome is None:
+        coordinator.step(_STEP_S if watch is None else _STEP_S / 10)
+        if watch is not None:
+            watch(coordinator)
+        if coordinator.outcome is None and launcher.poll() is not None:
+            # What the ranks said last may still be on its way.
+            deadline_s = time.monotonic() + 1.0
+            while coordinator.outcome is None and time.monotonic() < deadline_s:
+                coordinator.step(_STEP_S)
+            what = "before every rank had come up" if not coordinator.all_ready else "while the job ran"
+            coordinator.fail(f"the launcher ended with exit status {launcher.returncode} {what}; see what it printed")
+    deadline_s = time.monotonic() + (_LEAVE_S if coordinator.outcome.exit_code == 0 else 1.0)
+    while launcher.poll() is None and time.monotonic() < deadline_s:
+        coordinator.step(_STEP_S / 5)
+    assert coordinator.outcome is not None
+    return coordinator.outcome
+
+
+def _make_room(folder: JobFolder) -> Path:
+    """A folder for the files of this stay."""
+    number = 1
+    while True:
+        room = folder.path / "stays" / f"{number:04d}"
+        try:
+            room.mkdir(parents=True)
+        except FileExistsError:
+            number += 1
+        except OSError as error:
+            raise StorageError(f"making {room}: {error.strerror}; see its space and rights") from error
+        else:
+            return room
+
+
+def make_bed(placement: Placement) -> Testbed:
+    """The hosts of a placement with a ``testbed_rate``, not yet started."""
+    if placement.testbed_rate is None or not placement.hosts:
+        raise ConfigError("making hosts on this machine: none was named; give --hosts a,b with --testbed")
+    rate = parse_rate(placement.testbed_rate)
+    return Testbed(BedSpec(tuple(HostSpec(host.name, rate) for host in placement.hosts)))
+
+
+def reach_into(bed: Testbed, hosts: Sequence[Host], room: Path) -> tuple[Reach, tuple[Host, ...]]:
+    """How a launcher that runs at the bed's switch gets to its hosts, and what it calls them; files go to ``room``."""
+    reach = Reach(agent=_write_agent(room, bed, hosts), interface=_BRIDGE, machine_file=_machine_file(room))
+    return reach, tuple(replace(host, name=bed.address_of(host.name)) for host in hosts)
+
+
+def _machine_file(room: Path) -> str:
+    return str(room / "machines")
+
+
+def _listen(host: str) -> socket.socket:
+    listener = socket.create_server((host, 0), backlog=1024)
+    listener.set_inheritable(False)
+    return listener
+
+
+def _listen_inside(door: Door, address: str) -> socket.socket:
+    """A socket of the testbed's switch: it belongs to the network of the thread that makes it."""
+    made: list[socket.socket] = []
+
+    def enter_and_listen() -> None:
+        enter_host(door)
+        made.append(_listen(address))
+
+    thread = threading.Thread(target=enter_and_listen)
+    thread.start()
+    thread.join()
+    if not made:
+        raise ConfigError("listening on the testbed's switch: it could not be entered; see the message above")
+    return made[0]
+
+
+def _write_agent(room: Path, bed: Testbed, hosts: Sequence[Host]) -> str:
+    """The program that launchers take for ssh."""
+    doors = room / "doors.json"
+    rsh.write_doors(doors, {bed.address_of(host.name): bed.door_of(host.name) for host in hosts})
+    agent = room / "rsh"
+    command = shlex.join(["env", f"PYTHONPATH={_SOURCE}", sys.executable, "-m", "remesh.mpi.rsh", str(doors)])
+    agent.write_text(f'#!/bin/sh\nexec {command} "$@"\n')
+    agent.chmod(0o700)
+    return str(agent)
+
+
+def _rank_command(python: str, folder: JobFolder, address: tuple[str, int], which: tuple[str, ...]) -> tuple[str, ...]:
+    # Launchers pass different parts of the environment on; what the rank needs stands in its command.
+    module = (python, "-m", "remesh.mpi.lower", str(folder.path))
+    return ("env", f"PYTHONPATH={_SOURCE}", *module, "--coordinator", f"{address[0]}:{address[1]}", *which)
+
+
+def _start_launcher(start: Start, door: Door | None) -> subprocess.Popen[bytes]:
+    for path, text in start.files.items():
+        Path(path).write_text(text)
+    command = list(start.command) if door is None else command_inside(door, start.command)
+    return subprocess.Popen(
+        command,
+        env={**os.environ, **start.environment},
+        stdin=subprocess.DEVNULL,
+        # A signal for us is for us alone: the launcher must not end ranks that are to be saved.
+        start_new_session=True,
+    )
+
+
+def _end_launcher(launcher: subprocess.Popen[bytes]) -> None:
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(launcher.pid, number)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            launcher.wait(_GRACE_S)
+            return
+
+
+@contextlib.contextmanager
+def _signals(coordinator: Coordinator) -> Iterator[None]:
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {
+        signal.SIGTERM: signal.signal(signal.SIGTERM, lambda *_: coordinator.save_and_stop()),
+        signal.SIGINT: signal.signal(signal.SIGINT, lambda *_: coordinator.fail("interrupted by its user", 130)),
+    }
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

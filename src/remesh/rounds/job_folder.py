@@ -1,0 +1,323 @@
+"""What does a job leave on the disk? Its folder: what was asked, where its coordinator is, logs, and its checkpoints.
+
+    job.json                what was asked: program, ranks, environment; never changes
+    token                   32 bytes that prove a right to talk to the coordinator
+    state.json              how the job stands, and where its coordinator listens
+    logs/                   rank-0000.out, rank-0000.err, events.log
+    images/000001/          a checkpoint: rank-0000/ ... and manifest.json
+    images/000002.part/     one that is being written, or was given up
+
+The folder stands on a file system that all hosts share, and only its owner can enter it: images and the environment
+hold secrets. A checkpoint exists once its folder has its final name: the manifest is written last, everything is
+flushed, then the folder is renamed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import re
+import secrets
+import shutil
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Final, Self
+
+from remesh.errors import ConfigError, FormatError, StorageError
+from remesh.images.store import flush
+
+_VERSION: Final = 1
+_NUMBER: Final = re.compile(r"\d{6}")
+_PART: Final = ".part"
+
+
+@dataclass(frozen=True, slots=True)
+class JobSpec:
+    """What the user asked for; the same for every start of the job."""
+
+    argv: tuple[str, ...]
+    """The program and its arguments, not empty."""
+    num_ranks: int
+    """At least 1."""
+    folder: str
+    """Working directory of the program, absolute."""
+    environment: Mapping[str, str]
+    """Of the program, before MPI's own variables are taken out."""
+
+    def __post_init__(self) -> None:
+        if not self.argv:
+            raise ConfigError("describing a job: no program was named; add one, as in `remesh mpi run -n 4 app.py`")
+        if self.num_ranks < 1:
+            raise ConfigError(f"describing a job: {self.num_ranks} ranks, expected at least 1; give -n")
+
+
+@dataclass(frozen=True, slots=True)
+class JobState:
+    """How a job stands."""
+
+    state: str
+    """``starting``, ``running``, ``finished``, ``stopped`` (by a checkpoint) or ``failed``."""
+    cause: str = ""
+    """Of the last change, for people."""
+    addresses: tuple[tuple[str, int], ...] = ()
+    """Where the coordinator listens, while it runs."""
+    pid: int = 0
+    """Of the coordinator, on ``host``."""
+    host: str = ""
+    launch: Mapping[str, Any] | None = None
+    """The MPI, network and hosts of the last start."""
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """One committed checkpoint."""
+
+    number: int
+    path: Path
+    manifest: Mapping[str, Any]
+
+    def rank_folder(self, rank: int) -> Path:
+        """Where a rank's part lies."""
+        return self.path / rank_name(rank)
+
+
+class JobFolder:
+    """The folder of one job; every method reads or writes at once."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @classmethod
+    def create(cls, path: Path, spec: JobSpec) -> Self:
+        """Make the folder; `StorageError` if there is one."""
+        try:
+            path.mkdir(mode=0o700, parents=True)
+        except OSError as error:
+            raise StorageError(f"making job folder {path}: {error.strerror}; name another one with --job") from error
+        made = cls(path)
+        try:
+            made._fill(spec)
+        except (OSError, StorageError) as error:
+            shutil.rmtree(path, ignore_errors=True)
+            raise StorageError(
+                f"making job folder {path}: {error}; it was removed; name another one with --job"
+            ) from error
+        return made
+
+    def _fill(self, spec: JobSpec) -> None:
+        # Token, environment and images are secrets, and jobs stand where their user works, often in a repository.
+        (self.path / ".gitignore").write_text("*\n")
+        self.logs.mkdir()
+        self.images.mkdir()
+        _write_private(self.path / "token", secrets.token_bytes(32))
+        write_whole(self.path / "job.json", _to_json({"version": _VERSION, **asdict(spec)}))
+        self.write_state(JobState("starting"))
+
+    @contextlib.contextmanager
+    def lead(self) -> Iterator[None]:
+        """Be the one process that leads the job; `ConfigError` if another does.
+
+        The kernel lets go of the lock however its holder ends. Where a file system has no locks nothing is checked.
+        """
+        with (self.path / "job.json").open("r+b") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise self.led_by_another() from error
+            except OSError:
+                pass
+            yield
+
+    def led_by_another(self) -> ConfigError:
+        """What to raise where this process would be the second."""
+        state = self.read_state()
+        who = f"process {state.pid} on {state.host} leads it" if state.pid else "another process is about to lead it"
+        return ConfigError(
+            f"leading job {self.name}: {who}, expected nobody; stop it first, as with `remesh mpi checkpoint --stop`"
+        )
+
+    @classmethod
+    def find(cls, text: str, root: Path) -> Self:
+        """The job of this path, or of this name under ``root``."""
+        for path in (Path(text), root / text):
+            if (path / "job.json").is_file():
+                return cls(path.absolute())
+        raise ConfigError(f"looking for job {text!r}: neither {text} nor {root / text} holds a job.json; see `mpi ls`")
+
+    @property
+    def name(self) -> str:
+        """Last part of its path."""
+        return self.path.name
+
+    @property
+    def logs(self) -> Path:
+        """The folder of logs."""
+        return self.path / "logs"
+
+    @property
+    def images(self) -> Path:
+        """The folder of checkpoints."""
+        return self.path / "images"
+
+    def read_spec(self) -> JobSpec:
+        """What was asked for."""
+        value = _read_json(self.path / "job.json")
+        try:
+            if value.pop("version") != _VERSION:
+                raise FormatError("version", f"reading {self.path / 'job.json'}: another version of Remesh made it")
+            return JobSpec(**{**value, "argv": tuple(value["argv"])})
+        except (KeyError, TypeError) as error:
+            raise FormatError("bad-job", f"reading {self.path / 'job.json'}: {error!r}; it is damaged") from error
+
+    def read_token(self) -> bytes:
+        """The secret of the job; `StorageError` for anybody but its owner."""
+        try:
+            return (self.path / "token").read_bytes()
+        except OSError as error:
+            raise StorageError(f"reading the token of job {self.name}: {error.strerror}; only its owner may") from error
+
+    def read_state(self) -> JobState:
+        """How the job stands, as its coordinator last said."""
+        value = _read_json(self.path / "state.json")
+        value["addresses"] = tuple((str(host), int(port)) for host, port in value["addresses"])
+        return JobState(**value)
+
+    def write_state(self, state: JobState) -> None:
+        """Replace the state."""
+        write_whole(self.path / "state.json", _to_json(asdict(state)))
+
+    def change_state(self, state: str, cause: str) -> None:
+        """Note how the job stands now; it is no longer reachable unless it runs."""
+        now = replace(self.read_state(), state=state, cause=cause)
+        self.write_state(now if state == "running" else replace(now, addresses=(), pid=0))
+
+    def log_event(self, text: str) -> None:
+        """Add a line with the time to ``logs/events.log``."""
+        stamp = time.strftime("%Y-%m-%d %H:%M:%S")
+        with (self.logs / "events.log").open("a") as file:
+            file.write(f"{stamp} {text}\n")
+
+    # --- checkpoints ---
+
+    def checkpoints(self) -> list[Checkpoint]:
+        """Those that are committed, oldest first; a damaged manifest raises `FormatError`."""
+        places = [(number, self.images / f"{number:06d}") for number in self._numbers()]
+        return [Checkpoint(number, place, read_manifest(place)) for number, place in places]
+
+    def checkpoint(self, number: int | None) -> Checkpoint:
+        """The one of this number, or the last one."""
+        found = [each for each in self.checkpoints() if number in (None, each.number)]
+        if not found:
+            which = "a checkpoint" if number is None else f"checkpoint {number}"
+            raise ConfigError(f"looking for {which} of job {self.name}: {self._what_there_is()}")
+        return found[-1]
+
+    def _what_there_is(self) -> str:
+        numbers = ", ".join(str(each.number) for each in self.checkpoints())
+        if numbers:
+            return f"expected one of {numbers}; leave --checkpoint out for the last"
+        return "it has none; start its program anew with `remesh mpi run`, and --every for checkpoints"
+
+    def begin_checkpoint(self) -> tuple[int, Path]:
+        """Number and folder of the next one; what earlier attempts have left is removed."""
+        self._remove_parts()
+        number = 1 + max(self._numbers(), default=0)
+        part = self.images / f"{number:06d}{_PART}"
+        part.mkdir(mode=0o700)
+        return number, part
+
+    def commit_checkpoint(self, part: Path, manifest: Mapping[str, Any]) -> Path:
+        """Write the manifest, flush, and give the folder its name: from then on it is a checkpoint."""
+        body = _to_json(manifest)
+        digest = hashlib.sha256(body).hexdigest()
+        # Nobody looks into the folder before it has its name: each step needs the disk once.
+        _write_private(part / "manifest.json", _to_json({"manifest": manifest, "sha256": digest}))
+        flush(part)
+        final = part.with_name(part.name.removesuffix(_PART))
+        part.rename(final)
+        flush(self.images)
+        return final
+
+    def keep_last(self, count: int) -> list[int]:
+        """Remove what was given up, and all but the last ``count`` checkpoints and those that they build upon.
+
+        Nobody is about to take one. Returns the numbers of the checkpoints that are gone.
+        """
+        self._remove_parts()
+        numbers = self._numbers()
+        needed: set[int] = set()
+        for number in numbers[-count:]:
+            # Complete: what a checkpoint needs does not follow from what those need in turn.
+            needed |= {number, *read_manifest(self.images / f"{number:06d}").get("builds_upon", ())}
+        removed = [number for number in numbers if number not in needed]
+        for number in removed:
+            # Renamed first: a folder that is half removed must not look like a checkpoint.
+            doomed = self.images / f"{number:06d}"
+            doomed.rename(doomed.with_name(f"{number:06d}{_PART}"))
+            self._remove_parts()
+        return removed
+
+    def _numbers(self) -> list[int]:
+        """Of the checkpoints that there are, in order."""
+        return sorted(int(entry.name) for entry in self.images.iterdir() if _NUMBER.fullmatch(entry.name))
+
+    def _remove_parts(self) -> None:
+        for part in self.images.glob(f"*{_PART}"):
+            shutil.rmtree(part, ignore_errors=True)
+
+
+def rank_name(rank: int) -> str:
+    """Name of what belongs to a rank.
+
+    >>> rank_name(7)
+    'rank-0007'
+    """
+    return f"rank-{rank:04d}"
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """The manifest of a checkpoint, checked against its own digest."""
+    value = _read_json(folder / "manifest.json")
+    manifest = value.get("manifest")
+    if not isinstance(manifest, dict) or hashlib.sha256(_to_json(manifest)).hexdigest() != value.get("sha256"):
+        raise FormatError("bad-manifest", f"reading {folder / 'manifest.json'}: its digest does not fit; it is damaged")
+    return manifest
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Replace a file: readers see the old bytes or the new ones, and the new ones are on the disk."""
+    fresh = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    try:
+        _write_private(fresh, data)
+        fresh.replace(path)
+    except OSError as error:
+        fresh.unlink(missing_ok=True)
+        raise StorageError(f"writing {path}: {error.strerror}; see its space and rights") from error
+
+
+def _write_private(path: Path, data: bytes) -> None:
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _to_json(value: Any) -> bytes:
+    return (json.dumps(value, indent=1, sort_keys=True) + "\n").encode()
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_bytes())
+    except OSError as error:
+        raise StorageError(f"reading {path}: {error.strerror}") from error
+    except ValueError as error:
+        raise FormatError("not-json", f"reading {path}: {error}; it is damaged") from error
+    if not isinstance(value, dict):
+        raise FormatError("not-json", f"reading {path}: expected an object; it is damaged")
+    return value

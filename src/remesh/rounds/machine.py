@@ -1,0 +1,238 @@
+"""How do all ranks take one checkpoint together? A state machine at the coordinator: events in, instructions out.
+
+    HOLD    agree up to which collective each rank goes     (collective clock only)
+    CLOSE   ranks take no requests; collectives that must complete do; the network drains
+    IMAGE   each rank writes its image and the state of its lower half
+    COMMIT  one manifest makes them a checkpoint
+    DONE    ranks go on, or stop
+
+Ranks are asked in waves: an `Ask` goes to all, each answers with one `Status`, the wave is judged when all are in. In
+HOLD and CLOSE a rank may be let go at any time without harm, so a round that takes too long, or that a rank refuses,
+ends there: everybody resumes and the reason is told. A failed image does the same; nothing of the round is kept.
+
+No clock is read here: events bring the time, and an `Ask` says how long to wait before it is sent.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import Enum
+
+from remesh.rounds.clock import MAX_RAISES, Verdict, decide_by_clock
+from remesh.rounds.drain import find_traffic, is_drained
+from remesh.rounds.status import Status
+from remesh.rounds.two_phase import decide_by_two_phases
+
+PAUSE_S = 0.002
+"""Between a wave that did not decide and the next one."""
+PATIENCE_S = 0.1
+"""Without any change for this long, the clock takes the ranks for stuck."""
+
+
+class Protocol(Enum):
+    """How ranks agree about collectives."""
+
+    CLOCK = "clock"
+    TWO_PHASE = "two-phase"
+
+
+class Phase(Enum):
+    """Where a round is."""
+
+    HOLD = "hold"
+    CLOSE = "close"
+    IMAGE = "image"
+    COMMIT = "commit"
+    DONE = "done"
+
+
+class Ending(Enum):
+    """How a round ended."""
+
+    RESUMED = "resumed"
+    """There is a checkpoint, and the job goes on."""
+    STOPPED = "stopped"
+    """There is a checkpoint, and the job ends with it."""
+    GIVEN_UP = "given up"
+    """There is no new checkpoint; the job goes on."""
+    LOST = "lost"
+    """A rank died; there is no new checkpoint."""
+
+
+class Obstacle(Enum):
+    """Why a round was given up: whether another one may do better is for who leads the job."""
+
+    NO_CUT = "no cut"
+    """The ranks did not come to a common cut within the limits."""
+    REFUSED = "refused"
+    """A program has something now that an image cannot hold; it may be gone in a moment: a child, an open socket."""
+    FAILED = "failed"
+    """Files could not be written."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """To all ranks: take up this step and answer with a `Status`."""
+
+    wave: int
+    step: Phase
+    """HOLD or CLOSE."""
+    targets: tuple[tuple[str, int], ...] | None
+    """Collectives that may be entered; None: none beyond those that are."""
+    after_s: float = 0.0
+    """Wait this long before it is sent."""
+
+
+@dataclass(frozen=True, slots=True)
+class TakeImage:
+    """To all ranks: write the image and the state of the lower half, and say when it is on the disk."""
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """To the coordinator: make what the ranks wrote a checkpoint."""
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """To all ranks and to who asked: the round is over."""
+
+    ending: Ending
+    reason: str
+    obstacle: Obstacle | None = None
+    """Of a round that was given up."""
+
+
+Instruction = Ask | TakeImage | Commit | End
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """A round that is under way; its methods return the round after an event and what is to be done."""
+
+    num_ranks: int
+    stop: bool
+    """Whether the job ends with this checkpoint."""
+    protocol: Protocol = Protocol.CLOCK
+    limit_s: float = 60.0
+    """A round that has not come to its images after this time is given up."""
+    started_s: float = 0.0
+    phase: Phase = Phase.HOLD
+    wave: int = 0
+    targets: tuple[tuple[str, int], ...] | None = None
+    answers: tuple[Status | None, ...] = ()
+    """Of this wave, by rank."""
+    before: tuple[Status, ...] | None = None
+    """The wave before this one."""
+    changed_s: float = 0.0
+    """When a wave last differed from the one before it."""
+    num_raises: int = 0
+    """How often the clock let ranks past a target because nothing moved."""
+    imaged: frozenset[int] = frozenset()
+    reason: str = ""
+    """Of the last verdict, for people."""
+
+    def begin(self, now_s: float) -> tuple[Round, tuple[Instruction, ...]]:
+        """Ask for the first wave."""
+        phase = Phase.HOLD if self.protocol is Protocol.CLOCK else Phase.CLOSE
+        started = replace(self, started_s=now_s, changed_s=now_s, phase=phase)
+        return started._ask(None, after_s=0.0)
+
+    def on_status(self, status: Status, wave: int, now_s: float) -> tuple[Round, tuple[Instruction, ...]]:
+        """A rank has answered; answers to waves that are over are passed over."""
+        if self.phase not in (Phase.HOLD, Phase.CLOSE) or wave != self.wave:
+            return self, ()
+        if status.refusals:
+            why = f"rank {status.rank} cannot be imaged: {'; '.join(status.refusals)}"
+            return self._give_up(Obstacle.REFUSED, why)
+        answers = (*self.answers[: status.rank], status, *self.answers[status.rank + 1 :])
+        waiting = replace(self, answers=answers)
+        complete = tuple(answer for answer in answers if answer is not None)
+        return waiting._judge(complete, now_s) if len(complete) == self.num_ranks else (waiting, ())
+
+    def on_imaged(self, rank: int, problem: str, *, refused: bool = False) -> tuple[Round, tuple[Instruction, ...]]:
+        """A rank has written its files, or could not: ``problem`` says why, and is empty otherwise.
+
+        ``refused``: because of something in its program, and not of its files.
+        """
+        if self.phase is not Phase.IMAGE:
+            return self, ()
+        if problem:
+            obstacle = Obstacle.REFUSED if refused else Obstacle.FAILED
+            return self._give_up(obstacle, f"rank {rank} could not write its image: {problem}")
+        written = replace(self, imaged=self.imaged | {rank})
+        if len(written.imaged) < self.num_ranks:
+            return written, ()
+        return replace(written, phase=Phase.COMMIT), (Commit(),)
+
+    def on_committed(self, problem: str) -> tuple[Round, tuple[Instruction, ...]]:
+        """The manifest is on the disk, or could not be written."""
+        if self.phase is not Phase.COMMIT:
+            return self, ()
+        if problem:
+            return self._give_up(Obstacle.FAILED, f"the checkpoint could not be committed: {problem}")
+        ending = Ending.STOPPED if self.stop else Ending.RESUMED
+        return replace(self, phase=Phase.DONE), (End(ending, "committed"),)
+
+    def on_lost(self, rank: int, cause: str) -> tuple[Round, tuple[Instruction, ...]]:
+        """A rank is gone, and the round with it."""
+        if self.phase is Phase.DONE:
+            return self, ()
+        return replace(self, phase=Phase.DONE), (End(Ending.LOST, f"rank {rank} is gone: {cause}"),)
+
+    def on_time(self, now_s: float) -> tuple[Round, tuple[Instruction, ...]]:
+        """Give up when the limit has passed. Writing images has no limit: it ends, or fails, by itself."""
+        if self.phase not in (Phase.HOLD, Phase.CLOSE) or now_s - self.started_s <= self.limit_s:
+            return self, ()
+        silent = [rank for rank, answer in enumerate(self.answers) if answer is None]
+        why = f"{self.reason or 'no wave was complete'}; in this wave ranks {silent} have not answered"
+        return self._give_up(Obstacle.NO_CUT, f"no cut after {self.limit_s:g} s: {why}")
+
+    def _judge(self, wave: tuple[Status, ...], now_s: float) -> tuple[Round, tuple[Instruction, ...]]:
+        changed_s = self.changed_s if wave == self.before else now_s
+        known = replace(self, before=wave, changed_s=changed_s)
+        verdict = known._verdict(wave, now_s)
+        known = replace(known, reason=verdict.reason)
+        if self.phase is Phase.HOLD:
+            if verdict.aligned:
+                return replace(known, phase=Phase.CLOSE)._ask(verdict.targets, after_s=0.0)
+            return known._ask_again(verdict, now_s)
+        if not verdict.aligned:
+            return known._ask_again(verdict, now_s)
+        drained, why = is_drained(self.before, wave)
+        if not drained:
+            # A wave that only needs to be confirmed has nothing to wait for.
+            after_s = _pause(known, now_s) if find_traffic(wave) else 0.0
+            return replace(known, reason=why)._ask(verdict.targets, after_s=after_s)
+        return replace(known, phase=Phase.IMAGE, reason=why), (TakeImage(),)
+
+    def _verdict(self, wave: tuple[Status, ...], now_s: float) -> Verdict:
+        targets = None if self.targets is None else dict(self.targets)
+        if self.protocol is Protocol.TWO_PHASE:
+            return decide_by_two_phases(wave, targets)
+        if self.phase is Phase.CLOSE:
+            return Verdict(self.targets or (), True, "aligned")
+        return decide_by_clock(wave, targets, is_stuck=now_s - self.changed_s >= PATIENCE_S)
+
+    def _ask_again(self, verdict: Verdict, now_s: float) -> tuple[Round, tuple[Instruction, ...]]:
+        if verdict.targets == self.targets:
+            return self._ask(verdict.targets, after_s=_pause(self, now_s))
+        # The first targets are no raise: they say where the ranks stand.
+        raised = replace(self, num_raises=self.num_raises + (self.targets is not None), changed_s=now_s)
+        if raised.num_raises > MAX_RAISES:
+            return raised._give_up(Obstacle.NO_CUT, f"no cut after {MAX_RAISES} raised targets: {verdict.reason}")
+        return raised._ask(verdict.targets, after_s=0.0)
+
+    def _ask(
+        self, targets: tuple[tuple[str, int], ...] | None, *, after_s: float
+    ) -> tuple[Round, tuple[Instruction, ...]]:
+        asked = replace(self, wave=self.wave + 1, targets=targets, answers=(None,) * self.num_ranks)
+        return asked, (Ask(asked.wave, self.phase, targets, after_s),)
+
+    def _give_up(self, obstacle: Obstacle, reason: str) -> tuple[Round, tuple[Instruction, ...]]:
+        return replace(self, phase=Phase.DONE), (End(Ending.GIVEN_UP, reason, obstacle),)
+
+
+def _pause(state: Round, now_s: float) -> float:
+    """Short at first, longer the longer nothing changes, at most 25 times as long."""
+    return PAUSE_S * min(1.0 + (now_s - state.changed_s) / PAUSE_S, 25.0)

@@ -1,0 +1,187 @@
+"""Plain state dicts in one process: ``remesh.save`` and ``remesh.load``."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+
+import remesh
+from remesh import dist_checkpointing
+from remesh.checkpoint.plain import entities_of
+from remesh.checkpoint.plan.step_names import step_name
+from remesh.checkpoint.plan.writes import HeldBoxes, choose_writers
+from remesh.dist_checkpointing.core import CheckpointingException
+from remesh.errors import FormatError, LayoutError, StorageError
+from remesh.layout import Box, Shard
+from remesh.layout.from_torch import Piece
+
+
+def trained(seed: int) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+    torch.manual_seed(seed)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.LayerNorm(3))
+    optim = torch.optim.AdamW(model.parameters(), lr=0.1 * (seed + 1))
+    model(torch.randn(2, 4)).square().sum().backward()
+    optim.step()
+    return model, optim
+
+
+def state_of(model: torch.nn.Module, optim: torch.optim.Optimizer, step: int) -> dict[str, Any]:
+    return {"model": model.state_dict(), "optim": optim.state_dict(), "step": step, "rng": torch.get_rng_state()}
+
+
+def test_a_training_state_comes_back(tmp_path: Path) -> None:
+    saved = trained(0)
+    remesh.save(state_of(*saved, step=7), tmp_path / step_name(7))
+    model, optim = trained(1)
+    newest = remesh.latest_complete(tmp_path)
+    assert newest is not None
+    loaded = remesh.load(state_of(model, optim, step=0), newest)
+    optim.load_state_dict(loaded["optim"])
+    assert loaded["step"] == 7
+    assert optim.param_groups[0]["lr"] == 0.1
+    for expected, found in zip(saved[0].parameters(), model.parameters(), strict=True):
+        assert torch.equal(expected, found)
+    assert str(optim.state_dict()) == str(saved[1].state_dict())
+
+
+def test_lists_and_nones_and_tuples_keep_their_places(tmp_path: Path) -> None:
+    state = {"l": [torch.ones(1), 5, {"t": torch.ones(2)}, (1, 2)], "none": None, 0: {"x": 1}}
+    remesh.save(state, tmp_path)
+    target = {"l": [torch.zeros(1), 0, {"t": torch.zeros(2)}, 0], "none": 1}
+    loaded = remesh.load(target, tmp_path)
+    assert loaded["l"][0] is target["l"][0]  # type: ignore[index]
+    assert target["l"][2]["t"].tolist() == [1, 1]  # type: ignore[index]
+    assert loaded["l"][1::2] == [5, (1, 2)]
+    assert (loaded["none"], loaded[0]) == (None, {"x": 1})  # type: ignore[index]
+
+
+def test_pieces_say_where_their_boxes_lie_in_a_buffer(tmp_path: Path) -> None:
+    # A packed buffer: rows 0 and 3 of a [4, 2] tensor, then its rows 1 and 2, all in one flat tensor.
+    boxes = [Box((0, 0), (1, 2)), Box((3, 0), (4, 2)), Box((1, 0), (3, 2))]
+    shards = tuple(Shard(0, box, offset) for box, offset in zip(boxes, (0, 2, 4), strict=True))
+    packed = torch.tensor([0.0, 1, 6, 7, 2, 3, 4, 5])
+    remesh.save({"w": Piece(packed, (4, 2), shards)}, tmp_path)
+    plain = torch.zeros(4, 2)
+    remesh.load({"w": plain}, tmp_path)
+    assert plain.flatten().tolist() == list(range(8))
+    for target in (torch.zeros(8), torch.zeros(16)[::2]):
+        remesh.load({"w": Piece(target, (4, 2), shards)}, tmp_path)
+        assert torch.equal(target, packed)
+
+
+def test_empty_tensors_and_scalars_are_kept(tmp_path: Path) -> None:
+    remesh.save({"e": torch.zeros(0, 3), "s": torch.tensor(2)}, tmp_path)
+    target = {"e": torch.zeros(0, 3), "s": torch.tensor(0)}
+    remesh.load(target, tmp_path)
+    assert target["s"] == 2
+    with pytest.raises(CheckpointingException, match="Global shape mismatch"):
+        remesh.load({"e": torch.zeros(0, 4)}, tmp_path)
+
+
+def test_names_that_collide_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(LayoutError, match=r"would both be stored as 'a\.b'"):
+        remesh.save({"a": {"b": torch.ones(1)}, "a.b": torch.ones(1)}, tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+
+
+def test_bad_input_is_told_in_full(tmp_path: Path) -> None:
+    remesh.save({"model": {"weight": torch.ones(2, 3)}}, tmp_path / "good")
+    (tmp_path / "empty").mkdir()
+    state = {"model": {"weight": torch.zeros(2, 3)}}
+    cases: list[tuple[Any, str, type[Exception], str]] = [
+        (state, "nowhere", StorageError, "nowhere does not exist, expected the directory of a saved checkpoint"),
+        (state, "empty", FormatError, "is not a distributed checkpoint, expected the marker metadata.json"),
+        ({"weight": torch.zeros(2, 3)}, "good", LayoutError, "'weight'; it holds 1, 'model.weight'"),
+        ({"model": {"weight": torch.zeros(3, 2)}}, "good", LayoutError, "loaded ((2, 3)) and expected ((3, 2))"),
+        (torch.nn.Linear(1, 1), "good", LayoutError, "found a Linear, expected a dict"),
+    ]
+    for asked, name, kind, said in cases:
+        with pytest.raises(kind) as caught:
+            remesh.load(asked, tmp_path / name)
+        assert isinstance(caught.value, CheckpointingException)
+        assert said in str(caught.value)
+        assert str(caught.value).startswith("loading checkpoint")
+    assert not state["model"]["weight"].any()
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled", "ignore:TypedStorage is deprecated")
+def test_native_torch_and_we_read_each_other(tmp_path: Path) -> None:
+    model, optim = trained(0)
+    state = state_of(model, optim, step=7)
+    remesh.save(state, tmp_path / "ours")
+    other, other_optim = trained(1)
+    target = {"model": other.state_dict()}
+    dcp.load(target, checkpoint_id=tmp_path / "ours")
+    assert all(map(torch.equal, model.parameters(), other.parameters()))
+
+    dcp.save(state, checkpoint_id=tmp_path / "theirs")
+    other, other_optim = trained(2)
+    loaded = remesh.load(state_of(other, other_optim, step=0), tmp_path / "theirs")
+    other_optim.load_state_dict(loaded["optim"])
+    assert loaded["step"] == 7
+    assert all(map(torch.equal, model.parameters(), other.parameters()))
+    assert str(other_optim.state_dict()) == str(optim.state_dict())
+
+
+def test_writers_share_the_bytes_of_replicas() -> None:
+    sizes = (50, 30, 30, 20, 10, 10)
+    held = HeldBoxes([(f"w{index}", (size,), size) for index, size in enumerate(sizes)], [0] * len(sizes))
+    writes = [choose_writers([held, held, held], rank) for rank in range(3)]
+    assert [sum(writer) for writer in zip(*writes, strict=True)] == [1] * len(sizes)
+    assert [sum(itertools.compress(sizes, of_rank)) for of_rank in writes] == [50, 50, 50]
+
+
+def test_who_alone_holds_a_box_writes_it() -> None:
+    held = [HeldBoxes([], []), HeldBoxes([("a", (4,), 16), ("b", (9,), 36)], [0, 0]), HeldBoxes([("a", (4,), 16)], [0])]
+    assert [choose_writers(held, rank) for rank in range(3)] == [[], [False, True], [True]]
+
+
+def test_boxes_of_one_form_at_other_places_are_not_replicas() -> None:
+    form = [("w", (2, 3), 24), ("v", (), 4)]
+    held = [HeldBoxes(form, [2 * rank, 0]) for rank in range(3)]
+    assert [choose_writers(held, rank) for rank in range(3)] == [[True, True], [True, False], [True, False]]
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # torch says that quantized tensors are to go
+def test_small_tensors_that_no_frame_fits_and_views_of_complex_ones_come_back_each(tmp_path: Path) -> None:
+    parts = [torch.tensor([1 + 2j, 3 - 4j]).mul(n) for n in (1, 2)]
+    views = {
+        f"{name}{at}": view
+        for at, one in enumerate(parts)
+        for name, view in (("c", one.conj()), ("n", one.conj().imag))
+    }
+    state = {
+        **views,
+        **{f"q{n}": torch.quantize_per_tensor(torch.arange(4.0) + n, 0.1, 0, torch.qint8) for n in (0, 1)},
+    }
+    remesh.save(state, tmp_path)
+    loaded = remesh.load({name: torch.empty_like(value) for name, value in state.items()}, tmp_path)
+    for name, value in state.items():
+        wanted, found = (one.dequantize() if one.is_quantized else one for one in (value, loaded[name]))
+        assert torch.equal(found, wanted), name
+
+
+def test_a_plain_state_is_saved_in_the_background_too(tmp_path: Path) -> None:
+    state = {**state_of(*trained(0), step=7), "none": torch.empty(0, 3)}
+    for number in range(2):
+        directory = tmp_path / str(number)
+        directory.mkdir()
+        request = dist_checkpointing.save(entities_of(state), directory, async_sharded_save=True)
+        assert request is not None
+        request.execute_sync()
+        wanted = {**state_of(*trained(1), step=-1), "none": torch.empty(0, 3)}
+        loaded = remesh.load(wanted, directory)
+        assert loaded["step"] == 7
+        assert torch.equal(loaded["model"]["0.weight"], state["model"]["0.weight"])
+        assert loaded["optim"]["param_groups"] == state["optim"]["param_groups"]
+    remesh.save(state, tmp_path / "plain")
+    for name in ("__0_0.distcp", "common.pt"):
+        assert (tmp_path / "1" / name).read_bytes() == (tmp_path / "plain" / name).read_bytes()
+    assert entities_of({"step": 1}) == {"step": 1}
+    with pytest.raises(LayoutError, match="rename it"):
+        entities_of({"w": torch.ones(1), "tensors of a plain state": 1})

@@ -1,0 +1,101 @@
+"""What stays and what goes: policies, and the clearing away that follows them."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+import remesh
+from remesh.checkpoint.plain import latest_complete
+from remesh.checkpoint.plan.retention import KeepBest, KeepEvery, KeepLast, Saved, decide_kept
+from remesh.checkpoint.plan.step_names import step_name
+from remesh.checkpoint.run.commit import IN_PROGRESS_FNAME
+from remesh.checkpoint.run.housekeeping import State, decide_removals, list_checkpoints, remove_checkpoint
+from remesh.errors import ConfigError
+
+
+def saved(*steps: int) -> list[Saved]:
+    return [Saved(step, {"loss": abs(step - 25)}) for step in steps]
+
+
+def test_policies_add_up_and_say_why() -> None:
+    kept = decide_kept(saved(10, 20, 30, 40, 50), [KeepLast(2), KeepBest("loss", 1), KeepEvery(40)])
+    assert set(kept) == {10, 30, 40, 50}
+    assert "loss 5 is among the best 1" in kept[30]
+    assert kept[50].startswith("the newest; one of the last 2")
+
+
+def test_the_newest_stays_whatever_the_policies_say() -> None:
+    assert set(decide_kept(saved(10, 20), [KeepBest("unknown", 3)])) == {20}
+    assert set(decide_kept(saved(10, 20), [])) == {10, 20}
+    assert decide_kept([], [KeepLast(1)]) == {}
+
+
+def test_best_ignores_nan_and_prefers_the_later_of_equals() -> None:
+    values = [Saved(1, {"m": math.nan}), Saved(2, {"m": 5.0}), Saved(3, {"m": 5.0}), Saved(4, {"m": 1.0}), Saved(5)]
+    assert set(KeepBest("m", 1, largest=True).kept(values)) == {3}
+    assert set(KeepBest("m", 2).kept(values)) == {4, 3}
+
+
+@pytest.mark.parametrize("make", [lambda: KeepLast(0), lambda: KeepEvery(-1), lambda: KeepBest("m", 0)])
+def test_a_policy_of_nothing_is_refused(make: object) -> None:
+    with pytest.raises(ConfigError, match="at least 1"):
+        make()  # type: ignore[operator]
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """Steps 1 to 4: complete, aborted, complete, perhaps being written."""
+    for step in range(1, 5):
+        remesh.save({"w": torch.ones(3), "step": step}, tmp_path / step_name(step))
+    for step in (2, 4):
+        (tmp_path / step_name(step) / "metadata.json").unlink()
+        (tmp_path / step_name(step) / IN_PROGRESS_FNAME).touch()
+    (tmp_path / "notes").mkdir()
+    return tmp_path
+
+
+def test_aborted_saves_go_and_what_may_be_running_stays(root: Path) -> None:
+    found = list_checkpoints(root)
+    assert [one.state for one in found] == [State.COMPLETE, State.UNFINISHED, State.COMPLETE, State.UNFINISHED]
+    assert [one.removes for one in decide_removals(found, [])] == [False, True, False, False]
+    assert [one.removes for one in decide_removals(found, [KeepLast(1)])] == [True, True, False, False]
+    for one in decide_removals(found, [KeepLast(1)]):
+        if one.removes:
+            assert remove_checkpoint(one.found.directory) == []
+    assert sorted(path.name for path in root.iterdir()) == ["notes", step_name(3), step_name(4)]
+
+
+def test_a_damaged_checkpoint_is_told_and_not_removed(root: Path) -> None:
+    (root / step_name(1) / "__0_0.distcp").unlink()
+    first = decide_removals(list_checkpoints(root), [KeepLast(1)])[0]
+    assert first.found.state is State.DAMAGED
+    assert not first.removes
+    assert "__0_0.distcp" in first.reason
+
+
+def test_files_of_the_user_survive_a_removal(root: Path) -> None:
+    (root / step_name(3) / "notes.txt").write_text("mine")
+    assert [path.name for path in remove_checkpoint(root / step_name(3))] == ["notes.txt"]
+    assert latest_complete(root) == root / step_name(1)
+
+
+def test_a_removal_that_dies_leaves_no_half_checkpoint(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    unlink = Path.unlink
+    num_acts = 0
+
+    def dying(path: Path, missing_ok: bool = False) -> None:
+        nonlocal num_acts
+        num_acts += 1
+        if num_acts > 1:
+            raise KeyboardInterrupt
+        unlink(path, missing_ok)
+
+    monkeypatch.setattr(Path, "unlink", dying)
+    with pytest.raises(KeyboardInterrupt):
+        remove_checkpoint(root / step_name(1))
+    monkeypatch.undo()
+    assert list_checkpoints(root)[0].state is State.UNFINISHED

@@ -1,0 +1,29 @@
+"""What runs while it is looked at may change in between: that is no refusal."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from remesh.images import inspection, procfs
+
+
+def test_a_descriptor_that_is_used_again_meanwhile_is_not_refused_and_a_nameless_file_is(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    with path.open("w") as file:
+        found = {each.number: each for each in procfs.read_descriptors(os.getpid())}[file.fileno()]
+        assert inspection._check_descriptor(os.getpid(), found) is None
+        # It led to a folder when its name was read, and was closed and opened again before the next look.
+        assert inspection._check_descriptor(os.getpid(), replace(found, link="/somewhere/else")) is None
+        path.unlink()
+        nameless = {each.number: each for each in procfs.read_descriptors(os.getpid())}[file.fileno()]
+        refusal = inspection._check_descriptor(os.getpid(), nameless)
+        assert refusal is not None and "has no name any more" in refusal.why
+
+
+def test_a_thread_that_ends_while_children_are_looked_for_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(procfs, "thread_ids", lambda pid: [pid, (1 << 22) + 1])
+    assert procfs.children_of(os.getpid()) == procfs.children_of(os.getpid())

@@ -1,0 +1,145 @@
+"""Records of an image as JSON and back; what is not as it should be is refused, whatever it is."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from remesh.errors import FormatError
+from remesh.images import format as image_format
+from remesh.images.format import (
+    Ancestor,
+    AreasState,
+    Chunk,
+    ChunksState,
+    FileIdentity,
+    FilesState,
+    FileState,
+    Header,
+    PagesState,
+    ProcessState,
+    ThreadsState,
+)
+from remesh.images.layers import PageRun
+from remesh.images.pages import place_runs
+from remesh.images.records import from_json, to_json
+
+_KINDS = [Header, ProcessState, ThreadsState, AreasState, FilesState, PagesState, ChunksState]
+_MACHINE = {"vdso_sha256": "", "special_areas": {"[vdso]": 8192}, "xstate_bytes": 832, "cpu_flags": "", "kernel": ""}
+_HEADER: dict[str, Any] = {
+    "version": image_format.VERSION,
+    "pid": 1000,
+    "compressed": False,
+    "builds_upon": [{"folder": "../a", "sha256": "b"}],
+    "machine": _MACHINE,
+    "files": {name: {"num_bytes": 1, "sha256": ""} for name in image_format.RECORD_FILES},
+}
+
+
+def test_a_header_is_read_as_it_was_written() -> None:
+    header = from_json(Header, _HEADER, "image.json")
+    assert header.builds_upon == (Ancestor("../a", "b"),)
+    assert to_json(header) == _HEADER
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("version", 1),
+        ("version", True),
+        ("pid", 1),
+        ("pid", "1000"),
+        ("compressed", 0),
+        ("builds_upon", [{"folder": "/absolute", "sha256": ""}]),
+        ("builds_upon", {}),
+        ("files", {}),
+        ("files", {**_HEADER["files"], "../../elsewhere": {"num_bytes": 1, "sha256": ""}}),
+    ],
+)
+def test_a_header_with_a_wrong_field_is_refused(field: str, value: object) -> None:
+    with pytest.raises(FormatError, match="image.json"):
+        from_json(Header, {**_HEADER, field: value}, "image.json")
+
+
+def test_missing_and_unknown_fields_are_refused() -> None:
+    with pytest.raises(FormatError, match="the fields"):
+        from_json(Header, {name: value for name, value in _HEADER.items() if name != "pid"}, "image.json")
+    with pytest.raises(FormatError, match="the fields"):
+        from_json(Header, {**_HEADER, "more": 1}, "image.json")
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+)
+
+
+@given(json_values, st.sampled_from(_KINDS))
+def test_foreign_json_is_refused_and_nothing_else(value: object, kind: type) -> None:
+    with pytest.raises(FormatError):
+        from_json(kind, value, "some file")
+
+
+files = st.builds(
+    FileState,
+    number=st.integers(0, 9),
+    kind=st.sampled_from(list(image_format.FileKind)),
+    flags=st.integers(0, 99),
+    path=st.text(max_size=5),
+    position=st.integers(0, 99),
+    content=st.none() | st.builds(FileIdentity, st.integers(0, 9), st.integers(0, 9), st.text(max_size=3)),
+    same_as=st.none() | st.integers(0, 9),
+    pipe=st.integers(0, 3),
+    data=st.binary(max_size=9),
+)
+
+
+@given(st.lists(files, max_size=4, unique_by=lambda file: file.number))
+def test_open_files_survive_the_way_through_json(states: list[FileState]) -> None:
+    record = FilesState(tuple(sorted(states, key=lambda state: state.number)))
+    assert from_json(FilesState, json.loads(json.dumps(to_json(record))), "files.json") == record
+
+
+def test_every_field_of_every_record_is_of_a_kind_that_json_holds() -> None:
+    for kind in _KINDS:
+        for field in dataclasses.fields(kind):
+            assert "Any" not in str(field.type), f"{kind.__name__}.{field.name}"
+
+
+@given(
+    st.lists(st.integers(1, 6), max_size=8),
+    st.lists(st.integers(1, 9), min_size=1, max_size=8),
+    st.randoms(use_true_random=False),
+)
+def test_runs_are_placed_whole_however_the_chunks_cut_them(sizes: list[int], chunks: list[int], random: Any) -> None:
+    page = 4096
+    raw = bytes(random.randrange(256) for _ in range(sum(sizes))) if sizes else b""
+    stored = b"".join(bytes([value]) * page for value in raw)
+    runs, at, memory = [], 0, {}
+    for index, size in enumerate(sizes):
+        runs.append(PageRun((index * 100) * page, size, 0, at * page))
+        at += size
+    cuts, offset = [], 0
+    while offset < len(stored):
+        size = chunks[len(cuts) % len(chunks)] * page
+        cuts.append((offset, memoryview(stored[offset : offset + size])))
+        offset += size
+    place_runs(runs, iter(cuts), lambda address, data: memory.update({address + i: b for i, b in enumerate(data)}))
+    for run in runs:
+        expected = stored[run.raw_offset : run.raw_offset + run.num_bytes]
+        assert bytes(memory.pop(run.start + i) for i in range(run.num_bytes)) == expected
+    assert not memory
+
+
+def test_an_index_of_chunks_knows_how_long_they_are_together() -> None:
+    assert ChunksState((Chunk(4096, 10, 0), Chunk(8192, 20, 0))).num_stored_bytes == 30
+
+
+def test_the_names_of_files_are_plain() -> None:
+    assert all(Path(name).name == name for name in image_format.RECORD_FILES)

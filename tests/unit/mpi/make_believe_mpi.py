@@ -1,0 +1,111 @@
+"""What engines of tests need of an MPI that is not there: the types of its functions, and a setup with defaults."""
+
+from __future__ import annotations
+
+import ctypes
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from remesh.mpi.channel import Channel
+from remesh.mpi.lower.engine import Setup
+from remesh.mpi.lower.matching import Matching
+from remesh.mpi.lower.requests import Requests
+from remesh.mpi.lower.wire import HEADER
+from remesh.mpi.native import NATIVE
+
+FRAME_REQUEST = 99
+"""Handle of the wire's posted receive."""
+_FRAME_BYTES = 40_000
+IsendType = ctypes.CFUNCTYPE(
+    ctypes.c_int, ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_size_t,
+    ctypes.POINTER(ctypes.c_uint64),
+)  # fmt: skip
+AskType = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_uint64), ctypes.POINTER(ctypes.c_int), ctypes.c_void_p)
+StartType = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_uint64))
+_ReduceType = ctypes.CFUNCTYPE(
+    ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t, ctypes.c_size_t
+)
+
+
+class PostedFrame:
+    """What the wire's posted receive receives into."""
+
+    def __init__(self) -> None:
+        self._bytes, self._handle = bytearray(_FRAME_BYTES), ctypes.c_uint64(FRAME_REQUEST)
+
+    @property
+    def places(self) -> dict[str, int]:
+        """As fields of a setup."""
+        return {"frame_request": ctypes.addressof(self._handle), "frame": NATIVE.address_of(self._bytes)}
+
+    def put(self, message: bytes) -> None:
+        """A wire message has come."""
+        self._bytes[: len(message)] = message
+
+
+def address_of(function: Any) -> int:
+    """Where a function of C's stands."""
+    return ctypes.cast(function, ctypes.c_void_p).value or 0
+
+
+class PromptMpi:
+    """Its sends are over at once, and it folds as it is told to."""
+
+    def __init__(self, reduce: Callable[[int, int, int, int, int], int]) -> None:
+        self.sent, self.coming = deque[tuple[int, bytes]](), deque[bytes]()
+        self.frame = PostedFrame()
+        self._keep = IsendType(self._isend), AskType(self._test), StartType(lambda handle: 0), _ReduceType(reduce)
+
+    @property
+    def functions(self) -> tuple[int, ...]:
+        """As a setup has them."""
+        isend, test, start, reduce = map(address_of, self._keep)
+        return (isend, test, start, *[0] * 11, reduce, 0)
+
+    def _isend(self, start: int, num_bytes: int, byte: int, dest: int, tag: int, comm: int, handle: Any) -> int:
+        self.sent.append((dest, ctypes.string_at(start, num_bytes)))
+        handle[0] = 0
+        return 0
+
+    def _test(self, handle: Any, flag: Any, status: int) -> int:
+        flag[0] = 1
+        if handle[0] == FRAME_REQUEST:
+            flag[0] = bool(self.coming)
+            if self.coming:
+                self.frame.put(self.coming.popleft())
+        return 0
+
+
+def pack_frame(source: int, fields: tuple[int, ...], payload: bytes) -> bytes:
+    """A wire message as it travels; ``fields`` as `Wire.send` takes them."""
+    comm, tag, what, request, num_bytes, pid, address = fields
+    return HEADER.pack(comm, tag, what, source, pid, request, num_bytes, address) + payload
+
+
+def unpack_frame(frame: bytes) -> tuple[int, tuple[int, ...], bytes]:
+    """The inverse: source, fields and payload, as they are heard in Python."""
+    comm, tag, what, source, pid, request, num_bytes, address = HEADER.unpack_from(frame)
+    return source, (comm, tag, what, request, num_bytes, pid, address), frame[HEADER.size :]
+
+
+def make_setup(
+    channel: Channel,
+    requests: Requests,
+    matching: Matching,
+    frame: PostedFrame,
+    functions: tuple[int, ...],
+    **fields: Any,
+) -> Setup:
+    """For an engine on these; ``fields`` are the others that matter to a test."""
+    posted, arrived = matching.queues
+    defaults: dict[str, Any] = {
+        "comm": 1, "byte": 2, "ops": (), "types": (), "extents": (), "entered": {}, "reals": {}, "plans": {},
+        "windows": {}, "accesses": {}, "access_queues": {}, "arena_start": 0, "arena_bytes": 0, "piece_bytes": 1 << 17,
+        "serve": lambda slot: False, "serve_posted": lambda *posted: None, "tell": lambda *told: None,
+        "tell_wait": lambda slot: None,
+        "upper_spin": 0, "lower_spin": 0, "always_spins": False, "eager_us": 10, "patient_us": 100, "shortest_us": 50,
+        "longest_us": 500, "idle_us": 1000, "give_way_us": 0, "seat": (),
+    }  # fmt: skip
+    own = {"base": channel.base, "by_number": requests.by_number, "posted": posted, "arrived": arrived}
+    return Setup(requests=requests, functions=functions, **own, **frame.places, **defaults | fields)

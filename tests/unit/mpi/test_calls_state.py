@@ -1,0 +1,84 @@
+"""The state of a lower half comes back as it was, and damage is noticed."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from remesh.errors import FormatError
+from remesh.mpi.lower import state
+from remesh.mpi.lower.exposure import Asker, Locks, Window
+from remesh.mpi.lower.matching import Arrived, Posted
+from remesh.mpi.lower.records import as_native
+from remesh.mpi.lower.requests import RECEIVE, SEND, Request
+
+
+def _parts(payload: bytes) -> state.Parts:
+    return state.Parts(
+        rank=1,
+        size=3,
+        next_numbers={"request": 9, "message": 2, "parcel": 5},
+        requests=[
+            Request(3, SEND, 7, 2, 5, 0x7000_0000_0000, 1 << 33),
+            Request(4, RECEIVE, 7, -1, -1, 0, -1, done=True, source=0, message_bytes=len(payload), payload=payload),
+        ],
+        posted=[Posted(5, 1 << 61, 2, -1)],
+        arrived=[Arrived(7, 0, 1, len(payload), payload, 0), Arrived(7, 2, 1, 1 << 40, None, 8)],
+        messages={1: Arrived(7, 0, 2, 0, b"", 0)},
+        owed=[(6, 11)],
+        parcels={2: payload},
+        members={0: (0, 1, 2), 1 << 61: (1, 2)},
+        entered={0: 12},
+        windows={
+            9: Window(4096, {4096: 80}, Locks([Asker(2, True, 7)], [Asker(0, False, 3)])),
+            1 << 60: Window(0, {1 << 40: 8, 1 << 41: 0}, Locks([Asker(0, False, 1), Asker(1, False, 2)])),
+        },
+        attached={3: (4_000_000_000, 4)},
+        finished=False,
+    )
+
+
+@given(st.binary(max_size=50))
+def test_every_part_comes_back(payload: bytes) -> None:
+    parts = _parts(payload)
+    assert state.load(state.save(parts), rank=1, size=3) == parts
+
+
+def test_records_of_a_state_become_those_that_a_lower_half_works_with() -> None:
+    parts = state.load(state.save(_parts(b"payload")), rank=1, size=3)
+    for record in (*parts.requests, *parts.posted, *parts.arrived):
+        native = as_native(record)
+        assert {name: getattr(native, name) for name in record.__slots__} == asdict(record)
+    assert state.save(replace(parts, requests=[as_native(request) for request in parts.requests])) == state.save(parts)
+
+
+def test_kinds_of_requests_are_the_words_themselves_since_the_engine_compares_no_letters() -> None:
+    parts = state.load(state.save(_parts(b"")), rank=1, size=3)
+    for request, kind in zip(parts.requests, (SEND, RECEIVE), strict=True):
+        assert request.kind is kind and as_native(request).kind is kind
+    wrong = replace(parts, requests=[replace(parts.requests[0], kind="sent")])
+    with pytest.raises(FormatError, match="'sent'"):
+        state.load(state.save(wrong), rank=1, size=3)
+
+
+@given(st.integers(0, 10_000), st.integers(1, 255))
+def test_a_changed_byte_is_noticed(position: int, change: int) -> None:
+    data = bytearray(state.save(_parts(b"payload")))
+    data[position % len(data)] ^= change
+    with pytest.raises(FormatError):
+        state.load(bytes(data), rank=1, size=3)
+
+
+@given(st.integers(0, 400))
+def test_a_shorter_file_is_noticed(length: int) -> None:
+    with pytest.raises(FormatError):
+        state.load(state.save(_parts(b"payload"))[:length], rank=1, size=3)
+
+
+def test_another_rank_is_told_so() -> None:
+    with pytest.raises(FormatError, match=r"rank 1 of 3, expected 0 of 3") as caught:
+        state.load(state.save(_parts(b"")), rank=0, size=3)
+    assert caught.value.reason == "other-rank"

@@ -1,0 +1,121 @@
+"""The folder of a job: private, and a checkpoint is there whole or not at all."""
+
+from __future__ import annotations
+
+import errno
+import shutil
+import stat
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from remesh.errors import ConfigError, FormatError, StorageError
+from remesh.rounds import job_folder as job
+from remesh.rounds.job_folder import JobFolder, JobSpec, JobState
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> JobFolder:
+    return JobFolder.create(tmp_path / "job", JobSpec(("app.py",), 2, "/", {"HOME": "/h"}))
+
+
+def test_what_was_asked_and_how_it_stands_are_read_back(folder: JobFolder) -> None:
+    assert folder.read_spec() == JobSpec(("app.py",), 2, "/", {"HOME": "/h"})
+    state = JobState("running", "well", (("127.0.0.1", 5),), 7, "h", {"mpi": "mpich"})
+    folder.write_state(state)
+    assert folder.read_state() == state
+
+
+def test_nobody_else_can_read_secrets(folder: JobFolder) -> None:
+    assert stat.S_IMODE(folder.path.stat().st_mode) == 0o700
+    for name in ("token", "job.json", "state.json"):
+        assert stat.S_IMODE((folder.path / name).stat().st_mode) == 0o600
+    _, part = folder.begin_checkpoint()
+    assert stat.S_IMODE(part.stat().st_mode) == 0o700
+
+
+def test_git_takes_no_secret_for_a_file_to_commit(folder: JobFolder) -> None:
+    if shutil.which("git") is None:
+        pytest.skip("needs git, which is not on the path")
+    subprocess.run(["git", "init", "--quiet", folder.path.parent], check=True)
+    said = subprocess.run(["git", "status", "--porcelain"], cwd=folder.path.parent, capture_output=True, check=True)
+    assert (folder.path / "token").is_file() and said.stdout == b""
+
+
+def test_a_job_that_has_ended_cannot_be_called(folder: JobFolder) -> None:
+    folder.write_state(JobState("running", "", (("127.0.0.1", 5),), 7, "h"))
+    folder.change_state("failed", "rank 1 is gone")
+    assert folder.read_state().addresses == ()
+    assert folder.read_state().cause == "rank 1 is gone"
+
+
+def test_a_folder_is_never_used_twice(folder: JobFolder) -> None:
+    with pytest.raises(StorageError, match="making job folder"):
+        JobFolder.create(folder.path, folder.read_spec())
+
+
+def test_a_job_is_led_by_one_process_at_a_time(folder: JobFolder) -> None:
+    folder.write_state(JobState("running", "", (("127.0.0.1", 5),), 77, "somewhere"))
+    with folder.lead():
+        with pytest.raises(ConfigError, match="process 77 on somewhere leads it"), JobFolder(folder.path).lead():
+            pass
+        shutil.copytree(folder.path, folder.path.with_name("copy"))
+        with JobFolder(folder.path.with_name("copy")).lead():
+            """A copy is another job."""
+    with folder.lead():
+        """Whoever ends lets go of it."""
+
+
+def test_a_folder_that_cannot_be_filled_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def write(path: Path, data: bytes) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(job, "write_whole", write)
+    with pytest.raises(StorageError, match="making job folder .*No space left on device; it was removed"):
+        JobFolder.create(tmp_path / "job", JobSpec(("app.py",), 2, "/", {}))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_checkpoint_is_there_once_it_is_committed_and_not_before(folder: JobFolder) -> None:
+    number, part = folder.begin_checkpoint()
+    (part / "rank-0000").mkdir()
+    assert (number, folder.checkpoints()) == (1, [])
+    folder.commit_checkpoint(part, {"number": 1})
+    assert [each.number for each in folder.checkpoints()] == [1]
+    assert folder.checkpoint(None).rank_folder(0).is_dir()
+    with pytest.raises(ConfigError, match="checkpoint 2"):
+        folder.checkpoint(2)
+
+
+def test_what_an_interrupted_checkpoint_left_is_removed_by_the_next(folder: JobFolder) -> None:
+    _, part = folder.begin_checkpoint()
+    (part / "junk").write_bytes(b"x")
+    again, fresh = folder.begin_checkpoint()
+    assert again == 1 and not (fresh / "junk").exists()
+
+
+def test_a_changed_manifest_is_refused(folder: JobFolder) -> None:
+    _, part = folder.begin_checkpoint()
+    final = folder.commit_checkpoint(part, {"number": 1})
+    path = final / "manifest.json"
+    path.write_text(path.read_text().replace('"number": 1', '"number": 2'))
+    with pytest.raises(FormatError, match="digest"):
+        folder.checkpoints()
+
+
+def test_the_last_checkpoints_stay_with_those_they_build_upon(folder: JobFolder) -> None:
+    bases = {1: [], 2: [1], 3: [], 4: [], 5: [4], 6: [4, 5]}
+    for number, base in bases.items():
+        _, part = folder.begin_checkpoint()
+        folder.commit_checkpoint(part, {"number": number, "builds_upon": base})
+    assert folder.keep_last(2) == [1, 2, 3]
+    assert [each.number for each in folder.checkpoints()] == [4, 5, 6]
+    assert folder.keep_last(1) == []
+
+
+def test_a_job_without_program_or_ranks_is_refused() -> None:
+    with pytest.raises(ConfigError, match="no program"):
+        JobSpec((), 1, "/", {})
+    with pytest.raises(ConfigError, match="0 ranks"):
+        JobSpec(("a",), 0, "/", {})

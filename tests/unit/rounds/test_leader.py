@@ -1,0 +1,310 @@
+"""The coordinator among ranks that are only sockets: who it lets in, how it leads a round, what it says of a loss."""
+
+from __future__ import annotations
+
+import errno
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from remesh.comm.messages import NONCE_BYTES, FrameReader, compute_proof, pack_frame
+from remesh.rounds import leader as coordinator_module
+from remesh.rounds.job_folder import JobFolder, JobSpec, rank_name
+from remesh.rounds.leader import Coordinator, Settings
+from remesh.rounds.machine import Obstacle
+from remesh.rounds.status import Activity, Status
+
+
+class Peer:
+    """A rank or client: it answers what it is told, when the test says so."""
+
+    def __init__(self, address: tuple[str, int]) -> None:
+        self.socket = socket.create_connection(address, timeout=10)
+        self.reader = FrameReader()
+
+    def prove(self, token: bytes) -> None:
+        nonce = self.socket.recv(NONCE_BYTES, socket.MSG_WAITALL)
+        self.socket.sendall(compute_proof(token, nonce))
+
+    def send(self, **message: Any) -> None:
+        self.socket.sendall(pack_frame(message))
+
+    def take(self) -> list[dict[str, Any]]:
+        self.socket.setblocking(False)
+        try:
+            data = self.socket.recv(1 << 20)
+        except BlockingIOError:
+            return []
+        finally:
+            self.socket.settimeout(10)
+        return self.reader.feed(data)
+
+
+class Stage:
+    """A coordinator of two ranks and everybody who talks to it."""
+
+    def __init__(self, path: Path, settings: Settings) -> None:
+        self.folder = JobFolder.create(path, JobSpec(("app.py",), 2, "/", {}))
+        self.said: list[str] = []
+        self.coordinator = Coordinator(self.folder, 2, settings, self.said.append)
+        listener = socket.create_server(("127.0.0.1", 0))
+        self.address = listener.getsockname()
+        self.coordinator.listen(listener)
+        self.peers: list[Peer] = []
+        self.refusals: list[str] = []
+        """Why rank 1 cannot be imaged, in the rounds to come; "" for one in which it can."""
+
+    def connect(self, token: bytes | None = None) -> Peer:
+        peer = Peer(self.address)
+        self.peers.append(peer)
+        self.step()
+        peer.prove(token or self.folder.read_token())
+        self.step()
+        return peer
+
+    def ranks(self) -> list[Peer]:
+        """Both ranks, up and running."""
+        found = []
+        for rank in range(2):
+            peer = self.connect()
+            peer.send(type="hello", rank=rank, size=2, pid=1, host=f"h{rank}", mpi="some")
+            peer.send(type="ready", seconds={})
+            found.append(peer)
+        self.step()
+        return found
+
+    def step(self, times: int = 4) -> None:
+        for _ in range(times):
+            self.coordinator.step(0.01)
+
+    def until(self, is_true: Callable[[], Any], ranks: list[Peer], problem: str = "") -> None:
+        """Let the ranks answer until something holds."""
+        for _ in range(500):
+            if is_true():
+                return
+            self.step(1)
+            for rank, peer in enumerate(ranks):
+                for message in peer.take():
+                    self.answer(rank, peer, message, problem)
+        pytest.fail(f"it never held; {self.said}")
+
+    def answer(self, rank: int, peer: Peer, message: dict[str, Any], problem: str) -> None:
+        if message["type"] == "ask":
+            status = Status(rank, Activity.COMPUTING, closed=message["step"] == "close")
+            answer = status.to_json()
+            if message["wave"] == 1 and rank == 1 and self.refusals and (why := self.refusals.pop(0)):
+                answer["refusals"] = [why]
+            peer.send(type="status", wave=message["wave"], status=answer)
+        elif message["type"] == "image":
+            (Path(message["folder"]) / rank_name(rank)).mkdir()
+            report = {"num_bytes": 10, "caught": {"ranks computing": 1}}
+            peer.send(type="imaged", problem=problem, refused=problem.startswith("refused"), report=report)
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> Iterator[Stage]:
+    made = Stage(tmp_path / "job", Settings(keep=1))
+    yield made
+    made.coordinator.close()
+    for peer in made.peers:
+        peer.socket.close()
+
+
+def test_who_does_not_know_the_token_is_turned_away(stage: Stage) -> None:
+    stranger = stage.connect(b"something else")
+    assert stranger.socket.recv(1) == b""
+    assert "turned away" in (stage.folder.logs / "events.log").read_text()
+
+
+def test_a_checkpoint_is_asked_for_taken_committed_and_answered(stage: Stage) -> None:
+    ranks, client = stage.ranks(), stage.connect()
+    client.send(type="checkpoint", stop=False)
+    answers: list[dict[str, Any]] = []
+    stage.until(lambda: answers.extend(client.take()) or answers, ranks)
+    assert answers[0]["ending"] == "resumed" and answers[0]["num_bytes"] == 20
+    assert answers[0]["caught"] == {"ranks computing": 2}
+    assert answers[0]["folder"] == str(stage.folder.checkpoint(None).path)
+    assert stage.folder.checkpoint(None).manifest["num_ranks"] == 2
+    assert stage.coordinator.outcome is None
+
+
+def test_old_checkpoints_that_cannot_be_removed_harm_no_new_one(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(count: int) -> list[int]:
+        raise OSError(30, "Read-only file system")
+
+    monkeypatch.setattr(stage.folder, "keep_last", fail)
+    ranks = stage.ranks()
+    stage.coordinator.request_checkpoint(stop=False)
+    stage.until(lambda: stage.said, ranks)
+    assert "could not be removed" in stage.said[0] and "Read-only" in stage.said[0]
+    assert stage.coordinator.last_checkpoint is not None and stage.coordinator.last_checkpoint["ending"] == "resumed"
+
+
+def test_removing_old_checkpoints_holds_up_nobody_but_the_next_round(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may_end, remove = threading.Event(), stage.folder.keep_last
+    removed: list[list[int]] = []
+
+    def remove_slowly(count: int) -> list[int]:
+        assert may_end.wait(20)
+        removed.append(remove(count))
+        return removed[-1]
+
+    monkeypatch.setattr(stage.folder, "keep_last", remove_slowly)
+    ranks, client = stage.ranks(), stage.connect()
+    told: list[dict[str, Any]] = []
+    client.send(type="checkpoint", stop=False)
+    stage.until(lambda: told.extend(client.take()) or told, ranks)
+    assert told.pop()["number"] == 1
+    client.send(type="checkpoint", stop=False)
+    client.send(type="look")
+    stage.until(lambda: told.extend(client.take()) or told, ranks)
+    stage.step(20)
+    assert told.pop()["type"] == "state" and stage.coordinator.describe()["round"] is None  # it waits
+    may_end.set()
+    stage.until(lambda: told.extend(client.take()) or told, ranks)
+    assert told.pop()["number"] == 2
+    stage.until(lambda: removed == [[], [1]], ranks)
+    assert [each.number for each in stage.folder.checkpoints()] == [2]
+
+
+def test_a_checkpoint_that_stops_ends_the_stay(stage: Stage) -> None:
+    ranks = stage.ranks()
+    stage.coordinator.request_checkpoint(stop=True)
+    stage.until(lambda: stage.coordinator.outcome, ranks)
+    assert stage.coordinator.outcome is not None and stage.coordinator.outcome.state == "stopped"
+    assert stage.folder.read_state().state == "stopped"
+
+
+def test_an_image_that_cannot_be_written_leaves_nothing_and_the_job_goes_on(stage: Stage) -> None:
+    ranks = stage.ranks()
+    stage.coordinator.request_checkpoint(stop=True)
+    stage.until(lambda: stage.said, ranks, problem="the disk is full")
+    assert "the disk is full" in stage.said[0]
+    stage.until(lambda: not list(stage.folder.images.iterdir()), ranks)
+    assert stage.coordinator.outcome is None
+
+
+@pytest.fixture
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Attempts follow one another without a pause: two in all."""
+    monkeypatch.setattr(coordinator_module, "_RETRY_AFTER_S", {Obstacle.REFUSED: (0.0,)})
+
+
+def test_a_disk_without_room_for_a_line_ends_no_job_and_hides_no_end(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def write(*_: str) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    ranks = stage.ranks()
+    monkeypatch.setattr(stage.folder.__class__, "log_event", write)
+    monkeypatch.setattr(stage.folder.__class__, "change_state", write)
+    stage.coordinator.request_checkpoint(stop=False)
+    stage.until(lambda: stage.coordinator.last_checkpoint, ranks)
+    assert stage.coordinator.outcome is None
+    for peer in ranks:
+        peer.send(type="ended", code=0)
+    stage.until(lambda: stage.coordinator.outcome, ranks)
+    assert stage.coordinator.outcome is not None and stage.coordinator.outcome.state == "finished"
+    said = "\n".join(stage.said)
+    assert "events.log: No space left on device; it would say: checkpoint 1: begun" in said
+    assert "how the job ended could not be noted: [Errno 28]" in said
+
+
+def test_a_refusal_that_passes_is_tried_again_and_the_answer_says_how_often(stage: Stage, at_once: None) -> None:
+    ranks, client = stage.ranks(), stage.connect()
+    stage.refusals = ["child process 7 (sh): wait until it has ended", ""]
+    client.send(type="checkpoint", stop=False)
+    answers: list[dict[str, Any]] = []
+    stage.until(lambda: answers.extend(client.take()) or answers, ranks)
+    assert answers[0]["ending"] == "resumed" and answers[0]["attempts"] == 2
+    assert stage.said == []
+    assert "given up: rank 1 cannot be imaged: child process 7" in (stage.folder.logs / "events.log").read_text()
+
+
+def test_a_refusal_that_stays_is_answered_after_the_last_attempt(stage: Stage, at_once: None) -> None:
+    ranks, client = stage.ranks(), stage.connect()
+    stage.refusals = ["a socket"] * 9
+    client.send(type="checkpoint", stop=True)
+    answers: list[dict[str, Any]] = []
+    stage.until(lambda: answers.extend(client.take()) or answers, ranks)
+    assert answers[0]["reason"] == "rank 1 cannot be imaged: a socket (the last of 2 attempts)"
+    assert answers[0]["attempts"] == 2 and len(stage.refusals) == 7
+    stage.until(lambda: not list(stage.folder.images.iterdir()), ranks)
+    assert stage.coordinator.outcome is None
+
+
+def test_what_an_image_meets_is_tried_again_if_it_is_the_programs_and_not_if_it_is_the_disks(
+    stage: Stage, at_once: None
+) -> None:
+    ranks = stage.ranks()
+    for problem, times in (("refused: a child", 2), ("the disk is full", 1)):
+        stage.said.clear()
+        stage.coordinator.request_checkpoint(stop=False)
+        stage.until(lambda: stage.said, ranks, problem)
+        assert ("attempts" in stage.said[0]) == (times == 2)
+        assert (stage.folder.logs / "events.log").read_text().count(problem) == times
+
+
+def test_who_asks_for_a_stop_while_a_round_fails_gets_it(stage: Stage, at_once: None) -> None:
+    ranks = stage.ranks()
+    stage.refusals = ["a child"]
+    stage.coordinator.request_checkpoint(stop=False)
+    stage.step(1)
+    stage.coordinator.request_checkpoint(stop=True)
+    stage.until(lambda: stage.coordinator.outcome, ranks)
+    assert stage.coordinator.outcome is not None and stage.coordinator.outcome.state == "stopped"
+
+
+def test_a_rank_whose_line_breaks_fails_the_job_by_name(stage: Stage) -> None:
+    ranks = stage.ranks()
+    ranks[1].socket.close()
+    stage.step()
+    outcome = stage.coordinator.outcome
+    assert outcome is not None and outcome.state == "failed" and "rank 1 on host h1" in outcome.cause
+    assert [message["type"] for message in ranks[0].take()] == ["abort"]
+
+
+def test_a_program_that_is_killed_fails_the_job_with_its_signal(stage: Stage) -> None:
+    ranks = stage.ranks()
+    ranks[0].send(type="ended", code=-9)
+    stage.step()
+    outcome = stage.coordinator.outcome
+    assert outcome is not None and "killed by signal 9" in outcome.cause and outcome.exit_code == 137
+
+
+def test_the_job_has_finished_when_every_program_has(stage: Stage) -> None:
+    ranks = stage.ranks()
+    for peer in ranks:
+        assert stage.coordinator.outcome is None
+        peer.send(type="ended", code=0)
+        stage.step()
+    assert stage.coordinator.outcome is not None and stage.coordinator.outcome.state == "finished"
+    assert [message["type"] for message in ranks[0].take()] == ["leave"]
+
+
+def test_single_processes_instead_of_ranks_are_noticed(stage: Stage) -> None:
+    peer = stage.connect()
+    peer.send(type="hello", rank=0, size=1, pid=1, host="h", mpi="some")
+    stage.step()
+    assert stage.coordinator.outcome is not None and "single processes" in stage.coordinator.outcome.cause
+
+
+def test_nonsense_from_a_peer_drops_only_that_peer(stage: Stage) -> None:
+    stage.ranks()
+    client = stage.connect()
+    client.socket.sendall(b"\xff" * 64)
+    stage.step()
+    assert client.socket.recv(1) == b""
+    assert stage.coordinator.outcome is None
+
+
+def test_a_polite_end_before_the_job_runs_ends_it(stage: Stage) -> None:
+    stage.coordinator.save_and_stop()
+    assert stage.coordinator.outcome is not None and stage.coordinator.outcome.exit_code == 143

@@ -1,0 +1,194 @@
+"""Verdicts of one wave, and what a round makes of refusals, losses and silence."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from remesh.errors import FormatError
+from remesh.rounds.clock import decide_by_clock
+from remesh.rounds.drain import compute_missing, is_drained
+from remesh.rounds.machine import PATIENCE_S, Ask, Commit, End, Ending, Obstacle, Phase, Round, TakeImage
+from remesh.rounds.status import Activity, Entered, Status, pairs
+from remesh.rounds.two_phase import decide_by_two_phases
+
+_WORLD = (0, 1)
+
+
+def _status(rank: int, count: int = 0, activity: Activity = Activity.COMPUTING, **more: object) -> Status:
+    at = ("w",) if activity in (Activity.HELD, Activity.INSIDE) else ()
+    return replace(Status(rank, activity, at, (("w", Entered(count, _WORLD)),)), **more)
+
+
+def _freed(rank: int, count: int) -> Status:
+    return Status(rank, Activity.COMPUTING, (), (("w", Entered(count, ())),))
+
+
+def test_the_clock_waits_for_who_is_below_the_largest_count() -> None:
+    first = decide_by_clock([_status(0, 3, Activity.INSIDE), _status(1, 2)], None, is_stuck=False)
+    assert dict(first.targets) == {"w": 3} and not first.aligned
+    then = decide_by_clock([_status(0, 3, Activity.INSIDE), _status(1, 2)], {"w": 3}, is_stuck=False)
+    assert not then.aligned and "ranks [1] are below" in then.reason
+    assert decide_by_clock([_status(0, 3), _status(1, 3)], {"w": 3}, is_stuck=False).aligned
+
+
+@pytest.mark.parametrize(
+    ("wave", "aligned"),
+    [
+        ([_status(0, 3), _status(1, 3, Activity.HELD)], True),
+        ([_status(0, 3), _status(1, 2)], False),
+        ([_status(0, 3, Activity.INSIDE), _status(1, 3, Activity.INSIDE)], False),
+        # Rank 1 has not heard of it; then it has freed and forgotten it, for rank 0 has left its first collective.
+        ([_status(0, 1, Activity.INSIDE), Status(1, Activity.COMPUTING)], False),
+        ([_status(0, 1), Status(1, Activity.COMPUTING)], True),
+        ([_status(0, 2, Activity.INSIDE), Status(1, Activity.COMPUTING)], False),
+        # Rank 1 has freed it, and says at what count.
+        ([_status(0, 2), _freed(1, 3)], False),
+        ([_status(0, 3), _freed(1, 3)], True),
+        ([_freed(0, 3), _freed(1, 3)], True),
+    ],
+)
+def test_ranks_that_stand_at_the_same_counts_are_aligned_in_the_first_wave(wave: list[Status], aligned: bool) -> None:
+    verdict = decide_by_clock(wave, None, is_stuck=False)
+    assert verdict.aligned == aligned
+    assert dict(verdict.targets) == {"w": max(status.count("w") for status in wave)}
+
+
+def test_two_phases_take_the_smallest_count_and_let_those_below_finish() -> None:
+    held = [_status(0, 3, Activity.HELD, closed=True), _status(1, 2, closed=True)]
+    assert dict(decide_by_two_phases(held, None).targets) == {"w": 2}
+    assert decide_by_two_phases(held, {"w": 2}).aligned
+    both = [_status(rank, 3, Activity.HELD, closed=True) for rank in _WORLD]
+    assert "ranks [0, 1] finish" in decide_by_two_phases(both, {"w": 3}).reason
+
+
+def test_a_rank_held_at_a_target_that_nobody_else_knows_is_not_aligned() -> None:
+    # A target of a communicator that no status names says that somebody may still enter.
+    verdict = decide_by_clock([_status(0), _status(1)], {"w": 0, "new": 1}, is_stuck=False)
+    assert not verdict.aligned
+
+
+@given(st.lists(st.lists(st.integers(0, 3), min_size=3, max_size=3), min_size=3, max_size=3))
+def test_missing_messages_are_those_of_the_dumb_count(sent: list[list[int]]) -> None:
+    received = [[max(sent[source][rank] - 1, 0) for source in range(3)] for rank in range(3)]
+    statuses = [
+        Status(rank, Activity.COMPUTING, sent=pairs(sent[rank]), received=pairs(received[rank]), closed=True)
+        for rank in range(3)
+    ]
+    expected = {(s, d): 1 for s in range(3) for d in range(3) if sent[s][d]}
+    assert {(each.source, each.destination): each.messages for each in compute_missing(statuses)} == expected
+    assert is_drained(statuses, statuses)[0] == (not expected)
+
+
+def test_one_wave_alone_does_not_prove_that_the_network_is_empty() -> None:
+    wave = [_status(rank, closed=True) for rank in _WORLD]
+    assert not is_drained(None, wave)[0]
+    assert is_drained(wave, wave)[0]
+
+
+def test_what_a_round_waits_for_is_named_where_it_is_an_access_to_a_file() -> None:
+    loud = [_status(0, closed=True, quiet=False), _status(1, closed=True, quiet=False, in_file=True)]
+    drained, why = is_drained(loud, loud)
+    assert not drained
+    assert why == "ranks [0, 1] have operations under way; ranks [1] are in the middle of an access to a file"
+    assert Status.from_json(loud[1].to_json()).in_file
+
+
+def test_a_round_goes_from_intent_to_commit() -> None:
+    state, told = Round(2, stop=True).begin(0.0)
+    steps = []
+    now_s = 0.0
+    while not isinstance(told[0], TakeImage):
+        assert isinstance(told[0], Ask)
+        ask = told[0]
+        steps.append(ask.step)
+        now_s += 0.01
+        for rank in _WORLD:
+            assert rank == 0 or not told or told == ()
+            status = _status(rank, 5, closed=ask.step is Phase.CLOSE)
+            state, told = state.on_status(status, ask.wave, now_s)
+    assert steps == [Phase.HOLD, Phase.CLOSE, Phase.CLOSE]
+    state, told = state.on_imaged(1, "")
+    assert told == ()
+    state, told = state.on_imaged(0, "")
+    assert told == (Commit(),)
+    state, told = state.on_committed("")
+    assert told == (End(Ending.STOPPED, "committed"),)
+    assert state.phase is Phase.DONE
+
+
+def test_a_refusal_gives_the_round_up_before_anything_is_stopped() -> None:
+    state, told = Round(2, stop=False).begin(0.0)
+    state, told = state.on_status(_status(1, refusals=("descriptor 5, a socket",)), state.wave, 0.0)
+    assert told == (End(Ending.GIVEN_UP, "rank 1 cannot be imaged: descriptor 5, a socket", Obstacle.REFUSED),)
+
+
+@pytest.mark.parametrize("rank", _WORLD)
+@pytest.mark.parametrize(("refused", "obstacle"), [(False, Obstacle.FAILED), (True, Obstacle.REFUSED)])
+def test_an_image_that_failed_gives_the_round_up(rank: int, refused: bool, obstacle: Obstacle) -> None:
+    state = replace(Round(2, stop=False), phase=Phase.IMAGE)
+    _, told = state.on_imaged(rank, "it cannot be", refused=refused)
+    assert told == (End(Ending.GIVEN_UP, f"rank {rank} could not write its image: it cannot be", obstacle),)
+
+
+def test_a_wave_that_only_has_to_be_confirmed_is_followed_at_once_and_one_with_traffic_is_not() -> None:
+    state = replace(Round(2, stop=False), phase=Phase.CLOSE, wave=3, answers=(None, None))
+    for sent, waits in ((((1, 1),), True), ((), False)):
+        asked = state
+        for rank in _WORLD:
+            status = _status(rank, closed=True, sent=sent if rank == 0 else ())
+            asked, told = asked.on_status(status, 3, 1.0)
+        assert isinstance(told[0], Ask) and (told[0].after_s > 0) == waits
+
+
+def test_a_rank_that_dies_ends_the_round_in_any_phase() -> None:
+    for phase in (Phase.HOLD, Phase.CLOSE, Phase.IMAGE, Phase.COMMIT):
+        _, told = replace(Round(2, stop=False), phase=phase).on_lost(1, "killed")
+        assert told == (End(Ending.LOST, "rank 1 is gone: killed"),)
+    assert replace(Round(2, stop=False), phase=Phase.DONE).on_lost(1, "killed")[1] == ()
+
+
+def test_a_round_that_finds_no_cut_is_given_up_after_its_limit_but_not_while_images_are_written() -> None:
+    state, _ = Round(2, stop=False, limit_s=5.0).begin(100.0)
+    assert state.on_time(104.0)[1] == ()
+    assert state.on_time(105.1)[1][0].ending is Ending.GIVEN_UP
+    assert replace(state, phase=Phase.IMAGE).on_time(1e9)[1] == ()
+
+
+def test_nothing_that_moves_raises_the_targets_of_who_is_held() -> None:
+    # Rank 0 is inside "w"; rank 1 waits for a message that rank 2 will send after "x", where it is held.
+    wave = [
+        Status(0, Activity.INSIDE, ("w",), (("w", Entered(1, (0, 1))),)),
+        Status(1, Activity.WAITING, (), (("w", Entered(0, (0, 1))),)),
+        Status(2, Activity.HELD, ("x",), (("x", Entered(0, (2,))),)),
+    ]
+    state, told = Round(3, stop=False).begin(0.0)
+    raised_at = None
+    for number in range(60):
+        assert isinstance(told[0], Ask)
+        if dict(told[0].targets or ()).get("x"):
+            raised_at = number * 0.01
+            break
+        ask = told[0]
+        for status in wave:
+            state, told = state.on_status(status, ask.wave, number * 0.01)
+    assert raised_at is not None and raised_at >= PATIENCE_S
+
+
+def test_late_answers_are_passed_over() -> None:
+    state, _ = Round(2, stop=False).begin(0.0)
+    for rank in _WORLD:
+        state, _ = state.on_status(_status(rank), 1, 0.0)
+    assert state.wave == 2
+    assert state.on_status(_status(0), 1, 0.0) == (state, ())
+
+
+def test_a_status_survives_json_and_nonsense_is_refused() -> None:
+    status = _status(1, 4, Activity.HELD, sent=((0, 3),), received=((0, 1),), quiet=False, closed=True)
+    assert Status.from_json(status.to_json()) == status
+    for broken in (None, {}, {**status.to_json(), "activity": "asleep"}, {**status.to_json(), "sent": [[1]]}):
+        with pytest.raises(FormatError, match="reading the status"):
+            Status.from_json(broken)

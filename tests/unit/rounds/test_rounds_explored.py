@@ -1,0 +1,98 @@
+"""Checkpoint rounds under every order of events that small jobs allow: consistent cuts, and nobody is left hanging."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from remesh.rounds.machine import Protocol
+from tests.unit.rounds.job_model import Explored, Job, explore
+
+_JOBS: dict[str, Any] = {
+    "a ring with a barrier": (
+        ((("send", 1), ("recv", 1), ("coll", "w")), (("recv", 0), ("send", 0), ("coll", "w"))),
+        {"w": (0, 1)},
+    ),
+    "two collectives in a row": (
+        ((("coll", "w"), ("coll", "w")), (("coll", "w"), ("send", 0), ("coll", "w"))),
+        {"w": (0, 1)},
+    ),
+    # Rank 1 is behind on "a" and needs "c" first, which stands at its target.
+    "a chain of communicators": (
+        ((("coll", "a"), ("coll", "b")), (("coll", "c"), ("coll", "a")), (("coll", "c"), ("coll", "b"))),
+        {"a": (0, 1), "b": (0, 2), "c": (1, 2)},
+    ),
+    # Rank 0 is inside "a"; rank 1 would come, but waits for rank 2, which is held at "b".
+    "a message behind a collective": (
+        ((("coll", "a"),), (("recv", 2), ("coll", "a")), (("coll", "b"), ("send", 1))),
+        {"a": (0, 1), "b": (2,)},
+    ),
+    "a master that takes any answer": (
+        ((("recv", None), ("recv", None), ("coll", "w")), (("send", 0), ("coll", "w")), (("send", 0), ("coll", "w"))),
+        {"w": (0, 1, 2)},
+    ),
+    "messages nobody has asked for yet": (
+        ((("send", 1), ("send", 1), ("coll", "w")), (("coll", "w"), ("recv", 0), ("recv", 0))),
+        {"w": (0, 1)},
+    ),
+}
+
+_FREEING: dict[str, Any] = {
+    # A target of "a" stays when nobody has "a" any more.
+    "communicators that are used once": (
+        ((("coll", "a"), ("free", "a"), ("coll", "b"), ("free", "b")),) * 2,
+        {"a": (0, 1), "b": (0, 1)},
+    ),
+    # Rank 0 needs nobody for its second one, and has freed "a" when rank 1 is still to come.
+    "a communicator that is freed by who is ahead": (
+        (
+            (("tell", "a"), ("tell", "a"), ("free", "a"), ("coll", "w")),
+            (("tell", "a"), ("tell", "a"), ("coll", "w"), ("free", "a")),
+        ),
+        {"a": (0, 1), "w": (0, 1)},
+    ),
+    # Rank 0 says nothing of "a" any more, which rank 1 keeps.
+    "a communicator that one rank has forgotten": (
+        ((("coll", "a"), ("free", "a"), ("forget", "a")), (("coll", "a"), ("send", 0))),
+        {"a": (0, 1)},
+    ),
+}
+
+_LONG = {"a chain of communicators", "a master that takes any answer"}
+
+
+@pytest.mark.parametrize("stop", [True, False], ids=["stopping", "going on"])
+@pytest.mark.parametrize("protocol", list(Protocol), ids=lambda p: p.value)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] if n in _LONG else []) for n in _JOBS])
+def test_every_order_of_events_leads_to_a_consistent_cut(name: str, protocol: Protocol, stop: bool) -> None:
+    job = Job(*_JOBS[name], protocol)
+    found = explore(job, stop=stop)
+    _check(job, found)
+
+
+@pytest.mark.parametrize("stop", [True, False], ids=["stopping", "going on"])
+@pytest.mark.parametrize("name", _FREEING)
+def test_communicators_that_are_freed_meanwhile_keep_no_rank_from_the_cut(name: str, stop: bool) -> None:
+    """By the clock alone, as jobs run."""
+    job = Job(*_FREEING[name], Protocol.CLOCK)
+    found = explore(job, stop=stop)
+    _check(job, found)
+
+
+def _check(job: Job, found: Explored) -> None:
+    assert not found.dead_ends, found.dead_ends[0]
+    assert found.cuts
+    expected = job.run_to_end(job.start)
+    assert job.is_complete(expected), "the script itself is wrong"
+    for cut in found.cuts:
+        for key, members in job.members.items():
+            counts = {dict(cut[member].real).get(key, 0) for member in members}
+            assert len(counts) == 1, f"members of {key} stand at {counts}"
+        assert not any(rank.inside for rank in cut)
+        for source, giver in enumerate(cut):
+            for destination, taker in enumerate(cut):
+                assert giver.sent[destination] == taker.received[source]
+        ended = job.run_to_end(job.restart(cut))
+        assert job.is_complete(ended)
+        assert [sorted(rank.got) for rank in ended.ranks] == [sorted(rank.got) for rank in expected.ranks]
