@@ -13,6 +13,8 @@ One gather, in steps:
    longest. Sizes beyond the limit are refused by all ranks, from the same heads.
 4. If an envelope holds an error, every rank raises that of the lowest failing rank.
 
+`step_together` is the whole of it: a local step, whose value stays on its rank, and what the others hear of it.
+
 Only JSON crosses the wire, in ``uint8`` tensors on the group's own device, so gloo and NCCL are served alike and no
 peer can make another one unpickle anything. A peer that is gone ends the gather with `PeerError` after the group's
 timeout at the latest.
@@ -27,7 +29,7 @@ import struct
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -47,6 +49,19 @@ _MAX_TEXT = 16_000
 
 Group = dist.ProcessGroup | None
 """A process group; None is the default group, or this process alone when there is none."""
+
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Together(Generic[T]):
+    """What came of a step that every rank has done."""
+
+    mine: T
+    """What the step returned on this rank."""
+    told: list[Any]
+    """What every rank told of its own, by group rank, as JSON returns it."""
 
 
 def group_rank(group: Group = None) -> int:
@@ -108,21 +123,37 @@ def gather_from(produce: Callable[[], Any], group: Group = None, doing: str = "w
     One gather does the work of `all_gather_json` and `raise_everywhere`. Called by every rank of the group; blocks
     until all have called it.
     """
+    return step_together(produce, group, doing, tell=lambda value: value).told
+
+
+def step_together(
+    step: Callable[[], T],
+    group: Group = None,
+    doing: str = "working together",
+    *,
+    tell: Callable[[T], Any] = lambda _: None,
+) -> Together[T]:
+    """Run a local step on every rank, and go on only if it has succeeded everywhere: else all raise the same error.
+
+    What the step returns stays here, of whatever type it is; what ``tell`` makes of it every rank hears. Called by
+    every rank of the group; blocks until all have called it.
+    """
     error: BaseException | None = None
     try:
-        envelope = _encode({"value": produce()}, doing)
+        mine = step()
+        envelope = _encode({"value": tell(mine)}, doing)
     except BaseException as raised:  # travels to all ranks, and is raised again below
         error = raised
         envelope = _encode({"error": _describe(raised, doing)}, doing)
     if not dist.is_initialized() or group_size(group) == 1:
         if error is not None:
             raise error
-        return [json.loads(envelope)["value"]]
+        return Together(mine, [json.loads(envelope)["value"]])
     answers = [json.loads(text) for text in _all_gather_bytes(envelope, group, doing)]
     failed = {rank: answer["error"] for rank, answer in enumerate(answers) if "error" in answer}
     if failed:
         _raise_first(failed, error, group)
-    return [answer["value"] for answer in answers]
+    return Together(mine, [answer["value"] for answer in answers])
 
 
 def peer_error(doing: str, group: Group, raised: BaseException) -> PeerError:
