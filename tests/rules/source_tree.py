@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -39,8 +39,17 @@ class Module:
 
         ``from a.b import c`` counts as ``a.b.c`` where that is a module of this package, else as ``a.b``.
         """
+        return self._imports_in(_run_nodes(self.tree))
+
+    @cached_property
+    def mentions(self) -> frozenset[str]:
+        """Everything that the text imports anywhere, also below ``TYPE_CHECKING``, in functions, or by a string."""
+        named = {n.value for n in ast.walk(self.tree) if isinstance(n, ast.Constant) and isinstance(n.value, str)}
+        return self._imports_in(ast.walk(self.tree)) | (module_names() & named)
+
+    def _imports_in(self, nodes: Iterable[ast.AST]) -> frozenset[str]:
         found = set()
-        for node in _run_nodes(self.tree):
+        for node in nodes:
             if isinstance(node, ast.Import):
                 found.update(alias.name for alias in node.names)
             elif isinstance(node, ast.ImportFrom):
