@@ -11,7 +11,7 @@ import pytest
 
 from tests.rules.source_tree import Module, imports_of_all, module_names, modules
 
-_FOUNDATION = {"callable_package", "checksums", "collector", "errors"}
+_FOUNDATION = {"callable_package", "checksums", "collector", "errors", "options"}
 _MOVES = _FOUNDATION | {"comm", "layout", "reshard"}
 _ALL_ROOMS = {module.room for module in modules()} - {""}
 
@@ -21,6 +21,7 @@ ARROW: dict[str, set[str]] = {
     "callable_package": set(),
     "checksums": set(),
     "collector": set(),
+    "options": {"errors"},
     "layout": _FOUNDATION,
     "comm": _FOUNDATION,
     "reshard": _FOUNDATION | {"comm", "layout"},
@@ -149,6 +150,7 @@ _PURE_ELSEWHERE = {
     "remesh.mpi.upper.basic_types",
     "remesh.mpi.upper.file_views",
     "remesh.mpi.upper.layouts",
+    "remesh.options",
     "remesh.rounds.clock",
     "remesh.rounds.drain",
     "remesh.rounds.machine",

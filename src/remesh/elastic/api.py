@@ -13,6 +13,7 @@ from remesh.elastic.training.job import Job
 from remesh.elastic.training.place import JobOptions
 from remesh.elastic.training.worker import Exit, Worker
 from remesh.errors import ConfigError
+from remesh.options import check_options
 
 
 class Tuning(TypedDict, total=False):
@@ -44,6 +45,7 @@ def elastic(
 
     Returns when the job has ended well; ends the process with exit code 1 when it failed anywhere.
     """
+    check_options("starting an elastic job", tuning, Tuning)
     template = mesh if isinstance(mesh, Template) else make_template(mesh)
     link_path = os.environ.get("REMESH_LINK")
     if not link_path and "TORCHELASTIC_RUN_ID" in os.environ:
