@@ -1,34 +1,41 @@
-"""Checksums of blocks put together are those of zlib over all of them."""
+"""Checksums and packed bytes have one form, whichever library makes them, and one home."""
 
 from __future__ import annotations
 
+import importlib
+import sys
 import zlib
+from collections.abc import Iterator
+from types import ModuleType
 
-import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from remesh.checksums import crc32, join_blocks, join_groups
+
+@pytest.fixture(params=["isal", "zlib"], scope="module")
+def by_library(request: pytest.FixtureRequest) -> Iterator[ModuleType]:
+    """The module as it is where that library is the one."""
+    if request.param == "isal":
+        pytest.importorskip("isal")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delitem(sys.modules, "remesh.checksums")
+        if request.param == "zlib":
+            patch.setitem(sys.modules, "isal", None)
+        yield importlib.import_module("remesh.checksums")
 
 
-@given(st.binary(max_size=200), st.integers(0, 2**32 - 1))
-def test_the_checksum_is_that_of_zlib(content: bytes, seed: int) -> None:
-    assert crc32(content, seed) == zlib.crc32(content, seed)
+@given(content=st.binary(max_size=200), seed=st.integers(0, 2**32 - 1))
+def test_the_checksum_is_that_of_zlib(by_library: ModuleType, content: bytes, seed: int) -> None:
+    assert by_library.crc32(content, seed) == zlib.crc32(content, seed)
+    assert by_library.crc32(memoryview(content)) == zlib.crc32(content)
 
 
-@given(st.binary(max_size=50), st.binary(max_size=400), st.sampled_from([1, 2, 8, 32]))
-def test_blocks_are_joined_to_what_stands_before_them(before: bytes, content: bytes, block: int) -> None:
-    whole = content[: len(content) // block * block]
-    crcs = np.array([zlib.crc32(whole[at : at + block]) for at in range(0, len(whole), block)], np.uint32)
-    assert join_blocks(zlib.crc32(before), crcs, block) == zlib.crc32(before + whole)
+@given(content=st.binary(max_size=200), times=st.integers(0, 50))
+def test_zlib_unpacks_what_was_packed(by_library: ModuleType, content: bytes, times: int) -> None:
+    assert zlib.decompress(by_library.compress(memoryview(content * times))) == content * times
 
 
-@given(st.binary(max_size=400), st.sampled_from([1, 4, 16]), st.sampled_from([1, 2, 8]))
-def test_groups_have_the_checksums_of_their_bytes(content: bytes, block: int, group: int) -> None:
-    crcs = np.array([zlib.crc32(content[at : at + block]) for at in range(0, len(content), block)], np.uint32)
-    size = block * group
-    complete = [content[at : at + size] for at in range(0, len(crcs) // group * size, size)]
-    if complete and len(complete[-1]) < size:  # the last block was a short one
-        complete.pop()
-    found = join_groups(crcs, group, block)[: len(complete)]
-    assert found.tolist() == [zlib.crc32(one) for one in complete]
+def test_a_bare_python_is_told_where_isal_is(by_library: ModuleType) -> None:
+    found = by_library.search_path()
+    assert found == "" if by_library.isal is None else by_library.isal.__file__.startswith(found + "/isal/")

@@ -28,12 +28,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final
 
+from remesh.checksums import compress, crc32
 from remesh.errors import FormatError
 from remesh.images.format import CHUNK_BYTES, Chunk, ChunksState
 from remesh.images.layers import PageRun
 from remesh.images.linux import make_buffer, read_process
 from remesh.images.ranges import PageSet
-from remesh.images.sums import compress, crc32
 
 _NUM_WRITERS: Final = 3
 _NUM_READERS: Final = 2

@@ -22,7 +22,8 @@ import numpy.typing as npt
 from remesh.checkpoint.errors import CheckpointFormatError
 from remesh.checkpoint.storage import Location, store_of
 from remesh.checkpoint.storage.data_file import BLOCK_BYTES, Trailer
-from remesh.checksums import crc32, join_groups
+from remesh.checkpoint.storage.joined_checksums import join_groups
+from remesh.checksums import crc32
 
 WINDOW_BYTES = 4 << 20
 _DIRECT_BYTES = 256 << 10

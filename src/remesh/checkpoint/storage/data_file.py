@@ -26,7 +26,8 @@ import numpy as np
 
 from remesh.checkpoint.errors import CheckpointFormatError
 from remesh.checkpoint.storage import Location, RangedFile, store_of
-from remesh.checksums import crc32, join_blocks
+from remesh.checkpoint.storage.joined_checksums import join_blocks
+from remesh.checksums import crc32
 
 BLOCK_BYTES = 4 << 10
 """A page: small enough that a few columns of a matrix are read without the rest; the table is 1/1024 of the data."""

@@ -13,11 +13,11 @@ from __future__ import annotations
 import json
 import math
 import struct
-import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from remesh.checksums import crc32
 from remesh.errors import FormatError
 from remesh.layout import Box, Shard
 from remesh.layout.dtypes import ITEMSIZE_BYTES
@@ -98,7 +98,7 @@ def write_description(snapshot: Snapshot) -> bytes:
     ]
     text = json.dumps({"entries": entries, "values": snapshot.values}, separators=(",", ":")).encode()
     head = _HEAD.pack(
-        _MAGIC, 0, snapshot.step, snapshot.samples, snapshot.line, len(text), snapshot.data_bytes, zlib.crc32(text)
+        _MAGIC, 0, snapshot.step, snapshot.samples, snapshot.line, len(text), snapshot.data_bytes, crc32(text)
     ).ljust(HEADER_BYTES, b"\0")
     whole = head + text
     return whole.ljust(-(-len(whole) // ALIGN_BYTES) * ALIGN_BYTES, b"\0")
@@ -118,7 +118,7 @@ def read_description(memory: bytes | memoryview) -> tuple[Snapshot, int] | None:
     if not 0 <= length <= MAX_DESCRIPTION_BYTES or data_bytes < 0 or data_start + data_bytes > len(memory):
         raise _damaged(f"expected {data_start} + {data_bytes} bytes, the memory has {len(memory)}")
     text = bytes(memory[HEADER_BYTES : HEADER_BYTES + length])
-    if zlib.crc32(text) != crc:
+    if crc32(text) != crc:
         raise _damaged("its description does not have the checksum that its header tells")
     try:
         told = json.loads(text)

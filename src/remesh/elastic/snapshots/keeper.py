@@ -13,9 +13,9 @@ import contextlib
 import os
 import socket
 import threading
-import zlib
 from dataclasses import dataclass, field
 
+from remesh.checksums import crc32
 from remesh.elastic.snapshots.choice import Key, decide_retired
 from remesh.elastic.snapshots.form import read_step
 from remesh.elastic.snapshots.shared_memory import Buffer
@@ -115,7 +115,7 @@ class SnapshotKeeper:
                 parcel = receive_parcel(connection, self._token, make_room)
                 if parcel is None:
                     return
-                if zlib.crc32(memoryview(room[0].memory)[: parcel.nbytes]) == parcel.crc:
+                if crc32(memoryview(room[0].memory)[: parcel.nbytes]) == parcel.crc:
                     room[0].set_complete(True)
                     connection.sendall(KEPT)
         finally:

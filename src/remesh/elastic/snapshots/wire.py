@@ -15,10 +15,10 @@ from __future__ import annotations
 import json
 import secrets
 import socket
-import zlib
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
+from remesh.checksums import crc32
 from remesh.elastic.snapshots.form import COMPLETE_AT, HEADER_BYTES
 from remesh.elastic.token import Token
 from remesh.errors import PeerError
@@ -49,7 +49,7 @@ def pack_parcel(generation: int, rank: int, data: memoryview) -> tuple[Parcel, b
     """The parcel for a snapshot, and its header as it travels: not complete, until the receiver has all of it."""
     head = bytearray(data[:HEADER_BYTES])
     head[COMPLETE_AT] = 0
-    crc = zlib.crc32(data[HEADER_BYTES:], zlib.crc32(head))
+    crc = crc32(data[HEADER_BYTES:], crc32(head))
     return Parcel(generation, rank, len(data), crc), bytes(head)
 
 

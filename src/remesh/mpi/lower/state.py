@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import json
 import struct
-import zlib
 from dataclasses import dataclass
 from typing import Any, Final
 
+from remesh.checksums import crc32
 from remesh.errors import FormatError
 from remesh.mpi.lower.exposure import Asker, Locks, Window
 from remesh.mpi.lower.matching import Arrived, Matching, Posted
@@ -88,7 +88,7 @@ def pack(records: dict[str, Any], payloads: list[bytes | bytearray]) -> bytes:
     """The bytes of a state."""
     text = json.dumps(records, separators=(",", ":")).encode()
     body = b"".join([_MAGIC, _LENGTH.pack(len(text)), text, *payloads])
-    return body + _LENGTH.pack(zlib.crc32(body))
+    return body + _LENGTH.pack(crc32(body))
 
 
 def unpack(data: bytes) -> tuple[dict[str, Any], bytes]:
@@ -100,7 +100,7 @@ def unpack(data: bytes) -> tuple[dict[str, Any], bytes]:
     if data[: len(_MAGIC)] != _MAGIC:
         raise _wrong("foreign", f"it begins with {bytes(data[: len(_MAGIC)])!r}, expected {_MAGIC!r}")
     head = len(_MAGIC) + _LENGTH.size
-    if len(data) < head + _LENGTH.size or zlib.crc32(data[: -_LENGTH.size]) != _LENGTH.unpack(data[-_LENGTH.size :])[0]:
+    if len(data) < head + _LENGTH.size or crc32(data[: -_LENGTH.size]) != _LENGTH.unpack(data[-_LENGTH.size :])[0]:
         raise _wrong("damaged", f"its {len(data)} bytes do not have the checksum they end with")
     end = head + _LENGTH.unpack_from(data, len(_MAGIC))[0]
     try:
