@@ -23,9 +23,9 @@ from pathlib import Path
 import torch.distributed as dist
 
 from benchmarks.report import Row
+from remesh.comm.tls import Tls
 from remesh.elastic.store.server import StoreClient, StoreServer, StoreWatch
 from remesh.elastic.store.tunnel import Tunnels
-from remesh.elastic.tls import Tls
 from remesh.testing.certificates import make_tls
 
 PLAN_BYTES = 77_000

@@ -11,13 +11,13 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from remesh.comm.token import Token
 from remesh.elastic.snapshots import keeper as keeper_module
 from remesh.elastic.snapshots.choice import SnapshotChoice
 from remesh.elastic.snapshots.keeper import SnapshotKeeper
 from remesh.elastic.snapshots.shared_memory import Buffer, read_snapshot
 from remesh.elastic.snapshots.taker import Shelf, SnapshotTaker
 from remesh.elastic.state import Held
-from remesh.elastic.token import Token
 from remesh.layout.from_torch import piece_of
 
 pytestmark = pytest.mark.procs

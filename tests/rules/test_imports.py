@@ -63,13 +63,13 @@ INNER_ARROW: dict[str, dict[str, set[str]]] = {
     },
     "elastic": {
         "membership": {"failover", "generation", "mesh_policy", "outcome"},
-        "store": {"failover", "generation", "tls", "token"},
-        "snapshots": {"state", "tls", "token"},
+        "store": {"failover", "generation"},
+        "snapshots": {"state"},
         "health": {"events", "generation", "membership", "store"},
         "training": {
-            *("events", "generation", "health", "link", "mesh_policy", "snapshots", "state", "tls", "token"),
+            *("events", "generation", "health", "link", "mesh_policy", "snapshots", "state"),
         },
-        "launch": {"agent", "events", "generation", "membership", "outcome", "store", "tls", "token"},
+        "launch": {"agent", "events", "generation", "membership", "outcome", "store"},
     },
 }
 
@@ -131,7 +131,7 @@ _PURE_ELSEWHERE = {
     "remesh.elastic.snapshots.form",
     "remesh.elastic.store.card",
     "remesh.elastic.store.endpoint",
-    "remesh.elastic.token",
+    "remesh.comm.token",
     "remesh.elastic.training.position",
     "remesh.errors",
     "remesh.images.format",

@@ -21,6 +21,8 @@ from typing import Any
 import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing import Std
 
+from remesh.comm.tls import Tls
+from remesh.comm.token import Token
 from remesh.elastic.events import EventLog
 from remesh.elastic.failover import Place
 from remesh.elastic.generation import NodeInfo, WorkerReport
@@ -62,8 +64,6 @@ from remesh.elastic.store.home import Address, Standing, StoreHome
 from remesh.elastic.store.server import StoreWatch, is_listening
 from remesh.elastic.store.shared import JobStore
 from remesh.elastic.switchboard import SEND_TIMEOUT_S, Switchboard
-from remesh.elastic.tls import Tls
-from remesh.elastic.token import Token
 from remesh.errors import PeerError
 
 TICK_S = 0.01

@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
-from remesh.elastic.tls import Tls
+from remesh.comm.tls import Tls
 
 
 def make_tls(folder: Path, days: int = 1) -> Tls:

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from remesh.comm.tls import Tls
+from remesh.comm.token import Token
 from remesh.elastic.snapshots.choice import SnapshotChoice
 from remesh.elastic.snapshots.keeper import SnapshotKeeper
 from remesh.elastic.snapshots.taker import Shelf, SnapshotTaker
 from remesh.elastic.state import Held
-from remesh.elastic.tls import Tls
-from remesh.elastic.token import Token
 from remesh.errors import ConfigError
 from remesh.layout.from_torch import piece_of
 from remesh.testing.certificates import make_tls

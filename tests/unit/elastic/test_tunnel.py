@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from remesh.comm.tls import Tls
 from remesh.elastic.store import tunnel
 from remesh.elastic.store.server import StoreClient, StoreServer, StoreWatch, is_listening
 from remesh.elastic.store.tunnel import MAX_HANDSHAKES, Refusal, Tunnels
-from remesh.elastic.tls import Tls
 from remesh.testing.certificates import make_tls, sign_again
 
 TIMEOUT_S = 30.0

@@ -17,10 +17,10 @@ from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import create_
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import RendezvousBackend, create_handler
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import Token as StateToken
 
+from remesh.comm.token import MAC_BYTES, Token
 from remesh.elastic.launch.etcd import connect_etcd
 from remesh.elastic.store.card import JobCard
 from remesh.elastic.store.door import show_card
-from remesh.elastic.token import MAC_BYTES, Token
 
 _STATE = "rendezvous"
 

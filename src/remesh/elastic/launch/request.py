@@ -20,6 +20,8 @@ from typing import Any
 from torch.distributed.elastic.multiprocessing import Std
 from torch.distributed.run import config_from_args, determine_local_world_size
 
+from remesh.comm.tls import Tls
+from remesh.comm.token import MIN_SECRET_BYTES, Token
 from remesh.elastic.agent import AgentConfig
 from remesh.elastic.generation import MeetingRules
 from remesh.elastic.launch.flags import find_flag
@@ -29,8 +31,6 @@ from remesh.elastic.membership.exclusion import ExclusionRules, StragglerRules
 from remesh.elastic.membership.rules import AgentRules
 from remesh.elastic.store.card import JobCard
 from remesh.elastic.store.endpoint import is_loopback
-from remesh.elastic.tls import Tls
-from remesh.elastic.token import MIN_SECRET_BYTES, Token
 from remesh.errors import ConfigError
 
 DEFAULT_PORT = 29400

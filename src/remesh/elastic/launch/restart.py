@@ -32,11 +32,11 @@ from torch.distributed.elastic.rendezvous import RendezvousParameters
 from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 from torch.distributed.launcher.api import LaunchConfig
 
+from remesh.comm.token import Token
 from remesh.elastic.events import EventLog
 from remesh.elastic.launch.meeting import Meeting, open_meeting
 from remesh.elastic.outcome import Category, Outcome, WorkerFailure, decide_cause, describe_failure
 from remesh.elastic.store.card import JobCard
-from remesh.elastic.token import Token
 
 _ENDED = "remesh/ended"
 _FAILURES = "remesh/failures/"

@@ -16,12 +16,12 @@ import threading
 from dataclasses import dataclass, field
 
 from remesh.checksums import crc32
+from remesh.comm.tls import Tls
+from remesh.comm.token import Token
 from remesh.elastic.snapshots.choice import Key, decide_retired
 from remesh.elastic.snapshots.form import read_step
 from remesh.elastic.snapshots.shared_memory import Buffer
 from remesh.elastic.snapshots.wire import KEPT, SEND_TIMEOUT_S, Parcel, receive_parcel
-from remesh.elastic.tls import Tls
-from remesh.elastic.token import Token
 from remesh.errors import PeerError
 
 MAX_CONNECTIONS = 64

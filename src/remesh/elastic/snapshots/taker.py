@@ -21,13 +21,13 @@ from typing import Any
 
 import torch
 
+from remesh.comm.tls import Tls
+from remesh.comm.token import Token
 from remesh.elastic.snapshots.choice import SnapshotChoice
 from remesh.elastic.snapshots.form import Snapshot, TensorEntry, plan_starts, write_description
 from remesh.elastic.snapshots.shared_memory import Buffer
 from remesh.elastic.snapshots.wire import SEND_TIMEOUT_S, pack_parcel, send_parcel
 from remesh.elastic.state import Held
-from remesh.elastic.tls import Tls
-from remesh.elastic.token import Token
 from remesh.layout.from_torch import Piece, dtype_name
 
 

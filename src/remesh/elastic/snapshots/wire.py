@@ -19,8 +19,8 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
 from remesh.checksums import crc32
+from remesh.comm.token import Token
 from remesh.elastic.snapshots.form import COMPLETE_AT, HEADER_BYTES
-from remesh.elastic.token import Token
 from remesh.errors import PeerError
 
 CHALLENGE_BYTES = 32

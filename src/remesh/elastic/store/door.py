@@ -7,8 +7,8 @@ import secrets
 
 import torch.distributed as dist
 
+from remesh.comm.token import MAC_BYTES, Token
 from remesh.elastic.store.card import JobCard, describe_difference
-from remesh.elastic.token import MAC_BYTES, Token
 from remesh.errors import ConfigError
 
 CARD_KEY = "card"

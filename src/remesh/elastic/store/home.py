@@ -20,6 +20,8 @@ from typing import Any
 
 import torch.distributed as dist
 
+from remesh.comm.tls import Tls
+from remesh.comm.token import Token
 from remesh.elastic.failover import (
     FIRST_OPENING,
     REFUSED,
@@ -50,8 +52,6 @@ from remesh.elastic.store.server import (
 )
 from remesh.elastic.store.shared import JobStore
 from remesh.elastic.store.tunnel import Refusal, Tunnels
-from remesh.elastic.tls import Tls
-from remesh.elastic.token import Token
 from remesh.errors import ConfigError, PeerError
 
 ASK_TIMEOUT_S = 1.0

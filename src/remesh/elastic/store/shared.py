@@ -14,7 +14,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from remesh.elastic.token import MAC_BYTES, Token
+from remesh.comm.token import MAC_BYTES, Token
 
 Guard = Callable[[], contextlib.AbstractContextManager[None]]
 """What stands around a request, to end it when its host falls silent."""

@@ -24,8 +24,8 @@ from collections.abc import Coroutine
 from dataclasses import dataclass
 from typing import Any, Self, TypeVar
 
+from remesh.comm.tls import Tls
 from remesh.elastic.store.endpoint import split_endpoint
-from remesh.elastic.tls import Tls
 
 HANDSHAKE_S = 5.0
 """How long a handshake may take, and a connection to a door."""

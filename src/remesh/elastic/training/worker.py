@@ -25,6 +25,8 @@ import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
 from remesh.comm.lower import LowerHalf, is_network_error
+from remesh.comm.tls import Tls
+from remesh.comm.token import Token
 from remesh.elastic.events import EventLog
 from remesh.elastic.generation import Generation, WorkerReport
 from remesh.elastic.health.watch import BusyMeter, look_at_main_thread
@@ -33,8 +35,6 @@ from remesh.elastic.mesh_policy import Template
 from remesh.elastic.snapshots.shared_memory import Buffer, read_snapshot
 from remesh.elastic.snapshots.taker import Shelf, SnapshotTaker
 from remesh.elastic.state import Held
-from remesh.elastic.tls import Tls
-from remesh.elastic.token import Token
 from remesh.elastic.training.job import Job, seed_everything
 from remesh.elastic.training.place import JobOptions, Leave, Place
 from remesh.elastic.training.position import derive_seed

@@ -9,11 +9,11 @@ import torch.distributed as dist
 from torch.distributed.elastic.rendezvous import RendezvousStateError
 from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
 
+from remesh.comm.token import Token
 from remesh.elastic.launch.meeting import SignedBackend
 from remesh.elastic.store.card import JobCard, describe_difference
 from remesh.elastic.store.door import show_card
 from remesh.elastic.store.shared import MAX_VALUE_BYTES, JobStore
-from remesh.elastic.token import Token
 from remesh.errors import ConfigError
 
 SECRET = b"0123456789abcdef"
