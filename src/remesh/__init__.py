@@ -6,6 +6,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from remesh.errors import ConfigError, Error, FormatError, LayoutError, PeerError, PlanError, StorageError
+from remesh.first_use import attribute_at_home
 
 if TYPE_CHECKING:
     from remesh.checkpoint.plain import latest_complete, load, save
@@ -55,9 +56,7 @@ _ROOMS = frozenset(
 def __getattr__(name: str) -> Any:
     if name in _ROOMS:
         return importlib.import_module(f"remesh.{name}")
-    if name in _HOMES:
-        return getattr(importlib.import_module(_HOMES[name]), name)
-    raise AttributeError(f"module 'remesh' has no attribute {name!r}")
+    return attribute_at_home("remesh", _HOMES, name)
 
 
 def __dir__() -> list[str]:

@@ -9,10 +9,11 @@ module of the room can be used without torch.
 
 from __future__ import annotations
 
-import importlib
 import sys
 from types import ModuleType
 from typing import Any
+
+from remesh.first_use import import_home
 
 
 def make_callable(package: str, home: str) -> None:
@@ -24,6 +25,6 @@ def make_callable(package: str, home: str) -> None:
 
     class CallablePackage(ModuleType):
         def __call__(self, *args: Any, **kwargs: Any) -> Any:
-            return getattr(importlib.import_module(home), verb)(*args, **kwargs)
+            return getattr(import_home(home, f"calling {package}"), verb)(*args, **kwargs)
 
     sys.modules[package].__class__ = CallablePackage

@@ -9,7 +9,8 @@ import click
 
 from remesh import __version__
 from remesh.cli.quiet import import_quietly
-from remesh.errors import ConfigError, Error
+from remesh.errors import Error
+from remesh.first_use import import_home
 
 _VERBS = {
     "ckpt": "Look into checkpoints: list, show, compare, verify, convert, merge, export, clear away.",
@@ -23,8 +24,6 @@ _VERBS = {
     "top": "Show in the terminal what a job is doing.",
 }
 """Verb to its line in ``remesh --help``. The command of the same name lives in ``remesh.cli.<verb>``."""
-_EXTRAS = {"dashboard": "dashboard"}
-"""Verbs that need packages which come with an extra only, and its name."""
 
 
 class LazyGroup(click.Group):
@@ -36,16 +35,9 @@ class LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in _VERBS:
             return None
-        try:
-            load = import_quietly if cmd_name == "run" else importlib.import_module
-            command: click.Command = getattr(load(f"remesh.cli.{cmd_name}"), cmd_name)
-        except ModuleNotFoundError as missing:
-            if cmd_name not in _EXTRAS:
-                raise
-            raise ConfigError(
-                f"starting remesh {cmd_name}: the package {missing.name!r} is not installed, expected those of the "
-                f"extra {_EXTRAS[cmd_name]!r}; pip install 'remesh[{_EXTRAS[cmd_name]}]'"
-            ) from missing
+        load = import_quietly if cmd_name == "run" else importlib.import_module
+        home = import_home(f"remesh.cli.{cmd_name}", f"starting remesh {cmd_name}", load)
+        command: click.Command = getattr(home, cmd_name)
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

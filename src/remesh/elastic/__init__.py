@@ -5,11 +5,11 @@ much memory a worker has: ``remesh.elastic.make_template(axes, remesh.elastic.Me
 read by way of ``remesh.elastic.Stream(dataset)``.
 """
 
-import importlib
 from typing import TYPE_CHECKING, Any
 
 from remesh.callable_package import make_callable
 from remesh.elastic.mesh_policy import Memory, Template, make_template
+from remesh.first_use import attribute_at_home
 
 if TYPE_CHECKING:
     from remesh.elastic.training.stream import Stream
@@ -17,10 +17,12 @@ if TYPE_CHECKING:
 __all__ = ["Memory", "Stream", "Template", "make_template"]
 
 
+_HOMES = {"Stream": "remesh.elastic.training.stream"}
+"""It reads with torch, which importing this package must not load."""
+
+
 def __getattr__(name: str) -> Any:
-    if name == "Stream":  # reads with torch, which importing this package must not load
-        return importlib.import_module("remesh.elastic.training.stream").Stream
-    raise AttributeError(f"module 'remesh.elastic' has no attribute {name!r}")
+    return attribute_at_home(__name__, _HOMES, name)
 
 
 make_callable(__name__, "remesh.elastic.api")

@@ -6,8 +6,9 @@ what in a process stands against it; `dump_image` writes it; `restore_upper` bri
 Names are resolved at first use: the init of a process, which is started at each restore, needs few of these modules.
 """
 
-import importlib
 from typing import TYPE_CHECKING, Any
+
+from remesh.first_use import attribute_at_home
 
 if TYPE_CHECKING:
     from remesh.images.compaction import compact_image
@@ -54,34 +55,32 @@ __all__ = [
 ]
 
 _HOMES = {
-    "CHANNEL_PATH": "kinds",
-    "Command": "kinds",
-    "Finding": "doctor",
-    "Frozen": "frozen",
-    "INNER_PID": "kinds",
-    "ImageReport": "kinds",
-    "NotImageable": "kinds",
-    "OpenFilePolicy": "kinds",
-    "Refusal": "kinds",
-    "Site": "kinds",
-    "Upper": "upper",
-    "check_imageable": "inspection",
-    "compact_image": "compaction",
-    "describe_image": "stored",
-    "dump_by_criu": "criu",
-    "dump_image": "dump",
-    "examine_machine": "doctor",
-    "freeze": "frozen",
-    "restore_upper": "upper",
-    "start_upper": "upper",
-    "upper_environment": "upper",
+    "CHANNEL_PATH": "remesh.images.kinds",
+    "Command": "remesh.images.kinds",
+    "Finding": "remesh.images.doctor",
+    "Frozen": "remesh.images.frozen",
+    "INNER_PID": "remesh.images.kinds",
+    "ImageReport": "remesh.images.kinds",
+    "NotImageable": "remesh.images.kinds",
+    "OpenFilePolicy": "remesh.images.kinds",
+    "Refusal": "remesh.images.kinds",
+    "Site": "remesh.images.kinds",
+    "Upper": "remesh.images.upper",
+    "check_imageable": "remesh.images.inspection",
+    "compact_image": "remesh.images.compaction",
+    "describe_image": "remesh.images.stored",
+    "dump_by_criu": "remesh.images.criu",
+    "dump_image": "remesh.images.dump",
+    "examine_machine": "remesh.images.doctor",
+    "freeze": "remesh.images.frozen",
+    "restore_upper": "remesh.images.upper",
+    "start_upper": "remesh.images.upper",
+    "upper_environment": "remesh.images.upper",
 }
 
 
 def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return attribute_at_home(__name__, _HOMES, name)
 
 
 def __dir__() -> list[str]:

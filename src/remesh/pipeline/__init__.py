@@ -4,9 +4,9 @@ Schedules, checks, the simulator and the search are pure and need no torch. What
 `split_model`) is imported at its first use.
 """
 
-import importlib
 from typing import TYPE_CHECKING, Any
 
+from remesh.first_use import attribute_at_home
 from remesh.pipeline.actions import Action, ActionKind
 from remesh.pipeline.bound import StepBound, compute_bound
 from remesh.pipeline.check import check_schedule
@@ -87,6 +87,4 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        return getattr(importlib.import_module(_HOMES[name]), name)
-    raise AttributeError(f"module 'remesh.pipeline' has no attribute {name!r}")
+    return attribute_at_home(__name__, _HOMES, name)

@@ -4,10 +4,10 @@ The planner is pure and needs NumPy only. What touches torch (`reshard`, `gather
 imported at its first use. The package itself can be called: ``remesh.reshard(give, take)`` is `remesh.reshard.reshard`.
 """
 
-import importlib
 from typing import TYPE_CHECKING, Any
 
 from remesh.callable_package import make_callable
+from remesh.first_use import attribute_at_home
 from remesh.reshard.model.bound import Bound, compute_lower_bound
 from remesh.reshard.model.network import HostLink, Network
 from remesh.reshard.model.program import Copy, Message, Program
@@ -83,9 +83,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        return getattr(importlib.import_module(_HOMES[name]), name)
-    raise AttributeError(f"module 'remesh.reshard' has no attribute {name!r}")
+    return attribute_at_home(__name__, _HOMES, name)
 
 
 make_callable(__name__, "remesh.reshard.api")
