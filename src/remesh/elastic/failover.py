@@ -1,4 +1,4 @@
-"""The store is lost: where do the survivors go on, and may they? Pure rules; the shell is in `store_move`.
+"""The store is lost: where do the survivors go on, and may they? Pure rules; `remesh.elastic.store` is the shell.
 
 Every agent runs a store of its own, empty and idle. The one that the endpoint names is in force first. When the store
 in force is lost, the agents of the last generation move to the store of the lowest of them that answers. A *place* is a

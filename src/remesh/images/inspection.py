@@ -1,6 +1,6 @@
 """What in a process stands against an image of it? `check_imageable` looks from outside and stops nothing.
 
-Each check yields refusals: the offender by name, the reason, and what to do. `describe_descriptors` sorts open files
+Each check yields refusals: the offender by name, the reason, and what to do. `kind_of` sorts open files
 into the kinds that an image holds.
 """
 

@@ -6,7 +6,7 @@ Each caller has one thread, which performs its requests in order. What differs i
     PersistentAsyncCaller   in a worker process that is started once and takes one request after another
     TemporalAsyncCaller     in a worker process that is started for each request and ends with it
 
-A worker process is a fresh interpreter (`async_worker`), never a fork of one that has threads or a GPU, and it does not
+A worker process is a fresh interpreter (`worker`), never a fork of one that has threads or a GPU, and it does not
 run the caller's script again. Copies travel as descriptors of the memory they are in, so nothing is copied once more.
 A worker that dies is an error of its request; the next one gets a new worker.
 """

@@ -2,7 +2,7 @@
 
 Definitions. A *move* takes one tensor from the layout that is to the layout that is wanted. A *unit task* is one
 slice of the common refinement of the two: its *givers* hold all of it, its *takers* want all of it. A taker that
-is a giver copies inside its own memory; only the other takers (`UnitTask.remote_takers`) cause traffic.
+is a giver copies inside its own memory; only the other takers (those that are not `UnitTask.copiers`) cause traffic.
 
 Algorithm, for each move:
 
