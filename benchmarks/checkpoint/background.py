@@ -1,13 +1,12 @@
 """How long is a training loop blocked by a save in the background, beside the same save in the foreground?
 
-A thread or a process writes copies of the state, which with a guard are made by another process while the loop goes on;
-or a child that the process forks writes the state itself.
+A thread or a process writes copies of the state, which with a guard are made by another process while the loop goes on.
 
 Blocked is all the time in calls on the training loop's thread: beginning the save, scheduling it, asking now and then
 whether it is written, and finishing it. The loop in between multiplies matrices; how much slower its steps are while a
 save is being written is the slowdown. The first saves, which make plans and memory, do not count. The loop leaves the
-state alone while it is written; what changing all of it right after the call costs is a row of its own, for a fork
-makes the system copy every page that is changed meanwhile.
+state alone while it is written; what changing all of it right after the call costs is a row of its own, for a page that
+is guarded has to be copied before it is changed.
 """
 
 from __future__ import annotations
@@ -27,24 +26,23 @@ from remesh.dist_checkpointing.strategies.async_utils import AsyncCallsQueue
 from remesh.dist_checkpointing.strategies.torch import TorchDistSaveShardedStrategy
 
 _WARM_UP = 2
-_SNAPSHOTS = ("guard", "fork")
-"""Ways to take a snapshot, written by a thread."""
 
 
 def blocked_time(
     tensors: dict[str, torch.Tensor],
     root: Path,
     repeat: int,
-    workers: Sequence[str] = ("thread", "guard", "process", "fork"),
+    workers: Sequence[str] = ("thread", "guard", "process"),
 ) -> list[Row]:
-    """Rows of one state, for each way of writing it: a thread, one with guarded or forked snapshots, a process."""
+    """Rows of one state, for each way of writing it: a thread, one with guarded snapshots, a process."""
     state = {name: ShardedTensor.from_rank_offsets(name, tensor) for name, tensor in tensors.items()}
     size = f"{sum(tensor.nbytes for tensor in tensors.values()) >> 20} MiB"
     copy_s = _seconds_of_a_copy(list(tensors.values()))
     rows = []
     for worker in workers:
-        strategy = TorchDistSaveShardedStrategy(snapshots=worker if worker in _SNAPSHOTS else "copy")
-        queue = AsyncCallsQueue(worker="thread" if worker in _SNAPSHOTS else worker)
+        is_guarded = worker == "guard"
+        strategy = TorchDistSaveShardedStrategy(snapshots="guard" if is_guarded else "copy")
+        queue = AsyncCallsQueue(worker="thread" if is_guarded else worker)
         queue.warmup_persistent_caller()
         idle = statistics.median(_step() for _ in range(20))
         blocked, foreground, busy = [], [], []

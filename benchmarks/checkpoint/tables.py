@@ -28,7 +28,7 @@ _SECTIONS = (
     (
         "In the background",
         "Blocked is all the time in calls on the training loop's thread, until the checkpoint is committed. A thread "
-        "or a process writes a copy; a fork has the state itself, and makes changing it dear while it is written.",
+        "or a process writes a copy; with a guard it is made by another process while the loop goes on.",
         ("in the background by a",),
     ),
     (

@@ -11,7 +11,7 @@ import pytest
 
 _ROOT = Path(__file__).resolve().parents[2]
 _PATIENCE_S = 170
-_WAYS = ("sync", "fully parallel", "older ones removed", "async", "guard", "fork")
+_WAYS = ("sync", "fully parallel", "older ones removed", "async", "guard")
 _SCRIPT = Path(__file__).with_name("scripts") / "killed_jobs.py"
 
 

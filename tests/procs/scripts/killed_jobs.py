@@ -42,11 +42,11 @@ from remesh.errors import Error
 
 NUM_RANKS = 4
 IN_FRONT = ("sync", "fully parallel", "older ones removed")
-BEHIND = {"async": "copy", "guard": "guard", "fork": "fork"}
+BEHIND = {"async": "copy", "guard": "guard"}
 """Ways to take the snapshots of a save in the background, by their name here."""
 HOW = (*IN_FRONT, *BEHIND)
 NUM_ELEMENTS = LEAST_BYTES // 4
-"""Of each rank's part: as few as are guarded, and not copied before a fork."""
+"""Of each rank's part: as few as are guarded."""
 _LATEST_S = 1.5
 _PATIENCE_S = 60
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36

@@ -183,3 +183,9 @@ def test_the_files_are_those_of_a_save_in_the_foreground(staging: Staging, tmp_p
     names = ("__0_0.distcp", "common.pt")
     assert all((tmp_path / "behind" / name).read_bytes() == (tmp_path / "plain" / name).read_bytes() for name in names)
     assert list(verify(tmp_path / "behind"))
+
+
+@pytest.mark.parametrize("snapshots", ["fork", "spoon"])
+def test_an_unknown_way_to_take_snapshots_is_refused(snapshots: str) -> None:
+    with pytest.raises(CheckpointingException, match=f"snapshots is '{snapshots}', expected 'copy' or 'guard'"):
+        TorchDistSaveShardedStrategy(snapshots=snapshots)

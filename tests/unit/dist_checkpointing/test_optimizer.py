@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from remesh import dist_checkpointing
-from remesh.dist_checkpointing import LocalNonpersistentObject, ShardedTensor, ShardedTensorFactory, optimizers
+from remesh.dist_checkpointing import LocalNonpersistentObject, ShardedTensor, ShardedTensorFactory
 from remesh.dist_checkpointing.core import CheckpointingException
 from remesh.dist_checkpointing.optimizer import (
     get_optim_param_to_id_map,
@@ -96,4 +96,3 @@ def test_state_that_does_not_fit_is_refused() -> None:
     state = {"state": {}, "param_groups": [{"params": [0]}]}
     optim_state_to_sharding_state(state, {})
     assert isinstance(state["param_groups"][0]["params"], LocalNonpersistentObject)  # type: ignore[index]
-    assert optimizers.optim_state_to_sharding_state is optim_state_to_sharding_state

@@ -19,7 +19,7 @@ import torch
 
 from remesh.checkpoint.errors import CheckpointFormatError, CheckpointMismatchError
 from remesh.checkpoint.formats.blob_frame import Frame, frame_of
-from remesh.checkpoint.storage.data_file import BlobSink, DataFile
+from remesh.checkpoint.storage.data_file import DataFile
 from remesh.checksums import crc32
 from remesh.layout.from_torch import dtype_name, torch_dtype
 
@@ -40,7 +40,7 @@ code, since both namespaces are nothing but attributes."""
 _PLAIN = frozenset((bool, int, float, str, type(None)))
 
 
-def start_blob(file: BlobSink, dtype: str, shape: tuple[int, ...]) -> int:
+def start_blob(file: DataFile, dtype: str, shape: tuple[int, ...]) -> int:
     """Where the next blob begins: a large one so that its elements begin on a boundary of blocks."""
     frame = frame_of(dtype, shape)
     if frame is not None and frame.num_bytes >= _ALIGNED_BYTES:
@@ -48,7 +48,7 @@ def start_blob(file: BlobSink, dtype: str, shape: tuple[int, ...]) -> int:
     return file.tell()
 
 
-def write_tensor(tensor: torch.Tensor, file: BlobSink) -> None:
+def write_tensor(tensor: torch.Tensor, file: DataFile) -> None:
     """Append the blob of a tensor: its elements only, row-major, whatever storage it is a view of."""
     plain = tensor.detach().cpu().contiguous()
     if plain.is_conj() or plain.is_neg():
@@ -91,7 +91,7 @@ def elements_of(tensor: torch.Tensor) -> memoryview:
     return elements
 
 
-def write_alike(tensors: Sequence[torch.Tensor], frame: Frame, file: BlobSink) -> None:
+def write_alike(tensors: Sequence[torch.Tensor], frame: Frame, file: DataFile) -> None:
     """Append the blobs of tensors that all have this frame and one device, built side by side."""
     with torch.no_grad():
         raw = elements_of(torch.stack(list(tensors)))

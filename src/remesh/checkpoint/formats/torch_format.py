@@ -33,7 +33,7 @@ from remesh.checkpoint.formats.index_pickle import EncodedIndex, encode_index
 from remesh.checkpoint.formats.inert_pickle import Record, brief, load_inert
 from remesh.checkpoint.plan.manifest import Chunk, Extent, Index, Manifest, StoredTensor
 from remesh.checkpoint.storage import Location, store_of
-from remesh.checkpoint.storage.data_file import BlobSink, DataFile, Hasher
+from remesh.checkpoint.storage.data_file import DataFile, Hasher
 from remesh.checkpoint.storage.integrity import Checksums
 from remesh.errors import LayoutError
 from remesh.layout import Box
@@ -74,37 +74,33 @@ def write_data_file(
     Tensors are on any device and of any strides. ``progress`` is told the number of bytes after each of them,
     ``hasher`` all bytes of the file.
     """
+    places: list[tuple[int, int]] = []
     with DataFile(path, hasher) as file:
-        places = put_blobs(file, objects, tensors, progress)
+        for blob in objects:
+            file_start = file.tell()
+            file.write(blob)
+            places.append((file_start, file.tell() - file_start))
+        for alike in _runs_of_alike(tensors):
+            places += _put_alike(alike, file)
+            if progress is not None:
+                progress(file.tell())
         file.finish()
     return places
 
 
-def put_blobs(
-    file: BlobSink,
-    objects: Sequence[bytes],
-    tensors: Sequence[torch.Tensor],
-    progress: Callable[[int], None] | None = None,
-) -> list[tuple[int, int]]:
-    """`write_data_file` into a file that is open."""
+def _put_alike(alike: Sequence[torch.Tensor], file: DataFile) -> list[tuple[int, int]]:
+    """Append the blobs of tensors of equal dtype, shape and device; where each lies."""
+    kind = dtype_name(alike[0].dtype), tuple(alike[0].shape)
+    frame = frame_of(*kind) if len(alike) > 1 else None
+    if frame is not None:
+        file_start = start_blob(file, *kind)
+        write_alike(alike, frame, file)
+        return [(file_start + number * frame.blob_bytes, frame.blob_bytes) for number in range(len(alike))]
     places = []
-    for blob in objects:
-        file_start = file.tell()
-        file.write(blob)
+    for tensor in alike:
+        file_start = start_blob(file, *kind)
+        write_tensor(tensor, file)
         places.append((file_start, file.tell() - file_start))
-    for alike in _runs_of_alike(tensors):
-        kind = dtype_name(alike[0].dtype), tuple(alike[0].shape)
-        frame = frame_of(*kind) if len(alike) > 1 else None
-        for blobs in [alike] if frame is not None else [[tensor] for tensor in alike]:
-            file_start = start_blob(file, *kind)
-            if frame is not None:
-                write_alike(blobs, frame, file)
-            else:
-                write_tensor(blobs[0], file)
-            length = (file.tell() - file_start) // len(blobs)
-            places += [(file_start + number * length, length) for number in range(len(blobs))]
-        if progress is not None:
-            progress(file.tell())
     return places
 
 

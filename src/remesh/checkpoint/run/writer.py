@@ -20,7 +20,6 @@ from typing import Any
 
 import torch
 
-from remesh.checkpoint.background.forked_write import ForkedWrite, RecordedFile
 from remesh.checkpoint.background.staging import Copies
 from remesh.checkpoint.errors import told_as_checkpoint_errors
 from remesh.checkpoint.formats.blob import dump_object
@@ -31,7 +30,6 @@ from remesh.checkpoint.formats.torch_format import (
     BACKEND_VERSION,
     IndexFiles,
     data_file_name,
-    put_blobs,
     write_data_file,
     write_index,
 )
@@ -297,19 +295,6 @@ def write_part(
         if hasher is not None:
             sums[file.name] = hasher.hexdigest()
     return [one for file in written for one in file.parts()], sums
-
-
-def fork_part(
-    part: Part, directory: Location, rank: int, *, with_sha256: bool = False
-) -> tuple[ForkedWrite | None, list[Any]]:
-    """Let a child of this process have this rank's values, ready to be written; and what the others need to know."""
-    recorded: dict[Location, RecordedFile] = {}
-    parts: list[Any] = []
-    for file in part.files(rank):
-        recorded[directory / file.name] = record = RecordedFile()
-        places = put_blobs(record, list(file.objects.values()), [part.tensors[number] for number in file.numbers])
-        parts += part.written(file, places).parts()
-    return ForkedWrite(recorded, with_sha256=with_sha256) if recorded else None, parts
 
 
 def _beyond(done_bytes: int, progress: Callable[[int], None] | None) -> Callable[[int], None] | None:

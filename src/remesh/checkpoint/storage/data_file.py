@@ -77,25 +77,6 @@ class Hasher(Protocol):
         """Take in more bytes."""
 
 
-class BlobSink(Protocol):
-    """Where blobs go: a `DataFile`, or what takes its place until it can be written."""
-
-    def tell(self) -> int:
-        """Number of bytes so far."""
-
-    def write(self, content: bytes | memoryview) -> int:
-        """Append bytes; returns their number."""
-
-    def write_blob(self, head: bytes, elements: memoryview, tail: Callable[[int], bytes]) -> None:
-        """Append a blob whose tail depends on the CRC-32 of its elements."""
-
-    def align(self, num_bytes: int) -> None:
-        """Fill up, so that what follows after ``num_bytes`` more begins on a boundary of blocks."""
-
-    def flush(self) -> None:
-        """For writers that ask."""
-
-
 class DataFile:
     """A data file being written, with a block table that grows along. A context manager; `finish` makes it durable."""
 

@@ -37,10 +37,8 @@ from remesh.checkpoint.run.reader import (
 )
 from remesh.checkpoint.run.removal import remove_tensors
 from remesh.checkpoint.run.writer import (
-    Part,
     agree_on_index,
     dump_objects,
-    fork_part,
     part_of,
     store_entities,
     sums_of,
@@ -102,9 +100,7 @@ class TorchDistSaveShardedStrategy(AsyncSaveShardedStrategy):
     ``separation_hint`` go to files of their own, so that their removal frees all their bytes. ``max_staged_bytes``
     bounds the copies of background saves on this rank: a save that finds no room waits for those before it. With
     ``snapshots="guard"`` copies of large tensors are made behind the caller, who waits only where a page is changed
-    before it is copied, see `page_guard`; where the system does not allow that they are made at once. With
-    ``snapshots="fork"`` background saves copy no large tensor: a child of this process writes them, see
-    `forked_write`; for states in CPU memory that rest while they are written, and queues whose worker is a thread.
+    before it is copied, see `page_guard`; where the system does not allow that they are made at once.
     ``thread_count``, ``cached_metadata`` and ``cpu_shm_mode`` are accepted for the sake of callers and change nothing:
     a rank writes one file, plans are always remembered and always checked, and copies lie in memory that processes can
     share.
@@ -125,9 +121,9 @@ class TorchDistSaveShardedStrategy(AsyncSaveShardedStrategy):
     ) -> None:
         super().__init__(backend, version)
         self._check_writes_only(BACKEND, BACKEND_VERSION)
-        if snapshots not in ("copy", "guard", "fork"):
+        if snapshots not in ("copy", "guard"):
             raise CheckpointingException(
-                f"making a save strategy: snapshots is {snapshots!r}, expected 'copy', 'guard' or 'fork'"
+                f"making a save strategy: snapshots is {snapshots!r}, expected 'copy' or 'guard'"
             )
         if thread_count < 1:
             raise CheckpointingException(f"making a save strategy: thread_count is {thread_count}, expected at least 1")
@@ -144,7 +140,6 @@ class TorchDistSaveShardedStrategy(AsyncSaveShardedStrategy):
         self._asks_for_sums = False
         self._sums: dict[str, str] = {}
         self._staging = Staging(max_staged_bytes, may_guard=snapshots == "guard")
-        self._snapshots = snapshots
         self._plans = PlanCache()
         self.cached_global_metadata: Manifest | None = None
         """Accepted from a load strategy for the sake of callers; a plan is used when all ranks know it, not before."""
@@ -213,8 +208,6 @@ class TorchDistSaveShardedStrategy(AsyncSaveShardedStrategy):
         with_sha256, self._asks_for_sums = self._asks_for_sums, False
         with told_as_checkpoint_errors(f"saving checkpoint {directory}"):
             part = part_of(entities, self._take_blobs(entities), self.separation_hint)
-            if self._snapshots == "fork":
-                return self._fork(part, directory, process_group, with_sha256)
             copies = self._staging.copy(part.tensors)
             part = replace(part, tensors=[])
         written: list[Sequence[Any]] = []
@@ -232,14 +225,6 @@ class TorchDistSaveShardedStrategy(AsyncSaveShardedStrategy):
             receive_fn=receive,
             total_bytes=sum(one.nbytes for one in copies.tensors) or 1,
         )
-
-    def _fork(self, part: Part, directory: Location, group: Group, with_sha256: bool) -> AsyncRequest:
-        write, parts = fork_part(part, directory, group_rank(group), with_sha256=with_sha256)
-        sums: dict[str, str] = {}
-
-        settling = self._settling(lambda: (parts, sums), directory, group)
-        num_bytes = write.num_bytes if write else 0
-        return AsyncRequest(write, (), [settling], {}, receive_fn=sums.update, total_bytes=num_bytes)
 
     def _settling(self, written: Callable[[], Sequence[Any]], directory: Location, group: Group) -> Settling:
         """What writes the index of a background save."""
