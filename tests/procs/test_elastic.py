@@ -79,7 +79,7 @@ def test_a_stream_without_indices_goes_on_at_its_sample_after_a_death(
     tmp_path: Path, undisturbed: dict[int, float]
 ) -> None:
     """The same samples come from an iterable, and one of two workers is killed and replaced."""
-    with LocalJob(tmp_path, script("--stream", "--full-size", "2", steps=40), nnodes="1") as job:
+    with LocalJob(tmp_path, script("--stream", "by-epoch", "--full-size", "2", steps=40), nnodes="1") as job:
         job.start_node("a")
         job.wait_for(at_step(8), TIMEOUT_S)
         job.kill_worker("a", 1)

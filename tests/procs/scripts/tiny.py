@@ -5,8 +5,10 @@ import contextlib
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch.distributed.fsdp import fully_shard
@@ -42,6 +44,18 @@ class Shuffled(torch.utils.data.IterableDataset):
         return (Samples()[index] for index in order)
 
 
+class OwnOrder(torch.utils.data.Sampler[int]):
+    def __iter__(self) -> Iterator[int]:
+        return iter(np.random.default_rng().permutation(NUM_SAMPLES).tolist())
+
+
+STREAMS: dict[str, Callable[[], Any]] = {
+    "by-epoch": Shuffled,
+    "loader": lambda: torch.utils.data.DataLoader(Samples(), batch_size=None, shuffle=True),
+    "own-order": lambda: torch.utils.data.DataLoader(Samples(), batch_size=None, sampler=OwnOrder()),
+}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--mesh", required=True)
@@ -50,7 +64,7 @@ def main() -> None:
     parser.add_argument("--save-every", type=int)
     parser.add_argument("--snapshot-every", type=int)
     parser.add_argument("--fsdp", action="store_true")
-    parser.add_argument("--stream", action="store_true", help="read the samples as an iterable without indices")
+    parser.add_argument("--stream", choices=STREAMS, help="read the samples as an iterable without indices")
     parser.add_argument("--pause-s", type=float, default=0.05, help="length of a step")
     parser.add_argument("--full-size", type=int, default=1, help="with fewer ranks, steps take their time")
     parser.add_argument("--mishap", choices=["raise", "exit", "vote-no", "stuck"])
@@ -73,7 +87,7 @@ def main() -> None:
         if options.fsdp:
             fully_shard(model, mesh=job.mesh["dp"])
         optim = torch.optim.AdamW(model.parameters(), lr=1e-2)
-        data: Samples | Stream = Stream(Shuffled()) if options.stream else Samples()
+        data: Samples | Stream = Stream(STREAMS[options.stream]()) if options.stream else Samples()
         job.carry(model=model, optim=optim, **({"data": data} if options.stream else {}))
         attempt = job.attempt if options.attempt else contextlib.nullcontext
         for indices, x in job.batches(data, BATCH_SIZE, max_steps=options.steps):

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from remesh.elastic.training.reading import digest_of
 from remesh.elastic.training.stream import Stream
 from remesh.errors import ConfigError
 
@@ -134,3 +138,140 @@ def test_torchdatas_loader_goes_on_where_it_was() -> None:
     again.load_state_dict(json.loads(json.dumps(stream.state_dict())))
     assert again.take(6, 6, None) == list(range(6, 12))
     assert again.take(12, 10, None) == [*range(12, 20), 0, 1]
+
+
+class Rank:
+    """A stream as one of several ranks reads it: with random state of its own outside."""
+
+    def __init__(self, make: Callable[[], Any], seed: int) -> None:
+        torch.manual_seed(0)  # as every rank enters ``train``
+        self.stream = Stream(make())
+        self._seed = seed
+
+    def take(self, position: int, count: int) -> list[int]:
+        self._seed += 2
+        torch.manual_seed(self._seed)
+        random.seed(self._seed)
+        np.random.seed(self._seed)
+        before = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()
+        found = [int(sample) for sample in self.stream.take(position, count, None, seed=5)]
+        after = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()
+        assert torch.equal(before[0], after[0]) and before[1:] == after[1:], "the program's state was touched"
+        return found
+
+
+class Numbers(torch.utils.data.IterableDataset[int]):
+    """Shuffled by one of the process's generators, all at once or sample by sample."""
+
+    def __init__(self, draw: Callable[[int], int]) -> None:
+        self._draw = draw
+
+    def __iter__(self) -> Iterator[int]:
+        left = list(range(LENGTH))
+        while left:
+            yield left.pop(self._draw(len(left)))
+
+
+class PythonsSampler(torch.utils.data.Sampler[int]):
+    def __iter__(self) -> Iterator[int]:
+        order = list(range(LENGTH))
+        random.shuffle(order)
+        return iter(order)
+
+
+class OwnSampler(torch.utils.data.Sampler[int]):
+    """From the operating system's chance."""
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(np.random.default_rng().permutation(LENGTH).tolist())
+
+
+def loader(**options: Any) -> Any:
+    return torch.utils.data.DataLoader(list(range(LENGTH)), batch_size=None, **options)  # type: ignore[arg-type]
+
+
+def stateful_loader(**options: Any) -> Any:
+    module = pytest.importorskip("torchdata.stateful_dataloader", reason="needs torchdata, of the extra test")
+    return module.StatefulDataLoader(list(range(LENGTH)), batch_size=None, **options)
+
+
+SHUFFLING = {
+    "torch's loader": lambda: loader(shuffle=True),
+    "a sampler by Python's chance": lambda: loader(sampler=PythonsSampler()),
+    "sample by sample by torch's": lambda: Numbers(lambda n: int(torch.randint(n, ()))),
+    "sample by sample by Python's": lambda: Numbers(random.randrange),
+    "sample by sample by NumPy's": lambda: Numbers(lambda n: int(np.random.randint(n))),
+    "a loader of an iterable": lambda: torch.utils.data.DataLoader(Numbers(random.randrange), batch_size=None),
+    "torchdata's loader": lambda: stateful_loader(shuffle=True),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*is deprecated:UserWarning")  # torchdata asks torch for all its names
+@pytest.mark.parametrize("make", SHUFFLING.values(), ids=SHUFFLING)
+def test_ranks_read_a_loader_that_shuffles_by_the_processs_chance_in_one_order(make: Callable[[], Any]) -> None:
+    """Two ranks, seeded differently; a third comes in the middle of an epoch, by the carried state."""
+    ranks = [Rank(make, seed) for seed in (0, 1001)]
+    found: list[int] = []
+    for position in range(0, 4 * LENGTH, 2):
+        if position in (4, 16):
+            late = Rank(make, 2002)
+            late.stream.load_state_dict(json.loads(json.dumps(ranks[0].stream.state_dict())))
+            ranks.append(late)
+        batches = [rank.take(position, 2) for rank in ranks]
+        assert all(batch == batches[0] for batch in batches), (position, batches)
+        assert len({rank.stream.digest for rank in ranks}) == 1
+        found += batches[0]
+    epochs = [found[start : start + LENGTH] for start in range(0, 4 * LENGTH, LENGTH)]
+    assert all(sorted(epoch) == list(range(LENGTH)) for epoch in epochs)
+    assert len({tuple(epoch) for epoch in epochs}) > 1, "every epoch has the same order"
+
+
+def test_ranks_that_read_in_orders_of_their_own_have_different_digests() -> None:
+    ranks = [Rank(lambda: loader(sampler=OwnSampler()), seed) for seed in range(8)]
+    for rank in ranks:
+        rank.take(0, LENGTH)
+    assert len({rank.stream.digest for rank in ranks}) > 1
+
+
+def test_a_stream_that_gives_another_order_than_before_is_refused_by_name() -> None:
+    stream = Stream(loader(sampler=OwnSampler()))
+    for position in range(0, 3 * LENGTH, LENGTH):
+        stream.take(position, LENGTH, None)
+    again = Stream(loader(sampler=OwnSampler()))
+    again.load_state_dict(json.loads(json.dumps(stream.state_dict())))
+    with pytest.raises(ConfigError, match="at sample 14: DataLoader with a OwnSampler gives other samples"):
+        again.take(2 * LENGTH, LENGTH, None)
+
+
+def test_a_checkpoint_without_a_digest_is_taken() -> None:
+    stream = Stream(Plain())
+    stream.load_state_dict({"samples": 4, "dataset": None})
+    assert stream.take(4, 2, None) == [4, 5]
+
+
+@dataclass
+class Sample:
+    name: str
+    values: list[float]
+    itself: Any = None
+
+
+def samples() -> list[Any]:
+    looped = Sample("a", [1.0])
+    looped.itself = looped
+    big = np.arange(100_000, dtype=np.int32)
+    return [
+        *(None, True, 1, 1.0, "1", b"1", [1], (1,), {"a": 1}, {"b": 1}, {1}, {2}, 2, -1, "\ud800", [1, 2], [2, 1]),
+        *(torch.tensor([1]), torch.tensor([1.0]), torch.tensor([[1]]), torch.tensor(2), torch.zeros(0)),
+        *(torch.tensor([1.0, 2.0], dtype=torch.bfloat16), torch.tensor([True]), torch.zeros(3, 2).T, torch.ones(3, 2)),
+        *(big, big + 1, big.astype(np.int64), big[::-1], np.array(["a"]), np.array(["b"]), np.array([{1: 2}])),
+        *(Sample("a", [1.0]), Sample("b", [1.0]), Sample("a", [2.0]), looped, np.float32(3), list(range(9999))),
+        *(torch.zeros(2).to_sparse(), torch.nested.nested_tensor([torch.zeros(2)], layout=torch.jagged)),
+    ]
+
+
+def test_samples_that_differ_have_digests_that_differ_and_equal_ones_have_equal_ones() -> None:
+    first, second = ([digest_of(sample) for sample in samples()] for _ in range(2))
+    assert first == second
+    assert len(set(first)) == len(first)
+    assert digest_of(1, digest_of(2)) != digest_of(2, digest_of(1))

@@ -21,7 +21,7 @@ import functools
 import random
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 import torch
 import torch.distributed as dist
@@ -36,7 +36,7 @@ from remesh.elastic.training.fill import FillRules, Offers, fill_state
 from remesh.elastic.training.place import Caller, JobOptions, Leave, Place
 from remesh.elastic.training.position import Position, derive_seed, plan_batch, plan_share
 from remesh.elastic.training.safekeeping import Safekeeping
-from remesh.elastic.training.stream import Stream
+from remesh.elastic.training.stream import ORDER_ADVICE, Stream
 from remesh.errors import ConfigError, PeerError
 
 _STALE_GROUP = "not initialized in the world group map"
@@ -77,6 +77,8 @@ class Job:
         self._position = Position()
         self._unresolved: int | None = None
         """Samples of the batch that was handed out and is not committed yet; None when there is none."""
+        self._reading: Stream | None = None
+        """What the batch was read from, if ranks must show that they read alike."""
         self._in_step = False
         self._must_leave = False
         self._must_hand_over = False
@@ -167,9 +169,11 @@ class Job:
             if self._kept.is_snapshot_due(self.step):
                 self._kept.take_snapshot(self._hold(self._state))
             if isinstance(dataset, Stream):
-                source: Any = dataset.take(self.samples, batch_size, epochs)
+                self._reading = dataset
+                source: Any = dataset.take(self.samples, batch_size, epochs, seed=self._options.seed)
                 batch: Sequence[int] = range(len(source))
             else:
+                self._reading = None
                 source, batch = dataset, self._plan_batch(len(dataset), batch_size, epochs)
             if not batch:
                 return
@@ -239,8 +243,9 @@ class Job:
         """
         if self._unresolved is None:
             raise ConfigError("committing: no batch is open; call commit once for each batch of job.batches(...)")
-        votes = [not ok, self._caller.wants_pause, self._caller.is_leaving, self._kept.is_sending]
-        vote = torch.tensor(votes, dtype=torch.int32)
+        digest = 0 if self._reading is None else self._reading.digest
+        votes = [not ok, self._caller.wants_pause, self._caller.is_leaving, self._kept.is_sending, digest, -digest]
+        vote = torch.tensor(votes, dtype=torch.int64)
         try:
             dist.all_reduce(vote, dist.ReduceOp.MAX, group=self._lower.control)
         except RuntimeError as error:
@@ -253,7 +258,9 @@ class Job:
                 raise Leave from None
             taken, self._must_leave = outcome, True
         else:
-            rejected, pause, somebody_leaves, somebody_sends = vote.tolist()
+            rejected, pause, somebody_leaves, somebody_sends, largest, smallest_negated = vote.tolist()
+            if largest != -smallest_negated:
+                self._refuse_orders(digest)
             self._kept.is_anybody_sending = bool(somebody_sends)
             taken, self._must_leave = not rejected, bool(pause)
             self._must_hand_over = bool(somebody_leaves)
@@ -263,6 +270,13 @@ class Job:
         self._caller.note_step()
         self._in_step = self._last_taken = taken
         return taken
+
+    def _refuse_orders(self, digest: int) -> NoReturn:
+        read = "indices" if self._reading is None else self._reading.describe()
+        raise ConfigError(
+            f"committing step {self.step + 1}: ranks did not read the same samples in the same order; rank {self.rank} "
+            f"read {read} (digest {digest:08x}), and slices of different orders lose and repeat samples; {ORDER_ADVICE}"
+        )
 
     def save(self) -> Location:
         """Save the carried state under the job's checkpoint folder; called by all ranks, blocks on them."""

@@ -11,8 +11,11 @@ Going to a position, in this order:
    the job (``job.carry(..., data=stream)``): its state at the position is put back, on new ranks too.
 3. Any other is begun anew, and as many samples are passed over as lie behind the job.
 
-An epoch is one pass over the iterable. If it has ``set_epoch`` it is told which one, so that it may shuffle; it must
-yield the same samples in the same order on every rank.
+An epoch is one pass over the iterable. If it has ``set_epoch`` it is told which one, so that it may shuffle. It is read
+with random state that follows from (seed, epoch), and from (seed, epoch, position) once it goes on from a state: so a
+loader that shuffles by the process's generators has one order on all ranks. What was read has a digest; ranks compare
+it with each vote, and a stream that comes to a position again with what was read before
+(:mod:`remesh.elastic.training.reading`). A loader with an order of its own is refused.
 """
 
 from __future__ import annotations
@@ -25,7 +28,14 @@ from typing import Any
 
 import torch
 
+from remesh.elastic.training.position import derive_seed
+from remesh.elastic.training.reading import Chance, digest_of
 from remesh.errors import ConfigError
+
+ORDER_ADVICE = (
+    "its order must follow from the epoch alone: shuffle by torch's, Python's or NumPy's own random state or by "
+    "set_epoch(epoch), not by a generator of its own, a clock or the rank; or give a map-style dataset to job.batches"
+)
 
 
 class Stream:
@@ -43,49 +53,80 @@ class Stream:
         self._dataset = dataset
         self._is_stateful = hasattr(dataset, "state_dict") and hasattr(dataset, "load_state_dict")
         self._iterator: Iterator[Any] | None = None
+        self._chance = Chance()
+        self._seed = 0
         self._epoch = 0
         self._read = 0
         """Samples of the stream that were read so far."""
+        self._digest = 0
+        """Of all of them, in their order."""
+        self._known: tuple[int, int] | None = None
+        """A number of samples and their digest, as they were read before."""
+        self._digest_before = 0
+        """Where the batch began that was handed out last."""
         self._last_start = 0
         """Position of the batch that was handed out last."""
         self._last: list[Any] = []
         self._state_before: tuple[int, Any] | None = None
         """Epoch and state of the dataset where the last batch began; None for a dataset without state."""
 
-    def take(self, position: int, count: int, num_epochs: int | None) -> list[Any]:
+    def take(self, position: int, count: int, num_epochs: int | None, *, seed: int = 0) -> list[Any]:
         """The next ``count`` samples from ``position`` on; fewer, or none, only at the end of the last epoch.
 
-        Raises `ConfigError` for a stream that is empty, or shorter than the position says it was.
+        Raises `ConfigError` for a stream that is empty, or another one, or shorter than it was before.
         """
         if position == self._last_start and len(self._last) == count:
             return self._last
-        self._go_to(position, num_epochs)
-        self._last_start, self._state_before = position, self._state()
-        self._last = self._read_samples(count, num_epochs)
+        self._seed = seed
+        with self._chance.in_force():
+            self._go_to(position, num_epochs)
+            if self._is_stateful:
+                # Who comes later has the state of the dataset, but not what was drawn before.
+                self._chance.begin(derive_seed(seed, self._epoch, position))
+            self._last_start, self._state_before, self._digest_before = position, self._state(), self._digest
+            self._last = self._read_samples(count, num_epochs)
         return self._last
+
+    @property
+    def digest(self) -> int:
+        """Of all samples up to the end of the last batch, equal on all ranks that read the same. 32 bits."""
+        return self._digest
+
+    def describe(self) -> str:
+        """What is read, for messages: the type of the iterable, and who chooses its order."""
+        sampler = getattr(self._dataset, "sampler", None)
+        return type(self._dataset).__name__ + ("" if sampler is None else f" with a {type(sampler).__name__}")
 
     def state_dict(self) -> dict[str, Any]:
         """Where the stream stands: after the last batch once the job asks for the next, before it until then."""
-        return {"samples": self._last_start, "dataset": _to_json(self._state_before)}
+        dataset = _to_json(self._state_before)
+        return {"samples": self._last_start, "digest": self._digest_before, "dataset": dataset}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Stand where ``state`` says."""
         self._last = []
         before = state["dataset"]
-        self._iterator = None
+        # A checkpoint of an earlier release has no digest.
+        self._known = (int(state["samples"]), int(state["digest"])) if "digest" in state else None
         if before is None or not self._is_stateful:
-            self._epoch = self._read = self._last_start = 0
+            self._begin_anew()
             self._state_before = None
             return
         raw = io.BytesIO(base64.b64decode(before["state"]))
-        self._stand_at(int(before["epoch"]), torch.load(raw, weights_only=True), int(state["samples"]))
+        digest = int(state.get("digest", 0))
+        self._stand_at(int(before["epoch"]), torch.load(raw, weights_only=True), int(state["samples"]), digest)
 
-    def _stand_at(self, epoch: int, state: Any, samples: int) -> None:
+    def _stand_at(self, epoch: int, state: Any, samples: int, digest: int) -> None:
         self._iterator, self._last = None, []
         self._state_before = epoch, copy.deepcopy(state)
         self._dataset.load_state_dict(state)
         self._epoch = epoch
         self._read = self._last_start = samples
+        self._digest = self._digest_before = digest
+
+    def _begin_anew(self) -> None:
+        self._iterator = None
+        self._epoch = self._read = self._last_start = self._digest = self._digest_before = 0
 
     def _state(self) -> tuple[int, Any] | None:
         """A copy, for what a dataset gives may change with it; it becomes text only when somebody asks."""
@@ -95,9 +136,16 @@ class Stream:
         if position < self._read:
             if position == self._last_start and self._state_before is not None:
                 epoch, state = self._state_before
-                self._stand_at(epoch, copy.deepcopy(state), position)
+                self._stand_at(epoch, copy.deepcopy(state), position, self._digest_before)
             else:
-                self._iterator, self._epoch, self._read = None, 0, 0
+                self._begin_anew()
+        known = 0 if self._known is None else self._known[0]
+        if self._read < known <= position:
+            self._pass_over(known, num_epochs)
+            self._check_known()
+        self._pass_over(position, num_epochs)
+
+    def _pass_over(self, position: int, num_epochs: int | None) -> None:
         while self._read < position:
             passed = len(self._read_samples(min(position - self._read, 1024), num_epochs))
             if not passed:
@@ -105,6 +153,15 @@ class Stream:
                     f"going on with a stream at sample {position}: it ended after {self._read}; give the iterable that "
                     "the job was started with"
                 )
+
+    def _check_known(self) -> None:
+        assert self._known is not None
+        position, expected = self._known
+        if self._digest != expected:
+            raise ConfigError(
+                f"going on with a stream at sample {position}: {self.describe()} gives other samples up to there, or "
+                f"another order, than before (digest {self._digest:08x}, expected {expected:08x}); {ORDER_ADVICE}"
+            )
 
     def _read_samples(self, count: int, num_epochs: int | None) -> list[Any]:
         found: list[Any] = []
@@ -115,10 +172,12 @@ class Stream:
                     break
                 if hasattr(self._dataset, "set_epoch"):
                     self._dataset.set_epoch(self._epoch)
+                self._chance.begin(derive_seed(self._seed, self._epoch))
                 self._iterator = iter(self._dataset)
             before = len(found)
             for sample in self._iterator:
                 found.append(sample)
+                self._digest = digest_of(sample, self._digest)
                 if len(found) == count:
                     break
             else:
