@@ -16,7 +16,7 @@ import pytest
 
 from remesh.comm import messages as frames
 from remesh.errors import ConfigError, FormatError
-from remesh.images.procfs import children_of
+from remesh.linux.procfs import children_of
 from remesh.mpi import stay
 from remesh.mpi.launch import Host
 from remesh.mpi.stay import Placement

@@ -43,8 +43,8 @@ from remesh.images.doctor import examine_machine
 from remesh.images.dump import _without_zeros_at_end
 from remesh.images.format import HEADER_FILE, PAGES_FILE
 from remesh.images.kinds import ARENA_PATH
-from remesh.images.procfs import children_of
 from remesh.images.stored import read_image
+from remesh.linux.procfs import children_of
 
 pytestmark = pytest.mark.procs
 

@@ -18,6 +18,7 @@ _FOUNDATION = {
     "collector",
     "errors",
     "first_use",
+    "linux",
     "options",
 }
 _MOVES = _FOUNDATION | {"comm", "layout", "reshard"}
@@ -30,6 +31,7 @@ ARROW: dict[str, set[str]] = {
     "first_use": {"errors"},
     "checksums": set(),
     "collector": set(),
+    "linux": {"errors"},
     "options": {"errors"},
     "layout": _FOUNDATION,
     "comm": _FOUNDATION,
@@ -147,7 +149,7 @@ _PURE_ELSEWHERE = {
     "remesh.images.increment",
     "remesh.images.kinds",
     "remesh.images.layers",
-    "remesh.images.proc_text",
+    "remesh.linux.proc_text",
     "remesh.images.ranges",
     "remesh.images.records",
     "remesh.mpi.calls.error_classes",

@@ -26,16 +26,16 @@ from remesh.images.frozen import Frozen
 from remesh.images.identity import Identities
 from remesh.images.inspection import is_bound_by_the_site, kind_of
 from remesh.images.kinds import NotImageable, Refusal
-from remesh.images.linux import PR_GET_TID_ADDRESS, get_robust_list, system_call
-from remesh.images.proc_text import Area, AreaKind, Descriptor
-from remesh.images.procfs import (
+from remesh.images.ptrace import Registers, Tracee
+from remesh.linux.calls import PR_GET_TID_ADDRESS, get_robust_list, system_call
+from remesh.linux.proc_text import Area, AreaKind, Descriptor
+from remesh.linux.procfs import (
     inner_id,
     read_descriptors,
     read_stat,
     read_status,
     seen_from_here,
 )
-from remesh.images.ptrace import Registers, Tracee
 
 _NUM_SIGNALS: Final = 64
 _UNCATCHABLE: Final = (9, 19)

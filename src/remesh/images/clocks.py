@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-from remesh.images import linux
+from remesh.linux import calls
 
 
 class Clocks(NamedTuple):
@@ -32,7 +32,7 @@ def set_clocks(wanted: Clocks) -> bool:
         return False
     now, here = clocks_of(os.getpid()), _offsets(os.getpid())
     try:
-        linux.unshare(linux.NEW_TIME)
+        calls.unshare(calls.NEW_TIME)
         lines = (
             _line("monotonic", wanted.monotonic_ns - now.monotonic_ns + here.monotonic_ns),
             _line("boottime", wanted.boottime_ns - now.boottime_ns + here.boottime_ns),

@@ -7,10 +7,10 @@ from pathlib import Path
 
 from remesh.images import format as image_format
 from remesh.images.format import ChunksState, PagesState
-from remesh.images.linux import PAGE_BYTES
 from remesh.images.pages import PageWriter, place_runs
 from remesh.images.store import ImageFolder, Origin
 from remesh.images.stored import StoredImage, read_image, source_runs, stored_pages
+from remesh.linux.calls import PAGE_BYTES
 
 
 def compact_image(source: Path, target: Path, *, compress: bool = False) -> int:

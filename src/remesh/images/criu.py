@@ -23,9 +23,9 @@ from remesh.errors import ConfigError, FormatError
 from remesh.images.clocks import Clocks, clocks_of
 from remesh.images.format import CRIU_FILE
 from remesh.images.kinds import ARENA_PATH, CHANNEL_PATH, INNER_PID, STDERR_PATH, STDOUT_PATH
-from remesh.images.procfs import inner_id, read_areas, seen_from_here
 from remesh.images.records import from_json, to_json
 from remesh.images.store import make_folder
+from remesh.linux.procfs import inner_id, read_areas, seen_from_here
 
 _OLDEST: Final = (4, 1)
 _TIMEOUT_S: Final = 20.0

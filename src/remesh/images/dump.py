@@ -33,16 +33,16 @@ from remesh.images.increment import drop_hidden
 from remesh.images.inspection import check_imageable
 from remesh.images.kinds import CHANNEL_PATH, ImageReport, NotImageable
 from remesh.images.layers import Layer, own_layer
-from remesh.images.linux import PAGE_BYTES
 from remesh.images.machine import this_machine
 from remesh.images.pagemap import PageMap
 from remesh.images.pages import PageWriter, ProcessMemory
-from remesh.images.proc_text import Area, AreaKind
-from remesh.images.procfs import inner_id, read_areas, seen_from_here
 from remesh.images.scan import Scan
 from remesh.images.store import ImageFolder, Origin
 from remesh.images.stored import digest_of
 from remesh.images.turns import short_turns
+from remesh.linux.calls import PAGE_BYTES
+from remesh.linux.proc_text import Area, AreaKind
+from remesh.linux.procfs import inner_id, read_areas, seen_from_here
 
 _IDENTITIES: Final = Identities()
 """Hashes of the files that processes have mapped, kept for the next image."""

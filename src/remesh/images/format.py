@@ -28,8 +28,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from remesh.images.layers import Layer, own_layer
-from remesh.images.proc_text import AreaKind
 from remesh.images.ranges import PageSet
+from remesh.linux.proc_text import AreaKind
 
 VERSION: Final = 2
 HEADER_FILE: Final = "image.json"

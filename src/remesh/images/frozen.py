@@ -8,10 +8,10 @@ from types import TracebackType
 from typing import Final, Self
 
 from remesh.errors import ConfigError, PeerError
-from remesh.images.linux import is_gone
-from remesh.images.proc_text import Area
-from remesh.images.procfs import read_areas, thread_ids
 from remesh.images.ptrace import Tracee, find_instruction
+from remesh.linux.calls import is_gone
+from remesh.linux.proc_text import Area
+from remesh.linux.procfs import read_areas, thread_ids
 
 _MAX_LISTINGS: Final = 100
 """A process that makes threads faster than they are seized is given up after so many looks at its threads."""

@@ -21,9 +21,9 @@ from remesh.images import namespaces
 from remesh.images.clocks import Clocks, set_clocks
 from remesh.images.format import CRIU_FILE, HEADER_FILE
 from remesh.images.kinds import INNER_PID, STDERR_PATH, STDOUT_PATH, OpenFilePolicy, Site
-from remesh.images.linux import PR_SET_NAME, prctl
 from remesh.images.restore import bring_back
 from remesh.images.stored import StoredImage, read_image
+from remesh.linux.calls import PR_SET_NAME, prctl
 
 _MAX_ORDER_BYTES: Final = 64 << 20
 _EXEC_FAILED: Final = 127

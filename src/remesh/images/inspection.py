@@ -14,9 +14,9 @@ from typing import Final
 
 from remesh.images.format import FileKind
 from remesh.images.kinds import ROOM_PATH, Refusal
-from remesh.images.linux import check_platform
-from remesh.images.proc_text import Area, AreaKind, Descriptor
-from remesh.images.procfs import children_of, read_areas, read_descriptors, read_status, seen_from_here
+from remesh.images.machine import check_platform
+from remesh.linux.proc_text import Area, AreaKind, Descriptor
+from remesh.linux.procfs import children_of, read_areas, read_descriptors, read_status, seen_from_here
 
 _HARMLESS_DEVICES: Final = {(1, 3), (1, 5), (1, 7), (1, 8), (1, 9)}  # null, zero, full, random, urandom
 _TTY_MAJORS: Final = {4, 5, *range(136, 144)}

@@ -12,20 +12,20 @@ import signal
 from pathlib import Path
 from typing import Final
 
-from remesh.images import linux
 from remesh.images.kinds import ARENA_PATH, CHANNEL_PATH, ROOM_PATH, STDERR_PATH, STDOUT_PATH, Site
+from remesh.linux import calls
 
 _LAST_PID: Final = "/proc/sys/kernel/ns_last_pid"
 
 
 def leave_for_new_namespaces() -> None:
     """New pid and mount namespaces, and a user namespace unless this process is root. Children enter them."""
-    flags = linux.NEW_PID | linux.NEW_NAMESPACE
+    flags = calls.NEW_PID | calls.NEW_MOUNTS
     if os.geteuid() == 0:
-        linux.unshare(flags)
+        calls.unshare(flags)
         return
     user, group = os.geteuid(), os.getegid()
-    linux.unshare(flags | linux.NEW_USER)
+    calls.unshare(flags | calls.NEW_USER)
     Path("/proc/self/setgroups").write_text("deny")
     Path("/proc/self/uid_map").write_text(f"{user} {user} 1")
     Path("/proc/self/gid_map").write_text(f"{group} {group} 1")
@@ -36,17 +36,17 @@ def mount_room(site: Site) -> None:
 
     `ROOM_PATH` must be a folder already; what is in it is hidden here.
     """
-    linux.mount("none", "/", None, linux.MS_REC | linux.MS_PRIVATE)
-    linux.mount("proc", "/proc", "proc", linux.MS_NOSUID | linux.MS_NODEV | linux.MS_NOEXEC)
+    calls.mount("none", "/", None, calls.MS_REC | calls.MS_PRIVATE)
+    calls.mount("proc", "/proc", "proc", calls.MS_NOSUID | calls.MS_NODEV | calls.MS_NOEXEC)
     bound = [(site.channel_file, CHANNEL_PATH), (site.stdout_file, STDOUT_PATH), (site.stderr_file, STDERR_PATH)]
     if site.arena_file:
         bound.append((site.arena_file, ARENA_PATH))
     # The sources may stand in a folder that the mount below hides, so they are held open.
     sources = [os.open(source, os.O_PATH | os.O_CLOEXEC) for source, _ in bound]
-    linux.mount("remesh", ROOM_PATH, "tmpfs", linux.MS_NOSUID | linux.MS_NODEV, "mode=0700,size=64k")
+    calls.mount("remesh", ROOM_PATH, "tmpfs", calls.MS_NOSUID | calls.MS_NODEV, "mode=0700,size=64k")
     for source, (_, target) in zip(sources, bound, strict=True):
         Path(target).touch(mode=0o600)
-        linux.mount(f"/proc/self/fd/{source}", target, None, linux.MS_BIND)
+        calls.mount(f"/proc/self/fd/{source}", target, None, calls.MS_BIND)
         os.close(source)
 
 

@@ -14,9 +14,9 @@ from remesh.errors import StorageError
 from remesh.images.format import FileIdentity, FileKind, FilesState, FileState
 from remesh.images.identity import hash_of
 from remesh.images.kinds import OpenFilePolicy
-from remesh.images.linux import PAGE_BYTES
 from remesh.images.ptrace import Tracee
 from remesh.images.stored import StoredImage
+from remesh.linux.calls import PAGE_BYTES
 
 SCRATCH_BYTES: Final = 16 * PAGE_BYTES
 """Length of the scratch memory of a restore; the first page holds the instruction, the rest is for data."""

@@ -20,10 +20,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Self
 
-from remesh.images.linux import PAGE_BYTES, address_of
-from remesh.images.proc_text import Area, AreaKind
-from remesh.images.procfs import seen_from_here
 from remesh.images.ranges import PageRange, PageSet
+from remesh.linux.calls import PAGE_BYTES, address_of
+from remesh.linux.proc_text import Area, AreaKind
+from remesh.linux.procfs import seen_from_here
 
 _PAGEMAP_SCAN: Final = 0xC0606610  # _IOWR('f', 16, struct pm_scan_arg)
 _SCAN_FORM: Final = struct.Struct("<12Q")

@@ -32,8 +32,8 @@ from remesh.checksums import compress, crc32
 from remesh.errors import FormatError
 from remesh.images.format import CHUNK_BYTES, Chunk, ChunksState
 from remesh.images.layers import PageRun
-from remesh.images.linux import make_buffer, read_process
 from remesh.images.ranges import PageSet
+from remesh.linux.calls import address_of, make_buffer, read_process
 
 _NUM_WRITERS: Final = 3
 _NUM_READERS: Final = 2
@@ -51,7 +51,7 @@ class ProcessMemory:
     def read(self, pieces: array.array[int], room: memoryview) -> None:
         """Fill the room with the pieces, one behind the other: address and length of each, at most 1,024."""
         with contextlib.suppress(OSError):
-            if read_process(self.pid, pieces, room) == len(room):
+            if read_process(self.pid, pieces, array.array("Q", [address_of(room), len(room)])) == len(room):
                 return
         at, numbers = 0, iter(pieces)
         for address, num_bytes in zip(numbers, numbers, strict=True):

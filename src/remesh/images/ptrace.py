@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from remesh.errors import PeerError
-from remesh.images.linux import SYS, IoVec, ptrace
+from remesh.linux.calls import SYS, IoVec, ptrace
 
 _CONT: Final = 7
 _SINGLESTEP: Final = 9

@@ -28,19 +28,9 @@ from remesh.images.format import AreaState, FileIdentity, ProcessState, ThreadSt
 from remesh.images.identity import has_identity
 from remesh.images.inspection import is_bound_by_the_site
 from remesh.images.kinds import CHANNEL_PATH, OpenFilePolicy
-from remesh.images.linux import (
-    PAGE_BYTES,
-    PR_SET_MM,
-    PR_SET_MM_MAP,
-    PR_SET_NAME,
-    ptrace,
-    write_process,
-)
 from remesh.images.machine import check_fits, this_machine
 from remesh.images.namespaces import choose_next_pid, forget_signal_actions, leave_group
 from remesh.images.pages import place_runs
-from remesh.images.proc_text import AreaKind
-from remesh.images.procfs import read_areas
 from remesh.images.ptrace import (
     OPTION_EXIT_KILL,
     OPTION_TRACE_CLONE,
@@ -50,6 +40,16 @@ from remesh.images.ptrace import (
     find_instruction,
 )
 from remesh.images.stored import StoredImage, source_runs, stored_pages
+from remesh.linux.calls import (
+    PAGE_BYTES,
+    PR_SET_MM,
+    PR_SET_MM_MAP,
+    PR_SET_NAME,
+    ptrace,
+    write_process,
+)
+from remesh.linux.proc_text import AreaKind
+from remesh.linux.procfs import read_areas
 
 _TRACEME: Final = 0
 _SCRATCH_BYTES: Final = open_files.SCRATCH_BYTES

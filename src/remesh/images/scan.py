@@ -14,8 +14,8 @@ from remesh.images.increment import Split, split_pages
 from remesh.images.kinds import ARENA_PATH
 from remesh.images.layers import Layer
 from remesh.images.pagemap import PageMap, file_pages, private_spans
-from remesh.images.proc_text import Area
 from remesh.images.ranges import PageSet
+from remesh.linux.proc_text import Area
 
 
 class Scan:

@@ -18,9 +18,7 @@ is not made. Source: Documentation/admin-guide/mm/pagemap.rst and userfaultfd.rs
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
-import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
@@ -28,20 +26,12 @@ from typing import Final
 from remesh.images.format import Ancestor
 from remesh.images.frozen import Frozen
 from remesh.images.layers import Layer
-from remesh.images.linux import system_call
 from remesh.images.pagemap import PageMap, private_spans
-from remesh.images.procfs import read_stat
 from remesh.images.ranges import PageSet
-
-_UFFDIO_API: Final = 0xC018AA3F
-_UFFDIO_REGISTER: Final = 0xC020AA00
-_API_VERSION: Final = 0xAA
-_FEATURE_WP_UNPOPULATED: Final = 1 << 13
-_FEATURE_WP_ASYNC: Final = 1 << 15
-_REGISTER_WP: Final = 2
-_USER_MODE_ONLY: Final = 1
-_START_TIME_FIELD: Final = 22
-"""Of ``/proc/P/stat``."""
+from remesh.linux import userfault
+from remesh.linux.calls import system_call
+from remesh.linux.procfs import start_of
+from remesh.linux.userfault import Feature
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +51,7 @@ class _Tracking:
     basis: Basis | None  # None while the image that the marks are relative to is not complete
 
 
-_TRACKED: Final[dict[tuple[int, str], _Tracking]] = {}
+_TRACKED: Final[dict[tuple[int, int], _Tracking]] = {}
 """By process id and time of its start: ids are used again."""
 
 
@@ -89,8 +79,7 @@ def set_marks(frozen: Frozen, written: PageSet) -> str:
                 first, last = written.touching(span.start, span.end)
                 if first == last:
                     continue
-                register = struct.pack("<4Q", span.start, span.end - span.start, _REGISTER_WP, 0)
-                fcntl.ioctl(descriptor, _UFFDIO_REGISTER, bytearray(register))
+                userfault.register(descriptor, span.start, span.end - span.start)
                 pages.mark(span, written.starts[first], written.ends[last - 1])
     except OSError as error:
         forget(frozen.pid)
@@ -111,14 +100,17 @@ def forget(pid: int) -> None:
         os.close(tracking.descriptor)
 
 
-def _key(pid: int) -> tuple[int, str]:
-    return pid, read_stat(pid)[_START_TIME_FIELD - 1]
+def _key(pid: int) -> tuple[int, int]:
+    started = start_of(pid)
+    if started is None:
+        raise ProcessLookupError(f"process {pid} has ended")
+    return pid, started
 
 
 def _make_descriptor(frozen: Frozen) -> int:
     _forget_ended()
     with _injected_calls(frozen):
-        theirs = frozen.leader.call("userfaultfd", os.O_CLOEXEC | _USER_MODE_ONLY)
+        theirs = frozen.leader.call("userfaultfd", os.O_CLOEXEC | userfault.USER_MODE_ONLY)
         try:
             with contextlib.ExitStack() as stack:
                 process = os.pidfd_open(frozen.pid)
@@ -127,8 +119,7 @@ def _make_descriptor(frozen: Frozen) -> int:
         finally:
             frozen.leader.call("close", theirs)
     try:
-        features = _FEATURE_WP_ASYNC | _FEATURE_WP_UNPOPULATED
-        fcntl.ioctl(ours, _UFFDIO_API, bytearray(struct.pack("<3Q", _API_VERSION, features, 0)))
+        userfault.enable(ours, Feature.WP_ASYNC | Feature.WP_UNPOPULATED)
     except OSError:
         os.close(ours)
         raise
@@ -145,10 +136,6 @@ def _injected_calls(frozen: Frozen) -> Iterator[None]:
 
 
 def _forget_ended() -> None:
-    for pid, start in list(_TRACKED):
-        try:
-            gone = read_stat(pid)[_START_TIME_FIELD - 1] != start
-        except OSError:
-            gone = True
-        if gone:
-            os.close(_TRACKED.pop((pid, start)).descriptor)
+    for pid, started in list(_TRACKED):
+        if start_of(pid) != started:
+            os.close(_TRACKED.pop((pid, started)).descriptor)

@@ -20,10 +20,11 @@ from typing import Any, Final
 
 from remesh.checksums import search_path
 from remesh.errors import ConfigError, FormatError, StorageError
-from remesh.images import procfs
 from remesh.images.frozen import bury
 from remesh.images.kinds import INNER_PID, ROOM_PATH, Command, OpenFilePolicy, Site
-from remesh.images.linux import PR_SET_CHILD_SUBREAPER, check_platform, prctl
+from remesh.images.machine import check_platform
+from remesh.linux import procfs
+from remesh.linux.calls import PR_SET_CHILD_SUBREAPER, prctl
 
 _MPI_PREFIXES: Final = ("OMPI_", "PMIX", "PMI_", "PRTE", "MPI", "I_MPI", "HYDRA", "FI_", "UCX")
 """Variables that launchers and MPI libraries set or read: the program has no MPI library inside."""

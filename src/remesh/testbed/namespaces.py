@@ -16,6 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from remesh.errors import ConfigError
+from remesh.linux.procfs import start_of
 from remesh.testbed.commands import Command, command_to_remove
 from remesh.testbed.spec import NamespaceName, Owner
 
@@ -24,8 +25,6 @@ FOLDER = Path("/run/netns")
 _COMMAND_TIMEOUT_S = 20.0
 _DEATH_TIMEOUT_S = 5.0
 _POLL_S = 0.01
-_FIELDS_BEFORE_START = 18
-"""Fields of ``/proc/<pid>/stat`` between the state of the process and the time of its start."""
 
 
 def check_able() -> None:
@@ -65,14 +64,14 @@ def run_command(command: Command, doing: str) -> str:
 
 def this_owner() -> Owner:
     """This process as the owner of beds."""
-    started = _started_ticks(os.getpid())
+    started = start_of(os.getpid())
     assert started is not None
     return Owner(os.getpid(), started)
 
 
 def is_alive(owner: Owner) -> bool:
     """Whether the process that made a bed still lives."""
-    return _started_ticks(owner.pid) == owner.started_ticks
+    return start_of(owner.pid) == owner.started_ticks
 
 
 def find_namespaces() -> list[NamespaceName]:
@@ -137,14 +136,3 @@ def _end_processes_in(namespaces: Sequence[str]) -> None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         time.sleep(_POLL_S)
-
-
-def _started_ticks(pid: int) -> int | None:
-    """When a process started; None when there is none, or only what its parent has not taken notice of yet."""
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text()
-    except (FileNotFoundError, ProcessLookupError):
-        return None
-    # The program's name may hold spaces and brackets; the last bracket ends it.
-    state, *fields = text.rpartition(")")[2].split()
-    return None if state in "ZX" else int(fields[_FIELDS_BEFORE_START])

@@ -13,7 +13,7 @@ import torch
 
 from remesh import dist_checkpointing
 from remesh.checkpoint.background.page_copier import BLOCK_BYTES, Lost, _Job
-from remesh.checkpoint.background.page_guard import _PRIVATE, LEAST_BYTES, PageCopier, Refused, _Map, select
+from remesh.checkpoint.background.page_guard import LEAST_BYTES, PageCopier, Refused, select
 from remesh.checkpoint.background.staging import Staging
 from remesh.checkpoint.errors import CheckpointingException
 from remesh.checkpoint.storage.integrity import verify
@@ -83,21 +83,6 @@ def test_only_large_pieces_of_private_memory_are_taken(tmp_path: Path) -> None:
     turned = torch.ones(1000, 300).t()
     of_torch = torch.ones(LEAST_BYTES).share_memory_()
     assert select([private_file, shared, whole, turned, of_torch, whole[1:], torch.ones(LEAST_BYTES)]) == [2, 6]
-
-
-def test_a_system_that_tells_of_all_memory_at_once_is_understood_alike() -> None:
-    values = [value for value in tensors() if value.nbytes >= LEAST_BYTES]
-    places = [(value.data_ptr(), value.data_ptr() + value.nbytes) for value in values]
-    with _Map() as asked, _Map() as read:
-        read._all = _ranges_in("/proc/self/maps")
-        assert all(asked.is_private(*place) for place in places)
-        assert all(read.is_private(*place) for place in places)
-        assert not asked.is_private(0, 4096) and not read.is_private(0, 4096)
-
-
-def _ranges_in(path: str) -> list[tuple[int, int]]:
-    found = _PRIVATE.findall(Path(path).read_bytes())
-    return [(int(start, 16), int(stop, 16)) for start, stop in found]
 
 
 def test_memory_that_goes_before_it_is_copied_fails_the_copy() -> None:

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from remesh.images import inspection, procfs
+from remesh.images import inspection
+from remesh.linux import procfs
 
 
 def test_a_descriptor_that_is_used_again_meanwhile_is_not_refused_and_a_nameless_file_is(tmp_path: Path) -> None:

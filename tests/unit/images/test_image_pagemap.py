@@ -8,10 +8,10 @@ import os
 
 import pytest
 
-from remesh.images.linux import address_of
 from remesh.images.pagemap import PageMap, Span, private_spans
-from remesh.images.proc_text import Area
 from remesh.images.ranges import PageRange
+from remesh.linux.calls import address_of
+from remesh.linux.proc_text import Area
 
 _PAGE = mmap.PAGESIZE
 

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from remesh.images.format import CHUNK_BYTES
-from remesh.images.linux import address_of, make_buffer
 from remesh.images.pages import PageWriter, ProcessMemory, read_chunks
 from remesh.images.ranges import PageSet
+from remesh.linux.calls import address_of, make_buffer
 
 _PAGE = 4096
 

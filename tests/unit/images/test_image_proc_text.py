@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from remesh.errors import PeerError
-from remesh.images.proc_text import AreaKind, parse_fdinfo, parse_maps, parse_stat, parse_status
 from remesh.images.restore import find_gap, resumed
+from remesh.linux.proc_text import AreaKind, parse_fdinfo, parse_maps, parse_stat, parse_status
 
 _MAPS = """\
 00400000-00401000 r-xp 00001000 08:01 77 /usr/bin/a program

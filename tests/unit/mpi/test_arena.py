@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from remesh.images.pagemap import file_pages
-from remesh.images.proc_text import Area
+from remesh.linux.proc_text import Area
 from remesh.mpi.arena import ADDRESS, SIZE_BYTES, Arena, make_arena
 from remesh.mpi.native import NATIVE, TWIN
 

@@ -1,8 +1,8 @@
 """A process that copies pages of another one as they were when it was asked.
 
-Started as ``python page_copier.py FD PID``. It imports nothing but the standard library, so it is there in a moment
-and stays small. One job after the other comes through the socket FD, with the descriptor of a userfaultfd of the
-process PID and that of the memory to copy into:
+Started as ``python -m remesh.checkpoint.background.page_copier FD PID``, without ``site``. It imports little, so it is
+there in a moment and stays small. One job after the other comes through the socket FD, with the descriptor of a
+userfaultfd of the process PID and that of the memory to copy into:
 
     protect   pages of the job are write-protected; "protected" is answered, and the other process goes on
     copy      block by block; a block that is copied is released from its protection
@@ -15,10 +15,9 @@ Memory that is unmapped or moved before it is copied fails the job; its copy wou
 
 from __future__ import annotations
 
+import array
 import contextlib
-import ctypes
 import errno
-import fcntl
 import json
 import mmap
 import os
@@ -26,35 +25,21 @@ import signal
 import socket
 import struct
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
+
+from remesh.linux import userfault
+from remesh.linux.calls import address_of, read_process
+from remesh.linux.userfault import EventKind
 
 BLOCK_BYTES = 2 << 20
 """Copied and released together: a huge page, which a smaller part would break up."""
 HEAD = struct.Struct("<Q")
 """Length of a job in JSON; its two descriptors come along."""
 
-_REGISTER, _WRITE_PROTECT = 0xC020AA00, 0xC018AA06
-_REGISTER_WP, _PROTECT, _RELEASE = 2, 1, 0
-_PAGE_FAULT, _REMAP, _REMOVE, _UNMAP = 0x12, 0x14, 0x15, 0x16
-_MESSAGE = struct.Struct("<B7xQQQ")
-_MAX_IOVECS = 512
+_MAX_PIECES = 512
 _MAX_TRIES = 10_000
-
-_libc = ctypes.CDLL(None, use_errno=True)
-_libc.process_vm_readv.restype = ctypes.c_ssize_t
-_libc.process_vm_readv.argtypes = [
-    ctypes.c_int,
-    ctypes.c_void_p,
-    ctypes.c_ulong,
-    ctypes.c_void_p,
-    ctypes.c_ulong,
-    ctypes.c_ulong,
-]
-
-
-class _IoVec(ctypes.Structure):
-    _fields_ = (("start", ctypes.c_void_p), ("num_bytes", ctypes.c_size_t))
 
 
 class Lost(Exception):
@@ -78,7 +63,7 @@ class _Job:
         self._runs = runs
         self._moves = moves
         self._memory = mmap.mmap(copy, 0)
-        self._copy_start = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
+        self._copy_start = address_of(memoryview(self._memory))
         self._pending: dict[int, _Block] = {}
         self._released: dict[int, _Block] = {}
 
@@ -86,9 +71,9 @@ class _Job:
         """See that memory can be read, and let every page of the job be written to no more."""
         self._read([(self._runs[0][0], 1, self._moves[0][2])])  # overwritten by the copy
         for start, stop in self._runs:
-            fcntl.ioctl(self._faults, _REGISTER, bytearray(struct.pack("<4Q", start, stop - start, _REGISTER_WP, 0)))
+            userfault.register(self._faults, start, stop - start)
         for start, stop in self._runs:
-            self._set_protection(start, stop - start, _PROTECT)
+            self._until_at_rest(userfault.protect, start, stop - start)
 
     def copy(self) -> None:
         """Copy all, what somebody waits for first."""
@@ -107,17 +92,11 @@ class _Job:
                 self._pending[number].moves.append((first, last - first, place + first - start))
 
     def _serve(self) -> None:
-        try:
-            messages = os.read(self._faults, 64 * _MESSAGE.size)
-        except BlockingIOError:
-            return
-        for event, first, second, third in _MESSAGE.iter_unpack(messages):
-            if event == _PAGE_FAULT:
-                self._finish(second // BLOCK_BYTES)
-            elif event in (_REMOVE, _UNMAP):
-                self._lose(first, second)
-            elif event == _REMAP:
-                self._lose(first, first + third)
+        for event in userfault.read_events(self._faults):
+            if event.kind == EventKind.PAGE_FAULT:
+                self._finish(event.start // BLOCK_BYTES)
+            else:
+                self._lose(event.start, event.end)
 
     def _lose(self, start: int, stop: int) -> None:
         for block in self._pending.values():
@@ -130,31 +109,26 @@ class _Job:
             self._read(block.moves)
             self._released[number] = block
         for start, num_bytes in self._released[number].pages:
-            self._set_protection(start, num_bytes, _RELEASE)
+            with contextlib.suppress(FileNotFoundError):  # unmapped since; `_serve` sees whether that matters
+                self._until_at_rest(userfault.release, start, num_bytes)
 
-    def _set_protection(self, start: int, num_bytes: int, mode: int) -> None:
+    def _until_at_rest(self, change: Callable[[int, int, int], None], start: int, num_bytes: int) -> None:
         for _ in range(_MAX_TRIES):
             try:
-                fcntl.ioctl(self._faults, _WRITE_PROTECT, bytearray(struct.pack("<3Q", start, num_bytes, mode)))
+                change(self._faults, start, num_bytes)
                 return
-            except OSError as raised:
-                if raised.errno == errno.ENOENT and mode == _RELEASE:
-                    return  # unmapped since; `_serve` sees whether that matters
-                if raised.errno != errno.EAGAIN:
-                    raise
-            self._serve()  # mappings are being changed; who changes them waits to be heard
+            except BlockingIOError:
+                self._serve()  # mappings are being changed; who changes them waits to be heard
         raise OSError(errno.EAGAIN, f"memory at {start:#x} does not come to rest")
 
     def _read(self, moves: list[tuple[int, int, int]]) -> None:
-        for at in range(0, len(moves), _MAX_IOVECS):
-            some = moves[at : at + _MAX_IOVECS]
-            ours = (_IoVec * len(some))(*(_IoVec(self._copy_start + place, size) for _, size, place in some))
-            theirs = (_IoVec * len(some))(*(_IoVec(start, size) for start, size, _ in some))
+        for at in range(0, len(moves), _MAX_PIECES):
+            some = moves[at : at + _MAX_PIECES]
+            pieces = array.array("Q", [number for start, size, _ in some for number in (start, size)])
+            rooms = array.array("Q", [number for _, size, place in some for number in (self._copy_start + place, size)])
             wanted = sum(size for _, size, _ in some)
-            found = _libc.process_vm_readv(self._pid, ours, len(some), theirs, len(some), 0)
-            if found != wanted:
-                code = ctypes.get_errno() if found < 0 else errno.EFAULT
-                raise OSError(code, f"reading {wanted} bytes of process {self._pid}: {os.strerror(code)}")
+            if (found := read_process(self._pid, pieces, rooms)) != wanted:
+                raise OSError(errno.EFAULT, f"reading {wanted} bytes of process {self._pid}: found {found}")
 
 
 def _cut(start: int, stop: int) -> list[tuple[int, int, int]]:

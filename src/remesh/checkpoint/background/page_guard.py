@@ -14,22 +14,18 @@ may handle the faults of the system (root, CAP_SYS_PTRACE, or vm.unprivileged_us
 
 from __future__ import annotations
 
+import bisect
 import contextlib
-import ctypes
-import errno
-import fcntl
 import json
 import logging
 import os
-import platform
-import re
 import socket
-import struct
 import subprocess
 import sys
 import threading
 import weakref
 from collections.abc import Iterable, Sequence
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -37,6 +33,10 @@ import torch
 
 from remesh.checkpoint.background import page_copier
 from remesh.checkpoint.errors import CheckpointingException
+from remesh.linux import calls, userfault
+from remesh.linux.proc_text import AreaKind
+from remesh.linux.procfs import read_areas
+from remesh.linux.userfault import Feature
 
 logger = logging.getLogger(__name__)
 
@@ -44,23 +44,10 @@ LEAST_BYTES = 256 << 10
 """A smaller tensor is copied sooner than protected."""
 
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
-_SYSCALLS = {"x86_64": 323, "aarch64": 282}
-_API, _NEW = 0xC018AA3F, 0xAA00
-_VERSION = 0xAA
-_FEATURES = 1 << 0 | 1 << 2 | 1 << 3 | 1 << 6 | 1 << 13
-"""Faults of protected pages; being told of memory that is moved, emptied, unmapped; pages that were never touched."""
-_MADV_COLLAPSE = 25
-_PR_SET_PTRACER = 0x59616D61
+_EVENTS = Feature.EVENT_REMAP | Feature.EVENT_REMOVE | Feature.EVENT_UNMAP
 _ENDING_S = 10.0
-
-_MAP = "/proc/self/maps"
-_PROCMAP_QUERY, _QUERY = 0xC0686611, struct.Struct("<9Q4L2Q")
-"""Size, flags, address; then of the memory there: start, end, access, page size, offset, inode; more is not used."""
-_READABLE, _WRITABLE, _EXECUTABLE = 1, 2, 4
-_PRIVATE = re.compile(rb"^([0-9a-f]+)-([0-9a-f]+) rw-p [0-9a-f]+ [0-9a-f:]+ 0\s", re.MULTILINE)
-"""A line of the map of a process: first and last address of memory that belongs to no file."""
-
-_libc = ctypes.CDLL(None, use_errno=True)
+_SOURCE = os.fspath(Path(__file__).resolve().parents[3])
+"""The folder that holds the package."""
 
 
 class Move(NamedTuple):
@@ -119,7 +106,7 @@ class PageCopier:
         Copies are made one after the other: it waits for the one before.
         """
         moves = [Move(one.data_ptr(), one.nbytes, place) for one, place in zip(tensors, places, strict=True)]
-        runs = _runs_of(moves)
+        runs = _runs_of(tensors)
         with self._lock:
             process = self._present()
             faults = _new_userfaultfd()
@@ -187,11 +174,13 @@ class _Process:
 
     def __init__(self) -> None:
         ours, theirs = socket.socketpair()
-        command = [sys.executable, "-I", "-S", str(Path(page_copier.__file__)), str(theirs.fileno()), str(os.getpid())]
+        command = [sys.executable, "-S", "-P", "-m", page_copier.__name__, str(theirs.fileno()), str(os.getpid())]
+        environment = {**os.environ, "PYTHONPATH": _SOURCE}
         with theirs:
-            process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
-        # Where only ancestors may look into a process, it allows this one to; elsewhere that means nothing.
-        _libc.prctl(_PR_SET_PTRACER, ctypes.c_ulong(process.pid), 0, 0, 0)
+            process = subprocess.Popen(command, pass_fds=[theirs.fileno()], env=environment, stdin=subprocess.DEVNULL)
+        # Where only ancestors may look into a process, it allows this one to; elsewhere there is nothing to allow.
+        with contextlib.suppress(OSError):
+            calls.prctl(calls.PR_SET_PTRACER, process.pid)
         self._socket = ours
         self._heard = b""
         self._ending = weakref.finalize(self, _end, ours, process)
@@ -241,50 +230,23 @@ def select(tensors: Sequence[torch.Tensor]) -> list[int]:
     large = [number for number, tensor in enumerate(tensors) if tensor.nbytes >= LEAST_BYTES and _is_in_a_piece(tensor)]
     if not large:
         return []
-    with _Map() as memory:
-        pages = {number: _pages_of(tensors[number].data_ptr(), tensors[number].nbytes) for number in large}
-        return [number for number, (first, last) in pages.items() if memory.is_private(first, last)]
+    private = _private_memory()
+    return [number for number in large if _is_within(private, *_pages_of(tensors[number]))]
 
 
-class _Map:
-    """Which memory is anonymous and of this process alone? The system is asked for what is not known yet."""
+def _private_memory() -> _Ranges:
+    """The memory that is anonymous and of this process alone; neighbouring areas count as one range."""
+    ranges: _Ranges = []
+    for area in read_areas(os.getpid()):
+        if area.kind is AreaKind.ANONYMOUS and area.protection in ("rw-p", "rwxp"):
+            _join(ranges, area.start, area.end)
+    return ranges
 
-    def __init__(self) -> None:
-        self._file = os.open(_MAP, os.O_RDONLY | os.O_CLOEXEC)
-        self._known: tuple[int, int] = (0, 0)
-        """The range of such memory that was found last."""
-        self._all: _Ranges | None = None
-        """All ranges, where the system does not tell of single ones."""
 
-    def __enter__(self) -> _Map:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        os.close(self._file)
-
-    def is_private(self, start: int, stop: int) -> bool:
-        """Whether all of a range is; ranges that touch count as one."""
-        while not (self._known[0] <= start and stop <= self._known[1]):
-            if self._known[0] <= start < self._known[1]:
-                start = self._known[1]
-            if (found := self._find(start)) is None:
-                return False
-            self._known = found
-        return True
-
-    def _find(self, address: int) -> tuple[int, int] | None:
-        if self._all is None:
-            query = bytearray(_QUERY.pack(_QUERY.size, 0, address, *[0] * 12))
-            try:
-                fcntl.ioctl(self._file, _PROCMAP_QUERY, query)
-            except OSError as raised:
-                if raised.errno == errno.ENOENT:
-                    return None
-                self._all = [(int(a, 16), int(b, 16)) for a, b in _PRIVATE.findall(Path(_MAP).read_bytes())]
-            else:
-                _, _, _, start, stop, access, _, _, inode, *_ = _QUERY.unpack(query)
-                return (start, stop) if access & ~_EXECUTABLE == _READABLE | _WRITABLE and inode == 0 else None
-        return next((one for one in self._all if one[0] <= address < one[1]), None)
+def _is_within(ranges: _Ranges, start: int, stop: int) -> bool:
+    """Whether one of the ranges, which are in order, holds all of another."""
+    at = bisect.bisect_right(ranges, start, key=itemgetter(0)) - 1
+    return at >= 0 and stop <= ranges[at][1]
 
 
 def _is_in_a_piece(tensor: torch.Tensor) -> bool:
@@ -295,15 +257,16 @@ def _is_in_a_piece(tensor: torch.Tensor) -> bool:
     return not (torch.cuda.is_available() and tensor.is_pinned())
 
 
-def _pages_of(start: int, num_bytes: int) -> tuple[int, int]:
-    return start // _PAGE_BYTES * _PAGE_BYTES, -(-(start + num_bytes) // _PAGE_BYTES) * _PAGE_BYTES
+def _pages_of(tensor: torch.Tensor) -> tuple[int, int]:
+    start = tensor.data_ptr()
+    return start // _PAGE_BYTES * _PAGE_BYTES, -(-(start + tensor.nbytes) // _PAGE_BYTES) * _PAGE_BYTES
 
 
-def _runs_of(moves: Iterable[Move]) -> _Ranges:
-    """The pages in which the bytes lie, in order; neighbours are one run."""
+def _runs_of(tensors: Iterable[torch.Tensor]) -> _Ranges:
+    """The pages in which the tensors lie, in order; neighbours are one run."""
     runs: _Ranges = []
-    for start, num_bytes, _ in sorted(moves):
-        _join(runs, *_pages_of(start, num_bytes))
+    for pages in sorted(map(_pages_of, tensors)):
+        _join(runs, *pages)
     return runs
 
 
@@ -316,23 +279,15 @@ def _join(ranges: _Ranges, start: int, stop: int) -> None:
 
 
 def _new_userfaultfd() -> int:
-    flags = os.O_CLOEXEC | os.O_NONBLOCK
-    number = _SYSCALLS.get(platform.machine()) if sys.platform == "linux" else None
-    if number is None:
-        raise Refused(f"{sys.platform} on {platform.machine()} has no userfaultfd that is known here")
-    descriptor = int(_libc.syscall(number, flags))
-    if descriptor < 0:
-        code = ctypes.get_errno()
-        try:
-            with open("/dev/userfaultfd", "rb", buffering=0) as device:
-                descriptor = fcntl.ioctl(device, _NEW, flags)
-        except OSError as raised:
-            raise Refused(f"userfaultfd: {os.strerror(code)}") from raised
     try:
-        fcntl.ioctl(descriptor, _API, bytearray(struct.pack("<3Q", _VERSION, _FEATURES, 0)))
+        descriptor = userfault.make(os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError as raised:
+        raise Refused(f"userfaultfd: {raised.strerror}") from raised
+    try:
+        userfault.enable(descriptor, Feature.PAGEFAULT_FLAG_WP | Feature.WP_UNPOPULATED | _EVENTS)
     except OSError as raised:
         os.close(descriptor)
-        raise Refused(f"userfaultfd: {errno.errorcode.get(raised.errno or 0)}, expected Linux 6.4") from raised
+        raise Refused(f"userfaultfd: {raised.strerror}, expected Linux 6.4") from raised
     return descriptor
 
 
@@ -341,4 +296,5 @@ def _collapse(start: int, stop: int) -> None:
     huge = page_copier.BLOCK_BYTES
     start, stop = -(-start // huge) * huge, stop // huge * huge
     if start < stop:
-        _libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(stop - start), _MADV_COLLAPSE)
+        with contextlib.suppress(OSError):
+            calls.madvise(start, stop - start, calls.MADV_COLLAPSE)

@@ -10,7 +10,7 @@ import contextlib
 import os
 from pathlib import Path
 
-from remesh.images.proc_text import Area, Descriptor, parse_fdinfo, parse_maps, parse_stat, parse_status
+from remesh.linux.proc_text import Area, Descriptor, parse_fdinfo, parse_maps, parse_stat, parse_status
 
 
 def read_areas(pid: int) -> list[Area]:
@@ -26,6 +26,18 @@ def read_status(pid: int, tid: int | None = None) -> dict[str, str]:
 def read_stat(pid: int) -> list[str]:
     """See `parse_stat`."""
     return parse_stat(Path(f"/proc/{pid}/stat").read_text(errors="surrogateescape"))
+
+
+def start_of(pid: int) -> int | None:
+    """When a process started, in ticks since boot; None if there is none, or only what its parent has not reaped yet.
+
+    With its id this names a process for good: ids are used again.
+    """
+    try:
+        fields = read_stat(pid)
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    return None if fields[2] in "ZX" else int(fields[21])
 
 
 def thread_ids(pid: int) -> list[int]:

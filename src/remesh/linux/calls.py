@@ -1,6 +1,7 @@
-"""The calls of the kernel that the engine needs and Python does not offer, by ctypes. x86-64 Linux only.
+"""The calls of the kernel that Python does not offer, by ctypes.
 
-Numbers and layouts are of the kernel's ABI: asm/unistd_64.h, linux/ptrace.h, linux/prctl.h, linux/fs.h.
+Numbers and layouts are of the kernel's ABI: asm/unistd_64.h, linux/ptrace.h, linux/prctl.h, linux/fs.h. What has a
+number in `SYS` is for x86-64; the rest is called by name, on any processor.
 """
 
 from __future__ import annotations
@@ -11,19 +12,17 @@ import ctypes
 import errno
 import mmap
 import os
-import platform
-import sys
 from typing import Final
-
-from remesh.errors import ConfigError
 
 PAGE_BYTES: Final = 4096
 HUGE_PAGE_BYTES: Final = 2 << 20
 
 NEW_TIME: Final = 0x00000080
-NEW_NAMESPACE: Final = 0x00020000
+NEW_MOUNTS: Final = 0x00020000
+NEW_HOST_NAME: Final = 0x04000000
 NEW_USER: Final = 0x10000000
 NEW_PID: Final = 0x20000000
+NEW_NETWORK: Final = 0x40000000
 
 MS_RDONLY: Final = 1
 MS_NOSUID: Final = 2
@@ -32,6 +31,7 @@ MS_NOEXEC: Final = 8
 MS_BIND: Final = 0x1000
 MS_REC: Final = 0x4000
 MS_PRIVATE: Final = 0x40000
+MS_SLAVE: Final = 0x80000
 
 PR_SET_PDEATHSIG: Final = 1
 PR_SET_NAME: Final = 15
@@ -39,6 +39,9 @@ PR_SET_MM: Final = 35
 PR_SET_MM_MAP: Final = 14
 PR_SET_CHILD_SUBREAPER: Final = 36
 PR_GET_TID_ADDRESS: Final = 40
+PR_SET_PTRACER: Final = 0x59616D61
+
+MADV_COLLAPSE: Final = 25
 
 # Numbers of system calls.
 SYS: Final = {
@@ -90,16 +93,6 @@ class IoVec(ctypes.Structure):
     _fields_ = (("base", ctypes.c_void_p), ("length", ctypes.c_size_t))
 
 
-def check_platform() -> None:
-    """Raise `ConfigError` unless this is Linux on x86-64, the one platform the engine knows."""
-    machine = platform.machine()
-    if sys.platform != "linux" or machine != "x86_64":
-        raise ConfigError(
-            f"using process images: this machine is {sys.platform} on {machine}, expected linux on x86_64; "
-            "run the job on such machines"
-        )
-
-
 def _raise_errno(what: str) -> None:
     number = ctypes.get_errno()
     raise OSError(number, f"{what}: {os.strerror(number)}")
@@ -107,9 +100,14 @@ def _raise_errno(what: str) -> None:
 
 def system_call(name: str, *args: int) -> int:
     """Perform a system call of `SYS` in this process; its result. Raises `OSError`."""
-    result = int(_libc.syscall(ctypes.c_long(SYS[name]), *(ctypes.c_long(arg) for arg in args)))
+    return raw_system_call(SYS[name], *args)
+
+
+def raw_system_call(number: int, *args: int) -> int:
+    """Perform a system call by its number on this processor; its result. Raises `OSError`."""
+    result = int(_libc.syscall(ctypes.c_long(number), *(ctypes.c_long(arg) for arg in args)))
     if result == -1:
-        _raise_errno(name)
+        _raise_errno(f"system call {number}")
     return result
 
 
@@ -126,6 +124,12 @@ def prctl(option: int, argument: int = 0) -> None:
     """Set a property of this process or thread. Raises `OSError`."""
     if _libc.prctl(option, ctypes.c_ulong(argument), 0, 0, 0) == -1:
         _raise_errno(f"prctl option {option}")
+
+
+def setns(descriptor: int, kind: int) -> None:
+    """Enter the namespace that a descriptor stands for, of this kind. Raises `OSError`."""
+    if _libc.setns(descriptor, kind) == -1:  # Python 3.12 has `os.setns`
+        _raise_errno(f"setns {kind:#x}")
 
 
 def unshare(flags: int) -> None:
@@ -148,14 +152,13 @@ def get_robust_list(tid: int) -> tuple[int, int]:
     return head.value, length.value
 
 
-def read_process(pid: int, pieces: array.array[int], room: memoryview) -> int:
-    """Read pieces of the memory of a process into a writable buffer; how many bytes. Raises `OSError`.
+def read_process(pid: int, pieces: array.array[int], rooms: array.array[int]) -> int:
+    """Read pieces of the memory of a process into that of this one; how many bytes. Raises `OSError`.
 
-    ``pieces`` has 64-bit numbers: address and length of each.
+    Both have 64-bit numbers: address and length of each piece, at most 1,024.
     """
-    local = IoVec(address_of(room), len(room))
-    remote = ctypes.c_void_p(pieces.buffer_info()[0])
-    result = _libc.process_vm_readv(pid, ctypes.byref(local), 1, remote, len(pieces) // 2, 0)
+    here, there = (ctypes.c_void_p(each.buffer_info()[0]) for each in (rooms, pieces))
+    result = _libc.process_vm_readv(pid, here, len(rooms) // 2, there, len(pieces) // 2, 0)
     if result == -1:
         _raise_errno("process_vm_readv")
     return int(result)
@@ -168,6 +171,12 @@ def write_process(pid: int, address: int, data: memoryview) -> int:
     if result == -1:
         _raise_errno("process_vm_writev")
     return int(result)
+
+
+def madvise(start: int, num_bytes: int, advice: int) -> None:
+    """Tell what memory of this process is for. Raises `OSError`."""
+    if _libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(num_bytes), advice) == -1:
+        _raise_errno(f"madvise {advice}")
 
 
 def address_of(buffer: bytearray | memoryview) -> int:
