@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import sys
 from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
@@ -20,6 +21,7 @@ _FOUNDATION = {
     "first_use",
     "linux",
     "options",
+    "torch_private",
 }
 _MOVES = _FOUNDATION | {"comm", "layout", "reshard"}
 _ALL_ROOMS = {module.room for module in modules()} - {""}
@@ -29,6 +31,7 @@ ARROW: dict[str, set[str]] = {
     "errors": set(),
     "callable_package": {"first_use"},
     "first_use": {"errors"},
+    "torch_private": {"errors"},
     "checksums": set(),
     "collector": set(),
     "linux": {"errors"},
@@ -262,6 +265,23 @@ def _complaints_of_pure(module: Module) -> Iterator[str]:
         tops = {i.split(".")[0] for i in module.imports}
         if foreign := sorted(tops - set(sys.stdlib_module_names) - {"numpy", "remesh"}):
             yield f"{name} needs NumPy only, but imports {foreign}"
+
+
+def test_private_names_of_torch_stand_in_one_module() -> None:
+    found = []
+    for module in modules():
+        if module.name == "remesh.torch_private":
+            continue
+        for node in ast.walk(module.tree):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "torch":
+                names = [*(node.module or "").split("."), *(alias.name for alias in node.names)]
+            elif isinstance(node, ast.Attribute) and re.match(r"(torch\w*|dist|distributed_c10d)\.", ast.unparse(node)):
+                names = ast.unparse(node).split(".")
+            else:
+                continue
+            if any(name.startswith("_") and not name.startswith("__") for name in names):
+                found.append(f"{module.name}:{node.lineno}: {ast.unparse(node)}")
+    assert not found, "\n".join(found)
 
 
 @pytest.mark.parametrize(

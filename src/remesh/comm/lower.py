@@ -26,10 +26,16 @@ from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
-from torch._C._distributed_c10d import FakeProcessGroup
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from remesh.errors import PeerError
+from remesh.torch_private import (
+    FakeProcessGroup,
+    abort_groups,
+    is_known_backend,
+    name_groups_from_the_start,
+    num_groups_named,
+)
 
 _NETWORK_WORDS = re.compile(
     r"gloo/|Connection (closed|reset|refused)|Broken pipe|Socket (closed|Timeout)|NCCL|"
@@ -40,8 +46,6 @@ _NETWORK_WORDS = re.compile(
 
 PRETENCE = "pretence"
 """Name of the backend whose groups move nothing."""
-_FakeGroup: Any = FakeProcessGroup
-"""torch describes its options by another class's."""
 _pretences: list[Any] = []
 """Of the groups that pretend now, all of them one object: torch asks for them by the backend's name alone."""
 
@@ -92,22 +96,22 @@ class LowerHalf:
     def pretend(self, rank: int, axes: Mapping[str, int]) -> None:
         """Groups of the same names that move nothing and wait for nobody, to build a model on before :meth:`grow`."""
         world_size = math.prod(axes.values())
-        if PRETENCE.upper() not in dist.Backend._plugins:
+        if not is_known_backend(PRETENCE):
             devices = ["cpu", "cuda"]
             dist.Backend.register_backend(PRETENCE, _make_pretending_group, extended_api=True, devices=devices)
-        _pretences.append(_FakeGroup.Options())
+        _pretences.append(FakeProcessGroup.Options())
         dist.init_process_group(PRETENCE, store=dist.HashStore(), rank=rank, world_size=world_size)
         self._make_groups(PRETENCE, axes)
 
     def _make_groups(self, backend: str, axes: Mapping[str, int]) -> None:
         self.control = dist.new_group(backend=backend, timeout=self._timeout)
         self.mesh = init_device_mesh(self._device_type, tuple(axes.values()), mesh_dim_names=tuple(axes))
-        self._num_groups = dist.distributed_c10d._world.group_count
+        self._num_groups = num_groups_named()
 
     @property
     def has_own_groups(self) -> bool:
         """Whether the program made groups besides; those would not come back under their names."""
-        return bool(dist.distributed_c10d._world.group_count != self._num_groups)
+        return num_groups_named() != self._num_groups
 
     def sever(self) -> None:
         """Cut every connection of the groups, so that all operations on them end with an error now.
@@ -127,7 +131,7 @@ class LowerHalf:
         if self._backend == "nccl" and dist.is_initialized():
             # The communicators' kernels spin on the device; only abort ends them.
             with contextlib.suppress(RuntimeError):
-                dist.distributed_c10d._abort_process_group()
+                abort_groups()
 
     def shed(self) -> None:
         """Drop the groups; the next :meth:`grow` starts from nothing."""
@@ -141,7 +145,7 @@ class LowerHalf:
                 dist.destroy_process_group()
         # torch counts groups to name them, and takes back the count only when the world group is destroyed. A member
         # whose world group could not even be made would wait under another name than the others, next time.
-        dist.distributed_c10d._world.group_count = 0
+        name_groups_from_the_start()
         with self._lock:
             self._before, self._sockets, self._severed = None, frozenset(), False
 
@@ -150,7 +154,7 @@ class LowerHalf:
 
 
 def _make_pretending_group(common: Any, _own: Any) -> Any:
-    return _FakeGroup._create_internal(common.group_rank, common.group_size, _pretences[-1])
+    return FakeProcessGroup._create_internal(common.group_rank, common.group_size, _pretences[-1])
 
 
 def is_network_error(error: BaseException) -> bool:

@@ -15,7 +15,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, debug
 from torch.distributed.tensor import placement_types as torch_placements
@@ -38,6 +37,7 @@ from remesh.layout.placement import (
     reduce_op_of,
 )
 from remesh.layout.shard import Shard
+from remesh.torch_private import AsyncCollectiveTensor, StridedShard
 
 
 @dataclass(frozen=True, eq=False)
@@ -179,7 +179,7 @@ def _check_shard_order(tensor: DTensor) -> None:
 
 def _placement_from_torch(placement: torch_placements.Placement) -> Placement:
     # _StridedShard first: depending on torch's version it is, or is not, a subclass of Shard.
-    if isinstance(placement, torch_placements._StridedShard):
+    if isinstance(placement, StridedShard):
         return StridedSplit(placement.dim, int(placement.split_factor))
     if type(placement) is torch_placements.Shard:
         return Split(placement.dim)

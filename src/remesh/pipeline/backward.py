@@ -12,7 +12,7 @@ What torch's functions leave open, and what is done here:
 - Weights that reach an output by no way that an input goes are in none of torch's groups: theirs are computed in the
   first part.
 
-The functions of torch are private: `torch.distributed.pipelining._backward` of torch 2.11 to 2.13.
+The functions are private to torch, 2.11 to 2.13 (`remesh.torch_private`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.distributed.pipelining import _backward as _torch
+
+from remesh.torch_private import is_view
+from remesh.torch_private import stage_backward as _torch
 
 Gradients = list[torch.Tensor | None]
 """One for each input; None for an input that has none, or that nothing depends on."""
@@ -50,7 +52,7 @@ class Roots:
 
 def own_outputs(outputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """The outputs of a stage, views replaced by copies that can be let go of."""
-    return {name: value.clone() if value._is_view() else value for name, value in outputs.items()}
+    return {name: value.clone() if is_view(value) else value for name, value in outputs.items()}
 
 
 def run_backward(roots: Roots, inputs: Sequence[torch.Tensor]) -> Gradients:

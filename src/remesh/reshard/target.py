@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
-from torch.distributed.tensor.placement_types import Placement, Shard, _StridedShard
+from torch.distributed.tensor.placement_types import Placement, Shard
 
 from remesh.comm.gather import Group, gather_from
 from remesh.errors import PlanError
@@ -17,6 +17,7 @@ from remesh.layout import local_shape_at, row_major_strides
 from remesh.layout.from_torch import dtype_name, piece_of, placements_from_torch, torch_dtype
 from remesh.layout.placement import check_placements
 from remesh.reshard.running.describe import Tensors
+from remesh.torch_private import StridedShard
 
 _DOING = "making the tensors to reshard into"
 
@@ -92,8 +93,8 @@ def normalise(placements: Sequence[Placement], ndim: int) -> tuple[Placement, ..
     """Placements with dims counted from 0, as DTensor keeps them."""
     normal: list[Placement] = []
     for placement in placements:
-        if isinstance(placement, _StridedShard) and placement.dim < 0:
-            normal.append(_StridedShard(placement.dim + ndim, split_factor=placement.split_factor))
+        if isinstance(placement, StridedShard) and placement.dim < 0:
+            normal.append(StridedShard(placement.dim + ndim, split_factor=placement.split_factor))
         elif isinstance(placement, Shard) and placement.dim < 0:
             normal.append(Shard(placement.dim + ndim))
         else:

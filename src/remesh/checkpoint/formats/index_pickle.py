@@ -18,7 +18,6 @@ from functools import lru_cache
 from typing import Any
 
 import torch
-from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.metadata import (
     BytesStorageMetadata,
     ChunkStorageMetadata,
@@ -31,6 +30,7 @@ from torch.distributed.checkpoint.metadata import (
 
 from remesh.checkpoint.plan.manifest import Index, Place
 from remesh.layout.from_torch import torch_dtype
+from remesh.torch_private import StorageInfo
 
 _VERSION = "1.0.0"
 _ORIGINAL_SHAPE = "nd_reformulated_orig_global_shape"
@@ -69,7 +69,7 @@ def encode_index(index: Index) -> EncodedIndex:
     """The index in the words of torch's classes."""
     memo = _Memo()
     chunk_a, chunk_b, chunk_c = memo.fill_in(_split(_made(ChunkStorageMetadata, offsets=_MARKS[0], sizes=_MARKS[1]), 2))
-    place = memo.fill_in(_split(_StorageInfo(_MARKS[0], _MARKS[1], _MARKS[2]), 3))  # type: ignore[arg-type]
+    place = memo.fill_in(_split(StorageInfo(_MARKS[0], _MARKS[1], _MARKS[2]), 3))
     indexed = memo.fill_in(_split(_made(MetadataIndex, fqn=_MARKS[0], offset=_MARKS[1], index=_MARKS[2]), 3))
     blank = _made(TensorStorageMetadata, properties=_MARKS[0], size=_MARKS[1], chunks=_MARKS[2])
     tensor_a, tensor_b, tensor_c, tensor_d = memo.fill_in(_split(blank, 3))

@@ -27,6 +27,7 @@ from remesh.checkpoint.formats.index_columns import ColumnTensors
 from remesh.checkpoint.plan.manifest import StoredTensor
 from remesh.checkpoint.storage.checked_file import WINDOW_BYTES, CheckedFile
 from remesh.layout.from_torch import torch_dtype
+from remesh.torch_private import foreach_copy
 
 SMALL_BYTES = 64 << 10
 """Of elements."""
@@ -113,7 +114,7 @@ def _fill(content: npt.NDArray[np.uint8], first: int, alike: Sequence[Small]) ->
     elements = torch.from_numpy(blobs[:, head : head + frame.num_bytes].copy())
     values = elements.view(torch_dtype(frame.dtype)).view(len(alike), *frame.shape).unbind(0)
     with torch.inference_mode():  # where tensors of its own may be filled as well as all others
-        torch._foreach_copy_([small.place for small in alike], values)
+        foreach_copy([small.place for small in alike], values)
     return True
 
 

@@ -24,7 +24,6 @@ from typing import Any
 
 import torch
 from torch.distributed.checkpoint import FileSystemWriter, SavePlan, SavePlanner
-from torch.distributed.checkpoint.filesystem import _StorageInfo, _StoragePrefix
 from torch.distributed.checkpoint.metadata import MetadataIndex
 from torch.distributed.checkpoint.planner import WriteItemType
 from torch.distributed.checkpoint.storage import WriteResult
@@ -33,6 +32,7 @@ from remesh.checkpoint.errors import CheckpointingException, told_as_checkpoint_
 from remesh.checkpoint.formats.torch_format import write_data_file
 from remesh.checkpoint.storage import location_of
 from remesh.comm.gather import group_rank
+from remesh.torch_private import StorageInfo, StoragePrefix
 
 Row = list[Any]
 """Of an item ``[name, offset or None, number or None, bytes of values, file, first byte, length]``; JSON."""
@@ -125,7 +125,7 @@ class FileSystemWriterAsync(FileSystemWriter):
 
     def prepare_decentralized_global_plan(self, local_plan: SavePlan) -> SavePlan:
         """The plan with the name of this rank's files, without asking other ranks."""
-        return replace(local_plan, storage_data=_StoragePrefix(f"__{group_rank()}_"))
+        return replace(local_plan, storage_data=StoragePrefix(f"__{group_rank()}_"))
 
 
 def write_buckets(rank: int, buckets: Sequence[Bucket], directory: str, told: str) -> None:
@@ -148,4 +148,4 @@ def result_of(row: Row) -> WriteResult:
     """One item in the words of torch."""
     name, offset, number, num_bytes, file, start, length = row
     index = MetadataIndex(name, None if offset is None else torch.Size(offset), number)
-    return WriteResult(index, num_bytes, _StorageInfo(file, start, length))
+    return WriteResult(index, num_bytes, StorageInfo(file, start, length))

@@ -11,13 +11,13 @@ from typing import Any
 
 import torch.distributed as dist
 from torch.distributed.checkpoint import CheckpointException, DefaultSavePlanner, Metadata, SavePlan, SavePlanner
-from torch.distributed.checkpoint.utils import _DistWrapper
 
 from remesh.checkpoint.errors import CheckpointingException, told_as_checkpoint_errors
 from remesh.comm.gather import Group, gather_from, group_rank
 from remesh.dist_checkpointing.strategies.filesystem_async import FileSystemWriterAsync, result_of
+from remesh.torch_private import DistWrapper
 
-Planned = tuple[FileSystemWriterAsync, Metadata | None, _DistWrapper]
+Planned = tuple[FileSystemWriterAsync, Metadata | None, DistWrapper]
 """Arguments of `save_state_dict_async_finalize`; metadata on the coordinator only, and when it was planned anew."""
 
 
@@ -37,7 +37,7 @@ def save_state_dict_async_plan(  # noqa: PLR0913 - the signature that users know
     checkpoint (``loaded_all_plans``) could be used. Where they can, nothing is planned, and the caller gives the
     metadata of that save to the second half.
     """
-    wrapper = _DistWrapper(process_group, dist.is_initialized(), coordinator_rank)
+    wrapper = DistWrapper(process_group, dist.is_initialized(), coordinator_rank)
     planner = planner or DefaultSavePlanner()
     agreed_before, told_before, _ = cached_ckpt_structure or (None, None, False)
     metadata: list[Metadata] = []
@@ -77,7 +77,7 @@ def save_state_dict_async_plan(  # noqa: PLR0913 - the signature that users know
 
 
 def verify_global_md_reuse(
-    loaded_all_plans: list[SavePlan], local_plan: SavePlan, rank: int, dist_wrapper: _DistWrapper
+    loaded_all_plans: list[SavePlan], local_plan: SavePlan, rank: int, dist_wrapper: DistWrapper
 ) -> bool:
     """Whether every rank plans now what the plans of a checkpoint say. Called by every rank."""
 
@@ -91,7 +91,7 @@ def verify_global_md_reuse(
 
 
 def save_state_dict_async_finalize(
-    storage_writer: FileSystemWriterAsync, global_metadata: Metadata | None, dist_wrapper: _DistWrapper
+    storage_writer: FileSystemWriterAsync, global_metadata: Metadata | None, dist_wrapper: DistWrapper
 ) -> None:
     """Write the index of what all ranks have written. Called by every rank of the group; an error is raised on all."""
     doing = f"saving checkpoint {storage_writer.checkpoint_dir}"

@@ -16,9 +16,9 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from datetime import timedelta
 
 import torch.distributed as dist
-from torch.distributed.elastic.rendezvous.utils import _matches_machine_hostname
 
 from remesh.elastic.store.endpoint import is_loopback, split_endpoint
+from remesh.torch_private import matches_machine_hostname
 
 PROBE_TIMEOUT_S = 0.2
 STORE_SILENCE_S = 5.0
@@ -58,7 +58,7 @@ def bind_endpoint(host: str, port: int) -> socket.socket:
 
 def names_this_machine(host: str) -> bool:
     """Whether an endpoint's host is this machine, by torch's rule."""
-    return bool(_matches_machine_hostname(host))
+    return bool(matches_machine_hostname(host))
 
 
 def is_listening(address: str, port: int) -> bool | None:

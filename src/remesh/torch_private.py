@@ -1,0 +1,100 @@
+"""Which names does Remesh use that torch calls private? These; no other module names one.
+
+A release of torch may move or drop any of them. Each is looked up when a module of ours is imported that uses it, and
+one that is not there is an error that names it and the torch that was found: `missing_names` lists all of them at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+from typing import Any, Final
+
+import torch
+import torch.distributed as dist
+
+from remesh.errors import ConfigError
+
+_HOMES: Final = {
+    "AsyncCollectiveTensor": "torch.distributed._functional_collectives.AsyncCollectiveTensor",
+    "DistWrapper": "torch.distributed.checkpoint.utils._DistWrapper",
+    "FakeProcessGroup": "torch._C._distributed_c10d.FakeProcessGroup",
+    "StorageInfo": "torch.distributed.checkpoint.filesystem._StorageInfo",
+    "StoragePrefix": "torch.distributed.checkpoint.filesystem._StoragePrefix",
+    "StridedShard": "torch.distributed.tensor.placement_types._StridedShard",
+    "foreach_copy": "torch._foreach_copy_",
+    "matches_machine_hostname": "torch.distributed.elastic.rendezvous.utils._matches_machine_hostname",
+    "stage_backward": "torch.distributed.pipelining._backward",
+}
+"""Our name to torch's."""
+_MEMBERS: Final = {
+    "torch.Tensor": ("_is_view",),
+    "torch.distributed.Backend": ("_plugins",),
+    "torch.distributed.distributed_c10d": ("_abort_process_group", "_world"),
+    "torch.distributed.elastic.agent.server.local_elastic_agent.LocalElasticAgent": (
+        *("_start_workers", "_restart_workers", "_monitor_workers"),
+    ),
+}
+"""What is used of a class or a module by attribute; of torch's agent, the methods that ours overrides."""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        return _look_up(_HOMES[name])
+    except (ImportError, AttributeError) as raised:
+        raise ConfigError(
+            f"using torch {torch.__version__}: it has no {_HOMES[name]}, which Remesh needs; install a release of "
+            "torch that Remesh was tested with"
+        ) from raised
+
+
+def missing_names() -> list[str]:
+    """Every private name that Remesh uses and this torch lacks."""
+    members = [f"{home}.{name}" for home, names in _MEMBERS.items() for name in names]
+    return [dotted for dotted in (*_HOMES.values(), *members) if not _is_there(dotted)]
+
+
+def _is_there(dotted: str) -> bool:
+    try:
+        _look_up(dotted)
+    except (ImportError, AttributeError):
+        return False
+    return True
+
+
+def _look_up(dotted: str) -> Any:
+    """The object of a dotted name, whose first parts are modules."""
+    parts = dotted.split(".")
+    found: Any = importlib.import_module(parts[0])
+    for length, part in enumerate(parts[1:], 2):
+        with contextlib.suppress(ImportError):
+            importlib.import_module(".".join(parts[:length]))
+        found = getattr(found, part)
+    return found
+
+
+def num_groups_named() -> int:
+    """How many groups torch has named: it counts up, and names the next one by that."""
+    return int(dist.distributed_c10d._world.group_count)
+
+
+def name_groups_from_the_start() -> None:
+    """Let torch name the next group as the first one."""
+    dist.distributed_c10d._world.group_count = 0
+
+
+def abort_groups() -> None:
+    """Abort the communicators of all groups, which ends what spins on a device."""
+    dist.distributed_c10d._abort_process_group()
+
+
+def is_known_backend(name: str) -> bool:
+    """Whether a backend of this name was registered."""
+    return name.upper() in dist.Backend._plugins
+
+
+def is_view(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is a view of another one, as autograd sees it."""
+    return tensor._is_view()

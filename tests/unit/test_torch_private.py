@@ -1,0 +1,26 @@
+"""Private names of torch are there, and one that is not is told by its name."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from remesh import torch_private
+from remesh.errors import ConfigError
+
+
+def test_this_torch_has_every_private_name_that_is_used() -> None:
+    assert torch_private.missing_names() == []
+
+
+def test_a_name_that_torch_lacks_is_an_error_that_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr("torch.distributed._functional_collectives.AsyncCollectiveTensor")
+    lacking = "torch.distributed._functional_collectives.AsyncCollectiveTensor"
+    with pytest.raises(ConfigError, match=rf"torch {torch.__version__.split('+')[0]}.* has no {lacking}"):
+        _ = torch_private.AsyncCollectiveTensor
+    assert lacking in torch_private.missing_names()
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
+        _ = torch_private.nonsense
