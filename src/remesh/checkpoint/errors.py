@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 from remesh.errors import Error, FormatError, LayoutError, StorageError
 
 
@@ -25,18 +22,3 @@ class CheckpointFormatError(CheckpointingException, FormatError):
 
 class CheckpointMismatchError(CheckpointingException, LayoutError):
     """The state dict contradicts itself, other ranks or the checkpoint; the caller must mend the description."""
-
-
-@contextmanager
-def told_as_checkpoint_errors(doing: str) -> Iterator[None]:
-    """Give system and layout errors that leave the block this room's types, with ``doing`` first."""
-    try:
-        yield
-    except Error as raised:
-        if isinstance(raised, LayoutError) and not str(raised).startswith(doing):
-            raise CheckpointMismatchError(f"{doing}: {raised}") from raised
-        raise
-    except OSError as raised:
-        raise CheckpointPathError(
-            f"{doing}: the operating system refused with {raised}; mend the path, the rights or the space and try again"
-        ) from raised

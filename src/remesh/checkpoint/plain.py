@@ -19,19 +19,20 @@ from typing import Any
 
 import torch
 
-from remesh.checkpoint.errors import CheckpointMismatchError, told_as_checkpoint_errors
+from remesh.checkpoint.errors import CheckpointMismatchError
 from remesh.checkpoint.formats.fetch import read_objects
 from remesh.checkpoint.formats.torch_format import check_files
 from remesh.checkpoint.plan.step_names import step_of
 from remesh.checkpoint.plan.writes import HeldBoxes, choose_writers
 from remesh.checkpoint.run.plan_cache import Agreement, PlanCache
 from remesh.checkpoint.run.reader import Fill, OpenCheckpoint, is_complete, open_checkpoint, plan_fill, run_fill
+from remesh.checkpoint.run.steps import take_agreed_step, take_step
 from remesh.checkpoint.run.writer import State, begin_save, commit_save, part_of, store_index, write_part
 from remesh.checkpoint.storage import Directory, Location, location_of, store_of
 from remesh.checkpoint.values.entities import LocalNonpersistentObject, ShardedBase, ShardedStateDict, ShardedTensor
 from remesh.checkpoint.values.nests import NESTS, Path, graft, items_of, nested_leaves
 from remesh.collector import collector_at_rest
-from remesh.comm.gather import Group, gather_from, group_rank
+from remesh.comm.gather import Group, group_rank
 from remesh.layout import Box, Shard, row_major_strides
 from remesh.layout.from_torch import Piece, piece_of
 
@@ -60,46 +61,38 @@ def entities_of(state: Mapping[str, Any], *, group: Group = None) -> ShardedStat
     Called by every rank of the group, like `save`, which a save of the result equals: `load` reads it. Ranks share the
     writing already, so no wrapper for that is wanted, and would find no values on ranks that write none.
     """
-    tensors, agreement = _agree_on_writers(state, _ENTITY_PLANS, group, "describing a state")
+    agreement = _agree_on_writers(state, _ENTITY_PLANS, group, "describing a state")
     _ENTITY_PLANS.remember(agreement)
     common = _common_of(state)
     if _TENSORS in common:
         raise CheckpointMismatchError(f"describing a state: it has the key {_TENSORS!r} itself; rename it")
-    entities = tensors.entities(agreement.plan.kept["is_mine"])
+    entities = agreement.value.entities(agreement.plan.kept["is_mine"])
     return {**common, _TENSORS: entities} if entities else common
 
 
-def _agree_on_writers(
-    state: Mapping[str, Any], plans: PlanCache, group: Group, doing: str
-) -> tuple[_Tensors, Agreement]:
+def _agree_on_writers(state: Mapping[str, Any], plans: PlanCache, group: Group, doing: str) -> Agreement[_Tensors]:
     """The tensors of the state, and what all ranks agree on; under ``is_mine`` which boxes this rank writes."""
-    taken: list[_Tensors] = []
-
-    def tell() -> tuple[list[Any], None]:
-        with told_as_checkpoint_errors(doing):
-            taken.append(_take_apart(state))
-            return taken[0].boxes().parts(), None
-
-    agreement = plans.agree(tell, group, doing)
+    agreement = take_agreed_step(
+        plans, lambda: _take_apart(state), group, doing, tell=lambda tensors: (tensors.boxes().parts(), None)
+    )
     if agreement.told is not None:
         held = [HeldBoxes.from_parts(parts) for parts in agreement.told]
         agreement.plan.kept["is_mine"] = choose_writers(held, group_rank(group))
-    return taken[0], agreement
+    return agreement
 
 
 def _save(state: Mapping[str, Any], directory: Location, group: Group) -> None:
     rank, doing = group_rank(group), f"saving checkpoint {directory}"
-    tensors, agreement = _agree_on_writers(state, _PLANS, group, doing)
-    plan, is_new = agreement.plan, agreement.told is not None
+    agreement = _agree_on_writers(state, _PLANS, group, doing)
+    tensors, plan, is_new = agreement.value, agreement.plan, agreement.told is not None
     entities = tensors.entities(plan.kept["is_mine"]) if is_new else []
 
     begin_save(lambda: State(entities, _common_of(state)), directory, _PLANS, group, validate=is_new, may_create=True)
 
     def write() -> tuple[list[Any], dict[str, str]]:
-        with told_as_checkpoint_errors(doing):
-            if is_new:
-                plan.kept["part"] = replace(part_of(entities, {}), tensors=[])
-            return write_part(plan.kept["part"], tensors.data(plan.kept["is_mine"]), directory, rank)
+        if is_new:
+            plan.kept["part"] = replace(part_of(entities, {}), tensors=[])
+        return write_part(plan.kept["part"], tensors.data(plan.kept["is_mine"]), directory, rank)
 
     store_index(write, directory, _PLANS, group)
     commit_save(directory, group)
@@ -120,20 +113,8 @@ def load(state: dict[str, Any], path: Directory, *, group: Group = None) -> dict
 
 def _load(state: dict[str, Any], directory: Location, group: Group) -> dict[str, Any]:
     doing = f"loading checkpoint {directory}"
-    planned: list[_PlannedLoad] = []
-
-    def plan() -> None:
-        with told_as_checkpoint_errors(doing):
-            planned.append(_plan_load(state, directory))
-
-    def fill() -> None:
-        with told_as_checkpoint_errors(doing):
-            results.append(planned[0].run(state))
-
-    results: list[dict[str, Any]] = []
-    gather_from(plan, group, doing)
-    gather_from(fill, group, doing)
-    return results[0]
+    planned = take_step(lambda: _plan_load(state, directory), group, doing).mine
+    return take_step(lambda: planned.run(state), group, doing).mine
 
 
 def latest_complete(root: Directory) -> Location | None:
@@ -267,17 +248,12 @@ class _PlannedLoad:
 
     checkpoint: OpenCheckpoint
     fill: Fill
-    staged: list[tuple[torch.Tensor, torch.Tensor]]
-    """``(tensor, copy)`` where the copy is filled in the tensor's stead."""
 
     def run(self, state: dict[str, Any]) -> dict[str, Any]:
-        directory = self.checkpoint.directory
         common: Any = self.checkpoint.common
         if self.checkpoint.is_native:
             common = _native_common(state, self.checkpoint, ())
-        run_fill(directory, self.fill)
-        for tensor, copy in self.staged:
-            tensor.copy_(copy)
+        run_fill(self.checkpoint.directory, self.fill)
         filled = {id(leaf): leaf for _, leaf in nested_leaves(state) if _is_tensor(leaf)}
         result = graft(state, common, filled)
         assert isinstance(result, dict)
@@ -294,7 +270,7 @@ def _plan_load(state: dict[str, Any], directory: Location) -> _PlannedLoad:
         tensors += wanted
         if copy is not None:
             staged.append((held.piece.tensor, copy))
-    return _PlannedLoad(checkpoint, plan_fill(checkpoint, tensors, list(taken.whole.items())), staged)
+    return _PlannedLoad(checkpoint, plan_fill(checkpoint, tensors, list(taken.whole.items()), staged))
 
 
 def _take_apart(state: Mapping[str, Any]) -> _Tensors:

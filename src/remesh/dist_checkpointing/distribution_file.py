@@ -15,9 +15,9 @@ from typing import Any
 
 import torch.distributed as dist
 
-from remesh.checkpoint.errors import told_as_checkpoint_errors
+from remesh.checkpoint.run.steps import take_first_step
 from remesh.checkpoint.storage import Directory, Location, location_of, store_of
-from remesh.comm.gather import Group, gather_from, group_rank, group_size
+from remesh.comm.gather import Group, group_rank, group_size, step_together
 
 PG_DIST_CACHE_FILE_PREFIX = "pg_dist"
 _VERSION = 2
@@ -25,33 +25,30 @@ _VERSION = 2
 
 def recall(folder: Directory, describe: Callable[[], list[Any]], group: Group, doing: str) -> list[list[Any]] | None:
     """What each rank told, by rank, if the file in ``folder`` fits on all ranks; else None. Called by every rank."""
-    found: list[list[list[Any]] | None] = []
 
-    def tell() -> str | None:
+    def look() -> tuple[list[list[Any]] | None, str | None]:
         ranks, digest = _read(_path(folder, group), group_size(group))
         mine = json.loads(json.dumps(describe()))
-        found.append(ranks)
-        return digest if ranks is not None and ranks[group_rank(group)] == mine else None
+        return ranks, digest if ranks is not None and ranks[group_rank(group)] == mine else None
 
-    digests = set(gather_from(tell, group, doing))
-    return found[0] if len(digests) == 1 and None not in digests else None
+    done = step_together(look, group, doing, tell=lambda found: found[1])
+    digests = set(done.told)
+    return done.mine[0] if len(digests) == 1 and None not in digests else None
 
 
 def keep(folder: Directory, ranks: list[list[Any]], group: Group, doing: str) -> None:
     """Write what each rank told for the next job. Called by every rank; the first one writes."""
 
     def write() -> None:
-        if group_rank(group) == 0:
-            with told_as_checkpoint_errors(doing):
-                store_of(location_of(folder)).make_directory(location_of(folder))
-                parts = {id(part): part for told in ranks for part in told}
-                numbers = {name: number for number, name in enumerate(parts)}
-                by_number = [[numbers[id(part)] for part in told] for told in ranks]
-                content = {"version": _VERSION, "parts": list(parts.values()), "ranks": by_number}
-                path = _path(folder, group)
-                store_of(path).put(path, json.dumps(content).encode())
+        store_of(location_of(folder)).make_directory(location_of(folder))
+        parts = {id(part): part for told in ranks for part in told}
+        numbers = {name: number for number, name in enumerate(parts)}
+        by_number = [[numbers[id(part)] for part in told] for told in ranks]
+        content = {"version": _VERSION, "parts": list(parts.values()), "ranks": by_number}
+        path = _path(folder, group)
+        store_of(path).put(path, json.dumps(content).encode())
 
-    gather_from(write, group, doing)
+    take_first_step(write, group, doing)
 
 
 def _path(folder: Directory, group: Group) -> Location:

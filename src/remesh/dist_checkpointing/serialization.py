@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -18,7 +18,6 @@ from remesh.checkpoint.errors import (
     CheckpointFormatError,
     CheckpointingException,
     CheckpointMismatchError,
-    told_as_checkpoint_errors,
 )
 from remesh.checkpoint.formats.common_file import load_common
 from remesh.checkpoint.formats.marker import CheckpointingConfig, maybe_load_config
@@ -26,7 +25,8 @@ from remesh.checkpoint.formats.torch_format import BACKEND, BACKEND_VERSION
 from remesh.checkpoint.plan.flattened import unflatten_all
 from remesh.checkpoint.run.plan_cache import PlanCache
 from remesh.checkpoint.run.reader import READABLE, read_common
-from remesh.checkpoint.run.writer import AfterCommon, State, begin_save, commit_alone, commit_save
+from remesh.checkpoint.run.steps import take_agreed_step, take_first_step, take_step
+from remesh.checkpoint.run.writer import AfterCommon, Begun, State, begin_save, commit_alone, commit_save
 from remesh.checkpoint.storage import Directory, Location, location_of
 from remesh.checkpoint.storage.integrity import check_sha256_manifest, write_sha256_manifest
 from remesh.checkpoint.values.checks import (
@@ -55,7 +55,7 @@ from remesh.checkpoint.values.nests import (
 )
 from remesh.checkpoint.values.outline import Outline, check_outlines, keys_of, outline_of
 from remesh.checkpoint.values.state_split import expand, split, stored_factories
-from remesh.comm.gather import Group, gather_from, group_rank, raise_everywhere
+from remesh.comm.gather import Group, group_rank, step_together
 from remesh.dist_checkpointing.strategies.base import (
     AsyncSaveShardedStrategy,
     LoadCommonStrategy,
@@ -115,47 +115,49 @@ def save(  # noqa: PLR0913 - the signature that users know
     directory = location_of(checkpoint_dir)
     if isinstance(common_strategy, bool):
         validate_access_integrity, common_strategy = common_strategy, None
-    chosen: list[SaveShardedStrategy] = []
-    sharded: list[ShardedStateDict] = []
+    strategy = _find_save_strategy(sharded_strategy)
 
-    def prepare() -> State:
-        chosen.append(_save_strategy(sharded_strategy, async_sharded_save))
+    def prepare() -> _Request:
+        _check_save_strategy(strategy, sharded_strategy, async_sharded_save)
         _check_common_strategy(common_strategy, SaveCommonStrategy)
-        state = dict(sharded_state_dict)
-        if content_metadata is not None:
-            state[_CONTENT_METADATA_KEY] = content_metadata
-        expanded, _ = expand(state)
-        entities, _, common = split(expanded)
-        sharded.append(_sharded_part(expanded, lambda entity: True))
-        chosen[0].check_can_save(sharded[0])
-        compared = common
-        if preprocess_common_before_consistancy_check is not None:
-            compared = preprocess_common_before_consistancy_check(copy_nest(common))
-        return State(entities, common, compared=compared if validate_access_integrity else None)
+        added = {} if content_metadata is None else {_CONTENT_METADATA_KEY: content_metadata}
+        request = _request_of({**sharded_state_dict, **added})
+        strategy.check_can_save(request.sharded)
+        if not validate_access_integrity:
+            return request
+        common, choose = request.common, preprocess_common_before_consistancy_check
+        return replace(request, compared=common if choose is None else choose(copy_nest(common)))
 
+    options = {"validate": validate_access_integrity, "puts_off_common": async_sharded_save}
     try:
-        common_blob = begin_save(
-            prepare,
-            directory,
-            _plans_of(sharded_strategy),
-            process_group,
-            validate=validate_access_integrity,
-            puts_off_common=async_sharded_save,
-        )
+        begun = begin_save(prepare, directory, _plans_of(strategy), process_group, **options)
     except BaseException:
-        for strategy in chosen:
+        if isinstance(strategy, SaveShardedStrategy):
             strategy.abandon()
         raise
-    strategy = chosen[0]
     if verify_integrity:
         strategy.ask_for_sums()
-    request = _begin_behind(strategy, sharded[0], directory, process_group, common_blob) if async_sharded_save else None
+    request = _begin_behind(strategy, begun, directory, process_group) if async_sharded_save else None
     if request is None:
-        _store(strategy, sharded[0], directory, process_group)
+        _store(strategy, begun.state.sharded, directory, process_group)
     if verify_integrity:
         sum_up = partial(_sum_up, strategy, directory, process_group)
         sum_up() if request is None else request.add_finalize_fn(sum_up)
     return request
+
+
+@dataclass(frozen=True, slots=True)
+class _Request(State):
+    """What one rank wants to be saved, taken apart."""
+
+    sharded: ShardedStateDict = field(default_factory=dict)
+    """The nest of the entities alone."""
+
+
+def _request_of(state: ShardedStateDict) -> _Request:
+    expanded, _ = expand(state)
+    entities, _, common = split(expanded)
+    return _Request(entities, common, sharded=_sharded_part(expanded, lambda entity: True))
 
 
 def _store(strategy: SaveShardedStrategy, sharded: ShardedStateDict, directory: Location, group: Group) -> None:
@@ -166,24 +168,14 @@ def _store(strategy: SaveShardedStrategy, sharded: ShardedStateDict, directory: 
 
 
 def _begin_behind(
-    strategy: SaveShardedStrategy,
-    sharded: ShardedStateDict,
-    directory: Location,
-    group: Group,
-    common_blob: bytes | None,
+    strategy: AsyncSaveShardedStrategy, begun: Begun[_Request], directory: Location, group: Group
 ) -> AsyncRequest:
     """Let the strategy copy its values; what is left to do, up to the commit."""
-    assert isinstance(strategy, AsyncSaveShardedStrategy)
     options = {} if group is None else {"process_group": group}
-    requests: list[AsyncRequest] = []
-    gather_from(
-        lambda: requests.append(strategy.async_save(sharded, directory, **options)),
-        group,
-        f"saving checkpoint {directory}",
-    )
-    request = requests[0]
-    if common_blob is not None:
-        request = request._replace(async_fn=AfterCommon(directory, common_blob, request.async_fn))
+    doing = f"saving checkpoint {directory}"
+    request = step_together(lambda: strategy.async_save(begun.state.sharded, directory, **options), group, doing).mine
+    if begun.common_blob:
+        request = request._replace(async_fn=AfterCommon(directory, begun.common_blob, request.async_fn))
     last = request.finalize_fns[-1] if request.finalize_fns else None
     if isinstance(last, Settling):
         last.add(partial(commit_alone, directory, group, _config_of(strategy)))
@@ -236,23 +228,22 @@ def load(  # noqa: PLR0913 - the signature that users know
     doing = f"loading checkpoint {directory}"
     if isinstance(common_strategy, bool):
         validate_access_integrity, common_strategy = common_strategy, None
-    planned: list[_Planned] = []
 
-    def plan() -> tuple[list[Any], None]:
-        with told_as_checkpoint_errors(doing):
-            _check_common_strategy(common_strategy, LoadCommonStrategy)
-            if verify_integrity and group_rank(process_group) == 0:
-                check_sha256_manifest(directory)
-            common = _read_common(directory) if common_strategy is None else _common(common_strategy, directory)
-            strategy = _load_strategy(sharded_strategy, directory)
-            planned.append(_plan(sharded_state_dict, directory, strategy, common, parse_strict_flag(strict)))
-            if not validate_access_integrity and not planned[0].needs_keys_of_all:
-                return [], None
-            return outline_of(unflatten_all(planned[0].entities)).parts(), None
+    def plan() -> _Planned:
+        _check_common_strategy(common_strategy, LoadCommonStrategy)
+        if verify_integrity and group_rank(process_group) == 0:
+            check_sha256_manifest(directory)
+        common = _read_common(directory) if common_strategy is None else _common(common_strategy, directory)
+        strategy = _load_strategy(sharded_strategy, directory)
+        return _plan(sharded_state_dict, directory, strategy, common, parse_strict_flag(strict))
 
-    told = PlanCache(max_plans=0).agree(plan, process_group, doing).told or []
-    outlines = [Outline.from_parts(parts) for parts in told if parts]
-    ours = planned[0]
+    def outline(planned: _Planned) -> tuple[list[Any], None]:
+        is_told = validate_access_integrity or planned.needs_keys_of_all
+        return outline_of(unflatten_all(planned.entities)).parts() if is_told else [], None
+
+    agreement = take_agreed_step(PlanCache(max_plans=0), plan, process_group, doing, tell=outline)
+    ours = agreement.value
+    outlines = [Outline.from_parts(parts) for parts in agreement.told or [] if parts]
     if validate_access_integrity:
         check_outlines(outlines)
     missing, unexpected = _handle_mismatch(ours, keys_of(outlines), process_group, doing)
@@ -260,21 +251,10 @@ def load(  # noqa: PLR0913 - the signature that users know
     loaded = call_on_all(
         ours.strategy, lambda: ours.strategy.load(ours.kept, directory, **options), process_group, doing
     )
-    results: list[StateDict] = []
-
-    def merge() -> None:
-        with told_as_checkpoint_errors(doing):
-            results.append(_merge(ours, loaded))
-
-    error: Exception | None = None
-    try:
-        merge()
-    except Exception as raised:
-        error = raised
-    raise_everywhere(error, process_group, doing)
+    result = take_step(lambda: _merge(ours, loaded), process_group, doing).mine
     if StrictHandling.requires_returning_mismatch_keys(ours.mode):
-        return results[0], missing, unexpected
-    return results[0]
+        return result, missing, unexpected
+    return result
 
 
 def load_common_state_dict(checkpoint_dir: Directory) -> StateDict:
@@ -353,10 +333,16 @@ def get_default_load_sharded_strategy(checkpoint_dir: Directory | None = None) -
     return strategy
 
 
-def _save_strategy(given: Any, is_async: bool) -> SaveShardedStrategy:
-    strategy: Any = given
+def _find_save_strategy(given: Any) -> Any:
+    """The strategy that was given, or is registered; what is wrong with it `_check_save_strategy` tells."""
     if given is None or isinstance(given, tuple):
-        strategy = get_default_strategy(StrategyAction.SAVE_SHARDED, *(given or (BACKEND, BACKEND_VERSION)))
+        return default_strategies[StrategyAction.SAVE_SHARDED.value].get(given or (BACKEND, BACKEND_VERSION))
+    return given
+
+
+def _check_save_strategy(strategy: Any, given: Any, is_async: bool) -> None:
+    if strategy is None:
+        get_default_strategy(StrategyAction.SAVE_SHARDED, *(given or (BACKEND, BACKEND_VERSION)))
     if not isinstance(strategy, SaveShardedStrategy):
         raise CheckpointingException(
             f"choosing how to save: found {given!r}, expected a SaveShardedStrategy, (backend, version) or None"
@@ -371,15 +357,11 @@ def _save_strategy(given: Any, is_async: bool) -> SaveShardedStrategy:
             f"choosing how to save: {strategy} does not write objects (can_handle_sharded_objects), expected one that "
             "does; let it write them too"
         )
-    return strategy
 
 
-def _plans_of(given: Any) -> PlanCache:
-    """Where the strategy remembers plans; a wrong choice is told later, on all ranks alike."""
-    if given is None or isinstance(given, tuple):
-        backend = given or (BACKEND, BACKEND_VERSION)
-        given = default_strategies[StrategyAction.SAVE_SHARDED.value].get(backend)
-    return given.plans if isinstance(given, SaveShardedStrategy) else PlanCache(max_plans=0)
+def _plans_of(strategy: Any) -> PlanCache:
+    """Where the strategy remembers plans."""
+    return strategy.plans if isinstance(strategy, SaveShardedStrategy) else PlanCache(max_plans=0)
 
 
 def _load_strategy(given: Any, directory: Location) -> LoadShardedStrategy:
@@ -429,12 +411,7 @@ def _config_of(strategy: SaveShardedStrategy) -> CheckpointingConfig:
 def _sum_up(strategy: SaveShardedStrategy, directory: Location, group: Group) -> None:
     """Write the SHA-256 sums of all files, of which the strategy knows some. Called by every rank, after the commit."""
     sums = strategy.take_sums()
-
-    def write() -> None:
-        if group_rank(group) == 0:
-            write_sha256_manifest(directory, sums)
-
-    gather_from(write, group, f"summing up checkpoint {directory}")
+    take_first_step(lambda: write_sha256_manifest(directory, sums), group, f"summing up checkpoint {directory}")
 
 
 def _read_common(directory: Location) -> StateDict:
@@ -485,10 +462,9 @@ def _handle_mismatch(planned: _Planned, wanted: set[str], group: Group, doing: s
     missing = planned.stored_keys - wanted if planned.needs_keys_of_all else set()
     _, unexpected = compute_mismatched_keys(planned.stored_keys, planned.entities)
     told = unexpected_to_tell(mode, unexpected, planned.stored_keys, wanted)
-    warnings: list[str | None] = []
-    gather_from(lambda: warnings.append(decide_on_mismatch(mode, missing, told)), group, doing)
-    if warnings[0] is not None:
-        logger.warning(warnings[0])
+    warning = step_together(lambda: decide_on_mismatch(mode, missing, told), group, doing).mine
+    if warning is not None:
+        logger.warning(warning)
     return missing, unexpected
 
 

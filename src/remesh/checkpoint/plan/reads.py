@@ -93,7 +93,7 @@ def _check_known(wants_of: Mapping[str, list[int]], manifest: Manifest) -> None:
     absent = [key for key in wants_of if key not in manifest.tensors]
     if absent:
         raise CheckpointMismatchError(_absent("tensor", absent, list(manifest.tensors)))
-    flattened = sorted(manifest.flattened.intersection(wants_of))
+    flattened = sorted((manifest.flattened - manifest.unflattened_shapes.keys()).intersection(wants_of))
     if flattened:
         raise CheckpointMismatchError(
             f"{len(flattened)} wanted tensors, {_names(flattened)}, are stored flattened within "

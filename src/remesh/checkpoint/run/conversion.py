@@ -22,7 +22,6 @@ import torch
 from remesh.checkpoint.errors import (
     CheckpointingException,
     CheckpointMismatchError,
-    told_as_checkpoint_errors,
 )
 from remesh.checkpoint.formats import zarr_format
 from remesh.checkpoint.formats.blob import dump_object, start_blob, write_tensor_in_parts
@@ -40,6 +39,7 @@ from remesh.checkpoint.plan.manifest import Index, IndexedTensor
 from remesh.checkpoint.run import safetensors
 from remesh.checkpoint.run.commit import IN_PROGRESS_FNAME, begin, check_can_save, finish
 from remesh.checkpoint.run.reader import NATIVE, OpenCheckpoint, open_checkpoint
+from remesh.checkpoint.run.steps import told_as_checkpoint_errors
 from remesh.checkpoint.run.stored_values import cut_of, read_bands, read_box
 from remesh.checkpoint.storage import Location, store_of
 from remesh.checkpoint.storage.data_file import DataFile, Trailer

@@ -18,9 +18,11 @@ import json
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Generic, TypeVar
 
-from remesh.comm.gather import Group, gather_from, group_rank, group_size
+from remesh.comm.gather import Group, gather_from, group_rank, group_size, step_together
+
+T = TypeVar("T")
 
 _MAX_PLANS = 8
 """A program may save several states in turn, such as model and optimizer, and each save agrees more than once."""
@@ -45,7 +47,7 @@ class _Mine:
 
 
 @dataclass(frozen=True, slots=True)
-class Agreement:
+class Agreement(Generic[T]):
     """What came of one round of telling."""
 
     plan: Plan
@@ -53,6 +55,8 @@ class Agreement:
     """The parts of every rank, by rank; equal parts are the same object. None when all is as the plan remembers."""
     beside: list[Any]
     """What each rank told beside its parts, by rank."""
+    value: T
+    """What this rank's step returned, of which it told the others."""
     mine: _Mine
 
 
@@ -65,32 +69,37 @@ class PlanCache:
         """The one used last at the end."""
 
     def agree(
-        self, produce: Callable[[], tuple[Sequence[Any], Any]], group: Group = None, doing: str = "planning"
-    ) -> Agreement:
-        """Run ``produce``, which returns this rank's parts and something small to tell beside, and hear the others.
+        self,
+        step: Callable[[], T],
+        group: Group = None,
+        doing: str = "planning",
+        *,
+        tell: Callable[[T], Any] = lambda value: value,
+    ) -> Agreement[T]:
+        """Run a local step and hear the others. ``tell`` makes of its value this rank's parts and something beside.
 
-        Called by every rank of the group; blocks until all have called it. An error of ``produce`` is raised on all.
+        Called by every rank of the group; blocks until all have called it. An error of the step is raised on all.
         What comes of it is remembered with `remember` only, when all is well with it on all ranks.
         """
         place = (group_rank(group), group_size(group))
-        said: list[tuple[_Mine, Plan | None]] = []
 
-        def tell_briefly() -> list[Any]:
-            parts, beside = produce()
-            said.append(self._find(place, parts) or (_Mine(place, parts, _digests_of(parts, place)), None))
-            mine, plan = said[0]
-            return [plan.epoch if plan else None, mine.digests, beside]
+        def look() -> tuple[T, Any, _Mine, Plan | None]:
+            value = step()
+            parts, beside = tell(value)
+            mine, plan = self._find(place, parts) or (_Mine(place, parts, _digests_of(parts, place)), None)
+            return value, beside, mine, plan
 
-        told = gather_from(tell_briefly, group, doing)
-        beside = [besides for _, _, besides in told]
-        mine, plan = said[0]
-        if plan is not None and all(epoch == plan.epoch for epoch, _, _ in told):
-            return Agreement(plan, None, beside, mine)
-        digests = [of_rank for _, of_rank, _ in told]
-        everywhere = _tell_in_full(mine.parts, digests, group, doing) if any(digests) else [[] for _ in told]
-        return Agreement(Plan(_digest_of(digests) if place[1] > 1 else uuid.uuid4().hex), everywhere, beside, mine)
+        done = step_together(look, group, doing, tell=lambda seen: [_epoch_of(seen[3]), seen[2].digests, seen[1]])
+        value, _, mine, plan = done.mine
+        beside = [besides for _, _, besides in done.told]
+        if plan is not None and all(epoch == plan.epoch for epoch, _, _ in done.told):
+            return Agreement(plan, None, beside, value, mine)
+        digests = [of_rank for _, of_rank, _ in done.told]
+        everywhere = _tell_in_full(mine.parts, digests, group, doing) if any(digests) else [[] for _ in done.told]
+        new = Plan(_digest_of(digests) if place[1] > 1 else uuid.uuid4().hex)
+        return Agreement(new, everywhere, beside, value, mine)
 
-    def remember(self, agreement: Agreement) -> None:
+    def remember(self, agreement: Agreement[Any]) -> None:
         """Let equal parts find this plan the next time. Called by every rank, or by none."""
         if agreement.told is not None and self._max_plans:
             kept = [one for one in self._remembered if one[0] != agreement.mine]
@@ -102,6 +111,10 @@ class PlanCache:
                 self._remembered.append(self._remembered.pop(at))
                 return self._remembered[-1]
         return None
+
+
+def _epoch_of(plan: Plan | None) -> str | None:
+    return None if plan is None else plan.epoch
 
 
 def _tell_in_full(parts: Sequence[Any], digests: Sequence[Sequence[str]], group: Group, doing: str) -> list[list[Any]]:

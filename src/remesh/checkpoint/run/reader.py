@@ -1,7 +1,8 @@
 """Loading, carried out: open a checkpoint, plan what fills the wanted entities, read it.
 
 Opening and planning touch no tensor of the caller. Reading fetches every chunk once and copies its elements into
-all tensors that want them, in place and with a cast to their dtype.
+all tensors that want them, in place and with a cast to their dtype. Both are steps of every rank: until all have
+planned without error, no tensor is changed on any.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from remesh.checkpoint.formats.torch_format import (
     check_files,
     read_manifest,
 )
+from remesh.checkpoint.plan.flattened import reroute
 from remesh.checkpoint.plan.manifest import Extent, Manifest
 from remesh.checkpoint.plan.reads import Read, Want, find_objects, plan_reads
 from remesh.checkpoint.run.commit import IN_PROGRESS_FNAME
@@ -71,8 +73,8 @@ class OpenCheckpoint:
 class Fill:
     """What to read for one rank, complete: carrying it out needs no decision."""
 
-    tensors: Sequence[ShardedTensor]
-    """With data to fill."""
+    entities: Sequence[ShardedBase]
+    """What was asked for; tensors with data to fill."""
     wanted: Sequence[ShardedTensor]
     """Those that the reads are for; all others are small."""
     reads: Sequence[Read]
@@ -80,7 +82,9 @@ class Fill:
     small: Mapping[str, Sequence[Small]]
     """By file."""
     objects: Sequence[tuple[ShardedObject, Extent]]
-    has_bare_objects: bool = False
+    copies: Sequence[tuple[torch.Tensor, torch.Tensor]]
+    """``(to, from)``, to be copied when all has been read."""
+    has_bare_objects: bool
     """As in the manifest."""
 
 
@@ -125,16 +129,20 @@ def why_incomplete(directory: Location) -> str:
 
 
 def plan_fill(
-    checkpoint: OpenCheckpoint, entities: Sequence[ShardedBase], whole: Sequence[tuple[str, torch.Tensor]] = ()
+    checkpoint: OpenCheckpoint,
+    entities: Sequence[ShardedBase],
+    whole: Sequence[tuple[str, torch.Tensor]] = (),
+    copies: Sequence[tuple[torch.Tensor, torch.Tensor]] = (),
 ) -> Fill:
     """What to read for the entities of this rank; descriptions without data get new CPU tensors.
 
-    ``whole`` are tensors that are wanted in full, by key. Raises `CheckpointMismatchError` for what is not stored,
-    `CheckpointFormatError` for files that are too short.
+    ``whole`` are tensors that are wanted in full, by key; ``copies`` are made of what was read. Raises
+    `CheckpointMismatchError` for what is not stored, `CheckpointFormatError` for files that are too short.
     """
     check_before_new(checkpoint, entities)
-    tensors = [_with_data(entity) for entity in entities if isinstance(entity, ShardedTensor)]
-    objects = [entity for entity in entities if isinstance(entity, ShardedObject)]
+    entities = [_with_data(one) if isinstance(one, ShardedTensor) else one for one in entities]
+    objects = [one for one in entities if isinstance(one, ShardedObject)]
+    tensors, whole, more_copies = _as_stored(checkpoint.manifest, entities, whole)
     simple = [number for number, one in enumerate(tensors) if _is_simple(one)]
     simply = [(tensors[number].key, tensors[number].data_in_box()) for number in simple] + [*whole]
     small, others = find_small(checkpoint.manifest.tensors, simply)
@@ -142,14 +150,29 @@ def plan_fill(
     wanted = [one for number, one in enumerate(tensors) if number not in looked_at]
     wanted += [_whole(*simply[number]) for number in others if number >= len(simple)]
     wants = [Want(one.key, one.global_box(), one.global_shape, one.allow_shape_mismatch) for one in wanted]
-    reads = plan_reads(wants, checkpoint.manifest)
-    extents = find_objects([one.unique_key for one in objects], checkpoint.manifest)
+    reads = plan_reads(wants, checkpoint.manifest) if wants else ()
+    extents = find_objects([one.unique_key for one in objects], checkpoint.manifest) if objects else []
     last = [Extent(file, found[-1].file_start, found[-1].frame.blob_bytes) for file, found in small.items()]
     needed = [*(read.chunk.extent for read in reads), *last, *extents]
     check_files(checkpoint.directory, needed)
     read_checksums(checkpoint.directory).check_sizes({extent.file for extent in needed})
     pairs = list(zip(objects, extents, strict=True))
-    return Fill(tensors, wanted, reads, small, pairs, checkpoint.manifest.has_bare_objects)
+    return Fill(entities, wanted, reads, small, pairs, [*more_copies, *copies], checkpoint.manifest.has_bare_objects)
+
+
+_Whole = Sequence[tuple[str, torch.Tensor]]
+
+
+def _as_stored(
+    manifest: Manifest, entities: Sequence[ShardedBase], whole: _Whole
+) -> tuple[Sequence[ShardedTensor], _Whole, Sequence[tuple[torch.Tensor, torch.Tensor]]]:
+    """The tensors as they are stored where something is flattened, and copies to make of what was read."""
+    tensors = [one for one in entities if isinstance(one, ShardedTensor)]
+    before = manifest.unflattened_shapes
+    if not before and not any(one.flattened_range is not None for one in tensors):
+        return tensors, whole, ()
+    rerouted = reroute([*tensors, *(_whole(key, tensor) for key, tensor in whole if key in before)], manifest)
+    return rerouted.tensors, [one for one in whole if one[0] not in before], rerouted.copies
 
 
 def _is_simple(one: ShardedTensor) -> bool:
@@ -179,21 +202,29 @@ def check_before_new(checkpoint: OpenCheckpoint, entities: Iterable[ShardedBase]
         check_files(checkpoint.directory, [chunk.extent for chunk in stored.chunks])
 
 
-def run_fill(directory: Location, fill: Fill) -> tuple[list[torch.Tensor], list[Any]]:
-    """Read everything; returns the tensors and the objects, each in the order in which they were planned."""
+def run_fill(directory: Location, fill: Fill) -> list[Any]:
+    """Read everything; returns the value of each entity, in their order."""
     fill_tensors(directory, fill)
-    filled = [tensor.data.detach() for tensor in fill.tensors if tensor.data is not None]
-    return filled, _read_objects(directory, fill)
+    objects = iter(_read_objects(directory, fill))
+    return [_filled(one) if isinstance(one, ShardedTensor) else next(objects) for one in fill.entities]
+
+
+def _filled(tensor: ShardedTensor) -> torch.Tensor:
+    assert tensor.data is not None
+    return tensor.data.detach()
 
 
 def fill_tensors(directory: Location, fill: Fill) -> int:
     """Read the tensors alone; returns the number of bytes that were read of data files."""
+    for one in fill.entities:
+        if isinstance(one, ShardedTensor) and one.allow_shape_mismatch:
+            _filled(one).zero_()
     places = [tensor.data_in_box() for tensor in fill.wanted]
-    for tensor, place in zip(fill.wanted, places, strict=True):
-        if tensor.allow_shape_mismatch:
-            place.zero_()
     boxes = [tensor.global_box() for tensor in fill.wanted]
-    return fetch(directory, [_job_of(read, boxes, places, directory) for read in fill.reads], fill.small)
+    num_bytes = fetch(directory, [_job_of(read, boxes, places, directory) for read in fill.reads], fill.small)
+    for to, source in fill.copies:
+        to.copy_(source)
+    return num_bytes
 
 
 def _job_of(read: Read, boxes: Sequence[Box], places: Sequence[torch.Tensor], directory: Location) -> Job:
@@ -298,6 +329,8 @@ def _with_data(tensor: ShardedTensor) -> ShardedTensor:
 
 def _read_objects(directory: Location, fill: Fill) -> list[Any]:
     """For each request the element of its blob; the i-th request of a name gets element i."""
+    if not fill.objects:
+        return []
     blobs: dict[str, list[Any]] = {}
     num_given: dict[str, int] = {}
     first = {wanted.unique_key: extent for wanted, extent in fill.objects}

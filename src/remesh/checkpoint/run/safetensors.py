@@ -22,11 +22,11 @@ from remesh.checkpoint.errors import (
     CheckpointFormatError,
     CheckpointMismatchError,
     CheckpointPathError,
-    told_as_checkpoint_errors,
 )
 from remesh.checkpoint.formats.blob import elements_of
 from remesh.checkpoint.plan.manifest import Chunk, Extent, Manifest, StoredTensor
 from remesh.checkpoint.run.reader import OpenCheckpoint, fill_tensors, plan_fill
+from remesh.checkpoint.run.steps import told_as_checkpoint_errors
 from remesh.checkpoint.run.stored_values import read_bands, shape_of
 from remesh.checkpoint.storage import Directory, Location, location_of, store_of
 from remesh.checkpoint.values.entities import ShardedTensor

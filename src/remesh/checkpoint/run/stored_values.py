@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import product
 
 import torch
 
-from remesh.checkpoint.plan.flattened import reroute
 from remesh.checkpoint.plan.slabs import plan_slabs
-from remesh.checkpoint.run.reader import OpenCheckpoint, check_before_new, plan_fill, run_fill
+from remesh.checkpoint.run.reader import OpenCheckpoint, plan_fill, run_fill
 from remesh.checkpoint.values.entities import ShardedTensor
 from remesh.layout import Box
 from remesh.layout.from_torch import torch_dtype
@@ -58,15 +57,8 @@ def read_box(checkpoint: OpenCheckpoint, key: str, box: Box | None = None) -> to
     dtype, shape = torch_dtype(manifest.tensors[key].dtype), shape_of(checkpoint, key)
     box = Box.of_shape(shape) if box is None else box
     wanted = ShardedTensor(key, None, dtype, box.shape, shape, box.start, None)
-    check_before_new(checkpoint, [wanted])
-    wanted.init_data("cpu")
-    rerouted = reroute([wanted], manifest)
-    known = replace(manifest, flattened=manifest.flattened - manifest.unflattened_shapes.keys())
-    run_fill(checkpoint.directory, plan_fill(replace(checkpoint, manifest=known), rerouted.tensors))
-    for to, source in rerouted.copies:
-        to.copy_(source)
-    assert wanted.data is not None
-    return wanted.data
+    values: torch.Tensor = run_fill(checkpoint.directory, plan_fill(checkpoint, [wanted]))[0]
+    return values
 
 
 def bands_of(dtype: str, shape: tuple[int, ...], band_bytes: int = BAND_BYTES) -> Iterator[Box]:

@@ -15,13 +15,12 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
 
 import torch
 
 from remesh.checkpoint.background.staging import Copies
-from remesh.checkpoint.errors import told_as_checkpoint_errors
 from remesh.checkpoint.formats.blob import dump_object
 from remesh.checkpoint.formats.common_file import COMMON_STATE_FNAME
 from remesh.checkpoint.formats.marker import CheckpointingConfig
@@ -38,12 +37,15 @@ from remesh.checkpoint.plan.writes import Written, assemble_index, select_object
 from remesh.checkpoint.run.commit import begin, check_can_save, finish
 from remesh.checkpoint.run.common_data import digest_of, warn_of_differences
 from remesh.checkpoint.run.plan_cache import Agreement, PlanCache
+from remesh.checkpoint.run.steps import take_agreed_step, take_first_step, take_step, told_as_checkpoint_errors
 from remesh.checkpoint.storage import Location, store_of
 from remesh.checkpoint.values.entities import ShardedBase, ShardedTensor
 from remesh.checkpoint.values.outline import Outline, check_outlines, outline_of
 from remesh.collector import collector_at_rest
-from remesh.comm.gather import Group, gather_from, group_rank, group_size
+from remesh.comm.gather import Group, group_rank, group_size
 from remesh.layout.from_torch import dtype_name
+
+S = TypeVar("S", bound="State")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +55,6 @@ class State:
     entities: Sequence[ShardedBase]
     common: dict[str, Any]
     """Equal on all ranks; that of rank 0 is written."""
-    blobs: Mapping[str, bytes] = field(default_factory=dict)
-    """Objects that have been serialised already, by unique key."""
     compared: dict[str, Any] | None = None
     """What of the common data is compared across ranks; None compares nothing."""
 
@@ -104,6 +104,16 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
+class Begun(Generic[S]):
+    """A save that may write: nothing stands against it on any rank."""
+
+    state: S
+    """What this rank brings."""
+    common_blob: bytes
+    """The common data as it is to be written; on the first rank alone."""
+
+
+@dataclass(frozen=True, slots=True)
 class AfterCommon:
     """A function that a background save runs, with the common data written before; it can be sent to a process."""
 
@@ -118,7 +128,7 @@ class AfterCommon:
 
 
 def begin_save(  # noqa: PLR0913 - what is saved, where, and how far
-    prepare: Callable[[], State],
+    prepare: Callable[[], S],
     directory: Location,
     plans: PlanCache,
     group: Group = None,
@@ -126,47 +136,54 @@ def begin_save(  # noqa: PLR0913 - what is saved, where, and how far
     validate: bool = True,
     may_create: bool = False,
     puts_off_common: bool = False,
-) -> bytes | None:
+) -> Begun[S]:
     """See that everything can be stored and fits together; then mark the directory and write the common data.
 
     Called by every rank of the group. Until all ranks have found no fault, nothing on disk is touched. With
-    ``puts_off_common`` rank 0 is given the common data instead, to be written by `AfterCommon`.
+    ``puts_off_common`` the common data is left to be written by `AfterCommon`.
     """
     doing = f"saving checkpoint {directory}"
-    rank = group_rank(group)
-    common_blob: list[bytes] = []
-    compared: list[dict[str, Any] | None] = []
+    is_first = group_rank(group) == 0
 
-    def prepare_part() -> tuple[list[Any], Any]:
-        with told_as_checkpoint_errors(doing):
-            if rank == 0:
-                check_can_save(directory, may_create=may_create)
-            state = prepare()
-            compared.append(state.compared)
-            if rank == 0:
-                common_blob.append(dump_object(state.common, "the common data"))
-            digest = digest_of(state.compared) if group_size(group) > 1 else None
-            if not validate:
-                return [], digest
-            return outline_of(unflatten_all(state.entities)).parts(), digest
+    def look() -> Begun[S]:
+        if is_first:
+            check_can_save(directory, may_create=may_create)
+        state = prepare()
+        return Begun(state, dump_object(state.common, "the common data") if is_first else b"")
+
+    def tell(begun: Begun[S]) -> tuple[list[Any], str | None]:
+        digest = digest_of(begun.state.compared) if group_size(group) > 1 else None
+        return outline_of(_unflattened(begun.state.entities)).parts() if validate else [], digest
 
     with collector_at_rest():
-        agreement = plans.agree(prepare_part, group, doing)
+        agreement = take_agreed_step(plans, look, group, doing, tell=tell)
+    begun = agreement.value
     if agreement.told is not None and any(agreement.told):
         check_outlines([Outline.from_parts(parts) if parts else Outline([], []) for parts in agreement.told])
         plans.remember(agreement)
     if len({digest for digest in agreement.beside if digest is not None}) > 1:
-        warn_of_differences(compared[0], group)
+        warn_of_differences(begun.state.compared, group)
 
-    def begin_once() -> None:
-        with told_as_checkpoint_errors(doing):
-            if rank == 0:
-                begin(directory)
-                if not puts_off_common:
-                    _write_common(directory, common_blob[0])
+    def mark() -> None:
+        begin(directory)
+        if not puts_off_common:
+            _write_common(directory, begun.common_blob)
 
-    gather_from(begin_once, group, doing)
-    return common_blob[0] if common_blob and puts_off_common else None
+    take_first_step(mark, group, doing)
+    return begun
+
+
+def _unflattened(entities: Sequence[ShardedBase]) -> Sequence[ShardedBase]:
+    """The entities, flattened slices taken to pieces where there are any."""
+    return unflatten_all(entities) if any(map(_is_flattened, entities)) else entities
+
+
+def _is_flattened(entity: ShardedBase) -> bool:
+    return isinstance(entity, ShardedTensor) and entity.flattened_range is not None
+
+
+def _is_empty_slice(entity: ShardedBase) -> bool:
+    return isinstance(entity, ShardedTensor) and entity.flattened_range is not None and not entity.data_shape[0]
 
 
 def store_entities(  # noqa: PLR0913 - what is saved, where, and how
@@ -186,9 +203,8 @@ def store_entities(  # noqa: PLR0913 - what is saved, where, and how
     """
 
     def write() -> tuple[list[Any], dict[str, str]]:
-        with told_as_checkpoint_errors(f"saving checkpoint {directory}"):
-            part = part_of(entities, blobs or {}, separation_hint)
-            return write_part(part, part.tensors, directory, group_rank(group), with_sha256=with_sha256)
+        part = part_of(entities, blobs or {}, separation_hint)
+        return write_part(part, part.tensors, directory, group_rank(group), with_sha256=with_sha256)
 
     return store_index(write, directory, plans, group)
 
@@ -202,24 +218,19 @@ def store_index(
     """
     agreement = agree_on_index(write, directory, plans, group)
     with collector_at_rest():
-        gather_from(lambda: write_index_of(agreement, directory, group), group, f"saving checkpoint {directory}")
+        take_step(lambda: write_index_of(agreement, directory, group), group, f"saving checkpoint {directory}")
     plans.remember(agreement)
     return sums_of(agreement)
 
 
 def agree_on_index(
     write: Callable[[], Sequence[Any]], directory: Location, plans: PlanCache, group: Group = None
-) -> Agreement:
+) -> Agreement[Sequence[Any]]:
     """Let every rank know what ``write`` returns, which is what `write_part` returned. Called by every rank."""
-
-    def tell() -> tuple[list[Any], Any]:
-        parts, sums = write()
-        return parts, sums
-
-    return plans.agree(tell, group, f"saving checkpoint {directory}")
+    return take_agreed_step(plans, write, group, f"saving checkpoint {directory}")
 
 
-def write_index_of(agreement: Agreement, directory: Location, group: Group = None) -> None:
+def write_index_of(agreement: Agreement[Sequence[Any]], directory: Location, group: Group = None) -> None:
     """Write the index of what was agreed on, on the first rank. Calls no other."""
     with told_as_checkpoint_errors(f"saving checkpoint {directory}"):
         if group_rank(group) == 0:
@@ -229,14 +240,14 @@ def write_index_of(agreement: Agreement, directory: Location, group: Group = Non
             write_index(directory, agreement.plan.kept["index"])
 
 
-def sums_of(agreement: Agreement) -> dict[str, str]:
+def sums_of(agreement: Agreement[Sequence[Any]]) -> dict[str, str]:
     """The SHA-256 sums that all ranks told beside what they have written, by file."""
     return {name: told for sums in agreement.beside for name, told in sums.items()}
 
 
 def commit_save(directory: Location, group: Group = None, config: CheckpointingConfig | None = None) -> None:
     """Make the checkpoint exist. Called by every rank of the group, when all else has reached the disk."""
-    gather_from(lambda: commit_alone(directory, group, config), group, f"saving checkpoint {directory}")
+    take_step(lambda: commit_alone(directory, group, config), group, f"saving checkpoint {directory}")
 
 
 def commit_alone(directory: Location, group: Group = None, config: CheckpointingConfig | None = None) -> None:
@@ -249,19 +260,16 @@ def commit_alone(directory: Location, group: Group = None, config: Checkpointing
 def part_of(entities: Iterable[ShardedBase], blobs: Mapping[str, bytes], separation_hint: str | None = None) -> Part:
     """What this rank writes of its entities: main replicas, flattened slices in their stored form."""
     entities = list(entities)
-    stored: list[ShardedBase] = []
-    for entity in entities:
-        if not isinstance(entity, ShardedTensor) or entity.flattened_range is None:
-            stored.append(entity)
-        elif entity.data_shape[0]:
-            stored.append(stored_form(entity))
+    stored, flattened = entities, [one for one in entities if _is_flattened(one)]
+    if flattened:
+        stored = [stored_form(one) if _is_flattened(one) else one for one in entities if not _is_empty_slice(one)]  # type: ignore[arg-type]
     objects, tensors = select_objects(stored), select_tensors(stored)
     dumped = dump_objects(one for group in objects.values() for one in group if one.unique_key not in blobs)
     return Part(
         {name: dumped[name] if name in dumped else blobs[name] for name in objects},
         [(one.key, dtype_name(one.dtype), one.box_shape, one.global_shape) for one in tensors],
         [one.global_offset for one in tensors],
-        list(shapes_before_flattening(entities).items()),
+        list(shapes_before_flattening(flattened).items()) if flattened else [],
         [one.data_in_box() for one in tensors],
         separation_hint or "",
     )

@@ -21,7 +21,7 @@ from remesh.checkpoint.errors import CheckpointingException
 from remesh.checkpoint.run.plan_cache import PlanCache
 from remesh.checkpoint.storage import Directory
 from remesh.checkpoint.values.entities import ShardedObject, ShardedStateDict, ShardedTensor, StateDict
-from remesh.comm.gather import Group, gather_from
+from remesh.comm.gather import Group, step_together
 
 T = TypeVar("T")
 
@@ -181,9 +181,7 @@ def call_on_all(
     """The value of ``act``, which uses the strategy, on every rank; if it raised on any, all raise that error."""
     if strategy.raises_everywhere:
         return act()
-    values: list[T] = []
-    gather_from(lambda: values.append(act()), group, doing)
-    return values[0]
+    return step_together(act, group, doing).mine
 
 
 AnyStrategy = LoadStrategyBase | SaveStrategyBase

@@ -12,8 +12,9 @@ from typing import Any
 import torch.distributed as dist
 from torch.distributed.checkpoint import CheckpointException, DefaultSavePlanner, Metadata, SavePlan, SavePlanner
 
-from remesh.checkpoint.errors import CheckpointingException, told_as_checkpoint_errors
-from remesh.comm.gather import Group, gather_from, group_rank
+from remesh.checkpoint.errors import CheckpointingException
+from remesh.checkpoint.run.steps import take_step
+from remesh.comm.gather import Group, gather_from, group_rank, step_together
 from remesh.dist_checkpointing.strategies.filesystem_async import FileSystemWriterAsync, result_of
 from remesh.torch_private import DistWrapper
 
@@ -40,40 +41,38 @@ def save_state_dict_async_plan(  # noqa: PLR0913 - the signature that users know
     wrapper = DistWrapper(process_group, dist.is_initialized(), coordinator_rank)
     planner = planner or DefaultSavePlanner()
     agreed_before, told_before, _ = cached_ckpt_structure or (None, None, False)
-    metadata: list[Metadata] = []
+    metadata: Metadata | None = None
 
-    def tell() -> SavePlan:
+    def plan_alone() -> SavePlan:
         storage_writer.set_up_storage_writer(wrapper.is_coordinator)
         planner.set_up_planner(state_dict, storage_writer.storage_meta(), wrapper.is_coordinator)
         return storage_writer.prepare_local_plan(planner.create_local_plan())
 
     def agree(plans: list[SavePlan]) -> list[SavePlan]:
-        agreed, found = planner.create_global_plan(plans)
-        metadata.append(found)
+        nonlocal metadata
+        agreed, metadata = planner.create_global_plan(plans)
         return storage_writer.prepare_global_plan(agreed)
 
     doing = "planning a save"
-    told: list[SavePlan] = []
-    gather_from(lambda: told.append(tell()), process_group, doing)
+    told = step_together(plan_alone, process_group, doing).mine
     is_as_before = agreed_before is not None and all(
-        gather_from(lambda: bool(told[0] == told_before), process_group, doing)
+        gather_from(lambda: bool(told == told_before), process_group, doing)
     )
     is_as_loaded = bool(loaded_all_plans) and verify_global_md_reuse(
-        loaded_all_plans or [], told[0], group_rank(process_group), wrapper
+        loaded_all_plans or [], told, group_rank(process_group), wrapper
     )
     if is_as_before and agreed_before is not None:
         agreed = agreed_before
     elif is_as_loaded:
-        agreed = storage_writer.prepare_decentralized_global_plan(told[0])
+        agreed = storage_writer.prepare_decentralized_global_plan(told)
     else:
         try:
-            agreed = wrapper.reduce_scatter("plan", lambda: told[0], agree)
+            agreed = wrapper.reduce_scatter("plan", lambda: told, agree)
         except CheckpointException as raised:  # which is no Exception, and the same on all ranks
             raise CheckpointingException(f"{doing}: {raised}") from raised
     agreed = planner.finish_plan(agreed)
     gather_from(lambda: storage_writer.prepare_write_data(agreed, planner), process_group, "copying values to save")
-    planned = (storage_writer, metadata[0] if metadata else None, wrapper)
-    return planned, agreed, told[0], is_as_before, is_as_loaded
+    return (storage_writer, metadata, wrapper), agreed, told, is_as_before, is_as_loaded
 
 
 def verify_global_md_reuse(
@@ -100,7 +99,6 @@ def save_state_dict_async_finalize(
     def finish() -> None:
         if dist_wrapper.is_coordinator:
             assert global_metadata is not None, "the coordinator has planned, or was given what it planned before"
-            with told_as_checkpoint_errors(doing):
-                storage_writer.finish(global_metadata, [[result_of(row) for row in rows] for rows in written])
+            storage_writer.finish(global_metadata, [[result_of(row) for row in rows] for rows in written])
 
-    gather_from(finish, dist_wrapper.group, doing)
+    take_step(finish, dist_wrapper.group, doing)

@@ -8,10 +8,9 @@ it writes or reads the sharded data without the common data and without the comm
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import Any
-
-import torch
 
 from remesh.checkpoint.background.queue import AsyncRequest
 from remesh.checkpoint.background.settling import Settling
@@ -19,23 +18,21 @@ from remesh.checkpoint.background.staging import Staging
 from remesh.checkpoint.errors import (
     CheckpointingException,
     CheckpointMismatchError,
-    told_as_checkpoint_errors,
 )
 from remesh.checkpoint.formats.marker import CONFIG_FNAME
 from remesh.checkpoint.formats.torch_format import BACKEND, BACKEND_VERSION, METADATA_FNAME
-from remesh.checkpoint.plan.flattened import describe_before_flattening, reroute
+from remesh.checkpoint.plan.flattened import describe_before_flattening
 from remesh.checkpoint.plan.manifest import Manifest
 from remesh.checkpoint.run.plan_cache import PlanCache
 from remesh.checkpoint.run.reader import (
-    Fill,
     OpenCheckpoint,
-    check_before_new,
     describe_whole,
     open_checkpoint,
     plan_fill,
     run_fill,
 )
 from remesh.checkpoint.run.removal import remove_tensors
+from remesh.checkpoint.run.steps import take_step, told_as_checkpoint_errors
 from remesh.checkpoint.run.writer import (
     agree_on_index,
     dump_objects,
@@ -48,7 +45,7 @@ from remesh.checkpoint.run.writer import (
 from remesh.checkpoint.storage import Directory, Location, location_of, store_of
 from remesh.checkpoint.values.entities import ShardedBase, ShardedObject, ShardedStateDict, ShardedTensor, StateDict
 from remesh.checkpoint.values.nests import dict_list_map_outplace, nested_values
-from remesh.comm.gather import Group, gather_from, group_rank
+from remesh.comm.gather import Group, group_rank
 from remesh.dist_checkpointing.strategies.base import (
     AsyncSaveShardedStrategy,
     LoadShardedStrategy,
@@ -210,16 +207,16 @@ class TorchDistSaveShardedStrategy(AsyncSaveShardedStrategy):
             part = part_of(entities, self._take_blobs(entities), self.separation_hint)
             copies = self._staging.copy(part.tensors)
             part = replace(part, tensors=[])
-        written: list[Sequence[Any]] = []
+        written: Future[Sequence[Any]] = Future()
 
         def receive(told: Sequence[Any]) -> None:
-            written.append(told)
+            written.set_result(told)
             self._staging.give_back(copies)
 
         return AsyncRequest(
             write_part,
             (part, copies, directory, group_rank(process_group)),
-            [self._settling(lambda: written[0], directory, process_group)],
+            [self._settling(written.result, directory, process_group)],
             {"with_sha256": with_sha256},
             preload_fn=copies.wait,
             receive_fn=receive,
@@ -320,20 +317,11 @@ class TorchDistLoadShardedStrategy(LoadShardedStrategy):
         """
         directory = location_of(checkpoint_dir)
         doing = f"loading checkpoint {directory}"
-        planned: list[_Planned] = []
-        values: list[dict[int, Any]] = []
-
-        def plan() -> None:
-            with told_as_checkpoint_errors(doing):
-                planned.append(_plan(self.open(directory), _entities_in(sharded_state_dict)))
-
-        def fill() -> None:
-            with told_as_checkpoint_errors(doing):
-                values.append(planned[0].run(directory))
-
-        gather_from(plan, process_group, doing)
-        gather_from(fill, process_group, doing)
-        loaded: StateDict = dict_list_map_outplace(lambda leaf: values[0].get(id(leaf), leaf), sharded_state_dict)
+        entities = _entities_in(sharded_state_dict)
+        fill = take_step(lambda: plan_fill(self.open(directory), entities), process_group, doing).mine
+        read = take_step(lambda: run_fill(directory, fill), process_group, doing).mine
+        values = {id(entity): value for entity, value in zip(entities, read, strict=True)}
+        loaded: StateDict = dict_list_map_outplace(lambda leaf: values.get(id(leaf), leaf), sharded_state_dict)
         return loaded
 
     def load_tensors_metadata(
@@ -360,49 +348,6 @@ class TorchDistLoadShardedStrategy(LoadShardedStrategy):
             self._opened = (identity, open_checkpoint(directory))
             self.cached_global_metadata = self._opened[1].manifest
         return self._opened[1]
-
-
-@dataclass(frozen=True, slots=True)
-class _Planned:
-    """One rank's load after planning: nothing of the caller's has been changed yet."""
-
-    entities: list[ShardedBase]
-    tensors: list[ShardedTensor]
-    """Those among the entities, with data."""
-    fill: Fill
-    copies: list[tuple[torch.Tensor, torch.Tensor]]
-
-    def run(self, directory: Location) -> dict[int, Any]:
-        """Read everything; the value of each entity, by its identity."""
-        for tensor in self.tensors:
-            if tensor.allow_shape_mismatch and tensor.data is not None:
-                tensor.data.detach().zero_()
-        _, objects = run_fill(directory, self.fill)
-        for to, source in self.copies:
-            to.copy_(source)
-        tensors = iter(self.tensors)
-        values = iter(objects)
-        return {
-            id(entity): next(tensors).data.detach() if isinstance(entity, ShardedTensor) else next(values)  # type: ignore[union-attr]
-            for entity in self.entities
-        }
-
-
-def _plan(checkpoint: OpenCheckpoint, entities: list[ShardedBase]) -> _Planned:
-    check_before_new(checkpoint, entities)
-    tensors = [_with_data(entity) for entity in entities if isinstance(entity, ShardedTensor)]
-    objects = [entity for entity in entities if isinstance(entity, ShardedObject)]
-    rerouted = reroute(tensors, checkpoint.manifest)
-    known = checkpoint.manifest.flattened - checkpoint.manifest.unflattened_shapes.keys()
-    seen = replace(checkpoint, manifest=replace(checkpoint.manifest, flattened=frozenset(known)))
-    return _Planned(entities, tensors, plan_fill(seen, [*rerouted.tensors, *objects]), rerouted.copies)
-
-
-def _with_data(tensor: ShardedTensor) -> ShardedTensor:
-    if tensor.data is None:
-        tensor = tensor.without_data()
-        tensor.init_data("cpu")
-    return tensor
 
 
 def _entities_in(sharded_state_dict: ShardedStateDict) -> list[ShardedBase]:

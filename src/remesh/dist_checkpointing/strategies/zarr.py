@@ -17,7 +17,6 @@ import torch
 
 from remesh.checkpoint.errors import (
     CheckpointMismatchError,
-    told_as_checkpoint_errors,
 )
 from remesh.checkpoint.formats.blob import dump_object
 from remesh.checkpoint.formats.zarr_format import (
@@ -29,6 +28,7 @@ from remesh.checkpoint.formats.zarr_format import (
     write_cell,
     write_object,
 )
+from remesh.checkpoint.run.steps import take_first_step, take_step, told_as_checkpoint_errors
 from remesh.checkpoint.storage import Directory, Location, location_of, store_of
 from remesh.checkpoint.storage.data_file import Trailer
 from remesh.checkpoint.storage.integrity import TABLE_BLOCK_BYTES, write_blocks
@@ -83,36 +83,24 @@ class ZarrSaveShardedStrategy(SaveShardedStrategy):
         directory = location_of(checkpoint_dir)
         doing = f"saving checkpoint {directory}"
         part = _whole_cells(_part_of(sharded_state_dict), process_group, doing)
-        rank = group_rank(process_group)
-        arrays: dict[str, Array] = {}
-        tables: dict[str, Trailer] = {}
+        told = take_step(lambda: [_row_of(shard) for shard in part.tensors], process_group, doing, tell=list).told
+        rows = [row for of_rank in told for row in of_rank]
 
-        def describe() -> list[_Row]:
-            with told_as_checkpoint_errors(doing):
-                return [_row_of(shard) for shard in part.tensors]
+        def begin() -> tuple[dict[str, Array], dict[str, Trailer]]:
+            arrays, tables = _arrays_of(rows), {}
+            for key, one in arrays.items() if group_rank(process_group) == 0 else ():
+                tables.update(write_array(directory, key, one))
+            return arrays, tables
 
-        rows = [row for told in gather_from(describe, process_group, doing) for row in told]
-
-        def begin() -> None:
-            with told_as_checkpoint_errors(doing):
-                arrays.update(_arrays_of(rows))
-                for key, array in arrays.items() if rank == 0 else ():
-                    tables.update(write_array(directory, key, array))
-
-        def write() -> list[list[Any]]:
-            with told_as_checkpoint_errors(doing):
-                tables.update(part.write(directory, arrays))
-                return [[name, table.data_bytes, table.crcs.tolist()] for name, table in tables.items()]
-
-        gather_from(begin, process_group, doing)
-        written = gather_from(write, process_group, doing)
-
-        def sum_up() -> None:
-            with told_as_checkpoint_errors(doing):
-                if rank == 0:
-                    write_blocks(directory, {name: _table(*told) for one in written for name, *told in one})
-
-        gather_from(sum_up, process_group, doing)
+        arrays, tables = take_step(begin, process_group, doing).mine
+        written = take_step(
+            lambda: {**tables, **part.write(directory, arrays)},
+            process_group,
+            doing,
+            tell=lambda made: [[name, table.data_bytes, table.crcs.tolist()] for name, table in made.items()],
+        ).told
+        everything = {name: _table(*told) for one in written for name, *told in one}
+        take_first_step(lambda: write_blocks(directory, everything), process_group, doing)
 
 
 class ZarrLoadShardedStrategy(TorchDistLoadShardedStrategy):
