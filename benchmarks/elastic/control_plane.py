@@ -324,10 +324,10 @@ class ControlPlane:
                     pass
 
     def _tell(self, agent: SimAgent, message: Mapping[str, Any]) -> None:
-        if message["do"] == "meet":
+        if message["type"] == "meet":
             agent.generation, agent.in_doubt = message["plan"]["number"], False
             agent.step = message["plan"]["step"]
-        elif message["do"] == "break":
+        elif message["type"] == "break":
             self._lose_peer(agent)
 
     def _lose_peer(self, agent: SimAgent) -> None:

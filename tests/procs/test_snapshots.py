@@ -15,7 +15,7 @@ from remesh.comm.token import Token
 from remesh.elastic.snapshots import keeper as keeper_module
 from remesh.elastic.snapshots.choice import SnapshotChoice
 from remesh.elastic.snapshots.keeper import SnapshotKeeper
-from remesh.elastic.snapshots.shared_memory import Buffer, read_snapshot
+from remesh.elastic.snapshots.shared_memory import SnapshotBuffer, read_snapshot
 from remesh.elastic.snapshots.taker import Shelf, SnapshotTaker
 from remesh.elastic.state import Held
 from remesh.layout.from_torch import piece_of
@@ -67,7 +67,7 @@ def wait_until_sent(taker: SnapshotTaker, events: list[dict[str, object]], num_u
 
 
 def steps_in(keeper: SnapshotKeeper) -> list[int]:
-    found = [read_snapshot(Buffer.open(path)) for paths in keeper.paths().values() for path in paths]
+    found = [read_snapshot(SnapshotBuffer.open(path)) for paths in keeper.paths().values() for path in paths]
     return sorted(held.step for held in found if held is not None)
 
 
@@ -78,7 +78,8 @@ def test_neighbour_keeps_the_last_two_versions_bit_by_bit(keeper: SnapshotKeeper
         wait_until_sent(taker, events)
     assert steps_in(keeper) == [10, 15], events
     newest = max(
-        (read_snapshot(Buffer.open(path)) for path in keeper.paths()[1, 0]), key=lambda held: held.step if held else 0
+        (read_snapshot(SnapshotBuffer.open(path)) for path in keeper.paths()[1, 0]),
+        key=lambda held: held.step if held else 0,
     )
     assert newest is not None
     expected = held_at(15)
@@ -93,7 +94,7 @@ def test_own_snapshot_outlives_the_worker_that_made_it(keeper: SnapshotKeeper) -
     taker, events = taker_for(keeper)
     take(taker, held_at(5))
     wait_until_sent(taker, events)
-    message = next(event for event in events if event.get("say") == "keep")
+    message = next(event for event in events if event.get("type") == "keep")
     keeper.adopt((1, 9), os.getpid(), message["descriptors"])  # type: ignore[arg-type]
     taker.close()
     assert steps_in(keeper) == [5, 5]

@@ -7,34 +7,43 @@ time, or does not read what it is told, is hung up on; what that means is for wh
 from __future__ import annotations
 
 import contextlib
+import math
 import selectors
 import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from remesh.comm.messages import PROOF_BYTES, FrameReader, Message, is_proof, make_nonce, pack_frame, set_up
-from remesh.errors import FormatError
+from remesh.comm.messages import Conversation, Message, Side, make_nonce, set_up
+from remesh.comm.token import Token
+from remesh.errors import Error
 
 _PROOF_LIMIT_S = 20.0
 """For a caller to show that it knows the token."""
+MAX_STRANGERS = 64
+"""Callers who have not shown it yet; more are hung up on until some have."""
 _SEND_LIMIT_BYTES = 64 << 20
 """A caller that lets this much pile up does not read any more."""
 _READ_BYTES = 1 << 18
 
 
 @dataclass(slots=True, eq=False)
-class Caller:
+class Peer:
     """A connection."""
 
     socket: socket.socket
-    nonce: bytes
+    conversation: Conversation
     came_s: float
-    proof: bytearray = field(default_factory=bytearray)
-    is_known: bool = False
-    """It has shown that it knows the token."""
-    reader: FrameReader = field(default_factory=FrameReader)
     out: bytearray = field(default_factory=bytearray)
+    unread_s: float = math.inf
+    """Since when it has not taken anything of ``out``."""
+    is_deaf: bool = False
+    """It was hung up on because it did not read what it was told."""
+
+    @property
+    def is_known(self) -> bool:
+        """Whether it has shown that it knows the token."""
+        return self.conversation.is_proven
 
 
 class Server:
@@ -42,66 +51,91 @@ class Server:
 
     def __init__(
         self,
-        token: bytes,
-        on_message: Callable[[Caller, Message], None],
-        on_gone: Callable[[Caller], None],
+        token: Token,
+        on_message: Callable[[Peer, Message], None],
+        on_gone: Callable[[Peer], None],
         log: Callable[[str], None],
+        *,
+        patience_s: float = math.inf,
     ) -> None:
-        """``on_message`` is called for what known callers say, ``on_gone`` once for each whose connection ends."""
+        """``on_message`` is called for what known callers say, ``on_gone`` once for each whose connection ends.
+
+        ``patience_s`` is how long a caller may leave unread what it is told.
+        """
         self._token = token
         self._on_message, self._on_gone, self._log = on_message, on_gone, log
+        self._patience_s = patience_s
         self._selector = selectors.DefaultSelector()
-        self._listeners: list[socket.socket] = []
-        self.callers: dict[socket.socket, Caller] = {}
+        self._listeners: dict[socket.socket, Callable[[socket.socket], None]] = {}
+        self.callers: dict[socket.socket, Peer] = {}
 
     def listen(self, listener: socket.socket) -> None:
         """Take connections from this listening socket too."""
-        listener.setblocking(False)
-        self._listeners.append(listener)
-        self._selector.register(listener, selectors.EVENT_READ)
+        self._add(listener, self._welcome)
+
+    def show_life(self, listener: socket.socket) -> None:
+        """Take connections from this listening socket and close them at once: whoever comes learns that we live."""
+        self._add(listener, socket.socket.close)
 
     def poll(self, wait_s: float) -> None:
         """Hear who speaks, and send what still waits; wait for more at most ``wait_s``."""
         for key, _ in self._selector.select(wait_s):
-            if key.fileobj in self._listeners:
-                self._accept(key.fileobj)
+            if (welcome := self._listeners.get(key.fileobj)) is not None:  # type: ignore[call-overload]
+                # Who knocked may be gone again.
+                with contextlib.suppress(OSError):
+                    welcome(key.fileobj.accept()[0])  # type: ignore[union-attr]
             elif (caller := self.callers.get(key.fileobj)) is not None:  # type: ignore[call-overload]
                 self._take(caller)
-        too_early_s = time.monotonic() - _PROOF_LIMIT_S
+        now_s = time.monotonic()
         for caller in list(self.callers.values()):
-            if caller.is_known or caller.came_s > too_early_s:
-                self._flush(caller)
+            if not caller.is_known and now_s - caller.came_s > _PROOF_LIMIT_S:
+                self._hang_up(caller, f"somebody who did not show the token within {_PROOF_LIMIT_S:g} s")
+            elif now_s - caller.unread_s > self._patience_s:
+                self._give_up(caller, f"did not read a message for {self._patience_s:g} s")
             else:
-                self._log(f"somebody who did not show the token within {_PROOF_LIMIT_S:g} s was hung up on")
-                self._drop(caller)
+                self._flush(caller)
 
-    def tell(self, caller: Caller, message: Message) -> None:
+    def tell(self, caller: Peer, message: Message) -> None:
         """Say something to a caller; nothing happens if it has gone."""
-        caller.out += pack_frame(message)
+        caller.out += caller.conversation.pack(message)
         self._flush(caller)
 
     def close(self) -> None:
         """Hang up on everybody."""
         for caller in list(self.callers.values()):
             self._flush(caller)
-            self._drop(caller)
+            self.drop(caller)
         for listener in self._listeners:
             self._selector.unregister(listener)
             listener.close()
         self._selector.close()
 
-    def _accept(self, listener: socket.socket) -> None:
-        with contextlib.suppress(OSError):
-            connection, _ = listener.accept()
-            connection.setblocking(False)
-            set_up(connection)
-            caller = Caller(connection, make_nonce(), time.monotonic())
-            caller.out += caller.nonce
-            self.callers[connection] = caller
-            self._selector.register(connection, selectors.EVENT_READ)
-            self._flush(caller)
+    def drop(self, caller: Peer) -> None:
+        """Hang up on a caller."""
+        if self.callers.pop(caller.socket, None) is None:
+            return
+        self._selector.unregister(caller.socket)
+        caller.socket.close()
+        self._on_gone(caller)
 
-    def _take(self, caller: Caller) -> None:
+    def _add(self, listener: socket.socket, welcome: Callable[[socket.socket], None]) -> None:
+        listener.setblocking(False)
+        self._listeners[listener] = welcome
+        self._selector.register(listener, selectors.EVENT_READ)
+
+    def _welcome(self, connection: socket.socket) -> None:
+        if sum(not caller.is_known for caller in self.callers.values()) >= MAX_STRANGERS:
+            connection.close()
+            return
+        connection.setblocking(False)
+        set_up(connection)
+        nonce = make_nonce()
+        caller = Peer(connection, Conversation(self._token, nonce, Side.SERVER), time.monotonic(), bytearray(nonce))
+        self.callers[connection] = caller
+        self._selector.register(connection, selectors.EVENT_READ)
+        self._flush(caller)
+
+    def _take(self, caller: Peer) -> None:
         try:
             data = caller.socket.recv(_READ_BYTES)
         except BlockingIOError:
@@ -109,41 +143,36 @@ class Server:
         except OSError:
             data = b""
         if not data:
-            self._drop(caller)
+            self.drop(caller)
             return
-        if not caller.is_known:
-            caller.proof += data
-            if len(caller.proof) < PROOF_BYTES:
-                return
-            proof, data = bytes(caller.proof[:PROOF_BYTES]), bytes(caller.proof[PROOF_BYTES:])
-            if not is_proof(self._token, caller.nonce, proof):
-                self._log("somebody who does not know the token was turned away")
-                self._drop(caller)
-                return
-            caller.is_known = True
         try:
-            for message in caller.reader.feed(data):
-                self._on_message(caller, message)
-        except (FormatError, KeyError, TypeError, ValueError) as error:
-            self._log(f"a caller was hung up on: {error!r}")
-            self._drop(caller)
+            for message in caller.conversation.feed(data):
+                if caller.socket in self.callers:
+                    self._on_message(caller, message)
+        except (Error, KeyError, TypeError, ValueError) as error:
+            who = "a caller" if caller.is_known else "a stranger, who was turned away"
+            self._hang_up(caller, f"{who}: {type(error).__name__}: {error}")
 
-    def _flush(self, caller: Caller) -> None:
+    def _flush(self, caller: Peer) -> None:
         if not caller.out or caller.socket not in self.callers:
             return
         try:
             sent = caller.socket.send(caller.out)
             del caller.out[:sent]
+            caller.unread_s = time.monotonic() if caller.out else math.inf
         except BlockingIOError:
+            caller.unread_s = min(caller.unread_s, time.monotonic())
             if len(caller.out) > _SEND_LIMIT_BYTES:
-                self._drop(caller)
+                self._give_up(caller, f"left {len(caller.out)} bytes unread")
         except OSError:
             # Found by reading, in the order in which lines broke: the first one names the cause.
             caller.out.clear()
+            caller.unread_s = math.inf
 
-    def _drop(self, caller: Caller) -> None:
-        if self.callers.pop(caller.socket, None) is None:
-            return
-        self._selector.unregister(caller.socket)
-        caller.socket.close()
-        self._on_gone(caller)
+    def _give_up(self, caller: Peer, why: str) -> None:
+        caller.is_deaf = True
+        self._hang_up(caller, f"somebody who {why}")
+
+    def _hang_up(self, caller: Peer, why: str) -> None:
+        self._log(f"hung up on {why}")
+        self.drop(caller)

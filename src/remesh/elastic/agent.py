@@ -10,7 +10,6 @@ import contextlib
 import logging
 import os
 import signal
-import socket
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -21,6 +20,8 @@ from typing import Any
 import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing import Std
 
+from remesh.comm.messages import Message
+from remesh.comm.server import Peer
 from remesh.comm.tls import Tls
 from remesh.comm.token import Token
 from remesh.elastic.events import EventLog
@@ -29,7 +30,6 @@ from remesh.elastic.generation import NodeInfo, WorkerReport
 from remesh.elastic.health.agent_side import HealthWatch
 from remesh.elastic.health.machine import HealthMachine
 from remesh.elastic.health.pace import PaceJudge
-from remesh.elastic.link import Message
 from remesh.elastic.membership.instructions import (
     Event,
     Finish,
@@ -126,11 +126,17 @@ class Agent:
         self._lost: dist.DistError | None = None
         """What the store's client said when the store was lost; None while there is one."""
         self._traceback = ""
+        self._heard: list[Event] = []
+        """What workers said since the last look."""
 
     def run(self) -> Outcome:
         logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
         with tempfile.TemporaryDirectory(prefix="remesh-") as folder, contextlib.ExitStack() as stack:
-            self._board = stack.enter_context(Switchboard(Path(folder), self._config.local_address))
+            self._board = stack.enter_context(
+                Switchboard(
+                    Path(folder), self._config.local_address, self._take_message, self._kill_deaf, self._note_refused
+                )
+            )
             self._processes = WorkerProcesses(self._process_spec(Path(folder)))
             self._keeper = stack.enter_context(
                 SnapshotKeeper(self._config.local_address, self._config.token, self._config.tls)
@@ -157,7 +163,10 @@ class Agent:
     def _loop(self) -> Outcome:
         self._perform(self._machine.start(time.monotonic()))
         while self._finish is None:
-            self._board.wait(TICK_S, self._take_message)
+            self._board.wait(TICK_S)
+            heard, self._heard = self._heard, []
+            for event in heard:
+                self._feed(event)
             self._poll_processes()
             if self._lost is None:
                 try:
@@ -216,14 +225,9 @@ class Agent:
         if slot not in self._board:
             return
         extra = {}
-        if message["do"] == "meet":
+        if message["type"] == "meet":
             extra = {"store": self._home.way, **self._snapshots_for(int(message["rank"]))}
-        try:
-            self._board.send(slot, {**message, **extra})
-        except TimeoutError:
-            # Half a message may be on its way; nobody can read what would follow it.
-            self._log.write("kill-worker", slot=slot, reason=f"did not read a message for {SEND_TIMEOUT_S:g} s")
-            self._processes.kill(slot)
+        self._board.send(slot, {**message, **extra})
 
     # --- workers ---
 
@@ -267,26 +271,26 @@ class Agent:
             self._stopped(number, frame)
         self._leave_asked = True
 
-    def _take_message(self, connection: socket.socket, message: Message) -> bool:
-        """Whether it made sense; if not, nothing was done, and its sender is to be dropped."""
-        event: Event | None = None
-        try:
-            match message.get("say"):
-                case "keep":
-                    key = (int(message["generation"]), int(message["rank"]))
-                    self._keeper.adopt(key, int(message["pid"]), list(message["descriptors"]))
-                case "progress" | "stack":
-                    self._health.take(message)
-                case _:
-                    event = _event_of(message)
-        except (KeyError, TypeError, ValueError, PeerError) as error:
-            self._log.write("message-refused", reason=f"{type(error).__name__}: {error}")
-            return False
-        if isinstance(event, WorkerReady):
-            self._board.bind(event.report.slot, connection)
-        if event is not None:
-            self._feed(event)
-        return True
+    def _take_message(self, peer: Peer, message: Message) -> None:
+        """What makes no sense raises, and its sender is hung up on."""
+        match message["type"]:
+            case "keep":
+                key = (int(message["generation"]), int(message["rank"]))
+                self._keeper.adopt(key, int(message["pid"]), list(message["descriptors"]))
+            case "progress" | "stack":
+                self._health.take(message)
+            case _:
+                event = _event_of(message)
+                if isinstance(event, WorkerReady):
+                    self._board.bind(event.report.slot, peer)
+                self._heard.append(event)
+
+    def _kill_deaf(self, slot: int) -> None:
+        self._log.write("kill-worker", slot=slot, reason=f"did not read a message for {SEND_TIMEOUT_S:g} s")
+        self._processes.kill(slot)
+
+    def _note_refused(self, reason: str) -> None:
+        self._log.write("message-refused", reason=reason)
 
     def _snapshots_for(self, rank: int) -> Message:
         """What a worker needs to take snapshots, and its share of those that are kept here."""
@@ -434,7 +438,7 @@ class Agent:
 
 def _event_of(message: Message) -> Event:
     """The event that a worker's message stands for."""
-    match message["say"]:
+    match message["type"]:
         case "ready":
             return WorkerReady(WorkerReport(**message["report"]))
         case "left":

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any, TypedDict, Unpack
 
 from remesh.checkpoint.storage import location_of
+from remesh.elastic.link import connect_agent
 from remesh.elastic.mesh_policy import Axes, Template, make_template
 from remesh.elastic.training.job import Job
 from remesh.elastic.training.place import JobOptions
@@ -60,7 +61,7 @@ def elastic(
         )
     root = None if checkpoint is None else location_of(checkpoint)
     options = JobOptions(tuning.get("seed", 0), root, save_every, tuning.get("snapshot_every"))
-    worker = Worker(link_path, template, options, tuning.get("timeout_s", 30.0))
+    worker = Worker(connect_agent(link_path), template, options, tuning.get("timeout_s", 30.0))
     try:
         worker.run(train)
     except Exit as end:

@@ -7,12 +7,11 @@ second, and nothing else.
 
 from __future__ import annotations
 
-import contextlib
 import socket
-import threading
 import time
 from collections.abc import Callable
 
+from remesh.comm.reception import Reception
 from remesh.elastic.metrics import CONTENT_TYPE
 from remesh.errors import ConfigError
 
@@ -23,50 +22,29 @@ MAX_CONNECTIONS = 32
 
 
 class MetricsServer:
-    """A context manager; ``port`` is known once it is entered."""
+    """A context manager; ``port`` is known once it is made."""
 
     def __init__(self, port: int, render: Callable[[], str]) -> None:
         self._render = render
         try:
-            self._server = socket.create_server((LOOPBACK, port))
+            listener = socket.create_server((LOOPBACK, port))
         except (OSError, OverflowError) as error:
             raise ConfigError(
                 f"serving metrics: port {port} of {LOOPBACK} cannot be used ({error}); give another --metrics-port"
             ) from error
-        self.port: int = self._server.getsockname()[1]
-        self._free = threading.Semaphore(MAX_CONNECTIONS)
-        self._thread = threading.Thread(target=self._serve, name="remesh-metrics", daemon=True)
+        self._reception = Reception(listener, self._talk, name="remesh-metrics", max_callers=MAX_CONNECTIONS)
+        self.port = self._reception.port
 
     def __enter__(self) -> MetricsServer:
-        self._thread.start()
+        self._reception.__enter__()
         return self
 
-    def __exit__(self, *_: object) -> None:
-        # Closing alone would leave the thread in accept().
-        with contextlib.suppress(OSError):
-            self._server.shutdown(socket.SHUT_RDWR)
-        self._server.close()
-        self._thread.join(2 * REQUEST_TIMEOUT_S)
-
-    def _serve(self) -> None:
-        while True:
-            try:
-                connection, _ = self._server.accept()
-            except OSError:
-                return
-            if self._free.acquire(blocking=False):
-                threading.Thread(target=self._talk, args=(connection,), name="remesh-metrics-talk", daemon=True).start()
-            else:
-                connection.close()
+    def __exit__(self, *ended: object) -> None:
+        self._reception.__exit__(*ended)
 
     def _talk(self, connection: socket.socket) -> None:
-        try:
-            with connection, contextlib.suppress(OSError):
-                request = _read_request(connection)
-                if request:
-                    connection.sendall(self._answer(request))
-        finally:
-            self._free.release()
+        if request := _read_request(connection):
+            connection.sendall(self._answer(request))
 
     def _answer(self, request: bytes) -> bytes:
         line = request.split(b"\r\n", 1)[0]

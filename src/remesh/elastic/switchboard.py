@@ -2,101 +2,87 @@
 
 from __future__ import annotations
 
-import contextlib
-import selectors
+import os
+import secrets
 import socket
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Self
 
-from remesh.elastic.link import LineBuffer, Message, send_message
-from remesh.errors import PeerError
+from remesh.comm.messages import Message
+from remesh.comm.server import Peer, Server
+from remesh.comm.token import Token
+from remesh.elastic.link import token_path
 
 SEND_TIMEOUT_S = 5.0
 """How long a worker may leave a message unread."""
 
-Listener = Callable[[socket.socket, Message], bool]
-"""Takes a message and where it came from; whether it made sense: if not, its sender is dropped."""
-
 
 class Switchboard:
-    """The agent's end of all links. A context manager: left, it listens no more."""
+    """The agent's end of all links. A context manager: left, it listens no more.
 
-    def __init__(self, folder: Path, address: str) -> None:
+    ``on_message`` takes what workers say, ``on_deaf`` the slot of a worker that does not read, ``log`` why somebody was
+    hung up on.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        address: str,
+        on_message: Callable[[Peer, Message], None],
+        on_deaf: Callable[[int], None],
+        log: Callable[[str], None],
+    ) -> None:
         self.path = folder / "link"
         """Where workers find it."""
-        self._address = address
-        self._selector = selectors.DefaultSelector()
-        self._links: dict[int, socket.socket] = {}
+        self._on_deaf = on_deaf
+        self._links: dict[int, Peer] = {}
+        token = Token("", secrets.token_bytes(32))
+        with open(token_path(self.path), "xb", opener=_only_mine) as file:
+            file.write(token.secret)
+        self._server = Server(token, on_message, self._on_gone, log, patience_s=SEND_TIMEOUT_S)
+        links = socket.socket(socket.AF_UNIX)
+        links.bind(str(self.path))
+        links.listen()
+        self._server.listen(links)
+        pulse = socket.create_server((address, 0))
+        self._server.show_life(pulse)
+        self.pulse_port: int = pulse.getsockname()[1]
+        """A connection there that is refused proves that this agent is gone."""
 
     def __enter__(self) -> Self:
-        self._server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._server.bind(str(self.path))
-        self._server.listen()
-        self._pulse = socket.create_server((self._address, 0))
-        self.pulse_port: int = self._pulse.getsockname()[1]
-        """A connection there that is refused proves that this agent is gone."""
-        for server in (self._server, self._pulse):
-            server.setblocking(False)
-            self._selector.register(server, selectors.EVENT_READ)
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._links.clear()
         self._server.close()
-        self._pulse.close()
 
-    def wait(self, timeout_s: float, listener: Listener) -> None:
+    def wait(self, timeout_s: float) -> None:
         """Take what comes within this time, at least one look."""
-        for key, _ in self._selector.select(timeout_s):
-            if key.fileobj is self._server:
-                # Who knocked may be gone again.
-                with contextlib.suppress(OSError):
-                    connection, _ = self._server.accept()
-                    connection.settimeout(SEND_TIMEOUT_S)
-                    self._selector.register(connection, selectors.EVENT_READ, LineBuffer())
-            elif key.fileobj is self._pulse:
-                with contextlib.suppress(OSError):
-                    self._pulse.accept()[0].close()
-            else:
-                assert isinstance(key.fileobj, socket.socket)
-                self._read(key.fileobj, key.data, listener)
+        self._server.poll(timeout_s)
 
-    def bind(self, slot: int, connection: socket.socket) -> None:
+    def bind(self, slot: int, peer: Peer) -> None:
         """The worker in this slot speaks here from now on."""
-        self._links[slot] = connection
+        self._links[slot] = peer
 
     def __contains__(self, slot: int) -> bool:
         """Whether the worker in this slot has called in."""
         return slot in self._links
 
     def send(self, slot: int, message: Mapping[str, Any]) -> None:
-        """Say something to a worker that has called in; nothing when it is gone. TimeoutError when it does not read."""
-        try:
-            send_message(self._links[slot], dict(message))
-        except TimeoutError:
-            raise
-        except OSError:
-            # It is gone; its exit comes as an event.
-            return
+        """Say something to a worker that has called in; nothing when it is gone, its exit comes as an event."""
+        self._server.tell(self._links[slot], dict(message))
 
     def drop(self, slot: int) -> None:
         """The worker in this slot has ended."""
-        connection = self._links.pop(slot, None)
-        if connection is not None and connection.fileno() >= 0:
-            with contextlib.suppress(KeyError):
-                self._selector.unregister(connection)
-            connection.close()
+        if (peer := self._links.pop(slot, None)) is not None:
+            self._server.drop(peer)
 
-    def _read(self, connection: socket.socket, buffer: LineBuffer, listener: Listener) -> None:
-        try:
-            data = connection.recv(1 << 16)
-            messages = buffer.feed(data)
-        except (OSError, PeerError):
-            data, messages = b"", []
-        for message in messages:
-            if not listener(connection, message):
-                data = b""
-                break
-        if not data and connection.fileno() >= 0:
-            self._selector.unregister(connection)
-            connection.close()
+    def _on_gone(self, peer: Peer) -> None:
+        slot = next((slot for slot, link in self._links.items() if link is peer), None)
+        if slot is not None and peer.is_deaf:
+            self._on_deaf(slot)
+
+
+def _only_mine(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)

@@ -28,6 +28,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Self
 
+from remesh.comm.token import Token
 from remesh.errors import ConfigError, FormatError, StorageError
 from remesh.images.store import flush
 
@@ -174,10 +175,10 @@ class JobFolder:
         except (KeyError, TypeError) as error:
             raise FormatError("bad-job", f"reading {self.path / 'job.json'}: {error!r}; it is damaged") from error
 
-    def read_token(self) -> bytes:
+    def read_token(self) -> Token:
         """The secret of the job; `StorageError` for anybody but its owner."""
         try:
-            return (self.path / "token").read_bytes()
+            return Token("", (self.path / "token").read_bytes())
         except OSError as error:
             raise StorageError(f"reading the token of job {self.name}: {error.strerror}; only its owner may") from error
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from remesh.comm.messages import Message
-from remesh.comm.server import Caller, Server
+from remesh.comm.server import Peer, Server
 from remesh.errors import Error
 from remesh.images.kinds import OpenFilePolicy
 from remesh.rounds.job_folder import JobFolder, rank_name
@@ -91,10 +91,10 @@ class Coordinator:
         self._settings = settings
         self._say = say
         self._server = Server(folder.read_token(), self._on_message, self._on_gone, self._note)
-        self._ranks: dict[int, Caller] = {}
-        self._rank_of: dict[Caller, int] = {}
+        self._ranks: dict[int, Peer] = {}
+        self._rank_of: dict[Peer, int] = {}
         """Of ranks whose line holds."""
-        self._waiting: list[Caller] = []
+        self._waiting: list[Peer] = []
         """Clients who asked for a checkpoint."""
         self._hellos: dict[int, Message] = {}
         self._ready: dict[int, Message] = {}
@@ -175,7 +175,7 @@ class Coordinator:
         for caller in list(self._ranks.values()):
             self._server.tell(caller, message)
 
-    def _on_message(self, caller: Caller, message: Message) -> None:
+    def _on_message(self, caller: Peer, message: Message) -> None:
         kind = message["type"]
         if caller in self._rank_of:
             self._on_rank_message(self._rank_of[caller], kind, message)
@@ -187,12 +187,12 @@ class Coordinator:
         elif kind == "look":
             self._server.tell(caller, {"type": "state", **self.describe()})
 
-    def _on_gone(self, caller: Caller) -> None:
+    def _on_gone(self, caller: Peer) -> None:
         rank = self._rank_of.pop(caller, None)
         if rank is not None and rank not in self._left and self.outcome is None:
             self._on_lost(rank, f"its connection from host {self._host_of(rank)} broke")
 
-    def _on_hello(self, caller: Caller, message: Message) -> None:
+    def _on_hello(self, caller: Peer, message: Message) -> None:
         rank, size = int(message["rank"]), int(message["size"])
         if size != self._num_ranks or rank in self._ranks:
             self.fail(

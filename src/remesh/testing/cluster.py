@@ -380,16 +380,16 @@ class FakeCluster:
         worker = agent.workers.get(slot)
         if worker is None:
             return
-        if message["do"] == "meet":
+        if message["type"] == "meet":
             if message.get("forget"):
                 worker.step = None
             self._fill(worker, Generation.from_json(message["plan"]))
-        elif message["do"] == "pause":
+        elif message["type"] == "pause":
             worker.paused = worker.generation == message["generation"]
             worker.is_leaving = worker.is_leaving or (worker.paused and "leave" in message)
-        elif message["do"] == "break" and worker.generation == message["generation"]:
+        elif message["type"] == "break" and worker.generation == message["generation"]:
             self._lose_peer(agent.machine.index, worker)
-        elif message["do"] == "exit":
+        elif message["type"] == "exit":
             del agent.workers[slot]
             self._feed(agent.machine.index, WorkerExited(slot, 0))
 

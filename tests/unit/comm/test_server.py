@@ -9,10 +9,11 @@ import pytest
 
 from remesh.comm import messages as frames
 from remesh.comm import server
-from remesh.comm.messages import NONCE_BYTES, Message, compute_proof, pack_frame
-from remesh.comm.server import Caller, Server
+from remesh.comm.messages import NONCE_BYTES, Conversation, Message, Side
+from remesh.comm.server import Peer, Server
+from remesh.comm.token import Token
 
-TOKEN = bytes(range(32))
+TOKEN = Token("job", bytes(range(32)))
 
 
 class Stage:
@@ -20,7 +21,7 @@ class Stage:
 
     def __init__(self) -> None:
         self.heard: list[Message] = []
-        self.gone: list[Caller] = []
+        self.gone: list[Peer] = []
         self.log: list[str] = []
         self.server = Server(TOKEN, lambda _, message: self.heard.append(message), self.gone.append, self.log.append)
         listener = socket.create_server(("127.0.0.1", 0))
@@ -34,14 +35,15 @@ class Stage:
         self.server.poll(10)
         return line
 
-    def call_with_proof(self) -> socket.socket:
+    def call_with_proof(self, token: Token = TOKEN) -> tuple[socket.socket, Conversation]:
         line = self.call()
-        line.sendall(compute_proof(TOKEN, line.recv(NONCE_BYTES, socket.MSG_WAITALL)))
+        conversation = Conversation(token, line.recv(NONCE_BYTES, socket.MSG_WAITALL), Side.CLIENT)
+        line.sendall(conversation.prove())
         self.server.poll(10)
-        return line
+        return line, conversation
 
     @property
-    def caller(self) -> Caller:
+    def caller(self) -> Peer:
         (caller,) = self.server.callers.values()
         return caller
 
@@ -56,17 +58,17 @@ def stage() -> Iterator[Stage]:
 
 
 def test_who_has_shown_the_token_is_heard_and_told(stage: Stage) -> None:
-    line = stage.call_with_proof()
-    line.sendall(pack_frame({"type": "look"}))
+    line, conversation = stage.call_with_proof()
+    line.sendall(conversation.pack({"type": "look"}))
     stage.server.poll(10)
     assert stage.heard == [{"type": "look"}]
     stage.server.tell(stage.caller, {"type": "state"})
-    assert line.recv(100) == pack_frame({"type": "state"})
+    assert conversation.feed(line.recv(100)) == [{"type": "state"}]
     assert not stage.log and not stage.gone
 
 
 def test_who_does_not_show_the_token_in_time_is_hung_up_on(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    known, silent = stage.call_with_proof(), stage.call()
+    (known, _), silent = stage.call_with_proof(), stage.call()
     monkeypatch.setattr(server, "_PROOF_LIMIT_S", 0.0)
     stage.server.poll(0)
     assert silent.recv(NONCE_BYTES) and not silent.recv(1)
@@ -86,8 +88,55 @@ def test_who_does_not_read_is_hung_up_on(stage: Stage, monkeypatch: pytest.Monke
     stage.server.tell(stage.gone[0], long)
 
 
+def test_who_leaves_a_message_unread_for_too_long_is_hung_up_on(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    stage.call_with_proof()
+    caller = stage.caller
+    monkeypatch.setattr(stage.server, "_patience_s", 0.0)
+    for _ in range(1000):  # what the kernel takes is not counted
+        stage.server.poll(0)
+        if stage.gone:
+            break
+        stage.server.tell(caller, {"type": "state", "text": "." * 100_000})
+    assert stage.gone == [caller] and caller.is_deaf and "did not read" in stage.log[0]
+
+
+def test_a_stranger_is_turned_away_unheard(stage: Stage) -> None:
+    line, _ = stage.call_with_proof(Token("job", b"another-secret-of-a-stranger"))
+    assert not line.recv(1) and not stage.heard and not stage.server.callers
+    assert "turned away" in stage.log[0] and not stage.gone[0].is_deaf
+
+
+def test_nothing_more_is_heard_of_who_has_talked_nonsense(stage: Stage) -> None:
+    line, conversation = stage.call_with_proof()
+    line.sendall(conversation.pack({"type": "a"}) + conversation._pack(b"[]") + conversation.pack({"type": "b"}))
+    stage.server.poll(10)
+    assert not stage.server.callers and len(stage.gone) == 1 and "expected an object" in stage.log[0]
+
+
+def test_many_who_say_nothing_do_not_keep_a_known_one_from_being_heard(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "MAX_STRANGERS", 3)
+    line, conversation = stage.call_with_proof()
+    strangers = [stage.call() for _ in range(5)]
+    assert len(stage.server.callers) == 4
+    assert [bool(one.recv(1)) for one in strangers] == [True] * 3 + [False] * 2
+    line.sendall(conversation.pack({"type": "look"}))
+    stage.server.poll(10)
+    assert stage.heard == [{"type": "look"}]
+
+
+def test_who_looks_for_life_finds_it_and_no_more(stage: Stage) -> None:
+    pulse = socket.create_server(("127.0.0.1", 0))
+    stage.server.show_life(pulse)
+    with socket.create_connection(pulse.getsockname(), 10) as line:
+        stage.server.poll(10)
+        assert not line.recv(1)
+    assert not stage.server.callers and not stage.gone and not stage.log
+
+
 def test_who_has_gone_first_is_heard_of_first_though_another_is_told_something(stage: Stage) -> None:
-    lines = [stage.call_with_proof(), stage.call_with_proof()]
+    lines = [stage.call_with_proof()[0], stage.call_with_proof()[0]]
     second, first = stage.server.callers.values()
     for line in reversed(lines):
         line.close()

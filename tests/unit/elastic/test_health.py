@@ -111,7 +111,7 @@ def test_node_without_a_step_says_so_once_and_asks_its_workers() -> None:
     assert one.poll(QUIET, 11.0) == [Publish("gen/1/stuck", {"text": "no worker of b made a step for 11.0 s"})]
     assert one.poll(QUIET, 11.5) == []
     asked = one.poll(HealthView("stuck", {}, None), 12.0)
-    assert asked == [Tell(slot, {"do": "stacks", "generation": 1}) for slot in (0, 1)]
+    assert asked == [Tell(slot, {"type": "stacks", "generation": 1}) for slot in (0, 1)]
 
 
 def test_first_node_judges_and_the_culprits_node_kills_it() -> None:

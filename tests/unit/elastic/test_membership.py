@@ -251,7 +251,7 @@ def test_worker_that_does_not_end_when_told_is_killed_and_the_agent_ends() -> No
     """It ignores every signal that can be ignored, and every message."""
     machine = make_machine()
     told = machine.handle(LeaveAsked("SIGTERM"), 1.0)
-    assert [one.message["do"] for one in told if isinstance(one, Tell)] == ["exit"]
+    assert [one.message["type"] for one in told if isinstance(one, Tell)] == ["exit"]
     assert machine.handle(Tick(), 5.9) == []
     assert machine.handle(Tick(), 6.1) == [KillWorker(0, "did not end when told to")]
     assert machine.handle(Tick(), 7.0) == []

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from remesh.comm.messages import NONCE_BYTES, FrameReader, compute_proof, pack_frame
+from remesh.comm.messages import NONCE_BYTES, Conversation, Side
+from remesh.comm.token import Token
 from remesh.rounds import leader as coordinator_module
 from remesh.rounds.job_folder import JobFolder, JobSpec, rank_name
 from remesh.rounds.leader import Coordinator, Settings
@@ -24,14 +25,14 @@ class Peer:
 
     def __init__(self, address: tuple[str, int]) -> None:
         self.socket = socket.create_connection(address, timeout=10)
-        self.reader = FrameReader()
 
-    def prove(self, token: bytes) -> None:
+    def prove(self, token: Token) -> None:
         nonce = self.socket.recv(NONCE_BYTES, socket.MSG_WAITALL)
-        self.socket.sendall(compute_proof(token, nonce))
+        self.conversation = Conversation(token, nonce, Side.CLIENT)
+        self.socket.sendall(self.conversation.prove())
 
     def send(self, **message: Any) -> None:
-        self.socket.sendall(pack_frame(message))
+        self.socket.sendall(self.conversation.pack(message))
 
     def take(self) -> list[dict[str, Any]]:
         self.socket.setblocking(False)
@@ -41,7 +42,7 @@ class Peer:
             return []
         finally:
             self.socket.settimeout(10)
-        return self.reader.feed(data)
+        return self.conversation.feed(data)
 
 
 class Stage:
@@ -58,7 +59,7 @@ class Stage:
         self.refusals: list[str] = []
         """Why rank 1 cannot be imaged, in the rounds to come; "" for one in which it can."""
 
-    def connect(self, token: bytes | None = None) -> Peer:
+    def connect(self, token: Token | None = None) -> Peer:
         peer = Peer(self.address)
         self.peers.append(peer)
         self.step()
@@ -115,7 +116,7 @@ def stage(tmp_path: Path) -> Iterator[Stage]:
 
 
 def test_who_does_not_know_the_token_is_turned_away(stage: Stage) -> None:
-    stranger = stage.connect(b"something else")
+    stranger = stage.connect(Token("", b"something else"))
     assert stranger.socket.recv(1) == b""
     assert "turned away" in (stage.folder.logs / "events.log").read_text()
 

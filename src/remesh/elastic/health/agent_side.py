@@ -65,7 +65,7 @@ class HealthWatch:
             return
         slot = int(message["slot"])
         ranks = {member.slot: member.rank for member in plan.of_node(self._machine.index)}
-        if message["say"] == "progress":
+        if message["type"] == "progress":
             self._machine.progressed(time.monotonic())
             if message["busy_s"] is not None:
                 self._paces[ranks[slot]] = Pace(float(message["busy_s"]), int(message["step"]))

@@ -85,7 +85,7 @@ class HealthMachine:
             return [Publish(f"gen/{plan.number}/stuck", {"text": text})]
         if self._asked_s is None:
             self._asked_s = now_s
-            return [Tell(slot, {"do": "stacks", "generation": plan.number}) for slot in mine]
+            return [Tell(slot, {"type": "stacks", "generation": plan.number}) for slot in mine]
         if view.culprits is not None:
             return self._act_on(view.culprits)
         waited_s = now_s - self._asked_s

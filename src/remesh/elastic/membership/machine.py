@@ -288,7 +288,7 @@ class AgentMachine:
                 worker.state = WorkerState.TRAINING if placed else WorkerState.IDLE
                 if placed:
                     self._roster.slow_until_s.pop(member.pid, None)
-                    message = {"do": "meet", "rank": member.rank, "plan": plan.to_json()}
+                    message = {"type": "meet", "rank": member.rank, "plan": plan.to_json()}
                     if member.pid in self._roster.left_behind:
                         message["forget"] = True
                     out.append(Tell(member.slot, message))
@@ -305,16 +305,16 @@ class AgentMachine:
         if self.phase is Phase.RUNNING and current and view.broken is not None:
             self._set_phase(Phase.LEAVING, now_s)
             out.append(Note("broken", {"generation": plan.number, "reason": view.broken}))
-            out += self._tell_training({"do": "break", "generation": plan.number, "reason": view.broken})
+            out += self._tell_training({"type": "break", "generation": plan.number, "reason": view.broken})
         elif self.phase is Phase.RUNNING and current and view.pause is not None and self._stay.tell_once("pause"):
             out.append(Note("pause", {"generation": plan.number, "reason": view.pause}))
-            out += self._tell_training({"do": "pause", "generation": plan.number, "reason": view.pause})
+            out += self._tell_training({"type": "pause", "generation": plan.number, "reason": view.pause})
         elif self.phase is Phase.RUNNING and not current:
             # This node was thought dead, and the others went on: what its workers hold belongs to no generation.
             self._set_phase(Phase.LEAVING, now_s)
             reason = f"the others went on to generation {view.latest} without {self.name}"
             out.append(Note("left-behind", {"generation": plan.number, "reason": reason}))
-            out += self._tell_training({"do": "break", "generation": plan.number, "reason": reason})
+            out += self._tell_training({"type": "break", "generation": plan.number, "reason": reason})
             self._roster.left_behind |= {member.pid for member in plan.of_node(self.index)}
         if self.phase is Phase.LEAVING and now_s - self._stay.since_s > self.rules.leave_timeout_s:
             late = [slot for slot in self._roster.training() if self._stay.tell_once(f"kill-{slot}")]
@@ -370,7 +370,7 @@ class AgentMachine:
         rest = decide_rest(self.name, plan.failures.get(self.name, 0) + 1, self.rules.exclusion)
         self._roster.slow_until_s[member.pid] = now_s + rest.seconds
         reason = f"{verdict.reason}; {found.reason}"
-        message = {"do": "pause", "generation": plan.number, "reason": reason, "leave": True}
+        message = {"type": "pause", "generation": plan.number, "reason": reason, "leave": True}
         return [
             Publish(f"gen/{plan.number}/pause", {"text": reason}),
             Note("excluded", {"reason": rest.reason, "seconds": rest.seconds}),
@@ -394,7 +394,7 @@ class AgentMachine:
         assert self.generation is not None
         number = self.generation.number
         reason = f"{self.name} leaves: {text}"
-        message = {"do": "pause", "generation": number, "reason": reason, "leave": True}
+        message = {"type": "pause", "generation": number, "reason": reason, "leave": True}
         return [Publish(f"gen/{number}/pause", {"text": reason}), *self._tell_training(message)]
 
     def _depart(self, now_s: float) -> list[Instruction]:
@@ -471,7 +471,7 @@ class AgentMachine:
 
     def _tell_exit(self, slot: int) -> Tell:
         assert self._end is not None
-        return Tell(slot, {"do": "exit", "ok": self._end["ok"], "text": self._end["text"]})
+        return Tell(slot, {"type": "exit", "ok": self._end["ok"], "text": self._end["text"]})
 
     def _break(self, text: str) -> list[Instruction]:
         assert self.generation is not None

@@ -13,26 +13,21 @@ import contextlib
 import os
 import socket
 import threading
-from dataclasses import dataclass, field
 
-from remesh.checksums import crc32
+from remesh.comm.messages import Line
+from remesh.comm.reception import Reception
 from remesh.comm.tls import Tls
 from remesh.comm.token import Token
 from remesh.elastic.snapshots.choice import Key, decide_retired
 from remesh.elastic.snapshots.form import read_step
-from remesh.elastic.snapshots.shared_memory import Buffer
-from remesh.elastic.snapshots.wire import KEPT, SEND_TIMEOUT_S, Parcel, receive_parcel
-from remesh.errors import PeerError
+from remesh.elastic.snapshots.shared_memory import SnapshotBuffer
+from remesh.elastic.snapshots.wire import SEND_TIMEOUT_S, Parcel, receive_parcel, tell_kept
+from remesh.errors import FormatError, PeerError
 
 MAX_CONNECTIONS = 64
 """More at once are dropped: a node's workers send one each."""
 MAX_SHARE = 0.5
 """A parcel that needs more than this share of the memory that is free now is not kept."""
-
-
-@dataclass
-class _Shelf:
-    buffers: list[Buffer] = field(default_factory=list)
 
 
 class SnapshotKeeper:
@@ -42,19 +37,18 @@ class SnapshotKeeper:
         self._token = token
         self._tls = None if tls is None else tls.context(is_server=True)
         self._lock = threading.Lock()
-        self._shelves: dict[Key, _Shelf] = {}
-        self._slots = threading.Semaphore(MAX_CONNECTIONS)
-        self._server = socket.create_server((address, 0))
-        self.port: int = self._server.getsockname()[1]
+        self._shelves: dict[Key, list[SnapshotBuffer]] = {}
+        """Up to two buffers each."""
+        listener = socket.create_server((address, 0))
+        self._reception = Reception(listener, self._take, name="remesh-keeper", max_callers=MAX_CONNECTIONS)
+        self.port = self._reception.port
 
     def __enter__(self) -> SnapshotKeeper:
-        threading.Thread(target=self._serve, name="remesh-keeper", daemon=True).start()
+        self._reception.__enter__()
         return self
 
-    def __exit__(self, *_: object) -> None:
-        with contextlib.suppress(OSError):
-            self._server.shutdown(socket.SHUT_RDWR)
-        self._server.close()
+    def __exit__(self, *ended: object) -> None:
+        self._reception.__exit__(*ended)
         with self._lock:
             for shelf in self._shelves.values():
                 _clear(shelf)
@@ -65,17 +59,17 @@ class SnapshotKeeper:
         buffers = []
         for descriptor in descriptors[:2]:
             with contextlib.suppress(OSError, ValueError):
-                buffers.append(Buffer.open(f"/proc/{pid}/fd/{int(descriptor)}"))
+                buffers.append(SnapshotBuffer.open(f"/proc/{pid}/fd/{int(descriptor)}"))
         with self._lock:
-            _clear(self._shelves.pop(key, _Shelf()))
-            self._shelves[key] = _Shelf(buffers)
+            _clear(self._shelves.pop(key, []))
+            self._shelves[key] = buffers
 
     def paths(self) -> dict[Key, list[str]]:
         """Where this node's workers find all whole snapshots."""
         pid = os.getpid()
         with self._lock:
             found = {
-                key: [buffer.path_in(pid) for buffer in shelf.buffers if _step_of(buffer) >= 0]
+                key: [buffer.path_in(pid) for buffer in shelf if _step_of(buffer) >= 0]
                 for key, shelf in self._shelves.items()
             }
         return {key: paths for key, paths in found.items() if paths}
@@ -83,76 +77,57 @@ class SnapshotKeeper:
     def retire(self) -> None:
         """Clear the shelves that nobody can need any more."""
         with self._lock:
-            versions = {key: sum(_step_of(one) >= 0 for one in shelf.buffers) for key, shelf in self._shelves.items()}
+            versions = {key: sum(_step_of(one) >= 0 for one in shelf) for key, shelf in self._shelves.items()}
             for key in decide_retired(versions):
                 _clear(self._shelves.pop(key))
 
     # --- what other nodes send ---
 
-    def _serve(self) -> None:
-        while True:
-            try:
-                connection, _ = self._server.accept()
-            except OSError:
-                return
-            if not self._slots.acquire(blocking=False):
-                connection.close()
-                continue
-            threading.Thread(target=self._take, args=(connection,), name="remesh-keeper-take", daemon=True).start()
-
     def _take(self, connection: socket.socket) -> None:
-        room: list[Buffer] = []
+        with contextlib.suppress(PeerError, FormatError), self._wrapped(connection) as wrapped:
+            line = Line.answer(wrapped, self._token, patience_s=SEND_TIMEOUT_S)
+            room: SnapshotBuffer | None = None
 
-        def make_room(parcel: Parcel) -> memoryview | None:
-            if not 0 < parcel.nbytes <= MAX_SHARE * _free_bytes():
-                return None
-            room.append(self._older_buffer(parcel))
-            room[0].set_complete(False)
-            return memoryview(room[0].memory)
+            def make_room(parcel: Parcel) -> memoryview | None:
+                nonlocal room
+                if not 0 < parcel.nbytes <= MAX_SHARE * _free_bytes():
+                    return None
+                room = self._older_buffer(parcel)
+                room.set_complete(False)
+                return memoryview(room.memory)[: parcel.nbytes]
 
-        try:
-            with contextlib.suppress(OSError, PeerError), self._wrapped(connection) as connection:
-                parcel = receive_parcel(connection, self._token, make_room)
-                if parcel is None:
-                    return
-                if crc32(memoryview(room[0].memory)[: parcel.nbytes]) == parcel.crc:
-                    room[0].set_complete(True)
-                    connection.sendall(KEPT)
-        finally:
-            self._slots.release()
+            if receive_parcel(line, make_room) and room is not None:
+                room.set_complete(True)
+                tell_kept(line)
 
     def _wrapped(self, connection: socket.socket) -> socket.socket:
         """The connection, encrypted where the job is; OSError when the other side has no certificate of it."""
         if self._tls is None:
             return connection
         connection.settimeout(SEND_TIMEOUT_S)
-        try:
-            return self._tls.wrap_socket(connection, server_side=True)
-        except OSError:
-            connection.close()
-            raise
+        return self._tls.wrap_socket(connection, server_side=True)
 
-    def _older_buffer(self, parcel: Parcel) -> Buffer:
+    def _older_buffer(self, parcel: Parcel) -> SnapshotBuffer:
         """The buffer to overwrite: one that is not whole, else the one of the earlier step."""
         key = (parcel.generation, parcel.rank)
         with self._lock:
-            shelf = self._shelves.setdefault(key, _Shelf())
-            if any(buffer.nbytes < parcel.nbytes for buffer in shelf.buffers):
+            shelf = self._shelves.setdefault(key, [])
+            if any(buffer.nbytes < parcel.nbytes for buffer in shelf):
                 _clear(shelf)
-            if len(shelf.buffers) < 2:
-                shelf.buffers.append(Buffer.make(parcel.nbytes))
-                return shelf.buffers[-1]
-            return min(shelf.buffers, key=_step_of)
+            if len(shelf) < 2:
+                shelf.append(SnapshotBuffer.make(parcel.nbytes))
+                return shelf[-1]
+            return min(shelf, key=_step_of)
 
 
-def _step_of(buffer: Buffer) -> int:
+def _step_of(buffer: SnapshotBuffer) -> int:
     return read_step(memoryview(buffer.memory))
 
 
-def _clear(shelf: _Shelf) -> None:
-    for buffer in shelf.buffers:
+def _clear(shelf: list[SnapshotBuffer]) -> None:
+    for buffer in shelf:
         buffer.close()
-    shelf.buffers.clear()
+    shelf.clear()
 
 
 def _free_bytes() -> int:

@@ -17,7 +17,7 @@ from remesh.elastic.state import Held
 from remesh.layout.from_torch import Piece, torch_dtype
 
 
-class Buffer:
+class SnapshotBuffer:
     """One snapshot's worth of shared memory, mapped."""
 
     def __init__(self, descriptor: int) -> None:
@@ -26,14 +26,14 @@ class Buffer:
         self.memory = mmap.mmap(descriptor, self.nbytes)
 
     @classmethod
-    def make(cls, nbytes: int) -> Buffer:
+    def make(cls, nbytes: int) -> SnapshotBuffer:
         """New memory of this size, zeroed; pages are taken when they are written."""
         descriptor = os.memfd_create("remesh-snapshot", os.MFD_CLOEXEC)
         os.ftruncate(descriptor, max(nbytes, mmap.PAGESIZE))
         return cls(descriptor)
 
     @classmethod
-    def open(cls, path: str) -> Buffer:
+    def open(cls, path: str) -> SnapshotBuffer:
         """Memory that another process keeps, by its descriptor in ``/proc``. OSError when it is gone."""
         return cls(os.open(path, os.O_RDWR | os.O_CLOEXEC))
 
@@ -55,7 +55,7 @@ class Buffer:
             return
 
 
-def read_snapshot(buffer: Buffer) -> Held | None:
+def read_snapshot(buffer: SnapshotBuffer) -> Held | None:
     """The state in a buffer, its tensors looking into the shared memory; None when there is none.
 
     FormatError when what is there is damaged.

@@ -12,7 +12,6 @@ this rank takes on its own node, and two on its keeper (:mod:`remesh.elastic.sea
 from __future__ import annotations
 
 import queue
-import socket
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -21,13 +20,15 @@ from typing import Any
 
 import torch
 
+from remesh.comm.messages import Line
 from remesh.comm.tls import Tls
 from remesh.comm.token import Token
 from remesh.elastic.snapshots.choice import SnapshotChoice
 from remesh.elastic.snapshots.form import Snapshot, TensorEntry, plan_starts, write_description
-from remesh.elastic.snapshots.shared_memory import Buffer
-from remesh.elastic.snapshots.wire import SEND_TIMEOUT_S, pack_parcel, send_parcel
+from remesh.elastic.snapshots.shared_memory import SnapshotBuffer
+from remesh.elastic.snapshots.wire import SEND_TIMEOUT_S, send_parcel
 from remesh.elastic.state import Held
+from remesh.errors import Error
 from remesh.layout.from_torch import Piece, dtype_name
 
 
@@ -51,12 +52,12 @@ class SnapshotTaker:
         self._shelf = shelf
         self._tell = tell
         self._log = log
-        self._buffers: list[Buffer] = []
+        self._buffers: list[SnapshotBuffer] = []
         self._num_taken = 0
         self._busy = False
-        self._unsent: tuple[Buffer, int, int] | None = None
+        self._unsent: tuple[SnapshotBuffer, int, int] | None = None
         """The last snapshot, if it could not be sent."""
-        self._pending: queue.SimpleQueue[tuple[Buffer, int, int] | None] = queue.SimpleQueue()
+        self._pending: queue.SimpleQueue[tuple[SnapshotBuffer, int, int] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
 
     @property
@@ -108,11 +109,11 @@ class SnapshotTaker:
 
     def _make_buffers(self, nbytes: int, pid: int) -> None:
         # Room for plain values that grow a little, as counters do.
-        self._buffers = [Buffer.make(nbytes + 4096) for _ in range(2)]
+        self._buffers = [SnapshotBuffer.make(nbytes + 4096) for _ in range(2)]
         self._num_taken = 0
         self._tell(
             {
-                "say": "keep",
+                "type": "keep",
                 "generation": self._shelf.generation,
                 "rank": self._shelf.rank,
                 "pid": pid,
@@ -120,7 +121,7 @@ class SnapshotTaker:
             }
         )
 
-    def _send(self, buffer: Buffer, step: int, nbytes: int) -> None:
+    def _send(self, buffer: SnapshotBuffer, step: int, nbytes: int) -> None:
         if self._shelf.keeper is None:
             return
         self._busy = True
@@ -135,7 +136,7 @@ class SnapshotTaker:
             started_s = time.monotonic()
             try:
                 self._send_now(buffer, nbytes)
-            except OSError as error:
+            except (OSError, Error) as error:
                 # Older copies stay whole until this one is kept: its turn comes again with the next snapshot. Should
                 # the keeper be gone, a new generation has another one.
                 self._unsent = job
@@ -145,18 +146,12 @@ class SnapshotTaker:
             self._busy = False
         self._close_buffers()
 
-    def _connect(self, keeper: tuple[str, int]) -> socket.socket:
-        connection = socket.create_connection(keeper, SEND_TIMEOUT_S)
-        tls = self._shelf.tls
-        return connection if tls is None else tls.context(is_server=False).wrap_socket(connection)
-
-    def _send_now(self, buffer: Buffer, nbytes: int) -> None:
-        data = memoryview(buffer.memory)[:nbytes]
+    def _send_now(self, buffer: SnapshotBuffer, nbytes: int) -> None:
         shelf = self._shelf
         assert shelf.keeper is not None
-        with data, self._connect(shelf.keeper) as connection:
-            parcel, head = pack_parcel(shelf.generation, shelf.rank, data)
-            send_parcel(connection, parcel, head, data, shelf.token)
+        line = Line.connect([shelf.keeper], shelf.token, "sending it", patience_s=SEND_TIMEOUT_S, tls=shelf.tls)
+        with line, memoryview(buffer.memory)[:nbytes] as data:
+            send_parcel(line, shelf.generation, shelf.rank, data)
 
 
 def _describe(held: Held, choice: SnapshotChoice) -> tuple[Snapshot, list[torch.Tensor]]:

@@ -25,14 +25,15 @@ import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
 from remesh.comm.lower import LowerHalf, is_network_error
+from remesh.comm.messages import Line, Message
 from remesh.comm.tls import Tls
 from remesh.comm.token import Token
 from remesh.elastic.events import EventLog
 from remesh.elastic.generation import Generation, WorkerReport
 from remesh.elastic.health.watch import BusyMeter, look_at_main_thread
-from remesh.elastic.link import Message, WorkerLink
+from remesh.elastic.link import WorkerLink
 from remesh.elastic.mesh_policy import Template
-from remesh.elastic.snapshots.shared_memory import Buffer, read_snapshot
+from remesh.elastic.snapshots.shared_memory import SnapshotBuffer, read_snapshot
 from remesh.elastic.snapshots.taker import Shelf, SnapshotTaker
 from remesh.elastic.state import Held
 from remesh.elastic.training.job import Job, seed_everything
@@ -62,13 +63,13 @@ class Exit(BaseException):
 class Worker:
     """The worker's side of the membership protocol."""
 
-    def __init__(self, link_path: str, template: Template, options: JobOptions, timeout_s: float) -> None:
+    def __init__(self, line: Line, template: Template, options: JobOptions, timeout_s: float) -> None:
         self._slot = int(os.environ["REMESH_SLOT"])
         events = os.environ.get("REMESH_EVENTS")
         self._log = EventLog(Path(events) if events else None, f"worker-{os.getpid()}")
         self._template = template.to_json()
         self._options = options
-        self._link = WorkerLink(link_path, self._on_urgent)
+        self._link = WorkerLink(line, self._on_urgent)
         backend, device_type = ("nccl", "cuda") if torch.cuda.is_available() else ("gloo", "cpu")
         if device_type == "cuda":
             torch.cuda.set_device(self._slot)
@@ -96,12 +97,12 @@ class Worker:
         self._link.start()
         self._meter.start()
         self._log.write("worker", pid=os.getpid(), slot=self._slot, node=os.environ.get("REMESH_NODE", ""))
-        self._link.send({"say": "ready", "report": asdict(self._report())})
+        self._link.send({"type": "ready", "report": asdict(self._report())})
         try:
             while True:
                 message = self._next_meeting or self._link.next()
                 self._next_meeting = None
-                if message["do"] == "exit":
+                if message["type"] == "exit":
                     raise Exit(bool(message["ok"]), str(message["text"]))
                 if message.get("forget"):
                     self._held = None
@@ -135,7 +136,7 @@ class Worker:
             train(self._job)
             self._job.finish()
             self._keep()
-            self._link.send({"say": "done", "generation": self._generation, "report": asdict(self._report())})
+            self._link.send({"type": "done", "generation": self._generation, "report": asdict(self._report())})
         except Leave:
             self._leave(None)
         except Exception as error:
@@ -171,7 +172,7 @@ class Worker:
         found = []
         for path in message["snapshots"]:
             try:
-                held = read_snapshot(Buffer.open(path))
+                held = read_snapshot(SnapshotBuffer.open(path))
             except (OSError, FormatError) as error:
                 self._log.write("snapshot-unread", path=path, reason=str(error))
                 continue
@@ -192,8 +193,8 @@ class Worker:
         self._job = None
         get_error_handler().record_exception(error)
         text = f"{type(error).__name__}: {error}"
-        self._link.send({"say": "failed", "slot": self._slot, "text": text})
-        while (message := self._link.next())["do"] != "exit":
+        self._link.send({"type": "failed", "slot": self._slot, "text": text})
+        while (message := self._link.next())["type"] != "exit":
             pass
         raise Exit(False, str(message["text"]))
 
@@ -206,12 +207,12 @@ class Worker:
 
     def _suspect(self, error: BaseException) -> None:
         text = _SOURCE_PLACE.sub("", str(error) or type(error).__name__).partition("\n")[0].partition(". ")[0]
-        self._link.send({"say": "suspect", "slot": self._slot, "generation": self._generation, "text": text})
+        self._link.send({"type": "suspect", "slot": self._slot, "generation": self._generation, "text": text})
 
     def _send_left(self, *, in_doubt: bool) -> None:
         report = self._report(in_doubt=in_doubt)
         self._log.write("left", generation=self._generation, step=report.step, in_doubt=in_doubt)
-        self._link.send({"say": "left", "report": asdict(report)})
+        self._link.send({"type": "left", "report": asdict(report)})
 
     def _report(self, *, in_doubt: bool = False) -> WorkerReport:
         job, held = self._job, self._held
@@ -247,7 +248,7 @@ class Worker:
         # The first step of a generation has the filling before it, and says nothing of the pace.
         busy_s = None if self._told_s is None else (now_s - self._told_s) / self._steps_untold * share
         step = 0 if self._job is None else self._job.step
-        progress = {"say": "progress", "slot": self._slot, "generation": self._generation, "busy_s": busy_s}
+        progress = {"type": "progress", "slot": self._slot, "generation": self._generation, "busy_s": busy_s}
         self._link.send({**progress, "step": step})
         self._told_s, self._steps_untold = now_s, 0
 
@@ -271,7 +272,7 @@ class Worker:
                 self._send_left(in_doubt=False)
             message = self._next_meeting or self._link.next()
             self._next_meeting = message
-            if message["do"] == "exit":
+            if message["type"] == "exit":
                 raise Exit(bool(message["ok"]), str(message["text"]))
             plan = Generation.from_json(message["plan"])
             if not plan.in_place or int(message["rank"]) != job.rank:
@@ -297,7 +298,7 @@ class Worker:
         self._suspect(error)
         self._send_left(in_doubt=True)
         message = self._link.next()
-        if message["do"] == "exit":
+        if message["type"] == "exit":
             raise Exit(bool(message["ok"]), str(message["text"]))
         self._next_meeting = message
         plan = Generation.from_json(message["plan"])
@@ -308,16 +309,16 @@ class Worker:
     # --- the link's thread ---
 
     def _on_urgent(self, message: Message) -> bool:
-        if message["do"] == "break":
+        if message["type"] == "break":
             self._broken = int(message["generation"])
             if self._broken == self._generation:
                 self._lower.sever()
                 threading.Timer(STILL_INSIDE_S, self._tell_if_inside, (self._broken,)).start()
             return True
-        if message["do"] == "stacks":
+        if message["type"] == "stacks":
             self._tell_stack(int(message["generation"]))
             return True
-        if message["do"] == "pause":
+        if message["type"] == "pause":
             if message.get("leave"):
                 self._leaving = int(message["generation"])
             self._paused = int(message["generation"])
@@ -333,7 +334,7 @@ class Worker:
             "step": job.step if job is not None else 0,
             **asdict(standing),
         }
-        self._link.send({"say": "stack", "slot": self._slot, "generation": generation, "stack": stack})
+        self._link.send({"type": "stack", "slot": self._slot, "generation": generation, "stack": stack})
 
     def _tell_if_inside(self, generation: int) -> None:
         """Leave a trace of where this worker sits although its generation is broken: it may be killed for it."""

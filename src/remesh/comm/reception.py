@@ -1,0 +1,63 @@
+"""Who serves callers that take their time? A thread for each, and no more of them than some at once.
+
+For parcels and scrapers, where a caller is heard out by itself; who comes when all threads are taken is hung up on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from collections.abc import Callable
+from typing import Self
+
+
+class Reception:
+    """A context manager: entered, it takes connections; left, it listens no more.
+
+    ``talk`` is called in a thread with each connection, which is closed when it returns or raises OSError.
+    """
+
+    def __init__(
+        self, listener: socket.socket, talk: Callable[[socket.socket], None], *, name: str, max_callers: int
+    ) -> None:
+        self._listener = listener
+        self._talk = talk
+        self._name = name
+        self._free = threading.Semaphore(max_callers)
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
+        self.port: int = listener.getsockname()[1]
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        # Closing alone would leave the thread in accept().
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        self._thread.join()
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:
+                # The caller is gone again, or there are no descriptors left: look again in a moment.
+                if self._ended.wait(0.05):
+                    return
+                continue
+            if self._free.acquire(blocking=False):
+                threading.Thread(target=self._hear, args=(connection,), name=f"{self._name}-talk", daemon=True).start()
+            else:
+                connection.close()
+
+    def _hear(self, connection: socket.socket) -> None:
+        try:
+            with connection, contextlib.suppress(OSError):
+                self._talk(connection)
+        finally:
+            self._free.release()
