@@ -17,9 +17,9 @@ import numpy as np
 
 from remesh.mpi.launch import Host
 from remesh.mpi.mpis import find_mpi
-from remesh.mpi.stay import Placement, run_stay
+from remesh.mpi.stay import Placement, StaySettings, run_stay
 from remesh.rounds.job_folder import JobFolder, JobSpec
-from remesh.rounds.leader import Coordinator, Settings
+from remesh.rounds.leader import Coordinator
 
 PROGRAMS = Path(__file__).resolve().parents[2] / "tests" / "mpi" / "programs"
 NUM_RANKS = 4
@@ -98,7 +98,7 @@ def run_chain(program: str, steps: int, pause_s: float, configs: Sequence[Config
         for place, config in enumerate(configs):
             is_last = place == len(configs) - 1
             stopper = Stopper(None if is_last else chance.uniform(0.05, 0.5))
-            stay = run_stay(job, config.placement, Settings(keep=1), checkpoint, lambda _: None, stopper)
+            stay = run_stay(job, config.placement, StaySettings(keep=1), checkpoint, lambda _: None, stopper)
             init_s.append(max((seconds.get("mpi_init", 0.0) for seconds in stay.ready_seconds.values()), default=0.0))
             nic_bytes += [min(stay.nic_bytes.values())] if stay.nic_bytes else []
             if stay.outcome.state != "stopped":

@@ -33,9 +33,9 @@ from remesh.mpi.arena import VARIABLE as ARRAYS_VARIABLE
 from remesh.mpi.launch import Host, Reach, Start, plan_start
 from remesh.mpi.lower.pace import SPIN_VARIABLE
 from remesh.mpi.mpis import find_mpi
-from remesh.mpi.stay import Placement, make_bed, reach_into, run_stay
+from remesh.mpi.stay import Placement, StaySettings, make_bed, reach_into, run_stay
 from remesh.rounds.job_folder import JobFolder, JobSpec
-from remesh.rounds.leader import Coordinator, Settings
+from remesh.rounds.leader import Coordinator
 from remesh.testbed.inside import command_inside
 
 _ADDED_US, _ADDED_SPINNING_US, _ADDED_TO_FILE_US = 6.0, 2.0, 8.0
@@ -256,7 +256,7 @@ def measure_carried(case: Case) -> Measured:
         spec = JobSpec(argv, case.num_ranks, str(folder), {"PATH": "/usr/bin:/bin", **case.variables})
         job = JobFolder.create(folder / "job", spec)
         memory = LowerMemory()
-        stay = run_stay(job, case.placement, Settings(), None, lambda _: None, memory)
+        stay = run_stay(job, case.placement, StaySettings(), None, lambda _: None, memory)
         if stay.outcome.state != "finished":
             raise RuntimeError(f"running {case}: {stay.outcome.cause}")
         return _read((job.logs / "rank-0000.out").read_text()) | {"lower_bytes": float(memory.most_bytes)}

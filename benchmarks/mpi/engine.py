@@ -35,7 +35,6 @@ from remesh.images import (
     dump_image,
     restore_upper,
     start_upper,
-    upper_environment,
 )
 from remesh.images.criu import dump_by_criu, find_criu
 
@@ -80,7 +79,7 @@ class Bench:
             path.touch()
         site = Site(*map(str, paths))
         argv = (sys.executable, "-c", _PROGRAM, str(num_mib))
-        command = Command(argv, upper_environment(os.environ), str(folder), leads_session=True)
+        command = Command(argv, dict(os.environ), str(folder), leads_session=True)
         bench = cls(folder, num_mib, start_upper(command, site), site)
         bench.wait_for("ready")
         return bench

@@ -23,9 +23,9 @@ from pathlib import Path
 from benchmarks.mpi import images_page
 from benchmarks.mpi.chain import PROGRAMS
 from benchmarks.report import Row, at_most, is_quick, write_report
-from remesh.mpi.stay import Placement, Stay, run_stay
+from remesh.mpi.stay import Placement, Stay, StaySettings, run_stay
 from remesh.rounds.job_folder import JobFolder, JobSpec
-from remesh.rounds.leader import Coordinator, Settings
+from remesh.rounds.leader import Coordinator
 
 _MIB = 1 << 20
 _BLOCK_BYTES = 8 * _MIB
@@ -68,7 +68,7 @@ class _Take:
             raise RuntimeError(f"checkpoint {self._asked} was not committed within {_LONGEST_S:g} s; see the job's log")
 
 
-def _stay(job: JobFolder, mpi: str, settings: Settings, take: _Take) -> Stay:
+def _stay(job: JobFolder, mpi: str, settings: StaySettings, take: _Take) -> Stay:
     """One stay, from the last checkpoint if there is one."""
     checkpoint = job.checkpoint(None) if job.checkpoints() else None
     stay = run_stay(job, Placement(mpi), settings, checkpoint, print, take)
@@ -95,9 +95,9 @@ def rows(mib: int, num_ranks: int = 2, repeat: int = 5) -> list[Row]:
 
         full = _Take(out, repeat + 1, measure_bounds)
         parts = _Take(out, repeat + 1, lambda: time.sleep(_CHANGING_S))
-        _stay(job, "mpich", Settings(keep=1), full)
-        on_openmpi = _stay(job, "openmpi", Settings(incremental=True, keep=1), parts)
-        on_mpich = _stay(job, "mpich", Settings(keep=1), _Take(out, 1))
+        _stay(job, "mpich", StaySettings(keep=1), full)
+        on_openmpi = _stay(job, "openmpi", StaySettings(incremental=True, keep=1), parts)
+        on_mpich = _stay(job, "mpich", StaySettings(keep=1), _Take(out, 1))
         name = f"{num_ranks} x {mib} MiB"
         return [
             *_full_rows(name, full.taken, plain_s, direct_s),
@@ -170,8 +170,8 @@ def object_rows(num_objects: int = _NUM_OBJECTS) -> list[Row]:
             argv = (sys.executable, str(PROGRAMS / "objects.py"), str(num_objects))
             job = JobFolder.create(folder / after, JobSpec(argv, 2, str(folder), _ENVIRONMENT))
             out = job.logs / "rank-0000.out"
-            _stay(job, before, Settings(keep=1), _Take(out, 1))
-            stay = run_stay(job, Placement(after), Settings(keep=1), job.checkpoint(None), print)
+            _stay(job, before, StaySettings(keep=1), _Take(out, 1))
+            stay = run_stay(job, Placement(after), StaySettings(keep=1), job.checkpoint(None), print)
             if stay.outcome.state != "finished":
                 raise RuntimeError(stay.outcome.cause)
             told = dict(line.split() for line in out.read_text().splitlines() if " " in line)

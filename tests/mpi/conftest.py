@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 import remesh
-from remesh.mpi.stay import Placement, Stay, Watch, run_stay
+from remesh.mpi.stay import Placement, Stay, StaySettings, Watch, run_stay
 from remesh.rounds.job_folder import Checkpoint, JobFolder, JobSpec
-from remesh.rounds.leader import Coordinator, Settings
+from remesh.rounds.leader import Coordinator
 
 collect_ignore_glob = ["programs/*", "lower_alone.py", "missing_names.py"]
 
@@ -42,13 +42,13 @@ class Job:
         self,
         placement: Placement | str,
         *,
-        settings: Settings | None = None,
+        settings: StaySettings | None = None,
         checkpoint: Checkpoint | None = None,
         watch: Watch | None = None,
     ) -> Stay:
         """Run it until it ends or stops."""
         placed = Placement(placement) if isinstance(placement, str) else placement
-        return run_stay(self.folder, placed, settings or Settings(), checkpoint, self.said.append, watch)
+        return run_stay(self.folder, placed, settings or StaySettings(), checkpoint, self.said.append, watch)
 
     @property
     def answer(self) -> str | None:

@@ -31,8 +31,8 @@ import numpy as np
 
 from remesh.mpi.launch import ROWS, SHM, Reach, plan_start
 from remesh.mpi.mpis import KINDS, find_mpi
-from remesh.mpi.stay import Placement
-from remesh.rounds.leader import Coordinator, Settings
+from remesh.mpi.stay import Placement, StaySettings
+from remesh.rounds.leader import Coordinator
 from tests.mpi.conftest import PROGRAMS, Job
 
 _PLACES = [(row.mpi, row.network) for row in ROWS if row.one_host is not None]
@@ -165,7 +165,7 @@ def run_restarted(program: Program) -> Seen:
     """As a job that goes from MPI to MPI, until it ends."""
     chance = program.chance("restarted")
     goes_back = "files" in program.without and chance.random() < 0.5
-    settings = Settings(keep=3, incremental=chance.random() < 0.3, compress=chance.random() < 0.2)
+    settings = StaySettings(keep=3, incremental=chance.random() < 0.3, compress=chance.random() < 0.2)
     shared, native = chance.choice("01"), chance.choice(("", "", "", "ctypes"))
     seen = Seen("")
     with tempfile.TemporaryDirectory(prefix="remesh-hunt-") as folder:

@@ -35,7 +35,6 @@ from remesh.images import (
     freeze,
     restore_upper,
     start_upper,
-    upper_environment,
 )
 from remesh.images import upper as upper_module
 from remesh.images.criu import dump_by_criu, find_criu
@@ -93,7 +92,7 @@ class Stage:
     def start(self, program: str, *, leads_session: bool = False) -> Upper:
         """Run the program until it is ready."""
         text = "import os, sys, time, threading\n" + textwrap.dedent(program)
-        environment = {**upper_environment(os.environ), "OPENBLAS_NUM_THREADS": "2"}
+        environment = {**os.environ, "OPENBLAS_NUM_THREADS": "2"}
         command = Command((sys.executable, "-c", text), environment, str(self.work), leads_session)
         upper = start_upper(command, self._new_site())
         self._uppers.append(upper)

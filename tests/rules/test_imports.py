@@ -18,10 +18,12 @@ _FOUNDATION = {
     "checksums",
     "collector",
     "errors",
+    "files",
     "first_use",
     "linux",
     "options",
     "torch_private",
+    "retention",
 }
 _MOVES = _FOUNDATION | {"comm", "layout", "reshard"}
 _ALL_ROOMS = {module.room for module in modules()} - {""}
@@ -34,8 +36,10 @@ ARROW: dict[str, set[str]] = {
     "torch_private": {"errors"},
     "checksums": set(),
     "collector": set(),
+    "files": set(),
     "linux": {"errors"},
     "options": {"errors"},
+    "retention": {"errors"},
     "layout": _FOUNDATION,
     "comm": _FOUNDATION,
     "reshard": _FOUNDATION | {"comm", "layout"},
@@ -45,7 +49,7 @@ ARROW: dict[str, set[str]] = {
     "pipeline": _MOVES,
     "elastic": _MOVES | {"checkpoint", "pipeline"},
     "images": _FOUNDATION,
-    "rounds": _FOUNDATION | {"comm", "images"},
+    "rounds": _FOUNDATION | {"comm"},
     # The launch of a job knows testbeds as one kind of hosts.
     "mpi": _FOUNDATION | {"comm", "images", "rounds", "testbed"},
     "testbed": _FOUNDATION,
@@ -167,6 +171,7 @@ _PURE_ELSEWHERE = {
     "remesh.mpi.upper.file_views",
     "remesh.mpi.upper.layouts",
     "remesh.options",
+    "remesh.retention",
     "remesh.rounds.clock",
     "remesh.rounds.drain",
     "remesh.rounds.machine",

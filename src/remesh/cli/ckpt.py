@@ -15,7 +15,6 @@ from rich.table import Table
 from remesh.checkpoint.errors import CheckpointMismatchError
 from remesh.checkpoint.formats.torch_format import check_files
 from remesh.checkpoint.plan.manifest import StoredTensor
-from remesh.checkpoint.plan.retention import KeepEvery, KeepLast, Policy
 from remesh.checkpoint.run import safetensors
 from remesh.checkpoint.run.conversion import Contents, Format, convert, gather_contents, merge, open_any
 from remesh.checkpoint.run.housekeeping import (
@@ -32,6 +31,7 @@ from remesh.checkpoint.storage import Location, location_of, store_of
 from remesh.checkpoint.storage.integrity import SHA256_FNAME, check_sha256_manifest, read_checksums, verify
 from remesh.layout import Box
 from remesh.layout.from_torch import torch_dtype
+from remesh.retention import KeepEvery, KeepLast, Policy
 
 _MAX_CELLS = 32
 _MARKS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"

@@ -19,9 +19,8 @@ from remesh.errors import ConfigError, Error, PeerError
 from remesh.images.kinds import OpenFilePolicy
 from remesh.mpi.mpis import Installation, find_all
 from remesh.mpi.slurm import make_script
-from remesh.mpi.stay import Placement, find_launch, make_bed, parse_hosts, run_stay
+from remesh.mpi.stay import Placement, StaySettings, find_launch, make_bed, parse_hosts, run_stay
 from remesh.rounds.job_folder import JobFolder, JobSpec
-from remesh.rounds.leader import Settings
 
 _ROOT = "remesh-jobs"
 _MIB = 1 << 20
@@ -111,13 +110,13 @@ def _read_how(
     network: str | None,
     testbed: str | None,
     **settings: Any,
-) -> tuple[Placement, Settings]:
+) -> tuple[Placement, StaySettings]:
     placed = () if hosts is None else parse_hosts(hosts, num_ranks)
     placement = Placement(mpi_name, network, placed, testbed)
     find_launch(placement)
     if testbed is not None:
         make_bed(placement)
-    return placement, Settings(**settings)
+    return placement, StaySettings(**settings)
 
 
 def _refuse_missing(program: str) -> None:
@@ -130,7 +129,7 @@ def _refuse_missing(program: str) -> None:
         )
 
 
-def _stay(folder: JobFolder, placement: Placement, settings: Settings, checkpoint: Any) -> None:
+def _stay(folder: JobFolder, placement: Placement, settings: StaySettings, checkpoint: Any) -> None:
     stay = run_stay(folder, placement, settings, checkpoint, lambda line: click.echo(f"remesh: {line}", err=True))
     click.echo(f"remesh: {stay.outcome.state}: {stay.outcome.cause}", err=True)
     sys.exit(stay.outcome.exit_code)
@@ -167,14 +166,22 @@ def list_jobs() -> None:
     root = _jobs_root()
     for path in sorted(root.iterdir()) if root.is_dir() else []:
         if (path / "job.json").is_file():
-            folder = JobFolder(path)
-            state = folder.read_state()
-            numbers = ", ".join(str(each.number) for each in folder.checkpoints())
-            table.add_row(folder.name, state.state, str(folder.read_spec().num_ranks), numbers or "none", state.cause)
+            table.add_row(path.name, *_row(JobFolder(path)))
     if not table.row_count:
         click.echo(f"remesh: no job in {root}; name another folder in REMESH_JOBS", err=True)
         return
     Console(file=sys.stdout).print(table)
+
+
+def _row(folder: JobFolder) -> tuple[str, str, str, str]:
+    """What `ls` shows of a job; one that is damaged hides no other."""
+    found = folder.checkpoints()
+    numbers = ", ".join(f"{each.number}{' (damaged)' if each.problem else ''}" for each in found) or "none"
+    try:
+        state, spec = folder.find_state(), folder.read_spec()
+    except Error as error:
+        return "damaged", "", numbers, str(error)
+    return state.state, str(spec.num_ranks), numbers, state.cause
 
 
 @mpi.command("show", short_help="Print a job, a checkpoint or an image as JSON.")
@@ -186,7 +193,7 @@ def show(what: str) -> None:
         click.echo(json.dumps(_describe_path(path), indent=1, default=str))
         return
     folder = JobFolder.find(what, _jobs_root())
-    state = folder.read_state()
+    state = folder.find_state()
     value: dict[str, Any] = {
         "job": str(folder.path),
         "argv": folder.read_spec().argv,
@@ -194,7 +201,10 @@ def show(what: str) -> None:
         "state": state.state,
         "cause": state.cause,
         "launch": state.launch,
-        "checkpoints": [each.manifest for each in folder.checkpoints()],
+        "checkpoints": [
+            {"number": each.number, "problem": each.problem} if each.problem else each.manifest
+            for each in folder.checkpoints()
+        ],
     }
     if state.addresses:
         try:
@@ -251,16 +261,18 @@ def _describe_path(path: Path) -> Any:
 
 
 def _call(folder: JobFolder) -> Line:
-    state = folder.read_state()
+    state = folder.find_state()
     if not state.addresses:
-        how = "go on with it by `remesh mpi restart`" if folder.checkpoints() else "it has no checkpoint to go on from"
+        can_go_on = any(not each.problem for each in folder.checkpoints())
+        how = "go on with it by `remesh mpi restart`" if can_go_on else "it has no checkpoint to go on from"
+        if state.state == "finished":
+            how = "it has nothing left to save"
         raise ConfigError(f"calling job {folder.name}: it is {state.state} ({state.cause}), expected it to run; {how}")
     return Line.connect(list(state.addresses), folder.read_token(), f"calling job {folder.name}")
 
 
 def _refuse_if_running(folder: JobFolder) -> None:
-    state = folder.read_state()
-    if not state.addresses:
+    if not folder.find_state().addresses:
         return
     try:
         line = _call(folder)

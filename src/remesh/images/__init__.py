@@ -28,7 +28,7 @@ if TYPE_CHECKING:
         Site,
     )
     from remesh.images.stored import describe_image
-    from remesh.images.upper import Upper, restore_upper, start_upper, upper_environment
+    from remesh.images.upper import Upper, restore_upper, start_upper
 
 __all__ = [
     "CHANNEL_PATH",
@@ -51,7 +51,6 @@ __all__ = [
     "freeze",
     "restore_upper",
     "start_upper",
-    "upper_environment",
 ]
 
 _HOMES = {
@@ -75,7 +74,6 @@ _HOMES = {
     "freeze": "remesh.images.frozen",
     "restore_upper": "remesh.images.upper",
     "start_upper": "remesh.images.upper",
-    "upper_environment": "remesh.images.upper",
 }
 
 

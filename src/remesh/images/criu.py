@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Final
 
 from remesh.errors import ConfigError, FormatError
+from remesh.files import flush
 from remesh.images.clocks import Clocks, clocks_of
 from remesh.images.format import CRIU_FILE
 from remesh.images.kinds import ARENA_PATH, CHANNEL_PATH, INNER_PID, STDERR_PATH, STDOUT_PATH
@@ -128,17 +129,10 @@ def dump_by_criu(pid: int, directory: Path) -> int:
         raise
     finally:
         os.kill(pid, signal.SIGCONT)
-    return sum(_flush(path) for path in directory.rglob("*") if path.is_file())
-
-
-def _flush(path: Path) -> int:
-    """Wait until a file is on the disk; its length."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-        return os.fstat(descriptor).st_size
-    finally:
-        os.close(descriptor)
+    paths = [path for path in directory.rglob("*") if path.is_file()]
+    for path in (*paths, directory):
+        flush(path)
+    return sum(path.stat().st_size for path in paths)
 
 
 def bring_back_by_criu(directory: Path) -> None:

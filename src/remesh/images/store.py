@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 from remesh.errors import StorageError
+from remesh.files import flush, write_new
 from remesh.images import format as image_format
 from remesh.images.format import Ancestor, ChunksState, Header, Machine, Seal, StoredFile
 from remesh.images.records import to_json
@@ -98,24 +98,10 @@ def _json_bytes(record: Any) -> bytes:
 
 
 def _write_file(path: Path, content: bytes) -> StoredFile:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    with open(descriptor, "wb", buffering=0) as file:
-        left = memoryview(content)
-        while left:
-            left = left[file.write(left) :]
-        os.fsync(descriptor)
+    write_new(path, content)
     return StoredFile(len(content), hashlib.sha256(content).hexdigest())
 
 
 def _flush_pages(path: Path, num_bytes: int) -> StoredFile:
     flush(path)
     return StoredFile(num_bytes, "")
-
-
-def flush(path: Path) -> None:
-    """Wait until a file, or the names in a folder, are on the disk: a rename is there after a crash, too."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

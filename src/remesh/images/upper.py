@@ -14,7 +14,7 @@ import stat
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -26,8 +26,6 @@ from remesh.images.machine import check_platform
 from remesh.linux import procfs
 from remesh.linux.calls import PR_SET_CHILD_SUBREAPER, prctl
 
-_MPI_PREFIXES: Final = ("OMPI_", "PMIX", "PMI_", "PRTE", "MPI", "I_MPI", "HYDRA", "FI_", "UCX")
-"""Variables that launchers and MPI libraries set or read: the program has no MPI library inside."""
 _MODULE: Final = "remesh.images.init"
 _END_TIMEOUT_S: Final = 30.0
 
@@ -120,19 +118,6 @@ def restore_upper(
     """
     order = {"image": str(Path(image).absolute()), "open_files": open_files.value}
     return _start(order, site, f"restoring {image}", timeout_s)
-
-
-def upper_environment(environ: Mapping[str, str], *, first_on_path: str | None = None) -> dict[str, str]:
-    """An environment without the variables of MPI libraries and launchers; ``first_on_path`` leads its PYTHONPATH.
-
-    >>> upper_environment({"HOME": "/h", "PMI_RANK": "3", "PYTHONPATH": "/p"}, first_on_path="/s")
-    {'HOME': '/h', 'PYTHONPATH': '/s:/p'}
-    """
-    clean = {name: value for name, value in environ.items() if not name.startswith(_MPI_PREFIXES)}
-    if first_on_path is not None:
-        paths = [first_on_path, *filter(None, [clean.get("PYTHONPATH")])]
-        clean["PYTHONPATH"] = os.pathsep.join(paths)
-    return clean
 
 
 # --- the way to init and back ---

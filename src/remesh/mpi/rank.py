@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import os
 import shutil
 import sys
 import time
@@ -22,8 +21,8 @@ from typing import IO, Any
 
 from remesh.comm.messages import Message
 from remesh.errors import Error, FormatError, PeerError, StorageError
+from remesh.files import flush, write_new
 from remesh.images import Frozen, NotImageable, Upper, check_imageable, dump_image, freeze
-from remesh.images.store import flush
 from remesh.mpi.lower.collectives import WORLD
 from remesh.mpi.lower.half import LowerHalf
 from remesh.rounds.control import Control
@@ -305,9 +304,6 @@ def read_state(folder: Path, report: Mapping[str, Any]) -> bytes:
 
 def _write_durable(path: Path, data: bytes) -> None:
     try:
-        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
+        write_new(path, data)
     except OSError as error:
         raise StorageError(f"writing {path}: {error.strerror}; see its space and rights") from error

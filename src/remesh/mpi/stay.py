@@ -21,6 +21,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from remesh.errors import ConfigError, StorageError
+from remesh.images.kinds import OpenFilePolicy
 from remesh.mpi import rsh
 from remesh.mpi.launch import Host, Reach, Start, default_network, find_row, plan_start
 from remesh.mpi.mpis import Installation, find_mpi
@@ -72,6 +73,14 @@ class Stay:
     """Bytes that left each host of a testbed; empty otherwise."""
 
 
+@dataclass(frozen=True, slots=True)
+class StaySettings(Settings):
+    """How a job takes its checkpoints, and comes back from one."""
+
+    open_files: OpenFilePolicy = OpenFilePolicy.TRUNCATE
+    """At a restart: of files that the program had open for writing."""
+
+
 Watch = Callable[[Coordinator], None]
 """Called again and again while the job runs."""
 
@@ -113,7 +122,7 @@ def find_launch(placement: Placement) -> tuple[Installation, str]:
 def run_stay(
     folder: JobFolder,
     placement: Placement,
-    settings: Settings,
+    settings: StaySettings,
     checkpoint: Checkpoint | None,
     say: Callable[[str], None],
     watch: Watch | None = None,

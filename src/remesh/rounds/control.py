@@ -1,6 +1,6 @@
 """How does a lower half hear its coordinator while it serves? A thread that reads, and wakes the one that serves.
 
-The thread calls nothing of MPI and changes nothing but its queue.
+The thread calls no communication library and changes nothing but its queue.
 """
 
 from __future__ import annotations

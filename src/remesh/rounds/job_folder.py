@@ -18,7 +18,6 @@ import contextlib
 import fcntl
 import hashlib
 import json
-import os
 import re
 import secrets
 import shutil
@@ -30,7 +29,8 @@ from typing import Any, Final, Self
 
 from remesh.comm.token import Token
 from remesh.errors import ConfigError, FormatError, StorageError
-from remesh.images.store import flush
+from remesh.files import flush, replace_whole, write_new
+from remesh.retention import KeepLast, Saved, decide_kept
 
 _VERSION: Final = 1
 _NUMBER: Final = re.compile(r"\d{6}")
@@ -48,11 +48,11 @@ class JobSpec:
     folder: str
     """Working directory of the program, absolute."""
     environment: Mapping[str, str]
-    """Of the program, before MPI's own variables are taken out."""
+    """Of the program, as its user has it."""
 
     def __post_init__(self) -> None:
         if not self.argv:
-            raise ConfigError("describing a job: no program was named; add one, as in `remesh mpi run -n 4 app.py`")
+            raise ConfigError("describing a job: no program was named; add one, as in `run -n 4 app.py`")
         if self.num_ranks < 1:
             raise ConfigError(f"describing a job: {self.num_ranks} ranks, expected at least 1; give -n")
 
@@ -71,7 +71,7 @@ class JobState:
     """Of the coordinator, on ``host``."""
     host: str = ""
     launch: Mapping[str, Any] | None = None
-    """The MPI, network and hosts of the last start."""
+    """How the job was started last, in the words of its launcher."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +81,9 @@ class Checkpoint:
     number: int
     path: Path
     manifest: Mapping[str, Any]
+    """Empty if it is damaged."""
+    problem: str = ""
+    """Why it cannot be used; empty if it can."""
 
     def rank_folder(self, rank: int) -> Path:
         """Where a rank's part lies."""
@@ -115,7 +118,7 @@ class JobFolder:
         (self.path / ".gitignore").write_text("*\n")
         self.logs.mkdir()
         self.images.mkdir()
-        _write_private(self.path / "token", secrets.token_bytes(32))
+        write_new(self.path / "token", secrets.token_bytes(32))
         write_whole(self.path / "job.json", _to_json({"version": _VERSION, **asdict(spec)}))
         self.write_state(JobState("starting"))
 
@@ -139,7 +142,7 @@ class JobFolder:
         state = self.read_state()
         who = f"process {state.pid} on {state.host} leads it" if state.pid else "another process is about to lead it"
         return ConfigError(
-            f"leading job {self.name}: {who}, expected nobody; stop it first, as with `remesh mpi checkpoint --stop`"
+            f"leading job {self.name}: {who}, expected nobody; stop it first, as with `checkpoint --stop`"
         )
 
     @classmethod
@@ -148,7 +151,7 @@ class JobFolder:
         for path in (Path(text), root / text):
             if (path / "job.json").is_file():
                 return cls(path.absolute())
-        raise ConfigError(f"looking for job {text!r}: neither {text} nor {root / text} holds a job.json; see `mpi ls`")
+        raise ConfigError(f"looking for job {text!r}: neither {text} nor {root / text} holds a job.json; see `ls`")
 
     @property
     def name(self) -> str:
@@ -167,13 +170,12 @@ class JobFolder:
 
     def read_spec(self) -> JobSpec:
         """What was asked for."""
-        value = _read_json(self.path / "job.json")
-        try:
-            if value.pop("version") != _VERSION:
-                raise FormatError("version", f"reading {self.path / 'job.json'}: another version of Remesh made it")
+        path = self.path / "job.json"
+        value = _read_json(path)
+        if value.pop("version", None) != _VERSION:
+            raise FormatError("version", f"reading {path}: another version of Remesh made it; restart it by that one")
+        with _told_as_damaged(path):
             return JobSpec(**{**value, "argv": tuple(value["argv"])})
-        except (KeyError, TypeError) as error:
-            raise FormatError("bad-job", f"reading {self.path / 'job.json'}: {error!r}; it is damaged") from error
 
     def read_token(self) -> Token:
         """The secret of the job; `StorageError` for anybody but its owner."""
@@ -184,9 +186,28 @@ class JobFolder:
 
     def read_state(self) -> JobState:
         """How the job stands, as its coordinator last said."""
-        value = _read_json(self.path / "state.json")
-        value["addresses"] = tuple((str(host), int(port)) for host, port in value["addresses"])
-        return JobState(**value)
+        path = self.path / "state.json"
+        value = _read_json(path)
+        with _told_as_damaged(path):
+            addresses = tuple((str(host), int(port)) for host, port in value["addresses"])
+            return JobState(**{**value, "addresses": addresses})
+
+    def find_state(self) -> JobState:
+        """How the job stands, also when its coordinator could not say so: one that was killed leads it no more."""
+        state = self.read_state()
+        if state.state != "running" or self._is_led() or self.read_state() != state:
+            return state
+        cause = f"its coordinator, process {state.pid} on {state.host}, is gone"
+        return replace(state, state="failed", cause=cause, addresses=(), pid=0)
+
+    def _is_led(self) -> bool:
+        """Whether a process leads the job; also where nobody can tell."""
+        with (self.path / "job.json").open("rb") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except OSError:
+                return True
+        return False
 
     def write_state(self, state: JobState) -> None:
         """Replace the state."""
@@ -206,23 +227,29 @@ class JobFolder:
     # --- checkpoints ---
 
     def checkpoints(self) -> list[Checkpoint]:
-        """Those that are committed, oldest first; a damaged manifest raises `FormatError`."""
-        places = [(number, self.images / f"{number:06d}") for number in self._numbers()]
-        return [Checkpoint(number, place, read_manifest(place)) for number, place in places]
+        """Those that are committed, oldest first; a damaged one is among them, and harms no other."""
+        return [_look_at(number, self.images / f"{number:06d}") for number in self._numbers()]
 
     def checkpoint(self, number: int | None) -> Checkpoint:
-        """The one of this number, or the last one."""
+        """The one of this number, or the last one; `FormatError` if it is damaged."""
         found = [each for each in self.checkpoints() if number in (None, each.number)]
         if not found:
             which = "a checkpoint" if number is None else f"checkpoint {number}"
             raise ConfigError(f"looking for {which} of job {self.name}: {self._what_there_is()}")
+        if found[-1].problem:
+            raise FormatError(
+                "bad-manifest",
+                f"{found[-1].problem}; name another one with --checkpoint: {self._whole_ones() or 'there is none'}",
+            )
         return found[-1]
 
     def _what_there_is(self) -> str:
-        numbers = ", ".join(str(each.number) for each in self.checkpoints())
-        if numbers:
+        if numbers := self._whole_ones():
             return f"expected one of {numbers}; leave --checkpoint out for the last"
-        return "it has none; start its program anew with `remesh mpi run`, and --every for checkpoints"
+        return "it has none; start its program anew with `run`, and --every for checkpoints"
+
+    def _whole_ones(self) -> str:
+        return ", ".join(str(each.number) for each in self.checkpoints() if not each.problem)
 
     def begin_checkpoint(self) -> tuple[int, Path]:
         """Number and folder of the next one; what earlier attempts have left is removed."""
@@ -237,7 +264,7 @@ class JobFolder:
         body = _to_json(manifest)
         digest = hashlib.sha256(body).hexdigest()
         # Nobody looks into the folder before it has its name: each step needs the disk once.
-        _write_private(part / "manifest.json", _to_json({"manifest": manifest, "sha256": digest}))
+        write_new(part / "manifest.json", _to_json({"manifest": manifest, "sha256": digest}))
         flush(part)
         final = part.with_name(part.name.removesuffix(_PART))
         part.rename(final)
@@ -247,15 +274,17 @@ class JobFolder:
     def keep_last(self, count: int) -> list[int]:
         """Remove what was given up, and all but the last ``count`` checkpoints and those that they build upon.
 
-        Nobody is about to take one. Returns the numbers of the checkpoints that are gone.
+        Damaged ones do not count, and stay until so many later ones are whole. Nobody is about to take one. Returns the
+        numbers of the checkpoints that are gone.
         """
         self._remove_parts()
-        numbers = self._numbers()
-        needed: set[int] = set()
-        for number in numbers[-count:]:
-            # Complete: what a checkpoint needs does not follow from what those need in turn.
-            needed |= {number, *read_manifest(self.images / f"{number:06d}").get("builds_upon", ())}
-        removed = [number for number in numbers if number not in needed]
+        found = self.checkpoints()
+        whole = {each.number: each for each in found if not each.problem}
+        kept = decide_kept([Saved(number) for number in whole], [KeepLast(count)])
+        # Complete: what a checkpoint needs does not follow from what those need in turn.
+        needed = set(kept).union(*(whole[number].manifest.get("builds_upon", ()) for number in kept))
+        first = min(kept) if len(kept) == count else 0
+        removed = [each.number for each in found if each.number < first and each.number not in needed]
         for number in removed:
             # Renamed first: a folder that is half removed must not look like a checkpoint.
             doomed = self.images / f"{number:06d}"
@@ -281,6 +310,13 @@ def rank_name(rank: int) -> str:
     return f"rank-{rank:04d}"
 
 
+def _look_at(number: int, place: Path) -> Checkpoint:
+    try:
+        return Checkpoint(number, place, read_manifest(place))
+    except (StorageError, FormatError) as error:
+        return Checkpoint(number, place, {}, str(error))
+
+
 def read_manifest(folder: Path) -> dict[str, Any]:
     """The manifest of a checkpoint, checked against its own digest."""
     value = _read_json(folder / "manifest.json")
@@ -291,21 +327,20 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 
 
 def write_whole(path: Path, data: bytes) -> None:
-    """Replace a file: readers see the old bytes or the new ones, and the new ones are on the disk."""
-    fresh = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    """Replace a file durably; `StorageError` where it cannot be done."""
     try:
-        _write_private(fresh, data)
-        fresh.replace(path)
+        replace_whole(path, data)
     except OSError as error:
-        fresh.unlink(missing_ok=True)
         raise StorageError(f"writing {path}: {error.strerror}; see its space and rights") from error
 
 
-def _write_private(path: Path, data: bytes) -> None:
-    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
+@contextlib.contextmanager
+def _told_as_damaged(path: Path) -> Iterator[None]:
+    """What a missing, unknown or wrong value raises becomes a `FormatError`."""
+    try:
+        yield
+    except (KeyError, TypeError, ValueError) as error:
+        raise FormatError("bad-job", f"reading {path}: {error!r}; it is damaged, or another version's") from error
 
 
 def _to_json(value: Any) -> bytes:

@@ -21,7 +21,6 @@ from typing import Any
 from remesh.comm.messages import Message
 from remesh.comm.server import Peer, Server
 from remesh.errors import Error
-from remesh.images.kinds import OpenFilePolicy
 from remesh.rounds.job_folder import JobFolder, rank_name
 from remesh.rounds.machine import Ask, Commit, End, Ending, Instruction, Obstacle, Round, TakeImage
 from remesh.rounds.status import Status
@@ -39,7 +38,7 @@ _REMOVAL_LOOK_S = 0.005
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """How a job takes its checkpoints, and comes back from one."""
+    """How a job takes its checkpoints."""
 
     every_s: float | None = None
     """Between periodic checkpoints; None for none."""
@@ -50,8 +49,6 @@ class Settings:
     """For all ranks to come up, images read and all."""
     incremental: bool = False
     compress: bool = False
-    open_files: OpenFilePolicy = OpenFilePolicy.TRUNCATE
-    """At a restart: of files that the program had open for writing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +194,7 @@ class Coordinator:
         if size != self._num_ranks or rank in self._ranks:
             self.fail(
                 f"rank {rank} of {size} came up, expected each of {self._num_ranks} once; the launcher may have started"
-                " single processes, because its MPI and that of the environment differ"
+                " single processes, because it does not belong to the library that they run by"
             )
             return
         self._ranks[rank], self._rank_of[caller] = caller, rank
@@ -329,7 +326,7 @@ class Coordinator:
             "number": attempt.number,
             "num_ranks": self._num_ranks,
             "taken": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-            "mpi": sorted({str(hello.get("mpi")) for hello in self._hellos.values()}),
+            **self._made_by(),
             "builds_upon": sorted(bases),
             "ranks": {rank_name(rank): message["report"] for rank, message in sorted(attempt.images.items())},
         }
@@ -338,6 +335,11 @@ class Coordinator:
         except (Error, OSError) as error:
             return str(error)
         return ""
+
+    def _made_by(self) -> dict[str, list[str]]:
+        """What the ranks say of what runs them: all different answers, by name."""
+        told = [dict(hello.get("made_by", {})) for hello in self._hellos.values()]
+        return {name: sorted({str(each[name]) for each in told if name in each}) for each in told for name in each}
 
     def _clear_away(self) -> None:
         """Removing gigabytes takes time: a thread does it once the ranks run again, and it hurts nothing if it fails.

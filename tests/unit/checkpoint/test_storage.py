@@ -13,7 +13,6 @@ from click.testing import CliRunner
 import remesh
 from remesh import dist_checkpointing
 from remesh.checkpoint.errors import CheckpointFormatError, CheckpointPathError
-from remesh.checkpoint.plan.retention import KeepLast
 from remesh.checkpoint.plan.step_names import step_name
 from remesh.checkpoint.run.commit import IN_PROGRESS_FNAME
 from remesh.checkpoint.run.housekeeping import decide_removals, list_checkpoints, remove_checkpoint
@@ -23,6 +22,7 @@ from remesh.cli import main
 from remesh.dist_checkpointing import ShardedObject, ShardedTensor
 from remesh.dist_checkpointing.core import CONFIG_FNAME
 from remesh.errors import ConfigError, StorageError
+from remesh.retention import KeepLast
 from tests.unit.checkpoint.stores import BUCKET, CREDENTIALS
 
 STATE = {"w": torch.arange(600.0).reshape(20, 30), "b": torch.arange(7, dtype=torch.int16), "step": 3, "lr": [0.1]}

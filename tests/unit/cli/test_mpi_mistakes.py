@@ -50,11 +50,27 @@ def test_what_cannot_be_started_leaves_no_job(here: Path, options: tuple[str, ..
 def test_a_job_that_has_ended_is_gone_on_with_only_from_a_checkpoint(here: Path) -> None:
     folder = JobFolder.create(here / "job", JobSpec(("app.py",), 2, "/", {}))
     folder.write_state(JobState("finished", "all is well"))
-    assert "finished (all is well), expected it to run; it has no checkpoint" in _refusal("checkpoint", "job")
+    assert "finished (all is well), expected it to run; it has nothing left to save" in _refusal("checkpoint", "job")
+    folder.write_state(JobState("failed", "rank 1 is gone"))
+    assert "failed (rank 1 is gone), expected it to run; it has no checkpoint" in _refusal("checkpoint", "job")
     assert "it has none; start its program anew" in _refusal("restart", "job")
     folder.commit_checkpoint(folder.begin_checkpoint()[1], {"number": 1})
     assert "go on with it by `remesh mpi restart`" in _refusal("checkpoint", "job")
     assert "expected one of 1; leave --checkpoint out" in _refusal("restart", "job", "--checkpoint", "7")
+
+
+def test_a_damaged_job_hides_no_other(here: Path) -> None:
+    for name in ("good", "odd", "half"):
+        folder = JobFolder.create(here / "remesh-jobs" / name, JobSpec(("app.py",), 2, "/", {}))
+        folder.commit_checkpoint(folder.begin_checkpoint()[1], {"number": 1})
+    (here / "remesh-jobs" / "odd" / "state.json").write_text('{"state": "running"}')
+    (here / "remesh-jobs" / "half" / "images" / "000001" / "manifest.json").write_text("{")
+    shown = CliRunner().invoke(mpi, ["ls"])
+    assert shown.exit_code == 0, shown.exception
+    rows = {words[1]: words for line in shown.stdout.splitlines() if len(words := line.split()) > 7}
+    assert {rows[name][3] for name in ("good", "half")} == {"starting"} and rows["odd"][3] == "damaged"
+    assert "(damaged)" in rows["half"]
+    assert CliRunner().invoke(mpi, ["show", "half"]).exit_code == 0
 
 
 def test_a_folder_without_jobs_is_named(here: Path) -> None:

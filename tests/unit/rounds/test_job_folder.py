@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import errno
+import json
 import shutil
 import stat
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -101,14 +103,69 @@ def test_a_changed_manifest_is_refused(folder: JobFolder) -> None:
     path = final / "manifest.json"
     path.write_text(path.read_text().replace('"number": 1', '"number": 2'))
     with pytest.raises(FormatError, match="digest"):
-        folder.checkpoints()
+        folder.checkpoint(1)
+
+
+def commit(folder: JobFolder, number: int, builds_upon: Sequence[int] = ()) -> Path:
+    begun, part = folder.begin_checkpoint()
+    assert begun == number
+    return folder.commit_checkpoint(part, {"number": number, "builds_upon": list(builds_upon)})
+
+
+@pytest.mark.parametrize("damage", ["half", "gone", "no object", "no manifest"])
+def test_a_damaged_checkpoint_harms_no_other(folder: JobFolder, damage: str) -> None:
+    for number in (1, 2, 3):
+        commit(folder, number)
+    path = folder.images / "000003" / "manifest.json"
+    text = path.read_text()
+    path.unlink()
+    if damage != "gone":
+        path.write_text({"half": text[: len(text) // 2], "no object": "[]", "no manifest": "{}"}[damage])
+    assert [bool(each.problem) for each in folder.checkpoints()] == [False, False, True]
+    assert folder.checkpoint(2).manifest["number"] == 2
+    # The last one is what was asked for, and nobody chooses an older one in silence.
+    with pytest.raises(FormatError, match=r"manifest.json.*name another one with --checkpoint: 1, 2"):
+        folder.checkpoint(None)
+
+
+def test_a_damaged_checkpoint_does_not_count_among_those_that_are_kept(folder: JobFolder) -> None:
+    for number in (1, 2, 3):
+        commit(folder, number)
+    (folder.images / "000003" / "manifest.json").write_text("{")
+    assert folder.keep_last(2) == []
+    commit(folder, 4)
+    assert folder.keep_last(2) == [1]
+    commit(folder, 5)
+    assert folder.keep_last(2) == [2, 3]
+    assert [each.number for each in folder.checkpoints()] == [4, 5]
+
+
+@pytest.mark.parametrize("name", ["job.json", "state.json"])
+@pytest.mark.parametrize("change", ["missing", "unknown", "wrong"])
+def test_a_file_of_the_job_with_other_fields_is_told_as_damaged(folder: JobFolder, name: str, change: str) -> None:
+    value = json.loads((folder.path / name).read_text())
+    field = {"job.json": "argv", "state.json": "addresses"}[name]
+    value |= {"unknown": {"colour": 1}, "wrong": {field: 3}}.get(change, {})
+    if change == "missing":
+        del value[field]
+    (folder.path / name).write_text(json.dumps(value))
+    with pytest.raises(FormatError, match=f"{name}: .*it is damaged"):
+        folder.read_spec() if name == "job.json" else folder.read_state()
+
+
+def test_a_job_whose_coordinator_was_killed_does_not_run_for_ever(folder: JobFolder) -> None:
+    running = JobState("running", "2 ranks on h", (("127.0.0.1", 5),), 77, "h")
+    folder.write_state(running)
+    with folder.lead():
+        assert folder.find_state() == running
+    found = folder.find_state()
+    assert (found.state, found.addresses) == ("failed", ()) and "process 77 on h, is gone" in found.cause
 
 
 def test_the_last_checkpoints_stay_with_those_they_build_upon(folder: JobFolder) -> None:
     bases = {1: [], 2: [1], 3: [], 4: [], 5: [4], 6: [4, 5]}
     for number, base in bases.items():
-        _, part = folder.begin_checkpoint()
-        folder.commit_checkpoint(part, {"number": number, "builds_upon": base})
+        commit(folder, number, base)
     assert folder.keep_last(2) == [1, 2, 3]
     assert [each.number for each in folder.checkpoints()] == [4, 5, 6]
     assert folder.keep_last(1) == []

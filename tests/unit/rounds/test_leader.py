@@ -72,7 +72,7 @@ class Stage:
         found = []
         for rank in range(2):
             peer = self.connect()
-            peer.send(type="hello", rank=rank, size=2, pid=1, host=f"h{rank}", mpi="some")
+            peer.send(type="hello", rank=rank, size=2, pid=1, host=f"h{rank}", made_by={"library": f"some {rank}"})
             peer.send(type="ready", seconds={})
             found.append(peer)
         self.step()
@@ -129,7 +129,8 @@ def test_a_checkpoint_is_asked_for_taken_committed_and_answered(stage: Stage) ->
     assert answers[0]["ending"] == "resumed" and answers[0]["num_bytes"] == 20
     assert answers[0]["caught"] == {"ranks computing": 2}
     assert answers[0]["folder"] == str(stage.folder.checkpoint(None).path)
-    assert stage.folder.checkpoint(None).manifest["num_ranks"] == 2
+    manifest = stage.folder.checkpoint(None).manifest
+    assert manifest["num_ranks"] == 2 and manifest["library"] == ["some 0", "some 1"]
     assert stage.coordinator.outcome is None
 
 
@@ -292,7 +293,7 @@ def test_the_job_has_finished_when_every_program_has(stage: Stage) -> None:
 
 def test_single_processes_instead_of_ranks_are_noticed(stage: Stage) -> None:
     peer = stage.connect()
-    peer.send(type="hello", rank=0, size=1, pid=1, host="h", mpi="some")
+    peer.send(type="hello", rank=0, size=1, pid=1, host="h")
     stage.step()
     assert stage.coordinator.outcome is not None and "single processes" in stage.coordinator.outcome.cause
 

@@ -16,13 +16,13 @@ from enum import Enum
 from remesh.checkpoint.formats.marker import CONFIG_FNAME
 from remesh.checkpoint.formats.torch_format import METADATA_FNAME
 from remesh.checkpoint.formats.zarr_format import folders_below, remove_arrays
-from remesh.checkpoint.plan.retention import Policy, Saved, decide_kept
 from remesh.checkpoint.plan.step_names import step_of
 from remesh.checkpoint.run.commit import IN_PROGRESS_FNAME, is_leftover
 from remesh.checkpoint.run.reader import why_incomplete
 from remesh.checkpoint.run.steps import told_as_checkpoint_errors
 from remesh.checkpoint.storage import Location, store_of
 from remesh.checkpoint.storage.integrity import SHA256_FNAME
+from remesh.retention import Policy, Saved, decide_kept
 
 
 class State(Enum):

@@ -29,12 +29,12 @@ from remesh.images import (
     Upper,
     restore_upper,
     start_upper,
-    upper_environment,
 )
 from remesh.mpi.arena import FILE, make_arena
 from remesh.mpi.channel import Channel
 from remesh.mpi.lower.half import LowerHalf
 from remesh.mpi.lower.pace import SPIN_VARIABLE
+from remesh.mpi.program_environment import program_environment
 from remesh.mpi.rank import IMAGE, Ended, RankLoop, read_state
 from remesh.mpi.room import make_room
 from remesh.rounds.control import Control
@@ -59,7 +59,8 @@ def main(arguments: list[str]) -> int:
     host, _, port = options.coordinator.rpartition(":")
     line = Line.connect([(host, int(port))], folder.read_token(), f"starting rank {rank}")
     hello = {"type": "hello", "rank": rank, "size": mpi.COMM_WORLD.Get_size(), "pid": os.getpid()}
-    line.send({**hello, "host": socket.gethostname(), "mpi": mpi.Get_library_version().split("\n")[0].strip(" \0")})
+    library = mpi.Get_library_version().split("\n")[0].strip(" \0")
+    line.send({**hello, "host": socket.gethostname(), "made_by": {"mpi": library}})
     room = make_room()
     try:
         loop = _put_together(mpi, folder, options, room, (line, seconds))
@@ -156,7 +157,7 @@ def _wait_for_all(mpi: Any) -> None:
 def _command(folder: JobFolder) -> Command:
     spec = folder.read_spec()
     room = Path(__file__).parents[1]
-    environment = upper_environment(spec.environment, first_on_path=str(room / "substitute"))
+    environment = program_environment(spec.environment, first_on_path=str(room / "substitute"))
     environment["PYTHONPATH"] += f"{os.pathsep}{room.parents[1]}"
     environment.setdefault(
         "GLIBC_TUNABLES", ":".join(f"glibc.malloc.{name}={value}" for name, value in _MALLOC.items())

@@ -1,0 +1,25 @@
+"""What of its user's environment does a program get that has no MPI library inside? All but what launchers set."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Final
+
+_OF_LAUNCHERS: Final = (
+    *("HYDI_", "HYDRA_", "I_MPI_", "OMPI_", "PMIX_", "PMI_", "PRTE_"),
+    *("MPI_LOCALNRANKS", "MPI_LOCALRANKID"),
+)
+"""How variables begin that Open MPI's, MPICH's and Intel's launchers set for a rank. A job that is started from within
+another one would pass them on, and a program that looks for them would take itself for a rank of that."""
+
+
+def program_environment(environ: Mapping[str, str], *, first_on_path: str) -> dict[str, str]:
+    """The environment without what launchers set; ``first_on_path`` leads its PYTHONPATH.
+
+    >>> program_environment({"HOME": "/h", "PMI_RANK": "3", "MPI4PY_RC_THREADS": "0"}, first_on_path="/s")
+    {'HOME': '/h', 'MPI4PY_RC_THREADS': '0', 'PYTHONPATH': '/s'}
+    """
+    clean = {name: value for name, value in environ.items() if not name.startswith(_OF_LAUNCHERS)}
+    clean["PYTHONPATH"] = os.pathsep.join(filter(None, [first_on_path, clean.get("PYTHONPATH")]))
+    return clean
