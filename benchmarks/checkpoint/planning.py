@@ -24,7 +24,7 @@ import torch
 
 from benchmarks.checkpoint.planning_page import write_page
 from benchmarks.report import Row, at_most, is_quick, write_report
-from remesh.checkpoint.formats.index_pickle import encode_index
+from remesh.checkpoint.formats.index_files import encode_index
 from remesh.checkpoint.plan.writes import HeldBoxes, Written, assemble_index, choose_writers
 from remesh.checkpoint.run.plan_cache import PlanCache
 from remesh.checkpoint.values.outline import Outline, check_outlines, outline_of

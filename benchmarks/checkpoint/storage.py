@@ -20,7 +20,8 @@ from torch.distributed.checkpoint.metadata import ChunkStorageMetadata
 
 import remesh
 from benchmarks.report import Row, at_least, at_most
-from remesh.checkpoint.formats.torch_format import IndexFiles, read_manifest, write_index
+from remesh.checkpoint.formats.index_files import IndexFiles, write_index
+from remesh.checkpoint.formats.torch_format import read_manifest
 from remesh.checkpoint.plan.manifest import Index, IndexedTensor
 from remesh.checkpoint.run.reader import fill_tensors, open_checkpoint, plan_fill
 from remesh.checkpoint.storage.integrity import read_checksums, write_checksums

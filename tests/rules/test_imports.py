@@ -117,7 +117,6 @@ _PURE_ELSEWHERE = {
     "remesh.checkpoint.values.checks",
     "remesh.checkpoint.values.description",
     "remesh.checkpoint.values.outline",
-    "remesh.checkpoint.values.packed",
     "remesh.checkpoint.values.state_split",
     "remesh.checksums",
     "remesh.collector",

@@ -4,7 +4,7 @@ The names, module paths and on-disk formats are those that users of Megatron Cor
 else. `remesh.save` and `remesh.load` do the same for plain state dicts of DTensors (module ``plain``).
 """
 
-from remesh.checkpoint.formats.marker import check_is_distributed_checkpoint
+from remesh.checkpoint.formats.directory import check_is_distributed_checkpoint
 from remesh.checkpoint.values.entities import (
     LocalNonpersistentObject,
     ShardedObject,

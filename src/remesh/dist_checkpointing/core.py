@@ -1,9 +1,9 @@
-"""The names of `remesh.checkpoint.formats.marker` under the module that users of Megatron Core import."""
+"""The names of `remesh.checkpoint.formats.directory` under the module that users of Megatron Core import."""
 
-from remesh.checkpoint.formats.marker import (
+from remesh.checkpoint.errors import CheckpointingException
+from remesh.checkpoint.formats.directory import (
     CONFIG_FNAME,
     CheckpointingConfig,
-    CheckpointingException,
     check_is_distributed_checkpoint,
     maybe_load_config,
     save_config,

@@ -24,12 +24,12 @@ import torch
 import torch.distributed as dist
 
 from remesh.checkpoint.errors import CheckpointingException, CheckpointMismatchError
-from remesh.checkpoint.formats.blob import dump_object, load_object
+from remesh.checkpoint.formats.objects import dump_object, load_object
 from remesh.checkpoint.run.plan_cache import PlanCache
 from remesh.checkpoint.storage import Directory
 from remesh.checkpoint.values.entities import ShardedStateDict, ShardedTensor, is_main_replica
 from remesh.checkpoint.values.nests import nested_values
-from remesh.checkpoint.values.packed import pack, unpack
+from remesh.checkpoint.values.outline import pack, unpack
 from remesh.comm.gather import (
     Group,
     gather_bytes,

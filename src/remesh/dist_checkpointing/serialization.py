@@ -19,8 +19,7 @@ from remesh.checkpoint.errors import (
     CheckpointingException,
     CheckpointMismatchError,
 )
-from remesh.checkpoint.formats.common_file import load_common
-from remesh.checkpoint.formats.marker import CheckpointingConfig, maybe_load_config
+from remesh.checkpoint.formats.directory import CheckpointingConfig, load_common, maybe_load_config
 from remesh.checkpoint.formats.torch_format import BACKEND, BACKEND_VERSION
 from remesh.checkpoint.plan.flattened import unflatten_all
 from remesh.checkpoint.run.plan_cache import PlanCache

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from remesh.checkpoint.errors import CheckpointFormatError, CheckpointMismatchError, CheckpointPathError
-from remesh.checkpoint.formats.marker import CheckpointingConfig, maybe_load_config
+from remesh.checkpoint.formats.directory import CheckpointingConfig, maybe_load_config
 from remesh.checkpoint.plan.flattened import unflatten_all
 from remesh.checkpoint.run.common_data import digest_of, warn_of_differences
 from remesh.checkpoint.storage import Directory, location_of, store_of

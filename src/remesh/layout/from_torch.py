@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
@@ -114,6 +115,7 @@ def placements_from_torch(placements: Sequence[torch_placements.Placement]) -> t
     return tuple(map(_placement_from_torch, placements))
 
 
+@cache
 def dtype_name(dtype: torch.dtype) -> str:
     """Name of a torch dtype, as layouts use it: ``"float32"``."""
     name = str(dtype).removeprefix("torch.")
@@ -122,6 +124,7 @@ def dtype_name(dtype: torch.dtype) -> str:
     return name
 
 
+@cache
 def torch_dtype(name: str) -> torch.dtype:
     """The torch dtype of this name."""
     found = getattr(torch, name, None) if name in ITEMSIZE_BYTES else None

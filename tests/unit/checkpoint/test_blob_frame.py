@@ -14,10 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from remesh.checkpoint.errors import CheckpointFormatError
-from remesh.checkpoint.formats.blob import write_tensor
+from remesh.checkpoint.formats import data_file
 from remesh.checkpoint.formats.blob_frame import LARGEST_BYTES, frame_of
-from remesh.checkpoint.storage import data_file
-from remesh.checkpoint.storage.data_file import BLOCK_BYTES, DataFile, decode_trailer, read_trailer_bytes
+from remesh.checkpoint.formats.data_file import DataFile, write_tensor
+from remesh.checkpoint.storage.integrity import BLOCK_BYTES, decode_trailer, read_trailer_bytes
 from remesh.layout.dtypes import ITEMSIZE_BYTES
 from remesh.layout.from_torch import torch_dtype
 

@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from remesh import dist_checkpointing
+from remesh.checkpoint.formats.directory import IN_PROGRESS_FNAME
 from remesh.checkpoint.plain import latest_complete, load, save
 from remesh.checkpoint.plan.step_names import step_name
-from remesh.checkpoint.run.commit import IN_PROGRESS_FNAME
 from remesh.dist_checkpointing.core import CheckpointingConfig, CheckpointingException, maybe_load_config, save_config
 from remesh.errors import FormatError, StorageError
 

@@ -15,15 +15,11 @@ from hypothesis import strategies as st
 import remesh
 from remesh import dist_checkpointing
 from remesh.checkpoint.errors import CheckpointFormatError
-from remesh.checkpoint.formats import torch_format
-from remesh.checkpoint.formats.index_columns import (
-    COLUMNS_FNAME,
-    ColumnTensors,
-    decode_columns,
-    encode_columns,
-    seal_columns,
-)
-from remesh.checkpoint.formats.torch_format import IndexFiles, read_manifest
+from remesh.checkpoint.formats import index_files
+from remesh.checkpoint.formats.directory import COLUMNS_FNAME
+from remesh.checkpoint.formats.index_columns import ColumnTensors, decode_columns
+from remesh.checkpoint.formats.index_files import IndexFiles, encode_columns, seal_columns
+from remesh.checkpoint.formats.torch_format import read_manifest
 from remesh.checkpoint.plan.manifest import Index, IndexedTensor, Manifest
 from remesh.checkpoint.run import reader
 from remesh.checkpoint.storage.integrity import CHECKSUMS_FNAME, read_checksums
@@ -64,7 +60,7 @@ def manifest_of(index: Index, columns: bytes | None = None) -> Manifest:
 @given(indices())
 def test_columns_and_pickle_give_the_same_manifest(tmp_path_factory: pytest.TempPathFactory, index: Index) -> None:
     directory = tmp_path_factory.mktemp("index")
-    torch_format.write_index(directory, IndexFiles.of(index))
+    index_files.write_index(directory, IndexFiles.of(index))
     by_pickle, by_columns = read_manifest(directory), manifest_of(index)
     assert dict(by_columns.tensors) == by_pickle.tensors
     assert by_columns.objects == by_pickle.objects

@@ -18,7 +18,7 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
-from remesh.checkpoint.formats.index_pickle import encode_index
+from remesh.checkpoint.formats.index_files import encode_index
 from remesh.checkpoint.plan.manifest import Index, IndexedTensor, Place
 
 KEYS = st.text(st.characters(codec="utf-8"), max_size=12)

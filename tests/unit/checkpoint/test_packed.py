@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from remesh.checkpoint.values.packed import pack, unpack
+from remesh.checkpoint.values.outline import pack, unpack
 
 
 @given(st.lists(st.integers(-(2**63), 2**63 - 1)) | st.lists(st.integers(-200, 200)))

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 import remesh
+from remesh.checkpoint.formats.directory import IN_PROGRESS_FNAME
 from remesh.checkpoint.plain import latest_complete
 from remesh.checkpoint.plan.step_names import step_name
-from remesh.checkpoint.run.commit import IN_PROGRESS_FNAME
 from remesh.checkpoint.run.housekeeping import State, decide_removals, list_checkpoints, remove_checkpoint
 from remesh.errors import ConfigError
 from remesh.retention import KeepBest, KeepEvery, KeepLast, Saved, decide_kept

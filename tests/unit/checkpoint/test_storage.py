@@ -13,8 +13,8 @@ from click.testing import CliRunner
 import remesh
 from remesh import dist_checkpointing
 from remesh.checkpoint.errors import CheckpointFormatError, CheckpointPathError
+from remesh.checkpoint.formats.directory import IN_PROGRESS_FNAME
 from remesh.checkpoint.plan.step_names import step_name
-from remesh.checkpoint.run.commit import IN_PROGRESS_FNAME
 from remesh.checkpoint.run.housekeeping import decide_removals, list_checkpoints, remove_checkpoint
 from remesh.checkpoint.storage import Entry, RemotePath, location_of, remote, store_of
 from remesh.checkpoint.storage.integrity import verify

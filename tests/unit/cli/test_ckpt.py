@@ -11,8 +11,8 @@ from safetensors.torch import load_file
 
 import remesh
 from remesh import dist_checkpointing
+from remesh.checkpoint.formats.directory import IN_PROGRESS_FNAME
 from remesh.checkpoint.plan.step_names import step_name
-from remesh.checkpoint.run.commit import IN_PROGRESS_FNAME
 from remesh.checkpoint.run.reader import open_checkpoint
 from remesh.cli import main
 from remesh.cli.ckpt import draw_cut

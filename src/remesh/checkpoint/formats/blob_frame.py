@@ -30,7 +30,6 @@ import numpy.typing as npt
 import torch
 
 from remesh.checksums import crc32
-from remesh.layout import row_major_strides
 from remesh.layout.from_torch import torch_dtype
 
 LARGEST_BYTES = (1 << 32) - (1 << 20)
@@ -255,7 +254,8 @@ def _pickle_of(dtype: str, shape: tuple[int, ...]) -> bytes:
     is_typed = isinstance(storage, torch.storage.TypedStorage)
     file = io.BytesIO()
     pickler = _StoragePickler(file, math.prod(shape) * (1 if is_typed else kind.itemsize))
-    pickler.dump(_Reduced(rebuild, (storage, offset, shape, row_major_strides(shape), *rest)))
+    strides = torch.empty(shape, dtype=kind, device="meta").stride()
+    pickler.dump(_Reduced(rebuild, (storage, offset, shape, strides, *rest)))
     return file.getvalue()
 
 

@@ -24,62 +24,19 @@ import numpy as np
 import numpy.typing as npt
 
 from remesh.checkpoint.errors import CheckpointFormatError
-from remesh.checkpoint.plan.manifest import Chunk, Extent, Index, Manifest, Place, StoredTensor
+from remesh.checkpoint.plan.manifest import Chunk, Extent, Manifest, Place, StoredTensor
 from remesh.checkpoint.storage import Location
-from remesh.checksums import crc32
 from remesh.errors import LayoutError
-from remesh.layout import Box, itemsize_bytes
+from remesh.layout import Box
+from remesh.layout.dtypes import ITEMSIZE_BYTES
 
-COLUMNS_FNAME = ".remesh-index"
-
-_VERSION = 1
+VERSION = 1
 _LARGEST = 1 << 62
-_END = struct.Struct("<8sQI")
-_MAGIC = b"remeshIX"
-_NUMBER = np.dtype("<i8")
+END = struct.Struct("<8sQI")
+MAGIC = b"remeshIX"
+NUMBER = np.dtype("<i8")
 _Numbers = npt.NDArray[np.int64]
 _OURS = (struct.error, LayoutError)
-
-
-def encode_columns(index: Index) -> bytes:
-    """The index as columns, without the end that tells which ``.metadata`` it belongs to."""
-    files: dict[str, int] = {}
-    kinds: dict[tuple[str, tuple[int, ...]], int] = {}
-    kind_of: list[int] = []
-    num_chunks: list[int] = []
-    starts: list[int] = []
-    shapes: list[int] = []
-    places: list[tuple[int, int, int]] = []
-
-    def add(place: Place) -> None:
-        file, start, length = place
-        places.append((files.setdefault(file, len(files)), start, length))
-
-    for tensor in index.tensors.values():
-        kind_of.append(kinds.setdefault((tensor.dtype, tuple(tensor.global_shape)), len(kinds)))
-        num_chunks.append(len(tensor.chunks))
-        for start, shape, place in tensor.chunks:
-            starts += start
-            shapes += shape
-            add(place)
-    for place in index.objects.values():
-        add(place)
-    head = {
-        "version": _VERSION,
-        "files": list(files),
-        "kinds": list(kinds),
-        "tensors": list(index.tensors),
-        "objects": list(index.objects),
-        "before_flattening": {key: list(shape) for key, shape in index.unflattened_shapes.items()},
-        "num_chunks": sum(num_chunks),
-    }
-    columns = [np.array(column, _NUMBER).reshape(-1) for column in (kind_of, num_chunks, places, starts, shapes)]
-    return json.dumps(head, separators=(",", ":")).encode() + b"\n" + b"".join(one.tobytes() for one in columns)
-
-
-def seal_columns(columns: bytes, metadata: bytes) -> bytes:
-    """The content of `COLUMNS_FNAME` beside this ``.metadata``."""
-    return columns + _END.pack(_MAGIC, len(metadata), crc32(metadata))
 
 
 def decode_columns(
@@ -91,14 +48,14 @@ def decode_columns(
     for content that contradicts itself.
     """
     try:
-        magic, *told = _END.unpack_from(content, len(content) - _END.size)
-        if magic != _MAGIC or tuple(told) != metadata:
+        magic, *told = END.unpack_from(content, len(content) - END.size)
+        if magic != MAGIC or tuple(told) != metadata:
             return None
         columns = _read(content)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError, *_OURS) as raised:
         raise CheckpointFormatError(
             "bad-metadata",
-            f"reading {path}: expected the columns of an index of version {_VERSION}, found: {raised!r:.200}; the "
+            f"reading {path}: expected the columns of an index of version {VERSION}, found: {raised!r:.200}; the "
             "checkpoint is damaged or foreign, use another one",
         ) from raised
     for name in columns.files:
@@ -145,11 +102,11 @@ class _Columns:
 def _read(content: bytes) -> _Columns:
     stop = content.index(b"\n")
     head = json.loads(content[:stop])
-    if head["version"] != _VERSION:
+    if head["version"] != VERSION:
         raise ValueError(f"version {head['version']!r}")
     kinds = [(str(dtype), _shape(shape)) for dtype, shape in head["kinds"]]
     tensors, objects, files = (_texts(head[name]) for name in ("tensors", "objects", "files"))
-    numbers = np.frombuffer(memoryview(content)[stop + 1 : -_END.size], _NUMBER)
+    numbers = np.frombuffer(memoryview(content)[stop + 1 : -END.size], NUMBER)
     if len(numbers) and not (int(numbers.min()) >= 0 and int(numbers.max()) <= _LARGEST):
         raise ValueError("a number below 0 or above 2**62")
     num_tensors, num_chunks = len(tensors), int(head["num_chunks"])
@@ -196,7 +153,7 @@ def _check_boxes(
         raise ValueError("a chunk outside its tensor")
     num_elements = np.ones(len(ndims))  # of floats, which do not overflow; a blob is longer than its elements
     np.multiply.at(num_elements, chunk_of_size, shapes)
-    itemsizes = np.array([itemsize_bytes(dtype) for dtype, _ in kinds], np.float64)
+    itemsizes = np.array([ITEMSIZE_BYTES[dtype] for dtype, _ in kinds], np.float64)
     if (num_elements * itemsizes[kind_of_chunk] > lengths).any():
         raise ValueError("a chunk in too few bytes")
     num_cut = np.bincount(chunk_of_size, (starts != 0) | (shapes != whole), len(ndims))

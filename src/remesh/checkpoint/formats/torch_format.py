@@ -11,140 +11,28 @@ before use, and no path in it may leave the directory.
 from __future__ import annotations
 
 import math
-import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import groupby
+from collections.abc import Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import Any
 
 import torch
 
 from remesh.checkpoint.errors import CheckpointFormatError
-from remesh.checkpoint.formats.blob import start_blob, write_alike, write_tensor
-from remesh.checkpoint.formats.blob_frame import frame_of
-from remesh.checkpoint.formats.index_columns import (
-    COLUMNS_FNAME,
-    decode_columns,
-    encode_columns,
-    seal_columns,
-)
-from remesh.checkpoint.formats.index_pickle import EncodedIndex, encode_index
+from remesh.checkpoint.formats.directory import COLUMNS_FNAME, METADATA_FNAME
+from remesh.checkpoint.formats.index_columns import decode_columns
 from remesh.checkpoint.formats.inert_pickle import Record, brief, load_inert
-from remesh.checkpoint.plan.manifest import Chunk, Extent, Index, Manifest, StoredTensor
+from remesh.checkpoint.plan.manifest import Chunk, Extent, Manifest, StoredTensor
 from remesh.checkpoint.storage import Location, store_of
-from remesh.checkpoint.storage.data_file import DataFile, Hasher
 from remesh.checkpoint.storage.integrity import Checksums
 from remesh.errors import LayoutError
 from remesh.layout import Box
-from remesh.layout.from_torch import dtype_name, torch_dtype
+from remesh.layout.from_torch import torch_dtype
 
 BACKEND = "torch_dist"
 BACKEND_VERSION = 1
-METADATA_FNAME = ".metadata"
-_SUFFIX = ".distcp"
 _LARGEST = 1 << 62
-_SMALL_BYTES = 64 << 10
-"""Tensors up to this size cost more in calls than in bytes."""
-_RUN_BYTES = 4 << 20
 _ORIGINAL_SHAPE = "nd_reformulated_orig_global_shape"
 """Name under which ``mcore_data`` has the global shape that a flattened tensor had."""
-
-
-def data_file_name(rank: int) -> str:
-    """Name of the file that a rank writes."""
-    return f"__{rank}_0{_SUFFIX}"
-
-
-def is_data_file_name(name: str) -> bool:
-    """Whether a file name is one that this writer may have given to a data file, with a hint before it or not."""
-    _, mark, numbers = name.removesuffix(_SUFFIX).rpartition("__")
-    return name.endswith(_SUFFIX) and bool(mark) and numbers.replace("_", "").isdigit()
-
-
-def write_data_file(
-    path: Location,
-    objects: Sequence[bytes],
-    tensors: Sequence[torch.Tensor],
-    progress: Callable[[int], None] | None = None,
-    hasher: Hasher | None = None,
-) -> list[tuple[int, int]]:
-    """Write blobs of objects, then tensors, durably; returns where each lies: first byte and length.
-
-    Tensors are on any device and of any strides. ``progress`` is told the number of bytes after each of them,
-    ``hasher`` all bytes of the file.
-    """
-    places: list[tuple[int, int]] = []
-    with DataFile(path, hasher) as file:
-        for blob in objects:
-            file_start = file.tell()
-            file.write(blob)
-            places.append((file_start, file.tell() - file_start))
-        for alike in _runs_of_alike(tensors):
-            places += _put_alike(alike, file)
-            if progress is not None:
-                progress(file.tell())
-        file.finish()
-    return places
-
-
-def _put_alike(alike: Sequence[torch.Tensor], file: DataFile) -> list[tuple[int, int]]:
-    """Append the blobs of tensors of equal dtype, shape and device; where each lies."""
-    kind = dtype_name(alike[0].dtype), tuple(alike[0].shape)
-    frame = frame_of(*kind) if len(alike) > 1 else None
-    if frame is not None:
-        file_start = start_blob(file, *kind)
-        write_alike(alike, frame, file)
-        return [(file_start + number * frame.blob_bytes, frame.blob_bytes) for number in range(len(alike))]
-    places = []
-    for tensor in alike:
-        file_start = start_blob(file, *kind)
-        write_tensor(tensor, file)
-        places.append((file_start, file.tell() - file_start))
-    return places
-
-
-def _runs_of_alike(tensors: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
-    """The tensors in order; small ones of equal dtype, shape and device that follow each other come together."""
-    for (dtype, shape, _), found in groupby(tensors, lambda tensor: (tensor.dtype, tensor.shape, tensor.device)):
-        alike, num_bytes = list(found), shape.numel() * dtype.itemsize
-        longest = -(-_RUN_BYTES // num_bytes) if 0 < num_bytes <= _SMALL_BYTES else 1
-        for at in range(0, len(alike), longest):
-            yield alike[at : at + longest]
-
-
-@dataclass(frozen=True, slots=True)
-class IndexFiles:
-    """An index as the bytes of its two files, to be written into any number of checkpoints."""
-
-    pickled: EncodedIndex
-    columns: bytes
-
-    @classmethod
-    def of(cls, index: Index) -> IndexFiles:
-        """Both forms of an index."""
-        return cls(encode_index(index), encode_columns(index))
-
-    def contents(self, directory: Location) -> dict[Location, bytes]:
-        """The files of one checkpoint, ``.metadata`` first."""
-        metadata = self.pickled.pickled(str(directory), str(uuid.uuid4()))
-        columns = seal_columns(self.columns, metadata)
-        return {directory / METADATA_FNAME: metadata, directory / COLUMNS_FNAME: columns}
-
-
-def write_manifest(directory: Location, manifest: Manifest) -> None:
-    """Replace the index durably; called by one process when all data files are on disk.
-
-    ``.metadata`` changes in one step; the columns that follow are of no account beside another one.
-    """
-    for path, content in IndexFiles.of(manifest.to_index()).contents(directory).items():
-        store_of(directory).put(path, content)
-
-
-def write_index(directory: Location, index: IndexFiles) -> None:
-    """Write the index into a directory where no reader looks yet; the commit makes it durable."""
-    for path, content in index.contents(directory).items():
-        store_of(directory).write_soon(path, content)
 
 
 def read_manifest(directory: Location, checksums: Checksums | None = None) -> Manifest:

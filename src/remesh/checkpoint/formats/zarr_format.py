@@ -23,11 +23,10 @@ import numpy as np
 import torch
 
 from remesh.checkpoint.errors import CheckpointFormatError, CheckpointingException, CheckpointMismatchError
-from remesh.checkpoint.formats.blob import elements_of
+from remesh.checkpoint.formats.data_file import elements_of
 from remesh.checkpoint.plan.manifest import Chunk, Extent, Manifest, StoredTensor
 from remesh.checkpoint.storage import Entry, Location, store_of
-from remesh.checkpoint.storage.data_file import Trailer
-from remesh.checkpoint.storage.integrity import Checksums, table_of
+from remesh.checkpoint.storage.integrity import Checksums, Trailer, table_of
 from remesh.checkpoint.values.entities import ShardedObject
 from remesh.layout import Box
 from remesh.layout.from_torch import torch_dtype

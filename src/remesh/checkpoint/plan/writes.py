@@ -16,7 +16,7 @@ import numpy as np
 
 from remesh.checkpoint.plan.manifest import Index, IndexedTensor, Place, StoredBox
 from remesh.checkpoint.values.entities import ShardedBase, ShardedObject, ShardedTensor, is_main_replica
-from remesh.checkpoint.values.packed import IntArray, pack, unpack
+from remesh.checkpoint.values.outline import IntArray, pack, unpack
 from remesh.reshard.schedule.senders import assign_whole
 
 
@@ -90,6 +90,8 @@ def choose_writers(held: Sequence[HeldBoxes], rank: int) -> list[bool]:
                 shared.append((kind, start))
             else:
                 load[ranks[0]] = load.get(ranks[0], 0) + num_bytes[kind]
+    if not shared:
+        return [True] * len(mine)
     weights = [num_bytes[kind] for kind, _ in shared]
     chosen = assign_whole(weights, [holders[kind][start] for kind, start in shared], load)
     writers = dict(zip(shared, chosen, strict=True))

@@ -24,26 +24,27 @@ from remesh.checkpoint.errors import (
     CheckpointMismatchError,
 )
 from remesh.checkpoint.formats import zarr_format
-from remesh.checkpoint.formats.blob import dump_object, start_blob, write_tensor_in_parts
-from remesh.checkpoint.formats.common_file import save_common
-from remesh.checkpoint.formats.fetch import read_objects
-from remesh.checkpoint.formats.marker import CheckpointingConfig
-from remesh.checkpoint.formats.torch_format import (
-    BACKEND,
-    BACKEND_VERSION,
-    IndexFiles,
+from remesh.checkpoint.formats.data_file import DataFile, start_blob, write_tensor_in_parts
+from remesh.checkpoint.formats.directory import (
+    IN_PROGRESS_FNAME,
+    CheckpointingConfig,
+    begin,
+    check_can_save,
     data_file_name,
-    write_index,
+    finish,
+    save_common,
 )
+from remesh.checkpoint.formats.fetch import read_objects
+from remesh.checkpoint.formats.index_files import IndexFiles, write_index
+from remesh.checkpoint.formats.objects import dump_object
+from remesh.checkpoint.formats.torch_format import BACKEND, BACKEND_VERSION
 from remesh.checkpoint.plan.manifest import Index, IndexedTensor
 from remesh.checkpoint.run import safetensors
-from remesh.checkpoint.run.commit import IN_PROGRESS_FNAME, begin, check_can_save, finish
 from remesh.checkpoint.run.reader import NATIVE, OpenCheckpoint, open_checkpoint
 from remesh.checkpoint.run.steps import told_as_checkpoint_errors
 from remesh.checkpoint.run.stored_values import cut_of, read_bands, read_box
 from remesh.checkpoint.storage import Location, store_of
-from remesh.checkpoint.storage.data_file import DataFile, Trailer
-from remesh.checkpoint.storage.integrity import write_blocks, write_checksums
+from remesh.checkpoint.storage.integrity import Trailer, write_blocks, write_checksums
 from remesh.checkpoint.values.entities import ShardedObject
 from remesh.checkpoint.values.nests import diff, items_of
 from remesh.layout import Box, itemsize_bytes

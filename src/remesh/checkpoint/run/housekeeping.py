@@ -13,11 +13,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from remesh.checkpoint.formats.marker import CONFIG_FNAME
-from remesh.checkpoint.formats.torch_format import METADATA_FNAME
+from remesh.checkpoint.formats.directory import CONFIG_FNAME, IN_PROGRESS_FNAME, METADATA_FNAME, is_leftover
 from remesh.checkpoint.formats.zarr_format import folders_below, remove_arrays
 from remesh.checkpoint.plan.step_names import step_of
-from remesh.checkpoint.run.commit import IN_PROGRESS_FNAME, is_leftover
 from remesh.checkpoint.run.reader import why_incomplete
 from remesh.checkpoint.run.steps import told_as_checkpoint_errors
 from remesh.checkpoint.storage import Location, store_of

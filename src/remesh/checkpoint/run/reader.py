@@ -21,21 +21,20 @@ from remesh.checkpoint.errors import (
     CheckpointPathError,
 )
 from remesh.checkpoint.formats import zarr_format
-from remesh.checkpoint.formats.common_file import COMMON_STATE_FNAME, load_common
-from remesh.checkpoint.formats.fetch import Job, Target, fetch, read_objects
-from remesh.checkpoint.formats.marker import CONFIG_FNAME, maybe_load_config
-from remesh.checkpoint.formats.small_blobs import Small, find_small
-from remesh.checkpoint.formats.torch_format import (
-    BACKEND,
-    BACKEND_VERSION,
+from remesh.checkpoint.formats.directory import (
+    COMMON_STATE_FNAME,
+    CONFIG_FNAME,
+    IN_PROGRESS_FNAME,
     METADATA_FNAME,
-    check_files,
-    read_manifest,
+    load_common,
+    maybe_load_config,
 )
+from remesh.checkpoint.formats.fetch import Job, Target, fetch, read_objects
+from remesh.checkpoint.formats.small_blobs import Small, find_small
+from remesh.checkpoint.formats.torch_format import BACKEND, BACKEND_VERSION, check_files, read_manifest
 from remesh.checkpoint.plan.flattened import reroute
 from remesh.checkpoint.plan.manifest import Extent, Manifest
 from remesh.checkpoint.plan.reads import Read, Want, find_objects, plan_reads
-from remesh.checkpoint.run.commit import IN_PROGRESS_FNAME
 from remesh.checkpoint.storage import Location, store_of
 from remesh.checkpoint.storage.integrity import read_checksums
 from remesh.checkpoint.values.entities import ShardedBase, ShardedObject, ShardedTensor

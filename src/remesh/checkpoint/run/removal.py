@@ -13,7 +13,8 @@ import logging
 from dataclasses import replace
 from pathlib import PurePosixPath
 
-from remesh.checkpoint.formats.torch_format import is_data_file_name, write_manifest
+from remesh.checkpoint.formats.directory import is_data_file_name
+from remesh.checkpoint.formats.index_files import write_manifest
 from remesh.checkpoint.run.reader import open_checkpoint
 from remesh.checkpoint.storage import Location, store_of
 from remesh.checkpoint.storage.integrity import (

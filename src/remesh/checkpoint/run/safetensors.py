@@ -23,7 +23,7 @@ from remesh.checkpoint.errors import (
     CheckpointMismatchError,
     CheckpointPathError,
 )
-from remesh.checkpoint.formats.blob import elements_of
+from remesh.checkpoint.formats.data_file import elements_of
 from remesh.checkpoint.plan.manifest import Chunk, Extent, Manifest, StoredTensor
 from remesh.checkpoint.run.reader import OpenCheckpoint, fill_tensors, plan_fill
 from remesh.checkpoint.run.steps import told_as_checkpoint_errors

@@ -21,20 +21,20 @@ from typing import Any, Generic, TypeVar
 import torch
 
 from remesh.checkpoint.background.staging import Copies
-from remesh.checkpoint.formats.blob import dump_object
-from remesh.checkpoint.formats.common_file import COMMON_STATE_FNAME
-from remesh.checkpoint.formats.marker import CheckpointingConfig
-from remesh.checkpoint.formats.torch_format import (
-    BACKEND,
-    BACKEND_VERSION,
-    IndexFiles,
+from remesh.checkpoint.formats.data_file import write_data_file
+from remesh.checkpoint.formats.directory import (
+    COMMON_STATE_FNAME,
+    CheckpointingConfig,
+    begin,
+    check_can_save,
     data_file_name,
-    write_data_file,
-    write_index,
+    finish,
 )
+from remesh.checkpoint.formats.index_files import IndexFiles, write_index
+from remesh.checkpoint.formats.objects import dump_object
+from remesh.checkpoint.formats.torch_format import BACKEND, BACKEND_VERSION
 from remesh.checkpoint.plan.flattened import shapes_before_flattening, stored_form, unflatten_all
 from remesh.checkpoint.plan.writes import Written, assemble_index, select_objects, select_tensors
-from remesh.checkpoint.run.commit import begin, check_can_save, finish
 from remesh.checkpoint.run.common_data import digest_of, warn_of_differences
 from remesh.checkpoint.run.plan_cache import Agreement, PlanCache
 from remesh.checkpoint.run.steps import take_agreed_step, take_first_step, take_step, told_as_checkpoint_errors

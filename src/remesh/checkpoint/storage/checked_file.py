@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from remesh.checkpoint.errors import CheckpointFormatError
 from remesh.checkpoint.storage import Location, store_of
-from remesh.checkpoint.storage.data_file import BLOCK_BYTES, Trailer
+from remesh.checkpoint.storage.integrity import BLOCK_BYTES, Trailer
 from remesh.checkpoint.storage.joined_checksums import join_groups
 from remesh.checksums import crc32
 

@@ -1,6 +1,6 @@
 """Are the bytes on disk those that were written? Checksums of every file of a checkpoint.
 
-Each data file ends in a table of checksums of its blocks, computed while it was written (`strategies.data_file`).
+Each data file ends in a table of checksums of its blocks, computed while it was written (`Trailer`).
 One file, `CHECKSUMS_FNAME`, holds the size and CRC-32 of the small files and of each data file's table, and ends in
 its own CRC-32. It is written before the commit. A load checks this file, the small files, the tables of the data
 files it opens and exactly the blocks it reads. A checkpoint of another writer has no such file and is not checked.
@@ -15,18 +15,14 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import struct
 from array import array
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
 from remesh.checkpoint.errors import CheckpointFormatError
-from remesh.checkpoint.storage import Location, store_of
-from remesh.checkpoint.storage.data_file import (
-    Trailer,
-    decode_trailer,
-    read_trailer_bytes,
-)
+from remesh.checkpoint.storage import Location, RangedFile, store_of
 from remesh.checksums import crc32
 
 CHECKSUMS_FNAME = ".remesh-checksums"
@@ -39,6 +35,42 @@ TABLE_BLOCK_BYTES = 64 << 10
 _VERSION = 1
 _DATA, _WHOLE, _BLOCKS = "data", "whole", "blocks"
 _READ_BYTES = 4 << 20
+BLOCK_BYTES = 4 << 10
+"""Of data files. A page: small enough that a few columns of a matrix are read without the rest; the table is 1/1024 of
+the data."""
+_MAGIC = b"remeshCK"
+_FOOTER = struct.Struct("<8sIQI")
+_FOOTER_CRC = struct.Struct("<I")
+_END_BYTES = _FOOTER.size + _FOOTER_CRC.size
+
+
+@dataclass(frozen=True, slots=True)
+class Trailer:
+    """Checksums of a data file."""
+
+    block_bytes: int
+    data_bytes: int
+    """Length of the file without the trailer."""
+    crcs: array[int]
+    """CRC-32 of each block, in order."""
+
+    @classmethod
+    def of(cls, content: bytes | memoryview, block_bytes: int) -> Trailer:
+        """The checksums of a file with that content."""
+        view = memoryview(content)
+        starts = range(0, len(view), block_bytes)
+        return cls(block_bytes, len(view), array("I", [crc32(view[at : at + block_bytes]) for at in starts]))
+
+    @property
+    def num_bytes(self) -> int:
+        """Length of the trailer in the file."""
+        return len(self.crcs) * 4 + _END_BYTES
+
+    def encode(self) -> bytes:
+        """The trailer as it stands in the file."""
+        table = self.crcs.tobytes()
+        footer = _FOOTER.pack(_MAGIC, self.block_bytes, self.data_bytes, crc32(table))
+        return table + footer + _FOOTER_CRC.pack(crc32(footer))
 
 
 @dataclass(frozen=True, slots=True)
@@ -321,3 +353,38 @@ def _sha256_of(path: Location) -> str:
     for _, content in _pieces(path):
         digest.update(content)
     return digest.hexdigest()
+
+
+def read_trailer_bytes(path: Location) -> bytes:
+    """The trailer of a data file as it stands there; `CheckpointFormatError` when there is none."""
+    with store_of(path).open_ranged(path) as file:
+        size = file.num_bytes
+        end = _read(file, max(0, size - _END_BYTES), min(size, _END_BYTES))
+        if len(end) < _END_BYTES or not end.startswith(_MAGIC):
+            raise _no_trailer(path, f"{size} bytes that do not end in one")
+        _, block_bytes, data_bytes, _ = _FOOTER.unpack_from(end)
+        table_bytes = -(-data_bytes // block_bytes) * 4 if block_bytes else -1
+        if data_bytes + table_bytes + _END_BYTES != size:
+            raise _no_trailer(path, f"{size} bytes, with a footer of {data_bytes} bytes in blocks of {block_bytes}")
+        return _read(file, data_bytes, table_bytes) + end
+
+
+def _read(file: RangedFile, start: int, num_bytes: int) -> bytes:
+    content = bytearray(num_bytes)
+    return bytes(content[: file.read_into(start, memoryview(content))])
+
+
+def decode_trailer(content: bytes) -> Trailer:
+    """The trailer in bytes that `read_trailer_bytes` returned and a checksum has confirmed."""
+    _, block_bytes, data_bytes, _ = _FOOTER.unpack_from(content, len(content) - _END_BYTES)
+    crcs = array("I")
+    crcs.frombytes(content[: len(content) - _END_BYTES])
+    return Trailer(block_bytes, data_bytes, crcs)
+
+
+def _no_trailer(path: Location, found: str) -> CheckpointFormatError:
+    return CheckpointFormatError(
+        "truncated",
+        f"reading the checksums of data file {path}: expected them at its end, found {found}; the file is truncated or "
+        "damaged, use another checkpoint",
+    )

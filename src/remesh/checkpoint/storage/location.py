@@ -1,52 +1,24 @@
 """Where is a checkpoint? A path of this machine, or a URL that fsspec knows: ``s3://bucket/run/step-00000120``.
 
 Both kinds are values that join, and tell their name and parent, alike: `pathlib.Path` and `RemotePath`. What can be
-done at a location is the business of its store. A URL names a place and nothing else: credentials come from the
-environment, so that none gets into a manifest, a log or an error.
+done at a location is the business of its store, which `store_of` finds. A URL names a place and nothing else:
+credentials come from the environment, so that none gets into a manifest, a log or an error.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
+from remesh.checkpoint.storage.remote import RemotePath, RemoteStore
+from remesh.checkpoint.storage.store import LocalStore, Store
 from remesh.errors import ConfigError
 
 _URL = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.\-]*)://(?P<rest>.*)", re.DOTALL)
 _FLATTENED_URL = re.compile(r"[a-z][a-z0-9+.\-]+:/(?!/)")
-
-
-@dataclass(frozen=True, slots=True, order=True)
-class RemotePath:
-    """A path of a store that is not this machine's file system.
-
-    >>> step = RemotePath("s3", "bucket/run") / "step-00000120"
-    >>> str(step), step.name, str(step.parent)
-    ('s3://bucket/run/step-00000120', 'step-00000120', 's3://bucket/run')
-    """
-
-    scheme: str
-    """What stands before ``://``."""
-    rest: str
-    """What stands behind it, without a slash at its end."""
-
-    def __truediv__(self, name: str) -> RemotePath:
-        return RemotePath(self.scheme, f"{self.rest}/{name}" if self.rest else name)
-
-    def __str__(self) -> str:
-        return f"{self.scheme}://{self.rest}"
-
-    @property
-    def name(self) -> str:
-        """What stands behind the last slash."""
-        return self.rest.rpartition("/")[2]
-
-    @property
-    def parent(self) -> RemotePath:
-        """What stands before the last slash; the root is its own parent."""
-        return RemotePath(self.scheme, self.rest.rpartition("/")[0])
 
 
 Location = Path | RemotePath
@@ -79,3 +51,16 @@ def location_of(given: Directory) -> Location:
             "where the store's own client looks for them"
         )
     return Path(rest) if scheme in ("file", "local") else RemotePath(scheme, rest)
+
+
+_LOCAL = LocalStore()
+
+
+def store_of(location: Location) -> Store[Any]:
+    """The store that keeps what is at a location."""
+    return _LOCAL if isinstance(location, Path) else _remote_store(location.scheme)
+
+
+@lru_cache
+def _remote_store(scheme: str) -> RemoteStore:
+    return RemoteStore(scheme)

@@ -12,11 +12,11 @@ import posixpath
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from remesh.checkpoint.errors import CheckpointPathError
-from remesh.checkpoint.storage.interface import Entry, NewFile, RangedFile, Store
-from remesh.checkpoint.storage.location import RemotePath
+from remesh.checkpoint.storage.store import Entry, NewFile, RangedFile, Store
 
 logger = logging.getLogger(__name__)
 
@@ -34,6 +34,37 @@ _DEFINITE = (
     *(ValueError, TypeError, NotImplementedError, ImportError),
 )
 """Errors that another attempt does not change."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class RemotePath:
+    """A path of a store that is not this machine's file system.
+
+    >>> step = RemotePath("s3", "bucket/run") / "step-00000120"
+    >>> str(step), step.name, str(step.parent)
+    ('s3://bucket/run/step-00000120', 'step-00000120', 's3://bucket/run')
+    """
+
+    scheme: str
+    """What stands before ``://``."""
+    rest: str
+    """What stands behind it, without a slash at its end."""
+
+    def __truediv__(self, name: str) -> RemotePath:
+        return RemotePath(self.scheme, f"{self.rest}/{name}" if self.rest else name)
+
+    def __str__(self) -> str:
+        return f"{self.scheme}://{self.rest}"
+
+    @property
+    def name(self) -> str:
+        """What stands behind the last slash."""
+        return self.rest.rpartition("/")[2]
+
+    @property
+    def parent(self) -> RemotePath:
+        """What stands before the last slash; the root is its own parent."""
+        return RemotePath(self.scheme, self.rest.rpartition("/")[0])
 
 
 class RemoteStore(Store[RemotePath]):

@@ -12,24 +12,31 @@ Algorithm of the check, for each key:
    boxes are disjoint is the question of `remesh.layout`, which answers it for arrays of boxes. Tensors that are cut
    alike, as those of most layers are, ask it once.
 4. What fails is looked at again entity by entity, for the error's words.
+
+Integers travel in JSON as one text (`pack`): a letter for the narrowest width that fits, then the little-endian
+integers in base 64. Equal integers make equal texts, so that texts can be compared in their stead.
 """
 
 from __future__ import annotations
 
+import base64
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from remesh.checkpoint.errors import CheckpointMismatchError
 from remesh.checkpoint.values.checks import object_problem, raise_problems, tensor_problem
 from remesh.checkpoint.values.entities import ShardedBase, ShardedObject, ShardedTensor, is_main_replica
-from remesh.checkpoint.values.packed import IntArray, pack, unpack
 from remesh.layout.box_array import BoxArray, is_disjoint
 from remesh.layout.from_torch import dtype_name, torch_dtype
 
+IntArray = npt.NDArray[np.int64]
+_WIDTHS = {"b": "<i1", "h": "<i2", "i": "<i4", "q": "<i8"}
+"""By letter, as NumPy calls them; the narrowest first."""
 FormRow = Sequence[Any]
 """Of a tensor ``(key, dtype, local_shape, global_shape, axis_fragmentations, num_prepended, allow_shape_mismatch)``,
 of an object ``(key, global_shape)``."""
@@ -92,7 +99,9 @@ def check_outlines(outlines: Sequence[Outline]) -> None:
         for row in group.rows():
             rows_of.setdefault(row.form[0], []).append(row)
     known: dict[Any, bool] = {}
-    raise_problems([found for key, rows in rows_of.items() if (found := _problem(key, rows, known)) is not None])
+    problems = [found for key, rows in rows_of.items() if (found := _problem(key, rows, known)) is not None]
+    if problems:
+        raise_problems(problems)
 
 
 def keys_of(outlines: Sequence[Outline]) -> set[str]:
@@ -238,3 +247,24 @@ def _entity(form: FormRow, numbers: Sequence[int]) -> ShardedBase:
         num_prepended,
         may_differ,
     )
+
+
+def pack(numbers: Sequence[int] | IntArray) -> str:
+    """The integers, each of which fits 64 bits, as text.
+
+    >>> pack([1, 2, 300])
+    'hAQACACwB'
+    """
+    wide = np.asarray(numbers, dtype=np.int64)
+    low, high = (int(wide.min()), int(wide.max())) if wide.size else (0, 0)
+    letter = next(one for one, kind in _WIDTHS.items() if np.iinfo(kind).min <= low and high <= np.iinfo(kind).max)
+    return letter + base64.b64encode(wide.astype(_WIDTHS[letter]).tobytes()).decode("ascii")
+
+
+def unpack(text: str) -> IntArray:
+    """What `pack` was given.
+
+    >>> unpack("hAQACACwB").tolist()
+    [1, 2, 300]
+    """
+    return np.frombuffer(base64.b64decode(text[1:]), dtype=_WIDTHS[text[0]]).astype(np.int64)

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch.distributed.checkpoint import FileSystemReader, Metadata
 
-from remesh.checkpoint.formats.index_pickle import encode_index
+from remesh.checkpoint.formats.index_files import encode_index
 from remesh.checkpoint.formats.torch_format import read_manifest
 
 

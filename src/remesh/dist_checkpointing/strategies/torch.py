@@ -19,8 +19,8 @@ from remesh.checkpoint.errors import (
     CheckpointingException,
     CheckpointMismatchError,
 )
-from remesh.checkpoint.formats.marker import CONFIG_FNAME
-from remesh.checkpoint.formats.torch_format import BACKEND, BACKEND_VERSION, METADATA_FNAME
+from remesh.checkpoint.formats.directory import CONFIG_FNAME, METADATA_FNAME
+from remesh.checkpoint.formats.torch_format import BACKEND, BACKEND_VERSION
 from remesh.checkpoint.plan.flattened import describe_before_flattening
 from remesh.checkpoint.plan.manifest import Manifest
 from remesh.checkpoint.run.plan_cache import PlanCache

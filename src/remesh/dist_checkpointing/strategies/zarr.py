@@ -18,7 +18,7 @@ import torch
 from remesh.checkpoint.errors import (
     CheckpointMismatchError,
 )
-from remesh.checkpoint.formats.blob import dump_object
+from remesh.checkpoint.formats.objects import dump_object
 from remesh.checkpoint.formats.zarr_format import (
     BACKEND,
     BACKEND_VERSION,
@@ -30,8 +30,7 @@ from remesh.checkpoint.formats.zarr_format import (
 )
 from remesh.checkpoint.run.steps import take_first_step, take_step, told_as_checkpoint_errors
 from remesh.checkpoint.storage import Directory, Location, location_of, store_of
-from remesh.checkpoint.storage.data_file import Trailer
-from remesh.checkpoint.storage.integrity import TABLE_BLOCK_BYTES, write_blocks
+from remesh.checkpoint.storage.integrity import TABLE_BLOCK_BYTES, Trailer, write_blocks
 from remesh.checkpoint.values.entities import (
     ShardedObject,
     ShardedStateDict,

@@ -1,8 +1,8 @@
-"""How does one tensor or object become bytes, and come back safely?
+"""How do values become the bytes that ``torch.save`` writes, and come back without running what a file names?
 
-A *blob* is one complete ``torch.save`` file. Blobs of objects hold a list with one element per local object of
-that name. Reading allows what ``torch.load(weights_only=True)`` allows, NumPy arrays, namespaces and what the program
-has registered with ``torch.serialization.add_safe_globals``; whatever cannot be read back is refused when it is saved.
+A blob of an object is a ``torch.save`` file; in data files it holds a list with one element per local object of that
+name. Reading allows what ``torch.load(weights_only=True)`` allows, NumPy arrays, namespaces and what the program has
+registered with ``torch.serialization.add_safe_globals``; whatever cannot be read back is refused when it is saved.
 """
 
 from __future__ import annotations
@@ -10,20 +10,14 @@ from __future__ import annotations
 import io
 import pickle
 from argparse import Namespace
-from collections.abc import Iterable, Iterator, Sequence
 from types import SimpleNamespace
-from typing import IO, Any, cast
+from typing import Any
 
 import numpy as np
 import torch
 
 from remesh.checkpoint.errors import CheckpointFormatError, CheckpointMismatchError
-from remesh.checkpoint.formats.blob_frame import Frame, frame_of
-from remesh.checkpoint.storage.data_file import DataFile
-from remesh.checksums import crc32
-from remesh.layout.from_torch import dtype_name, torch_dtype
-
-_ALIGNED_BYTES = 256 << 10
+from remesh.layout.from_torch import dtype_name
 
 SAFE_GLOBALS = [
     np.ndarray,
@@ -38,71 +32,6 @@ SAFE_GLOBALS = [
 code, since both namespaces are nothing but attributes."""
 
 _PLAIN = frozenset((bool, int, float, str, type(None)))
-
-
-def start_blob(file: DataFile, dtype: str, shape: tuple[int, ...]) -> int:
-    """Where the next blob begins: a large one so that its elements begin on a boundary of blocks."""
-    frame = frame_of(dtype, shape)
-    if frame is not None and frame.num_bytes >= _ALIGNED_BYTES:
-        file.align(len(frame.head))
-    return file.tell()
-
-
-def write_tensor(tensor: torch.Tensor, file: DataFile) -> None:
-    """Append the blob of a tensor: its elements only, row-major, whatever storage it is a view of."""
-    plain = tensor.detach().cpu().contiguous()
-    if plain.is_conj() or plain.is_neg():
-        plain = plain.resolve_conj().resolve_neg()
-    frame = frame_of(dtype_name(plain.dtype), tuple(plain.shape))
-    if frame is None:
-        if plain.untyped_storage().nbytes() != plain.numel() * plain.element_size():
-            plain = plain.clone()
-        torch.save(plain, cast(IO[bytes], file))  # it only writes
-        return
-    file.write_blob(frame.head, plain.reshape(-1).view(torch.uint8).numpy().data, frame.tail)
-
-
-def write_tensor_in_parts(
-    parts: Iterable[torch.Tensor], dtype: str, shape: tuple[int, ...], file: DataFile
-) -> Iterator[int]:
-    """Append the blob of a tensor that is given part by part, row-major; yields the bytes of each part.
-
-    The parts of a tensor that only torch can write, being empty, quantized or huge, are put together first.
-    """
-    frame = frame_of(dtype, shape)
-    if frame is None:
-        found = [part.reshape(-1) for part in parts]
-        whole = (torch.cat(found) if found else torch.empty(0, dtype=torch_dtype(dtype))).reshape(shape)
-        write_tensor(whole, file)
-        yield whole.nbytes
-        return
-    file.write(frame.head)
-    crc = 0
-    for part in parts:
-        crc = file.write_elements(elements_of(part), crc)
-        yield part.nbytes
-    file.write(frame.tail(crc))
-
-
-def elements_of(tensor: torch.Tensor) -> memoryview:
-    """The bytes of the elements of a tensor, row-major."""
-    plain = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
-    elements: memoryview = plain.reshape(-1).view(torch.uint8).numpy().data
-    return elements
-
-
-def write_alike(tensors: Sequence[torch.Tensor], frame: Frame, file: DataFile) -> None:
-    """Append the blobs of tensors that all have this frame and one device, built side by side."""
-    with torch.no_grad():
-        raw = elements_of(torch.stack(list(tensors)))
-    starts = range(0, len(raw), frame.num_bytes)
-    crcs = [crc32(raw[start : start + frame.num_bytes]) for start in starts]
-    first, stop = len(frame.head), len(frame.head) + frame.num_bytes
-    blobs = np.empty((len(tensors), frame.blob_bytes), np.uint8)
-    blobs[:, :first] = np.frombuffer(frame.head, np.uint8)
-    blobs[:, first:stop] = np.frombuffer(raw, np.uint8).reshape(len(tensors), -1)
-    frame.put_tails(crcs, blobs[:, stop:])
-    file.write(memoryview(blobs).cast("B"))  # type: ignore[arg-type]
 
 
 def read_tensor(blob: bytes, dtype: str, shape: tuple[int, ...], where: str) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""How do bytes get into a data file with a checksum for each block, computed on the way?
+"""How do tensors and objects get into a data file, with a checksum for each block, computed on the way?
 
     | blob | blob | ... | blob | one CRC-32 per block | footer |
     '------- data bytes -------'------- trailer -------------'
@@ -6,7 +6,8 @@
 The data bytes are cut into *blocks* of equal length, the last one shorter. The trailer stands behind the last blob,
 where readers that go by offset and length never look. Its footer tells its place, so it is found from the end.
 
-A blob also wants the CRC-32 of its elements. For large tensors it is put together from those of the blocks.
+The blob of a tensor is what ``torch.save`` would write: a frame around its elements (`blob_frame`), which wants their
+CRC-32. For large tensors it is put together from those of the blocks. Small tensors that are alike go in together.
 
 While a large file grows, one thread computes checksums and another lets what is written reach the disk, so that little
 is left to wait for at the end.
@@ -14,60 +15,31 @@ is left to wait for at the end.
 
 from __future__ import annotations
 
-import struct
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from itertools import groupby
 from types import TracebackType
-from typing import Protocol
+from typing import IO, Protocol, cast
 
 import numpy as np
+import torch
 
-from remesh.checkpoint.errors import CheckpointFormatError
-from remesh.checkpoint.storage import Location, RangedFile, store_of
+from remesh.checkpoint.formats.blob_frame import Frame, frame_of
+from remesh.checkpoint.storage import Location, store_of
+from remesh.checkpoint.storage.integrity import BLOCK_BYTES, Trailer
 from remesh.checkpoint.storage.joined_checksums import join_blocks
 from remesh.checksums import crc32
+from remesh.layout.from_torch import dtype_name, torch_dtype
 
-BLOCK_BYTES = 4 << 10
-"""A page: small enough that a few columns of a matrix are read without the rest; the table is 1/1024 of the data."""
+_ALIGNED_BYTES = 256 << 10
+_SMALL_BYTES = 64 << 10
+"""Tensors up to this size cost more in calls than in bytes."""
+_RUN_BYTES = 4 << 20
 
 _FLUSH_BYTES = 1 << 20
 _WRITE_BYTES = 8 << 20
 _SYNC_BYTES = 32 << 20
-_MAGIC = b"remeshCK"
-_FOOTER = struct.Struct("<8sIQI")
-_FOOTER_CRC = struct.Struct("<I")
-_END_BYTES = _FOOTER.size + _FOOTER_CRC.size
-
-
-@dataclass(frozen=True, slots=True)
-class Trailer:
-    """Checksums of a data file."""
-
-    block_bytes: int
-    data_bytes: int
-    """Length of the file without the trailer."""
-    crcs: array[int]
-    """CRC-32 of each block, in order."""
-
-    @classmethod
-    def of(cls, content: bytes | memoryview, block_bytes: int) -> Trailer:
-        """The checksums of a file with that content."""
-        view = memoryview(content)
-        starts = range(0, len(view), block_bytes)
-        return cls(block_bytes, len(view), array("I", [crc32(view[at : at + block_bytes]) for at in starts]))
-
-    @property
-    def num_bytes(self) -> int:
-        """Length of the trailer in the file."""
-        return len(self.crcs) * 4 + _END_BYTES
-
-    def encode(self) -> bytes:
-        """The trailer as it stands in the file."""
-        table = self.crcs.tobytes()
-        footer = _FOOTER.pack(_MAGIC, self.block_bytes, self.data_bytes, crc32(table))
-        return table + footer + _FOOTER_CRC.pack(crc32(footer))
 
 
 class Hasher(Protocol):
@@ -192,36 +164,117 @@ class DataFile:
         hashed.result()
 
 
-def read_trailer_bytes(path: Location) -> bytes:
-    """The trailer of a data file as it stands there; `CheckpointFormatError` when there is none."""
-    with store_of(path).open_ranged(path) as file:
-        size = file.num_bytes
-        end = _read(file, max(0, size - _END_BYTES), min(size, _END_BYTES))
-        if len(end) < _END_BYTES or not end.startswith(_MAGIC):
-            raise _no_trailer(path, f"{size} bytes that do not end in one")
-        _, block_bytes, data_bytes, _ = _FOOTER.unpack_from(end)
-        table_bytes = -(-data_bytes // block_bytes) * 4 if block_bytes else -1
-        if data_bytes + table_bytes + _END_BYTES != size:
-            raise _no_trailer(path, f"{size} bytes, with a footer of {data_bytes} bytes in blocks of {block_bytes}")
-        return _read(file, data_bytes, table_bytes) + end
+def write_data_file(
+    path: Location,
+    objects: Sequence[bytes],
+    tensors: Sequence[torch.Tensor],
+    progress: Callable[[int], None] | None = None,
+    hasher: Hasher | None = None,
+) -> list[tuple[int, int]]:
+    """Write blobs of objects, then tensors, durably; returns where each lies: first byte and length.
+
+    Tensors are on any device and of any strides. ``progress`` is told the number of bytes after each of them,
+    ``hasher`` all bytes of the file.
+    """
+    places: list[tuple[int, int]] = []
+    with DataFile(path, hasher) as file:
+        for blob in objects:
+            file_start = file.tell()
+            file.write(blob)
+            places.append((file_start, file.tell() - file_start))
+        for alike in _runs_of_alike(tensors):
+            places += _put_alike(alike, file)
+            if progress is not None:
+                progress(file.tell())
+        file.finish()
+    return places
 
 
-def _read(file: RangedFile, start: int, num_bytes: int) -> bytes:
-    content = bytearray(num_bytes)
-    return bytes(content[: file.read_into(start, memoryview(content))])
+def _put_alike(alike: Sequence[torch.Tensor], file: DataFile) -> list[tuple[int, int]]:
+    """Append the blobs of tensors of equal dtype, shape and device; where each lies."""
+    kind = dtype_name(alike[0].dtype), tuple(alike[0].shape)
+    frame = frame_of(*kind) if len(alike) > 1 else None
+    if frame is not None:
+        file_start = start_blob(file, *kind)
+        write_alike(alike, frame, file)
+        return [(file_start + number * frame.blob_bytes, frame.blob_bytes) for number in range(len(alike))]
+    places = []
+    for tensor in alike:
+        file_start = start_blob(file, *kind)
+        write_tensor(tensor, file)
+        places.append((file_start, file.tell() - file_start))
+    return places
 
 
-def decode_trailer(content: bytes) -> Trailer:
-    """The trailer in bytes that `read_trailer_bytes` returned and a checksum has confirmed."""
-    _, block_bytes, data_bytes, _ = _FOOTER.unpack_from(content, len(content) - _END_BYTES)
-    crcs = array("I")
-    crcs.frombytes(content[: len(content) - _END_BYTES])
-    return Trailer(block_bytes, data_bytes, crcs)
+def _runs_of_alike(tensors: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
+    """The tensors in order; small ones of equal dtype, shape and device that follow each other come together."""
+    for (dtype, shape, _), found in groupby(tensors, lambda tensor: (tensor.dtype, tensor.shape, tensor.device)):
+        alike, num_bytes = list(found), shape.numel() * dtype.itemsize
+        longest = -(-_RUN_BYTES // num_bytes) if 0 < num_bytes <= _SMALL_BYTES else 1
+        for at in range(0, len(alike), longest):
+            yield alike[at : at + longest]
 
 
-def _no_trailer(path: Location, found: str) -> CheckpointFormatError:
-    return CheckpointFormatError(
-        "truncated",
-        f"reading the checksums of data file {path}: expected them at its end, found {found}; the file is truncated or "
-        "damaged, use another checkpoint",
-    )
+def start_blob(file: DataFile, dtype: str, shape: tuple[int, ...]) -> int:
+    """Where the next blob begins: a large one so that its elements begin on a boundary of blocks."""
+    frame = frame_of(dtype, shape)
+    if frame is not None and frame.num_bytes >= _ALIGNED_BYTES:
+        file.align(len(frame.head))
+    return file.tell()
+
+
+def write_tensor(tensor: torch.Tensor, file: DataFile) -> None:
+    """Append the blob of a tensor: its elements only, row-major, whatever storage it is a view of."""
+    plain = tensor.detach().cpu().contiguous()
+    if plain.is_conj() or plain.is_neg():
+        plain = plain.resolve_conj().resolve_neg()
+    frame = frame_of(dtype_name(plain.dtype), tuple(plain.shape))
+    if frame is None:
+        if plain.untyped_storage().nbytes() != plain.numel() * plain.element_size():
+            plain = plain.clone()
+        torch.save(plain, cast(IO[bytes], file))  # it only writes
+        return
+    file.write_blob(frame.head, plain.reshape(-1).view(torch.uint8).numpy().data, frame.tail)
+
+
+def write_tensor_in_parts(
+    parts: Iterable[torch.Tensor], dtype: str, shape: tuple[int, ...], file: DataFile
+) -> Iterator[int]:
+    """Append the blob of a tensor that is given part by part, row-major; yields the bytes of each part.
+
+    The parts of a tensor that only torch can write, being empty, quantized or huge, are put together first.
+    """
+    frame = frame_of(dtype, shape)
+    if frame is None:
+        found = [part.reshape(-1) for part in parts]
+        whole = (torch.cat(found) if found else torch.empty(0, dtype=torch_dtype(dtype))).reshape(shape)
+        write_tensor(whole, file)
+        yield whole.nbytes
+        return
+    file.write(frame.head)
+    crc = 0
+    for part in parts:
+        crc = file.write_elements(elements_of(part), crc)
+        yield part.nbytes
+    file.write(frame.tail(crc))
+
+
+def elements_of(tensor: torch.Tensor) -> memoryview:
+    """The bytes of the elements of a tensor, row-major."""
+    plain = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
+    elements: memoryview = plain.reshape(-1).view(torch.uint8).numpy().data
+    return elements
+
+
+def write_alike(tensors: Sequence[torch.Tensor], frame: Frame, file: DataFile) -> None:
+    """Append the blobs of tensors that all have this frame and one device, built side by side."""
+    with torch.no_grad():
+        raw = elements_of(torch.stack(list(tensors)))
+    starts = range(0, len(raw), frame.num_bytes)
+    crcs = [crc32(raw[start : start + frame.num_bytes]) for start in starts]
+    first, stop = len(frame.head), len(frame.head) + frame.num_bytes
+    blobs = np.empty((len(tensors), frame.blob_bytes), np.uint8)
+    blobs[:, :first] = np.frombuffer(frame.head, np.uint8)
+    blobs[:, first:stop] = np.frombuffer(raw, np.uint8).reshape(len(tensors), -1)
+    frame.put_tails(crcs, blobs[:, stop:])
+    file.write(memoryview(blobs).cast("B"))  # type: ignore[arg-type]

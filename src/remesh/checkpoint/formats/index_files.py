@@ -1,22 +1,27 @@
-"""How does the index of a million chunks become a pickle of torch's classes in seconds? From templates.
+"""How does the index of a million chunks get into its two files in seconds? As columns, and as a pickle from templates.
 
 torch's own objects are pickled once each, with marks in the places of their values; what stands between the marks is
 the same for all chunks. Classes, file names and tensor properties are put into the pickle's memo first and referred to
 by number. So the result is what `pickle.dumps` makes of ``Metadata``, but for the numbering of the memo; no object per
 chunk is made.
+
+The same index as columns of numbers, which this package reads, is described in `index_columns`.
 """
 
 from __future__ import annotations
 
 import io
+import json
 import pickle
 import re
 import struct
+import uuid
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+import numpy as np
 import torch
 from torch.distributed.checkpoint.metadata import (
     BytesStorageMetadata,
@@ -28,7 +33,11 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
-from remesh.checkpoint.plan.manifest import Index, Place
+from remesh.checkpoint.formats.directory import COLUMNS_FNAME, METADATA_FNAME
+from remesh.checkpoint.formats.index_columns import END, MAGIC, NUMBER, VERSION
+from remesh.checkpoint.plan.manifest import Index, Manifest, Place
+from remesh.checkpoint.storage import Location, store_of
+from remesh.checksums import crc32
 from remesh.layout.from_torch import torch_dtype
 from remesh.torch_private import StorageInfo
 
@@ -37,6 +46,40 @@ _ORIGINAL_SHAPE = "nd_reformulated_orig_global_shape"
 """Name under which ``mcore_data`` has the global shape that a flattened tensor had."""
 _GLOBAL = re.compile(rb"c[\w.]+\n[\w.]+\n")
 _MARKS = [f"\0mark {number}\0" for number in range(4)]
+
+
+@dataclass(frozen=True, slots=True)
+class IndexFiles:
+    """An index as the bytes of its two files, to be written into any number of checkpoints."""
+
+    pickled: EncodedIndex
+    columns: bytes
+
+    @classmethod
+    def of(cls, index: Index) -> IndexFiles:
+        """Both forms of an index."""
+        return cls(encode_index(index), encode_columns(index))
+
+    def contents(self, directory: Location) -> dict[Location, bytes]:
+        """The files of one checkpoint, ``.metadata`` first."""
+        metadata = self.pickled.pickled(str(directory), str(uuid.uuid4()))
+        columns = seal_columns(self.columns, metadata)
+        return {directory / METADATA_FNAME: metadata, directory / COLUMNS_FNAME: columns}
+
+
+def write_manifest(directory: Location, manifest: Manifest) -> None:
+    """Replace the index durably; called by one process when all data files are on disk.
+
+    ``.metadata`` changes in one step; the columns that follow are of no account beside another one.
+    """
+    for path, content in IndexFiles.of(manifest.to_index()).contents(directory).items():
+        store_of(directory).put(path, content)
+
+
+def write_index(directory: Location, index: IndexFiles) -> None:
+    """Write the index into a directory where no reader looks yet; the commit makes it durable."""
+    for path, content in index.contents(directory).items():
+        store_of(directory).write_soon(path, content)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +142,47 @@ def encode_index(index: Index) -> EncodedIndex:
         states += (b"e", tensor_d)
     shapes = {key: {_ORIGINAL_SHAPE: tuple(shape)} for key, shape in index.unflattened_shapes.items()}
     return EncodedIndex(b"\x80\x02" + memo.definitions(), b"".join(states), b"".join(places), shapes)
+
+
+def encode_columns(index: Index) -> bytes:
+    """The index as columns, without the end that tells which ``.metadata`` it belongs to."""
+    files: dict[str, int] = {}
+    kinds: dict[tuple[str, tuple[int, ...]], int] = {}
+    kind_of: list[int] = []
+    num_chunks: list[int] = []
+    starts: list[int] = []
+    shapes: list[int] = []
+    places: list[tuple[int, int, int]] = []
+
+    def add(place: Place) -> None:
+        file, start, length = place
+        places.append((files.setdefault(file, len(files)), start, length))
+
+    for tensor in index.tensors.values():
+        kind_of.append(kinds.setdefault((tensor.dtype, tuple(tensor.global_shape)), len(kinds)))
+        num_chunks.append(len(tensor.chunks))
+        for start, shape, place in tensor.chunks:
+            starts += start
+            shapes += shape
+            add(place)
+    for place in index.objects.values():
+        add(place)
+    head = {
+        "version": VERSION,
+        "files": list(files),
+        "kinds": list(kinds),
+        "tensors": list(index.tensors),
+        "objects": list(index.objects),
+        "before_flattening": {key: list(shape) for key, shape in index.unflattened_shapes.items()},
+        "num_chunks": sum(num_chunks),
+    }
+    columns = [np.array(column, NUMBER).reshape(-1) for column in (kind_of, num_chunks, places, starts, shapes)]
+    return json.dumps(head, separators=(",", ":")).encode() + b"\n" + b"".join(one.tobytes() for one in columns)
+
+
+def seal_columns(columns: bytes, metadata: bytes) -> bytes:
+    """The content of `COLUMNS_FNAME` beside this ``.metadata``."""
+    return columns + END.pack(MAGIC, len(metadata), crc32(metadata))
 
 
 class _Memo:
