@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
+import sys
+import time
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -23,6 +25,40 @@ leave them out."""
 settings.register_profile("default", deadline=None, derandomize=True, max_examples=100)
 settings.register_profile("explore", deadline=None, max_examples=2000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
+
+
+_NOT_IN_UNITS = {"os.exec", "os.fork", "os.forkpty", "os.posix_spawn", "subprocess.Popen", "time.sleep"}
+"""Events that start a process, by the names that Python's audit gives them, and sleep, which Python 3.13 audits."""
+_unit_test: str | None = None
+"""Name of the unit test that runs now."""
+
+
+def _hold_the_tier(event: str, *_: object) -> None:
+    """A unit test starts no process and does not sleep: what waits, or takes seconds to start, is in another tier."""
+    if _unit_test is not None and event in _NOT_IN_UNITS:
+        raise RuntimeError(f"{_unit_test} is a unit test, and so starts no process and never sleeps, but: {event}")
+
+
+sys.addaudithook(_hold_the_tier)
+
+
+def _sleep(seconds: float, _really: Callable[[float], None] = time.sleep) -> None:
+    if seconds:
+        _hold_the_tier("time.sleep")
+    _really(seconds)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Know for the whole of a test, fixtures included, whether it is a unit test."""
+    global _unit_test  # an audit hook stays for the life of the process, and has no other way to know
+    _unit_test = item.nodeid if item.get_closest_marker("unit") else None
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(time, "sleep", _sleep)
+            return (yield)
+    finally:
+        _unit_test = None
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -92,6 +92,7 @@ def test_programs_that_are_not_there_are_left_out(tmp_path: Path) -> None:
     assert find_versions(tmp_path) == {"torchft": "0.2.0"}
 
 
+@pytest.mark.procs
 def test_rows_of_an_interrupted_run_are_kept_and_a_later_run_may_add_to_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -36,6 +36,7 @@ def out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 _DESCRIBED = report.describe_run(None)
 
 
+@pytest.mark.procs
 def test_parts_make_the_whole(out: Path) -> None:
     for part in ("1/3", "2/3", "3/3"):
         matrix.main([part])
@@ -49,6 +50,7 @@ def test_parts_make_the_whole(out: Path) -> None:
     assert "**x**" in page and "·" not in page.split("| 1 |")[1]
 
 
+@pytest.mark.procs
 def test_what_was_run_on_another_commit_does_not_count(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     matrix.main(["1/21"])
     monkeypatch.setattr(matrix, "describe_run", lambda seed: {**_DESCRIBED, "commit": "another", "seed": seed})

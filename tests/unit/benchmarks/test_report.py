@@ -10,6 +10,7 @@ import pytest
 from benchmarks.report import Row, at_least, at_most, write_report
 
 
+@pytest.mark.procs
 def test_a_row_that_misses_its_goal_stays_in(tmp_path: Path) -> None:
     rows = [at_most("fast", 1.0, "s", 2.0), at_most("slow", 3.0, "s", 2.0), at_least("share", 0.5, "ratio", 0.9)]
     path = write_report("room", rows, seed=7, folder=tmp_path)

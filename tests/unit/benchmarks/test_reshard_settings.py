@@ -50,6 +50,7 @@ def test_the_quick_set_is_a_handful_of_the_whole() -> None:
     assert len(quick) == 7 and {case.name for case in quick} < {case.name for case in whole}
 
 
+@pytest.mark.procs
 def test_rows_are_written_as_they_come_and_kept_when_asked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def cases() -> dict[str, float]:
         return {row["case"]: row["value"] for row in json.loads((tmp_path / "reshard.json").read_text())["rows"]}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from xml.etree import ElementTree
 
+import pytest
 import torch
 
 from benchmarks.checkpoint import background, formats, loads, planning, storage
@@ -46,12 +47,14 @@ def test_sums_and_conversions_are_compared_with_plain_file_operations(tmp_path: 
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.procs
 def test_time_that_a_background_save_blocks_is_told(tmp_path: Path) -> None:
     rows = background.blocked_time({"w": torch.randn(100, 3)}, tmp_path, 1, workers=("thread", "guard"))
     assert [row.unit for row in rows] == ["ratio", "ratio", "s", "ratio", "ratio"] * 2
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.procs
 def test_planning_is_timed_with_and_without_a_plan_and_drawn(tmp_path: Path) -> None:
     rows = planning.planning(8, 20, (60.0, 60.0))
     assert [row.ok for row in rows] == [True, True, None, None, None]

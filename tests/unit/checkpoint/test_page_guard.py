@@ -45,6 +45,7 @@ def _process(staging: Staging) -> int:
     return pid
 
 
+@pytest.mark.procs
 def test_values_are_those_of_the_call(staging: Staging) -> None:
     values = tensors()
     for number in range(3):
@@ -58,6 +59,7 @@ def test_values_are_those_of_the_call(staging: Staging) -> None:
         staging.give_back(copies)
 
 
+@pytest.mark.procs
 def test_a_program_may_go_on_writing_after_the_copy(staging: Staging) -> None:
     values = tensors()
     copies = staging.copy(values).wait()
@@ -65,6 +67,7 @@ def test_a_program_may_go_on_writing_after_the_copy(staging: Staging) -> None:
     assert not any((copy == 7).any() for copy in copies.tensors)
 
 
+@pytest.mark.procs
 def test_copies_that_nobody_waits_for_do_not_hold_up_the_next(staging: Staging) -> None:
     for _ in range(3):
         assert staging.copy(tensors()).guarded is not None
@@ -99,6 +102,7 @@ def test_memory_that_goes_before_it_is_copied_fails_the_copy() -> None:
     os.close(copy)
 
 
+@pytest.mark.procs
 def test_a_killed_copier_holds_up_nobody_and_the_next_copy_gets_another(staging: Staging) -> None:
     values = [torch.zeros(4 << 20) for _ in range(4)]
     copies = staging.copy(values)
@@ -114,6 +118,7 @@ def test_a_killed_copier_holds_up_nobody_and_the_next_copy_gets_another(staging:
     assert all(bool(copy.all()) for copy in again.wait().tensors)
 
 
+@pytest.mark.procs
 def test_a_fork_waits_for_no_lock_and_has_a_copier_of_its_own(staging: Staging) -> None:
     copier, values = staging._copier, [torch.zeros(1 << 20)]
     assert copier is not None
@@ -150,6 +155,7 @@ def test_where_the_system_does_not_allow_it_tensors_are_copied_at_once(monkeypat
     assert all(torch.equal(copy, value) for copy, value in zip(copies.tensors, wanted, strict=True))
 
 
+@pytest.mark.procs
 def test_the_files_are_those_of_a_save_in_the_foreground(staging: Staging, tmp_path: Path) -> None:
     def save(directory: Path, change: Callable[[torch.Tensor], object] | None) -> None:
         directory.mkdir()

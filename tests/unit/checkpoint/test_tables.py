@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
+import pytest
+
 from benchmarks.checkpoint.tables import make_page
 from benchmarks.report import Row, at_least, at_most, describe_run
 
 
+@pytest.mark.procs
 def test_every_row_stands_once_under_its_heading() -> None:
     rows = [
         at_least("4 tensors of 4 KiB: load, DCP over ours", 21.4, "ratio", 20.0),

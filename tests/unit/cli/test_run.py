@@ -1,5 +1,6 @@
 from pathlib import Path
 
+import pytest
 from click.testing import CliRunner
 
 from remesh.cli import main
@@ -20,6 +21,7 @@ def test_endpoint_without_the_name_of_the_job_is_refused(tmp_path: Path) -> None
     assert "--rdzv-id" in result.output
 
 
+@pytest.mark.procs  # it waits
 def test_store_that_does_not_answer_is_named_in_bounded_time(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.touch()

@@ -54,6 +54,7 @@ def test_every_flag_is_one_of_remesh_run() -> None:
     assert used <= flags_of_run()
 
 
+@pytest.mark.procs
 def test_the_batch_script_is_sound_shell_and_its_options_are_slurms() -> None:
     script = DEPLOY / "slurm.sh"
     subprocess.run(["bash", "-n", script], check=True, timeout=60)

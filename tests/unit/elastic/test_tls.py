@@ -20,6 +20,8 @@ from remesh.errors import ConfigError
 from remesh.layout.from_torch import piece_of
 from remesh.testing.certificates import make_tls
 
+pytestmark = pytest.mark.procs  # openssl makes the certificates
+
 TOKEN = Token("job", b"0123456789abcdef")
 
 

@@ -19,6 +19,8 @@ from remesh.elastic.store.server import StoreClient, StoreServer, StoreWatch, is
 from remesh.elastic.store.tunnel import MAX_HANDSHAKES, Refusal, Tunnels
 from remesh.testing.certificates import make_tls, sign_again
 
+pytestmark = pytest.mark.procs  # openssl makes the certificates
+
 TIMEOUT_S = 30.0
 
 

@@ -74,6 +74,7 @@ _PROGRAM = """
 
 
 @needs_extension
+@pytest.mark.procs
 def test_arrays_in_the_arena_keep_what_is_theirs(tmp_path: Path) -> None:
     (tmp_path / "arena").touch()
     done = subprocess.run(
@@ -102,6 +103,7 @@ _ZEROS = """
 
 
 @needs_extension
+@pytest.mark.procs
 def test_zeros_are_zeros_where_files_have_no_holes(tmp_path: Path) -> None:
     if os.geteuid() != 0:
         pytest.skip("needs root, to mount a file system without holes (ramfs)")

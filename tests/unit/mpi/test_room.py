@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from remesh.mpi.room import clear_rooms, make_room
 
 _KILLED_OWNER = """
@@ -18,6 +20,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
+@pytest.mark.procs
 def test_what_a_killed_owner_left_is_removed_by_the_next_and_that_of_living_ones_kept(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-c", _KILLED_OWNER, tmp_path], check=False, timeout=60)
     (left,) = tmp_path.iterdir()

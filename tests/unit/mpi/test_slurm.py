@@ -17,6 +17,7 @@ def test_names_with_spaces_stay_whole() -> None:
 
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash, which is not on the path")
+@pytest.mark.procs
 def test_a_shell_can_read_it() -> None:
     script = make_script(4, "mpich", "/scratch/my job", ["app.py", "it's"])
     subprocess.run(["bash", "-n"], input=script, text=True, check=True, timeout=30)

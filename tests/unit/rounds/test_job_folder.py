@@ -37,6 +37,7 @@ def test_nobody_else_can_read_secrets(folder: JobFolder) -> None:
     assert stat.S_IMODE(part.stat().st_mode) == 0o700
 
 
+@pytest.mark.procs
 def test_git_takes_no_secret_for_a_file_to_commit(folder: JobFolder) -> None:
     if shutil.which("git") is None:
         pytest.skip("needs git, which is not on the path")

@@ -173,6 +173,7 @@ def test_token_comes_from_a_file_or_the_environment_and_never_shows(
         read_token(request_of(script, "--token-file", str(tmp_path / "none")))
 
 
+@pytest.mark.procs
 def test_tls_beyond_loopback_says_what_it_does_not_cover(script: str, tmp_path: Path) -> None:
     tls = make_tls(tmp_path / "tls")
     files = ["--tls-cert", tls.certificate, "--tls-key", tls.key, "--tls-ca", tls.authority]
