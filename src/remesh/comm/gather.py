@@ -36,6 +36,7 @@ import torch.distributed as dist
 
 from remesh.comm.tree import gather_words
 from remesh.errors import Error, PeerError
+from remesh.options import check_option
 
 _HEADER_BYTES = 1024
 _LENGTH = struct.Struct("<Q")
@@ -64,8 +65,15 @@ class Together(Generic[T]):
     """What every rank told of its own, by group rank, as JSON returns it."""
 
 
+def check_group(group: object) -> None:
+    """Raise `OptionError` for what is no group; what torch gives to those who are no members, a number, passes."""
+    if group != dist.GroupMember.NON_GROUP_MEMBER:
+        check_option("taking part in a collective", "group", group, Group)
+
+
 def group_rank(group: Group = None) -> int:
     """This process's rank in the group; 0 without a process group. Calls nobody."""
+    check_group(group)
     if not dist.is_initialized():
         return 0
     rank = dist.get_rank(group)
@@ -138,6 +146,7 @@ def step_together(
     What the step returns stays here, of whatever type it is; what ``tell`` makes of it every rank hears. Called by
     every rank of the group; blocks until all have called it.
     """
+    check_group(group)
     error: BaseException | None = None
     try:
         mine = step()

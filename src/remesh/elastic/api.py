@@ -14,7 +14,9 @@ from remesh.elastic.training.job import Job
 from remesh.elastic.training.place import JobOptions
 from remesh.elastic.training.worker import Exit, Worker
 from remesh.errors import ConfigError
-from remesh.options import check_options
+from remesh.options import check_option, check_options
+
+_DOING = "starting an elastic job"
 
 
 class Tuning(TypedDict, total=False):
@@ -46,17 +48,18 @@ def elastic(
 
     Returns when the job has ended well; ends the process with exit code 1 when it failed anywhere.
     """
-    check_options("starting an elastic job", tuning, Tuning)
+    check_options(_DOING, tuning, Tuning)
+    check_option(_DOING, "save_every", save_every, int | None)
     template = mesh if isinstance(mesh, Template) else make_template(mesh)
     link_path = os.environ.get("REMESH_LINK")
     if not link_path and "TORCHELASTIC_RUN_ID" in os.environ:
         raise ConfigError(
-            "starting an elastic job: the launcher runs this script in restart mode, for its file does not name "
+            f"{_DOING}: the launcher runs this script in restart mode, for its file does not name "
             "remesh.elastic (or torchrun started it); start it with `remesh run --mode in-process ...`"
         )
     if not link_path:
         raise ConfigError(
-            "starting an elastic job: this process has no agent (REMESH_LINK is not set); start the script with "
+            f"{_DOING}: this process has no agent (REMESH_LINK is not set); start the script with "
             "`remesh run --nproc-per-node N script.py`"
         )
     root = None if checkpoint is None else location_of(checkpoint)

@@ -110,10 +110,7 @@ class Pipeline:
         self._options: PlanOptions = options
         self._rank = group_rank(group)
         self._places = survey_places(stage, graph, self._describe, group)
-        if "host_of" in options:
-            self._host_of = options.pop("host_of")
-        else:
-            self._host_of = self._places.host_of
+        self._host_of = options.pop("host_of", None) or self._places.host_of
         rows: dict[int, list[Action]] = {}
         for action in schedule.actions():
             rows.setdefault(action.stage, []).append(action)

@@ -25,7 +25,7 @@ from remesh.reshard.running.cache import Resharder
 from remesh.reshard.running.describe import Tensors, gather_moves
 from remesh.reshard.running.handle import Handle
 from remesh.reshard.running.run import Moved
-from remesh.reshard.target import Targets, make_targets
+from remesh.reshard.target import Targets, gather_shapes, make_targets
 
 __all__ = ["Moved", "compute_missing_boxes", "gather_moves", "reshard", "reshard_async"]
 
@@ -60,16 +60,23 @@ def reshard(
     `PeerError` when a rank dies. ``options`` are those of `PlanOptions`: ``host_of``, ``chunk_bytes``, ``missing``,
     ``max_staging_bytes``, ``network``, ``strategy``.
     """
-    if (take is None) == (to is None):
-        raise PlanError(
-            f"resharding {len(give)} tensors: {'neither' if to is None else 'both'} of take and to are given, expected "
-            "one; name the tensors to fill, or the target to make them on"
-        )
-    if to is None:
-        return Resharder(group, **options).reshard(give, take or {})
-    made = make_targets(give, to, group)
-    Resharder(group, **options).reshard({name: give[name] for name in give if name in made}, made)
-    return made
+    made: dict[str, DTensor] = {}
+    shapes = gather_shapes(give, group) if to is not None else {}
+
+    def ask() -> tuple[Tensors, Tensors]:
+        if take is not None and to is None:
+            return give, take
+        if take is not None or to is None:
+            raise PlanError(
+                f"resharding {len(give)} tensors: {'neither' if to is None else 'both'} of take and to are given, "
+                "expected one; name the tensors to fill, or the target to make them on"
+            )
+        made.update(make_targets(to, shapes))
+        return {name: give[name] for name in give if name in made}, made
+
+    meeting = Resharder.for_one_call(group, options).meet(ask)
+    moved = meeting.job.run(meeting.tag)
+    return moved if to is None else made
 
 
 def reshard_async(give: Tensors, take: Tensors, *, group: Group = None, **options: Unpack[PlanOptions]) -> Handle:
@@ -79,4 +86,4 @@ def reshard_async(give: Tensors, take: Tensors, *, group: Group = None, **option
     caller computes, and may even communicate in the same group. Until the handle is done the tensors of ``give`` must
     not be changed, and those of ``take`` not be used.
     """
-    return Resharder(group, **options).start(give, take)
+    return Resharder.for_one_call(group, options).start(give, take)

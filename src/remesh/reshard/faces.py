@@ -26,7 +26,10 @@ from remesh.layout.placement import Placement as PurePlacement
 from remesh.layout.placement import addend_at, reduce_op_of
 from remesh.reshard.api import reshard
 from remesh.reshard.planning.transfer import PlanOptions
+from remesh.reshard.running.cache import Resharder
+from remesh.reshard.running.describe import Tensors
 from remesh.reshard.running.run import Moved
+from remesh.reshard.running.same_options import check_plan_options
 from remesh.reshard.target import Target, normalise
 
 _NAME = "buf"
@@ -100,19 +103,27 @@ def reshard_tensor(  # noqa: PLR0913 - the shape of the RFC
     Called by every rank of the group, which has the ranks of both meshes. ``buf`` is contiguous; on a rank of both
     meshes it has room for the larger of its two shards. A local shape may be left out where it is that of ``buf``.
     """
-    source = _Side.of(src_mesh, src_placements, src_local_shape, buf)
-    target = _Side.of(dst_mesh, dst_placements, dst_local_shape, buf)
+    sides: list[_Side] = []
 
     def tell() -> list[Any]:
-        _check_buffer(buf, source, target)
-        return [source.coordinate, source.local_shape]
+        check_plan_options(options)
+        sides.append(_Side.of(src_mesh, src_placements, src_local_shape, buf))
+        sides.append(_Side.of(dst_mesh, dst_placements, dst_local_shape, buf))
+        _check_buffer(buf, *sides)
+        return [sides[0].coordinate, sides[0].local_shape]
 
     told = gather_from(tell, group, _DOING)
     shapes = {tuple(at): tuple(shape) for at, shape in told if at is not None}
-    global_shape = _global_shape(shapes, tuple(src_mesh.shape), source.placements)
-    give = {_NAME: source.piece(buf, global_shape)} if source.coordinate is not None else {}
-    take = {_NAME: target.piece(buf, global_shape)} if target.coordinate is not None else {}
-    return reshard(give, take, group=group, **options)
+
+    def ask() -> tuple[Tensors, Tensors]:
+        source, target = sides
+        global_shape = _global_shape(shapes, tuple(src_mesh.shape), source.placements)
+        give = {_NAME: source.piece(buf, global_shape)} if source.coordinate is not None else {}
+        take = {_NAME: target.piece(buf, global_shape)} if target.coordinate is not None else {}
+        return give, take
+
+    meeting = Resharder.for_one_call(group, options).meet(ask)
+    return meeting.job.run(meeting.tag)
 
 
 def _check_buffer(buf: torch.Tensor, source: _Side, target: _Side) -> None:

@@ -35,9 +35,10 @@ from torch.distributed.tensor import DTensor
 from remesh.comm.gather import Group
 from remesh.errors import PeerError, PlanError
 from remesh.layout.from_torch import Piece
+from remesh.options import check_option
 from remesh.reshard.planning.transfer import PlanOptions
 from remesh.reshard.running.cache import Resharder
-from remesh.reshard.running.describe import Tensors
+from remesh.reshard.running.describe import Tensors, check_tensors
 from remesh.reshard.running.handle import Handle
 from remesh.reshard.running.run import Moved
 
@@ -70,6 +71,9 @@ class Refit:
         readers_timeout_s: float = _READERS_TIMEOUT_S,
         **options: Unpack[PlanOptions],
     ) -> None:
+        check_option(_DOING, "readers_timeout_s", readers_timeout_s, float)
+        check_tensors({} if take is None else take, "take")
+        self._resharder = Resharder(group, **options)
         self._options = options
         self._group = group
         self._readers_timeout_s = readers_timeout_s
@@ -78,7 +82,6 @@ class Refit:
         self._version: int | None = None
         self._num_readers = [0, 0]
         self._lock = threading.Condition()
-        self._resharder = Resharder(group, **options)
 
     @property
     def version(self) -> int | None:
@@ -108,7 +111,7 @@ class Refit:
             self._wait_for_readers(back)
             return version
 
-        meeting = self._resharder.meet(give or {}, self._buffers[back], tell)
+        meeting = self._resharder.meet(lambda: (give or {}, self._buffers[back]), tell)
         agreed = _agree_on_version(meeting.said)
         return RefitHandle(self, meeting.start(), back, agreed)
 

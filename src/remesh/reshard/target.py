@@ -16,7 +16,8 @@ from remesh.errors import PlanError
 from remesh.layout import local_shape_at, row_major_strides
 from remesh.layout.from_torch import dtype_name, piece_of, placements_from_torch, torch_dtype
 from remesh.layout.placement import check_placements
-from remesh.reshard.running.describe import Tensors
+from remesh.options import check_option
+from remesh.reshard.running.describe import Tensors, check_tensors
 from remesh.torch_private import StridedShard
 
 _DOING = "making the tensors to reshard into"
@@ -38,13 +39,15 @@ Targets = Target | Mapping[str, Target]
 """One target for all tensors, or one for each of those that are wanted."""
 
 
-def make_targets(give: Tensors, to: Targets, group: Group = None) -> dict[str, DTensor]:
-    """Empty DTensors on their targets, for every tensor that any rank gives and ``to`` names.
+Shapes = Mapping[str, tuple[str, tuple[int, ...]]]
+"""Dtype and global shape of tensors, by name."""
 
-    Called by every rank of the group with the same targets; ranks outside a mesh get its DTensors without elements.
-    """
+
+def gather_shapes(give: Tensors, group: Group = None) -> Shapes:
+    """Those of every tensor that any rank gives. Called by every rank of the group; the same on all."""
 
     def describe() -> list[Any]:
+        check_tensors(give, "give")
         pieces = {name: piece_of(give[name]) for name in sorted(give)}
         return [[name, dtype_name(p.tensor.dtype), list(p.global_shape)] for name, p in pieces.items()]
 
@@ -52,6 +55,15 @@ def make_targets(give: Tensors, to: Targets, group: Group = None) -> dict[str, D
     for told in gather_from(describe, group, _DOING):
         for name, dtype, shape in told:
             shapes.setdefault(name, (dtype, tuple(shape)))
+    return shapes
+
+
+def make_targets(to: Targets, shapes: Shapes) -> dict[str, DTensor]:
+    """Empty DTensors on their targets, for every tensor that is given and that ``to`` names. Calls nobody.
+
+    Ranks outside a mesh get its DTensors without elements.
+    """
+    check_option(_DOING, "to", to, Targets)
     if isinstance(to, Mapping):
         unknown = sorted(to.keys() - shapes.keys())
         if unknown:

@@ -31,6 +31,7 @@ import numpy as np
 from remesh.collector import collector_at_rest
 from remesh.errors import PlanError
 from remesh.layout import Box, Layout
+from remesh.options import check_option
 from remesh.reshard.model.bound import Bound, bound_of_groups
 from remesh.reshard.model.network import Network
 from remesh.reshard.model.program import Copy, Message
@@ -99,6 +100,8 @@ def plan_reshard(
     ({(0, 1): 32}, 32, 1.0)
     """
     _check_request(len(moves), chunk_bytes, strategy)
+    check_option("planning", "missing", missing, Missing)
+    check_option("planning", "network", network, Network | None)
     moves = _in_order(moves)
     check_hosts(moves, host_of)
     if network is not None:
@@ -161,6 +164,8 @@ def _schedule(strategy: str, problem: _Problem) -> tuple[Sequence[Chunk], Sequen
 
 
 def _check_request(num_moves: int, chunk_bytes: int, strategy: str) -> None:
+    check_option("planning", "chunk_bytes", chunk_bytes, int)
+    check_option("planning", "strategy", strategy, str)
     if chunk_bytes < MIN_CHUNK_BYTES:
         raise PlanError(
             f"planning {num_moves} moves: chunk_bytes is {chunk_bytes}, expected at least {MIN_CHUNK_BYTES}; leave it "

@@ -39,15 +39,15 @@ _LONG_CHUNK_BYTES = 256 << 10
 class PlanOptions(TypedDict, total=False):
     """What may be said about how to move, beside what."""
 
-    host_of: Mapping[int, str]
+    host_of: Mapping[int, str] | None
     """Host of every rank of the group: ranks with equal hosts share a NIC. By default the machine's own names."""
     chunk_bytes: int
     """Size of the largest message."""
     missing: Missing
     """What to do about boxes that are wanted and held by nobody."""
-    max_staging_bytes: int
-    """Most bytes of staging on a rank."""
-    network: Network
+    max_staging_bytes: int | None
+    """Most bytes of staging on a rank; where ranks differ, the least of all is kept to by all."""
+    network: Network | None
     """Rates of the links; by default all NICs are equal."""
     strategy: str
     """Name of a strategy; by default ours."""

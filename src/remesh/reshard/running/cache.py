@@ -1,17 +1,18 @@
 """How is a plan used again? A resharder that plans each pair of layouts once.
 
-Definitions. The *description* of a call is what all ranks give and want: names, dtypes, shapes, boxes. Its *key* is the
-digests of the ranks' parts, so ranks need not tell each other more than that to know that they have been here before.
+Definitions. The *description* of a call is what all ranks give and want: names, dtypes, shapes, boxes; and with which
+options. What all ranks described once has an *epoch* (`remesh.comm.agreement`), and the transfer is kept under it.
 
 A call, in steps:
 
-1. Every rank tells the digest of its own part, and whether its tensors lie where they lay before. This is one
-   small gather, and the agreement of the run at the same time.
-2. Known key, same memory everywhere: the run begins. Nothing is planned, no metadata is gathered, no region of memory
+1. Every rank tells the epochs that it remembers for its own part, and those for which its tensors lie where they lay
+   before. This is one small gather, and the agreement of the run at the same time.
+2. Known epoch, same memory everywhere: the run begins. Nothing is planned, no metadata is gathered, no region of memory
    is looked up.
-3. Known key, other memory on some rank: the ranks check their tensors against the kept transfer, and look up anew.
-4. Unknown key: descriptions are gathered, the transfer is planned and kept. A resharder that has planned nothing yet
-   gathers them in step 1, so its first call has one gather for all that the ranks say, and one to agree.
+3. Known epoch, other memory on some rank: the ranks check their tensors against the kept transfer, and look up anew.
+4. Unknown epoch: descriptions are gathered, options compared; the transfer is planned as part of the second gather, in
+   which the ranks tell its digest, so a rank that cannot plan keeps nobody waiting. A resharder that has planned
+   nothing yet gathers descriptions in step 1.
 
 A rank that is called with the very same tensor objects does not even describe them again.
 """
@@ -25,16 +26,20 @@ from typing import Any, Unpack
 import torch
 from torch.distributed.tensor import DTensor
 
-from remesh.comm.gather import Group, gather_from, group_rank
+from remesh.comm.agreement import Agreement, Agreements
+from remesh.comm.gather import Group, group_rank
 from remesh.layout.from_torch import Piece
 from remesh.reshard.planning.transfer import PlanOptions, Transfer, plan_transfer
-from remesh.reshard.running.describe import DOING, Tensors, describe_all, digest_of, hosts_of, moves_of, pieces_of
+from remesh.reshard.running.describe import DOING, Tensors, check_tensors, describe_all, hosts_of, moves_of, pieces_of
 from remesh.reshard.running.handle import Handle
 from remesh.reshard.running.regions import check_memories
-from remesh.reshard.running.run import Job, Moved, propose_tag, settle_tag
+from remesh.reshard.running.run import Job, Moved, agree_on_run, propose_tag, settle_tag
+from remesh.reshard.running.same_options import check_plan_options, settle_options, tell_options
 
 _MAX_PLACES = 4
 """With so many sets of tensors a plan may alternate without looking anything up: two are double buffers."""
+_MAX_JOBS = 16
+"""Pairs of an epoch and a set of tensors that are kept ready."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,19 +51,8 @@ class _Call:
     give: Mapping[str, Piece]
     take: Mapping[str, Piece]
     description: Mapping[str, Any]
-    digest: str
-    """Of the description."""
     places: tuple[Any, ...]
     """Where the tensors lie in memory."""
-
-
-@dataclass(slots=True)
-class _Kept:
-    """A transfer, and this rank's jobs of it."""
-
-    transfer: Transfer
-    jobs: dict[tuple[Any, ...], Job]
-    """By where the tensors lie, oldest first. Invariant: at most _MAX_PLACES."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,85 +78,97 @@ class Resharder:
     """
 
     def __init__(self, group: Group = None, **options: Unpack[PlanOptions]) -> None:
+        check_plan_options(options)
         self._group = group
-        self._options = options
+        self._options: PlanOptions = options
         self._calls: list[_Call] = []
         """The last calls with different tensors, oldest first. Invariant: at most _MAX_PLACES."""
-        self._kept: dict[tuple[str, ...], _Kept] = {}
-        self._checked: set[tuple[str, tuple[Any, ...]]] = set()
-        """Digests and places that were checked against a kept transfer."""
+        self._agreements = Agreements(tells_first_at_once=True)
+        self._jobs: dict[tuple[str, tuple[Any, ...]], Job] = {}
+        """By epoch and where the tensors lie, oldest first; all have been checked. Invariant: at most _MAX_JOBS."""
         self.num_planned = 0
         """Calls that had to plan."""
         self.num_reused = 0
         """Calls that found their plan."""
+
+    @classmethod
+    def for_one_call(cls, group: Group, options: PlanOptions) -> Resharder:
+        """A resharder that looks at its options when it is called, so that what is wrong is raised on all ranks."""
+        made = cls(group)
+        made._options = options
+        return made
 
     def reshard(self, give: Tensors, take: Tensors) -> Moved:
         """Fill the tensors of ``take`` in place from those of ``give``; what was moved.
 
         As `remesh.reshard`: called by every rank of the group, and the same errors.
         """
-        meeting = self.meet(give, take)
+        meeting = self.meet(lambda: (give, take))
         return meeting.job.run(meeting.tag)
 
     def start(self, give: Tensors, take: Tensors) -> Handle:
         """The same in a thread. Called by every rank; blocks until all agreed on the plan, not until bytes moved."""
-        return self.meet(give, take).start()
+        return self.meet(lambda: (give, take)).start()
 
     def clear(self) -> None:
         """Forget all plans and let go of all tensors."""
         self._calls.clear()
-        self._kept.clear()
-        self._checked.clear()
+        self._agreements.clear()
+        self._jobs.clear()
 
-    def meet(self, give: Tensors, take: Tensors, tell: Callable[[], Any] = lambda: None) -> Meeting:
+    def meet(self, ask: Callable[[], tuple[Tensors, Tensors]], tell: Callable[[], Any] = lambda: None) -> Meeting:
         """Agree with all ranks on the next run, and on what each of them has to say beside: ``tell()``, as JSON.
 
-        Called by every rank of the group; raises what is wrong, alike on all ranks. Moves nothing.
+        ``ask`` returns what this rank gives and takes. Called by every rank of the group; raises what is wrong, also
+        what ``ask`` and ``tell`` raise, alike on all ranks. Moves nothing.
         """
         call: _Call | None = None
-        is_first = not self._kept
 
-        def answer() -> list[Any]:
+        def answer() -> tuple[list[Any], list[Any]]:
             nonlocal call
-            call = self._describe(give, take)
-            checked = (call.digest, call.places) in self._checked
-            return [call.digest, checked, propose_tag(self._group), tell(), call.description if is_first else None]
+            check_plan_options(self._options)
+            call = self._describe(*ask())
+            ready = [epoch for epoch, places in self._jobs if places == call.places]
+            return [call.description, tell_options(self._options)], [ready, propose_tag(self._group), tell()]
 
-        told = gather_from(answer, self._group, DOING)
+        agreement = self._agreements.agree(answer, self._group, DOING)
         assert call is not None
-        key = tuple(digest for digest, *_ in told)
-        said = [each[3] for each in told]
-        kept = self._kept.get(key)
-        if kept is None:
-            self.num_planned += 1
-            kept = _Kept(self._plan([each[4] for each in told] if is_first else self._gather(call)), {})
+        job = self._jobs.get((agreement.agreed.epoch, call.places))
+        if agreement.told is None and all(agreement.agreed.epoch in ready for ready, *_ in agreement.beside):
+            assert job is not None
+            tag = settle_tag([tag for _, tag, _ in agreement.beside])
         else:
+            job, tag = self._make_ready(agreement, call)
+        if agreement.told is None:
             self.num_reused += 1
-        job = kept.jobs.get(call.places) or Job(kept.transfer, call.give, call.take, self._group)
-        if key in self._kept and all(checked for _, checked, *_ in told):
-            tag = settle_tag([tag for _, _, tag, *_ in told])
         else:
-            tag = job.agree()
-            self._checked.add((call.digest, call.places))
-        self._keep(key, kept, call, job)
-        return Meeting(job, tag, said)
+            self.num_planned += 1
+        return Meeting(job, tag, [said for *_, said in agreement.beside])
 
-    def _keep(self, key: tuple[str, ...], kept: _Kept, call: _Call, job: Job) -> None:
-        self._kept[key] = kept
-        kept.jobs[call.places] = job
-        if len(kept.jobs) > _MAX_PLACES:
-            oldest = next(iter(kept.jobs))
-            del kept.jobs[oldest]
-            self._checked.discard((call.digest, oldest))
+    def _make_ready(self, agreement: Agreement, call: _Call) -> tuple[Job, int]:
+        """This rank's job and the tag of its next run, once all ranks are ready for it."""
+        kept = agreement.agreed.kept
+        if agreement.told is not None:
+            options = settle_options([told for _, told in agreement.told], self._options, self._group)
 
-    def _gather(self, call: _Call) -> list[Any]:
-        return gather_from(lambda: dict(call.description), self._group, DOING)
+        def make() -> Job:
+            if agreement.told is not None:
+                kept["transfer"] = self._plan([described for described, _ in agreement.told], options)
+            return Job(kept["transfer"], call.give, call.take, self._group)
 
-    def _plan(self, described: Sequence[Any]) -> Transfer:
-        hosts = self._options.get("host_of") or hosts_of(described)
-        return plan_transfer(moves_of(described), hosts, self._options)
+        job, tag = agree_on_run(make, self._group)
+        self._agreements.remember(agreement)
+        self._jobs[agreement.agreed.epoch, call.places] = job
+        if len(self._jobs) > _MAX_JOBS:
+            del self._jobs[next(iter(self._jobs))]
+        return job, tag
+
+    def _plan(self, described: Sequence[Any], options: PlanOptions) -> Transfer:
+        return plan_transfer(moves_of(described), options.get("host_of") or hosts_of(described), options)
 
     def _describe(self, give: Tensors, take: Tensors) -> _Call:
+        check_tensors(give, "give")
+        check_tensors(take, "take")
         objects = (len(give), *((name, side[name]) for side in (give, take) for name in sorted(side)))
         places = _places(objects)
         for known in self._calls:
@@ -171,8 +177,7 @@ class Resharder:
         given, taken = pieces_of(give), pieces_of(take)
         for pieces in (given, taken):
             check_memories(pieces, group_rank(self._group))
-        description = describe_all(given, taken)
-        call = _Call(objects, given, taken, description, digest_of(description), places)
+        call = _Call(objects, given, taken, describe_all(given, taken), places)
         self._calls = [*self._calls[1 - _MAX_PLACES :], call]
         return call
 
@@ -196,6 +201,6 @@ def _places(objects: tuple[Any, ...]) -> tuple[Any, ...]:
             tensor = thing.tensor if isinstance(thing, Piece) else thing
             if isinstance(tensor, DTensor):
                 tensor = tensor.to_local()
-            if isinstance(tensor, torch.Tensor):
+            if isinstance(tensor, torch.Tensor) and tensor.layout is torch.strided:
                 places.append((tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.device))
     return tuple(places)

@@ -7,7 +7,6 @@ make the same moves from the same descriptions, in order of names.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import socket
 from collections.abc import Mapping, Sequence
@@ -38,9 +37,16 @@ def describe_all(give: Mapping[str, Piece], take: Mapping[str, Piece]) -> dict[s
     }
 
 
-def digest_of(description: Mapping[str, Any]) -> str:
-    """SHA-256 of a description, in hexadecimal."""
-    return hashlib.sha256(json.dumps(description, separators=(",", ":")).encode()).hexdigest()
+def check_tensors(tensors: object, side: str) -> None:
+    """Raise `PlanError` unless these are tensors by name; ``side`` is what the caller knows them as."""
+    if not isinstance(tensors, Mapping) or not all(isinstance(name, str) for name in tensors):
+        found = (
+            f"a mapping with keys such as {next(iter(tensors))!r}" if isinstance(tensors, Mapping) else repr(tensors)
+        )
+        raise PlanError(
+            f"{DOING}: {side} is {found[:80]}, expected a mapping from names to tensors, empty on a rank that has none "
+            "of them; name each tensor as the other ranks do"
+        )
 
 
 def pieces_of(tensors: Tensors) -> dict[str, Piece]:

@@ -25,7 +25,7 @@ from typing import Any
 
 import torch
 
-from remesh.comm.gather import Group, gather_from, group_device, group_rank, group_size, peer_error
+from remesh.comm.gather import Group, gather_from, group_device, group_rank, group_size, peer_error, step_together
 from remesh.comm.tree import Farewell
 from remesh.errors import PeerError, PlanError
 from remesh.layout import Box, Shard
@@ -92,8 +92,28 @@ def run_plan(plan: Plan | Transfer, give: Mapping[str, Piece], take: Mapping[str
     byte when plans differ or a piece does not fit its plan; raises `UnfilledError`, a `PeerError`, within the group's
     timeout when a rank dies on the way, and then what was taken so far is defined only where it says so.
     """
-    job = Job(plan if isinstance(plan, Transfer) else Transfer.of(plan), give, take, group)
-    return job.run(job.agree(job.check_pieces))
+
+    def make() -> Job:
+        job = Job(plan if isinstance(plan, Transfer) else Transfer.of(plan), give, take, group)
+        job.check_pieces()
+        return job
+
+    job, tag = agree_on_run(make, group)
+    return job.run(tag)
+
+
+def agree_on_run(make: Callable[[], Job], group: Group) -> tuple[Job, int]:
+    """What ``make`` returns, and the tag of its next run, once all ranks are ready for it.
+
+    Called by every rank of the group; raises what is wrong, also with making it, alike on all ranks.
+    """
+
+    def tell(job: Job) -> list[Any]:
+        return [job.check_ready(), propose_tag(group)]
+
+    ready = step_together(make, group, _DOING, tell=tell)
+    _check_digests([digest for digest, _ in ready.told])
+    return ready.mine, settle_tag([tag for _, tag in ready.told])
 
 
 def gather_timings(moved: Moved, group: Group = None) -> tuple[Timing, ...]:
@@ -146,22 +166,8 @@ class Job:
         """Raise `PlanError` unless this rank's pieces are those that the transfer was planned for."""
         check_pieces(self.transfer.moves, self._give, self._take, group_rank(self._group))
 
-    def agree(self, check: Callable[[], None] = lambda: None) -> int:
-        """The tag of the next run. Called by every rank of the group; raises what is wrong, alike on all ranks.
-
-        ``check`` is what this rank looks at besides: not its pieces, where the transfer was planned from them.
-        """
-
-        def answer() -> list[Any]:
-            digest = self._ready()
-            check()
-            return [digest, propose_tag(self._group)]
-
-        told = gather_from(answer, self._group, _DOING)
-        _check_digests([digest for digest, _ in told])
-        return settle_tag([tag for _, tag in told])
-
-    def _ready(self) -> str:
+    def check_ready(self) -> str:
+        """The digest of the transfer; raises `PlanError` where it does not fit this group or memory."""
         transfer = self.transfer
         size = group_size(self._group)
         hosts = transfer.plan.host_of

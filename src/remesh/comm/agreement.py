@@ -1,0 +1,185 @@
+"""Must ranks that do the same again agree again? Only that nothing has changed: what follows from that is remembered.
+
+Definitions. What a rank tells the others comes in *parts*, JSON values. An *epoch* is the digest of what all ranks have
+told, so ranks in the same epoch have seen the same. What callers compute from the parts (a plan, say) they keep under
+the epoch.
+
+    gather 1   every rank: the epochs that it remembers for the very parts it has now, the digests of the parts, and
+               something small beside
+               one epoch on all ranks: done, nobody tells anything
+    gather 2   the parts themselves; of parts that are equal, the lowest rank that has them tells
+
+Where ranks have hardly a part in common, nothing is saved by digests; such callers have all tell their parts in gather
+1 as long as nothing is remembered.
+
+An epoch is remembered with the rank and the size of the group, so what is kept is never used where it does not fit:
+there is no flag to set and nothing to invalidate.
+
+Options that all ranks must give alike are compared by `check_alike`, which names the one that differs and both values.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from remesh.comm.gather import Group, gather_from, group_rank, group_size, step_together
+from remesh.options import OptionError
+
+_MAX_KEPT = 8
+"""A program may save several states in turn, such as model and optimizer, and each save agrees more than once."""
+_MOST_SHOWN = 200
+"""Characters of an option's value in an error."""
+
+
+@dataclass(slots=True)
+class Agreed:
+    """What has been agreed on once, and what was computed from it."""
+
+    epoch: str
+    kept: dict[str, Any] = field(default_factory=dict)
+    """Values that callers keep for the next time, by name. They follow from what all ranks told, and nothing else."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Mine:
+    """What this rank told, and in which place of which group."""
+
+    place: tuple[int, int]
+    parts: Sequence[Any]
+    digests: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Agreement:
+    """What came of one round of telling."""
+
+    agreed: Agreed
+    told: list[list[Any]] | None
+    """The parts of every rank, by rank; equal parts may be one object. None when all is as remembered."""
+    beside: list[Any]
+    """What each rank told beside its parts, by rank."""
+    mine: _Mine
+
+
+class Agreements:
+    """What a group has agreed on, for a few states. Every rank has one and makes the same calls on it."""
+
+    def __init__(self, max_kept: int = _MAX_KEPT, *, tells_first_at_once: bool = False) -> None:
+        self._max_kept = max_kept
+        self._tells_first_at_once = tells_first_at_once
+        self._remembered: list[tuple[_Mine, Agreed]] = []
+        """The one used last at the end."""
+
+    def agree(
+        self, produce: Callable[[], tuple[Sequence[Any], Any]], group: Group = None, doing: str = "agreeing"
+    ) -> Agreement:
+        """Run ``produce``, which returns this rank's parts and something small to tell beside, and hear the others.
+
+        Called by every rank of the group; blocks until all have called it. An error of ``produce`` is raised on all.
+        What comes of it is remembered with `remember` only, when all is well with it on all ranks.
+        """
+        place = (group_rank(group), group_size(group))
+        tells_at_once = self._tells_first_at_once and not self._remembered and place[1] > 1
+
+        def step() -> tuple[_Mine, Any]:
+            parts, beside = produce()
+            return self._find(place, parts) or _Mine(place, parts, _digests_of(parts, place)), beside
+
+        def tell(made: tuple[_Mine, Any]) -> list[Any]:
+            mine, beside = made
+            epochs = [agreed.epoch for told, agreed in self._remembered if told is mine]
+            return [epochs, mine.digests, beside, mine.parts if tells_at_once else None]
+
+        together = step_together(step, group, doing, tell=tell)
+        (mine, _), told = together.mine, together.told
+        beside = [besides for _, _, besides, _ in told]
+        common = set[str].intersection(*(set(epochs) for epochs, *_ in told))
+        if common:
+            return Agreement(self._use(mine, common), None, beside, mine)
+        digests = [of_rank for _, of_rank, _, _ in told]
+        agreed = Agreed(_digest_of(digests) if place[1] > 1 else uuid.uuid4().hex)
+        if all(parts is not None for *_, parts in told):
+            everywhere = [parts for *_, parts in told]
+        else:
+            everywhere = _tell_in_full(mine.parts, digests, group, doing) if any(digests) else [[] for _ in told]
+        return Agreement(agreed, everywhere, beside, mine)
+
+    def remember(self, agreement: Agreement) -> None:
+        """Let equal parts find this again. Called by every rank, or by none."""
+        if agreement.told is not None and self._max_kept:
+            others = [one for one in self._remembered if one[1].epoch != agreement.agreed.epoch]
+            self._remembered = [*others, (agreement.mine, agreement.agreed)][-self._max_kept :]
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._remembered.clear()
+
+    def _find(self, place: tuple[int, int], parts: Sequence[Any]) -> _Mine | None:
+        return next((mine for mine, _ in self._remembered if mine.place == place and mine.parts == parts), None)
+
+    def _use(self, mine: _Mine, epochs: set[str]) -> Agreed:
+        # An epoch is a digest of all parts, and these are the parts now: there is one that all ranks remember.
+        at = next(n for n, (told, agreed) in enumerate(self._remembered) if told is mine and agreed.epoch in epochs)
+        self._remembered.append(self._remembered.pop(at))
+        return self._remembered[-1][1]
+
+
+def check_alike(told: Sequence[Mapping[str, Any]], in_full: Callable[[str], Any], group: Group, doing: str) -> None:
+    """Raise `OptionError` on all ranks unless all have told equal options; ``told`` is what each of them told, by rank.
+
+    Called by every rank of the group with the same ``told``; calls nobody where they are equal. ``in_full`` returns
+    this rank's value of an option as JSON, for long ones that are told as digests; the error shows where they differ.
+    """
+    for rank, options in enumerate(told):
+        for name in sorted(told[0].keys() | options.keys()):
+            if told[0].get(name) != options.get(name):
+                values = gather_from(lambda name=name: in_full(name), group, doing)  # type: ignore[misc]
+                where, first, other = _difference(name, values[0], values[rank])
+                raise OptionError(
+                    f"{doing}: option {where} is {_shown(first)} on rank 0 and {_shown(other)} on rank {rank}, "
+                    f"expected the same on all {len(told)} ranks; call it with the same options everywhere"
+                )
+
+
+def _difference(name: str, first: Any, other: Any) -> tuple[str, Any, Any]:
+    """Where two values of an option differ, as deep as both are objects, and the values there."""
+    if not (isinstance(first, dict) and isinstance(other, dict)):
+        return name, first, other
+    key = next(key for key in [*first, *other] if first.get(key) != other.get(key))
+    return _difference(f"{name}[{key!r}]", first.get(key), other.get(key))
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}..."
+
+
+def _tell_in_full(parts: Sequence[Any], digests: Sequence[Sequence[str]], group: Group, doing: str) -> list[list[Any]]:
+    if len(digests) == 1:
+        return [list(parts)]
+    rank = group_rank(group)
+    first: dict[str, tuple[int, int]] = {}
+    for teller, of_rank in enumerate(digests):
+        for at, digest in enumerate(of_rank):
+            first.setdefault(digest, (teller, at))
+    mine = list(zip(digests[rank], parts, strict=True))
+    said = gather_from(
+        lambda: [part if first[digest] == (rank, at) else None for at, (digest, part) in enumerate(mine)],
+        group,
+        doing,
+    )
+    return [[said[first[digest][0]][first[digest][1]] for digest in of_rank] for of_rank in digests]
+
+
+def _digests_of(parts: Sequence[Any], place: tuple[int, int]) -> list[str]:
+    """A rank that is alone has nobody to compare with."""
+    return [_digest_of(part) for part in parts] if place[1] > 1 else [""] * len(parts)
+
+
+def _digest_of(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, separators=(",", ":")).encode()).hexdigest()[:32]

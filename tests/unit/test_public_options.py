@@ -1,0 +1,92 @@
+"""Every public callable refuses options that nobody knows, and values of the wrong type, before it does anything."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import remesh
+from remesh.options import OptionError
+from remesh.reshard import Resharder, plan_reshard, redistribute_across, reshard_async, reshard_tensor
+
+_ROOMS = ("checkpoint", "elastic", "layout", "pipeline", "reshard")
+_NO_MESH: Any = None
+_NOTHING = torch.zeros(0)
+
+# Callables that take options as keywords of any name: a call that has everything else right, one of its options
+# misspelt, and the right name.
+CALLS: dict[str, tuple[Callable[..., object], str, str]] = {
+    "Refit.__init__": (remesh.Refit, "strateg", "strategy"),
+    "Resharder.__init__": (Resharder, "host_off", "host_of"),
+    "elastic": (lambda **o: remesh.elastic(lambda job: None, {"dp": -1}, **o), "snapshot_evry", "snapshot_every"),
+    "redistribute_across": (lambda **o: redistribute_across(torch.zeros(2), _NO_MESH, [], **o), "netwrk", "network"),
+    "reshard": (lambda **o: remesh.reshard({}, {}, **o), "max_staging_byte", "max_staging_bytes"),
+    "reshard_async": (lambda **o: reshard_async({}, {}, **o), "chunk_byte", "chunk_bytes"),
+    "reshard_tensor": (
+        lambda **o: reshard_tensor(_NOTHING, _NO_MESH, [], _NO_MESH, [], **o),
+        "mising",
+        "missing",
+    ),
+}
+# Keywords that are the caller's own names: things to carry, fields of an event.
+FREE = {"Job.carry", "Job.log"}
+# Looks at its options itself, in its own tests.
+ELSEWHERE = {"Pipeline.__init__"}
+
+WRONG_VALUES: list[tuple[str, Callable[[], object]]] = [
+    ("missing", lambda: remesh.reshard({}, {}, missing="leave")),
+    ("missing", lambda: plan_reshard([], {}, missing=True)),  # type: ignore[arg-type]
+    ("network", lambda: plan_reshard([], {}, network={})),  # type: ignore[arg-type]
+    ("chunk_bytes", lambda: plan_reshard([], {}, chunk_bytes="1")),  # type: ignore[arg-type]
+    ("strategy", lambda: plan_reshard([], {}, strategy=None)),  # type: ignore[arg-type]
+    ("readers_timeout_s", lambda: remesh.Refit(readers_timeout_s="5")),  # type: ignore[arg-type]
+    ("to", lambda: remesh.reshard({}, to=3)),
+    ("group", lambda: remesh.reshard({}, {}, group=3)),
+    ("group", lambda: remesh.save({}, Path("nowhere"), group="gloo")),  # type: ignore[arg-type]
+    ("group", lambda: remesh.load({}, Path("nowhere"), group=[0, 1])),  # type: ignore[arg-type]
+    ("seed", lambda: remesh.elastic(lambda job: None, {"dp": -1}, seed="x")),
+    ("save_every", lambda: remesh.elastic(lambda job: None, {"dp": -1}, save_every="x")),
+]
+
+
+def public_callables() -> Iterator[tuple[str, Any]]:
+    """All that a user may call by a public name: functions, and the methods of classes."""
+    for home in (remesh, *(importlib.import_module(f"remesh.{room}") for room in _ROOMS)):
+        for name in getattr(home, "__all__", ()):
+            thing = getattr(home, name)
+            if not isinstance(thing, type):
+                yield name, thing
+            elif not issubclass(thing, Exception):
+                methods = [own for own in vars(thing) if own == "__init__" or not own.startswith("_")]
+                yield from ((f"{name}.{own}", getattr(thing, own)) for own in methods)
+
+
+def test_every_callable_that_takes_any_keyword_is_known_here() -> None:
+    found = set()
+    for name, thing in public_callables():
+        if inspect.isfunction(thing) or inspect.ismethod(thing):
+            kinds = {parameter.kind for parameter in inspect.signature(thing).parameters.values()}
+            if inspect.Parameter.VAR_KEYWORD in kinds:
+                found.add(name)
+    # The verbs are packages that can be called.
+    assert found | {"elastic", "reshard"} == CALLS.keys() | FREE | ELSEWHERE
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_an_unknown_option_is_refused_with_the_nearest_name(name: str) -> None:
+    call, wrong, right = CALLS[name]
+    options: dict[str, Any] = {wrong: None}
+    with pytest.raises(OptionError, match=f"no option '{wrong}' .did you mean '{right}'"):
+        call(**options)
+
+
+@pytest.mark.parametrize(("name", "call"), WRONG_VALUES)
+def test_a_value_of_the_wrong_type_is_refused_by_name(name: str, call: Callable[[], object]) -> None:
+    with pytest.raises(OptionError, match=f"option '{name}' is .*expected"):
+        call()
