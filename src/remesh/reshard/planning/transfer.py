@@ -27,7 +27,7 @@ from remesh.reshard.planning.planner import AUTO, DEFAULT_CHUNK_BYTES, MIN_CHUNK
 from remesh.reshard.planning.reduction import Reduction, plan_reduction
 from remesh.reshard.planning.steps import DEFAULT_WINDOW, Step, choose_window, compute_peak_bytes, compute_steps
 from remesh.reshard.schedule.flows import FlowMessages
-from remesh.reshard.schedule.parts import sizes_of
+from remesh.reshard.schedule.parts import largest_of, sizes_of
 
 _MIN_WINDOW = 1
 _SHORTEST_CHUNK_BYTES = 4 << 10
@@ -86,8 +86,8 @@ class Transfer:
     @classmethod
     def of(cls, plan: Plan, reduction: Reduction | None = None) -> Transfer:
         """The transfer of a plan, with the window that suits its chunks."""
-        chunks = [*plan.chunks, *(reduction.chunks if reduction else ())]
-        return cls(plan, reduction, choose_window(max((chunk.nbytes for chunk in chunks), default=0)))
+        largest = max(largest_of(plan.chunks), largest_of(reduction.chunks if reduction else ()))
+        return cls(plan, reduction, choose_window(largest))
 
     def __post_init__(self) -> None:
         if self.window < _MIN_WINDOW:
@@ -239,7 +239,7 @@ def plan_transfer(moves: Sequence[TensorMove], host_of: Mapping[int, str], optio
             needed = Transfer(made.plan, made.reduction, window).staging_bytes
             if needed <= cap:
                 return Transfer(made.plan, made.reduction, window, cap)
-        shortest = min(chunk_bytes, max(sizes_of(made.plan.chunks), default=0))
+        shortest = min(chunk_bytes, largest_of(made.plan.chunks))
     raise PlanError(
         f"planning {len(moves)} moves: max_staging_bytes is {cap}, too small for chunks of {shortest} bytes, the "
         f"shortest that are tried; expected at least {needed}; raise the cap, or leave it out"

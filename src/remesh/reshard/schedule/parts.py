@@ -130,6 +130,13 @@ def sizes_of(chunks: Sequence[Chunk]) -> Sequence[int]:
     return chunks.nbytes.tolist() if isinstance(chunks, Chunks) else [chunk.nbytes for chunk in chunks]
 
 
+def largest_of(chunks: Sequence[Chunk]) -> int:
+    """Bytes of the largest chunk; 0 without any."""
+    if isinstance(chunks, Chunks):
+        return int(chunks.nbytes.max(initial=0))
+    return max((chunk.nbytes for chunk in chunks), default=0)
+
+
 def ends_of(counts: Iterable[int] | IntArray) -> IntArray:
     """Where runs of these lengths begin in a row of all of them, and where the last one ends."""
     array = np.asarray(counts if isinstance(counts, np.ndarray) else list(counts), dtype=np.int64)
