@@ -7,6 +7,7 @@ one that is not there is an error that names it and the torch that was found: `m
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 from typing import Any, Final
 
@@ -24,11 +25,10 @@ _HOMES: Final = {
     "StridedShard": "torch.distributed.tensor.placement_types._StridedShard",
     "foreach_copy": "torch._foreach_copy_",
     "matches_machine_hostname": "torch.distributed.elastic.rendezvous.utils._matches_machine_hostname",
-    "stage_backward": "torch.distributed.pipelining._backward",
 }
 """Our name to torch's."""
 _MEMBERS: Final = {
-    "torch.Tensor": ("_is_view",),
+    "torch._C._autograd.SavedTensor": ("unpack_hook",),
     "torch.distributed.Backend": ("_plugins",),
     "torch.distributed.distributed_c10d": ("_abort_process_group", "_world"),
     "torch.distributed.elastic.agent.server.local_elastic_agent.LocalElasticAgent": (
@@ -95,6 +95,16 @@ def is_known_backend(name: str) -> bool:
     return name.upper() in dist.Backend._plugins
 
 
-def is_view(tensor: torch.Tensor) -> bool:
-    """Whether a tensor is a view of another one, as autograd sees it."""
-    return tensor._is_view()
+def is_saved_by_hooks(node: Any) -> bool:
+    """Whether a tensor that a node of an autograd graph keeps was packed by a hook, as in activation checkpointing."""
+    for name in _names_of_saved(node.__class__):
+        saved = getattr(node, name)
+        for each in saved if isinstance(saved, (tuple, list)) else (saved,):
+            if each is not None and each.unpack_hook is not None:
+                return True
+    return False
+
+
+@functools.cache
+def _names_of_saved(kind: type[Any]) -> tuple[str, ...]:
+    return tuple(name for name in dir(kind) if name.startswith("_raw_saved_"))

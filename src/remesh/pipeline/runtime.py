@@ -36,7 +36,7 @@ from remesh.pipeline.errors import PipelineError
 from remesh.pipeline.graph import Edge, StageGraph
 from remesh.pipeline.schedule import Schedule
 from remesh.pipeline.simulate import Transfers
-from remesh.pipeline.stage import Stage, StageWork, Values, cut_microbatches
+from remesh.pipeline.stage import Stage, StageWork, Values, add_gradients, cut_microbatches
 from remesh.pipeline.survey import StageValues, device_of, names_made, survey_places, survey_values
 from remesh.reshard.planning.transfer import PlanOptions
 
@@ -298,7 +298,8 @@ class _Step:
         if kind is ActionKind.F:
             taken = _join(self._bring(self._into, number))
         elif kind in _BACKWARD_MADE:
-            gradients = _add(self._bring([lane for lane, _ in self._back_into], number))
+            # From the last stage to the first: so does one process come by them.
+            gradients = add_gradients(self._bring([lane for lane, _ in reversed(self._back_into)], number))
         begun_s = time.monotonic()
         given: Sequence[Lane] = ()
         if kind is ActionKind.F:
@@ -350,15 +351,6 @@ def _join(parts: Iterator[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
     for part in parts:
         joined |= part
     return joined
-
-
-def _add(parts: Iterator[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
-    """Gradients of values that left for several stages are added in the order of stages."""
-    total: dict[str, torch.Tensor] = {}
-    for part in parts:
-        for name, gradient in part.items():
-            total[name] = total[name] + gradient if name in total else gradient
-    return total
 
 
 def _average_gradients(stage: Stage) -> None:

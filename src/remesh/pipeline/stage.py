@@ -8,7 +8,7 @@ outputs and the graph between them, kept from the forward until the gradients of
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,7 +17,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
-from remesh.pipeline.backward import Rest, Roots, own_outputs, run_backward, run_input_backward, run_weight_backward
+from remesh.pipeline.backward import Rest, Roots, begin_graph, run_backward, run_input_backward, run_weight_backward
 from remesh.pipeline.errors import PipelineError
 
 LOSS = "loss"
@@ -117,7 +117,7 @@ class _Stash:
     """What the backward of one micro-batch needs."""
 
     inputs: dict[str, torch.Tensor]
-    """Values that came and have gradients."""
+    """Leaves that get the gradients of the values that came."""
     outputs: dict[str, torch.Tensor]
     """Values that left and have gradients; on the last stage the loss."""
     rest: Rest | None = None
@@ -140,17 +140,17 @@ class StageWork:
 
     def run_forward(self, microbatch: int, taken: Values, entries: Values, target: Any) -> dict[str, torch.Tensor]:
         """F: the values that leave, detached. ``taken`` are fresh tensors of this micro-batch alone."""
-        inputs = {name: value for name, value in taken.items() if value.is_floating_point() or value.is_complex()}
-        for value in inputs.values():
-            value.requires_grad_()
-        made = call_module(self._stage, self._makes, {**taken, **entries}, target)
+        inputs, begun = begin_graph(taken)
+        made = call_module(self._stage, self._makes, {**begun, **entries}, target)
         if not self._makes:
             self.losses[microbatch] = made[LOSS].detach()
             made[LOSS] = made[LOSS] / self._num_microbatches
-        outputs = own_outputs({name: value for name, value in made.items() if value.requires_grad})
+        outputs = {name: value for name, value in made.items() if value.requires_grad}
         self._stashes[microbatch] = _Stash(inputs, outputs)
         self.peak_stashes = max(self.peak_stashes, len(self._stashes))
-        return {name: outputs.get(name, value).detach() for name, value in made.items() if name != LOSS}
+        buffers = (_whole_or_local(buffer) for buffer in self._stage.module.buffers())
+        kept = {buffer.untyped_storage().data_ptr() for buffer in buffers}
+        return {name: _leaving(value, kept) for name, value in made.items() if name != LOSS}
 
     def run_backward(self, microbatch: int, gradients: Values) -> dict[str, torch.Tensor]:
         """B: the gradients of the values that came, by name. ``gradients`` are those of the values that left."""
@@ -161,8 +161,7 @@ class StageWork:
     def run_input_backward(self, microbatch: int, gradients: Values) -> dict[str, torch.Tensor]:
         """I: as B, but the weights' gradients are left to W."""
         stash = self._stashes[microbatch]
-        weights = list(self._stage.module.parameters())
-        found, stash.rest = run_input_backward(self._roots(stash, gradients), list(stash.inputs.values()), weights)
+        found, stash.rest = run_input_backward(self._roots(stash, gradients), list(stash.inputs.values()))
         inputs, stash.inputs, stash.outputs = stash.inputs, {}, {}
         return _filled(inputs, found)
 
@@ -175,7 +174,7 @@ class StageWork:
     def _roots(self, stash: _Stash, gradients: Values) -> Roots:
         outputs = stash.outputs
         if LOSS in outputs and not self._makes:
-            return Roots([outputs[LOSS]], None)
+            return Roots([outputs[LOSS]], [torch.ones_like(outputs[LOSS])])
         # A value may leave for several stages, or for none that sent a gradient back.
         named = [name for name in outputs if name in gradients]
         return Roots([outputs[name] for name in named], [gradients[name] for name in named])
@@ -202,14 +201,32 @@ def call_module(stage: Stage, makes: Sequence[str], arguments: Values, target: A
     return values
 
 
+def add_gradients(parts: Iterable[Values]) -> dict[str, torch.Tensor]:
+    """The gradients of values that left for several stages, added in the order of ``parts``."""
+    total: dict[str, torch.Tensor] = {}
+    for part in parts:
+        for name, gradient in part.items():
+            total[name] = total[name] + gradient if name in total else gradient
+    return total
+
+
+def _whole_or_local(value: Any) -> Any:
+    return value.to_local() if isinstance(value, DTensor) else value
+
+
 def _local(value: Any, doing: str, name: str) -> torch.Tensor:
-    if isinstance(value, DTensor):
-        return value.to_local()
+    value = _whole_or_local(value)
     if not isinstance(value, torch.Tensor):
         raise PipelineError(
             f"{doing}: it made {name!r} of type {type(value).__name__}, expected a tensor; compute it where it is used"
         )
     return value
+
+
+def _leaving(value: torch.Tensor, kept: set[int]) -> torch.Tensor:
+    """What is sent of a value: a copy of what the module may change while it is on its way, its buffers."""
+    is_kept = value.untyped_storage().data_ptr() in kept
+    return value.detach().clone() if is_kept else value.detach()
 
 
 def _filled(inputs: Values, found: Sequence[torch.Tensor | None]) -> dict[str, torch.Tensor]:
