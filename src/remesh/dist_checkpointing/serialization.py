@@ -21,11 +21,18 @@ from remesh.checkpoint.errors import (
 )
 from remesh.checkpoint.formats.directory import CheckpointingConfig, load_common, maybe_load_config
 from remesh.checkpoint.formats.torch_format import BACKEND, BACKEND_VERSION
-from remesh.checkpoint.plan.flattened import unflatten_all
 from remesh.checkpoint.run.plan_cache import PlanCache
 from remesh.checkpoint.run.reader import READABLE, read_common
 from remesh.checkpoint.run.steps import take_agreed_step, take_first_step, take_step
-from remesh.checkpoint.run.writer import AfterCommon, Begun, State, begin_save, commit_alone, commit_save
+from remesh.checkpoint.run.writer import (
+    AfterCommon,
+    Begun,
+    State,
+    begin_save,
+    commit_alone,
+    commit_save,
+    outline_in_pieces,
+)
 from remesh.checkpoint.storage import Directory, Location, location_of
 from remesh.checkpoint.storage.integrity import check_sha256_manifest, write_sha256_manifest
 from remesh.checkpoint.values.checks import (
@@ -52,7 +59,7 @@ from remesh.checkpoint.values.nests import (
     nested_leaves,
     without_holes,
 )
-from remesh.checkpoint.values.outline import Outline, check_outlines, keys_of, outline_of
+from remesh.checkpoint.values.outline import Outline, check_outlines, keys_of
 from remesh.checkpoint.values.state_split import expand, split, stored_factories
 from remesh.comm.gather import Group, group_rank, step_together
 from remesh.dist_checkpointing.strategies.base import (
@@ -238,7 +245,7 @@ def load(  # noqa: PLR0913 - the signature that users know
 
     def outline(planned: _Planned) -> tuple[list[Any], None]:
         is_told = validate_access_integrity or planned.needs_keys_of_all
-        return outline_of(unflatten_all(planned.entities)).parts() if is_told else [], None
+        return outline_in_pieces(planned.entities).parts() if is_told else [], None
 
     agreement = take_agreed_step(PlanCache(max_plans=0), plan, process_group, doing, tell=outline)
     ours = agreement.value

@@ -21,7 +21,7 @@ import math
 import pickle
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
@@ -68,11 +68,11 @@ class Frame:
     """Where in the tail the 40 digits stand."""
     id_crc_starts: tuple[int, int]
     """Where in the tail the checksum of the digits stands."""
+    blob_bytes: int = field(init=False)
+    """Length of the whole blob."""
 
-    @property
-    def blob_bytes(self) -> int:
-        """Length of the whole blob."""
-        return len(self.head) + self.num_bytes + len(self.tail_template)
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "blob_bytes", len(self.head) + self.num_bytes + len(self.tail_template))
 
     def tail(self, crc: int) -> bytes:
         """What follows elements with this CRC-32."""

@@ -153,7 +153,7 @@ def begin_save(  # noqa: PLR0913 - what is saved, where, and how far
 
     def tell(begun: Begun[S]) -> tuple[list[Any], str | None]:
         digest = digest_of(begun.state.compared) if group_size(group) > 1 else None
-        return outline_of(_unflattened(begun.state.entities)).parts() if validate else [], digest
+        return outline_in_pieces(begun.state.entities).parts() if validate else [], digest
 
     with collector_at_rest():
         agreement = take_agreed_step(plans, look, group, doing, tell=tell)
@@ -173,9 +173,9 @@ def begin_save(  # noqa: PLR0913 - what is saved, where, and how far
     return begun
 
 
-def _unflattened(entities: Sequence[ShardedBase]) -> Sequence[ShardedBase]:
-    """The entities, flattened slices taken to pieces where there are any."""
-    return unflatten_all(entities) if any(map(_is_flattened, entities)) else entities
+def outline_in_pieces(entities: Sequence[ShardedBase]) -> Outline:
+    """The outline of entities, flattened slices taken to pieces where there are any."""
+    return outline_of(unflatten_all(entities) if any(map(_is_flattened, entities)) else entities)
 
 
 def _is_flattened(entity: ShardedBase) -> bool:
