@@ -87,7 +87,8 @@ INNER_ARROW: dict[str, dict[str, set[str]]] = {
         "training": {
             *("events", "generation", "health", "link", "mesh_policy", "snapshots", "state"),
         },
-        "launch": {"agent", "events", "generation", "membership", "outcome", "store"},
+        "node": {"events", "failover", "generation", "health", "link", "membership", "outcome", "snapshots", "store"},
+        "launch": {"node", "events", "generation", "membership", "outcome", "store"},
     },
 }
 

@@ -16,7 +16,6 @@ import click
 from click.core import ParameterSource
 from torch.distributed.elastic.multiprocessing import SignalException
 
-from remesh.elastic.agent import Agent, describe_signal
 from remesh.elastic.events import EventLog
 from remesh.elastic.launch.flags import FLAGS, LIST, REAL, SWITCH, TORCHRUN_FLAGS, WHOLE, Flag, complete_name
 from remesh.elastic.launch.mode import Mode
@@ -32,6 +31,7 @@ from remesh.elastic.launch.restart import run_restart_job
 from remesh.elastic.launch.verdict import outcome_of_error
 from remesh.elastic.metrics import Metrics
 from remesh.elastic.metrics_server import MetricsServer
+from remesh.elastic.node.agent import describe_signal, run_agent
 from remesh.elastic.outcome import Outcome
 
 _TYPES = {WHOLE: click.INT, REAL: click.FLOAT}
@@ -89,7 +89,7 @@ def run_request(request: Request) -> Outcome:
             job = in_process_job(request)
             if uncovered := describe_uncovered(job, os.environ):
                 click.echo(f"remesh: {uncovered}", err=True)
-            return Agent(job, metrics.take).run()
+            return run_agent(job, metrics.take)
         spare_folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="remesh-")))
         restarted = restart_job(request, spare_folder)
         log = EventLog(request.events_folder, f"agent-{request.node_name}", metrics.take)

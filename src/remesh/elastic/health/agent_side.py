@@ -4,20 +4,43 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
-from typing import Any
+from dataclasses import asdict, dataclass, replace
 
 from remesh.elastic.events import EventLog
 from remesh.elastic.generation import Generation
-from remesh.elastic.health.machine import HealthMachine, HealthView, stack_from_worker
+from remesh.elastic.health.machine import HealthMachine, HealthView
 from remesh.elastic.health.pace import Pace, PaceJudge
-from remesh.elastic.health.verdicts import find_stragglers
+from remesh.elastic.health.verdicts import RankStack, find_stragglers
 from remesh.elastic.membership.instructions import Instruction, StragglerFound
 from remesh.elastic.store.shared import JobStore
 
 POLL_INTERVAL_S = 0.25
 PACE_INTERVAL_S = 2.0
 """How often busy times are shared and compared."""
+
+
+@dataclass(frozen=True, slots=True)
+class PaceReport:
+    """A worker tells that it made steps."""
+
+    slot: int
+    generation: int
+    busy_s: float | None
+    """Busy time per step since it last told; None for its first step."""
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class StackReport:
+    """A worker tells where it stands."""
+
+    slot: int
+    generation: int
+    stack: RankStack
+    """Without rank and node: the agent knows them better than the worker does."""
+
+
+HealthReport = PaceReport | StackReport
 
 
 class HealthWatch:
@@ -58,20 +81,21 @@ class HealthWatch:
         """Another store is in force: what was asked and told in the old one is void."""
         self._machine.restart(time.monotonic())
 
-    def take(self, message: dict[str, Any]) -> None:
+    def take(self, report: HealthReport) -> None:
         """A worker tells that it made a step, or where it stands."""
         plan = self._plan
-        if plan is None or message["generation"] != plan.number:
+        if plan is None or report.generation != plan.number:
             return
-        slot = int(message["slot"])
         ranks = {member.slot: member.rank for member in plan.of_node(self._machine.index)}
-        if message["type"] == "progress":
-            self._machine.progressed(time.monotonic())
-            if message["busy_s"] is not None:
-                self._paces[ranks[slot]] = Pace(float(message["busy_s"]), int(message["step"]))
-        elif slot in ranks:
-            stack = stack_from_worker(message["stack"], rank=ranks[slot], node=self._machine.index)
-            self._machine.answered(slot, stack)
+        if report.slot not in ranks:
+            return
+        rank = ranks[report.slot]
+        if isinstance(report, StackReport):
+            self._machine.answered(report.slot, replace(report.stack, rank=rank, node=self._machine.index))
+            return
+        self._machine.progressed(time.monotonic())
+        if report.busy_s is not None:
+            self._paces[rank] = Pace(report.busy_s, report.step)
 
     def poll(self) -> StragglerFound | None:
         """Do what is due; called often. What the membership is to hear."""

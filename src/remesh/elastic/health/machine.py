@@ -14,7 +14,7 @@ One report is made per generation. Time comes with every call.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from remesh.elastic.generation import Generation
@@ -140,8 +140,3 @@ class HealthMachine:
             return False
         self._told.add(what)
         return True
-
-
-def stack_from_worker(value: Mapping[str, Any], *, rank: int, node: int) -> RankStack:
-    """What a worker told, placed: the agent knows its rank and node better than it does."""
-    return replace(RankStack(**{**value, "rank": rank, "node": node}))

@@ -22,13 +22,13 @@ from torch.distributed.run import config_from_args, determine_local_world_size
 
 from remesh.comm.tls import Tls
 from remesh.comm.token import MIN_SECRET_BYTES, Token
-from remesh.elastic.agent import AgentConfig
 from remesh.elastic.generation import MeetingRules
 from remesh.elastic.launch.flags import find_flag
 from remesh.elastic.launch.mode import Mode, ModeChoice, decide_mode
 from remesh.elastic.launch.restart import RestartJob
 from remesh.elastic.membership.exclusion import ExclusionRules, StragglerRules
 from remesh.elastic.membership.rules import AgentRules
+from remesh.elastic.node.config import AgentConfig
 from remesh.elastic.store.card import JobCard
 from remesh.elastic.store.endpoint import is_loopback
 from remesh.errors import ConfigError

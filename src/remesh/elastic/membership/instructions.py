@@ -121,6 +121,13 @@ class StoreMoved:
 
 
 @dataclass(frozen=True, slots=True)
+class OutOfReach:
+    """No store is to be had: this node's part of the job is over."""
+
+    outcome: Outcome
+
+
+@dataclass(frozen=True, slots=True)
 class Tick:
     """Nothing but time has passed."""
 
@@ -137,6 +144,7 @@ Event = (
     | StragglerFound
     | StoreView
     | StoreMoved
+    | OutOfReach
     | Tick
 )
 

@@ -50,6 +50,7 @@ from remesh.elastic.membership.instructions import (
     LeaveAsked,
     NodeDead,
     Note,
+    OutOfReach,
     Publish,
     StartWorker,
     StoreMoved,
@@ -145,6 +146,8 @@ class AgentMachine:
                 if event.end is not None and self._end is None:
                     self._end = event.end
                     out += self._enter_ending(now_s)
+            case OutOfReach(outcome):
+                return [Finish(outcome)]
             case StoreMoved():
                 out += self._say_again()
             case Tick():

@@ -1,0 +1,244 @@
+"""The agent of a node: the shell around :mod:`remesh.elastic.membership.machine`.
+
+It starts the workers (:mod:`remesh.elastic.node.processes`, one by one, so that one may die alone), hears them
+(:mod:`remesh.elastic.node.switchboard`), speaks to the store (:mod:`remesh.elastic.node.store_side`), and carries out
+what the machine says. It decides nothing itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from remesh.comm.messages import Message
+from remesh.elastic.events import EventLog
+from remesh.elastic.generation import NodeInfo
+from remesh.elastic.health.agent_side import HealthWatch, PaceReport, StackReport
+from remesh.elastic.health.machine import HealthMachine
+from remesh.elastic.health.pace import PaceJudge
+from remesh.elastic.membership import instructions as do
+from remesh.elastic.membership.instructions import Event, Instruction
+from remesh.elastic.membership.machine import AgentMachine
+from remesh.elastic.membership.phases import Phase
+from remesh.elastic.node.config import AgentConfig
+from remesh.elastic.node.processes import ProcessSpec, WorkerProcesses
+from remesh.elastic.node.store_side import StoreSide
+from remesh.elastic.node.switchboard import SEND_TIMEOUT_S, Deaf, Refused, SnapshotOffer, Switchboard
+from remesh.elastic.outcome import Outcome
+from remesh.elastic.snapshots.choice import choose_readers
+from remesh.elastic.snapshots.keeper import SnapshotKeeper
+from remesh.elastic.store.home import StoreHome
+from remesh.elastic.store.server import StoreWatch
+
+TICK_S = 0.01
+"""How often an agent looks at the bell and at its processes."""
+
+
+def describe_signal(ended: SystemExit) -> str:
+    """What ended an agent that exits with 128 + the number of a signal."""
+    return f"ended by {signal.Signals(int(ended.code or 0) - 128).name}"
+
+
+@dataclass(frozen=True, slots=True)
+class Equipment:
+    """What an agent works with."""
+
+    board: Switchboard
+    processes: WorkerProcesses
+    keeper: SnapshotKeeper
+    store: StoreSide
+    log: EventLog
+
+
+def run_agent(config: AgentConfig, listener: Callable[[dict[str, Any]], None] | None = None) -> Outcome:
+    """Run one node's part of a job; blocks until the job ends, and says how.
+
+    ``listener`` sees every event of the agent, as the log does.
+    """
+    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
+    address = config.local_address
+    with tempfile.TemporaryDirectory(prefix="remesh-") as folder, contextlib.ExitStack() as stack:
+        board = stack.enter_context(Switchboard(Path(folder), address))
+        processes = WorkerProcesses(_process_spec(config, board.path, Path(folder)))
+        keeper = stack.enter_context(SnapshotKeeper(address, config.token, config.tls))
+        watch = stack.enter_context(StoreWatch())
+        home = stack.enter_context(StoreHome(config.store_address, watch))
+        store = StoreSide.join(home)
+        num_slots = config.rules.num_slots
+        store.register(
+            NodeInfo(store.index, config.node_name, address, board.pulse_port, num_slots, keeper.port, home.port)
+        )
+        log = EventLog(config.events_folder, f"agent-{store.index}", listener)
+        stack.callback(log.close)
+        stack.callback(processes.kill_all)
+        agent = Agent(config, Equipment(board, processes, keeper, store, log))
+        log.write("agent", pid=os.getpid(), index=store.index, node=config.node_name)
+        try:
+            return agent.run()
+        except SystemExit as ended:
+            log.write("finish", ok=False, category=None, text=describe_signal(ended))
+            raise
+
+
+class Agent:
+    """The loop between an agent's machines and what they work with."""
+
+    def __init__(self, config: AgentConfig, equipment: Equipment) -> None:
+        self._config = config
+        self._board, self._processes = equipment.board, equipment.processes
+        self._keeper, self._store, self._log = equipment.keeper, equipment.store, equipment.log
+        rules, index = config.rules, equipment.store.index
+        self._machine = AgentMachine(index, config.node_name, rules)
+        health = HealthMachine(index, rules.hang_timeout_s)
+        self._health = HealthWatch(health, PaceJudge(rules.stragglers), self._store.shared, self._log, self._perform)
+        self._outcome: Outcome | None = None
+        self._leave_asked = False
+        self._traceback = ""
+
+    def run(self) -> Outcome:
+        """Until the machine says how the job ended."""
+        self._handle_signals()
+        self._perform(self._machine.start(time.monotonic()))
+        while self._outcome is None:
+            self._hear_workers()
+            self._poll_processes()
+            if not self._store.is_lost:
+                self._poll_store()
+            self._feed([do.LeaveAsked("SIGTERM") if self._leave_asked else do.Tick()])
+            if self._store.is_lost and self._outcome is None:
+                with self._store.requests():
+                    self._feed(self._store.move(self._log))
+        outcome = self._outcome
+        category = outcome.category.value if outcome.category else None
+        self._log.write("finish", ok=outcome.category is None, category=category, text=outcome.text)
+        if not self._machine.has_left:
+            self._store.say_goodbye()
+        return replace(outcome, detail=self._traceback)
+
+    def _feed(self, events: Iterable[Event]) -> None:
+        for event in events:
+            if isinstance(event, do.StoreMoved):
+                self._health.restart()
+            self._perform(self._machine.handle(event, time.monotonic()))
+
+    def _perform(self, instructions: Sequence[Instruction]) -> None:
+        for instruction in instructions:
+            match instruction:
+                case do.Publish(key, value, once):
+                    self._store.publish(key, value, once=once)
+                case do.StartWorker(slot):
+                    self._start_worker(slot)
+                case do.KillWorker(slot, reason):
+                    self._kill_worker(slot, reason)
+                case do.Tell(slot, message):
+                    self._tell(slot, message)
+                case do.Probe(indices):
+                    with self._store.requests():
+                        self._feed(self._store.probe(indices))
+                case do.Note(kind, values):
+                    self._log.write(kind, **values)
+                    if kind == "generation" and self._machine.generation is not None:
+                        self._health.begin(self._machine.generation)
+                case do.Finish(outcome):
+                    self._outcome = outcome
+
+    def _poll_store(self) -> None:
+        with self._store.requests():
+            self._feed(self._store.look(self._machine.wants))
+            found = self._store.beat(self._machine.watched, self._log)
+            if found is not None:
+                self._keeper.retire()
+                self._feed(found)
+            if self._machine.phase is Phase.RUNNING and (slow := self._health.poll()) is not None:
+                self._feed([slow])
+
+    # --- workers ---
+
+    def _start_worker(self, slot: int) -> None:
+        pid = self._processes.start(slot)
+        # Starting processes installs torch's own handlers.
+        self._handle_signals()
+        self._log.write("worker-started", slot=slot, pid=pid)
+
+    def _kill_worker(self, slot: int, reason: str) -> None:
+        self._log.write("kill-worker", slot=slot, reason=reason)
+        self._processes.kill(slot)
+
+    def _hear_workers(self) -> None:
+        for heard in self._board.wait(TICK_S):
+            match heard:
+                case SnapshotOffer():
+                    self._keeper.adopt((heard.generation, heard.rank), heard.pid, heard.descriptors)
+                case PaceReport() | StackReport():
+                    self._health.take(heard)
+                case Deaf(slot):
+                    self._kill_worker(slot, f"did not read a message for {SEND_TIMEOUT_S:g} s")
+                case Refused(reason):
+                    self._log.write("message-refused", reason=reason)
+                case _:
+                    self._feed([heard])
+
+    def _poll_processes(self) -> None:
+        for ended in self._processes.poll():
+            self._board.drop(ended.slot)
+            self._log.write("worker-exited", slot=ended.slot, pid=ended.pid, code=ended.code)
+            self._feed([do.WorkerExited(ended.slot, ended.code)])
+            if ended.code and self._machine.is_cause(ended.slot):
+                self._traceback = ended.traceback
+
+    def _tell(self, slot: int, message: Mapping[str, Any]) -> None:
+        if slot in self._board:
+            extra = self._network_for(int(message["rank"])) if message["type"] == "meet" else {}
+            self._board.send(slot, {**message, **extra})
+
+    def _network_for(self, rank: int) -> Message:
+        """Where a worker finds the store, what it needs to take snapshots, and its share of those kept here."""
+        config, plan = self._config, self._store.plan
+        assert plan is not None
+        mine = sorted(member.rank for member in plan.of_node(self._store.index) if member.rank >= 0)
+        keeper = plan.keepers[rank]
+        other = None if keeper is None else self._store.node(keeper)
+        kept = self._keeper.paths()
+        return {
+            "store": self._store.way,
+            "keeper": None if other is None else [other.address, other.snapshot_port],
+            "secret": config.token.secret.hex(),
+            "tls": None if config.tls is None else config.tls.to_message(),
+            "snapshots": [path for key in choose_readers(kept, mine)[rank] for path in kept[key]],
+        }
+
+    # --- signals ---
+
+    def _handle_signals(self) -> None:
+        signal.signal(signal.SIGINT, self._stopped)
+        signal.signal(signal.SIGTERM, self._asked_to_leave)
+
+    def _stopped(self, number: int, _frame: object) -> None:
+        raise SystemExit(128 + number)
+
+    def _asked_to_leave(self, number: int, frame: object) -> None:
+        """SIGTERM is how a platform announces that it takes the node away. A second one ends the agent at once."""
+        if self._leave_asked:
+            self._stopped(number, frame)
+        self._leave_asked = True
+
+
+def _process_spec(config: AgentConfig, link: Path, folder: Path) -> ProcessSpec:
+    environment = {
+        "LOCAL_WORLD_SIZE": str(config.rules.num_slots),
+        "TORCHELASTIC_RUN_ID": config.run_id,
+        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
+        "REMESH_LINK": str(link),
+        "REMESH_NODE": config.node_name,
+        "REMESH_EVENTS": str(config.events_folder or ""),
+    }
+    logs = config.log_folder or folder
+    return ProcessSpec(config.command, config.node_name, environment, logs, config.redirects, config.tee)
