@@ -26,9 +26,9 @@ from benchmarks.checkpoint.planning_page import write_page
 from benchmarks.report import Row, at_most, is_quick, write_report
 from remesh.checkpoint.formats.index_files import encode_index
 from remesh.checkpoint.plan.writes import HeldBoxes, Written, assemble_index, choose_writers
-from remesh.checkpoint.run.plan_cache import PlanCache
 from remesh.checkpoint.values.outline import Outline, check_outlines, outline_of
 from remesh.collector import collector_at_rest
+from remesh.comm.agreement import Agreements
 from remesh.dist_checkpointing.exchange_utils import _build_shard_distribution, _describe
 from remesh.dist_checkpointing.mapping import ShardedTensor
 
@@ -155,7 +155,7 @@ def _said(entities: list[ShardedTensor], rank: int) -> list[str]:
 
 def _cached(entities: list[ShardedTensor], num_ranks: int) -> float:
     """Seconds of a rank that finds its entities unchanged and hears the same of all others."""
-    plans = PlanCache()
+    plans = Agreements()
 
     def produce() -> tuple[list[Any], None]:
         return outline_of(entities).parts(), None

@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 import remesh
 from remesh import dist_checkpointing
-from remesh.checkpoint.run import plan_cache
+from remesh.comm import agreement
 from remesh.dist_checkpointing import ShardedObject, ShardedTensor
 from remesh.dist_checkpointing.core import CheckpointingException
 from remesh.dist_checkpointing.exchange_utils import (
@@ -31,13 +31,13 @@ class Ear:
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.num_tellings = 0
-        in_full = plan_cache._tell_in_full
+        in_full = agreement._tell_in_full
 
         def listen(*args: Any) -> Any:
             self.num_tellings += 1
             return in_full(*args)
 
-        patch.setattr(plan_cache, "_tell_in_full", listen)
+        patch.setattr(agreement, "_tell_in_full", listen)
 
     def during(self, act: Callable[[], Any]) -> int:
         before = self.num_tellings

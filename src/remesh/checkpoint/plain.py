@@ -24,7 +24,6 @@ from remesh.checkpoint.formats.fetch import read_objects
 from remesh.checkpoint.formats.torch_format import check_files
 from remesh.checkpoint.plan.step_names import step_of
 from remesh.checkpoint.plan.writes import HeldBoxes, choose_writers
-from remesh.checkpoint.run.plan_cache import Agreement, PlanCache
 from remesh.checkpoint.run.reader import Fill, OpenCheckpoint, is_complete, open_checkpoint, plan_fill, run_fill
 from remesh.checkpoint.run.steps import take_agreed_step, take_step
 from remesh.checkpoint.run.writer import State, begin_save, commit_save, part_of, store_index, write_part
@@ -32,6 +31,7 @@ from remesh.checkpoint.storage import Directory, Location, location_of, store_of
 from remesh.checkpoint.values.entities import LocalNonpersistentObject, ShardedBase, ShardedStateDict, ShardedTensor
 from remesh.checkpoint.values.nests import NESTS, Path, graft, items_of, nested_leaves
 from remesh.collector import collector_at_rest
+from remesh.comm.agreement import Agreement, Agreements
 from remesh.comm.gather import Group, group_rank
 from remesh.layout import Box, Shard, row_major_strides
 from remesh.layout.from_torch import Piece, piece_of
@@ -66,33 +66,33 @@ def entities_of(state: Mapping[str, Any], *, group: Group = None) -> ShardedStat
     common = _common_of(state)
     if _TENSORS in common:
         raise CheckpointMismatchError(f"describing a state: it has the key {_TENSORS!r} itself; rename it")
-    entities = agreement.value.entities(agreement.plan.kept["is_mine"])
+    entities = agreement.value.entities(agreement.agreed.kept["is_mine"])
     return {**common, _TENSORS: entities} if entities else common
 
 
-def _agree_on_writers(state: Mapping[str, Any], plans: PlanCache, group: Group, doing: str) -> Agreement[_Tensors]:
+def _agree_on_writers(state: Mapping[str, Any], plans: Agreements, group: Group, doing: str) -> Agreement[_Tensors]:
     """The tensors of the state, and what all ranks agree on; under ``is_mine`` which boxes this rank writes."""
     agreement = take_agreed_step(
         plans, lambda: _take_apart(state), group, doing, tell=lambda tensors: (tensors.boxes().parts(), None)
     )
     if agreement.told is not None:
         held = [HeldBoxes.from_parts(parts) for parts in agreement.told]
-        agreement.plan.kept["is_mine"] = choose_writers(held, group_rank(group))
+        agreement.agreed.kept["is_mine"] = choose_writers(held, group_rank(group))
     return agreement
 
 
 def _save(state: Mapping[str, Any], directory: Location, group: Group) -> None:
     rank, doing = group_rank(group), f"saving checkpoint {directory}"
     agreement = _agree_on_writers(state, _PLANS, group, doing)
-    tensors, plan, is_new = agreement.value, agreement.plan, agreement.told is not None
-    entities = tensors.entities(plan.kept["is_mine"]) if is_new else []
+    tensors, agreed, is_new = agreement.value, agreement.agreed, agreement.told is not None
+    entities = tensors.entities(agreed.kept["is_mine"]) if is_new else []
 
     begin_save(lambda: State(entities, _common_of(state)), directory, _PLANS, group, validate=is_new, may_create=True)
 
     def write() -> tuple[list[Any], dict[str, str]]:
         if is_new:
-            plan.kept["part"] = replace(part_of(entities, {}), tensors=[])
-        return write_part(plan.kept["part"], tensors.data(plan.kept["is_mine"]), directory, rank)
+            agreed.kept["part"] = replace(part_of(entities, {}), tensors=[])
+        return write_part(agreed.kept["part"], tensors.data(agreed.kept["is_mine"]), directory, rank)
 
     store_index(write, directory, _PLANS, group)
     commit_save(directory, group)
@@ -133,9 +133,9 @@ def latest_complete(root: Directory) -> Location | None:
     return None
 
 
-_PLANS = PlanCache()
+_PLANS = Agreements()
 """Of the states that this process has saved, so that ranks which save the same again need not tell each other again."""
-_ENTITY_PLANS = PlanCache()
+_ENTITY_PLANS = Agreements()
 """Of those that were made entities of."""
 
 

@@ -25,11 +25,12 @@ import json
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from remesh.comm.gather import Group, gather_from, group_rank, group_size, step_together
 from remesh.options import OptionError
 
+T = TypeVar("T")
 _MAX_KEPT = 8
 """A program may save several states in turn, such as model and optimizer, and each save agrees more than once."""
 _MOST_SHOWN = 200
@@ -55,7 +56,7 @@ class _Mine:
 
 
 @dataclass(frozen=True, slots=True)
-class Agreement:
+class Agreement(Generic[T]):
     """What came of one round of telling."""
 
     agreed: Agreed
@@ -63,6 +64,8 @@ class Agreement:
     """The parts of every rank, by rank; equal parts may be one object. None when all is as remembered."""
     beside: list[Any]
     """What each rank told beside its parts, by rank."""
+    value: T
+    """What this rank's step returned, of which it told the others."""
     mine: _Mine
 
 
@@ -76,40 +79,46 @@ class Agreements:
         """The one used last at the end."""
 
     def agree(
-        self, produce: Callable[[], tuple[Sequence[Any], Any]], group: Group = None, doing: str = "agreeing"
-    ) -> Agreement:
-        """Run ``produce``, which returns this rank's parts and something small to tell beside, and hear the others.
+        self,
+        step: Callable[[], T],
+        group: Group = None,
+        doing: str = "agreeing",
+        *,
+        tell: Callable[[T], Any] = lambda value: value,
+    ) -> Agreement[T]:
+        """Run a local step and hear the others; ``tell`` makes of its value this rank's parts and something beside.
 
-        Called by every rank of the group; blocks until all have called it. An error of ``produce`` is raised on all.
+        Called by every rank of the group; blocks until all have called it. An error of the step is raised on all.
         What comes of it is remembered with `remember` only, when all is well with it on all ranks.
         """
         place = (group_rank(group), group_size(group))
         tells_at_once = self._tells_first_at_once and not self._remembered and place[1] > 1
 
-        def step() -> tuple[_Mine, Any]:
-            parts, beside = produce()
-            return self._find(place, parts) or _Mine(place, parts, _digests_of(parts, place)), beside
+        def look() -> tuple[T, _Mine, Any]:
+            value = step()
+            parts, beside = tell(value)
+            return value, self._find(place, parts) or _Mine(place, parts, _digests_of(parts, place)), beside
 
-        def tell(made: tuple[_Mine, Any]) -> list[Any]:
-            mine, beside = made
+        def say(made: tuple[T, _Mine, Any]) -> list[Any]:
+            _, mine, beside = made
             epochs = [agreed.epoch for told, agreed in self._remembered if told is mine]
             return [epochs, mine.digests, beside, mine.parts if tells_at_once else None]
 
-        together = step_together(step, group, doing, tell=tell)
-        (mine, _), told = together.mine, together.told
+        together = step_together(look, group, doing, tell=say)
+        (value, mine, _), told = together.mine, together.told
         beside = [besides for _, _, besides, _ in told]
         common = set[str].intersection(*(set(epochs) for epochs, *_ in told))
         if common:
-            return Agreement(self._use(mine, common), None, beside, mine)
+            return Agreement(self._use(mine, common), None, beside, value, mine)
         digests = [of_rank for _, of_rank, _, _ in told]
         agreed = Agreed(_digest_of(digests) if place[1] > 1 else uuid.uuid4().hex)
         if all(parts is not None for *_, parts in told):
             everywhere = [parts for *_, parts in told]
         else:
             everywhere = _tell_in_full(mine.parts, digests, group, doing) if any(digests) else [[] for _ in told]
-        return Agreement(agreed, everywhere, beside, mine)
+        return Agreement(agreed, everywhere, beside, value, mine)
 
-    def remember(self, agreement: Agreement) -> None:
+    def remember(self, agreement: Agreement[Any]) -> None:
         """Let equal parts find this again. Called by every rank, or by none."""
         if agreement.told is not None and self._max_kept:
             others = [one for one in self._remembered if one[1].epoch != agreement.agreed.epoch]

@@ -67,7 +67,7 @@ class Together(Generic[T]):
 
 def check_group(group: object) -> None:
     """Raise `OptionError` for what is no group; what torch gives to those who are no members, a number, passes."""
-    if group != dist.GroupMember.NON_GROUP_MEMBER:
+    if group is not None and group != dist.GroupMember.NON_GROUP_MEMBER:
         check_option("taking part in a collective", "group", group, Group)
 
 

@@ -25,11 +25,11 @@ import torch.distributed as dist
 
 from remesh.checkpoint.errors import CheckpointingException, CheckpointMismatchError
 from remesh.checkpoint.formats.objects import dump_object, load_object
-from remesh.checkpoint.run.plan_cache import PlanCache
 from remesh.checkpoint.storage import Directory
 from remesh.checkpoint.values.entities import ShardedStateDict, ShardedTensor, is_main_replica
 from remesh.checkpoint.values.nests import nested_values
 from remesh.checkpoint.values.outline import pack, unpack
+from remesh.comm.agreement import Agreements
 from remesh.comm.gather import (
     Group,
     gather_bytes,
@@ -136,7 +136,7 @@ def determine_main_replica_uniform_distribution(
     pg_cache_path: Directory | None = None,
     pg_cache_create: bool = False,
     *,
-    plans: PlanCache | None = None,
+    plans: Agreements | None = None,
 ) -> ShardDistribution | None:
     """The distribution of the group's shards; None for a group of one, where there is nothing to share.
 
@@ -148,7 +148,7 @@ def determine_main_replica_uniform_distribution(
     if group_size(parallelization_group) <= 1:
         return None
     doing = "sharing out the shards of a group"
-    plans = plans or PlanCache(max_plans=0)
+    plans = plans or Agreements(max_kept=0)
     recalled = None
     if pg_cache_path is not None and not pg_cache_create:
         recalled = recall(pg_cache_path, lambda: _describe(sharded_state_dict), parallelization_group, doing)
@@ -157,7 +157,7 @@ def determine_main_replica_uniform_distribution(
     agreement = plans.agree(
         lambda: ([*_describe(sharded_state_dict), ignore_groups], None), parallelization_group, doing
     )
-    kept = agreement.plan.kept
+    kept = agreement.agreed.kept
     if agreement.told is not None:
         gathered = [told[:-1] for told in agreement.told]
         kept["distribution"] = _build_shard_distribution(gathered, ignore_groups)

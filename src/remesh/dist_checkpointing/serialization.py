@@ -21,7 +21,6 @@ from remesh.checkpoint.errors import (
 )
 from remesh.checkpoint.formats.directory import CheckpointingConfig, load_common, maybe_load_config
 from remesh.checkpoint.formats.torch_format import BACKEND, BACKEND_VERSION
-from remesh.checkpoint.run.plan_cache import PlanCache
 from remesh.checkpoint.run.reader import READABLE, read_common
 from remesh.checkpoint.run.steps import take_agreed_step, take_first_step, take_step
 from remesh.checkpoint.run.writer import (
@@ -61,6 +60,7 @@ from remesh.checkpoint.values.nests import (
 )
 from remesh.checkpoint.values.outline import Outline, check_outlines, keys_of
 from remesh.checkpoint.values.state_split import expand, split, stored_factories
+from remesh.comm.agreement import Agreements
 from remesh.comm.gather import Group, group_rank, step_together
 from remesh.dist_checkpointing.strategies.base import (
     AsyncSaveShardedStrategy,
@@ -247,7 +247,7 @@ def load(  # noqa: PLR0913 - the signature that users know
         is_told = validate_access_integrity or planned.needs_keys_of_all
         return outline_in_pieces(planned.entities).parts() if is_told else [], None
 
-    agreement = take_agreed_step(PlanCache(max_plans=0), plan, process_group, doing, tell=outline)
+    agreement = take_agreed_step(Agreements(max_kept=0), plan, process_group, doing, tell=outline)
     ours = agreement.value
     outlines = [Outline.from_parts(parts) for parts in agreement.told or [] if parts]
     if validate_access_integrity:
@@ -365,9 +365,9 @@ def _check_save_strategy(strategy: Any, given: Any, is_async: bool) -> None:
         )
 
 
-def _plans_of(strategy: Any) -> PlanCache:
+def _plans_of(strategy: Any) -> Agreements:
     """Where the strategy remembers plans."""
-    return strategy.plans if isinstance(strategy, SaveShardedStrategy) else PlanCache(max_plans=0)
+    return strategy.plans if isinstance(strategy, SaveShardedStrategy) else Agreements(max_kept=0)
 
 
 def _load_strategy(given: Any, directory: Location) -> LoadShardedStrategy:

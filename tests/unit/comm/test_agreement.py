@@ -11,7 +11,7 @@ from remesh.comm.agreement import Agreement, Agreements, check_alike
 from remesh.options import OptionError
 
 
-def agree(agreements: Agreements, parts: list[Any], beside: Any = None) -> Agreement:
+def agree(agreements: Agreements, parts: list[Any], beside: Any = None) -> Agreement[Any]:
     agreement = agreements.agree(lambda: (parts, beside))
     agreements.remember(agreement)
     return agreement
@@ -68,6 +68,13 @@ def test_an_option_that_differs_is_named_where_it_differs(
         check_alike([{"rate": "digest 0"}, {"rate": "digest 1"}], lambda name: None, None, "testing")
     assert told in str(caught.value)
     assert len(str(caught.value)) < 500
+
+
+def test_the_value_of_the_step_stays_here_and_what_is_told_of_it_is_heard() -> None:
+    thing = [object(), 3]
+    agreement = Agreements().agree(lambda: thing, tell=lambda value: ([value[1]], "beside"))
+    assert agreement.value is thing
+    assert (agreement.told, agreement.beside) == ([[3]], ["beside"])
 
 
 def test_equal_options_ask_nobody() -> None:

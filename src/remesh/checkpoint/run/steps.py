@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import Any, ParamSpec, TypeVar
 
 from remesh.checkpoint.errors import CheckpointMismatchError, CheckpointPathError
-from remesh.checkpoint.run.plan_cache import Agreement, PlanCache
+from remesh.comm.agreement import Agreement, Agreements
 from remesh.comm.gather import Group, Together, group_rank, step_together
 from remesh.errors import Error, LayoutError
 
@@ -47,14 +47,14 @@ def take_first_step(step: Callable[[], None], group: Group, doing: str) -> None:
 
 
 def take_agreed_step(
-    plans: PlanCache,
+    plans: Agreements,
     step: Callable[[], T],
     group: Group,
     doing: str,
     *,
     tell: Callable[[T], Any] = lambda value: value,
 ) -> Agreement[T]:
-    """`PlanCache.agree`, with the errors of the step in this room's types. Called by every rank of the group."""
+    """`Agreements.agree`, with the errors of the step in this room's types. Called by every rank of the group."""
     return plans.agree(_telling(step, doing), group, doing, tell=_telling(tell, doing))
 
 

@@ -5,7 +5,7 @@
     (strategy) gather 3: every rank its data file; gather 4: rank 0 the index
     gather 5   rank 0: finish, which is the commit
 
-Gathers 1 and 3 are short when nothing has changed since a save that the `PlanCache` remembers, and two each when
+Gathers 1 and 3 are short when nothing has changed since a save that the `Agreements` remembers, and two each when
 something has. Each gather also carries errors: when a step fails anywhere, all ranks raise the same error there, and
 the checkpoint does not exist. Steps 1 to 2 are `begin_save`, 3 to 4 are `store_entities`, which a strategy may replace
 or put off, 5 is `commit_save`.
@@ -36,12 +36,12 @@ from remesh.checkpoint.formats.torch_format import BACKEND, BACKEND_VERSION
 from remesh.checkpoint.plan.flattened import shapes_before_flattening, stored_form, unflatten_all
 from remesh.checkpoint.plan.writes import Written, assemble_index, select_objects, select_tensors
 from remesh.checkpoint.run.common_data import digest_of, warn_of_differences
-from remesh.checkpoint.run.plan_cache import Agreement, PlanCache
 from remesh.checkpoint.run.steps import take_agreed_step, take_first_step, take_step, told_as_checkpoint_errors
 from remesh.checkpoint.storage import Location, store_of
 from remesh.checkpoint.values.entities import ShardedBase, ShardedTensor
 from remesh.checkpoint.values.outline import Outline, check_outlines, outline_of
 from remesh.collector import collector_at_rest
+from remesh.comm.agreement import Agreement, Agreements
 from remesh.comm.gather import Group, group_rank, group_size
 from remesh.layout.from_torch import dtype_name
 
@@ -130,7 +130,7 @@ class AfterCommon:
 def begin_save(  # noqa: PLR0913 - what is saved, where, and how far
     prepare: Callable[[], S],
     directory: Location,
-    plans: PlanCache,
+    plans: Agreements,
     group: Group = None,
     *,
     validate: bool = True,
@@ -189,7 +189,7 @@ def _is_empty_slice(entity: ShardedBase) -> bool:
 def store_entities(  # noqa: PLR0913 - what is saved, where, and how
     entities: Iterable[ShardedBase],
     directory: Location,
-    plans: PlanCache,
+    plans: Agreements,
     group: Group = None,
     *,
     blobs: Mapping[str, bytes] | None = None,
@@ -210,7 +210,7 @@ def store_entities(  # noqa: PLR0913 - what is saved, where, and how
 
 
 def store_index(
-    write: Callable[[], Sequence[Any]], directory: Location, plans: PlanCache, group: Group = None
+    write: Callable[[], Sequence[Any]], directory: Location, plans: Agreements, group: Group = None
 ) -> dict[str, str]:
     """Let every rank know what ``write`` returns, which is what `write_part` returned, and write the index of it.
 
@@ -224,7 +224,7 @@ def store_index(
 
 
 def agree_on_index(
-    write: Callable[[], Sequence[Any]], directory: Location, plans: PlanCache, group: Group = None
+    write: Callable[[], Sequence[Any]], directory: Location, plans: Agreements, group: Group = None
 ) -> Agreement[Sequence[Any]]:
     """Let every rank know what ``write`` returns, which is what `write_part` returned. Called by every rank."""
     return take_agreed_step(plans, write, group, f"saving checkpoint {directory}")
@@ -236,8 +236,8 @@ def write_index_of(agreement: Agreement[Sequence[Any]], directory: Location, gro
         if group_rank(group) == 0:
             if agreement.told is not None:
                 written = [one for parts in agreement.told for one in Written.from_parts(parts)]
-                agreement.plan.kept["index"] = IndexFiles.of(assemble_index(written))
-            write_index(directory, agreement.plan.kept["index"])
+                agreement.agreed.kept["index"] = IndexFiles.of(assemble_index(written))
+            write_index(directory, agreement.agreed.kept["index"])
 
 
 def sums_of(agreement: Agreement[Sequence[Any]]) -> dict[str, str]:

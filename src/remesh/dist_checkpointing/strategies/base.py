@@ -18,9 +18,9 @@ from typing import Any, TypeVar
 
 from remesh.checkpoint.background.queue import AsyncCallsQueue, AsyncRequest
 from remesh.checkpoint.errors import CheckpointingException
-from remesh.checkpoint.run.plan_cache import PlanCache
 from remesh.checkpoint.storage import Directory
 from remesh.checkpoint.values.entities import ShardedObject, ShardedStateDict, ShardedTensor, StateDict
+from remesh.comm.agreement import Agreements
 from remesh.comm.gather import Group, step_together
 
 T = TypeVar("T")
@@ -142,9 +142,9 @@ class SaveShardedStrategy(SaveStrategyBase):
         return False
 
     @property
-    def plans(self) -> PlanCache:
+    def plans(self) -> Agreements:
         """Where it is remembered what ranks have agreed on; by default nothing is."""
-        return PlanCache(max_plans=0)
+        return Agreements(max_kept=0)
 
     def check_can_save(self, sharded_state_dict: ShardedStateDict) -> None:
         """Raise `CheckpointingException` for what could not be stored; called before anything is written."""

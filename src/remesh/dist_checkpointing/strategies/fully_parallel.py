@@ -16,7 +16,6 @@ from typing import Any, Generic, TypeVar
 
 from remesh.checkpoint.background.queue import AsyncRequest
 from remesh.checkpoint.errors import CheckpointingException
-from remesh.checkpoint.run.plan_cache import PlanCache
 from remesh.checkpoint.storage import Directory
 from remesh.checkpoint.values.entities import ShardedObject, ShardedStateDict, ShardedTensor, StateDict
 from remesh.checkpoint.values.nests import (
@@ -25,6 +24,7 @@ from remesh.checkpoint.values.nests import (
     extract_matching_values,
     nested_values,
 )
+from remesh.comm.agreement import Agreements
 from remesh.comm.gather import Group, group_rank, group_size
 from remesh.dist_checkpointing.exchange_utils import (
     EXCHANGE_ALGOS,
@@ -78,7 +78,7 @@ class _Sharing(Generic[_Wrapped]):
         self.parallelization_group = group
         self.do_cache_distribution = do_cache_distribution
         self.pg_cache_path, self.pg_cache_create = pg_cache_path, pg_cache_create
-        self._distributions = PlanCache() if do_cache_distribution else PlanCache(max_plans=0)
+        self._distributions = Agreements() if do_cache_distribution else Agreements(max_kept=0)
 
     @property
     def cached_global_metadata(self) -> Any:
@@ -135,7 +135,7 @@ class FullyParallelSaveStrategyWrapper(_Sharing[SaveShardedStrategy], AsyncSaveS
         self.validate_access_integrity = validate_access_integrity
 
     @property
-    def plans(self) -> PlanCache:
+    def plans(self) -> Agreements:
         return self.base_strategy.plans
 
     def check_can_save(self, sharded_state_dict: ShardedStateDict) -> None:

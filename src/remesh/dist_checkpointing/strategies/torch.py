@@ -23,7 +23,6 @@ from remesh.checkpoint.formats.directory import CONFIG_FNAME, METADATA_FNAME
 from remesh.checkpoint.formats.torch_format import BACKEND, BACKEND_VERSION
 from remesh.checkpoint.plan.flattened import describe_before_flattening
 from remesh.checkpoint.plan.manifest import Manifest
-from remesh.checkpoint.run.plan_cache import PlanCache
 from remesh.checkpoint.run.reader import (
     OpenCheckpoint,
     describe_whole,
@@ -45,6 +44,7 @@ from remesh.checkpoint.run.writer import (
 from remesh.checkpoint.storage import Directory, Location, location_of, store_of
 from remesh.checkpoint.values.entities import ShardedBase, ShardedObject, ShardedStateDict, ShardedTensor, StateDict
 from remesh.checkpoint.values.nests import dict_list_map_outplace, nested_values
+from remesh.comm.agreement import Agreements
 from remesh.comm.gather import Group, group_rank
 from remesh.dist_checkpointing.strategies.base import (
     AsyncSaveShardedStrategy,
@@ -137,12 +137,12 @@ class TorchDistSaveShardedStrategy(AsyncSaveShardedStrategy):
         self._asks_for_sums = False
         self._sums: dict[str, str] = {}
         self._staging = Staging(max_staged_bytes, may_guard=snapshots == "guard")
-        self._plans = PlanCache()
+        self._plans = Agreements()
         self.cached_global_metadata: Manifest | None = None
         """Accepted from a load strategy for the sake of callers; a plan is used when all ranks know it, not before."""
 
     @property
-    def plans(self) -> PlanCache:
+    def plans(self) -> Agreements:
         return self._plans
 
     @property

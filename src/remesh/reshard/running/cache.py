@@ -145,7 +145,7 @@ class Resharder:
             self.num_planned += 1
         return Meeting(job, tag, [said for *_, said in agreement.beside])
 
-    def _make_ready(self, agreement: Agreement, call: _Call) -> tuple[Job, int]:
+    def _make_ready(self, agreement: Agreement[Any], call: _Call) -> tuple[Job, int]:
         """This rank's job and the tag of its next run, once all ranks are ready for it."""
         kept = agreement.agreed.kept
         if agreement.told is not None:
