@@ -20,7 +20,7 @@ from remesh.checkpoint.background.callers import (
     TemporalAsyncCaller,
     ThreadAsyncCaller,
 )
-from remesh.checkpoint.background.staging import Copies, Staging
+from remesh.checkpoint.background.staging import Copies, StagingBuffers
 from remesh.checkpoint.errors import CheckpointingException
 from remesh.dist_checkpointing import ShardedTensor
 from remesh.dist_checkpointing.strategies.async_utils import AsyncCallsQueue
@@ -80,7 +80,7 @@ def test_a_worker_per_request_ends_with_it() -> None:
 
 
 def test_the_copies_themselves_are_seen_not_others(caller: AsyncCaller) -> None:
-    copies = Staging().copy([torch.arange(6.0).reshape(2, 3), torch.tensor([True, False]), torch.zeros(0, 2)])
+    copies = StagingBuffers().copy([torch.arange(6.0).reshape(2, 3), torch.tensor([True, False]), torch.zeros(0, 2)])
     request = AsyncRequest(copy_first_to, (copies, 9.0), [], total_bytes=24)
     assert perform(caller, request) is None
     assert copies.tensors[0].eq(9).all(), "the worker has written to the very memory"

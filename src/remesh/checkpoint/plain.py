@@ -26,7 +26,7 @@ from remesh.checkpoint.plan.step_names import step_of
 from remesh.checkpoint.plan.writes import HeldBoxes, choose_writers
 from remesh.checkpoint.run.reader import Fill, OpenCheckpoint, is_complete, open_checkpoint, plan_fill, run_fill
 from remesh.checkpoint.run.steps import take_agreed_step, take_step
-from remesh.checkpoint.run.writer import State, begin_save, commit_save, part_of, store_index, write_part
+from remesh.checkpoint.run.writer import RankState, begin_save, commit_save, part_of, store_index, write_part
 from remesh.checkpoint.storage import Directory, Location, location_of, store_of
 from remesh.checkpoint.values.entities import LocalNonpersistentObject, ShardedBase, ShardedStateDict, ShardedTensor
 from remesh.checkpoint.values.nests import NESTS, Path, graft, items_of, nested_leaves
@@ -87,7 +87,9 @@ def _save(state: Mapping[str, Any], directory: Location, group: Group) -> None:
     tensors, agreed, is_new = agreement.value, agreement.agreed, agreement.told is not None
     entities = tensors.entities(agreed.kept["is_mine"]) if is_new else []
 
-    begin_save(lambda: State(entities, _common_of(state)), directory, _PLANS, group, validate=is_new, may_create=True)
+    begin_save(
+        lambda: RankState(entities, _common_of(state)), directory, _PLANS, group, validate=is_new, may_create=True
+    )
 
     def write() -> tuple[list[Any], dict[str, str]]:
         if is_new:

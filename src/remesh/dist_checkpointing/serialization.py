@@ -26,7 +26,7 @@ from remesh.checkpoint.run.steps import take_agreed_step, take_first_step, take_
 from remesh.checkpoint.run.writer import (
     AfterCommon,
     Begun,
-    State,
+    RankState,
     begin_save,
     commit_alone,
     commit_save,
@@ -153,7 +153,7 @@ def save(  # noqa: PLR0913 - the signature that users know
 
 
 @dataclass(frozen=True, slots=True)
-class _Request(State):
+class _Request(RankState):
     """What one rank wants to be saved, taken apart."""
 
     sharded: ShardedStateDict = field(default_factory=dict)

@@ -31,7 +31,7 @@ import torch.distributed as dist
 import remesh
 from remesh import dist_checkpointing
 from remesh.checkpoint.background.page_guard import LEAST_BYTES
-from remesh.checkpoint.background.staging import Staging
+from remesh.checkpoint.background.staging import StagingBuffers
 from remesh.checkpoint.plan.step_names import step_name, step_of
 from remesh.checkpoint.run.housekeeping import remove_checkpoint
 from remesh.dist_checkpointing import ShardedObject, ShardedTensor, check_is_distributed_checkpoint
@@ -193,7 +193,7 @@ def main(folder: Path, num_trials: int, seed: int, ways: Sequence[str] = HOW) ->
     told = ", ".join(
         f"{count} {how}" for how, count in Counter(ways[at % len(ways)] for at in range(num_trials)).items()
     )
-    guarded = Staging(may_guard=True).copy([torch.ones(NUM_ELEMENTS)]).guarded is not None
+    guarded = StagingBuffers(may_guard=True).copy([torch.ones(NUM_ELEMENTS)]).guarded is not None
     with contextlib.suppress(BrokenPipeError):
         print(f"{num_trials} kills: {some} left a newest checkpoint, {num_trials - some} came before the first one")
         print(f"ways: {told}" + ("" if guarded else "; this system lets nobody guard pages, they were copied"))

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from remesh import dist_checkpointing
 from remesh.checkpoint.plan.flattened import reroute, stored_form, unflatten
-from remesh.checkpoint.plan.manifest import Chunk, Extent, Manifest, StoredTensor
+from remesh.checkpoint.plan.manifest import Extent, Manifest, StoredChunk, StoredTensor
 from remesh.dist_checkpointing import ShardedTensor
 from remesh.dist_checkpointing.core import CheckpointingException
 
@@ -79,7 +79,7 @@ def test_any_request_is_filled_from_any_stored_form(
     file = torch.full(forms[0].global_shape, -1)
     for form in forms:
         file[form.global_box().slices()] = form.data_in_box()
-    chunks = tuple(Chunk(form.global_box(), Extent("f", 0, 0)) for form in forms)
+    chunks = tuple(StoredChunk(form.global_box(), Extent("f", 0, 0)) for form in forms)
     manifest = Manifest(
         {"w": StoredTensor("int64", tuple(file.shape), chunks)}, {}, frozenset({"w"}), {"w": tuple(shape)}
     )

@@ -186,8 +186,8 @@ def test_rows_are_read_without_the_rest(tmp_path: Path) -> None:
     remesh.save({"w": w}, tmp_path)
     chunk = open_checkpoint(tmp_path).manifest.tensors["w"].chunks[0]
     rows = Box((512, 0), (1024, 1024))
-    target = fetch.Target(rows, torch.zeros(rows.shape))
-    num_read = fetch.fetch(tmp_path, [fetch.Job(chunk.extent, "float32", (4096, 1024), (target,), "w")])
+    target = fetch.Destination(rows, torch.zeros(rows.shape))
+    num_read = fetch.fetch(tmp_path, [fetch.ChunkRead(chunk.extent, "float32", (4096, 1024), (target,), "w")])
     assert num_read <= 1.1 * rows.size * 4 + (64 << 10)
 
 

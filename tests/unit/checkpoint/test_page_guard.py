@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from remesh import dist_checkpointing
-from remesh.checkpoint.background.page_copier import BLOCK_BYTES, Lost, _Job
+from remesh.checkpoint.background.page_copier import BLOCK_BYTES, Lost, _CopyJob
 from remesh.checkpoint.background.page_guard import LEAST_BYTES, PageCopier, Refused, select
-from remesh.checkpoint.background.staging import Staging
+from remesh.checkpoint.background.staging import StagingBuffers
 from remesh.checkpoint.errors import CheckpointingException
 from remesh.checkpoint.storage.integrity import verify
 from remesh.dist_checkpointing import ShardedObject, ShardedTensor
@@ -28,8 +28,8 @@ def tensors() -> list[torch.Tensor]:
 
 
 @pytest.fixture
-def staging() -> Iterator[Staging]:
-    staging = Staging(may_guard=True)
+def staging() -> Iterator[StagingBuffers]:
+    staging = StagingBuffers(may_guard=True)
     first = staging.copy([torch.ones(LEAST_BYTES)])
     if first.guarded is None:
         pytest.skip("userfaultfd is not allowed here (Linux 6.4; root or vm.unprivileged_userfaultfd)")
@@ -37,7 +37,7 @@ def staging() -> Iterator[Staging]:
     yield staging
 
 
-def _process(staging: Staging) -> int:
+def _process(staging: StagingBuffers) -> int:
     assert staging._copier is not None and staging._copier._process is not None
     ending = staging._copier._process._ending.peek()
     assert ending is not None
@@ -46,7 +46,7 @@ def _process(staging: Staging) -> int:
 
 
 @pytest.mark.procs
-def test_values_are_those_of_the_call(staging: Staging) -> None:
+def test_values_are_those_of_the_call(staging: StagingBuffers) -> None:
     values = tensors()
     for number in range(3):
         wanted = [value.clone() for value in values]
@@ -60,7 +60,7 @@ def test_values_are_those_of_the_call(staging: Staging) -> None:
 
 
 @pytest.mark.procs
-def test_a_program_may_go_on_writing_after_the_copy(staging: Staging) -> None:
+def test_a_program_may_go_on_writing_after_the_copy(staging: StagingBuffers) -> None:
     values = tensors()
     copies = staging.copy(values).wait()
     assert all(torch.equal(value.fill_(7), torch.full_like(value, 7)) for value in values)
@@ -68,7 +68,7 @@ def test_a_program_may_go_on_writing_after_the_copy(staging: Staging) -> None:
 
 
 @pytest.mark.procs
-def test_copies_that_nobody_waits_for_do_not_hold_up_the_next(staging: Staging) -> None:
+def test_copies_that_nobody_waits_for_do_not_hold_up_the_next(staging: StagingBuffers) -> None:
     for _ in range(3):
         assert staging.copy(tensors()).guarded is not None
     copies = staging.copy(wanted := tensors()).wait()
@@ -92,7 +92,7 @@ def test_memory_that_goes_before_it_is_copied_fails_the_copy() -> None:
     copy = os.memfd_create("copy")
     os.ftruncate(copy, 1 << 20)
     start = 5 * BLOCK_BYTES + 4096
-    job = _Job(os.getpid(), -1, copy, [[start, start + 8192]], [[start + 64, 4096, 0]])
+    job = _CopyJob(os.getpid(), -1, copy, [[start, start + 8192]], [[start + 64, 4096, 0]])
     job._cut()
     job._lose(start + 4160, start + 8192)  # of the page, but not of the tensor
     with pytest.raises(Lost, match="given back"):
@@ -103,7 +103,7 @@ def test_memory_that_goes_before_it_is_copied_fails_the_copy() -> None:
 
 
 @pytest.mark.procs
-def test_a_killed_copier_holds_up_nobody_and_the_next_copy_gets_another(staging: Staging) -> None:
+def test_a_killed_copier_holds_up_nobody_and_the_next_copy_gets_another(staging: StagingBuffers) -> None:
     values = [torch.zeros(4 << 20) for _ in range(4)]
     copies = staging.copy(values)
     os.kill(_process(staging), signal.SIGKILL)
@@ -119,7 +119,7 @@ def test_a_killed_copier_holds_up_nobody_and_the_next_copy_gets_another(staging:
 
 
 @pytest.mark.procs
-def test_a_fork_waits_for_no_lock_and_has_a_copier_of_its_own(staging: Staging) -> None:
+def test_a_fork_waits_for_no_lock_and_has_a_copier_of_its_own(staging: StagingBuffers) -> None:
     copier, values = staging._copier, [torch.zeros(1 << 20)]
     assert copier is not None
     begun = staging.copy(values)
@@ -150,13 +150,13 @@ def test_where_the_system_does_not_allow_it_tensors_are_copied_at_once(monkeypat
         raise Refused("not here")
 
     monkeypatch.setattr(PageCopier, "copy", refuse)
-    copies = Staging(may_guard=True).copy(wanted := tensors())
+    copies = StagingBuffers(may_guard=True).copy(wanted := tensors())
     assert copies.guarded is None
     assert all(torch.equal(copy, value) for copy, value in zip(copies.tensors, wanted, strict=True))
 
 
 @pytest.mark.procs
-def test_the_files_are_those_of_a_save_in_the_foreground(staging: Staging, tmp_path: Path) -> None:
+def test_the_files_are_those_of_a_save_in_the_foreground(staging: StagingBuffers, tmp_path: Path) -> None:
     def save(directory: Path, change: Callable[[torch.Tensor], object] | None) -> None:
         directory.mkdir()
         values = tensors()

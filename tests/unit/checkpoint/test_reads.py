@@ -7,14 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from remesh.checkpoint.plan.manifest import Chunk, Extent, Manifest, StoredTensor
+from remesh.checkpoint.plan.manifest import Extent, Manifest, StoredChunk, StoredTensor
 from remesh.checkpoint.plan.reads import Want, find_objects, plan_reads
 from remesh.dist_checkpointing.core import CheckpointingException
 from remesh.layout import Box
 
 
 def stored(shape: tuple[int, ...], boxes: list[Box]) -> StoredTensor:
-    chunks = [Chunk(box, Extent(f"__{index % 2}_0.distcp", 100 * index, 100)) for index, box in enumerate(boxes)]
+    chunks = [StoredChunk(box, Extent(f"__{index % 2}_0.distcp", 100 * index, 100)) for index, box in enumerate(boxes)]
     return StoredTensor("float32", shape, tuple(chunks))
 
 

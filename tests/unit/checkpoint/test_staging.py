@@ -7,7 +7,7 @@ import threading
 import pytest
 import torch
 
-from remesh.checkpoint.background.staging import Buffer, Copies, Staging
+from remesh.checkpoint.background.staging import Buffer, Copies, StagingBuffers
 from remesh.checkpoint.errors import CheckpointingException
 
 
@@ -20,7 +20,7 @@ def test_copies_are_equal_and_their_own() -> None:
         torch.arange(5).to(torch.bfloat16)[::2],
     ]
     expected = [one.clone() for one in originals]
-    copies = Staging().copy(originals)
+    copies = StagingBuffers().copy(originals)
     for one in originals:
         one.zero_()
     assert all(torch.equal(found, wanted) for found, wanted in zip(copies.tensors, expected, strict=True))
@@ -33,7 +33,7 @@ def buffer_of(copies: Copies) -> Buffer:
 
 
 def test_memory_is_used_again_only_when_it_was_given_back() -> None:
-    staging = Staging()
+    staging = StagingBuffers()
     first, second = staging.copy([torch.ones(100)]), staging.copy([torch.ones(100)])
     assert buffer_of(first) is not buffer_of(second)
     staging.give_back(first)
@@ -49,7 +49,7 @@ def test_memory_is_used_again_only_when_it_was_given_back() -> None:
 
 
 def test_what_is_in_use_is_counted_until_it_is_given_back_or_forgotten() -> None:
-    staging = Staging()
+    staging = StagingBuffers()
     first, second = staging.copy([torch.ones(16)]), staging.copy([torch.ones(32)])
     assert staging.used_bytes == 192
     staging.give_back(second)
@@ -59,7 +59,7 @@ def test_what_is_in_use_is_counted_until_it_is_given_back_or_forgotten() -> None
 
 
 def test_a_save_beyond_the_cap_waits_for_those_before_it() -> None:
-    staging = Staging(max_bytes=1000)
+    staging = StagingBuffers(max_bytes=1000)
     first = staging.copy([torch.ones(200)])
     copied = threading.Event()
 
@@ -77,4 +77,4 @@ def test_a_save_beyond_the_cap_waits_for_those_before_it() -> None:
 
 def test_a_save_that_never_fits_is_told_at_once() -> None:
     with pytest.raises(CheckpointingException, match="they have 4032 bytes, expected at most 1000"):
-        Staging(max_bytes=1000).copy([torch.ones(1000)])
+        StagingBuffers(max_bytes=1000).copy([torch.ones(1000)])

@@ -47,7 +47,7 @@ class Lost(Exception):
 
 
 @dataclass(slots=True)
-class _Block:
+class _GuardedBlock:
     """What lies in one block of the other process's addresses."""
 
     pages: list[tuple[int, int]] = field(default_factory=list)
@@ -56,7 +56,7 @@ class _Block:
     """Address, length, and place in the copy."""
 
 
-class _Job:
+class _CopyJob:
     def __init__(self, pid: int, faults: int, copy: int, runs: list[list[int]], moves: list[list[int]]) -> None:
         self._pid = pid
         self._faults = faults
@@ -64,8 +64,8 @@ class _Job:
         self._moves = moves
         self._memory = mmap.mmap(copy, 0)
         self._copy_start = address_of(memoryview(self._memory))
-        self._pending: dict[int, _Block] = {}
-        self._released: dict[int, _Block] = {}
+        self._pending: dict[int, _GuardedBlock] = {}
+        self._released: dict[int, _GuardedBlock] = {}
 
     def protect(self) -> None:
         """See that memory can be read, and let every page of the job be written to no more."""
@@ -86,7 +86,7 @@ class _Job:
     def _cut(self) -> None:
         for start, stop in self._runs:
             for number, first, last in _cut(start, stop):
-                self._pending.setdefault(number, _Block()).pages.append((first, last - first))
+                self._pending.setdefault(number, _GuardedBlock()).pages.append((first, last - first))
         for start, num_bytes, place in self._moves:
             for number, first, last in _cut(start, start + num_bytes):
                 self._pending[number].moves.append((first, last - first, place + first - start))
@@ -145,7 +145,7 @@ def _do(end: socket.socket, pid: int, descriptors: tuple[int, int], told: dict[s
 
     try:
         try:
-            job = _Job(pid, faults, copy, told["runs"], told["moves"])
+            job = _CopyJob(pid, faults, copy, told["runs"], told["moves"])
             job.protect()
             answer("protected")
             job.copy()

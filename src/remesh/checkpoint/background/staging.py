@@ -64,7 +64,7 @@ class Copies:
         return Copies(self.tensors, self.buffer)
 
 
-class Staging:
+class StagingBuffers:
     """Makes copies of tensors, and takes back their memory. Safe to use from several threads."""
 
     def __init__(self, max_bytes: int | None = None, *, may_guard: bool = False) -> None:

@@ -45,7 +45,7 @@ _TORCH_WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class Destination:
     """Where a box of a chunk goes."""
 
     box: Box
@@ -55,25 +55,27 @@ class Target:
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class ChunkRead:
     """One chunk and all that is wanted of it."""
 
     extent: Extent
     dtype: str
     shape: tuple[int, ...]
     """Of the stored elements."""
-    targets: tuple[Target, ...]
+    destinations: tuple[Destination, ...]
     what: str
     """For messages."""
     is_bare: bool = False
     """Whether the extent holds nothing but the elements."""
 
 
-def fetch(directory: Location, jobs: Sequence[Job], small: Mapping[str, Sequence[Small]] = MappingProxyType({})) -> int:
-    """Fill every target; returns the number of bytes read. Jobs in order of files and places read fastest.
+def fetch(
+    directory: Location, reads: Sequence[ChunkRead], small: Mapping[str, Sequence[Small]] = MappingProxyType({})
+) -> int:
+    """Fill every destination; returns the number of bytes read. Reads in order of files and places read fastest.
 
     ``small`` are small tensors by the file that they lie in, which are read many at once. Raises
-    `CheckpointFormatError` for damaged files; targets then hold anything.
+    `CheckpointFormatError` for damaged files; destinations then hold anything.
     """
     checksums = read_checksums(directory)
     num_bytes = 0
@@ -82,21 +84,21 @@ def fetch(directory: Location, jobs: Sequence[Job], small: Mapping[str, Sequence
             with open_data(directory, name, checksums, readers) as file:
                 read_small(file, wanted, partial(_read_alone, file, name))
             num_bytes += file.num_bytes_read
-        for name, of_file in groupby(jobs, key=lambda job: job.extent.file):
+        for name, of_file in groupby(reads, key=lambda read: read.extent.file):
             with open_data(directory, name, checksums, readers) as file:
                 chosen = list(of_file)
-                aheads = _aheads([job.extent for job in chosen], file.worthwhile_gap_bytes)
-                for job, ahead in zip(chosen, aheads, strict=True):
-                    _Chunk(file, job, ahead).fill()
+                aheads = _aheads([read.extent for read in chosen], file.worthwhile_gap_bytes)
+                for read, ahead in zip(chosen, aheads, strict=True):
+                    _ChunkFill(file, read, ahead).fill()
             num_bytes += file.num_bytes_read
     return num_bytes
 
 
 def _read_alone(file: CheckedFile, name: str, small: Small) -> None:
     frame, extent = small.frame, Extent(name, small.file_start, small.frame.blob_bytes)
-    target = Target(Box.of_shape(frame.shape), small.place.detach())
+    destination = Destination(Box.of_shape(frame.shape), small.place.detach())
     what = f"tensor {small.key!r} in {file.path.parent}"
-    _Chunk(file, Job(extent, frame.dtype, frame.shape, (target,), what), extent.file_stop).fill()
+    _ChunkFill(file, ChunkRead(extent, frame.dtype, frame.shape, (destination,), what), extent.file_stop).fill()
     file.wait()
 
 
@@ -141,97 +143,97 @@ def _aheads(extents: Sequence[Extent], max_gap_bytes: int) -> list[int]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Chunk:
+class _ChunkFill:
     file: CheckedFile
-    job: Job
+    read: ChunkRead
     ahead: int
 
     def fill(self) -> None:
-        job, start = self.job, self.job.extent.file_start
-        if job.is_bare:
-            for target in job.targets:
-                self._fill_target(None, target)
+        read, start = self.read, self.read.extent.file_start
+        if read.is_bare:
+            for destination in read.destinations:
+                self._fill_destination(None, destination)
             return None
-        frame = frame_of(job.dtype, job.shape)
-        if frame is None or frame.blob_bytes != job.extent.length_bytes:
+        frame = frame_of(read.dtype, read.shape)
+        if frame is None or frame.blob_bytes != read.extent.length_bytes:
             return self._fill_parsed()
-        head = self.file.view(start, start + len(frame.head), job.what, ahead=self.ahead)
+        head = self.file.view(start, start + len(frame.head), read.what, ahead=self.ahead)
         if head != frame.head:
             return self._fill_parsed()
-        for target in job.targets:
-            self._fill_target(frame, target)
+        for destination in read.destinations:
+            self._fill_destination(frame, destination)
         return None
 
     def _fill_parsed(self) -> None:
-        extent = self.job.extent
-        blob = bytes(self.file.view(extent.file_start, extent.file_stop, self.job.what, ahead=self.ahead))
-        chunk = read_tensor(blob, self.job.dtype, self.job.shape, self.job.what)
-        for target in self.job.targets:
-            target.place.copy_(chunk[target.box.slices()])
+        extent = self.read.extent
+        blob = bytes(self.file.view(extent.file_start, extent.file_stop, self.read.what, ahead=self.ahead))
+        chunk = read_tensor(blob, self.read.dtype, self.read.shape, self.read.what)
+        for destination in self.read.destinations:
+            destination.place.copy_(chunk[destination.box.slices()])
 
-    def _fill_target(self, frame: Frame | None, target: Target) -> None:
-        first = self.job.extent.file_start + (len(frame.head) if frame else 0)
-        is_whole = target.box.shape == self.job.shape
-        memory = _memory_of(target.place, self.job.dtype) if is_whole else None
+    def _fill_destination(self, frame: Frame | None, destination: Destination) -> None:
+        first = self.read.extent.file_start + (len(frame.head) if frame else 0)
+        is_whole = destination.box.shape == self.read.shape
+        memory = _memory_of(destination.place, self.read.dtype) if is_whole else None
         if memory is not None:
-            self.file.read_into(first, memory, self.job.what)
+            self.file.read_into(first, memory, self.read.what)
             if frame is not None and not self.file.is_checked:
                 self._check_against_tail(frame, first, memory)
             return
-        itemsize = torch_dtype(self.job.dtype).itemsize
-        if self._fill_runs(target, first, itemsize):
+        itemsize = torch_dtype(self.read.dtype).itemsize
+        if self._fill_runs(destination, first, itemsize):
             return
         max_elements, max_gap = WINDOW_BYTES // itemsize, self.file.worthwhile_gap_bytes // itemsize
-        for slab in plan_slabs(self.job.shape, target.box, max_elements, max_gap):
-            self._fill_slab(slab, target, first, itemsize)
+        for slab in plan_slabs(self.read.shape, destination.box, max_elements, max_gap):
+            self._fill_slab(slab, destination, first, itemsize)
 
-    def _fill_runs(self, target: Target, first: int, itemsize: int) -> bool:
+    def _fill_runs(self, destination: Destination, first: int, itemsize: int) -> bool:
         """Read the runs of a box one by one, where they go side by side and are worth it; whether they are."""
-        memory = None if target.box.is_empty else _memory_of(target.place, self.job.dtype)
+        memory = None if destination.box.is_empty else _memory_of(destination.place, self.read.dtype)
         if memory is None:
             return False
-        runs = find_runs(self.job.shape, target.box)
+        runs = find_runs(self.read.shape, destination.box)
         if runs.gap * itemsize <= self.file.worthwhile_gap_bytes:
             return False
         starts: list[int] = (runs.starts * itemsize + first).tolist()
-        self.file.read_runs(starts, runs.length * itemsize, memory, self.job.what)
+        self.file.read_runs(starts, runs.length * itemsize, memory, self.read.what)
         return True
 
-    def _fill_slab(self, slab: Slab, target: Target, first: int, itemsize: int) -> None:
+    def _fill_slab(self, slab: Slab, destination: Destination, first: int, itemsize: int) -> None:
         start, stop = first + slab.start * itemsize, first + slab.stop * itemsize
-        place = target.place[slab.box.relative_to(target.box).slices()].detach()
-        memory = _memory_of(place, self.job.dtype) if slab.is_run else None
+        place = destination.place[slab.box.relative_to(destination.box).slices()].detach()
+        memory = _memory_of(place, self.read.dtype) if slab.is_run else None
         if memory is not None:
-            self.file.read_into(start, memory, self.job.what)
+            self.file.read_into(start, memory, self.read.what)
             return
 
         def use(content: memoryview) -> None:
             self._spread(content, slab, place, itemsize)
 
-        self.file.use_later(start, stop, self.job.what, use)
+        self.file.use_later(start, stop, self.read.what, use)
 
     def _spread(self, content: memoryview, slab: Slab, place: torch.Tensor, itemsize: int) -> None:
         """Copy the elements of a slab out of the run that covers it."""
-        strides = row_major_strides(self.job.shape)
-        if _is_plain(place, self.job.dtype) and itemsize in _WORDS:
+        strides = row_major_strides(self.read.shape)
+        if _is_plain(place, self.read.dtype) and itemsize in _WORDS:
             # Same elements, other strides: NumPy moves words from any address, without threads for a small copy.
             words = np.frombuffer(content, _WORDS[itemsize])
             steps = [stride * itemsize for stride in strides]
             place.view(_TORCH_WORDS[itemsize]).numpy()[...] = as_strided(words, slab.box.shape, steps, writeable=False)
             return
-        elements = torch.frombuffer(bytearray(content), dtype=torch.uint8).view(torch_dtype(self.job.dtype))
+        elements = torch.frombuffer(bytearray(content), dtype=torch.uint8).view(torch_dtype(self.read.dtype))
         place.copy_(elements.as_strided(slab.box.shape, strides))
 
     def _check_against_tail(self, frame: Frame, first: int, memory: memoryview) -> None:
         """Without block checksums there is still the one that zip keeps, for whoever reads all elements."""
         self.file.wait()
         stop = first + len(memory)
-        tail = self.file.view(stop, stop + len(frame.tail_template), self.job.what, ahead=self.ahead)
+        tail = self.file.view(stop, stop + len(frame.tail_template), self.read.what, ahead=self.ahead)
         expected, found = frame.stored_crc(tail), crc32(memory)
         if expected not in (0, found):
             raise CheckpointFormatError(
                 "bad-blob",
-                f"reading {self.job.what}: its elements have checksum {found:08x}, expected {expected:08x}; the "
+                f"reading {self.read.what}: its elements have checksum {found:08x}, expected {expected:08x}; the "
                 "checkpoint is damaged, use another one",
             )
 

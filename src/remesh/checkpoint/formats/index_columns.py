@@ -5,8 +5,8 @@ columns, so that NumPy looks at all of them at once, and a tensor's description 
 
     | JSON, one line: files, kinds, keys, numbers of chunks | numbers, 8 bytes each | what .metadata is |
 
-A *kind* is a dtype with a global shape. The numbers are the columns of `_Columns`, one behind the other. At the end
-stand length and checksum of the ``.metadata`` that was written with it: beside any other one the columns count for
+A *kind* is a dtype with a global shape. The numbers are the columns of `_IndexColumns`, one behind the other. At the
+end stand length and checksum of the ``.metadata`` that was written with it: beside any other one the columns count for
 nothing. The file is used only where `integrity` has confirmed every byte of it; its numbers are checked like those of
 a stranger nevertheless.
 """
@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from remesh.checkpoint.errors import CheckpointFormatError
-from remesh.checkpoint.plan.manifest import Chunk, Extent, Manifest, Place, StoredTensor
+from remesh.checkpoint.plan.manifest import Extent, Manifest, Place, StoredChunk, StoredTensor
 from remesh.checkpoint.storage import Location
 from remesh.errors import LayoutError
 from remesh.layout import Box
@@ -70,7 +70,7 @@ def decode_columns(
 
 
 @dataclass(frozen=True, slots=True)
-class _Columns:
+class _IndexColumns:
     """What the file says, checked."""
 
     files: list[str]
@@ -99,7 +99,7 @@ class _Columns:
         return [Extent(self.files[file], start, length) for file, start, length in zip(files, starts, lengths)]  # noqa: B905
 
 
-def _read(content: bytes) -> _Columns:
+def _read(content: bytes) -> _IndexColumns:
     stop = content.index(b"\n")
     head = json.loads(content[:stop])
     if head["version"] != VERSION:
@@ -128,7 +128,7 @@ def _read(content: bytes) -> _Columns:
     first_chunk = _running_sum(chunks_of)
     is_whole = (chunks_of == 1) & np.append(is_all, False)[first_chunk[:-1]]
     before = {str(key): _shape(shape) for key, shape in dict(head["before_flattening"]).items()}
-    return _Columns(
+    return _IndexColumns(
         files, kinds, tensors, objects, before, num_chunks, kind_of, first_chunk, places, first_size, starts, shapes,
         is_whole,
     )  # fmt: skip
@@ -164,7 +164,7 @@ def _check_boxes(
 class ColumnTensors(Mapping[str, StoredTensor]):
     """The tensors of an index by key; each is described when it is asked for."""
 
-    def __init__(self, columns: _Columns) -> None:
+    def __init__(self, columns: _IndexColumns) -> None:
         self._columns = columns
         self._row_of = dict(zip(columns.tensors, range(len(columns.tensors)), strict=True))
         self._made: dict[str, StoredTensor] = {}
@@ -203,7 +203,7 @@ class ColumnTensors(Mapping[str, StoredTensor]):
         sizes = slice(columns.first_size[first], columns.first_size[stop])
         starts, shapes = (_rows(one[sizes], stop - first, len(shape)) for one in (columns.starts, columns.shapes))
         boxes = map(Box.at, starts, shapes)
-        return StoredTensor(dtype, shape, tuple(map(Chunk, boxes, columns.extents(slice(first, stop)))))
+        return StoredTensor(dtype, shape, tuple(map(StoredChunk, boxes, columns.extents(slice(first, stop)))))
 
 
 def _rows(numbers: _Numbers, num_rows: int, length: int) -> list[tuple[int, ...]]:

@@ -21,7 +21,7 @@ from remesh.checkpoint.errors import CheckpointFormatError
 from remesh.checkpoint.formats.directory import COLUMNS_FNAME, METADATA_FNAME
 from remesh.checkpoint.formats.index_columns import decode_columns
 from remesh.checkpoint.formats.inert_pickle import Record, brief, load_inert
-from remesh.checkpoint.plan.manifest import Chunk, Extent, Manifest, StoredTensor
+from remesh.checkpoint.plan.manifest import Extent, Manifest, StoredChunk, StoredTensor
 from remesh.checkpoint.storage import Location, store_of
 from remesh.checkpoint.storage.integrity import Checksums
 from remesh.errors import LayoutError
@@ -168,7 +168,7 @@ def _tensor_from(
         extent = _lookup(extents, (key, start), path)
         if extent.length_bytes < box.size * torch_dtype(dtype).itemsize:
             raise _bad(path, f"tensor {key!r} has a chunk {box} of {dtype} in {extent.length_bytes} bytes")
-        stored.append(Chunk(box, extent))
+        stored.append(StoredChunk(box, extent))
     return StoredTensor(dtype, global_shape, tuple(stored))
 
 

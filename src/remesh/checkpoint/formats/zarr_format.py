@@ -24,7 +24,7 @@ import torch
 
 from remesh.checkpoint.errors import CheckpointFormatError, CheckpointingException, CheckpointMismatchError
 from remesh.checkpoint.formats.data_file import elements_of
-from remesh.checkpoint.plan.manifest import Chunk, Extent, Manifest, StoredTensor
+from remesh.checkpoint.plan.manifest import Extent, Manifest, StoredChunk, StoredTensor
 from remesh.checkpoint.storage import Entry, Location, store_of
 from remesh.checkpoint.storage.integrity import Checksums, Trailer, table_of
 from remesh.checkpoint.values.entities import ShardedObject
@@ -276,7 +276,7 @@ def _stored(directory: Location, key: str, array: Array, sizes: Mapping[str, int
                 f"reading tensor {key!r}: expected {array.cell_bytes} bytes in {path}, found "
                 f"{'no such file' if found is None else found}; the checkpoint is damaged, use another one",
             )
-        chunks.append(Chunk(box, Extent(file, 0, array.cell_bytes), array.cell_shape))
+        chunks.append(StoredChunk(box, Extent(file, 0, array.cell_bytes), array.cell_shape))
     return StoredTensor(array.dtype, array.shape, tuple(chunks))
 
 

@@ -166,7 +166,7 @@ _Asked = tuple[ShardedTensor, tuple[torch.Tensor, torch.Tensor] | None]
 
 
 @dataclass(frozen=True, slots=True)
-class _Run:
+class _StoredRun:
     """A box of the tensor before flattening that is one run of a stored cell."""
 
     cell: tuple[int, ...]
@@ -200,7 +200,7 @@ def _from_runs(wanted: Sequence[ShardedTensor], stored: StoredTensor, shape: tup
     return asked
 
 
-def _runs_of(stored: StoredTensor, shape: tuple[int, ...]) -> list[_Run]:
+def _runs_of(stored: StoredTensor, shape: tuple[int, ...]) -> list[_StoredRun]:
     parts = stored.global_shape[:-1]
     cell_shape = tuple(n // part for n, part in zip(shape, parts, strict=True))
     runs = []
@@ -209,7 +209,7 @@ def _runs_of(stored: StoredTensor, shape: tuple[int, ...]) -> list[_Run]:
             whole = Box.at(tuple(at * n for at, n in zip(cell, cell_shape, strict=True)), cell_shape)
             at = chunk.box.start[-1]
             for box in boxes_of_flat_range(whole, at, chunk.box.stop[-1]):
-                runs.append(_Run(cell, at, box))
+                runs.append(_StoredRun(cell, at, box))
                 at += box.size
     return runs
 
@@ -222,7 +222,9 @@ def _cells(box: Box) -> list[tuple[int, ...]]:
     return cells
 
 
-def _ask(box: Box, run: _Run, want: ShardedTensor, place: torch.Tensor, stored_shape: tuple[int, ...]) -> list[_Asked]:
+def _ask(
+    box: Box, run: _StoredRun, want: ShardedTensor, place: torch.Tensor, stored_shape: tuple[int, ...]
+) -> list[_Asked]:
     """How to fill ``place`` with the elements of ``box``, which lies in ``run``."""
     inside = flat_range_of_box(run.box, box)
     if inside is not None:

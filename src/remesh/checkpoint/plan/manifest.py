@@ -34,7 +34,7 @@ class Extent:
 
 
 @dataclass(frozen=True, slots=True)
-class Chunk:
+class StoredChunk:
     """A stored box of a global tensor."""
 
     box: Box
@@ -51,7 +51,7 @@ class StoredTensor:
     dtype: str
     """Name as in `remesh.layout`: ``"float32"``."""
     global_shape: tuple[int, ...]
-    chunks: tuple[Chunk, ...]
+    chunks: tuple[StoredChunk, ...]
     """In the order of the metadata. Invariant: each inside the global box."""
 
 

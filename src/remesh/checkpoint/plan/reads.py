@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from remesh.checkpoint.errors import CheckpointMismatchError
-from remesh.checkpoint.plan.manifest import Chunk, Extent, Manifest, StoredTensor
+from remesh.checkpoint.plan.manifest import Extent, Manifest, StoredChunk, StoredTensor
 from remesh.layout import Box, Layout, Shard, compute_missing, compute_overlap
 
 _MAX_LISTED = 5
@@ -38,7 +38,7 @@ class Want:
 
 
 @dataclass(frozen=True, slots=True)
-class Copy:
+class ChunkCopy:
     """Elements to move from a chunk to a want."""
 
     box: Box
@@ -53,8 +53,8 @@ class Read:
 
     key: str
     dtype: str
-    chunk: Chunk
-    copies: tuple[Copy, ...]
+    chunk: StoredChunk
+    copies: tuple[ChunkCopy, ...]
 
 
 def plan_reads(wants: Sequence[Want], manifest: Manifest) -> tuple[Read, ...]:
@@ -118,19 +118,19 @@ def _plan_tensor(key: str, wants: Mapping[int, Want], stored: StoredTensor) -> t
         ((index, want),) = wants.items()
         same = next((chunk for chunk in stored.chunks if chunk.box == want.box), None)
         if same is not None and not want.box.is_empty:
-            return [Read(key, stored.dtype, same, (Copy(want.box, index),))], None
+            return [Read(key, stored.dtype, same, (ChunkCopy(want.box, index),))], None
     shapes = [stored.global_shape, *(want.global_shape for want in wants.values())]
     frame = tuple(max(sizes) for sizes in zip(*shapes, strict=True))
     chunk_of = {f"chunk:{index}": chunk for index, chunk in enumerate(stored.chunks)}
     want_of = {f"want:{index}": index for index in wants}
     src = Layout(frame, tuple(Shard(name, chunk.box) for name, chunk in chunk_of.items()), stored.dtype)
     dst = Layout(frame, tuple(Shard(name, wants[index].box) for name, index in want_of.items()), stored.dtype)
-    copies: dict[str, list[Copy]] = {}
+    copies: dict[str, list[ChunkCopy]] = {}
     num_filled = 0
     for part in compute_overlap(src, dst, name=key):
         giver = str(part.givers[0].holder)
         for taker in part.takers:
-            copies.setdefault(giver, []).append(Copy(part.box, want_of[str(taker.holder)]))
+            copies.setdefault(giver, []).append(ChunkCopy(part.box, want_of[str(taker.holder)]))
             num_filled += part.box.size
     reads = [Read(key, stored.dtype, chunk_of[giver], tuple(moved)) for giver, moved in copies.items()]
     strict = not any(want.allow_shape_mismatch for want in wants.values())

@@ -29,7 +29,7 @@ from remesh.checkpoint.formats.directory import (
     load_common,
     maybe_load_config,
 )
-from remesh.checkpoint.formats.fetch import Job, Target, fetch, read_objects
+from remesh.checkpoint.formats.fetch import ChunkRead, Destination, fetch, read_objects
 from remesh.checkpoint.formats.small_blobs import Small, find_small
 from remesh.checkpoint.formats.torch_format import BACKEND, BACKEND_VERSION, check_files, read_manifest
 from remesh.checkpoint.plan.flattened import reroute
@@ -220,20 +220,23 @@ def fill_tensors(directory: Location, fill: Fill) -> int:
             _filled(one).zero_()
     places = [tensor.data_in_box() for tensor in fill.wanted]
     boxes = [tensor.global_box() for tensor in fill.wanted]
-    num_bytes = fetch(directory, [_job_of(read, boxes, places, directory) for read in fill.reads], fill.small)
+    num_bytes = fetch(directory, [_chunk_read_of(read, boxes, places, directory) for read in fill.reads], fill.small)
     for to, source in fill.copies:
         to.copy_(source)
     return num_bytes
 
 
-def _job_of(read: Read, boxes: Sequence[Box], places: Sequence[torch.Tensor], directory: Location) -> Job:
+def _chunk_read_of(read: Read, boxes: Sequence[Box], places: Sequence[torch.Tensor], directory: Location) -> ChunkRead:
     chunk = read.chunk.box
-    targets = tuple(
-        Target(_within(chunk, copy.box), _part(places[copy.want], boxes[copy.want], copy.box)) for copy in read.copies
+    destinations = tuple(
+        Destination(_within(chunk, copy.box), _part(places[copy.want], boxes[copy.want], copy.box))
+        for copy in read.copies
     )
     what = f"a chunk of tensor {read.key!r} in {directory}"
     bare_shape = read.chunk.bare_shape
-    return Job(read.chunk.extent, read.dtype, bare_shape or chunk.shape, targets, what, bare_shape is not None)
+    return ChunkRead(
+        read.chunk.extent, read.dtype, bare_shape or chunk.shape, destinations, what, bare_shape is not None
+    )
 
 
 def _within(frame: Box, box: Box) -> Box:

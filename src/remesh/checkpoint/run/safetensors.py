@@ -24,7 +24,7 @@ from remesh.checkpoint.errors import (
     CheckpointPathError,
 )
 from remesh.checkpoint.formats.data_file import elements_of
-from remesh.checkpoint.plan.manifest import Chunk, Extent, Manifest, StoredTensor
+from remesh.checkpoint.plan.manifest import Extent, Manifest, StoredChunk, StoredTensor
 from remesh.checkpoint.run.reader import OpenCheckpoint, fill_tensors, plan_fill
 from remesh.checkpoint.run.steps import told_as_checkpoint_errors
 from remesh.checkpoint.run.stored_values import read_bands, shape_of
@@ -277,7 +277,7 @@ def _decode(header: Mapping[str, Any], name: str, data_start: int, file_stop: in
             raise ValueError(f"tensor {key!r} of dtype {dtype} and shape {shape} in {stop - start} bytes")
         extents.append((start, stop))
         extent = Extent(name, data_start + start, stop - start)
-        tensors[key] = StoredTensor(dtype, shape, (Chunk(Box.of_shape(shape), extent, shape),))
+        tensors[key] = StoredTensor(dtype, shape, (StoredChunk(Box.of_shape(shape), extent, shape),))
     at = 0
     for start, stop in sorted(extents):
         if start != at:

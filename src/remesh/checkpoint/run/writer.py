@@ -45,11 +45,11 @@ from remesh.comm.agreement import Agreement, Agreements
 from remesh.comm.gather import Group, group_rank, group_size
 from remesh.layout.from_torch import dtype_name
 
-S = TypeVar("S", bound="State")
+S = TypeVar("S", bound="RankState")
 
 
 @dataclass(frozen=True, slots=True)
-class State:
+class RankState:
     """What one rank brings to a save: its entities with data, and the common data."""
 
     entities: Sequence[ShardedBase]
@@ -70,7 +70,7 @@ class PartOfFile:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class SavePart:
     """One rank's part of the sharded data, complete: writing it needs nothing else."""
 
     objects: dict[str, bytes]
@@ -257,7 +257,9 @@ def commit_alone(directory: Location, group: Group = None, config: Checkpointing
             finish(directory, config or CheckpointingConfig(BACKEND, BACKEND_VERSION))
 
 
-def part_of(entities: Iterable[ShardedBase], blobs: Mapping[str, bytes], separation_hint: str | None = None) -> Part:
+def part_of(
+    entities: Iterable[ShardedBase], blobs: Mapping[str, bytes], separation_hint: str | None = None
+) -> SavePart:
     """What this rank writes of its entities: main replicas, flattened slices in their stored form."""
     entities = list(entities)
     stored, flattened = entities, [one for one in entities if _is_flattened(one)]
@@ -265,7 +267,7 @@ def part_of(entities: Iterable[ShardedBase], blobs: Mapping[str, bytes], separat
         stored = [stored_form(one) if _is_flattened(one) else one for one in entities if not _is_empty_slice(one)]  # type: ignore[arg-type]
     objects, tensors = select_objects(stored), select_tensors(stored)
     dumped = dump_objects(one for group in objects.values() for one in group if one.unique_key not in blobs)
-    return Part(
+    return SavePart(
         {name: dumped[name] if name in dumped else blobs[name] for name in objects},
         [(one.key, dtype_name(one.dtype), one.box_shape, one.global_shape) for one in tensors],
         [one.global_offset for one in tensors],
@@ -276,7 +278,7 @@ def part_of(entities: Iterable[ShardedBase], blobs: Mapping[str, bytes], separat
 
 
 def write_part(
-    part: Part,
+    part: SavePart,
     tensors: Sequence[torch.Tensor] | Copies,
     directory: Location,
     rank: int,

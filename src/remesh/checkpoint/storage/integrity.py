@@ -74,7 +74,7 @@ class Trailer:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class SummedFile:
     """One file."""
 
     kind: str
@@ -90,7 +90,7 @@ class Checksums:
     """What `CHECKSUMS_FNAME` says; without entries for a checkpoint of another writer."""
 
     directory: Location
-    entries: Mapping[str, Entry]
+    entries: Mapping[str, SummedFile]
 
     def trailer_of(self, name: str) -> Trailer | None:
         """The block table of a data file, confirmed; None when the file has no entry."""
@@ -124,7 +124,7 @@ class Checksums:
         content = store_of(path).read(path)
         if entry is not None and entry.table is not None:
             found = crc32(table_of(content).crcs.tobytes())
-            self._check_crc(path, found, Entry(_BLOCKS, 0, crc32(entry.table.crcs.tobytes())), "the file")
+            self._check_crc(path, found, SummedFile(_BLOCKS, 0, crc32(entry.table.crcs.tobytes())), "the file")
         elif entry is not None:
             self._check_crc(path, crc32(content), entry, "the file")
         return content
@@ -135,7 +135,7 @@ class Checksums:
             if name in self.entries:
                 self._check_size(name, self.entries[name])
 
-    def _check_size(self, name: str, entry: Entry) -> None:
+    def _check_size(self, name: str, entry: SummedFile) -> None:
         path = self.directory / name
         found = store_of(path).size_of(path)
         if found != entry.num_bytes:
@@ -146,7 +146,7 @@ class Checksums:
                 f"{'no such file' if found is None else found}; the checkpoint is damaged, use another one",
             )
 
-    def _check_crc(self, path: Location, found: int, entry: Entry, what: str) -> None:
+    def _check_crc(self, path: Location, found: int, entry: SummedFile, what: str) -> None:
         if found != entry.crc:
             raise CheckpointFormatError(
                 "checksum",
@@ -217,7 +217,7 @@ def write_blocks(directory: Location, tables: Mapping[str, Trailer]) -> None:
     store_of(directory).put(directory / BLOCKS_FNAME, content)
 
 
-def _read_blocks(checksums: Checksums) -> dict[str, Entry]:
+def _read_blocks(checksums: Checksums) -> dict[str, SummedFile]:
     path = checksums.directory / BLOCKS_FNAME
     try:
         checksums.check_whole(BLOCKS_FNAME)
@@ -233,11 +233,11 @@ def _read_blocks(checksums: Checksums) -> dict[str, Entry]:
         ) from raised
 
 
-def _table_entry(block_bytes: int, num_bytes: int, table: str) -> Entry:
+def _table_entry(block_bytes: int, num_bytes: int, table: str) -> SummedFile:
     crcs = array("I", base64.b64decode(table, validate=True))
     if type(block_bytes) is not int or type(num_bytes) is not int or len(crcs) != -(-num_bytes // block_bytes):
         raise ValueError(f"{len(crcs)} checksums of {num_bytes!r} bytes in blocks of {block_bytes!r}")
-    return Entry(_BLOCKS, num_bytes, 0, Trailer(block_bytes, num_bytes, crcs))
+    return SummedFile(_BLOCKS, num_bytes, 0, Trailer(block_bytes, num_bytes, crcs))
 
 
 def verify(directory: Location) -> Iterator[tuple[str, int]]:
@@ -307,11 +307,11 @@ def check_sha256_manifest(directory: Location) -> None:
             )
 
 
-def _entry(values: list[object]) -> Entry:
+def _entry(values: list[object]) -> SummedFile:
     kind, num_bytes, crc = values
     if kind not in (_DATA, _WHOLE) or type(num_bytes) is not int or type(crc) is not int:
         raise ValueError(f"entry {values!r}")
-    return Entry(str(kind), num_bytes, crc)
+    return SummedFile(str(kind), num_bytes, crc)
 
 
 def _plain_name(name: str) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 
 from remesh.checkpoint.background.queue import AsyncRequest
 from remesh.checkpoint.background.settling import Settling
-from remesh.checkpoint.background.staging import Staging
+from remesh.checkpoint.background.staging import StagingBuffers
 from remesh.checkpoint.errors import (
     CheckpointingException,
     CheckpointMismatchError,
@@ -136,7 +136,7 @@ class TorchDistSaveShardedStrategy(AsyncSaveShardedStrategy):
         self._checked: _Checked | None = None
         self._asks_for_sums = False
         self._sums: dict[str, str] = {}
-        self._staging = Staging(max_staged_bytes, may_guard=snapshots == "guard")
+        self._staging = StagingBuffers(max_staged_bytes, may_guard=snapshots == "guard")
         self._plans = Agreements()
         self.cached_global_metadata: Manifest | None = None
         """Accepted from a load strategy for the sake of callers; a plan is used when all ranks know it, not before."""
