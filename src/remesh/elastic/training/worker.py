@@ -36,9 +36,11 @@ from remesh.elastic.mesh_policy import Template
 from remesh.elastic.snapshots.shared_memory import SnapshotBuffer, read_snapshot
 from remesh.elastic.snapshots.taker import Shelf, SnapshotTaker
 from remesh.elastic.state import Held
-from remesh.elastic.training.job import Job, seed_everything
+from remesh.elastic.training.job import Job
 from remesh.elastic.training.place import JobOptions, Leave, Place
 from remesh.elastic.training.position import derive_seed
+from remesh.elastic.training.seeds import seed_everything
+from remesh.elastic.training.stint import Stint
 from remesh.errors import FormatError, PeerError
 from remesh.layout.from_torch import forget_meshes
 
@@ -79,7 +81,7 @@ class Worker:
         self._held: Held | None = None
         self._taken = True
         self._is_dispensable = False
-        self._job: Job | None = None
+        self._stint: Stint | None = None
         self._next_meeting: Message | None = None
         """A meeting's outcome that arrived while a vote was being resolved."""
         self._generation = 0
@@ -131,10 +133,10 @@ class Worker:
             snapshots = self._read_snapshots(message)
             place = Place(plan, rank, self._lower, self._taker, plan.in_place, snapshots)
             # From here on the job keeps the held state, and drops it once it is filled: not two copies.
-            self._job = Job(place, self._held, caller=self, options=self._options, log=self._log)
+            self._stint = Stint(place, self._held, caller=self, options=self._options, log=self._log)
             self._held = None
-            train(self._job)
-            self._job.finish()
+            train(Job(self._stint, self._log))
+            self._stint.finish()
             self._keep()
             self._link.send({"type": "done", "generation": self._generation, "report": asdict(self._report())})
         except Leave:
@@ -190,7 +192,7 @@ class Worker:
 
     def _fail(self, error: Exception) -> None:
         """User code raised: record it as torchrun's workers do, and wait to be told that the job is over."""
-        self._job = None
+        self._stint = None
         get_error_handler().record_exception(error)
         text = f"{type(error).__name__}: {error}"
         self._link.send({"type": "failed", "slot": self._slot, "text": text})
@@ -199,11 +201,11 @@ class Worker:
         raise Exit(False, str(message["text"]))
 
     def _keep(self) -> None:
-        if self._job is not None:
-            self._held = self._job.hold()
-            self._taken = self._job.last_taken
-            self._is_dispensable = self._job.is_dispensable
-            self._job = None
+        if self._stint is not None:
+            self._held = self._stint.hold()
+            self._taken = self._stint.last_taken
+            self._is_dispensable = self._stint.is_dispensable
+            self._stint = None
 
     def _suspect(self, error: BaseException) -> None:
         text = _SOURCE_PLACE.sub("", str(error) or type(error).__name__).partition("\n")[0].partition(". ")[0]
@@ -215,9 +217,9 @@ class Worker:
         self._link.send({"type": "left", "report": asdict(report)})
 
     def _report(self, *, in_doubt: bool = False) -> WorkerReport:
-        job, held = self._job, self._held
-        step = job.step if job is not None else held.step if held is not None else None
-        taken = job.last_taken if job is not None else self._taken
+        stint, held = self._stint, self._held
+        step = stint.position.step if stint is not None else held.step if held is not None else None
+        taken = stint.last_taken if stint is not None else self._taken
         return WorkerReport(
             self._slot,
             os.getpid(),
@@ -225,8 +227,8 @@ class Worker:
             step,
             in_doubt,
             taken,
-            can_stay=job is not None and job.can_stay,
-            is_dispensable=job.is_dispensable if job is not None else self._is_dispensable,
+            can_stay=stint is not None and stint.can_stay,
+            is_dispensable=stint.is_dispensable if stint is not None else self._is_dispensable,
         )
 
     # --- Caller, for the job ---
@@ -247,7 +249,7 @@ class Worker:
         share = self._meter.take_share()
         # The first step of a generation has the filling before it, and says nothing of the pace.
         busy_s = None if self._told_s is None else (now_s - self._told_s) / self._steps_untold * share
-        step = 0 if self._job is None else self._job.step
+        step = 0 if self._stint is None else self._stint.position.step
         progress = {"type": "progress", "slot": self._slot, "generation": self._generation, "busy_s": busy_s}
         self._link.send({**progress, "step": step})
         self._told_s, self._steps_untold = now_s, 0
@@ -262,8 +264,8 @@ class Worker:
         self._grow(plan, self._message)
 
     def rejoin(self, error: BaseException | None) -> Place | None:
-        job = self._job
-        assert job is not None
+        stint = self._stint
+        assert stint is not None
         while True:
             self._lower.sever()
             if self._next_meeting is None:
@@ -275,7 +277,7 @@ class Worker:
             if message["type"] == "exit":
                 raise Exit(bool(message["ok"]), str(message["text"]))
             plan = Generation.from_json(message["plan"])
-            if not plan.in_place or int(message["rank"]) != job.rank:
+            if not plan.in_place or int(message["rank"]) != stint.rank:
                 return None
             self._next_meeting, self._message = None, message
             self._taker.close()
@@ -289,11 +291,11 @@ class Worker:
                     raise
                 error = lost
                 continue
-            return Place(plan, job.rank, self._lower, self._taker, snapshots=self._read_snapshots(message))
+            return Place(plan, stint.rank, self._lower, self._taker, snapshots=self._read_snapshots(message))
 
     def resolve_vote(self, error: BaseException) -> bool | None:
-        job = self._job
-        assert job is not None
+        stint = self._stint
+        assert stint is not None
         self._lower.sever()
         self._suspect(error)
         self._send_left(in_doubt=True)
@@ -303,7 +305,7 @@ class Worker:
         self._next_meeting = message
         plan = Generation.from_json(message["plan"])
         # Only the meeting that this rank was at answers for its vote; a later one speaks of a batch computed again.
-        is_answer = plan.number == self._generation + 1 and plan.step == job.step + 1
+        is_answer = plan.number == self._generation + 1 and plan.step == stint.position.step + 1
         return plan.taken if is_answer else None
 
     # --- the link's thread ---
@@ -326,19 +328,19 @@ class Worker:
         return False
 
     def _tell_stack(self, generation: int) -> None:
-        standing, job = look_at_main_thread(), self._job
+        standing, stint = look_at_main_thread(), self._stint
         stack = {
             "rank": -1,
             "node": -1,
             "slot": self._slot,
-            "step": job.step if job is not None else 0,
+            "step": stint.position.step if stint is not None else 0,
             **asdict(standing),
         }
         self._link.send({"type": "stack", "slot": self._slot, "generation": generation, "stack": stack})
 
     def _tell_if_inside(self, generation: int) -> None:
         """Leave a trace of where this worker sits although its generation is broken: it may be killed for it."""
-        if self._job is not None and self._generation == generation:
+        if self._stint is not None and self._generation == generation:
             standing = look_at_main_thread()
             self._log.write("still-inside", generation=generation, place=standing.place, stack=standing.text)
 

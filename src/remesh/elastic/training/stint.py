@@ -1,0 +1,251 @@
+"""What stands behind a job: one rank's stint in a generation, or in several of one shape.
+
+How a step is taken by all or by none: a vote is one all-reduce. A rank that sees its result knows that every rank had
+voted. A rank whose all-reduce fails does not know; it goes to the meeting *in doubt*, and if any survivor saw the
+result, the rank takes the step too, for its gradients are complete (see :mod:`remesh.elastic.generation`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any, NoReturn
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+
+from remesh.checkpoint.storage import Location
+from remesh.comm.lower import is_network_error
+from remesh.elastic.events import EventLog
+from remesh.elastic.state import CarriedState, Held
+from remesh.elastic.training.fill import FillRules, Offers, fill_state
+from remesh.elastic.training.place import Caller, JobOptions, Leave, Place
+from remesh.elastic.training.position import Position
+from remesh.elastic.training.safekeeping import Safekeeping
+from remesh.elastic.training.stream import ORDER_ADVICE, Stream
+from remesh.errors import ConfigError, PeerError
+
+_STALE_GROUP = "not initialized in the world group map"
+"""What torch says of a group that was dropped."""
+
+
+class Stint:
+    """One rank's part of a job, from entering ``train`` to leaving it."""
+
+    def __init__(self, place: Place, held: Held | None, *, caller: Caller, options: JobOptions, log: EventLog) -> None:
+        plan, rank, lower = place.plan, place.rank, place.lower
+        assert lower.mesh is not None
+        self.mesh: DeviceMesh = lower.mesh
+        self.rank = rank
+        self.plan = plan
+        """The generation that it is in."""
+        self.options = options
+        self.position = Position()
+        self.last_taken = True
+        """Whether the last resolved batch was taken."""
+        self.is_dispensable = False
+        """Whether this rank was asked to leave, and the job loses nothing without what it holds."""
+        self._lower = lower
+        self._caller = caller
+        self._log = log
+        self._held = held
+        self._is_pretended = place.is_pretended
+        self._snapshots = place.snapshots
+        self._kept = Safekeeping(place, options, log)
+        self._state: CarriedState | None = None
+        self._unresolved: int | None = None
+        """Samples of the batch that was handed out and is not committed yet; None when there is none."""
+        self._reading: Stream | None = None
+        """What the batch was read from, if ranks must show that they read alike."""
+        self._in_step = False
+        self._must_leave = False
+        self._must_hand_over = False
+        self._filling: CarriedState | None = None
+        self._uses_attempts = False
+        """Whether the program has its steps in `attempt`."""
+        self._num_steps_here = 0
+        """Batches resolved since this rank entered its generation."""
+
+    def carry(self, objects: Mapping[str, Any]) -> None:
+        """Fill these objects with the job's state."""
+        if self._state is not None:
+            raise ConfigError("carrying: this generation already carries state; name all objects in one call")
+        if self._is_pretended:
+            self._caller.bind()
+            self._is_pretended = False
+        self.boundary()
+        self._fill(CarriedState(objects))
+
+    def _fill(self, state: CarriedState) -> None:
+        self._filling = state
+        started_s = time.monotonic()
+        host_of = {member.rank: self.plan.hosts[member.node] for member in self.plan.members}
+        offers = Offers(self._held, self._snapshots)
+        options = self.options
+        rules = FillRules(options.checkpoint, options.save_every, self.plan.number, self.plan.is_behind)
+        filled = fill_state(state, offers, host_of, rules)
+        self._held, self._snapshots = None, ()
+        self._state = state
+        self.position = filled.position
+        self._log.write(
+            "filled",
+            generation=self.plan.number,
+            rank=self.rank,
+            step=self.position.step,
+            source=filled.source,
+            reason=filled.reason,
+            bytes_by_pair=[[*pair, count] for pair, count in sorted(filled.bytes_by_pair.items())],
+            bytes_kept=filled.bytes_kept,
+            bytes_from_disk=filled.bytes_from_disk,
+            bound_bytes=filled.bound_bytes,
+            move_seconds=filled.move_s,
+            seconds=time.monotonic() - started_s,
+        )
+
+    def keep_state(self) -> None:
+        """Between two steps: a checkpoint and a snapshot, where they are due."""
+        if self._state is None:
+            raise ConfigError("asking for batches: call job.carry(...) first, it tells where the data stream stands")
+        self.boundary()
+        # Asked of the step alone: a member that has just come in place of another knows no other reason.
+        every, step = self.options.save_every, self.position.step
+        if every and step and step % every == 0:
+            self.save()
+        if self._kept.is_snapshot_due(step):
+            self._kept.take_snapshot(self._hold(self._state))
+
+    def open_batch(self, num_samples: int, reading: Stream | None) -> None:
+        """A batch is handed out; ``reading`` is what it was read from, if ranks must show that they read alike."""
+        self._unresolved, self._reading = num_samples, reading
+
+    @contextlib.contextmanager
+    def attempt(self) -> Iterator[None]:
+        """Around one step: if a member is lost inside, go on with another in its place, or let the error go on."""
+        self._uses_attempts = True
+        try:
+            yield
+        except RuntimeError as error:
+            if not is_network_error(error) and not self._caller.is_broken:
+                raise
+            if not self.can_stay or not self._rejoin(error):
+                raise
+        except ValueError as error:
+            if self._num_steps_here or _STALE_GROUP not in str(error):
+                raise
+            raise PeerError(
+                "going on in a loop of steps: the program kept a process group of the mesh before; all enter train anew"
+            ) from error
+
+    @property
+    def can_stay(self) -> bool:
+        """Whether this program can go on where it is when a member is replaced."""
+        return (
+            self._uses_attempts
+            and self._state is not None
+            and not self._in_step
+            # A second loss at the same step may be the program's own groups: then all begin anew.
+            and self._num_steps_here > 0
+            and self._state.is_plain
+            and not self._lower.has_own_groups
+        )
+
+    def _rejoin(self, error: BaseException | None) -> bool:
+        """Go on in the next generation, with the same mesh in the program's hands; False when it is not to be had."""
+        assert self._state is not None
+        place = self._caller.rejoin(error)
+        if place is None:
+            return False
+        self.plan, self._kept = place.plan, Safekeeping(place, self.options, self._log)
+        self._must_leave = self._must_hand_over = self.is_dispensable = False
+        self._unresolved, self._num_steps_here = None, 0
+        self._state.drop_gradients()
+        state, self._state = self._state, None
+        self._held, self._snapshots = self._hold(state), place.snapshots
+        self._fill(state)
+        return True
+
+    def vote(self, ok: bool) -> bool:
+        """Whether all ranks take the batch that is open."""
+        if self._unresolved is None:
+            raise ConfigError("committing: no batch is open; call commit once for each batch of job.batches(...)")
+        digest = 0 if self._reading is None else self._reading.digest
+        votes = [not ok, self._caller.wants_pause, self._caller.is_leaving, self._kept.is_sending, digest, -digest]
+        vote = torch.tensor(votes, dtype=torch.int64)
+        try:
+            dist.all_reduce(vote, dist.ReduceOp.MAX, group=self._lower.control)
+        except RuntimeError as error:
+            if not is_network_error(error):
+                raise
+            outcome = self._caller.resolve_vote(error)
+            if outcome is None:
+                if self.can_stay and self._rejoin(None):
+                    return False
+                raise Leave from None
+            taken, self._must_leave = outcome, True
+        else:
+            rejected, pause, somebody_leaves, somebody_sends, largest, smallest_negated = vote.tolist()
+            if largest != -smallest_negated:
+                self._refuse_orders(digest)
+            self._kept.is_anybody_sending = bool(somebody_sends)
+            taken, self._must_leave = not rejected, bool(pause)
+            self._must_hand_over = bool(somebody_leaves)
+        self.position = self.position.after(self._unresolved)
+        self._unresolved = None
+        self._num_steps_here += 1
+        self._caller.note_step()
+        self._in_step = self.last_taken = taken
+        return taken
+
+    def _refuse_orders(self, digest: int) -> NoReturn:
+        read = "indices" if self._reading is None else self._reading.describe()
+        raise ConfigError(
+            f"committing step {self.position.step + 1}: ranks did not read the same samples in the same order; rank "
+            f"{self.rank} read {read} (digest {digest:08x}), and slices of different orders lose and repeat samples; "
+            f"{ORDER_ADVICE}"
+        )
+
+    def save(self) -> Location:
+        """Save the carried state under the job's checkpoint folder."""
+        if self.options.checkpoint is None or self._state is None:
+            raise ConfigError(
+                "saving: the job needs a folder (remesh.elastic(..., checkpoint=...)) and state (job.carry(...)) first"
+            )
+        self.boundary()
+        return self._kept.save(self._state, self.position, self.options.checkpoint)
+
+    def finish(self) -> None:
+        """The training function has returned: nothing may be left open."""
+        self.boundary()
+        if self._unresolved is not None:
+            raise ConfigError(
+                "ending: the last batch was neither committed nor dropped; call job.commit() for each batch"
+            )
+
+    def hold(self) -> Held | None:
+        """The state to keep while the network is gone.
+
+        What it was given, as long as nothing is carried on the new mesh; None when this rank was hit in the middle of
+        taking a step, so that its state belongs to no step at all.
+        """
+        if self._state is None:
+            is_torn = self._filling is not None and self._filling.is_torn
+            return None if is_torn else self._held
+        if self._in_step:
+            return None
+        return self._hold(self._state)
+
+    def _hold(self, state: CarriedState) -> Held:
+        return state.hold(self.position.step, self.position.samples, self.position.line)
+
+    def boundary(self) -> None:
+        """Between two steps: the last one is complete, and this rank may leave."""
+        self._in_step = False
+        if self._must_hand_over:
+            assert self._state is not None
+            self._must_hand_over = False
+            is_leaving = self._caller.is_leaving
+            self.is_dispensable = self._kept.hand_over(self._state, self.position, is_leaving) and is_leaving
+        if self._must_leave and not (self.can_stay and self._rejoin(None)):
+            raise Leave
