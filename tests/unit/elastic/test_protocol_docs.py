@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from remesh.elastic.membership.machine import AgentMachine
-from remesh.elastic.membership.phases import ALLOWED, TRANSITIONS, Phase, draw_mermaid
+from remesh.elastic.membership.phases import ALLOWED, DEEDS, TRANSITIONS, Deed, Phase, draw_mermaid
+from remesh.elastic.membership.stay import Stay
 from tests.unit.elastic.test_membership import happen, make_cluster
 
 ROOT = Path(__file__).parents[3]
@@ -44,16 +45,29 @@ def test_a_change_that_is_not_in_the_table_is_refused() -> None:
         cluster.agents[0].machine._set_phase(Phase.LEAVING, 0.0)
 
 
+def test_what_is_done_once_has_its_phases() -> None:
+    assert DEEDS.keys() == set(Deed)
+    with pytest.raises(AssertionError, match="does not belong to"):
+        Stay(Phase.RUNNING).first(Deed.FINISH)
+
+
 def test_every_row_of_the_table_happens(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Over random stories of deaths, joins and frozen nodes."""
+    """Over random stories of deaths, joins and frozen nodes; and what is done once in a phase is done in one of its."""
     seen: set[tuple[Phase, Phase]] = set()
-    set_phase = AgentMachine._set_phase
+    done: dict[Deed, set[Phase]] = {deed: set() for deed in Deed}
+    elsewhere = (Deed.ASK_BACK, Deed.KILL)  # stories of their own, in test_scenarios and test_membership
+    set_phase, first = AgentMachine._set_phase, Stay.first
 
     def watch(self: AgentMachine, phase: Phase, now_s: float) -> None:
         seen.add((self.phase, phase))
         set_phase(self, phase, now_s)
 
+    def watch_deed(self: Stay, deed: Deed, detail: object = None) -> bool:
+        done[deed].add(self.phase)
+        return first(self, deed, detail)
+
     monkeypatch.setattr(AgentMachine, "_set_phase", watch)
+    monkeypatch.setattr(Stay, "first", watch_deed)
     for seed in range(400):
         cluster = make_cluster(num_nodes=3, max_restarts=seed % 3, seed=seed)
         rng = random.Random(seed)
@@ -62,9 +76,11 @@ def test_every_row_of_the_table_happens(monkeypatch: pytest.MonkeyPatch) -> None
         for index in cluster.agents:
             cluster.thaw_node(index)
         cluster.settle(200)
-        if seen == ALLOWED:
+        if seen == ALLOWED and all(done[deed] for deed in Deed if deed not in elsewhere):
+            assert all(phases <= DEEDS[deed] for deed, phases in done.items())
             return
-    pytest.fail(f"never seen: {[(a.value, b.value) for a, b in ALLOWED - seen]}")
+    never = [deed.name for deed in Deed if not done[deed]]
+    pytest.fail(f"never seen: {[(a.value, b.value) for a, b in ALLOWED - seen]}, never done: {never}")
 
 
 def test_every_test_that_the_failure_matrix_names_exists() -> None:

@@ -13,6 +13,7 @@ One report is made per generation. Time comes with every call.
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -25,6 +26,15 @@ ANSWER_TIMEOUT_S = 3.0
 """How long a worker may take to tell its stack."""
 NODES_TIMEOUT_S = 10.0
 """How long the first node waits for the others' stacks."""
+
+
+class _Deed(enum.Enum):
+    """What an agent does at most once about the hang of a generation, in this order."""
+
+    TELL_STUCK = "say that its workers made no step for too long"
+    TELL_STACKS = "tell where its workers stand"
+    JUDGE = "say who hangs, as the first node"
+    KILL = "kill those of its workers that hang"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +59,7 @@ class HealthMachine:
     _asked_s: float | None = None
     _answers: dict[int, RankStack] = field(default_factory=dict)
     """Slot -> what it told."""
-    _told: set[str] = field(default_factory=set)
+    _done: set[_Deed] = field(default_factory=set)
 
     def begin(self, generation: Generation, now_s: float) -> None:
         """A new generation runs: all that was known is over."""
@@ -61,7 +71,7 @@ class HealthMachine:
         """Whatever was asked and told is over."""
         self._progress_s, self._asked_s = now_s, None
         self._answers.clear()
-        self._told.clear()
+        self._done.clear()
 
     def progressed(self, now_s: float) -> None:
         """One of this node's workers made a step."""
@@ -79,7 +89,7 @@ class HealthMachine:
             return []
         if view.stuck is None:
             idle_s = now_s - self._progress_s
-            if idle_s <= self.hang_timeout_s or not self._tell_once("stuck"):
+            if idle_s <= self.hang_timeout_s or not self._first(_Deed.TELL_STUCK):
                 return []
             text = f"no worker of {plan.hosts[self.index]} made a step for {idle_s:.1f} s"
             return [Publish(f"gen/{plan.number}/stuck", {"text": text})]
@@ -90,12 +100,12 @@ class HealthMachine:
             return self._act_on(view.culprits)
         waited_s = now_s - self._asked_s
         out: list[Instruction] = []
-        if (mine.keys() <= self._answers.keys() or waited_s > ANSWER_TIMEOUT_S) and self._tell_once("stacks"):
+        if (mine.keys() <= self._answers.keys() or waited_s > ANSWER_TIMEOUT_S) and self._first(_Deed.TELL_STACKS):
             stacks = [self._answers.get(slot, self._silent(slot, rank)).to_json() for slot, rank in mine.items()]
             out.append(Publish(f"gen/{plan.number}/stacks/{self.index}", {"stacks": stacks}))
         is_first = self.index == min(member.node for member in plan.members)
         all_there = {member.node for member in plan.members} <= view.stacks.keys()
-        if is_first and (all_there or waited_s > NODES_TIMEOUT_S) and self._tell_once("verdict"):
+        if is_first and (all_there or waited_s > NODES_TIMEOUT_S) and self._first(_Deed.JUDGE):
             out += self._judge(view, plan)
         return out
 
@@ -117,7 +127,7 @@ class HealthMachine:
         ]
 
     def _act_on(self, verdict: Mapping[str, Any]) -> list[Instruction]:
-        if not self._tell_once("kill"):
+        if not self._first(_Deed.KILL):
             return []
         mine = self._slots()
         return [
@@ -135,8 +145,7 @@ class HealthMachine:
     def _silent(self, slot: int, rank: int) -> RankStack:
         return RankStack(rank, self.index, slot, -1, "", "", "")
 
-    def _tell_once(self, what: str) -> bool:
-        if what in self._told:
-            return False
-        self._told.add(what)
-        return True
+    def _first(self, deed: _Deed) -> bool:
+        is_first = deed not in self._done
+        self._done.add(deed)
+        return is_first

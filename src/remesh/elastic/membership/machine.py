@@ -66,7 +66,7 @@ from remesh.elastic.membership.instructions import (
     WorkerSuspects,
 )
 from remesh.elastic.membership.meeting import Losses, Meeting, conclude
-from remesh.elastic.membership.phases import ALLOWED, Phase
+from remesh.elastic.membership.phases import ALLOWED, Deed, Phase
 from remesh.elastic.membership.roster import Roster, Worker, WorkerState
 from remesh.elastic.membership.rules import AgentRules
 from remesh.elastic.membership.stay import Stay
@@ -171,7 +171,7 @@ class AgentMachine:
         """What the next view is to tell."""
         plan = self.generation
         is_done = self.phase is Phase.RUNNING and plan is not None and self.index == plan.first_node
-        return Wants(self.index, self.phase, self._meeting.turn, is_done and "done" in self._stay.told)
+        return Wants(self.index, self.phase, self._meeting.turn, is_done and self._stay.has_done(Deed.TELL_DONE))
 
     @property
     def watched(self) -> frozenset[int]:
@@ -255,12 +255,12 @@ class AgentMachine:
             return self._follow(view.leader, now_s)
         decision = conclude(view, self._losses, self.rules.meeting, waited_s)
         if isinstance(decision, Wait):
-            is_new = now_s - self._stay.since_s > PATIENCE_S and self._stay.tell_once(f"waiting: {decision.reason}")
+            is_new = now_s - self._stay.since_s > PATIENCE_S and self._stay.first(Deed.TELL_WAITING, decision.reason)
             told = [Note("waiting", {"generation": meeting.number, "reason": decision.reason})] if is_new else []
             return [*told, *self._stay.probe(decision.absent, now_s)]
         if isinstance(decision, GiveUp):
             return [Publish("end", {"ok": False, "text": decision.reason, "category": decision.category.value})]
-        return [meeting.propose(decision)] if self._stay.tell_once("plan") else []
+        return [meeting.propose(decision)] if self._stay.first(Deed.PROPOSE) else []
 
     def _follow(self, leader: int, now_s: float) -> list[Instruction]:
         """Wait for the leader's plan; if it is gone, somebody else leads."""
@@ -309,7 +309,7 @@ class AgentMachine:
             self._set_phase(Phase.LEAVING, now_s)
             out.append(Note("broken", {"generation": plan.number, "reason": view.broken}))
             out += self._tell_training({"type": "break", "generation": plan.number, "reason": view.broken})
-        elif self.phase is Phase.RUNNING and current and view.pause is not None and self._stay.tell_once("pause"):
+        elif self.phase is Phase.RUNNING and current and view.pause is not None and self._stay.first(Deed.PASS_PAUSE):
             out.append(Note("pause", {"generation": plan.number, "reason": view.pause}))
             out += self._tell_training({"type": "pause", "generation": plan.number, "reason": view.pause})
         elif self.phase is Phase.RUNNING and not current:
@@ -320,7 +320,7 @@ class AgentMachine:
             out += self._tell_training({"type": "break", "generation": plan.number, "reason": reason})
             self._roster.left_behind |= {member.pid for member in plan.of_node(self.index)}
         if self.phase is Phase.LEAVING and now_s - self._stay.since_s > self.rules.leave_timeout_s:
-            late = [slot for slot in self._roster.training() if self._stay.tell_once(f"kill-{slot}")]
+            late = [slot for slot in self._roster.training() if self._stay.first(Deed.KILL, slot)]
             out += [KillWorker(slot, f"did not leave generation {plan.number} in time") for slot in late]
         return out + self._advance_members(current, now_s)
 
@@ -332,11 +332,11 @@ class AgentMachine:
         workers = self._roster.workers
         states = [workers[one.slot].state for one in placed if self._roster.process_in(one.slot) == one.pid]
         if self.phase is Phase.RUNNING and all(state is WorkerState.DONE for state in states):
-            if len(states) == len(placed) and self._stay.tell_once("done"):
+            if len(states) == len(placed) and self._stay.first(Deed.TELL_DONE):
                 return [Publish(f"gen/{plan.number}/done/{self.index}", {})]
             if current and plan.nodes <= view.done:
                 end = Publish("end", {"ok": True, "text": "all workers ended well"})
-                return [end] if self._stay.tell_once("end") else []
+                return [end] if self._stay.first(Deed.TELL_END) else []
         is_out = not any(state is WorkerState.TRAINING for state in states)
         asked_out = self.phase is Phase.LEAVING or (current and view.pause is not None)
         if is_out and asked_out and not (self.phase is Phase.RUNNING and self._all_done_here(states)):
@@ -344,14 +344,14 @@ class AgentMachine:
         if not current or view.pause is not None:
             return []
         rested, template = self._roster.take_rested(now_s), self._roster.template()
-        if rested and template is not None and would_grow(plan, template) and self._stay.tell_once("rested"):
+        if rested and template is not None and would_grow(plan, template) and self._stay.first(Deed.ASK_BACK):
             text = f"worker {rested[0]} of {self.name} comes back, it stood by for being slow"
             return [Publish(f"gen/{plan.number}/pause", {"text": text})]
         newcomers = self._roster.newcomers(plan, self.index)
         if not newcomers:
             return []
         out, holds_off = self._hold_off(now_s)
-        if not holds_off and self._stay.tell_once("newcomer"):
+        if not holds_off and self._stay.first(Deed.ASK_IN):
             text = f"worker {newcomers[0]} of {self.name} wants to join"
             out.append(Publish(f"gen/{plan.number}/pause", {"text": text}))
         return out
@@ -417,7 +417,7 @@ class AgentMachine:
         """
         view, self._view = self._view, None
         self._meeting.brought = None
-        self._stay.told.clear()
+        self._stay.done.clear()
         known = {key: one for key, one in self._facts.items() if not key.endswith("/plan")}
         if view is not None:
             for what, text in (("pause", view.pause), ("broken", view.broken)):
@@ -460,10 +460,10 @@ class AgentMachine:
         assert self._end is not None
         alive = self._roster.alive()
         if not alive:
-            return [Finish(self._outcome())] if self._stay.tell_once("finish") else []
+            return [Finish(self._outcome())] if self._stay.first(Deed.FINISH) else []
         if now_s - self._stay.since_s <= self.rules.exit_timeout_s:
             return []
-        return [KillWorker(slot, "did not end when told to") for slot in alive if self._stay.tell_once(f"kill-{slot}")]
+        return [KillWorker(slot, "did not end when told to") for slot in alive if self._stay.first(Deed.KILL, slot)]
 
     # --- small helpers ---
 

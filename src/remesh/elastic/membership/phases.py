@@ -1,12 +1,14 @@
 """Where may an agent stand, and what takes it on? The table that its machine obeys.
 
 :mod:`remesh.elastic.membership.machine` refuses a change of phase that is not in `TRANSITIONS`; the diagram of
-``docs/elastic/protocol.md`` is drawn from it, and a test sees every row happen.
+``docs/elastic/protocol.md`` is drawn from it, and a test sees every row happen. What an agent does only once in a phase
+stands in `DEEDS`.
 """
 
 from __future__ import annotations
 
 import enum
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 
@@ -50,6 +52,34 @@ TRANSITIONS = (
 """Every way from one phase to another. Invariant: at most one for each pair."""
 
 ALLOWED = frozenset((one.before, one.after) for one in TRANSITIONS)
+
+
+class Deed(enum.Enum):
+    """What an agent does at most once in one stay in a phase."""
+
+    TELL_WAITING = "log why the meeting waits, once for each reason"
+    PROPOSE = "propose the plan of a meeting that it leads"
+    PASS_PAUSE = "tell its workers of a pause"
+    TELL_DONE = "say that all its workers are done"
+    TELL_END = "say that all nodes' are"
+    ASK_BACK = "ask for a pause, for a slow worker that has rested"
+    ASK_IN = "ask for a pause, for a worker that is new"
+    KILL = "kill a worker that did not do as it was told, once for each"
+    FINISH = "end"
+
+
+DEEDS: Mapping[Deed, frozenset[Phase]] = {
+    Deed.TELL_WAITING: frozenset((Phase.MEETING,)),
+    Deed.PROPOSE: frozenset((Phase.MEETING,)),
+    Deed.PASS_PAUSE: frozenset((Phase.RUNNING,)),
+    Deed.TELL_DONE: frozenset((Phase.RUNNING,)),
+    Deed.TELL_END: frozenset((Phase.RUNNING,)),
+    Deed.ASK_BACK: frozenset((Phase.RUNNING, Phase.LEAVING)),
+    Deed.ASK_IN: frozenset((Phase.RUNNING, Phase.LEAVING)),
+    Deed.KILL: frozenset((Phase.LEAVING, Phase.ENDING)),
+    Deed.FINISH: frozenset((Phase.ENDING,)),
+}
+"""In which phases each may be done. Another phase is refused."""
 
 
 def draw_mermaid() -> str:

@@ -1,4 +1,4 @@
-"""One stay of an agent in one phase: since when, what was said in it once and for all, when to look again who lives."""
+"""One stay of an agent in one phase: since when, what was done in it once and for all, when to look again who lives."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from remesh.elastic.membership.instructions import Instruction, Probe
-from remesh.elastic.membership.phases import Phase
+from remesh.elastic.membership.phases import DEEDS, Deed, Phase
 
 FIRST_PROBE_S, MAX_PROBE_S = 0.05, 1.0
 """How long an agent waits between two looks whether somebody lives: doubled each time, up to the second."""
@@ -18,20 +18,24 @@ class Stay:
 
     phase: Phase = Phase.STARTING
     since_s: float = 0.0
-    told: set[str] = field(default_factory=set)
-    """One-time messages that were sent."""
+    done: set[tuple[Deed, object]] = field(default_factory=set)
+    """What was done that is done once, and to whom or why."""
     _next_probe_s: float = field(init=False)
     _probe_gap_s: float = FIRST_PROBE_S
 
     def __post_init__(self) -> None:
         self._next_probe_s = self.since_s
 
-    def tell_once(self, what: str) -> bool:
-        """Whether ``what`` was not yet said; it counts as said from now on."""
-        if what in self.told:
-            return False
-        self.told.add(what)
-        return True
+    def first(self, deed: Deed, detail: object = None) -> bool:
+        """Whether this was not yet done; it counts as done from now on."""
+        assert self.phase in DEEDS[deed], f"{deed} does not belong to {self.phase}"
+        is_first = (deed, detail) not in self.done
+        self.done.add((deed, detail))
+        return is_first
+
+    def has_done(self, deed: Deed) -> bool:
+        """Whether this was done."""
+        return (deed, None) in self.done
 
     def probe(self, indices: Sequence[int], now_s: float) -> list[Instruction]:
         """Look whether these nodes live, if it is time to."""
