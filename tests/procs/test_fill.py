@@ -11,7 +11,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from remesh.checkpoint.storage import location_of
-from remesh.elastic.state import CarriedState, Held
+from remesh.elastic.state import CarriedState, HeldState
 from remesh.elastic.training.fill import Filled, FillRules, Offers, fill_state
 from remesh.elastic.training.position import Position
 from remesh.layout.from_torch import piece_of
@@ -22,8 +22,8 @@ HOSTS = {0: "a", 1: "b", 2: "c"}
 SIZE = 30
 
 
-def held(step: int, tensor: torch.Tensor, line: int = 0) -> Held:
-    return Held(step, 10 * step, {"w": piece_of(tensor)}, {}, line)
+def held(step: int, tensor: torch.Tensor, line: int = 0) -> HeldState:
+    return HeldState(step, 10 * step, {"w": piece_of(tensor)}, {}, line)
 
 
 def fill_from_replicas() -> tuple[Filled, float]:
@@ -55,7 +55,7 @@ def fill_after_a_loss(step: int, folder: str) -> tuple[Filled, float, bool]:
     made: DTensor = distribute_tensor(torch.ones(SIZE), mesh, [Shard(0)], src_data_rank=None)
     state = CarriedState({"w": made, "layer": layer, "optim": (optim := torch.optim.AdamW(layer.parameters()))})
     pieces = {"w": piece_of(old), "optim.state.layer.weight.exp_avg": piece_of(torch.ones(1, SIZE))}
-    survivor = Held(step, 10 * step, pieces, {}) if dist.get_rank() < 2 else None
+    survivor = HeldState(step, 10 * step, pieces, {}) if dist.get_rank() < 2 else None
     rules = FillRules(location_of(folder), save_every=10, line=4)
     filled = fill_state(state, Offers(survivor), HOSTS, rules)
     return filled, float(made.to_local().sum()), bool(optim.state)

@@ -17,7 +17,7 @@ from remesh.elastic.snapshots.choice import SnapshotChoice
 from remesh.elastic.snapshots.keeper import SnapshotKeeper
 from remesh.elastic.snapshots.shared_memory import SnapshotBuffer, read_snapshot
 from remesh.elastic.snapshots.taker import Shelf, SnapshotTaker
-from remesh.elastic.state import Held
+from remesh.elastic.state import HeldState
 from remesh.layout.from_torch import piece_of
 
 pytestmark = pytest.mark.procs
@@ -41,20 +41,20 @@ def taker_for(keeper: SnapshotKeeper, token: Token = TOKEN) -> tuple[SnapshotTak
     return SnapshotTaker(shelf, events.append, log), events
 
 
-def held_at(step: int, size: int = 1000) -> Held:
+def held_at(step: int, size: int = 1000) -> HeldState:
     tensors = {
         "w": torch.full((size,), float(step), dtype=torch.bfloat16),
         "n": torch.tensor(step),
         "e": torch.empty(0),
     }
-    return Held(step, 10 * step, {name: piece_of(one) for name, one in tensors.items()}, {"lr": step / 2})
+    return HeldState(step, 10 * step, {name: piece_of(one) for name, one in tensors.items()}, {"lr": step / 2})
 
 
-def choice_of(held: Held) -> SnapshotChoice:
+def choice_of(held: HeldState) -> SnapshotChoice:
     return SnapshotChoice({name: frozenset(s.box for s in piece.shards) for name, piece in held.pieces.items()}, "all")
 
 
-def take(taker: SnapshotTaker, held: Held) -> None:
+def take(taker: SnapshotTaker, held: HeldState) -> None:
     taker.take(held, choice_of(held), os.getpid())
 
 

@@ -47,28 +47,28 @@ Address = tuple[str, int] | str
 """Host and port, or the path of a Unix socket."""
 
 
-class Side(enum.Enum):
+class Role(enum.Enum):
     """Who speaks."""
 
     SERVER = b"server"
     CLIENT = b"client"
 
     @property
-    def other(self) -> Side:
-        return Side.CLIENT if self is Side.SERVER else Side.SERVER
+    def other(self) -> Role:
+        return Role.CLIENT if self is Role.SERVER else Role.SERVER
 
 
 class Conversation:
     """One end of a connection, without the connection: messages to bytes, bytes to messages.
 
-    >>> server, client = (Conversation(Token("job", b"secret"), b"nonce", side) for side in Side)
+    >>> server, client = (Conversation(Token("job", b"secret"), b"nonce", role) for role in Role)
     >>> server.feed(client.prove()), server.is_proven, server.feed(client.pack({"type": "look"}))
     ([], True, [{'type': 'look'}])
     """
 
-    def __init__(self, token: Token, nonce: bytes, side: Side) -> None:
+    def __init__(self, token: Token, nonce: bytes, role: Role) -> None:
         self._key = token.sign("connection", nonce)
-        self._side = side
+        self._role = role
         self._num_said = 0
         self._num_heard = 0
         self._bytes = bytearray()
@@ -107,14 +107,14 @@ class Conversation:
         """The next message of what arrived, if it is complete; `FormatError` as `feed`."""
         while len(self._bytes) >= _HEAD.size:
             length, proof = _HEAD.unpack_from(self._bytes)
-            limit = MAX_FRAME_BYTES if self.is_proven or self._side is Side.CLIENT else MAX_OPENING_BYTES
+            limit = MAX_FRAME_BYTES if self.is_proven or self._role is Role.CLIENT else MAX_OPENING_BYTES
             if length > limit:
                 raise FormatError("oversized", f"reading a message: {length} bytes, expected at most {limit}")
             end = _HEAD.size + length
             if len(self._bytes) < end:
                 break
             body = bytes(self._bytes[_HEAD.size : end])
-            if not hmac.compare_digest(proof, self._proof(self._side.other, self._num_heard, body)):
+            if not hmac.compare_digest(proof, self._proof(self._role.other, self._num_heard, body)):
                 raise FormatError("no-proof", "reading a message: its sender does not know the token")
             del self._bytes[:end]
             self._num_heard += 1
@@ -129,12 +129,12 @@ class Conversation:
         return rest
 
     def _pack(self, body: bytes) -> bytes:
-        proof = self._proof(self._side, self._num_said, body)
+        proof = self._proof(self._role, self._num_said, body)
         self._num_said += 1
         return _HEAD.pack(len(body), proof) + body
 
-    def _proof(self, side: Side, number: int, body: bytes) -> bytes:
-        return hmac.digest(self._key, side.value + _NUMBER.pack(number) + body, "sha256")
+    def _proof(self, role: Role, number: int, body: bytes) -> bytes:
+        return hmac.digest(self._key, role.value + _NUMBER.pack(number) + body, "sha256")
 
 
 def make_nonce() -> bytes:
@@ -189,7 +189,7 @@ class Line:
                     connection = stack.enter_context(_open(address, patience_s or _CONNECT_TIMEOUT_S))
                     if tls is not None:
                         connection = stack.enter_context(tls.context(is_server=False).wrap_socket(connection))
-                    conversation = Conversation(token, _receive_nonce(connection), Side.CLIENT)
+                    conversation = Conversation(token, _receive_nonce(connection), Role.CLIENT)
                     connection.sendall(conversation.prove())
                     set_up(connection)
                 except OSError as error:
@@ -209,7 +209,7 @@ class Line:
         set_up(connection)
         deadline_s = time.monotonic() + patience_s
         nonce = make_nonce()
-        line = cls(connection, Conversation(token, nonce, Side.SERVER), patience_s)
+        line = cls(connection, Conversation(token, nonce, Role.SERVER), patience_s)
         connection.sendall(nonce)
         while not line._conversation.is_proven:
             connection.settimeout(max(deadline_s - time.monotonic(), 1e-3))

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from remesh.comm.messages import Conversation, Message, Side, make_nonce, set_up
+from remesh.comm.messages import Conversation, Message, Role, make_nonce, set_up
 from remesh.comm.token import Token
 from remesh.errors import Error
 
@@ -130,7 +130,7 @@ class Server:
         connection.setblocking(False)
         set_up(connection)
         nonce = make_nonce()
-        caller = Peer(connection, Conversation(self._token, nonce, Side.SERVER), time.monotonic(), bytearray(nonce))
+        caller = Peer(connection, Conversation(self._token, nonce, Role.SERVER), time.monotonic(), bytearray(nonce))
         self.callers[connection] = caller
         self._selector.register(connection, selectors.EVENT_READ)
         self._flush(caller)

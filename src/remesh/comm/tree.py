@@ -29,7 +29,7 @@ _GATHER_TAG = 0x5E55
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class TreePlace:
     """Where a rank stands in a tree."""
 
     above: int | None
@@ -38,11 +38,11 @@ class Place:
     """The ranks that speak to it."""
 
     @classmethod
-    def of(cls, rank: int, size: int, root: int = 0) -> Place:
+    def of(cls, rank: int, size: int, root: int = 0) -> TreePlace:
         """The place of a rank in the tree of ``size`` ranks with this root.
 
-        >>> Place.of(0, 4), Place.of(3, 4)
-        (Place(above=None, below=(1, 2, 3)), Place(above=0, below=()))
+        >>> TreePlace.of(0, 4), TreePlace.of(3, 4)
+        (TreePlace(above=None, below=(1, 2, 3)), TreePlace(above=0, below=()))
         """
         at = (rank - root) % size
         first = _FAN_OUT * at + 1
@@ -57,7 +57,7 @@ def gather_words(word: bytes, most_bytes: int, group: dist.ProcessGroup | None) 
     Called by every rank of the group; blocks until all have called it. Raises RuntimeError when a peer is gone.
     """
     rank, size = dist.get_rank(group), dist.get_world_size(group)
-    place = Place.of(rank, size)
+    place = TreePlace.of(rank, size)
     longest = _TOTAL.size + size * (_ENTRY.size + most_bytes)
     answer = _Mailbox(group, place.above, longest)
     children = [_Mailbox(group, child, longest) for child in place.below]
@@ -123,7 +123,7 @@ class Farewell:
     def __init__(self, group: dist.ProcessGroup | None, tag: int, root: int) -> None:
         self._group = group
         self._tag = tag
-        self._place = Place.of(dist.get_rank(group), dist.get_world_size(group), root)
+        self._place = TreePlace.of(dist.get_rank(group), dist.get_world_size(group), root)
         self._done_below = [self._expect(child) for child in self._place.below]
         self._done_everywhere = [self._expect(self._place.above)] if self._place.above is not None else []
 

@@ -12,7 +12,7 @@ from remesh.elastic.link import connect_agent
 from remesh.elastic.mesh_policy import Axes, Template, make_template
 from remesh.elastic.training.job import Job
 from remesh.elastic.training.place import JobOptions
-from remesh.elastic.training.worker import Exit, Worker
+from remesh.elastic.training.worker import Exit, TrainingWorker
 from remesh.errors import ConfigError
 from remesh.options import check_option, check_options
 
@@ -64,7 +64,7 @@ def elastic(
         )
     root = None if checkpoint is None else location_of(checkpoint)
     options = JobOptions(tuning.get("seed", 0), root, save_every, tuning.get("snapshot_every"))
-    worker = Worker(connect_agent(link_path), template, options, tuning.get("timeout_s", 30.0))
+    worker = TrainingWorker(connect_agent(link_path), template, options, tuning.get("timeout_s", 30.0))
     try:
         worker.run(train)
     except Exit as end:

@@ -159,13 +159,13 @@ class Open:
 
 
 @dataclass(frozen=True, slots=True)
-class Stay:
+class LookAgain:
     """Look again soon."""
 
     reason: str
 
 
-Move = Return | Join | Register | Open | Stay
+Move = Return | Join | Register | Open | LookAgain
 
 
 def decide_move(
@@ -183,11 +183,11 @@ def decide_move(
         return Join(max(opened))
     idle = sorted(node for node, standby in standbys.items() if standby.opened is None)
     if not idle:
-        return Stay("no agent answers")
+        return LookAgain("no agent answers")
     host = idle[0]
     movers = standbys[host].movers
     if index not in movers:
         return Register(host)
     gone = [node for node, answer in answers.items() if answer == REFUSED]
     missing = describe_missing_quorum(bases, movers, gone, None)
-    return Open(Place(place.epoch + 1, host)) if missing is None else Stay(missing)
+    return Open(Place(place.epoch + 1, host)) if missing is None else LookAgain(missing)

@@ -19,7 +19,7 @@ from typing import Any
 from remesh.elastic.failover import FIRST_PLACE, Base, Place, describe_missing_quorum
 from remesh.elastic.mesh_policy import MeshChoice, Template, decide_mesh, format_axes
 from remesh.elastic.outcome import Category
-from remesh.elastic.seats import Member, choose_for_seats, compute_keepers
+from remesh.elastic.seats import MeshMember, choose_for_seats, compute_keepers
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,9 +68,9 @@ class Generation:
     number: int
     """1 for the first. Invariant: one more than the generation before."""
     axes: dict[str, int]
-    members: tuple[Member, ...]
+    members: tuple[MeshMember, ...]
     """In rank order. Invariant: as many as the mesh has places."""
-    standby: tuple[Member, ...]
+    standby: tuple[MeshMember, ...]
     """Live workers without a place; their rank is -1."""
     hosts: dict[int, str]
     """Node index -> node name, for the nodes of ``members`` and ``standby``."""
@@ -109,8 +109,8 @@ class Generation:
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Generation:
         told = dict(value)
-        told["members"] = tuple(Member(**member) for member in value["members"])
-        told["standby"] = tuple(Member(**member) for member in value["standby"])
+        told["members"] = tuple(MeshMember(**member) for member in value["members"])
+        told["standby"] = tuple(MeshMember(**member) for member in value["standby"])
         told["resting"] = tuple(value["resting"])
         told["place"] = Place(**value["place"])
         told["bases"] = tuple(Base.from_json(base) for base in value["bases"])
@@ -132,13 +132,13 @@ class Generation:
         """Rank -> node that keeps the second copy of its snapshots."""
         return compute_keepers(self.members, self.standby)
 
-    def of_node(self, index: int) -> Sequence[Member]:
+    def of_node(self, index: int) -> Sequence[MeshMember]:
         """The members on a node, those that stand by last."""
         return self._by_node.get(index, ())
 
     @cached_property
-    def _by_node(self) -> dict[int, list[Member]]:
-        found: dict[int, list[Member]] = {}
+    def _by_node(self) -> dict[int, list[MeshMember]]:
+        found: dict[int, list[MeshMember]] = {}
         for member in (*self.members, *self.standby):
             found.setdefault(member.node, []).append(member)
         return found
@@ -233,7 +233,7 @@ def decide_generation(
     if len(seated) < len(workers):
         seated = [*seated, *(one for one in workers if one[1].is_slow)]
     placed = [
-        Member(rank if rank < choice.size else -1, node, report.slot, report.pid)
+        MeshMember(rank if rank < choice.size else -1, node, report.slot, report.pid)
         for rank, (node, report) in enumerate(seated)
     ]
     return Generation(
@@ -288,7 +288,7 @@ def _is_same_template(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     return one == other and list(one["axes"]) == list(other["axes"])
 
 
-def _member_json(member: Member) -> dict[str, int]:
+def _member_json(member: MeshMember) -> dict[str, int]:
     return {"rank": member.rank, "node": member.node, "slot": member.slot, "pid": member.pid}
 
 

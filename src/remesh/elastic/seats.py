@@ -24,7 +24,7 @@ SEATS_PER_SPARE = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
+class MeshMember:
     """A worker with a place in the mesh."""
 
     rank: int
@@ -35,11 +35,11 @@ class Member:
     pid: int
 
 
-def compute_keepers(members: Sequence[Member], standby: Sequence[Member]) -> dict[int, int | None]:
+def compute_keepers(members: Sequence[MeshMember], standby: Sequence[MeshMember]) -> dict[int, int | None]:
     """Rank -> index of the node that keeps the second copy of its snapshots; None where there is no other node.
 
-    >>> seats = [Member(rank, rank, 0, 0) for rank in range(3)]
-    >>> compute_keepers(seats, []), compute_keepers(seats, [Member(-1, 7, 0, 0)])
+    >>> seats = [MeshMember(rank, rank, 0, 0) for rank in range(3)]
+    >>> compute_keepers(seats, []), compute_keepers(seats, [MeshMember(-1, 7, 0, 0)])
     ({0: 1, 1: 2, 2: 0}, {0: 7, 1: 7, 2: 0})
     """
     room = Counter(spare.node for spare in standby for _ in range(SEATS_PER_SPARE))

@@ -27,7 +27,7 @@ Value = Any
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class HeldState:
     """The state that a worker keeps between two generations."""
 
     step: int
@@ -125,9 +125,9 @@ class CarriedState:
         """Where this rank's tensors sit in the global ones."""
         return {name: piece_of(tensor) for name, tensor in self.tensors().items()}
 
-    def hold(self, step: int, samples: int, line: int) -> Held:
+    def hold(self, step: int, samples: int, line: int) -> HeldState:
         """What to keep while the network is gone. The tensors are not copied."""
-        return Held(step, samples, self.pieces(), self.values(), line)
+        return HeldState(step, samples, self.pieces(), self.values(), line)
 
     def allocate(self, wanted: Mapping[str, Any]) -> None:
         """Make fresh optimizers allocate the moments that ``wanted`` names, to be filled afterwards."""

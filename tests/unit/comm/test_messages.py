@@ -17,7 +17,7 @@ from remesh.comm.messages import (
     MAX_OPENING_BYTES,
     Conversation,
     Line,
-    Side,
+    Role,
     make_nonce,
 )
 from remesh.comm.token import MAC_BYTES, Token
@@ -33,7 +33,7 @@ _VALUES = st.recursive(
 
 def ends(server: Token = TOKEN, client: Token = TOKEN) -> tuple[Conversation, Conversation]:
     nonce = make_nonce()
-    return Conversation(server, nonce, Side.SERVER), Conversation(client, nonce, Side.CLIENT)
+    return Conversation(server, nonce, Role.SERVER), Conversation(client, nonce, Role.CLIENT)
 
 
 def frame(body: bytes, proof: bytes = bytes(MAC_BYTES)) -> bytes:

@@ -9,7 +9,7 @@ import pytest
 
 from remesh.comm import messages as frames
 from remesh.comm import server
-from remesh.comm.messages import NONCE_BYTES, Conversation, Message, Side
+from remesh.comm.messages import NONCE_BYTES, Conversation, Message, Role
 from remesh.comm.server import Peer, Server
 from remesh.comm.token import Token
 
@@ -37,7 +37,7 @@ class Stage:
 
     def call_with_proof(self, token: Token = TOKEN) -> tuple[socket.socket, Conversation]:
         line = self.call()
-        conversation = Conversation(token, line.recv(NONCE_BYTES, socket.MSG_WAITALL), Side.CLIENT)
+        conversation = Conversation(token, line.recv(NONCE_BYTES, socket.MSG_WAITALL), Role.CLIENT)
         line.sendall(conversation.prove())
         self.server.poll(10)
         return line, conversation

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from remesh.comm.tree import Place
+from remesh.comm.tree import TreePlace
 
 sizes = st.integers(1, 300)
 
@@ -13,7 +13,7 @@ sizes = st.integers(1, 300)
 @given(sizes, st.integers(0, 299))
 def test_every_rank_but_the_root_stands_below_exactly_one_other(size: int, root: int) -> None:
     root %= size
-    places = {rank: Place.of(rank, size, root) for rank in range(size)}
+    places = {rank: TreePlace.of(rank, size, root) for rank in range(size)}
     assert [rank for rank, place in places.items() if place.above is None] == [root]
     below = [child for place in places.values() for child in place.below]
     assert sorted([root, *below]) == list(range(size))
@@ -25,7 +25,7 @@ def test_two_hops_are_enough_for_nine_ranks_and_four_for_seventy_three(size: int
     root %= size
 
     def depth(rank: int) -> int:
-        above = Place.of(rank, size, root).above
+        above = TreePlace.of(rank, size, root).above
         return 0 if above is None else 1 + depth(above)
 
     deepest = max(depth(rank) for rank in range(size))

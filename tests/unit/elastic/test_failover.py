@@ -10,12 +10,12 @@ from remesh.elastic.failover import (
     Answer,
     Base,
     Join,
+    LookAgain,
     Open,
     Place,
     Register,
     Return,
     Standby,
-    Stay,
     decide_move,
     describe_missing_quorum,
 )
@@ -198,11 +198,11 @@ def test_two_sides_never_both_have_enough() -> None:
     ("answers", "expected"),
     [
         ({0: SILENT, 1: IDLE, 2: IDLE}, Register(1)),
-        ({0: SILENT, 1: Standby(None, frozenset({2})), 2: IDLE}, Stay(TOO_FEW)),
+        ({0: SILENT, 1: Standby(None, frozenset({2})), 2: IDLE}, LookAgain(TOO_FEW)),
         ({0: SILENT, 1: Standby(None, frozenset({1, 2})), 2: IDLE}, Open(Place(1, 1))),
         ({0: REFUSED, 1: REFUSED, 2: Standby(None, frozenset({2}))}, Open(Place(1, 2))),
         ({0: REFUSED, 1: Standby(Place(1, 1), frozenset()), 2: IDLE}, Join(Place(1, 1))),
-        ({0: SILENT, 1: SILENT, 2: SILENT}, Stay("no agent answers")),
+        ({0: SILENT, 1: SILENT, 2: SILENT}, LookAgain("no agent answers")),
     ],
 )  # fmt: skip
 def test_agent_without_a_store_looks_around(answers: dict[int, Answer], expected: object) -> None:

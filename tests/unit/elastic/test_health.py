@@ -13,7 +13,7 @@ from remesh.elastic.health.machine import ANSWER_TIMEOUT_S, NODES_TIMEOUT_S, Hea
 from remesh.elastic.health.verdicts import RankStack, decide_culprits, find_stragglers, format_report
 from remesh.elastic.health.watch import find_collective, find_user_line, look_at_main_thread
 from remesh.elastic.membership.instructions import KillWorker, Note, Publish, Tell
-from remesh.elastic.seats import Member
+from remesh.elastic.seats import MeshMember
 
 
 def stack(rank: int, collective: str = "all_reduce", step: int = 5) -> RankStack:
@@ -88,7 +88,7 @@ def test_stragglers_do_not_depend_on_the_unit_of_time(busy: dict[int, float], un
 
 # --- the machine: two nodes with two workers each ---
 
-MEMBERS = tuple(Member(rank, rank // 2, rank % 2, 100 + rank) for rank in range(4))
+MEMBERS = tuple(MeshMember(rank, rank // 2, rank % 2, 100 + rank) for rank in range(4))
 PLAN = Generation(1, {"dp": 4}, MEMBERS, (), {0: "a", 1: "b"}, 0, True, "first")
 QUIET = HealthView(None, {}, None)
 

@@ -12,7 +12,7 @@ from remesh.elastic.generation import Generation
 from remesh.elastic.health.pace import Pace, PaceJudge, median_without
 from remesh.elastic.membership.exclusion import Keep, LeaveOut, StragglerRules, decide_leave_out
 from remesh.elastic.mesh_policy import make_template
-from remesh.elastic.seats import Member
+from remesh.elastic.seats import MeshMember
 
 RULES = StragglerRules(factor=1.5, num_steps=20)
 
@@ -77,7 +77,7 @@ def test_whoever_is_told_is_slower_than_half_of_the_others_by_the_factor(busy_s:
 def plan_of(num_members: int, num_spares: int = 0, resting: tuple[int, ...] = ()) -> Generation:
     """One worker on each node; process ids are 100 and on."""
     workers = [
-        Member(rank if rank < num_members else -1, rank, 0, 100 + rank) for rank in range(num_members + num_spares)
+        MeshMember(rank if rank < num_members else -1, rank, 0, 100 + rank) for rank in range(num_members + num_spares)
     ]
     hosts = {rank: f"node-{rank}" for rank in range(len(workers))}
     members, standby = tuple(workers[:num_members]), tuple(workers[num_members:])

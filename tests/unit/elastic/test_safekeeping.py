@@ -6,13 +6,13 @@ from types import SimpleNamespace
 from typing import cast
 
 from remesh.elastic.events import EventLog
-from remesh.elastic.training.place import JobOptions, Place
+from remesh.elastic.training.place import JobOptions, RankPlace
 from remesh.elastic.training.safekeeping import Safekeeping
 
 
 def make_safekeeping(told: list[str], again: list[int]) -> Safekeeping:
     taker = SimpleNamespace(send_again=lambda: again.append(1))
-    place = cast(Place, SimpleNamespace(plan=SimpleNamespace(number=1), rank=0, taker=taker))
+    place = cast(RankPlace, SimpleNamespace(plan=SimpleNamespace(number=1), rank=0, taker=taker))
     options = JobOptions(seed=0, checkpoint=None, save_every=None, snapshot_every=5)
     return Safekeeping(place, options, EventLog(None, "worker", lambda event: told.append(event["kind"])))
 

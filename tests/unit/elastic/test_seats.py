@@ -9,14 +9,14 @@ from hypothesis import strategies as st
 
 from remesh.elastic.generation import Generation, MeetingRules, NodeInfo, WorkerReport, decide_generation
 from remesh.elastic.mesh_policy import make_template
-from remesh.elastic.seats import SEATS_PER_SPARE, Member, choose_for_seats, compute_keepers
+from remesh.elastic.seats import SEATS_PER_SPARE, MeshMember, choose_for_seats, compute_keepers
 
 counts = st.lists(st.integers(0, 3), min_size=1, max_size=6)
 
 
-def make_members(per_node: list[int], first_rank: int | None = 0) -> list[Member]:
+def make_members(per_node: list[int], first_rank: int | None = 0) -> list[MeshMember]:
     nodes = [node for node, count in enumerate(per_node) for _ in range(count)]
-    return [Member(-1 if first_rank is None else rank, node, rank, rank) for rank, node in enumerate(nodes)]
+    return [MeshMember(-1 if first_rank is None else rank, node, rank, rank) for rank, node in enumerate(nodes)]
 
 
 @given(counts, counts)
@@ -44,7 +44,7 @@ def test_spares_that_suffice_keep_all_seats_alike(num_seats: int, num_more: int)
     """A node for each seat, and at least one spare on a node of its own for every two."""
     num_spares = -(-num_seats // SEATS_PER_SPARE) + num_more
     members = make_members([1] * num_seats)
-    standby = [Member(-1, 100 + spare, 0, spare) for spare in range(num_spares)]
+    standby = [MeshMember(-1, 100 + spare, 0, spare) for spare in range(num_spares)]
     kept = Counter(compute_keepers(members, standby).values())
     assert all(node is not None and node >= 100 for node in kept)
     assert max(kept.values()) - min(kept[100 + spare] for spare in range(num_spares)) <= 1

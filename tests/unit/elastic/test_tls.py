@@ -15,7 +15,7 @@ from remesh.comm.token import Token
 from remesh.elastic.snapshots.choice import SnapshotChoice
 from remesh.elastic.snapshots.keeper import SnapshotKeeper
 from remesh.elastic.snapshots.taker import Shelf, SnapshotTaker
-from remesh.elastic.state import Held
+from remesh.elastic.state import HeldState
 from remesh.errors import ConfigError
 from remesh.layout.from_torch import piece_of
 from remesh.testing.certificates import make_tls
@@ -34,7 +34,7 @@ def send_to(keeper: SnapshotKeeper, tls: Tls | None) -> list[str]:
     """Events of a worker that sends one snapshot."""
     told: list[str] = []
     weight = torch.arange(6.0)
-    held = Held(3, 12, {"w": piece_of(weight)}, {})
+    held = HeldState(3, 12, {"w": piece_of(weight)}, {})
     choice = SnapshotChoice({"w": frozenset(shard.box for shard in piece_of(weight).shards)}, "")
     shelf = Shelf(1, 0, ("127.0.0.1", keeper.port), TOKEN, tls)
     taker = SnapshotTaker(shelf, lambda _: None, lambda kind, **_: told.append(kind))

@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from remesh.elastic.generation import Generation, Member
+from remesh.elastic.generation import Generation, MeshMember
 from remesh.elastic.membership.phases import Phase
 from remesh.elastic.membership.view import StoreReader, Wants
 
 
 def plan_of(number: int, nodes: Sequence[int]) -> Generation:
-    members = tuple(Member(rank, node, 0, 100 + node) for rank, node in enumerate(nodes))
+    members = tuple(MeshMember(rank, node, 0, 100 + node) for rank, node in enumerate(nodes))
     hosts = {node: f"node-{node}" for node in nodes}
     return Generation(number, {"dp": len(nodes)}, members, (), hosts, step=0, taken=True, reason="")
 

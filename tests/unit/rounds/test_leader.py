@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from remesh.comm.messages import NONCE_BYTES, Conversation, Side
+from remesh.comm.messages import NONCE_BYTES, Conversation, Role
 from remesh.comm.token import Token
 from remesh.rounds import leader as coordinator_module
 from remesh.rounds.job_folder import JobFolder, JobSpec, rank_name
@@ -28,7 +28,7 @@ class Peer:
 
     def prove(self, token: Token) -> None:
         nonce = self.socket.recv(NONCE_BYTES, socket.MSG_WAITALL)
-        self.conversation = Conversation(token, nonce, Side.CLIENT)
+        self.conversation = Conversation(token, nonce, Role.CLIENT)
         self.socket.sendall(self.conversation.prove())
 
     def send(self, **message: Any) -> None:

@@ -28,7 +28,7 @@ NODES_TIMEOUT_S = 10.0
 """How long the first node waits for the others' stacks."""
 
 
-class _Deed(enum.Enum):
+class _HangDeed(enum.Enum):
     """What an agent does at most once about the hang of a generation, in this order."""
 
     TELL_STUCK = "say that its workers made no step for too long"
@@ -59,7 +59,7 @@ class HealthMachine:
     _asked_s: float | None = None
     _answers: dict[int, RankStack] = field(default_factory=dict)
     """Slot -> what it told."""
-    _done: set[_Deed] = field(default_factory=set)
+    _done: set[_HangDeed] = field(default_factory=set)
 
     def begin(self, generation: Generation, now_s: float) -> None:
         """A new generation runs: all that was known is over."""
@@ -89,7 +89,7 @@ class HealthMachine:
             return []
         if view.stuck is None:
             idle_s = now_s - self._progress_s
-            if idle_s <= self.hang_timeout_s or not self._first(_Deed.TELL_STUCK):
+            if idle_s <= self.hang_timeout_s or not self._first(_HangDeed.TELL_STUCK):
                 return []
             text = f"no worker of {plan.hosts[self.index]} made a step for {idle_s:.1f} s"
             return [Publish(f"gen/{plan.number}/stuck", {"text": text})]
@@ -100,12 +100,12 @@ class HealthMachine:
             return self._act_on(view.culprits)
         waited_s = now_s - self._asked_s
         out: list[Instruction] = []
-        if (mine.keys() <= self._answers.keys() or waited_s > ANSWER_TIMEOUT_S) and self._first(_Deed.TELL_STACKS):
+        if (mine.keys() <= self._answers.keys() or waited_s > ANSWER_TIMEOUT_S) and self._first(_HangDeed.TELL_STACKS):
             stacks = [self._answers.get(slot, self._silent(slot, rank)).to_json() for slot, rank in mine.items()]
             out.append(Publish(f"gen/{plan.number}/stacks/{self.index}", {"stacks": stacks}))
         is_first = self.index == min(member.node for member in plan.members)
         all_there = {member.node for member in plan.members} <= view.stacks.keys()
-        if is_first and (all_there or waited_s > NODES_TIMEOUT_S) and self._first(_Deed.JUDGE):
+        if is_first and (all_there or waited_s > NODES_TIMEOUT_S) and self._first(_HangDeed.JUDGE):
             out += self._judge(view, plan)
         return out
 
@@ -127,7 +127,7 @@ class HealthMachine:
         ]
 
     def _act_on(self, verdict: Mapping[str, Any]) -> list[Instruction]:
-        if not self._first(_Deed.KILL):
+        if not self._first(_HangDeed.KILL):
             return []
         mine = self._slots()
         return [
@@ -145,7 +145,7 @@ class HealthMachine:
     def _silent(self, slot: int, rank: int) -> RankStack:
         return RankStack(rank, self.index, slot, -1, "", "", "")
 
-    def _first(self, deed: _Deed) -> bool:
+    def _first(self, deed: _HangDeed) -> bool:
         is_first = deed not in self._done
         self._done.add(deed)
         return is_first

@@ -55,7 +55,7 @@ class SignedBackend(RendezvousBackend):
 
 
 @dataclass(frozen=True, slots=True)
-class Meeting:
+class MeetingPlace:
     """A rendezvous handler, and the store beneath it."""
 
     handler: RendezvousHandler
@@ -63,7 +63,7 @@ class Meeting:
     """None where a handler keeps its store to itself until the first meeting (static)."""
 
 
-def open_meeting(parameters: RendezvousParameters, token: Token, card: JobCard) -> Meeting:
+def open_meeting(parameters: RendezvousParameters, token: Token, card: JobCard) -> MeetingPlace:
     """Connect to the meeting place and show the card.
 
     ConfigError when another job is there, RendezvousError when no store answers.
@@ -75,6 +75,6 @@ def open_meeting(parameters: RendezvousParameters, token: Token, card: JobCard) 
     elif parameters.backend in ("etcd", "etcd-v2"):
         backend, store = connect_etcd(parameters)
     else:
-        return Meeting(handlers.get_rendezvous_handler(parameters), None)
+        return MeetingPlace(handlers.get_rendezvous_handler(parameters), None)
     bound = show_card(store, token, card)
-    return Meeting(create_handler(store, SignedBackend(backend, bound), parameters), store)
+    return MeetingPlace(create_handler(store, SignedBackend(backend, bound), parameters), store)

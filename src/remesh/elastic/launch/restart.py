@@ -34,7 +34,7 @@ from torch.distributed.launcher.api import LaunchConfig
 
 from remesh.comm.token import Token
 from remesh.elastic.events import EventLog
-from remesh.elastic.launch.meeting import Meeting, open_meeting
+from remesh.elastic.launch.meeting import MeetingPlace, open_meeting
 from remesh.elastic.outcome import Category, Outcome, WorkerFailure, decide_cause, describe_failure
 from remesh.elastic.store.card import JobCard
 
@@ -67,7 +67,7 @@ class EndedElsewhereError(Exception):
 class RestartAgent(LocalElasticAgent):
     """torch's agent, seen: it tells what happens and shares the end of the job with the others."""
 
-    def __init__(self, job: RestartJob, meeting: Meeting, log: EventLog) -> None:
+    def __init__(self, job: RestartJob, meeting: MeetingPlace, log: EventLog) -> None:
         config = job.config
         assert config.logs_specs is not None
         host, port = _fixed_master(config)

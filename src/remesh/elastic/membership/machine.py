@@ -65,9 +65,9 @@ from remesh.elastic.membership.instructions import (
     WorkerReady,
     WorkerSuspects,
 )
-from remesh.elastic.membership.meeting import Losses, Meeting, conclude
+from remesh.elastic.membership.meeting import AgentMeeting, Losses, conclude
 from remesh.elastic.membership.phases import ALLOWED, Deed, Phase
-from remesh.elastic.membership.roster import Roster, Worker, WorkerState
+from remesh.elastic.membership.roster import Occupant, Roster, WorkerState
 from remesh.elastic.membership.rules import AgentRules
 from remesh.elastic.membership.stay import Stay
 from remesh.elastic.membership.view import Wants
@@ -90,7 +90,7 @@ class AgentMachine:
     """The generation this node is or was last part of."""
     _roster: Roster = field(default_factory=Roster)
     _losses: Losses = field(default_factory=Losses)
-    _meeting: Meeting = field(init=False)
+    _meeting: AgentMeeting = field(init=False)
     """The open one, or the last."""
     _facts: dict[str, Publish] = field(default_factory=dict)
     """What this node said of its present generation for good, by key: said again in a new store."""
@@ -104,12 +104,12 @@ class AgentMachine:
 
     def __post_init__(self) -> None:
         self.restarts_left = self.rules.max_restarts
-        self._meeting = Meeting(self.index)
+        self._meeting = AgentMeeting(self.index)
 
     def start(self, now_s: float) -> list[Instruction]:
         """The first instructions: start a worker in every slot."""
         self._stay = Stay(since_s=now_s)
-        self._roster.workers = {slot: Worker() for slot in range(self.rules.num_slots)}
+        self._roster.workers = {slot: Occupant() for slot in range(self.rules.num_slots)}
         return [StartWorker(slot) for slot in self._roster.workers]
 
     def handle(self, event: Event, now_s: float) -> list[Instruction]:
@@ -228,7 +228,7 @@ class AgentMachine:
         view = self._view
         assert view is not None
         self._set_phase(Phase.MEETING, now_s)
-        self._meeting = Meeting(self.index, view.latest + 1)
+        self._meeting = AgentMeeting(self.index, view.latest + 1)
         self._view = replace(view, leader=None)
         out: list[Instruction] = []
         if view.plan is not None and view.plan != self.generation:
@@ -442,7 +442,7 @@ class AgentMachine:
             out += self._break(f"worker {slot} of {self.name} was killed by {name}")
         if self.restarts_left > 0:
             self.restarts_left -= 1
-            self._roster.workers[slot] = Worker()
+            self._roster.workers[slot] = Occupant()
             return [*out, StartWorker(slot)]
         if not self._roster.alive():
             # The node leaves; the others see its agent gone and go on without it.

@@ -38,7 +38,7 @@ class Losses:
 
 
 @dataclass
-class Meeting:
+class AgentMeeting:
     """One agent's part in one meeting."""
 
     index: int

@@ -29,7 +29,7 @@ class WorkerState(enum.Enum):
 
 
 @dataclass
-class Worker:
+class Occupant:
     """What is in a slot."""
 
     state: WorkerState = WorkerState.STARTING
@@ -41,7 +41,7 @@ class Worker:
 class Roster:
     """This node's workers, by slot."""
 
-    workers: dict[int, Worker] = field(default_factory=dict)
+    workers: dict[int, Occupant] = field(default_factory=dict)
     left_behind: set[int] = field(default_factory=set)
     """Processes here whose state belongs to a generation that the others left without them."""
     slow_until_s: dict[int, float] = field(default_factory=dict)
@@ -51,7 +51,7 @@ class Roster:
 
     def take(self, state: WorkerState, report: WorkerReport) -> None:
         """A worker says where it stands."""
-        self.workers[report.slot] = Worker(state, report)
+        self.workers[report.slot] = Occupant(state, report)
 
     def lose(self, slot: int) -> bool:
         """A process ended; whether it had called in."""
@@ -66,7 +66,7 @@ class Roster:
         found = (worker.report for worker in self.workers.values() if worker.report and worker.state in states)
         return tuple(self._with_reservations(report) for report in found)
 
-    def alive(self) -> Mapping[int, Worker]:
+    def alive(self) -> Mapping[int, Occupant]:
         """Those whose process lives, as far as is known."""
         return {slot: worker for slot, worker in self.workers.items() if worker.state is not WorkerState.DEAD}
 

@@ -31,7 +31,7 @@ from remesh.elastic.membership.phases import Phase
 from remesh.elastic.node.config import AgentConfig
 from remesh.elastic.node.processes import ProcessSpec, WorkerProcesses
 from remesh.elastic.node.store_side import StoreSide
-from remesh.elastic.node.switchboard import SEND_TIMEOUT_S, Deaf, Refused, SnapshotOffer, Switchboard
+from remesh.elastic.node.switchboard import SEND_TIMEOUT_S, Deaf, HungUp, SnapshotOffer, Switchboard
 from remesh.elastic.outcome import Outcome
 from remesh.elastic.snapshots.choice import choose_readers
 from remesh.elastic.snapshots.keeper import SnapshotKeeper
@@ -181,7 +181,7 @@ class Agent:
                     self._health.take(heard)
                 case Deaf(slot):
                     self._kill_worker(slot, f"did not read a message for {SEND_TIMEOUT_S:g} s")
-                case Refused(reason):
+                case HungUp(reason):
                     self._log.write("message-refused", reason=reason)
                 case _:
                     self._feed([heard])

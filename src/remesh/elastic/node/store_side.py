@@ -20,7 +20,7 @@ from remesh.elastic.generation import Generation, NodeInfo
 from remesh.elastic.membership.instructions import Event, NodeDead, OutOfReach, StoreMoved
 from remesh.elastic.membership.view import StoreReader, Wants
 from remesh.elastic.outcome import Category, Outcome
-from remesh.elastic.store.home import Mover, StoreHome
+from remesh.elastic.store.home import MovingNode, StoreHome
 from remesh.elastic.store.server import is_listening
 from remesh.elastic.store.shared import JobStore
 from remesh.errors import PeerError
@@ -163,8 +163,8 @@ class StoreSide:
         node = self.node(index)
         return None if node is None else is_listening(node.address, node.port)
 
-    def _mover(self) -> Mover:
-        return Mover(self.index, self._reader.plan, self._reader.nodes)
+    def _mover(self) -> MovingNode:
+        return MovingNode(self.index, self._reader.plan, self._reader.nodes)
 
     def _settle(self, store: JobStore, seconds: float, log: EventLog) -> list[Event]:
         home = self._home

@@ -50,13 +50,13 @@ class Deaf:
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class HungUp:
     """Somebody was hung up on."""
 
     reason: str
 
 
-Heard = Event | HealthReport | SnapshotOffer | Deaf | Refused
+Heard = Event | HealthReport | SnapshotOffer | Deaf | HungUp
 
 
 class Switchboard:
@@ -116,7 +116,7 @@ class Switchboard:
         self._heard += [Deaf(slot) for slot, link in self._links.items() if link is peer and peer.is_deaf]
 
     def _note_refused(self, reason: str) -> None:
-        self._heard.append(Refused(reason))
+        self._heard.append(HungUp(reason))
 
 
 def read_message(message: Message) -> Event | HealthReport | SnapshotOffer:

@@ -51,7 +51,7 @@ class TensorEntry:
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
+class SnapshotDescription:
     """Everything of a snapshot but its bytes."""
 
     step: int
@@ -81,7 +81,7 @@ def plan_starts(sizes_bytes: Sequence[int]) -> list[int]:
     return starts
 
 
-def write_description(snapshot: Snapshot) -> bytes:
+def write_description(snapshot: SnapshotDescription) -> bytes:
     """Header (not complete yet) and description, padded to where the bytes begin."""
     entries = [
         {
@@ -104,7 +104,7 @@ def write_description(snapshot: Snapshot) -> bytes:
     return whole.ljust(-(-len(whole) // ALIGN_BYTES) * ALIGN_BYTES, b"\0")
 
 
-def read_description(memory: bytes | memoryview) -> tuple[Snapshot, int] | None:
+def read_description(memory: bytes | memoryview) -> tuple[SnapshotDescription, int] | None:
     """The snapshot in a memory, and where its bytes begin; None when none is complete there.
 
     FormatError when what is there is damaged.
@@ -126,7 +126,7 @@ def read_description(memory: bytes | memoryview) -> tuple[Snapshot, int] | None:
         values = dict(told["values"])
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise _damaged(f"its description cannot be read: {error}") from error
-    snapshot = Snapshot(step, samples, entries, values, line)
+    snapshot = SnapshotDescription(step, samples, entries, values, line)
     for entry in entries:
         if entry.start < 0 or entry.start % ALIGN_BYTES or entry.start + entry.nbytes > data_bytes:
             raise _damaged(f"tensor {entry.name!r} lies at {entry.start} with {entry.nbytes} of {data_bytes} bytes")

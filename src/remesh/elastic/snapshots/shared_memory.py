@@ -13,7 +13,7 @@ import os
 import torch
 
 from remesh.elastic.snapshots.form import COMPLETE_AT, read_description
-from remesh.elastic.state import Held
+from remesh.elastic.state import HeldState
 from remesh.layout.from_torch import Piece, torch_dtype
 
 
@@ -55,7 +55,7 @@ class SnapshotBuffer:
             return
 
 
-def read_snapshot(buffer: SnapshotBuffer) -> Held | None:
+def read_snapshot(buffer: SnapshotBuffer) -> HeldState | None:
     """The state in a buffer, its tensors looking into the shared memory; None when there is none.
 
     FormatError when what is there is damaged.
@@ -72,4 +72,4 @@ def read_snapshot(buffer: SnapshotBuffer) -> Held | None:
         raw = torch.frombuffer(buffer.memory, dtype=torch.uint8, count=count, offset=start) if count else torch.empty(0)
         tensor = raw.view(torch_dtype(entry.dtype)) if count else raw.to(torch_dtype(entry.dtype))
         pieces[entry.name] = Piece(tensor.view(entry.local_shape), entry.global_shape, entry.shards)
-    return Held(snapshot.step, snapshot.samples, pieces, dict(snapshot.values), snapshot.line)
+    return HeldState(snapshot.step, snapshot.samples, pieces, dict(snapshot.values), snapshot.line)

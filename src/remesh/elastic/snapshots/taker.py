@@ -24,10 +24,10 @@ from remesh.comm.messages import Line
 from remesh.comm.tls import Tls
 from remesh.comm.token import Token
 from remesh.elastic.snapshots.choice import SnapshotChoice
-from remesh.elastic.snapshots.form import Snapshot, TensorEntry, plan_starts, write_description
+from remesh.elastic.snapshots.form import SnapshotDescription, TensorEntry, plan_starts, write_description
 from remesh.elastic.snapshots.shared_memory import SnapshotBuffer
 from remesh.elastic.snapshots.wire import SEND_TIMEOUT_S, send_parcel
-from remesh.elastic.state import Held
+from remesh.elastic.state import HeldState
 from remesh.errors import Error
 from remesh.layout.from_torch import Piece, dtype_name
 
@@ -71,7 +71,7 @@ class SnapshotTaker:
         if unsent is not None:
             self._pending.put(unsent)
 
-    def take(self, held: Held, choice: SnapshotChoice, pid: int) -> float:
+    def take(self, held: HeldState, choice: SnapshotChoice, pid: int) -> float:
         """Copy what was chosen, and begin to send it; seconds that the caller was held up."""
         started_s = time.monotonic()
         snapshot, tensors = _describe(held, choice)
@@ -154,7 +154,7 @@ class SnapshotTaker:
             send_parcel(line, shelf.generation, shelf.rank, data)
 
 
-def _describe(held: Held, choice: SnapshotChoice) -> tuple[Snapshot, list[torch.Tensor]]:
+def _describe(held: HeldState, choice: SnapshotChoice) -> tuple[SnapshotDescription, list[torch.Tensor]]:
     chosen: list[tuple[str, Piece]] = []
     for name, piece in held.pieces.items():
         boxes = choice.boxes.get(name, frozenset())
@@ -170,4 +170,6 @@ def _describe(held: Held, choice: SnapshotChoice) -> tuple[Snapshot, list[torch.
         for (name, piece), start in zip(chosen, starts, strict=True)
     )
     values: Mapping[str, Any] = held.values
-    return Snapshot(held.step, held.samples, entries, values, held.line), [piece.tensor for _, piece in chosen]
+    return SnapshotDescription(held.step, held.samples, entries, values, held.line), [
+        piece.tensor for _, piece in chosen
+    ]

@@ -83,7 +83,7 @@ class Address:
 
 
 @dataclass(frozen=True, slots=True)
-class Mover:
+class MovingNode:
     """What an agent knows of its job when it changes the store."""
 
     index: int
@@ -235,7 +235,7 @@ class StoreHome:
 
     # --- when it is lost ---
 
-    def move(self, me: Mover) -> JobStore | None:
+    def move(self, me: MovingNode) -> JobStore | None:
         """Another store in force, or the old one if it answers again; None when there is none to be had in time."""
         if me.latest is None:
             return None
@@ -249,7 +249,7 @@ class StoreHome:
             time.sleep(ROUND_S)
         return None
 
-    def follow(self, me: Mover, place: Place, endpoint: str) -> JobStore:
+    def follow(self, me: MovingNode, place: Place, endpoint: str) -> JobStore:
         """Go where the job is told to have moved. RuntimeError or OSError when nothing answers there."""
         client = self._connect(endpoint, ASK_TIMEOUT_S, STORE_SILENCE_S)
         self._bring(client, me)
@@ -259,7 +259,7 @@ class StoreHome:
         self._tell_stragglers(me)
         return store
 
-    def _move_once(self, me: Mover, bases: list[Base]) -> JobStore | None:
+    def _move_once(self, me: MovingNode, bases: list[Base]) -> JobStore | None:
         assert me.latest is not None
         old = self._try_old()
         answers = {node: self._ask(node, me) for node in sorted({*me.latest.nodes, me.index})}
@@ -292,7 +292,7 @@ class StoreHome:
         # A new store at the old address knows nothing of this job.
         return client if opened is not None and opened.place == self.place else None
 
-    def _ask(self, node: int, me: Mover) -> Answer:
+    def _ask(self, node: int, me: MovingNode) -> Answer:
         info = me.nodes[node]
         if self._fell_silent(node):
             return SILENT
@@ -317,7 +317,7 @@ class StoreHome:
         """Whether a node (-1: the old store) did not answer a moment ago; it is not asked again so soon."""
         return time.monotonic() - self.silent.get(node, -SILENT_PAUSE_S) < SILENT_PAUSE_S
 
-    def _client_of(self, node: int, me: Mover) -> StoreClient:
+    def _client_of(self, node: int, me: MovingNode) -> StoreClient:
         if node not in self._clients:
             info = me.nodes[node]
             # The store's own client tries a refused connection again and again.
@@ -326,11 +326,11 @@ class StoreHome:
             self._clients[node] = self._connect(f"{info.address}:{info.store_port}", ASK_TIMEOUT_S)
         return self._clients[node]
 
-    def _store_of(self, node: int, me: Mover) -> JobStore:
+    def _store_of(self, node: int, me: MovingNode) -> JobStore:
         assert self._token is not None
         return self._face(self._client_of(node, me), self._token)
 
-    def _bring(self, client: StoreClient, me: Mover) -> None:
+    def _bring(self, client: StoreClient, me: MovingNode) -> None:
         """Let a store know the job's card, its newest generation and its nodes."""
         assert self._token is not None
         with client.guard():
@@ -357,7 +357,7 @@ class StoreHome:
         place = Place(**told["place"])
         return (place, str(told["endpoint"])) if place > self.place else None
 
-    def _tell_stragglers(self, me: Mover) -> None:
+    def _tell_stragglers(self, me: MovingNode) -> None:
         """If this agent hosts the place: keep telling the stores of earlier places, should they answer again."""
         self._stop_knocking()
         if self.place.host != me.index:

@@ -49,7 +49,7 @@ class Refusal:
 
 
 @dataclass(frozen=True, slots=True)
-class _Stream:
+class _TunnelStream:
     """Both directions of one connection."""
 
     reader: asyncio.StreamReader
@@ -145,7 +145,7 @@ class Tunnels:
         finally:
             self._num_handshakes -= 1
         try:
-            inside = self._keep(_Stream(*await asyncio.open_connection("127.0.0.1", port)))
+            inside = self._keep(_TunnelStream(*await asyncio.open_connection("127.0.0.1", port)))
             await self._carry(outside, inside)
         except OSError:
             # This agent ends, and its store with it.
@@ -153,7 +153,7 @@ class Tunnels:
         finally:
             self._end(outside)
 
-    async def _wrap(self, caller: socket.socket, context: ssl.SSLContext | None) -> _Stream:
+    async def _wrap(self, caller: socket.socket, context: ssl.SSLContext | None) -> _TunnelStream:
         """A connection that was accepted, after its handshake if it has one."""
         reader = asyncio.StreamReader(loop=self._loop)
         protocol = asyncio.StreamReaderProtocol(reader, loop=self._loop)
@@ -161,9 +161,9 @@ class Tunnels:
         transport, _ = await self._loop.connect_accepted_socket(
             lambda: protocol, caller, ssl=context, ssl_handshake_timeout=limit_s
         )
-        return self._keep(_Stream(reader, asyncio.StreamWriter(transport, protocol, reader, self._loop)))
+        return self._keep(_TunnelStream(reader, asyncio.StreamWriter(transport, protocol, reader, self._loop)))
 
-    def _keep(self, stream: _Stream) -> _Stream:
+    def _keep(self, stream: _TunnelStream) -> _TunnelStream:
         self._transports.add(stream.writer.transport)
         return stream
 
@@ -174,7 +174,7 @@ class Tunnels:
         try:
             # Names in certificates are not compared.
             connecting = asyncio.open_connection(host, port, ssl=self._client_context, server_hostname="")
-            outside = self._keep(_Stream(*await asyncio.wait_for(connecting, HANDSHAKE_S)))
+            outside = self._keep(_TunnelStream(*await asyncio.wait_for(connecting, HANDSHAKE_S)))
             if not await self._carry(inside, outside):
                 self._note(doing, _SAID_NOTHING)
         except OSError as error:
@@ -194,7 +194,7 @@ class Tunnels:
             self._last_noted_s[note] = now_s
             self._notes.append(note)
 
-    async def _carry(self, one: _Stream, other: _Stream) -> bool:
+    async def _carry(self, one: _TunnelStream, other: _TunnelStream) -> bool:
         """Until either side ends; then both do. Whether ``other`` said anything."""
         has_said = asyncio.Event()
         pumps = [self._loop.create_task(_pump(one, other)), self._loop.create_task(_pump(other, one, has_said))]
@@ -208,7 +208,7 @@ class Tunnels:
             self._end(other)
         return has_said.is_set()
 
-    def _end(self, stream: _Stream) -> None:
+    def _end(self, stream: _TunnelStream) -> None:
         """What is written still goes out, for a while: the store answers not every request."""
         # asyncio's encrypted transports cannot be aborted any more when they are closed twice.
         if not stream.writer.is_closing():
@@ -229,7 +229,7 @@ class Tunnels:
             await asyncio.sleep(0)
 
 
-async def _pump(giver: _Stream, taker: _Stream, has_said: asyncio.Event | None = None) -> None:
+async def _pump(giver: _TunnelStream, taker: _TunnelStream, has_said: asyncio.Event | None = None) -> None:
     while data := await giver.reader.read(CHUNK_BYTES):
         if has_said is not None:
             has_said.set()

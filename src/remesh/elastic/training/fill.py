@@ -26,7 +26,7 @@ from remesh.checkpoint.plan.step_names import step_of
 from remesh.checkpoint.run.reader import open_checkpoint
 from remesh.checkpoint.storage import Location, location_of
 from remesh.comm.gather import all_gather_json, group_rank
-from remesh.elastic.state import CarriedState, Held
+from remesh.elastic.state import CarriedState, HeldState
 from remesh.elastic.training.position import Position
 from remesh.errors import StorageError
 from remesh.layout.from_torch import Piece
@@ -78,9 +78,9 @@ class FillRules:
 class Offers:
     """What one rank can give."""
 
-    held: Held | None
+    held: HeldState | None
     """The state in its own memory, if it belongs to a step."""
-    snapshots: tuple[Held, ...] = ()
+    snapshots: tuple[HeldState, ...] = ()
     """Snapshots in its node's memory, its own and others'."""
 
     def at(self, line: int, step: int) -> dict[str, Piece]:
@@ -171,7 +171,7 @@ def _step_of_checkpoint(path: str) -> int:
     return step
 
 
-def _summary(held: Held) -> dict[str, Any]:
+def _summary(held: HeldState) -> dict[str, Any]:
     names = sorted(held.pieces)
     return {"line": held.line, "step": held.step, "samples": held.samples, "names": names, "values": held.values}
 

@@ -9,7 +9,7 @@ from remesh.checkpoint.storage import Location
 from remesh.comm.lower import LowerHalf
 from remesh.elastic.generation import Generation
 from remesh.elastic.snapshots.taker import SnapshotTaker
-from remesh.elastic.state import Held
+from remesh.elastic.state import HeldState
 
 
 class Leave(BaseException):
@@ -42,7 +42,7 @@ class Caller(Protocol):
         """Make the groups real that the model was built on. Blocks on the others."""
         ...
 
-    def rejoin(self, error: BaseException | None) -> Place | None:
+    def rejoin(self, error: BaseException | None) -> RankPlace | None:
         """Meet the others, and take the same rank in a mesh of the same shape; None when this is not to be had.
 
         Blocks until the members have met. ``error`` is what ended the step, None between two steps.
@@ -71,7 +71,7 @@ class JobOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class RankPlace:
     """Where a worker stands in a generation."""
 
     plan: Generation
@@ -82,5 +82,5 @@ class Place:
     taker: SnapshotTaker
     is_pretended: bool = False
     """Whether the groups only pretend, until the job's state is carried."""
-    snapshots: tuple[Held, ...] = ()
+    snapshots: tuple[HeldState, ...] = ()
     """What this rank offers from its node's memory besides its own, of earlier steps perhaps."""

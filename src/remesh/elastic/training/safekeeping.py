@@ -16,8 +16,8 @@ from remesh.checkpoint.storage import Location
 from remesh.comm.gather import all_gather_json
 from remesh.elastic.events import EventLog
 from remesh.elastic.snapshots.choice import SnapshotChoice, choose_boxes
-from remesh.elastic.state import CarriedState, Held
-from remesh.elastic.training.place import JobOptions, Place
+from remesh.elastic.state import CarriedState, HeldState
+from remesh.elastic.training.place import JobOptions, RankPlace
 from remesh.elastic.training.position import Position
 from remesh.reshard.api import gather_moves
 from remesh.reshard.model.tasks import compute_missing_boxes
@@ -26,7 +26,7 @@ from remesh.reshard.model.tasks import compute_missing_boxes
 class Safekeeping:
     """One rank's part in keeping the state."""
 
-    def __init__(self, place: Place, options: JobOptions, log: EventLog) -> None:
+    def __init__(self, place: RankPlace, options: JobOptions, log: EventLog) -> None:
         self._place = place
         self._options = options
         self._log = log
@@ -80,7 +80,7 @@ class Safekeeping:
             self._place.taker.send_again()
         return not self.is_anybody_sending
 
-    def take_snapshot(self, held: Held) -> None:
+    def take_snapshot(self, held: HeldState) -> None:
         """Copy this rank's share of the state into shared memory; blocks shortly on the others."""
         place = self._place
         # Optimizers make their moments at their first step: then the boxes are shared out anew.

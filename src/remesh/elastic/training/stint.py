@@ -19,9 +19,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from remesh.checkpoint.storage import Location
 from remesh.comm.lower import is_network_error
 from remesh.elastic.events import EventLog
-from remesh.elastic.state import CarriedState, Held
+from remesh.elastic.state import CarriedState, HeldState
 from remesh.elastic.training.fill import FillRules, Offers, fill_state
-from remesh.elastic.training.place import Caller, JobOptions, Leave, Place
+from remesh.elastic.training.place import Caller, JobOptions, Leave, RankPlace
 from remesh.elastic.training.position import Position
 from remesh.elastic.training.safekeeping import Safekeeping
 from remesh.elastic.training.stream import ORDER_ADVICE, Stream
@@ -34,7 +34,9 @@ _STALE_GROUP = "not initialized in the world group map"
 class Stint:
     """One rank's part of a job, from entering ``train`` to leaving it."""
 
-    def __init__(self, place: Place, held: Held | None, *, caller: Caller, options: JobOptions, log: EventLog) -> None:
+    def __init__(
+        self, place: RankPlace, held: HeldState | None, *, caller: Caller, options: JobOptions, log: EventLog
+    ) -> None:
         plan, rank, lower = place.plan, place.rank, place.lower
         assert lower.mesh is not None
         self.mesh: DeviceMesh = lower.mesh
@@ -223,7 +225,7 @@ class Stint:
                 "ending: the last batch was neither committed nor dropped; call job.commit() for each batch"
             )
 
-    def hold(self) -> Held | None:
+    def hold(self) -> HeldState | None:
         """The state to keep while the network is gone.
 
         What it was given, as long as nothing is carried on the new mesh; None when this rank was hit in the middle of
@@ -236,7 +238,7 @@ class Stint:
             return None
         return self._hold(self._state)
 
-    def _hold(self, state: CarriedState) -> Held:
+    def _hold(self, state: CarriedState) -> HeldState:
         return state.hold(self.position.step, self.position.samples, self.position.line)
 
     def boundary(self) -> None:

@@ -35,9 +35,9 @@ from remesh.elastic.link import WorkerLink
 from remesh.elastic.mesh_policy import Template
 from remesh.elastic.snapshots.shared_memory import SnapshotBuffer, read_snapshot
 from remesh.elastic.snapshots.taker import Shelf, SnapshotTaker
-from remesh.elastic.state import Held
+from remesh.elastic.state import HeldState
 from remesh.elastic.training.job import Job
-from remesh.elastic.training.place import JobOptions, Leave, Place
+from remesh.elastic.training.place import JobOptions, Leave, RankPlace
 from remesh.elastic.training.position import derive_seed
 from remesh.elastic.training.seeds import seed_everything
 from remesh.elastic.training.stint import Stint
@@ -62,7 +62,7 @@ class Exit(BaseException):
         self.ok = ok
 
 
-class Worker:
+class TrainingWorker:
     """The worker's side of the membership protocol."""
 
     def __init__(self, line: Line, template: Template, options: JobOptions, timeout_s: float) -> None:
@@ -78,7 +78,7 @@ class Worker:
         self._lower = LowerHalf(backend, device_type, timeout_s)
         self._store: dist.Store | None = None
         self._store_endpoint = ""
-        self._held: Held | None = None
+        self._held: HeldState | None = None
         self._taken = True
         self._is_dispensable = False
         self._stint: Stint | None = None
@@ -131,7 +131,7 @@ class Worker:
                 self._grow(plan, message)
             seed_everything(derive_seed(self._options.seed))
             snapshots = self._read_snapshots(message)
-            place = Place(plan, rank, self._lower, self._taker, plan.in_place, snapshots)
+            place = RankPlace(plan, rank, self._lower, self._taker, plan.in_place, snapshots)
             # From here on the job keeps the held state, and drops it once it is filled: not two copies.
             self._stint = Stint(place, self._held, caller=self, options=self._options, log=self._log)
             self._held = None
@@ -169,7 +169,7 @@ class Worker:
         where = None if keeper is None else (str(keeper[0]), int(keeper[1]))
         return Shelf(plan.number, int(message["rank"]), where, token, Tls.from_message(message["tls"]))
 
-    def _read_snapshots(self, message: Message) -> tuple[Held, ...]:
+    def _read_snapshots(self, message: Message) -> tuple[HeldState, ...]:
         """This worker's share of the snapshots on its node; one that is damaged or gone is told and left out."""
         found = []
         for path in message["snapshots"]:
@@ -263,7 +263,7 @@ class Worker:
         self._lower.shed()
         self._grow(plan, self._message)
 
-    def rejoin(self, error: BaseException | None) -> Place | None:
+    def rejoin(self, error: BaseException | None) -> RankPlace | None:
         stint = self._stint
         assert stint is not None
         while True:
@@ -291,7 +291,7 @@ class Worker:
                     raise
                 error = lost
                 continue
-            return Place(plan, stint.rank, self._lower, self._taker, snapshots=self._read_snapshots(message))
+            return RankPlace(plan, stint.rank, self._lower, self._taker, snapshots=self._read_snapshots(message))
 
     def resolve_vote(self, error: BaseException) -> bool | None:
         stint = self._stint

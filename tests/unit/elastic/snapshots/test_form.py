@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from remesh.elastic.snapshots.form import (
     ALIGN_BYTES,
     COMPLETE_AT,
-    Snapshot,
+    SnapshotDescription,
     TensorEntry,
     plan_starts,
     read_description,
@@ -20,10 +20,10 @@ from remesh.errors import FormatError
 from remesh.layout import Box, Shard
 
 ENTRY = TensorEntry("model.weight", "float32", (8, 4), (4, 4), 0, (Shard(0, Box((4, 0), (8, 4))),))
-SNAPSHOT = Snapshot(12, 144, (ENTRY,), {"optim.param_groups": [{"lr": 0.1}]})
+SNAPSHOT = SnapshotDescription(12, 144, (ENTRY,), {"optim.param_groups": [{"lr": 0.1}]})
 
 
-def memory_of(snapshot: Snapshot, *, complete: bool = True) -> bytearray:
+def memory_of(snapshot: SnapshotDescription, *, complete: bool = True) -> bytearray:
     memory = bytearray(write_description(snapshot) + b"\7" * snapshot.data_bytes)
     memory[COMPLETE_AT] = int(complete)
     return memory
@@ -70,7 +70,7 @@ def test_memory_that_is_cut_short_is_refused(length: int) -> None:
 
 @pytest.mark.parametrize("start", [-64, 3, 64])
 def test_tensor_that_would_lie_outside_is_refused(start: int) -> None:
-    strange = Snapshot(1, 1, (TensorEntry("w", "float32", (4,), (16,), start, ()),), {})
+    strange = SnapshotDescription(1, 1, (TensorEntry("w", "float32", (4,), (16,), start, ()),), {})
     memory = bytearray(write_description(strange) + bytes(64))
     memory[COMPLETE_AT] = 1
     with pytest.raises(FormatError, match="tensor 'w'|expected"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from remesh.elastic.state import Held
+from remesh.elastic.state import HeldState
 from remesh.elastic.training.fill import Offers, join_pieces
 from remesh.layout import Box, Shard
 from remesh.layout.from_torch import Piece
@@ -23,7 +23,9 @@ def test_joined_piece_holds_every_box_with_its_values() -> None:
 
 
 def test_offers_of_a_step_are_those_of_memory_and_snapshots_together() -> None:
-    offers = Offers(Held(7, 70, {"w": piece(0, 4)}, {}), (Held(5, 50, {"w": piece(4, 8)}, {}), Held(7, 70, {}, {})))
+    offers = Offers(
+        HeldState(7, 70, {"w": piece(0, 4)}, {}), (HeldState(5, 50, {"w": piece(4, 8)}, {}), HeldState(7, 70, {}, {}))
+    )
     assert [shard.box for shard in offers.at(0, 7)["w"].shards] == [Box((0,), (4,))]
     assert [shard.box for shard in offers.at(0, 5)["w"].shards] == [Box((4,), (8,))]
     assert offers.at(0, 6) == offers.at(1, 7) == {}
