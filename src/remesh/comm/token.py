@@ -22,9 +22,9 @@ class Token:
     """The secret of one job. Its text never shows in a representation, a log or a process list.
 
     >>> token = Token("job", b"0123456789abcdef")
-    >>> mac = token.sign("end", b"data")
-    >>> token.fits("end", b"data", mac), token.fits("plan", b"data", mac)
-    (True, False)
+    >>> sealed = token.seal("end", b"data")
+    >>> token.unseal("end", sealed), token.unseal("plan", sealed)
+    (b'data', None)
     """
 
     run_id: str
@@ -39,6 +39,14 @@ class Token:
         head = f"{len(self.run_id)}:{self.run_id}:{len(place)}:{place}:".encode()
         return hmac.new(self.secret, head + data, hashlib.sha256).digest()
 
-    def fits(self, place: str, data: bytes, mac: bytes) -> bool:
-        """Whether ``mac`` is the proof for these bytes in this place; takes the same time for every wrong one."""
-        return hmac.compare_digest(self.sign(place, data), mac)
+    def seal(self, place: str, data: bytes) -> bytes:
+        """Bytes with their proof before them, for `unseal`."""
+        return self.sign(place, data).hex().encode() + data
+
+    def unseal(self, place: str, sealed: bytes) -> bytes | None:
+        """What was sealed for this place with this token; None for anything else."""
+        mac, data = sealed[: 2 * MAC_BYTES], sealed[2 * MAC_BYTES :]
+        try:
+            return data if hmac.compare_digest(self.sign(place, data), bytes.fromhex(mac.decode())) else None
+        except ValueError:
+            return None

@@ -17,7 +17,7 @@ from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import create_
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import RendezvousBackend, create_handler
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import Token as StateToken
 
-from remesh.comm.token import MAC_BYTES, Token
+from remesh.comm.token import Token
 from remesh.elastic.launch.etcd import connect_etcd
 from remesh.elastic.store.card import JobCard
 from remesh.elastic.store.door import show_card
@@ -41,12 +41,12 @@ class SignedBackend(RendezvousBackend):
         return None if found is None else (self._open(found[0]), found[1])
 
     def set_state(self, state: bytes, token: StateToken | None = None) -> tuple[bytes, StateToken, bool] | None:
-        found = self._inner.set_state(self._token.sign(_STATE, state) + state, token)
+        found = self._inner.set_state(self._token.seal(_STATE, state), token)
         return None if found is None else (self._open(found[0]), found[1], found[2])
 
     def _open(self, signed: bytes) -> bytes:
-        mac, state = signed[:MAC_BYTES], signed[MAC_BYTES:]
-        if not self._token.fits(_STATE, state, mac):
+        state = self._token.unseal(_STATE, signed)
+        if state is None:
             raise RendezvousStateError(
                 f"reading the rendezvous of job {self._token.run_id!r}: its {len(signed)} bytes were not signed with "
                 "this job's token; somebody else writes to this store"

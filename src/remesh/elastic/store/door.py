@@ -7,7 +7,7 @@ import secrets
 
 import torch.distributed as dist
 
-from remesh.comm.token import MAC_BYTES, Token
+from remesh.comm.token import Token
 from remesh.elastic.store.card import JobCard, describe_difference
 from remesh.errors import ConfigError
 
@@ -22,14 +22,9 @@ def show_card(store: dist.Store, token: Token, card: JobCard) -> Token:
     """
     key = f"remesh/{token.run_id}/{CARD_KEY}"
     text = json.dumps({"card": card.to_json(), "challenge": secrets.token_hex(16)})
-    signed = token.sign(CARD_KEY, text.encode()).hex() + text
-    found = bytes(store.compare_set(key, "", signed))
-    mac, data = found[: 2 * MAC_BYTES], found[2 * MAC_BYTES :]
-    try:
-        is_ours = len(found) <= MAX_CARD_BYTES and token.fits(CARD_KEY, data, bytes.fromhex(mac.decode()))
-    except ValueError:
-        is_ours = False
-    if not is_ours:
+    found = bytes(store.compare_set(key, "", token.seal(CARD_KEY, text.encode()).decode()))
+    data = token.unseal(CARD_KEY, found) if len(found) <= MAX_CARD_BYTES else None
+    if data is None:
         raise ConfigError(
             f"joining job {token.run_id!r}: the token does not fit the one that its first node was started with; give "
             "all nodes the same --token-file (or REMESH_TOKEN), or another --rdzv-id if these are two jobs"

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from remesh.comm.token import MAC_BYTES, Token
+from remesh.comm.token import Token
 
 Guard = Callable[[], contextlib.AbstractContextManager[None]]
 """What stands around a request, to end it when its host falls silent."""
@@ -73,17 +73,12 @@ class JobStore:
         return [self._open(key, bytes(one)) for key, one in zip(keys, sealed, strict=True)]
 
     def _open(self, key: str, sealed: bytes) -> dict[str, Any] | None:
-        if len(sealed) > MAX_VALUE_BYTES:
-            return None
-        mac, data = sealed[: 2 * MAC_BYTES], sealed[2 * MAC_BYTES :]
+        data = self._token.unseal(key, sealed) if len(sealed) <= MAX_VALUE_BYTES else None
         try:
-            if not self._token.fits(key, data, bytes.fromhex(mac.decode())):
-                return None
-            value = json.loads(data)
+            value = None if data is None else json.loads(data)
         except ValueError:
             return None
         return value if isinstance(value, dict) else None
 
     def _seal(self, key: str, value: Mapping[str, Any]) -> str:
-        text = json.dumps(value)
-        return self._token.sign(key, text.encode()).hex() + text
+        return self._token.seal(key, json.dumps(value).encode()).decode()

@@ -1,0 +1,104 @@
+"""The face of a job over the stint of a single rank: what a program sees, and what the worker keeps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from remesh.comm.lower import LowerHalf
+from remesh.elastic.events import EventLog
+from remesh.elastic.generation import Generation
+from remesh.elastic.seats import MeshMember
+from remesh.elastic.training.job import Job
+from remesh.elastic.training.place import JobOptions, Leave, RankPlace
+from remesh.elastic.training.stint import Stint
+from remesh.errors import ConfigError
+
+
+class Taker:
+    is_busy = False
+
+
+class Around:
+    """The worker around a job, which wants what the test says."""
+
+    wants_pause = is_leaving = is_broken = False
+    num_steps = 0
+
+    def note_step(self) -> None:
+        self.num_steps += 1
+
+    def rejoin(self, error: BaseException | None) -> None:
+        return None
+
+
+@pytest.fixture
+def around() -> Around:
+    return Around()
+
+
+@pytest.fixture
+def stint(around: Around) -> Iterator[Stint]:
+    lower = LowerHalf("gloo", "cpu", 30.0)
+    lower.grow(dist.HashStore(), 0, {"dp": 1})
+    plan = Generation(1, {"dp": 1}, (MeshMember(0, 0, 0, 1),), (), {0: "a"}, 0, True, "1 worker fits dp=1")
+    place = RankPlace(plan, 0, lower, Taker())  # type: ignore[arg-type]
+    options = JobOptions(seed=0, checkpoint=None, save_every=None)
+    yield Stint(place, None, caller=around, options=options, log=EventLog(None, "test"))  # type: ignore[arg-type]
+    lower.shed()
+
+
+def test_a_job_shows_where_it_stands_and_takes_its_steps(stint: Stint, around: Around) -> None:
+    job, weight = Job(stint, EventLog(None, "test")), torch.zeros(3)
+    assert (job.rank, job.world_size, job.generation, job.reason) == (0, 1, 1, "1 worker fits dp=1")
+    job.carry(weight=weight)
+    seen = []
+    for batch in job.batches(range(10), 4, epochs=1):
+        seen += batch.tolist()
+        assert job.batch_weight == 1.0
+        weight += 1
+        assert job.commit() is True
+    assert sorted(seen) == list(range(10)) and (job.step, job.samples, around.num_steps) == (3, 10, 3)
+    stint.finish()
+    held = stint.hold()
+    assert held is not None and held.step == 3 and held.pieces["weight"].tensor is not None
+
+
+def test_a_pause_ends_the_stint_between_two_steps_and_the_state_is_kept(stint: Stint, around: Around) -> None:
+    job = Job(stint, EventLog(None, "test"))
+    job.carry(weight=torch.zeros(3))
+    batches = job.batches(range(10), 4)
+    next(batches)
+    around.wants_pause = True
+    assert job.commit(ok=False) is False and not stint.last_taken
+    with pytest.raises(Leave):
+        next(batches)
+    held = stint.hold()
+    assert held is not None and held.step == 1
+
+
+def test_a_state_in_the_middle_of_a_step_is_not_kept(stint: Stint) -> None:
+    job = Job(stint, EventLog(None, "test"))
+    job.carry(weight=torch.zeros(3))
+    next(job.batches(range(10), 4))
+    assert job.commit()
+    assert stint.hold() is None
+
+
+def test_calls_out_of_order_are_refused(stint: Stint) -> None:
+    job = Job(stint, EventLog(None, "test"))
+    with pytest.raises(ConfigError, match=r"call job\.carry"):
+        next(job.batches(range(10), 4))
+    with pytest.raises(ConfigError, match="no batch is open"):
+        job.commit()
+    with pytest.raises(ConfigError, match="job needs a folder"):
+        job.save()
+    job.carry(weight=torch.zeros(3))
+    with pytest.raises(ConfigError, match="already carries"):
+        job.carry(weight=torch.zeros(3))
+    next(job.batches(range(10), 4))
+    with pytest.raises(ConfigError, match="neither committed nor dropped"):
+        stint.finish()
