@@ -1,7 +1,7 @@
 """Builds the C extension of `remesh.mpi` beside its source, if a C compiler is there; goes on without if not.
 
-``python hatch_build.py`` does the same for a checkout. Without the extension, ``remesh.mpi.native`` uses its
-slower twin in ctypes.
+``python hatch_build.py`` does the same for a checkout. Without the extension all of Remesh works but MPI programs;
+``remesh mpi`` says so then.
 """
 
 from __future__ import annotations

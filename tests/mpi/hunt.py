@@ -126,7 +126,7 @@ def run_renewed(program: Program) -> Seen:
     """On the substitute, by lower halves that come and go."""
     chance = program.chance("renewed")
     mpi, period = chance.choice(KINDS), chance.choice(("0.02", "0.05", "0.2"))
-    variables = chance.choice(({}, {}, {"REMESH_NATIVE": "ctypes"}, {"REMESH_WIRE_DIRECT": "1"}))
+    variables = chance.choice(({}, {}, {"REMESH_WIRE_PROBES": "1"}, {"REMESH_WIRE_DIRECT": "1"}))
     source = str(Path(__file__).parents[2] / "src")
     environment = {"PYTHONPATH": source, "UPPER_PYTHON": sys.executable, **variables}
     alone = str(PROGRAMS.parent / "lower_alone.py")
@@ -166,11 +166,11 @@ def run_restarted(program: Program) -> Seen:
     chance = program.chance("restarted")
     goes_back = "files" in program.without and chance.random() < 0.5
     settings = StaySettings(keep=3, incremental=chance.random() < 0.3, compress=chance.random() < 0.2)
-    shared, native = chance.choice("01"), chance.choice(("", "", "", "ctypes"))
+    shared = chance.choice("01")
     seen = Seen("")
     with tempfile.TemporaryDirectory(prefix="remesh-hunt-") as folder:
         job = Job(Path(folder) / "job")
-        variables = {"REMESH_SHARED_ARRAYS": shared, "REMESH_NATIVE": native}
+        variables = {"REMESH_SHARED_ARRAYS": shared}
         job.create("at_random", *program.arguments, num_ranks=program.num_ranks, **variables)
         checkpoint, path = None, []
         for number in range(_MOST_STAYS):

@@ -98,12 +98,11 @@ def test_ranks_that_write_at_their_own_speed_lose_no_record(job: Job, tmp_path: 
     assert job.answer == "answer 0fa1480cb7f7589f"
 
 
-@pytest.mark.parametrize("native", ["built", "ctypes"])
 def test_checkpoints_in_the_middle_of_streams_of_accesses_lose_nothing_and_do_nothing_twice(
-    job: Job, tmp_path: Path, native: str
+    job: Job, tmp_path: Path
 ) -> None:
     enough = tmp_path / "enough"
-    job.create("tallies", tmp_path / "tallies.bin", enough, REMESH_NATIVE=native)
+    job.create("tallies", tmp_path / "tallies.bin", enough)
     checkpoint = None
     for mpi in ("mpich", "openmpi", "impi", "mpich"):
         settings = StaySettings(every_s=0.05)

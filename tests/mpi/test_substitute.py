@@ -66,8 +66,8 @@ def test_a_program_does_not_notice_that_its_lower_half_is_renewed() -> None:
 
 @pytest.mark.parametrize(
     "variables",
-    [{"REMESH_NATIVE": "ctypes"}, {PROBE_VARIABLE: "1"}, {DIRECT_VARIABLE: "1"}],
-    ids=["without-the-extension", "probing", "reading-neighbours"],
+    [{PROBE_VARIABLE: "1"}, {DIRECT_VARIABLE: "1"}],
+    ids=["probing", "reading-neighbours"],
 )
 def test_a_program_sees_the_same_on_every_path_of_the_lower_half(variables: dict[str, str]) -> None:
     native = _seen(_run("openmpi", 4, _PROGRAM, "60"))
@@ -89,9 +89,8 @@ def test_parallel_files_are_those_of_mpich_whatever_mpi_carries_the_program(tmp_
         assert _seen(_run(kind, 4, _ALONE, program, "3", "0", str(tmp_path / kind))) == native
 
 
-@pytest.mark.parametrize("variables", [{}, {"REMESH_NATIVE": "ctypes"}], ids=["engine", "without-the-extension"])
-def test_what_may_not_be_done_to_a_file_fails_on_all_ranks(tmp_path: Path, variables: dict[str, str]) -> None:
-    done = _run("mpich", 4, _ALONE, str(_HERE / "programs" / "file_errors.py"), str(tmp_path), **variables)
+def test_what_may_not_be_done_to_a_file_fails_on_all_ranks(tmp_path: Path) -> None:
+    done = _run("mpich", 4, _ALONE, str(_HERE / "programs" / "file_errors.py"), str(tmp_path))
     assert len(_seen(done)) == 4
 
 
@@ -113,23 +112,19 @@ def test_windows_do_what_those_of_mpi4py_do(kind: str) -> None:
     assert _run(kind, 4, _ALONE, _WINDOWS, "20", "0").stdout == native
 
 
-def test_ranks_with_the_extension_and_without_access_each_other() -> None:
+def test_windows_do_not_notice_that_their_lower_halves_are_renewed() -> None:
     native = _run("mpich", 4, _WINDOWS, "20", "0").stdout
-    rank = (_ALONE, "--renew", "0.05", _WINDOWS, "20", "0.001")
-    others = ("-n", "2", "-env", "REMESH_NATIVE", "ctypes", _installed("mpich").python, *rank)
-    mixed = _run("mpich", 2, *rank, ":", *others)
-    assert mixed.stdout == native and "renewed" in mixed.stderr
+    renewed = _run("mpich", 4, _ALONE, "--renew", "0.05", _WINDOWS, "20", "0.001")
+    assert renewed.stdout == native and "renewed" in renewed.stderr
 
 
-@pytest.mark.parametrize("variables", [{}, {"REMESH_NATIVE": "ctypes"}], ids=["engine", "without-the-extension"])
-def test_what_may_not_be_done_to_a_window_is_refused(variables: dict[str, str]) -> None:
-    done = _run("mpich", 3, _ALONE, str(_HERE / "programs" / "window_errors.py"), **variables)
+def test_what_may_not_be_done_to_a_window_is_refused() -> None:
+    done = _run("mpich", 3, _ALONE, str(_HERE / "programs" / "window_errors.py"))
     assert len(_seen(done)) == 3
 
 
-@pytest.mark.parametrize("variables", [{}, {"REMESH_NATIVE": "ctypes"}], ids=["engine", "without-the-extension"])
-def test_a_request_that_is_waited_for_twice_is_refused_and_harms_nobody(variables: dict[str, str]) -> None:
-    done = _run("mpich", 2, _ALONE, str(_HERE / "programs" / "twice.py"), **variables)
+def test_a_request_that_is_waited_for_twice_is_refused_and_harms_nobody() -> None:
+    done = _run("mpich", 2, _ALONE, str(_HERE / "programs" / "twice.py"))
     assert len(_seen(done)) == 2
 
 
@@ -147,13 +142,10 @@ def test_groups_of_sessions_become_communicators_while_the_lower_half_is_renewed
     assert _seen(renewed) == plain
 
 
-@pytest.mark.parametrize("other", [{}, {"REMESH_NATIVE": "ctypes"}], ids=["engine", "without-the-extension"])
-def test_what_nobody_receives_for_long_is_sent_ahead_again_and_again(other: dict[str, str]) -> None:
-    """Two ranks, one of which may be without an engine; the same program and answer as in test_restarts."""
+def test_what_nobody_receives_for_long_is_sent_ahead_again_and_again() -> None:
+    """The same program and answer as in test_restarts."""
     command = [_ALONE, "--renew", "0.05", str(_HERE / "programs" / "unreceived.py"), "4", "0.3"]
-    variables = [f"{name}={value}" for name, value in (other | {"UPPER_PYTHON": sys.executable}).items()]
-    second = [":", "-n", "1", "env", *variables, _installed("mpich").python, *command]
-    done = _run("mpich", 1, *command, *second, UPPER_PYTHON=sys.executable)
+    done = _run("mpich", 2, *command, UPPER_PYTHON=sys.executable)
     assert "answer b69e3d6536a027e9" in done.stdout.splitlines()
     found = re.search(r"renewed (\d+) times", done.stderr)
     assert found is not None and int(found[1]) > 0

@@ -17,6 +17,7 @@ from rich.table import Table
 from remesh.comm.messages import Line
 from remesh.errors import ConfigError, Error, PeerError
 from remesh.images.kinds import OpenFilePolicy
+from remesh.mpi.extension import find_missing
 from remesh.mpi.mpis import Installation, find_all
 from remesh.mpi.slurm import make_script
 from remesh.mpi.stay import Placement, StaySettings, find_launch, make_bed, parse_hosts, run_stay
@@ -111,6 +112,9 @@ def _read_how(
     testbed: str | None,
     **settings: Any,
 ) -> tuple[Placement, StaySettings]:
+    missing = find_missing()
+    if missing is not None:
+        raise ConfigError(missing)
     placed = () if hosts is None else parse_hosts(hosts, num_ranks)
     placement = Placement(mpi_name, network, placed, testbed)
     find_launch(placement)
@@ -225,6 +229,10 @@ def examine() -> None:
     findings = examine_machine()
     for finding in findings:
         table.add_row(_mark(good=finding.good, needed=finding.needed), finding.what, finding.found, finding.advice)
+    missing = find_missing()
+    table.add_row(
+        _mark(good=missing is None, needed=True), "C extension", "missing" if missing else "built", missing or ""
+    )
     installed = find_all()
     has_mpi = any(isinstance(found, Installation) for _, found in installed)
     for name, found in installed:
@@ -233,7 +241,7 @@ def examine() -> None:
         else:
             table.add_row(_mark(good=False, needed=not has_mpi), f"MPI {name}", "missing", str(found))
     Console(file=sys.stdout).print(table)
-    if not has_mpi or any(finding.needed and not finding.good for finding in findings):
+    if missing or not has_mpi or any(finding.needed and not finding.good for finding in findings):
         sys.exit(1)
 
 

@@ -9,7 +9,7 @@
 /* Where somebody else computes on this core, who gives way comes back only when that one's turn has ended; who sleeps is
  * woken at once. So many calls go without giving way then.
  */
-enum { LATE_US = 200, CALLS_WITHOUT = 500 };
+enum { LATE_US = 200, NUM_WITHOUT = 500 };
 
 static Word *at(char *base, size_t offset) { return (Word *)(base + offset); }
 
@@ -18,12 +18,12 @@ static void give_core(char *base) {
     int64_t start_us = now_us();
     sched_yield();
     if (now_us() - start_us > LATE_US && atomic_load(at(base, SLEEPING)) != AWAKE)
-        atomic_store_explicit(at(base, WITHOUT), CALLS_WITHOUT, memory_order_relaxed);
+        atomic_store_explicit(at(base, CALLS_WITHOUT), NUM_WITHOUT, memory_order_relaxed);
 }
 
 void ring_softly(char *base) {
     unsigned cpu = 0;
-    if (getcpu(&cpu, NULL) == 0) atomic_store_explicit(at(base, CPU), cpu + 1, memory_order_relaxed);
+    if (getcpu(&cpu, NULL) == 0) atomic_store_explicit(at(base, CORE), cpu + 1, memory_order_relaxed);
     atomic_fetch_add(at(base, DOORBELL), 1);
 }
 
@@ -36,7 +36,7 @@ void ring_bell(char *base) {
 
 /* Let the lower half run until the reply is there, for as long as it wants that. */
 static void give_way(char *base, const Word *reply, uint32_t number) {
-    Word *without = at(base, WITHOUT);
+    Word *without = at(base, CALLS_WITHOUT);
     int64_t longest_us = atomic_load_explicit(at(base, GIVE_WAY), memory_order_relaxed);
     uint32_t left = atomic_load_explicit(without, memory_order_relaxed);
     if (left) atomic_store_explicit(without, left - 1, memory_order_relaxed);

@@ -18,12 +18,32 @@ static PyTypeObject *engine_type;
 
 /* ---- MPI ---- */
 
+/* Ask MPI whether a wire message stands in the frame; MPI's code. Where none may be waited for by a receive, one that has
+ * come is looked for, and received then.
+ */
+static int ask_for_frame(Engine *e, int *ready) {
+    int (*test)(uint64_t *, int *, void *) = e->function[FN_TEST];
+    if (e->frame_request != NULL) return test(e->frame_request, ready, e->status);
+    if (!e->is_probed) {
+        int (*improbe)(int, int, Handle, int *, uint64_t *, void *) = e->function[FN_IMPROBE];
+        int (*imrecv)(void *, int, Handle, uint64_t *, uint64_t *) = e->function[FN_IMRECV];
+        uint64_t message = 0;
+        int code = improbe(e->any_source, 0, e->comm, &e->is_probed, &message, e->status);
+        if (code || !e->is_probed) return code;
+        code = imrecv(e->frame, HEADER_BYTES + EAGER_BYTES, e->byte, &message, &e->probed);
+        if (code) return code;
+    }
+    int code = test(&e->probed, ready, e->status);
+    if (*ready) e->is_probed = 0;
+    return code;
+}
+
 /* Ask MPI about everything of ours; whether something is there for `pass`. Calls no Python. */
 int look(Engine *e) {
     int (*test)(uint64_t *, int *, void *) = e->function[FN_TEST];
     int code = 0, ready = e->frame_ready;
     if (!ready) {
-        code = test(e->frame_request, &ready, e->status);
+        code = ask_for_frame(e, &ready);
         e->frame_ready = ready;
     }
     size_t kept = 0;
@@ -226,31 +246,49 @@ static PyObject *engine_attach(PyObject *self, PyObject *pid) {
     Py_RETURN_NONE;
 }
 
-/* take(request, message): whether the payload of a matched announcement is brought here. */
-static PyObject *engine_take(PyObject *self, PyObject *args) {
+/* match(request, message): a receive has got this message, which Python had kept. */
+static PyObject *engine_match(PyObject *self, PyObject *args) {
     PyObject *request, *message;
     if (!PyArg_ParseTuple(args, "OO", &request, &message)) return NULL;
-    int brought = bring((Engine *)self, (Request *)request, (const Arrived *)message);
-    return brought < 0 ? NULL : PyBool_FromLong(brought);
-}
-
-/* double(request, clock, plan, op, type, operand): a small reduction to all, or a barrier, that Python has let in. */
-static PyObject *engine_double(PyObject *self, PyObject *args) {
-    PyObject *request, *plan;
-    unsigned long long clock;
-    Fold fold;
-    Py_buffer operand;
-    if (!PyArg_ParseTuple(args, "OKSiiy*", &request, &clock, &plan, &fold.op, &fold.type, &operand)) return NULL;
-    int failed = start_doubling((Engine *)self, (Request *)request, clock, plan, fold, operand.buf, operand.len);
-    PyBuffer_Release(&operand);
-    if (failed) return NULL;
+    if (match((Engine *)self, (Request *)request, (Arrived *)message)) return NULL;
     Py_RETURN_NONE;
 }
 
-/* new_stream_tag(): one that no other open stream to this rank has. */
-static PyObject *engine_new_stream_tag(PyObject *self, PyObject *ignored) {
-    (void)ignored;
-    return PyLong_FromLong(new_stream_tag((Engine *)self));
+/* wait_for(slot, request): the slot is answered when this request is over. */
+static PyObject *engine_wait_for(PyObject *self, PyObject *args) {
+    int slot;
+    unsigned long long request;
+    if (!PyArg_ParseTuple(args, "iK", &slot, &request)) return NULL;
+    wait_for((Engine *)self, slot, request);
+    Py_RETURN_NONE;
+}
+
+/* access(window, verb, runs, payload): an access of this rank to itself: (error class, what it has fetched). */
+static PyObject *engine_access(PyObject *self, PyObject *args) {
+    _Alignas(16) char old[EAGER_BYTES];
+    Engine *e = (Engine *)self;
+    unsigned long long window;
+    Header header = {.what = WHAT_ACCESS, .source = e->rank};
+    Py_buffer payload;
+    if (!PyArg_ParseTuple(args, "Kiiy*", &window, &header.tag, &header.pid, &payload)) return NULL;
+    int64_t fetched = 0;
+    header.comm = window;
+    header.num_bytes = (uint64_t)payload.len;
+    int error = serve_access(e, &header, payload.buf, old, &fetched);
+    PyBuffer_Release(&payload);
+    return error < 0 ? NULL : Py_BuildValue("(iy#)", error, old, (Py_ssize_t)fetched);
+}
+
+/* decline(message): of one that no receive has; what came ahead of it counts for nothing, all of it is asked for later. */
+static PyObject *engine_decline(PyObject *self, PyObject *message) {
+    if (decline((Engine *)self, (Arrived *)message)) return NULL;
+    Py_RETURN_NONE;
+}
+
+/* discard(message): the same without a word to the sender, all ranks being about to leave. */
+static PyObject *engine_discard(PyObject *self, PyObject *message) {
+    if (discard((Engine *)self, (Arrived *)message)) return NULL;
+    Py_RETURN_NONE;
 }
 
 /* give_up_ahead(): what has gone ahead counts no more, all ranks being about to leave. */
@@ -360,14 +398,14 @@ typedef struct {
 #define FIELD(name) {#name, offsetof(Engine, name), sizeof ((Engine *)0)->name}
 
 static const Field NUMBERS[] = {
-    FIELD(base), FIELD(comm), FIELD(byte), FIELD(rank), FIELD(size), FIELD(frame_request), FIELD(frame), FIELD(arena_start),
+    FIELD(base), FIELD(comm), FIELD(byte), FIELD(rank), FIELD(size), FIELD(frame_request), FIELD(any_source), FIELD(frame), FIELD(arena_start),
     FIELD(arena_bytes), FIELD(piece_bytes), FIELD(small_bytes), FIELD(err_truncate), FIELD(err_other), FIELD(err_request),
     FIELD(err_op), FIELD(err_win), FIELD(err_rma_range), FIELD(upper_spin), FIELD(lower_spin), FIELD(always_spins),
     FIELD(eager_us), FIELD(patient_us), FIELD(shortest_us), FIELD(longest_us), FIELD(idle_us), FIELD(give_way_us)};
 
 static const Field OBJECTS[] = {
     FIELD(by_number), FIELD(posted), FIELD(arrived), FIELD(requests), FIELD(entered), FIELD(reals), FIELD(plans), FIELD(windows),
-    FIELD(accesses), FIELD(access_queues), FIELD(on_message), FIELD(on_match), FIELD(on_refused), FIELD(serve),
+    FIELD(accesses), FIELD(access_queues), FIELD(owed), FIELD(on_message), FIELD(may_enter), FIELD(serve),
     FIELD(serve_posted), FIELD(tell), FIELD(tell_wait), FIELD(word_send), FIELD(word_receive), FIELD(word_collective),
     FIELD(word_window), FIELD(asker)};
 
@@ -389,6 +427,13 @@ static void take_functions(Engine *e, PyObject *setup) {
     if (field_list(setup, "functions", functions, NUM_FUNCTIONS) != NUM_FUNCTIONS && !PyErr_Occurred())
         PyErr_SetString(PyExc_ValueError, "a function of MPI is missing");
     for (int i = 0; i < NUM_FUNCTIONS; i++) e->function[i] = (void *)(uintptr_t)functions[i];
+}
+
+/* Which types are values with an index. */
+static void take_pairs(Engine *e, PyObject *setup) {
+    uint64_t letters[MAX_TYPES];
+    int count = field_list(setup, "pairs", letters, MAX_TYPES);
+    for (int i = 0; !PyErr_Occurred() && i < count; i++) e->pair[i] = (char)letters[i];
 }
 
 /* What there is for each rank. */
@@ -414,13 +459,14 @@ static PyObject *engine_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
     take_fields(e, setup);
     e->doorbell = (Word *)(e->base + DOORBELL);
     e->sleeping = (Word *)(e->base + SLEEPING);
-    e->cpu = (Word *)(e->base + CPU);
+    e->cpu = (Word *)(e->base + CORE);
     e->upper_spins = (Word *)(e->base + SPIN);
-    e->without = (Word *)(e->base + WITHOUT);
+    e->without = (Word *)(e->base + CALLS_WITHOUT);
     take_functions(e, setup);
     e->num_ops = field_list(setup, "ops", (uint64_t *)e->op, MAX_OPS);
     e->num_types = field_list(setup, "types", (uint64_t *)e->type, MAX_TYPES);
     field_list(setup, "extents", (uint64_t *)e->extent, MAX_TYPES);
+    take_pairs(e, setup);
     take_seat(e, setup);
     take_ranks(e, setup);
     e->is_dense = e->rescan = 1;
@@ -461,10 +507,12 @@ static PyMethodDef engine_methods[] = {
     {"was_woken", engine_was_woken, METH_NOARGS, NULL},
     {"set", engine_set, METH_VARARGS, NULL},
     {"attach", engine_attach, METH_O, NULL},
-    {"take", engine_take, METH_VARARGS, NULL},
-    {"double", engine_double, METH_VARARGS, NULL},
+    {"match", engine_match, METH_VARARGS, NULL},
+    {"wait_for", engine_wait_for, METH_VARARGS, NULL},
+    {"access", engine_access, METH_VARARGS, NULL},
+    {"decline", engine_decline, METH_O, NULL},
+    {"discard", engine_discard, METH_O, NULL},
     {"give_up_ahead", engine_give_up_ahead, METH_NOARGS, NULL},
-    {"new_stream_tag", engine_new_stream_tag, METH_NOARGS, NULL},
     {"release", engine_release, METH_NOARGS, NULL},
     {NULL, NULL, 0, NULL},
 };

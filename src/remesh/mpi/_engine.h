@@ -8,19 +8,9 @@
 typedef uintptr_t Handle;
 enum {
     FN_ISEND, FN_TEST, FN_START, FN_BARRIER, FN_BCAST, FN_GATHER, FN_SCATTER, FN_ALLGATHER, FN_ALLTOALL, FN_REDUCE, FN_ALLREDUCE,
-    FN_SCAN, FN_EXSCAN, FN_IRECV, FN_REDUCE_LOCAL, FN_ISSEND, NUM_FUNCTIONS
+    FN_SCAN, FN_EXSCAN, FN_IRECV, FN_REDUCE_LOCAL, FN_ISSEND, FN_IMPROBE, FN_IMRECV, NUM_FUNCTIONS
 };
-/* Field ``kind`` of a collective: table.py's Kind. */
-enum {
-    BARRIER = 0, BCAST = 1, GATHER = 2, SCATTER = 4, ALLGATHER = 6, ALLTOALL = 8, REDUCE = 10, ALLREDUCE = 11, SCAN = 13,
-    EXSCAN = 14
-};
-/* wire.py's What, as far as it is known here. */
-enum {
-    MESSAGE = 0, ANNOUNCED = 1, WANTED = 2, TAKEN_THERE = 3, ANNOUNCED_WAITING = 6, HELPED = 7, ACCESS = 8, ACCESSED = 9,
-    LOCK = 10, LOCKED = 11, UNLOCK = 12, PART = 13, ANNOUNCED_AHEAD = 14, ANNOUNCED_AHEAD_WHOLE = 15, DECLINED = 16, GIVEN_UP = 17
-};
-/* Of a wire message: wire.py says what each field means. */
+/* A wire message, aligned. */
 typedef struct {
     uint64_t comm, request, num_bytes, address;
     int tag, what, source, pid;
@@ -30,7 +20,7 @@ typedef struct {
 enum { ASKS_FOR_LOCK = 1 };
 
 enum { ANYWHERE = 0, AT_SEAT = INT_MAX };
-enum { HEADER_BYTES = 48, STATUS_BYTES = 128 };
+enum { HEADER_BYTES = sizeof(WireHeader), STATUS_BYTES = 128 };
 enum { MAX_OPS = 32, MAX_TYPES = 64, MAX_WATCHED = 64, PIECES_IN_FLIGHT = 4 };
 
 typedef struct {
@@ -62,7 +52,7 @@ typedef struct {
 } Piece;
 
 typedef struct {
-    Request *request;
+    Request *request; /* NULL: it is thrown away */
     int peer, tag;
     int is_sending;
     int64_t total, piece_bytes, started, ended; /* bytes */
@@ -82,8 +72,11 @@ typedef struct {
     void *function[NUM_FUNCTIONS];
     Handle comm, byte, op[MAX_OPS], type[MAX_TYPES];
     int64_t extent[MAX_TYPES];
+    char pair[MAX_TYPES]; /* of a value with an index: the letter of the value; 0 else */
     int num_ops, num_types, rank, size;
-    uint64_t *frame_request;
+    uint64_t *frame_request; /* posted for wire messages; NULL: they are probed for */
+    uint64_t probed;         /* the request of one that was found */
+    int any_source, is_probed;
     char *frame;
     uint64_t *sent, *received;
     int frame_ready, mpi_problem;
@@ -96,7 +89,7 @@ typedef struct {
     Part *parts;
     size_t num_doublings, room_doublings, num_parts, room_parts;
     int64_t small_bytes;
-    uint64_t *watched[MAX_WATCHED]; /* requests of streams, which are Python's: it is told when one is over */
+    uint64_t *watched[MAX_WATCHED]; /* requests of collectives that Python runs: it is told when one is over */
     int num_watched;
     /* payloads that this carries itself */
     Carry *carries;
@@ -111,8 +104,8 @@ typedef struct {
     int next_stream, next_ahead;
     _Alignas(16) char status[STATUS_BYTES];
     /* what half.py owns */
-    PyObject *by_number, *posted, *arrived, *requests, *entered, *reals, *plans, *windows, *accesses, *access_queues;
-    PyObject *on_message, *on_match, *on_refused, *serve, *serve_posted, *tell, *tell_wait;
+    PyObject *by_number, *posted, *arrived, *requests, *entered, *reals, *plans, *windows, *accesses, *access_queues, *owed;
+    PyObject *on_message, *may_enter, *serve, *serve_posted, *tell, *tell_wait;
     PyObject *word_send, *word_receive, *word_collective, *word_window, *asker;
     int err_truncate, err_other, err_request, err_op, err_win, err_rma_range;
     /* slots */
@@ -166,18 +159,22 @@ PyObject *queue_of(PyObject *queues, uint64_t comm, int make);
 int arrive(Engine *e, Arrived *message);
 int arrive_short(Engine *e, uint64_t comm, int source, int tag, const char *data, int64_t num_bytes);
 /* A receive has got its message, short or announced. */
-int match(Engine *e, Request *request, const Arrived *message);
-/* 1 if the payload of a matched announcement is brought here, 0 if that is for Python. */
-int bring(Engine *e, Request *request, const Arrived *message);
+int match(Engine *e, Request *request, Arrived *message);
+/* Where the payload of a receive is gathered here, as its size was not known or it does not fit; NULL: in the program. */
+char *gathered(const Request *request);
 Arrived *take_arrived(Engine *e, uint64_t comm, int source, int tag);
 
 /* _engine_wire.c. */
+/* What another rank says does not fit. -1 with an exception. */
+int misfit(const Header *header, const char *what, int64_t found);
 int send_wire(Engine *e, int dest, const uint64_t fields[7], const char *payload, int64_t num_bytes);
 int take_frame(Engine *e);
 
 /* _engine_calls.c. */
 int finish_running(Engine *e, Running *one);
 int scan(Engine *e);
+/* A slot that Python serves waits for the end of this request. */
+void wait_for(Engine *e, int slot, uint64_t request);
 
 /* _engine_doubling.c. */
 int start_doubling(Engine *e, Request *request, uint64_t clock, PyObject *plan, Fold fold, const char *send, int64_t num_bytes);
@@ -186,23 +183,27 @@ int hear_part(Engine *e, uint64_t comm, uint64_t clock, int source, int error, c
 int list_doublings(Engine *e, PyObject *list);
 void drop_doublings(Engine *e);
 
-/* _engine_windows.c: 1, or 0: that is for Python. */
+/* _engine_windows.c. */
+/* An access to a window of this rank, from any rank: an error class, -1 with an exception; `old` has room for
+ * EAGER_BYTES, and in `fetched` is how many of them are the answer.
+ */
+int serve_access(Engine *e, const Header *header, const char *payload, char *old, int64_t *fetched);
 /* Another rank accesses a window of this one. */
 int hear_access(Engine *e, const Header *header, const char *payload);
-/* The answer to an access of this one. */
+/* The answer to an access of this one: 1, or 0: that is for Python. */
 int hear_accessed(Engine *e, const Header *header, const char *payload);
-/* An access that the program has posted, of so many bytes. */
-int start_access(Engine *e, int slot, const char *call, int64_t num_bytes);
+/* An access that the program has posted, of so many bytes: 1, or 0: that is for Python. */
+int start_access(Engine *e, int slot, const StartAccessCall *call, int64_t num_bytes);
 
-/* _engine_locks.c: as those. */
+/* _engine_locks.c. */
 int hear_lock(Engine *e, const Header *header);
 int hear_unlock(Engine *e, const Header *header);
 int hear_locked(Engine *e, const Header *header);
-/* What the program asks of another rank, as calls/table.py has it; the request is borrowed. */
-Request *ask_for_lock(Engine *e, const char *call);
-int give_lock_back(Engine *e, const char *call);
+/* What the program asks; the request is borrowed. */
+Request *ask_for_lock(Engine *e, const LockCall *call);
+int give_lock_back(Engine *e, const UnlockCall *call);
 
-/* _engine_carry.c. The first is for `bring`. */
+/* _engine_carry.c. The first is for `match`. */
 int take_directly(Engine *e, Request *request, const Arrived *message);
 int help_directly(Engine *e, int source, Request *request, uint64_t receive, int pid, uint64_t address);
 /* Whether one of these carries waited for the sender's word that it has helped. */
@@ -215,7 +216,7 @@ char *in_arena(Engine *e, uint64_t address, int64_t num_bytes);
 /* Between the program's memory and ours: there if `outwards`, else here. -1 with an exception. */
 int carry_memory(Engine *e, uint64_t address, char *here, int64_t num_bytes, int outwards);
 
-/* _engine_streams.c. The first is for `bring`. */
+/* _engine_streams.c. The first is for `match`. */
 int stream_in(Engine *e, Request *request, const Arrived *message);
 /* What is wanted of a payload: all of it, or what follows the bytes that were sent ahead. */
 typedef struct {
@@ -238,6 +239,10 @@ int decline(Engine *e, Arrived *message);
 int hear_declined(Engine *e, int dest, const Request *request);
 /* What has gone ahead counts no more: its receivers throw it away. */
 void give_up_ahead(Engine *e);
+/* What a rank has sent ahead and counts no more: take it from MPI, and throw it away. */
+int discard_ahead(Engine *e, int source, int64_t tag, int64_t num_bytes, int64_t piece_bytes);
+/* The same for a message that no receive has, all ranks being about to leave. */
+int discard(Engine *e, Arrived *message);
 /* Whether one moves on now, and not only when a receive matches. */
 int has_moving_stream(const Engine *e);
 /* Whether its oldest piece is over. */

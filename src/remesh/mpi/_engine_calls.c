@@ -4,7 +4,7 @@
 #include <stdio.h>
 
 /* Of a ring: the shortest call behind 4 bytes, padded to 8. */
-enum { LEAST_ENTRY = (4 + UNLOCK_BYTES + 7) & ~7 };
+enum { LEAST_ENTRY = (4 + sizeof(UnlockCall) + 7) & ~7 };
 
 int damaged(int slot, const char *format, ...) {
     char found[128];
@@ -18,69 +18,77 @@ int damaged(int slot, const char *format, ...) {
     return -1;
 }
 
-/* `room`: bytes that the payload may have where the call stands. */
-static int do_send(Engine *e, int slot, const char *call, int64_t room) {
-    uint64_t comm = read_u64(call + 2);
-    int dest = read_i32(call + 10), tag = read_i32(call + 14);
-    int64_t num_bytes = read_i64(call + 18);
-    if (dest < 0 || dest >= e->size) return damaged(slot, "a send to rank %d of %d", dest, e->size);
-    if (num_bytes < 0 || num_bytes > room)
-        return damaged(slot, "a send of %lld bytes in %lld", (long long)num_bytes, (long long)room);
-    if (dest == e->rank) return arrive_short(e, comm, dest, tag, call + SEND_BYTES, num_bytes);
-    uint64_t fields[7] = {comm, (uint32_t)tag, MESSAGE, 0, (uint64_t)num_bytes, 0, 0};
-    return send_wire(e, dest, fields, call + SEND_BYTES, num_bytes);
+/* A short send. */
+static int do_send(Engine *e, const SendCall *call, const char *payload) {
+    if (call->dest == e->rank) return arrive_short(e, call->comm, e->rank, call->tag, payload, call->num_bytes);
+    uint64_t fields[7] = {call->comm, (uint32_t)call->tag, WHAT_MESSAGE, 0, (uint64_t)call->num_bytes, 0, 0};
+    return send_wire(e, call->dest, fields, payload, call->num_bytes);
+}
+
+/* Whether a send is one; `room`: bytes that its payload may have where the call stands. */
+static int check_send(Engine *e, int slot, const SendCall *call, int64_t room) {
+    if (call->dest < 0 || call->dest >= e->size) return damaged(slot, "a send to rank %d of %d", call->dest, e->size);
+    if (call->num_bytes < 0 || call->num_bytes > room)
+        return damaged(slot, "a send of %lld bytes in %lld", (long long)call->num_bytes, (long long)room);
+    return 0;
+}
+
+/* A payload for this rank waits for a receive of its own. */
+static int announce_here(Engine *e, const Request *request) {
+    Arrived *message = new_arrived();
+    if (message == NULL) return -1;
+    message->comm = request->comm;
+    message->source = e->rank;
+    message->tag = request->tag;
+    message->num_bytes = request->num_bytes;
+    message->sender_request = request->number;
+    int failed = arrive(e, message);
+    Py_DECREF((PyObject *)message);
+    return failed;
 }
 
 /* Borrowed request of a send whose payload stays where it is until a receive matches. */
-static Request *announce(Engine *e, const char *call) {
+static Request *announce(Engine *e, const SendCall *call) {
     Request *request = start_request(e, 0, e->word_send);
     if (request == NULL) return NULL;
-    request->comm = read_u64(call + 2);
-    request->peer = read_i32(call + 10);
-    request->tag = read_i32(call + 14);
-    request->num_bytes = read_i64(call + 18);
-    request->address = read_u64(call + 26);
-    int ahead = new_ahead_tag(e, request->peer);
+    request->comm = call->comm;
+    request->peer = call->dest;
+    request->tag = call->tag;
+    request->num_bytes = call->num_bytes;
+    request->address = call->address;
+    if (request->peer == e->rank) return announce_here(e, request) ? NULL : request;
+    int ahead = request->num_bytes > EAGER_BYTES ? new_ahead_tag(e, request->peer) : 0;
     uint64_t pid = e->neighbours[request->peer] ? (uint32_t)e->upper_pid : (uint32_t)ahead;
-    uint64_t what = call[1] & FLAG_BLOCKING ? ANNOUNCED_WAITING : ANNOUNCED;
-    if (ahead) what = in_arena(e, request->address, request->num_bytes) ? ANNOUNCED_AHEAD_WHOLE : ANNOUNCED_AHEAD;
+    uint64_t what = call->flags & FLAG_BLOCKING ? WHAT_ANNOUNCED_WAITING : WHAT_ANNOUNCED;
+    if (ahead)
+        what = in_arena(e, request->address, request->num_bytes) ? WHAT_ANNOUNCED_AHEAD_WHOLE : WHAT_ANNOUNCED_AHEAD;
     uint64_t fields[7] = {
         request->comm, (uint32_t)request->tag, what, request->number, (uint64_t)request->num_bytes, pid, request->address};
     if (send_wire(e, request->peer, fields, NULL, 0)) return NULL;
     return ahead && stream_ahead(e, request, ahead) ? NULL : request;
 }
 
-static int is_other_rank(const Engine *e, int rank) { return rank >= 0 && rank < e->size && rank != e->rank; }
-
-/* Whether a send is a long one to another rank. */
-static int is_long(Engine *e, const char *call) {
-    return !(call[1] & FLAG_INLINE) && read_i64(call + 18) > EAGER_BYTES && is_other_rank(e, read_i32(call + 10));
-}
-
-/* Borrowed request of a receive that has been started; ``at`` points to comm, source, tag, capacity, address. */
-static Request *do_receive(Engine *e, int slot, uint64_t number, const char *at) {
-    uint64_t comm = read_u64(at);
-    int source = read_i32(at + 8), tag = read_i32(at + 12);
-    int64_t capacity = read_i64(at + 16);
-    if (capacity < PARCEL) return damaged(slot, "a receive of %lld bytes", (long long)capacity), NULL;
+/* Borrowed request of a receive that has been started. */
+static Request *do_receive(Engine *e, int slot, uint64_t number, const ReceiveCall *call) {
+    if (call->capacity < PARCEL) return damaged(slot, "a receive of %lld bytes", (long long)call->capacity), NULL;
     Request *request = start_request(e, number, e->word_receive);
     if (request == NULL) return NULL;
-    request->comm = comm;
-    request->peer = source;
-    request->tag = tag;
-    request->num_bytes = capacity;
-    request->address = read_u64(at + 24);
-    Arrived *message = take_arrived(e, comm, source, tag);
+    request->comm = call->comm;
+    request->peer = call->source;
+    request->tag = call->tag;
+    request->num_bytes = call->capacity;
+    request->address = call->address;
+    Arrived *message = take_arrived(e, request->comm, request->peer, request->tag);
     if (PyErr_Occurred()) return NULL;
     if (message == NULL) {
         Posted *receive = new_posted();
-        PyObject *queue = receive == NULL ? NULL : queue_of(e->posted, comm, 1);
+        PyObject *queue = receive == NULL ? NULL : queue_of(e->posted, request->comm, 1);
         int failed = queue == NULL;
         if (!failed) {
             receive->request = request->number;
-            receive->comm = comm;
-            receive->source = source;
-            receive->tag = tag;
+            receive->comm = request->comm;
+            receive->source = request->peer;
+            receive->tag = request->tag;
             failed = PyList_Append(queue, (PyObject *)receive);
         }
         Py_XDECREF((PyObject *)receive);
@@ -91,15 +99,39 @@ static Request *do_receive(Engine *e, int slot, uint64_t number, const char *at)
     return failed ? NULL : request;
 }
 
+void wait_for(Engine *e, int slot, uint64_t request) {
+    e->single[slot] = request;
+    e->singles |= 1u << slot;
+    e->recheck = 1;
+}
+
+static int is_no_rank(const Engine *e, int rank) { return rank < 0 || rank >= e->size; }
+
 /* Answer the start of an operation, or let the slot wait for it. */
 static int started(Engine *e, int slot, uint8_t flags, Request *request) {
     if (request->done) return tell_single(e, slot, request);
     if (flags & FLAG_BLOCKING) {
-        e->single[slot] = request->number;
-        e->singles |= 1u << slot;
+        wait_for(e, slot, request->number);
         return 0;
     }
-    put_64(put_u8(slot_at(e, slot) + BODY, 0), request->number);
+    *(RequestReply *)(slot_at(e, slot) + BODY) = (RequestReply){OK, request->number};
+    answer(e, slot);
+    return 0;
+}
+
+/* A send that stands in a body: a payload that is not there is read, or stays in the program until it is wanted. */
+static int serve_send(Engine *e, int slot, const SendCall *call) {
+    char payload[EAGER_BYTES];
+    int is_inline = call->flags & FLAG_INLINE, flags = call->flags;
+    int is_announced = !is_inline && (call->num_bytes > EAGER_BYTES || flags & FLAG_SYNCHRONOUS);
+    if (check_send(e, slot, call, is_announced ? INT64_MAX : EAGER_BYTES)) return -1;
+    if (is_announced) {
+        Request *request = announce(e, call);
+        return request == NULL ? -1 : started(e, slot, (uint8_t)flags, request);
+    }
+    if (!is_inline && call->num_bytes && carry_memory(e, call->address, payload, call->num_bytes, 0)) return -1;
+    if (do_send(e, call, is_inline ? (const char *)(call + 1) : payload)) return -1;
+    *(RequestReply *)(slot_at(e, slot) + BODY) = (RequestReply){OK, 0};
     answer(e, slot);
     return 0;
 }
@@ -110,34 +142,35 @@ typedef struct {
 } Real;
 
 /* Start a collective on the real MPI; MPI's code. */
-static int start_real(Engine *e, const char *call, Real real, const void *send, void *receive, uint64_t *handle) {
-    int kind = call[2], op = call[3], type = call[4], root = read_i32(call + 13);
-    int send_bytes = (int)read_i64(call + 25), receive_bytes = (int)read_i64(call + 41), size = real.size;
+static int start_real(
+    Engine *e, const CollectiveCall *call, Real real, const void *send, void *receive, uint64_t *handle) {
+    int kind = call->kind, op = call->op, type = call->type, root = call->root;
+    int send_bytes = (int)call->send_bytes, receive_bytes = (int)call->receive_bytes, size = real.size;
     typedef int (*Folding)(const void *, void *, int, Handle, Handle, Handle, uint64_t *);
     typedef int (*Rooted)(const void *, int, Handle, void *, int, Handle, int, Handle, uint64_t *);
     typedef int (*Even)(const void *, int, Handle, void *, int, Handle, Handle, uint64_t *);
     switch (kind) {
-    case BARRIER:
+    case KIND_BARRIER:
         return ((int (*)(Handle, uint64_t *))e->function[FN_BARRIER])(real.comm, handle);
-    case BCAST: {
+    case KIND_BCAST: {
         int (*bcast)(void *, int, Handle, int, Handle, uint64_t *) = e->function[FN_BCAST];
         if (real.rank == root) return bcast((void *)send, send_bytes, e->byte, root, real.comm, handle);
         return bcast(receive, receive_bytes, e->byte, root, real.comm, handle);
     }
-    case GATHER:
+    case KIND_GATHER:
         return ((Rooted)e->function[FN_GATHER])(send, send_bytes, e->byte, receive, receive_bytes / size, e->byte, root, real.comm, handle);
-    case SCATTER:
+    case KIND_SCATTER:
         return ((Rooted)e->function[FN_SCATTER])(send, send_bytes / size, e->byte, receive, receive_bytes, e->byte, root, real.comm, handle);
-    case ALLGATHER:
+    case KIND_ALLGATHER:
         return ((Even)e->function[FN_ALLGATHER])(send, send_bytes, e->byte, receive, receive_bytes / size, e->byte, real.comm, handle);
-    case ALLTOALL:
+    case KIND_ALLTOALL:
         return ((Even)e->function[FN_ALLTOALL])(send, send_bytes / size, e->byte, receive, receive_bytes / size, e->byte, real.comm, handle);
-    case REDUCE: {
+    case KIND_REDUCE: {
         int (*reduce)(const void *, void *, int, Handle, Handle, int, Handle, uint64_t *) = e->function[FN_REDUCE];
         return reduce(send, receive, send_bytes / (int)e->extent[type], e->type[type], e->op[op], root, real.comm, handle);
     }
     default: {
-        int which = kind == ALLREDUCE ? FN_ALLREDUCE : kind == SCAN ? FN_SCAN : FN_EXSCAN;
+        int which = kind == KIND_ALLREDUCE ? FN_ALLREDUCE : kind == KIND_SCAN ? FN_SCAN : FN_EXSCAN;
         return ((Folding)e->function[which])(send, receive, send_bytes / (int)e->extent[type], e->type[type], e->op[op], real.comm, handle);
     }
     }
@@ -149,28 +182,28 @@ static int can_fold(Engine *e, int op, int type, int64_t num_bytes) {
 }
 
 /* Whether a collective is one for here: short, even, of basic types, on a communicator that is there. */
-static int is_short(Engine *e, const char *call, Real *real) {
-    int kind = call[2], op = (uint8_t)call[3], type = (uint8_t)call[4];
-    int64_t send_bytes = read_i64(call + 25), receive_bytes = read_i64(call + 41);
-    if (e->holding || read_u32(call + 49) || send_bytes > EAGER_BYTES || receive_bytes > EAGER_BYTES) return 0;
-    if ((send_bytes && !(call[1] & FLAG_INLINE)) || receive_bytes < 0 || send_bytes < 0) return 0;
+static int is_short(Engine *e, const CollectiveCall *call, Real *real) {
+    int kind = call->kind;
+    int64_t send_bytes = call->send_bytes, receive_bytes = call->receive_bytes;
+    if (call->num_counts || send_bytes > EAGER_BYTES || receive_bytes > EAGER_BYTES) return 0;
+    if ((send_bytes && !(call->flags & FLAG_INLINE)) || receive_bytes < 0 || send_bytes < 0) return 0;
     switch (kind) {
-    case REDUCE: case ALLREDUCE: case SCAN: case EXSCAN:
-        if (!can_fold(e, op, type, send_bytes)) return 0;
+    case KIND_REDUCE: case KIND_ALLREDUCE: case KIND_SCAN: case KIND_EXSCAN:
+        if (!can_fold(e, call->op, call->type, send_bytes)) return 0;
         break;
-    case BARRIER: case BCAST: case GATHER: case SCATTER: case ALLGATHER: case ALLTOALL:
+    case KIND_BARRIER: case KIND_BCAST: case KIND_GATHER: case KIND_SCATTER: case KIND_ALLGATHER: case KIND_ALLTOALL:
         break;
     default:
         return 0;
     }
-    PyObject *found = find_in(e->reals, read_u64(call + 5));
+    PyObject *found = find_in(e->reals, call->comm);
     if (found == NULL) return PyErr_Occurred() ? -1 : 0;
     real->comm = (Handle)PyLong_AsUnsignedLongLongMask(PyTuple_GetItem(found, 0));
     real->rank = (int)PyLong_AsLong(PyTuple_GetItem(found, 1));
     real->size = (int)PyLong_AsLong(PyTuple_GetItem(found, 2));
     if (PyErr_Occurred()) return -1;
-    int is_fold = kind == REDUCE || kind == ALLREDUCE || kind == SCAN || kind == EXSCAN;
-    int has_result = kind != REDUCE || read_i32(call + 13) == real->rank;
+    int is_fold = kind == KIND_REDUCE || kind == KIND_ALLREDUCE || kind == KIND_SCAN || kind == KIND_EXSCAN;
+    int has_result = kind != KIND_REDUCE || call->root == real->rank;
     return !is_fold || receive_bytes == (has_result ? send_bytes : 0);
 }
 
@@ -186,17 +219,15 @@ static int64_t count_entered(Engine *e, uint64_t comm) {
     return failed ? -1 : count;
 }
 
-/* The plan of a collective that is messages of ours; NULL if it is not one, perhaps with an exception. collectives.py
- * has the same rule, for those that come from Python.
+/* The plan of a collective that is messages of ours; NULL if it is not one, perhaps with an exception. It depends only
+ * on what MPI wants to be the same on all ranks.
  */
-static PyObject *small_plan(Engine *e, const char *call) {
-    int kind = call[2];
-    int64_t send_bytes = read_i64(call + 25), receive_bytes = read_i64(call + 41);
-    if (e->holding || read_u32(call + 49) || (kind != BARRIER && kind != ALLREDUCE)) return NULL;
-    if (send_bytes != receive_bytes || send_bytes < 0 || send_bytes > e->small_bytes) return NULL;
-    if (send_bytes && !(call[1] & FLAG_INLINE)) return NULL;
-    if (kind == ALLREDUCE && !can_fold(e, (uint8_t)call[3], (uint8_t)call[4], send_bytes)) return NULL;
-    return find_in(e->plans, read_u64(call + 5));
+static PyObject *small_plan(Engine *e, const CollectiveCall *call) {
+    int is_fold = call->kind == KIND_ALLREDUCE;
+    if (call->num_counts || (call->kind != KIND_BARRIER && !is_fold)) return NULL;
+    if (call->send_bytes != call->receive_bytes || call->send_bytes < 0 || call->send_bytes > e->small_bytes) return NULL;
+    if (is_fold ? !can_fold(e, call->op, call->type, call->send_bytes) : call->send_bytes != 0) return NULL;
+    return find_in(e->plans, call->comm);
 }
 
 int finish_running(Engine *e, Running *one) {
@@ -210,26 +241,25 @@ int finish_running(Engine *e, Running *one) {
     return failed;
 }
 
-static int do_collective(Engine *e, int slot, const char *call, Real real) {
-    uint64_t comm = read_u64(call + 5);
+static int do_collective(Engine *e, int slot, const CollectiveCall *call, Real real) {
     Running *running = with_room(e->running, e->num_running, &e->room_running, sizeof *running);
     if (running == NULL) return -1;
     e->running = running;
-    int64_t receive_bytes = read_i64(call + 41);
-    uint8_t flags = call[1];
+    int64_t receive_bytes = call->receive_bytes;
+    uint8_t flags = call->flags;
     Running one = {0};
-    one.send = PyBytes_FromStringAndSize(call + COLLECTIVE_BYTES, read_i64(call + 25));
+    one.send = PyBytes_FromStringAndSize((const char *)(call + 1), call->send_bytes);
     one.result = PyBytes_FromStringAndSize(NULL, receive_bytes);
     one.request = one.send == NULL || one.result == NULL ? NULL : start_request(e, 0, e->word_collective);
-    if (one.request == NULL || count_entered(e, comm) < 0) {
+    if (one.request == NULL || count_entered(e, call->comm) < 0) {
         Py_XDECREF(one.send);
         Py_XDECREF(one.result);
         return -1;
     }
     Py_INCREF((PyObject *)one.request);
-    one.request->comm = comm;
-    one.request->peer = read_i32(call + 13);
-    one.request->address = read_u64(call + 33);
+    one.request->comm = call->comm;
+    one.request->peer = call->root;
+    one.request->address = call->receive_address;
     one.request->num_bytes = receive_bytes;
     memset(PyBytes_AsString(one.result), 0, receive_bytes);
     int (*test)(uint64_t *, int *, void *) = e->function[FN_TEST];
@@ -254,115 +284,136 @@ static int do_collective(Engine *e, int slot, const char *call, Real real) {
     return failed;
 }
 
-static int do_small(Engine *e, int slot, const char *call, PyObject *plan) {
-    uint64_t comm = read_u64(call + 5);
-    int64_t num_bytes = read_i64(call + 41), clock = count_entered(e, comm);
+static int do_small(Engine *e, int slot, const CollectiveCall *call, PyObject *plan) {
+    char operand[EAGER_BYTES];
+    int64_t num_bytes = call->send_bytes, clock = count_entered(e, call->comm);
     Request *request = clock < 0 ? NULL : start_request(e, 0, e->word_collective);
     if (request == NULL) return -1;
-    request->comm = comm;
-    request->address = read_u64(call + 33);
+    request->comm = call->comm;
+    request->address = call->receive_address;
     request->num_bytes = num_bytes;
-    Fold fold = {(uint8_t)call[3], (uint8_t)call[4]};
-    uint8_t flags = call[1];
-    if (start_doubling(e, request, (uint64_t)clock, plan, fold, call + COLLECTIVE_BYTES, num_bytes)) return -1;
+    Fold fold = {call->op, call->type};
+    uint8_t flags = call->flags;
+    if (flags & FLAG_INLINE) memcpy(operand, call + 1, (size_t)num_bytes);
+    else if (num_bytes && carry_memory(e, call->send_address, operand, num_bytes, 0)) return -1;
+    if (start_doubling(e, request, (uint64_t)clock, plan, fold, operand, num_bytes)) return -1;
     return started(e, slot, flags, request);
 }
 
-/* Leave the request in a slot to Python; it stays blocked there if it has no answer yet. */
+/* Leave the request in a slot to Python: it has its reply (0), waits for a request, or stays blocked there (-1). */
 static int serve_in_python(Engine *e, int slot) {
     e->attention = 1;
-    PyObject *answered = PyObject_CallFunction(e->serve, "i", slot);
-    if (answered == NULL) return -1;
-    if (answered == Py_True) answer(e, slot);
+    PyObject *found = PyObject_CallFunction(e->serve, "i", slot);
+    long long request = found == NULL ? -1 : PyLong_AsLongLong(found);
+    Py_XDECREF(found);
+    if (PyErr_Occurred()) return -1;
+    if (request == 0) answer(e, slot);
+    else if (request > 0) wait_for(e, slot, (uint64_t)request);
     else e->blocked |= 1u << slot;
-    Py_DECREF(answered);
+    return 0;
+}
+
+/* Whether the collective clock lets a rank go into one more, or -1; if not, its slot is blocked. */
+static int may_enter(Engine *e, int slot, uint64_t comm) {
+    if (!e->holding) return 1;
+    e->attention = 1;
+    PyObject *answer = PyObject_CallFunction(e->may_enter, "iK", slot, (unsigned long long)comm);
+    int may = answer == NULL ? -1 : PyObject_IsTrue(answer);
+    Py_XDECREF(answer);
+    if (may == 0) e->blocked |= 1u << slot;
+    return may;
+}
+
+static int serve_collective(Engine *e, int slot, const CollectiveCall *call) {
+    Real real;
+    int may = may_enter(e, slot, call->comm);
+    if (may <= 0) return may;
+    PyObject *plan = small_plan(e, call);
+    if (plan != NULL) return do_small(e, slot, call, plan);
+    int here = PyErr_Occurred() ? -1 : is_short(e, call, &real);
+    if (here < 0) return -1;
+    return here ? do_collective(e, slot, call, real) : serve_in_python(e, slot);
+}
+
+static int serve_wait(Engine *e, int slot, const WaitCall *call) {
+    e->open_in[slot] = 0;
+    int is_blocking = call->flags & FLAG_BLOCKING, over = try_wait(e, slot);
+    if (over) return over < 0 ? -1 : 0;
+    if (is_blocking) {
+        e->waits |= 1u << slot;
+        return 0;
+    }
+    *(WaitReply *)(slot_at(e, slot) + BODY) = (WaitReply){OK, 0};
+    answer(e, slot);
     return 0;
 }
 
 static int serve_body(Engine *e, int slot) {
-    const char *body = slot_at(e, slot) + BODY;
-    uint8_t flags = body[1];
-    Real real;
-    switch ((uint8_t)body[0]) {
+    char *body = slot_at(e, slot) + BODY;
+    Request *request;
+    switch (*(uint8_t *)body) {
     case CALL_HELLO:
-        put_32(put_32(put_u8((char *)body, 0), (uint32_t)e->rank), (uint32_t)e->size);
+        *(HelloReply *)body = (HelloReply){OK, e->rank, e->size};
         answer(e, slot);
         return 0;
     case CALL_SEND:
-        if (is_long(e, body)) {
-            Request *request = announce(e, body);
-            return request == NULL ? -1 : started(e, slot, flags, request);
-        }
-        if (!(flags & FLAG_INLINE)) break;
-        if (do_send(e, slot, body, EAGER_BYTES)) return -1;
-        put_64(put_u8((char *)body, 0), 0);
+        return serve_send(e, slot, (const SendCall *)body);
+    case CALL_RECEIVE:
+        request = do_receive(e, slot, 0, (const ReceiveCall *)body);
+        return request == NULL ? -1 : started(e, slot, ((const ReceiveCall *)body)->flags, request);
+    case CALL_WAIT:
+        return serve_wait(e, slot, (const WaitCall *)body);
+    case CALL_LOCK:
+        if (is_no_rank(e, ((const LockCall *)body)->target)) return damaged(slot, "a lock on a rank that is none");
+        request = ask_for_lock(e, (const LockCall *)body);
+        return request == NULL ? -1 : started(e, slot, ((const LockCall *)body)->flags, request);
+    case CALL_UNLOCK:
+        if (is_no_rank(e, ((const UnlockCall *)body)->target)) return damaged(slot, "a lock on a rank that is none");
+        if (give_lock_back(e, (const UnlockCall *)body)) return -1;
+        put_status(body, OK);
         answer(e, slot);
         return 0;
-    case CALL_RECEIVE: {
-        Request *request = do_receive(e, slot, 0, body + 2);
-        return request == NULL ? -1 : started(e, slot, flags, request);
-    }
-    case CALL_WAIT: {
-        e->open_in[slot] = 0;
-        int over = try_wait(e, slot);
-        if (over) return over < 0 ? -1 : 0;
-        if (flags & FLAG_BLOCKING) {
-            e->waits |= 1u << slot;
-            return 0;
-        }
-        put_32(put_u8((char *)body, 0), 0);
-        answer(e, slot);
-        return 0;
-    }
-    case CALL_LOCK: {
-        if (!is_other_rank(e, read_i32(body + 10))) break;
-        Request *request = ask_for_lock(e, body);
-        return request == NULL ? -1 : started(e, slot, flags, request);
-    }
-    case CALL_COLLECTIVE: {
-        PyObject *plan = small_plan(e, body);
-        if (plan != NULL) return do_small(e, slot, body, plan);
-        int here = PyErr_Occurred() ? -1 : is_short(e, body, &real);
-        if (here < 0) return -1;
-        if (here) return do_collective(e, slot, body, real);
-        break;
-    }
+    case CALL_COLLECTIVE:
+        return serve_collective(e, slot, (const CollectiveCall *)body);
     default:
-        break;
+        return serve_in_python(e, slot);
     }
-    return serve_in_python(e, slot);
 }
 
-/* Leave what was posted in a ring to Python. */
-static int serve_posted_in_python(Engine *e, int slot, const char *call, int64_t num_bytes) {
+/* Start an access that stands in a ring; behind one that waits for its turn it is Python's. */
+static int serve_access_posted(Engine *e, int slot, const StartAccessCall *call, int64_t num_bytes) {
+    int done = start_access(e, slot, call, num_bytes);
+    if (done) return done < 0 ? -1 : 0;
     e->attention = 1;
-    PyObject *done = PyObject_CallFunction(e->serve_posted, "iy#", slot, call, (Py_ssize_t)num_bytes);
-    Py_XDECREF(done);
-    return done == NULL ? -1 : 0;
+    PyObject *served = PyObject_CallFunction(e->serve_posted, "iy#", slot, call, (Py_ssize_t)num_bytes);
+    Py_XDECREF(served);
+    return served == NULL ? -1 : 0;
 }
 
 /* One call out of a ring, whose entry has so many bytes for it. */
 static int serve_posted(Engine *e, int slot, const char *call, int64_t num_bytes) {
-    int done;
-    switch ((uint8_t)call[0]) {
+    const StartReceiveCall *receive = (const StartReceiveCall *)call;
+    switch (*(uint8_t *)call) {
     case CALL_SEND:
-        if (num_bytes < SEND_BYTES) break;
-        return do_send(e, slot, call, num_bytes - SEND_BYTES);
-    case CALL_START_RECEIVE:
-        if (num_bytes < START_RECEIVE_BYTES) break;
-        return do_receive(e, slot, read_u64(call + 1), call + 9) == NULL ? -1 : 0;
+        if (num_bytes < (int64_t)sizeof(SendCall)) break;
+        if (check_send(e, slot, (const SendCall *)call, num_bytes - (int64_t)sizeof(SendCall))) return -1;
+        return do_send(e, (const SendCall *)call, call + sizeof(SendCall));
+    case CALL_START_RECEIVE: {
+        if (num_bytes < (int64_t)sizeof *receive) break;
+        ReceiveCall as_one = {CALL_RECEIVE, 0, receive->comm, receive->source, receive->tag, receive->capacity, receive->address};
+        return do_receive(e, slot, receive->request, &as_one) == NULL ? -1 : 0;
+    }
     case CALL_START_ACCESS:
-        if (num_bytes < START_ACCESS_BYTES) break;
-        done = start_access(e, slot, call, num_bytes);
-        return done ? (done < 0 ? -1 : 0) : serve_posted_in_python(e, slot, call, num_bytes);
+        if (num_bytes < (int64_t)sizeof(StartAccessCall)) break;
+        return serve_access_posted(e, slot, (const StartAccessCall *)call, num_bytes);
     case CALL_UNLOCK:
-        if (num_bytes < UNLOCK_BYTES) break;
-        if (is_other_rank(e, read_i32(call + 9))) return give_lock_back(e, call);
-        return serve_posted_in_python(e, slot, call, num_bytes);
+        if (num_bytes < (int64_t)sizeof(UnlockCall)) break;
+        if (is_no_rank(e, ((const UnlockCall *)call)->target)) return damaged(slot, "a lock on a rank that is none");
+        return give_lock_back(e, (const UnlockCall *)call);
     default:
         break;
     }
-    return damaged(slot, "call %d in an entry of %lld bytes", (uint8_t)call[0], (long long)num_bytes + 4);
+    return damaged(slot, "call %d in an entry of %lld bytes", *(uint8_t *)call, (long long)num_bytes + 4);
 }
 
 /* Everything in the ring of a slot, in order; how many entries, or -1. */

@@ -5,8 +5,8 @@
  *               HELPED    ────────────>
  *               complete  <────────────  TAKEN
  *
- * transfers.py says what the words mean, and does what this leaves: payloads over networks, of unknown size, longer than
- * their buffer. A carry goes on by itself, a part at a time, also while closed: only new ones are not begun then.
+ * A payload of unknown size, or longer than its buffer, is gathered here, and told like a short one. A carry goes on by
+ * itself, a part at a time, also while closed: only new ones are not begun then.
  */
 #include "_engine.h"
 #include <errno.h>
@@ -19,6 +19,7 @@ struct Carry {
     Request *request; /* here */
     uint64_t other;   /* the request there */
     uint64_t here, there; /* addresses in both programs */
+    char *gathered;   /* where it goes here instead of the program; NULL else */
     int peer, pid;    /* rank there, and the process of its program */
     int64_t done, end;
     char is_helping;  /* writes there; else it reads from there */
@@ -61,7 +62,7 @@ int carry_memory(Engine *e, uint64_t address, char *here, int64_t num_bytes, int
 static int carry_part(Engine *e, const Carry *one, int64_t num_bytes) {
     uint64_t here = one->here + (uint64_t)one->done, there = one->there + (uint64_t)one->done;
     long in = SYS_process_vm_readv, out = SYS_process_vm_writev;
-    char *place = in_arena(e, here, num_bytes);
+    char *place = one->gathered != NULL ? one->gathered + one->done : in_arena(e, here, num_bytes);
     if (place != NULL) return move(one->is_helping ? out : in, one->pid, there, place, num_bytes);
     int from_pid = one->is_helping ? e->upper_pid : one->pid, to_pid = one->is_helping ? one->pid : e->upper_pid;
     uint64_t from = one->is_helping ? here : there, to = one->is_helping ? there : here;
@@ -100,10 +101,11 @@ int take_directly(Engine *e, Request *request, const Arrived *message) {
     one->other = message->sender_request;
     one->here = request->address;
     one->there = message->address;
-    if (!message->waits || message->num_bytes < SHARED_WORK_BYTES) return 0;
+    one->gathered = gathered(request);
+    if (one->gathered != NULL || !message->waits || message->num_bytes < SHARED_WORK_BYTES) return 0;
     one->awaits_help = 1;
     one->end = first_half(message->num_bytes);
-    uint64_t fields[7] = {request->comm, 0, WANTED, one->other, request->number, (uint32_t)e->upper_pid, one->here};
+    uint64_t fields[7] = {request->comm, 0, WHAT_WANTED, one->other, request->number, (uint32_t)e->upper_pid, one->here};
     return send_wire(e, one->peer, fields, NULL, 0);
 }
 
@@ -136,20 +138,18 @@ int hear_helped(Engine *e, uint64_t receive, int is_done) {
 static int finish_carry(Engine *e, Carry *one) {
     Request *request = one->request;
     if (one->is_helping) {
-        uint64_t fields[7] = {request->comm, 0, HELPED, one->other, !one->failed, 0, 0};
+        uint64_t fields[7] = {request->comm, 0, WHAT_HELPED, one->other, !one->failed, 0, 0};
         return send_wire(e, one->peer, fields, NULL, 0) ? -1 : 1;
     }
     if (one->awaits_help) return 0;
     if (one->failed) {
         /* This process may not look into that one; from now on payloads go through MPI, this one from its beginning. */
         memset(e->neighbours, 0, (size_t)e->size);
-        e->attention = 1;
-        PyObject *done = PyObject_CallFunction(e->on_refused, "OK", request, (unsigned long long)one->other);
-        Py_XDECREF(done);
-        return done == NULL ? -1 : 1;
+        Arrived message = {.source = one->peer, .num_bytes = request->message_bytes, .sender_request = one->other};
+        return stream_in(e, request, &message) ? -1 : 1;
     }
-    request->written = 1;
-    uint64_t fields[7] = {request->comm, 0, TAKEN_THERE, one->other, 0, 0, 0};
+    request->written = one->gathered == NULL;
+    uint64_t fields[7] = {request->comm, 0, WHAT_TAKEN, one->other, 0, 0, 0};
     return complete(e, request) || send_wire(e, one->peer, fields, NULL, 0) ? -1 : 1;
 }
 

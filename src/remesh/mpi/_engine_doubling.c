@@ -1,4 +1,4 @@
-/* How an Engine does small reductions to all, and barriers: lower/doubling.py, by the same plans.
+/* How an Engine does small reductions to all, and barriers, by the plans of lower/exchange_pattern.py.
  *
  *     a step gives    PART (communicator, clock) with what is folded so far ──>
  *     a step takes    the part of its peer, which has come or will; folds it; goes on
@@ -88,7 +88,7 @@ static int advance(Engine *e, Doubling *one) {
         int what = read_i32(plan + one->step), peer = read_i32(plan + one->step + 4), error = 0;
         if (what == GIVE) {
             int64_t num_bytes = PyBytes_Size(one->mine);
-            uint64_t fields[7] = {request->comm, (uint32_t)request->error, PART, one->clock, (uint64_t)num_bytes, 0, 0};
+            uint64_t fields[7] = {request->comm, (uint32_t)request->error, WHAT_PART, one->clock, (uint64_t)num_bytes, 0, 0};
             if (send_wire(e, peer, fields, PyBytes_AsString(one->mine), num_bytes)) return -1;
         } else {
             PyObject *theirs = find_part(e, one, peer, &error);

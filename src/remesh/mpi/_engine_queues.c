@@ -102,9 +102,9 @@ static int64_t inline_bytes(const Request *request, int64_t room, uint8_t *where
 }
 
 static char *put_completion(char *to, const Request *request, uint8_t where, int64_t length) {
-    to = put_32(put_32(to, (uint32_t)request->source), (uint32_t)request->message_tag);
-    to = put_32(put_64(to, (uint64_t)request->message_bytes), (uint32_t)request->error);
-    to = put_64(put_u8(to, where), 0);
+    *(Completion *)to = (Completion){.source = request->source, .tag = request->message_tag, .error = request->error,
+                                     .num_bytes = request->message_bytes, .where = where};
+    to += sizeof(Completion);
     if (length) {
         PyObject *payload = request->payload;
         memcpy(to, PyBytes_Check(payload) ? PyBytes_AsString(payload) : PyByteArray_AsString(payload), length);
@@ -116,14 +116,15 @@ static char *put_completion(char *to, const Request *request, uint8_t where, int
 int tell_single(Engine *e, int slot, Request *request) {
     char *body = slot_at(e, slot) + BODY;
     uint8_t where;
-    int64_t length = inline_bytes(request, BODY_BYTES - REQUEST_REPLY_BYTES - COMPLETION_BYTES, &where);
+    int64_t length = inline_bytes(request, (int64_t)(BODY_BYTES - sizeof(RequestReply) - sizeof(Completion)), &where);
     if (length < 0) {
         e->attention = 1;
         PyObject *done = PyObject_CallFunction(e->tell, "iO", slot, request);
         if (done == NULL) return -1;
         Py_DECREF(done);
     } else {
-        put_completion(put_64(put_u8(body, 0), 0), request, where, length);
+        *(RequestReply *)body = (RequestReply){OK, 0};
+        put_completion(body + sizeof(RequestReply), request, where, length);
         if (forget(e, request)) return -1;
     }
     answer(e, slot);
@@ -133,8 +134,8 @@ int tell_single(Engine *e, int slot, Request *request) {
 void fail(Engine *e, int slot, const char *what, int code) {
     char *body = slot_at(e, slot) + BODY, text[96];
     int length = snprintf(text, sizeof text, "%s on the real MPI: error %d", what, code);
-    put_32(put_32(put_u8(body, 1), (uint32_t)e->err_other), (uint32_t)length);
-    memcpy(body + 9, text, length);
+    *(Failure *)body = (Failure){FAILED, e->err_other, length};
+    memcpy(body + sizeof(Failure), text, length);
     answer(e, slot);
 }
 
@@ -142,14 +143,14 @@ void fail(Engine *e, int slot, const char *what, int code) {
  * payloads are more than its reply has room for.
  */
 static int64_t count_over(Engine *e, const uint64_t *asked, uint32_t count, uint8_t mode, int *is_long) {
-    int64_t over = 0, room = BODY_BYTES - WAIT_REPLY_BYTES;
+    int64_t over = 0, room = BODY_BYTES - (int64_t)sizeof(WaitReply);
     uint8_t where;
     for (uint32_t i = 0; i < count && !(mode == MODE_ANY && over); i++) {
         Request *request = find_request(e, asked[i]);
         if (request == NULL && PyErr_Occurred()) return -1;
         if (request != NULL && !request->done) continue;
         over++;
-        room -= INDEX_BYTES + COMPLETION_BYTES;
+        room -= (int64_t)(sizeof(Index) + sizeof(Completion));
         int64_t length = request == NULL ? 0 : inline_bytes(request, room, &where);
         if (length < 0) *is_long = 1;
         else room -= length;
@@ -170,9 +171,8 @@ static int put_ended(Engine *e, char *to, const uint64_t *asked, uint32_t count,
         over--;
         to = put_32(to, i);
         if (request == NULL) {
-            memset(to, 0, COMPLETION_BYTES);
-            put_32(to + 16, (uint32_t)e->err_request);
-            to += COMPLETION_BYTES;
+            *(Completion *)to = (Completion){.error = e->err_request};
+            to += sizeof(Completion);
         } else {
             int64_t length = inline_bytes(request, BODY_BYTES, &where);
             to = put_completion(to, request, where, length);
@@ -195,13 +195,14 @@ static int is_one_open(Engine *e, int slot, const uint64_t *asked, uint32_t coun
 /* The reply of ``wait`` if what it asks for is over: 1, or 0, or -1 with an exception. */
 int try_wait(Engine *e, int slot) {
     char *body = slot_at(e, slot) + BODY;
-    uint8_t mode = body[2];
-    uint32_t count = read_u32(body + 3);
+    const WaitCall *call = (const WaitCall *)body;
+    uint8_t mode = call->mode;
+    uint32_t count = call->count;
     /* Copied, for the reply is written over them. */
-    uint64_t asked[(BODY_BYTES - WAIT_BYTES) / 8];
+    uint64_t asked[(BODY_BYTES - sizeof(WaitCall)) / 8];
     if (count > sizeof asked / sizeof *asked)
         return damaged(slot, "a wait for %u requests", count);
-    memcpy(asked, body + WAIT_BYTES, count * sizeof *asked);
+    memcpy(asked, call + 1, count * sizeof *asked);
     int is_open = mode == MODE_ALL ? is_one_open(e, slot, asked, count) : 0, is_long = 0;
     if (is_open) return is_open < 0 ? -1 : 0;
     int64_t over = count_over(e, asked, count, mode, &is_long);
@@ -214,8 +215,8 @@ int try_wait(Engine *e, int slot) {
         if (done == NULL) return -1;
         Py_DECREF(done);
     } else {
-        if (put_ended(e, body + WAIT_REPLY_BYTES, asked, count, over)) return -1;
-        put_32(put_u8(body, 0), (uint32_t)over);
+        if (put_ended(e, body + sizeof(WaitReply), asked, count, over)) return -1;
+        *(WaitReply *)body = (WaitReply){OK, (uint32_t)over};
     }
     answer(e, slot);
     return 1;
@@ -242,7 +243,11 @@ int tell_waiting(Engine *e) {
     return 0;
 }
 
-/* ---- matching: the rule of matching.py, on its queues ---- */
+/* ---- matching ----
+ *
+ * MPI's rule (MPI 4.1, section 3.5): a message that arrives goes to the oldest posted receive that fits it; a receive
+ * that is posted takes the earliest message that fits. Both queues are lists of matching.py, by communicator, in order.
+ */
 
 PyObject *queue_of(PyObject *queues, uint64_t comm, int make) {
     PyObject *key = PyLong_FromUnsignedLongLong(comm);
@@ -260,30 +265,53 @@ static int fits(int wanted_source, int wanted_tag, int source, int tag) {
     return (wanted_source == ANY || wanted_source == source) && (wanted_tag == ANY || wanted_tag == tag);
 }
 
-int bring(Engine *e, Request *request, const Arrived *message) {
-    int is_ours = !e->closed && message->source != e->rank && message->source >= 0 && message->source < e->size &&
-                  request->num_bytes != PARCEL && request->num_bytes >= message->num_bytes;
-    if (!is_ours) return 0;
-    request->source = message->source;
-    request->message_tag = message->tag;
-    request->message_bytes = message->num_bytes;
-    int is_near = message->pid && e->neighbours[message->source];
-    return (is_near ? take_directly : stream_in)(e, request, message) ? -1 : 1;
+char *gathered(const Request *request) {
+    PyObject *payload = request->payload;
+    return payload != NULL && PyByteArray_Check(payload) ? PyByteArray_AsString(payload) : NULL;
 }
 
-int match(Engine *e, Request *request, const Arrived *message) {
-    if (message->payload == NULL || message->payload == Py_None) {
-        int brought = bring(e, request, message);
-        if (brought) return brought < 0 ? -1 : 0;
-        e->attention = 1;
-        PyObject *done = PyObject_CallFunction(e->on_match, "OO", request, message);
-        Py_XDECREF(done);
-        return done == NULL ? -1 : 0;
-    }
+/* Have a place here for what the program's buffer is not known for, or too small. */
+static int gather(Request *request, int64_t num_bytes) {
+    PyObject *place = PyByteArray_FromStringAndSize(NULL, num_bytes);
+    if (place == NULL) return -1;
+    set_object(&request->payload, place);
+    Py_DECREF(place);
+    return 0;
+}
+
+/* What the program sends to itself. */
+static int take_own(Engine *e, Request *request, const Arrived *message) {
+    Request *send = find_request(e, message->sender_request);
+    if (send == NULL) return PyErr_SetString(PyExc_KeyError, "a message of no send"), -1;
+    if (gather(request, send->num_bytes)) return -1;
+    if (send->num_bytes && carry_memory(e, send->address, gathered(request), send->num_bytes, 0)) return -1;
+    return complete(e, send) || complete(e, request) ? -1 : 0;
+}
+
+/* Note that a payload is to be asked for when the ranks are open. */
+static int owe(Engine *e, Request *request, Arrived *message) {
+    PyObject *pair = PyTuple_Pack(2, request, message);
+    int failed = pair == NULL || PyList_Append(e->owed, pair);
+    Py_XDECREF(pair);
+    return failed ? -1 : 0;
+}
+
+/* An announced payload has a receive. */
+static int bring(Engine *e, Request *request, Arrived *message) {
+    if (e->closed) return owe(e, request, message);
+    if (message->source == e->rank) return take_own(e, request, message);
+    int has_room = request->num_bytes != PARCEL && request->num_bytes >= message->num_bytes;
+    if (!has_room && gather(request, message->num_bytes)) return -1;
+    int is_near = message->pid && e->neighbours[message->source];
+    return (is_near ? take_directly : stream_in)(e, request, message);
+}
+
+int match(Engine *e, Request *request, Arrived *message) {
     request->source = message->source;
     request->message_tag = message->tag;
     request->message_bytes = message->num_bytes;
     if (request->num_bytes != PARCEL && message->num_bytes > request->num_bytes) request->error = e->err_truncate;
+    if (message->payload == NULL || message->payload == Py_None) return bring(e, request, message);
     set_object(&request->payload, message->payload);
     return complete(e, request);
 }

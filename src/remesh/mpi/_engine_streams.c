@@ -5,8 +5,8 @@
  *               piece, piece, ... ─────>  written into the receiver's program
  *
  * A piece is copied between the program and a buffer of ours while others are on their way; where the program's buffer
- * is shared with us MPI works on it in place. transfers.py says what the words mean, and does what this leaves: payloads
- * of unknown size, or longer than their buffer. A stream that has begun ends also while closed.
+ * is shared with us MPI works on it in place; if both are, the payload is one message of MPI's. A payload of unknown
+ * size, or longer than its buffer, is gathered here. A stream that has begun ends also while closed.
  *
  * The first bytes, as many as a piece has, do not wait to be wanted, which saves a round trip: they go ahead, on a tag of
  * the sender's, and MPI moves them as soon as the receiver, where a receive has matched, asks MPI for them. What follows
@@ -84,7 +84,7 @@ static Stream *push_stream(Engine *e, Request *request, int64_t total, int64_t p
     e->streams = streams;
     Stream *one = &e->streams[e->num_streams++];
     memset(one, 0, sizeof *one);
-    Py_INCREF((PyObject *)request);
+    Py_XINCREF((PyObject *)request);
     one->request = request;
     one->total = total;
     one->piece_bytes = piece_bytes;
@@ -104,7 +104,8 @@ int ahead_piece(const Engine *e, int is_whole) { return (int)(is_whole ? e->piec
 int stream_in(Engine *e, Request *request, const Arrived *message) {
     int64_t num_bytes = message->num_bytes;
     /* All arenas have the same addresses: between two of them the payload is one message of MPI's. */
-    int is_shared = in_arena(e, message->address, num_bytes) != NULL && in_arena(e, request->address, num_bytes) != NULL;
+    int is_shared = in_arena(e, message->address, num_bytes) != NULL && gathered(request) == NULL &&
+                    in_arena(e, request->address, num_bytes) != NULL;
     Stream *one = push_stream(e, request, num_bytes, is_shared ? LARGEST_PIECE_BYTES : copied_piece(e));
     if (one == NULL) return -1;
     one->peer = message->source;
@@ -114,7 +115,7 @@ int stream_in(Engine *e, Request *request, const Arrived *message) {
     /* An empty message is wanted, too: its synchronous sender waits to hear that a receive has matched. */
     if (message->ahead && one->ahead == num_bytes) return 0;
     one->tag = new_stream_tag(e);
-    uint64_t fields[7] = {request->comm, (uint64_t)one->ahead, WANTED, message->sender_request, (uint64_t)one->tag, 0,
+    uint64_t fields[7] = {request->comm, (uint64_t)one->ahead, WHAT_WANTED, message->sender_request, (uint64_t)one->tag, 0,
                           (uint64_t)one->piece_bytes};
     return send_wire(e, one->peer, fields, NULL, 0);
 }
@@ -148,6 +149,13 @@ int stream_out(Engine *e, int dest, Request *request, Wanted wanted) {
     return 0;
 }
 
+/* Where MPI works on a piece in place; NULL where it is copied. */
+static char *place_of(Engine *e, const Stream *one, int64_t num_bytes) {
+    if (one->request == NULL) return NULL;
+    char *here = one->is_sending ? NULL : gathered(one->request);
+    return here != NULL ? here + one->started : in_arena(e, one->request->address + (uint64_t)one->started, num_bytes);
+}
+
 /* Hand the next piece to MPI. */
 static int start_piece(Engine *e, Stream *one) {
     Piece *piece = &one->pieces[(one->first + one->count) % PIECES_IN_FLIGHT];
@@ -156,11 +164,11 @@ static int start_piece(Engine *e, Stream *one) {
     int64_t most = is_ahead ? one->ahead_piece : one->piece_bytes;
     memset(piece, 0, sizeof *piece);
     piece->num_bytes = left < most ? left : most;
-    uint64_t address = one->request->address + (uint64_t)one->started;
-    char *place = in_arena(e, address, piece->num_bytes);
+    char *place = place_of(e, one, piece->num_bytes);
     if (place == NULL) {
         if ((place = piece->buffer = borrow(e)) == NULL) return PyErr_NoMemory(), -1;
-        if (one->is_sending && carry_memory(e, address, place, piece->num_bytes, 0)) return -1;
+        if (one->is_sending && carry_memory(e, one->request->address + (uint64_t)one->started, place, piece->num_bytes, 0))
+            return -1;
     }
     int which = !one->is_sending ? FN_IRECV : is_ahead ? FN_ISSEND : FN_ISEND, tag = is_ahead ? one->ahead_tag : one->tag;
     int (*start)(void *, int, Handle, int, int, Handle, uint64_t *) = e->function[which];
@@ -174,8 +182,8 @@ static int start_piece(Engine *e, Stream *one) {
 /* The oldest piece is over. */
 static int end_piece(Engine *e, Stream *one) {
     Piece *piece = &one->pieces[one->first];
-    uint64_t address = one->request->address + (uint64_t)one->ended;
-    if (!one->is_sending && piece->buffer != NULL && carry_memory(e, address, piece->buffer, piece->num_bytes, 1)) return -1;
+    int is_copied = !one->is_sending && one->request != NULL && piece->buffer != NULL;
+    if (is_copied && carry_memory(e, one->request->address + (uint64_t)one->ended, piece->buffer, piece->num_bytes, 1)) return -1;
     one->ended += piece->num_bytes;
     one->first = (one->first + 1) % PIECES_IN_FLIGHT;
     one->count--;
@@ -203,7 +211,7 @@ int stream_ahead(Engine *e, Request *request, int tag) {
 }
 
 int decline(Engine *e, Arrived *message) {
-    uint64_t fields[7] = {message->comm, 0, DECLINED, message->sender_request, (uint64_t)message->ahead, 0, 0};
+    uint64_t fields[7] = {message->comm, 0, WHAT_DECLINED, message->sender_request, (uint64_t)message->ahead, 0, 0};
     message->ahead = 0;
     return send_wire(e, message->source, fields, NULL, 0);
 }
@@ -214,13 +222,36 @@ int hear_declined(Engine *e, int dest, const Request *request) {
         return PyErr_Format(PyExc_ValueError, "rank %d declines what was not sent ahead to it", dest), -1;
     one->is_declined = 1;
     uint64_t fields[7] = {
-        request->comm, (uint64_t)one->ahead_piece, GIVEN_UP, 0, (uint64_t)one->ahead_tag, 0, (uint64_t)one->ahead};
+        request->comm, (uint64_t)one->ahead_piece, WHAT_GIVEN_UP, 0, (uint64_t)one->ahead_tag, 0, (uint64_t)one->ahead};
     return send_wire(e, dest, fields, NULL, 0);
 }
 
 void give_up_ahead(Engine *e) {
     for (size_t i = 0; i < e->num_streams; i++)
         if (is_only_ahead(&e->streams[i])) e->streams[i].is_declined = 1;
+}
+
+int discard_ahead(Engine *e, int source, int64_t tag, int64_t num_bytes, int64_t piece_bytes) {
+    int is_in_two = num_bytes <= 2 * piece_bytes && piece_bytes <= e->piece_bytes;
+    if (tag > INT_MAX || !is_ahead_tag((int)tag) || !is_in_two || num_bytes <= 0 || num_bytes > e->piece_bytes)
+        return PyErr_Format(PyExc_ValueError,
+                            "rank %d sends %lld bytes ahead in pieces of %lld with tag %lld, expected 1 to %lld in at most two "
+                            "pieces with a tag from %d to %d; run one version of remesh on all ranks",
+                            source, (long long)num_bytes, (long long)piece_bytes, (long long)tag, (long long)e->piece_bytes,
+                            NUM_STREAM_TAGS + 1, 2 * NUM_STREAM_TAGS), -1;
+    Stream *one = push_stream(e, NULL, num_bytes, piece_bytes);
+    if (one == NULL) return -1;
+    one->peer = source;
+    one->ahead_tag = (int)tag;
+    one->ahead = num_bytes;
+    one->ahead_piece = piece_bytes;
+    return 0;
+}
+
+int discard(Engine *e, Arrived *message) {
+    int tag = message->ahead;
+    message->ahead = 0;
+    return discard_ahead(e, message->source, tag, bytes_ahead(e, message->num_bytes), message->ahead_piece);
 }
 
 int look_at_stream(Engine *e, Stream *one) {
@@ -240,11 +271,26 @@ static int is_at_end(const Stream *one) {
     return is_all && one->ended == one->total;
 }
 
+/* All of it has been moved. */
+static int end_stream(Engine *e, Stream *one) {
+    Request *request = one->request;
+    if (request == NULL) return 0;
+    request->written = !one->is_sending && gathered(request) == NULL;
+    int failed = one->is_declined ? 0 : complete(e, request);
+    Py_DECREF((PyObject *)request);
+    return failed;
+}
+
 int stream_on(Engine *e) {
-    int progress = 0;
+    int progress = 0, num_discarding = 0;
     size_t kept = 0, count = e->num_streams;
     for (size_t i = 0; i < count; i++) {
         Stream *one = &e->streams[i];
+        if (one->request == NULL && num_discarding++) {
+            /* One at a time, however many ranks have sent some: each takes buffers of ours. */
+            e->streams[kept++] = *one;
+            continue;
+        }
         while (look_at_stream(e, one) && !e->mpi_problem) {
             progress = 1;
             if (end_piece(e, one)) return -1;
@@ -260,17 +306,14 @@ int stream_on(Engine *e) {
             continue;
         }
         progress = 1;
-        one->request->written = !one->is_sending;
-        int failed = one->is_declined ? 0 : complete(e, one->request);
-        Py_DECREF((PyObject *)one->request);
-        if (failed) return -1;
+        if (end_stream(e, one)) return -1;
     }
     e->num_streams = kept;
     return progress;
 }
 
 void drop_streams(Engine *e) {
-    for (size_t i = 0; i < e->num_streams; i++) Py_DECREF((PyObject *)e->streams[i].request);
+    for (size_t i = 0; i < e->num_streams; i++) Py_XDECREF((PyObject *)e->streams[i].request);
     while (e->num_spare) free(e->spare[--e->num_spare]);
     free(e->streams);
     free(e->spare);

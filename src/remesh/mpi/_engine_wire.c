@@ -12,14 +12,14 @@ static int push_sending(Engine *e, uint64_t real, char *frame) {
     return 0;
 }
 
-/* One wire message to another rank: wire.py's header, then the payload. */
+/* One wire message to another rank. */
 int send_wire(Engine *e, int dest, const uint64_t fields[7], const char *payload, int64_t num_bytes) {
     char *frame = malloc(HEADER_BYTES + num_bytes);
     if (frame == NULL) return PyErr_NoMemory(), -1;
-    char *to = put_32(put_32(put_64(frame, fields[0]), (uint32_t)fields[1]), (uint32_t)fields[2]);
-    to = put_64(put_64(put_32(put_32(to, (uint32_t)e->rank), (uint32_t)fields[5]), fields[3]), fields[4]);
-    to = put_64(to, fields[6]);
-    if (num_bytes) memcpy(to, payload, num_bytes);
+    *(WireHeader *)frame = (WireHeader){
+        .comm = fields[0], .tag = (int)fields[1], .what = (int)fields[2], .source = e->rank, .pid = (int)fields[5],
+        .request = fields[3], .num_bytes = fields[4], .address = fields[6]};
+    if (num_bytes) memcpy(frame + HEADER_BYTES, payload, num_bytes);
     int (*isend)(const void *, int, Handle, int, int, Handle, uint64_t *) = e->function[FN_ISEND];
     int (*test)(uint64_t *, int *, void *) = e->function[FN_TEST];
     uint64_t real = 0;
@@ -46,8 +46,7 @@ static int take_note_of_ahead(Engine *e, Arrived *message, int tag, int is_whole
     return e->closed ? decline(e, message) : 0;
 }
 
-/* What another rank says does not fit. */
-static int misfit(const Header *header, const char *what, int64_t found) {
+int misfit(const Header *header, const char *what, int64_t found) {
     PyErr_Format(PyExc_ValueError, "hearing rank %d: %s %lld, which fits nothing; run one version of remesh on all ranks",
                  header->source, what, (long long)found);
     return -1;
@@ -65,15 +64,15 @@ static int hear_announced(Engine *e, const Header *header) {
     message->sender_request = header->request;
     message->pid = e->neighbours[header->source] ? header->pid : 0;
     message->address = header->address;
-    message->waits = header->what == ANNOUNCED_WAITING;
-    int is_whole = header->what == ANNOUNCED_AHEAD_WHOLE, is_ahead = is_whole || header->what == ANNOUNCED_AHEAD;
+    message->waits = header->what == WHAT_ANNOUNCED_WAITING;
+    int is_whole = header->what == WHAT_ANNOUNCED_AHEAD_WHOLE, is_ahead = is_whole || header->what == WHAT_ANNOUNCED_AHEAD;
     int failed = (is_ahead && take_note_of_ahead(e, message, header->pid, is_whole)) || arrive(e, message) ? -1 : 0;
     Py_DECREF((PyObject *)message);
     return failed;
 }
 
 static int leave_to_python(Engine *e, const Header *h, const char *payload) {
-    int has_payload = h->what == ACCESS || h->what == ACCESSED;
+    int has_payload = h->what == WHAT_ACCESSED;
     if (has_payload && h->num_bytes > EAGER_BYTES)
         return PyErr_SetString(PyExc_ValueError, "a message longer than its frame"), -1;
     e->attention = 1;
@@ -85,28 +84,12 @@ static int leave_to_python(Engine *e, const Header *h, const char *payload) {
     return done == NULL ? -1 : 0;
 }
 
-/* What is said about windows: 1, 0 if it is for Python, or -1. */
-static int hear_of_window(Engine *e, const Header *header, const char *payload) {
-    switch (header->what) {
-    case ACCESS:
-        return hear_access(e, header, payload);
-    case ACCESSED:
-        return hear_accessed(e, header, payload);
-    case LOCK:
-        return hear_lock(e, header);
-    case LOCKED:
-        return hear_locked(e, header);
-    default:
-        return hear_unlock(e, header);
-    }
-}
-
 /* Of a send that was announced to this rank: what the header says is wanted, or done. */
 static int hear_of_send(Engine *e, const Header *header, Request *request) {
-    if (request->kind != e->word_send || request->peer != header->source)
-        return misfit(header, "it speaks of a send that is none, or not to it: request", (int64_t)header->request);
-    if (header->what == TAKEN_THERE) return complete(e, request);
-    if (header->what == DECLINED) return hear_declined(e, header->source, request);
+    if (request == NULL || request->kind != e->word_send || request->peer != header->source)
+        return PyErr_Occurred() ? -1 : misfit(header, "it speaks of a send that is none, or not to it: request", (int64_t)header->request);
+    if (header->what == WHAT_TAKEN) return complete(e, request);
+    if (header->what == WHAT_DECLINED) return hear_declined(e, header->source, request);
     if (header->pid)
         return help_directly(e, header->source, request, header->num_bytes, header->pid, header->address);
     if (!is_stream_tag((int64_t)header->num_bytes)) return misfit(header, "tag of a stream:", (int64_t)header->num_bytes);
@@ -114,50 +97,58 @@ static int hear_of_send(Engine *e, const Header *header, Request *request) {
 }
 
 static int hear(Engine *e, const Header *header, const char *payload) {
-    Request *request;
     int done;
     switch (header->what) {
-    case MESSAGE:
+    case WHAT_MESSAGE:
         if (header->num_bytes > EAGER_BYTES) return misfit(header, "bytes of a short message:", (int64_t)header->num_bytes);
         return arrive_short(e, header->comm, header->source, header->tag, payload, (int64_t)header->num_bytes);
-    case ANNOUNCED:
-    case ANNOUNCED_WAITING:
-    case ANNOUNCED_AHEAD:
-    case ANNOUNCED_AHEAD_WHOLE:
+    case WHAT_ANNOUNCED:
+    case WHAT_ANNOUNCED_WAITING:
+    case WHAT_ANNOUNCED_AHEAD:
+    case WHAT_ANNOUNCED_AHEAD_WHOLE:
         return hear_announced(e, header);
-    case TAKEN_THERE:
-    case WANTED:
-    case DECLINED:
-        request = find_request(e, header->request);
-        return request == NULL ? leave_to_python(e, header, payload) : hear_of_send(e, header, request);
-    case HELPED:
-        return hear_helped(e, header->request, header->num_bytes != 0) ? 0 : leave_to_python(e, header, payload);
-    case PART:
+    case WHAT_TAKEN:
+    case WHAT_WANTED:
+    case WHAT_DECLINED:
+        return hear_of_send(e, header, find_request(e, header->request));
+    case WHAT_HELPED:
+        if (hear_helped(e, header->request, header->num_bytes != 0)) return 0;
+        return misfit(header, "it has helped with request", (int64_t)header->request);
+    case WHAT_GIVEN_UP:
+        return discard_ahead(e, header->source, (int64_t)header->num_bytes, (int64_t)header->address, header->tag);
+    case WHAT_PART:
         return hear_part(e, header->comm, header->request, header->source, header->tag, payload, (int64_t)header->num_bytes);
-    case ACCESS:
-    case ACCESSED:
-    case LOCK:
-    case LOCKED:
-    case UNLOCK:
-        done = hear_of_window(e, header, payload);
+    case WHAT_ACCESS:
+        return hear_access(e, header, payload);
+    case WHAT_ACCESSED:
+        done = hear_accessed(e, header, payload);
         return done ? (done < 0 ? -1 : 0) : leave_to_python(e, header, payload);
-    default:
+    case WHAT_LOCK:
+        return hear_lock(e, header);
+    case WHAT_LOCKED:
+        return hear_locked(e, header);
+    case WHAT_UNLOCK:
+        return hear_unlock(e, header);
+    case WHAT_JOIN:
+    case WHAT_GO:
         return leave_to_python(e, header, payload);
+    default:
+        return misfit(header, "a message of the kind", header->what);
     }
 }
 
 /* The wire message that stands in the frame. */
 int take_frame(Engine *e) {
-    const char *frame = e->frame;
+    const WireHeader *frame = (const WireHeader *)e->frame;
     Header header = {
-        .comm = read_u64(frame), .tag = read_i32(frame + 8), .what = read_i32(frame + 12), .source = read_i32(frame + 16),
-        .pid = read_i32(frame + 20), .request = read_u64(frame + 24), .num_bytes = read_u64(frame + 32),
-        .address = read_u64(frame + 40)};
+        .comm = frame->comm, .tag = frame->tag, .what = frame->what, .source = frame->source, .pid = frame->pid,
+        .request = frame->request, .num_bytes = frame->num_bytes, .address = frame->address};
     if (header.source < 0 || header.source >= e->size)
         return PyErr_SetString(PyExc_ValueError, "a message of no rank"), -1;
     e->received[header.source]++;
-    if (hear(e, &header, frame + HEADER_BYTES)) return -1;
-    int code = ((int (*)(uint64_t *))e->function[FN_START])(e->frame_request);
+    if (hear(e, &header, e->frame + HEADER_BYTES)) return -1;
     e->frame_ready = 0;
+    if (e->frame_request == NULL) return 0;
+    int code = ((int (*)(uint64_t *))e->function[FN_START])(e->frame_request);
     return code ? mpi_failed("receiving", code) : 0;
 }

@@ -1,8 +1,6 @@
 /* The three hot things of the channel between the halves of a rank: post and wait on shared words, the memory of
  * another process, and the address of a Python buffer. CPython's limited API (3.11), x86-64 and other Linux.
  *
- * Every function has a twin of the same name in native.py, written with ctypes, for machines without a compiler. The
- * types of the other files (records, port, engine) have none: without them the same is done in Python.
  * Futexes are the shared kind: the words stand in a file that two processes map.
  */
 #include "_records.h"
@@ -56,33 +54,12 @@ static PyObject *fast_pending(PyObject *self, PyObject *const *args, Py_ssize_t 
     return PyLong_FromUnsignedLongLong(mask);
 }
 
-/* wait(doorbell, sleeping, seen, spin, timeout_us): until the doorbell differs from seen; its value. */
-static PyObject *fast_wait(PyObject *self, PyObject *const *args, Py_ssize_t nargs) {
-    uint64_t a[5];
-    if (take_integers(args, nargs, 5, a)) return NULL;
-    Word *doorbell = word_at(a[0]), *sleeping = word_at(a[1]);
-    uint32_t seen = (uint32_t)a[2];
-    Py_BEGIN_ALLOW_THREADS;
-    uint64_t i = 0;
-    while (i < a[3] && atomic_load_explicit(doorbell, memory_order_acquire) == seen) {
-        relax();
-        i++;
-    }
-    if (a[4] && atomic_load_explicit(doorbell, memory_order_acquire) == seen) {
-        atomic_store(sleeping, 1);
-        if (atomic_load(doorbell) == seen) futex_wait(doorbell, seen, (int64_t)a[4]);
-        atomic_store_explicit(sleeping, 0, memory_order_relaxed);
-    }
-    Py_END_ALLOW_THREADS;
-    return PyLong_FromUnsignedLong(atomic_load_explicit(doorbell, memory_order_acquire));
-}
-
-/* ring(doorbell): wake whoever waits at it. */
-static PyObject *fast_ring(PyObject *self, PyObject *const *args, Py_ssize_t nargs) {
+/* spin(turns): turn as somebody does who waits for a word. */
+static PyObject *fast_spin(PyObject *self, PyObject *const *args, Py_ssize_t nargs) {
     uint64_t a[1];
+    Word word = 0;
     if (take_integers(args, nargs, 1, a)) return NULL;
-    atomic_fetch_add(word_at(a[0]), 1);
-    futex_wake(word_at(a[0]));
+    while (a[0]-- && atomic_load_explicit(&word, memory_order_acquire) == 0) relax();
     Py_RETURN_NONE;
 }
 
@@ -138,27 +115,6 @@ static PyObject *fast_write_memory(PyObject *self, PyObject *const *args, Py_ssi
     return copy_memory(args, nargs, SYS_process_vm_writev);
 }
 
-/* relay(from_pid, from, to_pid, to, staging, staging_bytes, bytes): memory of one process into another's, through a
- * piece of ours that stays in the cache.
- */
-static PyObject *fast_relay(PyObject *self, PyObject *const *args, Py_ssize_t nargs) {
-    uint64_t a[7];
-    if (take_integers(args, nargs, 7, a)) return NULL;
-    int error = 0;
-    Py_BEGIN_ALLOW_THREADS;
-    for (uint64_t done = 0; done < a[6] && !error; done += a[5]) {
-        uint64_t step = a[6] - done < a[5] ? a[6] - done : a[5];
-        error = move_memory(SYS_process_vm_readv, a[0], a[1] + done, a[4], step);
-        if (!error) error = move_memory(SYS_process_vm_writev, a[2], a[3] + done, a[4], step);
-    }
-    Py_END_ALLOW_THREADS;
-    if (error) {
-        errno = error;
-        return PyErr_SetFromErrno(PyExc_OSError);
-    }
-    Py_RETURN_NONE;
-}
-
 /* address_of(buffer): where the bytes of a contiguous buffer stand. The caller keeps the buffer alive. */
 static PyObject *fast_address_of(PyObject *self, PyObject *buffer) {
     Py_buffer view;
@@ -196,13 +152,11 @@ static PyMethodDef methods[] = {
     {"call", (PyCFunction)(void (*)(void))fast_call, METH_FASTCALL, NULL},
     {"answer", (PyCFunction)(void (*)(void))fast_answer, METH_FASTCALL, NULL},
     {"pending", (PyCFunction)(void (*)(void))fast_pending, METH_FASTCALL, NULL},
-    {"wait", (PyCFunction)(void (*)(void))fast_wait, METH_FASTCALL, NULL},
-    {"ring", (PyCFunction)(void (*)(void))fast_ring, METH_FASTCALL, NULL},
+    {"spin", (PyCFunction)(void (*)(void))fast_spin, METH_FASTCALL, NULL},
     {"close_gate", (PyCFunction)(void (*)(void))fast_close_gate, METH_FASTCALL, NULL},
     {"open_gate", (PyCFunction)(void (*)(void))fast_open_gate, METH_FASTCALL, NULL},
     {"read_memory", (PyCFunction)(void (*)(void))fast_read_memory, METH_FASTCALL, NULL},
     {"write_memory", (PyCFunction)(void (*)(void))fast_write_memory, METH_FASTCALL, NULL},
-    {"relay", (PyCFunction)(void (*)(void))fast_relay, METH_FASTCALL, NULL},
     {"address_of", fast_address_of, METH_O, NULL},
     {"map_file", fast_map_file, METH_VARARGS, NULL},
     {NULL, NULL, 0, NULL},

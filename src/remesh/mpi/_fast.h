@@ -1,5 +1,5 @@
-/* What the C files of the room share: words of the channel, its layout (channel.py says what stands where), the futex,
- * and reading and writing numbers where they stand unaligned. Every offset has its twin in channel.py or table.py.
+/* What the C files of the room share: words of the channel, the futex, and numbers that stand unaligned. What stands
+ * where is in _calls.h, which is made from Python's tables.
  */
 #ifndef REMESH_FAST_H
 #define REMESH_FAST_H
@@ -19,45 +19,14 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "_calls.h"
+
 typedef _Atomic uint32_t Word;
 
-/* channel.py */
-#define DOORBELL 64
-#define CPU 68
-#define WITHOUT 72
-#define SLEEPING 128
-#define SPIN 192
-#define GIVE_WAY 196
-#define FIRST_SLOT 65536
-#define STRIDE 65536
-#define NUM_SLOTS 15
-#define REPLY 64
-#define WAITING 128
-#define POSTED 192
-#define TAKEN 256
-#define BODY 320
-#define RING 49152
-#define RING_BYTES (STRIDE - RING)
+/* Most bytes of a payload that is posted in a ring. */
 #define POST_BYTES 4096
 #define SKIP 0xFFFFFFFFu
-#define BODY_BYTES (RING - BODY)
 enum { GATE_CLOSED = 1, GATE_ONE_INSIDE = 2 };
-
-/* calls/table.py */
-#define EAGER_BYTES 32768
-enum {
-    CALL_HELLO = 1, CALL_SEND = 5, CALL_RECEIVE = 6, CALL_WAIT = 9, CALL_COLLECTIVE = 15, CALL_START_RECEIVE = 16,
-    CALL_LOCK = 22, CALL_UNLOCK = 23, CALL_START_ACCESS = 24
-};
-enum { SEND_BYTES = 34, WAIT_BYTES = 7, COLLECTIVE_BYTES = 53, START_RECEIVE_BYTES = 41, UNLOCK_BYTES = 13 };
-enum { START_ACCESS_BYTES = 52 };
-enum { REPLACE = 12, NO_OP = 13, COMPARE_AND_SWAP = 14, RUN_BYTES = 16 };
-enum { FLAG_BLOCKING = 1, FLAG_INLINE = 2 };
-enum { MODE_ANY, MODE_ALL, MODE_SOME };
-enum { PAYLOAD_NONE, PAYLOAD_INLINE, PAYLOAD_WRITTEN, PAYLOAD_PARCEL, PAYLOAD_CANCELLED };
-enum { REQUEST_REPLY_BYTES = 9, WAIT_REPLY_BYTES = 5, INDEX_BYTES = 4, COMPLETION_BYTES = 29 };
-#define ANY (-1)
-#define PARCEL (-1)
 
 static inline Word *word_at(uint64_t address) { return (Word *)(uintptr_t)address; }
 
@@ -104,12 +73,12 @@ int call_lower(char *base, char *slot);
     }
 READER(read_u32, uint32_t)
 READER(read_i32, int32_t)
-READER(read_u64, uint64_t)
-READER(read_i64, int64_t)
 
-static inline char *put_u8(char *to, uint8_t value) { return memcpy(to, &value, 1), to + 1; }
 static inline char *put_32(char *to, uint32_t value) { return memcpy(to, &value, 4), to + 4; }
 static inline char *put_64(char *to, uint64_t value) { return memcpy(to, &value, 8), to + 8; }
+
+/* A reply's status, in a body. */
+static inline void put_status(char *body, uint8_t status) { *(uint8_t *)body = status; }
 
 /* _port.c: the bytes of a buffer whose elements have a basic datatype each, contiguous; 0 if it is another one, or none. */
 int take_buffer(PyObject *object, Py_buffer *view, int flags);

@@ -51,12 +51,10 @@ void entry_done(Port *self, uint32_t end, int wake) {
 static int post(Port *self, uint64_t comm, int dest, int tag, const void *data, Py_ssize_t num_bytes) {
     uint32_t end;
     if (num_bytes > POST_BYTES) return 0;
-    char *to = entry_begin(self, SEND_BYTES + num_bytes, &end);
+    SendCall *to = (SendCall *)entry_begin(self, sizeof *to + (size_t)num_bytes, &end);
     if (to == NULL) return 0;
-    to = put_u8(put_u8(to, CALL_SEND), FLAG_INLINE);
-    to = put_32(put_32(put_64(to, comm), (uint32_t)dest), (uint32_t)tag);
-    to = put_64(put_64(to, (uint64_t)num_bytes), 0);
-    if (num_bytes) memcpy(to, data, num_bytes);
+    *to = (SendCall){CALL_SEND, FLAG_INLINE, comm, dest, tag, num_bytes, 0};
+    if (num_bytes) memcpy(to + 1, data, (size_t)num_bytes);
     entry_done(self, end, 1);
     return 1;
 }
@@ -75,11 +73,10 @@ static PyObject *port_post(PyObject *self, PyObject *const *args, Py_ssize_t nar
 
 static int post_receive(Port *self, uint64_t number, uint64_t comm, int source, int tag, int64_t capacity, const void *place) {
     uint32_t end;
-    char *to = entry_begin(self, START_RECEIVE_BYTES, &end);
+    StartReceiveCall *to = (StartReceiveCall *)entry_begin(self, sizeof *to, &end);
     if (to == NULL) return 0;
-    to = put_64(put_64(put_u8(to, CALL_START_RECEIVE), number), comm);
-    to = put_32(put_32(to, (uint32_t)source), (uint32_t)tag);
-    put_64(put_64(to, (uint64_t)capacity), capacity ? (uint64_t)(uintptr_t)place : 0);
+    uint64_t address = capacity ? (uint64_t)(uintptr_t)place : 0;
+    *to = (StartReceiveCall){CALL_START_RECEIVE, number, comm, source, tag, capacity, address};
     /* A short message can wait in MPI for a lower half that sleeps; the sender of a long one waits for this receive. */
     entry_done(self, end, capacity < 0 || capacity > EAGER_BYTES);
     return 1;
@@ -163,24 +160,24 @@ static PyObject *port_start(PyObject *object, PyObject *const *args, Py_ssize_t 
 }
 
 /* Put the payload that came with a completion, if one did, into the program's buffer. */
-static void land(const char *told, const Py_buffer *view) {
-    int64_t num_bytes = read_i64(told + 8);
-    if (told[20] == PAYLOAD_INLINE && view->len)
-        memcpy(view->buf, told + COMPLETION_BYTES, num_bytes < view->len ? num_bytes : view->len);
+static void land(const Completion *told, const Py_buffer *view) {
+    int64_t num_bytes = told->num_bytes < view->len ? told->num_bytes : view->len;
+    if (told->where == PAYLOAD_INLINE && num_bytes > 0) memcpy(view->buf, told + 1, (size_t)num_bytes);
 }
+
+/* The completion behind the reply of one operation. */
+static Completion *told_in(char *body) { return (Completion *)(body + sizeof(RequestReply)); }
 
 /* Wait for a message in the slot's body: (world source, tag, bytes, error), or an integer if it failed. */
 static PyObject *receive_now(Port *self, uint64_t comm, int source, long tag, const Py_buffer *view) {
-    char *body = self->slot + BODY, *to = body;
-    to = put_u8(put_u8(to, CALL_RECEIVE), FLAG_BLOCKING);
-    to = put_32(put_32(put_64(to, comm), (uint32_t)source), (uint32_t)tag);
-    put_64(put_64(to, (uint64_t)view->len), view->len ? (uint64_t)(uintptr_t)view->buf : 0);
+    char *body = self->slot + BODY;
+    uint64_t address = view->len ? (uint64_t)(uintptr_t)view->buf : 0;
+    *(ReceiveCall *)body = (ReceiveCall){CALL_RECEIVE, FLAG_BLOCKING, comm, source, (int)tag, view->len, address};
     if (call_lower(self->base, self->slot)) return NULL;
     if (body[0]) return PyLong_FromLong(body[0]);
-    const char *told = body + REQUEST_REPLY_BYTES;
+    const Completion *told = told_in(body);
     land(told, view);
-    return Py_BuildValue(
-        "(iiLi)", read_i32(told), read_i32(told + 4), (long long)read_i64(told + 8), read_i32(told + 16));
+    return Py_BuildValue("(iiLi)", told->source, told->tag, (long long)told->num_bytes, told->error);
 }
 
 /* receive(comm, peers, buffer, source, tag): how a blocking receive ended, as (world source, tag, bytes, error); None
@@ -223,16 +220,16 @@ static PyObject *port_exchange(PyObject *self, PyObject *const *args, Py_ssize_t
 }
 
 /* What a completion says, its payload put into the view; where it ends, or NULL with an exception. */
-static const char *take_completion(const char *told, char *into, int64_t room, PyObject **result) {
-    int64_t num_bytes = read_i64(told + 8);
-    const char *end = told + COMPLETION_BYTES;
-    if (told[20] == PAYLOAD_INLINE) {
+static const char *take_completion(const Completion *told, char *into, int64_t room, PyObject **result) {
+    int64_t num_bytes = told->num_bytes;
+    const char *end = (const char *)(told + 1);
+    if (told->where == PAYLOAD_INLINE) {
         int64_t length = num_bytes < room ? num_bytes : room;
         if (length > 0) memcpy(into, end, length);
         end += length;
     }
-    *result = Py_BuildValue("(iiLiO)", read_i32(told), read_i32(told + 4), (long long)num_bytes, read_i32(told + 16),
-                            told[20] == PAYLOAD_CANCELLED ? Py_True : Py_False);
+    *result = Py_BuildValue("(iiLiO)", told->source, told->tag, (long long)num_bytes, told->error,
+                            told->where == PAYLOAD_CANCELLED ? Py_True : Py_False);
     return *result == NULL ? NULL : end;
 }
 
@@ -244,20 +241,20 @@ static PyObject *port_wait(PyObject *object, PyObject *const *args, Py_ssize_t n
     Port *self = (Port *)object;
     if (nargs != 2) return PyErr_Format(PyExc_TypeError, "%zd arguments given, 2 expected", nargs);
     uint32_t count = (uint32_t)PyList_Size(args[0]);
-    if (count > (BODY_BYTES - WAIT_BYTES) / 8)
-        return PyErr_Format(PyExc_ValueError, "%u requests in one wait, room for %d", count, (BODY_BYTES - WAIT_BYTES) / 8);
-    char *body = self->slot + BODY, *to = body;
-    to = put_32(put_u8(put_u8(put_u8(to, CALL_WAIT), FLAG_BLOCKING), MODE_ALL), count);
+    const uint32_t most = (BODY_BYTES - sizeof(WaitCall)) / 8;
+    if (count > most) return PyErr_Format(PyExc_ValueError, "%u requests in one wait, room for %u", count, most);
+    char *body = self->slot + BODY, *to = body + sizeof(WaitCall);
+    *(WaitCall *)body = (WaitCall){CALL_WAIT, FLAG_BLOCKING, MODE_ALL, count};
     for (uint32_t i = 0; i < count; i++) to = put_64(to, PyLong_AsUnsignedLongLong(PyList_GetItem(args[0], i)));
     if (PyErr_Occurred() || call_lower(self->base, self->slot)) return NULL;
     if (body[0]) return PyLong_FromLong(body[0]);
     PyObject *ended = PyList_New(count);
-    const char *told = body + WAIT_REPLY_BYTES;
+    const char *told = body + sizeof(WaitReply);
     for (uint32_t i = 0; ended != NULL && i < count; i++) {
         Py_buffer view = {0};
         PyObject *into = PyList_GetItem(args[1], i), *one = NULL;
         if (into == Py_None || PyObject_GetBuffer(into, &view, PyBUF_WRITABLE) == 0)
-            told = take_completion(told + INDEX_BYTES, view.buf, view.len, &one);
+            told = take_completion((const Completion *)(told + sizeof(Index)), view.buf, view.len, &one);
         if (into != Py_None) PyBuffer_Release(&view);
         if (one == NULL || PyList_SetItem(ended, i, one)) Py_CLEAR(ended);
     }
@@ -283,12 +280,12 @@ static int put_collective(char *body, PyObject *const *args, uint8_t flags, cons
         if (send->obj == NULL || type == 255) return 0;
         if (receive->obj != NULL && (send->len != receive->len || strcmp(format, other))) return 0;
     }
-    char *to = put_u8(put_u8(body, CALL_COLLECTIVE), flags | FLAG_INLINE);
-    to = put_u8(put_u8(put_u8(to, (uint8_t)kind), (uint8_t)op), type);
-    to = put_64(put_64(put_32(put_64(to, comm), (uint32_t)root), 0), (uint64_t)send->len);
-    to = put_64(put_64(to, (uint64_t)(uintptr_t)receive->buf), (uint64_t)receive->len);
-    to = put_32(to, 0);
-    if (send->len) memcpy(to, send->buf, send->len);
+    CollectiveCall *to = (CollectiveCall *)body;
+    *to = (CollectiveCall){
+        .call = CALL_COLLECTIVE, .flags = flags | FLAG_INLINE, .kind = (uint8_t)kind, .op = (uint8_t)op, .type = type,
+        .comm = comm, .root = (int)root, .send_bytes = send->len, .receive_address = (uint64_t)(uintptr_t)receive->buf,
+        .receive_bytes = receive->len};
+    if (send->len) memcpy(to + 1, send->buf, (size_t)send->len);
     return 1;
 }
 
@@ -297,16 +294,16 @@ static int64_t collect(Port *self, PyObject *const *args, uint8_t flags) {
     Py_buffer send = {0}, receive = {0};
     int64_t result = NOT_SHORT;
     char *body = self->slot + BODY;
-    const char *told = body + REQUEST_REPLY_BYTES;
+    const Completion *told = told_in(body);
     if (args[4] != Py_None && !take_buffer(args[4], &send, 0)) return NOT_SHORT;
     if (args[5] == Py_None || take_buffer(args[5], &receive, PyBUF_WRITABLE)) {
         if (put_collective(body, args, flags, &send, &receive)) {
-            result = call_lower(self->base, self->slot) ? RAISED : body[0] ? REFUSED : read_i64(body + 1);
+            result = call_lower(self->base, self->slot) ? RAISED : body[0] ? REFUSED : (int64_t)((RequestReply *)body)->request;
             if (result == 0) result = OVER;
         }
-        if (result == OVER && read_i32(told + 16)) {
+        if (result == OVER && told->error) {
             /* The reply is read as that of a call that was refused. */
-            put_32(put_32(put_u8(body, 1), read_u32(told + 16)), 0);
+            *(Failure *)body = (Failure){FAILED, told->error, 0};
             result = REFUSED;
         }
         if (result == OVER) land(told, &receive);

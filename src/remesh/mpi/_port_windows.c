@@ -11,7 +11,7 @@ typedef struct {
 
 /* Any call that is answered: rings are emptied before. -1 with an exception that a signal handler raised. */
 static int empty_ring(Port *self) {
-    put_u8(self->slot + BODY, CALL_HELLO);
+    put_status(self->slot + BODY, CALL_HELLO);
     return call_lower(self->base, self->slot);
 }
 
@@ -21,13 +21,15 @@ static int post_access(Port *self, const Access *access, const Py_buffer data[2]
     Py_ssize_t num_data = data[0].len + data[1].len;
     if (num_data > POST_BYTES || access->num_bytes > POST_BYTES || access->num_bytes <= 0) return 0;
     /* The long way would be Python's, and so would then be all that must not overtake what goes that way. */
-    char *to = entry_begin(self, START_ACCESS_BYTES + num_data, &end);
+    size_t whole = sizeof(StartAccessCall) + (size_t)num_data;
+    char *to = entry_begin(self, whole, &end);
     if (to == NULL && empty_ring(self)) return -1;
-    if (to == NULL && (to = entry_begin(self, START_ACCESS_BYTES + num_data, &end)) == NULL) return 0;
-    to = put_64(put_u8(to, CALL_START_ACCESS), access->number);
-    to = put_u8(put_u8(put_u8(to, (uint8_t)access->op), (uint8_t)access->type), (uint8_t)access->fetches);
-    to = put_64(put_32(put_64(to, access->window), (uint32_t)access->target), access->result);
-    to = put_64(put_64(put_32(to, (uint32_t)num_data), (uint64_t)access->offset), (uint64_t)access->num_bytes);
+    if (to == NULL && (to = entry_begin(self, whole, &end)) == NULL) return 0;
+    *(StartAccessCall *)to = (StartAccessCall){
+        .call = CALL_START_ACCESS, .request = access->number, .op = (uint8_t)access->op, .type = (uint8_t)access->type,
+        .fetches = (uint8_t)access->fetches, .window = access->window, .target = (int)access->target, .result = access->result,
+        .num_data = (uint32_t)num_data, .offset = access->offset, .num_bytes = access->num_bytes};
+    to += sizeof(StartAccessCall);
     for (int i = 0; i < 2; i++)
         if (data[i].len) memcpy(to, data[i].buf, data[i].len), to += data[i].len;
     /* A lower half that has a window looks up often; whoever flushes soon calls it once, for all that was posted. */
@@ -65,9 +67,9 @@ PyObject *port_post_unlock(PyObject *object, PyObject *const *args, Py_ssize_t n
     uint64_t window = PyLong_AsUnsignedLongLong(args[0]);
     long target = PyLong_AsLong(args[1]);
     if (PyErr_Occurred()) return NULL;
-    char *to = entry_begin(self, UNLOCK_BYTES, &end);
+    UnlockCall *to = (UnlockCall *)entry_begin(self, sizeof *to, &end);
     if (to == NULL) Py_RETURN_FALSE;
-    put_32(put_64(put_u8(to, CALL_UNLOCK), window), (uint32_t)target);
+    *to = (UnlockCall){CALL_UNLOCK, window, (int)target};
     entry_done(self, end, 1);
     Py_RETURN_TRUE;
 }
@@ -120,7 +122,7 @@ PyObject *port_access(PyObject *self, PyObject *const *args, Py_ssize_t nargs) {
         access.fetches = args[7] != Py_None;
         access.result = (uint64_t)(uintptr_t)buffers[2].buf;
         /* What takes no data was given them to say what it fetches. */
-        if (access.op == NO_OP && buffers[0].obj != NULL) PyBuffer_Release(&buffers[0]), buffers[0].len = 0;
+        if (access.op == OP_NO_OP && buffers[0].obj != NULL) PyBuffer_Release(&buffers[0]), buffers[0].len = 0;
         if (kept != NULL) posted = post_access((Port *)self, &access, buffers);
         if (posted <= 0) Py_CLEAR(kept);
     }

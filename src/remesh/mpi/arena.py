@@ -47,9 +47,7 @@ class Arena:
 
 
 def make_arena(path: str) -> Arena | None:
-    """An arena, or None: without the extension, or where files may not be that long."""
-    if NATIVE.map_at is None:
-        return None
+    """An arena, or None where files may not be that long."""
     try:
         return Arena(path)
     except OSError:
@@ -61,7 +59,7 @@ def make_arena(path: str) -> Arena | None:
 def share_arrays(channel_path: str) -> bool:
     """In the program: put NumPy's large arrays into the arena, if that is wanted and possible; whether they are."""
     path = os.path.join(os.path.dirname(channel_path), FILE)
-    if os.environ.get(VARIABLE) != "1" or NATIVE.map_at is None or not os.path.exists(path):
+    if os.environ.get(VARIABLE) != "1" or not os.path.exists(path):
         return False
     api = _numpy_functions()
     if api is None:

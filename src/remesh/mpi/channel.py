@@ -37,55 +37,50 @@ between the images of two ranks::
 
 Both change the one word by atomic instructions only. So either a thread went in before the gate was closed, and is
 counted; or it finds the gate closed. A program that is stopped has its say in the word at any instruction, and an image
-has nobody inside. (The twin adds first, looks then, and takes back: it may be counted without being inside.)
+has nobody inside.
 """
 
 from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, Self
 
 from remesh.errors import FormatError, StorageError
+from remesh.mpi.calls.words import (
+    BODY,
+    FIRST_SLOT,
+    GATE,
+    NUM_SLOTS,
+    REPLY,
+    RING,
+    SPIN,
+    STRIDE,
+    WAITING,
+)
 from remesh.mpi.native import NATIVE
 
 _MAGIC = b"RMSHCHN3"
-_DOORBELL, _SLEEPING, _SPIN, _GATE = 64, 128, 192, 256
-_FIRST_SLOT = _STRIDE = 1 << 16
-_REPLY, _WAITING, _POSTED, _TAKEN, _BODY = 64, 128, 192, 256, 320
-_RING = 49152
-_RING_BYTES = _STRIDE - _RING
-_SKIP = 0xFFFFFFFF
-
-NUM_SLOTS = 15
-"""Threads of one program that can be inside a call at the same time; others wait for a slot."""
-BODY_BYTES = _RING - _BODY
-"""Room for one request or one reply, with the payload that travels in it."""
 
 
 class Channel:
     """A mapped file of :data:`SIZE_BYTES` bytes; no descriptor stays open. ``bodies[i]`` is slot i's body."""
 
-    SIZE_BYTES = _FIRST_SLOT + NUM_SLOTS * _STRIDE
+    SIZE_BYTES = FIRST_SLOT + NUM_SLOTS * STRIDE
 
     def __init__(self, view: memoryview) -> None:
         self._view = view
         self._base: int = NATIVE.address_of(view)
-        self.bodies = tuple(
-            view[start + _BODY : start + _RING] for start in range(_FIRST_SLOT, self.SIZE_BYTES, _STRIDE)
-        )
+        self.bodies = tuple(view[start + BODY : start + RING] for start in range(FIRST_SLOT, self.SIZE_BYTES, STRIDE))
         self._words = tuple(self._words_of(slot) for slot in range(NUM_SLOTS))
-        self._scan = (self._base + _FIRST_SLOT, _REPLY, _STRIDE, NUM_SLOTS)
-        self._scan_rings = (self._base + _FIRST_SLOT + _POSTED, _TAKEN - _POSTED, _STRIDE, NUM_SLOTS)
-        self._bell = (self._base + _DOORBELL, self._base + _SLEEPING)
-        self._pace_words = view[_SPIN : _SPIN + 8].cast("I")
-        self._gate_word = view[_GATE : _GATE + 4].cast("I")
-        self._bell_word = view[_DOORBELL : _DOORBELL + 4].cast("I")
+        self._scan = (self._base + FIRST_SLOT, REPLY, STRIDE, NUM_SLOTS)
+        self._pace_words = view[SPIN : SPIN + 8].cast("I")
+        self._gate_word = view[GATE : GATE + 4].cast("I")
 
     def _words_of(self, slot: int) -> tuple[int, int, int]:
-        start = self._base + _FIRST_SLOT + slot * _STRIDE
-        return start, start + _REPLY, start + _WAITING
+        start = self._base + FIRST_SLOT + slot * STRIDE
+        return start, start + REPLY, start + WAITING
 
     @classmethod
     def create(cls, path: str) -> Self:
@@ -142,17 +137,17 @@ class Channel:
 
         A thread that is inside, and a signal handler that it runs, may go in once more.
         """
-        return NATIVE.Gate(self._base + _GATE, wait)
+        return NATIVE.Gate(self._base + GATE, wait)
 
     # The lower half's side.
 
     def close_gate(self) -> None:
         """Let no thread of the program into a file any more; those that are inside finish."""
-        NATIVE.close_gate(self._base + _GATE)
+        NATIVE.close_gate(self._base + GATE)
 
     def open_gate(self) -> None:
         """Let threads into files again; those that wait must be answered after that."""
-        NATIVE.open_gate(self._base + _GATE)
+        NATIVE.open_gate(self._base + GATE)
 
     @property
     def num_in_files(self) -> int:
@@ -168,24 +163,6 @@ class Channel:
         """Where the mapping begins."""
         return self._base
 
-    def posted(self) -> int:
-        """Bit i is set where the ring of slot i holds something."""
-        return int(NATIVE.pending(*self._scan_rings))
-
-    def take_posted(self, slot: int) -> Iterator[bytes]:
-        """The calls in a slot's ring, in order; each is taken when the next one is asked for."""
-        start = _FIRST_SLOT + slot * _STRIDE
-        posted = self._view[start + _POSTED : start + _POSTED + 4].cast("I")
-        taken = self._view[start + _TAKEN : start + _TAKEN + 4].cast("I")
-        while taken[0] != posted[0]:
-            offset = taken[0] % _RING_BYTES
-            (whole,) = struct.unpack_from("<I", self._view, start + _RING + offset)
-            if whole == _SKIP:
-                whole = _RING_BYTES - offset
-            else:
-                yield bytes(self._view[start + _RING + offset + 4 : start + _RING + offset + whole])
-            taken[0] = (taken[0] + whole) & 0xFFFFFFFF
-
     def pending(self) -> int:
         """Bit i is set where slot i holds a request without a reply."""
         return int(NATIVE.pending(*self._scan))
@@ -196,20 +173,8 @@ class Channel:
 
     def request_number(self, slot: int) -> int:
         """Number of the slot's latest request."""
-        start = _FIRST_SLOT + slot * _STRIDE
+        start = FIRST_SLOT + slot * STRIDE
         return int(struct.unpack_from("<I", self._view, start)[0])
-
-    def bell(self) -> int:
-        """What :meth:`wait` wants to know it by: the doorbell as it stands before the slots are looked at."""
-        return self._bell_word[0]
-
-    def wait(self, seen: int, spin: int, timeout_us: int) -> None:
-        """Until the doorbell is no longer ``seen``: spin that many turns, then sleep at most ``timeout_us``."""
-        NATIVE.wait(*self._bell, seen, spin, timeout_us)
-
-    def ring(self) -> None:
-        """Wake the lower half, from any thread or process that maps the channel."""
-        NATIVE.ring(self._bell[0])
 
     def set_pace(self, spin: int, give_way_us: int) -> None:
         """How the upper half waits for a reply before it sleeps: so many turns, then so long."""

@@ -7,11 +7,12 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+from remesh.mpi.calls.wire_messages import HEADER
+from remesh.mpi.calls.words import DOORBELL
 from remesh.mpi.channel import Channel
 from remesh.mpi.lower.engine import Setup
 from remesh.mpi.lower.matching import Matching
 from remesh.mpi.lower.requests import Requests
-from remesh.mpi.lower.wire import HEADER
 from remesh.mpi.native import NATIVE
 
 FRAME_REQUEST = 99
@@ -61,7 +62,7 @@ class PromptMpi:
     def functions(self) -> tuple[int, ...]:
         """As a setup has them."""
         isend, test, start, reduce = map(address_of, self._keep)
-        return (isend, test, start, *[0] * 11, reduce, 0)
+        return (isend, test, start, *[0] * 11, reduce, 0, 0, 0)
 
     def _isend(self, start: int, num_bytes: int, byte: int, dest: int, tag: int, comm: int, handle: Any) -> int:
         self.sent.append((dest, ctypes.string_at(start, num_bytes)))
@@ -75,6 +76,12 @@ class PromptMpi:
             if self.coming:
                 self.frame.put(self.coming.popleft())
         return 0
+
+
+def ring(channel: Channel) -> None:
+    """Let the lower half look at the slots."""
+    bell = channel._view[DOORBELL : DOORBELL + 4].cast("I")
+    bell[0] += 1
 
 
 def pack_frame(source: int, fields: tuple[int, ...], payload: bytes) -> bytes:
@@ -98,12 +105,14 @@ def make_setup(
     **fields: Any,
 ) -> Setup:
     """For an engine on these; ``fields`` are the others that matter to a test."""
-    posted, arrived = matching.queues
+    posted, arrived = matching.posted_by_comm, matching.arrived_by_comm
     defaults: dict[str, Any] = {
-        "comm": 1, "byte": 2, "ops": (), "types": (), "extents": (), "entered": {}, "reals": {}, "plans": {},
-        "windows": {}, "accesses": {}, "access_queues": {}, "arena_start": 0, "arena_bytes": 0, "piece_bytes": 1 << 17,
-        "serve": lambda slot: False, "serve_posted": lambda *posted: None, "tell": lambda *told: None,
-        "tell_wait": lambda slot: None,
+        "comm": 1, "byte": 2, "ops": (), "types": (), "extents": (), "pairs": (), "entered": {}, "reals": {},
+        "plans": {}, "windows": {}, "accesses": {}, "access_queues": {}, "arena_start": 0, "arena_bytes": 0,
+        "piece_bytes": 1 << 17,
+        "serve": lambda slot: -1, "serve_posted": lambda *posted: None, "tell": lambda *told: None,
+        "tell_wait": lambda slot: None, "may_enter": lambda slot, comm: False, "owed": [], "on_message": None,
+        "any_source": -1,
         "upper_spin": 0, "lower_spin": 0, "always_spins": False, "eager_us": 10, "patient_us": 100, "shortest_us": 50,
         "longest_us": 500, "idle_us": 1000, "give_way_us": 0, "seat": (),
     }  # fmt: skip

@@ -12,10 +12,8 @@ import pytest
 
 from remesh.images.pagemap import file_pages
 from remesh.linux.proc_text import Area
-from remesh.mpi.arena import ADDRESS, SIZE_BYTES, Arena, make_arena
-from remesh.mpi.native import NATIVE, TWIN
+from remesh.mpi.arena import ADDRESS, SIZE_BYTES, Arena
 
-needs_extension = pytest.mark.skipif(NATIVE.map_at is None, reason="the C extension is not built")
 _PAGE = 4096
 
 _PROGRAM = """
@@ -73,7 +71,6 @@ _PROGRAM = """
 """
 
 
-@needs_extension
 @pytest.mark.procs
 def test_arrays_in_the_arena_keep_what_is_theirs(tmp_path: Path) -> None:
     (tmp_path / "arena").touch()
@@ -102,7 +99,6 @@ _ZEROS = """
 """
 
 
-@needs_extension
 @pytest.mark.procs
 def test_zeros_are_zeros_where_files_have_no_holes(tmp_path: Path) -> None:
     if os.geteuid() != 0:
@@ -115,19 +111,12 @@ def test_zeros_are_zeros_where_files_have_no_holes(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
-@needs_extension
 def test_a_view_is_given_of_what_stands_in_the_arena_and_of_nothing_else(tmp_path: Path) -> None:
     arena = Arena.__new__(Arena)
     arena._whole = memoryview(bytearray(0))
     assert arena.view(ADDRESS - 1, 10) is None
     assert arena.view(ADDRESS + SIZE_BYTES - 5, 6) is None
     assert arena.view(0, 10) is None
-
-
-def test_there_is_no_arena_where_there_is_no_extension(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("remesh.mpi.arena.NATIVE", TWIN)
-    assert make_arena(str(tmp_path / "arena")) is None
-    assert not (tmp_path / "arena").exists()
 
 
 def test_an_image_holds_the_pages_that_the_file_has(tmp_path: Path) -> None:

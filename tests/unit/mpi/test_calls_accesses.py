@@ -1,4 +1,4 @@
-"""Short accesses to windows and their locks: the engine in C does what the Python parts do, and with them."""
+"""Accesses to windows and their locks, against what they are by definition."""
 
 from __future__ import annotations
 
@@ -8,10 +8,8 @@ import os
 import random
 import struct
 import threading
-from collections import deque
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,21 +17,22 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from remesh.mpi.calls.error_classes import CLASSES
-from remesh.mpi.calls.table import ACCESS_OPS, EAGER_BYTES, FIRST_POSTED, REAL_OPS, RUN
+from remesh.mpi.calls.table import ACCESS_OPS, BY_NAME, EAGER_BYTES, FIRST_POSTED, REAL_OPS, RUN
+from remesh.mpi.calls.wire_messages import HEADER, What
 from remesh.mpi.channel import Channel
-from remesh.mpi.lower.accesses import COMPARE_AND_SWAP, NO_OP, REPLACE, Verb
-from remesh.mpi.lower.exposure import Asker, Locks, Window
+from remesh.mpi.lower.accesses import COMPARE_AND_SWAP, NO_OP, Verb
+from remesh.mpi.lower.exposure import Asker, Exposure
 from remesh.mpi.lower.matching import Matching
-from remesh.mpi.lower.records import Request
 from remesh.mpi.lower.requests import Requests
 from remesh.mpi.lower.upper_memory import UpperMemory
-from remesh.mpi.lower.windows import Place, Windows
-from remesh.mpi.lower.wire import HEADER, What
+from remesh.mpi.lower.windows import Operands, Windows
 from remesh.mpi.native import NATIVE
-from tests.unit.mpi.make_believe_mpi import PromptMpi, make_setup, pack_frame, unpack_frame
+from tests.unit.mpi.make_believe_mpi import PromptMpi, make_setup, ring
+from tests.unit.mpi.oracles import DumbLock
 
+REPLACE = ACCESS_OPS.index("REPLACE")
 _WINDOW, _GONE, _BYTES, _SIZE = 77, 78, 256, 3
-_SUM, _MAX, _MAXLOC = (REAL_OPS.index(name) for name in ("SUM", "MAX", "MAXLOC"))
+_SUM, _MAX, _MINLOC, _MAXLOC = (REAL_OPS.index(name) for name in ("SUM", "MAX", "MINLOC", "MAXLOC"))
 _BYTE, _INT64, _SHORT_INT = range(3)
 """Types of the make-believe MPI: those of one byte, of eight, and values with an index, which are not plain."""
 _EXTENTS = (1, 8, 0)
@@ -54,7 +53,7 @@ class _RealError(Exception):
 
 
 class _Folder:
-    """As `lower.folding.Folder`, whose checks of lengths the tests of windows have."""
+    """What an access leaves behind."""
 
     def fold(self, verb: Verb, old: bytearray, data: bytes) -> bytes:
         if verb.op == COMPARE_AND_SWAP:
@@ -68,46 +67,19 @@ class _Folder:
         return bytes(data) if verb.op == REPLACE else _fold(verb.op, _EXTENTS[verb.type] or 1, bytes(data), bytes(old))
 
 
-class _InPython:
-    """A rank whose lower half has no engine, and the memory that it gives."""
+class _Rank:
+    """A rank with an engine on a make-believe MPI, and the memory that it gives."""
 
-    def __init__(self, rank: int, folder: Path) -> None:
-        self.rank, self.sent = rank, deque[tuple[int, bytes]]()
+    def __init__(self, rank: int, folder: Path, pair: str = "h") -> None:
+        self.rank, self.num_in_python = rank, 0
         self.memory = bytearray(random.Random(rank).randbytes(2 * _BYTES))
         self.result = bytearray(_BYTES)
-        self.requests = Requests(Request)
+        self.requests = Requests()
         memory = UpperMemory()
         memory.attach(os.getpid())
-        self.windows = Windows(SimpleNamespace(Exception=_RealError), self, memory, self.requests)  # type: ignore[arg-type]
-        self.windows._folder = _Folder()  # type: ignore[assignment]
+        self.windows = Windows(self, memory, self.requests)  # type: ignore[arg-type]  # its wire
         self.base = NATIVE.address_of(self.memory)
-        self.windows.windows[_WINDOW] = Window(self.base, {self.base: _BYTES})
-
-    def send(self, dest: int, fields: tuple[int, ...], payload: bytes = b"") -> None:
-        self.sent.append((dest, pack_frame(self.rank, fields, payload)))
-
-    def start(self, number: int, verb: Verb, window: int, target: int, run: tuple[int, int], data: bytes) -> None:
-        """An access as the program posts it."""
-        place = Place(window, target, data, len(data), NATIVE.address_of(self.result))
-        self.windows.access(place, verb, [run], 1, number=number)
-
-    def hear(self, frame: bytes) -> None:
-        self.windows.on_message(*unpack_frame(frame))
-
-    def fetched(self, number: int, num_bytes: int) -> tuple[int, bytes]:
-        """Error class of an access that is over, and what it has fetched."""
-        request = self.requests.by_number[number]
-        assert request.done
-        data = bytes(self.result[:num_bytes]) if request.payload is None else bytes(request.payload)
-        return request.error, data
-
-
-class _InC(_InPython):
-    """A rank with an engine on a make-believe MPI; what that leaves to Python is done as above."""
-
-    def __init__(self, rank: int, folder: Path) -> None:
-        super().__init__(rank, folder)
-        self.num_in_python = 0
+        self.windows.windows[_WINDOW] = Exposure(self.base, {self.base: _BYTES})
         self._mpi = PromptMpi(self._reduce)
         self.sent = self._mpi.sent
         self._channel = Channel.create(str(folder / f"channel-{rank}"))
@@ -122,6 +94,7 @@ class _InC(_InPython):
                 ops=tuple(range(100, 100 + len(REAL_OPS))),
                 types=(200, 201, 202),
                 extents=_EXTENTS,
+                pairs=(0, 0, ord(pair)),
                 rank=rank,
                 size=_SIZE,
                 windows=self.windows.windows,
@@ -130,14 +103,19 @@ class _InC(_InPython):
                 neighbours=bytes(_SIZE),
                 on_message=self._on_message,
                 serve_posted=self._serve_posted,
-                on_match=None,
-                on_refused=None,
             )
         )
         self.engine.attach(os.getpid())
 
     def send(self, dest: int, fields: tuple[int, ...], payload: bytes = b"") -> None:
         self.engine.send(dest, fields, payload)
+
+    def fetched(self, number: int, num_bytes: int) -> tuple[int, bytes]:
+        """Error class of an access that is over, and what it has fetched."""
+        request = self.requests.by_number[number]
+        assert request.done
+        data = bytes(self.result[:num_bytes]) if request.payload is None else bytes(request.payload)
+        return request.error, data
 
     def _reduce(self, before: int, after: int, count: int, datatype: int, op: int) -> int:
         if op - 100 == _FAILS:
@@ -149,19 +127,31 @@ class _InC(_InPython):
 
     def _on_message(self, source: int, fields: tuple[Any, ...], payload: bytes) -> None:
         self.num_in_python += 1
-        self.windows.on_message(source, fields, payload)
+        self.windows.hear_accessed(source, fields, payload)
 
     def _serve_posted(self, slot: int, call: bytes) -> None:
         self.num_in_python += 1
         _, number, op, kind, fetches, window, target, _, num_data, *run = struct.unpack_from("<BQBBBQiQIqq", call)
         data = call[52 : 52 + num_data]
-        super().start(number, Verb(op, kind, bool(fetches)), window, target, (run[0], run[1]), data)
+        operands = Operands(window, target, data, num_data, NATIVE.address_of(self.result))
+        self.windows.access(operands, Verb(op, kind, bool(fetches)), [(run[0], run[1])], 1, number=number)
 
     def start(self, number: int, verb: Verb, window: int, target: int, run: tuple[int, int], data: bytes) -> None:
         result = NATIVE.address_of(self.result)
         numbers = (verb.op, verb.type, verb.fetches)
         assert self.port.post_access(number, numbers, (window, target), run, data, result)
         self.turn()
+
+    def ask(self, exclusive: bool) -> int:
+        """Ask itself for the lock; the number of the request, which is kept."""
+        call, body = BY_NAME["lock"], self._channel.bodies[1]
+        call.packer.pack_into(body, 0, call.number, 0, _WINDOW, self.rank, int(exclusive))
+        view = self._channel._view
+        struct.pack_into("<I", view, 2 << 16, struct.unpack_from("<I", view, 2 << 16)[0] + 1)
+        ring(self._channel)
+        before = self.requests.next_number
+        self.turn()
+        return before
 
     def turn(self) -> None:
         while self.engine.step(False):
@@ -170,10 +160,6 @@ class _InC(_InPython):
     def hear(self, frame: bytes) -> None:
         self._mpi.coming.append(frame)
         self.turn()
-
-
-_WAYS: list[Any] = [_InPython] if NATIVE.Engine is None else [_InPython, _InC]
-_needs_engine = pytest.mark.skipif(NATIVE.Engine is None, reason="the C extension is not built")
 
 
 def _deliver(ranks: list[Any], chance: random.Random) -> None:
@@ -218,14 +204,12 @@ def _expected(one: Any, verb: Verb, window: int, run: tuple[int, int], data: byt
     return 0, old if verb.fetches else b"", before[:offset] + new + before[offset + num_bytes :]
 
 
-@given(st.lists(st.sampled_from(_WAYS), min_size=_SIZE, max_size=_SIZE), st.lists(_ACCESS, min_size=1, max_size=12))
+@given(st.lists(_ACCESS, min_size=1, max_size=12))
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=80)
-def test_accesses_do_the_same_in_c_as_in_python(
-    tmp_path_factory: pytest.TempPathFactory, ways: list[Any], accesses: list[Any]
-) -> None:
+def test_accesses_do_what_they_are_by_definition(tmp_path_factory: pytest.TempPathFactory, accesses: list[Any]) -> None:
     """Also to this rank itself, of bytes that are no whole values, with too few data, and outside of windows."""
     folder, chance = tmp_path_factory.mktemp("accesses"), random.Random(4)
-    ranks = [way(rank, folder) for rank, way in enumerate(ways)]
+    ranks = [_Rank(rank, folder) for rank in range(_SIZE)]
     for index, (origin, target, verb, window, offset, num_bytes, more) in enumerate(accesses):
         number, run, there = FIRST_POSTED + index, (offset, num_bytes), ranks[target]
         data = b"" if verb.op == NO_OP else chance.randbytes(max(num_bytes + more, 0))
@@ -237,23 +221,44 @@ def test_accesses_do_the_same_in_c_as_in_python(
         assert ranks[origin].fetched(number, len(fetched)) == (error, fetched)
         assert there.memory == after
     assert not any(one.windows.is_busy for one in ranks)
-    # Everything here is for the engine, but what comes from a rank without.
-    assert all(one.num_in_python == 0 for one in ranks if isinstance(one, _InC))
+    assert all(one.num_in_python == 0 for one in ranks)
 
 
-@pytest.mark.parametrize("ways", [[one, other] for one in _WAYS for other in _WAYS])
-def test_values_with_an_index_are_folded_by_python(tmp_path: Path, ways: list[Any]) -> None:
-    ranks = [way(rank, tmp_path) for rank, way in enumerate(ways)]
-    for target in (0, 1):
-        before, data = bytes(ranks[target].memory), bytes(range(6))
-        ranks[0].start(FIRST_POSTED + target, Verb(_MAXLOC, _SHORT_INT, True), _WINDOW, target, (0, 6), data)
-        _deliver(ranks, random.Random(1))
-        assert ranks[0].fetched(FIRST_POSTED + target, 6) == (0, before[:6])
-        assert bytes(ranks[target].memory) == _fold(_MAXLOC, 1, data, before[:6]) + before[6:]
-        assert not hasattr(ranks[target], "num_in_python") or ranks[target].num_in_python
+_PAIR_LETTERS = "hiqfd"
 
 
-@_needs_engine
+@given(
+    st.sampled_from([_MINLOC, _MAXLOC, _SUM]),
+    st.sampled_from(_PAIR_LETTERS),
+    st.integers(0, 1),
+    st.lists(st.tuples(*[st.integers(-3, 3)] * 4), min_size=1, max_size=6),
+)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=60)
+def test_values_with_an_index_are_folded_without_the_real_mpi(
+    tmp_path_factory: pytest.TempPathFactory,
+    op: int,
+    letter: str,
+    target: int,
+    values: list[tuple[int, int, int, int]],
+) -> None:
+    """Of equal values the smaller index stays."""
+    folder = tmp_path_factory.mktemp("pairs")
+    ranks = [_Rank(rank, folder, pair=letter) for rank in range(2)]
+    form = f"={letter}i"
+    old = b"".join(struct.pack(form, a, b) for a, b, _, _ in values)
+    data = b"".join(struct.pack(form, c, d) for _, _, c, d in values)
+    ranks[target].memory[: len(old)] = old
+    ranks[0].start(FIRST_POSTED, Verb(op, _SHORT_INT, True), _WINDOW, target, (0, len(old)), data)
+    _deliver(ranks, random.Random(1))
+    if op == _SUM:
+        assert ranks[0].fetched(FIRST_POSTED, 0) == (CLASSES["ERR_OTHER"], b"")
+        return
+    sign = 1 if op == _MINLOC else -1
+    chosen = [min((a, b), (c, d), key=lambda one: (sign * one[0], one[1])) for a, b, c, d in values]
+    assert ranks[0].fetched(FIRST_POSTED, len(old)) == (0, old)
+    assert ranks[target].memory[: len(old)] == b"".join(struct.pack(form, *one) for one in chosen)
+
+
 @given(
     st.integers(0, (1 << 63) - 1),
     st.lists(st.tuples(st.integers(-50, 50), st.integers(0, 60)), max_size=4),
@@ -269,19 +274,22 @@ def test_what_lies_within_a_window_is_the_same_in_c(
     far: int,
 ) -> None:
     """Regions near its base and elsewhere, in an address space that numbers of 64 bits reach around."""
-    rank = _InC(0, tmp_path_factory.mktemp("regions"))
+    rank = _Rank(0, tmp_path_factory.mktemp("regions"))
     places = {max(base + at + shift, 0): size for at, size in regions for shift in (0, far)}
-    window = rank.windows.windows[_WINDOW] = Window(base, places)
+    rank.windows.windows[_WINDOW] = Exposure(base, places)
     asked = [(offset + far, length) for offset, length in runs]
+    is_inside = all(
+        any(start <= base + offset and base + offset + length <= start + size for start, size in places.items())
+        for offset, length in asked
+    )
     payload = b"".join(RUN.pack(*run) for run in asked)
     word = Verb(NO_OP, 0, fetches=False).pack()
     rank.hear(HEADER.pack(_WINDOW, word, What.ACCESS, 1, len(runs), 5, len(payload), 0) + payload)
     _, answer = rank.sent.popleft()
-    assert HEADER.unpack_from(answer)[1] == (0 if window.holds(asked) else CLASSES["ERR_RMA_RANGE"])
+    assert HEADER.unpack_from(answer)[1] == (0 if is_inside else CLASSES["ERR_RMA_RANGE"])
     assert rank.num_in_python == 0
 
 
-@pytest.mark.parametrize("way", _WAYS)
 @pytest.mark.parametrize(
     ("word", "num_runs", "payload"),
     [
@@ -303,9 +311,9 @@ def test_what_lies_within_a_window_is_the_same_in_c(
     ],
 )
 def test_a_damaged_access_is_answered_with_an_error_and_touches_nothing(
-    tmp_path: Path, way: Any, word: int, num_runs: int, payload: bytes
+    tmp_path: Path, word: int, num_runs: int, payload: bytes
 ) -> None:
-    rank = way(0, tmp_path)
+    rank = _Rank(0, tmp_path)
     rank.windows.windows[_WINDOW].regions[rank.base] = 1 << 62
     before = bytes(rank.memory)
     rank.hear(HEADER.pack(_WINDOW, word, What.ACCESS, 1, num_runs, 5, len(payload), 0) + payload)
@@ -315,47 +323,41 @@ def test_a_damaged_access_is_answered_with_an_error_and_touches_nothing(
     assert bytes(rank.memory) == before
 
 
-@pytest.mark.parametrize("way", _WAYS)
-def test_memory_that_is_gone_is_an_error(tmp_path: Path, way: Any) -> None:
+def test_memory_that_is_gone_is_an_error(tmp_path: Path) -> None:
     """A window that the program has let go of, without telling."""
-    rank, payload = way(0, tmp_path), RUN.pack(8, 4) + b"data"
-    rank.windows.windows[_WINDOW] = Window(0, {0: 4096})
+    rank, payload = _Rank(0, tmp_path), RUN.pack(8, 4) + b"data"
+    rank.windows.windows[_WINDOW] = Exposure(0, {0: 4096})
     for verb in (Verb(REPLACE, 0, fetches=False), Verb(NO_OP, 0, fetches=True)):
         rank.hear(HEADER.pack(_WINDOW, verb.pack(), What.ACCESS, 1, 1, 5, len(payload), 0) + payload)
         assert HEADER.unpack_from(rank.sent.popleft()[1])[1] == CLASSES["ERR_OTHER"]
 
 
-@pytest.mark.parametrize("way", _WAYS)
 @pytest.mark.parametrize(("source", "request_number"), [(2, FIRST_POSTED), (1, FIRST_POSTED + 1)])
-def test_an_answer_that_nobody_waits_for_is_an_error(
-    tmp_path: Path, way: Any, source: int, request_number: int
-) -> None:
-    rank = way(0, tmp_path)
+def test_an_answer_that_nobody_waits_for_is_an_error(tmp_path: Path, source: int, request_number: int) -> None:
+    rank = _Rank(0, tmp_path)
     rank.start(FIRST_POSTED, Verb(NO_OP, 0, fetches=True), _WINDOW, 1, (0, 4), b"")
     with pytest.raises(ValueError, match=f"rank {source} answers access {request_number}, which is not under way"):
         rank.hear(HEADER.pack(_WINDOW, 0, What.ACCESSED, source, 0, request_number, 4, 0) + b"data")
     assert rank.windows.is_busy and not rank.requests.by_number[FIRST_POSTED].done
 
 
-@_needs_engine
 @pytest.mark.parametrize(("fetches", "payload"), [(True, b""), (True, b"12345"), (False, b"1234")])
 def test_an_answer_of_another_length_than_was_asked_for_is_an_error(
     tmp_path: Path, fetches: bool, payload: bytes
 ) -> None:
-    rank = _InC(0, tmp_path)
+    rank = _Rank(0, tmp_path)
     rank.start(FIRST_POSTED, Verb(REPLACE, 0, fetches), _WINDOW, 1, (0, 4), b"data")
     rank.hear(HEADER.pack(_WINDOW, 0, What.ACCESSED, 1, 0, FIRST_POSTED, len(payload), 0) + payload)
     assert rank.fetched(FIRST_POSTED, 0) == (CLASSES["ERR_OTHER"], b"")
 
 
-@_needs_engine
 def test_a_short_access_does_not_overtake_a_long_one(tmp_path: Path) -> None:
-    ranks = [_InC(0, tmp_path), _InC(1, tmp_path)]
+    ranks = [_Rank(0, tmp_path), _Rank(1, tmp_path)]
     num_bytes = 12 * EAGER_BYTES
     long, given_bytes = bytearray(num_bytes), bytes([7]) * num_bytes
     start = NATIVE.address_of(long)
-    ranks[1].windows.windows[_WINDOW] = Window(start, {start: num_bytes})
-    place = Place(_WINDOW, 1, given_bytes, num_bytes, 0)
+    ranks[1].windows.windows[_WINDOW] = Exposure(start, {start: num_bytes})
+    place = Operands(_WINDOW, 1, given_bytes, num_bytes, 0)
     request = ranks[0].windows.access(place, Verb(REPLACE, 0, fetches=False), [(0, num_bytes)], 1)
     ranks[0].start(FIRST_POSTED, Verb(REPLACE, 0, True), _WINDOW, 1, (num_bytes - 4, 4), b"last")
     assert ranks[0].num_in_python == 1
@@ -369,9 +371,8 @@ def test_a_short_access_does_not_overtake_a_long_one(tmp_path: Path) -> None:
     assert ranks[0].fetched(FIRST_POSTED + 1, 4) == (0, b"last") and ranks[0].num_in_python == in_python
 
 
-@_needs_engine
 def test_while_closed_accesses_of_others_are_served_and_own_ones_stay_in_their_ring(tmp_path: Path) -> None:
-    ranks = [_InC(0, tmp_path), _InC(1, tmp_path)]
+    ranks = [_Rank(0, tmp_path), _Rank(1, tmp_path)]
     ranks[0].start(FIRST_POSTED, Verb(REPLACE, 0, True), _WINDOW, 1, (0, 4), b"mine")
     for one in ranks:
         one.engine.set(True, False, 0)
@@ -389,44 +390,53 @@ def test_while_closed_accesses_of_others_are_served_and_own_ones_stay_in_their_r
 # Locks.
 
 
-@given(
-    st.lists(st.tuples(st.integers(1, 2), st.booleans()), max_size=20),
-    st.lists(st.sampled_from(_WAYS), min_size=1, max_size=1),
-)
+@given(st.lists(st.tuples(st.integers(0, 2), st.booleans()), max_size=20))
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
-def test_locks_go_to_the_same_ranks_in_c_as_by_their_rule(
-    tmp_path_factory: pytest.TempPathFactory, events: list[tuple[int, bool]], ways: list[Any]
+def test_a_lock_is_shared_or_one_rank_s_and_goes_to_who_came_first(
+    tmp_path_factory: pytest.TempPathFactory, events: list[tuple[int, bool]]
 ) -> None:
-    rank, oracle = ways[0](0, tmp_path_factory.mktemp("locks")), Locks()
-    for number, (source, exclusive) in enumerate(events):
-        known = {asker.rank for asker in oracle.holders + oracle.waiting}
-        what = What.UNLOCK if source in known else What.LOCK
+    """Rank 0 asks itself."""
+    rank, oracle = _Rank(0, tmp_path_factory.mktemp("locks")), DumbLock()
+    numbers: dict[int, int] = {}
+    for number, (source, exclusive) in enumerate(events, 100):
+        is_known = source in {asker.rank for asker in oracle.holders + oracle.waiting}
         # Who waits for a lock does not give it back.
         if source in {asker.rank for asker in oracle.waiting}:
             continue
+        if source == 0 and not is_known:
+            number = rank.ask(exclusive)
         asker = Asker(source, exclusive, number)
-        granted = oracle.ask(asker) if what == What.LOCK else oracle.release(source)
-        rank.hear(HEADER.pack(_WINDOW, int(exclusive), what, source, 0, number, 0, 0))
-        assert rank.windows.windows[_WINDOW].locks == oracle
-        told = [(one.rank, HEADER.pack(_WINDOW, 0, What.LOCKED, 0, 0, one.request, 0, 0)) for one in granted]
+        granted = oracle.release(source) if is_known else oracle.ask(asker)
+        if source:
+            what = What.UNLOCK if is_known else What.LOCK
+            rank.hear(HEADER.pack(_WINDOW, int(exclusive), what, source, 0, number, 0, 0))
+        elif is_known:
+            assert rank.port.post_unlock(_WINDOW, 0)
+            rank.turn()
+        numbers[source] = number
+        locks = rank.windows.windows[_WINDOW].locks
+        assert (locks.holders, locks.waiting) == (oracle.holders, oracle.waiting)
+        assert len(locks.holders) <= 1 or not any(holder.exclusive for holder in locks.holders)
+        told = [
+            (one.rank, HEADER.pack(_WINDOW, 0, What.LOCKED, 0, 0, one.request, 0, 0)) for one in granted if one.rank
+        ]
         assert list(rank.sent) == told
         rank.sent.clear()
+        if 0 in numbers and numbers[0] in rank.requests.by_number:
+            holds = 0 in {holder.rank for holder in locks.holders}
+            assert rank.requests.by_number[numbers[0]].done >= holds
 
 
-@pytest.mark.parametrize("way", _WAYS)
-def test_a_lock_of_a_window_that_is_gone_is_refused_and_giving_it_back_is_of_no_account(
-    tmp_path: Path, way: Any
-) -> None:
-    rank = way(0, tmp_path)
+def test_a_lock_of_a_window_that_is_gone_is_refused_and_giving_it_back_is_of_no_account(tmp_path: Path) -> None:
+    rank = _Rank(0, tmp_path)
     rank.hear(HEADER.pack(_GONE, 0, What.UNLOCK, 1, 0, 0, 0, 0))
     assert not rank.sent
     rank.hear(HEADER.pack(_GONE, 1, What.LOCK, 1, 0, 9, 0, 0))
     assert rank.sent.popleft() == (1, HEADER.pack(_GONE, CLASSES["ERR_WIN"], What.LOCKED, 0, 0, 9, 0, 0))
 
 
-@_needs_engine
 def test_what_a_program_posts_to_give_a_lock_back_reaches_its_target(tmp_path: Path) -> None:
-    rank = _InC(0, tmp_path)
+    rank = _Rank(0, tmp_path)
     assert rank.port.post_unlock(_WINDOW, 2)
     rank.turn()
     assert rank.sent.popleft() == (2, HEADER.pack(_WINDOW, 0, What.UNLOCK, 0, 0, 0, 0, 0))
@@ -442,9 +452,8 @@ def _numbers(*values: int) -> array.array[int]:
     return array.array("q", values)
 
 
-@_needs_engine
 def test_accesses_of_plain_buffers_go_the_short_way(tmp_path: Path) -> None:
-    rank = _InC(0, tmp_path)
+    rank = _Rank(0, tmp_path)
     rank.memory[:16] = struct.pack("<qq", 5, 6)
     place, was = (_WINDOW, 0, 8), _numbers(0)
     accesses: list[tuple[Any, tuple[Any, ...], Any]] = [
@@ -464,7 +473,7 @@ def test_accesses_of_plain_buffers_go_the_short_way(tmp_path: Path) -> None:
     assert rank.memory[:16] == struct.pack("<qq", 1, 2)
 
 
-def _blocking(rank: _InC, call: Callable[[], Any]) -> Any:
+def _blocking(rank: _Rank, call: Callable[[], Any]) -> Any:
     """What a call of the upper half gives, while the lower half turns."""
     results: list[Any] = []
     thread = threading.Thread(target=lambda: results.append(call()))
@@ -475,17 +484,15 @@ def _blocking(rank: _InC, call: Callable[[], Any]) -> Any:
     return results[0]
 
 
-@_needs_engine
 def test_a_run_that_no_number_of_the_channel_names_is_not_posted(tmp_path: Path) -> None:
-    rank = _InC(0, tmp_path)
+    rank = _Rank(0, tmp_path)
     assert not rank.port.post_access(FIRST_POSTED, (NO_OP, 0, False), (_WINDOW, 1), (1 << 63, 8), b"", 0)
     rank.turn()
     assert not rank.sent
 
 
-@_needs_engine
 def test_a_full_ring_is_emptied_and_nothing_takes_the_long_way(tmp_path: Path) -> None:
-    rank, count = _InC(0, tmp_path), 700
+    rank, count = _Rank(0, tmp_path), 700
     place, one = (_WINDOW, 0, 8), _numbers(1)
     rank.memory[:8] = bytes(8)
 
@@ -498,7 +505,6 @@ def test_a_full_ring_is_emptied_and_nothing_takes_the_long_way(tmp_path: Path) -
     assert rank.memory[:8] == struct.pack("<q", count) and rank.num_in_python == 0
 
 
-@_needs_engine
 @pytest.mark.parametrize(
     ("op", "displacement", "is_one", "buffers"),
     [
@@ -519,13 +525,8 @@ def test_a_full_ring_is_emptied_and_nothing_takes_the_long_way(tmp_path: Path) -
 def test_what_is_not_for_the_short_way_changes_nothing(
     tmp_path: Path, op: Any, displacement: Any, is_one: bool, buffers: tuple[Any, ...]
 ) -> None:
-    rank = _InC(0, tmp_path)
+    rank = _Rank(0, tmp_path)
     before = bytes(rank.memory)
     assert rank.port.access(FIRST_POSTED, op, (_WINDOW, 0, 8), displacement, is_one, *buffers) is None
     rank.turn()
     assert not rank.requests.by_number and bytes(rank.memory) == before
-
-
-def test_the_operations_of_the_c_files_are_those_of_the_table() -> None:
-    assert [ACCESS_OPS[index] for index in (12, 13, 14)] == ["REPLACE", "NO_OP", "COMPARE_AND_SWAP"]
-    assert len(REAL_OPS) == 12

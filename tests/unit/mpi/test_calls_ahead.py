@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from remesh.mpi.calls.table import FIRST_POSTED
-from remesh.mpi.lower.wire import HEADER, Ahead, What
+from remesh.mpi.calls.wire_messages import HEADER, What
 from remesh.mpi.native import NATIVE
 from tests.unit.mpi.test_calls_engine import (
     _PIECE_BYTES,
@@ -20,7 +20,6 @@ from tests.unit.mpi.test_calls_engine import (
     _two,
 )
 
-pytestmark = pytest.mark.skipif(NATIVE.Engine is None, reason="the C extension is not built")
 _MOST_AHEAD = 4
 _FIRST_TAG, _LAST_TAG = 15_001, 30_000
 """Of senders."""
@@ -28,20 +27,19 @@ _FIRST_TAG, _LAST_TAG = 15_001, 30_000
 
 def _close(half: _Half) -> None:
     """As a lower half does: what has come ahead of messages that no receive has is declined."""
+    half.engine.set(True, False, 0)
     for message in half.matching.arrived:
         if message.ahead:
-            fields = (message.comm, 0, What.DECLINED, message.sender_request, message.ahead, 0, 0)
-            message.ahead = 0
-            half.engine.send(message.source, fields, b"")
-    half.engine.set(True, False, 0)
+            half.engine.decline(message)
 
 
 def _open(half: _Half) -> None:
     """And what was matched while closed is asked for."""
     half.engine.set(False, False, 0)
-    for request, message in half.seen:
-        assert half.engine.take(request, message)
-    half.seen.clear()
+    owed = list(half.owed)
+    half.owed.clear()
+    for pair in owed:
+        half.engine.match(*pair)
 
 
 def _announcements(half: _Half) -> list[tuple[Any, ...]]:
@@ -74,7 +72,7 @@ def test_ranks_that_close_leave_nothing_in_mpi_and_the_payload_with_its_sender(
         _close(half)
     _both_turn(sender, receiver)
     assert not sender.engine.carrying and not receiver.engine.carrying
-    assert not receiver.pieces and receiver.num_thrown_away == (1 if is_shared or num_bytes <= _PIECE_BYTES // 2 else 2)
+    assert not receiver.pieces and len(receiver.awaited) == (1 if is_shared or num_bytes <= _PIECE_BYTES // 2 else 2)
     assert [request.done for request in sender.requests.by_number.values()] == [False]
     assert all(message.ahead == 0 for message in receiver.matching.arrived)
     source[:100] = os.urandom(100)
@@ -98,7 +96,7 @@ def test_a_round_that_is_given_up_at_once_asks_for_all_of_what_was_declined(tmp_
     _open(receiver)
     _receive_long(receiver, target)
     _both_turn(sender, receiver)
-    assert target == source and receiver.num_thrown_away == 2
+    assert target == source and sender.num_said(What.GIVEN_UP) == 1 and not receiver.pieces
     assert not sender.engine.carrying and sender.upper.pending() == 0
 
 
@@ -191,15 +189,3 @@ def test_what_others_say_of_pieces_ahead_is_checked(tmp_path: Path, fields: tupl
     half.coming.append(HEADER.pack(comm, tag, what, 1, pid, request, num_bytes, address))
     with pytest.raises(ValueError, match=said):
         half.turn()
-
-
-@pytest.mark.parametrize(
-    ("tag", "num_bytes", "piece_bytes"), [(15_000, 1, 1), (30_001, 1, 1), (15_001, 0, 1), (15_001, 1, 0)]
-)
-def test_what_is_given_up_is_checked(tag: int, num_bytes: int, piece_bytes: int) -> None:
-    with pytest.raises(ValueError, match="rank 3 sends"):
-        Ahead(3, tag, num_bytes, piece_bytes)
-
-
-def test_pieces_ahead_are_all_of_the_bytes() -> None:
-    assert Ahead(3, 15_001, 10, 6).pieces == [6, 4] and Ahead(3, 15_001, 10, 10).pieces == [10]

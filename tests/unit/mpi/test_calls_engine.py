@@ -1,4 +1,4 @@
-"""The engine in C does what the Python parts do, on a real channel and a make-believe MPI."""
+"""The engine in C on a real channel and a make-believe MPI."""
 
 from __future__ import annotations
 
@@ -19,12 +19,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from remesh.mpi.calls.table import ANY, BY_NAME, EAGER_BYTES, FIRST_POSTED, HELLO_REPLY, Flag
-from remesh.mpi.channel import NUM_SLOTS, Channel
+from remesh.mpi.calls.wire_messages import HEADER, What
+from remesh.mpi.calls.words import NUM_SLOTS, POSTED, TAKEN
+from remesh.mpi.channel import Channel
 from remesh.mpi.lower.half import LowerHalf
-from remesh.mpi.lower.matching import Arrived, Matching, Posted
-from remesh.mpi.lower.records import Request
+from remesh.mpi.lower.matching import Matching
+from remesh.mpi.lower.records import Arrived, Posted
 from remesh.mpi.lower.requests import SEND, Requests
-from remesh.mpi.lower.wire import HEADER, Ahead, What
 from remesh.mpi.native import NATIVE
 from tests.unit.mpi.make_believe_mpi import (
     FRAME_REQUEST,
@@ -34,9 +35,10 @@ from tests.unit.mpi.make_believe_mpi import (
     StartType,
     address_of,
     make_setup,
+    ring,
 )
+from tests.unit.mpi.oracles import DumbMatching
 
-pytestmark = pytest.mark.skipif(NATIVE.Engine is None, reason="the C extension is not built")
 _PIECE_BYTES = 1 << 17
 _GIVES_WAY = 2
 """At 128 in the channel: the lower half lets the upper one have the core."""
@@ -68,11 +70,12 @@ class _Half:
         self.other = self
         self.pieces: deque[tuple[int, bytes, int]] = deque()
         self.untaken: set[int] = set()
-        self.num_thrown_away = self.num_synchronous = 0
+        self.num_synchronous = 0
         self.num_asked = 0
         self.awaited: dict[int, tuple[int, int, int]] = {}
         self.seen: list[tuple[Any, ...]] = []
-        self.requests, self.matching = Requests(Request), Matching()
+        self.owed: list[tuple[Any, Any]] = []
+        self.requests, self.matching = Requests(), Matching()
         self.entered: dict[int, int] = {}
         self.windows: dict[int, Any] = {}
         self._frame = PostedFrame()
@@ -92,15 +95,14 @@ class _Half:
                 self.requests,
                 self.matching,
                 self._frame,
-                (isend, test, start, barrier, *[0] * 9, irecv, 0, issend),
+                (isend, test, start, barrier, *[0] * 9, irecv, 0, issend, 0, 0),
                 rank=rank,
                 size=2,
                 entered=self.entered,
                 reals={0: (1, 0, 2)},
                 windows=self.windows,
-                on_message=self._on_message,
-                on_match=lambda *match: self.seen.append(match),
-                on_refused=lambda *refused: self.seen.append(refused),
+                on_message=lambda *message: self.seen.append(message),
+                owed=self.owed,
                 neighbours=bytes([near] * 2),
                 piece_bytes=_PIECE_BYTES,
                 arena_start=arena[0],
@@ -110,17 +112,6 @@ class _Half:
                 seat=seat,
             )
         )
-
-    def _on_message(self, source: int, fields: tuple[Any, ...], payload: bytes) -> None:
-        if fields[2] == What.GIVEN_UP:
-            gone = [one for one in self.pieces if one[0] == fields[4]]
-            assert [len(piece) for _, piece, _ in gone] == Ahead(source, fields[4], fields[6], fields[1]).pieces
-            for one in gone:
-                self.pieces.remove(one)
-                self.other.untaken.remove(one[2])
-            self.num_thrown_away += len(gone)
-        else:
-            self.seen.append((source, fields, payload))
 
     def _isend(self, start: int, num_bytes: int, byte: int, dest: int, tag: int, comm: int, handle: Any) -> int:
         if tag:
@@ -192,6 +183,15 @@ class _Half:
         self.coming.append(HEADER.pack(7, tag, What.MESSAGE, 1, 0, 0, len(payload), 0) + payload)
 
 
+def num_posted(half: _Half) -> int:
+    """Bytes of what stands in rings."""
+    starts = [65536 * (1 + slot) for slot in range(NUM_SLOTS)]
+    posted, taken = (
+        sum(struct.unpack_from("<I", half.lower._view, start + word)[0] for start in starts) for word in (POSTED, TAKEN)
+    )
+    return posted - taken
+
+
 def _blocking(half: _Half, call: Any) -> Any:
     """What a call of the upper half gives, while the lower half turns."""
     results: list[Any] = []
@@ -209,10 +209,10 @@ def _blocking(half: _Half, call: Any) -> Any:
     )
 )
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
-def test_messages_and_receives_match_as_in_python(
+def test_messages_and_receives_match_by_the_rule(
     tmp_path_factory: pytest.TempPathFactory, events: list[tuple[str, int, int]]
 ) -> None:
-    half, oracle = _Half(str(tmp_path_factory.mktemp("engine") / "channel")), Matching()
+    half, oracle = _Half(str(tmp_path_factory.mktemp("engine") / "channel")), DumbMatching()
     port, met = half.upper.port(0), {}
     for index, (kind, source, tag) in enumerate(events):
         payload = str(index).encode()
@@ -258,13 +258,13 @@ def test_what_is_posted_is_sent_in_order_however_the_ring_wraps(
         assert frame[HEADER.size :] == bytes([index % 251]) * size
 
 
-def test_what_is_said_about_windows_reaches_python_with_its_payload(tmp_path: Path) -> None:
+def test_what_is_said_to_python_reaches_it_with_its_payload(tmp_path: Path) -> None:
     half = _Half(str(tmp_path / "channel"))
-    for what, payload in ((What.ACCESS, b"runs and data"), (What.ACCESSED, b""), (What.LOCK, b"")):
+    for what, payload in ((What.JOIN, b""), (What.ACCESSED, b"what was there"), (What.ACCESSED, b"")):
         half.coming.append(HEADER.pack(9, 5, what, 1, 3, 17, len(payload), 64) + payload)
         half.turn()
         assert half.seen.pop() == (1, (9, 5, what, 17, len(payload), 3, 64), payload)
-    half.coming.append(HEADER.pack(9, 5, What.ACCESS, 1, 3, 17, EAGER_BYTES + 1, 64))
+    half.coming.append(HEADER.pack(9, 5, What.ACCESSED, 1, 3, 17, EAGER_BYTES + 1, 64))
     with pytest.raises(ValueError, match="longer than its frame"):
         half.turn()
 
@@ -275,10 +275,10 @@ def test_what_is_posted_and_not_taken_is_found_by_another_lower_half(tmp_path: P
     port = half.upper.port(NUM_SLOTS - 1)
     assert port.post(7, 1, 5, b"abc") and port.start_receive(FIRST_POSTED, 7, ANY, 6, 8, 0x1000)
     half.turn()
-    assert not half.sent and half.lower.posted() == 1 << NUM_SLOTS - 1
-    first, second = half.lower.take_posted(NUM_SLOTS - 1)
-    assert first[0] == 5 and b"abc" in first and second[0] == 16
-    assert half.lower.posted() == 0
+    assert not half.sent
+    half.engine.set(False, False, 0)
+    half.turn()
+    assert half.num_said(What.MESSAGE) == 1 and [one.request for one in half.matching.posted] == [FIRST_POSTED]
 
 
 def test_who_asks_who_it_is_is_told_when_the_ranks_are_open(tmp_path: Path) -> None:
@@ -378,7 +378,7 @@ def test_a_collective_is_counted_and_inside_until_the_library_has_ended_it(tmp_p
     assert results == [1] and half.engine.inside == []
 
 
-def test_a_held_collective_is_left_to_python_and_not_counted(tmp_path: Path) -> None:
+def test_a_held_collective_waits_and_is_not_counted(tmp_path: Path) -> None:
     half = _Half(str(tmp_path / "channel"))
     port = half.upper.port(0)
     half.engine.set(False, True, 0)
@@ -422,7 +422,7 @@ def test_an_exchange_without_a_place_for_what_comes_sends_nothing(tmp_path: Path
     port = half.upper.port(0)
     assert port.exchange(7, (0, 1), b"xy", 1, 3, into, 1, 4) is None
     assert port.exchange(7, (0, 1), b"xy", 1, 3, bytearray(3), 2, 4) is None
-    assert half.lower.posted() == 0 and half.lower.pending() == 0
+    assert num_posted(half) == 0 and half.lower.pending() == 0
 
 
 @pytest.mark.parametrize("tag", ["x", None, -2, 1 << 40])
@@ -432,7 +432,7 @@ def test_a_tag_that_is_none_is_not_taken_for_any(tmp_path: Path, tag: Any) -> No
     for source in (ANY, 1):
         assert port.start(FIRST_POSTED, 7, (0, 1), bytearray(1), source, tag) is None
         assert port.receive(7, (0, 1), bytearray(1), source, tag) is None
-    assert half.lower.posted() == 0 and half.lower.pending() == 0
+    assert num_posted(half) == 0 and half.lower.pending() == 0
 
 
 def test_a_collective_that_is_started_is_waited_for_like_any_request(tmp_path: Path) -> None:
@@ -455,7 +455,7 @@ def test_what_is_not_short_is_left_alone(tmp_path: Path, buffer: Any) -> None:
         assert not port.send(7, (0, 1), buffer, -1, 0) and not port.send(7, (0, 1), buffer, 0, -1)
     else:
         assert not port.send(7, (0, 1), buffer, 0, 0)
-    assert half.lower.posted() == 0 and half.lower.pending() == 0
+    assert num_posted(half) == 0 and half.lower.pending() == 0
 
 
 def test_a_run_comes_back_when_a_watched_request_is_over_and_watches_it_no_more(tmp_path: Path) -> None:
@@ -493,14 +493,14 @@ def test_a_message_that_is_taken_while_the_engine_hears_news_ends_a_probe() -> N
         def set(self, *_: object) -> None: ...
 
     class Serving:
-        waits: ClassVar[dict[int, str]] = {0: "probe"}
+        probes: ClassVar[dict[int, str]] = {0: "probe"}
 
         def flush(self, bodies: object) -> list[int]:
-            return [self.waits.popitem()[0]] if arrived else []
+            return [self.probes.popitem()[0]] if arrived else []
 
     half: Any = object.__new__(LowerHalf)
     half._engine, half._serving, half._requests = Engine(), Serving(), SimpleNamespace(news=True)
-    half._transfers = half._collectives = SimpleNamespace(poll=lambda: False)
+    half._collectives = SimpleNamespace(poll=lambda: False)
     half._channel = SimpleNamespace(bodies=(), answer=answered.append)
     half._closed = half._progressed = False
     half._targets, half._held, half._aborting = None, {}, set()
@@ -536,7 +536,7 @@ def _send_long(half: _Half, source: Any, *, waits: bool) -> None:
     BY_NAME["send"].packer.pack_into(body, 0, BY_NAME["send"].number, *fields)
     (number,) = struct.unpack_from("<I", half.upper._view, 65536)
     struct.pack_into("<I", half.upper._view, 65536, number + 1)
-    half.upper.ring()
+    ring(half.upper)
 
 
 def _receive_long(half: _Half, target: Any, number: int = FIRST_POSTED) -> None:
@@ -591,20 +591,27 @@ def test_an_empty_synchronous_send_is_over_when_a_receive_has_matched(tmp_path: 
     assert not sender.seen + receiver.seen and not sender.engine.carrying and not receiver.engine.carrying
 
 
-def test_what_may_not_be_read_is_left_to_python_and_what_follows_is_streamed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("waits", [False, True])
+def test_what_may_not_be_read_is_streamed_from_its_beginning_and_so_is_what_follows(
+    tmp_path: Path, waits: bool
+) -> None:
     sender, receiver = _two(tmp_path)
-    sender.engine.attach(_NOBODY)
+    pid = ctypes.c_int32(_NOBODY)
     source, target = bytearray(os.urandom(1 << 20)), bytearray(1 << 20)
     _receive_long(receiver, target)
-    _send_long(sender, source, waits=False)
+    receiver.turn()
+    _send_long(sender, source, waits=waits)
+    sender.turn()
+    # What it says of the process of its program is not so.
+    frame = bytearray(sender.sent.pop())
+    frame[20:24] = bytes(pid)
+    receiver.coming.append(bytes(frame))
     _both_turn(sender, receiver)
-    request = receiver.requests.by_number[FIRST_POSTED]
-    assert receiver.seen == [(request, 1)] and not request.done and not receiver.engine.carrying
-    sender.engine.attach(os.getpid())
+    assert target == source and receiver.requests.by_number[FIRST_POSTED].done and receiver.num_said(What.WANTED)
     _receive_long(receiver, target, FIRST_POSTED + 1)
     _send_long(sender, source, waits=False)
     _both_turn(sender, receiver)
-    assert target == source and len(receiver.seen) == 1
+    assert target == source and receiver.num_said(What.TAKEN) == 0 and not receiver.seen
 
 
 def test_a_sender_that_may_not_write_there_leaves_its_half_to_the_receiver(tmp_path: Path) -> None:
@@ -637,9 +644,10 @@ def test_closing_lets_a_payload_end_that_has_begun_and_no_other_begin(
         half.engine.set(True, False, 0)
     _both_turn(sender, receiver)
     assert not receiver.engine.carrying and not sender.engine.carrying
-    assert (target == source) is is_begun and receiver.num_thrown_away == (2 if is_ahead else 0)
-    # What has not begun is Python's to owe; what has ended is told when the channel is open again.
-    assert len(receiver.seen) == (0 if is_begun else 1)
+    assert (target == source) is is_begun and not receiver.pieces
+    assert sender.num_said(What.GIVEN_UP) == is_ahead
+    # What has not begun is owed; what has ended is told when the channel is open again.
+    assert len(receiver.owed) == (0 if is_begun else 1)
     assert sender.upper.pending() == 1
     sender.engine.set(False, False, 0)
     sender.turn()

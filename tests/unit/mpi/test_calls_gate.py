@@ -9,28 +9,17 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
 import pytest
 
-from remesh.mpi import channel as module
 from remesh.mpi.channel import Channel
-from remesh.mpi.native import NATIVE, TWIN
 from remesh.mpi.upper import layouts
 from remesh.mpi.upper.file_data import make_view_data
 from remesh.mpi.upper.file_views import FileView
 
-
-@pytest.fixture(params=["built", "twin"])
-def native(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
-    chosen = NATIVE if request.param == "built" else TWIN
-    monkeypatch.setattr(module, "NATIVE", chosen)
-    return chosen
-
-
 # A model: ranks that write records of two halves to one file, and one checkpoint that may be given up.
 
-_ATOMIC, _TWIN, _WRONG = "one instruction", "adds, looks and takes back", "looks, then adds"
+_ATOMIC, _WRONG = "one instruction", "looks, then adds"
 
 
 @dataclass(frozen=True)
@@ -52,18 +41,12 @@ class _World:
 def _thread_steps(way: str, rank: _Rank, at: int) -> Iterator[tuple[str, int, int]]:
     """What a thread does next: where it then is, the change of the number, and which half of its record it writes."""
     match rank.threads[at]:
-        case "comes" if way == _TWIN:
-            yield "looks", 1, -1
         case "comes" if rank.is_closed:
             yield "asks", 0, -1
         case "comes" if way == _WRONG:
             yield "adds", 0, -1
         case "comes" | "adds":
             yield "inside", 1, -1
-        case "looks":
-            yield "takes back" if rank.is_closed else "inside", 0, -1
-        case "takes back":
-            yield "asks", -1, -1
         case "asks" if rank.lower == "open":
             yield "comes", 0, -1
         case "inside":
@@ -114,7 +97,7 @@ def _check(way: str, world: _World, *, is_end: bool) -> None:
     for threads, num_inside, file in images:
         assert not {"half through", "through"} & set(threads), "an image was taken in the middle of an access"
         assert file[::2] == file[1::2], "an image saw half a record"
-        assert way == _TWIN or num_inside == 0, "an image was taken while somebody was inside"
+        assert num_inside == 0, "an image was taken while somebody was inside"
     if is_end:
         assert all(set(rank.threads) == {"gone"} and rank.num_inside == 0 for rank in world.ranks), world
         assert set(world.file) == {1}, "a half was lost, or written twice"
@@ -151,9 +134,7 @@ def _explore_with_restarts(way: str, num_threads: tuple[int, ...]) -> int:
     return len(cuts)
 
 
-@pytest.mark.parametrize(
-    ("way", "num_threads"), [(_ATOMIC, (2, 1)), (_ATOMIC, (1, 1, 1)), (_TWIN, (1, 1)), (_TWIN, (2,))]
-)
+@pytest.mark.parametrize(("way", "num_threads"), [(_ATOMIC, (2, 1)), (_ATOMIC, (1, 1, 1)), (_ATOMIC, (2,))])
 def test_in_every_order_images_see_the_file_in_one_state_and_each_record_is_written_once(
     way: str, num_threads: tuple[int, ...]
 ) -> None:
@@ -174,9 +155,7 @@ def _nobody_waits() -> None:
     raise AssertionError("the gate is open, or this thread is inside")
 
 
-def test_who_comes_when_it_is_closed_waits_and_who_is_inside_is_counted_until_it_has_left(
-    native: Any, tmp_path: Path
-) -> None:
+def test_who_comes_when_it_is_closed_waits_and_who_is_inside_is_counted_until_it_has_left(tmp_path: Path) -> None:
     path = str(tmp_path / "channel")
     lower, upper = Channel.create(path), Channel.map(path)
     asked = []
@@ -200,7 +179,7 @@ def test_who_comes_when_it_is_closed_waits_and_who_is_inside_is_counted_until_it
     assert lower.num_in_files == 0
 
 
-def test_who_fails_while_it_waits_is_not_inside(native: Any, tmp_path: Path) -> None:
+def test_who_fails_while_it_waits_is_not_inside(tmp_path: Path) -> None:
     channel = Channel.create(str(tmp_path / "channel"))
 
     def wait() -> None:
@@ -217,23 +196,7 @@ def test_who_fails_while_it_waits_is_not_inside(native: Any, tmp_path: Path) -> 
     assert channel.num_in_files == 0
 
 
-def test_the_extension_and_its_twin_keep_one_gate(tmp_path: Path) -> None:
-    channel = Channel.create(str(tmp_path / "channel"))
-    word = channel.base + 256
-    built, twin = NATIVE.Gate(word, channel.open_gate), TWIN.Gate(word, channel.open_gate)
-    with built, twin:
-        assert channel.num_in_files == 2
-        TWIN.close_gate(word)
-    NATIVE.open_gate(word)
-    NATIVE.close_gate(word)
-    with twin:
-        assert channel.num_in_files == 1
-    TWIN.close_gate(word)
-    with built:
-        assert channel.num_in_files == 1
-
-
-def test_a_program_that_ended_inside_is_in_no_file_any_more(native: Any, tmp_path: Path) -> None:
+def test_a_program_that_ended_inside_is_in_no_file_any_more(tmp_path: Path) -> None:
     channel = Channel.create(str(tmp_path / "channel"))
     thread = threading.Thread(target=channel.gate(_nobody_waits).__enter__)
     thread.start()
@@ -247,9 +210,7 @@ def test_a_program_that_ended_inside_is_in_no_file_any_more(native: Any, tmp_pat
         assert let_in
 
 
-def test_a_signal_handler_uses_a_file_while_its_thread_is_inside_and_the_gate_is_closed(
-    native: Any, tmp_path: Path
-) -> None:
+def test_a_signal_handler_uses_a_file_while_its_thread_is_inside_and_the_gate_is_closed(tmp_path: Path) -> None:
     channel = Channel.create(str(tmp_path / "channel"))
     gate = channel.gate(_nobody_waits)
     handled = []
@@ -270,7 +231,7 @@ def test_a_signal_handler_uses_a_file_while_its_thread_is_inside_and_the_gate_is
     assert handled == [1] and channel.num_in_files == 0
 
 
-def test_nothing_is_half_written_or_written_while_the_gate_is_closed(native: Any, tmp_path: Path) -> None:
+def test_nothing_is_half_written_or_written_while_the_gate_is_closed(tmp_path: Path) -> None:
     """Threads write records of many runs each, as fast as they can; the gate is closed again and again."""
     channel = Channel.create(str(tmp_path / "channel"))
     opened = threading.Event()
@@ -282,7 +243,7 @@ def test_nothing_is_half_written_or_written_while_the_gate_is_closed(native: Any
 
     def write(number: int) -> None:
         every = FileView(number, 1, layouts.Layout(((0, 1),), 0, num_threads))
-        data = make_view_data(gate, descriptor, every, native)
+        data = make_view_data(gate, descriptor, every)
         for record in range(1, num_records + 1):
             assert data.write(0, bytes([record]) * num_runs) == num_runs
             written[number] = record

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from remesh.mpi.calls.table import BY_NAME
-from remesh.mpi.channel import NUM_SLOTS, Channel
+from remesh.mpi.calls.words import NUM_SLOTS
+from remesh.mpi.channel import Channel
 from remesh.mpi.upper import link as link_module
 from remesh.mpi.upper.link import Link, call_shortly
 

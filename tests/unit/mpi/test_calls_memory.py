@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from remesh.mpi.native import NATIVE, TWIN
 from remesh.mpi.upper import constants as k
 from remesh.mpi.upper.datatype import DATATYPE_NULL, PREDEFINED, Datatype
 from remesh.mpi.upper.environment import Get_abi_fortran_info, Get_abi_info
@@ -29,7 +28,6 @@ def test_a_buffer_is_the_memory_of_its_object() -> None:
     assert lent.cast("i").tolist() == [7, 2, 3]
 
 
-@pytest.mark.skipif(NATIVE is TWIN, reason="needs the C extension")
 def test_a_buffer_lends_its_memory_to_others() -> None:
     lent = buffer.allocate(8)
     numbers = np.frombuffer(lent, np.int32)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from remesh.mpi.calls import header
 from remesh.mpi.calls.error_classes import CLASSES, TEXTS
-from remesh.mpi.calls.table import BY_NUMBER, CALLS, Effect, Replay
-from remesh.mpi.lower.serving import Serving
+from remesh.mpi.calls.table import BY_NUMBER, CALLS, RECORDS, Effect, Replay
+from remesh.mpi.lower.serving import OF_ENGINE, Serving
 from remesh.mpi.upper.topologies import Cart, balanced_dims
 
 
@@ -16,7 +17,17 @@ def test_numbers_and_names_are_unique() -> None:
 
 
 def test_every_call_has_a_handler() -> None:
-    assert [call.name for call in CALLS if not hasattr(Serving, f"_{call.name}")] == []
+    handled = {call.name for call in CALLS if hasattr(Serving, f"_{call.name}")}
+    assert handled | OF_ENGINE == {call.name for call in CALLS} and not handled & OF_ENGINE
+
+
+def test_the_header_of_the_c_files_says_what_the_tables_say() -> None:
+    assert header.PATH.read_text() == header.make_header(), "run `python -m remesh.mpi.calls.header`"
+
+
+def test_fields_have_one_name_each_and_none_is_missing() -> None:
+    for name, (form, fields) in RECORDS.items():
+        assert len(set(fields)) == len(fields) == len(form.unpack(bytes(form.size))), name
 
 
 def test_what_starts_an_operation_is_attached_to_it_after_a_restart_or_still_posted() -> None:

@@ -185,13 +185,25 @@ BY_NAME: Final = {call.name: call for call in CALLS}
 BY_NUMBER: Final = {call.number: call for call in CALLS}
 
 # Replies, with the status byte. ``request`` is 0 where the operation is complete and a completion follows.
-HELLO_REPLY: Final = struct.Struct("<Bii")  # rank, size
-REQUEST_REPLY: Final = struct.Struct("<BQ")  # request
-PROBE_REPLY: Final = struct.Struct("<BBiiqQ")  # found, source, tag, bytes, message
+HELLO_REPLY: Final = struct.Struct("<Bii")
+REQUEST_REPLY: Final = struct.Struct("<BQ")
+PROBE_REPLY: Final = struct.Struct("<BBiiqQ")
 WAIT_REPLY: Final = struct.Struct("<BI")  # number of completions
 INDEX: Final = struct.Struct("<I")  # in front of every completion of a wait: which of the requests asked for
 COMPLETION: Final = struct.Struct("<iiqiBQ")
 """Source (world rank), tag, bytes of the message, MPI error class, :class:`Payload`, parcel."""
+
+RECORDS: Final = {
+    "HelloReply": (HELLO_REPLY, ("status", "rank", "size")),
+    "RequestReply": (REQUEST_REPLY, ("status", "request")),
+    "ProbeReply": (PROBE_REPLY, ("status", "found", "source", "tag", "num_bytes", "message")),
+    "WaitReply": (WAIT_REPLY, ("status", "count")),
+    "Failure": (FAILURE, ("status", "error", "num_bytes")),
+    "Index": (INDEX, ("position",)),
+    "Completion": (COMPLETION, ("source", "tag", "num_bytes", "error", "where", "parcel")),
+    "Run": (RUN, ("offset", "num_bytes")),
+}
+"""Names of what is laid out here besides the calls, and of its fields."""
 
 
 class Payload:

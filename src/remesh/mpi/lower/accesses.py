@@ -18,15 +18,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from remesh.mpi.calls.table import ACCESS_OPS, EAGER_BYTES, REAL_TYPES, RUN
+from remesh.mpi.calls.table import ACCESS_OPS, EAGER_BYTES, RUN
 
-REPLACE: Final = ACCESS_OPS.index("REPLACE")
 NO_OP: Final = ACCESS_OPS.index("NO_OP")
 COMPARE_AND_SWAP: Final = ACCESS_OPS.index("COMPARE_AND_SWAP")
 _SPARE_BYTES: Final = 128
 """Room for one more element, however many runs it lies in: a chunk with less is closed."""
 
-Data = bytes | bytearray | memoryview
 Runs = Sequence[tuple[int, int]]
 """(displacement from the window's base in bytes, bytes > 0) of the target's memory, in the order of the data."""
 
@@ -43,17 +41,9 @@ class Verb:
         """As 31 bits."""
         return self.op | self.type << 8 | self.fetches << 16
 
-    @classmethod
-    def unpack(cls, word: int) -> Verb:
-        """ValueError if there is no such operation or type."""
-        op, kind = word & 0xFF, word >> 8 & 0xFF
-        if op >= len(ACCESS_OPS) or kind >= len(REAL_TYPES):
-            raise ValueError(f"operation {op} of {len(ACCESS_OPS)} on type {kind} of {len(REAL_TYPES)}")
-        return cls(op, kind, bool(word >> 16))
-
 
 @dataclass(frozen=True, slots=True)
-class Chunk:
+class AccessChunk:
     """Part of an access."""
 
     position: int  # bytes of the access before it
@@ -65,7 +55,7 @@ class Chunk:
         return sum(length for _, length in self.runs)
 
 
-def cut(runs: Runs, unit: int, room: int = EAGER_BYTES) -> Iterator[Chunk]:
+def cut(runs: Runs, unit: int, room: int = EAGER_BYTES) -> Iterator[AccessChunk]:
     """Chunks of whole elements of ``unit`` bytes (at most 32) whose runs and bytes fit into ``room`` (256 or more).
 
     >>> [chunk.runs for chunk in cut([(0, 600)], 8, 512)]
@@ -77,14 +67,14 @@ def cut(runs: Runs, unit: int, room: int = EAGER_BYTES) -> Iterator[Chunk]:
         while length:
             space = room - taken - RUN.size * (len(chosen) + 1)
             if taken % unit == 0 and space < _SPARE_BYTES and chosen:
-                yield Chunk(position, tuple(chosen))
+                yield AccessChunk(position, tuple(chosen))
                 position, taken, chosen = position + taken, 0, []
                 continue
             step = length if length <= space else space - (taken + space) % unit
             chosen.append((offset, step))
             offset, length, taken = offset + step, length - step, taken + step
     if chosen:
-        yield Chunk(position, tuple(chosen))
+        yield AccessChunk(position, tuple(chosen))
 
 
 def pack_runs(runs: Runs) -> bytes:
@@ -92,7 +82,7 @@ def pack_runs(runs: Runs) -> bytes:
     return b"".join(RUN.pack(*run) for run in runs)
 
 
-def unpack_runs(data: Data, num_runs: int) -> list[tuple[int, int]]:
+def unpack_runs(data: bytes | bytearray | memoryview, num_runs: int) -> list[tuple[int, int]]:
     """The inverse. ValueError if there are not so many, or one has a negative length."""
     if not 0 <= num_runs * RUN.size <= len(data):
         raise ValueError(f"{num_runs} runs in {len(data)} bytes")

@@ -8,8 +8,8 @@ has come, and only when all have are they told to make it, by world rank 0, in t
     member    <── GO    makes it; every other member is about to do the same
 
 After a restart nobody is asked anything yet, so those that had been used are made at once (``replay.py``).
-Small ones that all give to and get from are messages of ours (``doubling.py``), the others the real MPI's non-blocking
-ones, polled. ``entered`` counts all for the collective clock.
+Small ones are the engine's: messages of ours (``exchange_pattern.py``), or the real MPI's on short data. The others are
+the real MPI's non-blocking ones, polled. ``entered`` counts all for the collective clock.
 """
 
 from __future__ import annotations
@@ -20,11 +20,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from remesh.mpi.calls.table import EAGER_BYTES, REAL_OPS, REAL_TYPES, REDUCTIONS, Kind
-from remesh.mpi.lower.doubling import SMALL_BYTES, Doublings, Fold, pack_plan
+from remesh.mpi.calls.wire_messages import What
+from remesh.mpi.lower.exchange_pattern import pack_plan
 from remesh.mpi.lower.replay import Named, choose_common, tell_all
-from remesh.mpi.lower.requests import COLLECTIVE, Request, Requests
+from remesh.mpi.lower.requests import COLLECTIVE, Requests
 from remesh.mpi.lower.upper_memory import UpperMemory
-from remesh.mpi.lower.wire import What, Wire
+from remesh.mpi.lower.wire import Wire
 
 WORLD = 0
 """Virtual number of the world communicator; its real one exists from the start."""
@@ -40,7 +41,7 @@ Result = bytearray | memoryview
 
 
 @dataclass(slots=True)
-class Job:
+class CollectiveCall:
     """One collective, as the upper half asks for it; data are contiguous, in order of ranks."""
 
     kind: Kind
@@ -54,7 +55,7 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class GroupKey:
     """Tells communicators of one number apart: a constructor may give disjoint groups one each."""
 
     first: int  # world rank of its rank 0
@@ -66,7 +67,7 @@ class _Communicator:
     members: tuple[int, ...]
     real: Any = None
     joined: bool = False  # this rank waits for the others, to make the real one
-    waiting: deque[tuple[Request, Job]] = field(default_factory=deque)  # entered, until the real one is there
+    waiting: deque[tuple[Any, CollectiveCall]] = field(default_factory=deque)  # entered, until the real one is there
 
 
 class Collectives:
@@ -79,7 +80,6 @@ class Collectives:
         self._types = [getattr(mpi, name) for name in REAL_TYPES]
         self.extents = tuple(map(_extent, REAL_TYPES, self._types))
         """Bytes of a value of each basic datatype; 0 where values have gaps."""
-        self.doublings = Doublings(mpi.Exception, wire, requests)
         size = control.Get_size()
         self._communicators = {WORLD: _Communicator(tuple(range(size)), real=world)}
         self.plans: dict[int, bytes] = {WORLD: pack_plan(range(size), wire.rank)}
@@ -90,9 +90,9 @@ class Collectives:
         self.reals: dict[int, tuple[int, int, int]] = {}
         """Handle, own rank and size of the real communicators that can be used at once: for the engine."""
         self._know(WORLD, world)
-        self._running: list[tuple[Any, Request, tuple[Job, Result, _Real]]] = []
+        self._running: list[tuple[Any, Any, tuple[CollectiveCall, Result, _Real]]] = []
         self._making: set[int] = set()
-        self._joined: dict[tuple[int, Group], list[int]] = {}
+        self._joined: dict[tuple[int, GroupKey], list[int]] = {}
         """On rank 0: who has joined, by communicator, until all have."""
 
     @property
@@ -123,17 +123,14 @@ class Collectives:
             # Collective by the standard's word, yet no library waits for the other members here.
             comm.real.Free()
 
-    def start(self, number: int, job: Job, address: int) -> Request:
+    def start(self, number: int, job: CollectiveCall, address: int) -> Any:
         """Enter a collective; the request completes with what this rank gets as its payload."""
         comm = self._communicators[number]
-        clock = self.entered.get(number, 0)
-        self.entered[number] = clock + 1
+        self.entered[number] = self.entered.get(number, 0) + 1
         request = self._requests.start(
             kind=COLLECTIVE, comm=number, peer=job.root, tag=0, address=address, num_bytes=job.receive_bytes
         )
-        if self._is_small(job):
-            self._double(request, clock, job)
-        elif comm.real is not None and not comm.waiting:
+        if comm.real is not None and not comm.waiting:
             try:
                 self._run(comm.real, request, job)
             except self.mpi_error:
@@ -144,36 +141,19 @@ class Collectives:
             self._make(number, comm)
         return request
 
-    def _is_small(self, job: Job) -> bool:
-        """Whether it is done by messages of ours; every rank says the same. ``_engine_calls.c`` has the same rule."""
-        if job.kind not in (Kind.BARRIER, Kind.ALLREDUCE) or len(job.send) != job.receive_bytes:
-            return False
-        if job.kind == Kind.ALLREDUCE:
-            extent = self.extents[job.type]
-            return bool(extent) and len(job.send) % extent == 0 and len(job.send) <= SMALL_BYTES
-        return not job.send
-
-    def _double(self, request: Request, clock: int, job: Job) -> None:
-        plan = self.plans[request.comm]
-        if self._wire.engine is not None:
-            self._wire.engine.double(request, clock, plan, job.op, job.type, job.send)
-        else:
-            fold = Fold(self._ops[job.op], self._types[job.type]) if job.kind == Kind.ALLREDUCE else Fold()
-            self.doublings.start(request, clock, plan, fold, job.send)
-
     def _make(self, number: int, comm: _Communicator) -> None:
         if not comm.joined:
             comm.joined = True
             self._making.add(number)
-            self._say(_ARBITER, What.JOIN, number, Group(comm.members[0], len(comm.members)))
+            self._say(_ARBITER, What.JOIN, number, GroupKey(comm.members[0], len(comm.members)))
 
-    def _say(self, dest: int, what: int, number: int, group: Group) -> None:
+    def _say(self, dest: int, what: int, number: int, group: GroupKey) -> None:
         if dest == self._wire.rank:
             self.on_making(dest, what, number, group)
         else:
             self._wire.send(dest, (number, 0, what, group.first, group.num_members, 0, 0))
 
-    def on_making(self, source: int, what: int, number: int, group: Group) -> None:
+    def on_making(self, source: int, what: int, number: int, group: GroupKey) -> None:
         """A rank has joined, or all have and this one is told."""
         if what == What.GO:
             self._create(number)
@@ -206,7 +186,7 @@ class Collectives:
         for each in choose_common(named, tell_all(self._mpi, self._control, named)):
             self._create(each.number)
 
-    def _run(self, real: Any, request: Request, job: Job) -> None:
+    def _run(self, real: Any, request: Any, job: CollectiveCall) -> None:
         result = self._room(request.address, job.receive_bytes)
         words = self._as_real(job, result)
         started = _START[job.kind](words, real)
@@ -222,14 +202,14 @@ class Collectives:
         place = self._memory.view(address, num_bytes)
         return self._memory.large.lend(num_bytes) if place is None else place
 
-    def _as_real(self, job: Job, result: Result) -> _Real:
+    def _as_real(self, job: CollectiveCall, result: Result) -> _Real:
         mpi = self._mpi
         if job.kind in REDUCTIONS:
             datatype = self._types[job.type]
             return _Real(job, [job.send, datatype], [result, datatype], self._ops[job.op])
         return _Real(job, [job.send, mpi.BYTE], [result, mpi.BYTE], None)
 
-    def _finish(self, request: Request, job: Job, result: Result) -> None:
+    def _finish(self, request: Any, job: CollectiveCall, result: Result) -> None:
         request.message_bytes = len(result)
         if isinstance(result, bytearray):
             request.payload = result
@@ -263,7 +243,7 @@ class Collectives:
     @property
     def inside(self) -> tuple[int, ...]:
         """Communicators with a collective that has been entered and is not complete."""
-        return tuple({request.comm for _, request, _ in self._running} | self._making | self.doublings.inside)
+        return tuple({request.comm for _, request, _ in self._running} | self._making)
 
     def release(self) -> None:
         """Forget the real communicators: they end with the library."""
@@ -276,7 +256,7 @@ class Collectives:
 class _Real:
     """A job in the words of mpi4py."""
 
-    job: Job
+    job: CollectiveCall
     send: list[Any]
     receive: list[Any]
     op: Any

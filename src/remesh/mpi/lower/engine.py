@@ -13,20 +13,20 @@ from typing import Any, Final
 
 from remesh.mpi.arena import ADDRESS, SIZE_BYTES
 from remesh.mpi.calls.error_classes import CLASSES
-from remesh.mpi.calls.table import REAL_OPS, REAL_TYPES
+from remesh.mpi.calls.table import PAIR_FORMATS, REAL_OPS, REAL_TYPES
 from remesh.mpi.lower.collectives import Collectives
-from remesh.mpi.lower.doubling import SMALL_BYTES
+from remesh.mpi.lower.exchange_pattern import SMALL_BYTES
 from remesh.mpi.lower.exposure import Asker
 from remesh.mpi.lower.pace import Pace
 from remesh.mpi.lower.requests import COLLECTIVE, RECEIVE, SEND, WINDOW, Requests
 from remesh.mpi.lower.transfers import Transfers
 from remesh.mpi.lower.windows import Windows
-from remesh.mpi.lower.wire import PIECE_BYTES
+from remesh.mpi.lower.wire import PIECE_BYTES, Wire
 from remesh.mpi.native import NATIVE
 
 _FUNCTIONS: Final = (
     *("Isend", "Test", "Start", "Ibarrier", "Ibcast", "Igather", "Iscatter", "Iallgather", "Ialltoall", "Ireduce"),
-    *("Iallreduce", "Iscan", "Iexscan", "Irecv", "Reduce_local", "Issend"),
+    *("Iallreduce", "Iscan", "Iexscan", "Irecv", "Reduce_local", "Issend", "Improbe", "Imrecv"),
 )
 """In the order of the engine."""
 
@@ -42,9 +42,11 @@ class Setup:
     ops: tuple[int, ...]  # handles of REAL_OPS
     types: tuple[int, ...]  # handles of REAL_TYPES
     extents: tuple[int, ...]  # bytes of one value of each; 0: no plain values
+    pairs: tuple[int, ...]  # of those that are values with an index: the letter of the value; else 0
     rank: int
     size: int
-    frame_request: int  # address of the handle of the wire's posted receive
+    frame_request: int  # address of the handle of the wire's posted receive; 0: messages are looked for
+    any_source: int  # MPI's number for that
     frame: int  # address of what it receives into
     by_number: dict[int, Any]  # the requests
     posted: dict[int, Any]  # the queue of receives
@@ -56,11 +58,11 @@ class Setup:
     windows: dict[int, Any]  # with any of them, MPI is asked often though nothing waits
     accesses: dict[int, Any]  # under way, by request: None for those of the engine
     access_queues: dict[int, Any]  # by target: those that wait, which must not be overtaken
-    on_message: Callable[..., None]  # a wire message that is no short message has come
-    on_match: Callable[..., None]  # a receive has got a message that was announced
-    on_refused: Callable[..., None]  # a payload may not be read where it is
-    serve: Callable[[int], bool]  # serve the request in a slot; whether it has its reply
-    serve_posted: Callable[[int, bytes], None]  # serve a call out of its ring
+    owed: list[Any]  # receives that matched while closed, with what was announced
+    on_message: Callable[..., None]  # something about making communicators, or the answer to a long access, has come
+    may_enter: Callable[[int, int], bool]  # whether the clock lets the collective in a slot go ahead
+    serve: Callable[[int], int]  # serve the request in a slot: 0 if it has its reply, or what it waits for
+    serve_posted: Callable[[int, bytes], None]  # serve an access out of its ring
     tell: Callable[..., None]  # write the reply of a slot whose one operation is over
     tell_wait: Callable[[int], None]  # write the reply of a slot whose ``wait`` is over
     neighbours: bytes  # by rank: 1 where its program's memory can be reached
@@ -93,9 +95,11 @@ class Setup:
 
 @dataclass(frozen=True, slots=True)
 class Callbacks:
-    """What the engine leaves to Python, besides messages and matches."""
+    """What the engine leaves to Python, as fields of its setup."""
 
-    serve: Callable[[int], bool]
+    on_message: Callable[..., None]
+    may_enter: Callable[[int, int], bool]
+    serve: Callable[[int], int]
     serve_posted: Callable[[int, bytes], None]
     tell: Callable[..., None]
     tell_wait: Callable[[int], None]
@@ -104,17 +108,17 @@ class Callbacks:
 def make_engine(  # noqa: PLR0913 - the parts of a lower half
     mpi: Any,
     base: int,
+    wire: Wire,
+    requests: Requests,
     transfers: Transfers,
     collectives: Collectives,
     windows: Windows,
     pace: Pace,
     callbacks: Callbacks,
+    *,
+    has_arena: bool,
 ) -> Any:
-    """An engine for these parts, or None: there is no extension, or the wire must probe."""
-    wire, requests = transfers.wire, transfers.requests
-    if NATIVE.Engine is None or wire.posted is None:
-        return None
-    posted, arrived = transfers.matching.queues
+    """An engine for these parts."""
     types = [getattr(mpi, name) for name in REAL_TYPES]
     setup = Setup(
         base=base,
@@ -126,11 +130,13 @@ def make_engine(  # noqa: PLR0913 - the parts of a lower half
         extents=collectives.extents,
         rank=wire.rank,
         size=wire.size,
-        frame_request=mpi._addressof(wire.posted),
+        pairs=tuple(ord(PAIR_FORMATS.get(name, "=\0")[1]) for name in REAL_TYPES),
+        frame_request=0 if wire.posted is None else mpi._addressof(wire.posted),
+        any_source=mpi.ANY_SOURCE,
         frame=NATIVE.address_of(wire.frame),
         by_number=requests.by_number,
-        posted=posted,
-        arrived=arrived,
+        posted=transfers.matching.posted_by_comm,
+        arrived=transfers.matching.arrived_by_comm,
         requests=requests,
         entered=collectives.entered,
         reals=collectives.reals,
@@ -138,16 +144,16 @@ def make_engine(  # noqa: PLR0913 - the parts of a lower half
         windows=windows.windows,
         accesses=windows.accesses,
         access_queues=windows.queues,
-        on_message=transfers.on_message,
-        on_match=transfers.match,
-        on_refused=transfers.refused,
+        owed=transfers.owed,
+        on_message=callbacks.on_message,
+        may_enter=callbacks.may_enter,
         serve=callbacks.serve,
         serve_posted=callbacks.serve_posted,
         tell=callbacks.tell,
         tell_wait=callbacks.tell_wait,
         neighbours=bytes(rank in wire.neighbours for rank in range(wire.size)),
         arena_start=ADDRESS,
-        arena_bytes=0 if transfers.memory.arena is None else SIZE_BYTES,
+        arena_bytes=SIZE_BYTES if has_arena else 0,
         piece_bytes=PIECE_BYTES,
         upper_spin=pace.upper_spin,
         lower_spin=pace.lower_spin,

@@ -8,6 +8,10 @@
    around, the lower block first, so the blocks are neighbours, in order, and twice as long after it.
 3. Each even one of the first ``2 E`` ranks takes the result from its neighbour.
 
+Each step is one wire message, PART (communicator, clock: which of its collectives), which waits for the step that takes
+it or is taken at once. No peer is taken from twice in a collective, so communicator, clock and source name a part. All
+members have entered before anyone is through, so where nobody is inside a collective no part is on its way or waits.
+
 So the fold is in order of ranks, and is associated in one way for each size: the bits of a sum of floating-point
 numbers depend on neither library, network nor placement. With operands of no bytes it is a barrier: no rank ends before
 all have begun. It takes ``log2 P`` latencies, two more where ``E`` is not 0, and all of an operand travels each time:
@@ -20,8 +24,15 @@ Journal of High Performance Computing Applications 19(1), 2005, section 4.5.
 from __future__ import annotations
 
 import enum
+import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
+
+SMALL_BYTES: Final = 2048
+"""Longer operands go the real MPI's way: from some size on it cuts them, and sends less."""
+_STEP: Final = struct.Struct("<ii")
+"""What to do, world rank of the peer: as ``_engine_doubling.c`` reads it."""
 
 
 class Do(enum.IntEnum):
@@ -66,3 +77,8 @@ def plan_doubling(ranks: Sequence[int], rank: int) -> tuple[Step, ...]:
     if is_paired:
         steps.append(Step(Do.GIVE, ranks[rank - 1]))
     return tuple(steps)
+
+
+def pack_plan(members: Sequence[int], rank: int) -> bytes:
+    """The steps of world rank ``rank`` in a communicator, for the engine."""
+    return b"".join(_STEP.pack(step.do, step.peer) for step in plan_doubling(members, members.index(rank)))

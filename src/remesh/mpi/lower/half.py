@@ -16,28 +16,29 @@ A request that the upper half had posted and that had no answer yet is found in 
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Self
 
 from remesh.mpi.arena import Arena
-from remesh.mpi.calls.table import WaitFor
+from remesh.mpi.calls.wire_messages import What
 from remesh.mpi.channel import Channel
 from remesh.mpi.lower import state
-from remesh.mpi.lower.collectives import Collectives
+from remesh.mpi.lower.collectives import Collectives, GroupKey
 from remesh.mpi.lower.engine import Callbacks, make_engine
 from remesh.mpi.lower.pace import Pace
-from remesh.mpi.lower.records import Arrived, Request, as_native
+from remesh.mpi.lower.records import Arrived
 from remesh.mpi.lower.requests import Requests
-from remesh.mpi.lower.serving import Serving, Wait
-from remesh.mpi.lower.transfers import MAX_WATCHED, Transfers
+from remesh.mpi.lower.serving import BLOCKED, Serving
+from remesh.mpi.lower.transfers import Transfers
 from remesh.mpi.lower.upper_memory import UpperMemory
 from remesh.mpi.lower.windows import Windows
 from remesh.mpi.lower.wire import Wire
 from remesh.rounds.status import Activity
 
+_MAX_WATCHED: Final = 64
+"""Collectives whose end is noticed at once; those beyond are looked after when something else happens."""
 _LAST_PIECES_S: Final = 2.0
 """For pieces between ranks that both leave; who waits longer for one has lost its peer."""
 
@@ -74,40 +75,58 @@ class LowerHalf:
         self._channel = channel
         self._comms = [mpi.COMM_WORLD.Dup() for _ in range(3)]
         control, wire, world = self._comms
-        self._requests = Requests(Request)
+        self._requests = Requests()
         self._memory = UpperMemory()
         self._memory.arena = arena
         self._wire = Wire(mpi, wire)
-        self._transfers = Transfers(self._wire, self._memory, self._requests)
+        self._transfers = Transfers(self._requests)
         self._collectives = Collectives(mpi, control, world, self._requests, self._wire, self._memory)
-        self._transfers.on_making = self._collectives.on_making
-        self._transfers.on_part = self._collectives.doublings.on_part
-        self._windows = Windows(mpi, self._wire, self._memory, self._requests)
-        self._transfers.on_window = self._windows.on_message
+        self._windows = Windows(self._wire, self._memory, self._requests)
         self._serving = Serving(self._transfers, self._collectives, self._windows, self._memory, self._requests)
-        self._serving.may_enter = self._may_enter
         self._serving.description = _describe(mpi)
         self._targets: Mapping[int, int] | None = None
         self._held: dict[int, int] = {}
         """Slots whose request is for a collective beyond its target, and its communicator."""
         self._aborting: set[int] = set()
-        self._refused = 0
         self._attached: dict[int, tuple[int, int]] = {}
         self._closed = False
         self._woken = False
         self._progressed = False
+        """Whether the engine has done something since the last look."""
         self._pace = Pace.of(mpi, spinning=spinning)
-        bodies, serving = channel.bodies, self._serving
+        self._engine = self._make_engine(mpi)
+        self._wire.engine = self._transfers.engine = self._engine
+
+    def _make_engine(self, mpi: Any) -> Any:
+        bodies, serving = self._channel.bodies, self._serving
         callbacks = Callbacks(
+            on_message=self._on_message,
+            may_enter=self._may_enter,
             serve=self._serve,
-            serve_posted=serving.serve_posted,
+            serve_posted=serving.start_access,
             tell=lambda slot, request: serving.tell(bodies[slot], request),
             tell_wait=lambda slot: serving.tell_wait(bodies[slot]),
         )
-        self._engine = make_engine(
-            mpi, channel.base, self._transfers, self._collectives, self._windows, self._pace, callbacks
+        return make_engine(
+            mpi,
+            self._channel.base,
+            self._wire,
+            self._requests,
+            self._transfers,
+            self._collectives,
+            self._windows,
+            self._pace,
+            callbacks,
+            has_arena=self._memory.arena is not None,
         )
-        self._wire.engine = self._engine
+
+    def _on_message(self, source: int, fields: tuple[Any, ...], payload: bytes) -> None:
+        """What another rank says that the engine leaves to Python."""
+        comm, _, what, first, num_members, *_ = fields
+        if what == What.ACCESSED:
+            self._windows.hear_accessed(source, fields, payload)
+        else:
+            self._collectives.on_making(source, what, comm, GroupKey(first, num_members))
 
     @classmethod
     def from_state(
@@ -120,20 +139,16 @@ class LowerHalf:
         """
         parts = state.load(data, rank=mpi.COMM_WORLD.Get_rank(), size=mpi.COMM_WORLD.Get_size())
         half = cls(mpi, channel, arena, spinning=spinning)
-        half._requests.by_number.update({request.number: as_native(request) for request in parts.requests})
+        half._requests.by_number.update({request.number: request for request in parts.requests})
         half._requests.next_number = parts.next_numbers["request"]
         half._transfers.next_message = parts.next_numbers["message"]
         half._serving.next_parcel = parts.next_numbers["parcel"]
-        state.fill(
-            half._transfers.matching,
-            [as_native(receive) for receive in parts.posted],
-            [as_native(message) for message in parts.arrived],
-        )
-        half._transfers.messages.update({number: as_native(message) for number, message in parts.messages.items()})
-        half._transfers.owed = [
+        half._transfers.matching.fill(parts.posted, parts.arrived)
+        half._transfers.messages.update(parts.messages)
+        half._transfers.owed.extend(
             (receive, Arrived(receive.comm, receive.source, receive.message_tag, receive.message_bytes, None, send))
             for receive, send in ((half._requests.by_number[number], send) for number, send in parts.owed)
-        ]
+        )
         half._serving.parcels.update(parts.parcels)
         half._serving.finished = parts.finished
         for number, members in parts.members.items():
@@ -156,145 +171,79 @@ class LowerHalf:
         # The words that it came with are those of the host that it left.
         self._channel.set_pace(self._pace.upper_spin, self._pace.give_way_us)
         self._memory.attach(upper_pid)
-        if self._engine is not None:
-            self._engine.attach(upper_pid)
+        self._engine.attach(upper_pid)
         for slot, (number, operation) in self._attached.items():
             if self._channel.pending() >> slot & 1 and self._channel.request_number(slot) == number:
-                self._serving.waits[slot] = Wait([operation], WaitFor.ALL, single=True)
+                self._engine.wait_for(slot, operation)
         self._attached = {}
         self.open()
 
     def serve_once(self, timeout_s: float) -> None:
         """Serve the upper half and move MPI on, for about ``timeout_s``; less if :meth:`wake` is called."""
-        engine = self._engine
         deadline = time.monotonic() + timeout_s
-        fruitless = fruitful = 0
+        fruitful = 0
         while not self._woken:
-            bell = self._channel.bell()
             if self._step():
-                fruitless = 0
                 fruitful += 1
                 # A program that polls always has a next request: the time must end this, too.
                 if fruitful & 63 == 0 and time.monotonic() >= deadline:
                     break
                 continue
-            fruitless += 1
-            if fruitless & 15 == 1:
-                left_s = deadline - time.monotonic()
-                if left_s <= 0:
-                    break
-            left_us = int(left_s * 1e6) + 1
-            watched = self._transfers.watched()
-            if watched is None:
-                # A payload that this process copies goes on at once.
-                fruitless = 0
-            elif engine is None:
-                self._rest(bell, fruitless, left_us)
-            else:
-                watched += self._collectives.watched()
-                self._progressed = engine.run(left_us, bool(self._serving.waits), watched[:MAX_WATCHED])
-                fruitless = 0
+            left_s = deadline - time.monotonic()
+            if left_s <= 0:
+                break
+            watched = self._collectives.watched()[:_MAX_WATCHED]
+            self._progressed = self._engine.run(int(left_s * 1e6) + 1, bool(self._serving.probes), watched)
         self._woken = False
-        if engine is not None:
-            engine.was_woken()
+        self._engine.was_woken()
 
     def _step(self) -> bool:
         """Whatever can be done now; whether there was anything."""
-        engine = self._engine
         progress = self._progressed
         self._progressed = False
-        progress |= self._wire.poll() if engine is None else engine.step(self._requests.news)
-        progress |= self._transfers.poll()
+        progress |= bool(self._engine.step(self._requests.news))
         progress |= self._collectives.poll()
         if self._closed:
             return progress
-        if engine is None:
-            progress |= self._take_requests()
         # A message that arrives may end a probe without completing any request.
-        if self._serving.waits and (progress or self._requests.news):
+        if self._serving.probes and (progress or self._requests.news):
             for slot in self._serving.flush(self._channel.bodies):
                 self._channel.answer(slot)
             self._tell_engine()
-        if self._requests.news and engine is not None:
+        if self._requests.news:
             # What Python has completed is looked at by the engine, too. A message that it takes now may end a probe.
-            self._progressed = engine.step(True)
+            self._progressed = bool(self._engine.step(True))
         self._requests.news = False
         return progress or self._progressed
 
-    def _take_requests(self) -> bool:
-        mask = self._channel.pending()
-        # After the look at the bodies: one of them may wait for what was posted before it.
-        taken = self._take_posted()
-        slot = 0
-        while mask:
-            if mask & 1 and slot not in self._serving.waits and slot not in self._held and slot not in self._aborting:
-                taken = True
-                if self._serve(slot):
-                    self._channel.answer(slot)
-            mask >>= 1
-            slot += 1
-        return taken
+    def _serve(self, slot: int) -> int:
+        """Serve the request in a slot; why it is blocked is written down."""
+        found = self._serving.serve(slot, self._channel.bodies[slot])
+        if found == BLOCKED and slot not in self._serving.probes:
+            self._aborting.add(slot)
+        return found
 
-    def _take_posted(self) -> bool:
-        posted = self._channel.posted()
-        for slot in range(posted.bit_length()):
-            if posted >> slot & 1:
-                for call in self._channel.take_posted(slot):
-                    self._serving.serve_posted(slot, call)
-        return bool(posted)
-
-    def _serve(self, slot: int) -> bool:
-        """Serve the request in a slot; whether its reply stands there. If not, why not is written down."""
-        if self._serving.serve(slot, self._channel.bodies[slot]):
+    def _may_enter(self, slot: int, comm: int) -> bool:
+        """Whether the clock lets this rank into one more collective; if not, the slot is held."""
+        if self._targets is None or self._collectives.entered.get(comm, 0) < self._targets.get(comm, 0):
             return True
-        if slot not in self._serving.waits:
-            if self._serving.abort_code is not None:
-                self._aborting.add(slot)
-            else:
-                self._held[slot] = self._refused
+        self._held[slot] = comm
         return False
 
     def _tell_engine(self) -> None:
         """What it must leave alone."""
-        if self._engine is not None:
-            blocked = sum(1 << slot for slot in {*self._serving.waits, *self._held, *self._aborting})
-            self._engine.set(self._closed, self._targets is not None, blocked)
-
-    def _rest(self, bell: int, fruitless: int, left_us: int) -> None:
-        """Wait as the pace of this host asks for; any request of the upper half ends it."""
-        pace, channel = self._pace, self._channel
-        # A slot that waits may wait for a message that nothing was posted for: a blocking probe.
-        # Who has a window may be asked at any time.
-        expecting = bool(self._windows.windows or self._serving.waits or self._collectives.inside)
-        expecting = expecting or self._transfers.expecting
-        if not expecting or self._closed:
-            channel.wait(bell, pace.lower_spin if fruitless == 1 else 0, min(left_us, pace.idle_sleep_us))
-        elif self._serving.waits or (self._engine is not None and self._engine.waiting):
-            if fruitless > pace.patient_polls:
-                channel.wait(bell, 0, min(left_us, pace.sleep_us(fruitless - pace.patient_polls)))
-            elif fruitless > pace.eager_polls:
-                os.sched_yield()
-        else:
-            channel.wait(bell, pace.lower_spin, min(left_us, pace.sleep_us(fruitless)))
+        blocked = sum(1 << slot for slot in {*self._serving.probes, *self._held, *self._aborting})
+        self._engine.set(self._closed, self._targets is not None, blocked)
 
     def wake(self) -> None:
         """Make a waiting :meth:`serve_once` return soon. From any thread."""
         self._woken = True
-        if self._engine is None:
-            self._channel.ring()
-        else:
-            self._engine.wake()
-
-    def _may_enter(self, comm: int) -> bool:
-        if self._targets is None or self._collectives.entered.get(comm, 0) < self._targets.get(comm, 0):
-            return True
-        self._refused = comm
-        return False
+        self._engine.wake()
 
     def counters(self) -> Counters:
         """A snapshot of the counters."""
         entered, freed = dict(self._collectives.entered), dict(self._collectives.freed)
-        return Counters(tuple(self._wire.sent), tuple(self._wire.received), entered, freed)
+        return Counters(tuple(self._engine.sent), tuple(self._engine.received), entered, freed)
 
     def caught(self) -> dict[str, int]:
         """What a checkpoint taken now goes through the middle of, by kind; kinds that do not occur are left out."""
@@ -319,14 +268,13 @@ class LowerHalf:
             return Position(Activity.INSIDE, inside)
         if self._held:
             return Position(Activity.HELD, tuple(sorted(set(self._held.values()))))
-        if self._serving.waits or self._channel.pending():
+        if self._serving.probes or self._channel.pending():
             return Position(Activity.WAITING)
         return Position(Activity.FINISHED if self._serving.finished else Activity.COMPUTING)
 
     def _inside(self) -> tuple[int, ...]:
         """Communicators with a collective that has been entered and is not complete."""
-        running = () if self._engine is None else tuple(self._engine.inside)
-        return tuple({*self._collectives.inside, *running})
+        return tuple({*self._collectives.inside, *self._engine.inside})
 
     @property
     def finished(self) -> bool:
@@ -354,8 +302,8 @@ class LowerHalf:
         """
         self._closed = True
         self._channel.close_gate()
-        self._transfers.close()
         self._tell_engine()
+        self._transfers.decline_ahead()
 
     def open(self) -> None:
         """Take requests again, after :meth:`close`: the checkpoint is done or given up."""
@@ -363,7 +311,7 @@ class LowerHalf:
         self._channel.open_gate()
         self._requests.news = True
         self._tell_engine()
-        self._transfers.open()
+        self._transfers.ask_for_owed()
 
     def drain_progress(self) -> None:
         """Take what has arrived from MPI, without waiting. Between :meth:`close` and :meth:`open`."""
@@ -377,8 +325,8 @@ class LowerHalf:
         what they sent ahead is given back; apart from those, once true it stays true, and ``counters().sent`` no
         longer changes. Messages may arrive.
         """
-        under_way = self._transfers.streaming or self._windows.is_busy or self._inside() or self.in_file
-        return self._wire.handed_over and not under_way
+        under_way = self._engine.carrying or self._windows.is_busy or self._inside() or self.in_file
+        return self._engine.handed_over and not under_way
 
     @property
     def in_file(self) -> bool:
@@ -395,15 +343,10 @@ class LowerHalf:
         Only when closed, quiet, and all messages that were sent have been received. Struct and JSON, no pickle.
         """
         attached = {
-            slot: (self._channel.request_number(slot), wait.requests[0])
-            for slot, wait in self._serving.waits.items()
-            if isinstance(wait, Wait) and wait.single
+            slot: (self._channel.request_number(slot), operation) for slot, operation in self._engine.singles.items()
         }
-        if self._engine is not None:
-            for slot, operation in self._engine.singles.items():
-                attached[slot] = (self._channel.request_number(slot), operation)
         transfers = self._transfers
-        parts = state.Parts(
+        parts = state.Kept(
             rank=self._wire.rank,
             size=self._wire.size,
             next_numbers={
@@ -434,21 +377,18 @@ class LowerHalf:
         self._take_last_pieces()
         self._collectives.release()
         self._wire.release()
-        if self._engine is not None:
-            self._engine.release()
-            self._engine = self._wire.engine = None
+        self._engine.release()
         for comm in self._comms:
             comm.Free()
 
     def _take_last_pieces(self) -> None:
         """What the program left without a receive: MPI does not give up a communicator that has messages."""
         self._transfers.discard_ahead()
-        if self._engine is not None:
-            self._engine.give_up_ahead()
+        self._engine.give_up_ahead()
         self._closed = True
         self._tell_engine()
         end_s = time.monotonic() + _LAST_PIECES_S
-        while self._transfers.streaming and time.monotonic() < end_s:
+        while self._engine.carrying and time.monotonic() < end_s:
             self._step()
 
 

@@ -1,110 +1,63 @@
-"""Which message goes to which receive?
+"""Which receives wait for a message, and which messages for a receive?
 
 MPI's rule: a message that arrives goes to the *oldest* posted receive that fits it; a receive that is posted takes the
 *earliest arrived* message that fits it. Communicator, source and tag must be equal, or the receive says ANY for the
-latter two. Messages between two ranks arrive in the order in which they were sent (the wire keeps it), so they match in
-that order too. A blocking receive is a posted one.
+latter two. The engine matches (``_engine_queues.c``), on these queues; here is what else is asked of them.
 
-Both queues are kept per communicator, in order of arrival and of posting. Source: MPI 4.1, section 3.5.
+Both are kept per communicator, in order of arrival and of posting. Source: MPI 4.1, section 3.5.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import Any
 
 from remesh.mpi.calls.table import ANY
 
 
-@dataclass(slots=True)
-class Arrived:
-    """A message, or the announcement of one, that no receive has taken."""
-
-    comm: int
-    source: int  # world rank
-    tag: int
-    num_bytes: int  # of the message
-    payload: bytes | None  # None: announced only; the sender still has it
-    sender_request: int  # at the sender, when announced; else 0
-    # Where the payload is that was announced; good only as long as this stay.
-    pid: int = 0  # as all ranks of this host see it; 0 for a rank elsewhere
-    address: int = 0
-    waits: bool = False  # the sender's program does nothing else meanwhile
-    ahead: int = 0  # tag of the stream with its first bytes, which are on their way; 0: nothing is
-    ahead_piece: int = 0  # bytes of each piece of that
-
-
-@dataclass(slots=True)
-class Posted:
-    """A receive that no message has come for."""
-
-    request: int
-    comm: int
-    source: int  # world rank or ANY
-    tag: int  # or ANY
-
-
-def fits(receive_source: int, receive_tag: int, message: Arrived) -> bool:
-    """Whether a receive for this source and tag takes the message (the communicators being equal)."""
-    return receive_source in (ANY, message.source) and receive_tag in (ANY, message.tag)
-
-
 class Matching:
-    """The two queues of one rank."""
+    """The two queues of one rank, by communicator."""
 
     def __init__(self) -> None:
-        self._posted: dict[int, list[Posted]] = {}
-        self._arrived: dict[int, list[Arrived]] = {}
+        self.posted_by_comm: dict[int, list[Any]] = {}
+        self.arrived_by_comm: dict[int, list[Any]] = {}
 
-    @property
-    def queues(self) -> tuple[dict[int, list[Posted]], dict[int, list[Arrived]]]:
-        """Receives and messages that wait, by communicator: the engine works on them, too."""
-        return self._posted, self._arrived
-
-    def arrive(self, message: Arrived) -> Posted | None:
-        """The receive that takes the message, removed; or None, and the message waits."""
-        waiting = self._posted.get(message.comm)
-        if waiting:
-            for index, receive in enumerate(waiting):
-                if fits(receive.source, receive.tag, message):
-                    return waiting.pop(index)
-        self._arrived.setdefault(message.comm, []).append(message)
+    def find(self, comm: int, source: int, tag: int) -> Any:
+        """The message that such a receive would take, or None; it stays."""
+        for message in self.arrived_by_comm.get(comm, ()):
+            if source in (ANY, message.source) and tag in (ANY, message.tag):
+                return message
         return None
 
-    def post(self, receive: Posted) -> Arrived | None:
-        """The message that the receive takes, removed; or None, and the receive waits."""
-        message = self.take(receive.comm, receive.source, receive.tag)
-        if message is None:
-            self._posted.setdefault(receive.comm, []).append(receive)
+    def take(self, comm: int, source: int, tag: int) -> Any:
+        """The same, removed."""
+        message = self.find(comm, source, tag)
+        if message is not None:
+            arrived = self.arrived_by_comm[comm]
+            del arrived[next(index for index, one in enumerate(arrived) if one is message)]
         return message
-
-    def find(self, comm: int, source: int, tag: int) -> Arrived | None:
-        """The message that such a receive would take; it stays."""
-        return next((m for m in self._arrived.get(comm, ()) if fits(source, tag, m)), None)
-
-    def take(self, comm: int, source: int, tag: int) -> Arrived | None:
-        """The message that such a receive would take, removed."""
-        arrived = self._arrived.get(comm)
-        if arrived:
-            for index, message in enumerate(arrived):
-                if fits(source, tag, message):
-                    return arrived.pop(index)
-        return None
 
     def withdraw(self, request: int) -> bool:
         """Take back a posted receive; False if a message has taken it already."""
-        for waiting in self._posted.values():
+        for waiting in self.posted_by_comm.values():
             for index, receive in enumerate(waiting):
                 if receive.request == request:
                     del waiting[index]
                     return True
         return False
 
-    @property
-    def posted(self) -> list[Posted]:
-        """All posted receives; those of one communicator in order."""
-        return [receive for waiting in self._posted.values() for receive in waiting]
+    def fill(self, posted: list[Any], arrived: list[Any]) -> None:
+        """Put both queues back in their order; none of these messages fits any of these receives."""
+        for receive in posted:
+            self.posted_by_comm.setdefault(receive.comm, []).append(receive)
+        for message in arrived:
+            self.arrived_by_comm.setdefault(message.comm, []).append(message)
 
     @property
-    def arrived(self) -> list[Arrived]:
+    def posted(self) -> list[Any]:
+        """All posted receives; those of one communicator in order."""
+        return [receive for waiting in self.posted_by_comm.values() for receive in waiting]
+
+    @property
+    def arrived(self) -> list[Any]:
         """All messages that wait; those of one communicator in order."""
-        return [message for waiting in self._arrived.values() for message in waiting]
+        return [message for waiting in self.arrived_by_comm.values() for message in waiting]

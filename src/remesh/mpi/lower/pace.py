@@ -40,12 +40,8 @@ class Pace:
 
     upper_spin: int  # turns the upper half spins for a reply before it sleeps
     lower_spin: int  # turns the lower half spins for a request before it sleeps
-    eager_polls: (
-        int  # fruitless polls of MPI in a row, with the upper half waiting, before the core is offered to others
-    )
-    patient_polls: int  # and before it sleeps between polls
-    eager_us: int  # the same two for the engine, whose polls are too short to count
-    patient_us: int
+    eager_us: int  # of polling MPI in vain, with the upper half waiting, before the core is offered to others
+    patient_us: int  # and before it sleeps between polls
     give_way_us: int = 0  # how long either half gives way to the other on their core before it sleeps
     seat: tuple[int, ...] = ()  # cores for copying and for moving MPI on, so that ranks keep out of each other's way
     always_spins: bool = False  # the engine spins for requests, however long
@@ -70,23 +66,17 @@ class Pace:
         """
         if spinning:
             upper_spin = int(_UPPER_SPIN_US * turns_per_us)
-            return cls(upper_spin, 0, 1 << 30, 1 << 30, _FOR_EVER_US, _FOR_EVER_US, always_spins=True)
+            return cls(upper_spin, 0, _FOR_EVER_US, _FOR_EVER_US, always_spins=True)
         roomy = num_cores >= 2 * num_ranks
         turns = int(_SPIN_US * turns_per_us) if roomy else 0
         crowded = num_cores < num_ranks
         return cls(
             upper_spin=turns,
             lower_spin=turns,
-            eager_polls=10 if crowded else 2000,
-            patient_polls=1000 if crowded else 20_000,
             eager_us=20 if crowded else 50,
             patient_us=3000 if crowded else 50_000,
             give_way_us=0 if crowded else _GIVE_WAY_US,
         )
-
-    def sleep_us(self, polls: int) -> int:
-        """How long to sleep after so many fruitless polls beyond the patient ones."""
-        return min(self.longest_sleep_us, self.shortest_sleep_us * (1 + polls // 4))
 
 
 def choose_seat(cores: Iterable[int], index: int, num_ranks: int) -> tuple[int, ...]:

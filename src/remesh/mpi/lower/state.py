@@ -16,9 +16,9 @@ from typing import Any, Final
 
 from remesh.checksums import crc32
 from remesh.errors import FormatError
-from remesh.mpi.lower.exposure import Asker, Locks, Window
-from remesh.mpi.lower.matching import Arrived, Matching, Posted
-from remesh.mpi.lower.requests import COLLECTIVE, RECEIVE, SEND, WINDOW, Request
+from remesh.mpi.lower.exposure import Asker, Exposure, Locks
+from remesh.mpi.lower.records import Arrived, Operation, Posted
+from remesh.mpi.lower.requests import COLLECTIVE, RECEIVE, SEND, WINDOW
 
 _MAGIC: Final = b"RMSHLOW1"
 _LENGTH: Final = struct.Struct("<I")
@@ -30,26 +30,26 @@ _REQUEST: Final = (
 )
 _POSTED: Final = ("request", "comm", "source", "tag")
 _ARRIVED: Final = ("comm", "source", "tag", "num_bytes", "payload", "sender_request")
-"""Fields of the records, which may be dataclasses or C structs."""
+"""Fields of the records that are kept."""
 _KINDS: Final = {kind: kind for kind in (SEND, RECEIVE, COLLECTIVE, WINDOW)}
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class Kept:
     """Everything of a quiet lower half."""
 
     rank: int
     size: int
     next_numbers: dict[str, int]  # "request", "message", "parcel": never used before in the job
-    requests: list[Request]
-    posted: list[Posted]  # in order of posting within a communicator
-    arrived: list[Arrived]  # in order of arrival within a communicator
-    messages: dict[int, Arrived]  # taken by a matched probe
+    requests: list[Any]  # Operation
+    posted: list[Any]  # Posted, in order of posting within a communicator
+    arrived: list[Any]  # Arrived, in order of arrival within a communicator
+    messages: dict[int, Any]  # Arrived, taken by a matched probe
     owed: list[tuple[int, int]]  # matched announcements: number of the receive here, of the send there
     parcels: dict[int, bytes | bytearray]
     members: dict[int, tuple[int, ...]]  # world ranks of every communicator
     entered: dict[int, int]
-    windows: dict[int, Window]
+    windows: dict[int, Exposure]
     attached: dict[int, tuple[int, int]]  # slot -> (number of its unanswered request, the operation it waits for)
     finished: bool
 
@@ -116,7 +116,7 @@ def _wrong(reason: str, what: str) -> FormatError:
     return FormatError(reason, f"reading the state of a lower half: {what}; take another checkpoint")
 
 
-def save(parts: Parts) -> bytes:
+def save(parts: Kept) -> bytes:
     """The state as bytes."""
     writer = _Writer()
     records = {
@@ -138,7 +138,7 @@ def save(parts: Parts) -> bytes:
     return pack(records, writer.parts)
 
 
-def load(data: bytes, *, rank: int, size: int) -> Parts:
+def load(data: bytes, *, rank: int, size: int) -> Kept:
     """The state that :func:`save` wrote, for the same rank of as many.
 
     Raises:
@@ -149,7 +149,7 @@ def load(data: bytes, *, rank: int, size: int) -> Parts:
     try:
         if (records["rank"], records["size"]) != (rank, size):
             raise _wrong("other-rank", f"it is rank {records['rank']} of {records['size']}, expected {rank} of {size}")
-        return Parts(
+        return Kept(
             rank=rank,
             size=size,
             next_numbers={key: int(value) for key, value in records["next"].items()},
@@ -175,25 +175,25 @@ def _record(of: Any, names: tuple[str, ...]) -> dict[str, Any]:
     return {name: getattr(of, name) for name in names}
 
 
-def _request(record: dict[str, Any], reader: _Reader) -> Request:
+def _request(record: dict[str, Any], reader: _Reader) -> Any:
     # The engine tells kinds by their identity: one word, one object.
-    return Request(**{**record, "kind": _KINDS[record["kind"]], "payload": reader.take(record["payload"])})
+    return Operation(**{**record, "kind": _KINDS[record["kind"]], "payload": reader.take(record["payload"])})
 
 
-def _arrived_record(message: Arrived, writer: _Writer) -> dict[str, Any]:
+def _arrived_record(message: Any, writer: _Writer) -> dict[str, Any]:
     return {**_record(message, _ARRIVED), "payload": writer.put(message.payload)}
 
 
-def _arrived(record: dict[str, Any], reader: _Reader) -> Arrived:
+def _arrived(record: dict[str, Any], reader: _Reader) -> Any:
     return Arrived(**{**record, "payload": reader.take(record["payload"])})
 
 
-def _window_record(window: Window) -> list[Any]:
+def _window_record(window: Exposure) -> list[Any]:
     askers = [[[a.rank, a.exclusive, a.request] for a in some] for some in (window.locks.holders, window.locks.waiting)]
     return [window.base, list(window.regions.items()), *askers]
 
 
-def _window(size: int, base: Any, regions: Any, holders: Any, waiting: Any) -> Window:
+def _window(size: int, base: Any, regions: Any, holders: Any, waiting: Any) -> Exposure:
     """Of a job of so many ranks. ValueError for a window that no lower half would have written."""
     places = {int(address): int(num_bytes) for address, num_bytes in regions}
     if int(base) < 0 or any(address < 0 or num_bytes < 0 for address, num_bytes in places.items()):
@@ -204,12 +204,4 @@ def _window(size: int, base: Any, regions: Any, holders: Any, waiting: Any) -> W
     wrong = [asker.rank for some in askers for asker in some if not 0 <= asker.rank < size]
     if wrong or (len(askers[0]) > 1 and any(holder.exclusive for holder in askers[0])):
         raise ValueError(f"a window locked by {askers[0]}, waited for by {askers[1]}, of {size} ranks")
-    return Window(int(base), places, Locks(*askers))
-
-
-def fill(matching: Matching, posted: list[Posted], arrived: list[Arrived]) -> None:
-    """Put both queues back in their order; none of these messages fits any of these receives."""
-    for message in arrived:
-        matching.arrive(message)
-    for receive in posted:
-        matching.post(receive)
+    return Exposure(int(base), places, Locks(*askers))

@@ -30,7 +30,8 @@ from remesh.mpi.calls.table import (
     Flag,
     Payload,
 )
-from remesh.mpi.channel import NUM_SLOTS, Channel
+from remesh.mpi.calls.words import NUM_SLOTS
+from remesh.mpi.channel import Channel
 from remesh.mpi.native import NATIVE
 from remesh.mpi.upper.exceptions import failure, numbered_failure
 from remesh.mpi.upper.views import byte_view

@@ -12,7 +12,7 @@ from remesh.mpi.upper.views import byte_view, is_on_device
 
 
 class buffer(NATIVE.Exporter):  # type: ignore[misc]  # of the extension
-    """A run of bytes in memory. Without the extension others can read it only from Python 3.12 on."""
+    """A run of bytes in memory."""
 
     __slots__ = ("__weakref__", "_on_device", "_owner", "_view")
     _view: memoryview | None  # None: released, or never of anything

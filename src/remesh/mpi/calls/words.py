@@ -1,0 +1,30 @@
+"""Where do the words of a channel and of its slots stand? In bytes; ``channel.py`` says what each of them means."""
+
+from __future__ import annotations
+
+from typing import Final
+
+DOORBELL: Final = 64
+CORE: Final = 68
+CALLS_WITHOUT: Final = 72
+SLEEPING: Final = 128
+SPIN: Final = 192
+GIVE_WAY: Final = 196
+GATE: Final = 256
+
+FIRST_SLOT: Final = 1 << 16
+STRIDE: Final = 1 << 16
+NUM_SLOTS: Final = 15
+"""Threads of one program that can be inside a call at the same time; others wait for a slot."""
+
+# In a slot.
+REPLY: Final = 64
+WAITING: Final = 128
+POSTED: Final = 192
+TAKEN: Final = 256
+BODY: Final = 320
+RING: Final = 49152
+
+RING_BYTES: Final = STRIDE - RING
+BODY_BYTES: Final = RING - BODY
+"""Room for one request or one reply, with the payload that travels in it."""
