@@ -15,7 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-from remesh.errors import Error, PeerError
+from remesh.errors import ConfigError, Error, PeerError
 from remesh.pipeline.edges import Payload
 from remesh.pipeline.errors import PipelineError
 from remesh.pipeline.graph import Edge, StageGraph
@@ -287,6 +287,7 @@ def train_skipping(schedule: str, transfers: Transfers) -> int:
     [
         ("1f1b", Transfers.ASYNC),
         ("1f1b", Transfers.BLOCKING),
+        ("eager-split", Transfers.BLOCKING),
         ("eager-1f1b", Transfers.ASYNC),
         ("eager-split", Transfers.ASYNC),
     ],
@@ -341,6 +342,10 @@ def meet_errors() -> list[str]:
     meet(Stage(rank, Gated(rank), makes={"hidden": "S1"}, loss=loss_of), two, plain, {"hidden": x}, y)
     meet(mine, two, plain, {"hidden": x}, y, host_of={0: "a", 1: f"{rank}"})
     meet(mine, two, plain, {"hidden": x}, y, chunk_bytes=1 if rank else 1024)
+    meet(mine, two, plain, {"hidden": x}, y, max_staging_bytes=1000 + rank)
+    meet(mine, two, plain, {"hidden": x}, y, **({} if rank else {"transfers": Transfers.ASYNC}))
+    meet(mine, two, plain, x, y)
+    meet(mine, two, plain, {"hidden": x}, y, chunk_bytes=1)
     return told
 
 
@@ -352,7 +357,7 @@ def test_mistakes_are_the_same_error_on_all_ranks_before_the_first_step(ranks: R
         "3 samples, expected a multiple of 4",
         "micro-batch 2 is torch.float64 of shape (1, 8)",
         "it has 3 micro-batches, the schedule 4",
-        "expected one graph and schedule on all 2 ranks",
+        "expected one graph, schedule and options on all 2 ranks",
         "it has 3 stages",
         "stage 0 is on mesh",
         "rank 1 works for stage 2",
@@ -361,11 +366,47 @@ def test_mistakes_are_the_same_error_on_all_ranks_before_the_first_step(ranks: R
         "stage 1 has no loss",
         "mat1 and mat2 shapes",
         "S1 does not fit",
-        "found others on rank 1",
+        "{'host_of': \"[(0, 'a'), (1, '1')]\"} on rank 1",
+        "{'chunk_bytes': '1'} on rank 1",
+        "{'max_staging_bytes': '1001'} on rank 1",
+        "{'transfers': 'async'} on rank 0",
+        "the batch of rank 0 is of type Tensor",
         "chunk_bytes is 1",
     ]
     for text, part in zip(first, expected, strict=True):
         assert part in text, text
+
+
+def make_wrong_ones() -> None:
+    stage, graph, table = Stage(0, Gated(0)), StageGraph.chain(1), SCHEDULES["1f1b"](1, 4)
+    for options, match in (
+        ({"paylod": Payload.SIGNALS}, "did you mean 'payload'"),
+        ({"transfers": "blocking"}, "expected Transfers"),
+        ({"chunk_bytes": 1.5}, "expected int"),
+        ({"transfers": Transfers.EXCHANGE}, "which is a model of other runtimes, expected one of async, blocking"),
+    ):
+        with pytest.raises(ConfigError, match=match):
+            Pipeline(stage, graph, table, **options)  # type: ignore[arg-type]
+
+
+def test_options_that_cannot_be_are_refused_when_a_pipeline_is_made(ranks: RankPool) -> None:
+    ranks.run(make_wrong_ones, 1)
+
+
+def make_while_others_wait() -> None:
+    rank = dist.get_rank()
+    stage = Stage(rank, Gated(rank), loss=loss_of if rank else None)
+    if rank:  # the first has long been made when this one is
+        dist.barrier()
+    pipeline = Pipeline(stage, StageGraph.chain(2), SCHEDULES["1f1b"](2, NUM_MICROBATCHES))
+    if not rank:
+        dist.barrier()
+    x, y = numbers(SAMPLES, WIDTH, seed=1), numbers(SAMPLES, WIDTH, seed=2)
+    pipeline.step({"hidden": x} if rank == 0 else {}, y if rank else None)
+
+
+def test_making_a_pipeline_talks_to_nobody(ranks: RankPool) -> None:
+    ranks.run(make_while_others_wait, 2)
 
 
 class Fickle(nn.Module):

@@ -13,6 +13,7 @@ from remesh.pipeline.graph import StageGraph
 from remesh.pipeline.runtime import Pipeline, StepReport
 from remesh.pipeline.schedules import SCHEDULES
 from remesh.pipeline.search import search_schedule
+from remesh.pipeline.simulate import Transfers
 from remesh.pipeline.stage import Stage
 from remesh.pipeline.tuning import gather_costs
 from remesh.testing.pool import RankPool
@@ -66,12 +67,12 @@ def train_alone(stages: list[nn.Module], num_microbatches: int) -> torch.Tensor:
     return torch.stack(losses).detach().mean()
 
 
-def train_chain(schedule: str, num_microbatches: int) -> StepReport:
+def train_chain(schedule: str, num_microbatches: int, transfers: Transfers) -> StepReport:
     rank, size = dist.get_rank(), dist.get_world_size()
     stages: list[nn.Module] = [Layers(seed) for seed in range(size)]
     alone: list[nn.Module] = [Layers(seed) for seed in range(size)]
     stage = Stage(rank, stages[rank], loss=loss_of if rank == size - 1 else None)
-    pipeline = Pipeline(stage, StageGraph.chain(size), SCHEDULES[schedule](size, num_microbatches))
+    pipeline = Pipeline(stage, StageGraph.chain(size), SCHEDULES[schedule](size, num_microbatches), transfers=transfers)
     x, y = batch_of(4 * num_microbatches)
     batch = {"hidden": x} if rank == 0 else {}
     for _ in range(2):
@@ -86,9 +87,14 @@ def train_chain(schedule: str, num_microbatches: int) -> StepReport:
 
 
 @pytest.mark.parametrize("schedule", sorted(SCHEDULES))
-@pytest.mark.parametrize("size", [1, 2, 3])
-def test_every_schedule_gives_the_bits_of_one_process(ranks: RankPool, schedule: str, size: int) -> None:
-    reports: list[StepReport] = ranks.run(train_chain, size, (schedule, 6))
+@pytest.mark.parametrize(
+    ("size", "transfers"),
+    [(1, Transfers.ASYNC), (2, Transfers.BLOCKING), (3, Transfers.ASYNC), (4, Transfers.BLOCKING)],
+)
+def test_every_schedule_gives_the_bits_of_one_process(
+    ranks: RankPool, schedule: str, size: int, transfers: Transfers
+) -> None:
+    reports: list[StepReport] = ranks.run(train_chain, size, (schedule, 6, transfers))
     table = SCHEDULES[schedule](size, 6)
     assert [[span.action for span in report.spans] for report in reports] == [list(row) for row in table.rows]
 

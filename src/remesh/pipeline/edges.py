@@ -13,8 +13,8 @@ a plan go on in the same threads. Lanes have tags of their own and never wait fo
     lane          └─0─>└─1─>...   <─0─┘
     stage 1             F0      B0 ─┘ F1
 
-With blocking transfers a receive is posted when it is needed, and nobody computes while a send of its own is on its
-way: what pipelines do that do not overlap.
+Every receive is posted, sooner or later, whatever its rank does. So a send always comes to its end, and a rank that
+stands still until its own have (`Lane.wait_gone`, what pipelines do that do not overlap) waits for nobody's compute.
 """
 
 from __future__ import annotations
@@ -167,7 +167,6 @@ class Member:
     group: Group
     device: torch.device
     """Where values that arrive are kept."""
-    is_blocking: bool
 
 
 class Lane:
@@ -191,7 +190,6 @@ class Lane:
         """Given and not yet gone, by micro-batch."""
         self._arrived: dict[int, dict[str, torch.Tensor]] = {}
         """Come and not yet taken, by micro-batch."""
-        self._demanded: set[int] = set()
         self._gone: set[int] = set()
         self._error: BaseException | None = None
         self._is_aborted = False
@@ -216,12 +214,6 @@ class Lane:
         self._check(microbatch, values)
         with self._changed:
             self._waiting[microbatch] = {name: values[name] for name in self._way.held}
-            self._changed.notify_all()
-
-    def demand(self, microbatch: int) -> None:
-        """Say that a micro-batch is needed now; a blocking lane posts its receive only then."""
-        with self._changed:
-            self._demanded.add(microbatch)
             self._changed.notify_all()
 
     def take(self, microbatch: int) -> dict[str, torch.Tensor]:
@@ -293,12 +285,6 @@ class Lane:
         self._run(microbatch, job, tag)
 
     def _bring(self, microbatch: int, tag: int) -> None:
-        with self._changed:
-            self._changed.wait_for(
-                lambda: not self._member.is_blocking or microbatch in self._demanded or self._is_aborted
-            )
-            if self._is_aborted:
-                return
         values = {name: self._empty(layout) for name, layout in self._way.wanted.items()}
         if self._way.signals is None:
             pieces = {name: self._piece(values[name], layout) for name, layout in self._way.wanted.items()}

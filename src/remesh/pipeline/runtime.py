@@ -2,6 +2,7 @@
 
 One step on one rank, in order:
 
+0. Before the first one all ranks meet: each tells its stage, its host, and a digest of all that must be alike.
 1. All ranks tell each other the shapes of their batch, in one small gather. Known shapes have their plans already; for
    new ones all survey their values and plan the routes. What is wrong is raised here, on all ranks alike.
 2. The rank does the compute actions of its row. Before each it takes the values that this needs from the lanes; after
@@ -29,6 +30,7 @@ from torch.distributed.tensor import DTensor
 from remesh.comm.gather import Group, break_off, gather_from, group_rank, peer_error
 from remesh.errors import Error, PeerError
 from remesh.layout.from_torch import dtype_name
+from remesh.options import check_options
 from remesh.pipeline.actions import Action, ActionKind
 from remesh.pipeline.check import check_schedule
 from remesh.pipeline.edges import Lane, Member, Passage, Payload, Route, plan_route
@@ -37,10 +39,14 @@ from remesh.pipeline.graph import Edge, StageGraph
 from remesh.pipeline.schedule import Schedule
 from remesh.pipeline.simulate import Transfers
 from remesh.pipeline.stage import Stage, StageWork, Values, add_gradients, cut_microbatches
-from remesh.pipeline.survey import StageValues, device_of, names_made, survey_places, survey_values
+from remesh.pipeline.survey import Places, StageValues, device_of, names_made, survey_places, survey_values
 from remesh.reshard.planning.transfer import PlanOptions
 
 _DOING = "running a pipeline step"
+RUNNABLE = (Transfers.ASYNC, Transfers.BLOCKING)
+"""What a pipeline can do of the kinds of transfers; the others are models."""
+_MOST_TOLD = 64
+"""Characters of an option's value in an error; of a longer one its digest is told."""
 _BACKWARD_MADE = (ActionKind.I, ActionKind.B)
 Entries = Mapping[str, torch.Tensor | Sequence[torch.Tensor]]
 
@@ -49,8 +55,8 @@ class PipelineOptions(PlanOptions, total=False):
     """What may be said beside the schedule."""
 
     transfers: Transfers
-    """Beside the compute, as by default, or blocking: nobody computes while a send of its own is on its way, and a
-    receive is posted when it is needed."""
+    """Beside the compute, as by default, or blocking: nobody computes while a send of its own is on its way. Takers
+    take in what comes whatever they do, so every schedule that passes its check comes to its end either way."""
     payload: Payload
     """What crosses the links; the values by default."""
 
@@ -88,8 +94,9 @@ class StepReport:
 class Pipeline:
     """A model in stages, each on ranks of its own, that trains by a schedule.
 
-    Made by every rank of the group: its own ``stage``, the same ``graph`` and ``schedule``. Raises what is wrong with
-    them on all ranks alike. ``options`` are those of `PipelineOptions`, and of planning a reshard.
+    Made by every rank of the group: its own ``stage``, the same ``graph``, ``schedule`` and ``options``, those of
+    `PipelineOptions`, and of planning a reshard. Making one talks to nobody: an option that nobody knows is refused at
+    once, and what ranks were given differently with the first step, on all of them.
     """
 
     def __init__(
@@ -105,12 +112,21 @@ class Pipeline:
         self.graph = graph
         self.schedule = schedule
         self.group = group
-        self._is_blocking = options.pop("transfers", Transfers.ASYNC) is Transfers.BLOCKING
+        check_options("making a pipeline", options, PipelineOptions)
+        self._told = {name: _told_of(value) for name, value in sorted(options.items())}
+        """What this rank was given as options, as text."""
+        transfers = options.pop("transfers", Transfers.ASYNC)
+        if transfers not in RUNNABLE:
+            raise PipelineError(
+                f"making a pipeline: transfers are {transfers}, which is a model of other runtimes, expected one of "
+                f"{', '.join(RUNNABLE)}; simulate a schedule with it, or let this one run with another"
+            )
+        self._is_blocking = transfers is Transfers.BLOCKING
         self._payload = options.pop("payload", Payload.VALUES)
+        self._host_of = options.pop("host_of", None)
         self._options: PlanOptions = options
-        self._rank = group_rank(group)
-        self._places = survey_places(stage, graph, self._describe, group)
-        self._host_of = options.pop("host_of", None) or self._places.host_of
+        self._places: Places | None = None
+        """Of all stages; None until the ranks have met."""
         rows: dict[int, list[Action]] = {}
         for action in schedule.actions():
             rows.setdefault(action.stage, []).append(action)
@@ -130,9 +146,10 @@ class Pipeline:
         to the loss, on the last stage. The loss is the mean over micro-batches. `PipelineError` on all ranks, before
         anything is computed, when micro-batches differ in shape; `PeerError` when a rank dies.
         """
-        entries, targets, routes = self._prepare(batch or {}, target)
-        step = _Step(self, routes)
-        return step.run(entries, targets)
+        if self._places is None:
+            self._places = survey_places(self.stage, self.graph, self._describe, self.group)
+        entries, targets, routes = self._prepare(self._places, batch, target)
+        return _Step(self, routes).run(entries, targets)
 
     def edge_bytes(self, edge: Edge) -> tuple[int, int]:
         """What a micro-batch puts on the busiest NIC for an edge: its value, and its gradient.
@@ -148,8 +165,9 @@ class Pipeline:
         raise PipelineError(f"looking up what goes over {edge}: no step was made yet; make one")
 
     def _prepare(
-        self, batch: Entries, target: Any
+        self, places: Places, batch: Entries | None, target: Any
     ) -> tuple[list[dict[str, torch.Tensor]], list[torch.Tensor | None], tuple[Route, ...]]:
+        rank = group_rank(self.group)
         entries: list[dict[str, torch.Tensor]] = []
         targets: list[torch.Tensor | None] = []
         num = self.schedule.num_microbatches
@@ -157,10 +175,15 @@ class Pipeline:
         def tell() -> list[Any]:
             if target is not None and (self.stage.loss is None or names_made(self.graph, self.stage.index)):
                 raise PipelineError(
-                    f"{_DOING}: rank {self._rank} was given a target, but stage {self.stage.index} has no loss; give "
+                    f"{_DOING}: rank {rank} was given a target, but stage {self.stage.index} has no loss; give "
                     "it to the last stage, with a loss that takes it"
                 )
-            entries.extend(cut_microbatches(batch, num, "the batch's"))
+            if batch is not None and not isinstance(batch, Mapping):
+                raise PipelineError(
+                    f"{_DOING}: the batch of rank {rank} is of type {type(batch).__name__}, expected "
+                    "tensors by the names under which the module takes them; give a dict"
+                )
+            entries.extend(cut_microbatches(batch or {}, num, "the batch's"))
             if target is None:
                 targets.extend([None] * num)
             else:
@@ -170,11 +193,11 @@ class Pipeline:
 
         key = json.dumps(gather_from(tell, self.group, _DOING))
         if key not in self._routes:
-            values = survey_values(self.stage, self.graph, self._places, (entries[0], targets[0]), self.group)
+            values = survey_values(self.stage, self.graph, places, (entries[0], targets[0]), self.group)
             routes: list[Route] = []
 
             def plan() -> list[str]:
-                routes.extend(self._plan(values))
+                routes.extend(self._plan(values, self._host_of or places.host_of))
                 return [way.transfer.digest for each in routes for way in (each.forward, each.backward) if way]
 
             digests = gather_from(plan, self.group, _DOING)
@@ -187,14 +210,14 @@ class Pipeline:
             self._routes[key] = tuple(routes)
         return entries, targets, self._routes[key]
 
-    def _plan(self, values: Sequence[StageValues]) -> list[Route]:
+    def _plan(self, values: Sequence[StageValues], host_of: Mapping[int, str]) -> list[Route]:
         ends = sorted({(edge.source, edge.target) for edge in self.graph.edges})
         routes = []
         for source, target in ends:
             names = [edge.name for edge in self.graph.edges_into(target) if edge.source == source]
             made = {name: values[source].makes[name] for name in names}
             taken = {name: values[target].takes[name] for name in names}
-            routes.append(plan_route((source, target), made, taken, self._host_of, self._payload, self._options))
+            routes.append(plan_route((source, target), made, taken, host_of, self._payload, self._options))
         return routes
 
     def _describe(self) -> str:
@@ -205,7 +228,7 @@ class Pipeline:
         digest = hashlib.sha256(f"{graph} {rows}".encode()).hexdigest()[:16]
         return (
             f"schedule {schedule.name!r} of {schedule.num_stages} stages and {schedule.num_microbatches} micro-batches "
-            f"with {self._payload.value} over {len(graph.edges)} edges ({digest})"
+            f"over {len(graph.edges)} edges ({digest}) with options {self._told}"
         )
 
     def _break_off(self) -> None:
@@ -223,7 +246,7 @@ class _Step:
         self._pipeline = pipeline
         self._index = index = pipeline.stage.index
         self._row = pipeline._rows[index]
-        member = Member(pipeline._rank, pipeline.group, pipeline._device, pipeline._is_blocking)
+        member = Member(group_rank(pipeline.group), pipeline.group, pipeline._device)
         self._lanes: dict[str, Lane] = {}
         self._into: list[Lane] = []
         """Bring values that the stage takes."""
@@ -319,20 +342,11 @@ class _Step:
         self._settle(given, number)
 
     def _settle(self, given: Sequence[Lane], number: int) -> None:
-        """In a pipeline that does not overlap: ask for what comes next, and wait until what was given has left."""
-        if not self._pipeline._is_blocking:
-            return
-        at = len(self._spans)
-        if at < len(self._row) and (upcoming := self._row[at]).microbatch is not None:
-            lanes = self._into if upcoming.kind is ActionKind.F else [lane for lane, _ in self._back_into]
-            for lane in lanes if upcoming.kind is not ActionKind.W else ():
-                lane.demand(upcoming.microbatch)
-        for lane in given:
+        """In a pipeline that does not overlap: wait until what was given has left."""
+        for lane in given if self._pipeline._is_blocking else ():
             lane.wait_gone(number)
 
     def _bring(self, lanes: Sequence[Lane], number: int) -> Iterator[dict[str, torch.Tensor]]:
-        for lane in lanes:
-            lane.demand(number)
         for lane in lanes:
             yield lane.take(number)
 
@@ -344,6 +358,11 @@ class _Step:
         if lost is None and (isinstance(raised, dist.DistError) or "gloo" in str(raised)):
             lost = peer_error(_DOING, self._pipeline.group, raised)
         return lost or raised
+
+
+def _told_of(value: Any) -> str:
+    text = str(sorted(value.items()) if isinstance(value, Mapping) else value)
+    return text if len(text) <= _MOST_TOLD else f"...{hashlib.sha256(text.encode()).hexdigest()[:16]}"
 
 
 def _join(parts: Iterator[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:

@@ -6,7 +6,9 @@ values that it needs are there. When it ends, what it made is posted.
 - *Asynchronous* transfers cost the ranks nothing. They are served in the order in which they are posted, and each
   starts when every line that it occupies is free; nothing overtakes.
 - *Blocking* transfers cost both ranks, one after the other: after an action the rank spends the time of everything that
-  it sends, before an action, once it is free and the value is made, the time of everything that it receives.
+  it sends, before an action, once it is free and the value is made, the time of everything that it receives. No rank
+  waits for a taker to be ready, so every schedule that passes its check ends. (A rank of the runtime takes values in
+  while it computes, and may be faster than this model, the one of published comparisons.)
 - *Exchanged* transfers stop both ranks too, but side by side: between two actions a rank posts all that it has to send
   and all that it needs next, and waits for the last of them (`remesh.pipeline.exchange`).
 

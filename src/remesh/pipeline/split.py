@@ -11,7 +11,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,7 +42,7 @@ def split_model(model: nn.Module, at: Sequence[str]) -> Parts:
     """The model in ``len(at) + 1`` stages; stage ``i + 1`` begins where the module named ``at[i]`` is called.
 
     Everything outside the modules, down to those in ``at``, must be traceable by `torch.fx`. `PipelineError` when a
-    module of ``at`` is not called, or not in this order, or weights are used in two stages.
+    module of ``at`` is not called, or not in this order, or a weight is used in two stages, under one name or two.
 
     >>> parts = split_model(nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1)), ["2"])
     >>> [sorted(dict(module.named_parameters())) for module in parts.modules], parts.entries
@@ -50,6 +50,7 @@ def split_model(model: nn.Module, at: Sequence[str]) -> Parts:
     """
     traced = _Tracer(at).trace(model)
     stage_of = _assign(traced, at)
+    _check_weights(model, traced, stage_of)
     num_stages = len(at) + 1
     edges: dict[Edge, None] = {}
     for node in traced.nodes:
@@ -76,7 +77,6 @@ def _assign(traced: fx.Graph, at: Sequence[str]) -> dict[fx.Node, int]:
     """The stage of every step; the output belongs to the last."""
     stage_of: dict[fx.Node, int] = {}
     stage = 0
-    weights: dict[str, int] = {}
     for node in traced.nodes:
         if node.op == "call_module" and stage < len(at) and node.target == at[stage]:
             stage += 1
@@ -91,16 +91,39 @@ def _assign(traced: fx.Graph, at: Sequence[str]) -> dict[fx.Node, int]:
         # A weight by itself belongs to those who use it.
         if node.users and (node.op == "get_attr" or node.target in _JOINS):
             stage_of[node] = min(stage_of[user] for user in node.users)
+    return stage_of
+
+
+def _check_weights(model: nn.Module, traced: fx.Graph, stage_of: Mapping[fx.Node, int]) -> None:
+    """No weight is used in two stages, under whatever names.
+
+    Buffers may have two names, as tables that all layers look up have: then each stage has its own.
+    """
+    first: dict[Any, tuple[int, str]] = {}
     for node in traced.nodes:
-        if node.op in ("get_attr", "call_module"):
-            users = [stage_of[user] for user in node.users] if node.op == "get_attr" else []
-            for each in {stage_of[node], *users}:
-                if weights.setdefault(str(node.target), each) != each:
+        if node.op not in ("get_attr", "call_module"):
+            continue
+        users = [stage_of[user] for user in node.users] if node.op == "get_attr" else []
+        for each in sorted({stage_of[node], *users}):
+            for name, weight in _weights_of(model, str(node.target)):
+                key = id(weight) if isinstance(weight, nn.Parameter) else name
+                stage, known = first.setdefault(key, (each, name))
+                if stage != each:
                     raise PipelineError(
-                        f"{_DOING}: {node.target!r} is used in stages {weights[str(node.target)]} and {each}, expected "
+                        f"{_DOING}: {known!r} is used in stage {stage} and, as {name!r}, in stage {each}, expected "
                         "one; weights live on the ranks of one stage: cut elsewhere, or give each stage its own"
                     )
-    return stage_of
+
+
+def _weights_of(model: nn.Module, target: str) -> Iterator[tuple[str, Any]]:
+    """Parameters and buffers of what a step uses, with their names in the model."""
+    *path, last = target.split(".")
+    owner = getattr(model.get_submodule(".".join(path)), last)
+    if isinstance(owner, nn.Module):
+        for name, weight in (*owner.named_parameters(), *owner.named_buffers()):
+            yield f"{target}.{name}", weight
+    else:
+        yield target, owner
 
 
 def _build_stage(

@@ -2,7 +2,8 @@
 
 In steps, all of them gathers over the whole group, so that whatever is wrong is raised on all ranks alike:
 
-1. Every rank tells its stage, the stage's mesh, its host, and which graph and schedule it was given (`survey_places`).
+1. Every rank tells its stage, the stage's mesh, its host, and which graph, schedule and options it was given
+   (`survey_places`).
 2. Stage by stage, in the order of the graph: its ranks call their module once, without gradients, on zeros in the
    shapes that the stages before told, and tell what came out. Random numbers and buffers are put back after
    (`survey_values`).
@@ -78,8 +79,8 @@ def survey_places(stage: Stage, graph: StageGraph, describe: Callable[[], str], 
     other = next((rank for rank, text in enumerate(texts) if text != texts[0]), None)
     if other is not None:
         raise PipelineError(
-            f"{DOING}: expected one graph and schedule on all {len(told)} ranks, found {texts[0]} on rank 0 and "
-            f"{texts[other]} on rank {other}; build them alike everywhere"
+            f"{DOING}: expected one graph, schedule and options on all {len(told)} ranks, found {texts[0]} on rank 0 "
+            f"and {texts[other]} on rank {other}; build them alike everywhere"
         )
     return Places(meshes, {rank: host for rank, (_, _, host, _) in enumerate(told)})
 

@@ -70,12 +70,19 @@ class Tied(nn.Module):
         return self.layer(self.other(self.layer(x)))
 
 
+def tied_by_weight() -> nn.Module:
+    model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, WIDTH))
+    model[2].weight = model[0].weight
+    return model
+
+
 @pytest.mark.parametrize(
     ("model", "at", "told"),
     [
         (UShape(), ["ups.0", "downs.1"], "stage 2 is to begin at 'downs.1'"),
         (UShape(), ["middle"], "stage 1 is to begin at 'middle'"),
-        (Tied(), ["other"], "'layer' is used in stages 0 and 1"),
+        (Tied(), ["other"], "'layer.weight' is used in stage 0 and, as 'layer.weight', in stage 1"),
+        (tied_by_weight(), ["1"], "'0.weight' is used in stage 0 and, as '2.weight', in stage 1"),
     ],
 )
 def test_cuts_that_cannot_be_are_refused(model: nn.Module, at: list[str], told: str) -> None:
