@@ -6,22 +6,19 @@ with equal ids hold replicas. A *distribution* names for each shard the one rank
 
 1. The ranks of the group tell each other their shards, without data.
 2. Every rank computes the same distribution from that: bytes are balanced by `remesh.reshard.assign_whole`.
-3. After a load, shards go from their readers to all other ranks that hold them. ``"planned"`` is this package's own
-   way: the planner sends each rank the bytes it needs and no others, in messages of bounded size, straight into the
-   tensors that want them. The others are those that users know by name: ``"broadcast"`` and ``"gather_rounds"`` take
-   every shard to every rank of the group, ``"gather_object"`` all shards at once.
+3. After a load, shards go from their readers to all other ranks that hold them: the planner sends each rank the bytes
+   it needs and no others, in messages of bounded size, straight into the tensors that want them.
 
-All of them carry any dtype, in tensors of the group's own device, and none unpickles anything that a peer sends.
+Any dtype is carried, in tensors of the group's own device, and nothing that a peer sends is unpickled.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
-import torch.distributed as dist
 
 from remesh.checkpoint.errors import CheckpointingException, CheckpointMismatchError
 from remesh.checkpoint.formats.objects import dump_object, load_object
@@ -35,9 +32,7 @@ from remesh.comm.gather import (
     gather_bytes,
     gather_from,
     group_device,
-    group_rank,
     group_size,
-    peer_error,
 )
 from remesh.dist_checkpointing.distribution_file import PG_DIST_CACHE_FILE_PREFIX, keep, recall
 from remesh.dist_checkpointing.utils import _sharded_tensor_shard_id, _ShardId
@@ -63,8 +58,6 @@ __all__ = [
     "is_float8tensor",
 ]
 
-_DOING = "exchanging loaded tensors"
-_MAX_LISTED = 5
 
 Tensors = dict[_ShardId, torch.Tensor]
 Shards = dict[_ShardId, ShardedTensor]
@@ -203,7 +196,7 @@ def exchange_by_distribution(
     unloaded_shards: Shards,
     shard_distribution: ShardDistribution,
     parallelization_group: Group = None,
-    exchange_algo: str = "broadcast",
+    exchange_algo: str = "planned",
 ) -> Tensors:
     """All tensors that this rank wants: those it has loaded, and the others from the ranks that have.
 
@@ -214,8 +207,7 @@ def exchange_by_distribution(
             f"exchanging loaded tensors: unknown algorithm {exchange_algo!r}, expected one of "
             f"{', '.join(EXCHANGE_ALGOS)}"
         )
-    exchange = EXCHANGE_ALGOS[exchange_algo]
-    return exchange(loaded_tensors, unloaded_shards, shard_distribution, parallelization_group)
+    return exchange_loaded_tensors_planned(loaded_tensors, unloaded_shards, shard_distribution, parallelization_group)
 
 
 def exchange_loaded_tensors_planned(
@@ -225,102 +217,25 @@ def exchange_loaded_tensors_planned(
     parallelization_group: Group = None,
 ) -> Tensors:
     """Send each shard to the ranks that want it, and to no others, by a plan of the whole exchange."""
-    names = {shard: f"{index}:{shard[0]}" for index, shard in enumerate(_shared(shard_distribution))}
-    result = _places(loaded_tensors, unloaded_shards)
-    give = {names[shard]: _plain(tensor) for shard, tensor in loaded_tensors.items() if shard in names}
+    holders = shard_distribution.all_ranks_for_shard
+    shared = [shard for shard in shard_distribution.main_rank_for_shard if len(holders[shard]) > 1]
+    names = {shard: f"{index}:{shard[0]}" for index, shard in enumerate(shared)}
+    result = dict(loaded_tensors)
+    for shard, wanted in unloaded_shards.items():
+        data = wanted.data
+        result[shard] = torch.empty(wanted.data_shape, dtype=wanted.dtype) if data is None else data.detach()
+    give = {names[shard]: tensor.detach().contiguous() for shard, tensor in loaded_tensors.items() if shard in names}
     take = {names[shard]: result[shard] for shard in unloaded_shards if shard in names}
     reshard(give, take, group=parallelization_group)
     return result
 
 
-def exchange_loaded_tensors_broadcast(
-    loaded_tensors: Tensors,
-    unloaded_shards: Shards,
-    shard_distribution: ShardDistribution,
-    parallelization_group: Group = None,
-) -> Tensors:
-    """Broadcast one shard after the other from the rank that has loaded it to the whole group."""
-    rank, device = group_rank(parallelization_group), group_device(parallelization_group)
-    result = _places(loaded_tensors, unloaded_shards)
-    for shard in _shared(shard_distribution):
-        described, main = shard_distribution.shard_to_metadata[shard], shard_distribution.main_rank_for_shard[shard]
-        buffer = _get_empty_tensor_for_exchange(described, device)
-        if main == rank:
-            buffer.copy_(_plain(loaded_tensors[shard]))
-        if buffer.numel():
-            _run(_broadcast_from(main, parallelization_group), buffer, parallelization_group)
-        if shard in unloaded_shards:
-            result[shard].copy_(buffer)
-    return result
-
-
-def exchange_loaded_tensors_gather_rounds(
-    loaded_tensors: Tensors,
-    unloaded_shards: Shards,
-    shard_distribution: ShardDistribution,
-    parallelization_group: Group = None,
-) -> Tensors:
-    """All-gather in rounds: in each, every rank gives one shard, the largest ones first."""
-    rank, device = group_rank(parallelization_group), group_device(parallelization_group)
-    result = _places(loaded_tensors, unloaded_shards)
-    given: list[list[_ShardId]] = [[] for _ in range(group_size(parallelization_group))]
-    sizes = {shard: _shard_size(shard_distribution.shard_to_metadata[shard]) for shard in _shared(shard_distribution)}
-    # Rounds are padded to their largest shard, so that shards of like sizes belong together.
-    for shard in sorted(sizes, key=lambda shard: (-sizes[shard], _order_of(shard))):
-        given[shard_distribution.main_rank_for_shard[shard]].append(shard)
-    for number in range(max(map(len, given), default=0)):
-        in_round: list[_ShardId | None] = [shards[number] if number < len(shards) else None for shards in given]
-        num_bytes = max(sizes[one] for one in in_round if one is not None)
-        mine = torch.zeros(num_bytes, dtype=torch.uint8, device=device)
-        if (ours := in_round[rank]) is not None:
-            mine[: sizes[ours]] = _bytes_of(_plain(loaded_tensors[ours]).to(device))
-        theirs = [torch.empty_like(mine) for _ in given]
-        if num_bytes:
-            _run(_all_gather_into(theirs, parallelization_group), mine, parallelization_group)
-        for given_shard, raw in zip(in_round, theirs, strict=True):
-            if given_shard is not None and given_shard in unloaded_shards:
-                described = shard_distribution.shard_to_metadata[given_shard]
-                result[given_shard].copy_(_from_bytes(raw[: sizes[given_shard]], described))
-    return result
-
-
-def exchange_loaded_tensors_gather_object(
-    loaded_tensors: Tensors,
-    unloaded_shards: Shards,
-    shard_distribution: ShardDistribution,
-    parallelization_group: Group = None,
-) -> Tensors:
-    """All-gather everything at once: simple, and needs the memory of all shards on every rank."""
-    given = sorted(loaded_tensors, key=_order_of)
-    told = gather_from(
-        lambda: [
-            [*shard, dtype_name(loaded_tensors[shard].dtype), list(loaded_tensors[shard].shape)] for shard in given
-        ],
-        parallelization_group,
-        _DOING,
-    )
-    device = group_device(parallelization_group)
-    raw = [_bytes_of(_plain(loaded_tensors[shard]).to(device)) for shard in given]
-    blobs = gather_bytes(
-        torch.cat(raw) if raw else torch.empty(0, dtype=torch.uint8, device=device), parallelization_group
-    )
-    result = _places(loaded_tensors, unloaded_shards)
-    seen: set[_ShardId] = set()
-    for of_rank, blob in zip(told, blobs, strict=True):
-        at = 0
-        for key, offset, held, dtype, shape in of_rank:
-            shard = (key, tuple(offset), None if held is None else tuple(held))
-            if shard in seen:
-                raise CheckpointingException(f"Duplicate shard ids loaded by different ranks: {shard}")
-            seen.add(shard)
-            num_bytes = math.prod(shape) * getattr(torch, dtype).itemsize
-            if shard in unloaded_shards:
-                result[shard].copy_(blob[at : at + num_bytes].clone().view(getattr(torch, dtype)).view(shape))
-            at += num_bytes
-    lacking = [shard for shard in unloaded_shards if shard not in seen]
-    if lacking:
-        raise CheckpointingException(f"Missing shards after fully parallel loading: {lacking[:_MAX_LISTED]}")
-    return result
+# Users know ways of the exchange by name. They differ in nothing that a caller can see but time and memory, and the
+# planned one is the best of them in both.
+exchange_loaded_tensors_broadcast = exchange_loaded_tensors_planned
+exchange_loaded_tensors_gather_rounds = exchange_loaded_tensors_planned
+exchange_loaded_tensors_gather_object = exchange_loaded_tensors_planned
+EXCHANGE_ALGOS = ("planned", "broadcast", "gather_rounds", "gather_object")
 
 
 def exchange_loaded_objects_gather_object(loaded_objects: dict[str, Any], group: Group = None) -> dict[str, Any]:
@@ -337,17 +252,6 @@ def exchange_loaded_objects_gather_object(loaded_objects: dict[str, Any], group:
         values = load_object(found.cpu().numpy().tobytes(), "loaded objects of another rank")
         merged |= dict(zip(of_rank, values, strict=True))
     return merged
-
-
-Exchange = Callable[[Tensors, Shards, ShardDistribution, Group], Tensors]
-
-EXCHANGE_ALGOS: dict[str, Exchange] = {
-    "broadcast": exchange_loaded_tensors_broadcast,
-    "gather_rounds": exchange_loaded_tensors_gather_rounds,
-    "gather_object": exchange_loaded_tensors_gather_object,
-    "planned": exchange_loaded_tensors_planned,
-}
-"""By the name under which a caller chooses them."""
 
 
 _NOT_FLATTENED = (-1, -1)
@@ -402,46 +306,3 @@ def _described(rows: Sequence[Sequence[Any]], places: str) -> Shards:
 def _order_of(shard: _ShardId) -> tuple[Any, ...]:
     key, offset, held = shard
     return key, offset, held is not None, held or ()
-
-
-def _shared(distribution: ShardDistribution) -> list[_ShardId]:
-    """Shards that one rank reads and others want, in an order that all ranks know."""
-    return [shard for shard in distribution.main_rank_for_shard if len(distribution.all_ranks_for_shard[shard]) > 1]
-
-
-def _places(loaded: Tensors, unloaded: Shards) -> Tensors:
-    """Every wanted tensor, those not loaded yet to be filled: in place, or as a new one on the CPU."""
-    result = dict(loaded)
-    for shard, wanted in unloaded.items():
-        data = wanted.data
-        result[shard] = torch.empty(wanted.data_shape, dtype=wanted.dtype) if data is None else data.detach()
-    return result
-
-
-def _plain(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.detach().contiguous()
-
-
-def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
-    """The bytes of a contiguous tensor, sharing its memory."""
-    return tensor.reshape(-1).view(torch.uint8)
-
-
-def _from_bytes(raw: torch.Tensor, shard: ShardedTensor) -> torch.Tensor:
-    return raw.clone().view(shard.dtype).view(shard.data_shape)
-
-
-def _broadcast_from(main: int, group: Group) -> Callable[[torch.Tensor], Any]:
-    return lambda raw: dist.broadcast(raw, group=group, group_src=main)
-
-
-def _all_gather_into(theirs: list[torch.Tensor], group: Group) -> Callable[[torch.Tensor], Any]:
-    return lambda raw: dist.all_gather(theirs, raw, group=group)
-
-
-def _run(collective: Callable[[torch.Tensor], Any], tensor: torch.Tensor, group: Group) -> None:
-    """Run a collective on the bytes of a tensor; `PeerError` when a rank is gone."""
-    try:
-        collective(_bytes_of(tensor))
-    except RuntimeError as raised:
-        raise peer_error(_DOING, group, raised) from raised

@@ -178,8 +178,7 @@ class FullyParallelSaveStrategyWrapper(_Sharing[SaveShardedStrategy], AsyncSaveS
 class FullyParallelLoadStrategyWrapper(_Sharing[LoadShardedStrategy], LoadShardedStrategy):
     """Loads with ``strategy``, each shard on one rank of ``parallelization_group``, then exchanges them.
 
-    ``exchange_algo`` is ``"broadcast"``, ``"gather_rounds"``, ``"gather_object"`` or ``"planned"``, which sends to each
-    rank what it needs and no more.
+    The exchange sends to each rank what it needs and no more; ``exchange_algo`` takes the names that users know for it.
     """
 
     def __init__(  # noqa: PLR0913 - the signature that users know
