@@ -12,8 +12,9 @@ from safetensors.torch import load_file, save_file
 import remesh
 from remesh import dist_checkpointing
 from remesh.checkpoint.errors import CheckpointFormatError, CheckpointMismatchError, CheckpointPathError
+from remesh.checkpoint.formats.safetensors_format import plan_export
 from remesh.checkpoint.run.reader import open_checkpoint
-from remesh.checkpoint.run.safetensors import export, load_safetensors, plan_export
+from remesh.checkpoint.run.safetensors import export, load_safetensors
 from remesh.checkpoint.run.stored_values import bands_of, compare, read_box
 from remesh.dist_checkpointing import ShardedTensor
 from remesh.layout import Box

@@ -37,10 +37,11 @@ from remesh.checkpoint.formats.directory import (
 from remesh.checkpoint.formats.fetch import read_objects
 from remesh.checkpoint.formats.index_files import IndexFiles, write_index
 from remesh.checkpoint.formats.objects import dump_object
+from remesh.checkpoint.formats.safetensors_format import MAX_FILE_BYTES, is_safetensors, write_tensors
 from remesh.checkpoint.formats.torch_format import BACKEND, BACKEND_VERSION
 from remesh.checkpoint.plan.manifest import Index, IndexedTensor
-from remesh.checkpoint.run import safetensors
 from remesh.checkpoint.run.reader import NATIVE, OpenCheckpoint, open_checkpoint
+from remesh.checkpoint.run.safetensors import Source, open_safetensors
 from remesh.checkpoint.run.steps import told_as_checkpoint_errors
 from remesh.checkpoint.run.stored_values import cut_of, read_bands, read_box
 from remesh.checkpoint.storage import Location, store_of
@@ -64,7 +65,7 @@ class Format(Enum):
 class Item:
     """A tensor to be written."""
 
-    source: safetensors.Source
+    source: Source
     cut: tuple[Box, ...]
     """Disjoint boxes that make up the tensor, as it was stored."""
 
@@ -113,8 +114,8 @@ def open_any(place: Location) -> OpenCheckpoint:
     try:
         return open_checkpoint(place, allow_native=True)
     except CheckpointingException:
-        if safetensors.is_safetensors(place):
-            return safetensors.open_safetensors(place)
+        if is_safetensors(place):
+            return open_safetensors(place)
         raise
 
 
@@ -144,7 +145,7 @@ def convert(
     target: Location,
     to: Format,
     *,
-    max_file_bytes: int = safetensors.MAX_FILE_BYTES,
+    max_file_bytes: int = MAX_FILE_BYTES,
     on_bytes: Callable[[int], None] = lambda num_bytes: None,
 ) -> Converted:
     """Write contents as one checkpoint into the directory ``target``, which is created; called by one process.
@@ -155,7 +156,7 @@ def convert(
     with told_as_checkpoint_errors(f"writing {target} as {to.value}"):
         if to is Format.SAFETENSORS:
             sources = {key: item.source for key, item in contents.tensors.items()}
-            safetensors.write_tensors(sources, target, max_file_bytes, on_bytes)
+            write_tensors(sources, target, max_file_bytes, on_bytes)
             words = [f"{len(contents.objects)} objects"] if contents.objects else []
             words += ["the common data"] if contents.common else []
             return Converted(len(sources), 0, False, " and ".join(words))
@@ -285,7 +286,7 @@ def _write_zarr(contents: Contents, target: Location, on_bytes: Callable[[int], 
 
 
 def _item_of(checkpoint: OpenCheckpoint, key: str) -> Item:
-    source, cut = safetensors.Source(checkpoint, key), tuple(cut_of(checkpoint, key))
+    source, cut = Source(checkpoint, key), tuple(cut_of(checkpoint, key))
     num_elements, num_stored = math.prod(source.shape), sum(box.size for box in cut)
     if num_stored < num_elements:
         raise CheckpointMismatchError(

@@ -1,0 +1,257 @@
+"""The format of Hugging Face: ``*.safetensors`` files and an index that says which tensor is in which file.
+
+    8 bytes: length of the header | header: JSON, name -> dtype, shape, where in the data | data: bare elements
+
+Elements lie bare and row-major, so the tensors of a file are chunks that are planned and read in ranges like any
+others. Writing streams: it needs memory for one band of one tensor. A header is believed after it has been compared
+with the length of the file. That others read what is written here, and the reverse, is held by tests against the
+library.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from remesh.checkpoint.errors import CheckpointFormatError, CheckpointMismatchError, CheckpointPathError
+from remesh.checkpoint.formats.data_file import elements_of
+from remesh.checkpoint.plan.manifest import Extent, Manifest, StoredChunk, StoredTensor
+from remesh.checkpoint.storage import Location, store_of
+from remesh.layout import Box, itemsize_bytes
+
+FORMAT = "safetensors"
+INDEX_FNAME = "model.safetensors.index.json"
+SINGLE_FNAME = "model.safetensors"
+MAX_FILE_BYTES = 4 << 30
+_SUFFIX = ".safetensors"
+_LENGTH_BYTES = 8
+_MAX_HEADER_BYTES = 100_000_000
+"""The library's own limit."""
+_DTYPES = {
+    "float64": "F64",
+    "float32": "F32",
+    "float16": "F16",
+    "bfloat16": "BF16",
+    "complex64": "C64",
+    "bool": "BOOL",
+    "int64": "I64",
+    "int32": "I32",
+    "int16": "I16",
+    "int8": "I8",
+    "uint8": "U8",
+    "uint16": "U16",
+    "uint32": "U32",
+    "uint64": "U64",
+    "float8_e4m3fn": "F8_E4M3",
+    "float8_e5m2": "F8_E5M2",
+    "float8_e8m0fnu": "F8_E8M0",
+}
+_NAMES = {code: name for name, code in _DTYPES.items()}
+
+
+class BandedTensor(Protocol):
+    """A tensor to be written, of which no more than a band need be in memory."""
+
+    @property
+    def dtype(self) -> str:
+        """Name of its dtype."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all its elements."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Its global shape."""
+
+    def bands(self) -> Iterator[torch.Tensor]:
+        """Its values, part by part."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExportFile:
+    """One file to be written."""
+
+    name: str
+    keys: tuple[str, ...]
+    num_bytes: int
+
+
+def plan_export(num_bytes_of: Mapping[str, int], max_file_bytes: int = MAX_FILE_BYTES) -> list[ExportFile]:
+    """Which tensors go into which file: in order, a new file whenever the next tensor would make it too long.
+
+    >>> [(one.name, one.keys) for one in plan_export({"a": 6, "b": 5, "c": 3}, 8)]
+    [('model-00001-of-00002.safetensors', ('a',)), ('model-00002-of-00002.safetensors', ('b', 'c'))]
+    """
+    groups: list[list[str]] = []
+    filled = 0
+    for key, num_bytes in num_bytes_of.items():
+        if not groups or filled + num_bytes > max_file_bytes:
+            groups.append([])
+            filled = 0
+        groups[-1].append(key)
+        filled += num_bytes
+    total = len(groups)
+    names = (
+        [SINGLE_FNAME] if total == 1 else [f"model-{at:05d}-of-{total:05d}.safetensors" for at in range(1, total + 1)]
+    )
+    return [
+        ExportFile(name, tuple(keys), sum(num_bytes_of[key] for key in keys))
+        for name, keys in zip(names, groups, strict=True)
+    ]
+
+
+def write_tensors(
+    sources: Mapping[str, BandedTensor],
+    target: Location,
+    max_file_bytes: int = MAX_FILE_BYTES,
+    on_bytes: Callable[[int], None] = lambda num_bytes: None,
+) -> list[ExportFile]:
+    """Write tensors, by name, into a directory that holds none of this format yet."""
+    for name, source in sources.items():
+        if source.dtype not in _DTYPES:
+            raise CheckpointMismatchError(
+                f"writing tensor {name!r} as safetensors: its dtype is {source.dtype}, expected one of "
+                f"{', '.join(_DTYPES)}; leave it out"
+            )
+    store = store_of(target)
+    store.make_directory(target)
+    names = [entry.name for entry in store.entries(target)] if store.is_directory(target) else []
+    if taken := [name for name in names if _SUFFIX in name]:
+        raise CheckpointPathError(
+            f"writing safetensors to {target}: the directory holds {taken[0]}, expected no safetensors file; nothing "
+            "was overwritten, choose another directory"
+        )
+    files = plan_export({name: source.num_bytes for name, source in sources.items()}, max_file_bytes)
+    for file in files:
+        _write_file({name: sources[name] for name in file.keys}, target / file.name, on_bytes)
+    if len(files) > 1:
+        index = {
+            "metadata": {"total_size": sum(file.num_bytes for file in files)},
+            "weight_map": {key: file.name for file in files for key in file.keys},
+        }
+        store.put(target / INDEX_FNAME, json.dumps(index, indent=2).encode())
+    store.sync_names(target)
+    return files
+
+
+def read_safetensors_manifest(place: Location) -> tuple[Location, Manifest]:
+    """The tensors of a file, or of a directory of files with or without an index; and the directory they lie in."""
+    if store_of(place).size_of(place) is not None:
+        return place.parent, Manifest(_tensors_in(place.parent, place.name), {})
+    tensors: dict[str, StoredTensor] = {}
+    for name, wanted in _files_in(place).items():
+        found = _tensors_in(place, name)
+        for key in found if wanted is None else wanted:
+            if key not in found:
+                raise CheckpointFormatError(
+                    "missing-tensor",
+                    f"loading safetensors: {place / name} lacks tensor {key!r}, which the index names",
+                )
+            tensors[key] = found[key]
+    return place, Manifest(tensors, {})
+
+
+def is_safetensors(place: Location) -> bool:
+    """Whether a place is a file of this format by its name, or a directory with such files."""
+    store = store_of(place)
+    if not store.is_directory(place):
+        return place.name.endswith(_SUFFIX)
+    return any(entry.name.endswith(_SUFFIX) for entry in store.entries(place))
+
+
+def _files_in(place: Location) -> dict[str, list[str] | None]:
+    """The files of a directory, each with the tensors that the index says it has; None where there is no index."""
+    store, index = store_of(place), place / INDEX_FNAME
+    if store.size_of(index) is None:
+        return {entry.name: None for entry in store.entries(place) if entry.name.endswith(_SUFFIX)}
+    try:
+        keys_of: dict[str, list[str] | None] = {}
+        for key, name in json.loads(store.read(index))["weight_map"].items():
+            keys = keys_of.setdefault(_plain_name(name), [])
+            assert keys is not None
+            keys.append(str(key))
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as raised:
+        raise CheckpointFormatError(
+            "bad-index", f"reading {index}: expected a weight_map from names to files beside it, found: {raised!r}"
+        ) from raised
+    return keys_of
+
+
+def _tensors_in(directory: Location, name: str) -> dict[str, StoredTensor]:
+    path = directory / name
+    if not store_of(path).is_inside(directory, path):
+        raise CheckpointFormatError("escaping-path", f"opening {path}: it lies outside {directory}; do not trust it")
+    try:
+        with store_of(path).open_ranged(path) as file:
+            start = bytearray(_LENGTH_BYTES)
+            file.read_into(0, memoryview(start))
+            length = int.from_bytes(start, "little")
+            if file.num_bytes < _LENGTH_BYTES + length or not 0 < length <= _MAX_HEADER_BYTES:
+                raise ValueError(f"{file.num_bytes} bytes with a header of {length}")
+            header = bytearray(length)
+            file.read_into(_LENGTH_BYTES, memoryview(header))
+            found = json.loads(header)
+            found.pop("__metadata__", None)
+            return _decode(found, name, _LENGTH_BYTES + length, file.num_bytes)
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as raised:
+        raise CheckpointFormatError(
+            "bad-safetensors",
+            f"opening {path}: expected a safetensors file, found: {str(raised)[:200]}; use another source",
+        ) from raised
+
+
+def _decode(header: Mapping[str, Any], name: str, data_start: int, file_stop: int) -> dict[str, StoredTensor]:
+    """The tensors of a header, which have to fill the data without gaps, as the library demands."""
+    tensors: dict[str, StoredTensor] = {}
+    extents: list[tuple[int, int]] = []
+    for key, told in header.items():
+        dtype, shape, (start, stop) = _NAMES[told["dtype"]], tuple(told["shape"]), told["data_offsets"]
+        if not all(type(number) is int and number >= 0 for number in (*shape, start, stop)):
+            raise ValueError(f"tensor {key!r} of shape {shape} at {start}:{stop}")
+        if math.prod(shape) * itemsize_bytes(dtype) != stop - start:
+            raise ValueError(f"tensor {key!r} of dtype {dtype} and shape {shape} in {stop - start} bytes")
+        extents.append((start, stop))
+        extent = Extent(name, data_start + start, stop - start)
+        tensors[key] = StoredTensor(dtype, shape, (StoredChunk(Box.of_shape(shape), extent, shape),))
+    at = 0
+    for start, stop in sorted(extents):
+        if start != at:
+            raise ValueError(f"a tensor at {start}, expected it at {at}")
+        at = stop
+    if data_start + at != file_stop:
+        raise ValueError(f"{file_stop} bytes, expected {data_start + at}")
+    return tensors
+
+
+def _write_file(sources: Mapping[str, BandedTensor], path: Location, on_bytes: Callable[[int], None]) -> None:
+    # Wide elements first, so that each tensor lies where its dtype wants it; that is the library's order, too.
+    names = sorted(sources, key=lambda name: (-itemsize_bytes(sources[name].dtype), name))
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    at = 0
+    for name in names:
+        source = sources[name]
+        offsets = [at, at + source.num_bytes]
+        header[name] = {"dtype": _DTYPES[source.dtype], "shape": list(source.shape), "data_offsets": offsets}
+        at = offsets[1]
+    content = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    content += b" " * (-len(content) % 8)
+    with store_of(path).create(path) as file:
+        file.write(memoryview(len(content).to_bytes(_LENGTH_BYTES, "little") + content))
+        for name in names:
+            for band in sources[name].bands():
+                elements = elements_of(band)
+                file.write(elements)
+                on_bytes(len(elements))
+        file.finish()
+
+
+def _plain_name(name: Any) -> str:
+    if not isinstance(name, str) or not name or name in (".", "..") or any(mark in name for mark in "/\\\0"):
+        raise ValueError(f"file name {name!r}")
+    return name
