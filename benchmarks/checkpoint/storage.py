@@ -20,11 +20,11 @@ from torch.distributed.checkpoint.metadata import ChunkStorageMetadata
 
 import remesh
 from benchmarks.report import Row, at_least, at_most
-from remesh.checkpoint.formats.index_files import IndexFiles, write_index
+from remesh.checkpoint.formats.index_files import IndexFiles
 from remesh.checkpoint.formats.torch_format import read_manifest
 from remesh.checkpoint.plan.manifest import Index, IndexedTensor
 from remesh.checkpoint.run.reader import fill_tensors, open_checkpoint, plan_fill
-from remesh.checkpoint.storage.integrity import read_checksums, write_checksums
+from remesh.checkpoint.storage.integrity import read_checksums, replace_checksums
 from remesh.dist_checkpointing.mapping import ShardedTensor
 from remesh.layout import Box
 
@@ -106,8 +106,9 @@ def reading_the_index(num_ranks: int, num_tensors: int, root: Path, repeat: int)
     for number in range(num_tensors):
         rows = [((8 * rank, 0), (8, 64), (f"__{rank}_0.distcp", 1600 * number, 1600)) for rank in range(num_ranks)]
         tensors[f"layers.{number}.weight"] = IndexedTensor("bfloat16", (8 * num_ranks, 64), rows)
-    write_index(root, IndexFiles.of(Index(tensors, {}, {})))
-    write_checksums(root)
+    for name, content in IndexFiles.of(Index(tensors, {}, {})).contents(root).items():
+        (root / name).write_bytes(content)
+    replace_checksums(root)
     checksums = read_checksums(root)
     columns, pickled = alternate([lambda at: read_manifest(root, checksums), lambda at: read_manifest(root)], repeat)
     _clear(root)

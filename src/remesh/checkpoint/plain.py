@@ -87,17 +87,17 @@ def _save(state: Mapping[str, Any], directory: Location, group: Group) -> None:
     tensors, agreed, is_new = agreement.value, agreement.agreed, agreement.told is not None
     entities = tensors.entities(agreed.kept["is_mine"]) if is_new else []
 
-    begin_save(
+    turn = begin_save(
         lambda: RankState(entities, _common_of(state)), directory, _PLANS, group, validate=is_new, may_create=True
-    )
+    ).turn
 
     def write() -> tuple[list[Any], dict[str, str]]:
         if is_new:
             agreed.kept["part"] = replace(part_of(entities, {}), tensors=[])
-        return write_part(agreed.kept["part"], tensors.data(agreed.kept["is_mine"]), directory, rank)
+        return write_part(agreed.kept["part"], tensors.data(agreed.kept["is_mine"]), turn, rank)
 
-    store_index(write, directory, _PLANS, group)
-    commit_save(directory, group)
+    store_index(write, turn, _PLANS, group)
+    commit_save(turn, group)
     _PLANS.remember(agreement)
 
 

@@ -31,6 +31,7 @@ from remesh.checkpoint.run.writer import (
     commit_alone,
     commit_save,
     outline_in_pieces,
+    writing_in,
 )
 from remesh.checkpoint.storage import Directory, Location, location_of
 from remesh.checkpoint.storage.integrity import check_sha256_manifest, write_sha256_manifest
@@ -143,9 +144,9 @@ def save(  # noqa: PLR0913 - the signature that users know
         raise
     if verify_integrity:
         strategy.ask_for_sums()
-    request = _begin_behind(strategy, begun, directory, process_group) if async_sharded_save else None
+    request = _begin_behind(strategy, begun, process_group) if async_sharded_save else None
     if request is None:
-        _store(strategy, begun.state.sharded, directory, process_group)
+        _store(strategy, begun, process_group)
     if verify_integrity:
         sum_up = partial(_sum_up, strategy, directory, process_group)
         sum_up() if request is None else request.add_finalize_fn(sum_up)
@@ -166,27 +167,30 @@ def _request_of(state: ShardedStateDict) -> _Request:
     return _Request(entities, common, sharded=_sharded_part(expanded, lambda entity: True))
 
 
-def _store(strategy: SaveShardedStrategy, sharded: ShardedStateDict, directory: Location, group: Group) -> None:
+def _store(strategy: SaveShardedStrategy, begun: Begun[_Request], group: Group) -> None:
     options = {} if group is None else {"process_group": group}
+    directory = begun.turn.directory
     doing = f"saving checkpoint {directory}"
-    call_on_all(strategy, lambda: strategy.save(sharded, directory, **options), group, doing)
-    commit_save(directory, group, _config_of(strategy))
+    with writing_in(begun.turn):
+        call_on_all(strategy, lambda: strategy.save(begun.state.sharded, directory, **options), group, doing)
+    commit_save(begun.turn, group, _config_of(strategy))
 
 
-def _begin_behind(
-    strategy: AsyncSaveShardedStrategy, begun: Begun[_Request], directory: Location, group: Group
-) -> AsyncRequest:
+def _begin_behind(strategy: AsyncSaveShardedStrategy, begun: Begun[_Request], group: Group) -> AsyncRequest:
     """Let the strategy copy its values; what is left to do, up to the commit."""
     options = {} if group is None else {"process_group": group}
+    turn, directory = begun.turn, begun.turn.directory
     doing = f"saving checkpoint {directory}"
-    request = step_together(lambda: strategy.async_save(begun.state.sharded, directory, **options), group, doing).mine
+    with writing_in(turn):
+        save_one = partial(strategy.async_save, begun.state.sharded, directory, **options)
+        request = step_together(save_one, group, doing).mine
     if begun.common_blob:
-        request = request._replace(async_fn=AfterCommon(directory, begun.common_blob, request.async_fn))
+        request = request._replace(async_fn=AfterCommon(turn, begun.common_blob, request.async_fn))
     last = request.finalize_fns[-1] if request.finalize_fns else None
     if isinstance(last, Settling):
-        last.add(partial(commit_alone, directory, group, _config_of(strategy)))
+        last.add(partial(commit_alone, turn, group, _config_of(strategy)))
     else:
-        request.add_finalize_fn(partial(commit_save, directory, group, _config_of(strategy)))
+        request.add_finalize_fn(partial(commit_save, turn, group, _config_of(strategy)))
     return request
 
 

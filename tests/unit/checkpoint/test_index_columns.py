@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 import remesh
 from remesh import dist_checkpointing
 from remesh.checkpoint.errors import CheckpointFormatError
-from remesh.checkpoint.formats import index_files
 from remesh.checkpoint.formats.directory import COLUMNS_FNAME
 from remesh.checkpoint.formats.index_columns import ColumnTensors, decode_columns
 from remesh.checkpoint.formats.index_files import IndexFiles, encode_columns, seal_columns
@@ -60,7 +59,8 @@ def manifest_of(index: Index, columns: bytes | None = None) -> Manifest:
 @given(indices())
 def test_columns_and_pickle_give_the_same_manifest(tmp_path_factory: pytest.TempPathFactory, index: Index) -> None:
     directory = tmp_path_factory.mktemp("index")
-    index_files.write_index(directory, IndexFiles.of(index))
+    for name, content in IndexFiles.of(index).contents(directory).items():
+        (directory / name).write_bytes(content)
     by_pickle, by_columns = read_manifest(directory), manifest_of(index)
     assert dict(by_columns.tensors) == by_pickle.tensors
     assert by_columns.objects == by_pickle.objects

@@ -148,23 +148,16 @@ def test_without_its_marker_a_save_is_invisible_and_may_be_repeated(place):
 def test_the_marker_is_the_last_file_that_a_save_writes(place, monkeypatch):
     store = store_of(location_of(place))
     written: list[str] = []
-    mark, put, create = type(store).mark, type(store).put, type(store).create
 
-    def told_mark(self: Any, path: Any) -> None:
-        written.append(path.name)
-        mark(self, path)
+    def telling(act: Any) -> Any:
+        def acting(self: Any, path: Any, *more: Any) -> Any:
+            written.append(more[0].name if act.__name__ == "rename" else path.name)
+            return act(self, path, *more)
 
-    def told_put(self: Any, path: Any, content: bytes) -> None:
-        written.append(path.name)
-        put(self, path, content)
+        return acting
 
-    def told_create(self: Any, path: Any) -> Any:
-        written.append(path.name)
-        return create(self, path)
-
-    monkeypatch.setattr(type(store), "mark", told_mark)
-    monkeypatch.setattr(type(store), "put", told_put)
-    monkeypatch.setattr(type(store), "create", told_create)
+    for name in ("create_once", "put", "create", "write_soon", "rename"):
+        monkeypatch.setattr(type(store), name, telling(getattr(type(store), name)))
     remesh.save(STATE, f"{place}/one")
     assert written[0] == IN_PROGRESS_FNAME and written[-1] == CONFIG_FNAME and "__0_0.distcp" in written
 

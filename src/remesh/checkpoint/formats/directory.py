@@ -1,14 +1,15 @@
 """What lies in a directory beside tensors, and when is it a checkpoint? Names, marker, common data, and the commit.
 
-    begin    the in-progress mark is written, leftovers of a failed save are removed
-    (write)  data files, each reaching the disk; common data and .metadata
-    finish   the checksums of all files are written; they and the small files reach the disk together
-             metadata.json appears in one step: from here on the checkpoint exists
-             the in-progress mark is removed
+    begin    the save takes its turn (`storage.turns`); data of turns that were given up on is removed
+    (write)  data files, each reaching the disk; common data and .metadata, staged under the number of the turn
+    finish   the checksums of all files and the marker are staged, too; all small files reach the disk together
+             the turn ends, unless another save has taken over: from here on no other can become the checkpoint
+             staged files get their names, metadata.json last: from here on the checkpoint exists
+             the marks are removed
 
-A crash anywhere before ``finish`` leaves a directory without ``metadata.json``, which no reader takes for a
-checkpoint and which the next save may replace. A directory that holds a complete checkpoint is never written to.
-Called by one rank, between collectives that keep the others waiting.
+A crash before the end of the turn leaves a directory that no reader takes for a checkpoint and that the next save may
+have. After a crash behind it whoever looks next, reader or writer, finishes. A directory that holds a complete
+checkpoint is never written to. Called by one rank, between collectives that keep the others waiting.
 
 The marker ``metadata.json`` says of which format a checkpoint is. It holds exactly four fields, because readers of the
 time refuse any further one; newer writers leave out the two that name the common backend.
@@ -16,6 +17,7 @@ time refuse any further one; newer writers leave out the two that name the commo
 
 from __future__ import annotations
 
+import contextlib
 import json
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Final
@@ -24,13 +26,25 @@ from remesh.checkpoint.errors import CheckpointFormatError, CheckpointPathError
 from remesh.checkpoint.formats.objects import dump_object, load_object
 from remesh.checkpoint.formats.zarr_format import remove_arrays
 from remesh.checkpoint.storage import Directory, Location, location_of, store_of
-from remesh.checkpoint.storage.integrity import BLOCKS_FNAME, CHECKSUMS_FNAME, write_checksums
+from remesh.checkpoint.storage.integrity import BLOCKS_FNAME, CHECKSUMS_FNAME, encode_checksums
+from remesh.checkpoint.storage.turns import (
+    IN_PROGRESS_FNAME,
+    Turn,
+    end_turn,
+    finish_ended,
+    held,
+    is_mark,
+    staged_name,
+    take_turn,
+    withdraw,
+)
 
 CONFIG_FNAME = "metadata.json"
 COMMON_STATE_FNAME: Final = "common.pt"
 METADATA_FNAME = ".metadata"
 COLUMNS_FNAME = ".remesh-index"
-IN_PROGRESS_FNAME = ".remesh-save-in-progress"
+_SMALL = (METADATA_FNAME, COLUMNS_FNAME, COMMON_STATE_FNAME, BLOCKS_FNAME)
+_FIXED = (*_SMALL, CONFIG_FNAME, CHECKSUMS_FNAME)
 _SUFFIX = ".distcp"
 
 
@@ -46,38 +60,91 @@ def check_can_save(directory: Location, *, may_create: bool = False) -> None:
             f"saving checkpoint: Checkpoint directory {directory} does not exist ({kind}), expected an empty "
             "directory; create it first"
         )
-    names = {entry.name for entry in store.entries(directory)}
-    if CONFIG_FNAME in names:
-        raise _taken(directory, CONFIG_FNAME, "a complete checkpoint")
-    if METADATA_FNAME in names and IN_PROGRESS_FNAME not in names:
-        raise _taken(directory, METADATA_FNAME, "a checkpoint of native torch, or one that another program left")
+    _check_has_no_checkpoint(directory, {entry.name for entry in store.entries(directory)})
 
 
-def begin(directory: Location) -> None:
-    """Create the directory if need be, mark it as being written, and remove what a failed save left there."""
+def begin(directory: Location) -> Turn:
+    """Create the directory if need be, take a turn in it, and remove what turns before have left."""
     store = store_of(directory)
     if not store.is_directory(directory):
         store.make_directory(directory)
-    elif store.size_of(directory / IN_PROGRESS_FNAME) is not None:
+    turn = take_turn(directory)
+    names = {entry.name for entry in store.entries(directory)}
+    try:
+        _check_has_no_checkpoint(directory, names - {turn.mark.name})
+    except CheckpointPathError:
+        withdraw(turn)
+        raise
+    if turn.number:
         remove_arrays(directory)
-    store.mark(directory / IN_PROGRESS_FNAME)
+    for name in names:
+        if _is_of_turn_before(name, turn):
+            store.remove(directory / name)
+    return turn
+
+
+def finish(turn: Turn, config: CheckpointingConfig | None) -> None:
+    """Make the checkpoint exist; one of native torch, which has no marker, without a config.
+
+    All data files must have reached the disk.
+    """
+    store, directory = store_of(turn.directory), turn.directory
+    with held(turn):
+        names = {entry.name for entry in store.entries(directory)}
+        where = _files_of(turn, names)
+        sums = encode_checksums(where)
+        store.write_soon(turn.staged(CHECKSUMS_FNAME), sums)
+        if config is not None:
+            store.write_soon(turn.staged(CONFIG_FNAME), _dump_config(config))
+        commit = METADATA_FNAME if config is None else CONFIG_FNAME
+        staged = [name for name in where if turn.staged(name).name in names and name != commit]
+        staged += [CHECKSUMS_FNAME, commit]
+        store.settle([turn.staged(name) if name in staged else where[name] for name in {*staged, *where} & {*_FIXED}])
+    if commit == METADATA_FNAME:
+        store.remove(directory / METADATA_FNAME)  # of an aborted save: its being there would be taken for the commit
+    end_turn(turn, staged, seal=sums)
     for entry in store.entries(directory):
-        if is_leftover(entry.name):
+        if is_leftover(entry.name) and entry.name not in {*where, *staged}:
             store.remove(directory / entry.name)
-
-
-def finish(directory: Location, config: CheckpointingConfig) -> None:
-    """Make the checkpoint exist. All data files must have reached the disk."""
-    write_checksums(directory)
-    store_of(directory).sync_names(directory)
-    save_config(config, directory)
-    store_of(directory).remove(directory / IN_PROGRESS_FNAME)
 
 
 def is_leftover(name: str) -> bool:
     """Whether a file of that name, in a directory without a complete checkpoint, comes from a failed save."""
-    fixed = (METADATA_FNAME, COLUMNS_FNAME, COMMON_STATE_FNAME, CONFIG_FNAME, CHECKSUMS_FNAME, BLOCKS_FNAME)
-    return is_data_file_name(name) or name in fixed or name.removesuffix(".tmp") in fixed
+    plain = name.removesuffix(".tmp")
+    return is_data_file_name(name) or plain in _FIXED or staged_name(plain) in _FIXED or _is_half_mark(name)
+
+
+def _is_half_mark(name: str) -> bool:
+    return name.endswith(".tmp") and name.startswith(IN_PROGRESS_FNAME)
+
+
+def _is_of_turn_before(name: str, turn: Turn) -> bool:
+    """By its name alone, which no later turn gives: another one may have taken over since it was listed."""
+    if is_data_file_name(name):
+        return int(name.removesuffix(_SUFFIX).rpartition("_")[2] or 0) < turn.number
+    return staged_name(name) in _FIXED and int(name.rpartition(".")[2]) < turn.number
+
+
+def _files_of(turn: Turn, names: set[str]) -> dict[str, Location]:
+    """Where the files of this save are, by the name that each is to have, which it has already unless it is staged.
+
+    Of data files those in the index. If another program made that, under its own name, all that are there count.
+    """
+    staged = {name: turn.staged(name) for name in _SMALL if turn.staged(name).name in names}
+    data = {name for name in names if is_data_file_name(name)}
+    if COLUMNS_FNAME in staged:
+        head = store_of(turn.directory).read(staged[COLUMNS_FNAME]).partition(b"\n")[0]
+        data &= {*json.loads(head)["files"]}
+    else:
+        data |= {*_SMALL} & names
+    return {name: turn.directory / name for name in sorted(data)} | staged
+
+
+def _check_has_no_checkpoint(directory: Location, names: set[str]) -> None:
+    if CONFIG_FNAME in names:
+        raise _taken(directory, CONFIG_FNAME, "a complete checkpoint")
+    if METADATA_FNAME in names and not any(map(is_mark, names)):
+        raise _taken(directory, METADATA_FNAME, "a checkpoint of native torch, or one that another program left")
 
 
 def _taken(directory: Location, name: str, what: str) -> CheckpointPathError:
@@ -87,9 +154,9 @@ def _taken(directory: Location, name: str, what: str) -> CheckpointPathError:
     )
 
 
-def data_file_name(rank: int) -> str:
-    """Name of the file that a rank writes."""
-    return f"__{rank}_0{_SUFFIX}"
+def data_file_name(rank: int, turn: int = 0) -> str:
+    """Name of the file that a rank writes when so many saves into its directory were given up on before."""
+    return f"__{rank}_{turn}{_SUFFIX}"
 
 
 def is_data_file_name(name: str) -> bool:
@@ -120,9 +187,8 @@ def maybe_load_config(checkpoint_dir: Directory | None) -> CheckpointingConfig |
     if not checkpoint_dir:
         return None
     path = location_of(checkpoint_dir) / CONFIG_FNAME
-    try:
-        content = store_of(path).read(path)
-    except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+    content = _marker_in(location_of(checkpoint_dir))
+    if content is None:
         return None
     try:
         found = json.loads(content)
@@ -146,10 +212,32 @@ def maybe_load_config(checkpoint_dir: Directory | None) -> CheckpointingConfig |
 def save_config(config: CheckpointingConfig, checkpoint_dir: Directory) -> None:
     """Write the marker in one step, durably: after a crash it is there in full or not at all.
 
-    This is the commit of a save: call it last, from one rank, when all else has reached the disk.
+    For programs that write all else themselves: call it last, from one rank, when that has reached the disk.
     """
     path = location_of(checkpoint_dir) / CONFIG_FNAME
-    store_of(path).put(path, json.dumps(asdict(config)).encode())
+    store_of(path).put(path, _dump_config(config))
+
+
+def _dump_config(config: CheckpointingConfig) -> bytes:
+    return json.dumps(asdict(config)).encode()
+
+
+def _marker_in(directory: Location) -> bytes | None:
+    """The marker's content; of a save that died at its very end it gets its name now."""
+    path = directory / CONFIG_FNAME
+    store = store_of(path)
+    nothing = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
+    with contextlib.suppress(*nothing):
+        return store.read(path)
+    with contextlib.suppress(*nothing, PermissionError):  # who may not write waits until another one looks
+        if finish_ended(directory):
+            return store.read(path)
+    return None
+
+
+def stage_common(turn: Turn, blob: bytes) -> None:
+    """Write serialised common data where no reader looks yet; the commit makes it durable and gives it its name."""
+    store_of(turn.directory).write_soon(turn.staged(COMMON_STATE_FNAME), blob)
 
 
 def save_common(common_state_dict: dict[str, Any], checkpoint_dir: Directory) -> None:

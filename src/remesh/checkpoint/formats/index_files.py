@@ -37,6 +37,7 @@ from remesh.checkpoint.formats.directory import COLUMNS_FNAME, METADATA_FNAME
 from remesh.checkpoint.formats.index_columns import END, MAGIC, NUMBER, VERSION
 from remesh.checkpoint.plan.manifest import Index, Manifest, Place
 from remesh.checkpoint.storage import Location, store_of
+from remesh.checkpoint.storage.turns import Turn
 from remesh.checksums import crc32
 from remesh.layout.from_torch import torch_dtype
 from remesh.torch_private import StorageInfo
@@ -60,11 +61,10 @@ class IndexFiles:
         """Both forms of an index."""
         return cls(encode_index(index), encode_columns(index))
 
-    def contents(self, directory: Location) -> dict[Location, bytes]:
-        """The files of one checkpoint, ``.metadata`` first."""
+    def contents(self, directory: Location) -> dict[str, bytes]:
+        """The files of one checkpoint by name, ``.metadata`` first."""
         metadata = self.pickled.pickled(str(directory), str(uuid.uuid4()))
-        columns = seal_columns(self.columns, metadata)
-        return {directory / METADATA_FNAME: metadata, directory / COLUMNS_FNAME: columns}
+        return {METADATA_FNAME: metadata, COLUMNS_FNAME: seal_columns(self.columns, metadata)}
 
 
 def write_manifest(directory: Location, manifest: Manifest) -> None:
@@ -72,14 +72,14 @@ def write_manifest(directory: Location, manifest: Manifest) -> None:
 
     ``.metadata`` changes in one step; the columns that follow are of no account beside another one.
     """
-    for path, content in IndexFiles.of(manifest.to_index()).contents(directory).items():
-        store_of(directory).put(path, content)
+    for name, content in IndexFiles.of(manifest.to_index()).contents(directory).items():
+        store_of(directory).put(directory / name, content)
 
 
-def write_index(directory: Location, index: IndexFiles) -> None:
-    """Write the index into a directory where no reader looks yet; the commit makes it durable."""
-    for path, content in index.contents(directory).items():
-        store_of(directory).write_soon(path, content)
+def stage_index(turn: Turn, index: IndexFiles) -> None:
+    """Write the index where no reader looks yet; the commit makes it durable and gives it its names."""
+    for name, content in index.contents(turn.directory).items():
+        store_of(turn.directory).write_soon(turn.staged(name), content)
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,16 +26,15 @@ from remesh.checkpoint.errors import (
 from remesh.checkpoint.formats import zarr_format
 from remesh.checkpoint.formats.data_file import DataFile, start_blob, write_tensor_in_parts
 from remesh.checkpoint.formats.directory import (
-    IN_PROGRESS_FNAME,
     CheckpointingConfig,
     begin,
     check_can_save,
     data_file_name,
     finish,
-    save_common,
+    stage_common,
 )
 from remesh.checkpoint.formats.fetch import read_objects
-from remesh.checkpoint.formats.index_files import IndexFiles, write_index
+from remesh.checkpoint.formats.index_files import IndexFiles, stage_index
 from remesh.checkpoint.formats.objects import dump_object
 from remesh.checkpoint.formats.safetensors_format import MAX_FILE_BYTES, is_safetensors, write_tensors
 from remesh.checkpoint.formats.torch_format import BACKEND, BACKEND_VERSION
@@ -45,7 +44,8 @@ from remesh.checkpoint.run.safetensors import Source, open_safetensors
 from remesh.checkpoint.run.steps import told_as_checkpoint_errors
 from remesh.checkpoint.run.stored_values import cut_of, read_bands, read_box
 from remesh.checkpoint.storage import Location, store_of
-from remesh.checkpoint.storage.integrity import Trailer, write_blocks, write_checksums
+from remesh.checkpoint.storage.integrity import Trailer, write_blocks
+from remesh.checkpoint.storage.turns import Turn
 from remesh.checkpoint.values.entities import ShardedObject
 from remesh.checkpoint.values.nests import diff, items_of
 from remesh.layout import Box, itemsize_bytes
@@ -161,11 +161,11 @@ def convert(
             words += ["the common data"] if contents.common else []
             return Converted(len(sources), 0, False, " and ".join(words))
         check_can_save(target, may_create=True)
-        begin(target)
+        turn = begin(target)
         if to is Format.ZARR:
-            _write_zarr(contents, target, on_bytes)
+            _write_zarr(contents, turn, on_bytes)
         else:
-            _write_torch(contents, target, to is Format.DCP, max_file_bytes, on_bytes)
+            _write_torch(contents, turn, to is Format.DCP, max_file_bytes, on_bytes)
         return Converted(len(contents.tensors), len(contents.objects), bool(contents.common), "")
 
 
@@ -175,8 +175,9 @@ def merge(contents: Contents) -> Contents:
 
 
 def _write_torch(
-    contents: Contents, target: Location, is_native: bool, max_file_bytes: int, on_bytes: Callable[[int], None]
+    contents: Contents, turn: Turn, is_native: bool, max_file_bytes: int, on_bytes: Callable[[int], None]
 ) -> None:
+    target = turn.directory
     index = Index({}, {}, {})
     blobs: dict[str, bytes] = {}
     if is_native:
@@ -187,7 +188,7 @@ def _write_torch(
                 f"writing {target}: common data and a tensor are both called {taken[0]!r}, expected one of the two; "
                 "rename one"
             )
-    with _Files(target, max_file_bytes) as files:
+    with _Files(turn, max_file_bytes) as files:
         for name, blob in blobs.items():
             index.objects[name] = files.put(blob)
         for name, elements in contents.elements():
@@ -200,21 +201,16 @@ def _write_torch(
                 place = files.put_tensor(bands, source.dtype, box.shape, on_bytes)
                 indexed.chunks.append((box.start, box.shape, place))
     if not is_native:
-        save_common(contents.common, target)
-    write_index(target, IndexFiles.of(index))
-    if is_native:
-        write_checksums(target)
-        store_of(target).sync_names(target)
-        store_of(target).remove(target / IN_PROGRESS_FNAME)  # the commit: ``.metadata`` counts from here on
-    else:
-        finish(target, CheckpointingConfig(BACKEND, BACKEND_VERSION))
+        stage_common(turn, dump_object(contents.common, "the common data"))
+    stage_index(turn, IndexFiles.of(index))
+    finish(turn, None if is_native else CheckpointingConfig(BACKEND, BACKEND_VERSION))
 
 
 class _Files:
     """Data files that follow one another, each as long as it may be."""
 
-    def __init__(self, target: Location, max_file_bytes: int) -> None:
-        self._target = target
+    def __init__(self, turn: Turn, max_file_bytes: int) -> None:
+        self._turn = turn
         self._max_file_bytes = max_file_bytes
         self._file: DataFile | None = None
         self._name = ""
@@ -247,9 +243,9 @@ class _Files:
         if self._file is not None and self._file.tell() and self._file.tell() + num_bytes > self._max_file_bytes:
             self._close(is_good=True)
         if self._file is None:
-            self._name = data_file_name(self._num_files)
+            self._name = data_file_name(self._num_files, self._turn.number)
             self._num_files += 1
-            self._file = DataFile(self._target / self._name).__enter__()
+            self._file = DataFile(self._turn.directory / self._name).__enter__()
         return self._file
 
     def _close(self, is_good: bool) -> None:
@@ -260,7 +256,8 @@ class _Files:
                     file.finish()
 
 
-def _write_zarr(contents: Contents, target: Location, on_bytes: Callable[[int], None]) -> None:
+def _write_zarr(contents: Contents, turn: Turn, on_bytes: Callable[[int], None]) -> None:
+    target = turn.directory
     tables: dict[str, Trailer] = {}
     for key, item in contents.tensors.items():
         source = item.source
@@ -281,8 +278,8 @@ def _write_zarr(contents: Contents, target: Location, on_bytes: Callable[[int], 
             )
         tables.update(zarr_format.write_object(target, name, dump_object(elements[0], f"object {name!r}")))
     write_blocks(target, tables)
-    save_common(contents.common, target)
-    finish(target, CheckpointingConfig(zarr_format.BACKEND, zarr_format.BACKEND_VERSION))
+    stage_common(turn, dump_object(contents.common, "the common data"))
+    finish(turn, CheckpointingConfig(zarr_format.BACKEND, zarr_format.BACKEND_VERSION))
 
 
 def _item_of(checkpoint: OpenCheckpoint, key: str) -> Item:

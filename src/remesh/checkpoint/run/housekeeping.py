@@ -13,13 +13,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from remesh.checkpoint.formats.directory import CONFIG_FNAME, IN_PROGRESS_FNAME, METADATA_FNAME, is_leftover
+from remesh.checkpoint.formats.directory import CONFIG_FNAME, METADATA_FNAME, is_leftover
 from remesh.checkpoint.formats.zarr_format import folders_below, remove_arrays
 from remesh.checkpoint.plan.step_names import step_of
 from remesh.checkpoint.run.reader import why_incomplete
 from remesh.checkpoint.run.steps import told_as_checkpoint_errors
 from remesh.checkpoint.storage import Location, store_of
 from remesh.checkpoint.storage.integrity import SHA256_FNAME
+from remesh.checkpoint.storage.turns import IN_PROGRESS_FNAME, is_mark
 from remesh.retention import Policy, Saved, decide_kept
 
 
@@ -90,6 +91,9 @@ def remove_checkpoint(directory: Location) -> list[Location]:
         # Uncommitted first, and marked as in progress, so that a crash leaves an aborted save.
         store = store_of(directory)
         store.put(directory / IN_PROGRESS_FNAME, b"")
+        for entry in store.entries(directory):
+            if is_mark(entry.name) and entry.name != IN_PROGRESS_FNAME:
+                store.remove(directory / entry.name)
         store.remove(directory / CONFIG_FNAME)
         store.sync_names(directory)
         remove_arrays(directory)

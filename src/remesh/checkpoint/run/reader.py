@@ -24,7 +24,6 @@ from remesh.checkpoint.formats import zarr_format
 from remesh.checkpoint.formats.directory import (
     COMMON_STATE_FNAME,
     CONFIG_FNAME,
-    IN_PROGRESS_FNAME,
     METADATA_FNAME,
     load_common,
     maybe_load_config,
@@ -37,6 +36,7 @@ from remesh.checkpoint.plan.manifest import Extent, Manifest
 from remesh.checkpoint.plan.reads import Read, Want, find_objects, plan_reads
 from remesh.checkpoint.storage import Location, store_of
 from remesh.checkpoint.storage.integrity import read_checksums
+from remesh.checkpoint.storage.turns import IN_PROGRESS_FNAME
 from remesh.checkpoint.values.entities import ShardedBase, ShardedObject, ShardedTensor
 from remesh.layout import Box
 

@@ -20,7 +20,7 @@ from remesh.checkpoint.storage import Location, store_of
 from remesh.checkpoint.storage.integrity import (
     CHECKSUMS_FNAME,
     SHA256_FNAME,
-    write_checksums,
+    replace_checksums,
     write_sha256_manifest,
 )
 
@@ -53,7 +53,7 @@ def remove_tensors(directory: Location, key_prefix: str) -> list[str]:
         if PurePosixPath(name).name == name and is_data_file_name(name):
             store.remove(directory / name)
     if CHECKSUMS_FNAME in summed:
-        write_checksums(directory, is_committed=True)
+        replace_checksums(directory)
     if SHA256_FNAME in summed:
         write_sha256_manifest(directory)
     return removed

@@ -1,7 +1,7 @@
 """Saving, carried out: every rank writes its part, then one of them commits.
 
     gather 1   every rank: split the state dict, see that it can be stored, outline its entities; each checks all
-    gather 2   rank 0: begin, and the common data
+    gather 2   rank 0: begin, which takes a turn in the directory, and the common data
     (strategy) gather 3: every rank its data file; gather 4: rank 0 the index
     gather 5   rank 0: finish, which is the commit
 
@@ -14,8 +14,10 @@ or put off, 5 is `commit_save`.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -23,21 +25,22 @@ import torch
 from remesh.checkpoint.background.staging import Copies
 from remesh.checkpoint.formats.data_file import write_data_file
 from remesh.checkpoint.formats.directory import (
-    COMMON_STATE_FNAME,
     CheckpointingConfig,
     begin,
     check_can_save,
     data_file_name,
     finish,
+    stage_common,
 )
-from remesh.checkpoint.formats.index_files import IndexFiles, write_index
+from remesh.checkpoint.formats.index_files import IndexFiles, stage_index
 from remesh.checkpoint.formats.objects import dump_object
 from remesh.checkpoint.formats.torch_format import BACKEND, BACKEND_VERSION
 from remesh.checkpoint.plan.flattened import shapes_before_flattening, stored_form, unflatten_all
 from remesh.checkpoint.plan.writes import Written, assemble_index, select_objects, select_tensors
 from remesh.checkpoint.run.common_data import digest_of, warn_of_differences
-from remesh.checkpoint.run.steps import take_agreed_step, take_first_step, take_step, told_as_checkpoint_errors
-from remesh.checkpoint.storage import Location, store_of
+from remesh.checkpoint.run.steps import take_agreed_step, take_step, told_as_checkpoint_errors
+from remesh.checkpoint.storage import Location
+from remesh.checkpoint.storage.turns import Turn, held
 from remesh.checkpoint.values.entities import ShardedBase, ShardedTensor
 from remesh.checkpoint.values.outline import Outline, check_outlines, outline_of
 from remesh.collector import collector_at_rest
@@ -46,6 +49,7 @@ from remesh.comm.gather import Group, group_rank, group_size
 from remesh.layout.from_torch import dtype_name
 
 S = TypeVar("S", bound="RankState")
+_TURN: ContextVar[Turn | None] = ContextVar("turn", default=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,9 +89,9 @@ class SavePart:
     separation_hint: str = ""
     """Tensors whose keys start with it have a file of their own, whose name starts with it too."""
 
-    def files(self, rank: int) -> list[PartOfFile]:
+    def files(self, rank: int, turn: int = 0) -> list[PartOfFile]:
         """What goes into each file of the rank; no file without anything to write."""
-        hint, name = self.separation_hint, data_file_name(rank)
+        hint, name = self.separation_hint, data_file_name(rank, turn)
         is_hinted = [bool(hint) and row[0].startswith(hint) for row in self.rows]
         others = PartOfFile(name, self.objects, [number for number, yes in enumerate(is_hinted) if not yes])
         hinted = PartOfFile(f"{hint}{name}", {}, [number for number, yes in enumerate(is_hinted) if yes])
@@ -111,19 +115,21 @@ class Begun(Generic[S]):
     """What this rank brings."""
     common_blob: bytes
     """The common data as it is to be written; on the first rank alone."""
+    turn: Turn
+    """Where it may, for all that follows."""
 
 
 @dataclass(frozen=True, slots=True)
 class AfterCommon:
     """A function that a background save runs, with the common data written before; it can be sent to a process."""
 
-    directory: Location
+    turn: Turn
     blob: bytes
     then: Callable[..., Any] | None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        with told_as_checkpoint_errors(f"saving checkpoint {self.directory}"):
-            _write_common(self.directory, self.blob)
+        with _saving(self.turn):
+            stage_common(self.turn, self.blob)
         return None if self.then is None else self.then(*args, **kwargs)
 
 
@@ -137,7 +143,7 @@ def begin_save(  # noqa: PLR0913 - what is saved, where, and how far
     may_create: bool = False,
     puts_off_common: bool = False,
 ) -> Begun[S]:
-    """See that everything can be stored and fits together; then mark the directory and write the common data.
+    """See that everything can be stored and fits together; then take a turn in the directory, write the common data.
 
     Called by every rank of the group. Until all ranks have found no fault, nothing on disk is touched. With
     ``puts_off_common`` the common data is left to be written by `AfterCommon`.
@@ -149,7 +155,7 @@ def begin_save(  # noqa: PLR0913 - what is saved, where, and how far
         if is_first:
             check_can_save(directory, may_create=may_create)
         state = prepare()
-        return Begun(state, dump_object(state.common, "the common data") if is_first else b"")
+        return Begun(state, dump_object(state.common, "the common data") if is_first else b"", Turn(directory))
 
     def tell(begun: Begun[S]) -> tuple[list[Any], str | None]:
         digest = digest_of(begun.state.compared) if group_size(group) > 1 else None
@@ -164,13 +170,39 @@ def begin_save(  # noqa: PLR0913 - what is saved, where, and how far
     if len({digest for digest in agreement.beside if digest is not None}) > 1:
         warn_of_differences(begun.state.compared, group)
 
-    def mark() -> None:
-        begin(directory)
-        if not puts_off_common:
-            _write_common(directory, begun.common_blob)
+    turn = take_turn_together(directory, group, b"" if puts_off_common else begun.common_blob)
+    return replace(begun, turn=turn)
 
-    take_first_step(mark, group, doing)
-    return begun
+
+def take_turn_together(directory: Location, group: Group = None, common_blob: bytes = b"") -> Turn:
+    """A turn of all ranks in a directory, in which the first one writes the common data. Called by every rank."""
+
+    def take() -> int:
+        if group_rank(group) != 0:
+            return 0
+        turn = begin(directory)
+        if common_blob:
+            with held(turn):
+                stage_common(turn, common_blob)
+        return turn.number
+
+    return Turn(directory, take_step(take, group, f"saving checkpoint {directory}", tell=int).told[0])
+
+
+@contextmanager
+def writing_in(turn: Turn) -> Iterator[None]:
+    """Let strategies that are called in the block write in that turn, which is ended by who has taken it."""
+    token = _TURN.set(turn)
+    try:
+        yield
+    finally:
+        _TURN.reset(token)
+
+
+def turn_given(directory: Location) -> Turn | None:
+    """The turn to write in; None for a strategy that is used by itself, and has to take and end its own."""
+    turn = _TURN.get()
+    return turn if turn is not None and turn.directory == directory else None
 
 
 def outline_in_pieces(entities: Sequence[ShardedBase]) -> Outline:
@@ -188,7 +220,7 @@ def _is_empty_slice(entity: ShardedBase) -> bool:
 
 def store_entities(  # noqa: PLR0913 - what is saved, where, and how
     entities: Iterable[ShardedBase],
-    directory: Location,
+    turn: Turn,
     plans: Agreements,
     group: Group = None,
     *,
@@ -204,21 +236,21 @@ def store_entities(  # noqa: PLR0913 - what is saved, where, and how
 
     def write() -> tuple[list[Any], dict[str, str]]:
         part = part_of(entities, blobs or {}, separation_hint)
-        return write_part(part, part.tensors, directory, group_rank(group), with_sha256=with_sha256)
+        return write_part(part, part.tensors, turn, group_rank(group), with_sha256=with_sha256)
 
-    return store_index(write, directory, plans, group)
+    return store_index(write, turn, plans, group)
 
 
 def store_index(
-    write: Callable[[], Sequence[Any]], directory: Location, plans: Agreements, group: Group = None
+    write: Callable[[], Sequence[Any]], turn: Turn, plans: Agreements, group: Group = None
 ) -> dict[str, str]:
     """Let every rank know what ``write`` returns, which is what `write_part` returned, and write the index of it.
 
     Returns the SHA-256 sums that all ranks have computed, by file.
     """
-    agreement = agree_on_index(write, directory, plans, group)
+    agreement = agree_on_index(write, turn.directory, plans, group)
     with collector_at_rest():
-        take_step(lambda: write_index_of(agreement, directory, group), group, f"saving checkpoint {directory}")
+        take_step(lambda: write_index_of(agreement, turn, group), group, f"saving checkpoint {turn.directory}")
     plans.remember(agreement)
     return sums_of(agreement)
 
@@ -230,14 +262,14 @@ def agree_on_index(
     return take_agreed_step(plans, write, group, f"saving checkpoint {directory}")
 
 
-def write_index_of(agreement: Agreement[Sequence[Any]], directory: Location, group: Group = None) -> None:
+def write_index_of(agreement: Agreement[Sequence[Any]], turn: Turn, group: Group = None) -> None:
     """Write the index of what was agreed on, on the first rank. Calls no other."""
-    with told_as_checkpoint_errors(f"saving checkpoint {directory}"):
+    with _saving(turn):
         if group_rank(group) == 0:
             if agreement.told is not None:
                 written = [one for parts in agreement.told for one in Written.from_parts(parts)]
                 agreement.agreed.kept["index"] = IndexFiles.of(assemble_index(written))
-            write_index(directory, agreement.agreed.kept["index"])
+            stage_index(turn, agreement.agreed.kept["index"])
 
 
 def sums_of(agreement: Agreement[Sequence[Any]]) -> dict[str, str]:
@@ -245,16 +277,23 @@ def sums_of(agreement: Agreement[Sequence[Any]]) -> dict[str, str]:
     return {name: told for sums in agreement.beside for name, told in sums.items()}
 
 
-def commit_save(directory: Location, group: Group = None, config: CheckpointingConfig | None = None) -> None:
+def commit_save(turn: Turn, group: Group = None, config: CheckpointingConfig | None = None) -> None:
     """Make the checkpoint exist. Called by every rank of the group, when all else has reached the disk."""
-    take_step(lambda: commit_alone(directory, group, config), group, f"saving checkpoint {directory}")
+    take_step(lambda: commit_alone(turn, group, config), group, f"saving checkpoint {turn.directory}")
 
 
-def commit_alone(directory: Location, group: Group = None, config: CheckpointingConfig | None = None) -> None:
+def commit_alone(turn: Turn, group: Group = None, config: CheckpointingConfig | None = None) -> None:
     """`commit_save` without telling the other ranks. The first rank commits; calls nobody."""
-    with told_as_checkpoint_errors(f"saving checkpoint {directory}"):
+    with told_as_checkpoint_errors(f"saving checkpoint {turn.directory}"):
         if group_rank(group) == 0:
-            finish(directory, config or CheckpointingConfig(BACKEND, BACKEND_VERSION))
+            finish(turn, config or CheckpointingConfig(BACKEND, BACKEND_VERSION))
+
+
+def commit_native(turn: Turn, group: Group = None) -> None:
+    """`commit_alone` of sharded data by itself, as a checkpoint of native torch, which has no marker."""
+    with told_as_checkpoint_errors(f"saving checkpoint {turn.directory}"):
+        if group_rank(group) == 0:
+            finish(turn, None)
 
 
 def part_of(
@@ -280,7 +319,7 @@ def part_of(
 def write_part(
     part: SavePart,
     tensors: Sequence[torch.Tensor] | Copies,
-    directory: Location,
+    turn: Turn,
     rank: int,
     *,
     progress: Callable[[int], None] | None = None,
@@ -295,11 +334,11 @@ def write_part(
     written: list[Written] = []
     sums: dict[str, str] = {}
     done_bytes = 0
-    for file in part.files(rank):
+    for file in part.files(rank, turn.number):
         hasher = hashlib.sha256() if with_sha256 else None
-        with told_as_checkpoint_errors(f"saving checkpoint {directory}"):
+        with _saving(turn):
             picked, tell = [boxes[number] for number in file.numbers], _beyond(done_bytes, progress)
-            places = write_data_file(directory / file.name, list(file.objects.values()), picked, tell, hasher)
+            places = write_data_file(turn.directory / file.name, list(file.objects.values()), picked, tell, hasher)
         done_bytes += sum(length for _, length in places)
         written.append(part.written(file, places))
         if hasher is not None:
@@ -319,5 +358,8 @@ def dump_objects(entities: Iterable[ShardedBase]) -> dict[str, bytes]:
     }
 
 
-def _write_common(directory: Location, blob: bytes) -> None:
-    store_of(directory).write_soon(directory / COMMON_STATE_FNAME, blob)
+@contextmanager
+def _saving(turn: Turn) -> Iterator[None]:
+    """Errors of writing as this room's, and as that of a lost turn where they come from it."""
+    with held(turn), told_as_checkpoint_errors(f"saving checkpoint {turn.directory}"):
+        yield

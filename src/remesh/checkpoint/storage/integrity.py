@@ -27,6 +27,8 @@ from remesh.checksums import crc32
 
 CHECKSUMS_FNAME = ".remesh-checksums"
 BLOCKS_FNAME = ".remesh-blocks"
+_SMALL = (".metadata", ".remesh-index", "common.pt", BLOCKS_FNAME)
+"""Files that are summed up as wholes."""
 SHA256_FNAME = "integrity.json"
 
 TABLE_BLOCK_BYTES = 64 << 10
@@ -155,25 +157,23 @@ class Checksums:
             )
 
 
-def write_checksums(directory: Location, *, is_committed: bool = False) -> None:
-    """Write `CHECKSUMS_FNAME` durably for the files that are there, the small ones of which it settles, by one rank.
-
-    Into a committed checkpoint, where readers look, it is put in one step.
-    """
+def encode_checksums(where: Mapping[str, Location]) -> bytes:
+    """The content of `CHECKSUMS_FNAME` for files, by the name that each has or is to have in its checkpoint."""
     entries = {}
-    for name, size in _sizes(directory).items():
+    for name, path in where.items():
+        size = store_of(path).size_of(path)
         if name.endswith(".distcp"):
-            entries[name] = [_DATA, size, crc32(read_trailer_bytes(directory / name))]
-        elif name in (".metadata", ".remesh-index", "common.pt", BLOCKS_FNAME):
-            entries[name] = [_WHOLE, size, _crc_of(directory / name)]
+            entries[name] = [_DATA, size, crc32(read_trailer_bytes(path))]
+        elif name in _SMALL:
+            entries[name] = [_WHOLE, size, _crc_of(path)]
     content = json.dumps({"version": _VERSION, "files": entries}, indent=0).encode() + b"\n"
-    store = store_of(directory)
-    path, content = directory / CHECKSUMS_FNAME, content + b"%08x\n" % crc32(content)
-    if is_committed:
-        store.put(path, content)
-        return
-    store.write_soon(path, content)
-    store.settle([path, *(directory / name for name, (kind, *_) in entries.items() if kind == _WHOLE)])
+    return content + b"%08x\n" % crc32(content)
+
+
+def replace_checksums(directory: Location) -> None:
+    """Put `CHECKSUMS_FNAME` into a complete checkpoint, for the files that are there, by one process."""
+    content = encode_checksums({name: directory / name for name in _sizes(directory)})
+    store_of(directory).put(directory / CHECKSUMS_FNAME, content)
 
 
 def read_checksums(directory: Location) -> Checksums:

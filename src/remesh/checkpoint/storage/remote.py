@@ -122,6 +122,20 @@ class RemoteStore(Store[RemotePath]):
 
         _tried(f"writing {path}", put)
 
+    def create_once(self, path: RemotePath, content: bytes) -> bool:
+        try:
+            _tried(f"creating {path}", lambda: _call(path, "pipe_file", content, mode="create"))
+        except FileExistsError:  # perhaps by this call, whose answer the network has lost
+            with suppress(FileNotFoundError):
+                return self.read(path) == content
+            return False
+        return True
+
+    def rename(self, path: RemotePath, to: RemotePath) -> None:
+        with suppress(FileNotFoundError):
+            _tried(f"copying {path} to {to}", lambda: _call(path, "cp_file", _path_of(to)))
+            self.remove(path)
+
     def remove(self, path: RemotePath) -> None:
         with suppress(FileNotFoundError):
             _tried(f"removing {path}", lambda: _call(path, "rm_file"))

@@ -13,7 +13,10 @@ Neither has to rename a directory, so the same commit serves both: the marker fi
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
+import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -22,6 +25,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Generic, TypeVar
 
+_NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK)
+"""What file systems without hard links answer."""
 P = TypeVar("P")
 """How a store names its files: a `Path`, or a `RemotePath`."""
 
@@ -144,9 +149,16 @@ class Store(ABC, Generic[P]):
     def settle(self, paths: Sequence[P]) -> None:
         """Return when files are durable that `write_soon` has written; they reach the disk together."""
 
-    def mark(self, path: P) -> None:
-        """Let an empty file appear; its name is durable with those that appear after it."""
-        self.put(path, b"")
+    @abstractmethod
+    def create_once(self, path: P, content: bytes) -> bool:
+        """Let a small file appear in full, unless there is one; whether this content is there by this call.
+
+        Of all who call it for one path, in any process of any machine, one is told yes. Says nothing of crashes.
+        """
+
+    @abstractmethod
+    def rename(self, path: P, to: P) -> None:
+        """Give a durable file another name, in the place of one that has it; nothing happens when it is not there."""
 
     @abstractmethod
     def remove(self, path: P) -> None:
@@ -223,8 +235,26 @@ class LocalStore(Store[Path]):
         with ThreadPoolExecutor(max(1, len(paths))) as waiting:  # for the disk, which takes several at once
             list(waiting.map(_sync, paths))
 
-    def mark(self, path: Path) -> None:
-        path.touch()
+    def create_once(self, path: Path, content: bytes) -> bool:
+        temporary = path.with_name(f"{path.name}.{uuid.uuid4().hex}.tmp")
+        temporary.write_bytes(content)
+        try:
+            os.link(temporary, path)
+        except FileExistsError:  # perhaps by this call, whose answer a file server has lost
+            with contextlib.suppress(FileNotFoundError):
+                return path.read_bytes() == content
+            return False
+        except OSError as raised:
+            if raised.errno not in _NO_LINKS:
+                raise
+            return _create_in_parts(path, content)
+        finally:
+            temporary.unlink(missing_ok=True)
+        return True
+
+    def rename(self, path: Path, to: Path) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            path.replace(to)
 
     def remove(self, path: Path) -> None:
         path.unlink(missing_ok=True)
@@ -242,6 +272,16 @@ class LocalStore(Store[Path]):
 
     def is_inside(self, directory: Path, path: Path) -> bool:
         return path.resolve().is_relative_to(directory.resolve())
+
+
+def _create_in_parts(path: Path, content: bytes) -> bool:
+    """`Store.create_once` where a file has one name only: others may see it empty for a moment."""
+    try:
+        with path.open("xb", buffering=0) as file:
+            file.write(content)
+    except FileExistsError:
+        return False
+    return True
 
 
 def _sync(path: Path) -> None:

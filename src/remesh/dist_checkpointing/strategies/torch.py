@@ -2,7 +2,7 @@
 
 The names are those that users know; what they do is in `remesh.checkpoint.run.writer` and ``reader``, the bytes in
 ``strategies.torch_format``. Each method is called by every rank of the group, and can be called on its own too: then
-it writes or reads the sharded data without the common data and without the commit.
+it writes or reads the sharded data alone, as a checkpoint of native torch, which has no marker.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from remesh.checkpoint.background.queue import AsyncRequest
@@ -34,14 +35,18 @@ from remesh.checkpoint.run.removal import remove_tensors
 from remesh.checkpoint.run.steps import take_step, told_as_checkpoint_errors
 from remesh.checkpoint.run.writer import (
     agree_on_index,
+    commit_native,
     dump_objects,
     part_of,
     store_entities,
     sums_of,
+    take_turn_together,
+    turn_given,
     write_index_of,
     write_part,
 )
 from remesh.checkpoint.storage import Directory, Location, location_of, store_of
+from remesh.checkpoint.storage.turns import Turn
 from remesh.checkpoint.values.entities import ShardedBase, ShardedObject, ShardedStateDict, ShardedTensor, StateDict
 from remesh.checkpoint.values.nests import dict_list_map_outplace, nested_values
 from remesh.comm.agreement import Agreements
@@ -180,16 +185,19 @@ class TorchDistSaveShardedStrategy(AsyncSaveShardedStrategy):
         entities = self._entities_of(sharded_state_dict)
         blobs = self._take_blobs(entities)
         with_sha256, self._asks_for_sums = self._asks_for_sums, False
-        directory = location_of(checkpoint_dir)
+        turn, is_ours = _turn_for(location_of(checkpoint_dir), process_group)
         self._sums = store_entities(
             entities,
-            directory,
+            turn,
             self._plans,
             process_group,
             blobs=blobs,
             with_sha256=with_sha256,
             separation_hint=self.separation_hint,
         )
+        if is_ours:
+            doing = f"saving checkpoint {turn.directory}"
+            take_step(lambda: commit_native(turn, process_group), process_group, doing)
 
     def async_save(
         self,
@@ -207,6 +215,7 @@ class TorchDistSaveShardedStrategy(AsyncSaveShardedStrategy):
             part = part_of(entities, self._take_blobs(entities), self.separation_hint)
             copies = self._staging.copy(part.tensors)
             part = replace(part, tensors=[])
+        turn, is_ours = _turn_for(directory, process_group)
         written: Future[Sequence[Any]] = Future()
 
         def receive(told: Sequence[Any]) -> None:
@@ -215,28 +224,30 @@ class TorchDistSaveShardedStrategy(AsyncSaveShardedStrategy):
 
         return AsyncRequest(
             write_part,
-            (part, copies, directory, group_rank(process_group)),
-            [self._settling(written.result, directory, process_group)],
+            (part, copies, turn, group_rank(process_group)),
+            [self._settling(written.result, turn, process_group, is_ours)],
             {"with_sha256": with_sha256},
             preload_fn=copies.wait,
             receive_fn=receive,
             total_bytes=sum(one.nbytes for one in copies.tensors) or 1,
         )
 
-    def _settling(self, written: Callable[[], Sequence[Any]], directory: Location, group: Group) -> Settling:
-        """What writes the index of a background save."""
+    def _settling(self, written: Callable[[], Sequence[Any]], turn: Turn, group: Group, is_ours: bool) -> Settling:
+        """What writes the index of a background save, and ends its turn if that is the strategy's own."""
 
         def agree() -> Callable[[], None]:
-            agreement = agree_on_index(written, directory, self._plans, group)
+            agreement = agree_on_index(written, turn.directory, self._plans, group)
 
             def keep() -> None:
                 self._plans.remember(agreement)
                 self._sums = sums_of(agreement)
 
             settling.add_on_success(keep)
-            return lambda: write_index_of(agreement, directory, group)
+            return lambda: write_index_of(agreement, turn, group)
 
-        settling = Settling(agree, group, f"saving checkpoint {directory}")
+        settling = Settling(agree, group, f"saving checkpoint {turn.directory}")
+        if is_ours:
+            settling.add(partial(commit_native, turn, group))
         return settling
 
     def _entities_of(self, sharded_state_dict: ShardedStateDict) -> list[ShardedBase]:
@@ -345,7 +356,7 @@ class TorchDistLoadShardedStrategy(LoadShardedStrategy):
         directory = location_of(checkpoint_dir)
         identity = _identity(directory) if self.cache_metadata else ()
         if self._opened is None or self._opened[0] != identity or not identity:
-            self._opened = (identity, open_checkpoint(directory))
+            self._opened = (identity, open_checkpoint(directory, allow_native=True))
             self.cached_global_metadata = self._opened[1].manifest
         return self._opened[1]
 
@@ -360,6 +371,12 @@ def _entities_in(sharded_state_dict: ShardedStateDict) -> list[ShardedBase]:
             )
         entities.append(leaf)
     return entities
+
+
+def _turn_for(directory: Location, group: Group) -> tuple[Turn, bool]:
+    """The turn to write in, and whether it is the strategy's own to end: `save` gives it one."""
+    given = turn_given(directory)
+    return (take_turn_together(directory, group), True) if given is None else (given, False)
 
 
 def _objects_of(entities: Iterable[ShardedBase]) -> list[tuple[str, Any]]:

@@ -1,0 +1,209 @@
+"""Who saves in this directory, and has it become a checkpoint? A chain of marks answers, each of which appears once.
+
+    .remesh-save-in-progress      turn 0: a save has begun
+    .remesh-save-in-progress.1    turn 1: another one has taken over, since it cannot know whether turn 0 still runs
+    .remesh-save-in-progress.2    the end: turn 1 becomes the checkpoint, and nobody else ever will
+
+A *turn* is the stay of one save in a directory. Turn n ends by creating mark n + 1 as *the end*; a newcomer takes over
+by creating the same mark as a turn of its own. Marks are created exclusively, so one of the two succeeds, and the other
+is told. Which of several savers comes first is decided nowhere else, and by no clock.
+
+Until the end no two turns write files of one name: data files carry the number of the turn, and a small file that has
+a fixed name in the format is *staged* as NAME.turn. So a save that was given up on may go on for as long as it likes.
+Once the end is there, staged files get their names, the last one being the commit of the format. If the saver dies in
+between, whoever looks next gives them: all that is needed is on disk by then, and everybody does the same.
+
+A store without exclusive creation (see `Store.create_once`) can tell only savers that do not begin in one instant.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from remesh.checkpoint.errors import CheckpointingException, CheckpointPathError
+from remesh.checkpoint.storage import Location, store_of
+
+IN_PROGRESS_FNAME = ".remesh-save-in-progress"
+_MARK = re.compile(re.escape(IN_PROGRESS_FNAME) + r"(?:\.([1-9][0-9]*))?")
+_STAGED = re.compile(r"(.+)\.([0-9]+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One save's stay in a directory. Every rank of the save has it; the first one has taken it."""
+
+    directory: Location
+    number: int = 0
+    """How many saves were there before without becoming a checkpoint."""
+
+    @property
+    def mark(self) -> Location:
+        """The file that says so."""
+        return _mark_path(self.directory, self.number)
+
+    def staged(self, name: str) -> Location:
+        """Where the small file of that name stands until the end."""
+        return self.directory / f"{name}.{self.number}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Mark:
+    number: int
+    staged: tuple[str, ...] | None
+    """Of the end of the turn before, the names of its staged files; None for a turn."""
+
+
+def is_mark(name: str) -> bool:
+    """Whether a file of that name is one of the chain."""
+    return _MARK.fullmatch(name) is not None
+
+
+def staged_name(name: str) -> str | None:
+    """The name that a staged file is to have; None for a file that is not staged."""
+    match = _STAGED.fullmatch(name)
+    return match[1] if match is not None and not is_mark(name) else None
+
+
+def take_turn(directory: Location) -> Turn:
+    """Be the one who saves in the directory, from now until somebody takes over. Called by one rank.
+
+    A save that had come to its end and died is given its names. Raises `CheckpointPathError` when somebody else has
+    begun in the same instant, or ended. Who has a turn must look once more whether a checkpoint is there, and withdraw:
+    marks are removed when one is, so a turn may be had then, too.
+    """
+    last = _last_mark(directory)
+    if last is not None and last.staged is not None:
+        _give_names(Turn(directory, last.number - 1), last.staged)
+        raise _ended(directory)
+    number = 0 if last is None else last.number + 1
+    if not _create(directory, number, {"turn": uuid.uuid4().hex}):
+        raise CheckpointPathError(
+            f"saving checkpoint {directory}: another save has begun there in the same instant, expected this one to be "
+            "alone; nothing was written, choose another directory or let one job save"
+        )
+    turn = Turn(directory, number)
+    if last is not None and _read_mark(directory, last.number).staged is not None:
+        withdraw(turn)
+        raise _ended(directory)
+    return turn
+
+
+def withdraw(turn: Turn) -> None:
+    """Leave a directory that turned out to hold a checkpoint."""
+    store_of(turn.directory).remove(turn.mark)
+
+
+@contextmanager
+def held(turn: Turn) -> Iterator[None]:
+    """Tell errors that leave the block as what they come from, if another save has taken over by then."""
+    try:
+        yield
+    except (OSError, CheckpointingException) as raised:
+        if _exists(turn.mark) and not _exists(_next(turn).mark):
+            raise
+        raise _lost(turn) from raised
+
+
+def end_turn(turn: Turn, names: Sequence[str], seal: bytes) -> None:
+    """Let this turn be the one that becomes the checkpoint, and give its staged files their names, in this order.
+
+    All files must have reached the disk. The last name is the commit of the format; ``seal`` is the content of the file
+    before it, which no other save has. Called by one rank; raises `CheckpointPathError` when another save has taken
+    over.
+    """
+    store, end = store_of(turn.directory), _next(turn)
+    told = {"turn": uuid.uuid4().hex, "staged": list(names)}
+    if not _create(end.directory, end.number, told):
+        raise _lost(turn)
+    is_named = _exists(turn.directory / names[-1])
+    if _exists(_next(end).mark) or (is_named and store.read(turn.directory / names[-2]) != seal):
+        store.remove(end.mark)  # it was free because another turn had ended, and its marks were being removed
+        raise _lost(turn)
+    _give_names(turn, names)
+
+
+def finish_ended(directory: Location) -> bool:
+    """Give the names that a save which had come to its end has not given any more; whether there was one."""
+    last = _last_mark(directory)
+    if last is None or last.staged is None:
+        return False
+    _give_names(Turn(directory, last.number - 1), last.staged)
+    return True
+
+
+def _give_names(turn: Turn, names: Sequence[str]) -> None:
+    """Any number of processes may do this at once, or again after one that died."""
+    store, directory = store_of(turn.directory), turn.directory
+    *others, last = names
+    if not _exists(directory / last):
+        for name in others:
+            store.rename(turn.staged(name), directory / name)
+        store.sync_names(directory)
+        store.rename(turn.staged(last), directory / last)
+        store.sync_names(directory)
+    if not _exists(directory / last):
+        raise CheckpointPathError(
+            f"ending the save in {directory}: expected the file {turn.staged(last)}, found none; somebody has removed "
+            "files of this checkpoint, remove the directory"
+        )
+    for number in range(turn.number + 2):  # the end goes last: what it says holds until then
+        store.remove(_mark_path(directory, number))
+
+
+def _next(turn: Turn) -> Turn:
+    return Turn(turn.directory, turn.number + 1)
+
+
+def _exists(path: Location) -> bool:
+    return store_of(path).size_of(path) is not None
+
+
+def _last_mark(directory: Location) -> _Mark | None:
+    try:
+        matches = [_MARK.fullmatch(entry.name) for entry in store_of(directory).entries(directory)]
+    except FileNotFoundError:  # where directories are nothing by themselves
+        return None
+    numbers = [int(match[1] or 0) for match in matches if match is not None]
+    return _read_mark(directory, max(numbers)) if numbers else None
+
+
+def _read_mark(directory: Location, number: int) -> _Mark:
+    path = _mark_path(directory, number)
+    try:
+        told = json.loads(store_of(path).read(path) or b"{}")
+        staged = told.get("staged")
+        return _Mark(number, None if staged is None else tuple(map(str, staged)))
+    except FileNotFoundError:  # its checkpoint has come to be
+        return _Mark(number, None)
+    except (ValueError, TypeError, AttributeError):  # half a mark, of a store whose files appear in parts
+        return _Mark(number, None)
+
+
+def _mark_path(directory: Location, number: int) -> Location:
+    return directory / (IN_PROGRESS_FNAME if number == 0 else f"{IN_PROGRESS_FNAME}.{number}")
+
+
+def _create(directory: Location, number: int, content: Mapping[str, object]) -> bool:
+    path = _mark_path(directory, number)
+    return store_of(path).create_once(path, json.dumps(content).encode())
+
+
+def _lost(turn: Turn) -> CheckpointPathError:
+    return CheckpointPathError(
+        f"saving checkpoint {turn.directory}: another save has taken this directory over while this one was writing, "
+        "expected one save for a directory; nothing of this one is in the other's checkpoint. See whether a job that "
+        "was started again still runs, or give every job a folder of its own"
+    )
+
+
+def _ended(directory: Location) -> CheckpointPathError:
+    return CheckpointPathError(
+        f"saving checkpoint {directory}: directory {directory} already holds a complete checkpoint, of a save that "
+        "came to its end in this instant or died at it; nothing was overwritten, choose another directory or remove "
+        "this one"
+    )

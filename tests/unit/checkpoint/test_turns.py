@@ -1,0 +1,206 @@
+"""Two or three saves in one directory, in any order of their steps: a checkpoint is there whole, or it is not there.
+
+A *saver* is a thread that saves as a job of one or two ranks does. A scheduler lets one of them do one step on the
+store at a time, drawn from a seed, and may kill a saver before any step. The oracle knows values only: each saver
+writes its own number into every tensor and into the common data, so a mixture shows.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from remesh.checkpoint.errors import CheckpointingException
+from remesh.checkpoint.formats.directory import (
+    CheckpointingConfig,
+    begin,
+    check_can_save,
+    check_is_distributed_checkpoint,
+    finish,
+    stage_common,
+)
+from remesh.checkpoint.formats.index_files import IndexFiles, stage_index
+from remesh.checkpoint.formats.objects import dump_object
+from remesh.checkpoint.formats.torch_format import BACKEND, BACKEND_VERSION
+from remesh.checkpoint.plain import load
+from remesh.checkpoint.plan.writes import Written, assemble_index
+from remesh.checkpoint.run.reader import why_incomplete
+from remesh.checkpoint.run.writer import part_of, write_part
+from remesh.checkpoint.storage import location_of, store_of
+from remesh.checkpoint.storage.integrity import verify
+from remesh.checkpoint.storage.store import NewFile
+from remesh.checkpoint.storage.turns import IN_PROGRESS_FNAME
+from remesh.checkpoint.values.entities import ShardedTensor
+
+_PATIENCE_S = 60
+_ACTS = (
+    *("is_directory", "entries", "size_of", "read", "create", "create_once", "put", "write_soon", "settle", "rename"),
+    *("remove", "make_directory", "sync_names"),
+)
+
+
+class Killed(BaseException):
+    """Stands for SIGKILL: no handler of errors may hold it up."""
+
+
+@dataclass
+class Scheduler:
+    """Lets one thread at a time do one step, in an order drawn from a seed; some die at a step drawn, too."""
+
+    rng: random.Random
+    turns: dict[threading.Thread, threading.Semaphore] = field(default_factory=dict)
+    dying: dict[threading.Thread, int] = field(default_factory=dict)
+    """How many more steps a thread does; one that is not here lives."""
+    arrived: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
+
+    def step(self) -> None:
+        """Called by a thread before every step: returns when it is its turn."""
+        thread = threading.current_thread()
+        if thread not in self.turns:
+            return
+        self.arrived.release()
+        assert self.turns[thread].acquire(timeout=_PATIENCE_S)
+        if thread in self.dying:
+            self.dying[thread] -= 1
+            if self.dying[thread] < 0:
+                raise Killed
+
+    def run(self, acts: list[Callable[[], None]], dies_at: list[int | None]) -> None:
+        """Run all to their ends, step by step."""
+        threads = [threading.Thread(target=self._one, args=(act,), daemon=True) for act in acts]
+        self.turns = {thread: threading.Semaphore(0) for thread in threads}
+        self.dying = {thread: at for thread, at in zip(threads, dies_at, strict=True) if at is not None}
+        for thread in threads:
+            thread.start()
+        for _ in threads:
+            assert self.arrived.acquire(timeout=_PATIENCE_S)
+        while alive := [thread for thread in threads if thread in self.turns]:
+            self.turns[self.rng.choice(alive)].release()
+            assert self.arrived.acquire(timeout=_PATIENCE_S)
+        for thread in threads:
+            thread.join(_PATIENCE_S)
+
+    def _one(self, act: Callable[[], None]) -> None:
+        try:
+            self.step()
+            act()
+        except Killed:
+            pass
+        finally:
+            del self.turns[threading.current_thread()]
+            self.arrived.release()
+
+
+@contextmanager
+def steps_of(directory: str, scheduler: Scheduler) -> Iterator[None]:
+    """Let every act on the store of the directory be a step, and the parts of writing a file, too."""
+
+    def stepping(act: Callable[..., Any]) -> Callable[..., Any]:
+        def acting(*args: Any, **kwargs: Any) -> Any:
+            scheduler.step()
+            return act(*args, **kwargs)
+
+        return acting
+
+    def stepping_file(act: Callable[..., NewFile]) -> Callable[..., NewFile]:
+        def acting(*args: Any, **kwargs: Any) -> NewFile:
+            scheduler.step()
+            file = act(*args, **kwargs)
+            file.finish = stepping(file.finish)  # type: ignore[method-assign]
+            return file
+
+        return acting
+
+    kind = type(store_of(location_of(directory)))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("os.fsync", lambda descriptor: None)
+        patch.setattr("os.fdatasync", lambda descriptor: None)
+        for name in _ACTS:
+            patch.setattr(kind, name, (stepping_file if name == "create" else stepping)(getattr(kind, name)))
+        yield
+
+
+def save_as(number: int, num_ranks: int, directory: str) -> None:
+    """What the ranks of a job do when they save, one after another; the tensors have another size in every job."""
+    place, rows = location_of(directory), 4 + number
+    check_can_save(place, may_create=True)
+    turn = begin(place)
+    stage_common(turn, dump_object({"job": number, "ranks": num_ranks}, "the common data"))
+    written = []
+    for rank in range(num_ranks):
+        tensor = torch.full((rows, 3), float(number))
+        part = part_of([ShardedTensor.from_rank_offsets("w", tensor, (0, rank, num_ranks))], {})
+        written += Written.from_parts(write_part(part, part.tensors, turn, rank)[0])
+    stage_index(turn, IndexFiles.of(assemble_index(written)))
+    finish(turn, CheckpointingConfig(BACKEND, BACKEND_VERSION))
+
+
+def whose(directory: str) -> int | None:
+    """The job whose checkpoint is there, whole in every part; None when there is none."""
+    if not check_is_distributed_checkpoint(directory):
+        return None
+    place = location_of(directory)
+    assert why_incomplete(place) == ""
+    list(verify(place))
+    number, num_ranks = (load({}, directory)[name] for name in ("job", "ranks"))
+    loaded = load({"w": torch.zeros(num_ranks * (4 + number), 3)}, directory)
+    assert loaded["w"].eq(number).all(), f"expected values of job {number} alone, found {loaded['w'].unique()}"
+    return int(number)
+
+
+def explore(directory: str, seed: int) -> tuple[int, int]:
+    """Run two or three savers, some of which die; the numbers of those that said "saved", and of those that lived."""
+    rng = random.Random(seed)
+    num_savers = rng.choice((2, 2, 3))
+    saved: list[int] = []
+    refused: list[int] = []
+
+    def saver(number: int, num_ranks: int) -> Callable[[], None]:
+        def run() -> None:
+            try:
+                save_as(number, num_ranks, directory)
+                saved.append(number)
+            except CheckpointingException as raised:
+                words = ("another save", "already holds a complete checkpoint")
+                assert any(word in str(raised) for word in words), raised
+                refused.append(number)
+
+        return run
+
+    dies_at = [rng.randrange(60) if rng.random() < 0.35 else None for _ in range(num_savers)]
+    scheduler = Scheduler(rng)
+    with steps_of(directory, scheduler):
+        scheduler.run([saver(number, rng.choice((1, 2))) for number in range(1, num_savers + 1)], dies_at)
+    lived = sum(at is None for at in dies_at)
+    assert len(saved) <= 1, f"savers {saved} were all told that their checkpoint is there"
+    assert lived <= len(saved) + len(refused), "who lives is told one of the two"
+    found = whose(directory)
+    assert not saved or found == saved[0]
+    if found is None:
+        save_as(9, 2, directory)  # no leftover of the dead is in the way
+        assert whose(directory) == 9
+    if lived == num_savers:
+        left = [entry.name for entry in store_of(location_of(directory)).entries(location_of(directory))]
+        assert not [name for name in left if name.startswith(IN_PROGRESS_FNAME)], left
+    return len(saved), lived
+
+
+@pytest.mark.parametrize("chunk", range(10))
+def test_a_checkpoint_is_whole_or_not_there_in_500_orders_of_the_steps_of_its_savers(
+    tmp_path: Path, chunk: int
+) -> None:
+    told = [explore(str(tmp_path / str(seed)), seed) for seed in range(50 * chunk, 50 * chunk + 50)]
+    assert sum(num_saved for num_saved, _ in told) > 10, "most of the trials end with a checkpoint"
+
+
+def test_the_same_holds_in_a_store_of_objects() -> None:
+    for seed in range(1000, 1040):
+        explore(f"memory://turns/{seed}", seed)
