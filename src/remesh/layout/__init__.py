@@ -31,6 +31,7 @@ from remesh.layout.placement import (
     layout_from_placements,
     local_shape_at,
 )
+from remesh.layout.places import check_places, has_own_places
 from remesh.layout.shard import Holder, Shard
 from remesh.layout.spec import Packed, Spec, layout_from_spec, parse_spec
 
@@ -56,10 +57,12 @@ __all__ = [
     "box_to_json",
     "boxes_at",
     "boxes_of_flat_range",
+    "check_places",
     "compute_missing",
     "compute_overlap",
     "compute_overlaps",
     "flat_range_of_box",
+    "has_own_places",
     "itemsize_bytes",
     "layout_from_flat_ranges",
     "layout_from_grid",

@@ -81,6 +81,8 @@ class Refit:
         self._front: int | None = None
         self._version: int | None = None
         self._num_readers = [0, 0]
+        self._under_way: RefitHandle | None = None
+        """The last one that was started, until somebody has asked for its result."""
         self._lock = threading.Condition()
 
     @property
@@ -104,16 +106,21 @@ class Refit:
         return self.start(give, version).result()
 
     def start(self, give: Tensors | None = None, version: int | None = None) -> RefitHandle:
-        """The same in a thread; blocks until all ranks have agreed. Readers may read all the while."""
+        """The same in a thread; blocks until all ranks have agreed. Readers may read all the while.
+
+        One refit at a time: `PlanError` on all ranks while somebody has not asked for the result of the one before.
+        """
         back = 1 if self._front == 0 else 0
 
         def tell() -> int | None:
+            self._check_is_free()
             self._wait_for_readers(back)
             return version
 
         meeting = self._resharder.meet(lambda: (give or {}, self._buffers[back]), tell)
         agreed = _agree_on_version(meeting.said)
-        return RefitHandle(self, meeting.start(), back, agreed)
+        self._under_way = RefitHandle(self, meeting.start(), back, agreed)
+        return self._under_way
 
     @contextlib.contextmanager
     def read(self) -> Iterator[Snapshot]:
@@ -146,10 +153,21 @@ class Refit:
         self._group = group
         self._resharder = Resharder(group, **self._options)
 
-    def turn_over(self, back: int, version: int) -> None:
-        """Show a buffer that was filled to the readers; done by the handle of its push."""
+    def settle(self, handle: RefitHandle, back: int, has_arrived: bool) -> None:
+        """The end of a refit, once: if its version has arrived, show its buffer to the readers. Done by its handle."""
         with self._lock:
-            self._front, self._version = back, version
+            if self._under_way is handle:
+                self._under_way = None
+                if has_arrived:
+                    self._front, self._version = back, handle.version
+
+    def _check_is_free(self) -> None:
+        under_way = self._under_way
+        if under_way is not None:
+            raise PlanError(
+                f"{_DOING}: version {under_way.version} was started and nobody has asked for its result, expected one "
+                "refit at a time, for both would go into one buffer; call result() of its handle first, on every rank"
+            )
 
     def _wait_for_readers(self, buffer: int) -> None:
         until_s = time.monotonic() + self._readers_timeout_s
@@ -192,8 +210,14 @@ class RefitHandle:
 
     def result(self, timeout_s: float | None = None) -> Moved:
         """What was moved, once it has arrived everywhere; from now on readers see it. As `Handle.result`."""
-        moved = self._handle.result(timeout_s)
-        self._refit.turn_over(self._back, self.version)
+        try:
+            moved = self._handle.result(timeout_s)
+        except TimeoutError:  # goes on
+            raise
+        except BaseException:
+            self._refit.settle(self, self._back, has_arrived=False)
+            raise
+        self._refit.settle(self, self._back, has_arrived=True)
         return moved
 
 

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import torch
 
 from remesh.errors import PlanError
-from remesh.layout import Box, Layout, Shard
+from remesh.layout import Box, Layout, Shard, check_places, has_own_places
 from remesh.layout.from_torch import Piece, dtype_name, torch_dtype
 from remesh.reshard.model.casts import travelling_dtype
 from remesh.reshard.model.tasks import TensorMove
@@ -280,6 +280,12 @@ def _check_memory(name: str, piece: Piece, rank: int) -> None:
             f"{doing}: on rank {rank} it is {tensor.layout} on device {tensor.device}, expected a dense tensor with "
             "memory; materialise it first"
         )
+    if not has_own_places(tensor.shape, tensor.stride()):
+        raise PlanError(
+            f"{doing}: on rank {rank} elements of its local tensor share places, with strides {tensor.stride()} for "
+            f"shape {tuple(tensor.shape)}, expected a place for each; make it contiguous first"
+        )
+    check_places(piece.shards, piece.global_shape, f"{doing} on rank {rank}")
     for shard in piece.shards:
         reach = _reach(shard)
         if reach > tensor.numel():
