@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import re
@@ -15,8 +16,9 @@ from rich.table import Table
 from remesh.cli.files import read_json, write_text
 from remesh.errors import ConfigError
 from remesh.layout import Layout, Mesh, layout_from_spec
-from remesh.reshard import DEFAULT_CHUNK_BYTES, Plan, TensorMove, UnitTask, compute_tasks, plan_reshard
+from remesh.reshard import DEFAULT_CHUNK_BYTES, Plan, TensorMove, plan_reshard
 from remesh.reshard.model.network import Network
+from remesh.reshard.model.tasks import slices_of, tasks_of
 from remesh.reshard.pictures.draw import Lanes, draw_svg, draw_text
 from remesh.reshard.pictures.trace import build_trace
 from remesh.reshard.planning.simulate import Simulation, simulate_plan
@@ -25,11 +27,13 @@ from remesh.reshard.schedule.strategies import STRATEGIES
 _SIDE = re.compile(r"(?P<spec>[RS0-9(),]*)@(?P<mesh>\d{1,6}(?:x\d{1,6})*)(?::(?P<host>\d{1,6}))?", re.ASCII)
 _MAX_RANKS = 1 << 20
 _MAX_ROWS = 16
+_MAX_SIMULATED = 200_000
+"""More messages are simulated, which takes seconds, only for a picture or trace that is asked for."""
 _OWN_STRATEGIES = ("auto", "split")
 
 
 @dataclass(frozen=True, slots=True)
-class Side:
+class MoveSide:
     """One side of a move, as ``SPEC@MESH[:HOST]`` says it."""
 
     spec: str
@@ -107,12 +111,16 @@ def plan(
     links = Network.from_json(read_json(network, "the network file")) if network else None
     move, host_of = build_move(parse_shape(shape), dtype, src, dst, _host_names(hosts, links))
     made = plan_reshard([move], host_of, chunk_bytes=chunk_bytes, network=links, strategy=strategy)
-    simulation = simulate_plan(made)
+    simulation = simulate_plan(made) if svg or trace or len(made.messages) <= _MAX_SIMULATED else None
     console = Console(highlight=False)
-    console.print(_tasks_table(compute_tasks([move]), host_of))
+    console.print(_tasks_table(move, host_of))
     console.print(_summary(made, simulation, strategy))
     if compare:
         console.print(_comparison(move, host_of, links, chunk_bytes))
+    if out:
+        write_text(out, json.dumps(made.to_json()), console)
+    if simulation is None:
+        return
     lanes = Lanes.RANKS if by_rank else Lanes.HOSTS
     unit = "bytes of one NIC's time" if links is None else "s"
     width = max(console.width - 16 - max(map(len, host_of.values())), 20)
@@ -121,12 +129,10 @@ def plan(
     title = f"{src} to {dst}, {dtype} {shape}, {strategy}"
     bound = float(made.lower_bound_bytes) if made.lower_bound_s is None else made.lower_bound_s
     if svg:
-        picture = draw_svg(simulation.messages, made.host_of, lanes=lanes, title=title, bound_s=bound)
+        picture = draw_svg(simulation.messages, made.host_of, lanes=lanes, title=title, unit=unit, bound_s=bound)
         write_text(svg, picture, console)
     if trace:
         write_text(trace, json.dumps(build_trace({"planned": simulation.messages}, made.host_of)), console)
-    if out:
-        write_text(out, json.dumps(made.to_json()), console)
 
 
 def parse_shape(text: str) -> tuple[int, ...]:
@@ -137,7 +143,7 @@ def parse_shape(text: str) -> tuple[int, ...]:
     return tuple(map(int, sizes))
 
 
-def parse_side(text: str, which: str, first_host: int) -> Side:
+def parse_side(text: str, which: str, first_host: int) -> MoveSide:
     """The side that ``"S0R@2x4:1"`` means; ``first_host`` where it names none."""
     found = _SIDE.fullmatch(text)
     shape = tuple(map(int, found["mesh"].split("x"))) if found else ()
@@ -146,7 +152,7 @@ def parse_side(text: str, which: str, first_host: int) -> Side:
             f"reading --{which} {text!r}: expected SPEC@MESH[:HOST], as in S01R@2x4 or RS0@4:0, with 1 to {_MAX_RANKS} "
             "devices"
         )
-    return Side(found["spec"], shape, int(found["host"]) if found["host"] else first_host)
+    return MoveSide(found["spec"], shape, int(found["host"]) if found["host"] else first_host)
 
 
 def build_move(
@@ -183,14 +189,16 @@ def _host_names(text: str, network: Network | None) -> tuple[str, ...] | None:
     return None if network is None else tuple(network.hosts)
 
 
-def _tasks_table(tasks: tuple[UnitTask, ...], host_of: dict[int, str]) -> Table:
-    table = Table(title=f"{len(tasks)} unit tasks", title_justify="left")
+def _tasks_table(move: TensorMove, host_of: dict[int, str]) -> Table:
+    slices = slices_of([move])
+    num_tasks = len(slices.blocks[slices.block_of[0]].sizes)
+    table = Table(title=f"{num_tasks} unit tasks", title_justify="left")
     for name in ("box", "bytes", "held on", "wanted on"):
         table.add_column(name, justify="right" if name == "bytes" else "left")
-    for task in tasks[:_MAX_ROWS]:
+    for task in itertools.islice(tasks_of([move], slices), _MAX_ROWS):
         table.add_row(str(task.box), f"{task.nbytes:,}", _ends(task.givers, host_of), _ends(task.takers, host_of))
-    if len(tasks) > _MAX_ROWS:
-        table.add_row(f"... {len(tasks) - _MAX_ROWS} more", "", "", "")
+    if num_tasks > _MAX_ROWS:
+        table.add_row(f"... {num_tasks - _MAX_ROWS} more", "", "", "")
     return table
 
 
@@ -200,7 +208,7 @@ def _ends(ranks: tuple[int, ...], host_of: dict[int, str]) -> str:
     return f"{listed} ({len(ranks)} device{'s' if len(ranks) > 1 else ''})"
 
 
-def _summary(made: Plan, simulation: Simulation, strategy: str) -> Table:
+def _summary(made: Plan, simulation: Simulation | None, strategy: str) -> Table:
     table = Table(title="plan", title_justify="left", show_header=False)
     table.add_row("strategy", strategy)
     table.add_row("lower bound", f"{made.lower_bound_bytes:,} bytes: {made.bound.reason}")
@@ -208,11 +216,13 @@ def _summary(made: Plan, simulation: Simulation, strategy: str) -> Table:
         table.add_row("", f"{made.lower_bound_s:.4g} s on this network")
     table.add_row("busiest host", f"{made.busiest_nic_bytes:,} bytes in one direction")
     table.add_row("certified ratio", f"{made.certified_ratio:.4f}")
-    table.add_row("simulated", _times(simulation.total_s, made))
+    told = _times(simulation.total_s, made) if simulation else "not with so many messages, unless --svg asks for it"
+    table.add_row("simulated", told)
     table.add_row("rounds", f"{made.num_rounds:,} with {len(made.messages):,} messages")
     table.add_row("kept in place", f"{made.bytes_copied:,} bytes")
-    staging = max(simulation.peak_staging_bytes.values(), default=0)
-    table.add_row("under way on a rank", f"at most {staging:,} bytes")
+    if simulation:
+        staging = max(simulation.peak_staging_bytes.values(), default=0)
+        table.add_row("under way on a rank", f"at most {staging:,} bytes")
     table.add_row("digest", made.digest[:16])
     return table
 

@@ -33,7 +33,7 @@ from remesh.layout.from_torch import Piece, dtype_name, torch_dtype
 from remesh.pipeline.errors import PipelineError
 from remesh.reshard.model.tasks import TensorMove
 from remesh.reshard.planning.transfer import PlanOptions, Transfer, plan_transfer
-from remesh.reshard.running.run import Job
+from remesh.reshard.running.run import BoundTransfer
 
 _FIRST_TAG = 0x5E560000
 _NUM_AHEAD = 3
@@ -281,7 +281,7 @@ class Lane:
             pieces = {name: self._piece(values[name], layout) for name, layout in self._way.held.items()}
         else:
             pieces = {_SIGNAL: self._piece(torch.zeros(1, dtype=torch.uint8), self._way.signals[0])}
-        job = Job(self._way.transfer, pieces, {}, self._member.group)
+        job = BoundTransfer(self._way.transfer, pieces, {}, self._member.group)
         self._run(microbatch, job, tag)
 
     def _bring(self, microbatch: int, tag: int) -> None:
@@ -293,11 +293,11 @@ class Lane:
                 value.zero_()
             signal = torch.zeros(self._way.signals[1].global_shape, dtype=torch.uint8)
             pieces = {_SIGNAL: self._piece(signal, self._way.signals[1])}
-        self._run(microbatch, Job(self._way.transfer, {}, pieces, self._member.group), tag)
+        self._run(microbatch, BoundTransfer(self._way.transfer, {}, pieces, self._member.group), tag)
         with self._changed:
             self._arrived[microbatch] = values
 
-    def _run(self, microbatch: int, job: Job, tag: int) -> None:
+    def _run(self, microbatch: int, job: BoundTransfer, tag: int) -> None:
         start_s = time.monotonic()
         job.run_unconfirmed(tag)
         self.passages.append(Passage(microbatch, start_s, time.monotonic()))

@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from remesh.errors import PlanError
-from remesh.reshard.schedule.cost import COSTS, Problem, best_num_chunks, cost_of
+from remesh.reshard.schedule.cost import COSTS, SliceCast, best_num_chunks, cost_of
 
 problems = st.builds(
-    Problem,
+    SliceCast,
     nbytes=st.integers(1, 1 << 32),
     num_hosts=st.integers(1, 40),
     num_devices=st.integers(1, 8),
@@ -20,17 +20,17 @@ problems = st.builds(
 )
 
 
-def cheapest(problem: Problem) -> str:
+def cheapest(problem: SliceCast) -> str:
     return min(COSTS, key=lambda name: cost_of(name, problem).seconds)
 
 
 @given(problems)
-def test_no_way_is_faster_than_one_copy(problem: Problem) -> None:
+def test_no_way_is_faster_than_one_copy(problem: SliceCast) -> None:
     assert min(cost_of(name, problem).seconds for name in COSTS) >= problem.wire_s * (1 - 1e-12)
 
 
 @given(problems, st.integers(1, 50))
-def test_the_number_of_chunks_is_the_best_one_within_its_limits(problem: Problem, delay: int) -> None:
+def test_the_number_of_chunks_is_the_best_one_within_its_limits(problem: SliceCast, delay: int) -> None:
     def seconds(num: int) -> float:
         return (num + delay) * (problem.wire_s / num + problem.latency_s)
 
@@ -45,22 +45,22 @@ def test_the_number_of_chunks_is_the_best_one_within_its_limits(problem: Problem
 
 def test_small_slices_go_directly_or_down_a_tree_and_large_ones_down_a_pipeline() -> None:
     link = {"rate_bytes_per_s": 1e9, "latency_s": 1e-4}
-    assert cheapest(Problem(1000, 2, **link)) == "send_recv"
-    assert cheapest(Problem(1000, 20, **link)) == "tree"
-    assert cheapest(Problem(1 << 30, 3, **link)) == "chain"
-    assert cheapest(Problem(1 << 30, 100, **link)) == "two_trees"
+    assert cheapest(SliceCast(1000, 2, **link)) == "send_recv"
+    assert cheapest(SliceCast(1000, 20, **link)) == "tree"
+    assert cheapest(SliceCast(1 << 30, 3, **link)) == "chain"
+    assert cheapest(SliceCast(1 << 30, 100, **link)) == "two_trees"
 
 
 def test_the_chain_is_left_where_bytes_fall_below_latency_times_rate_times_hosts() -> None:
     link = {"rate_bytes_per_s": 1e9, "latency_s": 1e-3}
     for hosts in (4, 8, 16):
         limit = int(1e6 * hosts)
-        assert cheapest(Problem(limit // 20, hosts, **link)) not in ("chain", "two_trees")
-        assert cheapest(Problem(limit * 20, hosts, **link)) in ("chain", "two_trees")
+        assert cheapest(SliceCast(limit // 20, hosts, **link)) not in ("chain", "two_trees")
+        assert cheapest(SliceCast(limit * 20, hosts, **link)) in ("chain", "two_trees")
 
 
 def test_what_makes_no_sense_is_refused() -> None:
     with pytest.raises(PlanError, match="at least one byte"):
-        Problem(0, 1)
+        SliceCast(0, 1)
     with pytest.raises(PlanError, match="'magic'.*chain"):
-        cost_of("magic", Problem(1, 1))
+        cost_of("magic", SliceCast(1, 1))

@@ -49,12 +49,21 @@ def test_messages_without_a_gap_and_with_one_other_end_are_one_bar() -> None:
 
 
 def test_svg_is_well_formed_and_says_what_it_shows() -> None:
-    root = ElementTree.fromstring(draw_svg(MESSAGES, HOSTS, title="x < y", bound_s=3.0))
+    root = ElementTree.fromstring(draw_svg(MESSAGES, HOSTS, title="x < y", unit="ms", bound_s=3.0))
     texts = [element.text for element in root.iter("{http://www.w3.org/2000/svg}text")]
     assert {"x < y", "a out", "b in", "c & d in"} <= set(texts)
+    assert {"time, ms", "lower bound 3", "at the other end:", "a", "b", "c & d"} <= set(texts)
     tips = [element.text for element in root.iter("{http://www.w3.org/2000/svg}title")]
     assert "b: 200 bytes, rounds 0 to 1" in tips
     assert "lower bound" in tips
+
+
+def test_a_legend_names_a_few_and_counts_the_rest() -> None:
+    hosts = {rank: f"h{rank}" for rank in range(30)}
+    messages = [SimulatedMessage(n, n, n + 1, 100, float(n), n + 1.0) for n in range(29)]
+    root = ElementTree.fromstring(draw_svg(messages, hosts))
+    texts = [element.text for element in root.iter("{http://www.w3.org/2000/svg}text")]
+    assert {"h0", "h23", "and 6 more"} <= set(texts)
 
 
 def test_nothing_to_draw_is_said() -> None:

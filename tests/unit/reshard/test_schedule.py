@@ -16,7 +16,7 @@ from remesh.reshard.model.network import HostLink, Network
 from remesh.reshard.planning.simulate import simulate_plan
 from remesh.reshard.schedule.birkhoff import decompose
 from remesh.reshard.schedule.order import compute_order, lines_of
-from remesh.reshard.schedule.rounds import Lanes, number_rounds
+from remesh.reshard.schedule.rounds import HostLanes, number_rounds
 from remesh.reshard.schedule.senders import split_senders
 from remesh.reshard.schedule.timeline import compute_starts
 from remesh.reshard.schedule.trees import chain_hops, depths_of, rotate, two_tree_hops
@@ -78,7 +78,7 @@ def test_chains_from_as_many_owners_as_receivers_make_a_ring() -> None:
 def test_sequences_in_time_keep_relays_behind_their_source_and_fill_rounds_without_gaps(found, data) -> None:  # type: ignore[no-untyped-def]
     host_of = {rank: f"h{data.draw(st.integers(0, 3))}" for rank in range(6)}
     progress = [data.draw(st.floats(0, 0.99)) for _ in range(8)]
-    lanes = Lanes(host_of)
+    lanes = HostLanes(host_of)
     order = compute_order(found, progress, data.draw(st.integers(1, 5)), lines_of(host_of))
     assert sorted(order) == list(range(len(found)))
     place = {number: at for at, number in enumerate(order)}

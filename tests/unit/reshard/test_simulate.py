@@ -13,7 +13,7 @@ from remesh.layout import Box, Layout, Shard
 from remesh.reshard import Plan, TensorMove, plan_reshard
 from remesh.reshard.model.network import HostLink, Network
 from remesh.reshard.planning.simulate import simulate_plan
-from remesh.reshard.schedule.cost import Problem, cost_of
+from remesh.reshard.schedule.cost import SliceCast, cost_of
 from tests.unit.reshard.cases import host_maps, move_lists, nic_loads
 
 RATE = 1e6
@@ -62,7 +62,7 @@ def test_costs_are_what_the_simulator_says(strategy: str, latency_s: float) -> N
     for hosts, devices in ((1, 2), (2, 1), (3, 2), (5, 1)):
         for nbytes in (1 << 12, 960 << 10, 1 << 24):
             made = simulate_plan(multicast(hosts, devices, nbytes, strategy, latency_s)).total_s
-            cost = cost_of(strategy, Problem(nbytes, hosts, devices, RATE, latency_s)).seconds
+            cost = cost_of(strategy, SliceCast(nbytes, hosts, devices, RATE, latency_s)).seconds
             # Parts are cut between elements, which can make one of them a byte larger.
             assert made == pytest.approx(cost, rel=2e-3), (hosts, devices, nbytes)
 
@@ -71,7 +71,7 @@ def test_costs_are_what_the_simulator_says(strategy: str, latency_s: float) -> N
 @pytest.mark.parametrize("latency_s", [0.0, 0.01])
 def test_two_trees_take_no_longer_than_their_cost(num_hosts: int, latency_s: float) -> None:
     made = simulate_plan(multicast(num_hosts, 1, 1 << 25, "two_trees", latency_s)).total_s
-    cost = cost_of("two_trees", Problem(1 << 25, num_hosts, 1, RATE, latency_s)).seconds
+    cost = cost_of("two_trees", SliceCast(1 << 25, num_hosts, 1, RATE, latency_s)).seconds
     assert made <= cost * 1.001
 
 

@@ -83,7 +83,7 @@ def spread(items: Sequence[Work], at_least: int | Fraction = 0, rates: Mapping[s
     forced = [fixed[worker] / rate[at] for at, worker in enumerate(workers)]
     load = max([Fraction(at_least), *forced])
     busiest = tuple(worker for at, worker in enumerate(workers) if forced[at] == load > at_least)[:1]
-    network = _Network(len(workers) + 2)
+    network = _FlowNetwork(len(workers) + 2)
     # What a worker can send in time ``load``, rounded up: the fractional optimum then fits in whole bytes.
     sink_edges = [
         network.join(2 + at, 1, math.ceil(load * rate[at]) - fixed[worker]) for at, worker in enumerate(workers)
@@ -109,7 +109,7 @@ def spread(items: Sequence[Work], at_least: int | Fraction = 0, rates: Mapping[s
     return Shares(load, busiest, by_worker)
 
 
-def _join_items(network: _Network, items: Sequence[Work], workers: Sequence[str]) -> list[list[tuple[str, int]]]:
+def _join_items(network: _FlowNetwork, items: Sequence[Work], workers: Sequence[str]) -> list[list[tuple[str, int]]]:
     """Add the items to the network; for each the edges to its workers."""
     node_of = {worker: 2 + at for at, worker in enumerate(workers)}
     edges = []
@@ -127,7 +127,7 @@ def _join_items(network: _Network, items: Sequence[Work], workers: Sequence[str]
     return edges
 
 
-class _Network:
+class _FlowNetwork:
     """A flow network; edge ``e`` and its reverse ``e ^ 1`` share their capacity."""
 
     def __init__(self, num_nodes: int) -> None:

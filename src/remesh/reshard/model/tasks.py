@@ -16,7 +16,7 @@ Source: Zhuang et al., arXiv 2211.05322, appendix B.2.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 
@@ -25,6 +25,7 @@ from remesh.layout import Box, Layout
 from remesh.reshard.model.casts import travelling_dtype
 from remesh.reshard.model.slices import Slices, compute_slices
 
+_TASKS_AT_ONCE = 1 << 12
 _MAX_LISTED = 4
 
 
@@ -128,16 +129,19 @@ def compute_tasks(moves: Sequence[TensorMove], missing: Missing = Missing.REFUSE
 
     Raises `PlanError` naming tensor and boxes when something wanted is held by nobody, unless it may be left.
     """
-    slices = slices_of(moves, missing)
+    return tuple(tasks_of(moves, slices_of(moves, missing)))
+
+
+def tasks_of(moves: Sequence[TensorMove], slices: Slices) -> Iterator[UnitTask]:
+    """The unit tasks of these slices of the moves, in the order of the moves, each made when it is asked for."""
     sets = slices.rank_sets
-    rows = [
-        list(zip(b.boxes(), b.sizes.tolist(), b.givers.tolist(), b.takers.tolist(), strict=True)) for b in slices.blocks
-    ]
-    return tuple(
-        UnitTask(move.name, box, sets[givers], sets[takers], size * move.src.itemsize_bytes)
-        for move, number in zip(moves, slices.block_of, strict=True)
-        for box, size, givers, takers in rows[number]
-    )
+    for move, number in zip(moves, slices.block_of, strict=True):
+        block, itemsize = slices.blocks[number], move.src.itemsize_bytes
+        for at in range(0, len(block.sizes), _TASKS_AT_ONCE):
+            columns = (block.starts, block.stops, block.sizes, block.givers, block.takers)
+            rows = zip(*(column[at : at + _TASKS_AT_ONCE].tolist() for column in columns), strict=True)
+            for start, stop, size, givers, takers in rows:
+                yield UnitTask(move.name, Box(tuple(start), tuple(stop)), sets[givers], sets[takers], size * itemsize)
 
 
 def compute_missing_boxes(moves: Sequence[TensorMove]) -> dict[str, tuple[Box, ...]]:

@@ -21,12 +21,18 @@ _IDLE = "."
 _OTHER = "+"
 _GAP = 1e-3
 """Messages nearer than this fraction of the whole time are drawn as one."""
+_WIDTH_PX = 960
 _LANE_PX = 22
 _BAR_PX = 16
 _LABEL_PX = 150
 _RIGHT_PX = 48
 """Room for the last tick's label."""
-_AXIS_PX = 34
+_AXIS_PX = 44
+_CAPTION_PX = 18
+_NAME_PX = 125
+_NAMED_IN_ROW = 6
+_MAX_NAMED = 24
+"""The legend names so many other ends at most, and says how many it leaves out."""
 _NUM_TICKS = 5
 _MAX_LANES = 64
 """A picture shows so many lanes at most, and says how many it leaves out."""
@@ -151,10 +157,10 @@ def draw_svg(
     *,
     lanes: Lanes = Lanes.HOSTS,
     title: str = "",
+    unit: str = "s",
     bound_s: float | None = None,
-    width_px: int = 960,
 ) -> str:
-    """The picture as an SVG document; ``bound_s`` is drawn as a dashed line."""
+    """The picture as an SVG document; ``bound_s`` is drawn as a dashed line. ``unit`` is that of the times."""
     bars, left_out = _some_lanes(collect_bars(messages, host_of, lanes))
     total_s = max(_total_s(messages), bound_s or 0.0) or 1.0
     bars = {lane: _join_bars(of_lane, total_s) for lane, of_lane in bars.items()}
@@ -162,13 +168,16 @@ def draw_svg(
         title = f"{title} ({left_out} more lanes)".lstrip()
     names = _all_names(host_of, lanes)
     hue_of = {name: number / len(names) for number, name in enumerate(names)} | {_SEVERAL: 0.0}
-    scale = (width_px - _LABEL_PX - _RIGHT_PX) / total_s
-    top = 30 if title else 8
-    height = top + len(bars) * _LANE_PX + _AXIS_PX
+    scale = (_WIDTH_PX - _LABEL_PX - _RIGHT_PX) / total_s
+    top = (30 if title else 8) + (_CAPTION_PX if bound_s is not None else 0)
+    bottom = top + len(bars) * _LANE_PX
+    others = sorted({bar.other for of_lane in bars.values() for bar in of_lane}, key=[*names, _SEVERAL].index)
+    legend = _svg_legend({name: _colour(hue_of[name]) for name in others}, bottom + _AXIS_PX)
+    height = bottom + _AXIS_PX + (_CAPTION_PX * len(legend) if others else 0)
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width_px}" height="{height}" '
-        f'viewBox="0 0 {width_px} {height}" font-family="sans-serif" font-size="11">',
-        f'<rect width="{width_px}" height="{height}" fill="#ffffff"/>',
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{_WIDTH_PX}" height="{height}" '
+        f'viewBox="0 0 {_WIDTH_PX} {height}" font-family="sans-serif" font-size="11">',
+        f'<rect width="{_WIDTH_PX}" height="{height}" fill="#ffffff"/>',
     ]
     if title:
         parts.append(f'<text x="8" y="18" font-size="13">{escape(title)}</text>')
@@ -176,12 +185,14 @@ def draw_svg(
         y = top + row * _LANE_PX
         parts.append(f'<text x="8" y="{y + 14}">{escape(_short(name))} {way}</text>')
         parts += [_svg_bar(bar, hue_of[bar.other], scale, y + 3) for bar in of_lane]
-    parts += _svg_axis(total_s, scale, top + len(bars) * _LANE_PX)
+    parts += _svg_axis(total_s, unit, scale, bottom)
+    parts += legend
     if bound_s is not None:
         x = _LABEL_PX + bound_s * scale
         parts.append(
-            f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{top}" y2="{height - _AXIS_PX}" stroke="#000" '
-            'stroke-dasharray="5 3"><title>lower bound</title></line>'
+            f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{top}" y2="{bottom}" stroke="#000" stroke-dasharray="5 3">'
+            "<title>lower bound</title></line>"
+            f'<text x="{x:.1f}" y="{top - 5}" text-anchor="end">lower bound {bound_s:.4g}</text>'
         )
     return "\n".join([*parts, "</svg>"]) + "\n"
 
@@ -216,24 +227,47 @@ def _join_bars(bars: list[Bar], total_s: float) -> list[Bar]:
 
 def _svg_bar(bar: Bar, hue: float, scale: float, y: int) -> str:
     x, width = _LABEL_PX + bar.start_s * scale, max((bar.finish_s - bar.start_s) * scale, 0.5)
-    red, green, blue = (round(255 * each) for each in colorsys.hls_to_rgb(hue, 0.72, 0.6))
     tip = f"{bar.other}: {bar.nbytes} bytes, rounds {bar.first_round} to {bar.last_round}"
     label = ""
     if width > 7 * len(bar.other):
         label = f'<text x="{x + 3:.1f}" y="{y + 12}" pointer-events="none">{escape(bar.other)}</text>'
     return (
-        f'<rect x="{x:.1f}" y="{y}" width="{width:.1f}" height="{_BAR_PX}" fill="#{red:02x}{green:02x}{blue:02x}" '
+        f'<rect x="{x:.1f}" y="{y}" width="{width:.1f}" height="{_BAR_PX}" fill="{_colour(hue)}" '
         f'stroke="#555" stroke-width="0.4"><title>{escape(tip)}</title></rect>{label}'
     )
 
 
-def _svg_axis(total_s: float, scale: float, y: int) -> list[str]:
+def _colour(hue: float) -> str:
+    red, green, blue = (round(255 * each) for each in colorsys.hls_to_rgb(hue, 0.72, 0.6))
+    return f"#{red:02x}{green:02x}{blue:02x}"
+
+
+def _svg_legend(colour_of: Mapping[str, str], y: int) -> list[str]:
+    """One line for each row of the legend: what the colours of bars stand for."""
+    named = list(colour_of.items())[:_MAX_NAMED]
+    rows = []
+    for first in range(0, len(named), _NAMED_IN_ROW):
+        row = "" if first else f'<text x="8" y="{y + 11}">at the other end:</text>'
+        for place in range(first, min(first + _NAMED_IN_ROW, len(named))):
+            x, at = _LABEL_PX + (place - first) * _NAME_PX, y + first // _NAMED_IN_ROW * _CAPTION_PX
+            row += f'<rect x="{x}" y="{at + 1}" width="11" height="11" fill="{named[place][1]}" stroke="#555"/>'
+            row += f'<text x="{x + 15}" y="{at + 11}">{escape(_short(named[place][0]))}</text>'
+        rows.append(row)
+    if len(colour_of) > len(named):
+        at = y + len(rows) * _CAPTION_PX + 11
+        rows.append(f'<text x="{_LABEL_PX}" y="{at}">and {len(colour_of) - len(named)} more</text>')
+    return rows
+
+
+def _svg_axis(total_s: float, unit: str, scale: float, y: int) -> list[str]:
     parts = [f'<line x1="{_LABEL_PX}" x2="{_LABEL_PX + total_s * scale:.1f}" y1="{y}" y2="{y}" stroke="#000"/>']
     for tick in range(_NUM_TICKS + 1):
         at_s = total_s * tick / _NUM_TICKS
         x = _LABEL_PX + at_s * scale
         parts.append(f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{y}" y2="{y + 4}" stroke="#000"/>')
         parts.append(f'<text x="{x:.1f}" y="{y + 17}" text-anchor="middle">{at_s:.3g}</text>')
+    middle = _LABEL_PX + total_s * scale / 2
+    parts.append(f'<text x="{middle:.1f}" y="{y + 33}" text-anchor="middle">time, {escape(unit)}</text>')
     return parts
 
 

@@ -23,7 +23,7 @@ class Sides:
     """What ranks hold and want, worked out once for each layout, however many tensors have it."""
 
     def __init__(self) -> None:
-        self._kept: dict[tuple[int, int], _Kept] = {}
+        self._kept: dict[tuple[int, int], _KeptBoxes] = {}
         self._fits: dict[tuple[int, ...], bool] = {}
         self._wanted: dict[int, dict[int, int]] = {}
 
@@ -41,10 +41,10 @@ class Sides:
             self._fits[known] = all(map(kept.contains, boxes)) and _are_disjoint(boxes)
         return self._fits[known]
 
-    def _kept_by(self, layout: Layout, rank: int) -> _Kept:
+    def _kept_by(self, layout: Layout, rank: int) -> _KeptBoxes:
         key = (id(layout), rank)
         if key not in self._kept:
-            self._kept[key] = _Kept(layout.shards_of(rank))
+            self._kept[key] = _KeptBoxes(layout.shards_of(rank))
         return self._kept[key]
 
     def wanted(self, layout: Layout) -> dict[int, int]:
@@ -57,7 +57,7 @@ class Sides:
         return self._wanted[id(layout)]
 
 
-class _Kept:
+class _KeptBoxes:
     """The boxes of one rank in one layout, and what is known of them."""
 
     __slots__ = ("_boxes", "_known")

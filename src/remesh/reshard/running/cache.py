@@ -33,7 +33,7 @@ from remesh.reshard.planning.transfer import PlanOptions, Transfer, plan_transfe
 from remesh.reshard.running.describe import DOING, Tensors, check_tensors, describe_all, hosts_of, moves_of, pieces_of
 from remesh.reshard.running.handle import Handle
 from remesh.reshard.running.regions import check_memories
-from remesh.reshard.running.run import Job, Moved, agree_on_run, propose_tag, settle_tag
+from remesh.reshard.running.run import BoundTransfer, Moved, agree_on_run, propose_tag, settle_tag
 from remesh.reshard.running.same_options import check_plan_options, settle_options, tell_options
 
 _MAX_PLACES = 4
@@ -59,7 +59,7 @@ class _Call:
 class Meeting:
     """What all ranks have agreed on."""
 
-    job: Job
+    job: BoundTransfer
     """This rank's part of the next run."""
     tag: int
     """Tag of the run."""
@@ -84,7 +84,7 @@ class Resharder:
         self._calls: list[_Call] = []
         """The last calls with different tensors, oldest first. Invariant: at most _MAX_PLACES."""
         self._agreements = Agreements(tells_first_at_once=True)
-        self._jobs: dict[tuple[str, tuple[Any, ...]], Job] = {}
+        self._jobs: dict[tuple[str, tuple[Any, ...]], BoundTransfer] = {}
         """By epoch and where the tensors lie, oldest first; all have been checked. Invariant: at most _MAX_JOBS."""
         self.num_planned = 0
         """Calls that had to plan."""
@@ -145,16 +145,16 @@ class Resharder:
             self.num_planned += 1
         return Meeting(job, tag, [said for *_, said in agreement.beside])
 
-    def _make_ready(self, agreement: Agreement[Any], call: _Call) -> tuple[Job, int]:
+    def _make_ready(self, agreement: Agreement[Any], call: _Call) -> tuple[BoundTransfer, int]:
         """This rank's job and the tag of its next run, once all ranks are ready for it."""
         kept = agreement.agreed.kept
         if agreement.told is not None:
             options = settle_options([told for _, told in agreement.told], self._options, self._group)
 
-        def make() -> Job:
+        def make() -> BoundTransfer:
             if agreement.told is not None:
                 kept["transfer"] = self._plan([described for described, _ in agreement.told], options)
-            return Job(kept["transfer"], call.give, call.take, self._group)
+            return BoundTransfer(kept["transfer"], call.give, call.take, self._group)
 
         job, tag = agree_on_run(make, self._group)
         self._agreements.remember(agreement)

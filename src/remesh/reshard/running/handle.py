@@ -13,13 +13,13 @@ from typing import Any
 
 import torch
 
-from remesh.reshard.running.run import Job, Moved
+from remesh.reshard.running.run import BoundTransfer, Moved
 
 
 class Handle:
     """A run under way."""
 
-    def __init__(self, job: Job, tag: int) -> None:
+    def __init__(self, job: BoundTransfer, tag: int) -> None:
         self._job = job
         self._tag = tag
         self._done = threading.Event()

@@ -31,7 +31,7 @@ _OPAQUE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: t
 
 
 @dataclass(frozen=True, slots=True)
-class _Run:
+class _Stretch:
     """Neighbouring parts of a chunk that are seen in one dtype, and their regions in memory."""
 
     start: int
@@ -65,7 +65,7 @@ class LocalCopy:
 
 
 @dataclass(frozen=True, slots=True)
-class _Kept:
+class _KeptTensor:
     """One tensor as it is kept."""
 
     flat: torch.Tensor
@@ -91,9 +91,9 @@ class Memory:
             move.name in pieces and pieces[move.name].tensor.dtype != dtype
             for move, dtype in zip(moves, self._dtypes, strict=True)
         ]
-        self._kept: dict[int, _Kept] = {}
+        self._kept: dict[int, _KeptTensor] = {}
         self._direct: dict[int, torch.Tensor | None] = {}
-        self._seen: dict[tuple[int, int], tuple[_Run, ...]] = {}
+        self._seen: dict[tuple[int, int], tuple[_Stretch, ...]] = {}
         self._copies: list[tuple[torch.Tensor, torch.Tensor]] = []
         """Tensors that are not contiguous, and the copies that are worked on."""
 
@@ -153,11 +153,11 @@ class Memory:
             return None
         return _as_run(regions[0]).view(torch.uint8)
 
-    def _runs_of(self, number: int, chunk: Chunk, addend: int = -1) -> tuple[_Run, ...]:
+    def _runs_of(self, number: int, chunk: Chunk, addend: int = -1) -> tuple[_Stretch, ...]:
         """The parts of chunk ``number``, neighbours of one dtype together; looked up once."""
         key = (number, addend)
         if key not in self._seen:
-            runs: list[_Run] = []
+            runs: list[_Stretch] = []
             start = 0
             for part in chunk.parts:
                 regions = tuple(self._regions_of(part.tensor, part.box, addend))
@@ -165,9 +165,9 @@ class Memory:
                 stop = start + part.nbytes
                 if runs and runs[-1].dtype == dtype:
                     last = runs.pop()
-                    runs.append(_Run(last.start, stop, dtype, (*last.regions, regions)))
+                    runs.append(_Stretch(last.start, stop, dtype, (*last.regions, regions)))
                 else:
-                    runs.append(_Run(start, stop, dtype, (regions,)))
+                    runs.append(_Stretch(start, stop, dtype, (regions,)))
                 start = stop
             self._seen[key] = tuple(runs)
         return self._seen[key]
@@ -177,7 +177,7 @@ class Memory:
         kept = self._kept.get(tensor) or self._keep(tensor)
         return _regions(kept.shards, box, kept.packed, kept.width, addend)
 
-    def _keep(self, tensor: int) -> _Kept:
+    def _keep(self, tensor: int) -> _KeptTensor:
         """The piece of a tensor, made ready once."""
         if tensor not in self._kept:
             piece = self._pieces[self._names[tensor]]
@@ -189,7 +189,7 @@ class Memory:
             flat = _as_run(run)
             size = flat.element_size()
             packed = flat if self._is_cast[tensor] else flat.view(_OPAQUE[size])
-            self._kept[tensor] = _Kept(flat, packed, size // packed.element_size(), piece.shards)
+            self._kept[tensor] = _KeptTensor(flat, packed, size // packed.element_size(), piece.shards)
         return self._kept[tensor]
 
 

@@ -93,8 +93,8 @@ def run_plan(plan: Plan | Transfer, give: Mapping[str, Piece], take: Mapping[str
     timeout when a rank dies on the way, and then what was taken so far is defined only where it says so.
     """
 
-    def make() -> Job:
-        job = Job(plan if isinstance(plan, Transfer) else Transfer.of(plan), give, take, group)
+    def make() -> BoundTransfer:
+        job = BoundTransfer(plan if isinstance(plan, Transfer) else Transfer.of(plan), give, take, group)
         job.check_pieces()
         return job
 
@@ -102,13 +102,13 @@ def run_plan(plan: Plan | Transfer, give: Mapping[str, Piece], take: Mapping[str
     return job.run(tag)
 
 
-def agree_on_run(make: Callable[[], Job], group: Group) -> tuple[Job, int]:
+def agree_on_run(make: Callable[[], BoundTransfer], group: Group) -> tuple[BoundTransfer, int]:
     """What ``make`` returns, and the tag of its next run, once all ranks are ready for it.
 
     Called by every rank of the group; raises what is wrong, also with making it, alike on all ranks.
     """
 
-    def tell(job: Job) -> list[Any]:
+    def tell(job: BoundTransfer) -> list[Any]:
         return [job.check_ready(), propose_tag(group)]
 
     ready = step_together(make, group, _DOING, tell=tell)
@@ -145,7 +145,7 @@ class _Memories:
     """Regions that it fills itself."""
 
 
-class Job:
+class BoundTransfer:
     """One rank's pieces, bound to a transfer; runs as often as it is asked to."""
 
     def __init__(

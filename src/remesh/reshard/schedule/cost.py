@@ -37,7 +37,7 @@ CHUNKS_PER_DELAY = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class SliceCast:
     """A slice to be brought from one host to all devices of some others."""
 
     nbytes: int
@@ -80,10 +80,10 @@ class Cost:
     num_chunks: int
 
 
-def cost_of(strategy: str, problem: Problem) -> Cost:
+def cost_of(strategy: str, problem: SliceCast) -> Cost:
     """The cost of one way; `PlanError` for a name that is not in the table.
 
-    >>> cost_of("chain", Problem(nbytes=1 << 30, num_hosts=3, latency_s=1000.0)).num_chunks
+    >>> cost_of("chain", SliceCast(nbytes=1 << 30, num_hosts=3, latency_s=1000.0)).num_chunks
     1465
     """
     if strategy not in COSTS:
@@ -101,7 +101,7 @@ def two_tree_delay(num_hosts: int) -> int:
     return 2 * tree_depth(num_hosts) - 2
 
 
-def best_num_chunks(problem: Problem, delay: int) -> int:
+def best_num_chunks(problem: SliceCast, delay: int) -> int:
     """Chunks for which ``(K + delay) * (w / K + a)`` is smallest, within what chunks may measure."""
     fewest = problem.num_messages()
     most = max(fewest, problem.nbytes // MIN_CHUNK_BYTES, 1)
@@ -113,42 +113,42 @@ def best_num_chunks(problem: Problem, delay: int) -> int:
     return max(round(min(best, most)), fewest)
 
 
-def _send_recv(problem: Problem) -> Cost:
+def _send_recv(problem: SliceCast) -> Cost:
     num = problem.num_messages()
     return Cost(problem.num_hosts * problem.num_devices * (num * problem.latency_s + problem.wire_s), num)
 
 
-def _local_allgather(problem: Problem) -> Cost:
+def _local_allgather(problem: SliceCast) -> Cost:
     num = problem.num_messages(problem.num_devices)
     return Cost(problem.num_hosts * (num * problem.latency_s + problem.wire_s), num)
 
 
-def _global_allgather(problem: Problem) -> Cost:
+def _global_allgather(problem: SliceCast) -> Cost:
     hosts = problem.num_hosts
     num = problem.num_messages(hosts * problem.num_devices)
     hop_s = num / hosts * problem.latency_s + problem.wire_s / hosts
     return Cost((2 * hosts - 1) * hop_s, num)
 
 
-def _tree(problem: Problem) -> Cost:
+def _tree(problem: SliceCast) -> Cost:
     num = problem.num_messages()
     return Cost(tree_depth(problem.num_hosts) * (num * problem.latency_s + problem.wire_s), num)
 
 
-def _chain(problem: Problem) -> Cost:
+def _chain(problem: SliceCast) -> Cost:
     return _pipeline(problem, problem.num_hosts - 1)
 
 
-def _two_trees(problem: Problem) -> Cost:
+def _two_trees(problem: SliceCast) -> Cost:
     return _pipeline(problem, two_tree_delay(problem.num_hosts))
 
 
-def _pipeline(problem: Problem, delay: int) -> Cost:
+def _pipeline(problem: SliceCast, delay: int) -> Cost:
     num = best_num_chunks(problem, delay)
     return Cost((num + delay) * (problem.wire_s / num + problem.latency_s), num)
 
 
-COSTS: Mapping[str, Callable[[Problem], Cost]] = {
+COSTS: Mapping[str, Callable[[SliceCast], Cost]] = {
     "send_recv": _send_recv,
     "tree": _tree,
     "chain": _chain,

@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from remesh.reshard.model.network import Network
 from remesh.reshard.schedule.birkhoff import decompose
 from remesh.reshard.schedule.relay import Sending
-from remesh.reshard.schedule.rounds import Lanes
+from remesh.reshard.schedule.rounds import HostLanes
 
 _MAX_PAIRS = 256
 """Up to this many pairs of hosts the stages are computed exactly."""
@@ -39,17 +39,19 @@ _MAX_LINES = 8
 Pair = tuple[str, str]
 
 
-def lines_of(host_of: Mapping[int, str], network: Network | None = None) -> Lanes:
+def lines_of(host_of: Mapping[int, str], network: Network | None = None) -> HostLanes:
     """A lane for each line of a host: what its NICs carry together, in multiples of the slowest NIC of all."""
     hosts = sorted(set(host_of.values()))
     if network is None or not hosts:
-        return Lanes(host_of)
+        return HostLanes(host_of)
     slowest = min(network.hosts[host].rate_bytes_per_s for host in hosts)
     count = {host: round(network.hosts[host].total_rate_bytes_per_s / slowest) for host in hosts}
-    return Lanes(host_of, {host: min(lines, _MAX_LINES) for host, lines in count.items() if lines > 1})
+    return HostLanes(host_of, {host: min(lines, _MAX_LINES) for host, lines in count.items() if lines > 1})
 
 
-def compute_order(sendings: Sequence[Sending], progress: Sequence[float], num_periods: int, lines: Lanes) -> list[int]:
+def compute_order(
+    sendings: Sequence[Sending], progress: Sequence[float], num_periods: int, lines: HostLanes
+) -> list[int]:
     """Numbers of the sendings by priority; each comes after the one that informs its giver.
 
     ``progress[chunk]`` is at least 0 and below 1. ``lines`` are those of `lines_of`. The same on every rank.

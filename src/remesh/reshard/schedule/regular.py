@@ -62,7 +62,7 @@ def compute_waiting(flows: Flows) -> float:
 
 
 @dataclass(slots=True)
-class _Run:
+class _FlowRun:
     """Chunks of some flows that follow each other."""
 
     parts: Parts
@@ -80,7 +80,7 @@ class _Drafts:
         self._hosts = tuple(sorted(set(host_of.values())))
         self._number_of = {host: number for number, host in enumerate(self._hosts)}
         self._hosts_of_set: dict[int, frozenset[str]] = {}
-        self._runs: list[_Run] = []
+        self._runs: list[_FlowRun] = []
         self._whole = [0, 0]
         """Streams that are chunks as they are and wait to become a run: from, up to."""
         self._num_chunks: list[int] = []
@@ -113,7 +113,7 @@ class _Drafts:
         giver = np.array([number_of[hop.giver] for hops in self._hops for hop in hops], dtype=np.int64)
         taker = np.array([number_of[hop.taker] for hops in self._hops for hop in hops], dtype=np.int64)
         empty = fused.givers[:0]
-        runs = self._runs or [_Run(fused.parts.take(empty), ends_of(()), empty, empty)]
+        runs = self._runs or [_FlowRun(fused.parts.take(empty), ends_of(()), empty, empty)]
         givers, takers = (np.concatenate(sides) for sides in zip(*((r.givers, r.takers) for r in runs), strict=True))
         used, places = distinct(np.concatenate((givers, takers)), len(fused.rank_sets))
         first_part = ends_of(np.concatenate([np.diff(run.first_part) for run in runs]))
@@ -142,7 +142,7 @@ class _Drafts:
         if (first, last) != (0, len(parts)):
             parts = parts.take(np.arange(first, last))
         first_part = fused.first_part[low : high + 1] - first
-        self._runs.append(_Run(parts, first_part, fused.givers[low:high], fused.takers[low:high]))
+        self._runs.append(_FlowRun(parts, first_part, fused.givers[low:high], fused.takers[low:high]))
 
     def _cut(self, group: int, routes: Sequence[Route], chunk_bytes: int) -> None:
         self._flush()
@@ -164,7 +164,7 @@ class _Drafts:
         rows = np.array(numbers, dtype=np.int64)
         parts = Parts.of([part for chunk in chunks for part in chunk.parts], fused.parts.ndims)
         first_part = ends_of([len(chunk.parts) for chunk in chunks])
-        self._runs.append(_Run(parts, first_part, fused.givers.take(rows), fused.takers.take(rows)))
+        self._runs.append(_FlowRun(parts, first_part, fused.givers.take(rows), fused.takers.take(rows)))
 
     def _hosts_of(self, rank_set: int) -> frozenset[str]:
         if rank_set not in self._hosts_of_set:

@@ -27,21 +27,21 @@ _MAX_LANES = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Lanes:
+class HostLanes:
     """How many messages pass through the NICs of each host at the same time."""
 
     host_of: Mapping[int, str]
     """Host of every rank."""
     num_lanes: Mapping[str, int] = field(default_factory=dict)
-    """Lanes of every host that has more than one. Invariant: >= 2."""
+    """HostLanes of every host that has more than one. Invariant: >= 2."""
 
 
-def lanes_of(host_of: Mapping[int, str], network: Network | None = None) -> Lanes:
+def lanes_of(host_of: Mapping[int, str], network: Network | None = None) -> HostLanes:
     """One lane for each NIC of a host."""
     if network is None:
-        return Lanes(host_of)
+        return HostLanes(host_of)
     nics = {host: network.hosts[host].num_nics for host in sorted(set(host_of.values()))}
-    return Lanes(host_of, {host: min(count, _MAX_LANES) for host, count in nics.items() if count > 1})
+    return HostLanes(host_of, {host: min(count, _MAX_LANES) for host, count in nics.items() if count > 1})
 
 
 def compute_rounds(sendings: Sequence[Sending], host_of: Mapping[int, str]) -> list[int]:
@@ -74,7 +74,7 @@ def compute_rounds(sendings: Sequence[Sending], host_of: Mapping[int, str]) -> l
     return rounds
 
 
-def number_rounds(sendings: Sequence[Sending], sequence: Iterable[int], lanes: Lanes) -> list[int]:
+def number_rounds(sendings: Sequence[Sending], sequence: Iterable[int], lanes: HostLanes) -> list[int]:
     """The round of each sending when every rank and every lane keeps to the given sequence.
 
     ``sequence`` lists the numbers of the sendings, each after the one that informs its giver.

@@ -80,7 +80,7 @@ class Route:
 
 
 @dataclass(frozen=True, slots=True)
-class Split:
+class Sharing:
     """All bytes of all groups, shared among the hosts that can send them."""
 
     load: Fraction
@@ -96,7 +96,7 @@ class Split:
 
 def split_senders(
     groups: Sequence[tuple[HostGroup, int]], at_least: int | Fraction = 0, network: Network | None = None
-) -> Split:
+) -> Sharing:
     """Routes for the bytes of each group such that the largest load of a host is as small as possible.
 
     ``groups`` are pairs of host group and bytes, ``at_least`` a load that is known to be unavoidable. Each byte of
@@ -130,10 +130,10 @@ def split_senders(
     routes = []
     for group_legs, (_, nbytes) in zip(legs, groups, strict=True):
         routes.append(_overlay([next(by_leg) for _ in group_legs]) if group_legs else (Route(0, nbytes, ()),))
-    return Split(load, tuple(routes))
+    return Sharing(load, tuple(routes))
 
 
-def _split_pairs(groups: Sequence[tuple[HostGroup, int]], at_least: int | Fraction, network: Network | None) -> Split:
+def _split_pairs(groups: Sequence[tuple[HostGroup, int]], at_least: int | Fraction, network: Network | None) -> Sharing:
     """Nobody has a choice: every byte goes from its one owner to its one receiver."""
     total: dict[str, int] = {}
     routes = []
@@ -143,7 +143,7 @@ def _split_pairs(groups: Sequence[tuple[HostGroup, int]], at_least: int | Fracti
         routes.append((Route(0, nbytes, (Hop(owner, group.receivers[0]),)),))
     rates = None if network is None else network.host_rates()
     loads = [Fraction(nbytes) / (1 if rates is None else rates[host]) for host, nbytes in total.items()]
-    return Split(max([Fraction(at_least), *loads]), tuple(routes))
+    return Sharing(max([Fraction(at_least), *loads]), tuple(routes))
 
 
 def _legs_of(group: HostGroup, network: Network | None) -> list[HostGroup]:
@@ -217,12 +217,12 @@ def _split_in_order(
         by_owners.setdefault(leg.owners, []).append(number)
     items = [Work(sum(legs[n][1] for n in numbers), 1, owners) for owners, numbers in by_owners.items()]
     shares = spread(items, at_least, rates)
-    first: list[list[_Run]] = [[] for _ in legs]
+    first: list[list[_HostRange]] = [[] for _ in legs]
     for numbers, share in zip(by_owners.values(), shares.by_worker, strict=True):
         if len(share) == 1:
             (host,) = share
             for number in numbers:
-                first[number].append(_Run(host, 0, legs[number][1]))
+                first[number].append(_HostRange(host, 0, legs[number][1]))
             continue
         left = deque(share.items())
         for number in numbers:
@@ -230,7 +230,7 @@ def _split_in_order(
             while at < nbytes:
                 host, able = left[0]
                 stop = min(nbytes, at + able)
-                first[number].append(_Run(host, at, stop))
+                first[number].append(_HostRange(host, at, stop))
                 left[0] = (host, able - (stop - at))
                 if able == stop - at:
                     left.popleft()
@@ -303,7 +303,7 @@ def _routes_of(group: HostGroup, nbytes: int, share: Mapping[str, int]) -> tuple
 
 
 @dataclass(frozen=True, slots=True)
-class _Run:
+class _HostRange:
     """Bytes ``start .. stop`` of one row, sent by one host."""
 
     host: str
@@ -311,16 +311,16 @@ class _Run:
     stop: int
 
 
-def _fill_rows(group: HostGroup, nbytes: int, share: Mapping[str, int]) -> list[list[_Run]]:
+def _fill_rows(group: HostGroup, nbytes: int, share: Mapping[str, int]) -> list[list[_HostRange]]:
     """``len(receivers)`` rows of ``nbytes`` bytes; the first holds owners only."""
-    rows: list[list[_Run]] = [[] for _ in group.receivers]
+    rows: list[list[_HostRange]] = [[] for _ in group.receivers]
     filled = 0
     for host in (*group.owners, *group.receivers):
         left = share.get(host, 0)
         while left > 0:
             row, start = divmod(filled, nbytes)
             length = min(left, nbytes - start)
-            rows[row].append(_Run(host, start, start + length))
+            rows[row].append(_HostRange(host, start, start + length))
             filled += length
             left -= length
     return rows

@@ -33,7 +33,7 @@ from functools import partial
 from remesh.errors import PlanError
 from remesh.reshard.model.network import Network
 from remesh.reshard.schedule.baselines import ALGORITHMS, MulticastTask, Order
-from remesh.reshard.schedule.cost import Problem, best_num_chunks, cost_of, two_tree_delay
+from remesh.reshard.schedule.cost import SliceCast, best_num_chunks, cost_of, two_tree_delay
 from remesh.reshard.schedule.order import compute_order, lines_of
 from remesh.reshard.schedule.relay import Sending
 from remesh.reshard.schedule.rounds import lanes_of, number_rounds
@@ -185,15 +185,15 @@ class _Delivery:
             if host in self._givers_on:
                 self._board.pass_around(chunk, self._board.least_loaded(self._givers_on[host]), takers)
 
-    def _problem(self) -> Problem:
+    def _problem(self) -> SliceCast:
         setting = self._board.setting
         num_devices = max((len(self.takers_on[host]) for host in self.hosts), default=1)
         num_hosts = max(len(self.hosts), 1)
         if setting.network is None:
-            return Problem(self.nbytes, num_hosts, num_devices, chunk_bytes=setting.chunk_bytes)
+            return SliceCast(self.nbytes, num_hosts, num_devices, chunk_bytes=setting.chunk_bytes)
         links = [setting.network.hosts[host] for host in (self.sender_host, *self.hosts)]
         rate = min(link.rate_bytes_per_s for link in links)
-        return Problem(self.nbytes, num_hosts, num_devices, rate, setting.network.latency_s, setting.chunk_bytes)
+        return SliceCast(self.nbytes, num_hosts, num_devices, rate, setting.network.latency_s, setting.chunk_bytes)
 
 
 def _by_host(ranks: Iterable[int], host_of: Mapping[int, str]) -> dict[str, tuple[int, ...]]:

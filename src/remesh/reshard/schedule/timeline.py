@@ -35,7 +35,7 @@ def compute_starts(
 
 
 @dataclass(slots=True)
-class _Place:
+class _Bottleneck:
     """A side of a rank, the NICs of a host in one direction, or an uplink in one direction."""
 
     free: int
@@ -48,9 +48,9 @@ class _Place:
 class _Use:
     """What a message between two ranks occupies."""
 
-    places: tuple[_Place, ...]
+    places: tuple[_Bottleneck, ...]
     """All of it."""
-    by_rate: tuple[tuple[float, tuple[_Place, ...]], ...]
+    by_rate: tuple[tuple[float, tuple[_Bottleneck, ...]], ...]
     """The same by bytes per unit of time, the slowest last."""
 
 
@@ -65,7 +65,7 @@ class _Timeline:
         for priority, number in enumerate(order):
             self._priority[number] = priority
         self._next_of: list[list[int]] = [[] for _ in sendings]
-        self._known: dict[tuple[str, int | str], _Place] = {}
+        self._known: dict[tuple[str, int | str], _Bottleneck] = {}
         self._uses: list[_Use] = []
         by_ranks: dict[tuple[int, int], _Use] = {}
         for number, sending in enumerate(sendings):
@@ -95,7 +95,7 @@ class _Timeline:
                 rack = self._network.rack_of(host)
                 if rack is not None:
                     found.append((self._network.racks[rack], self._place(way, rack)))
-        by_rate: dict[float, list[_Place]] = {}
+        by_rate: dict[float, list[_Bottleneck]] = {}
         for rate, place in found:
             by_rate.setdefault(rate, []).append(place)
         return _Use(
@@ -103,8 +103,8 @@ class _Timeline:
             tuple((rate, tuple(places)) for rate, places in sorted(by_rate.items(), reverse=True)),
         )
 
-    def _place(self, way: str, where: int | str, room: int = 1) -> _Place:
-        return self._known.setdefault((way, where), _Place(room, []))
+    def _place(self, way: str, where: int | str, room: int = 1) -> _Bottleneck:
+        return self._known.setdefault((way, where), _Bottleneck(room, []))
 
     def run(self) -> list[int]:
         """Numbers of the messages in the order of their starts."""
@@ -112,7 +112,7 @@ class _Timeline:
         # (time, number, which): the places of the message with this rate become free.
         events: list[tuple[float, int, int]] = []
         ready = [number for number, sending in enumerate(self._sendings) if sending.after < 0]
-        freed: list[_Place] = []
+        freed: list[_Bottleneck] = []
         now = 0.0
         latency = 0.0 if self._network is None else self._network.latency_s
         while True:
@@ -134,7 +134,7 @@ class _Timeline:
                 if which == len(use.by_rate) - 1:
                     ready += self._next_of[number]
 
-    def _start(self, ready: Sequence[int], freed: Sequence[_Place]) -> list[int]:
+    def _start(self, ready: Sequence[int], freed: Sequence[_Bottleneck]) -> list[int]:
         """Which messages start now, given those that became ready and the places that became free."""
         found: list[int] = []
         # (priority, number, which of ``freed`` it waited at); -1 for those that waited nowhere.
