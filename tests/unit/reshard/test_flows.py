@@ -15,6 +15,7 @@ from remesh.layout import Box, Layout, Shard
 from remesh.reshard import Plan, TensorMove, plan_reshard, plan_transfer
 from remesh.reshard.planning import planner
 from remesh.reshard.planning.simulate import simulate_plan
+from remesh.reshard.schedule.flow_bytes import bytes_taken
 from remesh.reshard.schedule.flows import FlowMessages, Flows
 from remesh.reshard.schedule.parts import Chunks, Parts
 from remesh.reshard.schedule.regular import colour_hops, compute_waiting
@@ -53,6 +54,10 @@ def test_flows_bring_every_element_once_and_say_the_same_as_their_messages(data:
     assert list(plain.chunks) == [plan.chunks[number] for number in range(len(plan.chunks))]
     for fact in ("bytes_by_pair", "nic_bytes", "num_rounds", "ranks", "certified_ratio", "bytes_copied"):
         assert getattr(plan, fact) == getattr(plain, fact), fact
+    taken: dict[int, int] = {}
+    for (_, taker), nbytes in plain.bytes_by_pair.items():
+        taken[taker] = taken.get(taker, 0) + nbytes
+    assert bytes_taken(plan.messages.flows) == taken
     for rank in hosts:
         assert plan.program_of(rank) == plain.program_of(rank)
 

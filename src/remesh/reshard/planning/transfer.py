@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -26,6 +27,7 @@ from remesh.reshard.planning.plan import Plan
 from remesh.reshard.planning.planner import AUTO, DEFAULT_CHUNK_BYTES, MIN_CHUNK_BYTES, check_hosts, plan_reshard
 from remesh.reshard.planning.reduction import Reduction, plan_reduction
 from remesh.reshard.planning.steps import DEFAULT_WINDOW, Step, choose_window, compute_peak_bytes, compute_steps
+from remesh.reshard.schedule.flow_bytes import bytes_taken
 from remesh.reshard.schedule.flows import FlowMessages
 from remesh.reshard.schedule.parts import largest_of, sizes_of
 
@@ -133,6 +135,21 @@ class Transfer:
         for pair, nbytes in (self.reduction.bytes_by_pair() if self.reduction else {}).items():
             total[pair] = total.get(pair, 0) + nbytes
         return dict(sorted(total.items()))
+
+    @cached_property
+    def last_rank(self) -> int:
+        """The rank that has everything last, as far as sums can tell: it takes most, and passes on least of that.
+
+        Of a plan of flows, whose messages nobody goes through, only what ranks take counts.
+        """
+        taken, given = Counter[int](), Counter[int]()
+        if isinstance(self.plan.messages, FlowMessages):
+            taken.update(bytes_taken(self.plan.messages.flows))
+        else:
+            for (giver, taker), nbytes in self.bytes_by_pair.items():
+                given[giver] += nbytes
+                taken[taker] += nbytes
+        return max(taken, key=lambda rank: (taken[rank], -given[rank], rank), default=0)
 
     @cached_property
     def bytes_copied(self) -> int:

@@ -20,7 +20,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -35,7 +34,7 @@ from remesh.reshard.planning.steps import Act
 from remesh.reshard.planning.transfer import Transfer
 from remesh.reshard.running.carry import Link, Mover, Staging, Summer
 from remesh.reshard.running.regions import LocalCopy, Memory, check_pieces, find_clashes, needs_copy
-from remesh.reshard.running.telemetry import Timing, merge_timings
+from remesh.reshard.running.telemetry import BytesByPair, Timing, merge_timings
 
 _DOING = "resharding"
 _FIRST_TAG = 0x5E540000
@@ -49,8 +48,8 @@ _next_tags: dict[int, itertools.count[int]] = {}
 class Moved:
     """What a run has moved."""
 
-    bytes_by_pair: dict[tuple[int, int], int]
-    """Bytes sent, by (giver, taker), between all ranks of the group; the same on every rank."""
+    bytes_by_pair: Mapping[tuple[int, int], int]
+    """Bytes sent, by (giver, taker), between all ranks of the group; the same on every rank. Counted when looked at."""
     bytes_local: int
     """Bytes copied within the memory of a rank, over all ranks."""
     seconds: float
@@ -235,7 +234,7 @@ class BoundTransfer:
 
     def run(self, tag: int) -> Moved:
         """Carry the transfer out once, under a tag that all ranks agreed on; they must all call this."""
-        return self._run(tag, self._last_rank)
+        return self._run(tag, self.transfer.last_rank)
 
     def run_unconfirmed(self, tag: int) -> Moved:
         """The same for ranks that need not know how the others fare: ends when this rank has given and taken all.
@@ -243,15 +242,6 @@ class BoundTransfer:
         Only ranks that give or take call it. Runs under one tag follow each other in the same order on all of them.
         """
         return self._run(tag, None)
-
-    @cached_property
-    def _last_rank(self) -> int:
-        """The rank that has everything last, as far as sums can tell: it takes most, and passes on least of that."""
-        taken, given = Counter[int](), Counter[int]()
-        for (giver, taker), nbytes in self.transfer.bytes_by_pair.items():
-            given[giver] += nbytes
-            taken[taker] += nbytes
-        return max(taken, key=lambda rank: (taken[rank], -given[rank], rank), default=0)
 
     def _run(self, tag: int, last: int | None) -> Moved:
         """``last`` is the rank that has everything last, as far as the plan can tell; None for an end of one's own."""
@@ -265,7 +255,7 @@ class BoundTransfer:
             link = Link(self._group, tag, staging)
             seconds = self._carry(link, rank, last) - started_s
         return Moved(
-            bytes_by_pair=dict(transfer.bytes_by_pair),
+            bytes_by_pair=BytesByPair(lambda: transfer.bytes_by_pair),
             bytes_local=transfer.bytes_copied,
             seconds=seconds,
             lower_bound_bytes=transfer.plan.lower_bound_bytes,

@@ -7,8 +7,10 @@ of the whole run takes the beginning from the one and the end from the other.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -26,6 +28,32 @@ class Timing:
     """When the giver began to send it; on a taker's own list: when it began to wait for it."""
     finish_s: float
     """When the taker had it; on a giver's own list: when the giver knew that it was sent."""
+
+
+class BytesByPair(Mapping[tuple[int, int], int]):
+    """Bytes by (giver, taker), counted when somebody looks: among thousands of ranks there are millions of pairs."""
+
+    def __init__(self, count: Callable[[], Mapping[tuple[int, int], int]]) -> None:
+        self._count = count
+
+    @cached_property
+    def _counted(self) -> Mapping[tuple[int, int], int]:
+        return self._count()
+
+    def __getitem__(self, pair: tuple[int, int]) -> int:
+        return self._counted[pair]
+
+    def __iter__(self) -> Iterator[tuple[int, int]]:
+        return iter(self._counted)
+
+    def __len__(self) -> int:
+        return len(self._counted)
+
+    def __repr__(self) -> str:
+        return repr(dict(self._counted))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return dict, (dict(self._counted),)
 
 
 def merge_timings(given: Iterable[Timing], taken: Iterable[Timing]) -> tuple[Timing, ...]:

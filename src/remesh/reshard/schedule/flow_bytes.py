@@ -28,3 +28,15 @@ def bytes_by_pair(flows: Flows) -> dict[tuple[int, int], int]:
         for key, size in zip(keys.tolist(), sizes.tolist(), strict=True):
             total[key] = total.get(key, 0) + size
     return {divmod(key, base): size for key, size in sorted(total.items())}
+
+
+def bytes_taken(flows: Flows) -> dict[int, int]:
+    """Bytes that each rank takes; every chunk comes to each of its takers once, so nobody goes through messages."""
+    of_set = np.zeros(len(flows.rank_sets), dtype=np.int64)
+    np.add.at(of_set, flows.takers, flows.chunks.nbytes)
+    total: dict[int, int] = {}
+    for ranks, nbytes in zip(flows.rank_sets, of_set.tolist(), strict=True):
+        if nbytes:
+            for rank in ranks:
+                total[rank] = total.get(rank, 0) + nbytes
+    return total
