@@ -178,15 +178,19 @@ class Line:
         token: Token,
         what: str,
         *,
+        connect_s: float = _CONNECT_TIMEOUT_S,
         patience_s: float | None = None,
         tls: Tls | None = None,
     ) -> Self:
-        """Connect to the first address that answers; `PeerError`, which begins with ``what``, when none does."""
+        """Connect to the first address that answers; `PeerError`, which begins with ``what``, when none does in time.
+
+        ``connect_s`` bounds each wait until there is a connection.
+        """
         problems = []
         for address in addresses:
             with contextlib.ExitStack() as stack:
                 try:
-                    connection = stack.enter_context(_open(address, patience_s or _CONNECT_TIMEOUT_S))
+                    connection = stack.enter_context(_open(address, connect_s))
                     if tls is not None:
                         connection = stack.enter_context(tls.context(is_server=False).wrap_socket(connection))
                     conversation = Conversation(token, _receive_nonce(connection), Role.CLIENT)

@@ -21,7 +21,7 @@ from remesh.errors import Error
 _PROOF_LIMIT_S = 20.0
 """For a caller to show that it knows the token."""
 MAX_STRANGERS = 64
-"""Callers who have not shown it yet; more are hung up on until some have."""
+"""Callers who have not shown it yet; more wait in the kernel's queue until some have, or are hung up on."""
 _SEND_LIMIT_BYTES = 64 << 20
 """A caller that lets this much pile up does not read any more."""
 _READ_BYTES = 1 << 18
@@ -67,6 +67,7 @@ class Server:
         self._patience_s = patience_s
         self._selector = selectors.DefaultSelector()
         self._listeners: dict[socket.socket, Callable[[socket.socket], None]] = {}
+        self._are_doors_open = True
         self.callers: dict[socket.socket, Peer] = {}
 
     def listen(self, listener: socket.socket) -> None:
@@ -79,6 +80,7 @@ class Server:
 
     def poll(self, wait_s: float) -> None:
         """Hear who speaks, and send what still waits; wait for more at most ``wait_s``."""
+        self._open_doors(sum(not caller.is_known for caller in self.callers.values()) < MAX_STRANGERS)
         for key, _ in self._selector.select(wait_s):
             if (welcome := self._listeners.get(key.fileobj)) is not None:  # type: ignore[call-overload]
                 # Who knocked may be gone again.
@@ -86,14 +88,14 @@ class Server:
                     welcome(key.fileobj.accept()[0])  # type: ignore[union-attr]
             elif (caller := self.callers.get(key.fileobj)) is not None:  # type: ignore[call-overload]
                 self._take(caller)
-        now_s = time.monotonic()
         for caller in list(self.callers.values()):
+            # Before it is judged: what it has read while this process was busy elsewhere counts.
+            self._flush(caller)
+            now_s = time.monotonic()
             if not caller.is_known and now_s - caller.came_s > _PROOF_LIMIT_S:
                 self._hang_up(caller, f"somebody who did not show the token within {_PROOF_LIMIT_S:g} s")
             elif now_s - caller.unread_s > self._patience_s:
                 self._give_up(caller, f"did not read a message for {self._patience_s:g} s")
-            else:
-                self._flush(caller)
 
     def tell(self, caller: Peer, message: Message) -> None:
         """Say something to a caller; nothing happens if it has gone."""
@@ -105,6 +107,7 @@ class Server:
         for caller in list(self.callers.values()):
             self._flush(caller)
             self.drop(caller)
+        self._open_doors(True)
         for listener in self._listeners:
             self._selector.unregister(listener)
             listener.close()
@@ -123,10 +126,20 @@ class Server:
         self._listeners[listener] = welcome
         self._selector.register(listener, selectors.EVENT_READ)
 
-    def _welcome(self, connection: socket.socket) -> None:
-        if sum(not caller.is_known for caller in self.callers.values()) >= MAX_STRANGERS:
-            connection.close()
+    def _open_doors(self, are_open: bool) -> None:
+        """Take callers from now on, or leave them waiting."""
+        if are_open is self._are_doors_open:
             return
+        self._are_doors_open = are_open
+        for listener, welcome in self._listeners.items():
+            if welcome != self._welcome:
+                continue
+            if are_open:
+                self._selector.register(listener, selectors.EVENT_READ)
+            else:
+                self._selector.unregister(listener)
+
+    def _welcome(self, connection: socket.socket) -> None:
         connection.setblocking(False)
         set_up(connection)
         nonce = make_nonce()
@@ -174,5 +187,7 @@ class Server:
         self._hang_up(caller, f"somebody who {why}")
 
     def _hang_up(self, caller: Peer, why: str) -> None:
+        if caller.socket not in self.callers:
+            return
         self._log(f"hung up on {why}")
         self.drop(caller)

@@ -21,7 +21,7 @@ REQUEST_TIMEOUT_S = 1.0
 MAX_CONNECTIONS = 32
 
 
-class MetricsServer:
+class MetricsServer(Reception):
     """A context manager; ``port`` is known once it is made."""
 
     def __init__(self, port: int, render: Callable[[], str]) -> None:
@@ -32,17 +32,9 @@ class MetricsServer:
             raise ConfigError(
                 f"serving metrics: port {port} of {LOOPBACK} cannot be used ({error}); give another --metrics-port"
             ) from error
-        self._reception = Reception(listener, self._talk, name="remesh-metrics", max_callers=MAX_CONNECTIONS)
-        self.port = self._reception.port
+        super().__init__(listener, self._answer_one, name="remesh-metrics", max_callers=MAX_CONNECTIONS)
 
-    def __enter__(self) -> MetricsServer:
-        self._reception.__enter__()
-        return self
-
-    def __exit__(self, *ended: object) -> None:
-        self._reception.__exit__(*ended)
-
-    def _talk(self, connection: socket.socket) -> None:
+    def _answer_one(self, connection: socket.socket) -> None:
         if request := _read_request(connection):
             connection.sendall(self._answer(request))
 

@@ -100,6 +100,19 @@ def test_who_leaves_a_message_unread_for_too_long_is_hung_up_on(stage: Stage, mo
     assert stage.gone == [caller] and caller.is_deaf and "did not read" in stage.log[0]
 
 
+def test_who_reads_while_the_server_is_busy_elsewhere_stays(stage: Stage) -> None:
+    """It stood still for longer than callers may: what they have read meanwhile counts before its clock does."""
+    line, _ = stage.call_with_proof()
+    caller, num_read = stage.caller, 0
+    while not caller.out:
+        stage.server.tell(caller, {"type": "state", "text": "." * 100_000})
+    stage.server._patience_s, caller.unread_s = 5.0, 0.0
+    while num_read < 1 << 20:
+        num_read += len(line.recv(1 << 20))
+    stage.server.poll(0)
+    assert not stage.gone and caller.unread_s > 0.0
+
+
 def test_a_stranger_is_turned_away_unheard(stage: Stage) -> None:
     line, _ = stage.call_with_proof(Token("job", b"another-secret-of-a-stranger"))
     assert not line.recv(1) and not stage.heard and not stage.server.callers
@@ -113,17 +126,27 @@ def test_nothing_more_is_heard_of_who_has_talked_nonsense(stage: Stage) -> None:
     assert not stage.server.callers and len(stage.gone) == 1 and "expected an object" in stage.log[0]
 
 
-def test_many_who_say_nothing_do_not_keep_a_known_one_from_being_heard(
+def test_many_who_say_nothing_keep_others_waiting_and_no_known_one_from_being_heard(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(server, "MAX_STRANGERS", 3)
     line, conversation = stage.call_with_proof()
-    strangers = [stage.call() for _ in range(5)]
+    for _ in range(3):
+        stage.call()
+    late = socket.create_connection(stage.address, timeout=10)
+    stage.lines.append(late)
+    for _ in range(3):
+        stage.server.poll(0)
     assert len(stage.server.callers) == 4
-    assert [bool(one.recv(1)) for one in strangers] == [True] * 3 + [False] * 2
     line.sendall(conversation.pack({"type": "look"}))
     stage.server.poll(10)
     assert stage.heard == [{"type": "look"}]
+    with monkeypatch.context() as patch:
+        patch.setattr(server, "_PROOF_LIMIT_S", 0.0)  # the strangers' time is over
+        stage.server.poll(0)
+    stage.server.poll(10)
+    assert len(stage.gone) == 3 and len(stage.server.callers) == 2
+    assert len(late.recv(NONCE_BYTES, socket.MSG_WAITALL)) == NONCE_BYTES
 
 
 def test_who_looks_for_life_finds_it_and_no_more(stage: Stage) -> None:

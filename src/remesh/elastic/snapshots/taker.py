@@ -149,7 +149,14 @@ class SnapshotTaker:
     def _send_now(self, buffer: SnapshotBuffer, nbytes: int) -> None:
         shelf = self._shelf
         assert shelf.keeper is not None
-        line = Line.connect([shelf.keeper], shelf.token, "sending it", patience_s=SEND_TIMEOUT_S, tls=shelf.tls)
+        line = Line.connect(
+            [shelf.keeper],
+            shelf.token,
+            "sending it",
+            connect_s=SEND_TIMEOUT_S,
+            patience_s=SEND_TIMEOUT_S,
+            tls=shelf.tls,
+        )
         with line, memoryview(buffer.memory)[:nbytes] as data:
             send_parcel(line, shelf.generation, shelf.rank, data)
 
