@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import os
 import shutil
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +27,7 @@ from remesh.images import Frozen, NotImageable, Upper, check_imageable, dump_ima
 from remesh.mpi.lower.collectives import WORLD
 from remesh.mpi.lower.half import LowerHalf
 from remesh.rounds.control import Control
-from remesh.rounds.job_folder import JobFolder, rank_name
+from remesh.rounds.job_folder import rank_name
 from remesh.rounds.status import Activity, Entered, Status, pairs
 
 IMAGE = "image"
@@ -49,8 +50,9 @@ class Output:
     copied: int = 0
     """Bytes that were copied."""
 
-    def skip(self) -> None:
-        """What stands there already was shown by an earlier stay."""
+    def cut(self, num_bytes: int) -> None:
+        """Keep so many bytes at most; they were shown by an earlier stay."""
+        os.truncate(self.path, min(num_bytes, self.path.stat().st_size))
         self.copied = self.path.stat().st_size
 
     def copy(self) -> None:
@@ -71,6 +73,19 @@ class Output:
         self.stream.flush()
 
 
+def open_outputs(logs: Path, rank: int) -> list[Output]:
+    """Those of a rank, made if they are not there. What stands there already was shown by an earlier stay.
+
+    Called before the program runs: what it writes first is to be shown, too.
+    """
+    outputs = []
+    for kind, stream in (("out", sys.stdout.buffer), ("err", sys.stderr.buffer)):
+        path = logs / f"{rank_name(rank)}.{kind}"
+        path.touch(mode=0o600)
+        outputs.append(Output(path, stream, copied=path.stat().st_size))
+    return outputs
+
+
 class Ended(PeerError):
     """The job is over and this rank has to go at once, through no fault of its own."""
 
@@ -78,7 +93,9 @@ class Ended(PeerError):
 class RankLoop:
     """One rank's stay; `run` returns when the job ends on this rank."""
 
-    def __init__(self, rank: int, folder: JobFolder, half: LowerHalf, upper: Upper | None, control: Control) -> None:
+    def __init__(
+        self, rank: int, half: LowerHalf, upper: Upper | None, control: Control, outputs: Sequence[Output]
+    ) -> None:
         """``upper`` is None for a program that had ended before the checkpoint that the job was restarted from."""
         self._rank = rank
         self._half = half
@@ -89,12 +106,7 @@ class RankLoop:
         self._frozen: Frozen | None = None
         self._writer = ThreadPoolExecutor(1, "remesh-state")
         self._next_look_s = 0.0
-        self._outputs = [
-            Output(folder.logs / f"{rank_name(rank)}.out", sys.stdout.buffer),
-            Output(folder.logs / f"{rank_name(rank)}.err", sys.stderr.buffer),
-        ]
-        for output in self._outputs:
-            output.skip()
+        self._outputs = outputs
 
     def run(self) -> None:
         """Serve until told to go; raises `Ended` when the job has failed or its coordinator is gone."""

@@ -259,6 +259,19 @@ class JobFolder:
         part.mkdir(mode=0o700)
         return number, part
 
+    def find_lack_of_room(self) -> str:
+        """Why one more checkpoint like the last whole one has no room here; empty if it has, or there is none yet."""
+        whole = [each for each in self.checkpoints() if not each.problem and not each.manifest.get("builds_upon")]
+        reports = whole[-1].manifest.get("ranks", {}).values() if whole else ()
+        needed = sum(int(report.get("num_bytes", 0)) for report in reports)
+        free = shutil.disk_usage(self.images).free
+        if needed <= free:
+            return ""
+        return (
+            f"{free >> 20} MiB are free in {self.images}, and checkpoint {whole[-1].number} has {needed >> 20}; free "
+            "as much there, or keep one less: --keep K needs room for K + 1"
+        )
+
     def commit_checkpoint(self, part: Path, manifest: Mapping[str, Any]) -> Path:
         """Write the manifest, flush, and give the folder its name: from then on it is a checkpoint."""
         body = _to_json(manifest)

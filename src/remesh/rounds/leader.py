@@ -272,6 +272,13 @@ class Coordinator:
             self._wanted = None
             self._answer(End(Ending.GIVEN_UP, f"no folder could be made in {self._folder.images}: {error}"), {})
             return
+        # How long an increment will be nobody knows before.
+        lack = "" if self._settings.incremental else self._folder.find_lack_of_room()
+        if lack:
+            part.rmdir()
+            self._wanted = None
+            self._answer(End(Ending.GIVEN_UP, lack), {})
+            return
         state = Round(self._num_ranks, stop, limit_s=self._settings.round_limit_s)
         self._attempt = _Attempt(state, number, part, now_s, attempts=attempts)
         self._wanted = None

@@ -177,3 +177,11 @@ def test_a_job_without_program_or_ranks_is_refused() -> None:
         JobSpec((), 1, "/", {})
     with pytest.raises(ConfigError, match="0 ranks"):
         JobSpec(("a",), 0, "/", {})
+
+
+def test_a_checkpoint_begins_only_where_one_like_the_last_has_room(folder: JobFolder) -> None:
+    assert folder.find_lack_of_room() == ""
+    for num_bytes, lacks in ((1 << 10, False), (1 << 60, True)):
+        _, part = folder.begin_checkpoint()
+        folder.commit_checkpoint(part, {"number": 1, "ranks": {"rank-0000": {"num_bytes": num_bytes}}})
+        assert ("--keep K needs room for K + 1" in folder.find_lack_of_room()) is lacks

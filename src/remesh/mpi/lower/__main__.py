@@ -35,7 +35,7 @@ from remesh.mpi.channel import Channel
 from remesh.mpi.lower.half import LowerHalf
 from remesh.mpi.lower.pace import SPIN_VARIABLE
 from remesh.mpi.program_environment import program_environment
-from remesh.mpi.rank import IMAGE, Ended, RankLoop, read_state
+from remesh.mpi.rank import IMAGE, Ended, RankLoop, open_outputs, read_state
 from remesh.mpi.room import make_room
 from remesh.rounds.control import Control
 from remesh.rounds.job_folder import JobFolder, rank_name
@@ -102,12 +102,10 @@ def _put_together(
     rank = mpi.COMM_WORLD.Get_rank()
     channel_file = room / "channel"
     channel = Channel.create(str(channel_file))
-    streams = [folder.logs / f"{rank_name(rank)}.{kind}" for kind in ("out", "err")]
-    for stream in streams:
-        stream.touch(mode=0o600)
+    outputs = open_outputs(folder.logs, rank)
     arena_file = room / FILE
     arena = make_arena(str(arena_file))
-    out, err = map(str, streams)
+    out, err = (str(output.path) for output in outputs)
     site = Site(str(channel_file), out, err, str(arena_file) if arena else "")
     began_s = time.monotonic()
     upper: Upper | None = None
@@ -123,9 +121,9 @@ def _put_together(
         half.rebuild()
         seconds["replay"] = time.monotonic() - began_s
         began_s = time.monotonic()
-        for stream, length in zip(streams, report["outputs"], strict=True):
+        for output, length in zip(outputs, report["outputs"], strict=True):
             # The program writes again what it wrote after the checkpoint.
-            os.truncate(stream, min(length, stream.stat().st_size))
+            output.cut(length)
         if report["has_image"]:
             upper = restore_upper(chosen.rank_folder(rank) / IMAGE, site, open_files=options.open_files)
         _wait_for_all(mpi)
@@ -133,7 +131,7 @@ def _put_together(
     if upper is not None:
         half.attach(upper.pid)
     control = Control(line, half.wake)
-    loop = RankLoop(rank, folder, half, upper, control)
+    loop = RankLoop(rank, half, upper, control, outputs)
     control.start()
     control.send({"type": "ready", "seconds": seconds})
     return loop

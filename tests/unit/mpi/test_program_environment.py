@@ -1,0 +1,29 @@
+"""A program keeps its user's variables, and loses those that launchers set for the ranks of another job."""
+
+from __future__ import annotations
+
+import pytest
+
+from remesh.mpi.program_environment import program_environment
+
+_SET_BY_LAUNCHERS = {
+    "mpich": "GFORTRAN_UNBUFFERED_PRECONNECTED HYDI_CONTROL_FD MPI_LOCALNRANKS MPI_LOCALRANKID PMI_FD PMI_HOSTNAME "
+    "PMI_RANK PMI_SIZE",
+    "openmpi": "OMPI_ARGV OMPI_COMMAND OMPI_COMM_WORLD_RANK OMPI_COMM_WORLD_SIZE OMPI_MCA_num_procs OMPI_UNIVERSE_SIZE "
+    "OPAL_PREFIX OPAL_USER_PARAMS_GIVEN PMIX_RANK PMIX_NAMESPACE PMIX_SERVER_URI4 PRTE_LAUNCHED PRTE_SHARED_FS",
+    "impi": "GFORTRAN_UNBUFFERED_PRECONNECTED HYDRA_BSTRAP_LOCALHOST HYDRA_LAUNCH_TYPE I_MPI_HYDRA_UUID I_MPI_INFO_NP "
+    "MPI_LOCALNRANKS MPI_LOCALRANKID PMI_FD PMI_RANK PMI_SIZE",
+}
+"""As `mpiexec -n 1 env` shows them in an empty environment: Open MPI 5.0.11, MPICH 5.0.2, Intel MPI 2021.18."""
+_OF_USERS = "MPI4PY_RC_THREADS MPI_HOME MPIR_MINE MPICC FI_PROVIDER UCX_TLS MY_PMI_RANK HYDRAULICS LD_LIBRARY_PATH HOME"
+
+
+@pytest.mark.parametrize("mpi", _SET_BY_LAUNCHERS)
+def test_what_launchers_set_is_taken(mpi: str) -> None:
+    given = dict.fromkeys(_SET_BY_LAUNCHERS[mpi].split(), "1")
+    assert program_environment(given, first_on_path="/s") == {"PYTHONPATH": "/s"}
+
+
+def test_what_users_set_stays() -> None:
+    given = dict.fromkeys(_OF_USERS.split(), "1")
+    assert program_environment(given, first_on_path="/s") == {**given, "PYTHONPATH": "/s"}
