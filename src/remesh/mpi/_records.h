@@ -1,4 +1,4 @@
-/* The records of a lower half as C structs: what matching.py and requests.py describe field by field. */
+/* The records of a lower half as C structs: what lower/records.py describes field by field. */
 #ifndef REMESH_RECORDS_H
 #define REMESH_RECORDS_H
 
