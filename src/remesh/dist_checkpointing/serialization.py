@@ -15,7 +15,6 @@ from typing import Any
 from remesh.checkpoint.background.queue import AsyncRequest
 from remesh.checkpoint.background.settling import Settling
 from remesh.checkpoint.errors import (
-    CheckpointFormatError,
     CheckpointingException,
     CheckpointMismatchError,
 )
@@ -63,6 +62,7 @@ from remesh.checkpoint.values.outline import Outline, check_outlines, keys_of
 from remesh.checkpoint.values.state_split import expand, split, stored_factories
 from remesh.comm.agreement import Agreements
 from remesh.comm.gather import Group, group_rank, step_together
+from remesh.dist_checkpointing.strategies import torch, zarr  # noqa: F401 - register themselves
 from remesh.dist_checkpointing.strategies.base import (
     AsyncSaveShardedStrategy,
     LoadCommonStrategy,
@@ -71,11 +71,12 @@ from remesh.dist_checkpointing.strategies.base import (
     SaveShardedStrategy,
     StrategyAction,
     call_on_all,
-    default_strategies,
+    check_common_strategy,
+    check_save_strategy,
+    choose_load_strategy,
+    find_save_strategy,
     get_default_strategy,
 )
-from remesh.dist_checkpointing.strategies.torch import TorchDistLoadShardedStrategy
-from remesh.dist_checkpointing.strategies.zarr import ZarrLoadShardedStrategy
 
 logger = logging.getLogger(__name__)
 
@@ -122,11 +123,11 @@ def save(  # noqa: PLR0913 - the signature that users know
     directory = location_of(checkpoint_dir)
     if isinstance(common_strategy, bool):
         validate_access_integrity, common_strategy = common_strategy, None
-    strategy = _find_save_strategy(sharded_strategy)
+    strategy = find_save_strategy(sharded_strategy)
 
     def prepare() -> _Request:
-        _check_save_strategy(strategy, sharded_strategy, async_sharded_save)
-        _check_common_strategy(common_strategy, SaveCommonStrategy)
+        check_save_strategy(strategy, sharded_strategy, async_sharded_save)
+        check_common_strategy(common_strategy, SaveCommonStrategy)
         added = {} if content_metadata is None else {_CONTENT_METADATA_KEY: content_metadata}
         request = _request_of({**sharded_state_dict, **added})
         strategy.check_can_save(request.sharded)
@@ -240,11 +241,11 @@ def load(  # noqa: PLR0913 - the signature that users know
         validate_access_integrity, common_strategy = common_strategy, None
 
     def plan() -> _Planned:
-        _check_common_strategy(common_strategy, LoadCommonStrategy)
+        check_common_strategy(common_strategy, LoadCommonStrategy)
         if verify_integrity and group_rank(process_group) == 0:
             check_sha256_manifest(directory)
         common = _read_common(directory) if common_strategy is None else _common(common_strategy, directory)
-        strategy = _load_strategy(sharded_strategy, directory)
+        strategy = choose_load_strategy(sharded_strategy, directory)
         return _plan(sharded_state_dict, directory, strategy, common, parse_strict_flag(strict))
 
     def outline(planned: _Planned) -> tuple[list[Any], None]:
@@ -287,7 +288,7 @@ def load_content_metadata(
 def load_tensors_metadata(checkpoint_dir: Directory, sharded_strategy: LoadStrategy = None) -> CkptShardedMetadata:
     """Every stored tensor as one shard without data, by key."""
     return {
-        **_load_strategy(sharded_strategy, location_of(checkpoint_dir)).load_tensors_metadata(
+        **choose_load_strategy(sharded_strategy, location_of(checkpoint_dir)).load_tensors_metadata(
             location_of(checkpoint_dir)
         )
     }
@@ -299,8 +300,8 @@ def load_sharded_metadata(
     common_strategy: LoadCommonStrategy | tuple[str, int] | None = None,
 ) -> CkptShardedMetadata:
     """`load_tensors_metadata`, and every stored object without data by its unique key."""
-    _check_common_strategy(common_strategy, LoadCommonStrategy)
-    return _load_strategy(sharded_strategy, location_of(checkpoint_dir)).load_sharded_metadata(
+    check_common_strategy(common_strategy, LoadCommonStrategy)
+    return choose_load_strategy(sharded_strategy, location_of(checkpoint_dir)).load_sharded_metadata(
         location_of(checkpoint_dir)
     )
 
@@ -318,7 +319,9 @@ def remove_sharded_tensors(checkpoint_dir: Directory, key_prefix: str) -> None:
 
     The index is replaced in one step; files that nothing else needs are deleted after that.
     """
-    _load_strategy(None, location_of(checkpoint_dir)).remove_sharded_tensors(location_of(checkpoint_dir), key_prefix)
+    choose_load_strategy(None, location_of(checkpoint_dir)).remove_sharded_tensors(
+        location_of(checkpoint_dir), key_prefix
+    )
 
 
 def get_default_save_sharded_strategy(backend: str = BACKEND, version: int = BACKEND_VERSION) -> SaveShardedStrategy:
@@ -343,75 +346,9 @@ def get_default_load_sharded_strategy(checkpoint_dir: Directory | None = None) -
     return strategy
 
 
-def _find_save_strategy(given: Any) -> Any:
-    """The strategy that was given, or is registered; what is wrong with it `_check_save_strategy` tells."""
-    if given is None or isinstance(given, tuple):
-        return default_strategies[StrategyAction.SAVE_SHARDED.value].get(given or (BACKEND, BACKEND_VERSION))
-    return given
-
-
-def _check_save_strategy(strategy: Any, given: Any, is_async: bool) -> None:
-    if strategy is None:
-        get_default_strategy(StrategyAction.SAVE_SHARDED, *(given or (BACKEND, BACKEND_VERSION)))
-    if not isinstance(strategy, SaveShardedStrategy):
-        raise CheckpointingException(
-            f"choosing how to save: found {given!r}, expected a SaveShardedStrategy, (backend, version) or None"
-        )
-    if is_async and not isinstance(strategy, AsyncSaveShardedStrategy):
-        raise CheckpointingException(
-            f"Cannot apply async_save to non-async strategy {strategy}; save synchronously, or with an "
-            "AsyncSaveShardedStrategy"
-        )
-    if not strategy.can_handle_sharded_objects:
-        raise CheckpointingException(
-            f"choosing how to save: {strategy} does not write objects (can_handle_sharded_objects), expected one that "
-            "does; let it write them too"
-        )
-
-
 def _plans_of(strategy: Any) -> Agreements:
     """Where the strategy remembers plans."""
     return strategy.plans if isinstance(strategy, SaveShardedStrategy) else Agreements(max_kept=0)
-
-
-def _load_strategy(given: Any, directory: Location) -> LoadShardedStrategy:
-    if isinstance(given, tuple):
-        given = get_default_strategy(StrategyAction.LOAD_SHARDED, *given)
-    config = maybe_load_config(directory)
-    if given is None:
-        backend = (config.sharded_backend, config.sharded_backend_version) if config else (BACKEND, BACKEND_VERSION)
-        try:
-            given = get_default_strategy(StrategyAction.LOAD_SHARDED, *backend)
-        except CheckpointingException as raised:
-            raise CheckpointFormatError(
-                "unknown-backend",
-                f"loading checkpoint {directory}: its tensors are in format {backend[0]!r} version {backend[1]}, "
-                f"expected {BACKEND!r} version {BACKEND_VERSION} or a registered one; register a strategy that reads "
-                "it, or convert it first",
-            ) from raised
-        if type(given) in (TorchDistLoadShardedStrategy, ZarrLoadShardedStrategy):
-            # Its own for every load: the index is read once and forgotten with it.
-            own: LoadShardedStrategy = type(given)(cache_metadata=True)
-            return own
-    if not isinstance(given, LoadShardedStrategy):
-        raise CheckpointingException(
-            f"choosing how to load: found {given!r}, expected a LoadShardedStrategy, (backend, version) or None"
-        )
-    if config is not None:
-        given.check_backend_compatibility(config.sharded_backend)
-        given.check_version_compatibility(config.sharded_backend_version)
-    return given
-
-
-def _check_common_strategy(given: Any, kind: type) -> None:
-    if isinstance(given, tuple):
-        action = StrategyAction.SAVE_COMMON if kind is SaveCommonStrategy else StrategyAction.LOAD_COMMON
-        get_default_strategy(action, *given)
-    elif given is not None and not isinstance(given, kind):
-        raise CheckpointingException(
-            f"choosing how common data is kept: found common_strategy={given!r}, expected a {kind.__name__}, "
-            "(backend, version) or None"
-        )
 
 
 def _config_of(strategy: SaveShardedStrategy) -> CheckpointingConfig:

@@ -37,7 +37,6 @@ from remesh.layout import (
     flat_range_of_box,
     row_major_strides,
 )
-from remesh.layout.from_torch import torch_dtype
 
 _MAX_RUNS = 4096
 """Runs of one slice that are asked for one by one."""
@@ -141,15 +140,6 @@ def reroute(requests: Sequence[ShardedTensor], manifest: Manifest) -> Rerouted:
                 assert tensor.data is not None
                 copies.append(to)
     return Rerouted(tensors, copies)
-
-
-def describe_before_flattening(manifest: Manifest) -> dict[str, ShardedTensor]:
-    """Every tensor that is stored flattened as one shard in its shape before flattening, without data."""
-    described = {}
-    for key, shape in manifest.unflattened_shapes.items():
-        dtype, zeros, ones = torch_dtype(manifest.tensors[key].dtype), (0,) * len(shape), (1,) * len(shape)
-        described[key] = ShardedTensor(key, None, dtype, shape, shape, zeros, ones)
-    return described
 
 
 def shapes_before_flattening(entities: Iterable[ShardedBase]) -> dict[str, tuple[int, ...]]:

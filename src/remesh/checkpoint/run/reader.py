@@ -39,6 +39,7 @@ from remesh.checkpoint.storage.integrity import read_checksums
 from remesh.checkpoint.storage.turns import IN_PROGRESS_FNAME
 from remesh.checkpoint.values.entities import ShardedBase, ShardedObject, ShardedTensor
 from remesh.layout import Box
+from remesh.layout.from_torch import torch_dtype
 
 READABLE = ((BACKEND, BACKEND_VERSION), (zarr_format.BACKEND, zarr_format.BACKEND_VERSION))
 """Backends and versions that are read here."""
@@ -248,20 +249,13 @@ def _part(place: torch.Tensor, held: Box, box: Box) -> torch.Tensor:
 
 
 def describe_whole(manifest: Manifest) -> dict[str, ShardedTensor]:
-    """Every stored tensor as one shard without data, by key."""
-    from_name = {stored.dtype: getattr(torch, stored.dtype) for stored in manifest.tensors.values()}
-    return {
-        key: ShardedTensor(
-            key,
-            None,
-            from_name[stored.dtype],
-            stored.global_shape,
-            stored.global_shape,
-            (0,) * len(stored.global_shape),
-            (1,) * len(stored.global_shape),
-        )
-        for key, stored in manifest.tensors.items()
-    }
+    """Every stored tensor as one shard without data, by key; in the shape that it had before it was flattened."""
+    described = {}
+    for key, stored in manifest.tensors.items():
+        shape = manifest.unflattened_shapes.get(key, stored.global_shape)
+        zeros, ones = (0,) * len(shape), (1,) * len(shape)
+        described[key] = ShardedTensor(key, None, torch_dtype(stored.dtype), shape, shape, zeros, ones)
+    return described
 
 
 def _format_of(directory: Location, allow_native: bool) -> str:

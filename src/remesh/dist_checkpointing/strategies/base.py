@@ -17,8 +17,10 @@ from enum import Enum
 from typing import Any, TypeVar
 
 from remesh.checkpoint.background.queue import AsyncCallsQueue, AsyncRequest
-from remesh.checkpoint.errors import CheckpointingException
-from remesh.checkpoint.storage import Directory
+from remesh.checkpoint.errors import CheckpointFormatError, CheckpointingException
+from remesh.checkpoint.formats.directory import maybe_load_config
+from remesh.checkpoint.formats.torch_format import BACKEND, BACKEND_VERSION
+from remesh.checkpoint.storage import Directory, Location
 from remesh.checkpoint.values.entities import ShardedObject, ShardedStateDict, ShardedTensor, StateDict
 from remesh.comm.agreement import Agreements
 from remesh.comm.gather import Group, step_together
@@ -101,6 +103,10 @@ class LoadShardedStrategy(LoadStrategyBase):
     def raises_everywhere(self) -> bool:
         """Whether what goes wrong on one rank is raised on all; otherwise the caller tells the others."""
         return False
+
+    def for_one_load(self) -> LoadShardedStrategy:
+        """What does one load by this strategy where it was registered and not given."""
+        return self
 
     @abstractmethod
     def load(self, sharded_state_dict: ShardedStateDict, checkpoint_dir: Directory) -> StateDict:
@@ -207,3 +213,69 @@ def get_default_strategy(action: StrategyAction, backend: str, version: int) -> 
 def register_default_strategy(action: StrategyAction, backend: str, version: int, strategy: AnyStrategy) -> None:
     """Make ``strategy`` the one for ``(backend, version)``; the last one registered counts."""
     default_strategies[action.value][backend, version] = strategy
+
+
+def find_save_strategy(given: Any) -> Any:
+    """The strategy that was given, or is registered; what is wrong with it `check_save_strategy` tells."""
+    if given is None or isinstance(given, tuple):
+        return default_strategies[StrategyAction.SAVE_SHARDED.value].get(given or (BACKEND, BACKEND_VERSION))
+    return given
+
+
+def check_save_strategy(strategy: Any, given: Any, is_async: bool) -> None:
+    """Raise `CheckpointingException` unless what `find_save_strategy` found can do the save."""
+    if strategy is None:
+        get_default_strategy(StrategyAction.SAVE_SHARDED, *(given or (BACKEND, BACKEND_VERSION)))
+    if not isinstance(strategy, SaveShardedStrategy):
+        raise CheckpointingException(
+            f"choosing how to save: found {given!r}, expected a SaveShardedStrategy, (backend, version) or None"
+        )
+    if is_async and not isinstance(strategy, AsyncSaveShardedStrategy):
+        raise CheckpointingException(
+            f"Cannot apply async_save to non-async strategy {strategy}; save synchronously, or with an "
+            "AsyncSaveShardedStrategy"
+        )
+    if not strategy.can_handle_sharded_objects:
+        raise CheckpointingException(
+            f"choosing how to save: {strategy} does not write objects (can_handle_sharded_objects), expected one that "
+            "does; let it write them too"
+        )
+
+
+def choose_load_strategy(given: Any, directory: Location) -> LoadShardedStrategy:
+    """The strategy that was given, or is registered for it or for the format of the checkpoint."""
+    if isinstance(given, tuple):
+        given = get_default_strategy(StrategyAction.LOAD_SHARDED, *given)
+    config = maybe_load_config(directory)
+    if given is None:
+        backend = (config.sharded_backend, config.sharded_backend_version) if config else (BACKEND, BACKEND_VERSION)
+        try:
+            given = get_default_strategy(StrategyAction.LOAD_SHARDED, *backend)
+        except CheckpointingException as raised:
+            raise CheckpointFormatError(
+                "unknown-backend",
+                f"loading checkpoint {directory}: its tensors are in format {backend[0]!r} version {backend[1]}, "
+                f"expected {BACKEND!r} version {BACKEND_VERSION} or a registered one; register a strategy that reads "
+                "it, or convert it first",
+            ) from raised
+        given = given.for_one_load()
+    if not isinstance(given, LoadShardedStrategy):
+        raise CheckpointingException(
+            f"choosing how to load: found {given!r}, expected a LoadShardedStrategy, (backend, version) or None"
+        )
+    if config is not None:
+        given.check_backend_compatibility(config.sharded_backend)
+        given.check_version_compatibility(config.sharded_backend_version)
+    return given
+
+
+def check_common_strategy(given: Any, kind: type) -> None:
+    """Raise `CheckpointingException` unless it is a strategy of that kind, names one, or is None."""
+    if isinstance(given, tuple):
+        action = StrategyAction.SAVE_COMMON if kind is SaveCommonStrategy else StrategyAction.LOAD_COMMON
+        get_default_strategy(action, *given)
+    elif given is not None and not isinstance(given, kind):
+        raise CheckpointingException(
+            f"choosing how common data is kept: found common_strategy={given!r}, expected a {kind.__name__}, "
+            "(backend, version) or None"
+        )

@@ -22,7 +22,6 @@ from remesh.checkpoint.errors import (
 )
 from remesh.checkpoint.formats.directory import CONFIG_FNAME, METADATA_FNAME
 from remesh.checkpoint.formats.torch_format import BACKEND, BACKEND_VERSION
-from remesh.checkpoint.plan.flattened import describe_before_flattening
 from remesh.checkpoint.plan.manifest import Manifest
 from remesh.checkpoint.run.reader import (
     OpenCheckpoint,
@@ -335,11 +334,16 @@ class TorchDistLoadShardedStrategy(LoadShardedStrategy):
         loaded: StateDict = dict_list_map_outplace(lambda leaf: values.get(id(leaf), leaf), sharded_state_dict)
         return loaded
 
+    def for_one_load(self) -> LoadShardedStrategy:
+        """One of its own for every load: the index is read once and forgotten with it."""
+        is_child = type(self) is not TorchDistLoadShardedStrategy
+        return self if is_child else TorchDistLoadShardedStrategy(cache_metadata=True)
+
     def load_tensors_metadata(
         self, checkpoint_dir: Directory, metadata: Manifest | None = None
     ) -> dict[str, ShardedTensor]:
         manifest = metadata if metadata is not None else self.open(checkpoint_dir).manifest
-        return {**describe_whole(manifest), **describe_before_flattening(manifest)}
+        return {**describe_whole(manifest)}
 
     def load_sharded_metadata(self, checkpoint_dir: Directory) -> dict[str, ShardedTensor | ShardedObject]:
         manifest = self.open(checkpoint_dir).manifest

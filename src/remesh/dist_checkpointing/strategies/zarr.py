@@ -40,6 +40,7 @@ from remesh.checkpoint.values.entities import (
 from remesh.checkpoint.values.nests import nested_values
 from remesh.comm.gather import Group, gather_from, group_rank
 from remesh.dist_checkpointing.strategies.base import (
+    LoadShardedStrategy,
     SaveShardedStrategy,
     StrategyAction,
     register_default_strategy,
@@ -106,6 +107,10 @@ class ZarrLoadShardedStrategy(TorchDistLoadShardedStrategy):
     """Reads ``zarr`` without compression, as this package and Megatron Core write it."""
 
     _backend, _version = BACKEND, BACKEND_VERSION
+
+    def for_one_load(self) -> LoadShardedStrategy:
+        is_child = type(self) is not ZarrLoadShardedStrategy
+        return self if is_child else ZarrLoadShardedStrategy(cache_metadata=True)
 
     def remove_sharded_tensors(self, checkpoint_dir: Directory, key_prefix: str) -> None:
         raise NotImplementedError(
