@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 
 from remesh.errors import ConfigError
+from remesh.linux.procfs import start_of
 from remesh.testbed import BedSpec, RanksFailed, Testbed
 from remesh.testbed.namespaces import FOLDER, find_namespaces, processes_in
 from remesh.testbed.probe import Measured, probe
@@ -182,13 +183,16 @@ def test_programs_run_on_hosts_and_end_with_the_bed(tmp_path: Path) -> None:
 
 OWNER_THAT_CRASHES = """
 import os, signal, subprocess, sys
+from remesh.linux.procfs import start_of
 from remesh.testbed import BedSpec, Testbed
 if __name__ == "__main__":
     bed = Testbed(BedSpec.uniform(2, None))
     bed.start()
+    if sys.argv[1] == "alone":
+        bed._bed.warden.process.kill()
     sleeper = bed.start_program("host0", ["sleep", "1000"], output=subprocess.DEVNULL)
     while not open(f"/proc/{sleeper.pid}/comm").read().startswith("sleep"): pass
-    print(flush=True)
+    print(sleeper.pid, bed._bed.folder, flush=True)
     os.kill(os.getpid(), signal.SIGKILL)
 """
 
@@ -196,7 +200,7 @@ if __name__ == "__main__":
 def test_what_a_killed_owner_leaves_is_cleaned_and_beds_in_use_are_not(bed: Testbed) -> None:
     mine = {str(name) for name in find_namespaces() if name.owner.pid == os.getpid()}
     assert len(mine) == 4
-    with subprocess.Popen([sys.executable, "-c", OWNER_THAT_CRASHES], stdout=subprocess.PIPE) as owner:
+    with subprocess.Popen([sys.executable, "-c", OWNER_THAT_CRASHES, "alone"], stdout=subprocess.PIPE) as owner:
         assert owner.wait(60) == -signal.SIGKILL
     left = [str(name) for name in find_namespaces() if name.owner.pid == owner.pid]
     assert len(left) == 3
@@ -206,6 +210,21 @@ def test_what_a_killed_owner_leaves_is_cleaned_and_beds_in_use_are_not(bed: Test
     )
     assert "removed 3 namespaces" in done.stdout
     assert not [name for name in left if (FOLDER / name).exists()]
+    assert mine <= {str(name) for name in find_namespaces()}
+
+
+def test_a_killed_owner_leaves_nothing(bed: Testbed) -> None:
+    mine = {str(name) for name in find_namespaces() if name.owner.pid == os.getpid()}
+    command = [sys.executable, "-c", OWNER_THAT_CRASHES, "with its warden"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as owner:
+        assert owner.stdout is not None
+        sleeper, folder = owner.stdout.readline().split()
+        assert owner.wait(60) == -signal.SIGKILL
+    deadline_s = time.monotonic() + 60
+    while Path(folder).exists() and time.monotonic() < deadline_s:
+        time.sleep(0.05)
+    assert not Path(folder).exists() and start_of(int(sleeper)) is None
+    assert not [name for name in find_namespaces() if name.owner.pid == owner.pid]
     assert mine <= {str(name) for name in find_namespaces()}
 
 

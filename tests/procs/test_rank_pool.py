@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 import torch
@@ -19,6 +20,7 @@ from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from remesh.errors import ConfigError
 from remesh.testing.pool import DIED, RankPool, RanksFailed
 
+T = TypeVar("T")
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -144,11 +146,15 @@ if __name__ == "__main__":
 def test_workers_end_with_the_process_that_owns_the_pool(tmp_path: Path) -> None:
     script = tmp_path / "owner.py"
     script.write_text(_OWNER)
-    owner = subprocess.Popen([sys.executable, str(script), str(tmp_path)], env=os.environ | {"PYTHONPATH": str(ROOT)})
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "TMPDIR": str(temporary)}
+    owner = subprocess.Popen([sys.executable, str(script), str(tmp_path)], env=environment)
     pids = _wait_for(lambda: [int(p.name[4:]) for p in tmp_path.glob("pid-*")], lambda pids: len(pids) == 2)
     owner.kill()
     owner.wait(10)
     _wait_for(lambda: [pid for pid in pids if _is_running(pid)], lambda alive: not alive)
+    _wait_for(lambda: list(temporary.glob("remesh-*")), lambda left: not left)
 
 
 def _is_running(pid: int) -> bool:
@@ -160,7 +166,7 @@ def _is_running(pid: int) -> bool:
     return state not in "ZX"
 
 
-def _wait_for(look: Callable[[], list[int]], done: Callable[[list[int]], bool]) -> list[int]:
+def _wait_for(look: Callable[[], list[T]], done: Callable[[list[T]], bool]) -> list[T]:
     deadline_s = time.monotonic() + 30
     while not done(found := look()):
         assert time.monotonic() < deadline_s, found

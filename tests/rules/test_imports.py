@@ -52,7 +52,8 @@ ARROW: dict[str, set[str]] = {
     "rounds": _FOUNDATION | {"comm"},
     # The launch of a job knows testbeds as one kind of hosts.
     "mpi": _FOUNDATION | {"comm", "images", "rounds", "testbed"},
-    "testbed": _FOUNDATION,
+    # Ranks come from the pool of `testing`, through a door.
+    "testbed": _FOUNDATION | {"testing"},
     "dashboard": _FOUNDATION,
     "testing": _MOVES | {"elastic"},
     "cli": _ALL_ROOMS | {"remesh"},

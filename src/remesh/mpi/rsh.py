@@ -14,7 +14,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from remesh.errors import ConfigError
-from remesh.testbed.inside import Door, enter_host
+from remesh.testbed.inside import Door
 
 _WITH_VALUE = frozenset("bcDEeFIiJLlmOopQRSWw")
 """Letters of ssh's options that take a value."""
@@ -49,7 +49,7 @@ def main(arguments: Sequence[str]) -> None:
     known = json.loads(Path(doors).read_text())
     if address not in known:
         raise ConfigError(f"reaching {address}: the testbed has {', '.join(known)}")
-    enter_host(Door(**known[address]))
+    Door(**known[address]).enter()
     os.execv("/bin/sh", ["/bin/sh", "-c", command])
 
 

@@ -28,7 +28,7 @@ from remesh.mpi.mpis import Installation, find_mpi
 from remesh.rounds.job_folder import Checkpoint, JobFolder, JobState
 from remesh.rounds.leader import Coordinator, Outcome, Settings
 from remesh.testbed import BedSpec, HostSpec, Testbed, parse_rate
-from remesh.testbed.inside import Door, command_inside, enter_host
+from remesh.testbed.inside import Door, command_inside
 
 _STEP_S = 0.1
 _LEAVE_S = 15.0
@@ -232,7 +232,7 @@ def _listen_inside(door: Door, address: str) -> socket.socket:
     made: list[socket.socket] = []
 
     def enter_and_listen() -> None:
-        enter_host(door)
+        door.enter()
         made.append(_listen(address))
 
     thread = threading.Thread(target=enter_and_listen)

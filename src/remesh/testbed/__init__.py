@@ -4,7 +4,7 @@ Needs root and iproute2; importing it needs neither, nor torch.
 """
 
 from remesh.testbed.bed import NicBytes, Testbed
-from remesh.testbed.ranks import RanksFailed, Run
 from remesh.testbed.spec import BedSpec, HostSpec, describe_rate, parse_rate
+from remesh.testing.pool import RankRun, RanksFailed
 
-__all__ = ["BedSpec", "HostSpec", "NicBytes", "RanksFailed", "Run", "Testbed", "describe_rate", "parse_rate"]
+__all__ = ["BedSpec", "HostSpec", "NicBytes", "RankRun", "RanksFailed", "Testbed", "describe_rate", "parse_rate"]

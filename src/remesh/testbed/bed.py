@@ -1,8 +1,8 @@
 """How are hosts on one machine used? `Testbed`: make them, run ranks and programs on them, hurt their links.
 
 A bed is made by root, of network namespaces and shaped virtual links (`commands`). It is taken apart when the context
-is left, and everything that still runs on its hosts is killed. If the owner is killed, its ranks end with it, and the
-next bed that anybody makes, or ``remesh testbed clean``, removes what is left.
+is left, and everything that still runs on its hosts is killed. If the owner is killed, its ranks end with it, and a
+`Warden` removes what is left; if that is killed, too, the next bed that anybody makes does, or ``testbed clean``.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import subprocess
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Final, Self
@@ -31,8 +30,9 @@ from remesh.testbed.commands import (
     commands_to_shape,
 )
 from remesh.testbed.inside import Door, command_inside
-from remesh.testbed.ranks import Job, Run, Site, StoreProcess, fork_server, places
 from remesh.testbed.spec import BedSpec
+from remesh.testbed.warden import Warden
+from remesh.testing.pool import RankPool, RankRun
 
 _BEDS: Final = itertools.count()
 """Numbers the beds of this process."""
@@ -49,6 +49,45 @@ class NicBytes:
         return NicBytes(self.sent - earlier.sent, self.received - earlier.received)
 
 
+@dataclass(frozen=True, slots=True)
+class _Bed:
+    """A bed that is there."""
+
+    names: BedNames
+    folder: Path
+    """For the file of hosts; removed with the bed."""
+    warden: Warden
+    pool: RankPool
+
+    @classmethod
+    def begin(cls, names: BedNames) -> Self:
+        """Everything but the hosts."""
+        folder = Path(tempfile.mkdtemp(prefix="remesh-testbed-"))
+        warden = Warden(names.namespaces, folder)
+        hosts_file = folder / "hosts"
+        addresses = [(names.address_of(host), host) for host in names.spec.names]
+        known = [("127.0.0.1", "localhost"), (names.switch_address, "switch"), *addresses]
+        hosts_file.write_text("".join(f"{address} {name}\n" for address, name in known))
+        # The store of the groups lives with the switches, where no killed rank and no cut link reaches it.
+        door = Door(names.switch, "switch", str(hosts_file))
+        return cls(names, folder, warden, RankPool(store_address=names.switch_address, store_door=door))
+
+    def door_of(self, host: str) -> Door:
+        return Door(self.names.namespace_of(host), host, str(self.folder / "hosts"))
+
+    @property
+    def switch_door(self) -> Door:
+        return Door(self.names.switch, "switch", str(self.folder / "hosts"))
+
+    def end(self) -> None:
+        try:
+            self.pool.close()
+            namespaces.remove(self.names.namespaces)
+        finally:
+            shutil.rmtree(self.folder, ignore_errors=True)
+            self.warden.dismiss()
+
+
 class Testbed:
     """Hosts on this machine; a context manager.
 
@@ -62,10 +101,7 @@ class Testbed:
 
     def __init__(self, spec: BedSpec) -> None:
         self.spec = spec
-        self._site: Site | None = None
-        self._context: ForkServerContext | None = None
-        self._store: StoreProcess | None = None
-        self._num_runs = 0
+        self._bed: _Bed | None = None
 
     def __enter__(self) -> Self:
         self.start()
@@ -79,9 +115,8 @@ class Testbed:
         namespaces.check_able()
         namespaces.clean()
         names = BedNames(self.spec, namespaces.this_owner(), next(_BEDS))
-        self._site = Site(names, Path(tempfile.mkdtemp(prefix="remesh-testbed-")))
+        self._bed = _Bed.begin(names)
         try:
-            self._site.write_hosts_file()
             namespaces.run_commands(commands_to_make(names), f"making a testbed of {len(self.spec.hosts)} hosts")
         except BaseException:
             self.close()
@@ -89,13 +124,9 @@ class Testbed:
 
     def close(self) -> None:
         """Kill what runs on the hosts and remove them; the bed may be started again."""
-        if self._store is not None:
-            self._store.end()
-            self._store = None
-        if self._site is not None:
-            namespaces.remove(self._site.names.namespaces)
-            shutil.rmtree(self._site.folder, ignore_errors=True)
-            self._site = None
+        if self._bed is not None:
+            bed, self._bed = self._bed, None
+            bed.end()
 
     # --- work ---
 
@@ -122,16 +153,11 @@ class Testbed:
         args: Sequence[Any] = (),
         *,
         timeout_s: float = 60.0,
-    ) -> Run:
+    ) -> RankRun:
         """Like `run`, but return while the ranks are at work, so that links can be changed; a context manager."""
-        site = self._need_site("running ranks")
-        where = places(site.names, ranks_per_host)
-        if self._context is None:
-            self._context = fork_server()
-        if self._store is None:
-            self._store = StoreProcess(self._context, site)
-        self._num_runs += 1
-        return Run(self._context, site, where, Job(fn, tuple(args), self._num_runs, timeout_s))
+        bed = self._need("running ranks")
+        doors = [bed.door_of(host) for host in _places(bed.names, ranks_per_host)]
+        return bed.pool.begin(fn, doors, args, timeout_s=timeout_s)
 
     def start_program(
         self,
@@ -145,59 +171,69 @@ class Testbed:
 
         Its environment is this one's, ``env``, and the name of the host's interface for gloo and NCCL.
         """
-        inside = command_inside(self._need_site(f"starting {command[0]!r}").door_of(host), command)
+        inside = command_inside(self._need(f"starting {command[0]!r}").door_of(host), command)
         errors = subprocess.STDOUT if output is not None else None
         return subprocess.Popen(inside, env={**os.environ, **(env or {})}, stdout=output, stderr=errors)
 
     def hosts_of_ranks(self, ranks_per_host: int | Mapping[str, int] = 1) -> dict[int, str]:
         """The host of every rank that `run` would start."""
-        return {place.rank: place.host for place in places(self._need("placing ranks"), ranks_per_host)}
+        return dict(enumerate(_places(self._need("placing ranks").names, ranks_per_host)))
 
     def address_of(self, host: str) -> str:
         """IPv4 address of a host."""
-        return self._need("looking up an address").address_of(host)
+        return self._need("looking up an address").names.address_of(host)
 
     def door_of(self, host: str) -> Door:
         """What a process needs to enter a host."""
-        return self._need_site("entering a host").door_of(host)
+        return self._need("entering a host").door_of(host)
 
     @property
     def switch_door(self) -> Door:
         """What a process needs to enter the switch, from where all hosts can be reached."""
-        site = self._need_site("entering the switch")
-        return Door(site.names.switch, "switch", str(site.hosts_file))
+        return self._need("entering the switch").switch_door
 
     @property
     def switch_address(self) -> str:
         """IPv4 address of the switch."""
-        return self._need("looking up an address").switch_address
+        return self._need("looking up an address").names.switch_address
 
     # --- links ---
 
     def set_rate(self, host: str, bytes_per_s: float | None) -> None:
         """Give a host's link another rate, each direction; None for full speed. Connections live on."""
-        names = self._need("changing a rate")
+        names = self._need("changing a rate").names
         namespaces.run_commands(commands_to_shape(names, host, bytes_per_s), f"changing the rate of {host!r}")
 
     def cut(self, host: str) -> None:
         """Pull a host's cable: packets are lost both ways, connections hang until they time out or are mended."""
-        namespaces.run_commands(commands_to_cut(self._need("cutting a link"), host), f"cutting off {host!r}")
+        namespaces.run_commands(commands_to_cut(self._need("cutting a link").names, host), f"cutting off {host!r}")
 
     def mend(self, host: str) -> None:
         """Put the cable back; TCP goes on with its next retransmission."""
-        namespaces.run_commands(commands_to_mend(self._need("mending a link"), host), f"mending the link of {host!r}")
+        namespaces.run_commands(
+            commands_to_mend(self._need("mending a link").names, host), f"mending the link of {host!r}"
+        )
 
     def nic_bytes(self, host: str) -> NicBytes:
         """The interface counters of a host."""
-        names = self._need("reading counters")
+        names = self._need("reading counters").names
         command = ("ip", "-n", names.namespace_of(host), "-statistics", "-json", "link", "show", "dev", NIC)
         counters = json.loads(namespaces.run_command(command, f"reading the counters of {host!r}"))[0]["stats64"]
         return NicBytes(counters["tx"]["bytes"], counters["rx"]["bytes"])
 
-    def _need(self, doing: str) -> BedNames:
-        return self._need_site(doing).names
-
-    def _need_site(self, doing: str) -> Site:
-        if self._site is None:
+    def _need(self, doing: str) -> _Bed:
+        if self._bed is None:
             raise ConfigError(f"{doing} on a testbed: it is not started; use it as a context manager, or call start()")
-        return self._site
+        return self._bed
+
+
+def _places(names: BedNames, ranks_per_host: int | Mapping[str, int]) -> list[str]:
+    """The host of each rank, host by host in order of hosts; a host that the mapping leaves out has none."""
+    if isinstance(ranks_per_host, int):
+        ranks_per_host = dict.fromkeys(names.spec.names, ranks_per_host)
+    for host in ranks_per_host:
+        names.spec.index_of(host)
+    hosts = [host for host in names.spec.names for _ in range(ranks_per_host.get(host, 0))]
+    if not hosts or min(ranks_per_host.values()) < 0:
+        raise ConfigError(f"placing ranks on a testbed: found {ranks_per_host} ranks per host, expected at least one")
+    return hosts

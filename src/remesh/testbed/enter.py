@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from remesh.testbed.inside import Door, enter_host
+from remesh.testbed.inside import Door
 
 _NOT_FOUND = 127
 """What a shell says for a program that cannot be run."""
@@ -15,7 +15,7 @@ _NOT_FOUND = 127
 def main(arguments: Sequence[str]) -> None:
     """Enter the host and become the program."""
     namespace, host, hosts_file, *command = arguments
-    enter_host(Door(namespace, host, hosts_file))
+    Door(namespace, host, hosts_file).enter()
     try:
         os.execvp(command[0], command)
     except OSError as error:

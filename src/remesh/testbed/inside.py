@@ -30,25 +30,24 @@ class Door:
     hosts_file: str
     """A file with the names and addresses of all hosts."""
 
-
-def enter_host(door: Door) -> None:
-    """Move this thread, and all it will start, into a host; `ConfigError` when there is no such host."""
-    try:
-        descriptor = os.open(FOLDER / door.namespace, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError as error:
-        raise ConfigError(
-            f"entering host {door.host!r}: its namespace {door.namespace} is gone; start the testbed again"
-        ) from error
-    try:
-        _enter(descriptor, door.hosts_file)
-    except OSError as error:
-        raise ConfigError(
-            f"entering host {door.host!r}: {error.strerror}; this needs root, and the right to change namespaces"
-        ) from error
-    finally:
-        os.close(descriptor)
-    socket.sethostname(door.host)
-    os.environ.update(dict.fromkeys(_NIC_VARIABLES, NIC))
+    def enter(self) -> None:
+        """Move this thread, and all it will start, into the host; `ConfigError` when there is no such host."""
+        try:
+            descriptor = os.open(FOLDER / self.namespace, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as error:
+            raise ConfigError(
+                f"entering host {self.host!r}: its namespace {self.namespace} is gone; start the testbed again"
+            ) from error
+        try:
+            _enter(descriptor, self.hosts_file)
+        except OSError as error:
+            raise ConfigError(
+                f"entering host {self.host!r}: {error.strerror}; this needs root, and the right to change namespaces"
+            ) from error
+        finally:
+            os.close(descriptor)
+        socket.sethostname(self.host)
+        os.environ.update(dict.fromkeys(_NIC_VARIABLES, NIC))
 
 
 def command_inside(door: Door, command: Sequence[str]) -> list[str]:

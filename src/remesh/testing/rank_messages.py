@@ -1,4 +1,4 @@
-"""What do a pool of ranks and its workers say to each other? One call per rank, one answer per call."""
+"""What do a pool of ranks and its workers say to each other? One call for each rank; it joins, and answers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, Final, Protocol
 
 from remesh.errors import ConfigError
 
@@ -73,8 +73,19 @@ def enter(name: FunctionName, *args: Any) -> None:
     name.find()(*args)
 
 
+class RankDoor(Protocol):
+    """How a process gets into the host that it is to run on, early in its life and once for all."""
+
+    @property
+    def host(self) -> str:
+        """Name of the host."""
+
+    def enter(self) -> None:
+        """Move this process there; the network libraries are told what their network is."""
+
+
 @dataclass(frozen=True, slots=True)
-class Call:
+class RankCall:
     """One call on one rank."""
 
     function: FunctionName
@@ -82,15 +93,20 @@ class Call:
     """The pickled tuple of positional arguments; opened by the worker once its path leads to their classes."""
     rank: int
     world_size: int
-    store_port: int
+    store: tuple[str, int]
+    """Address and port."""
     store_prefix: str
     """Fresh for every run of the pool: keys of two runs never meet."""
     group_timeout_s: float
     sys_path: tuple[str, ...]
 
 
+JOINED: Final = b"joined"
+"""What a worker says once all ranks of its call have met; its answer follows."""
+
+
 @dataclass(frozen=True, slots=True)
-class Answer:
+class RankAnswer:
     """What came of a call."""
 
     result: bytes | None

@@ -7,15 +7,19 @@ import os
 import pickle
 import signal
 import time
+from collections.abc import Iterable
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
 
 from remesh.errors import PeerError
-from remesh.testing.rank_messages import Answer, Call, FunctionName, enter
+from remesh.linux.procfs import work_of
+from remesh.testing.rank_messages import JOINED, FunctionName, RankAnswer, RankCall, RankDoor, enter
 
 _BODIES = "remesh.testing.rank_worker"
 _PRELOADED = ("torch.distributed.tensor", "torch.distributed.fsdp", "torch.distributed.checkpoint", _BODIES)
-_START_TIMEOUT_S = 60.0
+START_LIMIT_S = 60.0
+LOOK_S = 1.0
+"""Between looks at the progress of what is being started."""
 _JOIN_TIMEOUT_S = 5.0
 _STACKS_TIMEOUT_S = 2.0
 _STACKS_POLL_S = 0.05
@@ -28,41 +32,72 @@ def fork_server() -> ForkServerContext:
     return context
 
 
-class StoreHost:
-    """The process with the key-value store. Blocks until the store listens."""
+class StartLimit:
+    """For how long may what is being started get nowhere? Counted from its last progress: a machine may be slow."""
 
-    def __init__(self, context: ForkServerContext) -> None:
+    def __init__(self, pids: Iterable[int | None]) -> None:
+        self._pids = [pid for pid in pids if pid is not None]
+        self._work = -1
+        self._since_s = 0.0
+
+    def is_over(self) -> bool:
+        """Whether none of the processes has done anything for too long; to be asked every now and then."""
+        now_s, work = time.monotonic(), sum(work_of(pid) for pid in self._pids)
+        if work != self._work:
+            self._work, self._since_s = work, now_s
+        return now_s - self._since_s > START_LIMIT_S
+
+
+class StoreHost:
+    """The process with the key-value store of a pool. Blocks until the store listens."""
+
+    def __init__(self, context: ForkServerContext, door: RankDoor | None, address: str, folder: Path) -> None:
         self._pipe, theirs = context.Pipe()
-        self._process = context.Process(target=enter, args=(FunctionName(_BODIES, "host_store"), theirs), daemon=True)
+        arguments = (FunctionName(_BODIES, "host_store"), theirs, door, address, str(folder))
+        self._process = context.Process(target=enter, args=arguments, daemon=True)
         self._process.start()
         theirs.close()
-        if not self._pipe.poll(_START_TIMEOUT_S):
-            raise PeerError(f"starting the store of a pool of ranks: it did not listen after {_START_TIMEOUT_S:.0f} s")
-        self.port: int = pickle.loads(self._pipe.recv_bytes())
+        limit = StartLimit([self._process.pid])
+        while not self._pipe.poll(LOOK_S):
+            if limit.is_over():
+                raise self._not_listening(folder, f"did nothing for {START_LIMIT_S:.0f} s")
+        try:
+            self.place: tuple[str, int] = (address, pickle.loads(self._pipe.recv_bytes()))
+        except EOFError as error:
+            raise self._not_listening(folder, "ended") from error
+
+    def _not_listening(self, folder: Path, why: str) -> PeerError:
+        log = folder / "store.log"
+        wrote = log.read_text(errors="replace") if log.exists() else ""
+        return PeerError(f"starting the store of a pool of ranks: it {why}, expected it to listen; it wrote: {wrote}")
 
     def end(self) -> None:
         self._pipe.close()
         _end(self._process)
 
 
-class Worker:
-    """One forked process that answers calls."""
+class RankWorker:
+    """One forked process that answers calls, on one host for all its life."""
 
-    def __init__(self, context: ForkServerContext, log_path: Path) -> None:
+    def __init__(self, context: ForkServerContext, door: RankDoor | None, log_path: Path) -> None:
+        self.door = door
         self.pipe, theirs = context.Pipe()
         self._log_path = log_path
         self._log_read = 0
-        self._process = context.Process(
-            target=enter, args=(FunctionName(_BODIES, "serve_calls"), theirs, str(log_path)), daemon=True
-        )
+        arguments = (FunctionName(_BODIES, "serve_calls"), theirs, door, str(log_path))
+        self._process = context.Process(target=enter, args=arguments, daemon=True)
         self._process.start()
         theirs.close()
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid
 
     @property
     def is_alive(self) -> bool:
         return self._process.is_alive()
 
-    def post(self, call: Call) -> None:
+    def post(self, call: RankCall) -> None:
         """Send a call. A worker that died since it was seen alive is found when its answer is waited for."""
         self.new_output()
         try:
@@ -70,12 +105,13 @@ class Worker:
         except BrokenPipeError:
             return
 
-    def take_answer(self) -> Answer | None:
-        """The answer that the pipe is ready to give; None when the process ended without one."""
+    def take_answer(self) -> RankAnswer | bytes | None:
+        """What the pipe has: `JOINED`, then the answer; None when the process ended without one."""
         try:
-            answer: Answer = pickle.loads(self.pipe.recv_bytes())
+            told = self.pipe.recv_bytes()
         except (EOFError, ConnectionResetError):
             return None
+        answer: RankAnswer | bytes = told if told == JOINED else pickle.loads(told)
         return answer
 
     def new_output(self) -> str:
@@ -92,9 +128,9 @@ class Worker:
     def dump_stacks(self) -> str:
         """Ask the process for the stacks of its threads; what it wrote, these at the end."""
         text = self.new_output()
-        if not self.is_alive or self._process.pid is None:
+        if not self.is_alive or self.pid is None:
             return text
-        os.kill(self._process.pid, signal.SIGUSR1)
+        os.kill(self.pid, signal.SIGUSR1)
         deadline_s = time.monotonic() + _STACKS_TIMEOUT_S
         latest = ""
         # faulthandler writes all stacks in one go: they are complete when nothing more comes.
@@ -115,14 +151,13 @@ class Worker:
         return f"left with exit code {code}"
 
     def end(self) -> None:
-        """Let an idle process end; one that does not is killed."""
+        """Let an idle process end; one that does not is killed. Nothing can be heard of it any more."""
         self.pipe.close()
         _end(self._process)
 
     def kill(self) -> None:
         """End the process whatever it does."""
         self._process.kill()
-        self.end()
 
 
 def _end(process: multiprocessing.context.ForkServerProcess) -> None:

@@ -1,19 +1,21 @@
 """What does a rank of the pool do? The bodies of the processes behind :class:`remesh.testing.pool.RankPool`.
 
-A worker serves one call after the other: it joins a fresh gloo group, calls a module-level function, leaves
-the group and answers with the pickled result or with the text of what went wrong. It ends when the pool's
-end of the pipe closes. A second kind of process hosts the key-value store, so that the store outlives every
-worker.
+A worker enters its host if it has a door, then serves one call after the other: it joins a fresh gloo group, says so,
+calls a module-level function, leaves the group and answers with the pickled result or with the text of what went wrong.
+It ends when the pool's end of the pipe closes. A second kind of process hosts the key-value store, so that the store
+outlives every worker, and takes the pool's folder away when the pool is gone, however it went.
 """
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import io
 import multiprocessing
 import os
 import pickle
 import random
+import shutil
 import signal
 import sys
 import threading
@@ -27,41 +29,46 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from remesh.testing.rank_messages import Answer, Call
+from remesh.testing.rank_messages import JOINED, RankAnswer, RankCall, RankDoor
 
 _MAX_LOCALS_CHARS = 200
-_STORE_TIMEOUT = timedelta(seconds=60)
+_STORE_TIMEOUT = timedelta(minutes=10)
+"""Long: how long ranks may take to come up is for the pool to say."""
 
 
-def host_store(pipe: Connection) -> None:
-    """Host a key-value store, tell its port, live until the other end of the pipe closes."""
+def host_store(pipe: Connection, door: RankDoor | None, address: str, folder: str) -> None:
+    """Host a key-value store, tell its port, live until the other end of the pipe closes; then remove the folder."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=_STORE_TIMEOUT)
+    _send_output_to(f"{folder}/store.log")
+    if door is not None:
+        door.enter()
+    store = dist.TCPStore(address, 0, is_master=True, wait_for_workers=False, timeout=_STORE_TIMEOUT)
     pipe.send_bytes(pickle.dumps(store.port))
-    try:
+    with contextlib.suppress(EOFError):
         pipe.recv_bytes()
-    except EOFError:
-        return
+    shutil.rmtree(folder, ignore_errors=True)
 
 
-def serve_calls(pipe: Connection, log_path: str) -> None:
+def serve_calls(pipe: Connection, door: RankDoor | None, log_path: str) -> None:
     """Answer calls from the pipe until its other end closes. Output and stacks go to the log."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_end_with_owner, name="end-with-owner", daemon=True).start()
     _send_output_to(log_path)
     faulthandler.register(signal.SIGUSR1, file=sys.stderr, all_threads=True, chain=False)
+    if door is not None:
+        door.enter()  # before the first thread, which would stay outside
+    threading.Thread(target=_end_with_owner, name="end-with-owner", daemon=True).start()
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     torch.set_num_threads(1)
     warnings.filterwarnings("error", module=r"remesh(\.|$)")
     while True:
         try:
-            call: Call = pickle.loads(pipe.recv_bytes())
+            call: RankCall = pickle.loads(pipe.recv_bytes())
         except EOFError:
             return
-        pipe.send_bytes(pickle.dumps(_answer(call)))
+        pipe.send_bytes(pickle.dumps(_answer(call, pipe)))
 
 
-def _answer(call: Call) -> Answer:
+def _answer(call: RankCall, pipe: Connection) -> RankAnswer:
     """Perform one call; whatever goes wrong becomes text, because not every exception survives pickling."""
     sys.path[:] = call.sys_path
     torch.manual_seed(0)
@@ -70,6 +77,7 @@ def _answer(call: Call) -> Answer:
     try:
         function = call.function.find()
         _join_group(call)
+        pipe.send_bytes(JOINED)
         try:
             result = pickle.dumps(function(*pickle.loads(call.args)))
         finally:
@@ -77,8 +85,8 @@ def _answer(call: Call) -> Answer:
             if dist.is_initialized():
                 dist.destroy_process_group()
     except BaseException as error:
-        return Answer(None, _describe(error), time.monotonic())
-    return Answer(result, "", time.monotonic())
+        return RankAnswer(None, _describe(error), time.monotonic())
+    return RankAnswer(result, "", time.monotonic())
 
 
 def _end_with_owner() -> None:
@@ -89,8 +97,8 @@ def _end_with_owner() -> None:
         os._exit(1)
 
 
-def _join_group(call: Call) -> None:
-    client = dist.TCPStore("127.0.0.1", call.store_port, is_master=False, timeout=_STORE_TIMEOUT)
+def _join_group(call: RankCall) -> None:
+    client = dist.TCPStore(*call.store, is_master=False, timeout=_STORE_TIMEOUT)
     dist.init_process_group(
         "gloo",
         store=dist.PrefixStore(call.store_prefix, client),

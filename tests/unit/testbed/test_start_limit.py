@@ -1,0 +1,25 @@
+"""What is being started may take as long as it gets on, and not much longer."""
+
+from __future__ import annotations
+
+import pytest
+
+from remesh.testing import rank_process
+from remesh.testing.rank_process import START_LIMIT_S, StartLimit
+
+
+def test_a_start_is_over_when_nothing_has_moved_for_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s, work = 0.0, {1: 5, 2: 7}
+    monkeypatch.setattr(rank_process.time, "monotonic", lambda: now_s)
+    monkeypatch.setattr(rank_process, "work_of", lambda pid: work[pid])
+    limit = StartLimit([1, None, 2])
+    for _ in range(10):  # slow, but one of them gets on
+        now_s += 0.9 * START_LIMIT_S
+        work[2] += 1
+        assert not limit.is_over()
+    now_s += 0.9 * START_LIMIT_S
+    assert not limit.is_over()
+    now_s += 0.2 * START_LIMIT_S
+    assert limit.is_over()
+    work[1] += 1
+    assert not limit.is_over()
