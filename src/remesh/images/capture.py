@@ -25,7 +25,7 @@ from remesh.images.format import (
 from remesh.images.frozen import Frozen
 from remesh.images.identity import Identities
 from remesh.images.inspection import is_bound_by_the_site, kind_of
-from remesh.images.kinds import NotImageable, Refusal
+from remesh.images.kinds import ImageRefusal, NotImageable
 from remesh.images.ptrace import Registers, Tracee
 from remesh.linux.calls import PR_GET_TID_ADDRESS, get_robust_list, system_call
 from remesh.linux.proc_text import Area, AreaKind, Descriptor
@@ -88,10 +88,8 @@ def _check_interval_timers(pid: int, leader: Tracee, scratch: int) -> None:
     for which, name in enumerate(("ITIMER_REAL", "ITIMER_VIRTUAL", "ITIMER_PROF")):
         leader.call("getitimer", which, scratch)
         if any(leader.read(scratch, _ITIMER_BYTES)):
-            raise NotImageable(
-                f"dumping process {pid}",
-                [Refusal(f"process {pid}", f"it has a timer of kind {name} (setitimer, alarm); images do not hold it")],
-            )
+            why = f"it has a timer of kind {name} (setitimer, alarm); images do not hold it"
+            raise NotImageable(f"dumping process {pid}", [ImageRefusal(f"process {pid}", why)])
 
 
 def _signal_actions(leader: Tracee, scratch: int, chosen: int) -> dict[int, bytes]:

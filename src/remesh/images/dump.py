@@ -83,7 +83,7 @@ def dump_image(
     """
     phases = _Phases()
     pid = process.pid if isinstance(process, Frozen) else process
-    order = _Order(directory, previous, compress, track)
+    order = _ImageOrder(directory, previous, compress, track)
     if isinstance(process, Frozen):
         process.check_owner()
         return _dump_frozen(process, order, phases)
@@ -97,7 +97,7 @@ def dump_image(
 
 
 @dataclass(frozen=True, slots=True)
-class _Order:
+class _ImageOrder:
     """What to write, and where; see `dump_image`."""
 
     directory: Path
@@ -121,7 +121,7 @@ def _hash_files(pid: int) -> None:
 
 @collector_at_rest()
 @short_turns()
-def _dump_frozen(frozen: Frozen, order: _Order, phases: _Phases) -> ImageReport:
+def _dump_frozen(frozen: Frozen, order: _ImageOrder, phases: _Phases) -> ImageReport:
     try:
         with ImageFolder(order.directory) as folder:
             return _fill_folder(frozen, order, phases, folder)
@@ -135,7 +135,7 @@ def _dump_frozen(frozen: Frozen, order: _Order, phases: _Phases) -> ImageReport:
 
 
 @dataclass(frozen=True, slots=True)
-class _Saved:
+class _SavedPages:
     """What is written once all pages are."""
 
     num_bytes: int
@@ -148,7 +148,7 @@ class _Saved:
     """See `ImageReport`."""
 
 
-def _fill_folder(frozen: Frozen, order: _Order, phases: _Phases, folder: ImageFolder) -> ImageReport:
+def _fill_folder(frozen: Frozen, order: _ImageOrder, phases: _Phases, folder: ImageFolder) -> ImageReport:
     with PageWriter(order.directory / image_format.PAGES_FILE, compress=order.compress) as writer:
         saved = _save(frozen, order, phases, folder, writer)
     with phases.phase("commit"):
@@ -163,7 +163,7 @@ def _fill_folder(frozen: Frozen, order: _Order, phases: _Phases, folder: ImageFo
     return ImageReport(written.num_bytes, num_own, num_inherited, needed, phases.seconds, saved.not_tracked)
 
 
-def _save(frozen: Frozen, order: _Order, phases: _Phases, folder: ImageFolder, writer: PageWriter) -> _Saved:
+def _save(frozen: Frozen, order: _ImageOrder, phases: _Phases, folder: ImageFolder, writer: PageWriter) -> _SavedPages:
     """All but the header. What is not needed to begin with the pages is done while they are copied and written."""
     memory = ProcessMemory(frozen.pid, frozen.leader.memory_descriptor())
     with PageMap(frozen.pid) as pages:
@@ -183,7 +183,7 @@ def _save(frozen: Frozen, order: _Order, phases: _Phases, folder: ImageFolder, w
     with phases.phase("track"):
         not_tracked = track_pages.set_marks(frozen, scan.first) if order.track else ""
     with phases.phase("pages"):
-        return _Saved(split.num_bytes, layers, tuple(ancestors), writer.finish(), not_tracked)
+        return _SavedPages(split.num_bytes, layers, tuple(ancestors), writer.finish(), not_tracked)
 
 
 def _put_state(frozen: Frozen, folder: ImageFolder) -> None:
@@ -211,13 +211,13 @@ def _without_zeros_at_end(data: bytes) -> bytes:
     return data[:end]
 
 
-def _find_basis(pid: int, order: _Order) -> track_pages.Basis | None:
+def _find_basis(pid: int, order: _ImageOrder) -> track_pages.Basis | None:
     """What an increment can be made upon: marks have been kept since the previous image, and the chain is short."""
     basis = None if order.previous is None else track_pages.basis_of(pid, digest_of(order.previous))
     return None if basis is None or len(basis.builds_upon) + 1 > _MAX_ANCESTORS else basis
 
 
-def _ancestors(order: _Order, basis: track_pages.Basis) -> list[Ancestor]:
+def _ancestors(order: _ImageOrder, basis: track_pages.Basis) -> list[Ancestor]:
     """The previous image and what it builds upon, as seen from the new one."""
     assert order.previous is not None
     folders = [order.previous, *(order.previous / ancestor.folder for ancestor in basis.builds_upon)]

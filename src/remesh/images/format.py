@@ -235,7 +235,7 @@ def _is_range(start: int, end: int) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Chunk:
+class PageChunk:
     """A piece of ``pages.bin``. Its raw bytes follow those of the chunk before it."""
 
     num_raw_bytes: int
@@ -247,7 +247,7 @@ class Chunk:
 class ChunksState:
     """``chunks.json``."""
 
-    chunks: tuple[Chunk, ...]  # in order
+    chunks: tuple[PageChunk, ...]  # in order
 
     @property
     def num_raw_bytes(self) -> int:

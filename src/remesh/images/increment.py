@@ -15,19 +15,19 @@ from remesh.images.ranges import PageRange, PageSet, subtract
 
 
 @dataclass(frozen=True, slots=True)
-class Split:
+class PageSplit:
     """The pages of an image."""
 
     own: tuple[PageSet, ...]  # to be written by it, in this order
     inherited: list[Layer]  # of older images, the newest first
     num_bytes: int  # of all its pages, own and inherited
 
-    def and_own(self, pages: PageSet) -> Split:
+    def and_own(self, pages: PageSet) -> PageSplit:
         """With more pages of its own, that lie elsewhere."""
-        return Split((*self.own, pages), self.inherited, self.num_bytes + pages.num_bytes)
+        return PageSplit((*self.own, pages), self.inherited, self.num_bytes + pages.num_bytes)
 
 
-def split_pages(written: PageSet, saved: PageSet, previous: Sequence[Layer]) -> Split:
+def split_pages(written: PageSet, saved: PageSet, previous: Sequence[Layer]) -> PageSplit:
     """Split the pages to be saved, by whether they were written since the previous image, whose layers are given.
 
     ``written`` is a part of ``saved``, and first among the increment's own: those can be written before the others are
@@ -39,14 +39,14 @@ def split_pages(written: PageSet, saved: PageSet, previous: Sequence[Layer]) -> 
         rest = subtract(rest, layer.pages)
     # Not joined: a run must lie within one area, and areas may touch.
     missed = PageSet.of(subtract(rest, written))
-    return Split(
+    return PageSplit(
         (written, missed) if missed else (written,),
         [layer_within(layer, saved) for layer in previous],
         saved.num_bytes,
     )
 
 
-def drop_hidden(split: Split, ancestors: list[Ancestor]) -> tuple[Split, list[Ancestor]]:
+def drop_hidden(split: PageSplit, ancestors: list[Ancestor]) -> tuple[PageSplit, list[Ancestor]]:
     """Without the layers of which no page can be seen: those images are not needed any more.
 
     ``ancestors[k]`` is the image that ``split.inherited[k]`` is of.
@@ -60,4 +60,4 @@ def drop_hidden(split: Split, ancestors: list[Ancestor]) -> tuple[Split, list[An
             layers.append(layer)
             used.append(ancestor)
         above.append(layer.pages)
-    return Split(split.own, layers, split.num_bytes), used
+    return PageSplit(split.own, layers, split.num_bytes), used

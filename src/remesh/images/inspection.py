@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from remesh.images.format import FileKind
-from remesh.images.kinds import ROOM_PATH, Refusal
+from remesh.images.kinds import ROOM_PATH, ImageRefusal
 from remesh.images.machine import check_platform
 from remesh.linux.proc_text import Area, AreaKind, Descriptor
 from remesh.linux.procfs import children_of, read_areas, read_descriptors, read_status, seen_from_here
@@ -32,7 +32,7 @@ _WHY_ANON: Final = {
 }
 
 
-def check_imageable(pid: int, areas: list[Area] | None = None) -> list[Refusal]:
+def check_imageable(pid: int, areas: list[Area] | None = None) -> list[ImageRefusal]:
     """Everything about a running process that an image cannot hold, each by name; empty when it can be imaged.
 
     ``areas`` is its memory map, if that has been read. Nothing is stopped. Timers set by setitimer are seen only once
@@ -49,39 +49,39 @@ def check_imageable(pid: int, areas: list[Area] | None = None) -> list[Refusal]:
     ]
 
 
-def _check_process(pid: int) -> Iterator[Refusal]:
+def _check_process(pid: int) -> Iterator[ImageRefusal]:
     status = read_status(pid)
     if status["State"][0] in "ZX":
-        yield Refusal(f"process {pid}", "it has ended")
+        yield ImageRefusal(f"process {pid}", "it has ended")
     if status["State"][0] == "T":
-        yield Refusal(f"process {pid}", "it is stopped by a signal; let it go on with SIGCONT")
+        yield ImageRefusal(f"process {pid}", "it is stopped by a signal; let it go on with SIGCONT")
     if int(status["TracerPid"]) not in (0, os.getpid()):
-        yield Refusal(f"process {pid}", f"process {status['TracerPid']} traces it; end that debugger")
+        yield ImageRefusal(f"process {pid}", f"process {status['TracerPid']} traces it; end that debugger")
     if status.get("Seccomp", "0") != "0":
-        yield Refusal(f"process {pid}", "it runs under a seccomp filter, which would stop what a restore must do")
+        yield ImageRefusal(f"process {pid}", "it runs under a seccomp filter, which would stop what a restore must do")
     if "shstk" in status.get("x86_Thread_features", ""):
-        yield Refusal(f"process {pid}", "it has a shadow stack; set GLIBC_TUNABLES=glibc.cpu.x86_shstk=off")
+        yield ImageRefusal(f"process {pid}", "it has a shadow stack; set GLIBC_TUNABLES=glibc.cpu.x86_shstk=off")
     for child in children_of(pid):
         try:
             name = Path(f"/proc/{child}/comm").read_text().strip()
         except OSError:
             name = "ended"
-        yield Refusal(f"child process {child} ({name})", "images hold one process; wait until it has ended")
+        yield ImageRefusal(f"child process {child} ({name})", "images hold one process; wait until it has ended")
     timers = Path(f"/proc/{pid}/timers")
     if timers.exists() and timers.read_text().strip():
-        yield Refusal(f"process {pid}", "it has POSIX timers (timer_create); images do not hold them")
+        yield ImageRefusal(f"process {pid}", "it has POSIX timers (timer_create); images do not hold them")
 
 
-def _check_areas(pid: int, areas: list[Area]) -> Iterator[Refusal]:
+def _check_areas(pid: int, areas: list[Area]) -> Iterator[ImageRefusal]:
     known: set[tuple[str, str, int]] = set()  # a library has five areas and is looked at once
     for area in areas:
         kind, file = area.kind, (area.path, area.device, area.inode)
         if kind is AreaKind.FOREIGN:
-            yield Refusal(
+            yield ImageRefusal(
                 _name_of(area), "shared memory without a file, or of a device; images hold private memory and files"
             )
         elif kind is AreaKind.LOST_FILE:
-            yield Refusal(
+            yield ImageRefusal(
                 _name_of(area), "its file was deleted or replaced since it was mapped; start the program again"
             )
         elif kind in (AreaKind.PRIVATE_FILE, AreaKind.SHARED_FILE) and file not in known:
@@ -91,11 +91,11 @@ def _check_areas(pid: int, areas: list[Area]) -> Iterator[Refusal]:
             try:
                 info = os.stat(seen_from_here(pid, area.path))
             except OSError as error:
-                yield Refusal(_name_of(area), f"its file cannot be found: {error.strerror}")
+                yield ImageRefusal(_name_of(area), f"its file cannot be found: {error.strerror}")
                 continue
             device = f"{os.major(info.st_dev):02x}:{os.minor(info.st_dev):02x}"
             if device == area.device and info.st_ino != area.inode:
-                yield Refusal(_name_of(area), "another file stands under its name now; start the program again")
+                yield ImageRefusal(_name_of(area), "another file stands under its name now; start the program again")
 
 
 def _name_of(area: Area) -> str:
@@ -133,18 +133,19 @@ def _is_named(pid: int, path: str, info: os.stat_result) -> bool:
     return (named.st_dev, named.st_ino) == (info.st_dev, info.st_ino)
 
 
-def _check_descriptor(pid: int, descriptor: Descriptor) -> Refusal | None:
+def _check_descriptor(pid: int, descriptor: Descriptor) -> ImageRefusal | None:
     if kind_of(pid, descriptor) is not None:
         return None
     link = descriptor.link
     what = f"descriptor {descriptor.number}, {link}"
     if link.startswith("socket:"):
-        return Refusal(what, "a connection of the program's own; its other end is not in the image: close it first")
+        why = "a connection of the program's own; its other end is not in the image: close it first"
+        return ImageRefusal(what, why)
     if link.startswith("anon_inode:"):
         why = _WHY_ANON.get(link.removeprefix("anon_inode:"), "a kernel object that images do not hold")
-        return Refusal(what, why)
+        return ImageRefusal(what, why)
     if link.startswith("/memfd:"):
-        return Refusal(what, "shared memory without a file; images hold private memory and files")
+        return ImageRefusal(what, "shared memory without a file; images hold private memory and files")
     try:
         mode = os.stat(f"/proc/{pid}/fd/{descriptor.number}")
         if os.readlink(f"/proc/{pid}/fd/{descriptor.number}") != link:
@@ -153,14 +154,14 @@ def _check_descriptor(pid: int, descriptor: Descriptor) -> Refusal | None:
         return None
     if stat.S_ISCHR(mode.st_mode):
         if os.major(mode.st_rdev) in _TTY_MAJORS:
-            return Refusal(what, "a terminal; redirect it to a file")
-        return Refusal(what, "a device; its state is in the driver, not in the process")
+            return ImageRefusal(what, "a terminal; redirect it to a file")
+        return ImageRefusal(what, "a device; its state is in the driver, not in the process")
     if stat.S_ISFIFO(mode.st_mode):
-        return Refusal(what, "a named pipe; its other end is not in the image: close it first")
-    return Refusal(what, "the file has no name any more (deleted or replaced); images hold files that have one")
+        return ImageRefusal(what, "a named pipe; its other end is not in the image: close it first")
+    return ImageRefusal(what, "the file has no name any more (deleted or replaced); images hold files that have one")
 
 
-def _check_pipes(descriptors: list[Descriptor]) -> Iterator[Refusal]:
+def _check_pipes(descriptors: list[Descriptor]) -> Iterator[ImageRefusal]:
     ends: dict[str, set[int]] = {}
     for descriptor in descriptors:
         if descriptor.link.startswith("pipe:"):
@@ -168,7 +169,8 @@ def _check_pipes(descriptors: list[Descriptor]) -> Iterator[Refusal]:
     for descriptor in descriptors:
         if descriptor.link in ends and ends[descriptor.link] != {os.O_RDONLY, os.O_WRONLY}:
             what = f"descriptor {descriptor.number}, {descriptor.link}"
-            yield Refusal(what, "a pipe whose other end is in another process; images hold pipes with both ends inside")
+            why = "a pipe whose other end is in another process; images hold pipes with both ends inside"
+            yield ImageRefusal(what, why)
 
 
 def is_bound_by_the_site(path: str) -> bool:

@@ -53,7 +53,7 @@ class Site:
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class ImageRefusal:
     """One thing about a process that an image cannot hold."""
 
     what: str  # the offender: "descriptor 5, socket:[1234]"
@@ -66,7 +66,7 @@ class Refusal:
 class NotImageable(ConfigError):
     """A process has something that an image cannot hold; ``refusals`` names each. Nothing was stopped."""
 
-    def __init__(self, doing: str, refusals: list[Refusal]) -> None:
+    def __init__(self, doing: str, refusals: list[ImageRefusal]) -> None:
         super().__init__(f"{doing}: " + "; ".join(str(refusal) for refusal in refusals))
         self.refusals = refusals
 

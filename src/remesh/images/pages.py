@@ -30,7 +30,7 @@ from typing import Final
 
 from remesh.checksums import compress, crc32
 from remesh.errors import FormatError
-from remesh.images.format import CHUNK_BYTES, Chunk, ChunksState
+from remesh.images.format import CHUNK_BYTES, ChunksState, PageChunk
 from remesh.images.layers import PageRun
 from remesh.images.ranges import PageSet
 from remesh.linux.calls import address_of, make_buffer, read_process
@@ -64,7 +64,7 @@ class ProcessMemory:
 
 
 @dataclass(frozen=True, slots=True)
-class _Order:
+class _ChunkOrder:
     """A chunk that is to be written."""
 
     number: int  # its place among the chunks
@@ -85,10 +85,10 @@ class PageWriter:
     def __init__(self, path: Path, *, compress: bool) -> None:
         self._path = path
         self._compress = compress
-        self._orders: queue.SimpleQueue[_Order | None] = queue.SimpleQueue()
+        self._orders: queue.SimpleQueue[_ChunkOrder | None] = queue.SimpleQueue()
         self._num_orders = 0
         self._failure: BaseException | None = None
-        self._chunks: list[Chunk] = []
+        self._chunks: list[PageChunk] = []
         self._free: queue.SimpleQueue[memoryview] = queue.SimpleQueue()  # buffers of `copy`
         self._num_buffers = 0  # of `copy` that there are, at most one for each thread
         self._buffer: memoryview | None = None
@@ -165,7 +165,7 @@ class PageWriter:
                 thread.join()
 
     def _put(self, num_bytes: int, fill: Callable[[memoryview], None], gathered: memoryview | None = None) -> None:
-        self._orders.put(_Order(self._num_orders, num_bytes, fill, gathered))
+        self._orders.put(_ChunkOrder(self._num_orders, num_bytes, fill, gathered))
         self._num_orders += 1
 
     def _take_buffer(self) -> memoryview:
@@ -197,13 +197,13 @@ class PageWriter:
             if order.gathered is not None:
                 self._free.put(order.gathered)
 
-    def _write_chunk(self, order: _Order, room: memoryview) -> None:
+    def _write_chunk(self, order: _ChunkOrder, room: memoryview) -> None:
         stored, chunk = room, None
         try:
             if self._failure is None:
                 order.fill(room)
                 stored = memoryview(compress(room)) if self._compress else room
-                chunk = Chunk(len(room), len(stored), crc32(stored))
+                chunk = PageChunk(len(room), len(stored), crc32(stored))
         finally:
             offset = self._take_turn(order.number, chunk)
         left = stored if chunk is not None else memoryview(b"")
@@ -211,7 +211,7 @@ class PageWriter:
             count = _write_some(self._descriptor, left, offset)
             left, offset = left[count:], offset + count
 
-    def _take_turn(self, number: int, chunk: Chunk | None) -> int:
+    def _take_turn(self, number: int, chunk: PageChunk | None) -> int:
         """Append the chunk to the index once all before it are there; its offset in the file. None takes no place."""
         with self._turn:
             self._turn.wait_for(lambda: self._next_turn == number)
@@ -334,7 +334,7 @@ def _fill(descriptor: int, room: memoryview, offset: int) -> int:
     return count
 
 
-def _inflate(stored: memoryview, chunk: Chunk, path: Path) -> bytes:
+def _inflate(stored: memoryview, chunk: PageChunk, path: Path) -> bytes:
     try:
         inflater = zlib.decompressobj()
         raw = inflater.decompress(stored, chunk.num_raw_bytes + 1)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from remesh.images.increment import Split, split_pages
+from remesh.images.increment import PageSplit, split_pages
 from remesh.images.kinds import ARENA_PATH
 from remesh.images.layers import Layer
 from remesh.images.pagemap import PageMap, file_pages, private_spans
@@ -29,7 +29,7 @@ class Scan:
         self.first = PageSet.chain(map(pages.saved if previous is None else pages.written, self._spans))
         """Pages that the image holds itself in any case."""
 
-    def split(self) -> Split:
+    def split(self) -> PageSplit:
         """The second look: all pages of the image."""
         saved = self.first if self._previous is None else PageSet.chain(map(self._pages.saved, self._spans))
         of_arena = PageSet.chain(file_pages(self._pages.pid, area) for area in self._arena)

@@ -26,7 +26,7 @@ from remesh.mpi import rsh
 from remesh.mpi.launch import Host, Reach, Start, default_network, find_row, plan_start
 from remesh.mpi.mpis import Installation, find_mpi
 from remesh.rounds.job_folder import Checkpoint, JobFolder, JobState
-from remesh.rounds.leader import Coordinator, Outcome, Settings
+from remesh.rounds.leader import Coordinator, JobOutcome, Settings
 from remesh.testbed import BedSpec, HostSpec, Testbed, parse_rate
 from remesh.testbed.inside import Door, command_inside
 
@@ -64,7 +64,7 @@ class Placement:
 class Stay:
     """What has happened in a stay."""
 
-    outcome: Outcome
+    outcome: JobOutcome
     last_checkpoint: Mapping[str, object] | None
     """What the coordinator told about the last checkpoint of this stay."""
     ready_seconds: Mapping[int, Mapping[str, float]]
@@ -169,7 +169,7 @@ def run_stay(
         return Stay(outcome, coordinator.last_checkpoint, coordinator.ready_seconds, nic_bytes)
 
 
-def _lead(coordinator: Coordinator, launcher: subprocess.Popen[bytes], watch: Watch | None) -> Outcome:
+def _lead(coordinator: Coordinator, launcher: subprocess.Popen[bytes], watch: Watch | None) -> JobOutcome:
     while coordinator.outcome is None:
         coordinator.step(_STEP_S if watch is None else _STEP_S / 10)
         if watch is not None:

@@ -22,7 +22,7 @@ from remesh.rounds.status import Status
 
 
 @dataclass(frozen=True, slots=True)
-class Missing:
+class MissingMessages:
     """Messages of a pair of ranks that are on their way."""
 
     source: int
@@ -31,7 +31,7 @@ class Missing:
     """Sent less received; negative when the receiver answered later than the sender."""
 
 
-def compute_missing(statuses: Sequence[Status]) -> list[Missing]:
+def compute_missing(statuses: Sequence[Status]) -> list[MissingMessages]:
     """What has been sent and not received, by pair of ranks; ``statuses`` in order of rank."""
     balance: dict[tuple[int, int], int] = {}
     for status in statuses:
@@ -41,7 +41,7 @@ def compute_missing(statuses: Sequence[Status]) -> list[Missing]:
         for source, count in status.received:
             pair = (source, status.rank)
             balance[pair] = balance.get(pair, 0) - count
-    return [Missing(*pair, count) for pair, count in sorted(balance.items()) if count]
+    return [MissingMessages(*pair, count) for pair, count in sorted(balance.items()) if count]
 
 
 def find_traffic(now: Sequence[Status]) -> str:

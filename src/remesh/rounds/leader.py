@@ -52,7 +52,7 @@ class Settings:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class JobOutcome:
     """How the stay of a job on its ranks ended."""
 
     state: str
@@ -108,7 +108,7 @@ class Coordinator:
         """Of old checkpoints, while it is under way."""
         self._started_s = time.monotonic()
         self._told_to_stop = False
-        self.outcome: Outcome | None = None
+        self.outcome: JobOutcome | None = None
         self.last_checkpoint: Message | None = None
         """The answer that the last round gave to its client."""
 
@@ -163,7 +163,7 @@ class Coordinator:
     def fail(self, cause: str, exit_code: int = 1) -> None:
         """End the job; the first cause stays."""
         if self.outcome is None:
-            self._end(Outcome("failed", cause, exit_code))
+            self._end(JobOutcome("failed", cause, exit_code))
             self._tell_ranks({"type": "abort", "cause": cause})
 
     # --- messages ---
@@ -236,7 +236,7 @@ class Coordinator:
             self._finish()
 
     def _finish(self) -> None:
-        self._end(Outcome("finished", "all programs ended with exit status 0", 0))
+        self._end(JobOutcome("finished", "all programs ended with exit status 0", 0))
         self._tell_ranks({"type": "leave"})
 
     def _on_lost(self, rank: int, why: str) -> None:
@@ -404,7 +404,7 @@ class Coordinator:
             self._answer(end, answer)
             self._clear_away()
         if end.ending is Ending.STOPPED and len(self._ended) < self._num_ranks:
-            self._end(Outcome("stopped", f"checkpoint {attempt.number} was taken to stop", 0))
+            self._end(JobOutcome("stopped", f"checkpoint {attempt.number} was taken to stop", 0))
         elif len(self._ended) == self._num_ranks and self.outcome is None:
             self._finish()
 
@@ -454,7 +454,7 @@ class Coordinator:
     def _hosts(self) -> list[str]:
         return sorted({self._host_of(rank) for rank in self._hellos})
 
-    def _end(self, outcome: Outcome) -> None:
+    def _end(self, outcome: JobOutcome) -> None:
         self.outcome = outcome
         try:
             self._folder.change_state(outcome.state, outcome.cause)

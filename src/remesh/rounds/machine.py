@@ -36,7 +36,7 @@ class Protocol(Enum):
     TWO_PHASE = "two-phase"
 
 
-class Phase(Enum):
+class RoundPhase(Enum):
     """Where a round is."""
 
     HOLD = "hold"
@@ -75,7 +75,7 @@ class Ask:
     """To all ranks: take up this step and answer with a `Status`."""
 
     wave: int
-    step: Phase
+    step: RoundPhase
     """HOLD or CLOSE."""
     targets: tuple[tuple[str, int], ...] | None
     """Collectives that may be entered; None: none beyond those that are."""
@@ -117,7 +117,7 @@ class Round:
     limit_s: float = 60.0
     """A round that has not come to its images after this time is given up."""
     started_s: float = 0.0
-    phase: Phase = Phase.HOLD
+    phase: RoundPhase = RoundPhase.HOLD
     wave: int = 0
     targets: tuple[tuple[str, int], ...] | None = None
     answers: tuple[Status | None, ...] = ()
@@ -134,13 +134,13 @@ class Round:
 
     def begin(self, now_s: float) -> tuple[Round, tuple[Instruction, ...]]:
         """Ask for the first wave."""
-        phase = Phase.HOLD if self.protocol is Protocol.CLOCK else Phase.CLOSE
+        phase = RoundPhase.HOLD if self.protocol is Protocol.CLOCK else RoundPhase.CLOSE
         started = replace(self, started_s=now_s, changed_s=now_s, phase=phase)
         return started._ask(None, after_s=0.0)
 
     def on_status(self, status: Status, wave: int, now_s: float) -> tuple[Round, tuple[Instruction, ...]]:
         """A rank has answered; answers to waves that are over are passed over."""
-        if self.phase not in (Phase.HOLD, Phase.CLOSE) or wave != self.wave:
+        if self.phase not in (RoundPhase.HOLD, RoundPhase.CLOSE) or wave != self.wave:
             return self, ()
         if status.refusals:
             why = f"rank {status.rank} cannot be imaged: {'; '.join(status.refusals)}"
@@ -155,7 +155,7 @@ class Round:
 
         ``refused``: because of something in its program, and not of its files.
         """
-        if self.phase is not Phase.IMAGE:
+        if self.phase is not RoundPhase.IMAGE:
             return self, ()
         if problem:
             obstacle = Obstacle.REFUSED if refused else Obstacle.FAILED
@@ -163,26 +163,26 @@ class Round:
         written = replace(self, imaged=self.imaged | {rank})
         if len(written.imaged) < self.num_ranks:
             return written, ()
-        return replace(written, phase=Phase.COMMIT), (Commit(),)
+        return replace(written, phase=RoundPhase.COMMIT), (Commit(),)
 
     def on_committed(self, problem: str) -> tuple[Round, tuple[Instruction, ...]]:
         """The manifest is on the disk, or could not be written."""
-        if self.phase is not Phase.COMMIT:
+        if self.phase is not RoundPhase.COMMIT:
             return self, ()
         if problem:
             return self._give_up(Obstacle.FAILED, f"the checkpoint could not be committed: {problem}")
         ending = Ending.STOPPED if self.stop else Ending.RESUMED
-        return replace(self, phase=Phase.DONE), (End(ending, "committed"),)
+        return replace(self, phase=RoundPhase.DONE), (End(ending, "committed"),)
 
     def on_lost(self, rank: int, cause: str) -> tuple[Round, tuple[Instruction, ...]]:
         """A rank is gone, and the round with it."""
-        if self.phase is Phase.DONE:
+        if self.phase is RoundPhase.DONE:
             return self, ()
-        return replace(self, phase=Phase.DONE), (End(Ending.LOST, f"rank {rank} is gone: {cause}"),)
+        return replace(self, phase=RoundPhase.DONE), (End(Ending.LOST, f"rank {rank} is gone: {cause}"),)
 
     def on_time(self, now_s: float) -> tuple[Round, tuple[Instruction, ...]]:
         """Give up when the limit has passed. Writing images has no limit: it ends, or fails, by itself."""
-        if self.phase not in (Phase.HOLD, Phase.CLOSE) or now_s - self.started_s <= self.limit_s:
+        if self.phase not in (RoundPhase.HOLD, RoundPhase.CLOSE) or now_s - self.started_s <= self.limit_s:
             return self, ()
         silent = [rank for rank, answer in enumerate(self.answers) if answer is None]
         why = f"{self.reason or 'no wave was complete'}; in this wave ranks {silent} have not answered"
@@ -193,9 +193,9 @@ class Round:
         known = replace(self, before=wave, changed_s=changed_s)
         verdict = known._verdict(wave, now_s)
         known = replace(known, reason=verdict.reason)
-        if self.phase is Phase.HOLD:
+        if self.phase is RoundPhase.HOLD:
             if verdict.aligned:
-                return replace(known, phase=Phase.CLOSE)._ask(verdict.targets, after_s=0.0)
+                return replace(known, phase=RoundPhase.CLOSE)._ask(verdict.targets, after_s=0.0)
             return known._ask_again(verdict, now_s)
         if not verdict.aligned:
             return known._ask_again(verdict, now_s)
@@ -204,13 +204,13 @@ class Round:
             # A wave that only needs to be confirmed has nothing to wait for.
             after_s = _pause(known, now_s) if find_traffic(wave) else 0.0
             return replace(known, reason=why)._ask(verdict.targets, after_s=after_s)
-        return replace(known, phase=Phase.IMAGE, reason=why), (TakeImage(),)
+        return replace(known, phase=RoundPhase.IMAGE, reason=why), (TakeImage(),)
 
     def _verdict(self, wave: tuple[Status, ...], now_s: float) -> Verdict:
         targets = None if self.targets is None else dict(self.targets)
         if self.protocol is Protocol.TWO_PHASE:
             return decide_by_two_phases(wave, targets)
-        if self.phase is Phase.CLOSE:
+        if self.phase is RoundPhase.CLOSE:
             return Verdict(self.targets or (), True, "aligned")
         return decide_by_clock(wave, targets, is_stuck=now_s - self.changed_s >= PATIENCE_S)
 
@@ -230,7 +230,7 @@ class Round:
         return asked, (Ask(asked.wave, self.phase, targets, after_s),)
 
     def _give_up(self, obstacle: Obstacle, reason: str) -> tuple[Round, tuple[Instruction, ...]]:
-        return replace(self, phase=Phase.DONE), (End(Ending.GIVEN_UP, reason, obstacle),)
+        return replace(self, phase=RoundPhase.DONE), (End(Ending.GIVEN_UP, reason, obstacle),)
 
 
 def _pause(state: Round, now_s: float) -> float:

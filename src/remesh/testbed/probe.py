@@ -122,7 +122,7 @@ def _round_trip(first: int, second: int) -> float:
     return statistics.median(times) if rank == first else 0.0
 
 
-def _rate(root: int, peers: Sequence[int], act: _Act, seconds: float) -> float:
+def _rate(root: int, peers: Sequence[int], act: _Transmission, seconds: float) -> float:
     """Bytes per second through the root, on all ranks."""
     best = 0.0
     sizes = [max(_FIRST_BYTES // len(peers), 1)] * len(peers)
@@ -135,7 +135,7 @@ def _rate(root: int, peers: Sequence[int], act: _Act, seconds: float) -> float:
     return best
 
 
-def _transfer(root: int, size_of: Mapping[int, int], act: _Act) -> list[float]:
+def _transfer(root: int, size_of: Mapping[int, int], act: _Transmission) -> list[float]:
     """Move these bytes between the root and each peer, all at once; on the root, the seconds each peer took."""
     rank = dist.get_rank()
     if rank == root:
@@ -146,7 +146,7 @@ def _transfer(root: int, size_of: Mapping[int, int], act: _Act) -> list[float]:
     return [0.0] * len(size_of)
 
 
-class _Act(Protocol):
+class _Transmission(Protocol):
     def __call__(self, other: int, num_bytes: int, *, is_root: bool) -> float: ...
 
 

@@ -8,7 +8,7 @@ import os
 
 import pytest
 
-from remesh.images.pagemap import PageMap, Span, private_spans
+from remesh.images.pagemap import AreaSpan, PageMap, private_spans
 from remesh.images.ranges import PageRange
 from remesh.linux.calls import address_of
 from remesh.linux.proc_text import Area
@@ -33,7 +33,7 @@ def test_every_page_is_found_once_however_many_runs_there_are(num_runs: int) -> 
     for page in range(0, 2 * num_runs, 2):
         room[page * _PAGE] = 1
     with PageMap(os.getpid()) as pages:
-        found = pages.saved(Span((_area(start, start + len(room)),)))
+        found = pages.saved(AreaSpan((_area(start, start + len(room)),)))
     assert list(found) == [PageRange(at, at + _PAGE) for at in range(start, start + len(room), 2 * _PAGE)]
 
 

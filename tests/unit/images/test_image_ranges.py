@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from remesh.images.format import Ancestor, PagesState, index_pages
-from remesh.images.increment import Split, drop_hidden, split_pages
+from remesh.images.increment import PageSplit, drop_hidden, split_pages
 from remesh.images.layers import Layer, PageRun, layer_within, own_layer, visible_runs
 from remesh.images.pages import pieces_between
 from remesh.images.ranges import PageRange, PageSet, subtract
@@ -111,7 +111,7 @@ def test_longer_runs_are_cut_with_their_offsets() -> None:
 
 @given(page_sets, st.lists(layer_maps, max_size=3))
 def test_images_that_no_page_needs_any_more_are_forgotten(own: set[int], maps: list[dict[int, int]]) -> None:
-    split = Split((_ranges(own),), [_layer(each) for each in maps], 0)
+    split = PageSplit((_ranges(own),), [_layer(each) for each in maps], 0)
     left, used = drop_hidden(split, [Ancestor(str(number), "") for number in range(len(maps))])
     covered, expected = set(own), []
     for number, each in enumerate(maps):

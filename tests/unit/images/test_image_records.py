@@ -16,12 +16,12 @@ from remesh.images import format as image_format
 from remesh.images.format import (
     Ancestor,
     AreasState,
-    Chunk,
     ChunksState,
     FileIdentity,
     FilesState,
     FileState,
     Header,
+    PageChunk,
     PagesState,
     ProcessState,
     ThreadsState,
@@ -138,7 +138,7 @@ def test_runs_are_placed_whole_however_the_chunks_cut_them(sizes: list[int], chu
 
 
 def test_an_index_of_chunks_knows_how_long_they_are_together() -> None:
-    assert ChunksState((Chunk(4096, 10, 0), Chunk(8192, 20, 0))).num_stored_bytes == 30
+    assert ChunksState((PageChunk(4096, 10, 0), PageChunk(8192, 20, 0))).num_stored_bytes == 30
 
 
 def test_the_names_of_files_are_plain() -> None:

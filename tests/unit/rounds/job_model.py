@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from remesh.rounds.machine import Ask, Commit, End, Phase, Protocol, Round, TakeImage
+from remesh.rounds.machine import Ask, Commit, End, Protocol, Round, RoundPhase, TakeImage
 from remesh.rounds.status import Activity, Entered, Status, pairs
 
 Counts = tuple[tuple[str, int], ...]
@@ -159,7 +159,7 @@ class Job:
         message, *rest = rank.inbox
         rank = replace(rank, inbox=tuple(rest))
         if isinstance(message, Ask):
-            rank = replace(rank, held=True, targets=message.targets, closed=message.step is Phase.CLOSE)
+            rank = replace(rank, held=True, targets=message.targets, closed=message.step is RoundPhase.CLOSE)
             rank = replace(rank, outbox=(*rank.outbox, (message.wave, self._status(rank, me))))
         elif isinstance(message, TakeImage):
             rank = replace(rank, outbox=(*rank.outbox, "imaged"))
@@ -275,7 +275,7 @@ def explore(job: Job, *, stop: bool, most: int = 200_000) -> Explored:
         if world.cut is not None:
             cuts.add(world.cut)
         stopped = stop and world.cut is not None
-        if stopped or (world.round is not None and world.round.phase is Phase.DONE and job.is_complete(world)):
+        if stopped or (world.round is not None and world.round.phase is RoundPhase.DONE and job.is_complete(world)):
             ends.append(world)
         if stopped:
             continue

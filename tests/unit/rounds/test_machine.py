@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from remesh.errors import FormatError
 from remesh.rounds.clock import decide_by_clock
 from remesh.rounds.drain import compute_missing, is_drained
-from remesh.rounds.machine import PATIENCE_S, Ask, Commit, End, Ending, Obstacle, Phase, Round, TakeImage
+from remesh.rounds.machine import PATIENCE_S, Ask, Commit, End, Ending, Obstacle, Round, RoundPhase, TakeImage
 from remesh.rounds.status import Activity, Entered, Status, pairs
 from remesh.rounds.two_phase import decide_by_two_phases
 
@@ -108,16 +108,16 @@ def test_a_round_goes_from_intent_to_commit() -> None:
         now_s += 0.01
         for rank in _WORLD:
             assert rank == 0 or not told or told == ()
-            status = _status(rank, 5, closed=ask.step is Phase.CLOSE)
+            status = _status(rank, 5, closed=ask.step is RoundPhase.CLOSE)
             state, told = state.on_status(status, ask.wave, now_s)
-    assert steps == [Phase.HOLD, Phase.CLOSE, Phase.CLOSE]
+    assert steps == [RoundPhase.HOLD, RoundPhase.CLOSE, RoundPhase.CLOSE]
     state, told = state.on_imaged(1, "")
     assert told == ()
     state, told = state.on_imaged(0, "")
     assert told == (Commit(),)
     state, told = state.on_committed("")
     assert told == (End(Ending.STOPPED, "committed"),)
-    assert state.phase is Phase.DONE
+    assert state.phase is RoundPhase.DONE
 
 
 def test_a_refusal_gives_the_round_up_before_anything_is_stopped() -> None:
@@ -129,13 +129,13 @@ def test_a_refusal_gives_the_round_up_before_anything_is_stopped() -> None:
 @pytest.mark.parametrize("rank", _WORLD)
 @pytest.mark.parametrize(("refused", "obstacle"), [(False, Obstacle.FAILED), (True, Obstacle.REFUSED)])
 def test_an_image_that_failed_gives_the_round_up(rank: int, refused: bool, obstacle: Obstacle) -> None:
-    state = replace(Round(2, stop=False), phase=Phase.IMAGE)
+    state = replace(Round(2, stop=False), phase=RoundPhase.IMAGE)
     _, told = state.on_imaged(rank, "it cannot be", refused=refused)
     assert told == (End(Ending.GIVEN_UP, f"rank {rank} could not write its image: it cannot be", obstacle),)
 
 
 def test_a_wave_that_only_has_to_be_confirmed_is_followed_at_once_and_one_with_traffic_is_not() -> None:
-    state = replace(Round(2, stop=False), phase=Phase.CLOSE, wave=3, answers=(None, None))
+    state = replace(Round(2, stop=False), phase=RoundPhase.CLOSE, wave=3, answers=(None, None))
     for sent, waits in ((((1, 1),), True), ((), False)):
         asked = state
         for rank in _WORLD:
@@ -145,17 +145,17 @@ def test_a_wave_that_only_has_to_be_confirmed_is_followed_at_once_and_one_with_t
 
 
 def test_a_rank_that_dies_ends_the_round_in_any_phase() -> None:
-    for phase in (Phase.HOLD, Phase.CLOSE, Phase.IMAGE, Phase.COMMIT):
+    for phase in (RoundPhase.HOLD, RoundPhase.CLOSE, RoundPhase.IMAGE, RoundPhase.COMMIT):
         _, told = replace(Round(2, stop=False), phase=phase).on_lost(1, "killed")
         assert told == (End(Ending.LOST, "rank 1 is gone: killed"),)
-    assert replace(Round(2, stop=False), phase=Phase.DONE).on_lost(1, "killed")[1] == ()
+    assert replace(Round(2, stop=False), phase=RoundPhase.DONE).on_lost(1, "killed")[1] == ()
 
 
 def test_a_round_that_finds_no_cut_is_given_up_after_its_limit_but_not_while_images_are_written() -> None:
     state, _ = Round(2, stop=False, limit_s=5.0).begin(100.0)
     assert state.on_time(104.0)[1] == ()
     assert state.on_time(105.1)[1][0].ending is Ending.GIVEN_UP
-    assert replace(state, phase=Phase.IMAGE).on_time(1e9)[1] == ()
+    assert replace(state, phase=RoundPhase.IMAGE).on_time(1e9)[1] == ()
 
 
 def test_nothing_that_moves_raises_the_targets_of_who_is_held() -> None:

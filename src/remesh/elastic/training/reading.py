@@ -13,13 +13,14 @@ from __future__ import annotations
 
 import contextlib
 import random
-import zlib
 from collections.abc import Iterator, Mapping, Sequence, Set
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 import torch
+
+from remesh.checksums import crc32
 
 _MAX_ELEMENTS = 256
 """Elements of one array that are looked at. Reading a batch should not cost more than making it."""
@@ -64,7 +65,7 @@ def digest_of(sample: Any, before: int = 0) -> int:
         if not pending:
             break
         content, parts = _take_apart(pending.pop())
-        seen = zlib.crc32(content, seen)
+        seen = crc32(content, seen)
         pending += parts
     return seen
 
