@@ -184,7 +184,6 @@ _PURE_ELSEWHERE = {
     "remesh.rounds.drain",
     "remesh.rounds.machine",
     "remesh.rounds.status",
-    "remesh.rounds.two_phase",
     "remesh.testbed.commands",
     "remesh.testbed.spec",
     "remesh.testing.samples",

@@ -1,6 +1,6 @@
 """How do all ranks take one checkpoint together? A state machine at the coordinator: events in, instructions out.
 
-    HOLD    agree up to which collective each rank goes     (collective clock only)
+    HOLD    agree up to which collective each rank goes
     CLOSE   ranks take no requests; collectives that must complete do; the network drains
     IMAGE   each rank writes its image and the state of its lower half
     COMMIT  one manifest makes them a checkpoint
@@ -21,19 +21,11 @@ from enum import Enum
 from remesh.rounds.clock import MAX_RAISES, Verdict, decide_by_clock
 from remesh.rounds.drain import find_traffic, is_drained
 from remesh.rounds.status import Status
-from remesh.rounds.two_phase import decide_by_two_phases
 
 PAUSE_S = 0.002
 """Between a wave that did not decide and the next one."""
 PATIENCE_S = 0.1
 """Without any change for this long, the clock takes the ranks for stuck."""
-
-
-class Protocol(Enum):
-    """How ranks agree about collectives."""
-
-    CLOCK = "clock"
-    TWO_PHASE = "two-phase"
 
 
 class RoundPhase(Enum):
@@ -113,7 +105,6 @@ class Round:
     num_ranks: int
     stop: bool
     """Whether the job ends with this checkpoint."""
-    protocol: Protocol = Protocol.CLOCK
     limit_s: float = 60.0
     """A round that has not come to its images after this time is given up."""
     started_s: float = 0.0
@@ -134,9 +125,7 @@ class Round:
 
     def begin(self, now_s: float) -> tuple[Round, tuple[Instruction, ...]]:
         """Ask for the first wave."""
-        phase = RoundPhase.HOLD if self.protocol is Protocol.CLOCK else RoundPhase.CLOSE
-        started = replace(self, started_s=now_s, changed_s=now_s, phase=phase)
-        return started._ask(None, after_s=0.0)
+        return replace(self, started_s=now_s, changed_s=now_s)._ask(None, after_s=0.0)
 
     def on_status(self, status: Status, wave: int, now_s: float) -> tuple[Round, tuple[Instruction, ...]]:
         """A rank has answered; answers to waves that are over are passed over."""
@@ -191,28 +180,22 @@ class Round:
     def _judge(self, wave: tuple[Status, ...], now_s: float) -> tuple[Round, tuple[Instruction, ...]]:
         changed_s = self.changed_s if wave == self.before else now_s
         known = replace(self, before=wave, changed_s=changed_s)
-        verdict = known._verdict(wave, now_s)
-        known = replace(known, reason=verdict.reason)
         if self.phase is RoundPhase.HOLD:
-            if verdict.aligned:
-                return replace(known, phase=RoundPhase.CLOSE)._ask(verdict.targets, after_s=0.0)
-            return known._ask_again(verdict, now_s)
-        if not verdict.aligned:
-            return known._ask_again(verdict, now_s)
+            return known._judge_counts(wave, now_s)
         drained, why = is_drained(self.before, wave)
+        known = replace(known, reason=why)
         if not drained:
             # A wave that only needs to be confirmed has nothing to wait for.
-            after_s = _pause(known, now_s) if find_traffic(wave) else 0.0
-            return replace(known, reason=why)._ask(verdict.targets, after_s=after_s)
-        return replace(known, phase=RoundPhase.IMAGE, reason=why), (TakeImage(),)
+            return known._ask(self.targets, after_s=_pause(known, now_s) if find_traffic(wave) else 0.0)
+        return replace(known, phase=RoundPhase.IMAGE), (TakeImage(),)
 
-    def _verdict(self, wave: tuple[Status, ...], now_s: float) -> Verdict:
+    def _judge_counts(self, wave: tuple[Status, ...], now_s: float) -> tuple[Round, tuple[Instruction, ...]]:
         targets = None if self.targets is None else dict(self.targets)
-        if self.protocol is Protocol.TWO_PHASE:
-            return decide_by_two_phases(wave, targets)
-        if self.phase is RoundPhase.CLOSE:
-            return Verdict(self.targets or (), True, "aligned")
-        return decide_by_clock(wave, targets, is_stuck=now_s - self.changed_s >= PATIENCE_S)
+        verdict = decide_by_clock(wave, targets, is_stuck=now_s - self.changed_s >= PATIENCE_S)
+        known = replace(self, reason=verdict.reason)
+        if verdict.aligned:
+            return replace(known, phase=RoundPhase.CLOSE)._ask(verdict.targets, after_s=0.0)
+        return known._ask_again(verdict, now_s)
 
     def _ask_again(self, verdict: Verdict, now_s: float) -> tuple[Round, tuple[Instruction, ...]]:
         if verdict.targets == self.targets:

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from remesh.rounds.machine import Ask, Commit, End, Protocol, Round, RoundPhase, TakeImage
+from remesh.rounds.machine import Ask, Commit, End, Round, RoundPhase, TakeImage
 from remesh.rounds.status import Activity, Entered, Status, pairs
 
 Counts = tuple[tuple[str, int], ...]
@@ -28,13 +28,11 @@ class Rank:
     """One rank: its program, and what its lower half knows."""
 
     position: int = 0
-    phase_one: bool = False
-    """In the barrier before a collective (two phases only)."""
     inside: bool = False
     entered: Counts = ()
-    """Collectives entered; with two phases, barriers entered."""
+    """Collectives entered."""
     real: Counts = ()
-    """Collectives really called."""
+    """The same, also on what has been freed."""
     freed: Counts = ()
     """Collectives that were entered on what has been freed, until that is forgotten."""
     sent: tuple[int, ...] = ()
@@ -67,11 +65,9 @@ class World:
 class Job:
     """The scripts and who is in which communicator: what does not change."""
 
-    def __init__(self, scripts: tuple[Script, ...], members: Mapping[str, tuple[int, ...]], protocol: Protocol) -> None:
+    def __init__(self, scripts: tuple[Script, ...], members: Mapping[str, tuple[int, ...]]) -> None:
         self.scripts = scripts
         self.members = members
-        self.two_phase = protocol is Protocol.TWO_PHASE
-        self.protocol = protocol
         self.start = World(tuple(Rank(sent=(0,) * len(scripts), received=(0,) * len(scripts)) for _ in scripts))
 
     # --- what can happen next ---
@@ -89,7 +85,7 @@ class Job:
             yield from self._hear(world, me)
         yield from self.deliver(world)
         if world.round is None:
-            begun = Round(len(self.scripts), stop, self.protocol, limit_s=1e9)
+            begun = Round(len(self.scripts), stop, limit_s=1e9)
             yield self._perform(world, *begun.begin(0.0))
 
     def run_program(self, world: World, me: int) -> Iterator[World]:
@@ -125,19 +121,9 @@ class Job:
             is_alone = self.scripts[me][rank.position][0] == "tell" and count > 1
             if is_alone or all(_count(other.real, key) >= count for other in others):
                 yield _with(world, me, replace(rank, inside=False, position=rank.position + 1))
-        elif rank.phase_one:
-            barrier_is_through = all(_count(other.entered, key) >= count for other in others)
-            # Once a rank has heard of the checkpoint only the counts decide.
-            allowed = count <= _count(rank.targets or (), key) if rank.held else barrier_is_through
-            if allowed:
-                real = _plus_one(rank.real, key)
-                yield _with(world, me, replace(rank, phase_one=False, inside=True, real=real))
-        elif not rank.closed:
-            if self.two_phase:
-                yield _with(world, me, replace(rank, phase_one=True, entered=_plus_one(rank.entered, key)))
-            elif not rank.held or count < _count(rank.targets or (), key):
-                more = {"entered": _plus_one(rank.entered, key), "real": _plus_one(rank.real, key)}
-                yield _with(world, me, replace(rank, inside=True, **more))
+        elif not rank.closed and (not rank.held or count < _count(rank.targets or (), key)):
+            more = {"entered": _plus_one(rank.entered, key), "real": _plus_one(rank.real, key)}
+            yield _with(world, me, replace(rank, inside=True, **more))
 
     def deliver(self, world: World) -> Iterator[World]:
         """A message arrives: the first one of any pair."""
@@ -176,8 +162,6 @@ class Job:
             if kind in _COLLECTIVE:
                 at = (what,)
                 activity = Activity.INSIDE if rank.inside else Activity.HELD
-                if self.two_phase and not rank.inside and not rank.phase_one:
-                    activity, at = Activity.COMPUTING, ()
             elif kind == "recv":
                 activity = Activity.WAITING
         counts = {**dict.fromkeys(at, 0), **dict(rank.entered)}
@@ -234,7 +218,7 @@ class Job:
         fresh = []
         for rank in cut:
             entered = tuple((key, count) for key, count in rank.real if _count(rank.entered, key))
-            fresh.append(replace(rank, phase_one=False, entered=entered, held=False, targets=None, closed=False))
+            fresh.append(replace(rank, entered=entered, held=False, targets=None, closed=False))
         return World(tuple(replace(rank, freed=(), inbox=(), outbox=()) for rank in fresh))
 
     def run_to_end(self, world: World) -> World:

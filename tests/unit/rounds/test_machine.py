@@ -13,7 +13,6 @@ from remesh.rounds.clock import decide_by_clock
 from remesh.rounds.drain import compute_missing, is_drained
 from remesh.rounds.machine import PATIENCE_S, Ask, Commit, End, Ending, Obstacle, Round, RoundPhase, TakeImage
 from remesh.rounds.status import Activity, Entered, Status, pairs
-from remesh.rounds.two_phase import decide_by_two_phases
 
 _WORLD = (0, 1)
 
@@ -55,14 +54,6 @@ def test_ranks_that_stand_at_the_same_counts_are_aligned_in_the_first_wave(wave:
     verdict = decide_by_clock(wave, None, is_stuck=False)
     assert verdict.aligned == aligned
     assert dict(verdict.targets) == {"w": max(status.count("w") for status in wave)}
-
-
-def test_two_phases_take_the_smallest_count_and_let_those_below_finish() -> None:
-    held = [_status(0, 3, Activity.HELD, closed=True), _status(1, 2, closed=True)]
-    assert dict(decide_by_two_phases(held, None).targets) == {"w": 2}
-    assert decide_by_two_phases(held, {"w": 2}).aligned
-    both = [_status(rank, 3, Activity.HELD, closed=True) for rank in _WORLD]
-    assert "ranks [0, 1] finish" in decide_by_two_phases(both, {"w": 3}).reason
 
 
 def test_a_rank_held_at_a_target_that_nobody_else_knows_is_not_aligned() -> None:

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from remesh.rounds.machine import Protocol
 from tests.unit.rounds.job_model import Explored, Job, explore
 
 _JOBS: dict[str, Any] = {
@@ -63,10 +62,9 @@ _LONG = {"a chain of communicators", "a master that takes any answer"}
 
 
 @pytest.mark.parametrize("stop", [True, False], ids=["stopping", "going on"])
-@pytest.mark.parametrize("protocol", list(Protocol), ids=lambda p: p.value)
 @pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] if n in _LONG else []) for n in _JOBS])
-def test_every_order_of_events_leads_to_a_consistent_cut(name: str, protocol: Protocol, stop: bool) -> None:
-    job = Job(*_JOBS[name], protocol)
+def test_every_order_of_events_leads_to_a_consistent_cut(name: str, stop: bool) -> None:
+    job = Job(*_JOBS[name])
     found = explore(job, stop=stop)
     _check(job, found)
 
@@ -74,8 +72,7 @@ def test_every_order_of_events_leads_to_a_consistent_cut(name: str, protocol: Pr
 @pytest.mark.parametrize("stop", [True, False], ids=["stopping", "going on"])
 @pytest.mark.parametrize("name", _FREEING)
 def test_communicators_that_are_freed_meanwhile_keep_no_rank_from_the_cut(name: str, stop: bool) -> None:
-    """By the clock alone, as jobs run."""
-    job = Job(*_FREEING[name], Protocol.CLOCK)
+    job = Job(*_FREEING[name])
     found = explore(job, stop=stop)
     _check(job, found)
 
