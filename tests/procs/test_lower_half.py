@@ -12,7 +12,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import Shard, distribute_tensor
 
-from remesh.comm.lower import LowerHalf, is_network_error
+from remesh.comm.blame import is_network_error
+from remesh.comm.lower import LowerHalf
 from remesh.testing.pool import DIED, RankPool
 
 GROUP_TIMEOUT_S = 50.0

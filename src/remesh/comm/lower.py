@@ -3,8 +3,8 @@
 Shedding. When a peer dies, only ranks with a direct connection to it notice; the others sit in their collective until
 the group's timeout, and gloo's ``abort`` wakes nobody. So whoever learns of the death shuts down the sockets that the
 groups opened: every blocked operation then ends at once with a connection error. The sockets are known exactly: those
-that appeared while the groups were made (by descriptor *and* inode, so that a descriptor reused by the program since is
-left alone). NCCL communicators are aborted instead.
+that appeared while the groups were made, and that gloo's own threads wait on (by descriptor *and* inode, so that a
+descriptor reused by the program since is left alone). NCCL communicators are aborted instead.
 
 torch finds groups by name, and names count up from the start: groups that are grown again in the same order have the
 names of those before. So a DeviceMesh that the program holds is good again on the new groups, and one that was made on
@@ -18,7 +18,6 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-import re
 import socket
 import threading
 from collections.abc import Mapping
@@ -28,6 +27,7 @@ from typing import Any
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from remesh.comm.gloo_sockets import Socket, open_sockets, pick_gloos
 from remesh.errors import PeerError
 from remesh.torch_private import (
     FakeProcessGroup,
@@ -36,13 +36,6 @@ from remesh.torch_private import (
     name_groups_from_the_start,
     num_groups_named,
 )
-
-_NETWORK_WORDS = re.compile(
-    r"gloo/|Connection (closed|reset|refused)|Broken pipe|Socket (closed|Timeout)|NCCL|"
-    r"process group.*(abort|timed out)|Timed out waiting|recvValue failed|sendBytes failed",
-    re.IGNORECASE,
-)
-
 
 PRETENCE = "pretence"
 """Name of the backend whose groups move nothing."""
@@ -62,9 +55,9 @@ class LowerHalf:
         self._device_type = device_type
         self._timeout = timedelta(seconds=timeout_s)
         self._lock = threading.Lock()
-        self._before: frozenset[tuple[int, int]] | None = None
+        self._before: frozenset[Socket] | None = None
         """Sockets that were open before the groups were made; not None while they are being made."""
-        self._sockets: frozenset[tuple[int, int]] = frozenset()
+        self._sockets: frozenset[Socket] = frozenset()
         self._severed = False
         self.mesh: DeviceMesh | None = None
         self.control: dist.ProcessGroup | None = None
@@ -75,7 +68,7 @@ class LowerHalf:
         """Make the world group, the mesh and its axis groups over ``store``, whose keys must be fresh."""
         world_size = math.prod(axes.values())
         with self._lock:
-            self._before = _open_sockets()
+            self._before = open_sockets()
             severed = self._severed
         if severed:
             raise self._lost_meanwhile(rank, axes)
@@ -86,7 +79,7 @@ class LowerHalf:
             # The mesh makes its groups with torch's default of 30 minutes.
             group.set_timeout(self._timeout)
         with self._lock:
-            self._sockets = _open_sockets() - self._before
+            self._sockets = pick_gloos(open_sockets() - self._before)
             self._before = None
             severed = self._severed
         if severed:
@@ -118,10 +111,10 @@ class LowerHalf:
 
         Before :meth:`grow` it makes that fail, until the next :meth:`shed`.
         """
-        now_open = _open_sockets()
+        now_open = open_sockets()
         with self._lock:
             self._severed = True
-            sockets = self._sockets if self._before is None else now_open - self._before
+            sockets = self._sockets if self._before is None else pick_gloos(now_open - self._before)
             self._sockets = frozenset()
         for descriptor, _ in sockets & now_open:
             with contextlib.suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as alias:
@@ -155,31 +148,3 @@ class LowerHalf:
 
 def _make_pretending_group(common: Any, _own: Any) -> Any:
     return FakeProcessGroup._create_internal(common.group_rank, common.group_size, _pretences[-1])
-
-
-def is_network_error(error: BaseException) -> bool:
-    """Whether an exception, or what caused it, came from a collective that lost a peer rather than from user code."""
-    seen: set[int] = set()
-    pending: list[BaseException | None] = [error]
-    while pending:
-        one = pending.pop()
-        if one is None or id(one) in seen:
-            continue
-        seen.add(id(one))
-        if isinstance(one, (dist.DistError, PeerError)):
-            return True
-        if isinstance(one, RuntimeError) and _NETWORK_WORDS.search(str(one)):
-            return True
-        pending += [one.__cause__, one.__context__]
-    return False
-
-
-def _open_sockets() -> frozenset[tuple[int, int]]:
-    """(descriptor, inode) of every socket of this process."""
-    found = set()
-    for name in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError):
-            target = os.readlink(f"/proc/self/fd/{name}")
-            if target.startswith("socket:["):
-                found.add((int(name), int(target[8:-1])))
-    return frozenset(found)

@@ -59,6 +59,8 @@ class WorkerReport:
     """Whether it is to stand by, for it was slower than the others."""
     is_dispensable: bool = False
     """Whether it was asked to leave, and the job loses nothing without what it holds."""
+    error: str = ""
+    """The error that ended its last stay, if one did: type and first line."""
 
 
 @dataclass(frozen=True)
@@ -222,9 +224,10 @@ def decide_generation(
     step, taken = decide_step([report for _, report in workers])
     num_stalls = _count_stalls(last, {report.pid for _, report in workers}, step)
     if num_stalls >= MAX_STALLS:
+        error = next((f" (last of all {one.error})" for _, one in workers if one.error), "")
         return GiveUp(
-            f"the same members lost each other {num_stalls + 1} times at step {step} while all are alive; the network "
-            "between them does not carry, or ranks call different collectives"
+            f"the same members lost each other {num_stalls + 1} times at step {step} while all are alive{error}; the "
+            "network between them does not carry, or ranks call different collectives"
         )
     in_place = False
     if last is not None and choice.axes == last.axes:

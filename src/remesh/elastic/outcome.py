@@ -21,9 +21,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from remesh.comm.blame import tells_of_network
+
 _SIGTERM = 15
-_NETWORK_WORDS = ("connection reset", "connection closed", "connection refused", "broken pipe", "socket timeout")
-"""What the messages of gloo, NCCL and TCPStore say when a peer is gone, in small letters."""
 
 
 class Category(enum.Enum):
@@ -110,8 +110,7 @@ class WorkerFailure:
     @property
     def is_consequence(self) -> bool:
         """Whether it failed as ranks fail whose peer is gone, or as they end when told to."""
-        text = self.message.lower()
-        return self.exit_code == -_SIGTERM or any(words in text for words in _NETWORK_WORDS)
+        return self.exit_code == -_SIGTERM or tells_of_network(self.traceback)
 
 
 def decide_cause(failures: Sequence[WorkerFailure]) -> tuple[WorkerFailure, str]:

@@ -27,6 +27,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
+from remesh.comm.blame import is_network_error
 from remesh.comm.gather import Group, break_off, gather_from, group_rank, peer_error
 from remesh.errors import Error, PeerError
 from remesh.layout.from_torch import dtype_name
@@ -354,8 +355,7 @@ class _Step:
         """The error to raise here: a lost peer shows as errors of many kinds."""
         if isinstance(raised, Error) or not isinstance(raised, RuntimeError):
             return raised
-        # gloo's errors, from collectives in the module, have no type of their own; their text names its source files.
-        if lost is None and (isinstance(raised, dist.DistError) or "gloo" in str(raised)):
+        if lost is None and is_network_error(raised):
             lost = peer_error(_DOING, self._pipeline.group, raised)
         return lost or raised
 

@@ -1,27 +1,12 @@
+import socket
+import threading
+from collections.abc import Mapping
+
 import pytest
 import torch.distributed as dist
 
-from remesh.comm.lower import LowerHalf, is_network_error
+from remesh.comm.lower import LowerHalf
 from remesh.errors import PeerError
-
-
-def test_errors_of_a_lost_peer_are_told_from_errors_of_user_code() -> None:
-    lost = RuntimeError("[gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:3769")
-    assert is_network_error(lost)
-    assert is_network_error(dist.DistNetworkError("recvValue failed"))
-    assert is_network_error(PeerError("rank 3 is gone"))
-    assert not is_network_error(RuntimeError("mat1 and mat2 shapes cannot be multiplied"))
-    assert not is_network_error(ValueError("Connection closed by peer"))
-
-
-def test_a_lost_peer_behind_another_exception_is_still_seen() -> None:
-    try:
-        try:
-            raise RuntimeError("Broken pipe")
-        except RuntimeError as cause:
-            raise KeyError("while logging") from cause
-    except KeyError as error:
-        assert is_network_error(error)
 
 
 def test_a_member_lost_before_the_groups_are_made_is_not_forgotten() -> None:
@@ -37,3 +22,37 @@ def test_a_member_lost_before_the_groups_are_made_is_not_forgotten() -> None:
     assert lower.mesh.shape == (1,)
     lower.shed()
     assert not dist.is_initialized()
+
+
+class Meanwhile(LowerHalf):
+    """Another thread of the program opens sockets while the groups are made."""
+
+    def __init__(self) -> None:
+        super().__init__("gloo", "cpu", 5.0)
+        self.near, self.far = socket.socketpair()
+        self.opened = [self.near, self.far]
+
+    def _make_groups(self, backend: str, axes: Mapping[str, int]) -> None:
+        def open_some() -> None:
+            self.near, self.far = socket.socketpair()
+            with socket.create_server(("127.0.0.1", 0)) as server:
+                client = socket.create_connection(server.getsockname())
+                self.opened += [self.near, self.far, client, server.accept()[0]]
+
+        thread = threading.Thread(target=open_some)
+        thread.start()
+        super()._make_groups(backend, axes)
+        thread.join()
+
+
+def test_sockets_that_another_thread_opened_while_groups_were_made_are_left_alone() -> None:
+    lower = Meanwhile()
+    lower.grow(dist.HashStore(), 0, {"dp": 1})
+    lower.sever()
+    _, _, near, far, client, accepted = lower.opened
+    near.sendall(b"still")
+    client.sendall(b"here")
+    assert far.recv(9) + accepted.recv(9) == b"stillhere"
+    lower.shed()
+    for one in lower.opened:
+        one.close()

@@ -10,13 +10,16 @@ from hypothesis import strategies as st
 
 from remesh.elastic.outcome import WorkerFailure, decide_cause, describe_failure
 
+LOST = "torch.distributed.DistNetworkError: Connection reset by peer"
+
 
 def failure(rank: int, time_s: float, message: str = "ValueError: no", exit_code: int = 1) -> WorkerFailure:
-    return WorkerFailure(rank, rank % 2, f"n{rank // 2}", 100 + rank, exit_code, time_s, message)
+    trace = f'Traceback (most recent call last):\n  File "train.py", line 3, in step\n    go()\n{message}\n'
+    return WorkerFailure(rank, rank % 2, f"n{rank // 2}", 100 + rank, exit_code, time_s, message, trace)
 
 
 def test_rank_whose_peer_was_lost_is_no_cause_though_its_clock_runs_behind() -> None:
-    lost = failure(0, 10.0, "RuntimeError: [gloo] Connection reset by peer")
+    lost = failure(0, 10.0, LOST)
     told = failure(2, 11.0, "", exit_code=-15)
     cause, reason = decide_cause([lost, failure(3, 60.0), told])
     assert cause.rank == 3
@@ -24,8 +27,15 @@ def test_rank_whose_peer_was_lost_is_no_cause_though_its_clock_runs_behind() -> 
 
 
 def test_when_all_follow_from_others_the_earliest_is_told() -> None:
-    cause, _ = decide_cause([failure(1, 9.0, "Broken pipe"), failure(0, 8.0, "Connection closed")])
+    cause, _ = decide_cause([failure(1, 9.0, LOST), failure(0, 8.0, LOST)])
     assert cause.rank == 0
+
+
+def test_a_rank_whose_own_error_speaks_of_connections_is_a_cause() -> None:
+    """Its database is down; the others lost it."""
+    mine = failure(1, 9.0, "RuntimeError: Connection refused")
+    mine = replace(mine, traceback=mine.traceback.replace("go()", "raise RuntimeError(text)"))
+    assert decide_cause([failure(0, 8.0, LOST), mine, failure(2, 8.5, LOST)])[0].rank == 1
 
 
 def test_no_failure_has_no_cause() -> None:
@@ -41,7 +51,7 @@ def test_sentence_names_rank_place_and_signal() -> None:
 
 @given(
     st.lists(
-        st.tuples(st.integers(0, 9), st.floats(0, 9), st.sampled_from(["boom", "connection reset"])),
+        st.tuples(st.integers(0, 9), st.floats(0, 9), st.sampled_from(["boom", LOST])),
         min_size=1,
         max_size=8,
     )

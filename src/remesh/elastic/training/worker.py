@@ -12,19 +12,22 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import asdict
 from datetime import timedelta
 from pathlib import Path
+from traceback import TracebackException
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
-from remesh.comm.lower import LowerHalf, is_network_error
+from remesh.comm.blame import is_network_error
+from remesh.comm.lower import LowerHalf
 from remesh.comm.messages import Line, Message
 from remesh.comm.tls import Tls
 from remesh.comm.token import Token
@@ -89,6 +92,8 @@ class TrainingWorker:
         self._broken = 0
         self._paused = 0
         self._leaving = 0
+        self._last_error: TracebackException | None = None
+        """What ended the last stay; None once a step was taken since."""
         self._meter = BusyMeter()
         self._told_s: float | None = None
         """When this worker last told of a step in this generation; None before its first."""
@@ -105,6 +110,8 @@ class TrainingWorker:
                 message = self._next_meeting or self._link.next()
                 self._next_meeting = None
                 if message["type"] == "exit":
+                    if not message["ok"]:
+                        self._print_last_error()
                     raise Exit(bool(message["ok"]), str(message["text"]))
                 if message.get("forget"):
                     self._held = None
@@ -208,8 +215,19 @@ class TrainingWorker:
             self._stint = None
 
     def _suspect(self, error: BaseException) -> None:
+        # Not the error itself: its frames hold the batch and the model.
+        self._last_error = TracebackException.from_exception(error, lookup_lines=False)
+        if not is_network_error(error):
+            # It followed from the break, or it is the program's own: nobody else will tell.
+            self._print_last_error()
         text = _SOURCE_PLACE.sub("", str(error) or type(error).__name__).partition("\n")[0].partition(". ")[0]
         self._link.send({"type": "suspect", "slot": self._slot, "generation": self._generation, "text": text})
+
+    def _print_last_error(self) -> None:
+        if self._last_error is not None:
+            text = "".join(self._last_error.format())
+            sys.stderr.write(f"remesh: what ended the stay in generation {self._generation}:\n{text}")
+            sys.stderr.flush()
 
     def _send_left(self, *, in_doubt: bool) -> None:
         report = self._report(in_doubt=in_doubt)
@@ -229,6 +247,7 @@ class TrainingWorker:
             taken,
             can_stay=stint is not None and stint.can_stay,
             is_dispensable=stint.is_dispensable if stint is not None else self._is_dispensable,
+            error=_first_line(self._last_error),
         )
 
     # --- Caller, for the job ---
@@ -242,6 +261,7 @@ class TrainingWorker:
         return self._leaving >= self._generation
 
     def note_step(self) -> None:
+        self._last_error = None
         now_s = time.monotonic()
         self._steps_untold += 1
         if self._told_s is not None and now_s - self._told_s < PROGRESS_INTERVAL_S:
@@ -343,6 +363,10 @@ class TrainingWorker:
         if self._stint is not None and self._generation == generation:
             standing = look_at_main_thread()
             self._log.write("still-inside", generation=generation, place=standing.place, stack=standing.text)
+
+
+def _first_line(error: TracebackException | None) -> str:
+    return "" if error is None else "".join(error.format_exception_only()).partition("\n")[0]
 
 
 def _connect_store(endpoint: str) -> dist.Store:
