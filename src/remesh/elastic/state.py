@@ -4,7 +4,7 @@
 by reshard plans. *Values* (learning rates, schedulers' counters) are equal on all ranks and move as JSON.
 
 Optimizer state is named by the parameter it belongs to, ``optim.state.<parameter>.<moment>``, so that it finds its
-parameter again on any mesh.
+parameter again on any mesh; likewise a gradient that waits for more, ``<parameter>.grad``.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
+from remesh.elastic.gradients import Gradients
 from remesh.errors import ConfigError
 from remesh.layout.from_torch import Piece, piece_of
 
@@ -57,6 +58,7 @@ class CarriedState:
                     f"carrying {name!r}: expected a module, an optimizer, a tensor, or an object with state_dict and "
                     f"load_state_dict, found {type(one).__name__}; wrap it in such an object"
                 )
+        self.gradients = Gradients(self._models, self._optims.values())
         self._parameter_names = {
             id(parameter): f"{name}.{path}"
             for name, model in self._models.items()
@@ -69,11 +71,6 @@ class CarriedState:
         modules = (part for model in self._models.values() for part in model.modules())
         return not any(isinstance(part, FSDPModule | DistributedDataParallel) for part in modules)
 
-    def drop_gradients(self) -> None:
-        """Forget what a step that came to nothing has added up."""
-        for model in self._models.values():
-            model.zero_grad(set_to_none=True)
-
     def tensors(self) -> dict[str, torch.Tensor]:
         """All tensors by name; the same storage that the objects use."""
         found: dict[str, torch.Tensor] = {}
@@ -85,7 +82,8 @@ class CarriedState:
                 found |= {
                     f"{name}.state.{path}.{key}": one for key, one in moments.items() if isinstance(one, torch.Tensor)
                 }
-        return found | {name: one for name, one in self._others.items() if isinstance(one, torch.Tensor)}
+        others = {name: one for name, one in self._others.items() if isinstance(one, torch.Tensor)}
+        return found | others | self.gradients.tensors()
 
     def values(self) -> dict[str, Value]:
         """All plain values by name."""
@@ -130,17 +128,19 @@ class CarriedState:
         return HeldState(step, samples, self.pieces(), self.values(), line)
 
     def allocate(self, wanted: Mapping[str, Any]) -> None:
-        """Make fresh optimizers allocate the moments that ``wanted`` names, to be filled afterwards."""
+        """Make fresh optimizers' moments and gradients that ``wanted`` names, to be filled afterwards."""
         for name, optim in self._optims.items():
             if any(key.startswith(f"{name}.state.") for key in wanted) and not optim.state:
                 _take_empty_step(optim)
                 self._allocated.append(optim)
+        self.gradients.allocate(wanted.keys())
 
     def forget_allocated(self) -> None:
         """Make optimizers fresh again that were only made to allocate."""
         for optim in self._allocated:
             optim.state.clear()
         self._allocated.clear()
+        self.gradients.allocate(())
 
     def _parameters_of(self, name: str, optim: torch.optim.Optimizer) -> list[tuple[torch.Tensor, str]]:
         found = []

@@ -70,6 +70,8 @@ def main() -> None:
     parser.add_argument("--mishap", choices=["raise", "exit", "vote-no", "stuck"])
     parser.add_argument("--attempt", action="store_true", help="stay in the loop of steps when a member is replaced")
     parser.add_argument("--timeout-s", type=float, default=30.0)
+    parser.add_argument("--accumulate", type=int, default=1, help="commits to one step of the optimizer")
+    parser.add_argument("--reduce-late", action="store_true", help="gradients are added up before that step alone")
     parser.add_argument("--slow", help="NODE/SLOT of a worker that takes 0.3 s longer for a step")
     options = parser.parse_args()
     if options.mishap == "exit":
@@ -101,20 +103,32 @@ def main() -> None:
         time.sleep(options.pause_s if job.world_size >= options.full_size else 0.4)
         time.sleep(0.3 * is_slow)
         loss = (model(x) - x.roll(1, -1)).square().mean() * job.batch_weight
-        loss.backward()
-        if not options.fsdp:
-            for parameter in model.parameters():
-                dist.all_reduce(parameter.grad)
-                parameter.grad /= dist.get_world_size()
+        is_last = (job.step + 1) % options.accumulate == 0
+        if options.fsdp:
+            if options.reduce_late:
+                model.set_requires_gradient_sync(is_last)
+            loss.backward()
+        else:
+            for parameter, gradient in zip(
+                model.parameters(), torch.autograd.grad(loss, [*model.parameters()]), strict=True
+            ):
+                gradient /= dist.get_world_size()
+                if not options.reduce_late:
+                    dist.all_reduce(gradient)
+                parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
+                if options.reduce_late and is_last:
+                    dist.all_reduce(parameter.grad)
         bad_step = job.step == 5 and job.rank == 1
         if options.mishap == "raise" and bad_step:
             raise ValueError("the sky is falling")
         if options.mishap == "stuck" and bad_step and job.generation == 1:
             time.sleep(3600)
         if job.commit(ok=not (options.mishap == "vote-no" and bad_step)):
-            optim.step()
+            if is_last:
+                optim.step()
             job.log("step", checksum=checksum(model), draw=float(torch.rand(())))
-        optim.zero_grad()
+        if is_last:
+            optim.zero_grad()
 
     remesh.elastic(
         train,

@@ -1,7 +1,10 @@
+import json
+
 import pytest
 import torch
 from torch import nn
 
+from remesh.elastic.gradients import find_unlike
 from remesh.elastic.state import CarriedState
 from remesh.errors import ConfigError
 
@@ -66,3 +69,66 @@ def test_optimizer_without_its_model_is_refused() -> None:
 def test_objects_without_state_are_refused_by_name() -> None:
     with pytest.raises(ConfigError, match="carrying 'thing'.*found int"):
         CarriedState({"thing": 3})
+
+
+def add_up(model: nn.Module) -> None:
+    model(torch.randn(4, 3)).square().sum().backward()
+
+
+def test_gradients_that_wait_for_more_are_state_and_those_used_up_are_not() -> None:
+    model, optim = make(0)
+    state = CarriedState({"model": model, "optim": optim})
+    add_up(model)
+    state.gradients.keep()
+    assert "model.0.weight.grad" in state.tensors()
+    kept = state.tensors()["model.0.weight.grad"].clone()
+    add_up(model)  # the batch after: it may come to nothing
+    assert torch.equal(state.tensors()["model.0.weight.grad"], kept)
+    optim.step()
+    state.gradients.keep()  # used up, and set to zero only when the next batch begins
+    assert not any(name.endswith(".grad") for name in state.tensors())
+    for fused in (False, True):  # a fused step tells nobody that it writes
+        optim = torch.optim.SGD(model.parameters(), lr=0.1, fused=fused)
+        state = CarriedState({"model": model, "optim": optim})
+        add_up(model)
+        optim.step()
+        state.gradients.keep()
+        assert not state.gradients.is_accumulating
+    state = CarriedState({"model": model})  # a step by hand
+    add_up(model)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter -= 0.1 * parameter.grad
+    state.gradients.keep()
+    assert not state.gradients.is_accumulating
+
+
+def test_gradients_are_made_as_wanted_and_go_on_from_there() -> None:
+    model, optim = make(0)
+    state = CarriedState({"model": model, "optim": optim})
+    add_up(model)
+    state.gradients.drop()
+    state.allocate({"model.0.weight.grad": None})
+    state.tensors()["model.0.weight.grad"].fill_(2.0)
+    state.gradients.settle()
+    assert model[0].weight.grad is not None and bool((model[0].weight.grad == 2).all())
+    assert model[0].bias.grad is None
+    state.gradients.keep()
+    assert bool((state.tensors()["model.0.weight.grad"] == 2).all())
+    state.allocate({})
+    assert model[0].weight.grad is None and not state.gradients.is_accumulating
+
+
+def test_gradients_that_ranks_have_not_added_up_are_found() -> None:
+    told = []
+    for seed in (1, 1, 2):
+        model, _ = make(0)
+        state = CarriedState({"model": model})
+        torch.manual_seed(seed)
+        add_up(model)
+        state.gradients.keep()
+        told.append(json.loads(json.dumps(state.gradients.describe())))
+    assert find_unlike(told[:2]) is None
+    found = find_unlike(told)
+    assert found is not None and found[1:] == (0, 2)
+    assert find_unlike([told[0], {}]) is None

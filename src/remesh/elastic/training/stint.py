@@ -17,8 +17,11 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from remesh.checkpoint.storage import Location
-from remesh.comm.lower import is_network_error
+from remesh.comm.blame import is_network_error
+from remesh.comm.gather import all_gather_json
 from remesh.elastic.events import EventLog
+from remesh.elastic.gradients import ADVICE as GRADIENT_ADVICE
+from remesh.elastic.gradients import Gradients, find_unlike
 from remesh.elastic.state import CarriedState, HeldState
 from remesh.elastic.training.fill import FillRules, Offers, fill_state
 from remesh.elastic.training.place import Caller, JobOptions, Leave, RankPlace
@@ -67,6 +70,8 @@ class Stint:
         self._filling: CarriedState | None = None
         self._uses_attempts = False
         """Whether the program has its steps in `attempt`."""
+        self._has_compared_gradients = self._must_compare_gradients = False
+        """Whether ranks saw in this generation that they hold like gradients, and whether the last vote asks for it."""
         self._num_steps_here = 0
         """Batches resolved since this rank entered its generation."""
 
@@ -88,6 +93,7 @@ class Stint:
         options = self.options
         rules = FillRules(options.checkpoint, options.save_every, self.plan.number, self.plan.is_behind)
         filled = fill_state(state, offers, host_of, rules)
+        state.gradients.settle()
         self._held, self._snapshots = None, ()
         self._state = state
         self.position = filled.position
@@ -162,7 +168,8 @@ class Stint:
         self.plan, self._kept = place.plan, Safekeeping(place, self.options, self._log)
         self._must_leave = self._must_hand_over = self.is_dispensable = False
         self._unresolved, self._num_steps_here = None, 0
-        self._state.drop_gradients()
+        self._has_compared_gradients = self._must_compare_gradients = False
+        self._state.gradients.drop()
         state, self._state = self._state, None
         self._held, self._snapshots = self._hold(state), place.snapshots
         self._fill(state)
@@ -173,7 +180,11 @@ class Stint:
         if self._unresolved is None:
             raise ConfigError("committing: no batch is open; call commit once for each batch of job.batches(...)")
         digest = 0 if self._reading is None else self._reading.digest
-        votes = [not ok, self._caller.wants_pause, self._caller.is_leaving, self._kept.is_sending, digest, -digest]
+        accumulates = self._state is not None and self._state.gradients.is_accumulating
+        votes = [
+            *(not ok, self._caller.wants_pause, self._caller.is_leaving, self._kept.is_sending),
+            *(accumulates, digest, -digest),
+        ]
         vote = torch.tensor(votes, dtype=torch.int64)
         try:
             dist.all_reduce(vote, dist.ReduceOp.MAX, group=self._lower.control)
@@ -187,9 +198,10 @@ class Stint:
                 raise Leave from None
             taken, self._must_leave = outcome, True
         else:
-            rejected, pause, somebody_leaves, somebody_sends, largest, smallest_negated = vote.tolist()
+            rejected, pause, somebody_leaves, somebody_sends, accumulates, largest, smallest_negated = vote.tolist()
             if largest != -smallest_negated:
                 self._refuse_orders(digest)
+            self._must_compare_gradients = bool(accumulates) and not self._has_compared_gradients
             self._kept.is_anybody_sending = bool(somebody_sends)
             taken, self._must_leave = not rejected, bool(pause)
             self._must_hand_over = bool(somebody_leaves)
@@ -199,6 +211,17 @@ class Stint:
         self._caller.note_step()
         self._in_step = self.last_taken = taken
         return taken
+
+    def _compare_gradients(self, gradients: Gradients) -> None:
+        self._has_compared_gradients, self._must_compare_gradients = True, False
+        unlike = find_unlike(all_gather_json(gradients.describe(), self._lower.control))
+        if unlike is not None:
+            name, one, other = unlike
+            raise ConfigError(
+                f"keeping gradients over commits at step {self.position.step}: ranks {one} and {other} hold the same "
+                f"part of {name!r} with different values, and a rank that dies would take its part along; "
+                f"{GRADIENT_ADVICE}"
+            )
 
     def _refuse_orders(self, digest: int) -> NoReturn:
         read = "indices" if self._reading is None else self._reading.describe()
@@ -244,6 +267,10 @@ class Stint:
     def boundary(self) -> None:
         """Between two steps: the last one is complete, and this rank may leave."""
         self._in_step = False
+        if self._state is not None and self._unresolved is None:
+            self._state.gradients.keep()
+            if self._must_compare_gradients:
+                self._compare_gradients(self._state.gradients)
         if self._must_hand_over:
             assert self._state is not None
             self._must_hand_over = False

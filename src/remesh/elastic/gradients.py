@@ -1,0 +1,140 @@
+"""Which gradients belong to the state of a step? Those that a program goes on adding to over several commits.
+
+At the end of a step a gradient either has been used up (an optimizer moved its parameters; what is left will be set to
+zero) or waits for more. What waits is state like any other: named after its parameter, with its layout. A copy is kept,
+for the next batch adds to the gradient itself before all ranks have voted on it.
+
+A gradient that ranks have not added up yet is no such box: each holds another part of it, which dies with its rank. So
+ranks that hold the same box compare what they have (:func:`find_unlike`), once in each generation that accumulates.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.fsdp import FSDPModule
+
+from remesh.errors import ConfigError
+from remesh.layout.from_torch import piece_of
+
+SUFFIX = ".grad"
+ADVICE = (
+    "let every backward pass add up gradients over ranks (no no_sync(), no set_requires_gradient_sync(False) beyond "
+    "one batch), or accumulate inside one batch: cut it up, and commit once for all of it"
+)
+_NUM_SAMPLES = 16
+_TOLERANCE = 1e-3
+"""Replicas that computed one gradient by themselves may differ in rounding; parts of one differ in everything."""
+
+
+class Gradients:
+    """The gradients of some models that outlive a commit."""
+
+    def __init__(self, models: Mapping[str, nn.Module], optims: Collection[torch.optim.Optimizer]) -> None:
+        self._models = models
+        self._parameters = {
+            f"{name}.{path}{SUFFIX}": parameter
+            for name, model in models.items()
+            for path, parameter in model.named_parameters()
+        }
+        self._kept: dict[str, torch.Tensor] = {}
+        self._is_used = False
+        self._versions: list[int] = []
+        """How often each parameter was written to when gradients were last looked at."""
+        ours = weakref.ref(self)
+
+        def note_step(*_: Any) -> None:
+            if (found := ours()) is not None:
+                found._is_used = True
+
+        for optim in optims:
+            optim.register_step_post_hook(note_step)
+        self.settle()
+
+    @property
+    def is_accumulating(self) -> bool:
+        """Whether the last step left gradients that wait for more."""
+        return bool(self._kept)
+
+    def settle(self) -> None:
+        """What was written into parameters until now used no gradient up: it was filled in."""
+        self._versions = [parameter._version for parameter in self._parameters.values()]
+        self._is_used = False
+
+    def keep(self) -> None:
+        """At the end of a step: a copy of what waits for more."""
+        was_used = self._is_used or self._versions != [one._version for one in self._parameters.values()]
+        self.settle()
+        if was_used:
+            self._kept = {}
+            return
+        self._check_reduced()
+        present = {name: one.grad for name, one in self._parameters.items() if one.grad is not None}
+        self._kept = {name: gradient.detach().clone() for name, gradient in present.items()}
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """What was kept, by name."""
+        return self._kept
+
+    def allocate(self, wanted: Collection[str]) -> None:
+        """Make exactly those gradients that ``wanted`` names, to be filled afterwards."""
+        for name in self._kept.keys() - wanted:
+            self._parameters[name].grad = None
+        self._kept = {}
+        for name, parameter in self._parameters.items():
+            if name in wanted:
+                parameter.grad = torch.zeros_like(parameter)
+                self._kept[name] = parameter.grad.detach()
+
+    def drop(self) -> None:
+        """Forget what a step that came to nothing has added up; what was kept stays kept."""
+        for model in self._models.values():
+            model.zero_grad(set_to_none=True)
+
+    def describe(self) -> dict[str, Any]:
+        """JSON of some elements and the size of every box kept here, for :func:`find_unlike`."""
+        told = {}
+        for name, gradient in self._kept.items():
+            piece = piece_of(gradient)
+            flat = piece.tensor.detach().reshape(-1).double()
+            some = flat[:: max(1, flat.numel() // _NUM_SAMPLES)].tolist()
+            boxes = [[list(part) for part in (shard.box.start, shard.box.stop)] for shard in piece.shards]
+            told[name] = {"boxes": boxes, "some": [*some, float(flat.norm())]}
+        return told
+
+    def _check_reduced(self) -> None:
+        for name, model in self._models.items():
+            for path, part in model.named_modules():
+                if isinstance(part, FSDPModule) and _holds_unreduced(part):
+                    raise ConfigError(
+                        f"keeping the gradients of {name}.{path or 'all of it'} over a commit: FSDP has not added them "
+                        f"up over its ranks yet, and each rank's part would die with it; {ADVICE}"
+                    )
+
+
+def find_unlike(told: Sequence[Mapping[str, Any]]) -> tuple[str, int, int] | None:
+    """A gradient of which two ranks hold the same boxes with other values, and these ranks; None if there is none.
+
+    ``told`` has what each rank's :meth:`Gradients.describe` said.
+    """
+    first: dict[tuple[str, str], tuple[int, Sequence[float]]] = {}
+    for rank, each in enumerate(told):
+        for name, one in each.items():
+            other, values = first.setdefault((name, str(one["boxes"])), (rank, one["some"]))
+            scale = max(map(abs, (*values, *one["some"])))
+            if any(abs(a - b) > _TOLERANCE * scale for a, b in zip(values, one["some"], strict=True)):
+                return name, other, rank
+    return None
+
+
+def _holds_unreduced(module: FSDPModule) -> bool:
+    group = module._get_fsdp_state()._fsdp_param_group
+    for one in () if group is None else group.fsdp_params:
+        unsharded = getattr(one, "_unsharded_param", None)
+        if one.unsharded_accumulated_grad is not None or (unsharded is not None and unsharded.grad is not None):
+            return True
+    return False

@@ -1,0 +1,71 @@
+"""Gradients that are added up over several commits outlive the mesh, or the job says at once that they cannot."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from remesh.elastic.training.job import seed_everything
+from remesh.elastic.training.position import Position, derive_seed, plan_batch
+from remesh.testing.local_job import LocalJob
+from remesh.testing.samples import count_samples
+from tests.procs.scripts import tiny
+
+pytestmark = pytest.mark.procs
+SCRIPT = str(Path(tiny.__file__))
+TIMEOUT_S = 90.0
+EVERY, STEPS = 5, 40
+
+
+def script(*flags: str) -> list[str]:
+    return [SCRIPT, "--mesh", "dp=-1", "--steps", str(STEPS), "--accumulate", str(EVERY), "--full-size", "2", *flags]
+
+
+@pytest.fixture(scope="module")
+def of_one_process() -> dict[int, float]:
+    """Commit -> checksum of the weights, by plain torch in this process."""
+    seed_everything(derive_seed(tiny.SEED))
+    shape = {"dtype": torch.float64}
+    width = tiny.WIDTH
+    layers = torch.nn.Linear(width, 4 * width, **shape), torch.nn.Tanh(), torch.nn.Linear(4 * width, width, **shape)
+    model = torch.nn.Sequential(*layers)
+    optim = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    position, found = Position(), {}
+    for step in range(1, STEPS + 1):
+        size, count = tiny.BATCH_SIZE, tiny.NUM_SAMPLES
+        batch = plan_batch(position, num_samples=count, batch_size=size, seed=tiny.SEED, num_epochs=None)
+        position = position.after(len(batch))
+        x = torch.stack([torch.randn(width, generator=torch.Generator().manual_seed(i), **shape) for i in batch])
+        (model(x) - x.roll(1, -1)).square().mean().backward()
+        if step % EVERY == 0:
+            optim.step()
+            optim.zero_grad()
+        found[step] = tiny.checksum(model)
+    return found
+
+
+@pytest.mark.parametrize("flags", [(), ("--attempt",), ("--fsdp", "--snapshot-every", "1")], ids=" ".join)
+def test_accumulated_gradients_are_carried_when_a_member_is_lost_and_when_one_joins(
+    tmp_path: Path, of_one_process: dict[int, float], flags: tuple[str, ...]
+) -> None:
+    """Two workers, one killed between two steps of the optimizer; another takes its place."""
+    with LocalJob(tmp_path, script(*flags), nnodes="2") as job:
+        job.start_node("a")
+        job.start_node("b")
+        job.wait_for(lambda event: event["kind"] == "step" and event["step"] == 2 * EVERY + 2, TIMEOUT_S)
+        job.kill_worker("b", 0)
+        assert job.wait(TIMEOUT_S) == {"a": 0, "b": 0}, job.describe_logs()
+        counted = count_samples([job.events], num_samples=tiny.NUM_SAMPLES, batch_size=tiny.BATCH_SIZE, seed=tiny.SEED)
+        assert counted.lost == 0
+        found = {event["step"]: event["checksum"] for event in job.of_kind("step")}
+        assert found[STEPS] == pytest.approx(of_one_process[STEPS], rel=1e-9)
+        assert len(job.of_kind("generation")) > 1
+
+
+@pytest.mark.parametrize("flags", [(), ("--fsdp",)], ids=" ".join)
+def test_gradients_that_are_not_added_up_over_ranks_are_refused_at_once(tmp_path: Path, flags: tuple[str, ...]) -> None:
+    with LocalJob(tmp_path, script("--reduce-late", *flags), nnodes="1") as job:
+        job.start_node("a")
+        assert job.wait(TIMEOUT_S) == {"a": 1}, job.describe_logs()
+        assert "accumulate inside one batch" in job.describe_logs()
+        assert max(event["step"] for event in job.of_kind("step")) < EVERY
