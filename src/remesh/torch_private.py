@@ -9,12 +9,15 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 import torch.distributed as dist
 
 from remesh.errors import ConfigError
+
+if TYPE_CHECKING:  # it loads half of torch's distributed side, which a launcher does not need
+    from torch.distributed.fsdp import FSDPModule
 
 _HOMES: Final = {
     "AsyncCollectiveTensor": "torch.distributed._functional_collectives.AsyncCollectiveTensor",
@@ -31,6 +34,7 @@ _MEMBERS: Final = {
     "torch._C._autograd.SavedTensor": ("unpack_hook",),
     "torch.distributed.Backend": ("_plugins",),
     "torch.distributed.distributed_c10d": ("_abort_process_group", "_world"),
+    "torch.distributed.fsdp.FSDPModule": ("_get_fsdp_state",),
     "torch.distributed.elastic.agent.server.local_elastic_agent.LocalElasticAgent": (
         *("_start_workers", "_restart_workers", "_monitor_workers"),
     ),
@@ -108,3 +112,13 @@ def is_saved_by_hooks(node: Any) -> bool:
 @functools.cache
 def _names_of_saved(kind: type[Any]) -> tuple[str, ...]:
     return tuple(name for name in dir(kind) if name.startswith("_raw_saved_"))
+
+
+def holds_unreduced_gradients(module: FSDPModule) -> bool:
+    """Whether a module of FSDP has gradients that it has not added up over its ranks yet."""
+    group = module._get_fsdp_state()._fsdp_param_group
+    for one in () if group is None else group.fsdp_params:
+        unsharded = getattr(one, "_unsharded_param", None)
+        if one.unsharded_accumulated_grad is not None or (unsharded is not None and unsharded.grad is not None):
+            return True
+    return False

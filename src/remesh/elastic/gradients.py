@@ -20,6 +20,7 @@ from torch.distributed.fsdp import FSDPModule
 
 from remesh.errors import ConfigError
 from remesh.layout.from_torch import piece_of
+from remesh.torch_private import holds_unreduced_gradients
 
 SUFFIX = ".grad"
 ADVICE = (
@@ -109,7 +110,7 @@ class Gradients:
     def _check_reduced(self) -> None:
         for name, model in self._models.items():
             for path, part in model.named_modules():
-                if isinstance(part, FSDPModule) and _holds_unreduced(part):
+                if isinstance(part, FSDPModule) and holds_unreduced_gradients(part):
                     raise ConfigError(
                         f"keeping the gradients of {name}.{path or 'all of it'} over a commit: FSDP has not added them "
                         f"up over its ranks yet, and each rank's part would die with it; {ADVICE}"
@@ -129,12 +130,3 @@ def find_unlike(told: Sequence[Mapping[str, Any]]) -> tuple[str, int, int] | Non
             if any(abs(a - b) > _TOLERANCE * scale for a, b in zip(values, one["some"], strict=True)):
                 return name, other, rank
     return None
-
-
-def _holds_unreduced(module: FSDPModule) -> bool:
-    group = module._get_fsdp_state()._fsdp_param_group
-    for one in () if group is None else group.fsdp_params:
-        unsharded = getattr(one, "_unsharded_param", None)
-        if one.unsharded_accumulated_grad is not None or (unsharded is not None and unsharded.grad is not None):
-            return True
-    return False
