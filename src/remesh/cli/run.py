@@ -17,6 +17,7 @@ from click.core import ParameterSource
 from torch.distributed.elastic.multiprocessing import SignalException
 
 from remesh.elastic.events import EventLog
+from remesh.elastic.launch.checks import wait_for_names
 from remesh.elastic.launch.flags import FLAGS, LIST, REAL, SWITCH, TORCHRUN_FLAGS, WHOLE, Flag, complete_name
 from remesh.elastic.launch.mode import Mode
 from remesh.elastic.launch.request import (
@@ -24,6 +25,7 @@ from remesh.elastic.launch.request import (
     check_request,
     choose_mode,
     describe_uncovered,
+    endpoints_of,
     in_process_job,
     restart_job,
 )
@@ -34,6 +36,8 @@ from remesh.elastic.metrics_server import MetricsServer
 from remesh.elastic.node.agent import describe_signal, run_agent
 from remesh.elastic.outcome import Outcome
 
+NAME_PATIENCE_S = 60.0
+"""How long the host of the meeting may be unknown to this machine's resolver."""
 _TYPES = {WHOLE: click.INT, REAL: click.FLOAT}
 
 
@@ -87,11 +91,13 @@ def run_request(request: Request) -> Outcome:
                     values[flag.dest] = flag.in_process_default
             request = Request(values, request.given, request.script, request.arguments)
             job = in_process_job(request)
+            _wait_for_names(request)
             if uncovered := describe_uncovered(job, os.environ):
                 click.echo(f"remesh: {uncovered}", err=True)
             return run_agent(job, metrics.take)
         spare_folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="remesh-")))
         restarted = restart_job(request, spare_folder)
+        _wait_for_names(request)
         log = EventLog(request.events_folder, f"agent-{request.node_name}", metrics.take)
         stack.callback(log.close)
         log.write("agent", pid=os.getpid(), node=request.node_name, mode=mode.value)
@@ -105,6 +111,10 @@ def run_request(request: Request) -> Outcome:
         category = outcome.category.value if outcome.category else None
         log.write("finish", ok=category is None, category=category, text=outcome.text)
         return outcome
+
+
+def _wait_for_names(request: Request) -> None:
+    wait_for_names(endpoints_of(request), NAME_PATIENCE_S, lambda text: click.echo(f"remesh: {text}", err=True))
 
 
 class _CommaList(click.ParamType[tuple[str, ...]]):

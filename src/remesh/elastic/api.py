@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any, TypedDict, Unpack
 
 from remesh.checkpoint.storage import location_of
-from remesh.elastic.link import connect_agent
+from remesh.elastic.link import connect_agent, refuse_job
 from remesh.elastic.mesh_policy import Axes, Template, make_template
 from remesh.elastic.training.job import Job
 from remesh.elastic.training.place import JobOptions
@@ -48,10 +48,17 @@ def elastic(
 
     Returns when the job has ended well; ends the process with exit code 1 when it failed anywhere.
     """
-    check_options(_DOING, tuning, Tuning)
-    check_option(_DOING, "save_every", save_every, int | None)
-    template = mesh if isinstance(mesh, Template) else make_template(mesh)
     link_path = os.environ.get("REMESH_LINK")
+    try:
+        check_options(_DOING, tuning, Tuning)
+        check_option(_DOING, "save_every", save_every, int | None)
+        template = mesh if isinstance(mesh, Template) else make_template(mesh)
+        root = None if checkpoint is None else location_of(checkpoint)
+        options = JobOptions(tuning.get("seed", 0), root, save_every, tuning.get("snapshot_every"))
+    except ConfigError as error:
+        if link_path:
+            refuse_job(connect_agent(link_path), str(error))
+        raise
     if not link_path and "TORCHELASTIC_RUN_ID" in os.environ:
         raise ConfigError(
             f"{_DOING}: the launcher runs this script in restart mode, for its file does not name "
@@ -62,8 +69,6 @@ def elastic(
             f"{_DOING}: this process has no agent (REMESH_LINK is not set); start the script with "
             "`remesh run --nproc-per-node N script.py`"
         )
-    root = None if checkpoint is None else location_of(checkpoint)
-    options = JobOptions(tuning.get("seed", 0), root, save_every, tuning.get("snapshot_every"))
     worker = TrainingWorker(connect_agent(link_path), template, options, tuning.get("timeout_s", 30.0))
     try:
         worker.run(train)

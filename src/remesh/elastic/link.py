@@ -15,6 +15,7 @@ from pathlib import Path
 
 from remesh.comm.messages import Line, Message
 from remesh.comm.token import Token
+from remesh.elastic.outcome import Category
 from remesh.errors import ConfigError, FormatError, PeerError
 
 ORPHANED = 70
@@ -37,6 +38,16 @@ def connect_agent(link: str) -> Line:
         raise ConfigError(
             f"joining the job: no agent answers at {link} ({error}); start the script with `remesh run`"
         ) from error
+
+
+def refuse_job(line: Line, text: str) -> None:
+    """Tell the agent that the script asks for what cannot be; return once the job is over."""
+    slot = int(os.environ["REMESH_SLOT"])
+    line.send({"type": "failed", "slot": slot, "text": text, "category": Category.INPUT.value})
+    with contextlib.suppress(OSError, FormatError):
+        while (message := line.receive()) is not None and message["type"] != "exit":
+            pass
+    line.close()
 
 
 class WorkerLink:

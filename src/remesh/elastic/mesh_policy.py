@@ -122,6 +122,11 @@ class MeshChoice:
 
 def make_template(axes: Axes, memory: Memory | None = None) -> Template:
     """The template that a user means; raises `ConfigError` for what makes no sense."""
+    if not isinstance(axes, Mapping) or not all(isinstance(axis, str) for axis in axes):
+        raise ConfigError(
+            f"reading mesh template {axes!r}: expected sizes by the names of axes, found {type(axes).__name__}; name "
+            "each axis, as in {'pp': [1, 2], 'dp': -1, 'tp': 2}"
+        )
     return Template({axis: (size,) if _is_size(size) else _listed(size) for axis, size in axes.items()}, memory)
 
 

@@ -108,3 +108,9 @@ def test_the_choice_is_that_of_trying_every_shape(template: Template, num_worker
 @given(templates)
 def test_templates_come_through_json_whole(template: Template) -> None:
     assert Template.from_json(json.loads(json.dumps(template.to_json()))) == template
+
+
+@pytest.mark.parametrize("axes", [{}, {"a": -1, "b": -1}, "dp", ["dp"], 3, None, {1: 2}, {"dp": "2"}, {"dp": 1.5}])
+def test_what_is_no_template_is_a_config_error(axes: Any) -> None:
+    with pytest.raises(ConfigError, match="reading mesh template"):
+        make_template(axes)

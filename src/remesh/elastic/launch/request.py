@@ -6,24 +6,34 @@ Every mistake that can be seen before a worker starts is a ConfigError here: the
 from __future__ import annotations
 
 import os
-import shutil
 import socket
 import sys
-import tempfile
 import uuid
 from argparse import Namespace
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
+from torch.distributed.elastic.events import get_logging_handler
 from torch.distributed.elastic.multiprocessing import Std
 from torch.distributed.run import config_from_args, determine_local_world_size
 
 from remesh.comm.tls import Tls
 from remesh.comm.token import MIN_SECRET_BYTES, Token
 from remesh.elastic.generation import MeetingRules
-from remesh.elastic.launch.flags import find_flag
+from remesh.elastic.launch.checks import (
+    check_conf,
+    check_endpoints,
+    check_numbers,
+    check_script,
+    check_signals,
+    check_writable,
+    find_main,
+    split_endpoints,
+)
+from remesh.elastic.launch.flags import FLAGS, find_flag
 from remesh.elastic.launch.mode import Mode, ModeChoice, decide_mode
 from remesh.elastic.launch.restart import RestartJob
 from remesh.elastic.membership.exclusion import ExclusionRules, StragglerRules
@@ -38,6 +48,7 @@ DEFAULT_PORT = 29400
 DEFAULT_MASTER_PORT = 29500
 EXIT_TIMEOUT_S = 30.0
 """How long workers may take to end, as torchrun gives them before it kills."""
+_BACKENDS = ("static", "c10d", "etcd", "etcd-v2")
 _CONF_KEYS = {"join_timeout", "last_call_timeout", "is_host"}
 """Keys of --rdzv-conf that in-process mode knows."""
 
@@ -85,30 +96,28 @@ def check_request(request: Request, mode: Mode) -> None:
             + (", for its agents and stores are torch's, which speak no TLS" if "tls" in flags else "")
             + "; leave out what it has not, or choose with --mode"
         )
-    for dest in ("exclude_after", "exclude_delay", "exclude_slower", "exclude_slower_steps"):
-        if values[dest] < 0:
-            raise ConfigError(f"reading --{dest.replace('_', '-')} {values[dest]}: expected 0 or more")
-    if 0 < values["exclude_slower"] <= 1:
+    check_numbers(values, FLAGS)
+    num_workers(values["nproc_per_node"])
+    check_signals(values["signals_to_handle"])
+    check_script(request.script, values)
+    if not values["standalone"]:
+        check_endpoints(values["rdzv_endpoint"])
+    check_conf(values["rdzv_conf"])
+    if values["rdzv_backend"] == "static" and values["node_rank"] >= parse_nnodes(values["nnodes"])[1]:
         raise ConfigError(
-            f"reading --exclude-slower {values['exclude_slower']:g}: expected more than 1, for it is a factor over the "
-            "others' median, or 0 for never; give 1.5, say"
-        )
-    if values["max_restarts"] < 0:
-        raise ConfigError(f"reading --max-restarts {values['max_restarts']}: expected 0 or more")
-    if values["no_python"] and values["module"]:
-        raise ConfigError("reading the flags: --module names Python code, and --no-python says there is none; give one")
-    if values["no_python"] and not values["run_path"]:
-        if shutil.which(request.script) is None:
-            raise ConfigError(
-                f"starting workers: {request.script!r} is no program on the path; give the path of an executable file"
-            )
-    elif not values["module"] and not Path(request.script).is_file():
-        raise ConfigError(
-            f"starting workers: script {request.script!r} does not exist; give a path to a Python file, or -m MODULE"
+            f"reading --node-rank {values['node_rank']}: expected less than --nnodes {values['nnodes']}, counted from 0"
         )
     for dest in ("log_dir", "events_dir"):
         if values[dest]:
-            _check_writable(Path(values[dest]), f"--{dest.replace('_', '-')}")
+            check_writable(Path(values[dest]), f"--{dest.replace('_', '-')}")
+
+
+def endpoints_of(request: Request) -> list[str]:
+    """Where other nodes are met; empty for a job of this node alone."""
+    values, given = request.values, request.given
+    if values["standalone"]:
+        return []
+    return split_endpoints(values["rdzv_endpoint"] or (values["master_addr"] if "master_addr" in given else ""))
 
 
 def read_token(request: Request) -> Token:
@@ -139,6 +148,15 @@ def restart_job(request: Request, spare_folder: Path) -> RestartJob:
     values["duplicate_stdout_filters"] = list(values["duplicate_stdout_filters"])
     values["duplicate_stderr_filters"] = list(values["duplicate_stderr_filters"])
     asked = Namespace(**values, training_script=request.script, training_script_args=list(request.arguments))
+    if values["rdzv_backend"] not in (known := {*_BACKENDS, *entry_points(group="torchrun.handlers").names}):
+        raise ConfigError(f"reading --rdzv-backend {values['rdzv_backend']!r}: expected one of {sorted(known)}")
+    try:
+        get_logging_handler(values["event_log_handler"])
+    except KeyError as error:
+        raise ConfigError(
+            f"reading --event-log-handler {values['event_log_handler']!r}: no handler of this name is registered with "
+            "torch; give console or null, or register it"
+        ) from error
     try:
         config, entrypoint, arguments = config_from_args(asked)
     except (ValueError, AssertionError, RuntimeError) as error:
@@ -168,7 +186,7 @@ def in_process_job(request: Request) -> AgentConfig:
     return AgentConfig(
         command=(*python, request.script, *request.arguments),
         rules=AgentRules(
-            _num_workers(values["nproc_per_node"]),
+            num_workers(values["nproc_per_node"]),
             values["max_restarts"],
             meeting,
             values["leave_timeout"],
@@ -267,16 +285,17 @@ def _parse_conf(text: str) -> dict[str, str]:
     return conf
 
 
-def _num_workers(text: str) -> int:
+def num_workers(text: str) -> int:
+    """How many workers ``--nproc-per-node`` means on this node."""
     try:
-        num_workers = int(determine_local_world_size(text))
+        count = int(determine_local_world_size(text))
     except (ValueError, RuntimeError) as error:
         raise ConfigError(
             f"reading --nproc-per-node {text!r}: {error}; expected a number, auto, cpu, gpu or xpu"
         ) from error
-    if num_workers < 1:
+    if count < 1:
         raise ConfigError(f"reading --nproc-per-node {text!r}: expected 1 or more")
-    return num_workers
+    return count
 
 
 def _streams(text: str) -> Std:
@@ -295,7 +314,7 @@ def _card_of(request: Request, mode: Mode) -> JobCard:
 
 
 def _read_script(request: Request) -> str:
-    path = _find_module(request.script) if request.values["module"] else Path(request.script)
+    path = _find_module(request.script) if request.values["module"] else find_main(request.script)
     try:
         return path.read_text(errors="replace") if path else ""
     except OSError:
@@ -311,14 +330,3 @@ def _find_module(name: str) -> Path | None:
             if path.is_file():
                 return path
     return None
-
-
-def _check_writable(folder: Path, flag: str) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-    except OSError as error:
-        raise ConfigError(
-            f"preparing logs: {flag} {folder} cannot be written ({error}); give a folder that this user can write"
-        ) from error

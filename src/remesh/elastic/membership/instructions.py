@@ -11,7 +11,7 @@ from typing import Any
 
 from remesh.elastic.failover import FIRST_PLACE, Place
 from remesh.elastic.generation import Generation, NodeInfo, WorkerReport
-from remesh.elastic.outcome import Outcome
+from remesh.elastic.outcome import Category, Outcome
 
 # --- Events: what the shell tells the machine -------------------------------------------------------------------
 
@@ -49,10 +49,11 @@ class WorkerSuspects:
 
 @dataclass(frozen=True, slots=True)
 class WorkerFailed:
-    """User code raised."""
+    """User code raised, or asked for what cannot be."""
 
     slot: int
     text: str
+    category: Category = Category.WORKER
 
 
 @dataclass(frozen=True, slots=True)

@@ -129,8 +129,8 @@ class AgentMachine:
             case WorkerSuspects(slot, generation, text):
                 if self.phase is Phase.RUNNING and self.generation and generation == self.generation.number:
                     out += self._break(f"worker {slot} of {self.name} lost a peer: {text}")
-            case WorkerFailed(slot, text):
-                out.append(self._end_of_worker(slot, f"worker {slot} of {self.name} failed: {text}"))
+            case WorkerFailed(slot, text, category):
+                out.append(self._end_of_worker(slot, f"worker {slot} of {self.name} failed: {text}", category))
             case WorkerExited(slot, code):
                 out += self._worker_exited(slot, code, now_s)
             case NodeDead(index, proof):
@@ -480,8 +480,8 @@ class AgentMachine:
         assert self.generation is not None
         return [Publish(f"gen/{self.generation.number}/broken", {"text": text})]
 
-    def _end_of_worker(self, slot: int, text: str) -> Publish:
-        end = {"ok": False, "text": text, "category": Category.WORKER.value, "node": self.index, "slot": slot}
+    def _end_of_worker(self, slot: int, text: str, category: Category = Category.WORKER) -> Publish:
+        end = {"ok": False, "text": text, "category": category.value, "node": self.index, "slot": slot}
         return Publish("end", end)
 
     def _was_placed(self, slot: int) -> bool:

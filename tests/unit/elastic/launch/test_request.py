@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import socket
+import time
 from pathlib import Path
 
 import pytest
 from click.core import ParameterSource
 
 from remesh.cli.run import run
+from remesh.elastic.launch.checks import wait_for_names
 from remesh.elastic.launch.mode import Mode
 from remesh.elastic.launch.request import (
     Request,
@@ -183,3 +186,65 @@ def test_tls_beyond_loopback_says_what_it_does_not_cover(script: str, tmp_path: 
     local = request_of(script, *files, "--local-addr", "127.0.0.1")
     assert describe_uncovered(in_process_job(local), {}) is None
     assert describe_uncovered(in_process_job(request_of(script, "--local-addr", "10.0.0.1")), {}) is None
+
+
+WRONG = [
+    *(("--nproc-per-node", text) for text in ("0", "-1", "many", "1.5", "")),
+    *(("--rdzv-backend", text) for text in ("foo", "")),
+    *(("--rdzv-endpoint", text) for text in ("127.0.0.1:99999", "127.0.0.1:x", "127.0.0.1:-1", "a b:1", ":1")),
+    *(("--master-port", text) for text in ("99999", "-1")),
+    *(("--metrics-port", text) for text in ("65536", "-1")),
+    *(("--node-rank", text) for text in ("-1", "7")),
+    *(("--monitor-interval", text) for text in ("-1", "0", "nan")),
+    *(("--signals-to-handle", text) for text in ("SIGFOO", "15", "SIGKILL")),
+    *(("--local-ranks-filter", text) for text in ("a", "0;1")),
+    *(("--redirects", text) for text in ("7", "0:x")),
+    *(("--rdzv-conf", text) for text in ("a", "=1", "join_timeout=soon", "last_call_timeout=-1")),
+    *(("--max-restarts", "-1"), ("--shutdown-timeout", "-1"), ("--nnodes", "0")),
+    *(("--event-log-handler", "nobody"), ("--logs-specs", "nobody")),
+]
+
+
+@pytest.mark.parametrize("mode", ["in-process", "restart"])
+@pytest.mark.parametrize(("flag", "text"), WRONG, ids=lambda text: text)
+def test_wrong_values_of_flags_are_input_errors_before_anything_starts(
+    script: str, tmp_path: Path, mode: str, flag: str, text: str
+) -> None:
+    others = ["--rdzv-id", "x"] if flag == "--rdzv-endpoint" else []
+    others += ["--rdzv-backend", "c10d"] if flag == "--rdzv-endpoint" and mode == "restart" else []
+    request = request_of(script, "--mode", mode, *others, f"{flag}={text}")
+    with pytest.raises(ConfigError):
+        check_request(request, Mode(mode))
+        in_process_job(request) if mode == "in-process" else restart_job(request, tmp_path)
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_a_folder_with_a_main_is_a_script_as_for_python(tmp_path: Path, is_there: bool) -> None:
+    folder = tmp_path / "program"
+    folder.mkdir()
+    if is_there:
+        (folder / "__main__.py").write_text("import remesh\nremesh.elastic(train, mesh={'dp': -1})\n")
+        request = request_of(str(folder))
+        assert choose_mode(request).mode is Mode.IN_PROCESS
+        check_request(request, Mode.IN_PROCESS)
+    else:
+        with pytest.raises(ConfigError, match="a folder without __main__.py"):
+            check_request(request_of(str(folder)), Mode.RESTART)
+
+
+def test_a_host_that_nobody_knows_is_told_at_once_and_waited_for_in_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    def look_up(host: str, _port: None) -> list[object]:
+        if host != "head":
+            raise socket.gaierror(-2, "Name or service not known")
+        return []
+
+    told: list[str] = []
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    wait_for_names(["nobody:1", "head:29400"], 60.0, told.append)
+    wait_for_names([], 60.0, told.append)
+    assert not told
+    with pytest.raises(ConfigError, match="could not look up the host of 'nobody:29400': Name or service not known"):
+        wait_for_names(["nobody:29400"], 0.0, told.append)
+    monkeypatch.setattr(time, "sleep", lambda _: monkeypatch.setattr(socket, "getaddrinfo", lambda *_: []))
+    wait_for_names(["nobody:1"], 60.0, told.append)
+    assert told == ["cannot look up the host of 'nobody:1': Name or service not known; trying again for 60 s"]
