@@ -102,7 +102,7 @@ def run_request(request: Request) -> Outcome:
         stack.callback(log.close)
         log.write("agent", pid=os.getpid(), node=request.node_name, mode=mode.value)
         try:
-            outcome = run_restart_job(restarted, log)
+            outcome = run_restart_job(restarted, log, _tell)
         except SignalException as error:
             log.write("finish", ok=False, category=None, text=f"ended by {signal.Signals(error.sigval).name}")
             raise
@@ -114,7 +114,11 @@ def run_request(request: Request) -> Outcome:
 
 
 def _wait_for_names(request: Request) -> None:
-    wait_for_names(endpoints_of(request), NAME_PATIENCE_S, lambda text: click.echo(f"remesh: {text}", err=True))
+    wait_for_names(endpoints_of(request), NAME_PATIENCE_S, _tell)
+
+
+def _tell(text: str) -> None:
+    click.echo(f"remesh: {text}", err=True)
 
 
 class _CommaList(click.ParamType[tuple[str, ...]]):

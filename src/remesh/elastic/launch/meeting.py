@@ -11,7 +11,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch.distributed as dist
-from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousParameters, RendezvousStateError
+from torch.distributed.elastic.rendezvous import (
+    RendezvousHandler,
+    RendezvousInfo,
+    RendezvousParameters,
+    RendezvousStateError,
+    RendezvousStoreInfo,
+)
 from torch.distributed.elastic.rendezvous import registry as handlers
 from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import create_backend
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import RendezvousBackend, create_handler
@@ -23,6 +29,8 @@ from remesh.elastic.store.card import JobCard
 from remesh.elastic.store.door import show_card
 
 _STATE = "rendezvous"
+_ATTEMPT = "remesh/attempt"
+"""Port of the attempt's store."""
 
 
 class SignedBackend(RendezvousBackend):
@@ -54,6 +62,58 @@ class SignedBackend(RendezvousBackend):
         return state
 
 
+class StoreForEachAttempt(RendezvousHandler):
+    """A handler after whose every meeting workers find an empty store.
+
+    ``names_rounds`` says whether each meeting of the handler has keys of its own. Where it has none (fixed ranks) the
+    nodes count their attempts, and the first one keeps the store at the port that the user gave, as under torchrun.
+    """
+
+    def __init__(self, inner: RendezvousHandler, *, names_rounds: bool) -> None:
+        self._inner = inner
+        self._names_rounds = names_rounds
+        self._num_attempts = 0
+        self._store: dist.Store | None = None
+        """Of the last attempt, where this is node 0: it lives as long as this does."""
+
+    @property
+    def use_agent_store(self) -> bool:
+        return True
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        info = self._inner.next_rendezvous()
+        self._num_attempts += 1
+        if self._num_attempts == 1 and not self._names_rounds:
+            return info
+        key = _ATTEMPT if self._names_rounds else f"{_ATTEMPT}/{self._num_attempts}"
+        if info.rank == 0:
+            hosted = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+            self._store = hosted
+            info.store.set(key, str(hosted.port))
+        port = int(info.store.get(key))
+        assert info.bootstrap_store_info is not None
+        where = RendezvousStoreInfo(info.bootstrap_store_info.master_addr, port)
+        return RendezvousInfo(info.store, info.rank, info.world_size, where)
+
+    def get_backend(self) -> str:
+        return str(self._inner.get_backend())
+
+    def is_closed(self) -> bool:
+        return bool(self._inner.is_closed())
+
+    def set_closed(self) -> None:
+        self._inner.set_closed()  # type: ignore[no-untyped-call]
+
+    def num_nodes_waiting(self) -> int:
+        return int(self._inner.num_nodes_waiting())
+
+    def get_run_id(self) -> str:
+        return str(self._inner.get_run_id())
+
+    def shutdown(self) -> bool:
+        return bool(self._inner.shutdown())
+
+
 @dataclass(frozen=True, slots=True)
 class MeetingPlace:
     """A rendezvous handler, and the store beneath it."""
@@ -75,6 +135,7 @@ def open_meeting(parameters: RendezvousParameters, token: Token, card: JobCard) 
     elif parameters.backend in ("etcd", "etcd-v2"):
         backend, store = connect_etcd(parameters)
     else:
-        return MeetingPlace(handlers.get_rendezvous_handler(parameters), None)
+        return MeetingPlace(StoreForEachAttempt(handlers.get_rendezvous_handler(parameters), names_rounds=False), None)
     bound = show_card(store, token, card)
-    return MeetingPlace(create_handler(store, SignedBackend(backend, bound), parameters), store)
+    handler = create_handler(store, SignedBackend(backend, bound), parameters)
+    return MeetingPlace(StoreForEachAttempt(handler, names_rounds=True), store)

@@ -8,8 +8,8 @@ restarts while they remain, restarts by change of membership that use none up, t
   that cause, instead of sitting in a collective whose peers are gone;
 - the cause that is reported is the earliest failure of any node that follows from no other;
 - ``--shutdown-timeout`` holds for every stop: a worker that ignores SIGTERM is killed after it;
-- workers of a job of several nodes do not share the agents' store between rounds: torch names keys by each node's own
-  count of restarts, so that after one node's failure its workers would look for keys that the others do not write.
+- workers of every attempt meet in a store of their own (:mod:`remesh.elastic.launch.meeting`), so that none waits for
+  an address that the attempt before left behind.
 """
 
 from __future__ import annotations
@@ -23,13 +23,12 @@ from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import torch.distributed as dist
-from torch.distributed.elastic import metrics
+from torch.distributed.elastic import events, metrics
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec, WorkerState
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing import ProcessFailure, SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, record
 from torch.distributed.elastic.rendezvous import RendezvousParameters
-from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 from torch.distributed.launcher.api import LaunchConfig
 
 from remesh.comm.token import Token
@@ -67,10 +66,9 @@ class EndedElsewhereError(Exception):
 class RestartAgent(LocalElasticAgent):
     """torch's agent, seen: it tells what happens and shares the end of the job with the others."""
 
-    def __init__(self, job: RestartJob, meeting: MeetingPlace, log: EventLog) -> None:
+    def __init__(self, job: RestartJob, meeting: MeetingPlace, log: EventLog, tell: Callable[[str], None]) -> None:
         config = job.config
         assert config.logs_specs is not None
-        host, port = _fixed_master(config)
         spec = WorkerSpec(
             role=config.role,
             local_world_size=config.nproc_per_node,
@@ -79,8 +77,6 @@ class RestartAgent(LocalElasticAgent):
             rdzv_handler=meeting.handler,
             max_restarts=config.max_restarts,
             monitor_interval=config.monitor_interval,
-            master_addr=host,
-            master_port=port,
             local_addr=config.local_addr,
             event_log_handler=config.event_log_handler,
             numa_options=config.numa_options,
@@ -96,9 +92,12 @@ class RestartAgent(LocalElasticAgent):
             shutdown_timeout=DEFAULT_SHUTDOWN_S if config.shutdown_timeout is None else config.shutdown_timeout,
         )
         self._log = log
+        self._tell = tell
         self._node_name = job.node_name
         self._num_rounds = 0
         self._last_state = WorkerState.INIT
+        self._failures: Sequence[WorkerFailure] = ()
+        """Of this node's workers, when they were last found failed."""
         self._group: WorkerGroup | None = None
 
     # --- what torch's loop calls ---
@@ -127,6 +126,9 @@ class RestartAgent(LocalElasticAgent):
         failed = self._last_state is not WorkerState.HEALTHY
         reason = "workers failed" if failed else "another node wants to join, or has restarted"
         self._log.write("restart", reason=reason, uses_restart=failed)
+        left = f"; {self._remaining_restarts} restarts left" if failed else ""
+        cause = describe_failure(decide_cause(self._failures)[0]) if failed and self._failures else reason
+        self._tell(f"{cause}: all workers of {self._node_name} are started again{left}")
         super()._restart_workers(worker_group)
 
     def _stop_workers(self, worker_group: WorkerGroup) -> None:
@@ -139,6 +141,7 @@ class RestartAgent(LocalElasticAgent):
         self._last_state = result.state
         if result.state in (WorkerState.FAILED, WorkerState.UNHEALTHY):
             failures = [_failure_of(self._node_name, rank, failure) for rank, failure in result.failures.items()]
+            self._failures = failures
             for failure in failures:
                 self._log.write("worker-failed", **{**failure.to_json(), "traceback": failure.traceback[-4000:]})
             self._share(worker_group, failures, is_end=self._remaining_restarts == 0)
@@ -201,8 +204,11 @@ class RestartAgent(LocalElasticAgent):
             self._log.write("worker-exited", slot=worker.local_rank, rank=worker.global_rank, pid=pid)
 
 
-def run_restart_job(job: RestartJob, log: EventLog) -> Outcome:
-    """Run this node's part of the job to its end. Raises what keeps it from starting or running."""
+def run_restart_job(job: RestartJob, log: EventLog, tell: Callable[[str], None]) -> Outcome:
+    """Run this node's part of the job to its end; ``tell`` says on the console what happens meanwhile.
+
+    Raises what keeps it from starting or running.
+    """
     _handle_signals(job.config.signals_to_handle)
     if job.config.max_nodes > 1:
         os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
@@ -218,11 +224,11 @@ def run_restart_job(job: RestartJob, log: EventLog) -> Outcome:
     meeting = open_meeting(parameters, job.token, job.card)
     os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = job.config.signals_to_handle
     metrics.initialize_metrics(metrics.MetricsConfig(job.config.metrics_cfg))
-    agent = RestartAgent(job, meeting, log)
+    agent = RestartAgent(job, meeting, log, tell)
     # A node that a signal takes away must not close the meeting for the others.
     closes = True
     try:
-        result = agent.run()
+        result = _run_recorded(agent, job.config.event_log_handler)
         # None: the job had ended while this node waited to be let in.
         if result is None or not result.is_failed():
             return Outcome(None, "all workers ended well")
@@ -238,6 +244,17 @@ def run_restart_job(job: RestartJob, log: EventLog) -> Outcome:
     finally:
         if closes:
             meeting.handler.shutdown()
+
+
+def _run_recorded(agent: RestartAgent, handler: str) -> RunResult | None:
+    """Run the agent; torch's own events end with one of how it ended, as under torchrun."""
+    try:
+        result: RunResult | None = agent.run()
+    except BaseException:
+        events.record(agent.get_event_failed(), handler)
+        raise
+    events.record(agent.get_event_succeeded(), handler)
+    return result
 
 
 def _outcome_of(agent: RestartAgent, node_name: str) -> Outcome:
@@ -289,14 +306,6 @@ def _failure_of(node_name: str, rank: int, failure: ProcessFailure) -> WorkerFai
 def _store_of(group: WorkerGroup) -> dist.Store:
     """The store of the group's round; torch sets it at every meeting, and types it as None."""
     return cast(dist.Store, group.store)
-
-
-def _fixed_master(config: LaunchConfig) -> tuple[str | None, int | None]:
-    """Address and port of the workers' master, where the ranks of nodes are fixed."""
-    if config.rdzv_backend != "static":
-        return None, None
-    host, port = parse_rendezvous_endpoint(config.rdzv_endpoint, default_port=-1)
-    return host, port
 
 
 def _handle_signals(names: str) -> None:
