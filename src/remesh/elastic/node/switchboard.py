@@ -26,6 +26,7 @@ from remesh.elastic.membership.instructions import (
     WorkerReady,
     WorkerSuspects,
 )
+from remesh.elastic.outcome import Category
 from remesh.errors import FormatError
 
 SEND_TIMEOUT_S = 5.0
@@ -131,7 +132,8 @@ def read_message(message: Message) -> Event | HealthReport | SnapshotOffer:
         case "suspect":
             return WorkerSuspects(int(message["slot"]), int(message["generation"]), str(message["text"]))
         case "failed":
-            return WorkerFailed(int(message["slot"]), str(message["text"]))
+            category = Category(message.get("category", Category.WORKER.value))
+            return WorkerFailed(int(message["slot"]), str(message["text"]), category)
         case "keep":
             descriptors = [int(one) for one in message["descriptors"]]
             return SnapshotOffer(int(message["generation"]), int(message["rank"]), int(message["pid"]), descriptors)
