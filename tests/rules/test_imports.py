@@ -81,8 +81,10 @@ INNER_ARROW: dict[str, dict[str, set[str]]] = {
         "running": {"model", "schedule", "planning"},
     },
     "elastic": {
-        **{name: set() for name in ("events", "failover", "link", "mesh_policy")},
-        **{name: set() for name in ("metrics", "outcome", "seats", "state")},
+        **{name: set() for name in ("events", "failover", "gradients", "mesh_policy")},
+        **{name: set() for name in ("metrics", "outcome", "seats")},
+        "link": {"outcome"},
+        "state": {"gradients"},
         "generation": {"failover", "mesh_policy", "outcome", "seats"},
         "metrics_server": {"metrics"},
         "membership": {"failover", "generation", "mesh_policy", "outcome"},
