@@ -76,23 +76,6 @@ class Fused:
         bounds = self.first_stream.tolist()
         return {group: streams[a:b] for group, a, b in zip(self.groups, bounds, bounds[1:], strict=False)}
 
-    def streams_of(self, group: int) -> list[Stream]:
-        """The streams of one group as objects."""
-        low, high = int(self.first_stream[group]), int(self.first_stream[group + 1])
-        ends = self.first_part[low : high + 1].tolist()
-        parts = self.parts.rows(ends[0], ends[-1])
-        return [
-            Stream(self.rank_sets[g], self.rank_sets[t], parts[a - ends[0] : b - ends[0]], nbytes)
-            for g, t, nbytes, a, b in zip(
-                self.givers[low:high].tolist(),
-                self.takers[low:high].tolist(),
-                self.stream_bytes[low:high].tolist(),
-                ends,
-                ends[1:],
-                strict=False,
-            )
-        ]
-
 
 def fuse(moves: Sequence[TensorMove], slices: Slices, host_of: Mapping[int, str]) -> Fused:
     """The streams of all slices that have remote takers."""

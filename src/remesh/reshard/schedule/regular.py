@@ -13,17 +13,19 @@ Hops with one shift and one giver have one taker, so colours are distinct on eit
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from remesh.layout import Box
 from remesh.reshard.model.slices import IntArray, distinct
 from remesh.reshard.schedule.flows import Flows
 from remesh.reshard.schedule.fusion import Fused
 from remesh.reshard.schedule.parts import Chunks, Parts, ends_of
 from remesh.reshard.schedule.senders import Route
-from remesh.reshard.schedule.stream import Chunk, cut_streams
+from remesh.reshard.schedule.stream import Cut, Part, cut_streams
 from remesh.reshard.schedule.trees import Hop
 
 
@@ -71,6 +73,39 @@ class _FlowRun:
     takers: IntArray
 
 
+@dataclass(frozen=True, slots=True)
+class _Cuts:
+    """How some streams are cut, wherever the boxes of their parts lie."""
+
+    stream: list[int]
+    """Of each chunk."""
+    route: list[int]
+    """Of each chunk."""
+    first: IntArray
+    """Where the pieces of each chunk begin, and the number of all."""
+    pieces: Parts
+    """What chunks consist of: ``tensor`` is the row of the part that a piece is cut from, boxes are relative to it."""
+
+    @classmethod
+    def of(cls, cuts: Sequence[Cut], ndims: Sequence[int], width: int) -> _Cuts:
+        """These cuts of streams whose parts have their row for a tensor, of so many dims."""
+        padded = (*ndims, width)  # the last one only sets the width
+        pieces = Parts.of([part for cut in cuts for part in cut.chunk.parts], padded)
+        first = ends_of([len(cut.chunk.parts) for cut in cuts])
+        return cls([cut.stream for cut in cuts], [cut.route for cut in cuts], first, pieces)
+
+    def parts_of(self, parts: Parts, chunks: IntArray) -> tuple[Parts, IntArray]:
+        """The parts of these chunks, cut from ``parts``, and where each chunk's begin."""
+        counts = np.diff(self.first).take(chunks)
+        ends = ends_of(counts)
+        rows = np.arange(ends[-1]) + np.repeat(self.first.take(chunks) - ends[:-1], counts)
+        pieces = self.pieces.take(rows)
+        origin = parts.starts.take(pieces.tensor, axis=0)
+        tensor = parts.tensor.take(pieces.tensor)
+        # Dims that a tensor lacks are [0, 1) in both.
+        return Parts(tensor, origin + pieces.starts, origin + pieces.stops, pieces.nbytes, parts.ndims), ends
+
+
 class _Drafts:
     """Flows that are being collected, group after group."""
 
@@ -81,6 +116,8 @@ class _Drafts:
         self._number_of = {host: number for number, host in enumerate(self._hosts)}
         self._hosts_of_set: dict[int, frozenset[str]] = {}
         self._runs: list[_FlowRun] = []
+        self._cuts: dict[tuple[object, ...], _Cuts] = {}
+        """By all that matters of the streams that were cut."""
         self._whole = [0, 0]
         """Streams that are chunks as they are and wait to become a run: from, up to."""
         self._num_chunks: list[int] = []
@@ -147,24 +184,37 @@ class _Drafts:
     def _cut(self, group: int, routes: Sequence[Route], chunk_bytes: int) -> None:
         self._flush()
         fused = self._fused
-        streams = fused.streams_of(group)
-        low = self._first_stream[group]
-        found: dict[tuple[int, frozenset[str]], list[tuple[int, Chunk]]] = {}
-        for cut in cut_streams([stream.parts for stream in streams], routes, [chunk_bytes] * len(routes)):
-            wanted = self._hosts_of(int(fused.takers[low + cut.stream]))
-            local = wanted.intersection(fused.groups[group].owners)
-            found.setdefault((cut.route, local), []).append((low + cut.stream, cut.chunk))
-        chunks = []
-        numbers = []
-        for (route, local), members in found.items():
+        low, high = self._first_stream[group], self._first_stream[group + 1]
+        first, last = int(fused.first_part[low]), int(fused.first_part[high])
+        parts = fused.parts.take(np.arange(first, last))
+        cuts = self._cuts_of(parts, fused.first_part[low : high + 1] - first, routes, chunk_bytes)
+        owners = fused.groups[group].owners
+        local = [self._hosts_of(number).intersection(owners) for number in fused.takers[low:high].tolist()]
+        found: dict[tuple[int, frozenset[str]], list[int]] = {}
+        for cut, (route, stream) in enumerate(zip(cuts.route, cuts.stream, strict=True)):
+            found.setdefault((route, local[stream]), []).append(cut)
+        for (route, beside), members in found.items():
             self._num_chunks.append(len(members))
-            self._hops.append((*routes[route].hops, *(Hop(host, host) for host in sorted(local))))
-            numbers += [number for number, _ in members]
-            chunks += [chunk for _, chunk in members]
-        rows = np.array(numbers, dtype=np.int64)
-        parts = Parts.of([part for chunk in chunks for part in chunk.parts], fused.parts.ndims)
-        first_part = ends_of([len(chunk.parts) for chunk in chunks])
-        self._runs.append(_FlowRun(parts, first_part, fused.givers.take(rows), fused.takers.take(rows)))
+            self._hops.append((*routes[route].hops, *(Hop(host, host) for host in sorted(beside))))
+        order = np.array([cut for members in found.values() for cut in members], dtype=np.int64)
+        streams = low + np.array(cuts.stream, dtype=np.int64).take(order)
+        made, first_part = cuts.parts_of(parts, order)
+        self._runs.append(_FlowRun(made, first_part, fused.givers.take(streams), fused.takers.take(streams)))
+
+    def _cuts_of(self, parts: Parts, first_part: IntArray, routes: Sequence[Route], chunk_bytes: int) -> _Cuts:
+        """How streams of these parts are cut. Groups whose streams look alike are many, and are cut once."""
+        shapes = parts.stops - parts.starts
+        ndims = np.array(parts.ndims, dtype=np.int64).take(parts.tensor)
+        stops = tuple(route.stop for route in routes)
+        key = (*(column.tobytes() for column in (shapes, ndims, parts.nbytes, first_part)), stops, chunk_bytes)
+        if key not in self._cuts:
+            rows = zip(shapes.tolist(), ndims.tolist(), parts.nbytes.tolist(), strict=True)
+            alike = [Part(row, Box.of_shape(shape[:ndim]), n) for row, (shape, ndim, n) in enumerate(rows)]
+            ends = first_part.tolist()
+            streams = [alike[start:stop] for start, stop in itertools.pairwise(ends)]
+            cuts = list(cut_streams(streams, routes, [chunk_bytes] * len(routes)))
+            self._cuts[key] = _Cuts.of(cuts, ndims.tolist(), parts.starts.shape[1])
+        return self._cuts[key]
 
     def _hosts_of(self, rank_set: int) -> frozenset[str]:
         if rank_set not in self._hosts_of_set:
