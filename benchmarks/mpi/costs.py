@@ -30,7 +30,7 @@ from benchmarks.mpi.chain import PROGRAMS
 from benchmarks.mpi.tables import write_costs_page
 from benchmarks.report import Row, at_least, at_most, is_quick, write_report
 from remesh.mpi.arena import VARIABLE as ARRAYS_VARIABLE
-from remesh.mpi.launch import Host, Reach, Start, plan_start
+from remesh.mpi.launch import Host, LaunchCommand, Reach, plan_start
 from remesh.mpi.lower.pace import SPIN_VARIABLE
 from remesh.mpi.mpis import find_mpi
 from remesh.mpi.stay import Placement, StaySettings, make_bed, reach_into, run_stay
@@ -233,7 +233,7 @@ def measure_native(case: Case) -> Measured:
     return _read(done.stdout)
 
 
-def _plan_native(case: Case, stack: contextlib.ExitStack) -> Start:
+def _plan_native(case: Case, stack: contextlib.ExitStack) -> LaunchCommand:
     """The command of a native run, on hosts that are there until the stack is left."""
     installation = find_mpi(case.mpi)
     command = (installation.python, *case.arguments)

@@ -23,7 +23,7 @@ from pathlib import Path
 from benchmarks.mpi import images_page
 from benchmarks.mpi.chain import PROGRAMS
 from benchmarks.report import Row, at_most, is_quick, write_report
-from remesh.mpi.stay import Placement, Stay, StaySettings, run_stay
+from remesh.mpi.stay import JobStay, Placement, StaySettings, run_stay
 from remesh.rounds.job_folder import JobFolder, JobSpec
 from remesh.rounds.leader import Coordinator
 
@@ -68,7 +68,7 @@ class _Take:
             raise RuntimeError(f"checkpoint {self._asked} was not committed within {_LONGEST_S:g} s; see the job's log")
 
 
-def _stay(job: JobFolder, mpi: str, settings: StaySettings, take: _Take) -> Stay:
+def _stay(job: JobFolder, mpi: str, settings: StaySettings, take: _Take) -> JobStay:
     """One stay, from the last checkpoint if there is one."""
     checkpoint = job.checkpoint(None) if job.checkpoints() else None
     stay = run_stay(job, Placement(mpi), settings, checkpoint, print, take)
@@ -143,7 +143,7 @@ def _increment_rows(name: str, full: list[dict], parts: list[dict]) -> list[Row]
     ]  # fmt: skip
 
 
-def _restart_rows(name: str, mpi: str, stay: Stay, *, is_large: bool) -> list[Row]:
+def _restart_rows(name: str, mpi: str, stay: JobStay, *, is_large: bool) -> list[Row]:
     """The share of MPI in a restart has a goal where there is much to restore."""
     phases = list(stay.ready_seconds.values())
     replay_s = max(each.get("replay", 0.0) for each in phases)

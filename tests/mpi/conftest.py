@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import remesh
-from remesh.mpi.stay import Placement, Stay, StaySettings, Watch, run_stay
+from remesh.mpi.stay import JobStay, Placement, StaySettings, Watch, run_stay
 from remesh.rounds.job_folder import Checkpoint, JobFolder, JobSpec
 from remesh.rounds.leader import Coordinator
 
@@ -45,7 +45,7 @@ class Job:
         settings: StaySettings | None = None,
         checkpoint: Checkpoint | None = None,
         watch: Watch | None = None,
-    ) -> Stay:
+    ) -> JobStay:
         """Run it until it ends or stops."""
         placed = Placement(placement) if isinstance(placement, str) else placement
         return run_stay(self.folder, placed, settings or StaySettings(), checkpoint, self.said.append, watch)

@@ -22,8 +22,8 @@ from mpi4py import MPI
 
 import remesh
 from remesh.mpi.arena import FILE, make_arena
-from remesh.mpi.channel import Channel
-from remesh.mpi.lower.half import LowerHalf
+from remesh.mpi.channel import SharedChannel
+from remesh.mpi.lower.half import MpiLowerHalf
 from remesh.mpi.room import make_room
 from remesh.rounds.status import Activity
 
@@ -43,7 +43,7 @@ def environment(channel: str) -> dict[str, str]:
     }
 
 
-def told(half: LowerHalf, value: Any, *, closed: bool = False) -> list[Any]:
+def told(half: MpiLowerHalf, value: Any, *, closed: bool = False) -> list[Any]:
     """What every rank says. This one goes on serving meanwhile: others may be waiting for just that."""
     own = json.dumps(value).encode().ljust(_SAYING_BYTES)
     everybody = bytearray(_SAYING_BYTES * MPI.COMM_WORLD.size)
@@ -56,7 +56,7 @@ def told(half: LowerHalf, value: Any, *, closed: bool = False) -> list[Any]:
     return [json.loads(everybody[at : at + _SAYING_BYTES]) for at in range(0, len(everybody), _SAYING_BYTES)]
 
 
-def made_quiet(half: LowerHalf) -> None:
+def made_quiet(half: MpiLowerHalf) -> None:
     """The collective clock, then the drain, in lockstep over all ranks."""
     half.hold(half.counters().entered)
     while True:
@@ -99,9 +99,9 @@ def main() -> int:
     num_renewed = 0
     folder = make_room()
     try:
-        channel = Channel.create(f"{folder}/channel")
+        channel = SharedChannel.create(f"{folder}/channel")
         arena = make_arena(f"{folder}/{FILE}")
-        half = LowerHalf(MPI, channel, arena)
+        half = MpiLowerHalf(MPI, channel, arena)
         python = os.environ.get("UPPER_PYTHON", sys.executable)
         program = subprocess.Popen([python, *options.command], env=environment(f"{folder}/channel"))
         half.attach(program.pid)
@@ -120,7 +120,7 @@ def main() -> int:
                     made_quiet(half)
                     data = half.state_bytes()
                     half.release()
-                    half = LowerHalf.from_state(data, MPI, channel, arena)
+                    half = MpiLowerHalf.from_state(data, MPI, channel, arena)
                     half.rebuild()
                     half.attach(program.pid)
                     num_renewed += 1

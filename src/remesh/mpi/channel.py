@@ -64,7 +64,7 @@ from remesh.mpi.native import NATIVE
 _MAGIC = b"RMSHCHN3"
 
 
-class Channel:
+class SharedChannel:
     """A mapped file of :data:`SIZE_BYTES` bytes; no descriptor stays open. ``bodies[i]`` is slot i's body."""
 
     SIZE_BYTES = FIRST_SLOT + NUM_SLOTS * STRIDE

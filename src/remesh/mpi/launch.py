@@ -33,7 +33,7 @@ _NOLOCAL: Final = ("-genv", "MPIR_CVAR_NOLOCAL", "1")
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class LaunchRow:
     """Options of a launcher for one network."""
 
     mpi: str
@@ -45,16 +45,16 @@ class Row:
 
 
 ROWS: Final = (
-    Row("openmpi", "shm", (*_OPENMPI, *_OB1, "self,sm"), None),
+    LaunchRow("openmpi", "shm", (*_OPENMPI, *_OB1, "self,sm"), None),
     # Without a network interface of its own, as in a container, TCP finds the loopback only when it is named.
-    Row(
+    LaunchRow(
         "openmpi",
         "tcp",
         (*_OPENMPI, *_OB1, "self,tcp", "--mca", "btl_tcp_if_include", "lo"),
         (*_OPENMPI, *_OB1, "self,tcp"),
     ),
-    Row("mpich", "shm", (), None),
-    Row(
+    LaunchRow("mpich", "shm", (), None),
+    LaunchRow(
         "mpich",
         "ofi",
         (*_NOLOCAL, "-genv", "MPIR_CVAR_CH4_NETMOD", "ofi", "-genv", "FI_PROVIDER", "tcp"),
@@ -62,9 +62,9 @@ ROWS: Final = (
     ),
     # UCX looks through network namespaces and would use shared memory between hosts that share a machine. With it a
     # receive from any source that is posted before its message arrives is sometimes never completed (MPICH 5.0.2).
-    Row("mpich", "ucx", None, (*_NOLOCAL, "-genv", "UCX_TLS", "tcp,self", "-genv", PROBE_VARIABLE, "1")),
-    Row("impi", "shm", (*_IMPI, "shm"), None),
-    Row("impi", "tcp", _IMPI_TCP, _IMPI_TCP),
+    LaunchRow("mpich", "ucx", None, (*_NOLOCAL, "-genv", "UCX_TLS", "tcp,self", "-genv", PROBE_VARIABLE, "1")),
+    LaunchRow("impi", "shm", (*_IMPI, "shm"), None),
+    LaunchRow("impi", "tcp", _IMPI_TCP, _IMPI_TCP),
 )
 _DEFAULTS: Final = {"openmpi": "tcp", "mpich": "ofi", "impi": "tcp"}
 """Between hosts; on one host it is shared memory."""
@@ -92,7 +92,7 @@ class Reach:
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
+class LaunchCommand:
     """How to start the ranks."""
 
     command: tuple[str, ...]
@@ -107,7 +107,7 @@ def default_network(mpi: str, hosts: Sequence[Host]) -> str:
     return SHM if len(hosts) <= 1 else _DEFAULTS[mpi]
 
 
-def find_row(mpi: str, network: str, *, num_hosts: int) -> Row:
+def find_row(mpi: str, network: str, *, num_hosts: int) -> LaunchRow:
     """The row of an MPI and a network; `ConfigError` names those there are. ``tcp`` is any network over TCP."""
     for row in ROWS:
         fits = row.mpi == mpi and (row.network == network or (network == TCP and row.network == _DEFAULTS[mpi]))
@@ -124,7 +124,7 @@ def find_row(mpi: str, network: str, *, num_hosts: int) -> Row:
 
 def plan_start(
     installation: Installation, network: str, num_ranks: int, hosts: Sequence[Host], reach: Reach, rank: Sequence[str]
-) -> Start:
+) -> LaunchCommand:
     """The command that starts ``num_ranks`` processes of the command ``rank``; ``hosts`` is empty for this host."""
     row = find_row(installation.kind, network, num_hosts=len(hosts))
     if hosts and sum(host.num_ranks for host in hosts) != num_ranks:
@@ -136,7 +136,7 @@ def plan_start(
     command = (installation.launcher, *options, *place, "-n", str(num_ranks), *rank)
     environment = _ROOT_ALLOWED if installation.kind == "openmpi" else {}
     direct = {DIRECT_VARIABLE: "1"} if network == SHM else {}
-    return Start(command, {**environment, **direct}, files)
+    return LaunchCommand(command, {**environment, **direct}, files)
 
 
 def _place_openmpi(hosts: Sequence[Host], reach: Reach) -> tuple[tuple[str, ...], dict[str, str]]:

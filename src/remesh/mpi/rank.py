@@ -2,8 +2,8 @@
 
     serve the program ── ask ──> hold or close, answer with a status ── image ──> write ── end ──> serve, or go
 
-`RankLoop` joins three parts that know nothing of each other: the `LowerHalf` that serves calls, the image engine, and
-the coordinator's messages.
+`RankLoop` joins three parts that know nothing of each other: the `MpiLowerHalf` that serves calls, the image engine,
+and the coordinator's messages.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from remesh.errors import Error, FormatError, PeerError, StorageError
 from remesh.files import flush, write_new
 from remesh.images import Frozen, NotImageable, Upper, check_imageable, dump_image, freeze
 from remesh.mpi.lower.collectives import WORLD
-from remesh.mpi.lower.half import LowerHalf
+from remesh.mpi.lower.half import MpiLowerHalf
 from remesh.rounds.control import Control
 from remesh.rounds.job_folder import rank_name
 from remesh.rounds.status import Activity, Entered, Status, pairs
@@ -94,7 +94,7 @@ class RankLoop:
     """One rank's stay; `run` returns when the job ends on this rank."""
 
     def __init__(
-        self, rank: int, half: LowerHalf, upper: Upper | None, control: Control, outputs: Sequence[Output]
+        self, rank: int, half: MpiLowerHalf, upper: Upper | None, control: Control, outputs: Sequence[Output]
     ) -> None:
         """``upper`` is None for a program that had ended before the checkpoint that the job was restarted from."""
         self._rank = rank
@@ -280,7 +280,7 @@ class RankLoop:
         self._control.send({"type": "left"})
 
 
-def describe_half(rank: int, half: LowerHalf, *, is_closed: bool, has_ended: bool) -> Status:
+def describe_half(rank: int, half: MpiLowerHalf, *, is_closed: bool, has_ended: bool) -> Status:
     """A lower half in the words of the protocol."""
     position, counters = half.position(), half.counters()
     activity = Activity.FINISHED if has_ended else position.where

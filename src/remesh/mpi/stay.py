@@ -23,7 +23,7 @@ from pathlib import Path
 from remesh.errors import ConfigError, StorageError
 from remesh.images.kinds import OpenFilePolicy
 from remesh.mpi import rsh
-from remesh.mpi.launch import Host, Reach, Start, default_network, find_row, plan_start
+from remesh.mpi.launch import Host, LaunchCommand, Reach, default_network, find_row, plan_start
 from remesh.mpi.mpis import Installation, find_mpi
 from remesh.rounds.job_folder import Checkpoint, JobFolder, JobState
 from remesh.rounds.leader import Coordinator, JobOutcome, Settings
@@ -61,7 +61,7 @@ class Placement:
 
 
 @dataclass(frozen=True, slots=True)
-class Stay:
+class JobStay:
     """What has happened in a stay."""
 
     outcome: JobOutcome
@@ -126,7 +126,7 @@ def run_stay(
     checkpoint: Checkpoint | None,
     say: Callable[[str], None],
     watch: Watch | None = None,
-) -> Stay:
+) -> JobStay:
     """Run the job on these hosts, from its beginning or from a checkpoint, until it ends or stops.
 
     SIGTERM takes a checkpoint and stops; SIGINT ends the job. Both only when called in the main thread.
@@ -166,7 +166,7 @@ def run_stay(
         stack.callback(_end_launcher, launcher)
         outcome = _lead(coordinator, launcher, watch)
         nic_bytes = {} if bed is None else {name: bed.nic_bytes(name).sent for name in bed.spec.names}
-        return Stay(outcome, coordinator.last_checkpoint, coordinator.ready_seconds, nic_bytes)
+        return JobStay(outcome, coordinator.last_checkpoint, coordinator.ready_seconds, nic_bytes)
 
 
 def _lead(coordinator: Coordinator, launcher: subprocess.Popen[bytes], watch: Watch | None) -> JobOutcome:
@@ -260,7 +260,7 @@ def _rank_command(python: str, folder: JobFolder, address: tuple[str, int], whic
     return ("env", f"PYTHONPATH={_SOURCE}", *module, "--coordinator", f"{address[0]}:{address[1]}", *which)
 
 
-def _start_launcher(start: Start, door: Door | None) -> subprocess.Popen[bytes]:
+def _start_launcher(start: LaunchCommand, door: Door | None) -> subprocess.Popen[bytes]:
     for path, text in start.files.items():
         Path(path).write_text(text)
     command = list(start.command) if door is None else command_inside(door, start.command)

@@ -9,7 +9,7 @@ from typing import Any
 
 from remesh.mpi.calls.wire_messages import HEADER
 from remesh.mpi.calls.words import DOORBELL
-from remesh.mpi.channel import Channel
+from remesh.mpi.channel import SharedChannel
 from remesh.mpi.lower.engine import Setup
 from remesh.mpi.lower.matching import Matching
 from remesh.mpi.lower.requests import Requests
@@ -78,7 +78,7 @@ class PromptMpi:
         return 0
 
 
-def ring(channel: Channel) -> None:
+def ring(channel: SharedChannel) -> None:
     """Let the lower half look at the slots."""
     bell = channel._view[DOORBELL : DOORBELL + 4].cast("I")
     bell[0] += 1
@@ -97,7 +97,7 @@ def unpack_frame(frame: bytes) -> tuple[int, tuple[int, ...], bytes]:
 
 
 def make_setup(
-    channel: Channel,
+    channel: SharedChannel,
     requests: Requests,
     matching: Matching,
     frame: PostedFrame,

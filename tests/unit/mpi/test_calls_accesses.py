@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from remesh.mpi.calls.error_classes import CLASSES
 from remesh.mpi.calls.table import ACCESS_OPS, BY_NAME, EAGER_BYTES, FIRST_POSTED, REAL_OPS, RUN
 from remesh.mpi.calls.wire_messages import HEADER, What
-from remesh.mpi.channel import Channel
+from remesh.mpi.channel import SharedChannel
 from remesh.mpi.lower.accesses import COMPARE_AND_SWAP, NO_OP, Verb
 from remesh.mpi.lower.exposure import Asker, Exposure
 from remesh.mpi.lower.matching import Matching
@@ -82,8 +82,8 @@ class _Rank:
         self.windows.windows[_WINDOW] = Exposure(self.base, {self.base: _BYTES})
         self._mpi = PromptMpi(self._reduce)
         self.sent = self._mpi.sent
-        self._channel = Channel.create(str(folder / f"channel-{rank}"))
-        self.port = Channel.map(str(folder / f"channel-{rank}")).port(0)
+        self._channel = SharedChannel.create(str(folder / f"channel-{rank}"))
+        self.port = SharedChannel.map(str(folder / f"channel-{rank}")).port(0)
         self.engine = NATIVE.Engine(
             make_setup(
                 self._channel,

@@ -12,14 +12,14 @@ import pytest
 
 from remesh.errors import FormatError, StorageError
 from remesh.mpi import channel as module
-from remesh.mpi.channel import Channel
-from remesh.mpi.lower.half import LowerHalf
+from remesh.mpi.channel import SharedChannel
+from remesh.mpi.lower.half import MpiLowerHalf
 from remesh.mpi.native import NATIVE
 
 
 def test_replies_go_to_the_slots_that_asked(tmp_path: Path) -> None:
     path = str(tmp_path / "channel")
-    lower, upper = Channel.create(path), Channel.map(path)
+    lower, upper = SharedChannel.create(path), SharedChannel.map(path)
     num_calls = 30
     got: dict[int, list[int]] = {slot: [] for slot in range(3)}
 
@@ -50,12 +50,12 @@ def test_replies_go_to_the_slots_that_asked(tmp_path: Path) -> None:
 
 def test_an_unanswered_request_is_found_by_another_mapping(tmp_path: Path) -> None:
     path = str(tmp_path / "channel")
-    first, upper = Channel.create(path), Channel.map(path)
+    first, upper = SharedChannel.create(path), SharedChannel.map(path)
     thread = threading.Thread(target=upper.call, args=(2,))
     thread.start()
     while not first.pending():
         os.sched_yield()
-    second = Channel.map(path)
+    second = SharedChannel.map(path)
     assert second.pending() == 1 << 2
     second.answer(2)
     thread.join()
@@ -74,18 +74,18 @@ def test_memory_is_read_and_written_by_its_address() -> None:
 
 def test_a_file_that_is_no_channel_is_refused(tmp_path: Path) -> None:
     foreign = tmp_path / "foreign"
-    foreign.write_bytes(bytes(Channel.SIZE_BYTES))
+    foreign.write_bytes(bytes(SharedChannel.SIZE_BYTES))
     with pytest.raises(FormatError, match="no channel|begins with"):
-        Channel.map(str(foreign))
+        SharedChannel.map(str(foreign))
     short = tmp_path / "short"
     short.write_bytes(b"RMSHCHN1")
     with pytest.raises(StorageError):
-        Channel.map(str(short))
+        SharedChannel.map(str(short))
 
 
 def test_a_channel_that_came_with_the_image_of_an_earlier_version_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "channel"
-    channel = Channel.create(str(path))
+    channel = SharedChannel.create(str(path))
     channel.check("looking at a new one")
     with path.open("r+b") as file:
         file.write(b"RMSHCHN2")
@@ -94,8 +94,8 @@ def test_a_channel_that_came_with_the_image_of_an_earlier_version_is_refused(tmp
 
 
 def test_a_program_that_has_come_with_its_channel_hears_the_pace_of_this_host(tmp_path: Path) -> None:
-    channel = Channel.create(str(tmp_path / "channel"))
-    half: Any = object.__new__(LowerHalf)
+    channel = SharedChannel.create(str(tmp_path / "channel"))
+    half: Any = object.__new__(MpiLowerHalf)
     half._channel, half._engine, half._attached = channel, SimpleNamespace(attach=print), {}
     half._pace = SimpleNamespace(upper_spin=7, give_way_us=11)
     half._memory, half.open = SimpleNamespace(attach=lambda pid: None), lambda: None
@@ -106,6 +106,6 @@ def test_a_program_that_has_come_with_its_channel_hears_the_pace_of_this_host(tm
 
 def test_a_channel_is_never_made_over_a_file(tmp_path: Path) -> None:
     path = str(tmp_path / "channel")
-    Channel.create(path)
+    SharedChannel.create(path)
     with pytest.raises(StorageError, match="File exists"):
-        Channel.create(path)
+        SharedChannel.create(path)

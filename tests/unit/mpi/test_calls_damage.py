@@ -17,13 +17,13 @@ from remesh.mpi.calls.table import (
     FIRST_POSTED,
     INDEX,
     WAIT_REPLY,
-    Flag,
+    CallFlag,
     Kind,
     WaitFor,
 )
 from remesh.mpi.calls.wire_messages import HEADER, What
 from remesh.mpi.calls.words import NUM_SLOTS
-from remesh.mpi.channel import Channel
+from remesh.mpi.channel import SharedChannel
 from remesh.mpi.lower.matching import Matching
 from remesh.mpi.lower.requests import Requests
 from remesh.mpi.native import NATIVE
@@ -62,7 +62,7 @@ def _put(half: _Half, at: int, entry: bytes, posted: int) -> None:
 
 
 def _send_entry(whole: int, num_bytes: int, dest: int = 1) -> bytes:
-    return struct.pack("<I", whole) + BY_NAME["send"].packer.pack(5, Flag.INLINE, 7, dest, 0, num_bytes, 0)
+    return struct.pack("<I", whole) + BY_NAME["send"].packer.pack(5, CallFlag.INLINE, 7, dest, 0, num_bytes, 0)
 
 
 def _receive_entry(whole: int, capacity: int, call: int = 16) -> bytes:
@@ -157,7 +157,7 @@ def test_what_is_said_of_a_request_must_come_from_who_it_was_sent_to(
 def _wait(half: _Half, numbers: list[int]) -> list[tuple[Any, ...]]:
     """Index and completion of each that one ``wait`` tells of."""
     call, body = BY_NAME["wait"], half.upper.bodies[0]
-    call.packer.pack_into(body, 0, call.number, Flag.BLOCKING, WaitFor.ALL, len(numbers))
+    call.packer.pack_into(body, 0, call.number, CallFlag.BLOCKING, WaitFor.ALL, len(numbers))
     struct.pack_into(f"<{len(numbers)}Q", body, call.packer.size, *numbers)
     _blocking(half, lambda: half.upper.call(0))
     told, position = [], WAIT_REPLY.size
@@ -215,7 +215,7 @@ def test_a_reduction_without_room_for_its_result_is_left_to_python(
     kinds = (Kind.REDUCE, Kind.ALLREDUCE, Kind.SCAN, Kind.EXSCAN)
     keep = (AskType(_is_over), *map(fold, kinds))
     test, *folds = map(address_of, keep)
-    channel, frame = Channel.create(str(tmp_path / "channel")), PostedFrame()
+    channel, frame = SharedChannel.create(str(tmp_path / "channel")), PostedFrame()
     engine = NATIVE.Engine(
         make_setup(
             channel, Requests(), Matching(), frame, (0, test, *[0] * 7, *folds, 0, 0, 0, 0, 0),
@@ -224,7 +224,7 @@ def test_a_reduction_without_room_for_its_result_is_left_to_python(
         )
     )  # fmt: skip
     call = BY_NAME["collective"]
-    fields = (Flag.INLINE, kind, 0, 0, 7, root, 0, 8, 4096, receive_bytes, 0)
+    fields = (CallFlag.INLINE, kind, 0, 0, 7, root, 0, 8, 4096, receive_bytes, 0)
     call.packer.pack_into(channel.bodies[0], 0, call.number, *fields)
     struct.pack_into("<I", channel._view, 1 << 16, 1)
     ring(channel)

@@ -14,9 +14,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from remesh.mpi.calls.error_classes import CLASSES
-from remesh.mpi.calls.table import BY_NAME, COMPLETION, REQUEST_REPLY, Flag, Kind
+from remesh.mpi.calls.table import BY_NAME, COMPLETION, REQUEST_REPLY, CallFlag, Kind
 from remesh.mpi.calls.wire_messages import HEADER, What
-from remesh.mpi.channel import Channel
+from remesh.mpi.channel import SharedChannel
 from remesh.mpi.lower.exchange_pattern import SMALL_BYTES, pack_plan
 from remesh.mpi.lower.matching import Matching
 from remesh.mpi.lower.requests import Requests
@@ -48,7 +48,7 @@ class _Member:
         self.requests, self._mpi = Requests(), PromptMpi(self._reduce)
         self.sent = self._mpi.sent
         self._plan, self._fails = pack_plan(range(size), rank), fails
-        self._channel = Channel.create(str(folder / f"channel-{rank}"))
+        self._channel = SharedChannel.create(str(folder / f"channel-{rank}"))
         callbacks = ("on_message", "may_enter", "serve", "tell", "tell_wait")
         self.started: dict[int, Any] = {}
         self._engine = NATIVE.Engine(
@@ -84,7 +84,7 @@ class _Member:
         """Enter one without waiting for it; its request."""
         call = BY_NAME["collective"]
         kind, num_bytes = (Kind.ALLREDUCE if operand else Kind.BARRIER), len(operand)
-        fields = (Flag.INLINE, kind, 0, 0, _COMM, 0, 0, num_bytes, 0, num_bytes, 0)
+        fields = (CallFlag.INLINE, kind, 0, 0, _COMM, 0, 0, num_bytes, 0, num_bytes, 0)
         body, before = self._channel.bodies[clock], set(self.requests.by_number)
         call.packer.pack_into(body, 0, call.number, *fields)
         body[call.packer.size : call.packer.size + num_bytes] = operand

@@ -18,11 +18,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from remesh.mpi.calls.table import ANY, BY_NAME, EAGER_BYTES, FIRST_POSTED, HELLO_REPLY, Flag
+from remesh.mpi.calls.table import ANY, BY_NAME, EAGER_BYTES, FIRST_POSTED, HELLO_REPLY, CallFlag
 from remesh.mpi.calls.wire_messages import HEADER, What
 from remesh.mpi.calls.words import NUM_SLOTS, POSTED, TAKEN
-from remesh.mpi.channel import Channel
-from remesh.mpi.lower.half import LowerHalf
+from remesh.mpi.channel import SharedChannel
+from remesh.mpi.lower.half import MpiLowerHalf
 from remesh.mpi.lower.matching import Matching
 from remesh.mpi.lower.records import Arrived, Posted
 from remesh.mpi.lower.requests import SEND, Requests
@@ -62,8 +62,8 @@ class _Half:
         seat: tuple[int, ...] = (),
     ) -> None:
         self.rank = rank
-        self.lower = Channel.create(path)
-        self.upper = Channel.map(path)
+        self.lower = SharedChannel.create(path)
+        self.upper = SharedChannel.map(path)
         self.sent: deque[bytes] = deque()
         self.said: list[bytes] = []
         self.coming: deque[bytes] = deque()
@@ -498,7 +498,7 @@ def test_a_message_that_is_taken_while_the_engine_hears_news_ends_a_probe() -> N
         def flush(self, bodies: object) -> list[int]:
             return [self.probes.popitem()[0]] if arrived else []
 
-    half: Any = object.__new__(LowerHalf)
+    half: Any = object.__new__(MpiLowerHalf)
     half._engine, half._serving, half._requests = Engine(), Serving(), SimpleNamespace(news=True)
     half._collectives = SimpleNamespace(poll=lambda: False)
     half._channel = SimpleNamespace(bodies=(), answer=answered.append)
@@ -530,7 +530,7 @@ def _both_turn(sender: _Half, receiver: _Half) -> None:
 
 def _send_long(half: _Half, source: Any, *, waits: bool) -> None:
     """Put a long send into slot 0 and ring; nobody waits for the reply."""
-    flags = Flag.BLOCKING if waits else 0
+    flags = CallFlag.BLOCKING if waits else 0
     body = half.upper.bodies[0]
     fields = (flags, 7, 1 - half.rank, 3, len(source), NATIVE.address_of(source))
     BY_NAME["send"].packer.pack_into(body, 0, BY_NAME["send"].number, *fields)

@@ -12,7 +12,7 @@ from types import FrameType
 
 import pytest
 
-from remesh.mpi.channel import Channel
+from remesh.mpi.channel import SharedChannel
 from remesh.mpi.upper import layouts
 from remesh.mpi.upper.file_data import make_view_data
 from remesh.mpi.upper.file_views import FileView
@@ -157,7 +157,7 @@ def _nobody_waits() -> None:
 
 def test_who_comes_when_it_is_closed_waits_and_who_is_inside_is_counted_until_it_has_left(tmp_path: Path) -> None:
     path = str(tmp_path / "channel")
-    lower, upper = Channel.create(path), Channel.map(path)
+    lower, upper = SharedChannel.create(path), SharedChannel.map(path)
     asked = []
 
     def wait() -> None:
@@ -180,7 +180,7 @@ def test_who_comes_when_it_is_closed_waits_and_who_is_inside_is_counted_until_it
 
 
 def test_who_fails_while_it_waits_is_not_inside(tmp_path: Path) -> None:
-    channel = Channel.create(str(tmp_path / "channel"))
+    channel = SharedChannel.create(str(tmp_path / "channel"))
 
     def wait() -> None:
         raise KeyboardInterrupt
@@ -197,7 +197,7 @@ def test_who_fails_while_it_waits_is_not_inside(tmp_path: Path) -> None:
 
 
 def test_a_program_that_ended_inside_is_in_no_file_any_more(tmp_path: Path) -> None:
-    channel = Channel.create(str(tmp_path / "channel"))
+    channel = SharedChannel.create(str(tmp_path / "channel"))
     thread = threading.Thread(target=channel.gate(_nobody_waits).__enter__)
     thread.start()
     thread.join()
@@ -211,7 +211,7 @@ def test_a_program_that_ended_inside_is_in_no_file_any_more(tmp_path: Path) -> N
 
 
 def test_a_signal_handler_uses_a_file_while_its_thread_is_inside_and_the_gate_is_closed(tmp_path: Path) -> None:
-    channel = Channel.create(str(tmp_path / "channel"))
+    channel = SharedChannel.create(str(tmp_path / "channel"))
     gate = channel.gate(_nobody_waits)
     handled = []
 
@@ -233,7 +233,7 @@ def test_a_signal_handler_uses_a_file_while_its_thread_is_inside_and_the_gate_is
 
 def test_nothing_is_half_written_or_written_while_the_gate_is_closed(tmp_path: Path) -> None:
     """Threads write records of many runs each, as fast as they can; the gate is closed again and again."""
-    channel = Channel.create(str(tmp_path / "channel"))
+    channel = SharedChannel.create(str(tmp_path / "channel"))
     opened = threading.Event()
     gate = channel.gate(lambda: opened.wait(10))
     num_threads, num_records, num_runs, num_times = 3, 200, 100, 20

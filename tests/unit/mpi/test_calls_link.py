@@ -14,7 +14,7 @@ import pytest
 
 from remesh.mpi.calls.table import BY_NAME
 from remesh.mpi.calls.words import NUM_SLOTS
-from remesh.mpi.channel import Channel
+from remesh.mpi.channel import SharedChannel
 from remesh.mpi.upper import link as link_module
 from remesh.mpi.upper.link import Link, call_shortly
 
@@ -47,7 +47,7 @@ class _Interrupted(Exception):
     """Raised by a handler of signals."""
 
 
-def _post(channel: Channel, slot: int) -> None:
+def _post(channel: SharedChannel, slot: int) -> None:
     start = _FIRST_SLOT * (1 + slot)
     (number,) = struct.unpack_from("<I", channel._view, start)
     struct.pack_into("<I", channel._view, start, number + 1)
@@ -57,8 +57,8 @@ def _post(channel: Channel, slot: int) -> None:
 def test_a_slot_that_an_exception_left_is_used_again_and_keeps_what_its_call_speaks_of(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_short: bool
 ) -> None:
-    lower = Channel.create(str(tmp_path / "channel"))
-    link = Link(Channel.map(str(tmp_path / "channel")))
+    lower = SharedChannel.create(str(tmp_path / "channel"))
+    link = Link(SharedChannel.map(str(tmp_path / "channel")))
     monkeypatch.setattr(link_module, "_link", link)
 
     def leave(slot: int) -> None:
@@ -92,8 +92,8 @@ def test_a_slot_that_an_exception_left_is_used_again_and_keeps_what_its_call_spe
 
 
 def test_a_slot_is_not_used_again_before_its_call_is_answered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    lower = Channel.create(str(tmp_path / "channel"))
-    link = Link(Channel.map(str(tmp_path / "channel")))
+    lower = SharedChannel.create(str(tmp_path / "channel"))
+    link = Link(SharedChannel.map(str(tmp_path / "channel")))
     monkeypatch.setattr(link_module, "_link", link)
     left: list[int] = []
 

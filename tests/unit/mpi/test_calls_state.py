@@ -15,8 +15,8 @@ from remesh.mpi.lower.records import Arrived, Operation, Posted
 from remesh.mpi.lower.requests import RECEIVE, SEND
 
 
-def _parts(payload: bytes) -> state.Kept:
-    return state.Kept(
+def _parts(payload: bytes) -> state.HalfState:
+    return state.HalfState(
         rank=1,
         size=3,
         next_numbers={"request": 9, "message": 2, "parcel": 5},

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from remesh.mpi.calls.table import BY_NAME, FIRST_POSTED, PARCEL, Flag
+from remesh.mpi.calls.table import BY_NAME, FIRST_POSTED, PARCEL, CallFlag
 from remesh.mpi.calls.wire_messages import HEADER, What
 from remesh.mpi.native import NATIVE
 from tests.unit.mpi.make_believe_mpi import ring
@@ -103,7 +103,7 @@ def test_a_short_synchronous_send_is_over_when_a_receive_has_matched(
 ) -> None:
     sender, receiver = _two(tmp_path, near=near)
     source = bytearray(b"x" * num_bytes)
-    _send(sender, source, 1, Flag.SYNCHRONOUS | Flag.BLOCKING)
+    _send(sender, source, 1, CallFlag.SYNCHRONOUS | CallFlag.BLOCKING)
     _both_turn(sender, receiver)
     assert sender.upper.pending() == 1
     target = None if room is None else memoryview(bytearray(room))
@@ -114,7 +114,9 @@ def test_a_short_synchronous_send_is_over_when_a_receive_has_matched(
 
 
 @pytest.mark.parametrize("is_late", [False, True])
-@pytest.mark.parametrize(("num_bytes", "flags"), [(9, Flag.SYNCHRONOUS), (0, Flag.SYNCHRONOUS), (100_000, 0), (9, 0)])
+@pytest.mark.parametrize(
+    ("num_bytes", "flags"), [(9, CallFlag.SYNCHRONOUS), (0, CallFlag.SYNCHRONOUS), (100_000, 0), (9, 0)]
+)
 def test_what_a_program_sends_to_itself_arrives(tmp_path: Path, num_bytes: int, flags: int, is_late: bool) -> None:
     half = _two(tmp_path)[0]
     source, target = bytearray(os.urandom(num_bytes)), memoryview(bytearray(num_bytes))

@@ -8,7 +8,7 @@ from collections import deque
 from hypothesis import given
 from hypothesis import strategies as st
 
-from remesh.mpi.lower.exchange_pattern import Do, Step, plan_doubling
+from remesh.mpi.lower.exchange_pattern import Do, ExchangeStep, plan_doubling
 
 
 def fold_of(size: int) -> str:
@@ -22,7 +22,7 @@ def fold_of(size: int) -> str:
     return blocks[0]
 
 
-def run(plans: list[tuple[Step, ...]], order: random.Random) -> list[str]:
+def run(plans: list[tuple[ExchangeStep, ...]], order: random.Random) -> list[str]:
     """Do all plans, a step of any rank that can do one at a time."""
     folds = [chr(ord("a") + rank) for rank in range(len(plans))]
     left = [deque(plan) for plan in plans]
@@ -70,5 +70,5 @@ def test_it_takes_a_latency_for_each_doubling_and_two_more_for_the_rest(size: in
 def test_peers_are_world_ranks_of_members(world: list[int], size: int) -> None:
     members = world[:size]
     for rank, plan in enumerate(plan_doubling(members, rank) for rank in range(size)):
-        places = [Step(step.do, members[step.peer]) for step in plan_doubling(range(size), rank)]
+        places = [ExchangeStep(step.do, members[step.peer]) for step in plan_doubling(range(size), rank)]
         assert list(plan) == places

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from remesh.mpi.channel import Channel
+from remesh.mpi.channel import SharedChannel
 from remesh.mpi.upper import layouts
 from remesh.mpi.upper.file_data import make_view_data
 from remesh.mpi.upper.file_views import FileView
@@ -28,7 +28,7 @@ _BYTES = FileView(0, 1, layouts.basic(1))
 def _data_of(view: FileView, path: str | None = None, flags: int = os.O_RDWR) -> Iterator[tuple[Any, int]]:
     """The data of a view of an open file, by default an empty one, and the descriptor."""
     with tempfile.TemporaryDirectory() as folder:
-        gate = Channel.create(f"{folder}/channel").gate(lambda: None)
+        gate = SharedChannel.create(f"{folder}/channel").gate(lambda: None)
         descriptor = os.open(path or f"{folder}/file", flags | os.O_CREAT)
         try:
             yield make_view_data(gate, descriptor, view), descriptor
@@ -90,7 +90,7 @@ def test_a_view_without_data_takes_none_and_gives_none() -> None:
 
 
 def test_errors_of_the_system_are_told_and_the_gate_is_left(tmp_path: Path) -> None:
-    channel = Channel.create(str(tmp_path / "channel"))
+    channel = SharedChannel.create(str(tmp_path / "channel"))
     gate = channel.gate(lambda: None)
     for path, flags, number in (("/dev/full", os.O_WRONLY, errno.ENOSPC), ("/dev/zero", os.O_RDONLY, errno.EBADF)):
         descriptor = os.open(path, flags)

@@ -35,10 +35,10 @@ def make_header() -> str:
     parts.append(_define({name: value for name, value in vars(words).items() if name.isupper()}))
     parts.append(_define({name: getattr(table, name) for name in _DEFINED}))
     parts.append(_enumerate("CALL", {call.name: call.number for call in table.CALLS}))
-    parts.append(_enumerate("FLAG", _constants(table.Flag)))
+    parts.append(_enumerate("FLAG", _constants(table.CallFlag)))
     parts.append(_enumerate("MODE", _constants(table.WaitFor)))
     parts.append(_enumerate("KIND", table.Kind.__members__))
-    parts.append(_enumerate("PAYLOAD", _constants(table.Payload)))
+    parts.append(_enumerate("PAYLOAD", _constants(table.PayloadPlace)))
     parts.append(_enumerate("OP", {name: index for index, name in enumerate(table.ACCESS_OPS)}))
     parts.append(_enumerate("WHAT", What.__members__))
     parts += [_struct(f"{_camel(call.name)}Call", f"<B{call.request}", ("call", *call.fields)) for call in table.CALLS]

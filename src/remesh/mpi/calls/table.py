@@ -61,7 +61,7 @@ class Replay(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class CallRow:
     """One row of the table."""
 
     number: int  # first byte of the request; unique
@@ -79,7 +79,7 @@ class Call:
         object.__setattr__(self, "packer", packer)
 
 
-class Flag:
+class CallFlag:
     """Bits of the field ``flags``."""
 
     BLOCKING: Final = 1
@@ -145,37 +145,37 @@ MAX_RUNS: Final = 1024
 
 # fmt: off
 CALLS: Final = (
-    Call(1, "hello", "", (), Effect.LOCAL, Replay.AGAIN),
-    Call(2, "describe", "", (), Effect.LOCAL, Replay.AGAIN),
-    Call(3, "finish", "", (), Effect.LOCAL, Replay.AGAIN),
-    Call(4, "abort", "i", ("code",), Effect.LOCAL, Replay.AGAIN),
-    Call(5, "send", "BQiiqQ", ("flags", "comm", "dest", "tag", "num_bytes", "address"), Effect.SEND, Replay.ATTACH),
-    Call(6, "receive", "BQiiqQ", ("flags", "comm", "source", "tag", "capacity", "address"),
+    CallRow(1, "hello", "", (), Effect.LOCAL, Replay.AGAIN),
+    CallRow(2, "describe", "", (), Effect.LOCAL, Replay.AGAIN),
+    CallRow(3, "finish", "", (), Effect.LOCAL, Replay.AGAIN),
+    CallRow(4, "abort", "i", ("code",), Effect.LOCAL, Replay.AGAIN),
+    CallRow(5, "send", "BQiiqQ", ("flags", "comm", "dest", "tag", "num_bytes", "address"), Effect.SEND, Replay.ATTACH),
+    CallRow(6, "receive", "BQiiqQ", ("flags", "comm", "source", "tag", "capacity", "address"),
          Effect.RECEIVE, Replay.ATTACH),
-    Call(7, "probe", "BQii", ("flags", "comm", "source", "tag"), Effect.LOCAL, Replay.AGAIN),
-    Call(8, "receive_message", "BQqQ", ("flags", "message", "capacity", "address"), Effect.RECEIVE, Replay.ATTACH),
-    Call(9, "wait", "BBI", ("flags", "mode", "count"), Effect.LOCAL, Replay.AGAIN),
-    Call(10, "cancel", "Q", ("request",), Effect.LOCAL, Replay.AGAIN),
-    Call(11, "free", "Q", ("request",), Effect.LOCAL, Replay.AGAIN),
-    Call(12, "fetch", "QQ", ("parcel", "address"), Effect.LOCAL, Replay.AGAIN),
-    Call(13, "make_communicator", "QI", ("comm", "count"), Effect.LOCAL, Replay.AGAIN),
-    Call(14, "free_communicator", "Q", ("comm",), Effect.LOCAL, Replay.AGAIN),
-    Call(15, "collective", "BBBBQiQqQqI",
+    CallRow(7, "probe", "BQii", ("flags", "comm", "source", "tag"), Effect.LOCAL, Replay.AGAIN),
+    CallRow(8, "receive_message", "BQqQ", ("flags", "message", "capacity", "address"), Effect.RECEIVE, Replay.ATTACH),
+    CallRow(9, "wait", "BBI", ("flags", "mode", "count"), Effect.LOCAL, Replay.AGAIN),
+    CallRow(10, "cancel", "Q", ("request",), Effect.LOCAL, Replay.AGAIN),
+    CallRow(11, "free", "Q", ("request",), Effect.LOCAL, Replay.AGAIN),
+    CallRow(12, "fetch", "QQ", ("parcel", "address"), Effect.LOCAL, Replay.AGAIN),
+    CallRow(13, "make_communicator", "QI", ("comm", "count"), Effect.LOCAL, Replay.AGAIN),
+    CallRow(14, "free_communicator", "Q", ("comm",), Effect.LOCAL, Replay.AGAIN),
+    CallRow(15, "collective", "BBBBQiQqQqI",
          ("flags", "kind", "op", "type", "comm", "root", "send_address", "send_bytes", "receive_address",
           "receive_bytes", "num_counts"), Effect.COLLECTIVE, Replay.ATTACH),
-    Call(16, "start_receive", "QQiiqQ", ("request", "comm", "source", "tag", "capacity", "address"),
+    CallRow(16, "start_receive", "QQiiqQ", ("request", "comm", "source", "tag", "capacity", "address"),
          Effect.RECEIVE, Replay.POSTED),
-    Call(17, "make_window", "QQ", ("window", "base"), Effect.LOCAL, Replay.AGAIN),
-    Call(18, "free_window", "Q", ("window",), Effect.LOCAL, Replay.AGAIN),
-    Call(19, "attach_memory", "QQq", ("window", "address", "num_bytes"), Effect.LOCAL, Replay.AGAIN),
-    Call(20, "detach_memory", "QQ", ("window", "address"), Effect.LOCAL, Replay.AGAIN),
-    Call(21, "access", "BBBBBQiQqQI",
+    CallRow(17, "make_window", "QQ", ("window", "base"), Effect.LOCAL, Replay.AGAIN),
+    CallRow(18, "free_window", "Q", ("window",), Effect.LOCAL, Replay.AGAIN),
+    CallRow(19, "attach_memory", "QQq", ("window", "address", "num_bytes"), Effect.LOCAL, Replay.AGAIN),
+    CallRow(20, "detach_memory", "QQ", ("window", "address"), Effect.LOCAL, Replay.AGAIN),
+    CallRow(21, "access", "BBBBBQiQqQI",
          ("flags", "op", "type", "fetches", "unit", "window", "target", "data", "data_bytes", "result", "num_runs"),
          Effect.WINDOW, Replay.ATTACH),
-    Call(22, "lock", "BQiB", ("flags", "window", "target", "exclusive"), Effect.WINDOW, Replay.ATTACH),
-    Call(23, "unlock", "Qi", ("window", "target"), Effect.NOTICE, Replay.AGAIN),
+    CallRow(22, "lock", "BQiB", ("flags", "window", "target", "exclusive"), Effect.WINDOW, Replay.ATTACH),
+    CallRow(23, "unlock", "Qi", ("window", "target"), Effect.NOTICE, Replay.AGAIN),
     # One run, at the end, and its data as the tail: as they stand in a wire message.
-    Call(24, "start_access", "QBBBQiQIqq",
+    CallRow(24, "start_access", "QBBBQiQIqq",
          ("request", "op", "type", "fetches", "window", "target", "result", "num_data", "offset", "num_bytes"),
          Effect.WINDOW, Replay.POSTED),
 )
@@ -191,7 +191,7 @@ PROBE_REPLY: Final = struct.Struct("<BBiiqQ")
 WAIT_REPLY: Final = struct.Struct("<BI")  # number of completions
 INDEX: Final = struct.Struct("<I")  # in front of every completion of a wait: which of the requests asked for
 COMPLETION: Final = struct.Struct("<iiqiBQ")
-"""Source (world rank), tag, bytes of the message, MPI error class, :class:`Payload`, parcel."""
+"""Source (world rank), tag, bytes of the message, MPI error class, :class:`PayloadPlace`, parcel."""
 
 RECORDS: Final = {
     "HelloReply": (HELLO_REPLY, ("status", "rank", "size")),
@@ -206,7 +206,7 @@ RECORDS: Final = {
 """Names of what is laid out here besides the calls, and of its fields."""
 
 
-class Payload:
+class PayloadPlace:
     """Where the payload of a completion is."""
 
     NONE: Final = 0

@@ -31,8 +31,8 @@ from remesh.images import (
     start_upper,
 )
 from remesh.mpi.arena import FILE, make_arena
-from remesh.mpi.channel import Channel
-from remesh.mpi.lower.half import LowerHalf
+from remesh.mpi.channel import SharedChannel
+from remesh.mpi.lower.half import MpiLowerHalf
 from remesh.mpi.lower.pace import SPIN_VARIABLE
 from remesh.mpi.program_environment import program_environment
 from remesh.mpi.rank import IMAGE, Ended, RankLoop, open_outputs, read_state
@@ -101,7 +101,7 @@ def _put_together(
     line, seconds = told
     rank = mpi.COMM_WORLD.Get_rank()
     channel_file = room / "channel"
-    channel = Channel.create(str(channel_file))
+    channel = SharedChannel.create(str(channel_file))
     outputs = open_outputs(folder.logs, rank)
     arena_file = room / FILE
     arena = make_arena(str(arena_file))
@@ -111,13 +111,13 @@ def _put_together(
     upper: Upper | None = None
     spinning = folder.read_spec().environment.get(SPIN_VARIABLE) == "1"
     if options.checkpoint is None:
-        half = LowerHalf(mpi, channel, arena, spinning=spinning)
+        half = MpiLowerHalf(mpi, channel, arena, spinning=spinning)
         upper = start_upper(_command(folder), site)
     else:
         chosen = folder.checkpoint(options.checkpoint)
         report = chosen.manifest["ranks"][rank_name(rank)]
         state = read_state(chosen.rank_folder(rank), report)
-        half = LowerHalf.from_state(state, mpi, channel, arena, spinning=spinning)
+        half = MpiLowerHalf.from_state(state, mpi, channel, arena, spinning=spinning)
         half.rebuild()
         seconds["replay"] = time.monotonic() - began_s
         began_s = time.monotonic()

@@ -17,9 +17,9 @@ from remesh.mpi.calls.table import PAIR_FORMATS, REAL_OPS, REAL_TYPES
 from remesh.mpi.lower.collectives import Collectives
 from remesh.mpi.lower.exchange_pattern import SMALL_BYTES
 from remesh.mpi.lower.exposure import Asker
-from remesh.mpi.lower.pace import Pace
+from remesh.mpi.lower.pace import WaitingPace
 from remesh.mpi.lower.requests import COLLECTIVE, RECEIVE, SEND, WINDOW, Requests
-from remesh.mpi.lower.transfers import Transfers
+from remesh.mpi.lower.transfers import MessageTransfers
 from remesh.mpi.lower.windows import Windows
 from remesh.mpi.lower.wire import PIECE_BYTES, Wire
 from remesh.mpi.native import NATIVE
@@ -110,10 +110,10 @@ def make_engine(  # noqa: PLR0913 - the parts of a lower half
     base: int,
     wire: Wire,
     requests: Requests,
-    transfers: Transfers,
+    transfers: MessageTransfers,
     collectives: Collectives,
     windows: Windows,
-    pace: Pace,
+    pace: WaitingPace,
     callbacks: Callbacks,
     *,
     has_arena: bool,

@@ -45,14 +45,14 @@ class Do(enum.IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class ExchangeStep:
     """One message."""
 
     do: Do
     peer: int  # world rank
 
 
-def plan_doubling(ranks: Sequence[int], rank: int) -> tuple[Step, ...]:
+def plan_doubling(ranks: Sequence[int], rank: int) -> tuple[ExchangeStep, ...]:
     """Steps of the member ``rank`` of a communicator of these world ranks, in order. No peer is taken from twice.
 
     >>> [(step.do.name, step.peer) for step in plan_doubling([4, 5, 6], 0)]
@@ -66,16 +66,16 @@ def plan_doubling(ranks: Sequence[int], rank: int) -> tuple[Step, ...]:
     is_paired = rank < 2 * extra
     if is_paired and rank % 2 == 0:
         neighbour = ranks[rank + 1]
-        return Step(Do.GIVE, neighbour), Step(Do.TAKE, neighbour)
-    steps = [Step(Do.FOLD_BEFORE, ranks[rank - 1])] if is_paired else []
+        return ExchangeStep(Do.GIVE, neighbour), ExchangeStep(Do.TAKE, neighbour)
+    steps = [ExchangeStep(Do.FOLD_BEFORE, ranks[rank - 1])] if is_paired else []
     number, distance = rank // 2 if is_paired else rank - extra, 1
     while distance < power:
         other = number ^ distance
         peer = ranks[2 * other + 1 if other < extra else other + extra]
-        steps += [Step(Do.GIVE, peer), Step(Do.FOLD_BEFORE if other < number else Do.FOLD_AFTER, peer)]
+        steps += [ExchangeStep(Do.GIVE, peer), ExchangeStep(Do.FOLD_BEFORE if other < number else Do.FOLD_AFTER, peer)]
         distance *= 2
     if is_paired:
-        steps.append(Step(Do.GIVE, ranks[rank - 1]))
+        steps.append(ExchangeStep(Do.GIVE, ranks[rank - 1]))
     return tuple(steps)
 
 

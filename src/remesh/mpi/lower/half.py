@@ -1,6 +1,6 @@
 """The lower half of one rank: serves calls on a real MPI, and can be made quiet, saved and grown again.
 
-One thread owns a :class:`LowerHalf` and calls its methods; only :meth:`LowerHalf.wake` may be called from another.
+One thread owns a :class:`MpiLowerHalf` and calls its methods; only its ``wake`` may be called from another.
 Nothing here blocks on another rank: whatever waits is a pending entry that :meth:`serve_once` comes back to.
 
 A checkpoint, seen from here::
@@ -23,15 +23,15 @@ from typing import Any, Final, Self
 
 from remesh.mpi.arena import Arena
 from remesh.mpi.calls.wire_messages import What
-from remesh.mpi.channel import Channel
+from remesh.mpi.channel import SharedChannel
 from remesh.mpi.lower import state
 from remesh.mpi.lower.collectives import Collectives, GroupKey
 from remesh.mpi.lower.engine import Callbacks, make_engine
-from remesh.mpi.lower.pace import Pace
+from remesh.mpi.lower.pace import WaitingPace
 from remesh.mpi.lower.records import Arrived
 from remesh.mpi.lower.requests import Requests
 from remesh.mpi.lower.serving import BLOCKED, Serving
-from remesh.mpi.lower.transfers import Transfers
+from remesh.mpi.lower.transfers import MessageTransfers
 from remesh.mpi.lower.upper_memory import UpperMemory
 from remesh.mpi.lower.windows import Windows
 from remesh.mpi.lower.wire import Wire
@@ -44,7 +44,7 @@ _LAST_PIECES_S: Final = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class Position:
+class UpperPosition:
     """Where the upper half is, and at which communicators."""
 
     where: Activity
@@ -67,10 +67,10 @@ class Counters:
     """The same for communicators that the program has freed, the last ones."""
 
 
-class LowerHalf:
+class MpiLowerHalf:
     """Serves one upper half over ``channel`` with the MPI module ``mpi`` (a real, initialised ``mpi4py.MPI``)."""
 
-    def __init__(self, mpi: Any, channel: Channel, arena: Arena | None = None, *, spinning: bool = False) -> None:
+    def __init__(self, mpi: Any, channel: SharedChannel, arena: Arena | None = None, *, spinning: bool = False) -> None:
         """Duplicates the world communicator (all ranks call this)."""
         self._channel = channel
         self._comms = [mpi.COMM_WORLD.Dup() for _ in range(3)]
@@ -79,7 +79,7 @@ class LowerHalf:
         self._memory = UpperMemory()
         self._memory.arena = arena
         self._wire = Wire(mpi, wire)
-        self._transfers = Transfers(self._requests)
+        self._transfers = MessageTransfers(self._requests)
         self._collectives = Collectives(mpi, control, world, self._requests, self._wire, self._memory)
         self._windows = Windows(self._wire, self._memory, self._requests)
         self._serving = Serving(self._transfers, self._collectives, self._windows, self._memory, self._requests)
@@ -93,7 +93,7 @@ class LowerHalf:
         self._woken = False
         self._progressed = False
         """Whether the engine has done something since the last look."""
-        self._pace = Pace.of(mpi, spinning=spinning)
+        self._pace = WaitingPace.of(mpi, spinning=spinning)
         self._engine = self._make_engine(mpi)
         self._wire.engine = self._transfers.engine = self._engine
 
@@ -130,7 +130,7 @@ class LowerHalf:
 
     @classmethod
     def from_state(
-        cls, data: bytes, mpi: Any, channel: Channel, arena: Arena | None = None, *, spinning: bool = False
+        cls, data: bytes, mpi: Any, channel: SharedChannel, arena: Arena | None = None, *, spinning: bool = False
     ) -> Self:
         """What :meth:`state_bytes` described, on another MPI. The channel's bytes come back with the image.
 
@@ -261,16 +261,16 @@ class LowerHalf:
         """World ranks of a communicator, in its order of ranks; empty if it is not known (yet, or any more)."""
         return self._collectives.members.get(communicator, ())
 
-    def position(self) -> Position:
+    def position(self) -> UpperPosition:
         """Where the upper half is now."""
         inside = self._inside()
         if inside:
-            return Position(Activity.INSIDE, inside)
+            return UpperPosition(Activity.INSIDE, inside)
         if self._held:
-            return Position(Activity.HELD, tuple(sorted(set(self._held.values()))))
+            return UpperPosition(Activity.HELD, tuple(sorted(set(self._held.values()))))
         if self._serving.probes or self._channel.pending():
-            return Position(Activity.WAITING)
-        return Position(Activity.FINISHED if self._serving.finished else Activity.COMPUTING)
+            return UpperPosition(Activity.WAITING)
+        return UpperPosition(Activity.FINISHED if self._serving.finished else Activity.COMPUTING)
 
     def _inside(self) -> tuple[int, ...]:
         """Communicators with a collective that has been entered and is not complete."""
@@ -346,7 +346,7 @@ class LowerHalf:
             slot: (self._channel.request_number(slot), operation) for slot, operation in self._engine.singles.items()
         }
         transfers = self._transfers
-        parts = state.Kept(
+        parts = state.HalfState(
             rank=self._wire.rank,
             size=self._wire.size,
             next_numbers={

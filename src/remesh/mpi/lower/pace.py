@@ -35,7 +35,7 @@ _MASK_BYTES: Final = 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class WaitingPace:
     """Turns and times of waiting."""
 
     upper_spin: int  # turns the upper half spins for a reply before it sleeps
@@ -61,8 +61,8 @@ class Pace:
     def chosen(cls, num_ranks: int, num_cores: int, turns_per_us: float, *, spinning: bool) -> Self:
         """For a host of so many ranks and cores.
 
-        >>> Pace.chosen(2, 4, 100.0, spinning=False).upper_spin, Pace.chosen(2, 2, 100.0, spinning=False).upper_spin
-        (1500, 0)
+        >>> [WaitingPace.chosen(2, cores, 100.0, spinning=False).upper_spin for cores in (4, 2)]
+        [1500, 0]
         """
         if spinning:
             upper_spin = int(_UPPER_SPIN_US * turns_per_us)

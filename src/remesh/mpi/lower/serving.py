@@ -25,9 +25,9 @@ from remesh.mpi.calls.table import (
     PROBE_REPLY,
     REQUEST_REPLY,
     WAIT_REPLY,
-    Flag,
+    CallFlag,
     Kind,
-    Payload,
+    PayloadPlace,
     WaitFor,
 )
 from remesh.mpi.calls.words import BODY_BYTES
@@ -35,7 +35,7 @@ from remesh.mpi.lower.accesses import Verb, unpack_runs
 from remesh.mpi.lower.collectives import CollectiveCall, Collectives
 from remesh.mpi.lower.exposure import Exposure
 from remesh.mpi.lower.requests import SEND, Requests
-from remesh.mpi.lower.transfers import Transfers
+from remesh.mpi.lower.transfers import MessageTransfers
 from remesh.mpi.lower.upper_memory import UpperMemory
 from remesh.mpi.lower.windows import Operands, Windows
 
@@ -65,7 +65,7 @@ class Serving:
 
     def __init__(
         self,
-        transfers: Transfers,
+        transfers: MessageTransfers,
         collectives: Collectives,
         windows: Windows,
         memory: UpperMemory,
@@ -129,16 +129,16 @@ class Serving:
         if request.done:
             self.tell(body, request)
             return REPLIED
-        if flags & Flag.BLOCKING:
+        if flags & CallFlag.BLOCKING:
             return int(request.number)
         REQUEST_REPLY.pack_into(body, 0, OK, request.number)
         return REPLIED
 
     def _probe(self, slot: int, body: memoryview, flags: int, comm: int, source: int, tag: int) -> int:
-        wanted = ProbeWait(comm, source, tag, take=bool(flags & Flag.MATCHED))
+        wanted = ProbeWait(comm, source, tag, take=bool(flags & CallFlag.MATCHED))
         if self._try_probe(body, wanted):
             return REPLIED
-        if flags & Flag.BLOCKING:
+        if flags & CallFlag.BLOCKING:
             self.probes[slot] = wanted
             return BLOCKED
         PROBE_REPLY.pack_into(body, 0, OK, 0, 0, 0, 0, 0)
@@ -181,7 +181,7 @@ class Serving:
         start = BY_NUMBER[body[0]].packer.size
         counts = struct.unpack_from(f"<{num_counts}q", body, start)
         start += 8 * num_counts
-        if flags & Flag.INLINE:
+        if flags & CallFlag.INLINE:
             send: bytes | bytearray | memoryview = bytes(body[start : start + send_bytes])
         else:
             send = self._operand(send_address, send_bytes, range(address, address + receive_bytes))
@@ -281,7 +281,7 @@ class Serving:
             # What follows must have room for its record at least.
             rest = (INDEX.size + COMPLETION.size) * (count - index - 1)
             if request is None:
-                COMPLETION.pack_into(body, end, 0, 0, 0, ERR_REQUEST, Payload.NONE, 0)
+                COMPLETION.pack_into(body, end, 0, 0, 0, ERR_REQUEST, PayloadPlace.NONE, 0)
                 end += COMPLETION.size
             else:
                 end = self._put_completion(body, end, request, rest)
@@ -305,22 +305,22 @@ class Serving:
     def _place(self, request: Any, room: int) -> tuple[int, int, bytes | bytearray | memoryview]:
         """How the payload reaches the upper half: by the reply, into its memory, or as a parcel."""
         if request.cancelled:
-            return Payload.CANCELLED, 0, b""
+            return PayloadPlace.CANCELLED, 0, b""
         if request.written:
-            return Payload.WRITTEN, 0, b""
+            return PayloadPlace.WRITTEN, 0, b""
         if request.payload is None or request.kind == SEND:
-            return Payload.NONE, 0, b""
+            return PayloadPlace.NONE, 0, b""
         data: bytes | bytearray | memoryview = request.payload
         if request.num_bytes != PARCEL and len(data) > request.num_bytes:
             data = memoryview(data)[: request.num_bytes]
         if len(data) <= min(room, EAGER_BYTES):
-            return Payload.INLINE, 0, data
+            return PayloadPlace.INLINE, 0, data
         if request.num_bytes != PARCEL:
             self.memory.write(request.address, data)
-            return Payload.WRITTEN, 0, b""
+            return PayloadPlace.WRITTEN, 0, b""
         parcel, self.next_parcel = self.next_parcel, self.next_parcel + 1
         self.parcels[parcel] = request.payload
-        return Payload.PARCEL, parcel, b""
+        return PayloadPlace.PARCEL, parcel, b""
 
 
 def fail(body: memoryview, error_class: int, text: str) -> int:

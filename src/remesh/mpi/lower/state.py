@@ -35,7 +35,7 @@ _KINDS: Final = {kind: kind for kind in (SEND, RECEIVE, COLLECTIVE, WINDOW)}
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class HalfState:
     """Everything of a quiet lower half."""
 
     rank: int
@@ -54,7 +54,7 @@ class Kept:
     finished: bool
 
 
-class _Writer:
+class _PayloadWriter:
     """Lays payloads one after another."""
 
     def __init__(self) -> None:
@@ -69,7 +69,7 @@ class _Writer:
         return [self._end - len(payload), len(payload)]
 
 
-class _Reader:
+class _PayloadReader:
     """Finds payloads again; every bound is checked."""
 
     def __init__(self, data: bytes) -> None:
@@ -116,9 +116,9 @@ def _wrong(reason: str, what: str) -> FormatError:
     return FormatError(reason, f"reading the state of a lower half: {what}; take another checkpoint")
 
 
-def save(parts: Kept) -> bytes:
+def save(parts: HalfState) -> bytes:
     """The state as bytes."""
-    writer = _Writer()
+    writer = _PayloadWriter()
     records = {
         "rank": parts.rank,
         "size": parts.size,
@@ -138,18 +138,18 @@ def save(parts: Kept) -> bytes:
     return pack(records, writer.parts)
 
 
-def load(data: bytes, *, rank: int, size: int) -> Kept:
+def load(data: bytes, *, rank: int, size: int) -> HalfState:
     """The state that :func:`save` wrote, for the same rank of as many.
 
     Raises:
         FormatError: the bytes are damaged, or another rank's.
     """
     records, payloads = unpack(data)
-    reader = _Reader(payloads)
+    reader = _PayloadReader(payloads)
     try:
         if (records["rank"], records["size"]) != (rank, size):
             raise _wrong("other-rank", f"it is rank {records['rank']} of {records['size']}, expected {rank} of {size}")
-        return Kept(
+        return HalfState(
             rank=rank,
             size=size,
             next_numbers={key: int(value) for key, value in records["next"].items()},
@@ -175,16 +175,16 @@ def _record(of: Any, names: tuple[str, ...]) -> dict[str, Any]:
     return {name: getattr(of, name) for name in names}
 
 
-def _request(record: dict[str, Any], reader: _Reader) -> Any:
+def _request(record: dict[str, Any], reader: _PayloadReader) -> Any:
     # The engine tells kinds by their identity: one word, one object.
     return Operation(**{**record, "kind": _KINDS[record["kind"]], "payload": reader.take(record["payload"])})
 
 
-def _arrived_record(message: Any, writer: _Writer) -> dict[str, Any]:
+def _arrived_record(message: Any, writer: _PayloadWriter) -> dict[str, Any]:
     return {**_record(message, _ARRIVED), "payload": writer.put(message.payload)}
 
 
-def _arrived(record: dict[str, Any], reader: _Reader) -> Any:
+def _arrived(record: dict[str, Any], reader: _PayloadReader) -> Any:
     return Arrived(**{**record, "payload": reader.take(record["payload"])})
 
 

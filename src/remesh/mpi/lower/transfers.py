@@ -36,7 +36,7 @@ from remesh.mpi.lower.matching import Matching
 from remesh.mpi.lower.requests import RECEIVE, Requests
 
 
-class Transfers:
+class MessageTransfers:
     """The point-to-point side of a rank."""
 
     def __init__(self, requests: Requests) -> None:

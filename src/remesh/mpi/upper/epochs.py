@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from remesh.mpi.calls.error_classes import TEXTS
-from remesh.mpi.calls.table import BY_NAME, Flag, Kind
+from remesh.mpi.calls.table import BY_NAME, CallFlag, Kind
 from remesh.mpi.upper import constants as k
 from remesh.mpi.upper.attributes import Attributes
 from remesh.mpi.upper.buffers import NOTHING
@@ -225,7 +225,7 @@ class Epochs:
             raise failure("ERR_RMA_SYNC", f"Lock: rank {rank} is locked by this rank already; call Unlock first")
         asks = not assertion & k.MODE_NOCHECK
         if asks:
-            finish([_ask_for_lock(window, rank, lock_type, Flag.BLOCKING)])
+            finish([_ask_for_lock(window, rank, lock_type, CallFlag.BLOCKING)])
         window.locked[rank] = asks
 
     def Unlock(self, rank: int) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from remesh.mpi.calls.table import Flag, Kind
+from remesh.mpi.calls.table import CallFlag, Kind
 from remesh.mpi.upper import constants as k
 from remesh.mpi.upper.buffers import NOTHING, Direct
 from remesh.mpi.upper.exceptions import numbered_failure
@@ -64,7 +64,7 @@ def start(members: Members, exchange: Exchange, *, blocking: bool) -> Work:
     """Start a collective; the work is over at once if it is blocking on an intracommunicator."""
     if members.remote is not None:
         return _between_groups(members, exchange)
-    flags = Flag.BLOCKING if blocking else 0
+    flags = CallFlag.BLOCKING if blocking else 0
     fields = (flags, exchange.kind, exchange.op, exchange.type, members.number, exchange.root)
     ended = link().collective(fields, exchange.counts, exchange.send, exchange.landing)
     keep = None if blocking else (exchange.send, exchange.landing)
@@ -78,7 +78,7 @@ def run_now(members: Members, exchange: Exchange) -> None:
         progress([work], blocking=True, every=True)
         error = work.conclude()
     else:
-        fields = (Flag.BLOCKING, exchange.kind, exchange.op, exchange.type, members.number, exchange.root)
+        fields = (CallFlag.BLOCKING, exchange.kind, exchange.op, exchange.type, members.number, exchange.root)
         ended = link().collective(fields, exchange.counts, exchange.send, exchange.landing)
         error = ended.error if isinstance(ended, Completion) else 0
     if error:

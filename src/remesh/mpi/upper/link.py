@@ -26,12 +26,12 @@ from remesh.mpi.calls.table import (
     PROBE_REPLY,
     REQUEST_REPLY,
     WAIT_REPLY,
-    Call,
-    Flag,
-    Payload,
+    CallFlag,
+    CallRow,
+    PayloadPlace,
 )
 from remesh.mpi.calls.words import NUM_SLOTS
-from remesh.mpi.channel import Channel
+from remesh.mpi.channel import SharedChannel
 from remesh.mpi.native import NATIVE
 from remesh.mpi.upper.exceptions import failure, numbered_failure
 from remesh.mpi.upper.views import byte_view
@@ -89,7 +89,7 @@ class _Lease:
 class Link:
     """Calls over one channel, from any thread."""
 
-    def __init__(self, channel: Channel) -> None:
+    def __init__(self, channel: SharedChannel) -> None:
         self._channel = channel
         self._numbers = itertools.count(FIRST_POSTED)
         self._free = list(range(NUM_SLOTS - 1, -1, -1))
@@ -136,7 +136,7 @@ class Link:
             self._free.append(slot)
             self._one_free.notify()
 
-    def ask(self, call: Call, fields: tuple[int, ...], tail: Any = None, *, keep: Any = None) -> memoryview:
+    def ask(self, call: CallRow, fields: tuple[int, ...], tail: Any = None, *, keep: Any = None) -> memoryview:
         """One call; the slot's body with the reply, valid until this thread's next call.
 
         ``keep`` owns the memory that is read or written by address before the reply.
@@ -177,10 +177,10 @@ class Link:
     def send(self, flags: int, comm: int, dest: int, tag: int, view: memoryview) -> int:
         """Send contiguous bytes; the request that completes it, 0 if that has happened."""
         num_bytes = len(view)
-        if not flags & Flag.SYNCHRONOUS and port().post(comm, dest, tag, view):
+        if not flags & CallFlag.SYNCHRONOUS and port().post(comm, dest, tag, view):
             return 0
-        if num_bytes <= EAGER_BYTES and not flags & Flag.SYNCHRONOUS:
-            body = self.ask(_SEND, (flags | Flag.INLINE, comm, dest, tag, num_bytes, 0), view)
+        if num_bytes <= EAGER_BYTES and not flags & CallFlag.SYNCHRONOUS:
+            body = self.ask(_SEND, (flags | CallFlag.INLINE, comm, dest, tag, num_bytes, 0), view)
         else:
             address = NATIVE.address_of(view) if num_bytes else 0
             body = self.ask(_SEND, (flags, comm, dest, tag, num_bytes, address), keep=view)
@@ -189,7 +189,7 @@ class Link:
     def receive(self, flags: int, comm: int, source: int, tag: int, landing: Landing) -> int | Completion:
         """Start a receive: how it ended, or the request that completes it."""
         capacity, address = landing.capacity, landing.address
-        if not flags & Flag.BLOCKING:
+        if not flags & CallFlag.BLOCKING:
             number = next(self._numbers)
             if port().start_receive(number, comm, source, tag, capacity, address):
                 return number
@@ -211,14 +211,14 @@ class Link:
         address = 0
         if send is not None and num_bytes:
             if num_bytes <= EAGER_BYTES and len(tail) <= EAGER_BYTES // 2:
-                flags |= Flag.INLINE
+                flags |= CallFlag.INLINE
                 tail += send
             else:
                 address = NATIVE.address_of(send)
         wanted = (flags, *rest, address, num_bytes, landing.address, landing.capacity, len(counts))
         return self._ended(self.ask(_COLLECTIVE, wanted, tail, keep=(send, landing)), landing)
 
-    def started(self, call: Call, fields: tuple[int, ...], tail: Any = None) -> int | Completion:
+    def started(self, call: CallRow, fields: tuple[int, ...], tail: Any = None) -> int | Completion:
         """Start an operation whose data land by address: how it ended, or the request that completes it."""
         return self._ended(self.ask(call, fields, tail), None)
 
@@ -261,12 +261,12 @@ class Link:
     def _read(self, body: memoryview, position: int, landing: Landing | None) -> tuple[Completion, int, int]:
         source, tag, num_bytes, error, where, parcel = COMPLETION.unpack_from(body, position)
         position += COMPLETION.size
-        completion = Completion(source, tag, num_bytes, error, where == Payload.CANCELLED)
-        if where == Payload.INLINE and landing is not None:
+        completion = Completion(source, tag, num_bytes, error, where == PayloadPlace.CANCELLED)
+        if where == PayloadPlace.INLINE and landing is not None:
             length = num_bytes if landing.capacity < 0 else min(num_bytes, landing.capacity)
             landing.put(body[position : position + length])
             position += length
-        return completion, position, parcel if where == Payload.PARCEL else 0
+        return completion, position, parcel if where == PayloadPlace.PARCEL else 0
 
     def _land(self, landing: Landing | None, completion: Completion, parcel: int) -> None:
         if landing is None or completion.cancelled:
@@ -437,7 +437,7 @@ def link() -> Link:
     if _link is None:
         path = os.environ.get(CHANNEL_VARIABLE, _DEFAULT_CHANNEL)
         try:
-            _link = Link(Channel.map(path))
+            _link = Link(SharedChannel.map(path))
             share_arrays(path)
         except (OSError, ValueError) as error:
             raise failure("ERR_OTHER", str(error)) from error

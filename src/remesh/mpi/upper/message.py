@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Self
 
-from remesh.mpi.calls.table import Flag
+from remesh.mpi.calls.table import CallFlag
 from remesh.mpi.upper import constants as k
 from remesh.mpi.upper.buffers import Parcel, parse, parse_for
 from remesh.mpi.upper.exceptions import failure, numbered_failure
@@ -48,7 +48,7 @@ class Message(Handle):
 
     @classmethod
     def Probe(cls, comm: Any, source: int = k.ANY_SOURCE, tag: int = k.ANY_TAG, status: Status | None = None) -> Self:
-        number = probe(comm._members, source, tag, status, Flag.BLOCKING | Flag.MATCHED)
+        number = probe(comm._members, source, tag, status, CallFlag.BLOCKING | CallFlag.MATCHED)
         assert number is not None
         return cls(MESSAGE_NO_PROC) if number < 0 else cls._wrap(_Taken(comm._members, number))
 
@@ -56,7 +56,7 @@ class Message(Handle):
     def Iprobe(
         cls, comm: Any, source: int = k.ANY_SOURCE, tag: int = k.ANY_TAG, status: Status | None = None
     ) -> Self | None:
-        number = probe(comm._members, source, tag, status, Flag.MATCHED)
+        number = probe(comm._members, source, tag, status, CallFlag.MATCHED)
         if number is None:
             return None
         return cls(MESSAGE_NO_PROC) if number < 0 else cls._wrap(_Taken(comm._members, number))
@@ -86,7 +86,7 @@ class Message(Handle):
             if status is not None:
                 status._fill(Completion(0, k.ANY_TAG, 0, 0), k.PROC_NULL)
             return False
-        members, ended = self._start(landing, Flag.BLOCKING)
+        members, ended = self._start(landing, CallFlag.BLOCKING)
         assert isinstance(ended, Completion)
         if status is not None:
             status._fill(ended, members.of_world[ended.source])

@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar, cast
 
-from remesh.mpi.calls.table import Flag, Kind
+from remesh.mpi.calls.table import CallFlag, Kind
 from remesh.mpi.upper import constants as k
 from remesh.mpi.upper.buffers import NOTHING, Direct, Parcel
 from remesh.mpi.upper.collective import is_root
@@ -176,7 +176,7 @@ class Objects:
         send_buffered(self._members, _data(obj, dest), dest, tag)
 
     def ssend(self, obj: Any, dest: int, tag: int = 0) -> None:
-        send_now(self._members, _data(obj, dest), dest, tag, Flag.SYNCHRONOUS)
+        send_now(self._members, _data(obj, dest), dest, tag, CallFlag.SYNCHRONOUS)
 
     def isend(self, obj: Any, dest: int, tag: int = 0) -> Request:
         return Request._wrap(start_send(self._members, _data(obj, dest), dest, tag))
@@ -185,7 +185,7 @@ class Objects:
         return Request._wrap(send_buffered(self._members, _data(obj, dest), dest, tag))
 
     def issend(self, obj: Any, dest: int, tag: int = 0) -> Request:
-        return Request._wrap(start_send(self._members, _data(obj, dest), dest, tag, Flag.SYNCHRONOUS))
+        return Request._wrap(start_send(self._members, _data(obj, dest), dest, tag, CallFlag.SYNCHRONOUS))
 
     def recv(
         self, buf: Any = None, source: int = k.ANY_SOURCE, tag: int = k.ANY_TAG, status: Status | None = None

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from remesh.mpi.calls.table import Flag
+from remesh.mpi.calls.table import CallFlag
 from remesh.mpi.upper import constants as k
 from remesh.mpi.upper.buffers import Spec, parse_for
 from remesh.mpi.upper.exceptions import failure, numbered_failure
@@ -51,7 +51,7 @@ def send_now(members: Members, view: memoryview, dest: int, tag: int, flags: int
     """A blocking send of contiguous bytes."""
     world = destination(members, dest, tag)
     if world is not None:
-        link().send(flags | Flag.BLOCKING, members.number, world, tag, view)
+        link().send(flags | CallFlag.BLOCKING, members.number, world, tag, view)
 
 
 def start_send(members: Members, view: memoryview, dest: int, tag: int, flags: int = 0) -> Work:
@@ -88,7 +88,7 @@ def receive_now(members: Members, landing: Landing, source: int, tag: int, statu
     if world is None:
         _tell_nobody(status)
         return
-    ended = link().receive(Flag.BLOCKING, members.number, world, tag, landing)
+    ended = link().receive(CallFlag.BLOCKING, members.number, world, tag, landing)
     assert isinstance(ended, Completion)
     _conclude(members, ended, status)
 
@@ -178,7 +178,7 @@ class PointToPoint(WithBuffer):
     Rsend = Send
 
     def Ssend(self, buf: Any, dest: int, tag: int = 0) -> None:
-        send_now(self._members, parse_for(dest, buf).payload(), dest, tag, Flag.SYNCHRONOUS)
+        send_now(self._members, parse_for(dest, buf).payload(), dest, tag, CallFlag.SYNCHRONOUS)
 
     def Bsend(self, buf: Any, dest: int, tag: int = 0) -> None:
         send_buffered(self._members, parse_for(dest, buf).payload(), dest, tag)
@@ -200,7 +200,7 @@ class PointToPoint(WithBuffer):
     Irsend = Isend
 
     def Issend(self, buf: Any, dest: int, tag: int = 0) -> Request:
-        return Request._wrap(start_send(self._members, parse_for(dest, buf).payload(), dest, tag, Flag.SYNCHRONOUS))
+        return Request._wrap(start_send(self._members, parse_for(dest, buf).payload(), dest, tag, CallFlag.SYNCHRONOUS))
 
     def Ibsend(self, buf: Any, dest: int, tag: int = 0) -> Request:
         return Request._wrap(send_buffered(self._members, parse_for(dest, buf).payload(), dest, tag))
@@ -229,7 +229,7 @@ class PointToPoint(WithBuffer):
 
     def Ssend_init(self, buf: Any, dest: int, tag: int = 0) -> Prequest:
         def start(members: Members, view: memoryview, dest: int, tag: int) -> Work:
-            return start_send(members, view, dest, tag, Flag.SYNCHRONOUS)
+            return start_send(members, view, dest, tag, CallFlag.SYNCHRONOUS)
 
         return self._send_init(buf, dest, tag, start)
 
@@ -306,7 +306,7 @@ class PointToPoint(WithBuffer):
     # Probes.
 
     def Probe(self, source: int = k.ANY_SOURCE, tag: int = k.ANY_TAG, status: Status | None = None) -> bool:
-        probe(self._members, source, tag, status, Flag.BLOCKING)
+        probe(self._members, source, tag, status, CallFlag.BLOCKING)
         return True
 
     def Iprobe(self, source: int = k.ANY_SOURCE, tag: int = k.ANY_TAG, status: Status | None = None) -> bool:

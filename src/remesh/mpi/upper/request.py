@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Self
 
 from remesh.mpi.calls.error_classes import CLASSES
-from remesh.mpi.calls.table import BY_NAME, Flag, WaitFor
+from remesh.mpi.calls.table import BY_NAME, CallFlag, WaitFor
 from remesh.mpi.upper import constants as k
 from remesh.mpi.upper.exceptions import failure, numbered_failure, run_callback
 from remesh.mpi.upper.handles import Handle
@@ -122,7 +122,7 @@ def progress(works: Sequence[Work], *, blocking: bool, every: bool) -> None:
             sleep = blocking and elsewhere is None and (every or len(pending) <= MAX_WAIT)
             mode = WaitFor.ALL if sleep and every else WaitFor.SOME
             asked = [(one.number, one.landing) for one in chunk]
-            for index, completion in link().wait(Flag.BLOCKING if sleep else 0, mode, asked):
+            for index, completion in link().wait(CallFlag.BLOCKING if sleep else 0, mode, asked):
                 chunk[index].completion = completion
                 chunk[index].keep = None
             if len(pending) > MAX_WAIT and not sleep:
