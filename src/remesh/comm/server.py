@@ -159,9 +159,9 @@ class Server:
             self.drop(caller)
             return
         try:
-            for message in caller.conversation.feed(data):
-                if caller.socket in self.callers:
-                    self._on_message(caller, message)
+            caller.conversation.add(data)
+            while caller.socket in self.callers and (message := caller.conversation.take()) is not None:
+                self._on_message(caller, message)
         except (Error, KeyError, TypeError, ValueError) as error:
             who = "a caller" if caller.is_known else "a stranger, who was turned away"
             self._hang_up(caller, f"{who}: {type(error).__name__}: {error}")

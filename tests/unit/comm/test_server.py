@@ -123,6 +123,7 @@ def test_nothing_more_is_heard_of_who_has_talked_nonsense(stage: Stage) -> None:
     line, conversation = stage.call_with_proof()
     line.sendall(conversation.pack({"type": "a"}) + conversation._pack(b"[]") + conversation.pack({"type": "b"}))
     stage.server.poll(10)
+    assert stage.heard == [{"type": "a"}]
     assert not stage.server.callers and len(stage.gone) == 1 and "expected an object" in stage.log[0]
 
 
