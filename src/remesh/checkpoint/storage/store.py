@@ -25,6 +25,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Generic, TypeVar
 
+from remesh.files import flush
+
 _NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK)
 """What file systems without hard links answer."""
 P = TypeVar("P")
@@ -233,7 +235,7 @@ class LocalStore(Store[Path]):
 
     def settle(self, paths: Sequence[Path]) -> None:
         with ThreadPoolExecutor(max(1, len(paths))) as waiting:  # for the disk, which takes several at once
-            list(waiting.map(_sync, paths))
+            list(waiting.map(flush, paths))
 
     def create_once(self, path: Path, content: bytes) -> bool:
         temporary = path.with_name(f"{path.name}.{uuid.uuid4().hex}.tmp")
@@ -268,7 +270,7 @@ class LocalStore(Store[Path]):
         self.sync_names(path.parent)
 
     def sync_names(self, directory: Path) -> None:
-        _sync(directory)
+        flush(directory)
 
     def is_inside(self, directory: Path, path: Path) -> bool:
         return path.resolve().is_relative_to(directory.resolve())
@@ -282,14 +284,6 @@ def _create_in_parts(path: Path, content: bytes) -> bool:
     except FileExistsError:
         return False
     return True
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 class _LocalRangedFile(RangedFile):
