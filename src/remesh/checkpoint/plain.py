@@ -307,7 +307,7 @@ def _take_apart(state: Mapping[str, Any]) -> _Tensors:
 
 def _named_leaves(nest: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Every leaf of a nest under its path, joined by dots."""
-    for key, value in items_of(nest):
+    for key, value in nest.items() if isinstance(nest, dict) else enumerate(nest):
         if isinstance(value, NESTS):
             yield from _named_leaves(value, f"{prefix}{key}.")
         else:
@@ -342,7 +342,7 @@ def _is_tensor(leaf: Any) -> bool:
 def _common_of(nest: Any) -> Any:
     """The nest of everything that is no tensor; a container that had nothing else is left out."""
     kept: dict[Any, Any] = {}
-    for key, value in items_of(nest):
+    for key, value in nest.items() if isinstance(nest, dict) else enumerate(nest):
         if isinstance(value, NESTS):
             inner = _common_of(value)
             if inner or not value:
