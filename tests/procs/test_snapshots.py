@@ -15,7 +15,8 @@ from remesh.comm.token import Token
 from remesh.elastic.snapshots import keeper as keeper_module
 from remesh.elastic.snapshots.choice import SnapshotChoice
 from remesh.elastic.snapshots.keeper import SnapshotKeeper
-from remesh.elastic.snapshots.shared_memory import SnapshotBuffer, read_snapshot
+from remesh.elastic.snapshots.opened import read_snapshot
+from remesh.elastic.snapshots.shared_memory import SnapshotBuffer
 from remesh.elastic.snapshots.taker import Shelf, SnapshotTaker
 from remesh.elastic.state import HeldState
 from remesh.layout.from_torch import piece_of

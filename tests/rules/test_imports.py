@@ -157,6 +157,8 @@ _PURE_ELSEWHERE = {
     "remesh.elastic.seats",
     "remesh.elastic.snapshots.choice",
     "remesh.elastic.snapshots.form",
+    "remesh.elastic.snapshots.header",
+    "remesh.elastic.snapshots.shelves",
     "remesh.elastic.store.card",
     "remesh.elastic.store.endpoint",
     "remesh.comm.token",
@@ -330,3 +332,13 @@ def test_private_names_of_torch_stand_in_one_module() -> None:
 )
 def test_importing_it_does_not_import_torch(name: str) -> None:
     assert not {i for i in imports_of_all({name}) if _is_within(i, "torch")}
+
+
+def test_the_launcher_loads_no_more_of_torch_than_torchruns_does() -> None:
+    """An agent looks at no tensor: what it does load costs seconds on every node, before a flag is read."""
+    heavy = (
+        *("torch.distributed.fsdp", "torch.distributed.tensor", "torch.distributed.checkpoint", "torch.nn.parallel"),
+        *("torch._inductor", "torch._dynamo", "torch.utils.data", "numpy", "remesh.layout", "remesh.reshard"),
+    )
+    loaded = imports_of_all({"remesh.run", "remesh.cli.run"})
+    assert not sorted(name for name in loaded if any(_is_within(name, one) for one in heavy))

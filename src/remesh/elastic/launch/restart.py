@@ -288,9 +288,9 @@ def _failure_of(node_name: str, rank: int, failure: ProcessFailure) -> WorkerFai
     if isinstance(message, dict):
         traceback = str(message.get("extraInfo", {}).get("py_callstack", ""))
         message = message.get("message", "")
-    elif failure.exitcode >= 0:
-        # torch fills in an advertisement for error files where there is none.
-        message = "its own output says why"
+    else:
+        # Where there is no error file torch fills in an advertisement for them, or says the signal once more.
+        message = "its own output says why" if failure.exitcode >= 0 else ""
     return WorkerFailure(
         rank=rank,
         local_rank=failure.local_rank,

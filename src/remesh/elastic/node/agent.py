@@ -33,8 +33,8 @@ from remesh.elastic.node.processes import ProcessSpec, WorkerProcesses
 from remesh.elastic.node.store_side import StoreSide
 from remesh.elastic.node.switchboard import SEND_TIMEOUT_S, Deaf, HungUp, SnapshotOffer, Switchboard
 from remesh.elastic.outcome import Outcome
-from remesh.elastic.snapshots.choice import choose_readers
 from remesh.elastic.snapshots.keeper import SnapshotKeeper
+from remesh.elastic.snapshots.shelves import choose_readers
 from remesh.elastic.store.home import StoreHome
 from remesh.elastic.store.server import StoreWatch
 

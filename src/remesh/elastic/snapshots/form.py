@@ -12,23 +12,18 @@ from __future__ import annotations
 
 import json
 import math
-import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from remesh.checksums import crc32
+from remesh.elastic.snapshots.header import HEAD, HEADER_BYTES, MAGIC
 from remesh.errors import FormatError
 from remesh.layout import Box, Shard
 from remesh.layout.dtypes import ITEMSIZE_BYTES
 
-HEADER_BYTES = 64
 ALIGN_BYTES = 64
-_HEAD = struct.Struct("<8sB7xqqqqqI")
-_MAGIC = b"rmshsnp2"
 MAX_DESCRIPTION_BYTES = 256 << 20
-COMPLETE_AT = 8
-"""Where the byte ``complete`` stands."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,8 +92,8 @@ def write_description(snapshot: SnapshotDescription) -> bytes:
         for entry in snapshot.entries
     ]
     text = json.dumps({"entries": entries, "values": snapshot.values}, separators=(",", ":")).encode()
-    head = _HEAD.pack(
-        _MAGIC, 0, snapshot.step, snapshot.samples, snapshot.line, len(text), snapshot.data_bytes, crc32(text)
+    head = HEAD.pack(
+        MAGIC, 0, snapshot.step, snapshot.samples, snapshot.line, len(text), snapshot.data_bytes, crc32(text)
     ).ljust(HEADER_BYTES, b"\0")
     whole = head + text
     return whole.ljust(-(-len(whole) // ALIGN_BYTES) * ALIGN_BYTES, b"\0")
@@ -111,8 +106,8 @@ def read_description(memory: bytes | memoryview) -> tuple[SnapshotDescription, i
     """
     if len(memory) < HEADER_BYTES:
         return None
-    magic, complete, step, samples, line, length, data_bytes, crc = _HEAD.unpack(bytes(memory[: _HEAD.size]))
-    if magic != _MAGIC or complete != 1:
+    magic, complete, step, samples, line, length, data_bytes, crc = HEAD.unpack(bytes(memory[: HEAD.size]))
+    if magic != MAGIC or complete != 1:
         return None
     data_start = -(-(HEADER_BYTES + length) // ALIGN_BYTES) * ALIGN_BYTES
     if not 0 <= length <= MAX_DESCRIPTION_BYTES or data_bytes < 0 or data_start + data_bytes > len(memory):
@@ -131,14 +126,6 @@ def read_description(memory: bytes | memoryview) -> tuple[SnapshotDescription, i
         if entry.start < 0 or entry.start % ALIGN_BYTES or entry.start + entry.nbytes > data_bytes:
             raise _damaged(f"tensor {entry.name!r} lies at {entry.start} with {entry.nbytes} of {data_bytes} bytes")
     return snapshot, data_start
-
-
-def read_step(memory: bytes | memoryview) -> int:
-    """Step of the snapshot in a memory, by its header alone; -1 when none is complete there."""
-    if len(memory) < HEADER_BYTES:
-        return -1
-    magic, complete, step, *_ = _HEAD.unpack(bytes(memory[: _HEAD.size]))
-    return int(step) if magic == _MAGIC and complete == 1 else -1
 
 
 def _entry_of(one: Mapping[str, Any]) -> TensorEntry:

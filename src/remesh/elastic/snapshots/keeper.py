@@ -18,9 +18,9 @@ from remesh.comm.messages import Line
 from remesh.comm.reception import Reception
 from remesh.comm.tls import Tls
 from remesh.comm.token import Token
-from remesh.elastic.snapshots.choice import Key, decide_retired
-from remesh.elastic.snapshots.form import read_step
+from remesh.elastic.snapshots.header import read_step
 from remesh.elastic.snapshots.shared_memory import SnapshotBuffer
+from remesh.elastic.snapshots.shelves import Key, decide_retired
 from remesh.elastic.snapshots.wire import SEND_TIMEOUT_S, Parcel, receive_parcel, tell_kept
 from remesh.errors import FormatError, PeerError
 

@@ -2,7 +2,7 @@
 
 A *buffer* is a memory file (``memfd``). The worker makes it, its agent opens it by the worker's descriptor in ``/proc``
 and keeps it; from then on either may die. The kernel frees it with the last holder. Other workers of the node open it
-by the agent's descriptor.
+by the agent's descriptor. Agents look at no tensor, so this module loads no torch.
 """
 
 from __future__ import annotations
@@ -10,11 +10,7 @@ from __future__ import annotations
 import mmap
 import os
 
-import torch
-
-from remesh.elastic.snapshots.form import COMPLETE_AT, read_description
-from remesh.elastic.state import HeldState
-from remesh.layout.from_torch import Piece, torch_dtype
+from remesh.elastic.snapshots.header import COMPLETE_AT
 
 
 class SnapshotBuffer:
@@ -53,23 +49,3 @@ class SnapshotBuffer:
         except BufferError:
             # Tensors still look into it; the mapping goes with the last of them.
             return
-
-
-def read_snapshot(buffer: SnapshotBuffer) -> HeldState | None:
-    """The state in a buffer, its tensors looking into the shared memory; None when there is none.
-
-    FormatError when what is there is damaged.
-    """
-    found = read_description(memoryview(buffer.memory))
-    if found is None:
-        return None
-    snapshot, data_start = found
-    pieces = {}
-    for entry in snapshot.entries:
-        count = entry.nbytes
-        start = data_start + entry.start
-        # An empty tensor has no bytes to look at.
-        raw = torch.frombuffer(buffer.memory, dtype=torch.uint8, count=count, offset=start) if count else torch.empty(0)
-        tensor = raw.view(torch_dtype(entry.dtype)) if count else raw.to(torch_dtype(entry.dtype))
-        pieces[entry.name] = Piece(tensor.view(entry.local_shape), entry.global_shape, entry.shards)
-    return HeldState(snapshot.step, snapshot.samples, pieces, dict(snapshot.values), snapshot.line)

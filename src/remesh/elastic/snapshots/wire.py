@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 
 from remesh.checksums import crc32
 from remesh.comm.messages import Line
-from remesh.elastic.snapshots.form import COMPLETE_AT, HEADER_BYTES
+from remesh.elastic.snapshots.header import COMPLETE_AT, HEADER_BYTES
 from remesh.errors import PeerError
 
 SEND_TIMEOUT_S = 10.0

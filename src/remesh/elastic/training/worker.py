@@ -36,7 +36,8 @@ from remesh.elastic.generation import Generation, WorkerReport
 from remesh.elastic.health.watch import BusyMeter, look_at_main_thread
 from remesh.elastic.link import WorkerLink
 from remesh.elastic.mesh_policy import Template
-from remesh.elastic.snapshots.shared_memory import SnapshotBuffer, read_snapshot
+from remesh.elastic.snapshots.opened import read_snapshot
+from remesh.elastic.snapshots.shared_memory import SnapshotBuffer
 from remesh.elastic.snapshots.taker import Shelf, SnapshotTaker
 from remesh.elastic.state import HeldState
 from remesh.elastic.training.job import Job

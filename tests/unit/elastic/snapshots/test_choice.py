@@ -5,7 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from remesh.elastic.snapshots.choice import choose_boxes, choose_readers, decide_retired
+from remesh.elastic.snapshots.choice import choose_boxes
+from remesh.elastic.snapshots.shelves import choose_readers, decide_retired
 from remesh.layout import Box, Layout, Shard
 from remesh.reshard.model.tasks import TensorMove
 

@@ -8,14 +8,13 @@ from hypothesis import strategies as st
 
 from remesh.elastic.snapshots.form import (
     ALIGN_BYTES,
-    COMPLETE_AT,
     SnapshotDescription,
     TensorEntry,
     plan_starts,
     read_description,
-    read_step,
     write_description,
 )
+from remesh.elastic.snapshots.header import COMPLETE_AT, read_step
 from remesh.errors import FormatError
 from remesh.layout import Box, Shard
 

@@ -1,0 +1,30 @@
+"""Which of the snapshots that a node keeps are read by which of its ranks, and which may go? Asked by agents."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+
+Key = tuple[int, int]
+"""What a shelf of snapshots is known by: generation, and the rank whose state it has."""
+
+
+def choose_readers(kept: Collection[Key], ranks: Sequence[int]) -> dict[int, list[Key]]:
+    """Which of the shelves that a node keeps each of its ranks reads: its seat's own, and a fair share of the others.
+
+    >>> choose_readers([(1, 0), (1, 1), (1, 4)], [4, 5])
+    {4: [(1, 1), (1, 4)], 5: [(1, 0)]}
+    """
+    chosen: dict[int, list[Key]] = {rank: [key for key in sorted(kept) if key[1] == rank] for rank in ranks}
+    for key in sorted(kept):
+        if key[1] not in chosen:
+            chosen[min(ranks, key=lambda rank: (len(chosen[rank]), rank))].append(key)
+    return {rank: sorted(keys) for rank, keys in chosen.items()}
+
+
+def decide_retired(kept: Mapping[Key, int]) -> list[Key]:
+    """Which shelves an agent may clear: those of generations before one that has two versions on some shelf here.
+
+    ``kept`` maps shelves to how many versions each was given so far.
+    """
+    settled = max((key[0] for key, count in kept.items() if count >= 2), default=0)
+    return sorted(key for key in kept if key[0] < settled)
