@@ -317,6 +317,7 @@ def test_private_names_of_torch_stand_in_one_module() -> None:
             "remesh.layout",
             "remesh.reshard",
             "remesh.pipeline",
+            "remesh.testbed",
             "remesh.testing.pool",
             "remesh.comm.messages",
         ),

@@ -5,7 +5,7 @@ import random
 from remesh.elastic.generation import MeetingRules
 from remesh.elastic.membership.exclusion import ExclusionRules, decide_hold_off
 from remesh.elastic.membership.rules import AgentRules
-from remesh.testing.cluster import FakeCluster
+from tests.unit.elastic.cluster import FakeCluster
 
 
 def make_cluster(rules: ExclusionRules) -> FakeCluster:

@@ -21,7 +21,7 @@ from remesh.elastic.failover import (
 )
 from remesh.elastic.generation import MeetingRules
 from remesh.elastic.membership.rules import AgentRules
-from remesh.testing.cluster import FakeCluster
+from tests.unit.elastic.cluster import FakeCluster
 
 FIRST = Place()
 THREE = [Base((0, 1, 2), FIRST)]

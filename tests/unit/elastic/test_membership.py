@@ -20,7 +20,7 @@ from remesh.elastic.membership.instructions import (
 from remesh.elastic.membership.machine import AgentMachine, Phase
 from remesh.elastic.membership.rules import AgentRules
 from remesh.elastic.mesh_policy import make_template
-from remesh.testing.cluster import FakeCluster
+from tests.unit.elastic.cluster import FakeCluster
 
 
 def make_cluster(

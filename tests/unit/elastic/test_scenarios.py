@@ -15,7 +15,7 @@ from remesh.elastic.generation import MeetingRules
 from remesh.elastic.membership.exclusion import ExclusionRules
 from remesh.elastic.membership.rules import AgentRules
 from remesh.elastic.mesh_policy import format_axes
-from remesh.testing.cluster import FakeCluster
+from tests.unit.elastic.cluster import FakeCluster
 
 FOLDER = Path(__file__).parents[2] / "scenarios"
 

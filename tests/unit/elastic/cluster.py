@@ -48,7 +48,7 @@ from remesh.elastic.membership.instructions import (
 )
 from remesh.elastic.membership.machine import AgentMachine
 from remesh.elastic.membership.rules import AgentRules
-from remesh.testing.cluster_parts import FakeAgent, FakeStore, FakeWorker
+from tests.unit.elastic.cluster_parts import FakeAgent, FakeStore, FakeWorker
 
 SIGKILL = 9
 HEARTBEAT_S = 1.0
