@@ -51,7 +51,7 @@ from remesh.pipeline import (
     simulate_schedule,
     split_model,
 )
-from remesh.pipeline.memory import compute_peaks
+from remesh.pipeline.peaks import compute_peaks
 from remesh.pipeline.search import search_schedule
 from remesh.pipeline.stage import StageWork
 from remesh.testbed import BedSpec, Testbed

@@ -22,7 +22,7 @@ from benchmarks.reshard.ablation import plot_svg, table_text
 from remesh.pipeline.costs import Costs, EdgeCost, Lines, StageCost
 from remesh.pipeline.draw import draw_svg
 from remesh.pipeline.graph import Edge, StageGraph
-from remesh.pipeline.memory import compute_peaks
+from remesh.pipeline.peaks import compute_peaks
 from remesh.pipeline.schedule import Schedule
 from remesh.pipeline.schedules import SCHEDULES, build_schedule, one_f_one_b
 from remesh.pipeline.search import Found, search_schedule

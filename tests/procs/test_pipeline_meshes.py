@@ -17,8 +17,8 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 
 from remesh.errors import ConfigError, Error, PeerError
 from remesh.pipeline.edges import Payload
-from remesh.pipeline.errors import PipelineError
 from remesh.pipeline.graph import Edge, StageGraph
+from remesh.pipeline.pipeline_error import PipelineError
 from remesh.pipeline.runtime import Pipeline
 from remesh.pipeline.schedules import SCHEDULES
 from remesh.pipeline.simulate import Transfers

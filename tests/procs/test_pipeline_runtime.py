@@ -8,8 +8,8 @@ import torch.distributed as dist
 from torch import nn
 
 from remesh.pipeline.costs import Costs
-from remesh.pipeline.errors import PipelineError
 from remesh.pipeline.graph import StageGraph
+from remesh.pipeline.pipeline_error import PipelineError
 from remesh.pipeline.runtime import Pipeline, StepReport
 from remesh.pipeline.schedules import SCHEDULES
 from remesh.pipeline.search import search_schedule

@@ -80,6 +80,41 @@ INNER_ARROW: dict[str, dict[str, set[str]]] = {
         "pictures": {"model", "schedule", "planning"},
         "running": {"model", "schedule", "planning"},
     },
+    "pipeline": {
+        "pipeline_error": set(),
+        "actions": {"pipeline_error"},
+        "graph": {"pipeline_error"},
+        "costs": {"graph", "pipeline_error"},
+        "schedule": {"actions", "pipeline_error"},
+        "values": {"actions", "graph"},
+        "bound": {"costs", "graph"},
+        "check": {"actions", "graph", "pipeline_error", "schedule", "values"},
+        "peaks": {"actions", "costs", "pipeline_error", "schedule"},
+        "player": {"actions", "costs", "graph", "values"},
+        "schedules": {"actions", "pipeline_error", "schedule"},
+        "csv_text": {"actions", "check", "graph", "pipeline_error", "schedule"},
+        "exchange": {"actions", "player", "values"},
+        "search": {"actions", "bound", "costs", "graph", "peaks", "pipeline_error", "player", "schedule", "schedules"},
+        "simulate": {
+            "actions",
+            "check",
+            "costs",
+            "exchange",
+            "graph",
+            "pipeline_error",
+            "player",
+            "schedule",
+            "values",
+        },
+        "draw": {"actions", "simulate", "values"},
+        "backward": set(),
+        "edges": {"pipeline_error"},
+        "split": {"graph", "pipeline_error"},
+        "stage": {"backward", "pipeline_error"},
+        "survey": {"edges", "graph", "pipeline_error", "stage"},
+        "runtime": {"actions", "check", "edges", "graph", "pipeline_error", "schedule", "simulate", "stage", "survey"},
+        "tuning": {"actions", "costs", "pipeline_error", "runtime"},
+    },
     "elastic": {
         **{name: set() for name in ("events", "failover", "gradients", "mesh_policy")},
         **{name: set() for name in ("metrics", "outcome", "seats")},
@@ -99,7 +134,7 @@ INNER_ARROW: dict[str, dict[str, set[str]]] = {
 }
 
 # Rooms in which every module and every room has its row.
-_COVERED = {"elastic"}
+_COVERED = {"elastic", "pipeline"}
 
 # Rooms that are pure but for these modules ...
 _SHELLS = {

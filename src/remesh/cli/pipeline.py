@@ -17,9 +17,9 @@ from remesh.pipeline.bound import StepBound, compute_bound
 from remesh.pipeline.costs import Costs, EdgeCost, Lines, StageCost, read_costs
 from remesh.pipeline.csv_text import TableForm, read_csv, write_csv
 from remesh.pipeline.draw import draw_svg, draw_text
-from remesh.pipeline.errors import PipelineError
 from remesh.pipeline.graph import StageGraph
-from remesh.pipeline.memory import compute_peaks
+from remesh.pipeline.peaks import compute_peaks
+from remesh.pipeline.pipeline_error import PipelineError
 from remesh.pipeline.schedule import Schedule
 from remesh.pipeline.schedules import SCHEDULES
 from remesh.pipeline.search import search_schedule
@@ -30,7 +30,7 @@ _TRANSFERS = [each.value for each in Transfers]
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class Asked:
     """What a schedule is asked to do, as the options say it."""
 
     graph: StageGraph
@@ -94,7 +94,7 @@ def draw(schedule: str, transfers: str, svg: Path | None, table: Path | None, co
     form = TableForm.COMPUTE_COMMS if comms else TableForm.COMPUTE_ONLY
     made = _schedule(schedule, job, form)
     # A table brings its own number of micro-batches.
-    job = Job(job.graph, job.costs, made.num_microbatches)
+    job = Asked(job.graph, job.costs, made.num_microbatches)
     console = Console(highlight=False)
     simulation = simulate_schedule(made, job.graph, job.costs, transfers=Transfers(transfers))
     _show(made, simulation, job, console)
@@ -177,12 +177,12 @@ def build_job(
     transfer: float | None,
     nic: bool,
     costs: Path | None,
-) -> Job:
+) -> Asked:
     """The job that the options describe; `PipelineError` when they contradict each other."""
     if costs is not None:
         if (stages, compute, transfer, nic) != (None, None, None, False):
             raise PipelineError("reading the options: --costs brings stages, times and lines; leave the others out")
-        return Job(*_read_costs(costs), microbatches)
+        return Asked(*_read_costs(costs), microbatches)
     parts = (compute or "1,1,1").split(",")
     try:
         times = [float(part) for part in parts]
@@ -196,10 +196,10 @@ def build_job(
     cost = StageCost(times[0], times[1], times[2], stash_bytes=1)
     edge = EdgeCost(transfer or 0.0, transfer or 0.0)
     lines = Lines.NIC if nic else Lines.HOP
-    return Job(graph, Costs((cost,) * graph.num_stages, (edge,) * len(graph.edges), lines), microbatches)
+    return Asked(graph, Costs((cost,) * graph.num_stages, (edge,) * len(graph.edges), lines), microbatches)
 
 
-def _schedule(name: str, job: Job, form: TableForm) -> Schedule:
+def _schedule(name: str, job: Asked, form: TableForm) -> Schedule:
     if name in SCHEDULES:
         return SCHEDULES[name](job.graph.num_stages, job.num_microbatches)
     path = Path(name)
@@ -208,7 +208,7 @@ def _schedule(name: str, job: Job, form: TableForm) -> Schedule:
     return read_csv(read_text(path, "the schedule in"), form, name=path.stem)
 
 
-def _bound_s(made: Schedule, job: Job) -> float | None:
+def _bound_s(made: Schedule, job: Asked) -> float | None:
     """The bound, which holds for one stage on each rank."""
     return job.bound.step_s if len(made.rows) == made.num_stages else None
 
@@ -217,7 +217,7 @@ def _title(made: Schedule, simulation: Simulation) -> str:
     return f"{made.name}: {made.num_stages} stages, {made.num_microbatches} micro-batches, {simulation.step_s:.6g}"
 
 
-def _show(made: Schedule, simulation: Simulation, job: Job, console: Console) -> None:
+def _show(made: Schedule, simulation: Simulation, job: Asked, console: Console) -> None:
     signal_s = compute_signal_bound_s(made, job.graph, job.costs)
     console.print(draw_text(simulation, width=max(console.width - 12, 20)), markup=False, soft_wrap=True)
     bound_s = _bound_s(made, job)

@@ -11,9 +11,9 @@ from remesh.pipeline.actions import Action, ActionKind
 from remesh.pipeline.bound import StepBound, compute_bound
 from remesh.pipeline.check import check_schedule
 from remesh.pipeline.costs import Costs, EdgeCost, Lines, StageCost
-from remesh.pipeline.errors import PipelineError
 from remesh.pipeline.graph import Edge, StageGraph
-from remesh.pipeline.memory import Peak, check_memory, compute_peaks
+from remesh.pipeline.peaks import Peak, check_memory, compute_peaks
+from remesh.pipeline.pipeline_error import PipelineError
 from remesh.pipeline.schedule import Schedule
 from remesh.pipeline.schedules import (
     SCHEDULES,

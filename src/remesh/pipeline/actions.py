@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass
 from enum import StrEnum
 
-from remesh.pipeline.errors import PipelineError
+from remesh.pipeline.pipeline_error import PipelineError
 
 
 class ActionKind(StrEnum):

@@ -6,7 +6,7 @@
    receive buffers. If at last nobody can go on, the error tells what each rank waits for. How far the ranks come does
    not depend on the order in which they are looked at, so one order is enough.
 
-The checks of the graph are in `remesh.pipeline.graph`, that of memory in `remesh.pipeline.memory`.
+The checks of the graph are in `remesh.pipeline.graph`, that of memory in `remesh.pipeline.peaks`.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 
 from remesh.pipeline.actions import Action, ActionKind
-from remesh.pipeline.errors import PipelineError
 from remesh.pipeline.graph import StageGraph
+from remesh.pipeline.pipeline_error import PipelineError
 from remesh.pipeline.schedule import Schedule
 from remesh.pipeline.values import Pass, Value, values_made, values_needed
 

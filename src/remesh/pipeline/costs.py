@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
-from remesh.pipeline.errors import PipelineError
 from remesh.pipeline.graph import Edge, StageGraph
+from remesh.pipeline.pipeline_error import PipelineError
 
 _STAGE_KEYS = ("forward_s", "input_grad_s", "weight_grad_s", "stash_bytes", "delayed_bytes", "backward_s")
 

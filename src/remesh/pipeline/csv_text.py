@@ -21,8 +21,8 @@ from enum import StrEnum
 
 from remesh.pipeline.actions import COMMUNICATION_KINDS, Action, ActionKind
 from remesh.pipeline.check import order_of_progress
-from remesh.pipeline.errors import PipelineError
 from remesh.pipeline.graph import StageGraph
+from remesh.pipeline.pipeline_error import PipelineError
 from remesh.pipeline.schedule import Schedule
 
 _FUSED = re.compile(r"\(([^;()]*);([^;()]*)\)OVERLAP_F_B", re.ASCII)

@@ -30,7 +30,7 @@ import torch
 from remesh.comm.gather import Group
 from remesh.layout import Box, Layout, Shard
 from remesh.layout.from_torch import Piece, dtype_name, torch_dtype
-from remesh.pipeline.errors import PipelineError
+from remesh.pipeline.pipeline_error import PipelineError
 from remesh.reshard.model.tasks import TensorMove
 from remesh.reshard.planning.transfer import PlanOptions, Transfer, plan_transfer
 from remesh.reshard.running.run import BoundTransfer
@@ -55,7 +55,7 @@ class Payload(Enum):
 
 
 @dataclass(frozen=True)
-class Way:
+class PlannedWay:
     """One direction between two stages, planned."""
 
     held: Mapping[str, Layout]
@@ -77,13 +77,13 @@ class Way:
 
 
 @dataclass(frozen=True)
-class Route:
+class StageRoute:
     """All values from one stage to another."""
 
     source: int
     target: int
-    forward: Way
-    backward: Way | None
+    forward: PlannedWay
+    backward: PlannedWay | None
     """Of the gradients; None when no value has one."""
 
 
@@ -103,7 +103,7 @@ def plan_route(
     host_of: Mapping[int, str],
     payload: Payload,
     options: PlanOptions,
-) -> Route:
+) -> StageRoute:
     """The route between two stages, planned both ways; the same on every rank for the same arguments.
 
     ``ends`` are source and target; ``made`` and ``taken`` say how each value lies on their meshes. `PipelineError` when
@@ -119,19 +119,21 @@ def plan_route(
     with_gradient = [name for name in made if has_gradient(made[name].dtype)]
     back = ({name: taken[name] for name in with_gradient}, {name: made[name] for name in with_gradient})
     plan = _plan_signals if payload is Payload.SIGNALS else _plan_values
-    return Route(*ends, plan(made, taken, host_of, options), plan(*back, host_of, options) if with_gradient else None)
+    return StageRoute(
+        *ends, plan(made, taken, host_of, options), plan(*back, host_of, options) if with_gradient else None
+    )
 
 
 def _plan_values(
     held: Mapping[str, Layout], wanted: Mapping[str, Layout], host_of: Mapping[int, str], options: PlanOptions
-) -> Way:
+) -> PlannedWay:
     moves = [TensorMove(name, held[name], wanted[name]) for name in held]
-    return Way(held, wanted, plan_transfer(moves, host_of, options))
+    return PlannedWay(held, wanted, plan_transfer(moves, host_of, options))
 
 
 def _plan_signals(
     held: Mapping[str, Layout], wanted: Mapping[str, Layout], host_of: Mapping[int, str], options: PlanOptions
-) -> Way:
+) -> PlannedWay:
     """One byte from every rank that gives to every rank that takes."""
     givers, takers = sorted(_ranks_of(held)), sorted(_ranks_of(wanted))
     shape = (len(givers),)
@@ -140,7 +142,7 @@ def _plan_signals(
         Layout(shape, one_each, "uint8"),
         Layout(shape, tuple(Shard(rank, Box.of_shape(shape)) for rank in takers), "uint8"),
     )
-    return Way(held, wanted, plan_transfer([TensorMove(_SIGNAL, *signals)], host_of, options), signals)
+    return PlannedWay(held, wanted, plan_transfer([TensorMove(_SIGNAL, *signals)], host_of, options), signals)
 
 
 def _ranks_of(layouts: Mapping[str, Layout]) -> set[int]:
@@ -159,7 +161,7 @@ class Passage:
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
+class LaneOwner:
     """Who works on the lanes of a step."""
 
     rank: int
@@ -176,7 +178,7 @@ class Lane:
     """
 
     def __init__(
-        self, number: int, way: Way, order: Sequence[int], member: Member, on_error: Callable[[], None]
+        self, number: int, way: PlannedWay, order: Sequence[int], member: LaneOwner, on_error: Callable[[], None]
     ) -> None:
         """``number`` is the lane's among all of the pipeline, the same on all its ranks; ``order`` the micro-batches as
         they are made; ``on_error`` is called in the lane's thread when it ends before its time."""

@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
 
-from remesh.pipeline.errors import PipelineError
+from remesh.pipeline.pipeline_error import PipelineError
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,9 +34,9 @@ from remesh.layout.from_torch import dtype_name
 from remesh.options import check_options
 from remesh.pipeline.actions import Action, ActionKind
 from remesh.pipeline.check import check_schedule
-from remesh.pipeline.edges import Lane, Member, Passage, Payload, Route, plan_route
-from remesh.pipeline.errors import PipelineError
+from remesh.pipeline.edges import Lane, LaneOwner, Passage, Payload, StageRoute, plan_route
 from remesh.pipeline.graph import Edge, StageGraph
+from remesh.pipeline.pipeline_error import PipelineError
 from remesh.pipeline.schedule import Schedule
 from remesh.pipeline.simulate import Transfers
 from remesh.pipeline.stage import Stage, StageWork, Values, add_gradients, cut_microbatches
@@ -63,7 +63,7 @@ class PipelineOptions(PlanOptions, total=False):
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class ActionSpan:
     """One action as it went."""
 
     action: Action
@@ -86,7 +86,7 @@ class StepReport:
     """When the step began, on the machine's monotonic clock."""
     seconds: float
     """Until everything was computed and sent."""
-    spans: tuple[Span, ...]
+    spans: tuple[ActionSpan, ...]
     """The actions of this rank's row, as they went."""
     passages: Mapping[str, tuple[Passage, ...]]
     """Of each lane of this rank, such as ``"0->1 F"``; times on the machine's monotonic clock."""
@@ -134,7 +134,7 @@ class Pipeline:
         self._rows = rows
         """What each stage does, in order."""
         self._device = device_of(stage.module)
-        self._routes: dict[str, tuple[Route, ...]] = {}
+        self._routes: dict[str, tuple[StageRoute, ...]] = {}
         """By the shapes of the batch."""
 
     def step(
@@ -150,7 +150,7 @@ class Pipeline:
         if self._places is None:
             self._places = survey_places(self.stage, self.graph, self._describe, self.group)
         entries, targets, routes = self._prepare(self._places, batch, target)
-        return _Step(self, routes).run(entries, targets)
+        return _StepRun(self, routes).run(entries, targets)
 
     def edge_bytes(self, edge: Edge) -> tuple[int, int]:
         """What a micro-batch puts on the busiest NIC for an edge: its value, and its gradient.
@@ -167,7 +167,7 @@ class Pipeline:
 
     def _prepare(
         self, places: Places, batch: Entries | None, target: Any
-    ) -> tuple[list[dict[str, torch.Tensor]], list[torch.Tensor | None], tuple[Route, ...]]:
+    ) -> tuple[list[dict[str, torch.Tensor]], list[torch.Tensor | None], tuple[StageRoute, ...]]:
         rank = group_rank(self.group)
         entries: list[dict[str, torch.Tensor]] = []
         targets: list[torch.Tensor | None] = []
@@ -195,7 +195,7 @@ class Pipeline:
         key = json.dumps(gather_from(tell, self.group, _DOING))
         if key not in self._routes:
             values = survey_values(self.stage, self.graph, places, (entries[0], targets[0]), self.group)
-            routes: list[Route] = []
+            routes: list[StageRoute] = []
 
             def plan() -> list[str]:
                 routes.extend(self._plan(values, self._host_of or places.host_of))
@@ -211,7 +211,7 @@ class Pipeline:
             self._routes[key] = tuple(routes)
         return entries, targets, self._routes[key]
 
-    def _plan(self, values: Sequence[StageValues], host_of: Mapping[int, str]) -> list[Route]:
+    def _plan(self, values: Sequence[StageValues], host_of: Mapping[int, str]) -> list[StageRoute]:
         ends = sorted({(edge.source, edge.target) for edge in self.graph.edges})
         routes = []
         for source, target in ends:
@@ -240,22 +240,22 @@ class Pipeline:
             break_off(group)
 
 
-class _Step:
+class _StepRun:
     """One step under way on one rank."""
 
-    def __init__(self, pipeline: Pipeline, routes: Sequence[Route]) -> None:
+    def __init__(self, pipeline: Pipeline, routes: Sequence[StageRoute]) -> None:
         self._pipeline = pipeline
         self._index = index = pipeline.stage.index
         self._row = pipeline._rows[index]
-        member = Member(group_rank(pipeline.group), pipeline.group, pipeline._device)
+        member = LaneOwner(group_rank(pipeline.group), pipeline.group, pipeline._device)
         self._lanes: dict[str, Lane] = {}
         self._into: list[Lane] = []
         """Bring values that the stage takes."""
         self._out_of: list[Lane] = []
         """Carry values that the stage makes, away."""
-        self._back_into: list[tuple[Lane, Route]] = []
+        self._back_into: list[tuple[Lane, StageRoute]] = []
         """Bring gradients of what the stage made."""
-        self._back_out_of: list[tuple[Lane, Route]] = []
+        self._back_out_of: list[tuple[Lane, StageRoute]] = []
         """Carry gradients of what the stage took, away."""
         for number, route in enumerate(routes):
             if index not in (route.source, route.target):
@@ -267,9 +267,9 @@ class _Step:
                 (self._back_into if index == route.source else self._back_out_of).append((backward, route))
         num = pipeline.schedule.num_microbatches
         self._work = StageWork(pipeline.stage, names_made(pipeline.graph, index), num)
-        self._spans: list[Span] = []
+        self._spans: list[ActionSpan] = []
 
-    def _lane(self, number: int, route: Route, kind: ActionKind, member: Member) -> Lane:
+    def _lane(self, number: int, route: StageRoute, kind: ActionKind, member: LaneOwner) -> Lane:
         is_forward = kind is ActionKind.F
         way = route.forward if is_forward else route.backward
         assert way is not None
@@ -339,7 +339,7 @@ class _Step:
             given = [lane for lane, _ in self._back_out_of]
             for lane in given:
                 lane.give(number, found)
-        self._spans.append(Span(action, begun_s - started_s, time.monotonic() - started_s))
+        self._spans.append(ActionSpan(action, begun_s - started_s, time.monotonic() - started_s))
         self._settle(given, number)
 
     def _settle(self, given: Sequence[Lane], number: int) -> None:

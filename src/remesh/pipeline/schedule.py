@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from remesh.pipeline.actions import Action
-from remesh.pipeline.errors import PipelineError
+from remesh.pipeline.pipeline_error import PipelineError
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from remesh.pipeline.actions import Action, ActionKind
-from remesh.pipeline.errors import PipelineError
+from remesh.pipeline.pipeline_error import PipelineError
 from remesh.pipeline.schedule import Schedule
 
 Delays = int | Sequence[int | None] | None

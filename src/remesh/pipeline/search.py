@@ -27,9 +27,9 @@ from dataclasses import dataclass, replace
 from remesh.pipeline.actions import Action
 from remesh.pipeline.bound import LongestPaths, StepBound, compute_bound, least_backward_s, names_of_lines
 from remesh.pipeline.costs import Costs
-from remesh.pipeline.errors import PipelineError
 from remesh.pipeline.graph import StageGraph
-from remesh.pipeline.memory import Peak, compute_peaks, peak_of_row
+from remesh.pipeline.peaks import Peak, compute_peaks, peak_of_row
+from remesh.pipeline.pipeline_error import PipelineError
 from remesh.pipeline.player import Player
 from remesh.pipeline.schedule import Schedule
 from remesh.pipeline.schedules import build_row, build_schedule, eager_warmups, plain_warmups
@@ -112,7 +112,7 @@ def search_schedule(
         raise PipelineError(f"searching a schedule: expected a tolerance >= 0, found {tolerance}")
     if effort < 1:
         raise PipelineError(f"searching a schedule: expected an effort >= 1, found {effort}")
-    search = _Search(graph, costs, num_microbatches, _limits(limits_bytes, graph.num_stages))
+    search = _ScheduleSearch(graph, costs, num_microbatches, _limits(limits_bytes, graph.num_stages))
     search.num_left = effort * _NUM_ACTIONS
     for candidate in search.ramps():
         search.time_s(candidate)
@@ -139,7 +139,7 @@ def _limits(limits_bytes: int | Sequence[int | None] | None, num_stages: int) ->
     return limits
 
 
-class _Search:
+class _ScheduleSearch:
     """What was tried so far, and the moves from candidate to candidate."""
 
     def __init__(

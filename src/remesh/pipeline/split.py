@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from remesh.pipeline.errors import PipelineError
 from remesh.pipeline.graph import Edge, StageGraph
+from remesh.pipeline.pipeline_error import PipelineError
 
 _DOING = "cutting a model into stages"
 _JOINS = frozenset({torch.cat, torch.concat, torch.stack})

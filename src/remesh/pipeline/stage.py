@@ -18,7 +18,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
 from remesh.pipeline.backward import Rest, Roots, begin_graph, run_backward, run_input_backward, run_weight_backward
-from remesh.pipeline.errors import PipelineError
+from remesh.pipeline.pipeline_error import PipelineError
 
 LOSS = "loss"
 """Name of what the last stage's backward begins with."""

@@ -27,8 +27,8 @@ from remesh.comm.gather import Group, gather_from, group_rank
 from remesh.layout import Layout, Mesh, layout_from_spec, parse_spec
 from remesh.layout.from_torch import dtype_name, torch_dtype
 from remesh.pipeline.edges import local_shape
-from remesh.pipeline.errors import PipelineError
 from remesh.pipeline.graph import StageGraph
+from remesh.pipeline.pipeline_error import PipelineError
 from remesh.pipeline.stage import Stage, Values, call_module, spec_of
 
 DOING = "starting a pipeline"

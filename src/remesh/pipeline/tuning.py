@@ -14,7 +14,7 @@ from typing import Any
 from remesh.comm.gather import gather_from
 from remesh.pipeline.actions import ActionKind
 from remesh.pipeline.costs import Costs, EdgeCost, Lines, StageCost
-from remesh.pipeline.errors import PipelineError
+from remesh.pipeline.pipeline_error import PipelineError
 from remesh.pipeline.runtime import Pipeline, StepReport
 
 _DOING = "gathering what a pipeline step cost"

@@ -7,8 +7,8 @@ import random
 import pytest
 
 from remesh.pipeline.costs import Costs, EdgeCost, Lines, StageCost, read_costs
-from remesh.pipeline.errors import PipelineError
 from remesh.pipeline.graph import Edge, StageGraph
+from remesh.pipeline.pipeline_error import PipelineError
 from remesh.pipeline.schedule import Schedule
 from remesh.pipeline.schedules import (
     SCHEDULES,

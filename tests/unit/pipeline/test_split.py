@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from remesh.pipeline.errors import PipelineError
+from remesh.pipeline.pipeline_error import PipelineError
 from remesh.pipeline.split import Parts, split_model
 
 WIDTH = 4

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.distributed.tensor import Partial, Replicate, Shard
 
-from remesh.pipeline.errors import PipelineError
+from remesh.pipeline.pipeline_error import PipelineError
 from remesh.pipeline.stage import Stage, StageWork, cut_microbatches, spec_of
 
 

@@ -17,8 +17,8 @@ import pytest
 from remesh.pipeline.actions import Action
 from remesh.pipeline.check import check_schedule
 from remesh.pipeline.costs import Costs
-from remesh.pipeline.errors import PipelineError
 from remesh.pipeline.graph import Edge, StageGraph
+from remesh.pipeline.pipeline_error import PipelineError
 from remesh.pipeline.schedule import Schedule
 from remesh.pipeline.schedules import SCHEDULES
 from remesh.pipeline.simulate import Transfers, simulate_schedule

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from remesh.pipeline.actions import Action, ActionKind
 from remesh.pipeline.costs import Costs
-from remesh.pipeline.errors import PipelineError
+from remesh.pipeline.pipeline_error import PipelineError
 from remesh.pipeline.schedule import Schedule
 
 
