@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from xml.etree import ElementTree
 
-from benchmarks.reshard import planning, scale
+from benchmarks.reshard import first_byte, planning, scale
 
 
 def test_plans_of_the_published_cases_and_of_random_pairs_stay_at_their_bound() -> None:
@@ -24,3 +24,14 @@ def test_the_page_of_growth_and_its_plot_are_written(tmp_path: Path) -> None:
     assert page.count("\n| ") == 1 + len(planning.PAIRS)
     assert "| move | 8 | 16 | messages |" in page
     ElementTree.fromstring((tmp_path / "scale.svg").read_text())
+
+
+def test_the_way_to_the_first_byte_is_measured_for_a_model() -> None:
+    cost = first_byte.measure(first_byte.model_moves(2, scale=32), 0.0, 0.0)
+    assert cost.messages
+    page = first_byte.page_text([cost])
+    assert "| 2 layers x 9 tensors" in page
+    assert [name for name, _, _ in map(first_byte.pair_moves, range(2))] == [
+        "S01R @ 128x8 to RS01 @ 128x8",
+        "S01R @ 125x8 to RS01 @ 128x8",
+    ]

@@ -216,6 +216,7 @@ class _Kinds:
         self._rank_sets = rank_sets
         self._number_of: dict[tuple[Box, ...], int] = {}
         self._kind_of: dict[int, int] = {}
+        self._of_set: dict[int, list[int]] = {}
         for rank in layout.holders:
             boxes = tuple(sorted({shard.box for shard in layout.shards_of(rank) if not shard.box.is_empty}))
             self._kind_of[int(rank)] = self._number_of.setdefault(boxes, len(self._number_of))
@@ -234,7 +235,7 @@ class _Kinds:
         """For each part whether every rank of the set beside it has a box that contains it."""
         used, place = distinct(sets, len(self._rank_sets))
         nobody = len(self._boxes)
-        kinds = [sorted({self._kind_of.get(rank, nobody) for rank in self._rank_sets[n]}) for n in used.tolist()]
+        kinds = [self._kinds_of(number) for number in used.tolist()]
         inside = np.ones(len(sets), dtype=bool)
         for turn in range(max(map(len, kinds), default=0)):
             kind = np.array([each[turn % len(each)] for each in kinds], dtype=np.int64)[place]
@@ -249,6 +250,13 @@ class _Kinds:
                 found |= holds
             inside &= found
         return inside
+
+    def _kinds_of(self, rank_set: int) -> list[int]:
+        """Kinds of the ranks of a set; one beyond all stands for ranks that keep nothing. Worked out once."""
+        if rank_set not in self._of_set:
+            nobody = len(self._boxes)
+            self._of_set[rank_set] = sorted({self._kind_of.get(rank, nobody) for rank in self._rank_sets[rank_set]})
+        return self._of_set[rank_set]
 
 
 def _check_disjoint(moves: Sequence[TensorMove], flows: Flows, copies: Sequence[Copy]) -> None:
