@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import click
@@ -12,7 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 from rich.table import Table
 
-from remesh.checkpoint.errors import CheckpointMismatchError
+from remesh.checkpoint.errors import CheckpointingException, CheckpointMismatchError
 from remesh.checkpoint.formats.torch_format import check_files
 from remesh.checkpoint.plan.manifest import StoredTensor
 from remesh.checkpoint.run import safetensors
@@ -29,6 +30,7 @@ from remesh.checkpoint.run.steps import told_as_checkpoint_errors
 from remesh.checkpoint.run.stored_values import bands_of, compare, read_box, shape_of
 from remesh.checkpoint.storage import Location, location_of, store_of
 from remesh.checkpoint.storage.integrity import SHA256_FNAME, check_sha256_manifest, read_checksums, verify
+from remesh.errors import ConfigError
 from remesh.layout import Box
 from remesh.layout.from_torch import torch_dtype
 from remesh.retention import KeepEvery, KeepLast, Policy
@@ -86,7 +88,7 @@ def list_steps(root: Location) -> None:
 @click.option("--cut", is_flag=True, help="Without KEY: draw how each tensor is cut.")
 def show(directory: Location, key: str | None, values: bool, cut: bool) -> None:
     """Show what checkpoint DIRECTORY holds; with KEY, how that tensor is cut."""
-    checkpoint = open_any(directory)
+    checkpoint = _open_to_show(directory)
     if key is None:
         _show_all(checkpoint)
         for name, stored in checkpoint.manifest.tensors.items() if cut else ():
@@ -95,6 +97,19 @@ def show(directory: Location, key: str | None, values: bool, cut: bool) -> None:
     _show_cut(key, _tensor(checkpoint, key))
     if values:
         _console().print(str(read_box(checkpoint, key)), markup=False)
+
+
+def _open_to_show(directory: Location) -> OpenCheckpoint:
+    try:
+        return open_any(directory)
+    except CheckpointingException:
+        path = Path(str(directory))
+        if not path.is_file():
+            raise
+        raise ConfigError(
+            f"showing a checkpoint: {directory} is a file of {path.stat().st_size} bytes, expected the folder of a "
+            f"checkpoint, or a safetensors file; if it is a part of one give its folder, {path.absolute().parent}"
+        ) from None
 
 
 @ckpt.command(short_help="Compare two checkpoints by value.")

@@ -16,6 +16,15 @@ def check_folder(events_dir: Path) -> None:
         )
 
 
+def describe_empty(events_dir: Path) -> str | None:
+    """What to do where no log is yet; None where there is one."""
+    if any(events_dir.glob("*.jsonl")):
+        return None
+    inner = sorted(path.parent.name for path in events_dir.glob("*/*.jsonl"))
+    hint = f"its folder {inner[0]!r} has some" if inner else "give what remesh run --events-dir was given"
+    return f"no event logs (*.jsonl) in {events_dir}; {hint}, or wait until the job has started"
+
+
 def title_of(events_dir: Path) -> str:
     """What the page and the screen call the job: the last two parts of its folder's path."""
     return "/".join(events_dir.absolute().parts[-2:])

@@ -9,7 +9,7 @@ import click
 from rich.console import Console
 from rich.live import Live
 
-from remesh.cli.events_folder import check_folder, title_of
+from remesh.cli.events_folder import check_folder, describe_empty, title_of
 from remesh.dashboard.story import Story
 from remesh.dashboard.top import render
 from remesh.elastic.events import EventReader
@@ -29,6 +29,8 @@ def top(events_dir: Path, once: bool, every: float) -> None:
         for event in reader.poll():
             story.take(event)
 
+    if hint := describe_empty(events_dir):
+        click.echo(f"remesh top: {hint}", err=True)
     look()
     if once:
         console.print(render(story, title))

@@ -15,9 +15,11 @@ import asyncio
 import contextlib
 import hmac
 import json
+import math
 import secrets
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import uvicorn
 from starlette.applications import Starlette
@@ -68,7 +70,8 @@ class Board:
         """The newest view, as JSON text."""
 
     def _render(self) -> str:
-        return json.dumps({"title": self._title, **self._story.to_json()}, separators=(",", ":"))
+        view = _finite({"title": self._title, **self._story.to_json()})
+        return json.dumps(view, separators=(",", ":"), allow_nan=False)
 
     async def follow(self) -> None:
         """Read and fold, for ever."""
@@ -190,3 +193,12 @@ def make_server(app: Starlette, host: str, port: int) -> uvicorn.Server:
 def new_token() -> str:
     """A token that nobody guesses."""
     return secrets.token_urlsafe(24)
+
+
+def _finite(value: Any) -> Any:
+    """The same without infinities and NaN, which are no JSON: a browser refuses a text with one of them."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: _finite(one) for key, one in value.items()}
+    return [_finite(one) for one in value] if isinstance(value, list | tuple) else value

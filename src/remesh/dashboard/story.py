@@ -13,6 +13,7 @@ not named in `_NOT_CURVES` becomes a curve. Memory is bounded for a job of any l
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
@@ -270,7 +271,7 @@ class Story:
             self._stepped = (step, at_s)
             self.step = max(step, self.step or 0)
         for name, value in event.items():
-            is_number = isinstance(value, int | float) and not isinstance(value, bool)
+            is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
             if is_number and name not in _NOT_CURVES and (name in self.curves or len(self.curves) < _MAX_CURVES):
                 self._curve(name).add(step, float(value))
 

@@ -7,13 +7,14 @@ with one call, so that a process killed in the middle leaves at most one cut lin
 from __future__ import annotations
 
 import json
+import math
 import os
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from remesh.errors import StorageError
+from remesh.errors import ConfigError, StorageError
 
 
 class EventLog:
@@ -33,8 +34,12 @@ class EventLog:
                     "--events-dir, or leave it out"
                 ) from error
 
-    def write(self, kind: str, **values: Any) -> None:
-        event = {"t": time.time(), "who": self._who, "kind": kind, **values}
+    def write(self, kind: str, /, **values: Any) -> None:
+        """Note what happened; raises `ConfigError` for values that would take the place of the log's own fields."""
+        event = {"t": time.time(), "who": self._who, "kind": kind}
+        if clash := sorted(event.keys() & values):
+            raise ConfigError(f"logging {kind!r}: {clash[0]!r} is a field of the log itself; choose another name")
+        event |= values
         if self._listener is not None:
             self._listener(event)
         if self._descriptor is not None:
@@ -70,7 +75,9 @@ def _parse(data: bytes) -> Iterator[dict[str, Any]]:
     for line in data.splitlines():
         try:
             event = json.loads(line)
-        except ValueError:
+            is_event = isinstance(event["kind"], str) and math.isfinite(event["t"])
+        except (ValueError, TypeError, KeyError, IndexError, OverflowError, RecursionError):
+            # A line of somebody else, or one that was cut: a reader goes on, whatever stands there.
             continue
-        if isinstance(event, dict) and "t" in event and "kind" in event:
+        if is_event:
             yield event

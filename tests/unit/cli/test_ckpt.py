@@ -112,3 +112,11 @@ def test_export_writes_what_others_read(root: Path, tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     assert torch.equal(load_file(tmp_path / "out" / "model.safetensors")["w"], torch.arange(16.0).reshape(4, 4))
     assert "no tensor has the prefix" in ckpt("export", root / step_name(3), tmp_path / "o", "--prefix", "zz").output
+
+
+def test_show_says_what_an_existing_file_is(tmp_path: Path) -> None:
+    (tmp_path / "common.pt").write_bytes(b"12345")
+    result = CliRunner().invoke(main, ["ckpt", "show", str(tmp_path / "common.pt")])
+    assert result.exit_code != 0
+    assert "is a file of 5 bytes, expected the folder of a checkpoint" in result.output
+    assert "does not exist" not in result.output

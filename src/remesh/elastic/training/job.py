@@ -26,6 +26,7 @@ from remesh.elastic.training.position import derive_seed, plan_batch, plan_share
 from remesh.elastic.training.seeds import seed_everything
 from remesh.elastic.training.stint import Stint
 from remesh.elastic.training.stream import Stream
+from remesh.errors import ConfigError
 
 
 class Dataset(Protocol):
@@ -133,9 +134,12 @@ class Job:
         """Save the carried state under the job's checkpoint folder; called by all ranks, blocks on them."""
         return self._stint.save()
 
-    def log(self, kind: str, **values: Any) -> None:
+    def log(self, kind: str, /, **values: Any) -> None:
         """Write an event (JSON values) with this rank's step and generation, for the terminal view and the report."""
-        self._log.write(kind, step=self.step, generation=self.generation, rank=self.rank, **values)
+        own = {"step": self.step, "generation": self.generation, "rank": self.rank}
+        if clash := sorted(own.keys() & values):
+            raise ConfigError(f"logging {kind!r}: {clash[0]!r} is a field of the log itself; choose another name")
+        self._log.write(kind, **own, **values)
 
     def _data_coordinate(self, data_axes: Sequence[str]) -> tuple[int, int]:
         """This rank's place among the ranks that share a batch, and how many they are."""
