@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import torch
 
 from remesh.checkpoint.errors import CheckpointingException, CheckpointMismatchError
-from remesh.checkpoint.formats.objects import dump_object, load_object
+from remesh.checkpoint.formats.data_file import dump_object, load_object
 from remesh.checkpoint.storage import Directory
 from remesh.checkpoint.values.entities import ShardedStateDict, ShardedTensor, is_main_replica
 from remesh.checkpoint.values.nests import nested_values

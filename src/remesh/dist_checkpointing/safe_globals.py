@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from remesh.checkpoint.formats.objects import SAFE_GLOBALS
+from remesh.checkpoint.formats.data_file import SAFE_GLOBALS
 
 __all__ = ["SAFE_GLOBALS", "SafeUnpickler", "register_safe_globals"]
 

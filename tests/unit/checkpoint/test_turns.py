@@ -19,6 +19,7 @@ import pytest
 import torch
 
 from remesh.checkpoint.errors import CheckpointingException
+from remesh.checkpoint.formats.data_file import dump_object
 from remesh.checkpoint.formats.directory import (
     CheckpointingConfig,
     begin,
@@ -28,7 +29,6 @@ from remesh.checkpoint.formats.directory import (
     stage_common,
 )
 from remesh.checkpoint.formats.index_files import IndexFiles, stage_index
-from remesh.checkpoint.formats.objects import dump_object
 from remesh.checkpoint.formats.torch_format import BACKEND, BACKEND_VERSION
 from remesh.checkpoint.plain import load
 from remesh.checkpoint.plan.writes import Written, assemble_index

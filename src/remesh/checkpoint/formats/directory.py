@@ -23,7 +23,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any, Final
 
 from remesh.checkpoint.errors import CheckpointFormatError, CheckpointPathError
-from remesh.checkpoint.formats.objects import dump_object, load_object
+from remesh.checkpoint.formats.data_file import dump_object, load_object
 from remesh.checkpoint.formats.zarr_format import remove_arrays
 from remesh.checkpoint.storage import Directory, Location, location_of, store_of
 from remesh.checkpoint.storage.integrity import BLOCKS_FNAME, CHECKSUMS_FNAME, encode_checksums

@@ -27,7 +27,7 @@ from numpy.lib.stride_tricks import as_strided
 
 from remesh.checkpoint.errors import CheckpointFormatError
 from remesh.checkpoint.formats.blob_frame import Frame, frame_of
-from remesh.checkpoint.formats.objects import load_object, read_tensor
+from remesh.checkpoint.formats.data_file import load_object, read_tensor
 from remesh.checkpoint.formats.small_blobs import Small, read_small
 from remesh.checkpoint.formats.torch_format import path_inside
 from remesh.checkpoint.plan.manifest import Extent

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from remesh.checkpoint.errors import CheckpointMismatchError
-from remesh.checkpoint.formats.objects import dump_object, load_object
+from remesh.checkpoint.formats.data_file import dump_object, load_object
 from remesh.checkpoint.values.nests import diff
 from remesh.comm.gather import Group, gather_bytes, group_device, group_rank
 

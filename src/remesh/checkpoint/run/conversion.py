@@ -24,7 +24,7 @@ from remesh.checkpoint.errors import (
     CheckpointMismatchError,
 )
 from remesh.checkpoint.formats import zarr_format
-from remesh.checkpoint.formats.data_file import DataFile, start_blob, write_tensor_in_parts
+from remesh.checkpoint.formats.data_file import DataFile, dump_object, start_blob, write_tensor_in_parts
 from remesh.checkpoint.formats.directory import (
     CheckpointingConfig,
     begin,
@@ -35,7 +35,6 @@ from remesh.checkpoint.formats.directory import (
 )
 from remesh.checkpoint.formats.fetch import read_objects
 from remesh.checkpoint.formats.index_files import IndexFiles, stage_index
-from remesh.checkpoint.formats.objects import dump_object
 from remesh.checkpoint.formats.safetensors_format import MAX_FILE_BYTES, is_safetensors, write_tensors
 from remesh.checkpoint.formats.torch_format import BACKEND, BACKEND_VERSION
 from remesh.checkpoint.plan.manifest import Index, IndexedTensor

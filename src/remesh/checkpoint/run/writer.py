@@ -23,7 +23,7 @@ from typing import Any, Generic, TypeVar
 import torch
 
 from remesh.checkpoint.background.staging import Copies
-from remesh.checkpoint.formats.data_file import write_data_file
+from remesh.checkpoint.formats.data_file import dump_object, write_data_file
 from remesh.checkpoint.formats.directory import (
     CheckpointingConfig,
     begin,
@@ -33,7 +33,6 @@ from remesh.checkpoint.formats.directory import (
     stage_common,
 )
 from remesh.checkpoint.formats.index_files import IndexFiles, stage_index
-from remesh.checkpoint.formats.objects import dump_object
 from remesh.checkpoint.formats.torch_format import BACKEND, BACKEND_VERSION
 from remesh.checkpoint.plan.flattened import shapes_before_flattening, stored_form, unflatten_all
 from remesh.checkpoint.plan.writes import Written, assemble_index, select_objects, select_tensors

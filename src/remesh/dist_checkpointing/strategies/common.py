@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from remesh.checkpoint.errors import CheckpointFormatError, CheckpointingException
+from remesh.checkpoint.formats.data_file import dump_object, load_object
 from remesh.checkpoint.formats.directory import COMMON_STATE_FNAME, load_common, save_common
-from remesh.checkpoint.formats.objects import dump_object, load_object
 from remesh.checkpoint.storage import Directory, Location, location_of, store_of
 from remesh.checkpoint.values.entities import ShardedObject, ShardedStateDict, StateDict, is_main_replica
 from remesh.checkpoint.values.nests import dict_list_map_outplace, nested_values

@@ -18,7 +18,7 @@ import torch
 from remesh.checkpoint.errors import (
     CheckpointMismatchError,
 )
-from remesh.checkpoint.formats.objects import dump_object
+from remesh.checkpoint.formats.data_file import dump_object
 from remesh.checkpoint.formats.zarr_format import (
     BACKEND,
     BACKEND_VERSION,
