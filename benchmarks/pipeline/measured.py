@@ -344,7 +344,7 @@ def _simulator_rows(measured: Measured, quiet: bool) -> list[Row]:
     worst = 0.0
     for each in measured.contestants:
         if each.transfers is Transfers.BLOCKING:
-            continue  # the model's blocking ranks do one transfer at a time, these all that are due
+            continue  # the model's blocking ranks stand still for what they take, too; these do not
         costs = measured.costs.without_transfers() if each.payload is Payload.SIGNALS else measured.costs
         predicted_s = simulate_schedule(each.schedule, case.graph, costs).step_s
         worst = max(worst, abs(predicted_s / statistics.median(measured.seconds[each.name]) - 1))
