@@ -8,7 +8,7 @@ from pathlib import Path
 from remesh.images import format as image_format
 from remesh.images.format import ChunksState, PagesState
 from remesh.images.pages import PageWriter, place_runs
-from remesh.images.store import ImageFolder, Origin
+from remesh.images.store import ImageFolder, ImageOrigin
 from remesh.images.stored import StoredImage, read_image, source_runs, stored_pages
 from remesh.linux.calls import PAGE_BYTES
 
@@ -28,7 +28,7 @@ def compact_image(source: Path, target: Path, *, compress: bool = False) -> int:
         if image.channel is not None:
             folder.put(image_format.CHANNEL_FILE, image.channel)
         chunks = _gather(image, folder, compress=compress)
-        return folder.complete(Origin(image.header.pid, compress, (), image.header.machine), chunks).num_bytes
+        return folder.complete(ImageOrigin(image.header.pid, compress, (), image.header.machine), chunks).num_bytes
 
 
 def _gather(image: StoredImage, folder: ImageFolder, *, compress: bool) -> ChunksState:

@@ -37,7 +37,7 @@ from remesh.images.machine import this_machine
 from remesh.images.pagemap import PageMap
 from remesh.images.pages import PageWriter, ProcessMemory
 from remesh.images.scan import Scan
-from remesh.images.store import ImageFolder, Origin
+from remesh.images.store import ImageFolder, ImageOrigin
 from remesh.images.stored import digest_of
 from remesh.images.turns import short_turns
 from remesh.linux.calls import PAGE_BYTES
@@ -153,7 +153,7 @@ def _fill_folder(frozen: Frozen, order: _ImageOrder, phases: _Phases, folder: Im
         saved = _save(frozen, order, phases, folder, writer)
     with phases.phase("commit"):
         machine = this_machine(len(frozen.leader.xstate()))
-        origin = Origin(inner_id(frozen.pid, frozen.pid), order.compress, saved.ancestors, machine)
+        origin = ImageOrigin(inner_id(frozen.pid, frozen.pid), order.compress, saved.ancestors, machine)
         written = folder.complete(origin, saved.chunks)
     if order.track and not saved.not_tracked:
         track_pages.keep_basis(frozen.pid, track_pages.Basis(written.sha256, saved.layers, saved.ancestors))

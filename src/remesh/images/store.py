@@ -21,7 +21,7 @@ _FLUSHERS: Final = ThreadPoolExecutor(4, "remesh-flush")
 
 
 @dataclass(frozen=True, slots=True)
-class Origin:
+class ImageOrigin:
     """What an image is of: the fields of its header that do not follow from its files."""
 
     pid: int  # inner id of the process
@@ -62,7 +62,7 @@ class ImageFolder:
         data = content if isinstance(content, bytes) else _json_bytes(content)
         self._written[name] = _FLUSHERS.submit(_write_file, self.path / name, data)
 
-    def complete(self, origin: Origin, chunks: ChunksState) -> Completed:
+    def complete(self, origin: ImageOrigin, chunks: ChunksState) -> Completed:
         """Write the index of the chunks, whose file is there, and the header."""
         pages_file = self.path / image_format.PAGES_FILE
         self._written[pages_file.name] = _FLUSHERS.submit(_flush_pages, pages_file, chunks.num_stored_bytes)
