@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -210,6 +211,7 @@ def test_what_a_killed_owner_leaves_is_cleaned_and_beds_in_use_are_not(bed: Test
     )
     assert "removed 3 namespaces" in done.stdout
     assert not [name for name in left if (FOLDER / name).exists()]
+    assert not list(Path(tempfile.gettempdir()).glob(f"remesh-testbed-{owner.pid}-*"))
     assert mine <= {str(name) for name in find_namespaces()}
 
 

@@ -12,7 +12,6 @@ import json
 import os
 import shutil
 import subprocess
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -62,7 +61,7 @@ class _Bed:
     @classmethod
     def begin(cls, names: BedNames) -> Self:
         """Everything but the hosts."""
-        folder = Path(tempfile.mkdtemp(prefix="remesh-testbed-"))
+        folder = namespaces.make_folder(names.owner)
         warden = Warden(names.namespaces, folder)
         hosts_file = folder / "hosts"
         addresses = [(names.address_of(host), host) for host in names.spec.names]

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import signal
 import subprocess
+import tempfile
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -22,6 +24,7 @@ from remesh.testbed.spec import NamespaceName, Owner
 
 FOLDER = Path("/run/netns")
 """Where `ip netns` keeps the names of namespaces."""
+_BED_FOLDER = re.compile(r"remesh-testbed-(\d+)-(\d+)-\w+")
 _COMMAND_TIMEOUT_S = 20.0
 _DEATH_TIMEOUT_S = 5.0
 _POLL_S = 0.01
@@ -95,7 +98,21 @@ def clean() -> list[NamespaceName]:
     """Remove what dead owners have left, with the processes in it; what was removed."""
     left = [name for name in find_namespaces() if not is_alive(name.owner)]
     remove([str(name) for name in left])
+    remove_folders_of_the_dead()
     return left
+
+
+def make_folder(owner: Owner) -> Path:
+    """A new folder for the files of a bed; its name says whose."""
+    return Path(tempfile.mkdtemp(prefix=f"remesh-testbed-{owner.pid}-{owner.started_ticks}-"))
+
+
+def remove_folders_of_the_dead() -> None:
+    """Remove the folders of beds whose owner and warden were killed."""
+    for folder in Path(tempfile.gettempdir()).iterdir():
+        match = _BED_FOLDER.fullmatch(folder.name)
+        if match is not None and not is_alive(Owner(int(match[1]), int(match[2]))):
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def remove(namespaces: Sequence[str]) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
+import tempfile
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -12,7 +14,7 @@ from remesh.cli import main
 from remesh.cli.net import network_of
 from remesh.errors import ConfigError
 from remesh.testbed import BedSpec, Testbed
-from remesh.testbed.namespaces import is_alive, this_owner
+from remesh.testbed.namespaces import is_alive, make_folder, remove_folders_of_the_dead, this_owner
 from remesh.testbed.probe import HostRates, Measured
 from remesh.testbed.spec import Owner
 
@@ -70,6 +72,16 @@ def test_this_process_is_alive_and_an_earlier_one_of_its_id_is_not() -> None:
     assert is_alive(owner)
     assert not is_alive(Owner(owner.pid, owner.started_ticks - 1))
     assert not is_alive(Owner(1 << 23, owner.started_ticks))
+
+
+def test_the_folder_of_a_dead_owner_is_removed_and_others_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    owner = this_owner()
+    mine, dead = make_folder(owner), make_folder(Owner(owner.pid, owner.started_ticks - 1))
+    foreign = tmp_path / "remesh-testbed-of-somebody"
+    foreign.mkdir()
+    remove_folders_of_the_dead()
+    assert sorted(tmp_path.iterdir()) == sorted([mine, foreign]) and not dead.exists()
 
 
 def test_a_measured_network_has_the_smaller_rate_of_each_host() -> None:
