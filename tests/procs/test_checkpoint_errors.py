@@ -97,7 +97,7 @@ def save_and_die(directory: Path, culprit: int) -> type[BaseException]:
 
     with pytest.MonkeyPatch.context() as patch:
         if dist.get_rank() == culprit:
-            patch.setattr(writer, "write_data_file" if culprit else "write_index", die)
+            patch.setattr(writer, "write_data_file" if culprit else "stage_index", die)
         return told(lambda: dist_checkpointing.save({"w": part()}, directory))[0]
 
 

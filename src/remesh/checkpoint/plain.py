@@ -2,7 +2,9 @@
 
 A *state* is a nest of dicts and lists. Its tensors may be DTensors of any placement (tensor parallel, FSDP2, both),
 plain tensors, which every rank holds in full, or `Piece`; anything else is common data, the same on all ranks. A tensor
-is stored under the path to it, joined by dots, so native torch finds it under the same name.
+is stored under the path to it, joined by dots, so native torch finds it under the same name. An object inside the state
+that has ``state_dict`` and ``load_state_dict``, such as a module, an optimizer or torch's `Stateful`, stands for its
+state dict, and is given what was loaded.
 
 Saving describes every rank's boxes, lets the ranks that hold a box share the writing, and hands the boxes to the
 writer as sharded tensors. Loading asks for this rank's boxes, whatever boxes were saved.
@@ -25,6 +27,14 @@ from remesh.checkpoint.formats.torch_format import check_files
 from remesh.checkpoint.plan.step_names import step_of
 from remesh.checkpoint.plan.writes import HeldBoxes, choose_writers
 from remesh.checkpoint.run.reader import Fill, OpenCheckpoint, is_complete, open_checkpoint, plan_fill, run_fill
+from remesh.checkpoint.run.requests import (
+    check_asked,
+    check_objects_get_all,
+    give_to_objects,
+    paths_of_objects,
+    spread_objects,
+    stored_names,
+)
 from remesh.checkpoint.run.steps import take_agreed_step, take_step
 from remesh.checkpoint.run.writer import RankState, begin_save, commit_save, part_of, store_index, write_part
 from remesh.checkpoint.storage import Directory, Location, location_of, store_of
@@ -33,7 +43,7 @@ from remesh.checkpoint.values.nests import NESTS, Path, graft, items_of, nested_
 from remesh.collector import collector_at_rest
 from remesh.comm.agreement import Agreement, Agreements
 from remesh.comm.gather import Group, group_rank
-from remesh.layout import Box, Shard, row_major_strides
+from remesh.layout import Box, Shard, check_places, row_major_strides
 from remesh.layout.from_torch import Piece, piece_of
 
 _ABSENT = object()
@@ -63,7 +73,7 @@ def entities_of(state: Mapping[str, Any], *, group: Group = None) -> ShardedStat
     """
     agreement = _agree_on_writers(state, _ENTITY_PLANS, group, "describing a state")
     _ENTITY_PLANS.remember(agreement)
-    common = _common_of(state)
+    common = _common_of(agreement.value.state)
     if _TENSORS in common:
         raise CheckpointMismatchError(f"describing a state: it has the key {_TENSORS!r} itself; rename it")
     entities = agreement.value.entities(agreement.agreed.kept["is_mine"])
@@ -73,7 +83,11 @@ def entities_of(state: Mapping[str, Any], *, group: Group = None) -> ShardedStat
 def _agree_on_writers(state: Mapping[str, Any], plans: Agreements, group: Group, doing: str) -> Agreement[_Tensors]:
     """The tensors of the state, and what all ranks agree on; under ``is_mine`` which boxes this rank writes."""
     agreement = take_agreed_step(
-        plans, lambda: _take_apart(state), group, doing, tell=lambda tensors: (tensors.boxes().parts(), None)
+        plans,
+        lambda: _take_apart(spread_objects(state)),
+        group,
+        doing,
+        tell=lambda tensors: (tensors.boxes().parts(), None),
     )
     if agreement.told is not None:
         held = [HeldBoxes.from_parts(parts) for parts in agreement.told]
@@ -88,7 +102,12 @@ def _save(state: Mapping[str, Any], directory: Location, group: Group) -> None:
     entities = tensors.entities(agreed.kept["is_mine"]) if is_new else []
 
     turn = begin_save(
-        lambda: RankState(entities, _common_of(state)), directory, _PLANS, group, validate=is_new, may_create=True
+        lambda: RankState(entities, _common_of(tensors.state)),
+        directory,
+        _PLANS,
+        group,
+        validate=is_new,
+        may_create=True,
     ).turn
 
     def write() -> tuple[list[Any], dict[str, str]]:
@@ -106,8 +125,10 @@ def load(state: dict[str, Any], path: Directory, *, group: Group = None) -> dict
 
     Called by every rank of the group; blocks until all have read. The number of ranks and every tensor's placement
     may differ from those of the save; values are cast to the dtype of the tensor they fill. ``path`` may hold a
-    checkpoint of native torch, too. Raises the same error on all ranks; until every rank has planned its reads
-    without error, no tensor is changed on any.
+    checkpoint of native torch, too. What is asked for has to be there: a tensor, and any other key of a dict. Raises
+    the same error on all ranks; until every rank has planned its reads without error, no tensor is changed on any.
+
+    Objects with ``load_state_dict`` are given their state dicts last, and stand in the result themselves.
     """
     with collector_at_rest():
         return _load(state, location_of(path), group)
@@ -116,7 +137,7 @@ def load(state: dict[str, Any], path: Directory, *, group: Group = None) -> dict
 def _load(state: dict[str, Any], directory: Location, group: Group) -> dict[str, Any]:
     doing = f"loading checkpoint {directory}"
     planned = take_step(lambda: _plan_load(state, directory), group, doing).mine
-    return take_step(lambda: planned.run(state), group, doing).mine
+    return take_step(lambda: give_to_objects(state, planned.run()), group, doing).mine
 
 
 def latest_complete(root: Directory) -> Location | None:
@@ -145,6 +166,8 @@ _ENTITY_PLANS = Agreements()
 class _Tensors:
     """The tensors of a state by name, by how this rank holds them. Their boxes come in this order."""
 
+    state: dict[str, Any]
+    """The state itself, without objects that keep one of their own."""
     whole: dict[str, torch.Tensor]
     """Plain ones, which every rank holds in full, as most are: they need no algebra, and are many."""
     cut: dict[str, _Held]
@@ -249,10 +272,12 @@ class _PlannedLoad:
     """One rank's load after planning: no tensor has been changed yet."""
 
     checkpoint: OpenCheckpoint
+    state: dict[str, Any]
+    """What is asked for, without objects that keep a state of their own."""
     fill: Fill
 
-    def run(self, state: dict[str, Any]) -> dict[str, Any]:
-        common: Any = self.checkpoint.common
+    def run(self) -> dict[str, Any]:
+        state, common = self.state, self.checkpoint.common
         if self.checkpoint.is_native:
             common = _native_common(state, self.checkpoint, ())
         run_fill(self.checkpoint.directory, self.fill)
@@ -264,7 +289,7 @@ class _PlannedLoad:
 
 def _plan_load(state: dict[str, Any], directory: Location) -> _PlannedLoad:
     checkpoint = open_checkpoint(directory, allow_native=True)
-    taken = _take_apart(state)
+    taken = _take_apart(spread_objects(state))
     tensors: list[ShardedTensor] = []
     staged: list[tuple[torch.Tensor, torch.Tensor]] = []
     for held in taken.cut.values():
@@ -272,7 +297,10 @@ def _plan_load(state: dict[str, Any], directory: Location) -> _PlannedLoad:
         tensors += wanted
         if copy is not None:
             staged.append((held.piece.tensor, copy))
-    return _PlannedLoad(checkpoint, plan_fill(checkpoint, tensors, list(taken.whole.items()), staged))
+    fill = plan_fill(checkpoint, tensors, list(taken.whole.items()), staged)
+    check_asked(taken.state, stored_names(checkpoint))
+    check_objects_get_all(taken.state, paths_of_objects(state), checkpoint.manifest.tensors)
+    return _PlannedLoad(checkpoint, taken.state, fill)
 
 
 def _take_apart(state: Mapping[str, Any]) -> _Tensors:
@@ -284,6 +312,8 @@ def _take_apart(state: Mapping[str, Any]) -> _Tensors:
     whole: dict[str, torch.Tensor] = {}
     cut: dict[str, _Held] = {}
     for name, leaf in _named_leaves(state):
+        if isinstance(leaf, Piece):
+            check_places(leaf.shards, leaf.global_shape, f"taking a state apart, tensor {name!r}")
         is_whole = type(leaf) in _PLAIN
         if not is_whole and not _is_tensor(leaf):
             continue
@@ -302,7 +332,7 @@ def _take_apart(state: Mapping[str, Any]) -> _Tensors:
                 f"taking a state apart: tensor {name!r} is a partial {held.piece.partial} over its mesh, expected "
                 "final values; redistribute it to Replicate or Shard first"
             )
-    return _Tensors(whole, cut)
+    return _Tensors(state, whole, cut)
 
 
 def _named_leaves(nest: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:

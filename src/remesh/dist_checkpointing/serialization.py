@@ -7,7 +7,7 @@ communicate with nobody.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -128,6 +128,11 @@ def save(  # noqa: PLR0913 - the signature that users know
     def prepare() -> _Request:
         check_save_strategy(strategy, sharded_strategy, async_sharded_save)
         check_common_strategy(common_strategy, SaveCommonStrategy)
+        if not isinstance(sharded_state_dict, Mapping):
+            raise CheckpointMismatchError(
+                f"taking a sharded state dict apart: found a {type(sharded_state_dict).__name__}, expected a dict; "
+                "give the dict that holds the state"
+            )
         added = {} if content_metadata is None else {_CONTENT_METADATA_KEY: content_metadata}
         request = _request_of({**sharded_state_dict, **added})
         strategy.check_can_save(request.sharded)

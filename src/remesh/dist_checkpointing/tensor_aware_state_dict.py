@@ -7,6 +7,7 @@ comes back to the others by the exchange of a fully parallel load.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 from typing import Any
 
@@ -14,7 +15,13 @@ import torch
 
 from remesh.checkpoint.errors import CheckpointingException, CheckpointMismatchError
 from remesh.checkpoint.plan.flattened import unflatten_all
-from remesh.checkpoint.values.checks import StrictHandling, parse_strict_flag, validate_sharding_integrity
+from remesh.checkpoint.values.checks import (
+    StrictHandling,
+    decide_on_mismatch,
+    parse_strict_flag,
+    unexpected_to_tell,
+    validate_sharding_integrity,
+)
 from remesh.checkpoint.values.description import describe, entities_from
 from remesh.checkpoint.values.entities import (
     ShardedBase,
@@ -24,15 +31,17 @@ from remesh.checkpoint.values.entities import (
     StateDict,
     apply_factory_merges,
 )
-from remesh.checkpoint.values.nests import graft
-from remesh.checkpoint.values.state_split import expand, split
-from remesh.comm.gather import Group, gather_from, group_rank
+from remesh.checkpoint.values.nests import HOLE, graft, without_holes
+from remesh.checkpoint.values.state_split import expand, split, stored_factories
+from remesh.comm.gather import Group, gather_from, group_rank, step_together
 from remesh.dist_checkpointing.exchange_utils import (
     ShardDistribution,
     determine_main_replica_uniform_distribution,
     exchange_by_distribution,
 )
 from remesh.dist_checkpointing.utils import _sharded_tensor_shard_id
+
+logger = logging.getLogger(__name__)
 
 _ALGOS = ("fully_parallel", "atomic")
 
@@ -92,13 +101,37 @@ class MCoreTensorAwareStateDict:
         if validate_access_integrity:
             told = gather_from(lambda: describe(unflatten_all(wanted)), parallelization_group, "checking a request")
             validate_sharding_integrity([entities_from(one) for one in told])
-        filled = self._fill(wanted, algo, exchange_algo, parallelization_group)
+        mode = parse_strict_flag(strict)
+        missing, unexpected = set[str](), set[str]()
+        if return_mismatch_keys or StrictHandling.requires_explicit_ckpt_mismatch_check(mode):
+            missing, unexpected = self._compare_keys(wanted, mode, parallelization_group)
+        kept = [one for one in wanted if one.key not in unexpected]
+        filled = self._fill(kept, algo, exchange_algo, parallelization_group)
+        factories, dropped = stored_factories(factories, expanded, filled.keys())
+        filled |= {id(one): HOLE for one in wanted if one.key in unexpected}
+        filled |= {id(built): HOLE for built in dropped}
         filled |= {id(wrapper): wrapper.unwrap() for wrapper in nonpersistent}
         result = apply_factory_merges(graft(expanded, self.common, filled), factories)
-        mode = parse_strict_flag(strict)
+        result = without_holes(result) if unexpected else result
         if return_mismatch_keys or StrictHandling.requires_returning_mismatch_keys(mode):
-            return result, set(), set()
+            return result, missing, unexpected
         return result
+
+    def _compare_keys(self, wanted: list[ShardedBase], mode: StrictHandling, group: Group) -> tuple[set[str], set[str]]:
+        """Missing and unexpected keys, told as the mode says. Called by every rank."""
+        doing = "making a state dict"
+        told = gather_from(lambda: [[one.key for one in each] for each in (self._entities, wanted)], group, doing)
+        held, asked = ({key for each in told for key in each[which]} for which in (0, 1))
+        unexpected = {one.key for one in wanted} - held
+        missing = held - asked
+        if not StrictHandling.requires_explicit_ckpt_mismatch_check(mode):
+            return missing, unexpected
+        told_missing = missing if StrictHandling.requires_global_app_metadata(mode) else set[str]()
+        told_unexpected = unexpected_to_tell(mode, unexpected, held, asked)
+        warning = step_together(lambda: decide_on_mismatch(mode, told_missing, told_unexpected), group, doing).mine
+        if warning is not None:
+            logger.warning(warning)
+        return missing, unexpected
 
     def _fill(self, wanted: list[ShardedBase], algo: str, exchange_algo: str, group: Group) -> dict[int, Any]:
         held = {_sharded_tensor_shard_id(one): one.data for one in self._entities if isinstance(one, ShardedTensor)}

@@ -74,6 +74,10 @@ class StagingBuffers:
         self._idle: Buffer | None = None
         self._used_bytes = 0
 
+    def another(self) -> StagingBuffers:
+        """A new one with the same options."""
+        return StagingBuffers(self._max_bytes, may_guard=self._copier is not None)
+
     @property
     def used_bytes(self) -> int:
         """Bytes of the buffers whose copies are not written yet."""

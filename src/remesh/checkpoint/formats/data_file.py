@@ -13,13 +13,14 @@ While a large file grows, one thread computes checksums and another lets what is
 is left to wait for at the end.
 
 The blob of an object is a ``torch.save`` file, too; it holds a list with one element per local object of that name.
-Reading allows what ``torch.load(weights_only=True)`` allows, NumPy arrays, namespaces and what the program has
+Reading allows what ``torch.load(weights_only=True)`` allows, NumPy arrays, namespaces, buffers, paths and what the program has
 registered with ``torch.serialization.add_safe_globals``; whatever cannot be read back is refused when it is saved.
 """
 
 from __future__ import annotations
 
 import io
+import pathlib
 import pickle
 from argparse import Namespace
 from array import array
@@ -37,9 +38,11 @@ from remesh.checkpoint.formats.blob_frame import Frame, frame_of
 from remesh.checkpoint.storage import Location, store_of
 from remesh.checkpoint.storage.integrity import BLOCK_BYTES, Trailer
 from remesh.checkpoint.storage.joined_checksums import join_blocks
+from remesh.checkpoint.values.tensor_memory import bytes_of
 from remesh.checksums import crc32
 from remesh.layout.from_torch import dtype_name, torch_dtype
 
+_PATHS = (pathlib.PosixPath, pathlib.PurePosixPath, pathlib.PureWindowsPath)
 SAFE_GLOBALS = [
     np.ndarray,
     np.dtype,
@@ -48,9 +51,11 @@ SAFE_GLOBALS = [
     *(getattr(np.dtypes, name) for name in np.dtypes.__all__ if name not in ("ObjectDType", "StringDType")),
     Namespace,
     SimpleNamespace,
+    io.BytesIO,
+    *((kind, f"{module}.{kind.__name__}") for kind in _PATHS for module in ("pathlib", "pathlib._local")),
 ]
-"""What pickles of arrays and scalars of plain numbers name, and of a program's arguments; building them runs no foreign
-code, since both namespaces are nothing but attributes."""
+"""What pickles of arrays and scalars of plain numbers name, and of a program's arguments, buffers and paths; building
+them runs no foreign code, since namespaces are nothing but attributes. Paths have moved to another module in Python."""
 
 _PLAIN = frozenset((bool, int, float, str, type(None)))
 _ALIGNED_BYTES = 256 << 10
@@ -255,7 +260,7 @@ def write_tensor(tensor: torch.Tensor, file: DataFile) -> None:
             plain = plain.clone()
         torch.save(plain, cast(IO[bytes], file))  # it only writes
         return
-    file.write_blob(frame.head, plain.reshape(-1).view(torch.uint8).numpy().data, frame.tail)
+    file.write_blob(frame.head, bytes_of(plain).numpy().data, frame.tail)
 
 
 def write_tensor_in_parts(
@@ -283,7 +288,7 @@ def write_tensor_in_parts(
 def elements_of(tensor: torch.Tensor) -> memoryview:
     """The bytes of the elements of a tensor, row-major."""
     plain = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
-    elements: memoryview = plain.reshape(-1).view(torch.uint8).numpy().data
+    elements: memoryview = bytes_of(plain).numpy().data
     return elements
 
 

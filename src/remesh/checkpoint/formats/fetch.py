@@ -35,6 +35,7 @@ from remesh.checkpoint.plan.slabs import Slab, find_runs, plan_slabs
 from remesh.checkpoint.storage import Location
 from remesh.checkpoint.storage.checked_file import WINDOW_BYTES, CheckedFile, start_readers
 from remesh.checkpoint.storage.integrity import Checksums, read_checksums
+from remesh.checkpoint.values.tensor_memory import bytes_of
 from remesh.checksums import crc32
 from remesh.layout import Box, row_major_strides
 from remesh.layout.from_torch import torch_dtype
@@ -248,4 +249,4 @@ def _is_plain(place: torch.Tensor, dtype: str) -> bool:
 def _memory_of(place: torch.Tensor, dtype: str) -> memoryview | None:
     """The bytes of a tensor that holds nothing else in between and needs no cast, or None."""
     is_direct = _is_plain(place, dtype) and place.is_contiguous()
-    return place.detach().reshape(-1).view(torch.uint8).numpy().data if is_direct else None
+    return bytes_of(place).numpy().data if is_direct else None

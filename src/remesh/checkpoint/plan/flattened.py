@@ -134,6 +134,8 @@ def reroute(requests: Sequence[ShardedTensor], manifest: Manifest) -> Rerouted:
         else:
             pieces.setdefault(request.key, []).extend(unflatten(request))
     for key, wanted in pieces.items():
+        if not wanted:  # of a slice without elements
+            continue
         for tensor, to in _from_runs(wanted, manifest.tensors[key], manifest.unflattened_shapes[key]):
             tensors.append(tensor)
             if to is not None:

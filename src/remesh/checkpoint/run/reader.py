@@ -38,6 +38,7 @@ from remesh.checkpoint.storage import Location, store_of
 from remesh.checkpoint.storage.integrity import read_checksums
 from remesh.checkpoint.storage.turns import IN_PROGRESS_FNAME
 from remesh.checkpoint.values.entities import ShardedBase, ShardedObject, ShardedTensor
+from remesh.checkpoint.values.tensor_memory import check_can_fill
 from remesh.layout import Box
 from remesh.layout.from_torch import torch_dtype
 
@@ -142,6 +143,9 @@ def plan_fill(
     check_before_new(checkpoint, entities)
     entities = [_with_data(one) if isinstance(one, ShardedTensor) else one for one in entities]
     objects = [one for one in entities if isinstance(one, ShardedObject)]
+    for key, tensor in (*((one.key, one.data) for one in entities if isinstance(one, ShardedTensor)), *whole):
+        if tensor is not None:
+            check_can_fill(tensor, key)
     tensors, whole, more_copies = _as_stored(checkpoint.manifest, entities, whole)
     simple = [number for number, one in enumerate(tensors) if _is_simple(one)]
     simply = [(tensors[number].key, tensors[number].data_in_box()) for number in simple] + [*whole]

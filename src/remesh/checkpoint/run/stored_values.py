@@ -15,6 +15,7 @@ import torch
 from remesh.checkpoint.plan.slabs import plan_slabs
 from remesh.checkpoint.run.reader import OpenCheckpoint, plan_fill, run_fill
 from remesh.checkpoint.values.entities import ShardedTensor
+from remesh.checkpoint.values.tensor_memory import bytes_of
 from remesh.layout import Box
 from remesh.layout.from_torch import torch_dtype
 
@@ -86,7 +87,7 @@ def compare(left: OpenCheckpoint, right: OpenCheckpoint, key: str, band_bytes: i
     num_differing, largest = 0, 0.0
     for box in bands_of(one.dtype, shape, band_bytes):
         a, b = read_box(left, key, box), read_box(right, key, box)
-        if torch.equal(_bytes_of(a), _bytes_of(b)) and one.dtype == other.dtype:
+        if torch.equal(bytes_of(a), bytes_of(b)) and one.dtype == other.dtype:
             continue
         a, b = _numbers(a), _numbers(b)
         differs = (a != b) & ~(a.isnan() & b.isnan())
@@ -98,10 +99,6 @@ def compare(left: OpenCheckpoint, right: OpenCheckpoint, key: str, band_bytes: i
     if num_differing:
         words.append(f"{num_differing} of {math.prod(shape)} values, by up to {largest:g}")
     return Difference(key, "; ".join(words), num_differing, largest) if words else None
-
-
-def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.reshape(-1).view(torch.uint8)
 
 
 def _numbers(tensor: torch.Tensor) -> torch.Tensor:

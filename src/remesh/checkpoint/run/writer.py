@@ -42,6 +42,7 @@ from remesh.checkpoint.storage import Location
 from remesh.checkpoint.storage.turns import Turn, held
 from remesh.checkpoint.values.entities import ShardedBase, ShardedTensor
 from remesh.checkpoint.values.outline import Outline, check_outlines, outline_of
+from remesh.checkpoint.values.tensor_memory import check_has_values
 from remesh.collector import collector_at_rest
 from remesh.comm.agreement import Agreement, Agreements
 from remesh.comm.gather import Group, group_rank, group_size
@@ -304,6 +305,9 @@ def part_of(
     if flattened:
         stored = [stored_form(one) if _is_flattened(one) else one for one in entities if not _is_empty_slice(one)]  # type: ignore[arg-type]
     objects, tensors = select_objects(stored), select_tensors(stored)
+    for one in tensors:
+        if one.data is not None:
+            check_has_values(one.data, one.key)
     dumped = dump_objects(one for group in objects.values() for one in group if one.unique_key not in blobs)
     return SavePart(
         {name: dumped[name] if name in dumped else blobs[name] for name in objects},

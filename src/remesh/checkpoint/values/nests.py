@@ -102,8 +102,12 @@ def extract_matching_values(
     return list(match.values()), list(rest.values())
 
 
-def diff(x1: Any, x2: Any, prefix: Path = ()) -> tuple[list[Path], list[Path], list[tuple[Path, type, type]]]:
+def diff(
+    x1: Any, x2: Any, prefix: Path = (), *, equal: Callable[[Any, Any], bool] | None = None
+) -> tuple[list[Path], list[Path], list[tuple[Path, type, type]]]:
     """Where two nests differ: paths only left, paths only right, and leaves that are not equal with their types.
+
+    ``equal`` says when two leaves are; by default those of one type, and dtype, and value.
 
     >>> diff({"a": 1, "b": 2}, {"b": 3, "c": 4})
     ([('a',)], [('c',)], [(('b',), <class 'int'>, <class 'int'>)])
@@ -111,13 +115,13 @@ def diff(x1: Any, x2: Any, prefix: Path = ()) -> tuple[list[Path], list[Path], l
     if isinstance(x1, list) and isinstance(x2, list):
         x1, x2 = dict(enumerate(x1)), dict(enumerate(x2))
     if not (isinstance(x1, dict) and isinstance(x2, dict)):
-        return [], [], [] if _are_equal(x1, x2) else [(prefix, type(x1), type(x2))]
+        return [], [], [] if (equal or _are_equal)(x1, x2) else [(prefix, type(x1), type(x2))]
     only_left = [(*prefix, key) for key in x1 if key not in x2]
     only_right = [(*prefix, key) for key in x2 if key not in x1]
     mismatch: list[tuple[Path, type, type]] = []
     for key, value in x1.items():
         if key in x2:
-            inner_left, inner_right, inner_mismatch = diff(value, x2[key], (*prefix, key))
+            inner_left, inner_right, inner_mismatch = diff(value, x2[key], (*prefix, key), equal=equal)
             only_left += inner_left
             only_right += inner_right
             mismatch += inner_mismatch

@@ -7,6 +7,7 @@ it writes or reads the sharded data alone, as a checkpoint of native torch, whic
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
@@ -144,6 +145,18 @@ class TorchDistSaveShardedStrategy(AsyncSaveShardedStrategy):
         self._plans = Agreements()
         self.cached_global_metadata: Manifest | None = None
         """Accepted from a load strategy for the sake of callers; a plan is used when all ranks know it, not before."""
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> TorchDistSaveShardedStrategy:
+        """One with the same options; what this one has staged and remembers stays with it."""
+        made = copy.copy(self)
+        memo[id(self)] = made
+        made._checked, made._sums = None, {}
+        made._staging, made._plans = self._staging.another(), Agreements()
+        own = vars(TorchDistSaveShardedStrategy()).keys() - {"cached_global_metadata"}
+        for name, value in vars(self).items():
+            if name not in own:
+                setattr(made, name, copy.deepcopy(value, memo))
+        return made
 
     @property
     def plans(self) -> Agreements:

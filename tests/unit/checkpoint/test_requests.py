@@ -1,0 +1,130 @@
+"""Objects that keep a state dict are saved and restored by it, and keys that are asked for have to be there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+
+import remesh
+from remesh.checkpoint.errors import CheckpointMismatchError
+from remesh.layout import Box, Shard
+from remesh.layout.from_torch import Piece
+
+pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")  # what torch says in one process
+
+
+class Counter:
+    """A program's own object, as torch's `Stateful` wants it."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"count": self.count, "inner": [self.count, {"twice": 2 * self.count}]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.count = state["count"]
+        assert state["inner"][1]["twice"] == 2 * self.count
+
+
+def training(seed: int) -> dict[str, Any]:
+    torch.manual_seed(seed)
+    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1 * seed)
+    model(torch.randn(5, 3)).square().sum().backward()
+    optimizer.step()
+    return {"model": model, "optimizer": optimizer, "own": {"counter": Counter(seed)}, "step": seed}
+
+
+def flat(state: dict[str, Any]) -> list[Any]:
+    tensors = [*state["model"].state_dict().values()]
+    for of_parameter in state["optimizer"].state_dict()["state"].values():
+        tensors += of_parameter.values()
+    return [one.tolist() for one in tensors] + [state["optimizer"].param_groups[0]["lr"], state["own"]["counter"].count]
+
+
+def test_modules_optimizers_and_own_objects_inside_a_state_come_back(tmp_path: Path) -> None:
+    saved, other = training(1), training(2)
+    remesh.save(saved, tmp_path)
+    assert flat(other) != flat(saved)
+    loaded = remesh.load(other, tmp_path)
+    assert flat(other) == flat(saved)
+    assert loaded["model"] is other["model"] and loaded["own"]["counter"] is other["own"]["counter"]
+    assert loaded["step"] == 1
+
+
+def test_what_native_torch_saved_of_a_module_comes_back(tmp_path: Path) -> None:
+    saved, other = training(1)["model"], training(2)["model"]
+    dcp.save({"model": saved.state_dict()}, checkpoint_id=tmp_path, no_dist=True)
+    remesh.load({"model": other}, tmp_path)
+    assert all(torch.equal(a, b) for a, b in zip(saved.parameters(), other.parameters(), strict=True))
+
+
+def test_native_torch_reads_what_was_saved_of_a_module(tmp_path: Path) -> None:
+    saved, other = training(1)["model"], training(2)["model"]
+    remesh.save({"model": saved}, tmp_path)
+    state = {"model": other.state_dict()}
+    dcp.load(state, checkpoint_id=tmp_path, no_dist=True)
+    assert all(torch.equal(a, b) for a, b in zip(saved.parameters(), other.parameters(), strict=True))
+
+
+def test_an_object_without_a_place_for_what_is_stored_is_refused(tmp_path: Path) -> None:
+    remesh.save(training(1), tmp_path)
+    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4))
+    before = [one.tolist() for one in model.state_dict().values()]
+    with pytest.raises(CheckpointMismatchError, match=r"'optimizer': its state_dict\(\) has no place for 12 tensors"):
+        remesh.load({"model": model, "optimizer": torch.optim.AdamW(model.parameters())}, tmp_path)
+    assert [one.tolist() for one in model.state_dict().values()] == before
+
+
+def test_an_object_that_cannot_take_its_state_back_is_refused(tmp_path: Path) -> None:
+    class GivesOnly:
+        def state_dict(self) -> dict[str, Any]:
+            return {}
+
+    with pytest.raises(CheckpointMismatchError, match="a GivesOnly has state_dict.. and no load_state_dict"):
+        remesh.save({"a": GivesOnly()}, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [
+        ({"modle": {}}, "'modle'; did you mean 'model'"),
+        ({"model": {"lyaers": 1}}, "'model.lyaers'; did you mean 'model.layers'"),
+        ({"stepp": 0, "model": {}}, "'stepp'; did you mean 'step'"),
+        ({"model": {"w": [torch.zeros(2)]}}, "did you mean"),
+        ({"zzz": None, "yyy": 1, "xxx": 2, "vvv": 3}, r"4 keys .* 'zzz', 'yyy', 'xxx', \.\.\.; ask for what was saved"),
+    ],
+)
+def test_keys_that_are_not_stored_are_told_with_the_nearest(tmp_path: Path, asked: dict[str, Any], told: str) -> None:
+    remesh.save({"model": {"w": torch.ones(2), "layers": 3}, "step": 7}, tmp_path)
+    with pytest.raises(CheckpointMismatchError, match=told):
+        remesh.load(asked, tmp_path)
+    assert remesh.load({"model": {}, "step": 0}, tmp_path) == {"model": {"layers": 3}, "step": 7}
+
+
+@pytest.mark.parametrize(
+    ("wanted", "told"),
+    [
+        (torch.zeros(4, 4, device="meta"), "on the device meta, without values"),
+        (torch.zeros(1, 4).expand(4, 4), "elements share places in memory"),
+        (torch.zeros(4, 4).to_sparse(), "of layout torch.sparse_coo"),
+        (
+            Piece(torch.zeros(8), (4, 4), (Shard(0, Box((0, 0), (2, 4))), Shard(0, Box((2, 0), (4, 4))))),
+            "share places from offset 0",
+        ),
+    ],
+)
+def test_memory_that_cannot_be_filled_is_refused(tmp_path: Path, wanted: Any, told: str) -> None:
+    remesh.save({"w": torch.ones(4, 4)}, tmp_path)
+    with pytest.raises(CheckpointMismatchError, match=told):
+        remesh.load({"w": wanted}, tmp_path)
+
+
+def test_an_expanded_tensor_can_be_saved(tmp_path: Path) -> None:
+    remesh.save({"w": torch.arange(4.0).expand(3, 4)}, tmp_path)
+    assert remesh.load({"w": torch.zeros(3, 4)}, tmp_path)["w"].tolist() == [[0, 1, 2, 3]] * 3
