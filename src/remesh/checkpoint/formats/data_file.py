@@ -13,8 +13,9 @@ While a large file grows, one thread computes checksums and another lets what is
 is left to wait for at the end.
 
 The blob of an object is a ``torch.save`` file, too; it holds a list with one element per local object of that name.
-Reading allows what ``torch.load(weights_only=True)`` allows, NumPy arrays, namespaces, buffers, paths and what the program has
-registered with ``torch.serialization.add_safe_globals``; whatever cannot be read back is refused when it is saved.
+Reading allows what ``torch.load(weights_only=True)`` allows, NumPy arrays, namespaces, buffers, paths and what the
+program has registered with ``torch.serialization.add_safe_globals``; whatever cannot be read back is refused when it is
+saved.
 """
 
 from __future__ import annotations
