@@ -3,7 +3,7 @@
 A *state* is a nest of dicts and lists. Its tensors may be DTensors of any placement (tensor parallel, FSDP2, both),
 plain tensors, which every rank holds in full, or `Piece`; anything else is common data, the same on all ranks. A tensor
 is stored under the path to it, joined by dots, so native torch finds it under the same name. An object inside the state
-that has ``state_dict`` and ``load_state_dict``, such as a module, an optimizer or torch's `Stateful`, stands for its
+that has ``state_dict`` and ``load_state_dict``, such as a module, an optimizer or torch's ``Stateful``, stands for its
 state dict, and is given what was loaded.
 
 Saving describes every rank's boxes, lets the ranks that hold a box share the writing, and hands the boxes to the
