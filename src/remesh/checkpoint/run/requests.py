@@ -1,6 +1,6 @@
 """What does a plain state ask for besides tensors? Objects that keep a state dict, and keys that have to be there.
 
-An object with ``state_dict`` and ``load_state_dict`` (torch's ``Stateful``: modules, optimizers, a program's own) stands
+An object with ``state_dict`` and ``load_state_dict`` (torch's ``Stateful``: modules, optimizers, others) stands
 for its state dict wherever it is in the state. A key of a dict that is asked for and not stored is an error: who has
 misspelt it would go on without what was saved.
 """
