@@ -116,7 +116,7 @@ INNER_ARROW: dict[str, dict[str, set[str]]] = {
         "tuning": {"actions", "costs", "pipeline_error", "runtime"},
     },
     "elastic": {
-        **{name: set() for name in ("events", "failover", "gradients", "mesh_policy")},
+        **{name: set() for name in ("events", "failover", "gradients", "mesh_policy", "own_folder")},
         **{name: set() for name in ("metrics", "outcome", "seats")},
         "link": {"outcome"},
         "state": {"gradients"},
@@ -127,7 +127,10 @@ INNER_ARROW: dict[str, dict[str, set[str]]] = {
         "snapshots": {"state"},
         "health": {"events", "generation", "membership", "store"},
         "training": {"events", "generation", "gradients", "health", "link", "mesh_policy", "snapshots", "state"},
-        "node": {"events", "failover", "generation", "health", "link", "membership", "outcome", "snapshots", "store"},
+        "node": {
+            *("events", "failover", "generation", "health", "link", "membership", "outcome", "own_folder"),
+            *("snapshots", "store"),
+        },
         "launch": {"events", "generation", "membership", "node", "outcome", "store"},
         "api": {"link", "mesh_policy", "training"},
     },

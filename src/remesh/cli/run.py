@@ -7,9 +7,7 @@ import logging
 import os
 import signal
 import sys
-import tempfile
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, NoReturn
 
 import click
@@ -35,6 +33,7 @@ from remesh.elastic.metrics import Metrics
 from remesh.elastic.metrics_server import MetricsServer
 from remesh.elastic.node.agent import describe_signal, run_agent
 from remesh.elastic.outcome import Outcome
+from remesh.elastic.own_folder import own_folder
 
 NAME_PATIENCE_S = 60.0
 """How long the host of the meeting may be unknown to this machine's resolver."""
@@ -95,7 +94,7 @@ def run_request(request: Request) -> Outcome:
             if uncovered := describe_uncovered(job, os.environ):
                 click.echo(f"remesh: {uncovered}", err=True)
             return run_agent(job, metrics.take)
-        spare_folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="remesh-")))
+        spare_folder = stack.enter_context(own_folder())
         restarted = restart_job(request, spare_folder)
         _wait_for_names(request)
         log = EventLog(request.events_folder, f"agent-{request.node_name}", metrics.take)

@@ -11,7 +11,6 @@ import contextlib
 import logging
 import os
 import signal
-import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -33,6 +32,7 @@ from remesh.elastic.node.processes import ProcessSpec, WorkerProcesses
 from remesh.elastic.node.store_side import StoreSide
 from remesh.elastic.node.switchboard import SEND_TIMEOUT_S, Deaf, HungUp, SnapshotOffer, Switchboard
 from remesh.elastic.outcome import Outcome
+from remesh.elastic.own_folder import own_folder
 from remesh.elastic.snapshots.keeper import SnapshotKeeper
 from remesh.elastic.snapshots.shelves import choose_readers
 from remesh.elastic.store.home import StoreHome
@@ -65,9 +65,9 @@ def run_agent(config: AgentConfig, listener: Callable[[dict[str, Any]], None] | 
     """
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
     address = config.local_address
-    with tempfile.TemporaryDirectory(prefix="remesh-") as folder, contextlib.ExitStack() as stack:
-        board = stack.enter_context(Switchboard(Path(folder), address))
-        processes = WorkerProcesses(_process_spec(config, board.path, Path(folder)))
+    with own_folder() as folder, contextlib.ExitStack() as stack:
+        board = stack.enter_context(Switchboard(folder, address))
+        processes = WorkerProcesses(_process_spec(config, board.path, folder))
         keeper = stack.enter_context(SnapshotKeeper(address, config.token, config.tls))
         watch = stack.enter_context(StoreWatch())
         home = stack.enter_context(StoreHome(config.store_address, watch))
