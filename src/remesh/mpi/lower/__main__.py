@@ -57,7 +57,13 @@ def main(arguments: list[str]) -> int:
     seconds = {"mpi_init": time.monotonic() - began_s}
     folder = JobFolder(options.job)
     host, _, port = options.coordinator.rpartition(":")
-    line = Line.connect([(host, int(port))], folder.read_token(), f"starting rank {rank}")
+    try:
+        line = Line.connect([(host, int(port))], folder.read_token(), f"starting rank {rank}")
+    except Error as error:
+        # To leave in the ordinary way would finalise MPI, and wait for ranks that may be gone.
+        sys.stderr.write(f"remesh: {error}\n")
+        sys.stderr.flush()
+        os._exit(1)
     hello = {"type": "hello", "rank": rank, "size": mpi.COMM_WORLD.Get_size(), "pid": os.getpid()}
     library = mpi.Get_library_version().split("\n")[0].strip(" \0")
     line.send({**hello, "host": socket.gethostname(), "made_by": {"mpi": library}})

@@ -1,0 +1,35 @@
+"""A rank that finds no leader goes at once: finalising MPI would wait for ranks that may be gone."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from remesh.comm.messages import Line
+from remesh.errors import PeerError
+from remesh.mpi.lower import __main__ as lower
+from remesh.rounds.job_folder import JobFolder, JobSpec
+
+
+def test_a_rank_without_a_leader_leaves_without_finalising(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    folder = JobFolder.create(tmp_path / "job", JobSpec(("app.py",), 1, "/", {}))
+    world = SimpleNamespace(Get_rank=lambda: 3, Get_size=lambda: 4)
+    monkeypatch.setattr(lower, "_start_mpi", lambda: SimpleNamespace(COMM_WORLD=world))
+
+    def connect(*_: Any) -> None:
+        raise PeerError("starting rank 3: nobody answers")
+
+    def leave(status: int) -> None:
+        raise SystemExit(f"at once with {status}")
+
+    monkeypatch.setattr(Line, "connect", connect)
+    monkeypatch.setattr(os, "_exit", leave)
+    with pytest.raises(SystemExit, match="at once with 1"):
+        lower.main([str(folder.path), "--coordinator", "127.0.0.1:1"])
+    assert "nobody answers" in capfd.readouterr().err
