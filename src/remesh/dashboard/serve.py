@@ -56,7 +56,7 @@ _HEADERS = {
 }
 
 
-class Board:
+class LiveStory:
     """The story of one job, and who waits for news of it."""
 
     def __init__(self, poll: Poll, title: str) -> None:
@@ -142,7 +142,7 @@ def make_app(poll: Poll, title: str, hosts: Sequence[str], token: str | None = N
 
     @contextlib.asynccontextmanager
     async def life(app: Starlette) -> AsyncIterator[None]:
-        app.state.board = board = Board(poll, title)
+        app.state.board = board = LiveStory(poll, title)
         following = asyncio.create_task(board.follow())
         try:
             yield
@@ -159,7 +159,7 @@ def make_app(poll: Poll, title: str, hosts: Sequence[str], token: str | None = N
         return Response(request.app.state.board.view, media_type="application/json", headers=_HEADERS)
 
     def events(request: Request) -> Response:
-        board: Board = request.app.state.board
+        board: LiveStory = request.app.state.board
         if board.num_streams >= _MAX_STREAMS:
             return JSONResponse({"error": f"{_MAX_STREAMS} pages are open already"}, 503, headers=_HEADERS)
         return StreamingResponse(board.stream(), media_type="text/event-stream", headers=_HEADERS)

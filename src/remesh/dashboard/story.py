@@ -36,7 +36,7 @@ RATE = "steps per second"
 
 
 @dataclass(slots=True)
-class Worker:
+class WorkerStory:
     """One process that trains, or did."""
 
     pid: int
@@ -56,7 +56,7 @@ class Worker:
 
 
 @dataclass(slots=True)
-class Generation:
+class GenerationStory:
     """One stay on one mesh."""
 
     number: int
@@ -72,7 +72,7 @@ class Generation:
 
 
 @dataclass(slots=True)
-class Move:
+class StateMove:
     """How the members of a generation got their state."""
 
     generation: int
@@ -98,7 +98,7 @@ class Happening:
 
 
 @dataclass(slots=True)
-class Checkpoint:
+class SavedStep:
     """A checkpoint that the job has saved."""
 
     step: int
@@ -120,12 +120,12 @@ class Story:
         """Time of the newest event, seconds since the epoch."""
         self.num_unreadable = 0
         """Events that did not have the form that their kind has."""
-        self.workers: dict[int, Worker] = {}
+        self.workers: dict[int, WorkerStory] = {}
         """By process id."""
-        self.generations: deque[Generation] = deque(maxlen=_MAX_GENERATIONS)
-        self.moves: deque[Move] = deque(maxlen=_MAX_GENERATIONS)
+        self.generations: deque[GenerationStory] = deque(maxlen=_MAX_GENERATIONS)
+        self.moves: deque[StateMove] = deque(maxlen=_MAX_GENERATIONS)
         self.happenings: deque[Happening] = deque(maxlen=_MAX_HAPPENINGS)
-        self.checkpoints: deque[Checkpoint] = deque(maxlen=_MAX_CHECKPOINTS)
+        self.checkpoints: deque[SavedStep] = deque(maxlen=_MAX_CHECKPOINTS)
         self.curves: dict[str, Curve] = {}
         """By name: `RATE`, and every number that steps report."""
         self._told_once: set[tuple[str, int]] = set()
@@ -150,7 +150,7 @@ class Story:
             self.num_unreadable += 1
 
     @property
-    def generation(self) -> Generation | None:
+    def generation(self) -> GenerationStory | None:
         """The newest one."""
         return self.generations[-1] if self.generations else None
 
@@ -177,7 +177,7 @@ class Story:
 
     def _on_worker(self, event: Event) -> None:
         pid = int(event["pid"])
-        worker = self.workers.setdefault(pid, Worker(pid, "", int(event["slot"])))
+        worker = self.workers.setdefault(pid, WorkerStory(pid, "", int(event["slot"])))
         worker.node = str(event.get("node", worker.node))
         worker.seen_s = float(event["t"])
 
@@ -203,13 +203,13 @@ class Story:
                 curve.forget_after(step)
         self.step, self._stepped = step, None
         self.state = "running"
-        self.generations.append(Generation(number, axes, len(members), step, _text(event.get("reason", "")), at_s))
+        self.generations.append(GenerationStory(number, axes, len(members), step, _text(event.get("reason", "")), at_s))
         for worker in self.workers.values():
             # Who is neither a member nor stands by did not come to the meeting.
             worker.state = "standby" if worker.pid in standby else "gone"
             worker.rank, worker.coordinates = None, {}
         for pid, rank, node, slot in members:
-            worker = self.workers.setdefault(pid, Worker(pid, "", slot))
+            worker = self.workers.setdefault(pid, WorkerStory(pid, "", slot))
             worker.node = hosts.get(str(node), worker.node)
             worker.state, worker.rank, worker.seen_s = "filling", rank, at_s
             worker.coordinates = coordinates_of(rank, axes)
@@ -236,7 +236,9 @@ class Story:
         if self._is_new("round", number):
             nodes = f"{num_nodes} node{'s' * (num_nodes > 1)}"
             reason = f"{size} workers on {nodes}, restarts left: {event['restarts_left']}"
-            self.generations.append(Generation(number, {"rank": size}, size, self.step or 0, reason, float(event["t"])))
+            self.generations.append(
+                GenerationStory(number, {"rank": size}, size, self.step or 0, reason, float(event["t"]))
+            )
             self._happen(event, f"round {number}: {reason}")
 
     def _on_filled(self, event: Event) -> None:
@@ -248,7 +250,7 @@ class Story:
             worker.state, worker.seen_s = "training", float(event["t"])
         if self._is_new("filled", number):
             source, reason = str(event["source"]), _text(event["reason"])
-            self.moves.append(Move(number, source, reason, seconds, pairs, from_disk))
+            self.moves.append(StateMove(number, source, reason, seconds, pairs, from_disk))
             self._happen(event, f"state of generation {number} from {source}: {reason}")
         elif self.moves and self.moves[-1].generation == number:
             move = self.moves[-1]
@@ -281,7 +283,7 @@ class Story:
         if known is not None and known.path == path:
             known.seconds = max(known.seconds, seconds)
             return
-        self.checkpoints.append(Checkpoint(step, path, seconds, float(event["t"])))
+        self.checkpoints.append(SavedStep(step, path, seconds, float(event["t"])))
         self._happen(event, f"checkpoint of step {step} in {path}")
 
     def _on_left(self, event: Event) -> None:
@@ -312,7 +314,9 @@ class Story:
     def _on_started(self, event: Event) -> None:
         pid, slot, who = int(event["pid"]), int(event["slot"]), str(event["who"])
         self._started_by[who, slot] = pid
-        worker = self.workers.setdefault(pid, Worker(pid, self._node_of.get(who, ""), slot, seen_s=float(event["t"])))
+        worker = self.workers.setdefault(
+            pid, WorkerStory(pid, self._node_of.get(who, ""), slot, seen_s=float(event["t"]))
+        )
         if "rank" in event:
             # Restart mode: nothing more is told of it.
             worker.rank, worker.state = int(event["rank"]), "training"
@@ -350,12 +354,12 @@ class Story:
         self._told_once.add((kind, number))
         return True
 
-    def _workers_of(self, event: Event) -> list[Worker]:
+    def _workers_of(self, event: Event) -> list[WorkerStory]:
         """Those that the agent which tells this has started last."""
         mine = [pid for (agent, _), pid in self._started_by.items() if agent == str(event["who"])]
         return [self.workers[pid] for pid in mine if pid in self.workers]
 
-    def _member(self, rank: int) -> Worker | None:
+    def _member(self, rank: int) -> WorkerStory | None:
         return next((worker for worker in self.workers.values() if worker.rank == rank), None)
 
     def _curve(self, name: str) -> Curve:
@@ -374,7 +378,7 @@ def coordinates_of(rank: int, axes: Mapping[str, int]) -> dict[str, int]:
     return {name: found[name] for name in axes}
 
 
-def _place_in_list(worker: Worker) -> tuple[bool, int, str, int]:
+def _place_in_list(worker: WorkerStory) -> tuple[bool, int, str, int]:
     return (worker.rank is None, worker.rank or 0, worker.node, worker.slot)
 
 

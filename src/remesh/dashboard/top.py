@@ -9,7 +9,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from remesh.dashboard.story import Generation, Story
+from remesh.dashboard.story import GenerationStory, Story
 
 _BARS = "▁▂▃▄▅▆▇█"
 _WIDTH = 44
@@ -47,7 +47,7 @@ def _headline(story: Story) -> Text:
     return line
 
 
-def mesh_of(generation: Generation) -> str:
+def mesh_of(generation: GenerationStory) -> str:
     """The mesh in one line."""
     return " x ".join(f"{name}={size}" for name, size in generation.axes.items())
 

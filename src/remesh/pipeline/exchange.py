@@ -14,7 +14,7 @@ import heapq
 from collections.abc import Sequence
 
 from remesh.pipeline.actions import Action, ActionKind
-from remesh.pipeline.player import Leg, Played, Player
+from remesh.pipeline.player import EdgeRoute, Played, Player
 from remesh.pipeline.values import Pass, pass_of
 
 _Key = tuple[Pass, int, int]
@@ -47,7 +47,7 @@ class _Exchanges:
         self._played = Played([[] for _ in rows], [[] for _ in rows], posted)
         self._line_free_s = [0.0] * player.num_lines
         self._demanded: set[_Key] = set()
-        self._waiting: dict[_Key, list[tuple[Leg, float]]] = {}
+        self._waiting: dict[_Key, list[tuple[EdgeRoute, float]]] = {}
         """Made and not demanded yet, with the time of the post."""
         self._arrived: dict[_Key, list[float]] = {}
         """When the values of an action that are known to come are there."""
@@ -107,7 +107,7 @@ class _Exchanges:
         assert way is not None
         return way, action.stage, action.microbatch or 0
 
-    def _transfer(self, route: Leg, key: _Key, post_s: float, now_s: float) -> set[int]:
+    def _transfer(self, route: EdgeRoute, key: _Key, post_s: float, now_s: float) -> set[int]:
         first, second = route.lines
         start_s = max(now_s, self._line_free_s[first], self._line_free_s[second])
         end_s = self._line_free_s[first] = self._line_free_s[second] = start_s + route.time_s

@@ -20,7 +20,7 @@ _F, _W = ActionKind.F, ActionKind.W
 
 
 @dataclass(frozen=True, slots=True)
-class Leg:
+class EdgeRoute:
     """What the values of an edge meet on their way in one pass."""
 
     edge: int
@@ -44,7 +44,7 @@ class Played:
     ends: list[list[float]]
     posted: list[list[list[float]]]
     """``[pass][stage][micro-batch]``: when the last value that the stage needs was made."""
-    transfers: list[tuple[Leg, int, float, float, float]] = field(default_factory=list)
+    transfers: list[tuple[EdgeRoute, int, float, float, float]] = field(default_factory=list)
     """(route, micro-batch, post, start, end) of asynchronous transfers, in the order of posting."""
 
     @property
@@ -67,7 +67,7 @@ class Player:
         numbers: dict[tuple[object, ...], int] = {}
         stages = range(graph.num_stages)
         # [pass][stage]: what leaves a stage, how many values it needs, how long a blocked rank sends and receives.
-        self.made: list[list[list[Leg]]] = [[[] for _ in stages] for _ in Pass]
+        self.made: list[list[list[EdgeRoute]]] = [[[] for _ in stages] for _ in Pass]
         self.num_needed = [[0 for _ in stages] for _ in Pass]
         self._send_s = [[0.0 for _ in stages] for _ in Pass]
         self._receive_s = [[0.0 for _ in stages] for _ in Pass]
@@ -79,7 +79,7 @@ class Player:
                 ranks = row_of[maker], row_of[taker]
                 keys = (("out", ranks[0]), ("in", ranks[1])) if costs.lines is Lines.NIC else (ranks, ranks)
                 lines = [numbers.setdefault(key, len(numbers)) for key in keys]
-                self.made[way][maker].append(Leg(number, way, taker, ranks, time_s, (lines[0], lines[1])))
+                self.made[way][maker].append(EdgeRoute(number, way, taker, ranks, time_s, (lines[0], lines[1])))
                 self.num_needed[way][taker] += 1
                 if ranks[0] != ranks[1]:
                     self._send_s[way][maker] += time_s
@@ -114,7 +114,7 @@ class Player:
             is_idle[rank] = False
             heapq.heappush(ends, (start_s + self.durations[stage][kind], rank))
 
-        def post(route: Leg, number: int, now_s: float) -> None:
+        def post(route: EdgeRoute, number: int, now_s: float) -> None:
             end_s = now_s
             if route.ranks[0] != route.ranks[1] and not self._is_blocking:
                 first, second = route.lines

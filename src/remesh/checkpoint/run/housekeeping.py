@@ -35,7 +35,7 @@ class State(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class ListedCheckpoint:
     """A directory named after a step."""
 
     step: int
@@ -51,12 +51,12 @@ class Found:
 class Decision:
     """What happens to a directory, and why."""
 
-    found: Found
+    found: ListedCheckpoint
     removes: bool
     reason: str
 
 
-def list_checkpoints(root: Location) -> list[Found]:
+def list_checkpoints(root: Location) -> list[ListedCheckpoint]:
     """Every directory under ``root`` that is named after a step, by step."""
     with told_as_checkpoint_errors(f"listing the checkpoints under {root}"):
         steps = {entry.name: step_of(entry.name) for entry in store_of(root).entries(root) if not entry.is_file}
@@ -65,7 +65,9 @@ def list_checkpoints(root: Location) -> list[Found]:
 
 
 def decide_removals(
-    found: Sequence[Found], policies: Sequence[Policy], metrics: Mapping[int, Mapping[str, float]] | None = None
+    found: Sequence[ListedCheckpoint],
+    policies: Sequence[Policy],
+    metrics: Mapping[int, Mapping[str, float]] | None = None,
 ) -> list[Decision]:
     """What to remove of what was found. Pure; ``metrics`` by step serve policies that ask for them."""
     complete = [one.step for one in found if one.state is State.COMPLETE]
@@ -108,7 +110,7 @@ def remove_checkpoint(directory: Location) -> list[Location]:
         return left
 
 
-def _look_at(directory: Location, step: int) -> Found:
+def _look_at(directory: Location, step: int) -> ListedCheckpoint:
     entries = store_of(directory).entries(directory)
     names = {entry.name for entry in entries}
     num_bytes = sum(entry.num_bytes or 0 for entry in entries)
@@ -116,4 +118,4 @@ def _look_at(directory: Location, step: int) -> Found:
     is_committed = CONFIG_FNAME in names or (METADATA_FNAME in names and IN_PROGRESS_FNAME not in names)
     problem = why_incomplete(directory)
     state = State.COMPLETE if not problem else State.DAMAGED if is_committed else State.UNFINISHED
-    return Found(step, directory, state, problem, num_bytes)
+    return ListedCheckpoint(step, directory, state, problem, num_bytes)

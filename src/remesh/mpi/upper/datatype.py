@@ -257,22 +257,28 @@ class Datatype(WithAttributes, Handle):
     # Packing; the external form is MPI's big-endian one.
 
     def Pack(self, inbuf: Any, outbuf: Any, position: int, comm: Any) -> int:
-        return packing.pack(self, inbuf, outbuf, position)
+        return packing.pack(self._layout, inbuf, outbuf, position)
 
     def Unpack(self, inbuf: Any, position: int, outbuf: Any, comm: Any) -> int:
-        return packing.unpack(self, inbuf, position, outbuf)
+        return packing.unpack(self._layout, inbuf, position, outbuf)
 
     def Pack_size(self, count: int, comm: Any) -> int:
         return count * self._layout.size
 
     def Pack_external(self, datarep: str, inbuf: Any, outbuf: Any, position: int) -> int:
-        return packing.pack(self, inbuf, outbuf, position, _external(datarep))
+        return packing.pack(self._layout, inbuf, outbuf, position, self._turn(datarep))
 
     def Unpack_external(self, datarep: str, inbuf: Any, position: int, outbuf: Any) -> int:
-        return packing.unpack(self, inbuf, position, outbuf, _external(datarep))
+        return packing.unpack(self._layout, inbuf, position, outbuf, self._turn(datarep))
+
+    def _turn(self, datarep: str) -> packing.Turn:
+        """To the form of this name and back."""
+        _check_external(datarep)
+        return functools.partial(packing.turned, leaf=self._type.leaf)
 
     def Pack_external_size(self, datarep: str, count: int) -> int:
-        return count * self._layout.size if _external(datarep) else 0
+        _check_external(datarep)
+        return count * self._layout.size
 
     def Commit(self) -> Self:
         _ = self._type
@@ -300,10 +306,9 @@ def _parametrised(name: str, combiner: int, *parameters: int) -> Datatype:
     return Datatype._wrap(_Type(row.layout, row.basic, row.leaf, combiner, (parameters, (), ())))
 
 
-def _external(datarep: str) -> bool:
+def _check_external(datarep: str) -> None:
     if datarep != "external32":
         raise failure("ERR_ARG", f"data representation {datarep!r}, expected 'external32'")
-    return True
 
 
 _F90_INTEGERS = (("INTEGER1", 2), ("INTEGER2", 4), ("INTEGER4", 9), ("INTEGER8", 18))

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class TrafficStage:
     """What is sent during one stretch of time."""
 
     start: int
@@ -37,7 +37,7 @@ class Stage:
     """Who sends to whom. Invariant: no line twice on the same side."""
 
 
-def decompose(traffic: Mapping[tuple[int, int], int]) -> list[Stage]:
+def decompose(traffic: Mapping[tuple[int, int], int]) -> list[TrafficStage]:
     """Stages that carry exactly this traffic (amounts > 0, by sender and taker) in the least time.
 
     >>> [(stage.length, stage.pairs) for stage in decompose({(0, 2): 2, (0, 3): 1, (1, 2): 1})]
@@ -49,7 +49,7 @@ def decompose(traffic: Mapping[tuple[int, int], int]) -> list[Stage]:
     left = sum(entries[0].values()) if entries else 0
     row_of = [-1] * len(entries)
     column_of = [-1] * len(entries)
-    stages: list[Stage] = []
+    stages: list[TrafficStage] = []
     now = 0
     while left:
         for row in range(len(entries)):
@@ -58,7 +58,7 @@ def decompose(traffic: Mapping[tuple[int, int], int]) -> list[Stage]:
         length = min(entries[row][column] for row, column in enumerate(column_of))
         real = [(row, column_of[row]) for row in range(len(senders)) if column_of[row] < len(takers)]
         if real:
-            stages.append(Stage(now, length, tuple((senders[row], takers[column]) for row, column in real)))
+            stages.append(TrafficStage(now, length, tuple((senders[row], takers[column]) for row, column in real)))
         now += length
         left -= length
         for row, column in enumerate(column_of):
