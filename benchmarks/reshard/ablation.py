@@ -20,7 +20,7 @@ from remesh.reshard import TensorMove, compute_tasks, plan_reshard
 from remesh.reshard.planning.simulate import simulate_plan
 from remesh.reshard.schedule.baselines import ALGORITHMS, MulticastTask
 from remesh.reshard.schedule.strategies import multicast_task
-from remesh.reshard.schedule.stream import Part, Stream
+from remesh.reshard.schedule.stream import Part, SliceStream
 
 SEED = 8
 OURS = "ours"
@@ -66,7 +66,7 @@ def orders_of_random_pairs(num_pairs: int) -> dict[str, list[float]]:
 def host_tasks(move: TensorMove, hosts: Mapping[int, str]) -> list[MulticastTask]:
     """The slices of a move, as the published algorithms see them."""
     return [
-        multicast_task(Stream(task.givers, task.takers, [Part(0, task.box, task.nbytes)], task.nbytes), hosts)
+        multicast_task(SliceStream(task.givers, task.takers, [Part(0, task.box, task.nbytes)], task.nbytes), hosts)
         for task in compute_tasks([move])
     ]
 

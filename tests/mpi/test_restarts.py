@@ -7,7 +7,7 @@ import pytest
 from remesh.images.kinds import ARENA_PATH
 from remesh.images.stored import read_image
 from remesh.mpi.launch import Host
-from remesh.mpi.rank import IMAGE
+from remesh.mpi.lower.rank import IMAGE
 from remesh.mpi.stay import Placement, StaySettings
 from tests.mpi.conftest import FOREIGN, Job, stop_after
 

@@ -6,6 +6,7 @@ import ast
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from itertools import pairwise
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -43,8 +44,13 @@ class Module:
 
     @cached_property
     def mentions(self) -> frozenset[str]:
-        """Everything that the text imports anywhere, also below ``TYPE_CHECKING``, in functions, or by a string."""
-        named = {n.value for n in ast.walk(self.tree) if isinstance(n, ast.Constant) and isinstance(n.value, str)}
+        """Everything that the text imports anywhere: also below ``TYPE_CHECKING``, in functions, by a name in a string.
+
+        A program that is started by ``-m`` is not imported.
+        """
+        texts = [n for n in ast.walk(self.tree) if isinstance(n, ast.Constant) and isinstance(n.value, str)]
+        started = {id(after) for flag, after in pairwise(texts) if flag.value == "-m"}
+        named = {text.value for text in texts if id(text) not in started}
         return self._imports_in(ast.walk(self.tree)) | (module_names() & named)
 
     def _imports_in(self, nodes: Iterable[ast.AST]) -> frozenset[str]:

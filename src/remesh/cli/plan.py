@@ -21,7 +21,7 @@ from remesh.reshard.model.network import Network
 from remesh.reshard.model.tasks import slices_of, tasks_of
 from remesh.reshard.pictures.draw import Lanes, draw_svg, draw_text
 from remesh.reshard.pictures.trace import build_trace
-from remesh.reshard.planning.simulate import Simulation, simulate_plan
+from remesh.reshard.planning.simulate import SimulatedRun, simulate_plan
 from remesh.reshard.schedule.strategies import STRATEGIES
 
 _SIDE = re.compile(r"(?P<spec>[RS0-9(),]*)@(?P<mesh>\d{1,6}(?:x\d{1,6})*)(?::(?P<host>\d{1,6}))?", re.ASCII)
@@ -208,7 +208,7 @@ def _ends(ranks: tuple[int, ...], host_of: dict[int, str]) -> str:
     return f"{listed} ({len(ranks)} device{'s' if len(ranks) > 1 else ''})"
 
 
-def _summary(made: Plan, simulation: Simulation | None, strategy: str) -> Table:
+def _summary(made: Plan, simulation: SimulatedRun | None, strategy: str) -> Table:
     table = Table(title="plan", title_justify="left", show_header=False)
     table.add_row("strategy", strategy)
     table.add_row("lower bound", f"{made.lower_bound_bytes:,} bytes: {made.bound.reason}")

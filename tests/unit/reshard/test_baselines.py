@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from remesh.reshard import compute_tasks, plan_reshard
 from remesh.reshard.schedule.baselines import ALGORITHMS, MulticastTask, Order, dfs, load_balance, naive, place
 from remesh.reshard.schedule.strategies import multicast_task
-from remesh.reshard.schedule.stream import Part, Stream
+from remesh.reshard.schedule.stream import Part, SliceStream
 from tests.unit.reshard.cases import pair_of_specs
 from tests.unit.reshard.test_plan import TABLE_2
 
@@ -34,7 +34,7 @@ def tasks_of(case: str) -> tuple[list[MulticastTask], int]:
     shape, src, dst, _ = TABLE_2[case]
     move, hosts = pair_of_specs(shape, src, dst)
     tasks = [
-        multicast_task(Stream(task.givers, task.takers, [Part(0, task.box, task.nbytes)], task.nbytes), hosts)
+        multicast_task(SliceStream(task.givers, task.takers, [Part(0, task.box, task.nbytes)], task.nbytes), hosts)
         for task in compute_tasks([move])
     ]
     return tasks, plan_reshard([move], hosts).lower_bound_bytes

@@ -17,7 +17,7 @@ from remesh.reshard.planning import planner
 from remesh.reshard.planning.simulate import simulate_plan
 from remesh.reshard.schedule.flow_bytes import bytes_taken
 from remesh.reshard.schedule.flows import FlowMessages, Flows
-from remesh.reshard.schedule.parts import Chunks, Parts
+from remesh.reshard.schedule.parts import Chunks, PartRows
 from remesh.reshard.schedule.regular import colour_hops, compute_waiting
 from tests.unit.reshard.cases import expected_of, host_maps, move_lists, pair_of_specs, simulate
 
@@ -140,7 +140,7 @@ def _twice(plan: Plan, flows: Flows) -> Plan:
     first_part = np.concatenate((flows.chunks.first_part, flows.chunks.first_part[1:] + len(flows.chunks.parts)))
     return _with(
         plan,
-        chunks=Chunks(Parts.joined([flows.chunks.parts] * 2), first_part),
+        chunks=Chunks(PartRows.joined([flows.chunks.parts] * 2), first_part),
         hop_colour=colours,
         first_chunk=np.concatenate((flows.first_chunk, flows.first_chunk[1:] + num_chunks)),
         first_hop=np.concatenate((flows.first_hop, flows.first_hop[1:] + num_hops)),

@@ -34,8 +34,8 @@ from remesh.mpi.arena import FILE, make_arena
 from remesh.mpi.channel import SharedChannel
 from remesh.mpi.lower.half import MpiLowerHalf
 from remesh.mpi.lower.pace import SPIN_VARIABLE
+from remesh.mpi.lower.rank import IMAGE, Ended, RankLoop, open_outputs, read_state
 from remesh.mpi.program_environment import program_environment
-from remesh.mpi.rank import IMAGE, Ended, RankLoop, open_outputs, read_state
 from remesh.mpi.room import make_room
 from remesh.rounds.control import Control
 from remesh.rounds.job_folder import JobFolder, rank_name

@@ -33,7 +33,7 @@ from remesh.reshard.model.slices import IntArray, distinct
 from remesh.reshard.model.tasks import TensorMove
 from remesh.reshard.planning.sides import DOING, Sides, num_lost
 from remesh.reshard.schedule.flows import OWNED, Flows
-from remesh.reshard.schedule.parts import Parts
+from remesh.reshard.schedule.parts import PartRows
 
 
 def check_flows(moves: Sequence[TensorMove], flows: Flows, copies: Sequence[Copy], sides: Sides) -> None:
@@ -167,7 +167,7 @@ def _check_parts(moves: Sequence[TensorMove], flows: Flows) -> None:
 Rows = IntArray | slice
 
 
-def _rows_by_tensor(parts: Parts) -> dict[int, Rows]:
+def _rows_by_tensor(parts: PartRows) -> dict[int, Rows]:
     """Rows of the parts of each tensor that has any."""
     if not len(parts) or (parts.tensor == parts.tensor[0]).all():
         return {int(parts.tensor[0]): slice(None)} if len(parts) else {}

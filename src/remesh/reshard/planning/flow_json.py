@@ -18,7 +18,7 @@ import numpy as np
 from remesh.reshard.model.slices import IntArray
 from remesh.reshard.model.tasks import TensorMove
 from remesh.reshard.schedule.flows import COLUMNS, Flows, columns_of
-from remesh.reshard.schedule.parts import Chunks, Parts
+from remesh.reshard.schedule.parts import Chunks, PartRows
 
 _LARGEST = 1 << 62
 
@@ -58,7 +58,7 @@ def flows_from_json(value: Any, moves: Sequence[TensorMove], host_of: Mapping[in
         raise TypeError("expected names of hosts")
     return Flows(
         host_of=host_of,
-        chunks=Chunks(Parts(tensors, starts, stops, nbytes, ndims), first_part),
+        chunks=Chunks(PartRows(tensors, starts, stops, nbytes, ndims), first_part),
         rank_sets=tuple(tuple(_column(ranks, _LARGEST).tolist()) for ranks in _list(value["rank_sets"])),
         hosts=hosts,
         **columns,

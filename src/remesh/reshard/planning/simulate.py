@@ -73,7 +73,7 @@ class SimulatedMessage:
 
 
 @dataclass(frozen=True, slots=True)
-class Simulation:
+class SimulatedRun:
     """What the model says of a plan."""
 
     messages: tuple[SimulatedMessage, ...]
@@ -89,7 +89,7 @@ class Simulation:
         return max((message.finish_s for message in self.messages), default=0.0)
 
 
-def simulate_plan(plan: Plan, network: Network | None = None) -> Simulation:
+def simulate_plan(plan: Plan, network: Network | None = None) -> SimulatedRun:
     """Play a plan through on a network, by default its own.
 
     Raises `PlanError` when one of its hosts is not there, or when it has too many messages to play each.
@@ -119,7 +119,7 @@ def simulate_plan(plan: Plan, network: Network | None = None) -> Simulation:
         start_s, finish_s = ports.serve(message, nbytes, ready_s)
         arrived[message.taker, message.chunk] = finish_s
         timed.append(SimulatedMessage(message.round, message.giver, message.taker, nbytes, start_s, finish_s))
-    return Simulation(tuple(timed), ports.busy_s, _peak_staging(messages, timed))
+    return SimulatedRun(tuple(timed), ports.busy_s, _peak_staging(messages, timed))
 
 
 class _Ports:

@@ -29,7 +29,7 @@ from remesh.reshard.planning.plan import Plan
 from remesh.reshard.planning.reduction import Reduction
 from remesh.reshard.planning.steps import Act, Step
 from remesh.reshard.planning.transfer import is_alone
-from remesh.reshard.running.regions import LocalCopy, Memory
+from remesh.reshard.running.regions import LocalCopy, Regions
 from remesh.reshard.running.telemetry import Timing
 
 _JOIN: dict[str, Callable[..., torch.Tensor]] = {
@@ -199,7 +199,7 @@ class Mover(Carrier):
 
     stage = 1
 
-    def __init__(self, plan: Plan, give: Memory, take: Memory, link: Link, relayed: Mapping[int, int]) -> None:
+    def __init__(self, plan: Plan, give: Regions, take: Regions, link: Link, relayed: Mapping[int, int]) -> None:
         super().__init__(link)
         self._plan = plan
         self._give = give
@@ -242,7 +242,7 @@ class Summer(Carrier):
 
     stage = 0
 
-    def __init__(self, reduction: Reduction, addends: Memory, wholes: Memory, link: Link) -> None:
+    def __init__(self, reduction: Reduction, addends: Regions, wholes: Regions, link: Link) -> None:
         super().__init__(link)
         self._reduction = reduction
         self._addends = addends

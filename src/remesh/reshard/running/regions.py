@@ -9,7 +9,7 @@ A message is *direct* when its chunk is a single contiguous region on a device t
 cast; any other is *staged*: packed into, or unpacked from, a byte buffer. What was found out for a chunk is kept, so
 the second run with one memory looks nothing up.
 
-A piece whose tensor is not contiguous is worked on as a contiguous copy; `Memory.flush` writes the copies back.
+A piece whose tensor is not contiguous is worked on as a contiguous copy; `Regions.flush` writes the copies back.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class _KeptTensor:
     """Where in ``flat`` boxes are."""
 
 
-class Memory:
+class Regions:
     """One side, given or taken, of what this rank keeps of a state."""
 
     def __init__(self, pieces: Mapping[str, Piece], moves: Sequence[TensorMove]) -> None:
@@ -121,7 +121,7 @@ class Memory:
         kept = self._keep(tensor)
         return _regions(kept.shards, box, kept.flat, 1, addend)
 
-    def plan_copy(self, source: Memory, tensor: int, box: Box) -> list[LocalCopy]:
+    def plan_copy(self, source: Regions, tensor: int, box: Box) -> list[LocalCopy]:
         """What to copy where, to fill every region of the box from another memory of the same tensors."""
         if not self._is_cast[tensor] and not source._is_cast[tensor]:
             given = source._regions_of(tensor, box)[0]

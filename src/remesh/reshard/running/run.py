@@ -33,7 +33,7 @@ from remesh.reshard.planning.plan import Plan
 from remesh.reshard.planning.steps import Act
 from remesh.reshard.planning.transfer import Transfer
 from remesh.reshard.running.carry import Link, Mover, Staging, Summer
-from remesh.reshard.running.regions import LocalCopy, Memory, check_pieces, find_clashes, needs_copy
+from remesh.reshard.running.regions import LocalCopy, Regions, check_pieces, find_clashes, needs_copy
 from remesh.reshard.running.telemetry import BytesByPair, Timing, merge_timings
 
 _DOING = "resharding"
@@ -133,13 +133,13 @@ def _rows(timings: Sequence[Timing]) -> list[list[Any]]:
 class _Memories:
     """What one rank works on."""
 
-    addends: Memory
+    addends: Regions
     """Partial sums that it gives."""
-    wholes: Memory
+    wholes: Regions
     """Whole values of partial sums that it keeps on their way."""
-    give: Memory
+    give: Regions
     """Whole values that it gives, those of partial sums among them."""
-    take: Memory
+    take: Regions
     copies: tuple[LocalCopy, ...]
     """Regions that it fills itself."""
 
@@ -207,10 +207,10 @@ class BoundTransfer:
                 give[name] = replace(give[name], tensor=clone)
             sums = transfer.reduction.moves if transfer.reduction else ()
             wholes = self._make_wholes()
-            given, taken = Memory(give | wholes, transfer.plan.moves), Memory(self._take, transfer.plan.moves)
+            given, taken = Regions(give | wholes, transfer.plan.moves), Regions(self._take, transfer.plan.moves)
             todo = transfer.steps_of(group_rank(self._group))
             copies = [each for copy in todo.copies for each in taken.plan_copy(given, copy.tensor, copy.box)]
-            self._memories = _Memories(Memory(self._give, sums), Memory(wholes, sums), given, taken, tuple(copies))
+            self._memories = _Memories(Regions(self._give, sums), Regions(wholes, sums), given, taken, tuple(copies))
             return
         for original, clone in self._clones:
             clone.copy_(original)

@@ -18,8 +18,8 @@ import numpy as np
 from remesh.reshard.model.bound import HostGroup
 from remesh.reshard.model.slices import NOBODY, IntArray, Slices, distinct
 from remesh.reshard.model.tasks import TensorMove
-from remesh.reshard.schedule.parts import Parts, ends_of
-from remesh.reshard.schedule.stream import Groups, Part, Stream
+from remesh.reshard.schedule.parts import PartRows, ends_of
+from remesh.reshard.schedule.stream import Groups, Part, SliceStream
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Fused:
     """For each stream the number of the rank set that takes it."""
     first_part: IntArray
     """Where the parts of each stream begin, and the number of all, ``[num_streams + 1]``."""
-    parts: Parts
+    parts: PartRows
     """By stream, in the order in which they travel."""
     rows: IntArray
     """For each part the number of its slice in the block of its tensor."""
@@ -72,7 +72,7 @@ class Fused:
         parts = [Part(tensor, block_of[tensor][row], nbytes) for tensor, row, nbytes in columns]
         ends = self.first_part.tolist()
         rows = zip(self.givers.tolist(), self.takers.tolist(), self.stream_bytes.tolist(), ends, ends[1:], strict=False)
-        streams = [Stream(self.rank_sets[g], self.rank_sets[t], parts[a:b], nbytes) for g, t, nbytes, a, b in rows]
+        streams = [SliceStream(self.rank_sets[g], self.rank_sets[t], parts[a:b], nbytes) for g, t, nbytes, a, b in rows]
         bounds = self.first_stream.tolist()
         return {group: streams[a:b] for group, a, b in zip(self.groups, bounds, bounds[1:], strict=False)}
 
@@ -110,7 +110,7 @@ def fuse(moves: Sequence[TensorMove], slices: Slices, host_of: Mapping[int, str]
     )
 
 
-def _columns(moves: Sequence[TensorMove], slices: Slices) -> tuple[IntArray, IntArray, IntArray, Parts]:
+def _columns(moves: Sequence[TensorMove], slices: Slices) -> tuple[IntArray, IntArray, IntArray, PartRows]:
     """Givers, takers, number and part of every slice of every tensor that has remote takers."""
     ndims = tuple(move.src.ndim for move in moves)
     width = max(ndims, default=0)
@@ -129,14 +129,14 @@ def _columns(moves: Sequence[TensorMove], slices: Slices) -> tuple[IntArray, Int
     several = [columns[number] for number in slices.block_of]
     if not several:
         none = np.empty(0, dtype=np.int64)
-        return none, none, none, Parts(none, none.reshape(0, 0), none.reshape(0, 0), none, ndims)
+        return none, none, none, PartRows(none, none.reshape(0, 0), none.reshape(0, 0), none, ndims)
     starts, stops, sizes, givers, takers, rows = (
         column[0] if len(column) == 1 else np.concatenate(column) for column in zip(*several, strict=True)
     )
     counts = np.array([len(each[2]) for each in several], dtype=np.int64)
     itemsizes = np.array([move.src.itemsize_bytes for move in moves], dtype=np.int64)
     tensor = np.repeat(np.arange(len(moves)), counts)
-    return givers, takers, rows, Parts(tensor, starts, stops, sizes * np.repeat(itemsizes, counts), ndims)
+    return givers, takers, rows, PartRows(tensor, starts, stops, sizes * np.repeat(itemsizes, counts), ndims)
 
 
 def _group(

@@ -18,7 +18,7 @@ from remesh.reshard.schedule.stream import Chunk, Part
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Parts:
+class PartRows:
     """Parts of messages, one in each row."""
 
     tensor: IntArray
@@ -33,7 +33,7 @@ class Parts:
     """Dims of each tensor."""
 
     @classmethod
-    def of(cls, parts: Sequence[Part], ndims: tuple[int, ...]) -> Parts:
+    def of(cls, parts: Sequence[Part], ndims: tuple[int, ...]) -> PartRows:
         """The same parts as columns."""
         width = max(ndims, default=0)
         pads = [((0,) * (width - ndim), (1,) * (width - ndim)) for ndim in ndims]
@@ -46,7 +46,7 @@ class Parts:
         )
 
     @classmethod
-    def joined(cls, several: Sequence[Parts]) -> Parts:
+    def joined(cls, several: Sequence[PartRows]) -> PartRows:
         """The rows of several tables over the same tensors, one after the other."""
         if len(several) == 1:
             return several[0]
@@ -59,9 +59,9 @@ class Parts:
     def __len__(self) -> int:
         return len(self.tensor)
 
-    def take(self, rows: IntArray) -> Parts:
+    def take(self, rows: IntArray) -> PartRows:
         """These rows, in this order."""
-        return Parts(
+        return PartRows(
             self.tensor.take(rows),
             self.starts.take(rows, axis=0),
             self.stops.take(rows, axis=0),
@@ -82,7 +82,7 @@ class Parts:
 class Chunks(Sequence[Chunk]):
     """What messages carry, one chunk in each row; makes a `Chunk` of a row when it is asked for."""
 
-    def __init__(self, parts: Parts, first_part: IntArray) -> None:
+    def __init__(self, parts: PartRows, first_part: IntArray) -> None:
         self.parts = parts
         """Parts of all chunks, in the order of the chunks."""
         self.first_part = first_part

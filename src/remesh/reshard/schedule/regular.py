@@ -23,7 +23,7 @@ from remesh.layout import Box
 from remesh.reshard.model.slices import IntArray, distinct
 from remesh.reshard.schedule.flows import Flows
 from remesh.reshard.schedule.fusion import Fused
-from remesh.reshard.schedule.parts import Chunks, Parts, ends_of
+from remesh.reshard.schedule.parts import Chunks, PartRows, ends_of
 from remesh.reshard.schedule.senders import Route
 from remesh.reshard.schedule.stream import Cut, Part, cut_streams
 from remesh.reshard.schedule.trees import Hop
@@ -67,7 +67,7 @@ def compute_waiting(flows: Flows) -> float:
 class _FlowRun:
     """Chunks of some flows that follow each other."""
 
-    parts: Parts
+    parts: PartRows
     first_part: IntArray
     givers: IntArray
     takers: IntArray
@@ -83,18 +83,18 @@ class _Cuts:
     """Of each chunk."""
     first: IntArray
     """Where the pieces of each chunk begin, and the number of all."""
-    pieces: Parts
+    pieces: PartRows
     """What chunks consist of: ``tensor`` is the row of the part that a piece is cut from, boxes are relative to it."""
 
     @classmethod
     def of(cls, cuts: Sequence[Cut], ndims: Sequence[int], width: int) -> _Cuts:
         """These cuts of streams whose parts have their row for a tensor, of so many dims."""
         padded = (*ndims, width)  # the last one only sets the width
-        pieces = Parts.of([part for cut in cuts for part in cut.chunk.parts], padded)
+        pieces = PartRows.of([part for cut in cuts for part in cut.chunk.parts], padded)
         first = ends_of([len(cut.chunk.parts) for cut in cuts])
         return cls([cut.stream for cut in cuts], [cut.route for cut in cuts], first, pieces)
 
-    def parts_of(self, parts: Parts, chunks: IntArray) -> tuple[Parts, IntArray]:
+    def parts_of(self, parts: PartRows, chunks: IntArray) -> tuple[PartRows, IntArray]:
         """The parts of these chunks, cut from ``parts``, and where each chunk's begin."""
         counts = np.diff(self.first).take(chunks)
         ends = ends_of(counts)
@@ -103,7 +103,7 @@ class _Cuts:
         origin = parts.starts.take(pieces.tensor, axis=0)
         tensor = parts.tensor.take(pieces.tensor)
         # Dims that a tensor lacks are [0, 1) in both.
-        return Parts(tensor, origin + pieces.starts, origin + pieces.stops, pieces.nbytes, parts.ndims), ends
+        return PartRows(tensor, origin + pieces.starts, origin + pieces.stops, pieces.nbytes, parts.ndims), ends
 
 
 class _Drafts:
@@ -156,7 +156,7 @@ class _Drafts:
         first_part = ends_of(np.concatenate([np.diff(run.first_part) for run in runs]))
         return Flows(
             host_of=self._host_of,
-            chunks=Chunks(Parts.joined([run.parts for run in runs]), first_part),
+            chunks=Chunks(PartRows.joined([run.parts for run in runs]), first_part),
             rank_sets=tuple(fused.rank_sets[number] for number in used.tolist()),
             givers=places[: len(givers)],
             takers=places[len(givers) :],
@@ -201,7 +201,7 @@ class _Drafts:
         made, first_part = cuts.parts_of(parts, order)
         self._runs.append(_FlowRun(made, first_part, fused.givers.take(streams), fused.takers.take(streams)))
 
-    def _cuts_of(self, parts: Parts, first_part: IntArray, routes: Sequence[Route], chunk_bytes: int) -> _Cuts:
+    def _cuts_of(self, parts: PartRows, first_part: IntArray, routes: Sequence[Route], chunk_bytes: int) -> _Cuts:
         """How streams of these parts are cut. Groups whose streams look alike are many, and are cut once."""
         shapes = parts.stops - parts.starts
         ndims = np.array(parts.ndims, dtype=np.int64).take(parts.tensor)

@@ -38,7 +38,7 @@ from remesh.reshard.schedule.order import compute_order, lines_of
 from remesh.reshard.schedule.relay import Sending
 from remesh.reshard.schedule.rounds import lanes_of, number_rounds
 from remesh.reshard.schedule.senders import Route, assign_whole
-from remesh.reshard.schedule.stream import Chunk, Groups, Stream, cut_streams
+from remesh.reshard.schedule.stream import Chunk, Groups, SliceStream, cut_streams
 from remesh.reshard.schedule.timeline import compute_starts
 from remesh.reshard.schedule.trees import Hop, chain_hops, two_tree_hops
 
@@ -119,7 +119,7 @@ class _Board:
 class _Delivery:
     """One stream on its way from one sender."""
 
-    def __init__(self, board: _Board, stream: Stream, sender_host: str) -> None:
+    def __init__(self, board: _Board, stream: SliceStream, sender_host: str) -> None:
         host_of = board.setting.host_of
         self._board = board
         self._parts = stream.parts
@@ -290,7 +290,7 @@ def _along(delivery: _Delivery, chunk: int, place: int, hops: Sequence[Hop]) -> 
 def _route_streams(
     way: Callable[[_Delivery], None],
     num_sent: Callable[[Sequence[int], int], int],
-    streams: Sequence[Stream],
+    streams: Sequence[SliceStream],
     setting: Setting,
 ) -> Routed:
     board = _Board(setting)
@@ -320,7 +320,7 @@ def _rounds_by_phase(board: _Board, num_periods: int) -> list[int]:
 
 
 def _balanced_senders(
-    streams: Sequence[Stream], num_sent: Callable[[Sequence[int], int], int], host_of: Mapping[int, str]
+    streams: Sequence[SliceStream], num_sent: Callable[[Sequence[int], int], int], host_of: Mapping[int, str]
 ) -> list[str]:
     """For each stream the host that sends it: longest first, least loaded."""
     owners = [_by_host(stream.givers, host_of) for stream in streams]
@@ -336,10 +336,10 @@ def _balanced_senders(
 
 
 def _route_ordered(
-    algorithm: Callable[[Sequence[MulticastTask]], Order], streams: Sequence[Stream], setting: Setting
+    algorithm: Callable[[Sequence[MulticastTask]], Order], streams: Sequence[SliceStream], setting: Setting
 ) -> Routed:
     slices = sorted(
-        (Stream(stream.givers, stream.takers, [part], part.nbytes) for stream in streams for part in stream.parts),
+        (SliceStream(stream.givers, stream.takers, [part], part.nbytes) for stream in streams for part in stream.parts),
         key=lambda each: (each.parts[0].tensor, each.parts[0].box),
     )
     tasks = [multicast_task(each, setting.host_of) for each in slices]
@@ -359,7 +359,7 @@ def _route_ordered(
     return Routed(board.chunks, board.sendings, number_rounds(board.sendings, range(len(board.sendings)), lanes))
 
 
-def multicast_task(stream: Stream, host_of: Mapping[int, str]) -> MulticastTask:
+def multicast_task(stream: SliceStream, host_of: Mapping[int, str]) -> MulticastTask:
     """What the published algorithms see of a slice."""
     owners = tuple(dict.fromkeys(host_of[rank] for rank in stream.givers))
     far = [rank for rank in stream.takers if host_of[rank] not in owners]
@@ -379,7 +379,7 @@ def _once(far: Sequence[int], num_hosts: int) -> int:
     return 1
 
 
-STRATEGIES: Mapping[str, Callable[[Sequence[Stream], Setting], Routed]] = {
+STRATEGIES: Mapping[str, Callable[[Sequence[SliceStream], Setting], Routed]] = {
     "send_recv": partial(_route_streams, _send_recv, _each_device),
     "local_allgather": partial(_route_streams, _local_allgather, _each_host),
     "global_allgather": partial(_route_streams, _global_allgather, _once),

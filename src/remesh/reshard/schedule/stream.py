@@ -41,7 +41,7 @@ class Part:
 
 
 @dataclass(slots=True)
-class Stream:
+class SliceStream:
     """All parts that the same ranks give to the same ranks."""
 
     givers: tuple[int, ...]
@@ -54,7 +54,7 @@ class Stream:
     """Sum over the parts."""
 
 
-Groups = Mapping[HostGroup, Sequence[Stream]]
+Groups = Mapping[HostGroup, Sequence[SliceStream]]
 """All streams of a plan, by the hosts that own and receive them; both in ascending order."""
 
 
