@@ -7,6 +7,7 @@ packages come with an extra that is not installed is told by the name of the ext
 from __future__ import annotations
 
 import importlib
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import ModuleType
@@ -48,7 +49,12 @@ def import_home(name: str, doing: str, load: Callable[[str], ModuleType] = impor
 
 
 def attribute_at_home(package: str, homes: Mapping[str, str], name: str) -> Any:
-    """What a package's ``__getattr__`` answers: the name from its home, a module; AttributeError for an unknown one."""
+    """What a package's ``__getattr__`` answers: the name from its home, a module; AttributeError for an unknown one.
+
+    The package has the name from then on, and is not asked again.
+    """
     if name not in homes:
         raise AttributeError(f"module {package!r} has no attribute {name!r}")
-    return getattr(import_home(homes[name], f"using {package}.{name}"), name)
+    found = getattr(import_home(homes[name], f"using {package}.{name}"), name)
+    setattr(sys.modules[package], name, found)
+    return found

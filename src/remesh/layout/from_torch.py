@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
@@ -69,23 +69,42 @@ def piece_of(tensor: torch.Tensor | Piece) -> Piece:
         shape = tuple(tensor.shape)
         return Piece(tensor.detach(), shape, (Shard(0, Box.of_shape(shape)),))
     local = _local_of(tensor)
-    shape = tuple(tensor.shape)
+    shape, mesh_shape = tuple(tensor.shape), tuple(tensor.device_mesh.shape)
     coordinate = tensor.device_mesh.get_coordinate()
     placements = _placements_of(tensor)
     if coordinate is None:
         return Piece(local, shape, (), reduce_op_of(placements))
-    mesh_shape = tuple(tensor.device_mesh.shape)
-    boxes = boxes_at(shape, mesh_shape, coordinate, placements)
-    expected = local_shape_at(shape, mesh_shape, coordinate, placements)
-    if tuple(local.shape) != expected and (local.numel() or math.prod(expected)):
+    held = _held_at(shape, mesh_shape, tuple(coordinate), placements)
+    if tuple(local.shape) != held.local_shape and (local.numel() or math.prod(held.local_shape)):
         raise LayoutError(
             f"looking for the boxes of a DTensor of shape {shape}: its local tensor has shape {tuple(local.shape)}, "
-            f"expected {expected} by placements {tuple(tensor.placements)} at coordinate {tuple(coordinate)} of mesh "
-            f"{mesh_shape}; give uneven local tensors as Piece, with their own boxes"
+            f"expected {held.local_shape} by placements {tuple(tensor.placements)} at coordinate {tuple(coordinate)} "
+            f"of mesh {mesh_shape}; give uneven local tensors as Piece, with their own boxes"
         )
+    return Piece(local, shape, held.shards, held.partial)
+
+
+@dataclass(frozen=True, slots=True)
+class _HeldByCoordinate:
+    """What a coordinate of a mesh holds of a DTensor."""
+
+    shards: tuple[Shard, ...]
+    local_shape: tuple[int, ...]
+    partial: str | None
+
+
+@lru_cache(maxsize=4096)
+def _held_at(
+    shape: tuple[int, ...], mesh_shape: tuple[int, ...], coordinate: tuple[int, ...], placements: tuple[Placement, ...]
+) -> _HeldByCoordinate:
+    """Remembered, since the parameters of a model have few different shapes."""
     addend = addend_at(mesh_shape, coordinate, placements)
-    shards = tuple(Shard(0, box, offset, strides, addend) for box, offset, strides in boxes)
-    return Piece(local, shape, shards, reduce_op_of(placements))
+    boxes = boxes_at(shape, mesh_shape, coordinate, placements)
+    return _HeldByCoordinate(
+        tuple(Shard(0, box, offset, strides, addend) for box, offset, strides in boxes),
+        local_shape_at(shape, mesh_shape, coordinate, placements),
+        reduce_op_of(placements),
+    )
 
 
 def layout_of(tensor: DTensor, hosts: str | Sequence[str] | Mapping[int, str] = "localhost") -> Layout:

@@ -23,6 +23,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 
 import numpy as np
 
@@ -71,7 +72,8 @@ def check_places(shards: Sequence[Shard], global_shape: Sequence[int], doing: st
         )
 
 
-def has_own_places(shape: Sequence[int], strides: Sequence[int]) -> bool:
+@lru_cache(maxsize=4096)
+def has_own_places(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
     """Whether every element of a strided array has a place of its own.
 
     >>> has_own_places((4, 2), (2, 1)), has_own_places((4, 2), (0, 1))

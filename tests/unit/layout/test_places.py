@@ -87,7 +87,7 @@ def test_a_strided_array_is_judged_as_by_listing_its_places(seed: int) -> None:
         shape = [chance.randint(1, 5) for _ in range(chance.randint(0, 4))]
         strides = [chance.randint(0, 12) for _ in shape]
         expected = not oracle([Shard(0, Box.of_shape(tuple(shape)), 0, tuple(strides))])
-        assert has_own_places(shape, strides) == expected
+        assert has_own_places(tuple(shape), tuple(strides)) == expected
 
 
 def test_large_memory_is_judged_without_looking_at_elements() -> None:
