@@ -10,7 +10,7 @@ parameter again on any mesh; likewise a gradient that waits for more, ``<paramet
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -127,13 +127,13 @@ class CarriedState:
         """What to keep while the network is gone. The tensors are not copied."""
         return HeldState(step, samples, self.pieces(), self.values(), line)
 
-    def allocate(self, wanted: Mapping[str, Any]) -> None:
+    def allocate(self, wanted: Collection[str]) -> None:
         """Make fresh optimizers' moments and gradients that ``wanted`` names, to be filled afterwards."""
         for name, optim in self._optims.items():
             if any(key.startswith(f"{name}.state.") for key in wanted) and not optim.state:
                 _take_empty_step(optim)
                 self._allocated.append(optim)
-        self.gradients.allocate(wanted.keys())
+        self.gradients.allocate(frozenset(wanted))
 
     def forget_allocated(self) -> None:
         """Make optimizers fresh again that were only made to allocate."""
