@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from remesh.errors import Error, FormatError, LayoutError, StorageError
 
 
@@ -22,3 +25,26 @@ class CheckpointFormatError(CheckpointingException, FormatError):
 
 class CheckpointMismatchError(CheckpointingException, LayoutError):
     """The state dict contradicts itself, other ranks or the checkpoint; the caller must mend the description."""
+
+
+def as_checkpoint_error(doing: str, raised: BaseException) -> BaseException:
+    """A system or layout error as one of this room, with ``doing`` first; any other as it is."""
+    told: BaseException = raised
+    if isinstance(raised, LayoutError) and not str(raised).startswith(doing):
+        told = CheckpointMismatchError(f"{doing}: {raised}")
+    elif isinstance(raised, OSError) and not isinstance(raised, Error):
+        told = CheckpointPathError(
+            f"{doing}: the operating system refused with {raised}; mend the path, the rights or the space and try again"
+        )
+    if told is not raised:
+        told.__cause__ = raised
+    return told
+
+
+@contextmanager
+def told_as_checkpoint_errors(doing: str) -> Iterator[None]:
+    """Give system and layout errors that leave the block this room's types, with ``doing`` first."""
+    try:
+        yield
+    except (Error, OSError) as raised:
+        raise as_checkpoint_error(doing, raised)  # noqa: B904 - it brings its cause

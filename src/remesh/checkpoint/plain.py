@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from remesh.checkpoint.errors import CheckpointMismatchError
+from remesh.checkpoint.errors import CheckpointMismatchError, as_checkpoint_error
 from remesh.checkpoint.formats.fetch import read_objects
 from remesh.checkpoint.formats.torch_format import check_files
 from remesh.checkpoint.plan.step_names import step_of
@@ -30,16 +30,22 @@ from remesh.checkpoint.run.reader import Fill, OpenCheckpoint, is_complete, open
 from remesh.checkpoint.run.requests import (
     check_asked,
     check_objects_get_all,
-    give_to_objects,
-    paths_of_objects,
-    spread_objects,
     stored_names,
 )
-from remesh.checkpoint.run.steps import take_agreed_step, take_step
+from remesh.checkpoint.run.steps import take_step
 from remesh.checkpoint.run.writer import RankState, begin_save, commit_save, part_of, store_index, write_part
 from remesh.checkpoint.storage import Directory, Location, location_of, store_of
 from remesh.checkpoint.values.entities import LocalNonpersistentObject, ShardedBase, ShardedStateDict, ShardedTensor
-from remesh.checkpoint.values.nests import NESTS, Path, graft, items_of, nested_leaves
+from remesh.checkpoint.values.nests import (
+    NESTS,
+    Path,
+    give_to_objects,
+    graft,
+    items_of,
+    nested_leaves,
+    paths_of_objects,
+    spread_objects,
+)
 from remesh.collector import collector_at_rest
 from remesh.comm.agreement import Agreement, Agreements
 from remesh.comm.gather import Group, group_rank
@@ -82,12 +88,12 @@ def entities_of(state: Mapping[str, Any], *, group: Group = None) -> ShardedStat
 
 def _agree_on_writers(state: Mapping[str, Any], plans: Agreements, group: Group, doing: str) -> Agreement[_Tensors]:
     """The tensors of the state, and what all ranks agree on; under ``is_mine`` which boxes this rank writes."""
-    agreement = take_agreed_step(
-        plans,
+    agreement = plans.agree(
         lambda: _take_apart(spread_objects(state)),
         group,
         doing,
         tell=lambda tensors: (tensors.boxes().parts(), None),
+        translate=as_checkpoint_error,
     )
     if agreement.told is not None:
         held = [HeldBoxes.from_parts(parts) for parts in agreement.told]
@@ -337,7 +343,7 @@ def _take_apart(state: Mapping[str, Any]) -> _Tensors:
 
 def _named_leaves(nest: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Every leaf of a nest under its path, joined by dots."""
-    for key, value in nest.items() if isinstance(nest, dict) else enumerate(nest):
+    for key, value in items_of(nest):
         if isinstance(value, NESTS):
             yield from _named_leaves(value, f"{prefix}{key}.")
         else:
@@ -372,7 +378,7 @@ def _is_tensor(leaf: Any) -> bool:
 def _common_of(nest: Any) -> Any:
     """The nest of everything that is no tensor; a container that had nothing else is left out."""
     kept: dict[Any, Any] = {}
-    for key, value in nest.items() if isinstance(nest, dict) else enumerate(nest):
+    for key, value in items_of(nest):
         if isinstance(value, NESTS):
             inner = _common_of(value)
             if inner or not value:

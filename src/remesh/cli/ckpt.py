@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 from rich.table import Table
 
-from remesh.checkpoint.errors import CheckpointingException, CheckpointMismatchError
+from remesh.checkpoint.errors import CheckpointingException, CheckpointMismatchError, told_as_checkpoint_errors
 from remesh.checkpoint.formats.torch_format import check_files
 from remesh.checkpoint.plan.manifest import StoredTensor
 from remesh.checkpoint.run import safetensors
@@ -26,7 +26,6 @@ from remesh.checkpoint.run.housekeeping import (
     remove_checkpoint,
 )
 from remesh.checkpoint.run.reader import OpenCheckpoint, open_checkpoint
-from remesh.checkpoint.run.steps import told_as_checkpoint_errors
 from remesh.checkpoint.run.stored_values import bands_of, compare, read_box, shape_of
 from remesh.checkpoint.storage import Location, location_of, store_of
 from remesh.checkpoint.storage.integrity import SHA256_FNAME, check_sha256_manifest, read_checksums, verify

@@ -85,6 +85,7 @@ class Agreements:
         doing: str = "agreeing",
         *,
         tell: Callable[[T], Any] = lambda value: value,
+        translate: Callable[[str, BaseException], BaseException] | None = None,
     ) -> Agreement[T]:
         """Run a local step and hear the others; ``tell`` makes of its value this rank's parts and something beside.
 
@@ -104,7 +105,7 @@ class Agreements:
             epochs = [agreed.epoch for told, agreed in self._remembered if told is mine]
             return [epochs, mine.digests, beside, mine.parts if tells_at_once else None]
 
-        together = step_together(look, group, doing, tell=say)
+        together = step_together(look, group, doing, tell=say, translate=translate)
         (value, mine, _), told = together.mine, together.told
         beside = [besides for _, _, besides, _ in told]
         common = set[str].intersection(*(set(epochs) for epochs, *_ in told))

@@ -140,11 +140,13 @@ def step_together(
     doing: str = "working together",
     *,
     tell: Callable[[T], Any] = lambda _: None,
+    translate: Callable[[str, BaseException], BaseException] | None = None,
 ) -> Together[T]:
     """Run a local step on every rank, and go on only if it has succeeded everywhere: else all raise the same error.
 
-    What the step returns stays here, of whatever type it is; what ``tell`` makes of it every rank hears. Called by
-    every rank of the group; blocks until all have called it.
+    What the step returns stays here, of whatever type it is; what ``tell`` makes of it every rank hears. What
+    either raises is raised as ``translate`` gives it, which knows what was being done. Called by every rank of the
+    group; blocks until all have called it.
     """
     check_group(group)
     error: BaseException | None = None
@@ -152,8 +154,8 @@ def step_together(
         mine = step()
         envelope = _encode({"value": tell(mine)}, doing)
     except BaseException as raised:  # travels to all ranks, and is raised again below
-        error = raised
-        envelope = _encode({"error": _describe(raised, doing)}, doing)
+        error = raised if translate is None else translate(doing, raised)
+        envelope = _encode({"error": _describe(error, doing)}, doing)
     if not dist.is_initialized() or group_size(group) == 1:
         if error is not None:
             raise error

@@ -17,11 +17,12 @@ from remesh.checkpoint.background.settling import Settling
 from remesh.checkpoint.errors import (
     CheckpointingException,
     CheckpointMismatchError,
+    as_checkpoint_error,
 )
 from remesh.checkpoint.formats.directory import CheckpointingConfig, load_common, maybe_load_config
 from remesh.checkpoint.formats.torch_format import BACKEND, BACKEND_VERSION
 from remesh.checkpoint.run.reader import READABLE, read_common
-from remesh.checkpoint.run.steps import take_agreed_step, take_first_step, take_step
+from remesh.checkpoint.run.steps import take_first_step, take_step
 from remesh.checkpoint.run.writer import (
     AfterCommon,
     Begun,
@@ -257,7 +258,7 @@ def load(  # noqa: PLR0913 - the signature that users know
         is_told = validate_access_integrity or planned.needs_keys_of_all
         return outline_in_pieces(planned.entities).parts() if is_told else [], None
 
-    agreement = take_agreed_step(Agreements(max_kept=0), plan, process_group, doing, tell=outline)
+    agreement = Agreements(max_kept=0).agree(plan, process_group, doing, tell=outline, translate=as_checkpoint_error)
     ours = agreement.value
     outlines = [Outline.from_parts(parts) for parts in agreement.told or [] if parts]
     if validate_access_integrity:

@@ -267,3 +267,14 @@ class _Reduced:
 
     def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
         return self._call
+
+
+def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+    """The bytes of a contiguous tensor in one row, sharing its memory.
+
+    A dim of one element may have any stride and the tensor be contiguous for it; a view of bytes wants a stride of 1.
+
+    >>> bytes_of(torch.zeros(8, dtype=torch.int16).as_strided((1,), (3,)))
+    tensor([0, 0], dtype=torch.uint8)
+    """
+    return tensor.detach().as_strided((tensor.numel(),), (1,)).view(torch.uint8)

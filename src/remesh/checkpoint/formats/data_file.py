@@ -35,11 +35,10 @@ import numpy as np
 import torch
 
 from remesh.checkpoint.errors import CheckpointFormatError, CheckpointMismatchError
-from remesh.checkpoint.formats.blob_frame import Frame, frame_of
+from remesh.checkpoint.formats.blob_frame import Frame, bytes_of, frame_of
 from remesh.checkpoint.storage import Location, store_of
 from remesh.checkpoint.storage.integrity import BLOCK_BYTES, Trailer
 from remesh.checkpoint.storage.joined_checksums import join_blocks
-from remesh.checkpoint.values.tensor_memory import bytes_of
 from remesh.checksums import crc32
 from remesh.layout.from_torch import dtype_name, torch_dtype
 

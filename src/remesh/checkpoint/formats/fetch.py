@@ -26,7 +26,7 @@ import torch
 from numpy.lib.stride_tricks import as_strided
 
 from remesh.checkpoint.errors import CheckpointFormatError
-from remesh.checkpoint.formats.blob_frame import Frame, frame_of
+from remesh.checkpoint.formats.blob_frame import Frame, bytes_of, frame_of
 from remesh.checkpoint.formats.data_file import load_object, read_tensor
 from remesh.checkpoint.formats.small_blobs import Small, read_small
 from remesh.checkpoint.formats.torch_format import path_inside
@@ -35,7 +35,6 @@ from remesh.checkpoint.plan.slabs import Slab, find_runs, plan_slabs
 from remesh.checkpoint.storage import Location
 from remesh.checkpoint.storage.checked_file import WINDOW_BYTES, CheckedFile, start_readers
 from remesh.checkpoint.storage.integrity import Checksums, read_checksums
-from remesh.checkpoint.values.tensor_memory import bytes_of
 from remesh.checksums import crc32
 from remesh.layout import Box, row_major_strides
 from remesh.layout.from_torch import torch_dtype

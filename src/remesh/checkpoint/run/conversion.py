@@ -22,6 +22,7 @@ import torch
 from remesh.checkpoint.errors import (
     CheckpointingException,
     CheckpointMismatchError,
+    told_as_checkpoint_errors,
 )
 from remesh.checkpoint.formats import zarr_format
 from remesh.checkpoint.formats.data_file import DataFile, dump_object, start_blob, write_tensor_in_parts
@@ -40,7 +41,6 @@ from remesh.checkpoint.formats.torch_format import BACKEND, BACKEND_VERSION
 from remesh.checkpoint.plan.manifest import Index, IndexedTensor
 from remesh.checkpoint.run.reader import NATIVE, OpenCheckpoint, open_checkpoint
 from remesh.checkpoint.run.safetensors import Source, open_safetensors
-from remesh.checkpoint.run.steps import told_as_checkpoint_errors
 from remesh.checkpoint.run.stored_values import cut_of, read_bands, read_box
 from remesh.checkpoint.storage import Location, store_of
 from remesh.checkpoint.storage.integrity import Trailer, write_blocks

@@ -13,11 +13,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
+from remesh.checkpoint.errors import told_as_checkpoint_errors
 from remesh.checkpoint.formats.directory import CONFIG_FNAME, METADATA_FNAME, is_leftover
 from remesh.checkpoint.formats.zarr_format import folders_below, remove_arrays
 from remesh.checkpoint.plan.step_names import step_of
 from remesh.checkpoint.run.reader import why_incomplete
-from remesh.checkpoint.run.steps import told_as_checkpoint_errors
 from remesh.checkpoint.storage import Location, store_of
 from remesh.checkpoint.storage.integrity import SHA256_FNAME
 from remesh.checkpoint.storage.turns import IN_PROGRESS_FNAME, is_mark

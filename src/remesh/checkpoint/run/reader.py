@@ -37,9 +37,8 @@ from remesh.checkpoint.plan.reads import Read, Want, find_objects, plan_reads
 from remesh.checkpoint.storage import Location, store_of
 from remesh.checkpoint.storage.integrity import read_checksums
 from remesh.checkpoint.storage.turns import IN_PROGRESS_FNAME
-from remesh.checkpoint.values.entities import ShardedBase, ShardedObject, ShardedTensor
-from remesh.checkpoint.values.tensor_memory import check_can_fill
-from remesh.layout import Box
+from remesh.checkpoint.values.entities import ShardedBase, ShardedObject, ShardedTensor, check_has_values
+from remesh.layout import Box, has_own_places
 from remesh.layout.from_torch import torch_dtype
 
 READABLE = ((BACKEND, BACKEND_VERSION), (zarr_format.BACKEND, zarr_format.BACKEND_VERSION))
@@ -145,7 +144,7 @@ def plan_fill(
     objects = [one for one in entities if isinstance(one, ShardedObject)]
     for key, tensor in (*((one.key, one.data) for one in entities if isinstance(one, ShardedTensor)), *whole):
         if tensor is not None:
-            check_can_fill(tensor, key)
+            _check_can_fill(tensor, key)
     tensors, whole, more_copies = _as_stored(checkpoint.manifest, entities, whole)
     simple = [number for number, one in enumerate(tensors) if _is_simple(one)]
     simply = [(tensors[number].key, tensors[number].data_in_box()) for number in simple] + [*whole]
@@ -356,3 +355,13 @@ def _read_objects(directory: Location, fill: Fill) -> list[Any]:
             )
         values.append(blobs[name][at])
     return values
+
+
+def _check_can_fill(tensor: torch.Tensor, key: str) -> None:
+    """`check_has_values`, and that every element has a place of its own, so that values read into it stay there."""
+    check_has_values(tensor, key)
+    if not tensor.is_contiguous() and not has_own_places(tensor.shape, tensor.stride()):
+        raise CheckpointMismatchError(
+            f"filling tensor {key!r}: its elements share places in memory (shape {tuple(tensor.shape)}, strides "
+            f"{tensor.stride()}), expected a place for each; load into a clone() or contiguous() tensor"
+        )

@@ -1,67 +1,20 @@
-"""What does a plain state ask for besides tensors? Objects that keep a state dict, and keys that have to be there.
+"""Is there all that a plain state asks for? A key of a dict that is not stored is an error.
 
-An object with ``state_dict`` and ``load_state_dict`` (torch's ``Stateful``: modules, optimizers, others) stands
-for its state dict wherever it is in the state. A key of a dict that is asked for and not stored is an error: who has
-misspelt it would go on without what was saved.
+Who has misspelt it would go on without what was saved.
 """
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from typing import Any
-
-import torch
 
 from remesh.checkpoint.errors import CheckpointMismatchError
 from remesh.checkpoint.run.reader import OpenCheckpoint
 from remesh.checkpoint.values.entities import LocalNonpersistentObject, ShardedBase
-from remesh.checkpoint.values.nests import NESTS, Path, items_of
-from remesh.layout.from_torch import Piece
+from remesh.checkpoint.values.nests import Path
 
-_VALUES = (torch.Tensor, Piece, ShardedBase, LocalNonpersistentObject)
 _MOST_NAMED = 3
-
-
-def is_stateful(value: Any) -> bool:
-    """Whether a value keeps a state dict of its own; `CheckpointMismatchError` for one that cannot take it back."""
-    if isinstance(value, (*NESTS, *_VALUES, type)):
-        return False
-    can_give, can_take = (callable(getattr(value, name, None)) for name in ("state_dict", "load_state_dict"))
-    if can_give and not can_take:
-        raise CheckpointMismatchError(
-            f"taking a state apart: a {type(value).__name__} has state_dict() and no load_state_dict(), expected both; "
-            "give state_dict() itself"
-        )
-    return can_give
-
-
-def spread_objects(state: Any) -> Any:
-    """The state with the state dict of every such object in its place; the same state where there is none."""
-    if not isinstance(state, dict) or not any(True for _ in paths_of_objects(state)):
-        return state
-    return _spread(state)
-
-
-def paths_of_objects(nest: Any, path: Path = ()) -> Iterator[Path]:
-    """Where such objects are."""
-    for key, value in items_of(nest) if isinstance(nest, NESTS) else ():
-        if isinstance(value, NESTS):
-            yield from paths_of_objects(value, (*path, key))
-        elif is_stateful(value):
-            yield (*path, key)
-
-
-def give_to_objects(state: dict[str, Any], loaded: dict[str, Any]) -> dict[str, Any]:
-    """Give every such object of the state what was loaded for it; the result with the objects in their places."""
-    for path in list(paths_of_objects(state)):
-        *way, last = path
-        held, found = state, loaded
-        for key in way:
-            held, found = held[key], found[key]
-        held[last].load_state_dict(found[last])
-        found[last] = held[last]
-    return loaded
 
 
 def stored_names(checkpoint: OpenCheckpoint) -> set[str]:
@@ -101,24 +54,6 @@ def check_objects_get_all(state: Any, objects: Iterable[Path], stored: Iterable[
                 f"as {rest[0]!r}, expected one for each; let it make its state first (an optimizer takes a step), or "
                 "give it by torch's get_state_dict"
             )
-
-
-def _spread(nest: Any) -> Any:
-    if isinstance(nest, dict):
-        return {key: _spread(value) for key, value in nest.items()}
-    if isinstance(nest, NESTS):
-        return [_spread(value) for value in nest]
-    return _spread(dict(_state_of(nest))) if is_stateful(nest) else nest
-
-
-def _state_of(value: Any) -> Mapping[str, Any]:
-    found = value.state_dict()
-    if not isinstance(found, Mapping):
-        raise CheckpointMismatchError(
-            f"taking a state apart: state_dict() of a {type(value).__name__} is a {type(found).__name__}, expected a "
-            "dict; make one of it"
-        )
-    return found
 
 
 def _dotted(nest: Any, prefix: str = "") -> Iterator[str]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from remesh.checkpoint.errors import CheckpointMismatchError
+from remesh.checkpoint.errors import CheckpointMismatchError, told_as_checkpoint_errors
 from remesh.checkpoint.formats.safetensors_format import (
     FORMAT,
     MAX_FILE_BYTES,
@@ -17,7 +17,6 @@ from remesh.checkpoint.formats.safetensors_format import (
     write_tensors,
 )
 from remesh.checkpoint.run.reader import OpenCheckpoint, fill_tensors, plan_fill
-from remesh.checkpoint.run.steps import told_as_checkpoint_errors
 from remesh.checkpoint.run.stored_values import read_bands, shape_of
 from remesh.checkpoint.storage import Directory, Location, location_of
 from remesh.checkpoint.values.entities import ShardedTensor

@@ -12,10 +12,10 @@ from itertools import product
 
 import torch
 
+from remesh.checkpoint.formats.blob_frame import bytes_of
 from remesh.checkpoint.plan.slabs import plan_slabs
 from remesh.checkpoint.run.reader import OpenCheckpoint, plan_fill, run_fill
 from remesh.checkpoint.values.entities import ShardedTensor
-from remesh.checkpoint.values.tensor_memory import bytes_of
 from remesh.layout import Box
 from remesh.layout.from_torch import torch_dtype
 

@@ -23,6 +23,7 @@ from typing import Any, Generic, TypeVar
 import torch
 
 from remesh.checkpoint.background.staging import Copies
+from remesh.checkpoint.errors import as_checkpoint_error
 from remesh.checkpoint.formats.data_file import dump_object, write_data_file
 from remesh.checkpoint.formats.directory import (
     CheckpointingConfig,
@@ -37,12 +38,11 @@ from remesh.checkpoint.formats.torch_format import BACKEND, BACKEND_VERSION
 from remesh.checkpoint.plan.flattened import shapes_before_flattening, stored_form, unflatten_all
 from remesh.checkpoint.plan.writes import Written, assemble_index, select_objects, select_tensors
 from remesh.checkpoint.run.common_data import digest_of, warn_of_differences
-from remesh.checkpoint.run.steps import take_agreed_step, take_step, told_as_checkpoint_errors
+from remesh.checkpoint.run.steps import take_step
 from remesh.checkpoint.storage import Location
 from remesh.checkpoint.storage.turns import Turn, held
-from remesh.checkpoint.values.entities import ShardedBase, ShardedTensor
+from remesh.checkpoint.values.entities import ShardedBase, ShardedTensor, check_has_values
 from remesh.checkpoint.values.outline import Outline, check_outlines, outline_of
-from remesh.checkpoint.values.tensor_memory import check_has_values
 from remesh.collector import collector_at_rest
 from remesh.comm.agreement import Agreement, Agreements
 from remesh.comm.gather import Group, group_rank, group_size
@@ -128,7 +128,7 @@ class AfterCommon:
     then: Callable[..., Any] | None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        with _saving(self.turn):
+        with held(self.turn):
             stage_common(self.turn, self.blob)
         return None if self.then is None else self.then(*args, **kwargs)
 
@@ -162,7 +162,7 @@ def begin_save(  # noqa: PLR0913 - what is saved, where, and how far
         return outline_in_pieces(begun.state.entities).parts() if validate else [], digest
 
     with collector_at_rest():
-        agreement = take_agreed_step(plans, look, group, doing, tell=tell)
+        agreement = plans.agree(look, group, doing, tell=tell, translate=as_checkpoint_error)
     begun = agreement.value
     if agreement.told is not None and any(agreement.told):
         check_outlines([Outline.from_parts(parts) if parts else Outline([], []) for parts in agreement.told])
@@ -259,12 +259,12 @@ def agree_on_index(
     write: Callable[[], Sequence[Any]], directory: Location, plans: Agreements, group: Group = None
 ) -> Agreement[Sequence[Any]]:
     """Let every rank know what ``write`` returns, which is what `write_part` returned. Called by every rank."""
-    return take_agreed_step(plans, write, group, f"saving checkpoint {directory}")
+    return plans.agree(write, group, f"saving checkpoint {directory}", translate=as_checkpoint_error)
 
 
 def write_index_of(agreement: Agreement[Sequence[Any]], turn: Turn, group: Group = None) -> None:
     """Write the index of what was agreed on, on the first rank. Calls no other."""
-    with _saving(turn):
+    with held(turn):
         if group_rank(group) == 0:
             if agreement.told is not None:
                 written = [one for parts in agreement.told for one in Written.from_parts(parts)]
@@ -284,14 +284,14 @@ def commit_save(turn: Turn, group: Group = None, config: CheckpointingConfig | N
 
 def commit_alone(turn: Turn, group: Group = None, config: CheckpointingConfig | None = None) -> None:
     """`commit_save` without telling the other ranks. The first rank commits; calls nobody."""
-    with told_as_checkpoint_errors(f"saving checkpoint {turn.directory}"):
+    with held(turn):
         if group_rank(group) == 0:
             finish(turn, config or CheckpointingConfig(BACKEND, BACKEND_VERSION))
 
 
 def commit_native(turn: Turn, group: Group = None) -> None:
     """`commit_alone` of sharded data by itself, as a checkpoint of native torch, which has no marker."""
-    with told_as_checkpoint_errors(f"saving checkpoint {turn.directory}"):
+    with held(turn):
         if group_rank(group) == 0:
             finish(turn, None)
 
@@ -339,7 +339,7 @@ def write_part(
     done_bytes = 0
     for file in part.files(rank, turn.number):
         hasher = hashlib.sha256() if with_sha256 else None
-        with _saving(turn):
+        with held(turn):
             picked, tell = [boxes[number] for number in file.numbers], _beyond(done_bytes, progress)
             places = write_data_file(turn.directory / file.name, list(file.objects.values()), picked, tell, hasher)
         done_bytes += sum(length for _, length in places)
@@ -359,10 +359,3 @@ def dump_objects(entities: Iterable[ShardedBase]) -> dict[str, bytes]:
         name: dump_object([element.data for element in group], f"object {name!r}")
         for name, group in select_objects(entities).items()
     }
-
-
-@contextmanager
-def _saving(turn: Turn) -> Iterator[None]:
-    """Errors of writing as this room's, and as that of a lost turn where they come from it."""
-    with held(turn), told_as_checkpoint_errors(f"saving checkpoint {turn.directory}"):
-        yield

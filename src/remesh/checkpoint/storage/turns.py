@@ -25,8 +25,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from remesh.checkpoint.errors import CheckpointingException, CheckpointPathError
+from remesh.checkpoint.errors import CheckpointPathError, as_checkpoint_error
 from remesh.checkpoint.storage import Location, store_of
+from remesh.errors import Error
 
 IN_PROGRESS_FNAME = ".remesh-save-in-progress"
 _MARK = re.compile(re.escape(IN_PROGRESS_FNAME) + r"(?:\.([1-9][0-9]*))?")
@@ -100,12 +101,12 @@ def withdraw(turn: Turn) -> None:
 
 @contextmanager
 def held(turn: Turn) -> Iterator[None]:
-    """Tell errors that leave the block as what they come from, if another save has taken over by then."""
+    """Errors that leave the block as this room's, and as that of a lost turn if another save has taken over by then."""
     try:
         yield
-    except (OSError, CheckpointingException) as raised:
+    except (OSError, Error) as raised:
         if _exists(turn.mark) and not _exists(_next(turn).mark):
-            raise
+            raise as_checkpoint_error(f"saving checkpoint {turn.directory}", raised)  # noqa: B904 - it brings its cause
         raise _lost(turn) from raised
 
 

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from remesh.checkpoint.errors import CheckpointingException
+from remesh.checkpoint.errors import CheckpointingException, CheckpointMismatchError
 from remesh.layout import Box
 
 StateDict = dict[str, Any]
@@ -480,3 +480,13 @@ def apply_factory_merges(loaded: Any, factories: Any, key: tuple[Any, ...] = ())
         f"Duplicate non-dict and non-list values encountered at {key}: {type(loaded).__name__} and "
         f"{type(factories).__name__}"
     )
+
+
+def check_has_values(tensor: torch.Tensor, key: str) -> None:
+    """Raise `CheckpointMismatchError` for a tensor that has no elements in memory, or not one after another."""
+    if tensor.layout is not torch.strided or tensor.is_meta:
+        found = "on the device meta, without values" if tensor.is_meta else f"of layout {tensor.layout}"
+        raise CheckpointMismatchError(
+            f"looking at tensor {key!r}: it is {found}, expected a dense tensor with memory; give it a device with "
+            "to_empty(), or make it dense with to_dense()"
+        )

@@ -1,17 +1,20 @@
 """How are nests of dicts and lists taken apart and put together? Pure functions on state dicts.
 
-A *nest* is a dict or list whose values are nests or leaves; everything else, tuples included, is a leaf.
+A *nest* is a dict or list whose values are nests or leaves; everything else, tuples included, is a leaf. A leaf with
+``state_dict`` and ``load_state_dict`` (torch's ``Stateful``: modules, optimizers, others) stands for its state dict.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
 
 from remesh.checkpoint.errors import CheckpointMismatchError
+from remesh.checkpoint.values.entities import LocalNonpersistentObject, ShardedBase
+from remesh.layout.from_torch import Piece
 
 Path = tuple[Any, ...]
 """Keys and indices from the root of a nest to a value in it."""
@@ -19,6 +22,9 @@ Path = tuple[Any, ...]
 Nest = dict[Any, Any] | list[Any]
 NESTS = (dict, list)
 """Types of nests; a union would be made anew each time that it is asked for."""
+
+_VALUES = (torch.Tensor, Piece, ShardedBase, LocalNonpersistentObject)
+"""Leaves that never keep a state dict of their own."""
 
 LEFT_OUT = object()
 """What `graft` is given for an entity that was not loaded and shall not stand in the result."""
@@ -268,3 +274,62 @@ def _cannot_graft(path: Path, found: str) -> CheckpointMismatchError:
     return CheckpointMismatchError(
         f"putting the loaded state dict together at {where}: expected the form that was saved, found that {found}"
     )
+
+
+def is_stateful(value: Any) -> bool:
+    """Whether a value keeps a state dict of its own; `CheckpointMismatchError` for one that cannot take it back."""
+    if isinstance(value, (*NESTS, *_VALUES, type)):
+        return False
+    can_give, can_take = (callable(getattr(value, name, None)) for name in ("state_dict", "load_state_dict"))
+    if can_give and not can_take:
+        raise CheckpointMismatchError(
+            f"taking a state apart: a {type(value).__name__} has state_dict() and no load_state_dict(), expected both; "
+            "give state_dict() itself"
+        )
+    return can_give
+
+
+def spread_objects(state: Any) -> Any:
+    """The state with the state dict of every such object in its place; the same state where there is none."""
+    if not isinstance(state, dict) or not any(True for _ in paths_of_objects(state)):
+        return state
+    return _spread(state)
+
+
+def paths_of_objects(nest: Any, path: Path = ()) -> Iterator[Path]:
+    """Where such objects are."""
+    for key, value in items_of(nest) if isinstance(nest, NESTS) else ():
+        if isinstance(value, NESTS):
+            yield from paths_of_objects(value, (*path, key))
+        elif is_stateful(value):
+            yield (*path, key)
+
+
+def give_to_objects(state: dict[str, Any], loaded: dict[str, Any]) -> dict[str, Any]:
+    """Give every such object of the state what was loaded for it; the result with the objects in their places."""
+    for path in list(paths_of_objects(state)):
+        *way, last = path
+        held, found = state, loaded
+        for key in way:
+            held, found = held[key], found[key]
+        held[last].load_state_dict(found[last])
+        found[last] = held[last]
+    return loaded
+
+
+def _spread(nest: Any) -> Any:
+    if isinstance(nest, dict):
+        return {key: _spread(value) for key, value in nest.items()}
+    if isinstance(nest, NESTS):
+        return [_spread(value) for value in nest]
+    return _spread(dict(_state_of(nest))) if is_stateful(nest) else nest
+
+
+def _state_of(value: Any) -> Mapping[str, Any]:
+    found = value.state_dict()
+    if not isinstance(found, Mapping):
+        raise CheckpointMismatchError(
+            f"taking a state apart: state_dict() of a {type(value).__name__} is a {type(found).__name__}, expected a "
+            "dict; make one of it"
+        )
+    return found

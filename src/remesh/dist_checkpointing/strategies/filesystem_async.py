@@ -28,9 +28,8 @@ from torch.distributed.checkpoint.metadata import MetadataIndex
 from torch.distributed.checkpoint.planner import WriteItemType
 from torch.distributed.checkpoint.storage import WriteResult
 
-from remesh.checkpoint.errors import CheckpointingException
+from remesh.checkpoint.errors import CheckpointingException, told_as_checkpoint_errors
 from remesh.checkpoint.formats.data_file import write_data_file
-from remesh.checkpoint.run.steps import told_as_checkpoint_errors
 from remesh.checkpoint.storage import location_of
 from remesh.comm.gather import group_rank
 from remesh.torch_private import StorageInfo, StoragePrefix

@@ -20,6 +20,7 @@ from remesh.checkpoint.background.staging import StagingBuffers
 from remesh.checkpoint.errors import (
     CheckpointingException,
     CheckpointMismatchError,
+    told_as_checkpoint_errors,
 )
 from remesh.checkpoint.formats.directory import CONFIG_FNAME, METADATA_FNAME
 from remesh.checkpoint.formats.torch_format import BACKEND, BACKEND_VERSION
@@ -32,7 +33,7 @@ from remesh.checkpoint.run.reader import (
     run_fill,
 )
 from remesh.checkpoint.run.removal import remove_tensors
-from remesh.checkpoint.run.steps import take_step, told_as_checkpoint_errors
+from remesh.checkpoint.run.steps import take_step
 from remesh.checkpoint.run.writer import (
     agree_on_index,
     commit_native,

@@ -17,6 +17,7 @@ import torch
 
 from remesh.checkpoint.errors import (
     CheckpointMismatchError,
+    told_as_checkpoint_errors,
 )
 from remesh.checkpoint.formats.data_file import dump_object
 from remesh.checkpoint.formats.zarr_format import (
@@ -28,7 +29,7 @@ from remesh.checkpoint.formats.zarr_format import (
     write_cell,
     write_object,
 )
-from remesh.checkpoint.run.steps import take_first_step, take_step, told_as_checkpoint_errors
+from remesh.checkpoint.run.steps import take_first_step, take_step
 from remesh.checkpoint.storage import Directory, Location, location_of, store_of
 from remesh.checkpoint.storage.integrity import TABLE_BLOCK_BYTES, Trailer, write_blocks
 from remesh.checkpoint.values.entities import (
