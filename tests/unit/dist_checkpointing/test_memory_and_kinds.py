@@ -63,6 +63,14 @@ def test_buffers_and_paths_come_back(tmp_path: Path) -> None:
     assert loaded["path"] == pathlib.Path("a/b") and loaded["none"] is None
 
 
+@pytest.mark.parametrize("empty", [b"", io.BytesIO()], ids=["bytes", "buffer"])
+def test_bytes_that_are_none_come_back(tmp_path: Path, empty: Any) -> None:
+    dist_checkpointing.save({"o": ShardedObject("o", empty, (1,), (0,)), "common": empty}, tmp_path)
+    loaded = dist_checkpointing.load({"o": ShardedObject("o", None, (1,), (0,))}, tmp_path)
+    for found in (loaded["o"], loaded["common"]):
+        assert type(found) is type(empty) and (found if empty == b"" else found.getvalue()) == b""
+
+
 @pytest.mark.parametrize("in_background", [False, True])
 def test_strategies_save_and_load_by_themselves(tmp_path: Path, in_background: bool) -> None:
     save, load = TorchDistSaveShardedStrategy(), TorchDistLoadShardedStrategy()

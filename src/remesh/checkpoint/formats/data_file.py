@@ -51,6 +51,7 @@ SAFE_GLOBALS = [
     *(getattr(np.dtypes, name) for name in np.dtypes.__all__ if name not in ("ObjectDType", "StringDType")),
     Namespace,
     SimpleNamespace,
+    bytes,  # named for empty ones alone
     io.BytesIO,
     *((kind, f"{module}.{kind.__name__}") for kind in _PATHS for module in ("pathlib", "pathlib._local")),
 ]
