@@ -133,6 +133,32 @@ def test_a_worker_can_be_started_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     caller.close()
 
 
+def test_a_worker_that_was_warmed_up_on_the_class_serves_the_first_queue_that_needs_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    started: list[Any] = []
+
+    def count(cpu_priority: int, make: Any = async_callers._Worker) -> Any:
+        started.append(make(cpu_priority))
+        return started[-1]
+
+    monkeypatch.setattr(async_callers, "_Worker", count)
+    monkeypatch.setattr(PersistentAsyncCaller, "_cpu_priority", 0)
+    AsyncCallsQueue.warmup_persistent_caller(0, mp_mode="fork", cpu_priority=2, io_priority=3)
+    AsyncCallsQueue.warmup_persistent_caller(0, cpu_priority=2)
+    values: list[Any] = []
+    for number in (1, 2):
+        queue = AsyncCallsQueue(persistent=True)
+        queue.schedule_async_request(AsyncRequest(os.nice, (0,), [], receive_fn=values.append))
+        assert queue.maybe_finalize_async_calls(blocking=True) == [0]
+        queue.close()
+        assert len(started) == number
+    assert values == [min(19, os.nice(0) + 2)] * 2
+    AsyncCallsQueue.warmup_persistent_caller()
+    PersistentAsyncCaller._end_spare()
+    assert len(started) == 3 and PersistentAsyncCaller._spare is None
+
+
 def test_a_queue_tells_how_far_it_is_and_a_worker_process_writes_what_a_thread_writes(tmp_path: Path) -> None:
     state = {"w": ShardedTensor.from_rank_offsets("w", torch.arange(1000.0)), "step": 3}
     for worker in ("thread", "process"):

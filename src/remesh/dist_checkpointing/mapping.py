@@ -1,5 +1,6 @@
 """The names of `remesh.checkpoint.values.entities` under the module that users of Megatron Core import."""
 
+from remesh.checkpoint.errors import CheckpointingException
 from remesh.checkpoint.values.entities import (
     CommonStateDict,
     FactoryBuildFn,
@@ -18,6 +19,7 @@ from remesh.checkpoint.values.entities import (
 )
 
 __all__ = [
+    "CheckpointingException",
     "CommonStateDict",
     "FactoryBuildFn",
     "FactoryMergeFn",

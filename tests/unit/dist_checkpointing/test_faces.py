@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import io
+import os
 import pickle
 import warnings
 from fractions import Fraction
@@ -23,10 +25,11 @@ from remesh.dist_checkpointing.model_entities import (
     sharded_state_dict_default,
 )
 from remesh.dist_checkpointing.safe_globals import SafeUnpickler
-from remesh.dist_checkpointing.strategies.async_utils import AsyncRequest
+from remesh.dist_checkpointing.strategies.async_utils import AsyncRequest, _disable_gc, _set_process_qos
 from remesh.dist_checkpointing.strategies.cached_metadata_filesystem_reader import CachedMetadataFileSystemReader
 from remesh.dist_checkpointing.strategies.checkpointable import CheckpointableShardedTensor, LocalShardsContainer
-from remesh.dist_checkpointing.strategies.filesystem_async import FileSystemWriterAsync
+from remesh.dist_checkpointing.strategies.filesystem_async import FileSystemWriterAsync, _results_queue
+from remesh.dist_checkpointing.strategies.nvrx import make_nvrx_async_request
 from remesh.dist_checkpointing.strategies.state_dict_saver import (
     save_state_dict_async_finalize,
     save_state_dict_async_plan,
@@ -41,11 +44,54 @@ from remesh.dist_checkpointing.strategies.torch import (
     _restore_dict_types,
     _unwrap_pyt_sharded_tensor,
     flatten_state_dict,
+    get_async_strategy,
     get_reformulation_metadata,
     mcore_to_pyt_state_dict,
 )
 from remesh.dist_checkpointing.tensor_aware_state_dict import MCoreTensorAwareStateDict
 from remesh.dist_checkpointing.validation import verify_integrity_manifest
+
+
+@pytest.mark.parametrize("wanted", ["mcore", "nvrx"])
+def test_a_training_loop_saves_in_the_background_with_what_the_strategy_names(tmp_path: Path, wanted: str) -> None:
+    name, modules = get_async_strategy(wanted)
+    assert name == "mcore" and modules["get_write_results_queue"](mp_mode="fork") is None is _results_queue
+    assert get_async_strategy(wanted, "AsyncRequest") == (name, AsyncRequest)
+    state = {"w": torch.arange(3.0)}
+    writer = modules["FileSystemWriterAsync"](tmp_path)
+    planned, *_ = modules["save_state_dict_async_plan"](state, writer, None, planner=dcp.DefaultSavePlanner())
+    save, preload, args = writer.get_save_function_and_args()
+    finalize = modules["save_state_dict_async_finalize"]
+    request = make_nvrx_async_request(
+        modules["AsyncRequest"], save, args, [lambda: finalize(*planned)], async_fn_kwargs={}, preload_fn=preload
+    )
+    queue = modules["AsyncCallsQueue"]()
+    queue.schedule_async_request(request)
+    queue.maybe_finalize_async_calls(blocking=True)
+    queue.close()
+    modules["CachedMetadataFileSystemReader"].clear_metadata_cache()
+    loaded = {"w": torch.zeros(3)}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that there is one process
+        dcp.load(loaded, checkpoint_id=tmp_path)
+    assert loaded["w"].tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize("wanted", [("other", None), ("mcore", "Other")])
+def test_a_strategy_or_a_name_that_nobody_knows_is_refused(wanted: tuple[str, str | None]) -> None:
+    with pytest.raises(TypeError, match="found async_strategy .* expected 'mcore' or 'nvrx'"):
+        get_async_strategy(*wanted)
+
+
+def test_the_collector_rests_and_the_niceness_rises(monkeypatch: pytest.MonkeyPatch) -> None:
+    with _disable_gc():
+        assert not gc.isenabled()
+    assert gc.isenabled()
+    raised: list[int] = []
+    monkeypatch.setattr(os, "nice", lambda by: raised.append(by) or 4)
+    for wanted in (10, 3, None):
+        _set_process_qos(cpu_priority=wanted, io_priority=3)
+    assert raised == [0, 6, 0, 0, 0, 0]
 
 
 def half(at: int, values: torch.Tensor) -> ShardedTensor:

@@ -13,6 +13,7 @@ A worker that dies is an error of its request; the next one gets a new worker.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import socket
@@ -24,7 +25,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from remesh.checkpoint.background.wire import Channel, WorkerError
 from remesh.checkpoint.errors import CheckpointingException
@@ -268,13 +269,43 @@ class _Worker:
 
 
 class PersistentAsyncCaller(AsyncCaller):
-    """Writes in one worker process, started with the first request or by `warmup`."""
+    """Writes in one worker process: one that `prepare` has started, or started with the first request or `warmup`."""
+
+    _cpu_priority = 0
+    """Niceness of workers; of all callers, until one has its own."""
+    _spare: ClassVar[_Worker | None] = None
+    """Started by `prepare`; the first caller that needs a worker takes it."""
+    _spare_lock: ClassVar[threading.Lock] = threading.Lock()
 
     def __init__(self) -> None:
         super().__init__()
         self._lock = threading.Lock()
         self._worker: _Worker | None = None
-        self._cpu_priority = 0
+
+    @staticmethod
+    def prepare(cpu_priority: int = 10) -> None:
+        """Start a worker for whichever caller of this process needs one first, and for all later ones its niceness."""
+        shared = PersistentAsyncCaller
+        with shared._spare_lock:
+            shared._cpu_priority = cpu_priority
+            if shared._spare is None:
+                shared._spare = _Worker(cpu_priority)
+                atexit.register(shared._end_spare)
+
+    @staticmethod
+    def _take_spare() -> _Worker | None:
+        shared = PersistentAsyncCaller
+        with shared._spare_lock:
+            spare, shared._spare = shared._spare, None
+        atexit.unregister(shared._end_spare)
+        return spare
+
+    @staticmethod
+    def _end_spare() -> None:
+        spare = PersistentAsyncCaller._take_spare()
+        if spare is not None:
+            spare.kill()
+            spare.end()
 
     def warmup(self, cpu_priority: int = 10) -> None:
         """Start the worker now, which takes it some seconds and this process none; ``cpu_priority`` is its niceness."""
@@ -284,7 +315,7 @@ class PersistentAsyncCaller(AsyncCaller):
     def _start(self) -> _Worker:
         with self._lock:
             if self._worker is None:
-                self._worker = _Worker(self._cpu_priority)
+                self._worker = self._take_spare() or _Worker(self._cpu_priority)
             return self._worker
 
     def _run(

@@ -86,17 +86,17 @@ class AsyncCallsQueue:
         self._first_of_caller = 0
         """Number of the first request that the present worker was given."""
 
+    @staticmethod
     def warmup_persistent_caller(
-        self, rank: int = 0, mp_mode: str = "spawn", cpu_priority: int = 10, io_priority: int | None = None
+        rank: int = 0, mp_mode: str = "spawn", cpu_priority: int = 10, io_priority: int | None = None
     ) -> None:
-        """Start the worker process before the first save needs it. Calls no other rank and does not wait.
+        """Start a worker process before the first save needs it. Calls no other rank and does not wait.
 
-        ``cpu_priority`` is the niceness of the worker. ``rank``, ``mp_mode`` and ``io_priority`` are accepted for the
-        sake of callers: a worker is always a fresh interpreter, and serves the rank that started it.
+        The first queue of this process that writes in a worker takes it. ``cpu_priority`` is the niceness of workers.
+        ``rank``, ``mp_mode`` and ``io_priority`` are accepted for the sake of callers: a worker is always a fresh
+        interpreter, and serves the rank that started it.
         """
-        caller = self._present_caller()
-        if isinstance(caller, PersistentAsyncCaller) and not isinstance(caller, TemporalAsyncCaller):
-            caller.warmup(cpu_priority)
+        PersistentAsyncCaller.prepare(cpu_priority)
 
     def schedule_async_request(self, async_request: AsyncRequest) -> int:
         """Let a request be written in the background; returns its number. Called by every rank.

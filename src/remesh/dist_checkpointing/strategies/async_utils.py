@@ -1,5 +1,10 @@
 """The names of `remesh.checkpoint.background` under the module that users of Megatron Core import."""
 
+from __future__ import annotations
+
+import logging
+import os
+
 from remesh.checkpoint.background.queue import (
     AsyncCaller,
     AsyncCallsQueue,
@@ -9,6 +14,7 @@ from remesh.checkpoint.background.queue import (
     TemporalAsyncCaller,
     ThreadAsyncCaller,
 )
+from remesh.collector import collector_at_rest as _disable_gc
 
 __all__ = [
     "AsyncCaller",
@@ -18,4 +24,18 @@ __all__ = [
     "Progress",
     "TemporalAsyncCaller",
     "ThreadAsyncCaller",
+    "_disable_gc",
 ]
+
+logger = logging.getLogger(__name__)
+
+
+def _set_process_qos(cpu_priority: int | None, io_priority: int | None = None) -> None:
+    """Raise the niceness of this process to ``cpu_priority``; ``io_priority`` changes nothing.
+
+    A niceness that is as high already stays, and what the system does not allow is logged.
+    """
+    try:
+        os.nice(max(0, (cpu_priority or 0) - os.nice(0)))
+    except OSError as raised:
+        logger.warning("the niceness of process %s stays: %s", os.getpid(), raised)

@@ -38,6 +38,15 @@ Row = list[Any]
 """Of an item ``[name, offset or None, number or None, bytes of values, file, first byte, length]``; JSON."""
 
 
+_results_queue = None
+"""Some programs end the process of this queue with their saves; there is none."""
+
+
+def get_write_results_queue(mp_mode: str = "spawn") -> None:
+    """None: what was written is told in files, so that programs have nothing to warm up."""
+    return _results_queue
+
+
 @dataclass(frozen=True, slots=True)
 class Bucket:
     """What goes into one file of a rank."""

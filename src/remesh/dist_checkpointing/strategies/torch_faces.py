@@ -16,9 +16,19 @@ from remesh.checkpoint.plan.flattened import stored_form
 from remesh.checkpoint.storage import Directory, location_of
 from remesh.checkpoint.values.entities import ShardedObject, ShardedStateDict, ShardedTensor, is_main_replica
 from remesh.checkpoint.values.nests import items_of, nested_leaves
+from remesh.dist_checkpointing.strategies.async_utils import AsyncCallsQueue, AsyncRequest
 from remesh.dist_checkpointing.strategies.cached_metadata_filesystem_reader import CachedMetadataFileSystemReader
 from remesh.dist_checkpointing.strategies.checkpointable import CheckpointableShardedTensor, LocalShardsContainer
+from remesh.dist_checkpointing.strategies.filesystem_async import (
+    FileSystemWriterAsync,
+    _results_queue,
+    get_write_results_queue,
+)
 from remesh.dist_checkpointing.strategies.resharding import TensorReformulationMetadata
+from remesh.dist_checkpointing.strategies.state_dict_saver import (
+    save_state_dict_async_finalize,
+    save_state_dict_async_plan,
+)
 
 _Path = tuple[Any, ...]
 
@@ -203,9 +213,27 @@ def _unwrap_pyt_sharded_tensor(sh_ten: Any) -> list[torch.Tensor]:
     return [one.data.detach() for one in sh_ten._shards if one.data is not None]
 
 
-def get_async_strategy(async_strategy: str = "mcore", module: Any = None) -> tuple[str, Any]:
-    """Who saves in the background: always this package, whatever was asked for."""
-    return "mcore", module
+_BACKGROUND = {
+    "AsyncCallsQueue": AsyncCallsQueue,
+    "AsyncRequest": AsyncRequest,
+    "CachedMetadataFileSystemReader": CachedMetadataFileSystemReader,
+    "FileSystemWriterAsync": FileSystemWriterAsync,
+    "_results_queue": _results_queue,
+    "get_write_results_queue": get_write_results_queue,
+    "save_state_dict_async_finalize": save_state_dict_async_finalize,
+    "save_state_dict_async_plan": save_state_dict_async_plan,
+}
+"""What a background save of DTensor state dicts is made of, by name."""
+
+
+def get_async_strategy(async_strategy: str = "mcore", module: str | None = None) -> tuple[str, Any]:
+    """Who saves in the background, which is always this package, and what it does it with: by name, or one of them."""
+    if async_strategy not in ("mcore", "nvrx") or (module is not None and module not in _BACKGROUND):
+        raise TypeError(
+            f"choosing who saves in the background: found async_strategy {async_strategy!r} and module {module!r}, "
+            f"expected 'mcore' or 'nvrx', and None or one of {', '.join(_BACKGROUND)}"
+        )
+    return "mcore", dict(_BACKGROUND) if module is None else _BACKGROUND[module]
 
 
 def _get_filesystem_reader(
