@@ -46,13 +46,14 @@ $(STAMP): $(RUN) pyproject.toml constraints.txt
 demo: $(STAMP)  ## the main job: train, lose a node, go on, grow, save, load elsewhere; runs/demo/
 	$(RUN) examples/demo/run.py
 
-test: test-unit test-procs  ## unit tests, then tests on a pool of ranks (TESTS=... narrows it)
+test: test-unit test-procs  ## unit tests, then tests that start processes (TESTS=... narrows it)
 
 test-unit: $(STAMP)  ## only the unit tests, on all cores
 	$(RUN) -m pytest -m unit --numprocesses auto $(TESTS) || [ $$? -eq $(NO_TESTS) ]
 
-test-procs: $(STAMP)  ## only the tests on a pool of ranks
-	$(RUN) -m pytest -m 'procs and not special' $(TESTS) || [ $$? -eq $(NO_TESTS) ]
+# Most of these wait: two at a time, each file in one of two pools of ranks.
+test-procs: $(STAMP)  ## only the tests that start processes
+	$(RUN) -m pytest -m 'procs and not special' --numprocesses 2 --dist loadfile $(TESTS) || [ $$? -eq $(NO_TESTS) ]
 
 test-slow: $(STAMP)  ## the long ones
 	$(RUN) -m pytest -m slow --timeout 1800 -o faulthandler_timeout=1900 $(TESTS) || [ $$? -eq $(NO_TESTS) ]
