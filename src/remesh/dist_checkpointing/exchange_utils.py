@@ -5,7 +5,7 @@ with equal ids hold replicas. A *distribution* names for each shard the one rank
 *Loaded* shards are those a rank has read, *unloaded* ones those it wants and another has read.
 
 1. The ranks of the group tell each other their shards, without data.
-2. Every rank computes the same distribution from that: bytes are balanced by `remesh.reshard.assign_whole`.
+2. Every rank computes the same distribution from that, by `distribute_shards_to_ranks`.
 3. After a load, shards go from their readers to all other ranks that hold them: the planner sends each rank the bytes
    it needs and no others, in messages of bounded size, straight into the tensors that want them.
 
@@ -38,7 +38,6 @@ from remesh.dist_checkpointing.distribution_file import PG_DIST_CACHE_FILE_PREFI
 from remesh.dist_checkpointing.utils import _sharded_tensor_shard_id, _ShardId
 from remesh.layout.from_torch import dtype_name
 from remesh.reshard.api import reshard
-from remesh.reshard.schedule.senders import assign_whole
 
 __all__ = [
     "EXCHANGE_ALGOS",
@@ -98,27 +97,26 @@ def distribute_shards_to_ranks(
 ) -> dict[_ShardId, int]:
     """One of its ranks for each shard, so that ranks get about as many bytes; a pure function of its arguments.
 
+    Each shard goes to the rank that has the fewest bytes so far of those that hold it, the lowest of equals. First come
+    shards with few holders, which have the least choice; of as many the largest; of equal ones those of lower id.
     Shards of ``cross_parallelization_group_loads`` have their main replica outside the group: they are shared out
     after all others, so that what a group saves is what it loads.
     """
-    wrong = [shard for shard, ranks in shard_to_ranks.items() if any(not 0 <= rank < num_ranks for rank in ranks)]
-    if wrong:
-        raise CheckpointMismatchError(f"sharing out shards: {wrong[0]} is held by ranks outside 0 .. {num_ranks - 1}")
+    for shard, ranks in shard_to_ranks.items():
+        if not ranks or min(ranks) < 0 or max(ranks) >= num_ranks:
+            raise CheckpointMismatchError(
+                f"sharing out shards: {shard} is held by ranks {list(ranks)}, expected some of 0 .. {num_ranks - 1}"
+            )
     outside = set(cross_parallelization_group_loads)
+    num_bytes = [0] * num_ranks
     chosen: dict[_ShardId, int] = {}
-    load: dict[int, int] = {}
-    for is_outside in (False, True):
-        # Ties are broken by the id, since the order of gathering need not be the same in every program.
-        shards = sorted((shard for shard in shard_to_ranks if (shard in outside) == is_outside), key=_order_of)
-        fixed = [shard for shard in shards if len(shard_to_ranks[shard]) == 1]
-        for shard in fixed:
-            chosen[shard] = shard_to_ranks[shard][0]
-            load[chosen[shard]] = load.get(chosen[shard], 0) + shard_to_size[shard]
-        free = [shard for shard in shards if len(shard_to_ranks[shard]) != 1]
-        ranks = assign_whole([shard_to_size[one] for one in free], [shard_to_ranks[one] for one in free], load)
-        for shard, rank in zip(free, ranks, strict=True):
-            chosen[shard] = rank
-            load[rank] = load.get(rank, 0) + shard_to_size[shard]
+
+    def order(shard: _ShardId) -> tuple[Any, ...]:
+        return shard in outside, len(shard_to_ranks[shard]), -shard_to_size[shard], _order_of(shard)
+
+    for shard in sorted(shard_to_ranks, key=order):
+        chosen[shard] = min(shard_to_ranks[shard], key=lambda rank: (num_bytes[rank], rank))
+        num_bytes[chosen[shard]] += shard_to_size[shard]
     return chosen
 
 
