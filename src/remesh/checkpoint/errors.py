@@ -23,8 +23,11 @@ class CheckpointFormatError(CheckpointingException, FormatError):
         FormatError.__init__(self, reason, message)
 
 
-class CheckpointMismatchError(CheckpointingException, LayoutError):
-    """The state dict contradicts itself, other ranks or the checkpoint; the caller must mend the description."""
+class CheckpointMismatchError(CheckpointingException, LayoutError, AssertionError):
+    """The state dict contradicts itself, other ranks or the checkpoint; the caller must mend the description.
+
+    An AssertionError too, since programs for Megatron Core expect one of the two for much of this.
+    """
 
 
 def as_checkpoint_error(doing: str, raised: BaseException) -> BaseException:

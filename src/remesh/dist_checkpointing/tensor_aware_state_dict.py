@@ -94,8 +94,7 @@ class MCoreTensorAwareStateDict:
     ) -> Any:
         """The state dict that the request describes, its tensors filled in place; with keys that differ, if asked."""
         _check_algo(algo)
-        if self._is_hollow:
-            raise CheckpointingException("making a state dict: its tensors were taken out; insert them first")
+        self._check_has_tensors("making a state dict")
         expanded, factories = expand(sharded_state_dict)
         wanted, nonpersistent, _ = split(expanded)
         if validate_access_integrity:
@@ -170,8 +169,7 @@ class MCoreTensorAwareStateDict:
     @property
     def tensors(self) -> Iterable[torch.Tensor]:
         """The tensors, in an order that stays."""
-        if self._is_hollow:
-            raise CheckpointingException("listing the tensors of a state dict: they were taken out")
+        self._check_has_tensors("listing the tensors of a state dict")
         return [one.data for one in self._entities if isinstance(one, ShardedTensor) and one.data is not None]
 
     def pop_tensors(self) -> list[torch.Tensor]:
@@ -185,17 +183,27 @@ class MCoreTensorAwareStateDict:
 
     def insert_tensors(self, tensor_data: Iterable[torch.Tensor]) -> None:
         """Put tensors into the places from which they were taken."""
+        self._check_is_hollow()
         places = [one for one in self._entities if isinstance(one, ShardedTensor)]
         for place, data in zip(places, tensor_data, strict=True):
             place.data = data
         self._is_hollow = False
 
     def init_tensors(self) -> None:
-        """Put new, empty tensors in."""
+        """Put new, empty tensors in the places from which they were taken."""
+        self._check_is_hollow()
         for one in self._entities:
             if isinstance(one, ShardedTensor):
                 one.init_data("cpu")
         self._is_hollow = False
+
+    def _check_has_tensors(self, doing: str) -> None:
+        if self._is_hollow:
+            raise CheckpointMismatchError(f"{doing}: its tensors were taken out; insert them first")
+
+    def _check_is_hollow(self) -> None:
+        if not self._is_hollow:
+            raise CheckpointMismatchError("putting tensors into a state dict: it has its own; take them out first")
 
     def copy_tensors_to_cpu(self, non_blocking: bool = False) -> None:
         """Replace the tensors by copies on the CPU."""
@@ -207,6 +215,7 @@ class MCoreTensorAwareStateDict:
             self._replace(lambda data: data.to(torch.cuda.current_device(), non_blocking=non_blocking))
 
     def _replace(self, act: Any) -> None:
+        self._check_has_tensors("moving the tensors of a state dict")
         for one in self._entities:
             if isinstance(one, ShardedTensor) and one.data is not None:
                 one.data = act(one.data)

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from remesh.checkpoint.errors import CheckpointMismatchError
 from remesh.checkpoint.values.entities import (
     LocalNonpersistentObject,
     ShardedBase,
@@ -30,8 +31,11 @@ _loggers: list[logging.Logger] = []
 
 
 def zip_strict(*args: Any) -> Iterator[tuple[Any, ...]]:
-    """`zip` that raises ValueError when the lengths differ."""
-    return zip(*args, strict=True)
+    """`zip` of lists that refuses other lengths at once."""
+    lists = [list(one) for one in args]
+    if len({*map(len, lists)}) > 1:
+        raise CheckpointMismatchError(f"putting lists side by side: found lengths {[*map(len, lists)]}, expected one")
+    return zip(*lists, strict=True)
 
 
 def _sharded_tensor_shard_id(sharded_tensor: ShardedTensor) -> _ShardId:

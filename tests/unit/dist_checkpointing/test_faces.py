@@ -7,6 +7,7 @@ import io
 import os
 import pickle
 import warnings
+from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.metadata import MetadataIndex
 
 from remesh import dist_checkpointing
 from remesh.dist_checkpointing import ShardedObject, ShardedTensor
@@ -26,6 +28,7 @@ from remesh.dist_checkpointing.model_entities import (
 )
 from remesh.dist_checkpointing.safe_globals import SafeUnpickler
 from remesh.dist_checkpointing.strategies.async_utils import AsyncRequest, _disable_gc, _set_process_qos
+from remesh.dist_checkpointing.strategies.base import check_save_strategy
 from remesh.dist_checkpointing.strategies.cached_metadata_filesystem_reader import CachedMetadataFileSystemReader
 from remesh.dist_checkpointing.strategies.checkpointable import CheckpointableShardedTensor, LocalShardsContainer
 from remesh.dist_checkpointing.strategies.filesystem_async import FileSystemWriterAsync, _results_queue
@@ -49,7 +52,8 @@ from remesh.dist_checkpointing.strategies.torch import (
     mcore_to_pyt_state_dict,
 )
 from remesh.dist_checkpointing.tensor_aware_state_dict import MCoreTensorAwareStateDict
-from remesh.dist_checkpointing.validation import verify_integrity_manifest
+from remesh.dist_checkpointing.utils import zip_strict
+from remesh.dist_checkpointing.validation import validate_sharding_integrity, verify_integrity_manifest
 
 
 @pytest.mark.parametrize("wanted", ["mcore", "nvrx"])
@@ -96,6 +100,52 @@ def test_the_collector_rests_and_the_niceness_rises(monkeypatch: pytest.MonkeyPa
 
 def half(at: int, values: torch.Tensor) -> ShardedTensor:
     return ShardedTensor.from_rank_offsets("w", values, (0, at, 2))
+
+
+def test_classes_for_native_torch_show_their_shards_to_their_children() -> None:
+    class Own(CheckpointableShardedTensor):
+        def __get_tensor_shard__(self, index: MetadataIndex) -> torch.Tensor:
+            return super().__get_tensor_shard__(index) + 1
+
+    one, other = (half(at, torch.zeros(2, 3)) for at in (0, 1))
+    own = Own.from_sh_ten(one)
+    held = LocalShardsContainer([own, CheckpointableShardedTensor(other.data, other)])
+    assert own._sh_ten is one and held._local_shards[0] is own and held._local_shards[1]._sh_ten is other
+    assert type(LocalShardsContainer([one])._local_shards[0]) is CheckpointableShardedTensor
+    found = [held.__get_tensor_shard__(MetadataIndex("w", place.global_offset)) for place in (one, other)]
+    assert [part.mean().item() for part in found] == [1, 0]
+    with pytest.raises(ValueError, match=r"looking up a shard of 'w': found offset torch.Size\(\[9, 0\]\)"):
+        held.__get_tensor_shard__(MetadataIndex("w", (9, 0)))
+
+
+def refused() -> dict[str, Callable[[], object]]:
+    """Calls that are an AssertionError for some, and a CheckpointingException for others."""
+    shard = ShardedTensor("w", None, torch.float32, (3,), (4,), (1,), None)
+    held = MCoreTensorAwareStateDict.from_state_dict({"w": half(0, torch.zeros(2))}, algo="atomic")[0]
+    hollow = MCoreTensorAwareStateDict.from_state_dict({"w": half(0, torch.zeros(2))}, algo="atomic")[0]
+    hollow.pop_tensors()
+    return {
+        "no shards": lambda: LocalShardsContainer([]),
+        "lengths": lambda: zip_strict([1], [1, 2]),
+        "inserted twice": lambda: held.insert_tensors([torch.zeros(2)]),
+        "made twice": held.init_tensors,
+        "hollow state": lambda: hollow.to_state_dict({}),
+        "hollow list": lambda: hollow.tensors,
+        "hollow taken": hollow.pop_tensors,
+        "hollow copied": hollow.copy_tensors_to_cpu,
+        "no grid": shard.local_chunk_offset_in_global,
+        "narrowed": lambda: shard.narrow(0, 0, 1),
+        "name": lambda: ShardedObject.empty_from_unique_key("w"),
+        "two shapes": lambda: validate_sharding_integrity([[half(0, torch.zeros(2)), half(1, torch.zeros(3))]]),
+        "strategy": lambda: check_save_strategy(object(), object(), False),
+    }
+
+
+@pytest.mark.parametrize("name", refused())
+def test_what_is_refused_is_an_error_of_either_kind(name: str) -> None:
+    for kind in (AssertionError, CheckpointingException):
+        with pytest.raises(kind):
+            refused()[name]()
 
 
 def test_native_torch_saves_and_loads_sharded_tensors(tmp_path: Path) -> None:

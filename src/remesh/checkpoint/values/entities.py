@@ -198,7 +198,7 @@ class ShardedTensor(ShardedBase):
     def local_chunk_offset_in_global(self) -> tuple[int, ...]:
         """Position of the box in the grid, one number per axis of ``global_shape``."""
         if not self.has_regular_grid:
-            raise CheckpointingException(f"finding the grid cell of tensor {self.key!r}: it lies on no regular grid")
+            raise CheckpointMismatchError(f"finding the grid cell of tensor {self.key!r}: it lies on no regular grid")
         return tuple(at // n if n else 0 for at, n in zip(self.global_offset, self.box_shape, strict=True))
 
     def max_allowed_chunks(self) -> tuple[int, ...]:
@@ -223,7 +223,7 @@ class ShardedTensor(ShardedBase):
     def local_coordinates(self) -> tuple[np.ndarray, ...]:
         """Of a flattened slice, the index of each element in the local shard: one array per dim."""
         if self.flattened_range is None:
-            raise CheckpointingException(f"listing the elements of tensor {self.key!r}: it is not flattened")
+            raise CheckpointMismatchError(f"listing the elements of tensor {self.key!r}: it is not flattened")
         flat = np.arange(self.flattened_range.start, self.flattened_range.stop)
         return tuple(np.unravel_index(flat, self.local_shape))
 
@@ -257,7 +257,7 @@ class ShardedTensor(ShardedBase):
         """
         axis, size = dim + self.prepend_axis_num, self.local_shape[dim]
         if size == 0 or self.global_shape[axis] % size or self.global_offset[axis] % size:
-            raise CheckpointingException(
+            raise CheckpointMismatchError(
                 f"narrowing tensor {self.key!r} in dim {dim}: local size {size} does not divide global size "
                 f"{self.global_shape[axis]} and offset {self.global_offset[axis]}"
             )
@@ -282,7 +282,7 @@ class ShardedTensor(ShardedBase):
     def _narrow_flattened(self, narrowed: ShardedTensor, dim: int, start: int) -> list[ShardedTensor]:
         assert self.flattened_range is not None
         if dim != 0:
-            raise CheckpointingException(
+            raise CheckpointMismatchError(
                 f"narrowing tensor {self.key!r} in dim {dim}: it is a flattened slice, expected dim 0, where the "
                 "narrowed part is one run"
             )
@@ -381,7 +381,7 @@ class ShardedObject(ShardedBase):
         except ValueError:
             infix = ""
         if not infix:
-            raise CheckpointingException(
+            raise CheckpointMismatchError(
                 f"reading object name {unique_key!r}: expected KEY{_OBJECT_INFIX}OFFSET_SHAPE, such as "
                 "'rng/shard_0.1_2.2'"
             )

@@ -17,7 +17,7 @@ from enum import Enum
 from typing import Any, TypeVar
 
 from remesh.checkpoint.background.queue import AsyncCallsQueue, AsyncRequest
-from remesh.checkpoint.errors import CheckpointFormatError, CheckpointingException
+from remesh.checkpoint.errors import CheckpointFormatError, CheckpointingException, CheckpointMismatchError
 from remesh.checkpoint.formats.directory import maybe_load_config
 from remesh.checkpoint.formats.torch_format import BACKEND, BACKEND_VERSION
 from remesh.checkpoint.storage import Directory, Location
@@ -227,7 +227,7 @@ def check_save_strategy(strategy: Any, given: Any, is_async: bool) -> None:
     if strategy is None:
         get_default_strategy(StrategyAction.SAVE_SHARDED, *(given or (BACKEND, BACKEND_VERSION)))
     if not isinstance(strategy, SaveShardedStrategy):
-        raise CheckpointingException(
+        raise CheckpointMismatchError(
             f"choosing how to save: found {given!r}, expected a SaveShardedStrategy, (backend, version) or None"
         )
     if is_async and not isinstance(strategy, AsyncSaveShardedStrategy):
@@ -260,7 +260,7 @@ def choose_load_strategy(given: Any, directory: Location) -> LoadShardedStrategy
             ) from raised
         given = given.for_one_load()
     if not isinstance(given, LoadShardedStrategy):
-        raise CheckpointingException(
+        raise CheckpointMismatchError(
             f"choosing how to load: found {given!r}, expected a LoadShardedStrategy, (backend, version) or None"
         )
     if config is not None:
@@ -275,7 +275,7 @@ def check_common_strategy(given: Any, kind: type) -> None:
         action = StrategyAction.SAVE_COMMON if kind is SaveCommonStrategy else StrategyAction.LOAD_COMMON
         get_default_strategy(action, *given)
     elif given is not None and not isinstance(given, kind):
-        raise CheckpointingException(
+        raise CheckpointMismatchError(
             f"choosing how common data is kept: found common_strategy={given!r}, expected a {kind.__name__}, "
             "(backend, version) or None"
         )
