@@ -43,7 +43,6 @@ from remesh.checkpoint.values.nests import (
     graft,
     items_of,
     nested_leaves,
-    paths_of_objects,
     spread_objects,
 )
 from remesh.collector import collector_at_rest
@@ -89,7 +88,7 @@ def entities_of(state: Mapping[str, Any], *, group: Group = None) -> ShardedStat
 def _agree_on_writers(state: Mapping[str, Any], plans: Agreements, group: Group, doing: str) -> Agreement[_Tensors]:
     """The tensors of the state, and what all ranks agree on; under ``is_mine`` which boxes this rank writes."""
     agreement = plans.agree(
-        lambda: _take_apart(spread_objects(state)),
+        lambda: _take_apart(spread_objects(state)[0]),
         group,
         doing,
         tell=lambda tensors: (tensors.boxes().parts(), None),
@@ -143,7 +142,7 @@ def load(state: dict[str, Any], path: Directory, *, group: Group = None) -> dict
 def _load(state: dict[str, Any], directory: Location, group: Group) -> dict[str, Any]:
     doing = f"loading checkpoint {directory}"
     planned = take_step(lambda: _plan_load(state, directory), group, doing).mine
-    return take_step(lambda: give_to_objects(state, planned.run()), group, doing).mine
+    return take_step(lambda: give_to_objects(state, planned.run(), planned.objects), group, doing).mine
 
 
 def latest_complete(root: Directory) -> Location | None:
@@ -279,7 +278,9 @@ class _PlannedLoad:
 
     checkpoint: OpenCheckpoint
     state: dict[str, Any]
-    """What is asked for, without objects that keep a state of their own."""
+    """What is asked for, with the state dicts of objects in their places."""
+    objects: tuple[Path, ...]
+    """Where those objects are."""
     fill: Fill
 
     def run(self) -> dict[str, Any]:
@@ -295,7 +296,8 @@ class _PlannedLoad:
 
 def _plan_load(state: dict[str, Any], directory: Location) -> _PlannedLoad:
     checkpoint = open_checkpoint(directory, allow_native=True)
-    taken = _take_apart(spread_objects(state))
+    spread, objects = spread_objects(state)
+    taken = _take_apart(spread)
     tensors: list[ShardedTensor] = []
     staged: list[tuple[torch.Tensor, torch.Tensor]] = []
     for held in taken.cut.values():
@@ -305,8 +307,8 @@ def _plan_load(state: dict[str, Any], directory: Location) -> _PlannedLoad:
             staged.append((held.piece.tensor, copy))
     fill = plan_fill(checkpoint, tensors, list(taken.whole.items()), staged)
     check_asked(taken.state, stored_names(checkpoint))
-    check_objects_get_all(taken.state, paths_of_objects(state), checkpoint.manifest.tensors)
-    return _PlannedLoad(checkpoint, taken.state, fill)
+    check_objects_get_all(taken.state, objects, checkpoint.manifest.tensors)
+    return _PlannedLoad(checkpoint, taken.state, objects, fill)
 
 
 def _take_apart(state: Mapping[str, Any]) -> _Tensors:
