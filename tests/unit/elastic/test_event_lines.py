@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from remesh.dashboard.serve import Board
+from remesh.dashboard.serve import LiveStory
 from remesh.elastic.events import EventLog, EventReader
 from remesh.errors import ConfigError
 
@@ -49,7 +49,7 @@ def test_a_reader_survives_every_line_and_its_view_is_json_for_browsers(tmp_path
     for count, line in enumerate(ODD_LINES):
         (tmp_path / f"{count}.jsonl").write_bytes(line + b"\n" + good + b"\n")
     reader = EventReader(tmp_path)
-    feed = Board(reader.poll, "job")
+    feed = LiveStory(reader.poll, "job")
     events = reader.poll()
     assert [event for event in events if event.get("step") == 3] == [json.loads(good)] * len(ODD_LINES)
     for event in events:
