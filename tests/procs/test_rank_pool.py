@@ -6,8 +6,9 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
@@ -142,13 +143,18 @@ if __name__ == "__main__":
 """
 
 
+@pytest.fixture
+def short_folder() -> Iterator[Path]:
+    """A folder with a short path: that of a Unix socket has at most 107 bytes."""
+    with tempfile.TemporaryDirectory(prefix="pool-") as folder:
+        yield Path(folder)
+
+
 @pytest.mark.procs
-def test_workers_end_with_the_process_that_owns_the_pool(tmp_path: Path) -> None:
+def test_workers_end_with_the_process_that_owns_the_pool(tmp_path: Path, short_folder: Path) -> None:
     script = tmp_path / "owner.py"
     script.write_text(_OWNER)
-    temporary = tmp_path / "temporary"
-    temporary.mkdir()
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "TMPDIR": str(temporary)}
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "TMPDIR": str(short_folder)}
     owner = subprocess.Popen([sys.executable, str(script), str(tmp_path)], env=environment)
     pids: list[int] = []
     while len(pids) < 2:  # however long torch takes to start
@@ -158,7 +164,7 @@ def test_workers_end_with_the_process_that_owns_the_pool(tmp_path: Path) -> None
     owner.kill()
     owner.wait(10)
     _wait_for(lambda: [pid for pid in pids if _is_running(pid)], lambda alive: not alive)
-    _wait_for(lambda: list(temporary.glob("remesh-*")), lambda left: not left)
+    _wait_for(lambda: list(short_folder.glob("remesh-*")), lambda left: not left)
 
 
 def _is_running(pid: int) -> bool:
