@@ -24,7 +24,6 @@ NEW_USER: Final = 0x10000000
 NEW_PID: Final = 0x20000000
 NEW_NETWORK: Final = 0x40000000
 
-MS_RDONLY: Final = 1
 MS_NOSUID: Final = 2
 MS_NODEV: Final = 4
 MS_NOEXEC: Final = 8
@@ -33,7 +32,6 @@ MS_REC: Final = 0x4000
 MS_PRIVATE: Final = 0x40000
 MS_SLAVE: Final = 0x80000
 
-PR_SET_PDEATHSIG: Final = 1
 PR_SET_NAME: Final = 15
 PR_SET_MM: Final = 35
 PR_SET_MM_MAP: Final = 14

@@ -19,7 +19,6 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
-import numpy as np
 import torch
 
 from remesh.checkpoint.errors import CheckpointFormatError, CheckpointingException, CheckpointMismatchError
@@ -294,9 +293,3 @@ def _objects(key: str, sizes: Mapping[str, int]) -> dict[str, Extent]:
             unique_key = ShardedObject(key, None, shape, offset).unique_key
             objects[unique_key] = Extent(f"{key}/{name}", 0, sizes[name])
     return objects
-
-
-def numpy_dtype(dtype: str) -> np.dtype[Any] | None:
-    """The NumPy dtype of the elements as they lie in a file; None for bfloat16, which NumPy does not have."""
-    code = _DTYPES[dtype]
-    return None if code == dtype else np.dtype(code)
