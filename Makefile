@@ -26,7 +26,7 @@ mpi_wheels_impi    := impi-rt==2021.18.1
 MPI4PY := mpi4py==4.1.2 isal==1.9.1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-unit test-procs test-slow test-mpi test-netns test-gpu test-browser interop peers mpi mpi4py-suite check format bench clean
+.PHONY: help demo test test-unit test-procs test-slow test-mpi test-netns test-gpu test-browser interop peers mpi mpi4py-suite check format bench docs clean
 
 help:  ## this list
 	@grep -E '^[a-z -]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-32s %s\n", $$1, $$2}'
@@ -112,5 +112,9 @@ format: $(STAMP)  ## mend what check can mend
 bench: $(STAMP)  ## the benchmarks of one room: make bench ROOM=layout [QUICK=1]; benchmarks/out/
 	QUICK=$(QUICK) $(RUN) -m benchmarks.$(ROOM)
 
+docs: $(STAMP)  ## the site of the documentation, a warning is an error; build/docs/index.html
+	$(RUN) -m pip install --quiet --constraint constraints.txt --editable '.[docs]'
+	$(RUN) -m sphinx -q -W --keep-going -b html -d build/docs/.doctrees docs build/docs/$$($(RUN) -c 'import remesh; print(remesh.__version__)')
+
 clean:  ## remove what the verbs above made, except runs/
-	rm -rf $(VENV) .interop .peers .mpi benchmarks/out .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .interop .peers .mpi benchmarks/out build/docs .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,18 @@
+"""Which page lies below which? The table ``site_trees`` of conf.py, so that pages need no word of the builder's."""
+
+from __future__ import annotations
+
+import inspect
+
+from sphinx.application import Sphinx
+
+
+def setup(app: Sphinx) -> dict[str, bool]:
+    app.add_config_value("site_trees", {}, "env")
+    app.connect("source-read", _add_tree)
+    return {"parallel_read_safe": True}
+
+
+def _add_tree(app: Sphinx, docname: str, source: list[str]) -> None:
+    if pages := app.config.site_trees.get(docname):
+        source[0] += f"\n```{{toctree}}\n:hidden:\n:titlesonly:\n\n{inspect.cleandoc(pages)}\n```\n"

@@ -1,0 +1,117 @@
+"""The site of the documentation: ``make docs`` builds it into build/docs/<version>/, with warnings as errors."""
+
+from __future__ import annotations
+
+import sys
+import tomllib
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE / "_site"))
+
+import remesh  # noqa: E402
+
+project = "Remesh"
+author = copyright = "The Remesh developers"
+release = version = remesh.__version__
+_about = tomllib.loads((HERE.parent / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx_copybutton",
+    "sphinxcontrib.mermaid",
+    "links",
+    "trees",
+    "command_pages",
+    "name_pages",
+    "versions",
+]
+exclude_patterns = ["_site"]
+# Page: what lies below it in the menu, line by line, as a page or as "title </page>".
+site_trees = {
+    "index": """
+        Elastic jobs </elastic/index>
+        Checkpoints </checkpoint/index>
+        Resharding </reshard>
+        Pipelines </pipeline/index>
+        MPI programs </mpi/index>
+        Reference </reference/index>
+        Measured </measured>
+        Dashboard </dashboard>
+        Testbed </testbed>
+        Glossary </glossary>
+        Inside </inside>""",
+    "elastic/index": """
+        remesh run </elastic/run>
+        Slurm and Kubernetes </elastic/clusters>
+        /elastic/failures""",
+    "checkpoint/index": """
+        /checkpoint/from_torch_dcp
+        /checkpoint/from_megatron
+        /checkpoint/tools
+        /checkpoint/differences""",
+    "reshard": """
+        /reshard/running
+        /reshard/strategies""",
+    "pipeline/index": """
+        /pipeline/runtime
+        /pipeline/schedules""",
+    "mpi/index": """
+        /mpi/guide
+        /mpi/limits""",
+    "measured": """
+        Recovery </elastic/measured>
+        Checkpoints </checkpoint/measured>
+        Planning checkpoints </checkpoint/planning>
+        Resharding </reshard/measured>
+        /reshard/first_byte
+        /reshard/scale
+        /reshard/ablation
+        /pipeline/measured
+        /pipeline/simulated
+        MPI programs </mpi/measured>
+        Process images </mpi/images-measured>
+        Every pair of MPIs </mpi/matrix>""",
+    "inside": """
+        /architecture
+        /layout
+        /reshard/planning
+        /elastic/protocol
+        /mpi/protocol
+        /mpi/images
+        /checkpoint/format
+        Decisions </decisions/README>""",
+    "decisions/README": "\n".join(sorted(f"/decisions/{page.stem}" for page in (HERE / "decisions").glob("0*.md"))),
+}
+suppress_warnings = ["myst.header"]  # a page may go from its title to a small heading
+
+myst_heading_anchors = 4
+myst_fence_as_directive = ["mermaid"]
+
+default_role = "py:obj"
+autodoc_default_options = {"members": True, "undoc-members": False, "member-order": "bysource"}
+autodoc_typehints = "signature"
+autodoc_preserve_defaults = True
+python_use_unqualified_type_names = True
+add_module_names = False
+toc_object_entries_show_parents = "hide"
+
+repository_url = _about.get("urls", {}).get("Repository", "")
+copybutton_prompt_text = "$ "
+html_theme = "pydata_sphinx_theme"
+html_title = f"Remesh {release}"
+html_static_path = ["_static"]
+html_css_files = ["remesh.css"]
+html_show_sourcelink = False
+html_theme_options = {
+    "logo": {"text": "Remesh"},
+    "navbar_align": "left",
+    "navbar_end": ["version-switcher", "theme-switcher"],
+    "switcher": {"json_url": "../versions.json", "version_match": release},
+    "check_switcher": False,
+    "show_toc_level": 1,
+    "header_links_before_dropdown": 6,
+    "footer_start": ["copyright"],
+    "footer_end": [],
+}
