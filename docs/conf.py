@@ -41,6 +41,7 @@ site_trees = {
         Dashboard </dashboard>
         Testbed </testbed>
         Glossary </glossary>
+        Versions </versions>
         Inside </inside>""",
     "elastic/index": """
         remesh run </elastic/run>

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from remesh.reshard.api import reshard
     from remesh.reshard.refit import Refit
 
-__version__ = "0.1.0"
+    __version__: str
 
 __all__ = [
     "ConfigError",
@@ -54,9 +54,20 @@ _ROOMS = frozenset(
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        return _installed_version()
     if name in _ROOMS:
         return importlib.import_module(f"remesh.{name}")
     return attribute_at_home("remesh", _HOMES, name)
+
+
+def _installed_version() -> str:
+    """That of the package that is installed, which has it from a tag; a source tree on the path alone has none."""
+    metadata = importlib.import_module("importlib.metadata")  # slow to load, and seldom asked
+    try:
+        return str(metadata.version("remesh"))
+    except metadata.PackageNotFoundError:
+        return "0.0.0+source"
 
 
 def __dir__() -> list[str]:

@@ -7,7 +7,6 @@ from typing import Any
 
 import click
 
-from remesh import __version__
 from remesh.cli.quiet import import_quietly
 from remesh.errors import Error
 from remesh.first_use import import_home
@@ -53,6 +52,6 @@ class LazyGroup(click.Group):
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(__version__, prog_name="remesh")
+@click.version_option(package_name="remesh", prog_name="remesh")
 def main() -> None:
     """Carry the state of a running distributed job from any mesh to any other."""
