@@ -94,7 +94,7 @@ INNER_ARROW: dict[str, dict[str, set[str]]] = {
         "doctor init",
     ),
     "mpi": _layers(
-        "calls extension mpis program_environment room rsh slurm",
+        "calls extension library mpis program_environment room rsh slurm",
         "native",
         "arena channel",
         "lower upper",

@@ -1,0 +1,396 @@
+"""What of the library is made from tables: each face's header, and the entry point of every function of MPI.
+
+``python generate.py FACE FOLDER`` writes, for one face:
+
+- ``mpi.h``: constants, types, and prototypes of all functions;
+- ``internal.h``: prototypes of the functions ``do_X`` that are written by hand. Handles have become objects, and counts
+  have one size: an ``int`` that is an ``MPI_Count`` in the large form is an ``MPI_Count``, an array of them ``Counts``;
+- ``entries.c``: ``MPI_X``, ``PMPI_X`` and the large ``MPI_X_c``, which turn a program's arguments into those of
+  ``do_X``, check them, and hand errors to the handler. What has no ``do_X`` refuses by name.
+
+The tables are facts about MPI: ``standard.py`` and ``facts.py`` renew them. Only Python's own library is used, since
+this runs when the package is built.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+HERE: Final = Path(__file__).parent
+FACES: Final = ("mpich", "openmpi", "abi")
+_OBJECTS: Final = {
+    "MPI_Comm": "comm",
+    "MPI_Datatype": "datatype",
+    "MPI_Errhandler": "errhandler",
+    "MPI_File": "file",
+    "MPI_Group": "group",
+    "MPI_Info": "info",
+    "MPI_Message": "message",
+    "MPI_Op": "op",
+    "MPI_Request": "request",
+    "MPI_Session": "session",
+    "MPI_Win": "win",
+}
+"""Handle type to the name of its object's functions."""
+_NULLS: Final = {handle: f"{handle.upper()}_NULL" for handle in _OBJECTS}
+_HOLDERS: Final = ("MPI_Comm", "MPI_Win", "MPI_File", "MPI_Session")
+"""Objects with an error handler."""
+_CLASSES: Final = {handle: f"MPI_ERR_{name.upper()}" for handle, name in _OBJECTS.items()} | {
+    "MPI_Datatype": "MPI_ERR_TYPE",
+    "MPI_Message": "MPI_ERR_REQUEST",
+}
+_NULL_ALLOWED: Final = ("MPI_Info",)
+_RAW: Final = frozenset({"MPI_Type_get_contents", "MPI_Type_get_envelope", "MPI_Op_create", "MPI_Register_datarep"})
+"""Functions whose two forms differ in more than the size of counts: there is a do_X and a do_X_c."""
+_TAKE_NULLS: Final = {
+    "MPI_Comm_compare": (),
+    "MPI_File_set_errhandler": ("MPI_File",),
+    "MPI_File_get_errhandler": ("MPI_File",),
+    "MPI_File_call_errhandler": ("MPI_File",),
+    "MPI_Request_get_status": ("MPI_Request",),
+    "MPI_Type_create_f90_integer": (),
+}
+"""Functions that take null handles of these types."""
+_ANY_TIME: Final = re.compile(
+    r"MPI_(Init|Init_thread|Initialized|Finalized|Finalize|Get_version|Get_library_version|Abi_.*|Info_.*|Session_.*"
+    r"|Error_.*|Add_error_.*|Remove_error_.*|.*_errhandler|Errhandler_.*|.*_c2f|.*_f2c|.*_f082.*|.*_c2f08|.*_toint|.*_fromint|Aint_.*"
+    r"|Status_.*|Group_from_session_pset|Comm_create_from_group|Group_.*|T_.*|Wtime|Wtick|Abort|Get_hw_resource_info"
+    r"|Buffer_.*|Comm_create_keyval|Comm_free_keyval|Type_create_keyval|Win_create_keyval|Win_free_keyval"
+    r"|Type_free_keyval|Get_address|Get_processor_name)$"
+)
+"""Functions that may be called before MPI is started, or with a session only."""
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One parameter of a function."""
+
+    small: str  # C type as declared, "" if only the large form has it
+    large: str
+    name: str
+    direction: str
+    kind: str
+
+    @property
+    def is_poly(self) -> bool:
+        return self.small != self.large
+
+    def declared(self, *, large: bool) -> str:
+        """As C declares it."""
+        text = self.large if large else self.small
+        if text == "...":
+            return text
+        text = text.replace("const.", "const ")
+        array = re.search(r"(\[\].*)$", text)
+        return f"{text[: array.start()]} {self.name}{array[1]}" if array else f"{text} {self.name}"
+
+    def internal(self) -> str:
+        """As a parameter of do_X."""
+        text = self.large.replace("const.", "const ")
+        if self.large in _OBJECTS:
+            return f"{_object_type(self.large)} *{self.name}"
+        if self.is_made:
+            return f"{_object_type(self.large[:-1])} **{self.name}"
+        if self.is_poly and text.endswith("[]"):
+            return f"Counts {self.name}"
+        if self.is_poly:
+            return f"MPI_Count{'*' if text.endswith('*') else ''} {self.name}"
+        return self.declared(large=True)
+
+    @property
+    def is_made(self) -> bool:
+        """Whether it is a handle that the function makes."""
+        return self.direction == "out" and self.large[:-1] in _OBJECTS and self.large.endswith("*")
+
+
+@dataclass(frozen=True)
+class Function:
+    """One function of MPI."""
+
+    name: str
+    returned: str
+    parameters: tuple[Parameter, ...]
+
+    @property
+    def has_large(self) -> bool:
+        return any(parameter.is_poly for parameter in self.parameters)
+
+    def of_form(self, *, large: bool) -> list[Parameter]:
+        return [one for one in self.parameters if (one.large if large else one.small)]
+
+    def prototype(self, prefix: str, *, large: bool) -> str:
+        declared = ", ".join(one.declared(large=large) for one in self.of_form(large=large)) or "void"
+        return f"{self.returned} {prefix}{self.name}{'_c' if large else ''}({declared})"
+
+
+def read_functions() -> list[Function]:
+    """Those of the standard, and those that it has removed and old programs call."""
+    lines = [(HERE / "tables" / name).read_text() for name in ("functions.txt", "removed.txt")]
+    return [_function(line) for line in "".join(lines).splitlines()]
+
+
+def _function(line: str) -> Function:
+    head, *rows = line.split("; ")
+    returned, name = head.rsplit(" ", 1)
+    parameters = []
+    for row in rows:
+        declared, parameter, direction, kind = row.split(" ")
+        small, _, large = declared.partition("|") if "|" in declared else (declared, "", declared)
+        parameters.append(Parameter(small, large, parameter, direction, kind))
+    return Function(name, returned, tuple(parameters))
+
+
+def _object_type(handle: str) -> str:
+    return handle.removeprefix("MPI_")
+
+
+def written() -> set[str]:
+    """Names X for which there is a do_X."""
+    pattern = re.compile(r"^[A-Za-z_][\w ]*[ *]do_(\w+)\(", re.MULTILINE)
+    # Some are made in families, by macros: each is named in a comment of its own line, /* do_X */.
+    listed = re.compile(r"/\* do_(\w+) \*/")
+    texts = [path.read_text() for path in HERE.glob("*.c")]
+    return {name for text in texts for name in [*pattern.findall(text), *listed.findall(text)]}
+
+
+# ---- mpi.h ----
+
+
+def header(face: str, functions: Iterable[Function]) -> str:
+    """Constants and prototypes."""
+    parts = [
+        f'/* Made by generate.py. */\n#ifndef MPI_H\n#define MPI_H\n#define FACE_{face.upper()} 1\n#include "face.h"\n'
+    ]
+    if face == "openmpi":
+        for line in (HERE / "tables" / "openmpi_symbols.txt").read_text().splitlines():
+            name, size = line.split()
+            parts.append(f"extern char {name}[{size}];")
+    column = FACES.index(face)
+    for line in (HERE / "tables" / "constants.txt").read_text().splitlines():
+        name, kind, *values = line.split()
+        if values[column] != "-":
+            parts.append(f"#define {name} {_constant(name, kind, values[column])}")
+    for function in functions:
+        if function.name == "MPI_Pcontrol":
+            parts.append("int MPI_Pcontrol(const int level, ...);\nint PMPI_Pcontrol(const int level, ...);")
+            continue
+        for large in (False, True) if function.has_large else (False,):
+            parts += [function.prototype(prefix, large=large) + ";" for prefix in ("", "P")]
+    return "\n".join([*parts, "#endif\n"])
+
+
+_POINTERS: Final = {
+    **dict.fromkeys(("MPI_BOTTOM", "MPI_IN_PLACE", "MPI_BUFFER_AUTOMATIC"), "void *"),
+    **dict.fromkeys(("MPI_STATUS_IGNORE", "MPI_STATUSES_IGNORE"), "MPI_Status *"),
+    **dict.fromkeys(("MPI_ERRCODES_IGNORE", "MPI_UNWEIGHTED", "MPI_WEIGHTS_EMPTY"), "int *"),
+    "MPI_ARGV_NULL": "char **",
+    "MPI_ARGVS_NULL": "char ***",
+}
+
+
+def _constant(name: str, kind: str, value: str) -> str:
+    if value.startswith("@"):
+        return f"(({kind})(void *){value[1:]})"
+    if name in _POINTERS:
+        return f"(({_POINTERS[name]})(intptr_t){value})"
+    if kind in _OBJECTS:
+        return f"(({kind}){'(intptr_t)' if kind == 'MPI_File' else ''}{value})"
+    return f"({value})"
+
+
+# ---- internal.h ----
+
+
+def internal(functions: Iterable[Function], there: set[str]) -> str:
+    """Prototypes of what is written by hand."""
+    parts = ["/* Made by generate.py: what is written by hand of every function. */"]
+    for function in functions:
+        name = function.name.removeprefix("MPI_")
+        for large in (False, True) if function.name in _RAW else (True,):
+            suffix = "_c" if large and function.name in _RAW else ""
+            if name in there:
+                parts.append(
+                    f"INTERNAL {function.returned} do_{name}{suffix}({_internal_parameters(function, large)});"
+                )
+    return "\n".join([*parts, ""])
+
+
+def _internal_parameters(function: Function, large: bool) -> str:
+    if function.name in _RAW:
+        chosen = function.of_form(large=large)
+        return ", ".join(
+            one.internal() if one.large in _OBJECTS or one.is_made else one.declared(large=large) for one in chosen
+        )
+    return ", ".join("..." if one.large == "..." else one.internal() for one in function.parameters) or "void"
+
+
+# ---- entries.c ----
+
+
+def entries(functions: Iterable[Function], there: set[str]) -> str:
+    """The entry points."""
+    parts = ['/* Made by generate.py: the entry points of MPI. */\n#include "core.h"\n#include "entry.h"\n']
+    for function in functions:
+        for large in (False, True) if function.has_large else (False,):
+            parts.append(_entry(function, there, large))
+    return "\n".join(parts)
+
+
+def _entry(function: Function, there: set[str], large: bool) -> str:
+    suffix = "_c" if large else ""
+    full = f"{function.name}{suffix}"
+    head = function.prototype("P", large=large)
+    declared = head.partition("(")[2]
+    weak = f'{function.returned} {full}({declared} __attribute__((weak, alias("P{full}")));'
+    name = function.name.removeprefix("MPI_")
+    if function.name == "MPI_Pcontrol":
+        body = "    (void)level;\n    return MPI_SUCCESS;"
+    elif function.returned != "int":
+        body = _plain_body(function, name)
+    elif name not in there:
+        unused = "".join(f"    (void){one.name};\n" for one in function.of_form(large=large))
+        body = f'{unused}    return refuse_call("{full}");'
+    else:
+        body = _checked_body(function, full, large)
+    return f"{head} {{\n{body}\n}}\n{weak}\n"
+
+
+def _plain_body(function: Function, name: str) -> str:
+    """Conversions between languages, and what returns a number and cannot fail."""
+    convert = re.fullmatch(r"(\w+)_(c2f|f2c|toint|fromint)", name)
+    handle = {"Type": "MPI_Datatype"}.get(convert[1], f"MPI_{convert[1]}") if convert else ""
+    if convert and handle in _OBJECTS:
+        one, kind = function.parameters[0].name, f"KIND_{_object_type(handle).upper()}"
+        if convert[2] in ("c2f", "toint"):
+            return f"    return ({function.returned})fortran_of({kind}, BITS({one}));"
+        return f"    return ({handle})handle_of_fortran({kind}, (MPI_Fint){one});"
+    return f"    return do_{name}({', '.join(one.name for one in function.parameters)});"
+
+
+def _checked_body(function: Function, full: str, large: bool) -> str:
+    lines: list[str] = []
+    after: list[str] = []
+    holder = ""
+    chosen = function.of_form(large=large)
+    may_be_null = _TAKE_NULLS.get(function.name, ())
+    for one in chosen:
+        handle = one.large if one.large in _OBJECTS else one.large[:-1]
+        is_scalar = one.large == handle or (one.direction == "inout" and one.large == f"{handle}*")
+        if handle in _HOLDERS and is_scalar and not holder and one.direction != "out":
+            holder = f"{_OBJECTS[handle]}_of({'*' if one.large != handle else ''}{one.name})"
+    default = "file_errors()" if function.name.startswith("MPI_File_") else "NULL"
+    if not _ANY_TIME.match(function.name):
+        lines.append(f'    if (!is_running()) return not_running("{full}");')
+    lines.append(f"    void *holder_ = {holder or default};")
+    lines.append("    int error_;")
+    for one in chosen:
+        lines += _checks(one, large, may_be_null)
+        before, behind = _conversions(one, large, function.name in _RAW)
+        lines += before
+        after += behind
+    arguments = ", ".join(
+        _argument(one, large, function.name)
+        for one in function.parameters
+        if function.name not in _RAW or one in chosen
+    )
+    suffix = "_c" if function.name in _RAW and large else ""
+    lines.append(f"    error_ = do_{function.name.removeprefix('MPI_')}{suffix}({arguments});")
+    if after:
+        lines += ["    if (!error_) {", *(f"    {line}" for line in after), "    }"]
+    # A label that nothing jumps to would be a warning.
+    label = "end:\n" if any("goto end" in line for line in lines) else ""
+    lines.append(f'{label}    return end_call(error_, holder_, "{full}");')
+    declarations = [line for line in lines if re.match(r"    (MPI_Count|[A-Z]\w+ \*)\w*_? ?", line) and "=" not in line]
+    rest = [line for line in lines if line not in declarations]
+    split = next(i for i, line in enumerate(rest) if "int error_" in line) + 1
+    return "\n".join([*rest[:split], *declarations, *rest[split:]])
+
+
+def _checks(one: Parameter, large: bool, may_be_null: tuple[str, ...]) -> list[str]:
+    """Handles that are none, and numbers of things that are negative."""
+    if one.large in _OBJECTS:
+        handle, name = one.large, _OBJECTS[one.large]
+        lines = [f"    {_object_type(handle)} *{one.name}_;", f"    {one.name}_ = {name}_of({one.name});"]
+        condition = f"!{one.name}_"
+        if handle in _NULL_ALLOWED or handle in may_be_null:
+            condition += f" && {one.name} != {_NULLS[handle]}"
+        null = _NULLS[handle]
+        words = f'{one.name} == {null} ? "{one.name} is {null}" : "{one.name} is no such handle"'
+        error = f"error_ = fail({_CLASSES[handle]}, {words})"
+        return [*lines, f"    if ({condition}) {{ {error}; goto end; }}"]
+    text = one.large if large else one.small
+    if one.direction == "in" and text in ("int", "MPI_Count", "MPI_Aint"):
+        if "NUM_ELEM_NNI" in one.kind or one.kind in ("POLYXFER_NUM_ELEM", "POLYNUM_BYTES_NNI"):
+            return [_negative(one.name, "MPI_ERR_COUNT", large)]
+        if one.kind in ("ARRAY_LENGTH", "ARRAY_LENGTH_NNI", "WINDOW_SIZE"):
+            error = "MPI_ERR_SIZE" if one.kind == "WINDOW_SIZE" else "MPI_ERR_ARG"
+            return [_negative(one.name, error, large)]
+    return []
+
+
+def _negative(name: str, error: str, large: bool) -> str:
+    words = f'"{name} is %lld, expected 0 or more", (long long){name}'
+    return f"    if ({name} < 0) {{ error_ = fail({error}, {words}); goto end; }}"
+
+
+def _conversions(one: Parameter, large: bool, raw: bool) -> tuple[list[str], list[str]]:
+    """Lines before the call of do_X, and after it if it succeeded."""
+    if one.is_made:
+        handle = one.large[:-1]
+        kind = _object_type(handle)
+        made = f"{one.name}_"
+        back = f"    *{one.name} = {made} ? {_OBJECTS[handle]}_handle({made}) : {_NULLS[handle]};"
+        return [f"    {kind} *{made};", f"    {made} = NULL;"], [back]
+    if one.is_poly and one.large.endswith("*") and not raw:
+        small = (one.large if large else one.small)[:-1]
+        before = [
+            f"    MPI_Count {one.name}_;",
+            f"    {one.name}_ = {f'*{one.name}' if one.direction == 'inout' else '0'};",
+        ]
+        narrow = f"narrow({one.name}_)" if small == "int" else f"({small}){one.name}_"
+        return before, [f"    *{one.name} = {narrow};"]
+    return [], []
+
+
+def _argument(one: Parameter, large: bool, function: str) -> str:
+    text = one.large if large else one.small
+    if one.large in _OBJECTS:
+        return f"{one.name}_"
+    if one.is_made:
+        return f"&{one.name}_"
+    if not text:
+        return "NULL" if one.large.endswith(("*", "]")) else "0"
+    if function in _RAW:
+        return one.name
+    if one.is_poly and text.endswith("[]"):
+        return f"(Counts){{{one.name}, sizeof *{one.name}}}"
+    if one.is_poly and text.endswith("*"):
+        return f"&{one.name}_"
+    return one.name
+
+
+def symbols() -> str:
+    """Open MPI's predefined handles are the addresses of these."""
+    lines = (HERE / "tables" / "openmpi_symbols.txt").read_text().splitlines()
+    made = "".join(f"char {name}[{size}] __attribute__((aligned(64)));\n" for name, size in map(str.split, lines))
+    return f"/* Made by generate.py. */\n{made}"
+
+
+def main(face: str, folder: str) -> None:
+    """Write all that one face needs."""
+    functions, there = read_functions(), written()
+    into = Path(folder)
+    into.mkdir(parents=True, exist_ok=True)
+    (into / "mpi.h").write_text(header(face, functions))
+    (into / "internal.h").write_text(internal(functions, there))
+    (into / "entries.c").write_text(entries(functions, there))
+    (into / "symbols.c").write_text(symbols() if face == "openmpi" else "/* This face has none. */\n")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,14 @@
+/* Infos: ordered pairs of key and value. */
+#ifndef REMESH_INFO_H
+#define REMESH_INFO_H
+
+#include "core.h"
+
+/* The value of a key, or NULL; of no info too. */
+INTERNAL const char *info_value(const Info *info, const char *key);
+/* A copy that the caller owns; of NULL: an empty one. */
+INTERNAL Info *copy_info(const Info *info);
+/* Sets or replaces a pair. */
+INTERNAL void put_info(Info *info, const char *key, const char *value);
+
+#endif
