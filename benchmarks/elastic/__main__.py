@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from benchmarks.elastic import control_plane, overhead, peers, recovery, shaped, store_requests
+from benchmarks.elastic import attempts, control_plane, overhead, peers, recovery, shaped, store_requests
 from benchmarks.elastic.settings import Settings, estimate_minutes
 from benchmarks.elastic.sides import CASES
 from benchmarks.report import OUT, Row, print_rows, save_report
@@ -26,6 +26,9 @@ def experiments(settings: Settings) -> Iterator[Sequence[Row]]:
     for case in CASES:
         if case in settings.parts:
             yield from recovery.rows_of(case, settings)
+    if "attempts" in settings.parts:
+        for meeting in attempts.MEETINGS:
+            yield from attempts.rows_of(meeting, settings)
     if "plane" in settings.parts:
         yield control_plane.rows(quick=quick)
     if "shaped" in settings.parts:

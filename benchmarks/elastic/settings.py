@@ -4,7 +4,7 @@
 
 | variable | what it says | default |
 |---|---|---|
-| ``PARTS`` | some of ``costs,worker,node,host,plane,shaped`` | all |
+| ``PARTS`` | some of ``costs,worker,node,host,plane,shaped,attempts`` | all but ``attempts`` |
 | ``KILLS`` | kills of each case for each program | 20 |
 | ``PEER_MINUTES`` | how long another program may take for one case; it has the kills that it came to by then | 2 |
 | ``PEERS`` | some of ``torchrun,torchft,nvrx``, or ``none`` | all that are there |
@@ -19,7 +19,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-PARTS = ("costs", "worker", "node", "host", "plane", "shaped")
+DEFAULT_PARTS = ("costs", "worker", "node", "host", "plane", "shaped")
+PARTS = (*DEFAULT_PARTS, "attempts")
 PEERS = ("torchrun", "torchft", "nvrx")
 
 
@@ -27,7 +28,7 @@ PEERS = ("torchrun", "torchft", "nvrx")
 class Settings:
     """What is measured."""
 
-    parts: tuple[str, ...] = PARTS
+    parts: tuple[str, ...] = DEFAULT_PARTS
     num_kills: int = 20
     peer_minutes: float = 2.0
     """How long another program may take for one case, jobs that it loses included."""
@@ -55,7 +56,7 @@ class Settings:
         """
         is_quick = environment.get("QUICK", "") not in ("", "0")
         return cls(
-            parts=_list(environment.get("PARTS", "")) or PARTS,
+            parts=_list(environment.get("PARTS", "")) or DEFAULT_PARTS,
             num_kills=int(environment.get("KILLS", "1" if is_quick else "20")),
             peer_minutes=float(environment.get("PEER_MINUTES", "2")),
             peers=() if environment.get("PEERS") == "none" else _list(environment.get("PEERS", "")) or PEERS,
@@ -72,7 +73,8 @@ def estimate_minutes(settings: Settings) -> dict[str, float]:
     """About how long each part takes on a quiet machine of two cores, at most where peers are bounded.
 
     From runs there: a job of four workers stands after 8 s, a kill of ours with the newcomer after it takes 7 s, a kill
-    of the store's host needs a new job, torchrun's jobs that do not come back are three of 30 s each at most.
+    of the store's host needs a new job, torchrun's jobs that do not come back are three of 30 s each at most. A job in
+    restart mode takes 9 s with its kill, on each of four meeting places.
     """
     kills, quick = settings.num_kills, settings.is_quick
     ours = (kills * 7 + (kills + 4) // 5 * 10) / 60
@@ -86,5 +88,6 @@ def estimate_minutes(settings: Settings) -> dict[str, float]:
         "host": kills * 12 / 60 + with_torchrun * min(kills, 3) * 0.7,
         "plane": 0.2 if quick else 1.5,
         "shaped": 1.0 if quick else 1.5,
+        "attempts": 4 * (kills * 9 / 60 + with_torchrun * peers),
     }
     return {part: minutes[part] for part in PARTS if part in settings.parts}

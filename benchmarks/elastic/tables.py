@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.elastic.attempts import LAUNCHERS, MAX_RESTARTS, MEETINGS
 from benchmarks.elastic.phases import PHASES
 from benchmarks.plots import plot_growth
 from benchmarks.report import OUT, verdict_of
@@ -47,7 +48,8 @@ def make_page(report: Mapping[str, Any]) -> str:
     load = ", ".join(f"{value:.1f}" for value in report["load"])
     versions: Mapping[str, str] = report.get("peers", {})
     recovery, others, plane = _recoveries(rows, versions), _others(rows), _plane(rows)
-    parts = {"recoveries": recovery, "costs and moves": others, "the control plane": plane}
+    restarts = _restarts(rows)
+    parts = {"recoveries": recovery, "restart mode": restarts, "costs and moves": others, "the control plane": plane}
     missing = [name for name, part in parts.items() if not part]
     missing += [name for name in _SIDES if recovery and _kills_of(rows, _CASES[0], name) is None]
     lines = [
@@ -58,7 +60,7 @@ def make_page(report: Mapping[str, Any]) -> str:
         + ("; the small set of `QUICK=1`." if report["quick"] else "."),
         *([f"Not run this time: {', '.join(missing)}."] if missing else []),
     ]
-    return "\n".join([*lines, *recovery, *others, *plane]) + "\n"
+    return "\n".join([*lines, *recovery, *restarts, *others, *plane]) + "\n"
 
 
 def _recoveries(rows: Sequence[Row], versions: Mapping[str, str]) -> list[str]:
@@ -120,9 +122,37 @@ def _cell(row: Row | None, form: str) -> str:
     return form.format(row["value"]) + (f" ({goal})" if goal else "")
 
 
+def _restarts(rows: Sequence[Row]) -> list[str]:
+    """The part about plain scripts."""
+    at = {row["case"]: row for row in rows}
+    lines = []
+    for meeting in MEETINGS:
+        for launcher in LAUNCHERS:
+            about = f"restart mode, {meeting}: {launcher}"
+            if (kills := at.get(f"{about}, kills")) is None:
+                continue
+            cells = [f"{kills['value']:.0f}", _cell(at[f"{about}, back at the first attempt"], "{:.0f}")]
+            cells += [_cell(at[f"{about}, {what}"], "{:.0f}") for what in ("never back", "attempts wasted")]
+            cells.append(_cell(at.get(f"{about}, kill to through, p50"), "{:.1f}"))
+            lines.append(f"| {meeting} | {launcher} | {' | '.join(cells)} |")
+    title = [
+        "",
+        "## Restart mode",
+        "",
+        "A plain script makes a gloo group of two ranks and adds numbers up; in its first attempt rank 1 is killed.",
+        f"{MAX_RESTARTS} restarts are allowed. Both launchers have the same flags and run in turn; two nodes, but for",
+        "`standalone`. The time is from the kill to the end of the script on both ranks. By",
+        "`PARTS=attempts KEEP=1 make bench ROOM=elastic`.",
+        "",
+        "| meeting place | launcher | kills | back at the first attempt | never back | attempts wasted | p50, s |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    return [*title, *lines] if lines else []
+
+
 def _is_in_tables(case: str) -> bool:
     """Whether a row about kills has its cell in a table of its own."""
-    return case.partition(": ")[0] in _CASES
+    return case.partition(": ")[0] in _CASES or case.startswith("restart mode, ")
 
 
 def _others(rows: Sequence[Row]) -> list[str]:

@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -100,28 +100,9 @@ def meeting_flags(port: int, nnodes: str = "2", backend: str = "c10d", **conf: o
     ]
 
 
-@contextlib.contextmanager
-def etcd_server(folder: Path) -> Iterator[int]:
-    """A real etcd on a free port of loopback; gives the port."""
-    client, peer = free_port(), free_port()
-    url, peer_url = f"http://127.0.0.1:{client}", f"http://127.0.0.1:{peer}"
-    server = subprocess.Popen(
-        [
-            *("etcd", "--data-dir", str(folder / "etcd"), "--listen-client-urls", url, "--advertise-client-urls", url),
-            *("--listen-peer-urls", peer_url, "--initial-advertise-peer-urls", peer_url),
-            *("--initial-cluster", f"default={peer_url}", "--logger", "zap", "--log-level", "error"),
-        ],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    try:
-        deadline_s = time.monotonic() + 30
-        while True:
-            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", client), 0.2):
-                break
-            assert time.monotonic() < deadline_s and server.poll() is None, "etcd did not start"
-            time.sleep(0.05)
-        yield client
-    finally:
-        server.kill()
-        server.wait()
+def last_event_of_agent(output: str) -> dict[str, Any]:
+    """The last that ``--event-log-handler console`` told of an agent, in what it printed."""
+    told = [line[line.index("{") :] for line in output.splitlines() if '"source": "AGENT"' in line]
+    assert told, output
+    event: dict[str, Any] = json.loads(told[-1])
+    return event

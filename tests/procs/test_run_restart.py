@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import socket
 import urllib.request
@@ -12,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.procs.agents import Agents, etcd_server, free_port, meeting_flags
+from benchmarks.elastic.etcd_server import etcd_server, why_no_etcd
+from tests.procs.agents import Agents, free_port, last_event_of_agent, meeting_flags
 
 pytestmark = pytest.mark.procs
 
@@ -97,6 +97,31 @@ def test_node_that_joins_restarts_the_others_and_uses_no_restart(tmp_path: Path)
     assert [event["world_size"] for event in log if event["kind"] == "round"][:2] == [1, 2]
 
 
+@pytest.mark.parametrize("launcher", ["remesh.run", "torch.distributed.run"])
+def test_agent_says_last_that_its_job_failed(tmp_path: Path, launcher: str) -> None:
+    """Rank 1 raises and no restart is left: the agent's own event comes all the same, as under torchrun."""
+    with Agents(tmp_path, launcher) as agents:
+        agents.start("--nproc-per-node", "2", "--event-log-handler", "console", actions=["raise@1", "sleep"])
+        code, output = agents.end()
+        assert code == 1, output
+        # The agent has done its work; that its workers failed stands in their events.
+        assert last_event_of_agent(output)["metadata"]["state"] == "SUCCEEDED"
+        assert '"state": "FAILED"' in output
+
+
+@pytest.mark.parametrize("launcher", ["remesh.run", "torch.distributed.run"])
+def test_agent_that_is_told_to_end_says_so_last(tmp_path: Path, launcher: str) -> None:
+    """SIGTERM to the agent while its workers run."""
+    with Agents(tmp_path, launcher) as agents:
+        agents.start("--nproc-per-node", "2", "--event-log-handler", "console", actions=["sleep"])
+        agents.wait_for_workers(2)
+        agents.agents[0].send_signal(signal.SIGTERM)
+        code, output = agents.end()
+        assert code != 0, output
+        last = last_event_of_agent(output)["metadata"]
+        assert last["state"] == "FAILED" and "SignalException" in last["raw_error"]
+
+
 def test_worker_that_ignores_sigterm_is_killed_after_the_shutdown_timeout(tmp_path: Path) -> None:
     """Rank 1 raises; rank 0 ignores SIGTERM. The job ends all the same, and nothing runs on."""
     with Agents(tmp_path) as agents:
@@ -168,8 +193,8 @@ def test_fixed_ranks_meet_without_a_name(tmp_path: Path) -> None:
 
 def test_nodes_meet_on_etcd_and_survive_a_dead_one(tmp_path: Path) -> None:
     """Two nodes on etcd; the first is killed whole. The other one goes on alone."""
-    if shutil.which("etcd") is None:
-        pytest.skip("needs etcd (Debian: etcd-server), which is not on the path")
+    if missing := why_no_etcd():
+        pytest.skip(missing)
     with etcd_server(tmp_path) as port, Agents(tmp_path) as agents:
         # A living node that is silent for longer than this is given up by the others, and then each trains alone.
         flags = meeting_flags(port, "1:2", "etcd", keep_alive_interval=1, keep_alive_max_attempt=6)

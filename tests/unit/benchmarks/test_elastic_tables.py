@@ -12,6 +12,7 @@ import pytest
 
 from benchmarks.elastic import __main__ as room
 from benchmarks.elastic import control_plane
+from benchmarks.elastic.attempts import Count, tell_trial
 from benchmarks.elastic.peers import find_versions
 from benchmarks.elastic.phases import PHASES, split_recovery
 from benchmarks.elastic.settings import Settings, estimate_minutes
@@ -46,7 +47,37 @@ def test_a_recovery_stands_beside_its_peers_with_its_phases() -> None:
     assert "| node with the rendezvous killed | torchrun | 3 | 3 |" in page
     assert "| one node killed, p50 | 10 | 10 | 10 | 10 | 10 | 10 |" in page
     assert "| snapshots | 0.05 ratio | 0.03, **missed** |" in page
-    assert "Not run this time: the control plane, remesh, torchrun, torchft, nvrx." in page
+    assert "Not run this time: restart mode, the control plane, remesh, torchrun, torchft, nvrx." in page
+
+
+def test_restarts_stand_beside_torchruns_with_what_they_wasted() -> None:
+    ours, theirs = (f"restart mode, c10d: {launcher}" for launcher in ("remesh", "torchrun"))
+    rows = [
+        row(f"{ours}, kills", 20, "kills"),
+        row(f"{ours}, back at the first attempt", 20, "jobs", goal=20, ok=True),
+        row(f"{ours}, never back", 0, "jobs"),
+        row(f"{ours}, attempts wasted", 0, "attempts"),
+        row(f"{ours}, kill to through, p50", 3.21, "s"),
+        row(f"{theirs}, kills", 12, "kills"),
+        row(f"{theirs}, back at the first attempt", 1, "jobs"),
+        row(f"{theirs}, never back", 2, "jobs"),
+        row(f"{theirs}, attempts wasted", 17, "attempts"),
+    ]
+    page = page_of(rows)
+    assert "| c10d | remesh | 20 | 20 (20, reached) | 0 | 0 | 3.2 |" in page
+    assert "| c10d | torchrun | 12 | 1 | 2 | 17 |  |" in page
+
+
+def test_an_attempt_is_wasted_unless_all_came_through_it(tmp_path: Path) -> None:
+    for name in ("0-0-11", "1-0-12", "killed", "0-1-13", "1-1-14", "0-2-15", "1-2-16"):
+        (tmp_path / name).touch()
+    count = Count("remesh", "c10d", [tell_trial(tmp_path, (None, None), "")])
+    assert [row.value for row in count.rows()] == [1, 0, 1, 2]
+    for name in ("ok-0-2-15", "ok-1-2-16"):
+        (tmp_path / name).touch()
+    count.trials = [tell_trial(tmp_path, (0, 0), "")]
+    assert [row.value for row in count.rows()][:4] == [1, 0, 0, 1]
+    assert count.rows()[1].ok is False
 
 
 def test_phases_end_where_the_last_survivor_gets_there_and_add_up() -> None:
