@@ -16,7 +16,6 @@ struct Comm {
     int num_made;         /* constructors that have run on it */
     struct Topology *topology; /* topology.h; NULL */
     Attributes attributes;
-    Errhandler *errhandler;
     Info *info;
     char name[MPI_MAX_OBJECT_NAME];
     struct BufferedSends *buffer; /* MPI_Comm_attach_buffer */
@@ -36,8 +35,13 @@ INTERNAL uint64_t mix_numbers(uint64_t first, uint64_t second);
 INTERNAL int make_comm(Comm *parent, uint64_t number, int size, const int *world, Comm **made);
 /* A duplicate that only the library uses: of a window, of a file. No attributes are copied. */
 INTERNAL int duplicate_for_library(Comm *comm, Comm **made);
-/* Gives back what comm.c knows, once the last reference is gone. */
 INTERNAL Comm *comm_world(void);
 INTERNAL Comm *comm_self(void);
+/* Makes what is behind the predefined handles, when the library is loaded. */
+INTERNAL void make_predefined_comms(void);
+/* MPI starts: the process knows its rank and the number of ranks. */
+INTERNAL int begin_comms(void);
+/* MPI ends: attributes of MPI_COMM_SELF are deleted first. Source: MPI 4.1, section 11.2.4. */
+INTERNAL int end_comms(void);
 
 #endif

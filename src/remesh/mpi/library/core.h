@@ -33,20 +33,7 @@ typedef enum {
     KIND_SESSION, KIND_MESSAGE, NUM_KINDS
 } ObjectKind;
 
-/* What every object begins with. Where handles are pointers, a program holds the address of `magic`. */
 typedef struct Object Object;
-struct Object {
-    uint64_t magic;  /* OBJECT_MAGIC as long as there is the object */
-    Object *object;  /* itself; in the memory of a predefined handle of Open MPI's: the object that it stands for */
-    uintptr_t handle;
-    _Atomic int references;
-    int fortran;     /* its number in Fortran, where handles are no integers; 0: it has none yet */
-    uint8_t kind;
-    bool is_predefined;
-    bool is_freed;   /* by the program; somebody else still needs it */
-};
-#define OBJECT_MAGIC 0x6873656d65726d72u
-
 typedef struct Comm Comm;             /* comm.h */
 typedef struct Group Group;           /* group.h */
 typedef struct Datatype Datatype;     /* datatype.h */
@@ -58,6 +45,20 @@ typedef struct Request Request;       /* request.h */
 typedef struct Win Win;               /* win.h */
 typedef struct Session Session;       /* environment.c */
 typedef struct Message Message;       /* request.h */
+
+/* What every object begins with. Where handles are pointers, a program holds the address of `magic`. */
+struct Object {
+    uint64_t magic;  /* OBJECT_MAGIC as long as there is the object */
+    Object *object;  /* itself; in the memory of a predefined handle of Open MPI's: the object that it stands for */
+    uintptr_t handle;
+    _Atomic int references;
+    int fortran;     /* its number in Fortran, where handles are no integers; 0: it has none yet */
+    Errhandler *errhandler; /* of a communicator, window, file or session; NULL: the default one */
+    uint8_t kind;
+    bool is_predefined;
+    bool is_freed;   /* by the program; somebody else still needs it */
+};
+#define OBJECT_MAGIC 0x6873656d65726d72u
 
 /* objects.c. All may be called by any thread. */
 /* A zeroed object of `size` bytes that begins with an Object, with one reference and a handle of its own. */

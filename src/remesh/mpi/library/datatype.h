@@ -66,5 +66,7 @@ INTERNAL Landing landing_for(void *buffer, MPI_Count count, Datatype *type);
 INTERNAL void land(Landing *landing, int64_t num_bytes);
 /* Nothing has come. */
 INTERNAL void drop_landing(Landing *landing);
+/* Makes what is behind the predefined handles, when the library is loaded. */
+INTERNAL void make_predefined_datatypes(void);
 
 #endif

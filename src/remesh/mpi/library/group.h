@@ -15,5 +15,7 @@ struct Group {
 INTERNAL Group *make_group(int size, const int *world);
 /* Rank of a world rank in it, or MPI_UNDEFINED. */
 INTERNAL int rank_in_group(const Group *group, int world);
+/* Makes what is behind the predefined handles, when the library is loaded. */
+INTERNAL void make_predefined_groups(void);
 
 #endif

@@ -10,5 +10,7 @@ INTERNAL const char *info_value(const Info *info, const char *key);
 INTERNAL Info *copy_info(const Info *info);
 /* Sets or replaces a pair. */
 INTERNAL void put_info(Info *info, const char *key, const char *value);
+/* Makes what is behind the predefined handles, when the library is loaded. */
+INTERNAL void make_predefined_infos(void);
 
 #endif

@@ -22,5 +22,7 @@ INTERNAL bool is_real(const Op *op, const Datatype *type);
  * stand in memory.
  */
 INTERNAL void fold(const Op *op, Datatype *type, MPI_Count count, const void *in, void *inout);
+/* Makes what is behind the predefined handles, when the library is loaded. */
+INTERNAL void make_predefined_ops(void);
 
 #endif

@@ -49,5 +49,9 @@ INTERNAL int step_receive(Request *request, int i, uint64_t number, int peer, in
 INTERNAL int progress(Request *const *requests, int64_t count, bool blocking, bool every);
 /* Until it is finished; its error; lets it go. For the library's own. */
 INTERNAL int finish_now(Request *request);
+/* Until all buffered sends are over: MPI ends. */
+INTERNAL int finish_buffered(void);
+/* Makes what is behind the predefined handles, when the library is loaded. */
+INTERNAL void make_predefined_requests(void);
 
 #endif
