@@ -32,6 +32,8 @@
 #define PARCEL (-1)
 #define OK 0
 #define FAILED 1
+#define MAX_COUNTS 2048
+#define MAX_RUNS 1024
 
 enum { CALL_HELLO=1, CALL_DESCRIBE=2, CALL_FINISH=3, CALL_ABORT=4, CALL_SEND=5, CALL_RECEIVE=6, CALL_PROBE=7,
     CALL_RECEIVE_MESSAGE=8, CALL_WAIT=9, CALL_CANCEL=10, CALL_FREE=11, CALL_FETCH=12, CALL_MAKE_COMMUNICATOR=13,
@@ -82,7 +84,7 @@ typedef struct LAID_OUT { uint8_t call; uint64_t request; } FreeCall;
 
 typedef struct LAID_OUT { uint8_t call; uint64_t parcel; uint64_t address; } FetchCall;
 
-typedef struct LAID_OUT { uint8_t call; uint64_t comm; uint32_t count; } MakeCommunicatorCall;
+typedef struct LAID_OUT { uint8_t call; uint64_t comm; uint32_t count; uint64_t world_ranks; } MakeCommunicatorCall;
 
 typedef struct LAID_OUT { uint8_t call; uint64_t comm; } FreeCommunicatorCall;
 

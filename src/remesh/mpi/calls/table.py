@@ -142,6 +142,8 @@ RUN: Final = struct.Struct("<qq")
 """Of the target's memory, in the tail of ``access``: displacement from the window's base, bytes."""
 MAX_RUNS: Final = 1024
 """In one ``access``."""
+MAX_COUNTS: Final = 2048
+"""In the tail of one ``collective``; if it has more, their address stands there instead."""
 
 # fmt: off
 CALLS: Final = (
@@ -158,7 +160,7 @@ CALLS: Final = (
     CallRow(10, "cancel", "Q", ("request",), Effect.LOCAL, Replay.AGAIN),
     CallRow(11, "free", "Q", ("request",), Effect.LOCAL, Replay.AGAIN),
     CallRow(12, "fetch", "QQ", ("parcel", "address"), Effect.LOCAL, Replay.AGAIN),
-    CallRow(13, "make_communicator", "QI", ("comm", "count"), Effect.LOCAL, Replay.AGAIN),
+    CallRow(13, "make_communicator", "QIQ", ("comm", "count", "world_ranks"), Effect.LOCAL, Replay.AGAIN),
     CallRow(14, "free_communicator", "Q", ("comm",), Effect.LOCAL, Replay.AGAIN),
     CallRow(15, "collective", "BBBBQiQqQqI",
          ("flags", "kind", "op", "type", "comm", "root", "send_address", "send_bytes", "receive_address",

@@ -59,7 +59,8 @@ INTERNAL int lower_make_communicator(uint64_t comm, int count, const int *world_
 INTERNAL int lower_free_communicator(uint64_t comm);
 
 /* A collective on packed bytes, in order of ranks. `counts`: bytes for each rank, then bytes from each, as KIND_ asks for
- * (elements for a KIND_REDUCE_SCATTER); NULL for others. `op` and `type` index REAL_OPS and REAL_TYPES of the table.
+ * (elements for a KIND_REDUCE_SCATTER); NULL for others. There may be more than fit in a slot: see MAX_COUNTS of the
+ * table. `op` and `type` index REAL_OPS and REAL_TYPES of the table.
  */
 typedef struct {
     int kind, op, type, root;
@@ -89,7 +90,6 @@ typedef struct {
 INTERNAL int lower_access(uint64_t window, const Access *access, Operation *operation);
 INTERNAL int lower_lock(int flags, uint64_t window, int target, bool exclusive, Operation *operation);
 INTERNAL int lower_unlock(uint64_t window, int target);
-#define MAX_RUNS 1024
 
 /* While a thread is between these, no image of any rank is taken: it uses a file that other ranks have open. No call of
  * the lower half may be made in between.

@@ -20,6 +20,7 @@ from remesh.mpi.calls.table import (
     FAILED,
     FAILURE,
     INDEX,
+    MAX_COUNTS,
     OK,
     PARCEL,
     PROBE_REPLY,
@@ -166,8 +167,8 @@ class Serving:
         body[0] = OK
         return REPLIED
 
-    def _make_communicator(self, slot: int, body: memoryview, comm: int, count: int) -> int:
-        self.collectives.add(comm, struct.unpack_from(f"<{count}i", body, BY_NUMBER[body[0]].packer.size))
+    def _make_communicator(self, slot: int, body: memoryview, comm: int, count: int, world_ranks: int) -> int:
+        self.collectives.add(comm, struct.unpack(f"<{count}i", self.memory.read(world_ranks, 4 * count)))
         body[0] = OK
         return REPLIED
 
@@ -179,8 +180,7 @@ class Serving:
     def _collective(self, slot: int, body: memoryview, *fields: int) -> int:
         flags, kind, op, datatype, comm, root, send_address, send_bytes, address, receive_bytes, num_counts = fields
         start = BY_NUMBER[body[0]].packer.size
-        counts = struct.unpack_from(f"<{num_counts}q", body, start)
-        start += 8 * num_counts
+        counts, start = self._counts(body, start, num_counts)
         if flags & CallFlag.INLINE:
             send: bytes | bytearray | memoryview = bytes(body[start : start + send_bytes])
         else:
@@ -198,6 +198,14 @@ class Serving:
             receive_counts=counts[half:] if both else counts,
         )
         return self._started(body, flags, self.collectives.start(comm, job, address))
+
+    def _counts(self, body: memoryview, start: int, num_counts: int) -> tuple[tuple[int, ...], int]:
+        """The counts of a collective, and where its tail goes on."""
+        form = struct.Struct(f"<{num_counts}q")
+        if num_counts <= MAX_COUNTS:
+            return form.unpack_from(body, start), start + form.size
+        (address,) = struct.unpack_from("<Q", body, start)
+        return form.unpack(self.memory.read(address, form.size)), start + 8
 
     def _operand(self, address: int, num_bytes: int, result: range) -> bytearray | memoryview:
         """What a collective sends, while its result is written to these addresses: in place where that can be."""

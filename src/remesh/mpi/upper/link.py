@@ -23,6 +23,7 @@ from remesh.mpi.calls.table import (
     FIRST_POSTED,
     HELLO_REPLY,
     INDEX,
+    MAX_COUNTS,
     PROBE_REPLY,
     REQUEST_REPLY,
     WAIT_REPLY,
@@ -205,7 +206,9 @@ class Link:
         self, fields: tuple[int, ...], counts: tuple[int, ...], send: memoryview | None, landing: Landing
     ) -> int | Completion:
         """Start a collective. ``fields``: flags, kind, op, type, communicator, root."""
-        tail = struct.pack(f"<{len(counts)}q", *counts) if counts else b""
+        packed = tail = struct.pack(f"<{len(counts)}q", *counts) if counts else b""
+        if len(counts) > MAX_COUNTS:
+            tail = struct.pack("<Q", NATIVE.address_of(packed))
         flags, *rest = fields
         num_bytes = 0 if send is None else len(send)
         address = 0
@@ -216,7 +219,7 @@ class Link:
             else:
                 address = NATIVE.address_of(send)
         wanted = (flags, *rest, address, num_bytes, landing.address, landing.capacity, len(counts))
-        return self._ended(self.ask(_COLLECTIVE, wanted, tail, keep=(send, landing)), landing)
+        return self._ended(self.ask(_COLLECTIVE, wanted, tail, keep=(send, landing, packed)), landing)
 
     def started(self, call: CallRow, fields: tuple[int, ...], tail: Any = None) -> int | Completion:
         """Start an operation whose data land by address: how it ended, or the request that completes it."""

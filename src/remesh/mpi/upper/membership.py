@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from remesh.mpi.calls.table import BY_NAME
+from remesh.mpi.native import NATIVE
 from remesh.mpi.upper.attributes import Attributes
 from remesh.mpi.upper.link import link
 
@@ -71,7 +72,7 @@ class Members:
     def register(self) -> None:
         """Tell the lower half, so that collectives can run on it."""
         packed = struct.pack(f"<{len(self.ranks)}i", *self.ranks)
-        link().ask(_MAKE, (self.number, len(self.ranks)), packed)
+        link().ask(_MAKE, (self.number, len(self.ranks), NATIVE.address_of(packed)), keep=packed)
 
     def forget(self) -> None:
         """Tell the lower half that it has been freed."""
