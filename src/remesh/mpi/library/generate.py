@@ -175,6 +175,8 @@ def header(face: str, functions: Iterable[Function]) -> str:
         name, kind, *values = line.split()
         if values[column] != "-":
             parts.append(f"#define {name} {_constant(name, kind, values[column])}")
+    # An error class that a face has not is the one that says least.
+    parts += [f"#ifndef {name}\n#define {name} MPI_ERR_OTHER\n#endif" for name, _ in read_classes()]
     for function in functions:
         if function.name == "MPI_Pcontrol":
             parts.append("int MPI_Pcontrol(const int level, ...);\nint PMPI_Pcontrol(const int level, ...);")
@@ -374,6 +376,24 @@ def _argument(one: Parameter, large: bool, function: str) -> str:
     return one.name
 
 
+def read_classes() -> list[tuple[str, str]]:
+    """Names and words of error classes, in the order of the numbers that cross the channel."""
+    text = (HERE.parent / "calls" / "error_classes.py").read_text()
+    return [(f"MPI_{name}", words) for name, words in re.findall(r'^    "(\w+)": "(.*)",$', text, re.MULTILINE)]
+
+
+def classes() -> str:
+    """Error classes and their words, by the numbers that cross the channel."""
+    found = read_classes()
+    words = [f'"{words}"' for _, words in found]
+    return (
+        "/* Made by generate.py from calls/error_classes.py. */\n"
+        f"enum {{ NUM_LOWER_CLASSES = {len(found)} }};\n"
+        f"static const int lower_classes[] = {{{', '.join(name for name, _ in found)}}};\n"
+        f"static const char *const lower_texts[] = {{{', '.join(words)}}};\n"
+    )
+
+
 def symbols() -> str:
     """Open MPI's predefined handles are the addresses of these."""
     lines = (HERE / "tables" / "openmpi_symbols.txt").read_text().splitlines()
@@ -389,6 +409,7 @@ def main(face: str, folder: str) -> None:
     (into / "mpi.h").write_text(header(face, functions))
     (into / "internal.h").write_text(internal(functions, there))
     (into / "entries.c").write_text(entries(functions, there))
+    (into / "classes.h").write_text(classes())
     (into / "symbols.c").write_text(symbols() if face == "openmpi" else "/* This face has none. */\n")
 
 

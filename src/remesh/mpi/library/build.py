@@ -1,0 +1,64 @@
+"""How the library is built: once for each face, into ``built/``, which stands first where a program's libraries are found.
+
+The three faces have other file names, so a program finds the one that it was linked with. Some packagers have names of
+their own for MPICH's; those are empty libraries that lead to it.
+
+``python -m remesh.mpi.library.build`` builds for a checkout; ``hatch_build.py`` does when Remesh is installed.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Final
+
+HERE: Final = Path(__file__).parent
+BUILT: Final = HERE / "built"
+LIBRARIES: Final = {"mpich": "libmpi.so.12", "openmpi": "libmpi.so.40", "abi": "libmpi_abi.so.1"}
+"""Face to the name of its library."""
+OTHER_NAMES: Final = ("libmpich.so.12", "libmpi_cray.so.12", "libmpi_gnu_123.so.12")
+"""What Debian and Cray call MPICH's."""
+_OPTIONS: Final = ("-O2", "-g1", "-std=gnu11", "-Wall", "-Wextra", "-fPIC", "-shared", "-pthread")
+
+
+def build(into: Path = BUILT) -> list[Path]:
+    """Build all faces; the libraries. RuntimeError with the compiler's words if one cannot be built."""
+    compiler = shutil.which(os.environ.get("CC", "cc"))
+    if compiler is None:
+        raise RuntimeError("no C compiler on PATH (CC or cc)")
+    into.mkdir(exist_ok=True)
+    made = [_build_face(compiler, face, into / library) for face, library in LIBRARIES.items()]
+    for name in OTHER_NAMES:
+        link = ("-Wl,-rpath,$ORIGIN", "-Wl,--no-as-needed", f"-L{into}", f"-l:{LIBRARIES['mpich']}")
+        made.append(_link([compiler, "-shared", f"-Wl,-soname,{name}"], link, into / name))
+    return made
+
+
+def _build_face(compiler: str, face: str, target: Path) -> Path:
+    with tempfile.TemporaryDirectory() as folder:
+        _run([sys.executable, str(HERE / "generate.py"), face, folder])
+        sources = [str(path) for path in sorted([*HERE.glob("*.c"), *Path(folder).glob("*.c")])]
+        command = [compiler, *_OPTIONS, "-I", folder, "-I", str(HERE), f"-Wl,-soname,{target.name}", *sources]
+        return _link(command, ("-lm", "-ldl"), target)
+
+
+def _link(command: list[str], libraries: tuple[str, ...], target: Path) -> Path:
+    """Whoever has the old one mapped goes on with it."""
+    unfinished = target.with_name(f"{target.name}.{os.getpid()}")
+    _run([*command, *libraries, "-o", str(unfinished)])
+    unfinished.replace(target)
+    return target
+
+
+def _run(command: list[str]) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise RuntimeError(f"{command[0]} failed:\n{done.stderr}")
+
+
+if __name__ == "__main__":
+    build()
