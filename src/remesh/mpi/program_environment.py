@@ -14,12 +14,13 @@ _OF_LAUNCHERS: Final = (
 another one would pass them on, and a program that looks for them would take itself for a rank of that."""
 
 
-def program_environment(environ: Mapping[str, str], *, first_on_path: str) -> dict[str, str]:
-    """The environment without what launchers set; ``first_on_path`` leads its PYTHONPATH.
+def program_environment(environ: Mapping[str, str], *, first_on_path: str = "") -> dict[str, str]:
+    """The environment without what launchers set; ``first_on_path`` leads its PYTHONPATH, if it is given.
 
     >>> program_environment({"HOME": "/h", "PMI_RANK": "3", "MPI4PY_RC_THREADS": "0"}, first_on_path="/s")
     {'HOME': '/h', 'MPI4PY_RC_THREADS': '0', 'PYTHONPATH': '/s'}
     """
     clean = {name: value for name, value in environ.items() if not name.startswith(_OF_LAUNCHERS)}
-    clean["PYTHONPATH"] = os.pathsep.join(filter(None, [first_on_path, clean.get("PYTHONPATH")]))
+    if first_on_path:
+        clean["PYTHONPATH"] = os.pathsep.join(filter(None, [first_on_path, clean.get("PYTHONPATH")]))
     return clean

@@ -1,4 +1,4 @@
-"""How the library is built: once for each face, into ``built/``, which stands first where a program's libraries are found.
+"""How is the library built? Once for each face, into ``built/``, where programs look for their libraries first.
 
 The three faces have other file names, so a program finds the one that it was linked with. Some packagers have names of
 their own for MPICH's; those are empty libraries that lead to it.

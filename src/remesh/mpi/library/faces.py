@@ -1,0 +1,100 @@
+"""How does a program find the library, and not the MPI that it was linked with? By its environment alone.
+
+The three faces have different file names, so one folder that stands first on LD_LIBRARY_PATH serves programs of all,
+and those that a script starts. Only a program whose search path is built in (DT_RPATH) would look elsewhere first: it
+gets its face by LD_PRELOAD. mpi4py's wheels choose among several builds, and are told.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, Final
+
+from remesh.errors import ConfigError
+from remesh.mpi.library.build import BUILT, LIBRARIES, OTHER_NAMES
+
+_LOAD, _DYNAMIC, _INTERPRETER = 1, 2, 3
+_NEEDED, _STRING_TABLE, _RPATH, _RUNPATH = 1, 5, 15, 29
+_MOST_BYTES: Final = 1 << 20
+"""Of a dynamic section or a table of strings; a longer one is not a program's."""
+_NAMES: Final = (*LIBRARIES.values(), *OTHER_NAMES)
+
+
+@dataclass(frozen=True, slots=True)
+class Linkage:
+    """What a program says of its libraries."""
+
+    is_static: bool
+    needed: tuple[str, ...] = ()
+    rpath: str = ""
+    """Searched before LD_LIBRARY_PATH."""
+
+
+def read_linkage(program: Path) -> Linkage | None:
+    """How a program was linked; None if it is no 64-bit ELF file, as a script is none. OSError if it cannot be read."""
+    with program.open("rb") as file:
+        head = file.read(64)
+        if len(head) < 64 or head[:6] != b"\x7fELF\x02\x01":
+            return None
+        try:
+            return _read_elf(file, head)
+        except (struct.error, ValueError, UnicodeDecodeError):
+            return None
+
+
+def _read_elf(file: BinaryIO, head: bytes) -> Linkage:
+    table_offset, row_bytes, num_rows = *struct.unpack_from("<Q", head, 32), *struct.unpack_from("<HH", head, 54)
+    file.seek(table_offset)
+    rows = [struct.unpack_from("<IIQQQQ", file.read(row_bytes)) for _ in range(num_rows)]
+    loads = [(address, offset, size) for kind, _, offset, address, _, size in rows if kind == _LOAD]
+    dynamic = next(((offset, size) for kind, _, offset, _, _, size in rows if kind == _DYNAMIC), None)
+    if dynamic is None:
+        return Linkage(is_static=True)
+    file.seek(dynamic[0])
+    data = file.read(min(dynamic[1], _MOST_BYTES))
+    entries = [struct.unpack_from("<QQ", data, at) for at in range(0, len(data) - 15, 16)]
+    where = next(value for tag, value in entries if tag == _STRING_TABLE)
+    file.seek(next(offset + where - address for address, offset, size in loads if address <= where < address + size))
+    strings = file.read(_MOST_BYTES)
+
+    def text(at: int) -> str:
+        return strings[at : strings.index(b"\0", at)].decode()
+
+    runpath = any(tag == _RUNPATH for tag, _ in entries)
+    rpath = "" if runpath else ":".join(text(value) for tag, value in entries if tag == _RPATH)
+    is_static = not any(kind == _INTERPRETER for kind, *_ in rows) and not any(tag == _NEEDED for tag, _ in entries)
+    return Linkage(is_static, tuple(text(value) for tag, value in entries if tag == _NEEDED), rpath)
+
+
+def check_program(program: Path) -> None:
+    """ConfigError if a program cannot find the library, whatever its environment says."""
+    try:
+        linkage = read_linkage(program)
+    except OSError as error:
+        raise ConfigError(f"reading {program}: {error.strerror}; name a program that can be read") from error
+    if linkage is not None and linkage.is_static:
+        raise ConfigError(
+            f"starting {program}: it is linked statically, so its MPI cannot be replaced; link it with a shared "
+            "libmpi, as mpicc does by itself"
+        )
+    if not (BUILT / LIBRARIES["mpich"]).exists():
+        raise ConfigError(
+            f"starting {program}: the library for MPI programs was not built; install a C compiler (cc) and then "
+            "Remesh again, or run `python hatch_build.py` in a checkout"
+        )
+
+
+def library_environment(program: Path | None, environment: Mapping[str, str]) -> dict[str, str]:
+    """The environment in which a program finds the library; ``program`` is None if it is not known."""
+    found = dict(environment)
+    found["LD_LIBRARY_PATH"] = os.pathsep.join(filter(None, [str(BUILT), environment.get("LD_LIBRARY_PATH", "")]))
+    found["MPI4PY_MPIABI"], found["MPI4PY_LIBMPI"] = "mpich", str(BUILT / LIBRARIES["mpich"])
+    linkage = None if program is None else read_linkage(program)
+    own = [] if linkage is None or not linkage.rpath else [name for name in linkage.needed if name in _NAMES]
+    if own:
+        found["LD_PRELOAD"] = " ".join(filter(None, [str(BUILT / own[0]), environment.get("LD_PRELOAD", "")]))
+    return found
