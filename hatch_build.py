@@ -1,11 +1,12 @@
-"""Builds the C extension of `remesh.mpi` beside its source, if a C compiler is there; goes on without if not.
+"""Builds what `remesh.mpi` has in C beside its source, if a C compiler is there; goes on without if not.
 
-``python hatch_build.py`` does the same for a checkout. Without the extension all of Remesh works but MPI programs;
+``python hatch_build.py`` does the same for a checkout. Without it all of Remesh works but MPI programs;
 ``remesh mpi`` says so then. ``CC`` names the compiler, with its arguments; ``REMESH_PURE=1`` makes a wheel without any.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shlex
 import shutil
@@ -13,6 +14,7 @@ import subprocess
 import sys
 import sysconfig
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 try:
@@ -42,19 +44,39 @@ def build_extension() -> Path | None:
     return _EXTENSION
 
 
+def build_library() -> list[Path]:
+    """The built libraries for MPI programs, empty with a line on stderr that says why there are none."""
+    try:
+        return list(_load(_FOLDER / "library" / "build.py").build())
+    except RuntimeError as error:
+        print(f"building the library for MPI programs: {error}; going on without", file=sys.stderr)  # noqa: T201
+        return []
+
+
+def _load(path: Path) -> ModuleType:
+    """A module of the package by its file: the package cannot be imported before it is installed."""
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
 class BuildHook(BuildHookInterface):
-    """Adds the extension to a wheel, which then fits this machine's platform and every Python from 3.11 on."""
+    """Adds what was built to a wheel, which then fits this machine's platform and every Python from 3.11 on."""
 
     PLUGIN_NAME = "custom"
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         extension = None if os.environ.get("REMESH_PURE") else build_extension()
+        libraries = [] if extension is None else build_library()
         if extension is not None and version != "editable":
-            build_data["force_include"][str(extension)] = f"remesh/mpi/{extension.name}"
+            for built in (extension, *libraries):
+                build_data["force_include"][str(built)] = str(built.relative_to(_FOLDER.parents[1]))
             build_data["pure_python"] = False
             platform = sysconfig.get_platform().replace("-", "_").replace(".", "_")
             build_data["tag"] = f"cp311-abi3-{platform}"
 
 
 if __name__ == "__main__":
-    sys.exit(build_extension() is None)
+    sys.exit(build_extension() is None or not build_library())

@@ -9,6 +9,7 @@ their own for MPICH's; those are empty libraries that lead to it.
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -27,22 +28,22 @@ _OPTIONS: Final = ("-O2", "-g1", "-std=gnu11", "-Wall", "-Wextra", "-fPIC", "-sh
 
 def build(into: Path = BUILT) -> list[Path]:
     """Build all faces; the libraries. RuntimeError with the compiler's words if one cannot be built."""
-    compiler = shutil.which(os.environ.get("CC", "cc"))
-    if compiler is None:
+    compiler = shlex.split(os.environ.get("CC") or "cc")
+    if shutil.which(compiler[0]) is None:
         raise RuntimeError("no C compiler on PATH (CC or cc)")
     into.mkdir(exist_ok=True)
     made = [_build_face(compiler, face, into / library) for face, library in LIBRARIES.items()]
     for name in OTHER_NAMES:
         link = ("-Wl,-rpath,$ORIGIN", "-Wl,--no-as-needed", f"-L{into}", f"-l:{LIBRARIES['mpich']}")
-        made.append(_link([compiler, "-shared", f"-Wl,-soname,{name}"], link, into / name))
+        made.append(_link([*compiler, "-shared", f"-Wl,-soname,{name}"], link, into / name))
     return made
 
 
-def _build_face(compiler: str, face: str, target: Path) -> Path:
+def _build_face(compiler: list[str], face: str, target: Path) -> Path:
     with tempfile.TemporaryDirectory() as folder:
         _run([sys.executable, str(HERE / "generate.py"), face, folder])
         sources = [str(path) for path in sorted([*HERE.glob("*.c"), *Path(folder).glob("*.c")])]
-        command = [compiler, *_OPTIONS, "-I", folder, "-I", str(HERE), f"-Wl,-soname,{target.name}", *sources]
+        command = [*compiler, *_OPTIONS, "-I", folder, "-I", str(HERE), f"-Wl,-soname,{target.name}", *sources]
         return _link(command, ("-lm", "-ldl"), target)
 
 

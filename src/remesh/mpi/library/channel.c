@@ -260,15 +260,8 @@ int lower_free(uint64_t number) { return ASK("freeing a request", FreeCall, CALL
 /* ---- communicators and collectives ---- */
 
 int lower_make_communicator(uint64_t comm, int count, const int *world_ranks) {
-    enum { MOST = (BODY_BYTES - sizeof(MakeCommunicatorCall)) / sizeof(int) };
-    if (count > MOST) return fail(MPI_ERR_OTHER, "a communicator of %d ranks, of more than %d", count, MOST);
-    Lease lease = take_slot("making a communicator");
-    MakeCommunicatorCall *call = (MakeCommunicatorCall *)(lease.slot + BODY);
-    *call = (MakeCommunicatorCall){CALL_MAKE_COMMUNICATOR, comm, (uint32_t)count};
-    memcpy(call + 1, world_ranks, (size_t)count * sizeof(int));
-    int error = error_in(call_lower(lease.slot));
-    give_slot(lease);
-    return error;
+    return ASK("making a communicator", MakeCommunicatorCall, CALL_MAKE_COMMUNICATOR, comm, (uint32_t)count,
+               (uint64_t)(uintptr_t)world_ranks);
 }
 
 int lower_free_communicator(uint64_t comm) {
@@ -276,11 +269,11 @@ int lower_free_communicator(uint64_t comm) {
 }
 
 int lower_collective(int flags, uint64_t comm, const Collective *collective, Operation *operation) {
-    size_t counts_bytes = 8 * (size_t)collective->num_counts;
+    uint64_t address = (uint64_t)(uintptr_t)collective->counts;
+    bool is_far = collective->num_counts > MAX_COUNTS;
+    const void *counts = is_far ? (const void *)&address : collective->counts;
+    size_t counts_bytes = 8 * (size_t)(is_far ? 1 : collective->num_counts);
     operation->number = 0;
-    if (sizeof(CollectiveCall) + counts_bytes > BODY_BYTES)
-        return fail(MPI_ERR_OTHER, "a collective with %u counts, of more than %zu", collective->num_counts,
-                    (BODY_BYTES - sizeof(CollectiveCall)) / 8);
     Lease lease = take_slot("a collective");
     CollectiveCall *call = (CollectiveCall *)(lease.slot + BODY);
     *call = (CollectiveCall){
@@ -289,7 +282,7 @@ int lower_collective(int flags, uint64_t comm, const Collective *collective, Ope
         .receive_address = address_of(operation->at, operation->room), .receive_bytes = operation->room,
         .num_counts = collective->num_counts};
     char *tail = (char *)(call + 1);
-    if (counts_bytes) memcpy(tail, collective->counts, counts_bytes);
+    if (counts_bytes) memcpy(tail, counts, counts_bytes);
     if (collective->send_bytes <= EAGER_BYTES && counts_bytes <= EAGER_BYTES / 4) {
         call->flags |= FLAG_INLINE;
         if (collective->send_bytes) memcpy(tail + counts_bytes, collective->send, (size_t)collective->send_bytes);
