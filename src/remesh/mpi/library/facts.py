@@ -23,8 +23,8 @@ _HANDLES: Final = (
     *("MPI_Comm", "MPI_Datatype", "MPI_Errhandler", "MPI_File", "MPI_Group", "MPI_Info", "MPI_Message", "MPI_Op"),
     *("MPI_Request", "MPI_Session", "MPI_Win"),
 )
-_NAME: Final = re.compile(r"\bMPI_[A-Z][A-Z0-9_]*\b")
-_LEFT_OUT: Final = re.compile(r"MPI_(INCLUDED|.*_H$|T_(?!ERR_).*|.*_DECLSPEC|REAL2$|COMPLEX4$|.*_FN$)")
+_NAME: Final = re.compile(r"\bMPI_[A-Z0-9_]+\b")
+_LEFT_OUT: Final = re.compile(r"MPI_(INCLUDED|.*_H$|T_(?!ERR_).*|.*_DECLSPEC|.*_FN$)")
 
 
 def main(mpich: str, openmpi: str) -> None:
@@ -63,7 +63,7 @@ def _names(header: Path) -> list[str]:
     macros = subprocess.run(
         ["cc", "-w", "-E", "-dM", "-I", str(header.parent), str(header)], capture_output=True, text=True, check=True
     ).stdout
-    names = set(re.findall(r"^#define (MPI_[A-Z][A-Z0-9_]*) .", macros, re.MULTILINE))
+    names = set(re.findall(r"^#define (MPI_[A-Z0-9_]+) .", macros, re.MULTILINE))
     text = subprocess.run(
         ["cc", "-w", "-E", "-P", "-I", str(header.parent), str(header)], capture_output=True, text=True, check=True
     ).stdout
