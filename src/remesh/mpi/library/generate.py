@@ -47,13 +47,15 @@ _CLASSES: Final = {handle: f"MPI_ERR_{name.upper()}" for handle, name in _OBJECT
 _NULL_ALLOWED: Final = ("MPI_Info",)
 _RAW: Final = frozenset({"MPI_Type_get_contents", "MPI_Type_get_envelope", "MPI_Op_create", "MPI_Register_datarep"})
 """Functions whose two forms differ in more than the size of counts: there is a do_X and a do_X_c."""
+_TOLD_FORM: Final = re.compile(r"MPI_Type_(contiguous|vector|indexed|create_([hi].*|struct|subarray|darray|resized))$")
+"""Functions that make what remembers by which form it was made: their do_X has one more parameter, ``is_large``."""
 _TAKE_NULLS: Final = {
     "MPI_Comm_compare": (),
     "MPI_File_set_errhandler": ("MPI_File",),
     "MPI_File_get_errhandler": ("MPI_File",),
     "MPI_File_call_errhandler": ("MPI_File",),
     "MPI_Request_get_status": ("MPI_Request",),
-    "MPI_Type_create_f90_integer": (),
+    "MPI_Type_get_name": ("MPI_Datatype",),
 }
 """Functions that take null handles of these types."""
 _ANY_TIME: Final = re.compile(
@@ -228,7 +230,8 @@ def _internal_parameters(function: Function, large: bool) -> str:
         return ", ".join(
             one.internal() if one.large in _OBJECTS or one.is_made else one.declared(large=large) for one in chosen
         )
-    return ", ".join("..." if one.large == "..." else one.internal() for one in function.parameters) or "void"
+    declared = ["..." if one.large == "..." else one.internal() for one in function.parameters]
+    return ", ".join([*declared, *(["bool is_large"] if _TOLD_FORM.match(function.name) else [])]) or "void"
 
 
 # ---- entries.c ----
@@ -300,6 +303,8 @@ def _checked_body(function: Function, full: str, large: bool) -> str:
         for one in function.parameters
         if function.name not in _RAW or one in chosen
     )
+    if _TOLD_FORM.match(function.name):
+        arguments += f", {str(large).lower()}"
     suffix = "_c" if function.name in _RAW and large else ""
     lines.append(f"    error_ = do_{function.name.removeprefix('MPI_')}{suffix}({arguments});")
     if after:
