@@ -15,6 +15,10 @@ PEERS := torchft==0.2.0 nvidia-resiliency-ext==0.4.1 psutil==7.1.3 defusedxml==0
          opentelemetry-sdk==1.39.0 opentelemetry-semantic-conventions==0.60b0 opentelemetry-proto==1.39.0 \
          opentelemetry-exporter-otlp-proto-http==1.39.0 opentelemetry-exporter-otlp-proto-common==1.39.0 \
          googleapis-common-protos==1.72.0 protobuf==6.33.0 importlib-metadata==8.7.0 zipp==3.23.0
+# Programs that Remesh plugs into, in an environment of their own; torch is the one of constraints.txt.
+HOSTS := accelerate==1.15.0 transformers==5.23.0 lightning==2.6.6
+# Its sdist asks for torch when it is built.
+DEEPSPEED := deepspeed==0.19.8
 # pytest's exit code for a tier that has no test yet
 NO_TESTS := 5
 # One environment for each MPI: a process holds the library of exactly one of them.
@@ -26,8 +30,8 @@ mpi_wheels_impi    := impi-rt==2021.18.1
 MPI4PY := mpi4py==4.1.2 isal==1.9.1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-unit test-procs test-slow test-mpi test-netns test-gpu test-browser interop peers mpi mpi4py-suite check format bench docs \
-        matrix wheel wheel-check clean
+.PHONY: help demo test test-unit test-procs test-slow test-mpi test-netns test-gpu test-browser test-hosts interop peers mpi mpi4py-suite check format bench docs \
+        hosts matrix wheel wheel-check clean
 
 help:  ## this list
 	@grep -E '^[a-z -]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-32s %s\n", $$1, $$2}'
@@ -71,6 +75,18 @@ interop: $(STAMP)  ## checkpoints both ways with megatron-core, which goes to .i
 	  --ignore-requires-python --only-binary=:all: --python-version $${one%/*} \
 	  --target .interop/$${one#*/} megatron-core==$${one#*/} psutil==7.1.3 || exit 1; done
 	$(RUN) -m pytest -m slow --timeout 600 -o faulthandler_timeout=700 tests/interop
+
+hosts: .hosts/.installed  ## accelerate, transformers, lightning, deepspeed, whose plug-in points are tried, in .hosts/
+
+.hosts/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .hosts
+	.hosts/bin/python -m pip install --quiet --constraint constraints.txt torch setuptools wheel
+	.hosts/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[test]' $(HOSTS)
+	DS_BUILD_OPS=0 .hosts/bin/python -m pip install --quiet --no-build-isolation $(DEEPSPEED)
+	@touch $@
+
+test-hosts: .hosts/.installed  ## Remesh under the programs that it plugs into (TESTS=... narrows it)
+	.hosts/bin/python -m pytest -m hosts $(or $(TESTS),tests/hosts)
 
 peers: .peers/.installed  ## torchft and nvidia-resiliency-ext, which `make bench ROOM=elastic` measures beside ours, in .peers/
 
@@ -141,4 +157,4 @@ wheel-check: wheel  ## install what `make wheel` made outside of the checkout, a
 	$(TOOLS) .ci/check_wheel.py
 
 clean:  ## remove what the verbs above made, except runs/
-	rm -rf $(VENV) .interop .peers .mpi .matrix .tools build dist benchmarks/out .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .interop .peers .hosts .mpi .matrix .tools build dist benchmarks/out .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shutil
 import sys
@@ -16,7 +17,7 @@ from remesh.errors import ConfigError
 from remesh.mpi.mpis import KINDS, find_all
 from remesh.testing.pool import RankPool
 
-_SPECIAL_TIERS = ("mpi", "netns", "gpu", "browser", "slow")
+_SPECIAL_TIERS = ("mpi", "netns", "gpu", "browser", "hosts", "slow")
 """Those that are run when they are asked for; they get the marker ``special``, by which pyproject.toml and the Makefile
 leave them out."""
 
@@ -85,6 +86,10 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
                 pytest.skip(f"needs {tool}, which is not on the path")
         if os.geteuid() != 0:
             pytest.skip("needs root, for network namespaces")
+    if item.get_closest_marker("hosts"):
+        missing = [name for name in ("accelerate", "lightning", "deepspeed") if importlib.util.find_spec(name) is None]
+        if missing:
+            pytest.skip(f"needs {', '.join(missing)}, which `make hosts` installs")
     if item.get_closest_marker("gpu") and not Path("/dev/nvidia0").exists():
         pytest.skip("needs a CUDA device, which this machine has not")
 

@@ -57,6 +57,8 @@ ARROW: dict[str, set[str]] = {
     "testbed": _FOUNDATION | {"testing"},
     "dashboard": _FOUNDATION,
     "testing": _MOVES | {"elastic"},
+    # Plug-ins of programs that others wrote: imported by who asks for one, here by the verb that converts alone.
+    "integrations": _MOVES | {"checkpoint", "elastic"},
     "cli": _ALL_ROOMS | {"remesh"},
     "__main__": {"cli"},
     "run": {"cli"},

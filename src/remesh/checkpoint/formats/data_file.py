@@ -327,19 +327,26 @@ def dump_object(value: Any, name: str) -> bytes:
     file = io.BytesIO()
     try:
         torch.save(value, file)
-        unsafe = [] if _is_plain(value) else _unsafe_globals_in(file)
+        if not _is_plain(value):
+            check_object(file.getvalue(), name)
     except (pickle.PicklingError, TypeError, AttributeError) as raised:
         raise CheckpointMismatchError(
             f"serialising {name}: expected values that can be pickled, found: {raised}; leave it out of the state dict "
             "or wrap it in LocalNonpersistentObject"
         ) from raised
+    return file.getvalue()
+
+
+def check_object(blob: bytes, name: str) -> None:
+    """Raise `CheckpointMismatchError` for a blob of an object that `load_object` would not read back."""
+    with torch.serialization.safe_globals(SAFE_GLOBALS):
+        unsafe = torch.serialization.get_unsafe_globals_in_checkpoint(io.BytesIO(blob))
     if unsafe:
         raise CheckpointMismatchError(
             f"serialising {name}: it holds instances of {', '.join(sorted(unsafe))}, which could not be loaded again "
             "safely; save plain values instead, or allow the class with torch.serialization.add_safe_globals in every "
             "program that saves or loads"
         )
-    return file.getvalue()
 
 
 def _is_plain(value: Any) -> bool:
@@ -348,12 +355,6 @@ def _is_plain(value: Any) -> bool:
     if kind is dict:
         return all(_is_plain(key) and _is_plain(inner) for key, inner in value.items())
     return kind in _PLAIN or (kind in (list, tuple) and all(map(_is_plain, value)))
-
-
-def _unsafe_globals_in(file: io.BytesIO) -> list[str]:
-    file.seek(0)
-    with torch.serialization.safe_globals(SAFE_GLOBALS):
-        return torch.serialization.get_unsafe_globals_in_checkpoint(file)
 
 
 def load_object(blob: bytes, where: str) -> Any:

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import secrets
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Final
 
@@ -157,6 +158,11 @@ def _taken(directory: Location, name: str, what: str) -> CheckpointPathError:
 def data_file_name(rank: int, turn: int = 0) -> str:
     """Name of the file that a rank writes when so many saves into its directory were given up on before."""
     return f"__{rank}_{turn}{_SUFFIX}"
+
+
+def lone_file_name(rank: int) -> str:
+    """Name of a data file that no other save gives, for a rank that is not told how many were given up on before."""
+    return f"__{rank}_{secrets.randbits(48)}_0{_SUFFIX}"
 
 
 def is_data_file_name(name: str) -> bool:

@@ -104,18 +104,22 @@ def _read_alone(file: CheckedFile, name: str, small: Small) -> None:
 
 def read_objects(directory: Location, extents: Sequence[Extent]) -> list[Any]:
     """The object in each extent."""
+    blobs = read_blobs(directory, extents)
+    return [load_object(blob, f"{directory}/{extent}") for blob, extent in zip(blobs, extents, strict=True)]
+
+
+def read_blobs(directory: Location, extents: Sequence[Extent]) -> list[bytes]:
+    """The bytes in each extent, compared with their checksums."""
     checksums = read_checksums(directory)
-    objects: list[Any] = []
+    blobs: list[bytes] = []
     with start_readers() as readers:
         for name, of_file in groupby(extents, key=lambda extent: extent.file):
             with open_data(directory, name, checksums, readers) as file:
                 chosen = list(of_file)
                 for extent, ahead in zip(chosen, _aheads(chosen, file.worthwhile_gap_bytes), strict=True):
                     what = f"{directory}/{extent}"
-                    objects.append(
-                        load_object(bytes(file.view(extent.file_start, extent.file_stop, what, ahead=ahead)), what)
-                    )
-    return objects
+                    blobs.append(bytes(file.view(extent.file_start, extent.file_stop, what, ahead=ahead)))
+    return blobs
 
 
 def open_data(directory: Location, name: str, checksums: Checksums, readers: ThreadPoolExecutor) -> CheckedFile:

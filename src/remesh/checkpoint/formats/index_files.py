@@ -82,6 +82,12 @@ def stage_index(turn: Turn, index: IndexFiles) -> None:
         store_of(turn.directory).write_soon(turn.staged(name), content)
 
 
+def stage_native_index(turn: Turn, index: Index, metadata: bytes) -> None:
+    """The same with a ``.metadata`` that torch's own classes were pickled to, which say what ``index`` says."""
+    for name, content in ((METADATA_FNAME, metadata), (COLUMNS_FNAME, seal_columns(encode_columns(index), metadata))):
+        store_of(turn.directory).write_soon(turn.staged(name), content)
+
+
 @dataclass(frozen=True, slots=True)
 class EncodedIndex:
     """An index as bytes, to be written into any number of checkpoints."""

@@ -1,0 +1,344 @@
+"""torch's own ``dcp.save``, ``dcp.async_save`` and ``dcp.load`` with the files of Remesh: one argument changes.
+
+    dcp.save(state, storage_writer=DcpWriter(path))
+    dcp.load(state, storage_reader=DcpReader(path))
+
+Planners stay torch's, or the user's: what they plan is carried as it is. What lies on disk is a checkpoint of native
+torch with block checksums and our index beside it, committed in one step, so that `remesh.load`, ``remesh ckpt`` and
+torch's ``FileSystemReader`` read it too.
+
+Values that are no tensors are pickles, made and unpickled by torch's planner. Nothing here unpickles. With
+`Pickles.SAFE` a writer refuses what ``torch.load(weights_only=True)`` would not read back, and a reader hands a
+pickle to torch's planner only when it holds nothing else.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from enum import Enum
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint import (
+    BytesStorageMetadata,
+    DefaultLoadPlanner,
+    LoadPlan,
+    LoadPlanner,
+    Metadata,
+    SavePlan,
+    SavePlanner,
+    StorageReader,
+    StorageWriter,
+)
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    MetadataIndex,
+    StorageMeta,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+from torch.distributed.checkpoint.planner import LoadItemType, ReadItem, WriteItem, WriteItemType
+from torch.distributed.checkpoint.storage import WriteResult
+from torch.futures import Future
+
+from remesh.checkpoint.errors import CheckpointFormatError, CheckpointMismatchError, told_as_checkpoint_errors
+from remesh.checkpoint.formats.data_file import check_object, load_object, write_data_file
+from remesh.checkpoint.formats.directory import METADATA_FNAME, begin, check_can_save, finish, lone_file_name
+from remesh.checkpoint.formats.fetch import ChunkRead, Destination, fetch, read_blobs
+from remesh.checkpoint.formats.index_files import stage_native_index
+from remesh.checkpoint.formats.inert_pickle import load_inert
+from remesh.checkpoint.formats.torch_format import check_files
+from remesh.checkpoint.plan.manifest import Extent, Index, IndexedTensor, Manifest, StoredTensor
+from remesh.checkpoint.run.reader import OpenCheckpoint, open_checkpoint
+from remesh.checkpoint.storage import Directory, Location, location_of, store_of
+from remesh.checkpoint.storage.turns import Turn, held
+from remesh.checkpoint.values.entities import check_has_values
+from remesh.errors import ConfigError
+from remesh.layout import Box
+from remesh.layout.from_torch import dtype_name, torch_dtype
+from remesh.torch_private import StorageInfo
+
+_VERSION = "1.0.0"
+"""Of the metadata, as torch's writer gives it."""
+
+
+class Pickles(Enum):
+    """What the values beside tensors may be."""
+
+    SAFE = "safe"
+    """What can be read without running code, and classes of ``torch.serialization.add_safe_globals``."""
+    ANY = "any"
+    """Anything: torch's planner unpickles it, and runs what is in it. For files that only you can write."""
+
+
+class DcpWriter(StorageWriter):
+    """Where ``dcp.save`` writes: the directory or URL ``path``, or the ``checkpoint_id`` of the call.
+
+    Either the whole checkpoint is there or none; one that is there is never written over. All ranks see the directory.
+    """
+
+    def __init__(self, path: Directory | None = None, *, pickles: Pickles = Pickles.SAFE) -> None:
+        self._directory = None if path is None else location_of(path)
+        self._pickles = pickles
+        self._rank = 0
+        self._turn: Turn | None = None
+
+    def reset(self, checkpoint_id: Any = None) -> None:
+        self._turn = None
+        if checkpoint_id is not None:
+            self._directory = location_of(checkpoint_id)
+
+    def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
+        if not kwargs.get("use_collectives", True):
+            raise ConfigError(
+                "saving with dcp: use_collectives=False makes one checkpoint for each rank, which Remesh cannot commit "
+                "as one; leave the argument out"
+            )
+        self._rank = kwargs.get("rank", 0)
+        self._turn = None
+
+    def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
+        return plan
+
+    def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
+        directory = self._place()
+        with told_as_checkpoint_errors(f"saving checkpoint {directory}"):
+            check_can_save(directory, may_create=True)
+            self._turn = begin(directory)
+        return plans
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
+        directory = self._place()
+        blobs = [item for item in plan.items if item.type is WriteItemType.BYTE_IO]
+        boxes = [item for item in plan.items if item.type is not WriteItemType.BYTE_IO]
+        objects = [self._bytes_of(item, planner) for item in blobs]
+        tensors = [_tensor_of(item, planner) for item in boxes]
+        # A planner may take an older plan out of its cache, so nothing that a plan tells is of this save: a name that
+        # nobody else gives keeps its files apart from those of a save that was given up on.
+        name = lone_file_name(self._rank)
+        places: Sequence[tuple[int, int]] = ()
+        if plan.items:
+            with told_as_checkpoint_errors(f"saving checkpoint {directory}"):
+                places = write_data_file(directory / name, objects, tensors)
+        done: Future[list[WriteResult]] = Future()
+        done.set_result(
+            [
+                WriteResult(item.index, length, StorageInfo(name, start, length))
+                for item, (start, length) in zip([*blobs, *boxes], places, strict=True)
+            ]
+        )
+        return done
+
+    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
+        assert self._turn is not None, "torch prepares a plan on the coordinator before it finishes"
+        turn, self._turn = self._turn, None
+        metadata.storage_data = {one.index: one.storage_data for of_rank in results for one in of_rank}
+        metadata.storage_meta = self.storage_meta()
+        metadata.version = _VERSION
+        _check_planner_data(metadata.planner_data, turn.directory)
+        with held(turn):
+            stage_native_index(turn, _index_of(metadata), pickle.dumps(metadata))
+            finish(turn, None)
+
+    def storage_meta(self) -> StorageMeta | None:
+        return StorageMeta(checkpoint_id=self.checkpoint_id)
+
+    @property
+    def checkpoint_id(self) -> str:
+        """Where it writes, as torch's log of a save tells it."""
+        return str(self._place())
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: Any) -> bool:
+        return _is_place(checkpoint_id)
+
+    def _place(self) -> Location:
+        return _given(self._directory, "saving")
+
+    def _bytes_of(self, item: WriteItem, planner: SavePlanner) -> bytes:
+        data = planner.resolve_data(item)
+        assert isinstance(data, io.BytesIO), "torch asks planners for a buffer"
+        blob = data.getvalue()
+        if self._pickles is Pickles.SAFE and _is_pickle(blob):
+            check_object(blob, f"{item.index.fqn!r}")
+        return blob
+
+
+class DcpReader(StorageReader):
+    """What ``dcp.load`` reads: a checkpoint of torch DCP in the directory or URL ``path``, whoever wrote it.
+
+    Its index is read without unpickling; blocks with a checksum are compared with it.
+    """
+
+    def __init__(self, path: Directory | None = None, *, pickles: Pickles = Pickles.SAFE) -> None:
+        self._directory = None if path is None else location_of(path)
+        self._pickles = pickles
+        self._opened: OpenCheckpoint | None = None
+
+    def reset(self, checkpoint_id: Any = None) -> None:
+        self._opened = None
+        if checkpoint_id is not None:
+            self._directory = location_of(checkpoint_id)
+
+    def read_metadata(self) -> Metadata:
+        self._opened = _open(_given(self._directory, "loading"))
+        return _metadata_of(self._opened)
+
+    def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
+        if self._opened is None:
+            self._opened = _open(_given(self._directory, "loading"))
+
+    def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
+        return plan
+
+    def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
+        return plans
+
+    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
+        assert self._opened is not None, "torch sets the reader up before it reads"
+        checkpoint = self._opened
+        of_bytes = [item for item in plan.items if item.type is LoadItemType.BYTE_IO]
+        of_tensors = [item for item in plan.items if item.type is not LoadItemType.BYTE_IO]
+        extents = [checkpoint.manifest.objects[item.storage_index.fqn] for item in of_bytes]
+        places = [planner.resolve_tensor(item).detach() for item in of_tensors]
+        reads = _chunk_reads(checkpoint, of_tensors, places)
+        check_files(checkpoint.directory, [*(read.extent for read in reads), *extents])
+        with told_as_checkpoint_errors(f"loading checkpoint {checkpoint.directory}"):
+            for item, blob in zip(of_bytes, read_blobs(checkpoint.directory, extents), strict=True):
+                self._give_bytes(item, blob, planner)
+            fetch(checkpoint.directory, reads)
+        for item, place in zip(of_tensors, places, strict=True):
+            planner.commit_tensor(item, place)
+        done: Future[None] = Future()
+        done.set_result(None)
+        return done
+
+    @property
+    def checkpoint_id(self) -> str:
+        """Where it reads, as torch's log of a load tells it."""
+        return str(_given(self._directory, "loading"))
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: Any) -> bool:
+        return _is_place(checkpoint_id)
+
+    def _give_bytes(self, item: ReadItem, blob: bytes, planner: LoadPlanner) -> None:
+        # torch's planner unpickles whatever it is given; one that reads bytes in its own way answers for that itself.
+        unpickles = type(planner).load_bytes is DefaultLoadPlanner.load_bytes
+        if self._pickles is Pickles.SAFE and unpickles:
+            load_object(blob, f"{item.storage_index.fqn!r} of {self.checkpoint_id}")
+        planner.load_bytes(item, io.BytesIO(blob))
+
+
+def _given(directory: Location | None, doing: str) -> Location:
+    if directory is None:
+        raise ConfigError(f"{doing} with dcp: no directory is given; give a path to Remesh's class, or a checkpoint_id")
+    return directory
+
+
+def _is_place(checkpoint_id: Any) -> bool:
+    try:
+        location_of(checkpoint_id)
+    except (ConfigError, TypeError):
+        return False
+    return True
+
+
+def _is_pickle(blob: bytes) -> bool:
+    """Whether ``torch.save`` made it, of which every file is a zip archive."""
+    return blob.startswith(b"PK")
+
+
+def _tensor_of(item: WriteItem, planner: SavePlanner) -> torch.Tensor:
+    tensor = planner.resolve_data(item)
+    told = item.tensor_data
+    assert isinstance(tensor, torch.Tensor) and told is not None, "torch plans a box for every tensor"
+    tensor = tensor.detach()
+    check_has_values(tensor, item.index.fqn)
+    found, expected = (tensor.dtype, tensor.shape), (told.properties.dtype, told.chunk.sizes)
+    if found != expected:
+        raise CheckpointMismatchError(
+            f"saving tensor {item.index.fqn!r} with dcp: its planner gave {found[0]} of shape {tuple(found[1])}, "
+            f"expected {expected[0]} of shape {tuple(expected[1])} as it had planned; mend the planner"
+        )
+    return tensor
+
+
+def _check_planner_data(planner_data: Any, directory: Location) -> None:
+    """See that no class is in the planner's data, which would make the whole index one that must not be read."""
+    try:
+        load_inert(pickle.dumps(planner_data), directory / METADATA_FNAME)
+    except CheckpointFormatError as raised:
+        raise CheckpointMismatchError(
+            f"saving checkpoint {directory}: the planner's data goes into the index, which is read without running "
+            f"code, and holds more than numbers, texts, tuples, lists and dicts ({raised}); mend the planner"
+        ) from raised
+
+
+def _index_of(metadata: Metadata) -> Index:
+    index, places = Index({}, {}, {}), {}
+    for where, info in metadata.storage_data.items():
+        places[where.fqn, where.offset] = (info.relative_path, info.offset, info.length)
+    for name, told in metadata.state_dict_metadata.items():
+        if isinstance(told, BytesStorageMetadata):
+            index.objects[name] = places[name, None]
+            continue
+        chunks = [(tuple(one.offsets), tuple(one.sizes), places[name, one.offsets]) for one in told.chunks]
+        index.tensors[name] = IndexedTensor(dtype_name(told.properties.dtype), tuple(told.size), chunks)
+    return index
+
+
+def _open(directory: Location) -> OpenCheckpoint:
+    with told_as_checkpoint_errors(f"loading checkpoint {directory}"):
+        checkpoint = open_checkpoint(directory, allow_native=True)
+    if not checkpoint.is_native:
+        raise CheckpointFormatError(
+            "not-dcp",
+            f"loading checkpoint {directory} with dcp: its format is {checkpoint.format}, whose common data torch's "
+            f"planner does not know, expected dcp; load it with remesh.load, or convert it: remesh ckpt convert "
+            f"{directory} TARGET --to dcp",
+        )
+    return checkpoint
+
+
+def _metadata_of(checkpoint: OpenCheckpoint) -> Metadata:
+    path = checkpoint.directory / METADATA_FNAME
+    planner_data = getattr(load_inert(store_of(path).read(path), path), "planner_data", None)
+    told: dict[str, Any] = {name: BytesStorageMetadata() for name in checkpoint.manifest.objects}
+    told |= {name: _tensor_metadata(stored) for name, stored in checkpoint.manifest.tensors.items()}
+    meta = StorageMeta(checkpoint_id=str(checkpoint.directory))
+    return Metadata(told, planner_data=planner_data, storage_meta=meta, version=_VERSION)
+
+
+def _tensor_metadata(stored: StoredTensor) -> TensorStorageMetadata:
+    chunks = [ChunkStorageMetadata(torch.Size(one.box.start), torch.Size(one.box.shape)) for one in stored.chunks]
+    properties = TensorProperties(dtype=torch_dtype(stored.dtype))
+    return TensorStorageMetadata(properties, torch.Size(stored.global_shape), chunks)
+
+
+def _chunk_reads(
+    checkpoint: OpenCheckpoint, items: Sequence[ReadItem], places: Sequence[torch.Tensor]
+) -> list[ChunkRead]:
+    """One read for every chunk of which something is wanted, in the order of files and places."""
+    chunks = _chunks_by_index(checkpoint.manifest, {item.storage_index.fqn for item in items})
+    reads: dict[Extent, ChunkRead] = {}
+    for item, place in zip(items, places, strict=True):
+        name = item.storage_index.fqn
+        box, extent = chunks[MetadataIndex(name, item.storage_index.offset)]
+        destination = Destination(Box.at(tuple(item.storage_offsets), tuple(item.lengths)), place)
+        what = f"a chunk of tensor {name!r} in {checkpoint.directory}"
+        blank = ChunkRead(extent, checkpoint.manifest.tensors[name].dtype, box.shape, (), what)
+        found = reads.get(extent, blank)
+        reads[extent] = replace(found, destinations=(*found.destinations, destination))
+    return [reads[extent] for extent in sorted(reads)]
+
+
+def _chunks_by_index(manifest: Manifest, names: set[str]) -> Mapping[MetadataIndex, tuple[Box, Extent]]:
+    return {
+        MetadataIndex(name, torch.Size(chunk.box.start)): (chunk.box, chunk.extent)
+        for name in names
+        for chunk in manifest.tensors[name].chunks
+    }
