@@ -36,6 +36,7 @@ site_trees = {
         Resharding </reshard>
         Pipelines </pipeline/index>
         MPI programs </mpi/index>
+        Integrations </integrations/index>
         Reference </reference/index>
         Measured </measured>
         Dashboard </dashboard>
@@ -58,6 +59,9 @@ site_trees = {
     "pipeline/index": """
         /pipeline/runtime
         /pipeline/schedules""",
+    "integrations/index": "\n".join(
+        sorted(f"/integrations/{page.stem}" for page in (HERE / "integrations").glob("*.md") if page.stem != "index")
+    ),
     "mpi/index": """
         /mpi/guide
         /mpi/limits""",
