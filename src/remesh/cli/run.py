@@ -14,6 +14,7 @@ import click
 from click.core import ParameterSource
 from torch.distributed.elastic.multiprocessing import SignalException
 
+from remesh.elastic import node
 from remesh.elastic.events import EventLog
 from remesh.elastic.launch.checks import wait_for_names
 from remesh.elastic.launch.flags import FLAGS, LIST, REAL, SWITCH, TORCHRUN_FLAGS, WHOLE, Flag, complete_name
@@ -31,8 +32,7 @@ from remesh.elastic.launch.restart import run_restart_job
 from remesh.elastic.launch.verdict import outcome_of_error
 from remesh.elastic.metrics import Metrics
 from remesh.elastic.metrics_server import MetricsServer
-from remesh.elastic.node.agent import describe_signal, run_agent
-from remesh.elastic.outcome import Outcome
+from remesh.elastic.outcome import Outcome, describe_signal
 from remesh.elastic.own_folder import own_folder
 
 NAME_PATIENCE_S = 60.0
@@ -93,7 +93,7 @@ def run_request(request: Request) -> Outcome:
             _wait_for_names(request)
             if uncovered := describe_uncovered(job, os.environ):
                 click.echo(f"remesh: {uncovered}", err=True)
-            return run_agent(job, metrics.take)
+            return node.run_agent(job, metrics.take)
         spare_folder = stack.enter_context(own_folder())
         restarted = restart_job(request, spare_folder)
         _wait_for_names(request)

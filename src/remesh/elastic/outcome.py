@@ -17,6 +17,7 @@ between nodes the order in which they told of their failures counts.
 from __future__ import annotations
 
 import enum
+import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -130,3 +131,8 @@ def describe_failure(failure: WorkerFailure) -> str:
     how = f"killed by signal {-failure.exit_code}" if failure.exit_code < 0 else f"exit code {failure.exit_code}"
     text = f"rank {failure.rank} (worker {failure.local_rank} of {failure.node}, pid {failure.pid}) failed, {how}"
     return f"{text}: {failure.message}" if failure.message else text
+
+
+def describe_signal(ended: SystemExit) -> str:
+    """What ended an agent that exits with 128 + the number of a signal."""
+    return f"ended by {signal.Signals(int(ended.code or 0) - 128).name}"

@@ -31,7 +31,7 @@ from remesh.elastic.node.config import AgentConfig
 from remesh.elastic.node.processes import ProcessSpec, WorkerProcesses
 from remesh.elastic.node.store_side import StoreSide
 from remesh.elastic.node.switchboard import SEND_TIMEOUT_S, Deaf, HungUp, SnapshotOffer, Switchboard
-from remesh.elastic.outcome import Outcome
+from remesh.elastic.outcome import Outcome, describe_signal
 from remesh.elastic.own_folder import own_folder
 from remesh.elastic.snapshots.keeper import SnapshotKeeper
 from remesh.elastic.snapshots.shelves import choose_readers
@@ -40,11 +40,6 @@ from remesh.elastic.store.server import StoreWatch
 
 TICK_S = 0.01
 """How often an agent looks at the bell and at its processes."""
-
-
-def describe_signal(ended: SystemExit) -> str:
-    """What ended an agent that exits with 128 + the number of a signal."""
-    return f"ended by {signal.Signals(int(ended.code or 0) - 128).name}"
 
 
 @dataclass(frozen=True, slots=True)
