@@ -18,7 +18,7 @@ from tests.procs.scripts import tiny
 
 pytestmark = pytest.mark.netns
 
-NODES, STEPS, TIMEOUT_S = "abc", 260, 180.0
+NODES, STEPS, QUIET_S = "abc", 260, 180.0
 CUT_S = 4.0
 """How long the cut lasts after the others have gone on, and the one that is cut off has said why it does not."""
 _IS_MINORITY = "1 of 3 nodes that may be alive are here"
@@ -45,7 +45,7 @@ class BedJob(LocalJob):
             self.agents[node] = self.bed.start_program(node, command, output=log, env={"OMP_NUM_THREADS": "1"})
 
     def wait_for_step(self, is_it: Callable[[Event], bool]) -> Event:
-        return self.wait_for(lambda event: event["kind"] == "step" and is_it(event), TIMEOUT_S)
+        return self.wait_for(lambda event: event["kind"] == "step" and is_it(event), QUIET_S)
 
     def wait_until_told(self, node: str, reason: str) -> None:
         """Until a node has said that it waits, and why: some time after the others are gone.
@@ -59,7 +59,7 @@ class BedJob(LocalJob):
 
         who = self.of_kind("agent", node=node)[0]["who"]
         if not any(map(is_it, self.events)):
-            self.wait_for(is_it, TIMEOUT_S)
+            self.wait_for(is_it, QUIET_S)
 
 
 @pytest.fixture(scope="module")
@@ -97,9 +97,9 @@ def test_majority_goes_on_without_the_host_of_the_store_which_comes_back_late(
         healed_s = time.time()
         whole = job.wait_for(
             lambda event: event["kind"] == "generation" and event["axes"] == {"dp": 3} and event["t"] > healed_s,
-            TIMEOUT_S,
+            QUIET_S,
         )
-        codes = job.wait(TIMEOUT_S)
+        codes = job.wait(QUIET_S)
         assert codes == dict.fromkeys(NODES, 0), job.describe_logs()
     assert whole["number"] > before["number"] + 1
     lonely = _workers_of(job, NODES[0])

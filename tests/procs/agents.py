@@ -14,6 +14,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Self
 
+from remesh.linux.procfs import children_of, work_of
+from remesh.testing.quiet_limit import QuietLimit
 from tests.procs.scripts import plain
 
 SCRIPT = str(Path(plain.__file__))
@@ -67,13 +69,18 @@ class Agents:
 
     def wait_for_workers(self, count: int) -> list[dict[str, Any]]:
         """What workers told, once so many have started."""
-        deadline_s = time.monotonic() + TIMEOUT_S
+        limit = QuietLimit(lambda: (len(self.workers()), self._work_of_silent()), TIMEOUT_S)
         while len(found := self.workers()) < count:
-            assert time.monotonic() < deadline_s, f"{len(found)} of {count} workers started"
+            assert not limit.is_over(), f"{len(found)} of {count} workers started"
             for agent in self.agents:
                 assert agent.poll() in (None, 0, -signal.SIGKILL), agent.communicate()[0]
             time.sleep(0.02)
         return found
+
+    def _work_of_silent(self) -> int:
+        """What processes have done that agents started and that have told nothing yet."""
+        started = {pid for agent in self.agents if agent.poll() is None for pid in children_of(agent.pid)}
+        return sum(work_of(pid) for pid in started - {worker["pid"] for worker in self.workers()})
 
     def leftovers(self) -> list[str]:
         """Worker processes that still run, and what agents left in the folder for temporary files."""

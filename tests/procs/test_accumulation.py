@@ -13,12 +13,12 @@ from tests.procs.scripts import tiny
 
 pytestmark = pytest.mark.procs
 SCRIPT = str(Path(tiny.__file__))
-TIMEOUT_S = 90.0
-EVERY, STEPS = 5, 40
+QUIET_S = 90.0
+EVERY, STEPS, MANY_STEPS = 5, 40, 100
 
 
-def script(*flags: str) -> list[str]:
-    return [SCRIPT, "--mesh", "dp=-1", "--steps", str(STEPS), "--accumulate", str(EVERY), "--full-size", "2", *flags]
+def script(*flags: str, steps: int = STEPS) -> list[str]:
+    return [SCRIPT, "--mesh", "dp=-1", "--steps", str(steps), "--accumulate", str(EVERY), "--full-size", "2", *flags]
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +31,7 @@ def of_one_process() -> dict[int, float]:
     model = torch.nn.Sequential(*layers)
     optim = torch.optim.AdamW(model.parameters(), lr=1e-2)
     position, found = Position(), {}
-    for step in range(1, STEPS + 1):
+    for step in range(1, MANY_STEPS + 1):
         size, count = tiny.BATCH_SIZE, tiny.NUM_SAMPLES
         batch = plan_batch(position, num_samples=count, batch_size=size, seed=tiny.SEED, num_epochs=None)
         position = position.after(len(batch))
@@ -52,9 +52,9 @@ def test_accumulated_gradients_are_carried_when_a_member_is_lost_and_when_one_jo
     with LocalJob(tmp_path, script(*flags), nnodes="2") as job:
         job.start_node("a")
         job.start_node("b")
-        job.wait_for(lambda event: event["kind"] == "step" and event["step"] == 2 * EVERY + 2, TIMEOUT_S)
+        job.wait_for(lambda event: event["kind"] == "step" and event["step"] == 2 * EVERY + 2, QUIET_S)
         job.kill_worker("b", 0)
-        assert job.wait(TIMEOUT_S) == {"a": 0, "b": 0}, job.describe_logs()
+        assert job.wait(QUIET_S) == {"a": 0, "b": 0}, job.describe_logs()
         counted = count_samples([job.events], num_samples=tiny.NUM_SAMPLES, batch_size=tiny.BATCH_SIZE, seed=tiny.SEED)
         assert counted.lost == 0
         found = {event["step"]: event["checksum"] for event in job.of_kind("step")}
@@ -62,10 +62,37 @@ def test_accumulated_gradients_are_carried_when_a_member_is_lost_and_when_one_jo
         assert len(job.of_kind("generation")) > 1
 
 
+@pytest.mark.parametrize("flag", ["--checkpoint", "--snapshot-every"])
+def test_accumulated_gradients_of_fsdp_go_along_when_a_node_is_taken_away_and_another_joins(
+    tmp_path: Path, of_one_process: dict[int, float], flag: str
+) -> None:
+    """A spot instance is taken away between two steps of the optimizer; some steps later another one comes."""
+    value = str(tmp_path / "checkpoints") if flag == "--checkpoint" else "1"
+    lines = script("--fsdp", flag, value, steps=MANY_STEPS)
+    with LocalJob(tmp_path, lines, nnodes="1:2", workers_per_node=1) as job:
+        job.start_node("a")
+        job.start_node("b")
+        job.wait_for(lambda event: event["kind"] == "step" and event["step"] == 2 * EVERY + 1, QUIET_S)
+        job.preempt_node("b")
+        job.wait_for(lambda event: event["kind"] == "step" and event["generation"] == 2, QUIET_S)
+        assert job.agents["b"].wait() == 0, job.describe_logs()
+        job.start_node("c")
+        assert job.wait(QUIET_S) == {"a": 0, "b": 0, "c": 0}, job.describe_logs()
+        counted = count_samples([job.events], num_samples=tiny.NUM_SAMPLES, batch_size=tiny.BATCH_SIZE, seed=tiny.SEED)
+        assert counted.lost == 0
+        assert counted.repeated == 0 or flag == "--snapshot-every"
+        assert [plan["axes"]["dp"] for plan in sorted(job.of_kind("generation"), key=lambda plan: plan["t"])][-1] == 2
+        # All commits, also those before and after each change, are as if nothing had happened.
+        found = {event["step"]: event["checksum"] for event in job.of_kind("step")}
+        assert found == pytest.approx(of_one_process, rel=1e-9)
+        last_steps = [max(event["step"] for event in job.of_kind("step", generation=one)) for one in (1, 2)]
+        assert any(step % EVERY for step in last_steps), "both changes came right after a step of the optimizer"
+
+
 @pytest.mark.parametrize("flags", [(), ("--fsdp",)], ids=" ".join)
 def test_gradients_that_are_not_added_up_over_ranks_are_refused_at_once(tmp_path: Path, flags: tuple[str, ...]) -> None:
     with LocalJob(tmp_path, script("--reduce-late", *flags), nnodes="1") as job:
         job.start_node("a")
-        assert job.wait(TIMEOUT_S) == {"a": 1}, job.describe_logs()
+        assert job.wait(QUIET_S) == {"a": 1}, job.describe_logs()
         assert "accumulate inside one batch" in job.describe_logs()
         assert max(event["step"] for event in job.of_kind("step")) < EVERY

@@ -10,7 +10,7 @@ from tests.procs.scripts import tiny
 
 pytestmark = pytest.mark.procs
 SCRIPT = str(Path(tiny.__file__))
-TIMEOUT_S = 90.0
+QUIET_S = 90.0
 
 
 def script(*flags: str, mesh: str = "dp=-1", steps: int = 30) -> list[str]:
@@ -44,7 +44,7 @@ def calm_events(tmp_path_factory: pytest.TempPathFactory) -> list[Event]:
     """The events of a job that nothing happens to: dp=2, 30 steps."""
     with LocalJob(tmp_path_factory.mktemp("undisturbed"), script("--pause-s", "0"), nnodes="1") as job:
         job.start_node("a")
-        assert job.wait(TIMEOUT_S) == {"a": 0}, job.describe_logs()
+        assert job.wait(QUIET_S) == {"a": 0}, job.describe_logs()
         return job.events
 
 
@@ -61,9 +61,9 @@ def test_killed_worker_is_replaced_and_no_sample_is_lost(
     with LocalJob(tmp_path, script("--full-size", "4", steps=80), nnodes="2") as job:
         job.start_node("a")
         job.start_node("b")
-        job.wait_for(at_step(6), TIMEOUT_S)
+        job.wait_for(at_step(6), QUIET_S)
         job.kill_worker("b", 1)
-        assert job.wait(TIMEOUT_S) == {"a": 0, "b": 0}, job.describe_logs()
+        assert job.wait(QUIET_S) == {"a": 0, "b": 0}, job.describe_logs()
         assert sizes(job) == [4, 3, 4]
         assert count(job) == SampleCount(lost=0, repeated=0, total=80 * tiny.BATCH_SIZE)
         assert checksums(job.events)[30] == pytest.approx(undisturbed[30], rel=1e-12)
@@ -81,9 +81,9 @@ def test_a_stream_without_indices_goes_on_at_its_sample_after_a_death(
     """The same samples come from an iterable, and one of two workers is killed and replaced."""
     with LocalJob(tmp_path, script("--stream", "by-epoch", "--full-size", "2", steps=40), nnodes="1") as job:
         job.start_node("a")
-        job.wait_for(at_step(8), TIMEOUT_S)
+        job.wait_for(at_step(8), QUIET_S)
         job.kill_worker("a", 1)
-        assert job.wait(TIMEOUT_S) == {"a": 0}, job.describe_logs()
+        assert job.wait(QUIET_S) == {"a": 0}, job.describe_logs()
         assert count(job) == SampleCount(lost=0, repeated=0, total=40 * tiny.BATCH_SIZE)
         assert checksums(job.events)[30] == pytest.approx(undisturbed[30], rel=1e-12)
 
@@ -96,9 +96,9 @@ def test_boxes_that_died_with_their_node_come_from_the_last_checkpoint(
     with LocalJob(tmp_path, script(*flags)) as job:
         job.start_node("a")
         job.start_node("b")
-        job.wait_for(at_step(14), TIMEOUT_S)
+        job.wait_for(at_step(14), QUIET_S)
         job.kill_node("b")
-        job.wait(TIMEOUT_S)
+        job.wait(QUIET_S)
         assert job.agents["a"].returncode == 0, job.describe_logs()
         filled = job.of_kind("filled", generation=2)
         assert {(event["source"], event["step"]) for event in filled} == {("checkpoint", 10)}
@@ -113,9 +113,9 @@ def test_boxes_that_died_with_their_node_come_from_a_neighbours_memory(
     with LocalJob(tmp_path, script("--fsdp", "--snapshot-every", "5", "--pause-s", "0.1")) as job:
         job.start_node("a")
         job.start_node("b")
-        job.wait_for(at_step(13), TIMEOUT_S)
+        job.wait_for(at_step(13), QUIET_S)
         job.kill_node("b")
-        job.wait(TIMEOUT_S)
+        job.wait(QUIET_S)
         assert job.agents["a"].returncode == 0, job.describe_logs()
         filled = job.of_kind("filled", generation=2)
         kept = {event["step"] for event in job.of_kind("snapshot-kept")}
@@ -132,9 +132,9 @@ def test_preempted_node_hands_over_and_no_step_is_repeated(tmp_path: Path, undis
     with LocalJob(tmp_path, script(*flags)) as job:
         job.start_node("a")
         job.start_node("b")
-        job.wait_for(at_step(8), TIMEOUT_S)
+        job.wait_for(at_step(8), QUIET_S)
         job.preempt_node("b")
-        assert job.wait(TIMEOUT_S) == {"a": 0, "b": 0}, job.describe_logs()
+        assert job.wait(QUIET_S) == {"a": 0, "b": 0}, job.describe_logs()
         left_at = {event["step"] for event in job.of_kind("left", generation=1)}
         filled = job.of_kind("filled", generation=2)
         assert {event["step"] for event in filled} == left_at
@@ -148,7 +148,7 @@ def test_script_that_raises_ends_the_job_with_one_traceback(tmp_path: Path) -> N
     with LocalJob(tmp_path, script("--mishap", "raise"), nnodes="2") as job:
         job.start_node("a")
         job.start_node("b")
-        assert job.wait(TIMEOUT_S) == {"a": 1, "b": 1}
+        assert job.wait(QUIET_S) == {"a": 1, "b": 1}
         logs = "".join(job.log_of(node).read_text() for node in job.agents)
         assert logs.count("Traceback (most recent call last)") == 1, logs
         for node in job.agents:
@@ -161,7 +161,7 @@ def test_script_that_ends_before_it_joins_is_named(tmp_path: Path) -> None:
     """The script calls sys.exit before remesh.elastic."""
     with LocalJob(tmp_path, script("--mishap", "exit"), nnodes="1") as job:
         job.start_node("a")
-        assert job.wait(TIMEOUT_S) == {"a": 1}
+        assert job.wait(QUIET_S) == {"a": 1}
         assert "ended before it called remesh.elastic (exit code 3)" in job.log_of("a").read_text()
 
 
@@ -169,7 +169,7 @@ def test_mesh_that_cannot_fit_ends_the_job_with_both_numbers(tmp_path: Path) -> 
     """tp=3 over two workers, and no other node is expected."""
     with LocalJob(tmp_path, script(mesh="dp=-1,tp=3"), nnodes="1") as job:
         job.start_node("a")
-        assert job.wait(TIMEOUT_S) == {"a": 2}
+        assert job.wait(QUIET_S) == {"a": 2}
         assert "needs at least 3 workers, 2 are alive" in job.log_of("a").read_text()
 
 
@@ -177,7 +177,7 @@ def test_one_vote_against_drops_the_step_on_all_ranks(tmp_path: Path) -> None:
     """Rank 1 finds its step 6 bad, as with an overflow: nobody takes it, and the data moves on."""
     with LocalJob(tmp_path, script("--mishap", "vote-no", "--pause-s", "0"), nnodes="1") as job:
         job.start_node("a")
-        assert job.wait(TIMEOUT_S) == {"a": 0}, job.describe_logs()
+        assert job.wait(QUIET_S) == {"a": 0}, job.describe_logs()
         steps = {(event["step"], event["rank"]) for event in job.of_kind("step")}
         assert steps == {(step, rank) for step in range(1, 31) if step != 6 for rank in (0, 1)}
 
@@ -187,7 +187,7 @@ def test_worker_that_hangs_is_killed_and_the_others_go_on(tmp_path: Path) -> Non
     flags = ("--mishap", "stuck", "--timeout-s", "3")
     with LocalJob(tmp_path, script(*flags, steps=12), nnodes="1", workers_per_node=3) as job:
         job.start_node("a", "--leave-timeout", "2")
-        assert job.wait(TIMEOUT_S) == {"a": 0}, job.describe_logs()
+        assert job.wait(QUIET_S) == {"a": 0}, job.describe_logs()
         assert [event["reason"] for event in job.of_kind("kill-worker")] == ["did not leave generation 1 in time"]
         assert count(job).lost == count(job).repeated == 0
 
@@ -198,7 +198,7 @@ def test_rank_that_hangs_is_named_with_all_stacks_and_replaced(tmp_path: Path) -
     with LocalJob(tmp_path, script(*flags, steps=12), nnodes="2", workers_per_node=1) as job:
         job.start_node("a", "--hang-timeout", "2")
         job.start_node("b", "--hang-timeout", "2")
-        assert job.wait(TIMEOUT_S) == {"a": 0, "b": 0}, job.describe_logs()
+        assert job.wait(QUIET_S) == {"a": 0, "b": 0}, job.describe_logs()
         (hang,) = job.of_kind("hang", generation=1)
         assert "rank 0 waits in" in hang["reason"]
         assert "rank 1 is at tiny.py:" in hang["reason"] and "in take_step after step 5" in hang["reason"]

@@ -15,7 +15,7 @@ from tests.procs.scripts import tiny
 
 pytestmark = pytest.mark.procs
 SCRIPT = str(Path(tiny.__file__))
-TIMEOUT_S = 90.0
+QUIET_S = 90.0
 
 
 def script(steps: int, *flags: str) -> list[str]:
@@ -27,8 +27,8 @@ def start(job: LocalJob, nodes: str, *flags: str) -> None:
     for node in nodes:
         job.start_node(node, "--last-call", "90", *flags)
         if node == nodes[0]:
-            job.wait_for(lambda event: event["kind"] == "agent", TIMEOUT_S)
-    job.wait_for(lambda event: event["kind"] == "step" and event["step"] >= 5, TIMEOUT_S)
+            job.wait_for(lambda event: event["kind"] == "agent", QUIET_S)
+    job.wait_for(lambda event: event["kind"] == "step" and event["step"] >= 5, QUIET_S)
 
 
 def count(job: LocalJob, steps: int) -> SampleCount:
@@ -47,12 +47,12 @@ def test_node_that_hosts_the_store_is_killed_and_a_newcomer_joins_the_survivors(
         start(job, "abc", *endpoints)
         before = max(event["step"] for event in job.of_kind("step"))
         job.kill_node("a")
-        job.wait_for(lambda event: event["kind"] == "step" and event["generation"] == 2, TIMEOUT_S)
+        job.wait_for(lambda event: event["kind"] == "step" and event["generation"] == 2, QUIET_S)
         plan = job.of_kind("generation", number=2)[0]
         assert plan["axes"] == {"dp": 2} and plan["step"] >= before
         assert {event["host"] for event in job.of_kind("store-moved")} == {1}
         job.start_node("d", *endpoints)
-        codes = job.wait(TIMEOUT_S)
+        codes = job.wait(QUIET_S)
         assert codes == {"a": -signal.SIGKILL, "b": 0, "c": 0, "d": 0}, job.describe_logs()
         assert next(event["axes"] for event in job.of_kind("generation", number=3)) == {"dp": 3}
         assert all(event["bytes_from_disk"] == 0 for event in job.of_kind("filled"))
@@ -64,7 +64,7 @@ def test_of_two_nodes_the_other_goes_on_alone(tmp_path: Path) -> None:
     with LocalJob(tmp_path, script(40), nnodes="1:2", workers_per_node=1, hosts_store=True) as job:
         start(job, "ab")
         job.kill_node("a")
-        assert job.wait(TIMEOUT_S)["b"] == 0, job.describe_logs()
+        assert job.wait(QUIET_S)["b"] == 0, job.describe_logs()
         assert count(job, 40) == SampleCount(lost=0, repeated=0, total=40 * tiny.BATCH_SIZE)
 
 
@@ -76,10 +76,10 @@ def test_store_on_a_host_that_stands_still_is_left(tmp_path: Path) -> None:
         start(job, "abc", "--leave-timeout", "3")
         for pid in [job.agents["a"].pid, *job.worker_pids("a")]:
             os.kill(pid, signal.SIGSTOP)
-        for event in job.follow(TIMEOUT_S):
+        for event in job.follow(QUIET_S):
             if event["kind"] == "finish":
                 break
         job.kill_node("a")
-        codes = job.wait(TIMEOUT_S)
+        codes = job.wait(QUIET_S)
         assert (codes["b"], codes["c"]) == (0, 0), job.describe_logs()
         assert count(job, 60).lost == 0

@@ -9,7 +9,7 @@ from remesh.testing.samples import SampleCount, count_samples
 from tests.procs.scripts import split, tiny
 
 pytestmark = pytest.mark.procs
-TIMEOUT_S = 90.0
+QUIET_S = 90.0
 
 
 def test_spare_takes_over_and_nobody_enters_the_training_function_anew(tmp_path: Path) -> None:
@@ -17,9 +17,9 @@ def test_spare_takes_over_and_nobody_enters_the_training_function_anew(tmp_path:
     script = [tiny.__file__, "--mesh", "dp=4", "--steps", "40", "--attempt"]
     with LocalJob(tmp_path, script, nnodes="1", workers_per_node=5) as job:
         job.start_node("a", "--max-restarts", "1")
-        job.wait_for(lambda event: event["kind"] == "step" and event["step"] >= 5, TIMEOUT_S)
+        job.wait_for(lambda event: event["kind"] == "step" and event["step"] >= 5, QUIET_S)
         job.kill_worker("a", 1)
-        assert job.wait(TIMEOUT_S) == {"a": 0}, job.describe_logs()
+        assert job.wait(QUIET_S) == {"a": 0}, job.describe_logs()
         second = job.of_kind("generation", number=2)[0]
         assert second["in_place"] and second["axes"] == {"dp": 4}
         assert [member["slot"] for member in second["members"]] == [0, 4, 2, 3]
@@ -35,11 +35,11 @@ def replace_a_seat(job: LocalJob) -> tuple[Event, Event]:
     """Three nodes, one of which stands by; one with a seat is killed after step 13. Both generations, as decided."""
     for node in ("a", "b", "c"):
         job.start_node(node)
-    first = job.wait_for(lambda event: event["kind"] == "generation", TIMEOUT_S)
+    first = job.wait_for(lambda event: event["kind"] == "generation", QUIET_S)
     seats = [first["hosts"][str(one["node"])] for one in first["members"]]
-    job.wait_for(lambda event: event["kind"] == "step" and event["step"] >= 13, TIMEOUT_S)
+    job.wait_for(lambda event: event["kind"] == "step" and event["step"] >= 13, QUIET_S)
     job.kill_node(seats[1])
-    job.wait(TIMEOUT_S)
+    job.wait(QUIET_S)
     assert job.agents[seats[0]].returncode == 0, job.describe_logs()
     (second, *_) = job.of_kind("generation", number=2)
     assert second["members"][1]["pid"] == first["standby"][0]["pid"]
@@ -92,7 +92,7 @@ def test_slow_worker_is_left_out_at_a_step_and_nothing_is_lost(tmp_path: Path) -
     script = [tiny.__file__, "--mesh", "dp=-1", "--steps", "150", "--slow", "a/2"]
     with LocalJob(tmp_path, script, nnodes="1", workers_per_node=4) as job:
         job.start_node("a", "--exclude-slower", "2", "--exclude-slower-steps", "10")
-        assert job.wait(TIMEOUT_S) == {"a": 0}, job.describe_logs()
+        assert job.wait(QUIET_S) == {"a": 0}, job.describe_logs()
         second = job.of_kind("generation", number=2)[0]
         assert second["axes"] == {"dp": 3} and [one["slot"] for one in second["standby"]] == [2]
         assert "worker 2 of a was slow; 3 workers fit dp=3" in second["reason"]
@@ -110,7 +110,7 @@ def test_slow_workers_seat_goes_to_a_spare_and_nobody_else_enters_anew(tmp_path:
     script = [tiny.__file__, "--mesh", "dp=3", "--steps", "110", "--attempt", "--slow", "a/1"]
     with LocalJob(tmp_path, script, nnodes="1", workers_per_node=4) as job:
         job.start_node("a", "--exclude-slower", "2", "--exclude-slower-steps", "10", "--exclude-delay", "4")
-        assert job.wait(2 * TIMEOUT_S) == {"a": 0}, job.describe_logs()
+        assert job.wait(2 * QUIET_S) == {"a": 0}, job.describe_logs()
         second = job.of_kind("generation", number=2)[0]
         assert second["in_place"] and [one["slot"] for one in second["members"]] == [0, 3, 2]
         assert sorted((event["generation"], event["rank"]) for event in job.of_kind("entered")) == [

@@ -17,7 +17,7 @@ from tests.procs.scripts import tiny
 
 pytestmark = pytest.mark.procs
 SCRIPT = str(Path(tiny.__file__))
-TIMEOUT_S = 90.0
+QUIET_S = 90.0
 _LISTEN = "0A"
 
 
@@ -58,7 +58,7 @@ def annoy_link(worker_pid: int) -> None:
     for message in ({"type": "unknown"}, {"type": "ready"}, {"type": "keep"}):
         with connect_agent(link) as line:
             line.send(message)
-            assert line.receive(TIMEOUT_S) is None
+            assert line.receive(QUIET_S) is None
 
 
 def test_garbage_on_every_port_of_an_agent_does_not_disturb_the_job(tmp_path: Path) -> None:
@@ -68,7 +68,7 @@ def test_garbage_on_every_port_of_an_agent_does_not_disturb_the_job(tmp_path: Pa
     with LocalJob(tmp_path, flags, nnodes="2", workers_per_node=1) as job, contextlib.ExitStack() as stack:
         job.start_node("a", "--metrics-port", "0")
         job.start_node("b")
-        job.wait_for(lambda event: event["kind"] == "step" and event["step"] >= 3, TIMEOUT_S)
+        job.wait_for(lambda event: event["kind"] == "step" and event["step"] >= 3, QUIET_S)
         for agent in job.agents.values():
             ports = listening_ports(agent.pid)
             assert len(ports) >= 2, job.describe_logs()
@@ -78,7 +78,7 @@ def test_garbage_on_every_port_of_an_agent_does_not_disturb_the_job(tmp_path: Pa
                     stack.enter_context(socket.create_connection(("127.0.0.1", port), 5.0))
                 annoy(port, chance, 100)
         annoy_link(job.worker_pids("a")[0])
-        assert job.wait(TIMEOUT_S) == {"a": 0, "b": 0}, job.describe_logs()
+        assert job.wait(QUIET_S) == {"a": 0, "b": 0}, job.describe_logs()
         assert {event["number"] for event in job.of_kind("generation")} == {1}
         assert job.of_kind("snapshot-kept")
         assert len(job.of_kind("message-refused")) >= 5
@@ -92,11 +92,11 @@ def test_node_with_another_token_is_refused_and_the_job_goes_on(tmp_path: Path) 
     flags = [SCRIPT, "--mesh", "dp=-1", "--steps", "60", "--pause-s", "0.1"]
     with LocalJob(tmp_path, flags, nnodes="1:2", workers_per_node=1) as job:
         job.start_node("a", "--token-file", str(secrets[0]), "--last-call", "0")
-        job.wait_for(lambda event: event["kind"] == "step", TIMEOUT_S)
+        job.wait_for(lambda event: event["kind"] == "step", QUIET_S)
         pids = [job.agents["a"].pid, *job.worker_pids("a")]
         commands = [Path(f"/proc/{pid}/cmdline").read_bytes() for pid in pids]
         job.start_node("b", "--token-file", str(secrets[1]), "--last-call", "0")
-        assert job.wait(TIMEOUT_S) == {"a": 0, "b": 2}, job.describe_logs()
+        assert job.wait(QUIET_S) == {"a": 0, "b": 2}, job.describe_logs()
         assert "token does not fit" in job.log_of("b").read_text()
         told = b"".join([*commands, *(path.read_bytes() for path in tmp_path.rglob("*.log"))])
         told += b"".join(path.read_bytes() for path in tmp_path.rglob("*.jsonl"))

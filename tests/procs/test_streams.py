@@ -24,7 +24,7 @@ pytestmark = [
 ]
 LENGTH = 11
 SCRIPT = str(Path(tiny.__file__))
-TIMEOUT_S = 90.0
+QUIET_S = 90.0
 
 
 class Divided(torch.utils.data.IterableDataset[int]):
@@ -82,9 +82,9 @@ def test_a_job_reads_a_shuffling_loader_without_losing_or_repeating_samples(tmp_
     command = [SCRIPT, "--mesh", "dp=-1", "--steps", str(steps), "--stream", "loader", "--full-size", "2"]
     with LocalJob(tmp_path, command, nnodes="1") as job:
         job.start_node("a")
-        job.wait_for(lambda event: event["kind"] == "step" and event["step"] >= 7, TIMEOUT_S)
+        job.wait_for(lambda event: event["kind"] == "step" and event["step"] >= 7, QUIET_S)
         job.kill_worker("a", 1)
-        assert job.wait(TIMEOUT_S) == {"a": 0}, job.describe_logs()
+        assert job.wait(QUIET_S) == {"a": 0}, job.describe_logs()
         taken = samples_taken(job.events)
         order = [index for step in sorted(taken) for index in sorted(taken[step])]
         assert Counter(order) == Counter(list(range(tiny.NUM_SAMPLES)) * 6)
@@ -94,7 +94,7 @@ def test_a_job_whose_loader_has_an_order_of_its_own_on_each_rank_ends_before_its
     command = [SCRIPT, "--mesh", "dp=-1", "--steps", "3", "--stream", "own-order"]
     with LocalJob(tmp_path, command, nnodes="1") as job:
         job.start_node("a")
-        assert job.wait(TIMEOUT_S) == {"a": 1}, job.describe_logs()
+        assert job.wait(QUIET_S) == {"a": 1}, job.describe_logs()
         assert not job.of_kind("step")
         assert "ranks did not read the same samples in the same order" in job.describe_logs()
         assert "read DataLoader with a OwnOrder" in job.describe_logs()

@@ -20,14 +20,21 @@ from typing import Any, Self
 import torch.distributed as dist
 
 from remesh.elastic.events import EventReader
+from remesh.linux.procfs import work_of
+from remesh.testing.quiet_limit import QuietLimit
 
 POLL_S = 0.01
+_END_S = 5.0
+"""How long an agent that is interrupted has to end."""
+
+_WORKER = "worker-"
+"""Before a worker's process id, in the name under which it tells events."""
 
 Event = dict[str, Any]
 
 
 class LocalJob:
-    """Agents of one job, by node name. A context manager: whatever still runs at the end is killed.
+    """Agents of one job, by node name. A context manager: whatever still runs at the end is interrupted, or killed.
 
     The store is this process's, and outlives all nodes; with ``hosts_store`` the first node hosts it instead.
     """
@@ -51,13 +58,23 @@ class LocalJob:
         self._endpoint = f"127.0.0.1:{_free_port() if self._store is None else self._store.port}"
         (folder / "events").mkdir(parents=True, exist_ok=True)
         self._reader = EventReader(folder / "events")
+        self._started: set[int] = set()
+        """Processes of workers."""
+        self._heard: set[int] = set()
+        """Processes, agents too, that have told an event."""
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for node, agent in self.agents.items():
-            if agent.poll() is None:
+        running = {node: agent for node, agent in self.agents.items() if agent.poll() is None}
+        for agent in running.values():
+            # It takes its workers along, and what it made for itself.
+            agent.send_signal(signal.SIGINT)
+        for node, agent in running.items():
+            try:
+                agent.wait(_END_S)
+            except subprocess.TimeoutExpired:
                 self.kill_node(node)
 
     def start_node(self, node: str, *options: str) -> None:
@@ -114,27 +131,31 @@ class LocalJob:
         """Events seen so far of a kind, with these values."""
         return [e for e in self.events if e["kind"] == kind and all(e.get(key) == one for key, one in wanted.items())]
 
-    def follow(self, timeout_s: float) -> Iterator[Event]:
-        """Events as they come, until all agents have ended. TimeoutError, with the logs' ends, after ``timeout_s``."""
-        deadline_s = time.monotonic() + timeout_s
+    def follow(self, quiet_s: float) -> Iterator[Event]:
+        """Events as they come, until all agents have ended.
+
+        TimeoutError, with the logs' ends, once nothing has happened for ``quiet_s``: no event, no line in a log, no
+        work of a process that is still starting.
+        """
+        limit = QuietLimit(self._progress, quiet_s)
         running = True
         while running:
-            if time.monotonic() > deadline_s:
-                raise TimeoutError(f"the job did not end within {timeout_s:g} s\n{self.describe_logs()}")
+            if limit.is_over():
+                raise TimeoutError(f"the job got nowhere for {quiet_s:g} s\n{self.describe_logs()}")
             running = any(agent.poll() is None for agent in self.agents.values())
             yield from self._poll()
             time.sleep(POLL_S)
 
-    def wait_for(self, is_it: Callable[[Event], bool], timeout_s: float) -> Event:
+    def wait_for(self, is_it: Callable[[Event], bool], quiet_s: float) -> Event:
         """The first new event of which ``is_it`` is true."""
-        for event in self.follow(timeout_s):
+        for event in self.follow(quiet_s):
             if is_it(event):
                 return event
         raise TimeoutError(f"the job ended without the event that was waited for\n{self.describe_logs()}")
 
-    def wait(self, timeout_s: float) -> dict[str, int]:
+    def wait(self, quiet_s: float) -> dict[str, int]:
         """Exit codes of all agents, once they have ended."""
-        for _ in self.follow(timeout_s):
+        for _ in self.follow(quiet_s):
             pass
         return {node: agent.wait() for node, agent in self.agents.items()}
 
@@ -146,9 +167,23 @@ class LocalJob:
             ends.append("\n".join([f"--- {node}", *lines]))
         return "\n".join(ends)
 
+    def _progress(self) -> tuple[int, ...]:
+        """Numbers of which one changes while the job gets anywhere."""
+        started = self._started.union(agent.pid for agent in self.agents.values())
+        logs = [self.log_of(node).stat().st_size for node in self.agents]
+        # Agents that wait look around all the time: work tells only of those that have not said a word yet.
+        return len(self.events), *logs, sum(work_of(pid) for pid in started - self._heard)
+
     def _poll(self) -> list[Event]:
         new = self._reader.poll()
         self.events += new
+        for event in new:
+            if event["kind"] == "worker-started":
+                self._started.add(event["pid"])
+            elif event["kind"] == "agent":
+                self._heard.add(event["pid"])
+            elif event["who"].startswith(_WORKER):
+                self._heard.add(int(event["who"].removeprefix(_WORKER)))
         return new
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from remesh.errors import PeerError
 from remesh.linux.procfs import work_of
+from remesh.testing.quiet_limit import QuietLimit
 from remesh.testing.rank_messages import JOINED, FunctionName, RankAnswer, RankCall, RankDoor, enter
 
 _BODIES = "remesh.testing.rank_worker"
@@ -32,20 +33,10 @@ def fork_server() -> ForkServerContext:
     return context
 
 
-class StartLimit:
-    """For how long may what is being started get nowhere? Counted from its last progress: a machine may be slow."""
-
-    def __init__(self, pids: Iterable[int | None]) -> None:
-        self._pids = [pid for pid in pids if pid is not None]
-        self._work = -1
-        self._since_s = 0.0
-
-    def is_over(self) -> bool:
-        """Whether none of the processes has done anything for too long; to be asked every now and then."""
-        now_s, work = time.monotonic(), sum(work_of(pid) for pid in self._pids)
-        if work != self._work:
-            self._work, self._since_s = work, now_s
-        return now_s - self._since_s > START_LIMIT_S
+def start_limit(pids: Iterable[int | None]) -> QuietLimit:
+    """For how long may processes that are being started get nowhere?"""
+    started = [pid for pid in pids if pid is not None]
+    return QuietLimit(lambda: sum(work_of(pid) for pid in started), START_LIMIT_S)
 
 
 class StoreHost:
@@ -57,7 +48,7 @@ class StoreHost:
         self._process = context.Process(target=enter, args=arguments, daemon=True)
         self._process.start()
         theirs.close()
-        limit = StartLimit([self._process.pid])
+        limit = start_limit([self._process.pid])
         while not self._pipe.poll(LOOK_S):
             if limit.is_over():
                 raise self._not_listening(folder, f"did nothing for {START_LIMIT_S:.0f} s")

@@ -1,0 +1,46 @@
+"""The demo is a program for people at a terminal: they may stop it."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from remesh.elastic.events import EventReader
+from remesh.testing.quiet_limit import QuietLimit
+
+pytestmark = pytest.mark.procs
+DEMO = Path(__file__).parents[2] / "examples" / "demo" / "run.py"
+QUIET_S = 60.0
+
+
+def test_a_demo_that_is_stopped_by_ctrl_c_leaves_nothing_running(tmp_path: Path) -> None:
+    folder = tmp_path / "demo"
+    command = [sys.executable, str(DEMO), "--folder", str(folder)]
+    with (tmp_path / "log").open("wb") as log:
+        demo = subprocess.Popen(command, stdout=log, stderr=log)
+    try:
+        events = wait_for_workers(folder / "main" / "events", demo)
+        demo.send_signal(signal.SIGINT)
+        assert demo.wait() == 128 + signal.SIGINT, (tmp_path / "log").read_text()
+    finally:
+        demo.kill()
+        demo.wait()
+    pids = [event["pid"] for event in events if event["kind"] in ("agent", "worker-started")]
+    assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
+    assert (tmp_path / "log").read_text().splitlines()[-1] == "demo stopped; nothing of it runs on"
+
+
+def wait_for_workers(folder: Path, demo: subprocess.Popen[bytes]) -> list[dict[str, object]]:
+    """What is told until all four workers have been started."""
+    reader, events = EventReader(folder), []
+    limit = QuietLimit(lambda: len(events), QUIET_S)
+    while sum(event["kind"] == "worker-started" for event in events) < 4:
+        assert demo.poll() is None and not limit.is_over(), events
+        events += reader.poll()
+        time.sleep(0.02)
+    return events
