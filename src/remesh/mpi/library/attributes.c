@@ -1,0 +1,333 @@
+/* Keyvals, and the attributes that stand under them. Source: MPI 4.1, section 7.7.
+ *
+ * A keyval lives as long as the program has not freed it or an attribute stands under it. Callbacks are called without
+ * any lock held: they may call MPI, and this file.
+ */
+#include "attributes.h"
+
+#include "comm.h"
+#include "datatype.h"
+#include "errors.h"
+#include "win.h"
+
+typedef struct {
+    int references; /* the program's, and one of each attribute */
+    bool is_freed;
+    ObjectKind kind;
+    KeyvalFunctions functions;
+} Keyval;
+
+typedef struct Attribute Attribute;
+struct Attribute {
+    Attribute *next; /* older */
+    int keyval;
+    void *value;
+};
+
+/* ---- Keyvals ---- */
+
+/* Far from the predefined ones of all faces. */
+enum { FIRST_KEYVAL = 1 << 20 };
+static Keyval **keyvals;
+static int num_keyvals;
+
+static Keyval *find_keyval(int number) {
+    Keyval *keyval = NULL;
+    LOCKED if (number >= FIRST_KEYVAL && number < FIRST_KEYVAL + num_keyvals) keyval = keyvals[number - FIRST_KEYVAL];
+    return keyval;
+}
+
+static void let_keyval_go(int number) {
+    LOCKED {
+        Keyval *keyval = keyvals[number - FIRST_KEYVAL];
+        if (--keyval->references == 0) {
+            free(keyval);
+            keyvals[number - FIRST_KEYVAL] = NULL;
+        }
+    }
+}
+
+int create_keyval(ObjectKind kind, KeyvalFunctions functions, int *keyval) {
+    Keyval *made = NEW(Keyval);
+    *made = (Keyval){1, false, kind, functions};
+    LOCKED {
+        int place = 0;
+        while (place < num_keyvals && keyvals[place]) place++;
+        if (place == num_keyvals) {
+            keyvals = must_have(realloc(keyvals, (size_t)++num_keyvals * sizeof *keyvals));
+        }
+        keyvals[place] = made;
+        *keyval = FIRST_KEYVAL + place;
+    }
+    return MPI_SUCCESS;
+}
+
+/* The keyval, if the program may use it for objects of this kind. */
+static int check_keyval(ObjectKind kind, int number, Keyval **keyval) {
+    *keyval = find_keyval(number);
+    if (*keyval && (*keyval)->kind == kind) return MPI_SUCCESS;
+    if (number == MPI_KEYVAL_INVALID) return fail(MPI_ERR_KEYVAL, "the keyval is MPI_KEYVAL_INVALID");
+    return fail(MPI_ERR_KEYVAL, "there is no keyval %d for such objects, or it is predefined", number);
+}
+
+static int free_keyval(ObjectKind kind, int *number) {
+    Keyval *keyval;
+    TRY(check_keyval(kind, *number, &keyval));
+    if (keyval->is_freed) return fail(MPI_ERR_KEYVAL, "keyval %d has been freed", *number);
+    keyval->is_freed = true;
+    let_keyval_go(*number);
+    *number = MPI_KEYVAL_INVALID;
+    return MPI_SUCCESS;
+}
+
+/* ---- Callbacks ---- */
+
+/* The standard ABI has this number for a function that copies the value. */
+#define IS_DUP(function) ((uintptr_t)(function) == 1)
+
+static int call_copy(const Keyval *keyval, Object *object, int number, void *value, void **copied, int *flag) {
+    const KeyvalFunctions *own = &keyval->functions;
+    *flag = 0;
+    if (!own->copy) return MPI_SUCCESS;
+    if (IS_DUP(own->copy)) {
+        *copied = value;
+        *flag = 1;
+        return MPI_SUCCESS;
+    }
+    if (own->call_copy) return own->call_copy(own->copy, object, number, own->extra_state, value, copied, flag);
+    switch (keyval->kind) {
+    case KIND_COMM:
+        return ((MPI_Comm_copy_attr_function *)own->copy)(
+            (MPI_Comm)object->handle, number, own->extra_state, value, copied, flag);
+    case KIND_DATATYPE:
+        return ((MPI_Type_copy_attr_function *)own->copy)(
+            (MPI_Datatype)object->handle, number, own->extra_state, value, copied, flag);
+    default:
+        return ((MPI_Win_copy_attr_function *)own->copy)(
+            (MPI_Win)object->handle, number, own->extra_state, value, copied, flag);
+    }
+}
+
+static int call_delete(const Keyval *keyval, Object *object, int number, void *value) {
+    const KeyvalFunctions *own = &keyval->functions;
+    if (!own->delete) return MPI_SUCCESS;
+    if (own->call_delete) return own->call_delete(own->delete, object, number, value, own->extra_state);
+    switch (keyval->kind) {
+    case KIND_COMM:
+        return ((MPI_Comm_delete_attr_function *)own->delete)(
+            (MPI_Comm)object->handle, number, value, own->extra_state);
+    case KIND_DATATYPE:
+        return ((MPI_Type_delete_attr_function *)own->delete)(
+            (MPI_Datatype)object->handle, number, value, own->extra_state);
+    default:
+        return ((MPI_Win_delete_attr_function *)own->delete)(
+            (MPI_Win)object->handle, number, value, own->extra_state);
+    }
+}
+
+static int callback_failed(int error, const char *what, int number) {
+    return error ? fail(error, "the %s function of keyval %d gave an error", what, number) : MPI_SUCCESS;
+}
+
+/* ---- Attributes of one object ---- */
+
+static Attribute **find(Attributes *attributes, int number) {
+    Attribute **place = &attributes->first;
+    while (*place && (*place)->keyval != number) place = &(*place)->next;
+    return *place ? place : NULL;
+}
+
+static bool get(Attributes *attributes, int number, void **value) {
+    Attribute **place = NULL;
+    LOCKED {
+        place = find(attributes, number);
+        if (place) *value = (*place)->value;
+    }
+    return place != NULL;
+}
+
+/* Puts a new one in front. */
+static void put(Attributes *attributes, int number, void *value) {
+    Attribute *attribute = NEW(Attribute);
+    LOCKED {
+        *attribute = (Attribute){attributes->first, number, value};
+        attributes->first = attribute;
+        keyvals[number - FIRST_KEYVAL]->references++;
+    }
+}
+
+static void take_out(Attributes *attributes, int number) {
+    Attribute *attribute = NULL;
+    LOCKED {
+        Attribute **place = find(attributes, number);
+        if (place) {
+            attribute = *place;
+            *place = attribute->next;
+        }
+    }
+    if (attribute) let_keyval_go(number);
+    free(attribute);
+}
+
+static int delete_one(Object *object, Attributes *attributes, int number, void *value) {
+    int error = call_delete(find_keyval(number), object, number, value);
+    TRY(callback_failed(error, "delete", number));
+    take_out(attributes, number);
+    return MPI_SUCCESS;
+}
+
+int delete_attributes(Object *object, Attributes *attributes) {
+    while (attributes->first) TRY(delete_one(object, attributes, attributes->first->keyval, attributes->first->value));
+    return MPI_SUCCESS;
+}
+
+static int copy_one(Object *from, const Attribute *one, Attributes *to) {
+    void *copied = NULL;
+    int flag = 0;
+    int error = call_copy(find_keyval(one->keyval), from, one->keyval, one->value, &copied, &flag);
+    TRY(callback_failed(error, "copy", one->keyval));
+    if (flag) put(to, one->keyval, copied);
+    return MPI_SUCCESS;
+}
+
+int copy_attributes(Object *from, const Attributes *of, Attributes *to) {
+    int count = 0, at = 0, error = MPI_SUCCESS;
+    for (const Attribute *one = of->first; one; one = one->next) count++;
+    const Attribute **oldest_last = NEW_ARRAY(const Attribute *, count);
+    for (const Attribute *one = of->first; one; one = one->next) oldest_last[at++] = one;
+    while (at > 0 && !error) error = copy_one(from, oldest_last[--at], to);
+    free(oldest_last);
+    return error;
+}
+
+static int set_attribute(Object *object, Attributes *attributes, int number, void *value) {
+    Keyval *keyval;
+    TRY(check_keyval((ObjectKind)object->kind, number, &keyval));
+    if (keyval->is_freed) return fail(MPI_ERR_KEYVAL, "keyval %d has been freed", number);
+    void *old;
+    if (get(attributes, number, &old)) TRY(delete_one(object, attributes, number, old));
+    put(attributes, number, value);
+    return MPI_SUCCESS;
+}
+
+static int get_attribute(const Object *object, Attributes *attributes, int number, void *attribute_val, int *flag) {
+    Keyval *keyval;
+    TRY(check_keyval((ObjectKind)object->kind, number, &keyval));
+    *flag = get(attributes, number, attribute_val);
+    return MPI_SUCCESS;
+}
+
+static int delete_attribute(Object *object, Attributes *attributes, int number) {
+    Keyval *keyval;
+    TRY(check_keyval((ObjectKind)object->kind, number, &keyval));
+    void *value;
+    if (!get(attributes, number, &value))
+        return fail(MPI_ERR_KEYVAL, "no attribute stands under keyval %d", number);
+    return delete_one(object, attributes, number, value);
+}
+
+/* ---- Communicators ---- */
+
+/* The value of a predefined keyval stands where the program gets the address of; NULL: there is no such keyval. */
+static int *predefined_of_comm(int number) {
+    static int tag_ub = INT_MAX, io = MPI_ANY_SOURCE, is_global, host = MPI_PROC_NULL, appnum, universe_size, last_code;
+    universe_size = process.size;
+    last_code = last_used_code();
+    const int numbers[] = {MPI_TAG_UB, MPI_IO, MPI_WTIME_IS_GLOBAL, MPI_HOST, MPI_APPNUM, MPI_UNIVERSE_SIZE,
+        MPI_LASTUSEDCODE};
+    int *const values[] = {&tag_ub, &io, &is_global, &host, &appnum, &universe_size, &last_code};
+    for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) {
+        if (numbers[i] == number) return values[i];
+    }
+    return NULL;
+}
+
+int do_Comm_create_keyval(
+    MPI_Comm_copy_attr_function *comm_copy_attr_fn, MPI_Comm_delete_attr_function *comm_delete_attr_fn,
+    int *comm_keyval, void *extra_state) {
+    KeyvalFunctions functions = {
+        .copy = (Callback *)comm_copy_attr_fn, .delete = (Callback *)comm_delete_attr_fn, .extra_state = extra_state};
+    return create_keyval(KIND_COMM, functions, comm_keyval);
+}
+
+int do_Comm_free_keyval(int *comm_keyval) { return free_keyval(KIND_COMM, comm_keyval); }
+
+int do_Comm_set_attr(Comm *comm, int comm_keyval, void *attribute_val) {
+    return set_attribute(&comm->object, &comm->attributes, comm_keyval, attribute_val);
+}
+
+int do_Comm_get_attr(Comm *comm, int comm_keyval, void *attribute_val, int *flag) {
+    int *predefined = predefined_of_comm(comm_keyval);
+    if (!predefined) return get_attribute(&comm->object, &comm->attributes, comm_keyval, attribute_val, flag);
+    *(int **)attribute_val = predefined;
+    *flag = 1;
+    return MPI_SUCCESS;
+}
+
+int do_Comm_delete_attr(Comm *comm, int comm_keyval) {
+    return delete_attribute(&comm->object, &comm->attributes, comm_keyval);
+}
+
+/* Their names of MPI 1. */
+int do_Keyval_create(MPI_Copy_function *copy_fn, MPI_Delete_function *delete_fn, int *keyval, void *extra_state) {
+    return do_Comm_create_keyval(copy_fn, delete_fn, keyval, extra_state);
+}
+
+int do_Keyval_free(int *keyval) { return do_Comm_free_keyval(keyval); }
+
+int do_Attr_put(Comm *comm, int keyval, void *attribute_val) { return do_Comm_set_attr(comm, keyval, attribute_val); }
+
+int do_Attr_get(Comm *comm, int keyval, void *attribute_val, int *flag) {
+    return do_Comm_get_attr(comm, keyval, attribute_val, flag);
+}
+
+int do_Attr_delete(Comm *comm, int keyval) { return do_Comm_delete_attr(comm, keyval); }
+
+/* ---- Datatypes ---- */
+
+int do_Type_create_keyval(
+    MPI_Type_copy_attr_function *type_copy_attr_fn, MPI_Type_delete_attr_function *type_delete_attr_fn,
+    int *type_keyval, void *extra_state) {
+    KeyvalFunctions functions = {
+        .copy = (Callback *)type_copy_attr_fn, .delete = (Callback *)type_delete_attr_fn, .extra_state = extra_state};
+    return create_keyval(KIND_DATATYPE, functions, type_keyval);
+}
+
+int do_Type_free_keyval(int *type_keyval) { return free_keyval(KIND_DATATYPE, type_keyval); }
+
+int do_Type_set_attr(Datatype *datatype, int type_keyval, void *attribute_val) {
+    return set_attribute(&datatype->object, &datatype->attributes, type_keyval, attribute_val);
+}
+
+int do_Type_get_attr(Datatype *datatype, int type_keyval, void *attribute_val, int *flag) {
+    return get_attribute(&datatype->object, &datatype->attributes, type_keyval, attribute_val, flag);
+}
+
+int do_Type_delete_attr(Datatype *datatype, int type_keyval) {
+    return delete_attribute(&datatype->object, &datatype->attributes, type_keyval);
+}
+
+/* ---- Windows ---- */
+
+int do_Win_create_keyval(
+    MPI_Win_copy_attr_function *win_copy_attr_fn, MPI_Win_delete_attr_function *win_delete_attr_fn, int *win_keyval,
+    void *extra_state) {
+    KeyvalFunctions functions = {
+        .copy = (Callback *)win_copy_attr_fn, .delete = (Callback *)win_delete_attr_fn, .extra_state = extra_state};
+    return create_keyval(KIND_WIN, functions, win_keyval);
+}
+
+int do_Win_free_keyval(int *win_keyval) { return free_keyval(KIND_WIN, win_keyval); }
+
+int do_Win_set_attr(Win *win, int win_keyval, void *attribute_val) {
+    return set_attribute(&win->object, &win->attributes, win_keyval, attribute_val);
+}
+
+int do_Win_get_attr(Win *win, int win_keyval, void *attribute_val, int *flag) {
+    *flag = predefined_of_window(win, win_keyval, attribute_val);
+    return *flag ? MPI_SUCCESS : get_attribute(&win->object, &win->attributes, win_keyval, attribute_val, flag);
+}
+
+int do_Win_delete_attr(Win *win, int win_keyval) {
+    return delete_attribute(&win->object, &win->attributes, win_keyval);
+}
