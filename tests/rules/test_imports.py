@@ -104,7 +104,7 @@ INNER_ARROW: dict[str, dict[str, set[str]]] = {
         "stay",
     ),
     "dist_checkpointing": _layers(
-        "core dict_utils distribution_file mapping model_entities optimizer safe_globals utils",
+        "core dict_utils distribution_file gpt_checkpoint_interop mapping model_entities optimizer safe_globals utils",
         "exchange_utils state_dict_utils",
         "state_dict_transformation strategies tensor_aware_state_dict",
         "serialization validation",

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import pickle
+from pathlib import Path
 
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.distributed.checkpoint.filesystem import _StorageInfo
+from torch.distributed.checkpoint import SavePlan
+from torch.distributed.checkpoint.filesystem import _StorageInfo, _StoragePrefix
 from torch.distributed.checkpoint.metadata import (
     BytesStorageMetadata,
     ChunkStorageMetadata,
@@ -19,6 +21,7 @@ from torch.distributed.checkpoint.metadata import (
 )
 
 from remesh.checkpoint.formats.index_files import encode_index
+from remesh.checkpoint.formats.inert_pickle import load_inert
 from remesh.checkpoint.plan.manifest import Index, IndexedTensor, Place
 
 KEYS = st.text(st.characters(codec="utf-8"), max_size=12)
@@ -63,3 +66,10 @@ def test_shapes_before_flattening_stand_where_readers_look() -> None:
     index = Index({}, {}, {"w": (2, 3)})
     found = pickle.loads(encode_index(index).pickled("here", "now"))
     assert found.mcore_data == {"w": {"nd_reformulated_orig_global_shape": (2, 3)}}
+
+
+def test_an_index_that_keeps_the_plans_of_its_writers_is_read(tmp_path: Path) -> None:
+    metadata = Metadata({}, storage_data={})
+    metadata.all_local_plans = [SavePlan([], storage_data=_StoragePrefix("__0_"))]  # type: ignore[attr-defined]
+    read = load_inert(pickle.dumps(metadata), tmp_path)
+    assert read.all_local_plans[0].storage_data.prefix == "__0_"

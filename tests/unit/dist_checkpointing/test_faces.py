@@ -21,6 +21,7 @@ from remesh import dist_checkpointing
 from remesh.dist_checkpointing import ShardedObject, ShardedTensor
 from remesh.dist_checkpointing.core import CheckpointingException
 from remesh.dist_checkpointing.dict_utils import dict_map, dict_map_with_key, nested_items_iter
+from remesh.dist_checkpointing.gpt_checkpoint_interop import gpt_compatible_layer_maps
 from remesh.dist_checkpointing.model_entities import (
     make_sharded_object_for_checkpoint,
     make_sharded_tensors_for_checkpoint,
@@ -63,7 +64,8 @@ def test_a_training_loop_saves_in_the_background_with_what_the_strategy_names(tm
     assert get_async_strategy(wanted, "AsyncRequest") == (name, AsyncRequest)
     state = {"w": torch.arange(3.0)}
     writer = modules["FileSystemWriterAsync"](tmp_path)
-    planned, *_ = modules["save_state_dict_async_plan"](state, writer, None, planner=dcp.DefaultSavePlanner())
+    plan, planner = modules["save_state_dict_async_plan"], dcp.DefaultSavePlanner()
+    planned = plan(state, writer, None, 0, planner=planner, enable_cache=True)
     save, preload, args = writer.get_save_function_and_args()
     finalize = modules["save_state_dict_async_finalize"]
     request = make_nvrx_async_request(
@@ -305,6 +307,12 @@ def test_a_writer_that_has_not_written_finishes_nothing(tmp_path: Path) -> None:
     assert not (tmp_path / ".metadata").exists()
     with pytest.raises(NotImplementedError, match="expected one file per rank"):
         FileSystemWriterAsync(tmp_path, use_msc=True)
+
+
+def test_a_checkpoint_of_a_gpt_is_refused_for_another_model_by_name() -> None:
+    with pytest.raises(ValueError, match="'M\\*-'.*layers are not renamed here.*megatron.core") as raised:
+        gpt_compatible_layer_maps("M*-")
+    assert isinstance(raised.value, CheckpointingException)
 
 
 def test_the_safe_unpickler_builds_nothing_else() -> None:

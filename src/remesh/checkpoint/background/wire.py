@@ -1,8 +1,10 @@
 """How do a call and its copies get into a worker process? Pickled, with memory passed as descriptors.
 
 A message is a length, then a pickle; descriptors of the buffers that it refers to travel with the length. A tensor in
-a staging buffer is pickled as its place there, so both processes see the same memory. Everything else is pickled by
-value, functions by name: those of the main script cannot be found in another process, and are refused.
+a staging buffer is pickled as its place there, so both processes see the same memory. Other tensors are pickled as
+their bytes, not as torch does it: libraries replace what torch unpickles with, and a worker would import them for it.
+The rest is pickled by value, functions by name: those of the main script cannot be found in another process, and are
+refused.
 
 Both ends are this package's own, on a socket that nobody else has.
 """
@@ -98,6 +100,18 @@ class _CopiesPickler(pickle.Pickler):
         first = obj.buffer.raw.data_ptr()
         places = [(one.data_ptr() - first if one.numel() else 0, one.dtype, tuple(one.shape)) for one in obj.tensors]
         return len(self.descriptors) - 1, obj.buffer.num_bytes, places
+
+    def reducer_override(self, obj: Any) -> Any:
+        is_plain = type(obj) is torch.Tensor and obj.device.type == "cpu" and obj.layout is torch.strided
+        if not is_plain or obj.requires_grad:
+            return NotImplemented
+        content = obj.resolve_conj().resolve_neg().contiguous().view(-1).view(torch.uint8)
+        return _tensor_of, (pickle.PickleBuffer(content.numpy()), obj.dtype, tuple(obj.shape))
+
+
+def _tensor_of(content: bytearray, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
+    """A tensor of these bytes, which it keeps."""
+    return torch.frombuffer(content, dtype=dtype).view(shape) if content else torch.empty(shape, dtype=dtype)
 
 
 class _CopiesUnpickler(pickle.Unpickler):

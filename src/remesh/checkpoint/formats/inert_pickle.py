@@ -32,6 +32,7 @@ _RECORDS = {
     (f"{_DCP}.metadata", "MetadataIndex"): "MetadataIndex",
     (f"{_DCP}.metadata", "StorageMeta"): "StorageMeta",
     (f"{_DCP}.filesystem", "_StorageInfo"): "_StorageInfo",
+    (f"{_DCP}.filesystem", "_StoragePrefix"): "_StoragePrefix",
     (f"{_DCP}.planner", "SavePlan"): "SavePlan",
     (f"{_DCP}.planner", "WriteItem"): "WriteItem",
     (f"{_DCP}.planner", "TensorWriteData"): "TensorWriteData",

@@ -7,7 +7,7 @@ finalize   every rank: what it has written; the coordinator: the index, after wh
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, overload
 
 import torch.distributed as dist
 from torch.distributed.checkpoint import CheckpointException, DefaultSavePlanner, Metadata, SavePlan, SavePlanner
@@ -22,21 +22,54 @@ Planned = tuple[FileSystemWriterAsync, Metadata | None, DistWrapper]
 """Arguments of `save_state_dict_async_finalize`; metadata on the coordinator only, and when it was planned anew."""
 
 
+Cached = tuple[SavePlan | None, SavePlan | None, bool]
+"""The plan of the save before, as agreed on and as it was told, and whether its caller takes it for good."""
+
+
+@overload
+def save_state_dict_async_plan(
+    state_dict: dict[str, Any],
+    storage_writer: FileSystemWriterAsync,
+    process_group: Group = None,
+    coordinator_rank: int = 0,
+    planner: SavePlanner | None = None,
+    cached_ckpt_structure: Cached | None = None,
+    loaded_all_plans: list[SavePlan] | None = None,
+) -> tuple[Planned, SavePlan, SavePlan, bool, bool]:
+    """For callers that keep plans themselves."""
+
+
+@overload
+def save_state_dict_async_plan(
+    state_dict: dict[str, Any],
+    storage_writer: FileSystemWriterAsync,
+    process_group: Group = None,
+    coordinator_rank: int = 0,
+    planner: SavePlanner | None = None,
+    *,
+    enable_cache: bool,
+) -> Planned:
+    """For callers that keep none: training loops, which know it from a package of their own for background saves."""
+
+
 def save_state_dict_async_plan(  # noqa: PLR0913 - the signature that users know
     state_dict: dict[str, Any],
     storage_writer: FileSystemWriterAsync,
     process_group: Group = None,
     coordinator_rank: int = 0,
     planner: SavePlanner | None = None,
-    cached_ckpt_structure: tuple[SavePlan | None, SavePlan | None, bool] | None = None,
+    cached_ckpt_structure: Cached | None = None,
     loaded_all_plans: list[SavePlan] | None = None,
-) -> tuple[Planned, SavePlan, SavePlan, bool, bool]:
+    *,
+    enable_cache: bool | None = None,
+) -> Planned | tuple[Planned, SavePlan, SavePlan, bool, bool]:
     """Plan a save and copy its values. Called by every rank of the group; blocks until all have.
 
-    Returns the arguments of `save_state_dict_async_finalize`, the plan of this rank as agreed on and as it was told,
-    and whether plans of the save before (``cached_ckpt_structure``: agreed, told, still good) and of a loaded
-    checkpoint (``loaded_all_plans``) could be used. Where they can, nothing is planned, and the caller gives the
-    metadata of that save to the second half.
+    With ``enable_cache``, whatever its value, only the arguments of `save_state_dict_async_finalize` come back: every
+    save is planned anew, so that a state of another structure is saved as it is. Otherwise returns those arguments, the
+    plan of this rank as agreed on and as it was told, and whether plans of the save before (``cached_ckpt_structure``)
+    and of a loaded checkpoint (``loaded_all_plans``) could be used. Where they can, nothing is planned, and the caller
+    gives the metadata of that save to the second half.
     """
     wrapper = DistWrapper(process_group, dist.is_initialized(), coordinator_rank)
     planner = planner or DefaultSavePlanner()
@@ -72,7 +105,8 @@ def save_state_dict_async_plan(  # noqa: PLR0913 - the signature that users know
             raise CheckpointingException(f"{doing}: {raised}") from raised
     agreed = planner.finish_plan(agreed)
     gather_from(lambda: storage_writer.prepare_write_data(agreed, planner), process_group, "copying values to save")
-    return (storage_writer, metadata, wrapper), agreed, told, is_as_before, is_as_loaded
+    planned = storage_writer, metadata, wrapper
+    return planned if enable_cache is not None else (planned, agreed, told, is_as_before, is_as_loaded)
 
 
 def verify_global_md_reuse(

@@ -1,0 +1,35 @@
+"""Checkpoints of one model for another: refused by name, because the layers of models are not known here.
+
+Training loops import these names with every load and call them where a GPT's checkpoint is to fill a hybrid model.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+from remesh.checkpoint.errors import CheckpointingException
+
+
+class GPTInteropError(CheckpointingException, ValueError):
+    """A checkpoint of a GPT is asked for in terms of another model."""
+
+
+def gpt_compatible_layer_maps(hybrid_layer_pattern: str) -> NoReturn:
+    """Which layers of a GPT a hybrid model has: not here."""
+    raise GPTInteropError(
+        f"loading a checkpoint of a GPT into a hybrid model of layers {hybrid_layer_pattern!r}: its layers are not "
+        "renamed here, expected a checkpoint of a hybrid model; load it once with megatron.core.dist_checkpointing, "
+        "save it, and go on from there"
+    )
+
+
+def retarget_sharded_state_dict_to_gpt_checkpoint(sharded_state_dict: Any, layer_maps: Any) -> NoReturn:
+    """Layer maps are made by `gpt_compatible_layer_maps`, so nobody comes here."""
+    gpt_compatible_layer_maps(str(layer_maps))
+
+
+def retarget_fsdp_state_dict_to_gpt_checkpoint(
+    state_dict: Any, layer_maps: Any, checkpoint_keys: Any = None, checkpoint_prefix: str = ""
+) -> NoReturn:
+    """Layer maps are made by `gpt_compatible_layer_maps`, so nobody comes here."""
+    gpt_compatible_layer_maps(str(layer_maps))
