@@ -38,6 +38,12 @@ class ActionKind(StrEnum):
     """Gathered parameters are let go."""
     REDUCE_GRAD = "REDUCE_GRAD"
     """Gradients of the weights are summed within the stage."""
+    WAIT_REDUCE_GRAD = "WAIT_REDUCE_GRAD"
+    """That sum is waited for."""
+    WAIT_SEND_F = "WAIT_SEND_F"
+    """Outputs of a forward have left the stage."""
+    WAIT_SEND_B = "WAIT_SEND_B"
+    """Gradients of the inputs have left the stage."""
 
 
 COMPUTE_KINDS = frozenset({ActionKind.F, ActionKind.B, ActionKind.I, ActionKind.W})

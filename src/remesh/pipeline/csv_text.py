@@ -9,7 +9,7 @@ One line for each rank, one cell for each action.
   string has a stage and a micro-batch, but no edge: this form exists for chains of stages only. Stages on one rank send
   each other nothing.
 
-UNSHARD, RESHARD and REDUCE_GRAD are read over in both: they belong to the runtime that made the table.
+UNSHARD, RESHARD, REDUCE_GRAD and all that waits are read over in both: they belong to the runtime that made the table.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from remesh.pipeline.graph import StageGraph
 from remesh.pipeline.pipeline_error import PipelineError
 from remesh.pipeline.schedule import Schedule
 
+_WAITS = {ActionKind.SEND_F: ActionKind.WAIT_SEND_F, ActionKind.SEND_B: ActionKind.WAIT_SEND_B}
 _FUSED = re.compile(r"\(([^;()]*);([^;()]*)\)OVERLAP_F_B", re.ASCII)
 
 
@@ -35,8 +36,11 @@ class TableForm(StrEnum):
     COMPUTE_COMMS = "compute_comms"
 
 
-def write_csv(schedule: Schedule, form: TableForm = TableForm.COMPUTE_ONLY) -> str:
+def write_csv(schedule: Schedule, form: TableForm = TableForm.COMPUTE_ONLY, *, with_waits: bool = False) -> str:
     """The schedule as CSV, as torch's ``_load_csv`` reads it in the same form.
+
+    ``with_waits`` adds to a table with communication what torch wants from 2.15 on, and did not know before: that every
+    send is waited for. It is where that costs nothing, at the end of the rank's row.
 
     >>> from remesh.pipeline.schedules import one_f_one_b
     >>> print(write_csv(one_f_one_b(2, 2), TableForm.COMPUTE_COMMS), end="")
@@ -44,6 +48,8 @@ def write_csv(schedule: Schedule, form: TableForm = TableForm.COMPUTE_ONLY) -> s
     1RECV_F0,1F0,1RECV_F1,1B0,1SEND_B0,1F1,1B1,1SEND_B1
     """
     rows = schedule.rows if form is TableForm.COMPUTE_ONLY else add_communication(schedule)
+    if with_waits:
+        rows = tuple((*row, *map(_wait_for, filter(_is_send, row))) for row in rows)
     return "".join(",".join(map(str, row)) + "\n" for row in rows)
 
 
@@ -96,6 +102,14 @@ def add_communication(schedule: Schedule) -> tuple[tuple[Action, ...], ...]:
             rows[row_of[send.stage]].append(send)
             rows[row_of[receive.stage]].append(receive)
     return tuple(map(tuple, rows))
+
+
+def _is_send(action: Action) -> bool:
+    return action.kind in _WAITS
+
+
+def _wait_for(send: Action) -> Action:
+    return Action(send.stage, _WAITS[send.kind], send.microbatch)
 
 
 def _communication_of(action: Action, row_of: dict[int, int]) -> Iterator[tuple[Action, Action]]:
