@@ -119,6 +119,7 @@ INNER_ARROW: dict[str, dict[str, set[str]]] = {
         "background": {"errors", "formats", "plan", "storage", "values"},
         "run": {"background", "errors", "formats", "plan", "storage", "values"},
         "plain": {"background", "errors", "formats", "plan", "run", "storage", "values"},
+        "manager": {"background", "errors", "plain", "plan", "run", "storage"},
     },
     "reshard": {
         "model": set(),

@@ -13,7 +13,8 @@ writer as sharded tensors. Loading asks for this rank's boxes, whatever boxes we
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, lru_cache
 from itertools import islice
@@ -21,6 +22,7 @@ from typing import Any
 
 import torch
 
+from remesh.checkpoint.background.saving_thread import thread_of
 from remesh.checkpoint.errors import CheckpointMismatchError, as_checkpoint_error
 from remesh.checkpoint.formats.fetch import read_objects
 from remesh.checkpoint.formats.torch_format import check_files
@@ -30,11 +32,14 @@ from remesh.checkpoint.run.reader import Fill, OpenCheckpoint, is_complete, open
 from remesh.checkpoint.run.requests import (
     check_asked,
     check_objects_get_all,
+    keep_absent,
     stored_names,
+    tell_what_differs,
 )
 from remesh.checkpoint.run.steps import take_step
 from remesh.checkpoint.run.writer import RankState, begin_save, commit_save, part_of, store_index, write_part
 from remesh.checkpoint.storage import Directory, Location, location_of, store_of
+from remesh.checkpoint.storage.turns import Turn
 from remesh.checkpoint.values.entities import LocalNonpersistentObject, ShardedBase, ShardedStateDict, ShardedTensor
 from remesh.checkpoint.values.nests import (
     NESTS,
@@ -46,7 +51,7 @@ from remesh.checkpoint.values.nests import (
     spread_objects,
 )
 from remesh.collector import collector_at_rest
-from remesh.comm.agreement import Agreement, Agreements
+from remesh.comm.agreement import Agreed, Agreement, Agreements, check_alike
 from remesh.comm.gather import Group, group_rank
 from remesh.layout import Box, Shard, check_places, row_major_strides
 from remesh.layout.from_torch import Piece, piece_of
@@ -59,15 +64,22 @@ _PLAIN = (torch.Tensor, torch.nn.Parameter)
 _NOT_COMMON = (torch.Tensor, Piece, ShardedBase, LocalNonpersistentObject)
 
 
-def save(state: Mapping[str, Any], path: Directory, *, group: Group = None) -> None:
+def save(
+    state: Mapping[str, Any], path: Directory, *, group: Group = None, background: bool = False
+) -> Future[Location]:
     """Write a state as one checkpoint in the directory or URL ``path``, which is created; commit it atomically.
 
     Called by every rank of the group with its own part; blocks until the checkpoint is on disk. Every distinct box is
     written once, common data by the first rank. Works without a process group, in one process. Raises the same
     error on all ranks; then no checkpoint is there, and one that was there before is untouched.
+
+    With ``background`` it blocks until the values are copied, and a thread does the rest; at most two such saves hold
+    copies. What comes back is a future: ``result()`` waits until the checkpoint is there, and returns where, or raises
+    what went wrong, the same on all ranks. Of a save in the foreground it is done. Leave the process group only when
+    all saves are done; the end of the program waits for them.
     """
     with collector_at_rest():
-        _save(state, location_of(path), group)
+        return _save(state, location_of(path), group, background)
 
 
 def entities_of(state: Mapping[str, Any], *, group: Group = None) -> ShardedStateDict:
@@ -85,24 +97,28 @@ def entities_of(state: Mapping[str, Any], *, group: Group = None) -> ShardedStat
     return {**common, _TENSORS: entities} if entities else common
 
 
-def _agree_on_writers(state: Mapping[str, Any], plans: Agreements, group: Group, doing: str) -> Agreement[_Tensors]:
+def _agree_on_writers(
+    state: Mapping[str, Any], plans: Agreements, group: Group, doing: str, *, background: bool = False
+) -> Agreement[_Tensors]:
     """The tensors of the state, and what all ranks agree on; under ``is_mine`` which boxes this rank writes."""
+    options = {"background": background}
     agreement = plans.agree(
         lambda: _take_apart(spread_objects(state)[0]),
         group,
         doing,
-        tell=lambda tensors: (tensors.boxes().parts(), None),
+        tell=lambda tensors: (tensors.boxes().parts(), options),
         translate=as_checkpoint_error,
     )
+    check_alike(agreement.beside, options.__getitem__, group, doing)
     if agreement.told is not None:
         held = [HeldBoxes.from_parts(parts) for parts in agreement.told]
         agreement.agreed.kept["is_mine"] = choose_writers(held, group_rank(group))
     return agreement
 
 
-def _save(state: Mapping[str, Any], directory: Location, group: Group) -> None:
+def _save(state: Mapping[str, Any], directory: Location, group: Group, background: bool) -> Future[Location]:
     rank, doing = group_rank(group), f"saving checkpoint {directory}"
-    agreement = _agree_on_writers(state, _PLANS, group, doing)
+    agreement = _agree_on_writers(state, _PLANS, group, doing, background=background)
     tensors, agreed, is_new = agreement.value, agreement.agreed, agreement.told is not None
     entities = tensors.entities(agreed.kept["is_mine"]) if is_new else []
 
@@ -115,33 +131,62 @@ def _save(state: Mapping[str, Any], directory: Location, group: Group) -> None:
         may_create=True,
     ).turn
 
-    def write() -> tuple[list[Any], dict[str, str]]:
+    def data() -> list[torch.Tensor]:
         if is_new:
             agreed.kept["part"] = replace(part_of(entities, {}), tensors=[])
-        return write_part(agreed.kept["part"], tensors.data(agreed.kept["is_mine"]), turn, rank)
+        return tensors.data(agreed.kept["is_mine"])
 
-    store_index(write, turn, _PLANS, group)
-    commit_save(turn, group)
+    def write() -> tuple[list[Any], dict[str, str]]:
+        mine = data()
+        return write_part(agreed.kept["part"], mine, turn, rank)
+
+    saved: Future[Location] = Future()
+    if background:
+        saved = _save_behind(data, agreed, turn, group)
+    else:
+        store_index(write, turn, _PLANS, group)
+        commit_save(turn, group)
+        saved.set_result(directory)
     _PLANS.remember(agreement)
+    return saved
 
 
-def load(state: dict[str, Any], path: Directory, *, group: Group = None) -> dict[str, Any]:
+def _save_behind(data: Callable[[], list[torch.Tensor]], agreed: Agreed, turn: Turn, group: Group) -> Future[Location]:
+    """Copy this rank's values, and let a thread write them and commit."""
+    thread, rank = thread_of(group), group_rank(group)
+    thread.make_room()
+    copies = take_step(lambda: thread.copies.copy(data()), group, f"saving checkpoint {turn.directory}").mine
+    part = agreed.kept["part"]
+
+    def finish() -> Location:
+        try:
+            store_index(lambda: write_part(part, copies, turn, rank), turn, thread.plans, thread.group)
+        finally:
+            thread.copies.give_back(copies)
+        commit_save(turn, thread.group)
+        return turn.directory
+
+    return thread.submit(finish)
+
+
+def load(state: dict[str, Any], path: Directory, *, group: Group = None, strict: bool = True) -> dict[str, Any]:
     """The state that was saved at ``path``: its common data, and the tensors of ``state``, filled in place.
 
     Called by every rank of the group; blocks until all have read. The number of ranks and every tensor's placement
     may differ from those of the save; values are cast to the dtype of the tensor they fill. ``path`` may hold a
     checkpoint of native torch, too. What is asked for has to be there: a tensor, and any other key of a dict. Raises
     the same error on all ranks; until every rank has planned its reads without error, no tensor is changed on any.
+    Without ``strict`` what is not there keeps its value, and a warning in the log names it; shapes have to fit still.
 
     Objects with ``load_state_dict`` are given their state dicts last, and stand in the result themselves.
     """
     with collector_at_rest():
-        return _load(state, location_of(path), group)
+        return _load(state, location_of(path), group, strict)
 
 
-def _load(state: dict[str, Any], directory: Location, group: Group) -> dict[str, Any]:
+def _load(state: dict[str, Any], directory: Location, group: Group, strict: bool) -> dict[str, Any]:
     doing = f"loading checkpoint {directory}"
-    planned = take_step(lambda: _plan_load(state, directory), group, doing).mine
+    planned = take_step(lambda: _plan_load(state, directory, strict), group, doing).mine
     return take_step(lambda: give_to_objects(state, planned.run(), planned.objects), group, doing).mine
 
 
@@ -177,6 +222,11 @@ class _Tensors:
     """Plain ones, which every rank holds in full, as most are: they need no algebra, and are many."""
     cut: dict[str, _Held]
     """All others."""
+
+    def only(self, names: Container[str]) -> _Tensors:
+        """The same state with the tensors of these names alone."""
+        whole = {name: tensor for name, tensor in self.whole.items() if name in names}
+        return _Tensors(self.state, whole, {name: held for name, held in self.cut.items() if name in names})
 
     def boxes(self) -> HeldBoxes:
         """All that other ranks need to know: ``(name, shape, bytes, dtype, global shape)`` and start of each box."""
@@ -282,6 +332,7 @@ class _PlannedLoad:
     objects: tuple[Path, ...]
     """Where those objects are."""
     fill: Fill
+    strict: bool
 
     def run(self) -> dict[str, Any]:
         state, common = self.state, self.checkpoint.common
@@ -291,13 +342,17 @@ class _PlannedLoad:
         filled = {id(leaf): leaf for _, leaf in nested_leaves(state) if _is_tensor(leaf)}
         result = graft(state, common, filled)
         assert isinstance(result, dict)
-        return result
+        return result if self.strict else keep_absent(result, state)
 
 
-def _plan_load(state: dict[str, Any], directory: Location) -> _PlannedLoad:
+def _plan_load(state: dict[str, Any], directory: Location, strict: bool) -> _PlannedLoad:
     checkpoint = open_checkpoint(directory, allow_native=True)
     spread, objects = spread_objects(state)
     taken = _take_apart(spread)
+    stored = checkpoint.manifest.tensors
+    if not strict:
+        tell_what_differs(taken.state, objects, checkpoint)
+        taken = taken.only(stored)
     tensors: list[ShardedTensor] = []
     staged: list[tuple[torch.Tensor, torch.Tensor]] = []
     for held in taken.cut.values():
@@ -306,9 +361,10 @@ def _plan_load(state: dict[str, Any], directory: Location) -> _PlannedLoad:
         if copy is not None:
             staged.append((held.piece.tensor, copy))
     fill = plan_fill(checkpoint, tensors, list(taken.whole.items()), staged)
-    check_asked(taken.state, stored_names(checkpoint))
-    check_objects_get_all(taken.state, objects, checkpoint.manifest.tensors)
-    return _PlannedLoad(checkpoint, taken.state, objects, fill)
+    if strict:
+        check_asked(taken.state, stored_names(checkpoint))
+        check_objects_get_all(taken.state, objects, stored)
+    return _PlannedLoad(checkpoint, taken.state, objects, fill, strict)
 
 
 def _take_apart(state: Mapping[str, Any]) -> _Tensors:

@@ -128,3 +128,36 @@ def test_memory_that_cannot_be_filled_is_refused(tmp_path: Path, wanted: Any, to
 def test_an_expanded_tensor_can_be_saved(tmp_path: Path) -> None:
     remesh.save({"w": torch.arange(4.0).expand(3, 4)}, tmp_path)
     assert remesh.load({"w": torch.zeros(3, 4)}, tmp_path)["w"].tolist() == [[0, 1, 2, 3]] * 3
+
+
+def test_what_may_be_absent_keeps_its_value_and_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    remesh.save({"a": torch.ones(2), "inner": {"step": 3}}, tmp_path / "c")
+    wanted = {"a": torch.zeros(2), "b": torch.full((2,), 5.0), "inner": {"step": 0, "more": {"x": 1}}, "k": [1, 2]}
+    found = remesh.load(wanted, tmp_path / "c", strict=False)
+    assert found["a"].tolist() == [1, 1] and found["b"] is wanted["b"] and found["b"].tolist() == [5, 5]  # type: ignore[attr-defined]
+    assert (found["inner"], found["k"]) == ({"step": 3, "more": {"x": 1}}, [1, 2])
+    assert "3 keys are not in it and keep their values, 'b', 'inner.more.x', 'k'" in caplog.text
+
+
+def test_what_may_be_absent_has_to_fit_where_it_is_there(tmp_path: Path) -> None:
+    remesh.save({"a": torch.ones(2)}, tmp_path / "c")
+    with pytest.raises(CheckpointMismatchError, match="shape"):
+        remesh.load({"a": torch.zeros(3)}, tmp_path / "c", strict=False)
+
+
+def test_a_module_that_has_grown_takes_what_there_is(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    small = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
+    remesh.save({"model": small}, tmp_path / "small")
+    grown = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
+    before = grown[2].weight.detach().clone()
+    remesh.load({"model": grown}, tmp_path / "small", strict=False)
+    assert torch.equal(grown[1].weight, small[1].weight) and torch.equal(grown[2].weight, before)
+    assert "2 keys are not in it and keep their values, 'model.2.weight', 'model.2.bias'" in caplog.text
+
+    remesh.save({"model": grown}, tmp_path / "grown")
+    with pytest.raises(CheckpointMismatchError, match="has no place for 2 tensors"):
+        remesh.load({"model": small}, tmp_path / "grown")
+    remesh.load({"model": small}, tmp_path / "grown", strict=False)
+    assert (
+        "object 'model' has no place for 2 tensors, which are left out, 'model.2.bias', 'model.2.weight'" in caplog.text
+    )

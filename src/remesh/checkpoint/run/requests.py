@@ -1,11 +1,13 @@
 """Is there all that a plain state asks for? A key of a dict that is not stored is an error.
 
-Who has misspelt it would go on without what was saved.
+Who has misspelt it would go on without what was saved. Who says that some may be absent is told in the log which are,
+and keeps the values that were there.
 """
 
 from __future__ import annotations
 
 import difflib
+import logging
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -14,6 +16,7 @@ from remesh.checkpoint.run.reader import OpenCheckpoint
 from remesh.checkpoint.values.entities import LocalNonpersistentObject, ShardedBase
 from remesh.checkpoint.values.nests import Path
 
+logger = logging.getLogger(__name__)
 _MOST_NAMED = 3
 
 
@@ -29,31 +32,71 @@ def stored_names(checkpoint: OpenCheckpoint) -> set[str]:
 
 def check_asked(state: Any, stored: set[str]) -> None:
     """Raise `CheckpointMismatchError` for a key of a dict that is not stored, naming the nearest that is."""
-    absent = [name for name in _dotted(state) if name not in stored]
-    if absent:
+    if absent := _absent(state, stored):
         nearest = difflib.get_close_matches(absent[0], stored, n=1, cutoff=0.5)
         hint = f"; did you mean {nearest[0]!r}?" if nearest else "; ask for what was saved"
-        more = "" if len(absent) <= _MOST_NAMED else ", ..."
         raise CheckpointMismatchError(
-            f"{len(absent)} keys that are asked for are not in the checkpoint, "
-            f"{', '.join(map(repr, absent[:_MOST_NAMED]))}{more}{hint}"
+            f"{len(absent)} keys that are asked for are not in the checkpoint, {_some(absent)}{hint}"
         )
 
 
 def check_objects_get_all(state: Any, objects: Iterable[Path], stored: Iterable[str]) -> None:
     """Raise `CheckpointMismatchError` if tensors are stored of an object that has no place for them yet."""
+    for name, rest in _without_place(state, objects, stored):
+        raise CheckpointMismatchError(
+            f"object {name!r}: its state_dict() has no place for {len(rest)} tensors that are stored, such "
+            f"as {rest[0]!r}, expected one for each; let it make its state first (an optimizer takes a step), or "
+            "give it by torch's get_state_dict"
+        )
+
+
+def tell_what_differs(state: Any, objects: Iterable[Path], checkpoint: OpenCheckpoint) -> None:
+    """Warn of what is asked for and not stored, and of what is stored of an object that has no place for it."""
+    if absent := _absent(state, stored_names(checkpoint)):
+        logger.warning(
+            "loading checkpoint %s: %d keys are not in it and keep their values, %s",
+            checkpoint.directory,
+            len(absent),
+            _some(absent),
+        )
+    for name, rest in _without_place(state, objects, checkpoint.manifest.tensors):
+        logger.warning(
+            "loading checkpoint %s: object %r has no place for %d tensors, which are left out, %s",
+            checkpoint.directory,
+            name,
+            len(rest),
+            _some(rest),
+        )
+
+
+def keep_absent(found: dict[str, Any], asked: dict[str, Any]) -> dict[str, Any]:
+    """What was found, and where that has no such key, what was asked with."""
+    for key, value in asked.items():
+        if key not in found:
+            found[key] = value
+        elif isinstance(value, dict) and isinstance(found[key], dict):
+            keep_absent(found[key], value)
+    return found
+
+
+def _absent(state: Any, stored: set[str]) -> list[str]:
+    return [name for name in _dotted(state) if name not in stored]
+
+
+def _without_place(state: Any, objects: Iterable[Path], stored: Iterable[str]) -> Iterator[tuple[str, list[str]]]:
+    """Each object that lacks a place for some tensors of its own that are stored, and those."""
     for path in objects:
-        prefix = ".".join(map(str, path)) + "."
+        name = ".".join(map(str, path))
         node = state
         for key in path:
             node = node[key]
-        asked = {prefix + name for name in _dotted(node)}
-        if rest := sorted(name for name in stored if name.startswith(prefix) and name not in asked):
-            raise CheckpointMismatchError(
-                f"object {prefix[:-1]!r}: its state_dict() has no place for {len(rest)} tensors that are stored, such "
-                f"as {rest[0]!r}, expected one for each; let it make its state first (an optimizer takes a step), or "
-                "give it by torch's get_state_dict"
-            )
+        asked = {f"{name}.{inner}" for inner in _dotted(node)}
+        if rest := sorted(one for one in stored if one.startswith(f"{name}.") and one not in asked):
+            yield name, rest
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(map(repr, names[:_MOST_NAMED])) + ("" if len(names) <= _MOST_NAMED else ", ...")
 
 
 def _dotted(nest: Any, prefix: str = "") -> Iterator[str]:

@@ -1,0 +1,82 @@
+"""How does a plain save end while its program goes on? On a thread, in a process group that nobody else uses.
+
+Once the values are copied, what is left of a save is what it always is: write, agree on the index, commit. A thread of
+each rank does it, and its collectives go through a gloo group of the same ranks, made for this alone. So the program
+may use its own group meanwhile, and nothing waits for a call of the program: the checkpoint is there as soon as all
+ranks have written. There is one thread for each group, so saves end in the order in which they began, on every rank.
+
+A group that is destroyed takes its thread's group with it: saves that are still under way fail. A save that fails says
+so in the log as well, since its program may never ask.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from typing import TypeVar
+from weakref import WeakKeyDictionary
+
+import torch.distributed as dist
+
+from remesh.checkpoint.background.staging import StagingBuffers
+from remesh.comm.agreement import Agreements
+from remesh.comm.gather import Group
+
+T = TypeVar("T")
+logger = logging.getLogger(__name__)
+_MAX_UNDER_WAY = 2
+"""Saves whose copies are held at once; one more waits for the oldest."""
+
+
+class SavingThread:
+    """The thread that ends the saves of one group. Made by `thread_of`, on all ranks together."""
+
+    def __init__(self, group: Group) -> None:
+        self.group = group
+        """For what the thread does, and nothing else."""
+        self.plans = Agreements()
+        """Of what the thread agrees on; the caller's own are not touched from here."""
+        self.copies = StagingBuffers()
+        self._executor = ThreadPoolExecutor(1, "remesh-save")
+        self._under_way: deque[Future[object]] = deque()
+
+    def make_room(self) -> None:
+        """Wait until one more save may hold copies. What became of the others is told by their own handles."""
+        while len(self._under_way) >= _MAX_UNDER_WAY:
+            wait([self._under_way.popleft()])
+
+    def submit(self, act: Callable[[], T]) -> Future[T]:
+        """Let the thread do something, after all that it was given before."""
+        future = self._executor.submit(_told_to_the_log, act)
+        self._under_way.append(future)  # type: ignore[arg-type]
+        return future
+
+
+def _told_to_the_log(act: Callable[[], T]) -> T:
+    try:
+        return act()
+    except BaseException as raised:
+        logger.error("in the background: %s", raised)
+        raise
+
+
+_THREADS: WeakKeyDictionary[dist.ProcessGroup, SavingThread] = WeakKeyDictionary()
+_alone: list[SavingThread] = []
+"""That of a process without a group."""
+
+
+def thread_of(group: Group) -> SavingThread:
+    """The thread of a group. Called by every rank of the group; the first time it makes a group of the same ranks."""
+    if not dist.is_initialized():
+        if not _alone:
+            _alone.append(SavingThread(None))
+        return _alone[0]
+    users = dist.group.WORLD if group is None else group
+    assert users is not None
+    if users not in _THREADS:
+        ranks = dist.get_process_group_ranks(users)
+        own = dist.new_group(ranks, backend="gloo", use_local_synchronization=True)
+        _THREADS[users] = SavingThread(own)
+    return _THREADS[users]

@@ -1,0 +1,172 @@
+"""Which checkpoint of a run is the newest, and which may go? `Checkpoints`: a folder with one checkpoint for each step.
+
+    save   wait for the save before; refuse a step that is not after the newest; save; then remove what no policy keeps
+    load   wait; the newest complete checkpoint, or that of a step
+
+The first rank looks into the folder each time and tells the others: all ranks agree, and nothing is remembered that a
+crash could make wrong. A directory counts once its save has committed; what a killed save left is removed when a later
+step is complete. The newest complete checkpoint is never removed.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from remesh.checkpoint.background.saving_thread import thread_of
+from remesh.checkpoint.errors import CheckpointMismatchError, CheckpointPathError
+from remesh.checkpoint.plain import latest_complete, load, save
+from remesh.checkpoint.plan.step_names import step_name, step_of
+from remesh.checkpoint.run.housekeeping import State, decide_removals, list_checkpoints, remove_checkpoint
+from remesh.checkpoint.run.steps import take_step
+from remesh.checkpoint.storage import Directory, Location, location_of, store_of
+from remesh.comm.gather import Group, group_rank
+from remesh.options import check_option
+from remesh.retention import KeepEvery, KeepLast, Policy
+
+T = TypeVar("T")
+logger = logging.getLogger(__name__)
+
+
+class Checkpoints:
+    """The checkpoints of one run, under ``root``: a path, or a URL of any store that fsspec knows.
+
+    ``keep`` is how many of the newest stay, or a list of `KeepLast` and `KeepEvery` of `remesh.retention`, of which
+    each keeps some; None keeps all. With ``background`` a save returns once the values are copied, and one at most is
+    under way. Every rank of the group has one and makes the same calls on it. A context manager: left, it waits.
+    """
+
+    def __init__(
+        self,
+        root: Directory,
+        *,
+        keep: int | Sequence[KeepLast | KeepEvery] | None = None,
+        background: bool = False,
+        group: Group = None,
+    ) -> None:
+        doing = "managing checkpoints"
+        check_option(doing, "keep", keep, int | Sequence[KeepLast | KeepEvery] | None)
+        check_option(doing, "background", background, bool)
+        self.root: Location = location_of(root)
+        self._policies: Sequence[Policy] = [KeepLast(keep)] if isinstance(keep, int) else list(keep or ())
+        self._background = background
+        self._group = group
+        self._under_way: list[Future[Any]] = []
+
+    def save(self, step: int, state: dict[str, Any]) -> Future[Location]:
+        """Save the state as the checkpoint of a step, as `remesh.save` does; then remove what no policy keeps.
+
+        Called by every rank. Waits for the save before, and raises here, on all ranks alike, what it failed with. Steps
+        go up: `CheckpointMismatchError` for one that is not after the newest; `drop_after` makes room for going back.
+        """
+        self.wait()
+        doing = f"saving step {step} under {self.root}"
+        check_option(doing, "step", step, int)
+        newest = self.latest()
+        lowest = 0 if newest is None else newest + 1
+        if step < lowest:
+            raise CheckpointMismatchError(
+                f"{doing}: expected a step from {lowest} on, since the newest there is {newest}; to go on from an "
+                "earlier one, call drop_after with its step first"
+            )
+        saved = save(state, self.path_of(step), group=self._group, background=self._background)
+        self._under_way = [saved]
+        if self._policies and group_rank(self._group) == 0:
+            self._clear_after(saved)
+        return saved
+
+    def latest(self) -> int | None:
+        """The newest step whose checkpoint is complete; None if there is none.
+
+        Called by every rank; all get the same. A save in the background counts from its commit on.
+        """
+
+        def look() -> int | None:
+            found = latest_complete(self.root)
+            return None if found is None else step_of(found.name)
+
+        return self._first_says(look, f"looking for the newest checkpoint under {self.root}")
+
+    def steps(self) -> list[int]:
+        """The steps whose checkpoints are complete, lowest first. Called by every rank; all get the same."""
+
+        def look() -> list[int]:
+            if not store_of(self.root).is_directory(self.root):
+                return []
+            return [one.step for one in list_checkpoints(self.root) if one.state is State.COMPLETE]
+
+        return self._first_says(look, f"listing the checkpoints under {self.root}")
+
+    def load(self, state: dict[str, Any], step: int | None = None, *, strict: bool = True) -> dict[str, Any]:
+        """What was saved at a step, or at the newest that is complete, as `remesh.load` gives it. Called by every rank.
+
+        Waits for a save that is under way. `CheckpointPathError` where there is none.
+        """
+        self.wait()
+        chosen = self.latest() if step is None else step
+        if chosen is None:
+            raise CheckpointPathError(
+                f"loading the newest checkpoint under {self.root}: found no complete one; see latest(), which is None "
+                "where a run begins"
+            )
+        return load(state, self.path_of(chosen), group=self._group, strict=strict)
+
+    def drop_after(self, step: int) -> list[int]:
+        """Remove every checkpoint after a step, so that a run can go on from there; which. Called by every rank."""
+        self.wait()
+
+        def drop() -> list[int]:
+            if not store_of(self.root).is_directory(self.root):
+                return []
+            later = [one for one in reversed(list_checkpoints(self.root)) if one.step > step]
+            for one in later:
+                remove_checkpoint(one.directory)
+            return [one.step for one in later]
+
+        return self._first_says(drop, f"dropping the checkpoints after step {step} under {self.root}")
+
+    def path_of(self, step: int) -> Location:
+        """Where the checkpoint of a step is, or would be."""
+        return self.root / step_name(step)
+
+    def wait(self) -> None:
+        """Wait for what is under way, and raise what it failed with, on all ranks alike. Called by every rank."""
+        under_way, self._under_way = self._under_way, []
+        for future in under_way:
+            future.result()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, raised: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if raised is None:
+            self.wait()
+
+    def _clear_after(self, saved: Future[Location]) -> None:
+        """On the first rank alone. What cannot be removed is tried again after the next save."""
+
+        def clear() -> None:
+            if saved.exception() is not None:
+                return
+            try:
+                for one in decide_removals(list_checkpoints(self.root), self._policies):
+                    if one.removes:
+                        remove_checkpoint(one.found.directory)
+            except Exception as raised:
+                logger.warning("removing old checkpoints under %s: %s", self.root, raised)
+
+        if self._background:
+            self._under_way.append(thread_of(self._group).submit(clear))
+        else:
+            clear()
+
+    def _first_says(self, look: Callable[[], T], doing: str) -> T:
+        """What the first rank finds, on all ranks."""
+        is_first = group_rank(self._group) == 0
+        told: T = take_step(lambda: look() if is_first else None, self._group, doing, tell=lambda found: found).told[0]
+        return told
