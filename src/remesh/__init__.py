@@ -83,12 +83,14 @@ _ROOMS = frozenset(
 )
 
 
-def __getattr__(name: str) -> Any:
-    if name == "__version__":
-        return _installed_version()
-    if name in _ROOMS:
-        return importlib.import_module(f"remesh.{name}")
-    return attribute_at_home("remesh", _HOMES, name)
+if not TYPE_CHECKING:  # a type checker would take any name for one of ours
+
+    def __getattr__(name: str) -> Any:
+        if name == "__version__":
+            return _installed_version()
+        if name in _ROOMS:
+            return importlib.import_module(f"remesh.{name}")
+        return attribute_at_home("remesh", _HOMES, name)
 
 
 def _installed_version() -> str:

@@ -9,6 +9,7 @@ module of the room can be used without torch.
 
 from __future__ import annotations
 
+import inspect
 import sys
 from types import ModuleType
 from typing import Any
@@ -24,6 +25,11 @@ def make_callable(package: str, home: str) -> None:
     verb = package.rpartition(".")[2]
 
     class CallablePackage(ModuleType):
+        @property
+        def __signature__(self) -> inspect.Signature:
+            """That of the function, for `inspect` and all that stands on it."""
+            return inspect.signature(getattr(import_home(home, f"looking at {package}"), verb))
+
         def __call__(self, *args: Any, **kwargs: Any) -> Any:
             return getattr(import_home(home, f"calling {package}"), verb)(*args, **kwargs)
 

@@ -43,14 +43,14 @@ def move_a_state_to_targets() -> None:
     wholes = {"a": numbers(7, 6), "b": numbers(5, seed=1), "c": numbers(4, 4, seed=2)}
     # Ranks outside the source mesh may hold the state without elements, or not at all.
     state = {name: on(whole, source, Shard(0)) for name, whole in wholes.items()} if rank != 3 else {}
-    moved = remesh.reshard(state, to=Target(line, [Shard(-1)]))
+    moved = remesh.reshard(state, to=Target(line, [Shard(-1)])).made
     assert moved.keys() == wholes.keys()
     for name, tensor in moved.items():
         assert tensor.device_mesh == line and tensor.shape == wholes[name].shape
         assert tensor.placements == (Shard(wholes[name].ndim - 1),)
         assert torch.equal(tensor.to_local(), on(wholes[name], line, *tensor.placements).to_local())
     targets = {"a": Target(grid, [Shard(0), Shard(1)]), "b": Target(grid, [Replicate(), Shard(0)], torch.bfloat16)}
-    moved = remesh.reshard(state, to=targets, chunk_bytes=64)
+    moved = remesh.reshard(state, to=targets, chunk_bytes=64).made
     assert moved.keys() == targets.keys() and moved["b"].dtype == torch.bfloat16
     for name, tensor in moved.items():
         right = on(wholes[name].to(tensor.dtype), grid, *targets[name].placements)

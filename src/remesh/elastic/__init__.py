@@ -1,8 +1,8 @@
 """Elastic jobs: survivors keep their processes, take a new mesh, and get what they lack from peers' memory.
 
 ``remesh.elastic(train, mesh=...)`` calls :func:`remesh.elastic.api.elastic`. ``mesh`` may be a template that knows how
-much memory a worker has: ``remesh.elastic.make_template(axes, remesh.elastic.Memory(...))``. An iterable dataset is
-read by way of ``remesh.elastic.Stream(dataset)``.
+much memory a worker has: ``remesh.make_template(axes, remesh.Memory(...))``. An iterable dataset is
+read by way of ``remesh.Stream(dataset)``.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -21,8 +21,10 @@ _HOMES = {"Stream": "remesh.elastic.training.stream"}
 """It reads with torch, which importing this package must not load."""
 
 
-def __getattr__(name: str) -> Any:
-    return attribute_at_home(__name__, _HOMES, name)
+if not TYPE_CHECKING:  # a type checker would take any name for one of ours
+
+    def __getattr__(name: str) -> Any:
+        return attribute_at_home(__name__, _HOMES, name)
 
 
 make_callable(__name__, "remesh.elastic.api")

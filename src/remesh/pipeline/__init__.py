@@ -86,5 +86,7 @@ _HOMES = {
 }
 
 
-def __getattr__(name: str) -> Any:
-    return attribute_at_home(__name__, _HOMES, name)
+if not TYPE_CHECKING:  # a type checker would take any name for one of ours
+
+    def __getattr__(name: str) -> Any:
+        return attribute_at_home(__name__, _HOMES, name)

@@ -13,6 +13,7 @@ raised on all ranks alike, before anything moves. Whoever moves the same state a
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Unpack, overload
 
 from torch.distributed.tensor import DTensor
@@ -36,7 +37,7 @@ def reshard(give: Tensors, take: Tensors, *, group: Group = None, **options: Unp
 
 
 @overload
-def reshard(give: Tensors, *, to: Targets, group: Group = None, **options: Unpack[PlanOptions]) -> dict[str, DTensor]:
+def reshard(give: Tensors, *, to: Targets, group: Group = None, **options: Unpack[PlanOptions]) -> Moved:
     """Make the tensors on their targets and fill them."""
 
 
@@ -47,11 +48,11 @@ def reshard(
     to: Targets | None = None,
     group: Group = None,
     **options: Unpack[PlanOptions],
-) -> Moved | dict[str, DTensor]:
+) -> Moved:
     """Fill the tensors of ``take`` in place with the values of those of ``give``; what was moved.
 
     With ``to`` instead of ``take``: make the tensors first, on the mesh and with the placements (and dtype) of the
-    target, fill them, and return them. ``to`` is one `Target` for all, or one per name.
+    target, and fill them; they are in `Moved.made`. ``to`` is one `Target` for all, or one per name.
 
     Called by every rank of the group; blocks until this rank has given and taken everything. Either side may lack on
     a rank; tensors with one name are parts or replicas of one tensor. What is held in another dtype than it is wanted
@@ -76,7 +77,7 @@ def reshard(
 
     meeting = Resharder.for_one_call(group, options).meet(ask)
     moved = meeting.job.run(meeting.tag)
-    return moved if to is None else made
+    return replace(moved, made=made) if made else moved
 
 
 def reshard_async(give: Tensors, take: Tensors, *, group: Group = None, **options: Unpack[PlanOptions]) -> Handle:

@@ -51,7 +51,7 @@ def redistribute_across(
     meshes; ranks outside the tensor's mesh hold it without elements (as ``distribute_tensor`` returns it there).
     """
     target = Target(mesh, placements, dtype)
-    return reshard({_NAME: tensor}, to=target, group=group, **options)[_NAME]
+    return reshard({_NAME: tensor}, to=target, group=group, **options).made[_NAME]
 
 
 @dataclass(frozen=True)

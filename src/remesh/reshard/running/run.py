@@ -19,10 +19,11 @@ import itertools
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
+from torch.distributed.tensor import DTensor
 
 from remesh.comm.gather import Group, gather_from, group_device, group_rank, group_size, peer_error, step_together
 from remesh.comm.tree import Farewell
@@ -68,6 +69,8 @@ class Moved:
     """Messages that this rank sent, as they went."""
     taken: tuple[Timing, ...] = ()
     """Messages that this rank received, as they came."""
+    made: Mapping[str, DTensor] = field(default_factory=dict)
+    """The tensors that were made to be filled, by name, where `reshard` was told ``to`` what."""
 
 
 class UnfilledError(PeerError):
