@@ -77,7 +77,17 @@ _HOMES = {
 # Rooms answer to their name; ``reshard`` and ``elastic`` are packages that can be called (callable_package.py).
 _ROOMS = frozenset(
     {
-        *("checkpoint", "cli", "comm", "dashboard", "dist_checkpointing", "elastic", "errors", "images", "integrations"),
+        *(
+            "checkpoint",
+            "cli",
+            "comm",
+            "dashboard",
+            "dist_checkpointing",
+            "elastic",
+            "errors",
+            "images",
+            "integrations",
+        ),
         *("layout", "mpi", "pipeline", "reshard", "retention", "rounds", "testbed", "testing"),
     }
 )
