@@ -23,6 +23,9 @@ typedef int MPI_Session;
 typedef int MPI_Win;
 typedef long MPI_Aint;
 typedef long long MPI_Count;
+/* In this face they are data that the library exports: topology.c. */
+extern int *const MPI_UNWEIGHTED;
+extern int *const MPI_WEIGHTS_EMPTY;
 typedef long long MPI_Offset;
 typedef struct {
     int count_lo, count_hi_and_cancelled, MPI_SOURCE, MPI_TAG, MPI_ERROR;

@@ -58,6 +58,14 @@ _TAKE_NULLS: Final = {
     "MPI_Type_get_name": ("MPI_Datatype",),
 }
 """Functions that take null handles of these types."""
+_NOT_FOR_ALL: Final = (
+    (re.compile(r"MPI_Intercomm_create(_from_groups)?$"), ("peer_comm", "remote_group")),
+    (
+        re.compile(r"MPI_I?(neighbor_|Neighbor_)?(all)?(gather|scatter|alltoall)[vw]?(_init)?$", re.IGNORECASE),
+        ("sendcount", "sendtype", "recvcount", "recvtype"),
+    ),
+)
+"""Functions and those of their arguments that only some ranks must give: do_X checks them; a handle may be NULL."""
 _ANY_TIME: Final = re.compile(
     r"MPI_(Init|Init_thread|Initialized|Finalized|Finalize|Get_version|Get_library_version|Abi_.*|Info_.*|Session_.*"
     r"|Error_.*|Add_error_.*|Remove_error_.*|.*_errhandler|Errhandler_.*|.*_c2f|.*_f2c|.*_f082.*|.*_c2f08|.*_toint|.*_fromint|Aint_.*"
@@ -293,8 +301,9 @@ def _checked_body(function: Function, full: str, large: bool) -> str:
         lines.append(f'    if (!is_running()) return not_running("{full}");')
     lines.append(f"    void *holder_ = {holder or default};")
     lines.append("    int error_;")
+    not_for_all = [name for pattern, names in _NOT_FOR_ALL if pattern.match(function.name) for name in names]
     for one in chosen:
-        lines += _checks(one, large, may_be_null)
+        lines += _checks(one, large, may_be_null, is_for_all=one.name not in not_for_all)
         before, behind = _conversions(one, large, function.name in _RAW)
         lines += before
         after += behind
@@ -318,11 +327,13 @@ def _checked_body(function: Function, full: str, large: bool) -> str:
     return "\n".join([*rest[:split], *declarations, *rest[split:]])
 
 
-def _checks(one: Parameter, large: bool, may_be_null: tuple[str, ...]) -> list[str]:
+def _checks(one: Parameter, large: bool, may_be_null: tuple[str, ...], *, is_for_all: bool) -> list[str]:
     """Handles that are none, and numbers of things that are negative."""
     if one.large in _OBJECTS:
         handle, name = one.large, _OBJECTS[one.large]
         lines = [f"    {_object_type(handle)} *{one.name}_;", f"    {one.name}_ = {name}_of({one.name});"]
+        if not is_for_all:
+            return lines
         condition = f"!{one.name}_"
         if handle in _NULL_ALLOWED or handle in may_be_null:
             condition += f" && {one.name} != {_NULLS[handle]}"
@@ -331,7 +342,7 @@ def _checks(one: Parameter, large: bool, may_be_null: tuple[str, ...]) -> list[s
         error = f"error_ = fail({_CLASSES[handle]}, {words})"
         return [*lines, f"    if ({condition}) {{ {error}; goto end; }}"]
     text = one.large if large else one.small
-    if one.direction == "in" and text in ("int", "MPI_Count", "MPI_Aint"):
+    if is_for_all and one.direction == "in" and text in ("int", "MPI_Count", "MPI_Aint"):
         if "NUM_ELEM_NNI" in one.kind or one.kind in ("POLYXFER_NUM_ELEM", "POLYNUM_BYTES_NNI"):
             return [_negative(one.name, "MPI_ERR_COUNT", large)]
         if one.kind in ("ARRAY_LENGTH", "ARRAY_LENGTH_NNI", "WINDOW_SIZE"):
