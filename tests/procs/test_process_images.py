@@ -149,6 +149,34 @@ def stage(tmp_path: Path, able: None) -> Iterator[Stage]:
     stage.close()
 
 
+
+_SLEEPER = """
+import ctypes
+libc = ctypes.CDLL(None, use_errno=True)
+class Time(ctypes.Structure):
+    _fields_ = [("s", ctypes.c_long), ("ns", ctypes.c_long)]
+results = {}
+def sleep(name, left):
+    results[name] = libc.nanosleep(ctypes.byref(Time(3, 0)), left)
+def poll():
+    results["poll"] = libc.poll(None, 0, 3000)
+left = Time()
+threads = [threading.Thread(target=sleep, args=("whole", None)), threading.Thread(target=poll),
+           threading.Thread(target=sleep, args=("left", ctypes.byref(left)))]
+start = time.monotonic()
+for thread in threads: thread.start()
+time.sleep(0.5)
+open("ready", "w").close()
+for thread in threads: thread.join()
+print(sorted(results.items()))
+"""
+
+
+def test_sleeps_and_polls_of_c_end_when_their_time_is_over(stage: Stage) -> None:
+    """They would fail with EINTR if they were left to the kernel, which has forgotten them."""
+    assert stage.finish(stage.restore(stage.image_of(_SLEEPER))) == "[('left', 0), ('poll', 0), ('whole', 0)]\n"
+
+
 def test_a_numpy_program_with_threads_ends_as_if_nothing_had_happened(stage: Stage) -> None:
     program = f"""
         import numpy as np

@@ -70,9 +70,10 @@ _MM_MAP: Final = struct.Struct("<12QIi")
 _LOWEST_ADDRESS: Final = 0x10000
 _WORD: Final = 1 << 64
 _NO_CALL: Final = _WORD - 1
-_RESTART: Final = (_WORD - 512, _WORD - 513, _WORD - 514)  # ERESTARTSYS, ERESTARTNOINTR, ERESTARTNOHAND
 _RESTART_BLOCK: Final = _WORD - 516
-_INTERRUPTED: Final = _WORD - 4  # EINTR
+_RESTART: Final = (_WORD - 512, _WORD - 513, _WORD - 514, _RESTART_BLOCK)  # ERESTARTSYS, NOINTR, NOHAND
+_SLEEPS: Final = {35: ("rdi", "rsi"), 230: ("rdx", "r10")}
+"""nanosleep and clock_nanosleep: registers with the addresses of the time to sleep, and of what is left of it."""
 
 
 def bring_back(image: StoredImage, policy: OpenFilePolicy) -> None:
@@ -345,14 +346,17 @@ def _leave(image: StoredImage, tracees: list[Tracee], scratch: int) -> None:
 
 
 def resumed(registers: Registers) -> Registers:
-    """The registers with which a thread goes on: a call in which it was stopped is made again, or was interrupted.
+    """The registers with which a thread goes on: a call in which it was stopped is made again.
 
-    A call that the kernel would have continued with state of its own (-516) fails with EINTR, as by a signal.
+    That is so, too, where the kernel would have gone on with state of its own (-516): programs in C do not expect that
+    a sleep, a poll or a wait ends without a reason. A sleep goes on with what is left of it, where the program has
+    given a place for that, which the kernel has filled; any other limit counts from its beginning.
     """
     result = {**registers, "orig_rax": _NO_CALL}
-    if registers["orig_rax"] < _WORD // 2:
-        if registers["rax"] in _RESTART:
-            result.update(rax=registers["orig_rax"], rip=registers["rip"] - len(SYSCALL_INSTRUCTION))
-        elif registers["rax"] == _RESTART_BLOCK:
-            result.update(rax=_INTERRUPTED)
+    number = registers["orig_rax"]
+    if number < _WORD // 2 and registers["rax"] in _RESTART:
+        result.update(rax=number, rip=registers["rip"] - len(SYSCALL_INSTRUCTION))
+        if registers["rax"] == _RESTART_BLOCK and number in _SLEEPS:
+            wanted, left = _SLEEPS[number]
+            result[wanted] = registers[left] or registers[wanted]
     return result
