@@ -18,6 +18,7 @@ from remesh.comm.messages import Line
 from remesh.errors import ConfigError, Error, PeerError
 from remesh.images.kinds import OpenFilePolicy
 from remesh.mpi.extension import find_missing
+from remesh.mpi.library.faces import check_program
 from remesh.mpi.mpis import Installation, find_all
 from remesh.mpi.slurm import make_script
 from remesh.mpi.stay import Placement, StaySettings, find_launch, make_bed, parse_hosts, run_stay
@@ -124,13 +125,14 @@ def _read_how(
 
 
 def _refuse_missing(program: str) -> None:
-    """A script is a file, anything else is found as a shell finds it."""
-    is_there = Path(program).is_file() if program.endswith(".py") else shutil.which(program) is not None
-    if not is_there:
+    """A script is a file, anything else is found as a shell finds it, and can have its MPI replaced."""
+    found = program if program.endswith(".py") and Path(program).is_file() else shutil.which(program)
+    if found is None:
         where = "" if program.endswith(".py") or "/" in program else " or on the PATH"
         raise ConfigError(
             f"starting {program}: no such program in {os.getcwd()}{where}; name one that is on every host"
         )
+    check_program(Path(found))
 
 
 def _stay(folder: JobFolder, placement: Placement, settings: StaySettings, checkpoint: Any) -> None:

@@ -23,6 +23,7 @@ from typing import Any, Final, Self
 
 from remesh.mpi.arena import Arena
 from remesh.mpi.calls.wire_messages import What
+from remesh.mpi.calls.words import NUM_SLOTS
 from remesh.mpi.channel import SharedChannel
 from remesh.mpi.lower import state
 from remesh.mpi.lower.collectives import Collectives, GroupKey
@@ -275,6 +276,11 @@ class MpiLowerHalf:
     def _inside(self) -> tuple[int, ...]:
         """Communicators with a collective that has been entered and is not complete."""
         return tuple({*self._collectives.inside, *self._engine.inside})
+
+    @property
+    def has_been_called(self) -> bool:
+        """Whether the program has ever asked for anything, in its life before a restart too."""
+        return any(self._channel.request_number(slot) for slot in range(NUM_SLOTS))
 
     @property
     def finished(self) -> bool:

@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Final
 
 from remesh.comm.messages import Message
 from remesh.errors import Error, FormatError, PeerError, StorageError
@@ -90,6 +90,12 @@ class Ended(PeerError):
     """The job is over and this rank has to go at once, through no fault of its own."""
 
 
+_NO_MPI: Final = (
+    "the program ended without having started MPI, so each rank ran by itself: see that it uses MPI, and that its libmpi "
+    "is a shared library (`ldd PROGRAM`)"
+)
+
+
 class RankLoop:
     """One rank's stay; `run` returns when the job ends on this rank."""
 
@@ -137,6 +143,8 @@ class RankLoop:
         self._half.forget_program()
         for output in self._outputs:
             output.copy()
+        if code == 0 and not self._half.has_been_called:
+            self._control.send({"type": "failed", "cause": _NO_MPI, "code": 1})
         self._control.send({"type": "ended", "code": code})
 
     def _obey(self, message: Message) -> bool:
