@@ -96,7 +96,7 @@ peers: .peers/.installed  ## torchft and nvidia-resiliency-ext, which `make benc
 
 # Programs that know nothing of Remesh, carried by tests: in a folder of their own, so that nothing else sees them.
 MPI_PROGRAMS := schwimmbad==0.4.2 emcee==3.1.6 multiprocess==0.70.19 dill==0.4.1 scipy==1.17.1 \
-                mpipool==2.2.1 errr==1.2.2 tblib==3.2.2
+                mpi4py==4.1.2 mpipool==2.2.1 errr==1.2.2 tblib==3.2.2
 
 mpi: $(MPIS:%=.mpi/%/.installed) .mpi/programs/.installed  ## Open MPI, MPICH and Intel MPI from their wheels, one environment each, in .mpi/
 
