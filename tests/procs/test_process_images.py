@@ -149,7 +149,6 @@ def stage(tmp_path: Path, able: None) -> Iterator[Stage]:
     stage.close()
 
 
-
 _SLEEPER = """
 import ctypes
 libc = ctypes.CDLL(None, use_errno=True)

@@ -71,9 +71,7 @@ def test_a_program_may_have_any_name() -> None:
         (55, 100, 55, 100),  # the call had returned
     ],
 )
-def test_an_interrupted_call_is_made_again(
-    rax: int, rip: int, after_rax: int, after_rip: int
-) -> None:
+def test_an_interrupted_call_is_made_again(rax: int, rip: int, after_rax: int, after_rip: int) -> None:
     word = 1 << 64
     result = resumed({"rax": rax % word, "rip": rip, "orig_rax": 7})
     assert result == {"rax": after_rax % word, "rip": after_rip, "orig_rax": word - 1}

@@ -91,8 +91,8 @@ class Ended(PeerError):
 
 
 _NO_MPI: Final = (
-    "the program ended without having started MPI, so each rank ran by itself: see that it uses MPI, and that its libmpi "
-    "is a shared library (`ldd PROGRAM`)"
+    "the program ended without having started MPI, so each rank ran by itself: see that it uses MPI, and that its "
+    "libmpi is a shared library (`ldd PROGRAM`)"
 )
 
 
