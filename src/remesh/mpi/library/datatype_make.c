@@ -15,9 +15,11 @@ typedef struct {
 } Bounds;
 static const Bounds no_bounds = {.is_empty = true, .alignment = 1};
 
-/* Takes in `count` elements from a displacement on, one extent apart. */
+/* Takes in `count` elements from a displacement on, one extent apart. What has neither data nor bounds that were set is
+ * nothing, wherever it stands.
+ */
 static void widen(Bounds *bounds, MPI_Aint displacement, MPI_Count count, const Datatype *type) {
-    if (count <= 0) return;
+    if (count <= 0 || (type->size == 0 && !type->has_lb && !type->has_ub)) return;
     MPI_Aint reach = (count - 1) * type->extent;
     MPI_Aint lb = displacement + type->lb + (reach < 0 ? reach : 0);
     MPI_Aint ub = displacement + type->lb + type->extent + (reach > 0 ? reach : 0);

@@ -76,7 +76,7 @@ Layout *layout_of_parts(MPI_Count num_parts, Part *parts) {
     layout = new_layout();
     layout->num_parts = num_kept;
     layout->parts = must_have(realloc(parts, (size_t)num_kept * sizeof *parts));
-    for (MPI_Count i = 0; i < num_kept; i++) keep_layout(parts[i].layout);
+    for (MPI_Count i = 0; i < num_kept; i++) keep_layout(layout->parts[i].layout);
     measure(layout);
     return layout;
 }
