@@ -39,6 +39,7 @@ site_trees = {
         Integrations </integrations/index>
         Reference </reference/index>
         Measured </measured>
+        Command line </cli>
         Dashboard </dashboard>
         Testbed </testbed>
         Glossary </glossary>

@@ -19,6 +19,7 @@ _FOUNDATION = {
     "checksums",
     "collector",
     "errors",
+    "exit_codes",
     "files",
     "first_use",
     "linux",
@@ -37,6 +38,7 @@ ARROW: dict[str, set[str]] = {
     "torch_private": {"errors"},
     "checksums": set(),
     "collector": set(),
+    "exit_codes": set(),
     "files": set(),
     "linux": {"errors"},
     "options": {"errors"},
@@ -109,7 +111,9 @@ INNER_ARROW: dict[str, dict[str, set[str]]] = {
         "state_dict_transformation strategies tensor_aware_state_dict",
         "serialization validation",
     ),
-    "cli": _layers("ckpt events_folder files mpi quiet run testbed", "dashboard group net pipeline plan top"),
+    "cli": _layers(
+        "ckpt_forms events_folder files quiet shown", "ckpt dashboard group mpi net pipeline plan run testbed top"
+    ),
     "checkpoint": {
         "errors": set(),
         "values": {"errors"},
@@ -250,6 +254,7 @@ _PURE_ELSEWHERE = {
     "remesh.comm.token",
     "remesh.elastic.training.position",
     "remesh.errors",
+    "remesh.exit_codes",
     "remesh.images.format",
     "remesh.images.increment",
     "remesh.images.kinds",

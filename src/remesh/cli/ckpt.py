@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+from rich.progress import Progress
 from rich.table import Table
 
 from remesh.checkpoint.errors import CheckpointingException, CheckpointMismatchError, told_as_checkpoint_errors
@@ -29,7 +29,10 @@ from remesh.checkpoint.run.reader import OpenCheckpoint, open_checkpoint
 from remesh.checkpoint.run.stored_values import bands_of, compare, read_box, shape_of
 from remesh.checkpoint.storage import Location, location_of, store_of
 from remesh.checkpoint.storage.integrity import SHA256_FNAME, check_sha256_manifest, read_checksums, verify
+from remesh.cli.ckpt_forms import form_of_checkpoint, form_of_decisions, form_of_listed, form_of_tensor
+from remesh.cli.shown import JSON, print_json, progress_of_bytes, with_progress
 from remesh.errors import ConfigError
+from remesh.exit_codes import ExitCode
 from remesh.layout import Box
 from remesh.layout.from_torch import torch_dtype
 from remesh.retention import KeepEvery, KeepLast, Policy
@@ -71,8 +74,12 @@ def ckpt() -> None:
 
 @ckpt.command("ls", short_help="List the checkpoints under a folder.")
 @click.argument("root", callback=_directory)
-def list_steps(root: Location) -> None:
+@JSON
+def list_steps(root: Location, as_json: bool) -> None:
     """List the checkpoints under ROOT, directories named step-00000120."""
+    if as_json:
+        print_json([form_of_listed(one) for one in list_checkpoints(root)])
+        return
     table = Table("step", "directory", "state", "size", box=None, header_style="bold")
     for one in list_checkpoints(root):
         state = f"[{_STYLE[one.state]}]{one.state.value}[/]"
@@ -85,9 +92,16 @@ def list_steps(root: Location) -> None:
 @click.argument("key", required=False)
 @click.option("--values", is_flag=True, help="With KEY: the values too, shortened.")
 @click.option("--cut", is_flag=True, help="Without KEY: draw how each tensor is cut.")
-def show(directory: Location, key: str | None, values: bool, cut: bool) -> None:
+@JSON
+def show(directory: Location, key: str | None, values: bool, cut: bool, as_json: bool) -> None:
     """Show what checkpoint DIRECTORY holds; with KEY, how that tensor is cut."""
     checkpoint = _open_to_show(directory)
+    if as_json:
+        of_key = None if key is None else form_of_tensor(key, _tensor(checkpoint, key))
+        if of_key is not None and values:
+            of_key["values"] = read_box(checkpoint, of_key["name"]).tolist()
+        print_json(form_of_checkpoint(checkpoint) if of_key is None else of_key)
+        return
     if key is None:
         _show_all(checkpoint)
         for name, stored in checkpoint.manifest.tensors.items() if cut else ():
@@ -114,34 +128,42 @@ def _open_to_show(directory: Location) -> OpenCheckpoint:
 @ckpt.command(short_help="Compare two checkpoints by value.")
 @click.argument("left", callback=_source)
 @click.argument("right", callback=_source)
-def diff(left: Location, right: Location) -> None:
+@JSON
+def diff(left: Location, right: Location, as_json: bool) -> None:
     """Compare the tensors of two checkpoints by value, however each is cut. Exit code 1 if they differ."""
     one, other = (open_any(path) for path in (left, right))
     keys, theirs = set(one.manifest.tensors), set(other.manifest.tensors)
-    console, num_differing = _console(), len(keys ^ theirs)
+    differing: dict[str, str] = {}
+    console = Console(soft_wrap=True, highlight=False, quiet=as_json)
     for key in sorted(keys - theirs):
         console.print(f"only in {left}: {key}", markup=False)
     for key in sorted(theirs - keys):
         console.print(f"only in {right}: {key}", markup=False)
-    with _progress() as progress, told_as_checkpoint_errors(f"comparing {left} and {right}"):
+    with progress_of_bytes() as progress, told_as_checkpoint_errors(f"comparing {left} and {right}"):
         task = progress.add_task("comparing", total=sum(_bytes_of(one.manifest.tensors[key]) for key in keys & theirs))
         for key in sorted(keys & theirs):
             if (found := compare(one, other, key)) is not None:
-                num_differing += 1
-                progress.console.print(f"{key}: {found.what}", markup=False)
+                differing[key] = found.what
+                if not as_json:
+                    progress.console.print(f"{key}: {found.what}", markup=False)
             progress.advance(task, _bytes_of(one.manifest.tensors[key]))
+    num_differing = len(keys ^ theirs) + len(differing)
     console.print(f"{num_differing} differ" if num_differing else f"the {len(keys)} tensors are equal")
-    sys.exit(1 if num_differing else 0)
+    if as_json:
+        only = {"only_in_left": sorted(keys - theirs), "only_in_right": sorted(theirs - keys)}
+        print_json({"equal": not num_differing, **only, "differing": differing})
+    sys.exit(ExitCode.FAILED if num_differing else ExitCode.OK)
 
 
 @ckpt.command("verify", short_help="Check a checkpoint against its checksums.")
 @click.argument("directory", callback=_directory)
-def run_verify(directory: Location) -> None:
+@JSON
+def run_verify(directory: Location, as_json: bool) -> None:
     """Read all of checkpoint DIRECTORY and check it against its checksums."""
     checkpoint = open_checkpoint(directory, allow_native=True)
     check_files(directory, list(checkpoint.manifest.extents()))
     checksums = read_checksums(directory)
-    with _progress() as progress, told_as_checkpoint_errors(f"verifying checkpoint {directory}"):
+    with progress_of_bytes() as progress, told_as_checkpoint_errors(f"verifying checkpoint {directory}"):
         task = progress.add_task("verifying", total=sum(entry.num_bytes for entry in checksums.entries.values()))
         for _, num_bytes in verify(directory):
             progress.advance(task, num_bytes)
@@ -149,6 +171,9 @@ def run_verify(directory: Location) -> None:
             _read_everything(checkpoint, progress)
     if store_of(directory).size_of(directory / SHA256_FNAME) is not None:
         check_sha256_manifest(directory)
+    if as_json:
+        print_json({"ok": True, "num_files": len(checksums.entries), "has_checksums": bool(checksums.entries)})
+        return
     what = f"{len(checksums.entries)} files as they were written" if checksums.entries else "everything can be read"
     _console().print(f"[green]ok[/]: {what}")
 
@@ -158,18 +183,24 @@ def run_verify(directory: Location) -> None:
 @click.option("--keep-last", type=click.IntRange(1), help="Keep so many of the highest steps.")
 @click.option("--keep-every", type=click.IntRange(1), help="Keep the first of each interval of so many steps.")
 @click.option("--yes", is_flag=True, help="Remove; without it only say what would be removed.")
-def gc(root: Location, keep_last: int | None, keep_every: int | None, yes: bool) -> None:
+@JSON
+def gc(root: Location, keep_last: int | None, keep_every: int | None, yes: bool, as_json: bool) -> None:
     """Remove aborted saves under ROOT, and checkpoints that no policy keeps where one is given."""
     policies: list[Policy] = [KeepLast(keep_last)] if keep_last else []
     policies += [KeepEvery(keep_every)] if keep_every else []
     decisions = decide_removals(list_checkpoints(root), policies)
-    _show_decisions(decisions)
-    freed = sum(one.found.num_bytes for one in decisions if one.removes)
-    if yes:
-        for one in decisions:
-            if one.removes:
-                for path in remove_checkpoint(one.found.directory):
-                    click.echo(f"left in place, not written by a save: {path}")
+    removed = [one.found for one in decisions if one.removes]
+    freed = sum(one.num_bytes for one in removed)
+    if not as_json:
+        _show_decisions(decisions)
+    left = [
+        path for one in with_progress(removed if yes else [], "removing") for path in remove_checkpoint(one.directory)
+    ]
+    if as_json:
+        print_json({"removed": yes, "bytes": freed, "left": left, "decisions": form_of_decisions(decisions)})
+        return
+    for path in left:
+        click.echo(f"left in place, not written by a save: {path}")
     click.echo(f"{format_bytes(freed)} {'freed' if yes else 'would be freed; say --yes to remove'}")
 
 
@@ -186,7 +217,7 @@ def export(directory: Location, target: Location, max_file_bytes: int, prefix: s
         raise CheckpointMismatchError(
             f"exporting {directory}: no tensor has the prefix {prefix!r}; see remesh ckpt show"
         )
-    with _progress() as progress:
+    with progress_of_bytes() as progress:
         task = progress.add_task("exporting", total=sum(_bytes_of(checkpoint.manifest.tensors[key]) for key in kept))
         files = safetensors.export(
             checkpoint,
@@ -225,7 +256,7 @@ def run_merge(sources: Sequence[Location], target: Location, to: str, max_file_b
 
 
 def _write(contents: Contents, target: Location, to: Format, max_file_bytes: int) -> None:
-    with _progress() as progress:
+    with progress_of_bytes() as progress:
         task = progress.add_task("writing", total=contents.num_bytes)
         done = convert(
             contents,
@@ -357,8 +388,3 @@ def _bytes_of(stored: StoredTensor) -> int:
 
 def _console() -> Console:
     return Console(soft_wrap=True, highlight=False)
-
-
-def _progress() -> Progress:
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(binary_units=True), TransferSpeedColumn())
-    return Progress(*columns, console=Console(stderr=True), transient=True)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import secrets
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
+import click
 from rich.console import Console
 
 from remesh.errors import ConfigError, StorageError
@@ -29,10 +31,60 @@ def read_json(path: Path, what: str) -> Any:
         raise ConfigError(f"reading {what} {path}: it is not JSON ({raised}); mend it") from raised
 
 
-def write_text(path: Path, text: str, console: Console) -> None:
-    """Write a file, and say so."""
-    try:
-        path.write_text(text)
-    except OSError as raised:
-        raise StorageError(f"writing {path}: {raised.strerror}; name a file in a folder that is there") from raised
-    console.print(f"written to {path}", soft_wrap=True)
+class OutputFile:
+    """A file that is written at the end of long work and opened at its beginning, in a folder that is there.
+
+    What it held stays until it is written, and for good if the work fails.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._fresh: Path | None = None
+        if path.is_dir():
+            raise StorageError(f"opening {path} to write it: it is a folder; name a file")
+        try:
+            if path.exists() and not path.is_file():
+                self._file: TextIO = path.open("w")  # a device or a pipe
+            else:
+                self._fresh = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+                self._file = self._fresh.open("x")
+        except OSError as raised:
+            raise _cannot_write(path, raised) from raised
+
+    def write(self, text: str, console: Console) -> None:
+        """Write it, and say so."""
+        try:
+            self._file.write(text)
+            self._file.close()
+            if self._fresh is not None:
+                self._fresh.replace(self.path)
+                self._fresh = None
+        except OSError as raised:
+            raise _cannot_write(self.path, raised) from raised
+        console.print(f"written to {self.path}", soft_wrap=True)
+
+    def close(self) -> None:
+        """Leave nothing behind that was not written."""
+        self._file.close()
+        if self._fresh is not None:
+            self._fresh.unlink(missing_ok=True)
+
+
+class OutputPath(click.Path):
+    """The type of an option that names a file to write: an `OutputFile`, opened before the verb begins."""
+
+    def __init__(self) -> None:
+        super().__init__(path_type=Path)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The open output, which is closed with the verb."""
+        if isinstance(value, OutputFile):
+            return value
+        output = OutputFile(Path(value))
+        if ctx is not None:
+            ctx.call_on_close(output.close)
+        return output
+
+
+def _cannot_write(path: Path, raised: OSError) -> StorageError:
+    return StorageError(f"writing {path}: {raised.strerror}; name a file in a folder that is there")

@@ -7,6 +7,8 @@ import os
 import shutil
 import sys
 import time
+from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +16,10 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+from remesh.cli.shown import JSON, print_json
 from remesh.comm.messages import Line
 from remesh.errors import ConfigError, Error, PeerError
+from remesh.exit_codes import ExitCode
 from remesh.images.kinds import OpenFilePolicy
 from remesh.mpi.extension import find_missing
 from remesh.mpi.library.faces import check_program
@@ -166,28 +170,35 @@ def checkpoint_job(job: str, stop: bool) -> None:
 
 
 @mpi.command("ls", short_help="Show the jobs here and how they stand.")
-def list_jobs() -> None:
+@JSON
+def list_jobs(as_json: bool) -> None:
     """Show the jobs in ./remesh-jobs, or in REMESH_JOBS if that is set, and how they stand."""
-    table = Table("job", "state", "ranks", "checkpoints", "cause")
     root = _jobs_root()
-    for path in sorted(root.iterdir()) if root.is_dir() else []:
-        if (path / "job.json").is_file():
-            table.add_row(path.name, *_row(JobFolder(path)))
-    if not table.row_count:
+    jobs = sorted(path for path in root.iterdir() if (path / "job.json").is_file()) if root.is_dir() else []
+    rows = [_describe_job(JobFolder(path)) for path in jobs]
+    if as_json:
+        print_json(rows)
+        return
+    if not rows:
         click.echo(f"remesh: no job in {root}; name another folder in REMESH_JOBS", err=True)
         return
+    table = Table("job", "state", "ranks", "checkpoints", "cause")
+    for row in rows:
+        numbers = [f"{one['number']}{' (damaged)' if one['problem'] else ''}" for one in row["checkpoints"]]
+        ranks = "" if row["num_ranks"] is None else str(row["num_ranks"])
+        table.add_row(row["job"], row["state"], ranks, ", ".join(numbers) or "none", row["cause"])
     Console(file=sys.stdout).print(table)
 
 
-def _row(folder: JobFolder) -> tuple[str, str, str, str]:
+def _describe_job(folder: JobFolder) -> dict[str, Any]:
     """What `ls` shows of a job; one that is damaged hides no other."""
-    found = folder.checkpoints()
-    numbers = ", ".join(f"{each.number}{' (damaged)' if each.problem else ''}" for each in found) or "none"
+    checkpoints = [{"number": each.number, "problem": each.problem} for each in folder.checkpoints()]
     try:
-        state, spec = folder.find_state(), folder.read_spec()
+        state, num_ranks = folder.find_state(), folder.read_spec().num_ranks
+        told = {"state": state.state, "num_ranks": num_ranks, "cause": state.cause}
     except Error as error:
-        return "damaged", "", numbers, str(error)
-    return state.state, str(spec.num_ranks), numbers, state.cause
+        told = {"state": "damaged", "num_ranks": None, "cause": str(error)}
+    return {"job": folder.path.name, **told, "checkpoints": checkpoints}
 
 
 @mpi.command("show", short_help="Print a job, a checkpoint or an image as JSON.")
@@ -196,7 +207,7 @@ def show(what: str) -> None:
     """Print WHAT, a job or the folder of a checkpoint or an image, as JSON."""
     path = Path(what)
     if not (path / "job.json").is_file() and path.is_dir():
-        click.echo(json.dumps(_describe_path(path), indent=1, default=str))
+        print_json(_describe_path(path))
         return
     folder = JobFolder.find(what, _jobs_root())
     state = folder.find_state()
@@ -219,32 +230,47 @@ def show(what: str) -> None:
             value["now"] = line.receive(10.0)
         except (Error, OSError) as error:
             value["now"] = f"no answer: {error}"
-    click.echo(json.dumps(value, indent=1))
+    print_json(value)
 
 
 @mpi.command("doctor", short_help="Say what this machine offers and lacks.")
-def examine() -> None:
+@JSON
+def examine(as_json: bool) -> None:
     """Say what this machine offers for checkpoints, what it lacks and what to do; status 1 if that is needed."""
+    findings = [*_examine_machine(), _extension(), *_mpis()]
+    if as_json:
+        print_json(findings)
+    else:
+        table = Table("", "what", "found", "what to do")
+        for one in findings:
+            table.add_row(_mark(good=one["good"], needed=one["needed"]), one["what"], one["found"], one["advice"])
+        Console(file=sys.stdout).print(table)
+    if any(one["needed"] and not one["good"] for one in findings):
+        sys.exit(ExitCode.FAILED)
+
+
+def _examine_machine() -> list[dict[str, Any]]:
     from remesh.images import examine_machine  # noqa: PLC0415  as above
 
-    table = Table("", "what", "found", "what to do")
-    findings = examine_machine()
-    for finding in findings:
-        table.add_row(_mark(good=finding.good, needed=finding.needed), finding.what, finding.found, finding.advice)
+    return [asdict(finding) for finding in examine_machine()]
+
+
+def _extension() -> dict[str, Any]:
     missing = find_missing()
-    table.add_row(
-        _mark(good=missing is None, needed=True), "C extension", "missing" if missing else "built", missing or ""
-    )
+    found = "missing" if missing else "built"
+    return {"what": "C extension", "good": not missing, "needed": True, "found": found, "advice": missing or ""}
+
+
+def _mpis() -> Iterator[dict[str, Any]]:
+    """One is needed; where there is one, the others are not."""
     installed = find_all()
     has_mpi = any(isinstance(found, Installation) for _, found in installed)
     for name, found in installed:
         if isinstance(found, Installation):
-            table.add_row(_mark(good=True, needed=True), f"MPI {name}", found.launcher, "")
+            told = {"good": True, "needed": True, "found": found.launcher, "advice": ""}
         else:
-            table.add_row(_mark(good=False, needed=not has_mpi), f"MPI {name}", "missing", str(found))
-    Console(file=sys.stdout).print(table)
-    if missing or not has_mpi or any(finding.needed and not finding.good for finding in findings):
-        sys.exit(1)
+            told = {"good": False, "needed": not has_mpi, "found": "missing", "advice": str(found)}
+        yield {"what": f"MPI {name}", **told}
 
 
 def _mark(*, good: bool, needed: bool) -> str:

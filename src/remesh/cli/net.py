@@ -6,6 +6,7 @@ import json
 import math
 import os
 import sys
+from contextlib import closing
 from datetime import timedelta
 from pathlib import Path
 
@@ -14,7 +15,8 @@ import torch.distributed as dist
 from rich.console import Console
 from rich.table import Table
 
-from remesh.cli.files import write_text
+from remesh.cli.files import OutputFile
+from remesh.cli.shown import JSON, print_json
 from remesh.errors import ConfigError
 from remesh.reshard.model.network import HostLink, Network
 from remesh.testbed import BedSpec, Testbed, describe_rate
@@ -35,7 +37,9 @@ def net() -> None:
     "--seconds", type=click.FloatRange(0.01, 60.0), default=0.5, show_default=True, help="Duration of each measurement."
 )
 @click.option("--testbed", "bed", metavar="HOSTS", help="Measure hosts on this machine, as in 4x200mbit; needs root.")
-def run_probe(file: Path, seconds: float, bed: str | None) -> None:
+@JSON
+@click.pass_context
+def run_probe(ctx: click.Context, file: Path, seconds: float, bed: str | None, as_json: bool) -> None:
     """Measure rates and latency between hosts and write them to FILE (JSON).
 
     Every host runs it, started by a launcher that says who is who, such as
@@ -47,15 +51,21 @@ def run_probe(file: Path, seconds: float, bed: str | None) -> None:
     Ranks with one host name share a host. Two ranks per host measure the inside of the host, too. The first rank writes
     the file. GLOO_SOCKET_IFNAME chooses the interface.
     """
+    is_first = bed is not None or os.environ.get("RANK", "0") == "0"
+    output = ctx.with_resource(closing(OutputFile(file))) if is_first else None
     if bed is not None:
         with Testbed(BedSpec.parse(bed)) as testbed:
             measured = testbed.run(probe, args=(seconds,), timeout_s=_TIMEOUT_S)[0]
     else:
         measured = _probe_launched(seconds)
-        if int(os.environ["RANK"]):
-            return
-    show(measured)
-    write_text(file, json.dumps(network_of(measured).to_json(), indent=1) + "\n", Console(file=sys.stdout))
+    if output is None:
+        return
+    form = network_of(measured).to_json()
+    if as_json:
+        print_json(form)
+    else:
+        show(measured)
+    output.write(json.dumps(form, indent=1) + "\n", Console(stderr=as_json))
 
 
 def network_of(measured: Measured) -> Network:

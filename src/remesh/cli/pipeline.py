@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,8 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from remesh.cli.files import read_json, read_text, write_text
+from remesh.cli.files import OutputFile, OutputPath, read_json, read_text
+from remesh.cli.shown import JSON, print_json, with_progress
 from remesh.errors import ConfigError
 from remesh.pipeline.bound import StepBound, compute_bound
 from remesh.pipeline.costs import Costs, EdgeCost, Lines, StageCost, read_costs
@@ -26,6 +28,7 @@ from remesh.pipeline.search import search_schedule
 from remesh.pipeline.simulate import Simulation, Transfers, compute_signal_bound_s, simulate_schedule
 
 _FILE = click.Path(path_type=Path)
+_OUTPUT = OutputPath()
 _TRANSFERS = [each.value for each in Transfers]
 
 
@@ -85,55 +88,96 @@ def pipeline() -> None:
     show_default=True,
     help="Beside the compute, or ranks stand still: for one value at a time, or for all that are due.",
 )
-@click.option("--svg", type=_FILE, help="Write the picture to this file.")
-@click.option("--csv", "table", type=_FILE, help="Write the schedule to this file, as torch reads it.")
+@click.option("--svg", type=_OUTPUT, help="Write the picture to this file.")
+@click.option("--csv", "table", type=_OUTPUT, help="Write the schedule to this file, as torch reads it.")
 @click.option("--comms", is_flag=True, help="CSV files, read or written, have sends and receives in them.")
-def draw(schedule: str, transfers: str, svg: Path | None, table: Path | None, comms: bool, **options: Any) -> None:
+@click.option(
+    "--waits", is_flag=True, help="With --comms, a wait for each send is written too: torch wants it from 2.15 on."
+)
+@JSON
+def draw(
+    schedule: str,
+    transfers: str,
+    svg: OutputFile | None,
+    table: OutputFile | None,
+    comms: bool,
+    waits: bool,
+    as_json: bool,
+    **options: Any,
+) -> None:
     """Draw SCHEDULE as a clock, and say what it takes."""
     job = build_job(**options)
     form = TableForm.COMPUTE_COMMS if comms else TableForm.COMPUTE_ONLY
     made = _schedule(schedule, job, form)
     # A table brings its own number of micro-batches.
     job = Asked(job.graph, job.costs, made.num_microbatches)
-    console = Console(highlight=False)
     simulation = simulate_schedule(made, job.graph, job.costs, transfers=Transfers(transfers))
-    _show(made, simulation, job, console)
+    console = _show(made, simulation, job, as_json)
     if svg:
-        write_text(svg, draw_svg(simulation, title=_title(made, simulation), bound_s=_bound_s(made, job)), console)
+        svg.write(draw_svg(simulation, title=_title(made, simulation), bound_s=_bound_s(made, job)), console)
     if table:
-        write_text(table, write_csv(made, form), console)
+        table.write(write_csv(made, form, with_waits=comms and waits), console)
 
 
 @pipeline.command(short_help="Simulate every known schedule.")
 @_job_options
-def compare(**options: Any) -> None:
+@JSON
+def compare(as_json: bool, **options: Any) -> None:
     """Simulate every known schedule, 1F1B without overlap, and the searched one.
 
     For each: the time of a step; what 1F1B takes if transfers take no time, and what no schedule beats, as fractions of
     it; how long a rank waits for communication, and how many micro-batches it keeps, at most.
     """
     job = build_job(**options)
-    found = search_schedule(job.graph, job.costs, job.num_microbatches)
+    plain = SCHEDULES["1f1b"](job.graph.num_stages, job.num_microbatches)
+    signal_s = compute_signal_bound_s(plain, job.graph, job.costs)
+    ways = with_progress(_ways(job), "simulating")
+    rows = [_compared(name, build(), transfers, job) for name, build, transfers in ways]
+    if as_json:
+        print_json(
+            {
+                "num_stages": job.graph.num_stages,
+                "num_microbatches": job.num_microbatches,
+                "bound_s": job.bound.step_s,
+                "reason": job.bound.reason,
+                "signal_bound_s": signal_s,
+                "schedules": rows,
+            }
+        )
+        return
     table = Table(title=f"{job.graph.num_stages} stages, {job.num_microbatches} micro-batches", title_justify="left")
     for name in ("schedule", "step", "signal", "bound", "waits", "live"):
         table.add_column(name, justify="left" if name == "schedule" else "right", no_wrap=True)
-    num_stages, num = job.graph.num_stages, job.num_microbatches
-    plain = SCHEDULES["1f1b"](num_stages, num)
-    signal_s = compute_signal_bound_s(plain, job.graph, job.costs)
-    rows = [("1f1b, blocking", plain, Transfers.BLOCKING)]
-    if job.graph == StageGraph.chain(num_stages):
-        rows.append(("1f1b, exchange", plain, Transfers.EXCHANGE))
-    rows += [(name, build(num_stages, num), Transfers.ASYNC) for name, build in SCHEDULES.items()]
-    rows += [("searched", found.schedule, Transfers.ASYNC)]
-    for name, made, transfers in rows:
-        simulation = simulate_schedule(made, job.graph, job.costs, transfers=transfers)
-        step_s = simulation.step_s
-        live = max(peak.num_live for peak in compute_peaks(made))
+    for row in rows:
+        step_s = row["step_s"]
         ratios = (f"{signal_s / step_s:.3f}", f"{job.bound.step_s / step_s:.3f}") if step_s else ("-", "-")
-        table.add_row(name, f"{step_s:.6g}", *ratios, f"{max(simulation.waited_s):.4g}", str(live))
+        table.add_row(row["schedule"], f"{step_s:.6g}", *ratios, f"{row['waited_s']:.4g}", str(row["num_live"]))
     console = Console(highlight=False)
     console.print(table)
     console.print(f"bound: {job.bound.step_s:.6g}, {job.bound.reason}", soft_wrap=True)
+
+
+def _ways(job: Asked) -> list[tuple[str, Callable[[], Schedule], Transfers]]:
+    """What is compared: a name, what makes the schedule, and how values are sent."""
+    num_stages, num = job.graph.num_stages, job.num_microbatches
+    plain = partial(SCHEDULES["1f1b"], num_stages, num)
+    ways = [("1f1b, blocking", plain, Transfers.BLOCKING)]
+    if job.graph == StageGraph.chain(num_stages):
+        ways.append(("1f1b, exchange", plain, Transfers.EXCHANGE))
+    ways += [(name, partial(build, num_stages, num), Transfers.ASYNC) for name, build in SCHEDULES.items()]
+    return [*ways, ("searched", lambda: search_schedule(job.graph, job.costs, num).schedule, Transfers.ASYNC)]
+
+
+def _compared(name: str, made: Schedule, transfers: Transfers, job: Asked) -> dict[str, Any]:
+    """A row of the comparison: what a step takes, the longest wait of a rank, the most micro-batches on one."""
+    simulation = simulate_schedule(made, job.graph, job.costs, transfers=transfers)
+    num_live = max(peak.num_live for peak in compute_peaks(made))
+    return {
+        "schedule": name,
+        "step_s": simulation.step_s,
+        "waited_s": max(simulation.waited_s),
+        "num_live": num_live,
+    }
 
 
 @pipeline.command(short_help="Find the best schedule within a memory limit.")
@@ -149,25 +193,30 @@ def compare(**options: Any) -> None:
     show_default=True,
     help="How long to search: 1 is a quarter of a second or less.",
 )
-@click.option("--svg", type=_FILE, help="Write the picture to this file.")
-@click.option("--csv", "table", type=_FILE, help="Write the schedule to this file, as torch reads it.")
+@click.option("--svg", type=_OUTPUT, help="Write the picture to this file.")
+@click.option("--csv", "table", type=_OUTPUT, help="Write the schedule to this file, as torch reads it.")
+@JSON
 def search(
-    limit: int | None, tolerance: float, effort: int, svg: Path | None, table: Path | None, **options: Any
+    limit: int | None,
+    tolerance: float,
+    effort: int,
+    svg: OutputFile | None,
+    table: OutputFile | None,
+    as_json: bool,
+    **options: Any,
 ) -> None:
     """Find the schedule that keeps least among the fastest under a memory limit."""
     job = build_job(**options)
     found = search_schedule(
         job.graph, job.costs, job.num_microbatches, limits_bytes=limit, tolerance=tolerance, effort=effort
     )
-    console = Console(highlight=False)
     simulation = simulate_schedule(found.schedule, job.graph, job.costs)
-    console.print(found.reason, soft_wrap=True)
-    _show(found.schedule, simulation, job, console)
+    console = _show(found.schedule, simulation, job, as_json, found.reason)
     if svg:
         picture = draw_svg(simulation, title=_title(found.schedule, simulation), bound_s=found.bound.step_s)
-        write_text(svg, picture, console)
+        svg.write(picture, console)
     if table:
-        write_text(table, write_csv(found.schedule), console)
+        table.write(write_csv(found.schedule), console)
 
 
 def build_job(
@@ -217,8 +266,26 @@ def _title(made: Schedule, simulation: Simulation) -> str:
     return f"{made.name}: {made.num_stages} stages, {made.num_microbatches} micro-batches, {simulation.step_s:.6g}"
 
 
-def _show(made: Schedule, simulation: Simulation, job: Asked, console: Console) -> None:
+def _show(made: Schedule, simulation: Simulation, job: Asked, as_json: bool, reason: str = "") -> Console:
+    """Print a schedule and what it takes; where to say what else there is to say."""
     signal_s = compute_signal_bound_s(made, job.graph, job.costs)
+    if as_json:
+        print_json(
+            {
+                "schedule": made.name,
+                "rows": [[str(action) for action in row] for row in made.rows],
+                "step_s": simulation.step_s,
+                "signal_bound_s": signal_s,
+                "bound_s": _bound_s(made, job),
+                "num_live": [peak.num_live for peak in compute_peaks(made)],
+                "waited_s": list(simulation.waited_s),
+                "reason": reason,
+            }
+        )
+        return Console(stderr=True, highlight=False)
+    console = Console(highlight=False)
+    if reason:
+        console.print(reason, soft_wrap=True)
     console.print(draw_text(simulation, width=max(console.width - 12, 20)), markup=False, soft_wrap=True)
     bound_s = _bound_s(made, job)
     lines = [f"step {simulation.step_s:.6g}, with transfers in no time {signal_s:.6g}"]
@@ -227,6 +294,7 @@ def _show(made: Schedule, simulation: Simulation, job: Asked, console: Console) 
     lines.append("live micro-batches at most: " + ", ".join(str(peak.num_live) for peak in compute_peaks(made)))
     lines.append("waited for communication: " + ", ".join(f"{waited:.4g}" for waited in simulation.waited_s))
     console.print("\n".join(lines), soft_wrap=True)
+    return console
 
 
 def _read_costs(path: Path) -> tuple[StageGraph, Costs]:

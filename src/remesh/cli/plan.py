@@ -8,12 +8,14 @@ import math
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import click
 from rich.console import Console
 from rich.table import Table
 
-from remesh.cli.files import read_json, write_text
+from remesh.cli.files import OutputFile, OutputPath, read_json
+from remesh.cli.shown import JSON, print_json, with_progress
 from remesh.errors import ConfigError
 from remesh.layout import Layout, Mesh, layout_from_spec
 from remesh.reshard import DEFAULT_CHUNK_BYTES, Plan, TensorMove, plan_reshard
@@ -81,9 +83,10 @@ class MoveSide:
 )
 @click.option("--compare", is_flag=True, help="Also simulate every other strategy.")
 @click.option("--by-rank", is_flag=True, help="Draw ranks instead of hosts.")
-@click.option("--svg", type=click.Path(path_type=Path), help="Write the picture to this file.")
-@click.option("--trace", type=click.Path(path_type=Path), help="Write a Chrome trace of the simulated run.")
-@click.option("--out", type=click.Path(path_type=Path), help="Write the plan itself, as JSON.")
+@click.option("--svg", type=OutputPath(), help="Write the picture to this file.")
+@click.option("--trace", type=OutputPath(), help="Write a Chrome trace of the simulated run.")
+@click.option("--out", type=OutputPath(), help="Write the plan itself, as JSON.")
+@JSON
 def plan(
     shape: str,
     dtype: str,
@@ -95,9 +98,10 @@ def plan(
     chunk_bytes: int,
     compare: bool,
     by_rank: bool,
-    svg: Path | None,
-    trace: Path | None,
-    out: Path | None,
+    svg: OutputFile | None,
+    trace: OutputFile | None,
+    out: OutputFile | None,
+    as_json: bool,
 ) -> None:
     """Plan a move between two layouts: tasks, lower bound, ratio, rounds.
 
@@ -112,27 +116,32 @@ def plan(
     move, host_of = build_move(parse_shape(shape), dtype, src, dst, _host_names(hosts, links))
     made = plan_reshard([move], host_of, chunk_bytes=chunk_bytes, network=links, strategy=strategy)
     simulation = simulate_plan(made) if svg or trace or len(made.messages) <= _MAX_SIMULATED else None
-    console = Console(highlight=False)
-    console.print(_tasks_table(move, host_of))
-    console.print(_summary(made, simulation, strategy))
-    if compare:
-        console.print(_comparison(move, host_of, links, chunk_bytes))
+    console = Console(highlight=False, stderr=as_json)
+    others = _compare(move, host_of, links, chunk_bytes) if compare else []
+    if as_json:
+        print_json(_form(made, simulation, strategy, others))
+    else:
+        console.print(_tasks_table(move, host_of))
+        console.print(_summary(made, simulation, strategy))
+    if compare and not as_json:
+        console.print(_comparison(others))
     if out:
-        write_text(out, json.dumps(made.to_json()), console)
+        out.write(json.dumps(made.to_json()), console)
     if simulation is None:
         return
     lanes = Lanes.RANKS if by_rank else Lanes.HOSTS
     unit = "bytes of one NIC's time" if links is None else "s"
     width = max(console.width - 16 - max(map(len, host_of.values())), 20)
-    text = draw_text(simulation.messages, made.host_of, lanes=lanes, width=width, unit=unit)
-    console.print(text, markup=False, soft_wrap=True)
+    if not as_json:
+        text = draw_text(simulation.messages, made.host_of, lanes=lanes, width=width, unit=unit)
+        console.print(text, markup=False, soft_wrap=True)
     title = f"{src} to {dst}, {dtype} {shape}, {strategy}"
     bound = float(made.lower_bound_bytes) if made.lower_bound_s is None else made.lower_bound_s
     if svg:
         picture = draw_svg(simulation.messages, made.host_of, lanes=lanes, title=title, unit=unit, bound_s=bound)
-        write_text(svg, picture, console)
+        svg.write(picture, console)
     if trace:
-        write_text(trace, json.dumps(build_trace({"planned": simulation.messages}, made.host_of)), console)
+        trace.write(json.dumps(build_trace({"planned": simulation.messages}, made.host_of)), console)
 
 
 def parse_shape(text: str) -> tuple[int, ...]:
@@ -234,12 +243,50 @@ def _times(total_s: float, made: Plan) -> str:
     return f"{total_s:.4g} s{ratio}"
 
 
-def _comparison(move: TensorMove, host_of: dict[int, str], network: Network | None, chunk_bytes: int) -> Table:
+def _form(
+    made: Plan, simulation: SimulatedRun | None, strategy: str, others: list[tuple[str, Plan, float]]
+) -> dict[str, Any]:
+    """What is shown of a plan, for programs; simulated times are seconds on a network, else bytes of one NIC's time."""
+    return {
+        "strategy": strategy,
+        "lower_bound_bytes": made.lower_bound_bytes,
+        "lower_bound_s": made.lower_bound_s,
+        "reason": made.bound.reason,
+        "busiest_nic_bytes": made.busiest_nic_bytes,
+        "certified_ratio": made.certified_ratio,
+        "simulated": None if simulation is None else simulation.total_s,
+        "num_rounds": made.num_rounds,
+        "num_messages": len(made.messages),
+        "kept_in_place_bytes": made.bytes_copied,
+        "staging_bytes": None if simulation is None else max(simulation.peak_staging_bytes.values(), default=0),
+        "digest": made.digest,
+        "others": [
+            {
+                "strategy": name,
+                "simulated": total,
+                "busiest_nic_bytes": other.busiest_nic_bytes,
+                "num_messages": len(other.messages),
+            }
+            for name, other, total in others
+        ],
+    }
+
+
+def _compare(
+    move: TensorMove, host_of: dict[int, str], network: Network | None, chunk_bytes: int
+) -> list[tuple[str, Plan, float]]:
+    """Every other strategy, its plan, and what that takes when it is simulated."""
+    found = []
+    for name in with_progress((_OWN_STRATEGIES[1], *STRATEGIES), "comparing"):
+        made = plan_reshard([move], host_of, chunk_bytes=chunk_bytes, network=network, strategy=name)
+        found.append((name, made, simulate_plan(made).total_s))
+    return found
+
+
+def _comparison(others: list[tuple[str, Plan, float]]) -> Table:
     table = Table(title="other strategies, simulated", title_justify="left")
     for name in ("strategy", "time", "busiest host, bytes", "messages"):
         table.add_column(name, justify="left" if name == "strategy" else "right")
-    for name in (_OWN_STRATEGIES[1], *STRATEGIES):
-        made = plan_reshard([move], host_of, chunk_bytes=chunk_bytes, network=network, strategy=name)
-        time = _times(simulate_plan(made).total_s, made)
-        table.add_row(name, time, f"{made.busiest_nic_bytes:,}", f"{len(made.messages):,}")
+    for name, made, total in others:
+        table.add_row(name, _times(total, made), f"{made.busiest_nic_bytes:,}", f"{len(made.messages):,}")
     return table

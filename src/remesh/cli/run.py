@@ -34,6 +34,7 @@ from remesh.elastic.metrics import Metrics
 from remesh.elastic.metrics_server import MetricsServer
 from remesh.elastic.outcome import Outcome, describe_signal
 from remesh.elastic.own_folder import own_folder
+from remesh.exit_codes import of_signal
 
 NAME_PATIENCE_S = 60.0
 """How long the host of the meeting may be unknown to this machine's resolver."""
@@ -59,7 +60,7 @@ def _run(context: click.Context, /, script: str, arguments: tuple[str, ...], **v
     try:
         outcome = run_request(request)
     except SignalException as error:
-        _end_by_signal(request, SystemExit(128 + error.sigval))
+        _end_by_signal(request, SystemExit(of_signal(error.sigval)))
     except SystemExit as ended:
         _end_by_signal(request, ended)
     except Exception as error:

@@ -13,7 +13,9 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+from remesh.cli.shown import JSON, print_json
 from remesh.errors import ConfigError
+from remesh.exit_codes import of_signal
 from remesh.testbed import BedSpec, Testbed, describe_rate, parse_rate
 from remesh.testbed import beds as known_beds
 from remesh.testbed.namespaces import clean as clean_leftovers
@@ -45,7 +47,7 @@ def run_program(hosts: str, nproc_per_host: int, program: str, arguments: tuple[
     """
     spec = read_spec(hosts)
     # A launcher that is told to end shall leave no host behind.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(of_signal(signal.SIGTERM)))
     with Testbed(spec) as bed:
         processes = []
         for rank in range(len(spec.hosts) * nproc_per_host):
@@ -64,9 +66,14 @@ def run_program(hosts: str, nproc_per_host: int, program: str, arguments: tuple[
 
 
 @testbed.command("list")
-def list_beds() -> None:
+@JSON
+def list_beds(as_json: bool) -> None:
     """Show the testbeds on this machine and who owns them."""
     found = known_beds.find_beds()
+    if as_json:
+        beds = ({"bed": bed.label, "pid": bed.owner.pid, "is_alive": bed.is_alive, "hosts": bed.hosts} for bed in found)
+        print_json(list(beds))
+        return
     if not found:
         click.echo("no testbed on this machine")
         return
@@ -135,4 +142,4 @@ def wait_for_all(processes: list[subprocess.Popen[bytes]]) -> int:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
-    return failed if failed >= 0 else 128 - failed
+    return failed if failed >= 0 else of_signal(-failed)

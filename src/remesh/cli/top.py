@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.live import Live
 
 from remesh.cli.events_folder import check_folder, describe_empty, title_of
+from remesh.cli.shown import JSON, print_json
 from remesh.dashboard.story import Story
 from remesh.dashboard.top import render
 from remesh.elastic.events import EventReader
@@ -18,9 +19,10 @@ from remesh.elastic.events import EventReader
 @click.command()
 @click.argument("events_dir", type=click.Path(path_type=Path))
 @click.option("--once", is_flag=True, help="Show the state of now, and end.")
+@JSON
 @click.option("--every", type=click.FloatRange(0.1), default=1.0, show_default=True, help="Seconds between looks.")
-def top(events_dir: Path, once: bool, every: float) -> None:
-    """Show the job that writes its events into EVENTS_DIR, until it ends or Ctrl-C."""
+def top(events_dir: Path, once: bool, as_json: bool, every: float) -> None:
+    """Show the job that writes its events into EVENTS_DIR, until it ends or Ctrl-C. JSON is that of now (--once)."""
     check_folder(events_dir)
     reader, story, title = EventReader(events_dir), Story(), title_of(events_dir)
     console = Console()
@@ -32,6 +34,9 @@ def top(events_dir: Path, once: bool, every: float) -> None:
     if hint := describe_empty(events_dir):
         click.echo(f"remesh top: {hint}", err=True)
     look()
+    if as_json:
+        print_json({"job": title, **story.to_json()})
+        return
     if once:
         console.print(render(story, title))
         return

@@ -14,6 +14,7 @@ from remesh.elastic.training.job import Job
 from remesh.elastic.training.place import JobOptions
 from remesh.elastic.training.worker import Exit, TrainingWorker
 from remesh.errors import ConfigError
+from remesh.exit_codes import ExitCode
 from remesh.options import check_option, check_options
 
 _DOING = "starting an elastic job"
@@ -75,4 +76,4 @@ def elastic(
     except Exit as end:
         if not end.ok:
             # The agent prints the cause, once for its node.
-            sys.exit(1)
+            sys.exit(ExitCode.FAILED)

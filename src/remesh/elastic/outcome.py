@@ -6,8 +6,7 @@
     platform        70          the authors of Remesh: the agent itself failed
     infrastructure  75          the operator: hosts, network, store, disk; the same command may work next time
 
-1 is torchrun's code for failed workers, 2 is click's for wrong usage; 70 and 75 are EX_SOFTWARE and EX_TEMPFAIL of
-sysexits.h. An agent that a signal ended exits with 128 + its number.
+An agent that a signal ended exits with 128 + its number. Where the codes come from: `remesh.exit_codes`.
 
 The cause of a failed job is the earliest failure that is no *consequence*: ranks whose peer died fail too, with a
 network error or because they were told to end. Times are compared within a node only, for clocks of hosts differ:
@@ -23,6 +22,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from remesh.comm.blame import tells_of_network
+from remesh.exit_codes import ExitCode
 
 _SIGTERM = 15
 
@@ -45,7 +45,12 @@ class Category(enum.Enum):
         return _WHO[self]
 
 
-_EXIT_CODES = {Category.INPUT: 2, Category.WORKER: 1, Category.PLATFORM: 70, Category.INFRASTRUCTURE: 75}
+_EXIT_CODES = {
+    Category.INPUT: ExitCode.USAGE,
+    Category.WORKER: ExitCode.FAILED,
+    Category.PLATFORM: ExitCode.DEFECT,
+    Category.INFRASTRUCTURE: ExitCode.TRY_AGAIN,
+}
 _WHO = {
     Category.INPUT: "input error: correct the command",
     Category.WORKER: "worker failure: the script's author must act",
@@ -74,7 +79,7 @@ class Outcome:
 
     @property
     def exit_code(self) -> int:
-        return 0 if self.category is None else self.category.exit_code
+        return ExitCode.OK if self.category is None else self.category.exit_code
 
     def describe(self, node: str) -> str:
         """What the agent prints at the end: the detail, then one line."""

@@ -21,6 +21,7 @@ from typing import Any
 from remesh.comm.messages import Message
 from remesh.comm.server import Peer, Server
 from remesh.errors import Error
+from remesh.exit_codes import ExitCode
 from remesh.rounds.job_folder import JobFolder, rank_name
 from remesh.rounds.machine import Ask, Commit, End, Ending, Instruction, Obstacle, Round, TakeImage
 from remesh.rounds.status import Status
@@ -160,7 +161,7 @@ class Coordinator:
         """Take a checkpoint as soon as can be."""
         self._wanted = (0.0, stop or (self._wanted is not None and self._wanted[1]), 1)
 
-    def fail(self, cause: str, exit_code: int = 1) -> None:
+    def fail(self, cause: str, exit_code: int = ExitCode.FAILED) -> None:
         """End the job; the first cause stays."""
         if self.outcome is None:
             self._end(JobOutcome("failed", cause, exit_code))
@@ -236,7 +237,7 @@ class Coordinator:
             self._finish()
 
     def _finish(self) -> None:
-        self._end(JobOutcome("finished", "all programs ended with exit status 0", 0))
+        self._end(JobOutcome("finished", "all programs ended with exit status 0", ExitCode.OK))
         self._tell_ranks({"type": "leave"})
 
     def _on_lost(self, rank: int, why: str) -> None:
@@ -404,7 +405,7 @@ class Coordinator:
             self._answer(end, answer)
             self._clear_away()
         if end.ending is Ending.STOPPED and len(self._ended) < self._num_ranks:
-            self._end(JobOutcome("stopped", f"checkpoint {attempt.number} was taken to stop", 0))
+            self._end(JobOutcome("stopped", f"checkpoint {attempt.number} was taken to stop", ExitCode.OK))
         elif len(self._ended) == self._num_ranks and self.outcome is None:
             self._finish()
 

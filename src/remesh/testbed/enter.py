@@ -6,10 +6,8 @@ import os
 import sys
 from collections.abc import Sequence
 
+from remesh.exit_codes import ExitCode
 from remesh.testbed.inside import Door
-
-_NOT_FOUND = 127
-"""What a shell says for a program that cannot be run."""
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -20,7 +18,7 @@ def main(arguments: Sequence[str]) -> None:
         os.execvp(command[0], command)
     except OSError as error:
         sys.stderr.write(f"running {command[0]!r} on host {host}: {error.strerror}\n")
-        sys.exit(_NOT_FOUND)
+        sys.exit(ExitCode.NOT_FOUND)
 
 
 if __name__ == "__main__":

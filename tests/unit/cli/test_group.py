@@ -66,3 +66,19 @@ def test_the_screen_needs_no_web_server(monkeypatch: pytest.MonkeyPatch, tmp_pat
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     result = CliRunner().invoke(main, ["top", "--once", str(tmp_path)])
     assert result.exit_code == 0, result.output
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_a_shell_is_told_how_to_complete(shell: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("click.shell_completion.BashComplete._check_version", lambda *_: None)
+    done = CliRunner().invoke(main, [], prog_name="remesh", env={"_REMESH_COMPLETE": f"{shell}_source"})
+    assert done.exit_code == 0 and "_REMESH_COMPLETE" in done.output
+
+
+@pytest.mark.parametrize(
+    ("words", "found"), [("remesh pi", "pipeline"), ("remesh ckpt ver", "verify"), ("remesh plan --compa", "--compare")]
+)
+def test_verbs_and_options_are_completed(words: str, found: str) -> None:
+    number = str(len(words.split()) - 1)
+    env = {"_REMESH_COMPLETE": "bash_complete", "COMP_WORDS": words, "COMP_CWORD": number}
+    assert found in CliRunner().invoke(main, [], prog_name="remesh", env=env).output

@@ -37,6 +37,7 @@ from remesh.elastic.snapshots.keeper import SnapshotKeeper
 from remesh.elastic.snapshots.shelves import choose_readers
 from remesh.elastic.store.home import StoreHome
 from remesh.elastic.store.server import StoreWatch
+from remesh.exit_codes import of_signal
 
 TICK_S = 0.01
 """How often an agent looks at the bell and at its processes."""
@@ -217,7 +218,7 @@ class Agent:
         signal.signal(signal.SIGTERM, self._asked_to_leave)
 
     def _stopped(self, number: int, _frame: object) -> None:
-        raise SystemExit(128 + number)
+        raise SystemExit(of_signal(number))
 
     def _asked_to_leave(self, number: int, frame: object) -> None:
         """SIGTERM is how a platform announces that it takes the node away. A second one ends the agent at once."""

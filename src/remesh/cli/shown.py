@@ -1,0 +1,53 @@
+"""How do verbs show what they found, and how far they are? As tables, or with ``--json`` as one JSON document.
+
+Progress goes to stderr, where somebody is looking: a bar with the time left, gone when the work is done.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from typing import Any, TypeVar
+
+import click
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
+
+T = TypeVar("T")
+
+JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead, for programs.")
+"""The option of every verb that lists or shows."""
+
+
+def print_json(value: Any) -> None:
+    """Print a value for programs; what JSON has no form for stands as its text."""
+    click.echo(json.dumps(value, indent=1, default=str))
+
+
+def progress_of_bytes() -> Progress:
+    """A bar for work that is counted in bytes."""
+    counted = (DownloadColumn(binary_units=True), TransferSpeedColumn())
+    return _bar(*counted)
+
+
+def with_progress(items: Iterable[T], what: str) -> Iterator[T]:
+    """The items one by one, with a bar that counts them."""
+    all_items = list(items)
+    with _bar(MofNCompleteColumn()) as progress:
+        task = progress.add_task(what, total=len(all_items))
+        for item in all_items:
+            yield item
+            progress.advance(task)
+
+
+def _bar(*counted: Any) -> Progress:
+    columns = (TextColumn("{task.description}"), BarColumn(), *counted, TimeRemainingColumn())
+    return Progress(*columns, console=Console(stderr=True), transient=True)
