@@ -83,7 +83,7 @@ class Box:
 
     @property
     def is_empty(self) -> bool:
-        return self.size == 0
+        return any(map(operator.ge, self.start, self.stop))
 
     def contains(self, other: Box) -> bool:
         """Whether every element of ``other`` is in this box; true for any empty ``other``."""

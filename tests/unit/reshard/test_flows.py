@@ -81,14 +81,14 @@ def test_flows_survive_json_and_depend_on_values_only(data: st.DataObject) -> No
     )
 
 
-def _base_plan() -> Plan:
+def _base_plan(names: str = "w") -> Plan:
     # Two owners, a chain of two receiver hosts with two devices each, a replica that is served beside its owner.
     halves = [Box((8 * n, 0), (8 * n + 8, 4)) for n in range(2)]
     whole = Box((0, 0), (16, 4))
     src = Layout((16, 4), tuple(Shard(rank, halves[rank]) for rank in range(2)), "int16")
     dst = Layout((16, 4), (Shard(2, halves[0]), *(Shard(rank, whole) for rank in (1, 3, 4, 5, 6))), "int16")
     hosts = {0: "a", 1: "b", 2: "a", 3: "c", 4: "c", 5: "d", 6: "d"}
-    return plan_reshard([TensorMove("w", src, dst)], hosts)
+    return plan_reshard([TensorMove(name, src, dst) for name in names], hosts)
 
 
 def _with(plan: Plan, **columns: object) -> Plan:
@@ -186,6 +186,27 @@ def test_a_damaged_plan_of_flows_cannot_be_made(damage: str) -> None:
     assert isinstance(plan.messages, FlowMessages)
     with pytest.raises(PlanError, match="checking a reshard plan"):
         DAMAGES[damage](plan, plan.messages.flows)
+
+
+@pytest.mark.usefixtures("always_flows")
+@pytest.mark.parametrize("tensor", range(3))
+def test_a_damage_of_one_of_many_tensors_of_one_layout_is_seen(tensor: int) -> None:
+    plan = _base_plan("uvw")
+    assert isinstance(plan.messages, FlowMessages)
+    flows = plan.messages.flows
+    parts = flows.chunks.parts
+    step = (parts.tensor == tensor)[:, None] * np.array([1, 0])
+    others = tuple(copy for copy in plan.copies if copy.tensor != tensor)
+    assert len(others) < len(plan.copies)
+    larger = dataclasses.replace(plan.copies[0], tensor=tensor, box=Box((0, 0), (16, 4)))
+    for damage in (
+        lambda: _with_parts(plan, flows, starts=parts.starts + step, stops=parts.stops + step),
+        lambda: _with_parts(plan, flows, starts=parts.starts - step, stops=parts.stops - step),
+        lambda: dataclasses.replace(plan, copies=others),
+        lambda: dataclasses.replace(plan, copies=(*others, larger)),
+    ):
+        with pytest.raises(PlanError, match="checking a reshard plan"):
+            damage()
 
 
 @pytest.mark.usefixtures("always_flows")

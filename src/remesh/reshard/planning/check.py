@@ -82,8 +82,14 @@ def _check_parts(moves: Sequence[TensorMove], chunks: Sequence[Chunk]) -> None:
 
 
 def _check_copies(moves: Sequence[TensorMove], copies: Sequence[Copy], sides: Sides) -> None:
+    known: set[tuple[int, int, tuple[int, ...]]] = set()
     for copy in copies:
         check_box(moves, copy.tensor, copy.box)
+        # Tensors of one layout share the objects of their boxes: what was found for one is found for all.
+        key = (id(moves[copy.tensor].src), id(copy.box), copy.ranks)
+        if key in known:
+            continue
+        known.add(key)
         if not copy.ranks or list(copy.ranks) != sorted(set(copy.ranks)):
             raise PlanError(
                 f"{DOING}: copy of {copy.box} names ranks {copy.ranks}, expected distinct ascending ones; the plan is "

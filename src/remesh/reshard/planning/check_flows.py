@@ -14,11 +14,13 @@ element, and neither do copies.
    takers once. Parts lie inside what the takers want, no two chunks share an element, and for each rank the sizes add
    up to all that it wants and anybody holds.
 
-Like `check` it knows nothing of bounds and routes.
+Like `check` it knows nothing of bounds and routes. Tensors whose layouts are one object are looked at together: a model
+has thousands of tensors and a few layouts.
 """
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 from collections.abc import Sequence
 from typing import NoReturn
@@ -164,15 +166,13 @@ def _check_parts(moves: Sequence[TensorMove], flows: Flows) -> None:
         _refuse("item sizes rise inside a chunk, expected that every part begins aligned")
 
 
-Rows = IntArray | slice
-
-
-def _rows_by_tensor(parts: PartRows) -> dict[int, Rows]:
-    """Rows of the parts of each tensor that has any."""
-    if not len(parts) or (parts.tensor == parts.tensor[0]).all():
-        return {int(parts.tensor[0]): slice(None)} if len(parts) else {}
-    order = np.argsort(parts.tensor, kind="stable")
-    found, first = np.unique(parts.tensor[order], return_index=True)
+def _rows_of(parts: PartRows, kinds: Sequence[int]) -> dict[int, IntArray | slice]:
+    """Rows of the parts of each kind of tensor that has any, in their order; ``kinds`` says of which one each is."""
+    kind_of = np.array(kinds, dtype=np.int64).take(parts.tensor)
+    if not len(parts) or (kind_of == kind_of[0]).all():
+        return {int(kind_of[0]): slice(None)} if len(parts) else {}
+    order = np.argsort(kind_of, kind="stable")
+    found, first = np.unique(kind_of[order], return_index=True)
     return dict(zip(found.tolist(), np.split(order, first[1:]), strict=True))
 
 
@@ -184,27 +184,24 @@ class _Holders:
         self._flows = flows
         self._chunk = np.repeat(np.arange(len(flows.givers)), np.diff(flows.chunks.first_part))
         """Chunk of each part."""
-        self._by_tensor = _rows_by_tensor(flows.chunks.parts)
-        self._kinds: dict[int, _Kinds] = {}
 
     def check(self, sets: IntArray, side: str, verb: str) -> None:
         """Every rank of the set of a chunk has, for each part, one shard on this side that contains it."""
         parts = self._flows.chunks.parts
-        for tensor, rows in self._by_tensor.items():
-            layout: Layout = getattr(self._moves[tensor], side)
-            if id(layout) not in self._kinds:
-                self._kinds[id(layout)] = _Kinds(layout, self._flows.rank_sets)
-            kinds = self._kinds[id(layout)]
-            of_part = sets[self._chunk[rows]]
-            inside = kinds.contain(of_part, parts.starts[rows], parts.stops[rows], parts.ndims[tensor])
+        layouts: list[Layout] = [getattr(move, side) for move in self._moves]
+        by_id = {id(layout): layout for layout in layouts}
+        for known, rows in _rows_of(parts, [id(layout) for layout in layouts]).items():
+            layout = by_id[known]
+            kinds = _Kinds(layout, self._flows.rank_sets)
+            inside = kinds.contain(sets[self._chunk[rows]], parts.starts[rows], parts.stops[rows], layout.ndim)
             if not inside.all():
                 row = int(np.argmin(inside)) if isinstance(rows, slice) else int(rows[int(np.argmin(inside))])
                 part = parts.rows(row, row + 1)[0]
                 ranks = self._flows.rank_sets[int(sets[self._chunk[row]])]
                 raise PlanError(
                     f"{DOING}: of the ranks {ranks[:4]} ({len(ranks)} in all) one {verb} {part.box} of tensor "
-                    f"{self._moves[tensor].name!r}, expected that each {'holds' if side == 'src' else 'wants'} it in "
-                    "one shard; plan again"
+                    f"{self._moves[part.tensor].name!r}, expected that each {'holds' if side == 'src' else 'wants'} it "
+                    "in one shard; plan again"
                 )
 
 
@@ -259,58 +256,95 @@ class _Kinds:
         return self._of_set[rank_set]
 
 
+def _by_tensor(copies: Sequence[Copy]) -> dict[int, list[Copy]]:
+    found: dict[int, list[Copy]] = {}
+    for copy in copies:
+        found.setdefault(copy.tensor, []).append(copy)
+    return found
+
+
 def _check_disjoint(moves: Sequence[TensorMove], flows: Flows, copies: Sequence[Copy]) -> None:
     parts = flows.chunks.parts
-    copies_of: dict[int, list[Copy]] = {}
-    for copy in copies:
-        copies_of.setdefault(copy.tensor, []).append(copy)
-    none = np.empty(0, dtype=np.int64)
-    by_tensor = _rows_by_tensor(parts)
-    for tensor, move in enumerate(moves):
-        rows: Rows = by_tensor.get(tensor, none)
-        ndim = parts.ndims[tensor]
-        travelling = BoxArray(parts.starts[rows, :ndim], parts.stops[rows, :ndim])
-        if len(travelling) and not is_disjoint(travelling):
-            _refuse(f"two chunks share elements of tensor {move.name!r}, expected each element in one chunk")
-        here = copies_of.get(tensor, [])
-        if not here:
-            continue
-        kept = BoxArray.of([copy.box for copy in here], ndim)
-        if not is_disjoint(kept):
-            _refuse(f"two copies share elements of tensor {move.name!r}, expected each element once")
-        for part, at in zip(*(side.tolist() for side in find_pairs(travelling, kept)), strict=True):
-            row = part if isinstance(rows, slice) else rows[part]
-            chunk = int(np.searchsorted(flows.chunks.first_part, row, side="right")) - 1
-            twice = set(flows.rank_sets[int(flows.takers[chunk])]).intersection(here[at].ranks)
-            if twice:
-                _refuse(f"rank {min(twice)} copies {here[at].box} of tensor {move.name!r} and takes some of it as well")
+    takers = np.repeat(flows.takers, np.diff(flows.chunks.first_part))
+    copied = _by_tensor(copies)
+    known: set[tuple[object, ...]] = set()
+    for tensor, rows in _rows_of(parts, range(len(moves))).items():
+        here = copied.pop(tensor, [])
+        travelling = BoxArray(parts.starts[rows], parts.stops[rows])
+        # Copies of tensors with one pair of layouts share the objects of their boxes.
+        taken_by = takers[rows]
+        columns = (travelling.starts, travelling.stops, taken_by)
+        key = (*map(_digest_of, columns), *((id(copy.box), copy.ranks) for copy in here))
+        if key not in known:
+            _check_apart(moves[tensor], travelling, taken_by, flows.rank_sets, here)
+            known.add(key)
+    for tensor, here in copied.items():
+        _check_apart(moves[tensor], BoxArray.of([], moves[tensor].src.ndim), takers[:0], flows.rank_sets, here)
+
+
+def _digest_of(column: IntArray) -> bytes:
+    return hashlib.sha256(np.ascontiguousarray(column).data).digest()
+
+
+def _check_apart(
+    move: TensorMove,
+    travelling: BoxArray,
+    takers: IntArray,
+    rank_sets: Sequence[tuple[int, ...]],
+    copies: Sequence[Copy],
+) -> None:
+    """Neither chunks nor copies share elements, and nobody takes what it copies."""
+    ndim = move.src.ndim
+    travelling = BoxArray(travelling.starts[:, :ndim], travelling.stops[:, :ndim])
+    if len(travelling) and not is_disjoint(travelling):
+        _refuse(f"two chunks share elements of tensor {move.name!r}, expected each element in one chunk")
+    if not copies:
+        return
+    kept = BoxArray.of([copy.box for copy in copies], ndim)
+    if not is_disjoint(kept):
+        _refuse(f"two copies share elements of tensor {move.name!r}, expected each element once")
+    for part, at in zip(*(side.tolist() for side in find_pairs(travelling, kept)), strict=True):
+        twice = set(rank_sets[int(takers[part])]).intersection(copies[at].ranks)
+        if twice:
+            _refuse(f"rank {min(twice)} copies {copies[at].box} of tensor {move.name!r} and takes some of it as well")
 
 
 def _check_totals(moves: Sequence[TensorMove], flows: Flows, copies: Sequence[Copy], sides: Sides) -> None:
     """Every rank gets as many elements as it wants and anybody holds."""
     parts = flows.chunks.parts
-    got: list[dict[int, int]] = [{} for _ in moves]
     base = len(flows.rank_sets)
     takers = np.repeat(flows.takers, np.diff(flows.chunks.first_part))
     keys, place = distinct(parts.tensor * base + takers, len(moves) * base)
     sizes = np.zeros(len(keys), dtype=np.int64)
     np.add.at(sizes, place, BoxArray(parts.starts, parts.stops).sizes)
-    for key, size in zip(keys.tolist(), sizes.tolist(), strict=True):
-        tensor, number = divmod(key, base)
-        here = got[tensor]
-        for rank in flows.rank_sets[number]:
-            here[rank] = here.get(rank, 0) + size
-    for copy in copies:
-        for rank in copy.ranks:
-            got[copy.tensor][rank] = got[copy.tensor].get(rank, 0) + copy.box.size
-    for move, here in zip(moves, got, strict=True):
-        wanted = sides.wanted(move.dst)
-        for rank in sorted(wanted.keys() | here.keys()) if here != wanted else ():
-            expected = wanted.get(rank, 0)
-            if here.get(rank, 0) != expected:
-                expected -= num_lost(move, rank)
-            if here.get(rank, 0) != expected:
-                raise PlanError(
-                    f"{DOING}: rank {rank} gets {here.get(rank, 0)} elements of tensor {move.name!r}, expected the "
-                    f"{expected} that it wants, each once and none outside; plan again"
-                )
+    tensors, sets = np.divmod(keys, base)
+    ends = np.searchsorted(tensors, np.arange(len(moves) + 1)).tolist()
+    copied = _by_tensor(copies)
+    known: set[tuple[object, ...]] = set()
+    for tensor, (move, low, high) in enumerate(zip(moves, ends, ends[1:], strict=False)):
+        here = copied.get(tensor, [])
+        what = [*((id(copy.box), copy.ranks) for copy in here), sets[low:high].tobytes(), sizes[low:high].tobytes()]
+        key = (id(move.src), id(move.dst), *what)
+        if key not in known:
+            got: dict[int, int] = {}
+            for number, size in zip(sets[low:high].tolist(), sizes[low:high].tolist(), strict=True):
+                for rank in flows.rank_sets[number]:
+                    got[rank] = got.get(rank, 0) + size
+            for copy in here:
+                for rank in copy.ranks:
+                    got[rank] = got.get(rank, 0) + copy.box.size
+            _check_total(move, got, sides)
+            known.add(key)
+
+
+def _check_total(move: TensorMove, here: dict[int, int], sides: Sides) -> None:
+    wanted = sides.wanted(move.dst)
+    for rank in sorted(wanted.keys() | here.keys()) if here != wanted else ():
+        expected = wanted.get(rank, 0)
+        if here.get(rank, 0) != expected:
+            expected -= num_lost(move, rank)
+        if here.get(rank, 0) != expected:
+            raise PlanError(
+                f"{DOING}: rank {rank} gets {here.get(rank, 0)} elements of tensor {move.name!r}, expected the "
+                f"{expected} that it wants, each once and none outside; plan again"
+            )
