@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from enum import Enum
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,10 +14,11 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
+import remesh
 from remesh.errors import Error
 from remesh.options import OptionError
 from remesh.reshard import Missing, Network, redistribute_across, reshard_tensor
-from remesh.reshard.api import reshard, reshard_async
+from remesh.reshard.api import gather_moves, reshard, reshard_async
 from remesh.reshard.model.network import HostLink
 from remesh.reshard.refit import Refit
 from remesh.reshard.running import cache
@@ -227,3 +230,39 @@ def differ_in_targets() -> str:
 
 def test_a_target_that_nobody_gives_on_one_rank_is_refused_on_all(ranks: RankPool) -> None:
     assert "'v' are of tensors that no rank gives" in ranks.run(differ_in_targets, NUM_RANKS)[0]
+
+
+# Ways to call for the same thing: ranks that mix them are in one call.
+SAME = [{"reshard", "reshard_async", "Resharder"}, {"reshard to", "redistribute_across"}]
+
+
+def forms_of_call(root: Path) -> dict[str, Callable[[], object]]:
+    """Every collective verb, and every form of its arguments."""
+    state = {"w": torch.ones(3)}
+    return {
+        **verbs(),
+        **repeated(),
+        "save": lambda: remesh.save(state, root / "other"),
+        "load": lambda: remesh.load(state, root / "saved"),
+        "gather_moves": lambda: gather_moves(state, state),
+    }
+
+
+def call_otherwise_on_one_rank(root: Path) -> int:
+    remesh.save({"w": torch.ones(3)}, root / "saved")
+    num = 0
+    for usual, other in itertools.permutations(forms_of_call(root), 2):
+        if any({usual, other} <= same for same in SAME):
+            continue
+        called = other if dist.get_rank() == 1 else usual
+        text = text_on_all(lambda called=called: forms_of_call(root)[called]())  # type: ignore[misc]
+        assert "expected all 3 ranks in the same call" in text, (usual, other, text)
+        num += 1
+    forms_of_call(root)["reshard"]()
+    assert not (root / "other").exists() or not any((root / "other").iterdir())
+    return num
+
+
+def test_another_form_of_call_on_one_rank_is_refused_on_all(ranks: RankPool, tmp_path: Path) -> None:
+    nums = ranks.run(call_otherwise_on_one_rank, NUM_RANKS, (tmp_path,), timeout_s=100)
+    assert min(nums) > 60

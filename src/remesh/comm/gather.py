@@ -12,6 +12,8 @@ One gather, in steps:
 3. If one is longer, everyone knows it from the heads, and a collective carries all of them in full, padded to the
    longest. Sizes beyond the limit are refused by all ranks, from the same heads.
 4. If an envelope holds an error, every rank raises that of the lowest failing rank.
+5. An envelope also says what its rank is doing. Ranks that are in different calls meet in the same gather, and would
+   take each other's values for something else; they all raise. The first word counts: paths may have other names.
 
 `step_together` is the whole of it: a local step, whose value stays on its rank, and what the others hear of it.
 
@@ -35,7 +37,7 @@ import torch
 import torch.distributed as dist
 
 from remesh.comm.tree import gather_words
-from remesh.errors import Error, PeerError
+from remesh.errors import ConfigError, Error, PeerError
 from remesh.options import check_option
 
 _HEADER_BYTES = 1024
@@ -47,6 +49,8 @@ _BREAK_OFF_TAG = 0x5E53
 _AT_ONCE = timedelta(milliseconds=1)
 _MAX_TEXT = 16_000
 """Characters of an error message that travel to the other ranks."""
+_MAX_DOING = 48
+"""Characters of what a rank is doing that travel with every value."""
 
 Group = dist.ProcessGroup | None
 """A process group; None is the default group, or this process alone when there is none."""
@@ -152,7 +156,7 @@ def step_together(
     error: BaseException | None = None
     try:
         mine = step()
-        envelope = _encode({"value": tell(mine)}, doing)
+        envelope = _encode({"value": tell(mine), "doing": doing[:_MAX_DOING]}, doing)
     except BaseException as raised:  # travels to all ranks, and is raised again below
         error = raised if translate is None else translate(doing, raised)
         envelope = _encode({"error": _describe(error, doing)}, doing)
@@ -164,6 +168,7 @@ def step_together(
     failed = {rank: answer["error"] for rank, answer in enumerate(answers) if "error" in answer}
     if failed:
         _raise_first(failed, error, group)
+    _check_same_call([answer["doing"] for answer in answers], group)
     return Together(mine, [answer["value"] for answer in answers])
 
 
@@ -290,6 +295,17 @@ def _describe(error: BaseException, doing: str) -> dict[str, Any]:
         "reason": reason if isinstance(reason, str) else None,
         "leaving": not isinstance(error, Exception),
     }
+
+
+def _check_same_call(doings: list[str], group: Group) -> None:
+    """Raise `ConfigError`, on all ranks alike, unless all are in the same call."""
+    for rank, doing in enumerate(doings):
+        if doing.split()[:1] != doings[0].split()[:1]:
+            raise ConfigError(
+                f"{doings[0]}: so says rank {_world_rank(0, group)}, while rank {_world_rank(rank, group)} says "
+                f"{doing!r}, expected all {len(doings)} ranks in the same call; call the same function everywhere, "
+                "with the same form of arguments"
+            )
 
 
 def _raise_first(failed: dict[int, Any], mine: BaseException | None, group: Group) -> None:

@@ -117,7 +117,7 @@ class Refit:
             self._wait_for_readers(back)
             return version
 
-        meeting = self._resharder.meet(lambda: (give or {}, self._buffers[back]), tell)
+        meeting = self._resharder.meet(lambda: (give or {}, self._buffers[back]), tell, _DOING)
         agreed = _agree_on_version(meeting.said)
         self._under_way = RefitHandle(self, meeting.start(), back, agreed)
         return self._under_way

@@ -116,7 +116,9 @@ class Resharder:
         self._agreements.clear()
         self._jobs.clear()
 
-    def meet(self, ask: Callable[[], tuple[Tensors, Tensors]], tell: Callable[[], Any] = lambda: None) -> Meeting:
+    def meet(
+        self, ask: Callable[[], tuple[Tensors, Tensors]], tell: Callable[[], Any] = lambda: None, doing: str = DOING
+    ) -> Meeting:
         """Agree with all ranks on the next run, and on what each of them has to say beside: ``tell()``, as JSON.
 
         ``ask`` returns what this rank gives and takes. Called by every rank of the group; raises what is wrong, also
@@ -131,7 +133,7 @@ class Resharder:
             ready = [epoch for epoch, places in self._jobs if places == call.places]
             return [call.description, tell_options(self._options)], [ready, propose_tag(self._group), tell()]
 
-        agreement = self._agreements.agree(answer, self._group, DOING)
+        agreement = self._agreements.agree(answer, self._group, doing)
         assert call is not None
         job = self._jobs.get((agreement.agreed.epoch, call.places))
         if agreement.told is None and all(agreement.agreed.epoch in ready for ready, *_ in agreement.beside):

@@ -23,6 +23,7 @@ from remesh.reshard.model.casts import travelling_dtype
 from remesh.reshard.model.tasks import TensorMove
 
 DOING = "describing the tensors to reshard"
+_GATHERING = "gathering the moves of tensors"
 
 Tensors = Mapping[str, torch.Tensor | Piece]
 """Tensors by name: a DTensor of any mesh, a plain tensor (all of it), or a local tensor with its boxes."""
@@ -59,7 +60,7 @@ def gather_moves(give: Tensors, take: Tensors, group: Group = None) -> list[Tens
 
     Called by every rank of the group; blocks until all have called it. Holders are ranks of the group.
     """
-    return moves_of(gather_from(lambda: describe_all(pieces_of(give), pieces_of(take)), group, DOING))
+    return moves_of(gather_from(lambda: describe_all(pieces_of(give), pieces_of(take)), group, _GATHERING))
 
 
 def hosts_of(described: Sequence[Any]) -> dict[int, str]:
