@@ -28,6 +28,9 @@ PAIRS: Sequence[tuple[str, tuple[int, ...], str, tuple[int, ...], tuple[int, ...
     ("S02S1R", (8, 16, 8), "S1RS20", (16, 8, 8), (512, 512, 512)),
     ("S0R", (512, 8), "RS0", (512, 8), (8192, 4096)),
     ("S01R", (512, 8), "RS1", (512, 8), (8192, 4096)),
+    ("S01R", (512, 8), "RS0", (512, 8), (8192, 4096)),
+    ("S01R", (1024, 8), "RS0", (1024, 8), (8192, 4096)),
+    ("S01R", (512, 8), "RS01", (512, 8), (8192, 4096)),
 )
 # A layer of a model of 405 billion parameters; FSDP is axis 0, tensor parallelism axis 1.
 _LAYER: Mapping[str, tuple[tuple[int, ...], str]] = {
@@ -95,6 +98,25 @@ def measure_case(number: int) -> Cost:
     return measure(made, started_s, base_mib)
 
 
+_REASONS = """
+
+A message carries one chunk, and a chunk is kept as nine numbers of eight bytes: what a plan takes follows from its
+number of distinct slices, and from its pairs of hosts. Two kinds of pairs do not reach the goals:
+
+- `S01R` to `RS01`, where every rank wants something of every other: 2 x 128 hosts have a million slices and take all
+  of 300 MiB, 2 x 512 hosts have 16.8 million of eight bytes each. Their columns alone are 1.2 GB; with what is sorted
+  and checked on the way a slice takes 260 to 290 bytes and 1 to 1.5 microseconds, at either size. 2 x 1,024 hosts
+  would have 67 million slices, four times as many; they are not measured here.
+- `S01R` to `RS0`, where every host sends to every other: 2 x 1,024 hosts have a million such pairs, four times as many
+  as 2 x 512, and take four times as long. A pair is an object with owners, receivers and routes; half of the time is
+  theirs (`split_senders`, `bound_of_groups`, `make_flows`), the rest that of their 8.4 million slices.
+
+What would be quicker is a plan that names neither: slices of two regular grids are a product of one list per dim, and
+routes between equal hosts one rule. Such plans need a form and a check of their own
+([decision 38](../decisions/0038-a-plan-names-its-slices.md)).
+"""
+
+
 def page_text(costs: Sequence[Cost]) -> str:
     """The costs as Markdown."""
     rows = [
@@ -107,10 +129,7 @@ def page_text(costs: Sequence[Cost]) -> str:
         f"end {load}.\n\nSeconds of processor time, from the layouts to a checked plan, and from there to the digest "
         "and the steps of two\nranks; MiB beyond what imports take. Goals at 1,024 hosts: 2 s and 300 MiB; for the "
         "model 5 s and 512 MiB.\n\n| move | messages | to the plan, s | to the first byte, s | MiB |\n"
-        "|---|---|---|---|---|\n" + "\n".join(rows) + "\n\nA message carries one chunk, and a chunk is kept as nine "
-        "numbers of eight bytes: what a plan takes follows from its\nnumber of distinct slices. `S01R` to `RS01` "
-        "between 2 x 128 hosts has a million of them and takes all of 300 MiB;\nbetween 2 x 512 hosts it has 16.8 "
-        "million of eight bytes each, for which the columns alone are 1.2 GB.\n"
+        "|---|---|---|---|---|\n" + "\n".join(rows) + _REASONS
     )
 
 

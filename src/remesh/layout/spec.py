@@ -21,6 +21,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from remesh.errors import LayoutError
 from remesh.layout.intervals import Intervals, LocalBox, chunk, join, product
@@ -28,6 +29,8 @@ from remesh.layout.layout import Layout
 from remesh.layout.mesh import Mesh
 from remesh.layout.shard import Shard
 
+_REMEMBERED = 16
+"""Kinds of tensors whose boxes are kept: a layer of a model has about as many."""
 _ENTRY = re.compile(r"R|S(\d+|\(\d{1,4}(?:,\d{1,4})*\))", re.ASCII)
 
 
@@ -114,18 +117,39 @@ def layout_from_spec(
     explicit = dict(uneven or {})
     blocks = {each.dim: each.sizes for each in packed}
     _check_cuts(spec, shape, mesh, explicit, blocks, len(packed))
+    cuts = tuple(
+        (tuple(explicit[dim]) if dim in explicit else None, tuple(blocks.get(dim, (size,))))
+        for dim, size in enumerate(shape)
+    )
+    shards = tuple(
+        Shard(rank, box, offset, strides)
+        for rank, boxes in zip(mesh.world_ranks, _boxes_by_rank(spec, shape, tuple(mesh.shape), cuts), strict=True)
+        for box, offset, strides in boxes
+    )
+    return Layout(shape, shards, dtype)
+
+
+_Cuts = tuple[tuple[tuple[int, ...] | None, tuple[int, ...]], ...]
+"""Per dim: explicit sizes of its parts, if any, and the blocks that it consists of."""
+
+
+@lru_cache(maxsize=_REMEMBERED)
+def _boxes_by_rank(
+    spec: Spec, shape: tuple[int, ...], mesh_shape: tuple[int, ...], cuts: _Cuts
+) -> tuple[tuple[LocalBox, ...], ...]:
+    """The boxes at every coordinate of a mesh, row-major. Meshes of one shape, such as stages, share them."""
     shares = [
-        _shares_of_dim(size, [mesh.shape[axis] for axis in axes], explicit.get(dim), blocks.get(dim, (size,)))
-        for dim, (size, axes) in enumerate(zip(shape, spec.dims, strict=True))
+        _shares_of_dim(size, [mesh_shape[axis] for axis in axes], explicit, blocks)
+        for size, axes, (explicit, blocks) in zip(shape, spec.dims, cuts, strict=True)
     ]
     known: dict[tuple[int, ...], tuple[LocalBox, ...]] = {}
-    shards: list[Shard] = []
-    for rank, coordinate in zip(mesh.world_ranks, itertools.product(*map(range, mesh.shape)), strict=True):
-        parts = tuple(_part_number(axes, mesh.shape, coordinate) for axes in spec.dims)
+    found = []
+    for coordinate in itertools.product(*map(range, mesh_shape)):
+        parts = tuple(_part_number(axes, mesh_shape, coordinate) for axes in spec.dims)
         if parts not in known:
             known[parts] = product([share[part] for share, part in zip(shares, parts, strict=True)])
-        shards += [Shard(rank, box, offset, strides) for box, offset, strides in known[parts]]
-    return Layout(shape, tuple(shards), dtype)
+        found.append(known[parts])
+    return tuple(found)
 
 
 def _shares_of_dim(
