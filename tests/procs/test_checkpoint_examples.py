@@ -11,7 +11,6 @@ import pytest
 
 _ROOT = Path(__file__).resolve().parents[2]
 _EXAMPLES = _ROOT / "examples" / "checkpoint"
-_GUIDES = _ROOT / "docs" / "checkpoint"
 
 
 def run(name: str) -> list[str]:
@@ -37,13 +36,3 @@ def test_a_plain_program_goes_on_from_a_checkpoint_on_another_mesh() -> None:
     assert set(losses) == {"mesh 2x2, trained", "mesh 2x2, loaded", "mesh 2, loaded"}
     found = [tuple(map(float, text.split(", "))) for text in losses.values()]
     assert all(one == pytest.approx(found[0], rel=1e-5) for one in found), losses
-
-
-@pytest.mark.parametrize(("guide", "example"), [("from_megatron.md", "megatron.py"), ("from_torch_dcp.md", "plain.py")])
-def test_what_a_guide_quotes_stands_in_its_example(guide: str, example: str) -> None:
-    text = (_EXAMPLES / example).read_text(encoding="utf-8")
-    lines = {line.strip() for line in text.splitlines()}
-    blocks = (_GUIDES / guide).read_text(encoding="utf-8").split("```python\n")[1:]
-    quoted = [line.strip() for block in blocks for line in block.split("```")[0].splitlines()]
-    strange = [line for line in quoted if line and not line.startswith("#") and line not in lines]
-    assert quoted and not strange, strange

@@ -17,7 +17,11 @@ from remesh.testing.quiet_limit import QuietLimit
 from remesh.testing.rank_messages import JOINED, FunctionName, RankAnswer, RankCall, RankDoor, enter
 
 _BODIES = "remesh.testing.rank_worker"
-_PRELOADED = ("torch.distributed.tensor", "torch.distributed.fsdp", "torch.distributed.checkpoint", _BODIES)
+_PRELOADED = (
+    *("torch.distributed.tensor", "torch.distributed.fsdp", "torch.distributed.checkpoint"),
+    "torch._dynamo",  # which the first step of any optimizer imports
+    _BODIES,
+)
 START_LIMIT_S = 60.0
 LOOK_S = 1.0
 """Between looks at the progress of what is being started."""

@@ -32,6 +32,8 @@ class Flag:
     """Default in in-process mode where that differs."""
     from_environment: bool = True
     """Whether ``PET_<NAME>`` sets it."""
+    is_newer: bool = False
+    """Whether some torch that we run with lacks it; given with such a one, it is refused."""
 
     @property
     def dest(self) -> str:
@@ -74,6 +76,14 @@ TORCHRUN_FLAGS = (
     Flag("log-dir", TEXT, None, "Folder for logs; every job makes its own folder in it."),
     Flag("redirects", TEXT, "0", "Streams sent to files: 0, 1 (out), 2 (err), 3, or RANK:STREAMS,...", short="r"),
     Flag("tee", TEXT, "0", "Streams sent to files and the console, as --redirects.", short="t"),
+    Flag(
+        "log-line-prefix-template",
+        TEXT,
+        "",
+        "What begins a line on the console, with ${rank}, ${local_rank}, ${role_name}, ${hostname}; needs torch 2.15.",
+        modes=_RESTART,
+        is_newer=True,
+    ),
     Flag("local-ranks-filter", TEXT, "", "Local ranks whose output the console shows, as 0,2.", modes=_RESTART),
     Flag("duplicate-stdout-filters", LIST, (), "Lines with one of these go to one more file.", modes=_RESTART),
     Flag("duplicate-stderr-filters", LIST, (), "Lines with one of these go to one more file.", modes=_RESTART),

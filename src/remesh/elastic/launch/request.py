@@ -16,9 +16,10 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch.distributed.elastic.events import get_logging_handler
 from torch.distributed.elastic.multiprocessing import Std
-from torch.distributed.run import config_from_args, determine_local_world_size
+from torch.distributed.run import config_from_args, determine_local_world_size, get_args_parser
 
 from remesh.comm.tls import Tls
 from remesh.comm.token import MIN_SECRET_BYTES, Token
@@ -33,7 +34,7 @@ from remesh.elastic.launch.checks import (
     find_main,
     split_endpoints,
 )
-from remesh.elastic.launch.flags import FLAGS, find_flag
+from remesh.elastic.launch.flags import FLAGS, TORCHRUN_FLAGS, find_flag
 from remesh.elastic.launch.mode import Mode, ModeChoice, decide_mode
 from remesh.elastic.launch.restart import RestartJob
 from remesh.elastic.membership.exclusion import ExclusionRules, StragglerRules
@@ -46,6 +47,8 @@ from remesh.errors import ConfigError
 DEFAULT_PORT = 29400
 """torchrun's default rendezvous port."""
 DEFAULT_MASTER_PORT = 29500
+_SOME_SCRIPT = "script.py"
+"""For a parser that wants one."""
 EXIT_TIMEOUT_S = 30.0
 """How long workers may take to end, as torchrun gives them before it kills."""
 _BACKENDS = ("static", "c10d", "etcd", "etcd-v2")
@@ -147,7 +150,8 @@ def restart_job(request: Request, spare_folder: Path) -> RestartJob:
     values["master_port"] = values["master_port"] or DEFAULT_MASTER_PORT
     values["duplicate_stdout_filters"] = list(values["duplicate_stdout_filters"])
     values["duplicate_stderr_filters"] = list(values["duplicate_stderr_filters"])
-    asked = Namespace(**values, training_script=request.script, training_script_args=list(request.arguments))
+    script = {"training_script": request.script, "training_script_args": list(request.arguments)}
+    asked = Namespace(**{**_defaults_of_torchrun(request), **values, **script})
     if values["rdzv_backend"] not in (known := {*_BACKENDS, *entry_points(group="torchrun.handlers").names}):
         raise ConfigError(f"reading --rdzv-backend {values['rdzv_backend']!r}: expected one of {sorted(known)}")
     try:
@@ -164,6 +168,18 @@ def restart_job(request: Request, spare_folder: Path) -> RestartJob:
     request = Request(values, request.given, request.script, request.arguments)
     card = _card_of(request, Mode.RESTART)
     return RestartJob(config, entrypoint, tuple(arguments), card, read_token(request), request.node_name)
+
+
+def _defaults_of_torchrun(request: Request) -> dict[str, Any]:
+    """What this torch's launcher expects to find: a newer one has flags unknown to us, an older one lacks some."""
+    defaults = vars(get_args_parser().parse_args([_SOME_SCRIPT]))
+    for flag in TORCHRUN_FLAGS:
+        if flag.dest in request.given and flag.dest not in defaults:
+            raise ConfigError(
+                f"reading the flags: torch {torch.__version__} has no --{flag.name}; leave it out, or install a newer "
+                "torch"
+            )
+    return defaults
 
 
 def in_process_job(request: Request) -> AgentConfig:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import socket
 import time
+from argparse import ArgumentParser, Namespace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.core import ParameterSource
+from torch.distributed.run import config_from_args, get_args_parser
 
 from remesh.cli.run import run
 from remesh.elastic.launch.checks import wait_for_names
@@ -126,6 +129,35 @@ def test_what_torch_refuses_is_an_input_error(script: str, line: list[str], name
 def test_what_in_process_mode_refuses_is_an_input_error(script: str, line: list[str], named: str) -> None:
     with pytest.raises(ConfigError, match=named):
         in_process_job(request_of(script, *line))
+
+
+def test_a_flag_of_a_newer_torch_keeps_its_default(
+    script: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As torch 2.15 wants to find ``log_line_prefix_template``, a later one may want another, unknown to us."""
+
+    def newer_parser() -> ArgumentParser:
+        parser = get_args_parser()
+        parser.add_argument("--from-the-future", default="as ever")
+        return parser
+
+    def newer_config(asked: Namespace) -> Any:
+        assert asked.from_the_future == "as ever"
+        return config_from_args(asked)
+
+    monkeypatch.setattr("remesh.elastic.launch.request.get_args_parser", newer_parser)
+    monkeypatch.setattr("remesh.elastic.launch.request.config_from_args", newer_config)
+    assert restart_job(request_of(script, "--nproc-per-node", "3"), tmp_path).config.nproc_per_node == 3
+
+
+def test_a_flag_that_this_torch_lacks_is_refused_when_it_is_given(
+    script: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parser = ArgumentParser()
+    parser.add_argument("training_script")
+    monkeypatch.setattr("remesh.elastic.launch.request.get_args_parser", lambda: parser)
+    with pytest.raises(ConfigError, match="has no --log-line-prefix-template; leave it out"):
+        restart_job(request_of(script, "--log-line-prefix-template", "${rank}: "), tmp_path)
 
 
 def test_fixed_ranks_name_the_store_of_an_in_process_job(script: str) -> None:

@@ -1,0 +1,1 @@
+"""Code blocks and command lines of README and docs, taken from the pages and run."""
