@@ -28,9 +28,11 @@ mpi_wheels_mpich   := mpich==5.0.2
 mpi_wheels_impi    := impi-rt==2021.18.1
 # isal has the checksums of process images, which the lower halves take.
 MPI4PY := mpi4py==4.1.2 isal==1.9.1
+# Programs of others as Debian has built them.
+DEBIAN_PROGRAMS := lammps hpcc netpipe-mpich2 netpipe-openmpi gromacs
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-unit test-procs test-slow test-mpi test-netns test-gpu test-browser test-hosts interop peers mpi mpi4py-suite check format bench docs \
+.PHONY: help demo test test-unit test-procs test-slow test-mpi test-netns test-gpu test-browser test-hosts interop peers mpi mpi-programs mpi4py-suite check format bench docs \
         hosts matrix wheel wheel-check clean
 
 help:  ## this list
@@ -108,6 +110,9 @@ mpi: $(MPIS:%=.mpi/%/.installed) .mpi/programs/.installed  ## Open MPI, MPICH an
 .mpi/programs/.installed: $(RUN)
 	$(RUN) -m pip install --quiet --no-deps --target .mpi/programs $(MPI_PROGRAMS)
 	@touch $@
+
+mpi-programs:  ## programs of others as Debian has built them, into .mpi/debian/, without installing them
+	$(PYTHON) -m tests.mpi.debian .mpi/debian $(DEBIAN_PROGRAMS)
 
 .mpi/suite/.fetched:
 	.mpi/mpich/bin/python -m pip download --quiet --no-deps --no-binary mpi4py --dest .mpi/suite $(firstword $(MPI4PY))

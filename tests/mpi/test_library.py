@@ -1,0 +1,65 @@
+"""Programs in C, compiled against each MPI's own header, on the library that stands for all of them."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from remesh.errors import ConfigError
+from remesh.mpi.library.build import LIBRARIES
+from remesh.mpi.mpis import find_mpi
+from remesh.rounds.job_folder import JobFolder, JobSpec
+from tests.mpi.conftest import PROGRAMS, Job, stop_after
+
+pytestmark = pytest.mark.mpi
+
+
+def compiled(name: str, face: str, into: Path) -> Path:
+    """A program of ours, linked with the MPI of a face."""
+    try:
+        place = Path(find_mpi("openmpi" if face == "openmpi" else "mpich").launcher).parents[1]
+    except ConfigError as error:
+        pytest.skip(str(error))
+    if shutil.which("cc") is None:
+        pytest.skip("needs cc")
+    source, program = PROGRAMS / "c" / f"{name}.c", into / f"{name}-{face}"
+    header = ("-DMPI_ABI", "-include", str(place / "include" / "mpi_abi.h")) if face == "abi" else ()
+    command = ["cc", "-O1", "-Wall", "-Werror", "-I", str(place / "include"), *header, str(source), "-o", str(program)]
+    library = (f"-L{place / 'lib'}", f"-l:{LIBRARIES[face]}", "-lm")
+    done = subprocess.run([*command, *library], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return program
+
+
+def _create(job: Job, path: Path, program: Path, num_ranks: int, *arguments: object) -> None:
+    argv = (str(program), *map(str, arguments))
+    job.folder = JobFolder.create(path / "job", JobSpec(argv, num_ranks, str(path), {"PATH": "/usr/bin:/bin"}))
+
+
+@pytest.mark.parametrize("face", LIBRARIES)
+@pytest.mark.parametrize("num_ranks", [1, 2, 3, 5])
+def test_every_collective_in_three_forms_gives_what_each_rank_can_work_out(
+    job: Job, tmp_path: Path, face: str, num_ranks: int
+) -> None:
+    _create(job, tmp_path, compiled("collectives", face, tmp_path), num_ranks, 1)
+    assert job.stay("mpich").outcome.state == "finished", job.events
+    assert job.answer is not None
+
+
+def test_collectives_are_carried_through_three_mpis(job: Job, tmp_path: Path) -> None:
+    program = compiled("collectives", "mpich", tmp_path)
+    answers = []
+    for folder, chain in (("plain", ()), ("chain", ("mpich", "openmpi", "impi"))):
+        (tmp_path / folder).mkdir()
+        _create(job, tmp_path / folder, program, 4, 60)
+        checkpoint = None
+        for mpi in chain:
+            stopped = job.stay(mpi, checkpoint=checkpoint, watch=stop_after(0.7))
+            assert stopped.outcome.state == "stopped", job.events
+            checkpoint = job.folder.checkpoint(None)
+        assert job.stay("openmpi", checkpoint=checkpoint).outcome.state == "finished", job.events
+        answers.append(job.answer)
+    assert answers[0] is not None and answers[0] == answers[1]
