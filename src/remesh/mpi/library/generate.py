@@ -267,10 +267,20 @@ def _entry(function: Function, there: set[str], large: bool) -> str:
         body = _plain_body(function, name)
     elif name not in there:
         unused = "".join(f"    (void){one.name};\n" for one in function.of_form(large=large))
-        body = f'{unused}    return refuse_call("{full}");'
+        body = f"{unused}    return {_refusal(function, full)};"
     else:
         body = _checked_body(function, full, large)
     return f"{head} {{\n{body}\n}}\n{weak}\n"
+
+
+def _refusal(function: Function, full: str) -> str:
+    """What a function returns that is not carried; of the tools' interface, that what it asks for is not there."""
+    if not full.startswith("MPI_T_"):
+        return f'refuse_call("{full}")'
+    if full.endswith("_get_index"):
+        return "MPI_T_ERR_INVALID_NAME"
+    asked = {part for one in function.parameters for part in one.name.split("_")}
+    return "MPI_T_ERR_INVALID_INDEX" if "index" in asked else "MPI_T_ERR_INVALID_HANDLE"
 
 
 def _plain_body(function: Function, name: str) -> str:
@@ -320,7 +330,11 @@ def _checked_body(function: Function, full: str, large: bool) -> str:
         lines += ["    if (!error_) {", *(f"    {line}" for line in after), "    }"]
     # A label that nothing jumps to would be a warning.
     label = "end:\n" if any("goto end" in line for line in lines) else ""
-    lines.append(f'{label}    return end_call(error_, holder_, "{full}");')
+    if full.startswith("MPI_T_"):  # its errors have no handler
+        lines = [line for line in lines if "holder_" not in line]
+        lines.append(f"{label}    return error_;")
+    else:
+        lines.append(f'{label}    return end_call(error_, holder_, "{full}");')
     declarations = [line for line in lines if re.match(r"    (MPI_Count|[A-Z]\w+ \*)\w*_? ?", line) and "=" not in line]
     rest = [line for line in lines if line not in declarations]
     split = next(i for i, line in enumerate(rest) if "int error_" in line) + 1
