@@ -1,6 +1,6 @@
 """A lower half with an upper half and nothing else: no images, no coordinator, no rights needed.
 
-``mpiexec -n N python lower_alone.py [--renew SECONDS] program.py ...`` runs a program on the substitute mpi4py. With
+``mpiexec -n N python lower_alone.py [--renew SECONDS] program.py ...`` runs a program on the library. With
 ``--renew`` every so often all ranks make their lower halves quiet, write their state, release them, and go on with new
 ones made from the state, while the program runs on: what a restart does, without an image.
 """
@@ -20,9 +20,9 @@ from typing import Any
 import mpi4py
 from mpi4py import MPI
 
-import remesh
 from remesh.mpi.arena import FILE, make_arena
 from remesh.mpi.channel import SharedChannel
+from remesh.mpi.library.faces import library_environment
 from remesh.mpi.lower.half import MpiLowerHalf
 from remesh.mpi.room import make_room
 from remesh.rounds.status import Activity
@@ -33,13 +33,11 @@ _SAYING_BYTES = 1 << 14
 
 
 def environment(channel: str) -> dict[str, str]:
-    """What the program sees: no launcher, our mpi4py first."""
+    """What the program sees: no launcher, and the library in the place of any MPI."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(_FOREIGN)}
-    package = Path(remesh.__file__).parent
-    return kept | {
-        "PYTHONPATH": os.pathsep.join([str(package / "mpi" / "substitute"), str(package.parent)]),
+    return library_environment(None, kept) | {
+        "PYTHONPATH": str(Path(mpi4py.__file__).parents[1]),
         "REMESH_CHANNEL": channel,
-        "REMESH_MPI4PY": str(Path(mpi4py.__file__).parent),
     }
 
 

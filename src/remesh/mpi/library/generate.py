@@ -263,7 +263,7 @@ def _entry(function: Function, there: set[str], large: bool) -> str:
     name = function.name.removeprefix("MPI_")
     if function.name == "MPI_Pcontrol":
         body = "    (void)level;\n    return MPI_SUCCESS;"
-    elif function.returned != "int":
+    elif function.returned != "int" or name.endswith("_toint"):
         body = _plain_body(function, name)
     elif name not in there:
         unused = "".join(f"    (void){one.name};\n" for one in function.of_form(large=large))
