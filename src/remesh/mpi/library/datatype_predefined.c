@@ -56,6 +56,9 @@ static Named *named_types(size_t *count) {
 #ifdef MPI_INTEGER16
         ROW(MPI_INTEGER16, BASIC_INT128),
 #endif
+#ifdef MPIX_C_FLOAT16
+        ROW(MPIX_C_FLOAT16, BASIC_FLOAT16),
+#endif
 #ifdef MPI_REAL2
         ROW(MPI_REAL2, BASIC_FLOAT16),
 #endif

@@ -118,6 +118,7 @@ static int remove_added(int code, bool is_class) {
     Added *found = find_added(code);
     if (found == NULL || found->is_class != is_class)
         return fail(MPI_ERR_ARG, "%d is no error %s that the program has added", code, is_class ? "class" : "code");
+    if (found->text) return fail(MPI_ERR_ARG, "error code %d still has a string", code);
     for (int i = 0; is_class && i < num_added; i++)
         if (!added[i].is_removed && !added[i].is_class && added[i].error_class == code)
             return fail(MPI_ERR_ARG, "error class %d still has codes", code);

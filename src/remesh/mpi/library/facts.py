@@ -63,7 +63,7 @@ def _names(header: Path) -> list[str]:
     macros = subprocess.run(
         ["cc", "-w", "-E", "-dM", "-I", str(header.parent), str(header)], capture_output=True, text=True, check=True
     ).stdout
-    names = set(re.findall(r"^#define (MPI_[A-Z0-9_]+) .", macros, re.MULTILINE))
+    names = set(re.findall(r"^#define (MPI_[A-Z0-9_]+|MPIX_C_FLOAT16|MPIX_BFLOAT16) .", macros, re.MULTILINE))
     text = subprocess.run(
         ["cc", "-w", "-E", "-P", "-I", str(header.parent), str(header)], capture_output=True, text=True, check=True
     ).stdout
@@ -78,7 +78,7 @@ def _values(header: Path) -> dict[str, str]:
     asked = "".join(f"remesh_{name} = {name} ;\n" for name in names)
     expanded = _compiled(header, asked, "-E", "-P").stdout.replace("\n", " ")
     values = {}
-    for name, text in re.findall(r"remesh_(MPI_\w+) = (.*?) ;", expanded):
+    for name, text in re.findall(r"remesh_(MPIX?_\w+) = (.*?) ;", expanded):
         symbol = re.search(r"&?\(?\b((?:ompi|opal)_(?:mpi|request|message)_\w+)\b(?!\s*\*)", text)
         if symbol:
             values[name] = f"@{symbol[1]}"
@@ -107,7 +107,7 @@ def _types(header: Path, values: dict[str, str]) -> dict[str, str]:
         "ompi_instance": "MPI_Session",
     }
     found = {}
-    for name, value in re.findall(r"remesh_(MPI_\w+) = (.*?) ;", text):
+    for name, value in re.findall(r"remesh_(MPIX?_\w+) = (.*?) ;", text):
         kind = re.search(r"\b(ompi_\w+)_t\s*\*", value) or re.search(r"\bstruct (ompi_\w+)_t\b", value)
         if kind and kind[1] in named:
             found[name] = named[kind[1]]
