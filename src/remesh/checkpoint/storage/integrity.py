@@ -112,10 +112,14 @@ class Checksums:
         for name in names:
             entry = self.entries.get(name)
             path = self.directory / name
-            # A file that is missing is for its reader to tell: what it is needed for is known there.
-            if entry is not None and entry.kind == _WHOLE and store_of(path).size_of(path) is not None:
-                self._check_size(name, entry)
-                self._check_crc(path, _crc_of(path), entry, "the file")
+            if entry is None or entry.kind != _WHOLE:
+                continue
+            try:
+                found = _look_through(path)
+            except (FileNotFoundError, IsADirectoryError):
+                continue  # for its reader to tell: what it is needed for is known there
+            _check_length(path, entry.num_bytes, found.num_bytes)
+            self._check_crc(path, found.crc, entry, "the file")
 
     def read(self, name: str) -> bytes:
         """All of a file that is not a data file; `CheckpointFormatError` unless it is as it was written."""
@@ -139,14 +143,7 @@ class Checksums:
 
     def _check_size(self, name: str, entry: SummedFile) -> None:
         path = self.directory / name
-        found = store_of(path).size_of(path)
-        if found != entry.num_bytes:
-            is_shorter = found is not None and found < entry.num_bytes
-            raise CheckpointFormatError(
-                "missing-file" if found is None else "truncated" if is_shorter else "checksum",
-                f"checking file {path}: expected {entry.num_bytes} bytes, found "
-                f"{'no such file' if found is None else found}; the checkpoint is damaged, use another one",
-            )
+        _check_length(path, entry.num_bytes, store_of(path).size_of(path))
 
     def _check_crc(self, path: Location, found: int, entry: SummedFile, what: str) -> None:
         if found != entry.crc:
@@ -157,15 +154,26 @@ class Checksums:
             )
 
 
+def _check_length(path: Location, expected: int, found: int | None) -> None:
+    """Raise `CheckpointFormatError` unless a file has that length; None when it is not there."""
+    if found != expected:
+        is_shorter = found is not None and found < expected
+        raise CheckpointFormatError(
+            "missing-file" if found is None else "truncated" if is_shorter else "checksum",
+            f"checking file {path}: expected {expected} bytes, found "
+            f"{'no such file' if found is None else found}; the checkpoint is damaged, use another one",
+        )
+
+
 def encode_checksums(where: Mapping[str, Location]) -> bytes:
     """The content of `CHECKSUMS_FNAME` for files, by the name that each has or is to have in its checkpoint."""
     entries = {}
     for name, path in where.items():
-        size = store_of(path).size_of(path)
         if name.endswith(".distcp"):
-            entries[name] = [_DATA, size, crc32(read_trailer_bytes(path))]
+            entries[name] = [_DATA, store_of(path).size_of(path), crc32(read_trailer_bytes(path))]
         elif name in _SMALL:
-            entries[name] = [_WHOLE, size, _crc_of(path)]
+            found = _look_through(path)
+            entries[name] = [_WHOLE, found.num_bytes, found.crc]
     content = json.dumps({"version": _VERSION, "files": entries}, indent=0).encode() + b"\n"
     return content + b"%08x\n" % crc32(content)
 
@@ -341,11 +349,13 @@ def _pieces(path: Location, num_bytes: int | None = None, step: int = _READ_BYTE
             yield start, part[: file.read_into(start, part)]
 
 
-def _crc_of(path: Location) -> int:
-    crc = 0
+def _look_through(path: Location) -> SummedFile:
+    """Length and checksum of all of a file, which is opened once."""
+    num_bytes = crc = 0
     for _, content in _pieces(path):
         crc = crc32(content, crc)
-    return crc
+        num_bytes += len(content)
+    return SummedFile(_WHOLE, num_bytes, crc)
 
 
 def _sha256_of(path: Location) -> str:
