@@ -32,7 +32,7 @@ MPI4PY := mpi4py==4.1.2 isal==1.9.1
 DEBIAN_PROGRAMS := lammps hpcc netpipe-mpich2 netpipe-openmpi gromacs
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-unit test-procs test-slow test-mpi test-netns test-gpu test-browser test-hosts interop peers mpi mpi-programs mpi4py-suite check format bench docs \
+.PHONY: help demo test test-unit test-procs test-slow test-mpi test-netns test-gpu test-browser test-hosts interop peers mpi mpi-programs mpi4py-suite check format bench pictures docs \
         hosts matrix wheel wheel-check clean
 
 help:  ## this list
@@ -133,6 +133,10 @@ format: $(STAMP)  ## mend what check can mend
 
 bench: $(STAMP)  ## the benchmarks of one room: make bench ROOM=layout [QUICK=1]; benchmarks/out/
 	QUICK=$(QUICK) $(RUN) -m benchmarks.$(ROOM)
+
+pictures: demo  ## the pictures of README and docs, from a run of the demo; Chromium as for test-browser
+	$(RUN) -m pip install --quiet --constraint constraints.txt --editable '.[browser]'
+	$(RUN) examples/demo/pictures.py
 
 docs: $(STAMP)  ## the site of the documentation, a warning is an error; build/docs/index.html
 	$(RUN) -m pip install --quiet --constraint constraints.txt --editable '.[docs]'

@@ -84,6 +84,23 @@ def describe_run(seed: int | None) -> dict[str, Any]:
     }
 
 
+def header_of(report: Mapping[str, Any], verb: str, runs: str) -> str:
+    """The paragraph under the title of a measured page: what repeats it, from which commit, where, under which load.
+
+    ``report`` is what `describe_run` says, by itself or in a report; ``runs`` how often each value was measured and
+    which of the measurements stands on the page.
+    """
+    machine, versions = report["machine"], report["versions"]
+    before, after = (", ".join(f"{value:.1f}" for value in report[key]) for key in ("load_before", "load"))
+    torch = f", torch {versions['torch']}" if "torch" in versions else ""
+    return (
+        f"*Written by `{verb}`, which repeats it; do not edit. Commit {(report['commit'] or 'unknown')[:12]}; "
+        f"{machine['num_cores']} cores, {machine['system']}, Python {versions['python'].split()[0]}{torch}; "
+        f"load {before} before, {after} after (1, 5, 15 minutes). Runs: {runs}"
+        f"{'; the small set of `QUICK=1`' if report['quick'] else ''}.*"
+    )
+
+
 def write_report(room: str, rows: Sequence[Row], seed: int | None = None, folder: Path = OUT) -> Path:
     """Write the rows of a room and print them as a table; the file's path."""
     path = save_report(room, [asdict(row) for row in rows], seed, folder)

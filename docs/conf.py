@@ -80,6 +80,7 @@ site_trees = {
         Process images </mpi/images-measured>
         Every pair of MPIs </mpi/matrix>""",
     "inside": """
+        /promises
         /architecture
         /layout
         /reshard/planning

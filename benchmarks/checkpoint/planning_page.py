@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.plots import plot_growth
-from benchmarks.report import verdict_of
+from benchmarks.report import header_of, verdict_of
 
 _DOCS = Path(__file__).resolve().parents[2] / "docs" / "checkpoint"
 _PLOT = "planning.svg"
@@ -57,13 +57,12 @@ def make_page(report: Mapping[str, Any]) -> str:
     rows: Sequence[Mapping[str, Any]] = report["rows"]
     times = times_of(rows)
     num_tensors = next(match[2] for row in rows if (match := _CASE.fullmatch(row["case"])))
-    load = ", ".join(f"{value:.1f}" for value in report["load"])
     lines = [
         "# Planning",
         "",
-        "Written by `python -m benchmarks.checkpoint.planning`; do not edit. "
-        f"Machine: {report['machine']['num_cores']} cores,",
-        f"load averages at the end {load}. One rank plans with what all others would tell it, {num_tensors} tensors on",
+        header_of(report, "python -m benchmarks.checkpoint.planning", "the least of three"),
+        "",
+        f"One rank plans with what all others would tell it, {num_tensors} tensors on",
         "each; the network is not in it. Seconds; times of the processor are those of this one process.",
         "",
         f"![Seconds over ranks]({_PLOT})",

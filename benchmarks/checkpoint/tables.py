@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.report import OUT, verdict_of
+from benchmarks.report import OUT, header_of, verdict_of
 
 _PAGE = Path(__file__).resolve().parents[2] / "docs" / "checkpoint" / "measured.md"
 _SECTIONS = (
@@ -46,21 +46,20 @@ _SECTIONS = (
 """Title, what to know, and words of the cases; a row belongs to the last section that has one of its words."""
 
 
+_VERB = "make bench ROOM=checkpoint && python -m benchmarks.checkpoint.tables"
+
+
 def main() -> None:
     _PAGE.write_text(make_page(json.loads((OUT / "checkpoint.json").read_text())))
 
 
 def make_page(report: Mapping[str, Any]) -> str:
     """The page as text."""
-    load = ", ".join(f"{value:.1f}" for value in report["load"])
-    versions = report["versions"]
     lines = [
         "# Measured",
         "",
-        "Written by `python -m benchmarks.checkpoint.tables` from the report of `make bench ROOM=checkpoint`; do not",
-        "edit.",
-        f"Machine: {report['machine']['num_cores']} cores, load averages at the end {load}; torch {versions['torch']}"
-        f"{', the smaller set (QUICK=1)' if report['quick'] else ''}.",
+        header_of(report, _VERB, "rounds of all programs in turn, the least of each"),
+        "",
         "A ratio is over the bound, or of the peer's time over ours where the case says so.",
     ]
     for title, note, _ in _SECTIONS:

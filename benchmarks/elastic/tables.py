@@ -11,7 +11,7 @@ from typing import Any
 from benchmarks.elastic.attempts import LAUNCHERS, MAX_RESTARTS, MEETINGS
 from benchmarks.elastic.phases import PHASES
 from benchmarks.plots import plot_growth
-from benchmarks.report import OUT, verdict_of
+from benchmarks.report import OUT, header_of, verdict_of
 
 FOLDER = Path(__file__).resolve().parents[2] / "docs" / "elastic"
 PICTURE = "control-plane.svg"
@@ -42,10 +42,12 @@ def main() -> None:
     (FOLDER / PICTURE).write_text(draw_plane(report["rows"]))
 
 
+_VERB = "make bench ROOM=elastic && python -m benchmarks.elastic.tables"
+
+
 def make_page(report: Mapping[str, Any]) -> str:
     """The page as text; parts that were not run are left out."""
     rows: Sequence[Row] = report["rows"]
-    load = ", ".join(f"{value:.1f}" for value in report["load"])
     versions: Mapping[str, str] = report.get("peers", {})
     recovery, others, plane = _recoveries(rows, versions), _others(rows), _plane(rows)
     restarts = _restarts(rows)
@@ -55,9 +57,7 @@ def make_page(report: Mapping[str, Any]) -> str:
     lines = [
         "# Measured",
         "",
-        "Written by `python -m benchmarks.elastic.tables` from the report of `make bench ROOM=elastic`; do not edit.",
-        f"Machine: {report['machine']['num_cores']} cores, load averages at the end {load}"
-        + ("; the small set of `QUICK=1`." if report["quick"] else "."),
+        header_of(report, _VERB, "as many as the column of kills says; elsewhere the median of several"),
         *([f"Not run this time: {', '.join(missing)}."] if missing else []),
     ]
     return "\n".join([*lines, *recovery, *restarts, *others, *plane]) + "\n"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from benchmarks.report import OUT, verdict_of
+from benchmarks.report import OUT, header_of, verdict_of
 
 _PAGE = Path(__file__).resolve().parents[2] / "docs" / "mpi" / "images-measured.md"
 _PARTS = (
@@ -28,13 +28,12 @@ def make_page(parts: list[tuple[str, dict]]) -> str:
     lines = [
         "# What images cost, as measured",
         "",
-        "Made by `python -m benchmarks.mpi.images_page`; do not edit. A row is the median of its repetitions;",
+        "A row is the median of its repetitions;",
         "the spread is the largest over the smallest, minus 1. Bounds are measured in turn with what they bound.",
     ]
     for title, report in parts:
-        cores, load, system = report["machine"]["num_cores"], report["load"][0], report["machine"]["system"]
-        commit = (report["commit"] or "unknown")[:12]
-        lines += ["", f"## {title}", "", f"Machine: {cores} cores, load {load:.1f}, {system}; commit {commit}."]
+        verb = f"{title.partition('`')[2].partition('`')[0]}, python -m benchmarks.mpi.images_page"
+        lines += ["", f"## {title}", "", header_of(report, verb, "the median, with its spread")]
         lines += ["", "| case | value | goal | | spread |", "|---|---|---|---|---|"]
         for row in report["rows"]:
             goal, verdict = ("", "") if row["goal"] is None else (f"{row['goal']:g}", verdict_of(row))

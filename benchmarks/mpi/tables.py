@@ -8,7 +8,7 @@ import json
 from pathlib import Path
 
 from benchmarks.mpi.chain import ALL
-from benchmarks.report import OUT, verdict_of
+from benchmarks.report import OUT, header_of, verdict_of
 
 _FOLDER = Path(__file__).resolve().parents[2] / "docs" / "mpi"
 _PAGE = _FOLDER / "matrix.md"
@@ -25,18 +25,18 @@ def main() -> None:
 def make_page(pairs: dict, report: dict) -> str:
     """The page as text."""
     seen = pairs["pairs"]
-    cores, load, system = report["machine"]["num_cores"], report["load"][0], report["machine"]["system"]
     good = sum(seen.values())
     lines = [
         "# The matrix",
         "",
-        "Made by `python -m benchmarks.mpi.matrix` and `.tables`; do not edit. Each cell is a job of 4 ranks",
+        header_of(report, "python -m benchmarks.mpi.matrix && python -m benchmarks.mpi.tables", "17 restarts a job"),
+        "",
+        "Each cell is a job of 4 ranks",
         "that was stopped in the row's configuration and restarted in the column's: `=` its job gave the",
         "answer of an uninterrupted run on a real MPI, `x` it did not, `·` not run. A job has 17 restarts, at moments",
         "drawn by chance.",
         "",
         f"{good} of {len(ALL) * (len(ALL) - 1)} ordered pairs are `=`, {len(seen) - good} are `x`.",
-        f"Machine: {cores} cores, load {load:.0f}, {system}; Python {report['versions']['python']}.",
         "",
         "| | configuration | " + " | ".join(str(number) for number in range(1, len(ALL) + 1)) + " |",
         "|---|---|" + "---|" * len(ALL),
@@ -59,12 +59,12 @@ def write_costs_page() -> None:
 
 def make_costs_page(report: dict) -> str:
     """The page as text."""
-    cores, system = report["machine"]["num_cores"], report["machine"]["system"]
-    before, load = report["load_before"][0], report["load"][0]
     lines = [
         "# What carrying a program costs",
         "",
-        "Made by `python -m benchmarks.mpi.costs`; do not edit. Native and carried runs of one program take",
+        header_of(report, "python -m benchmarks.mpi.costs", "the median of interleaved turns"),
+        "",
+        "Native and carried runs of one program take",
         "turns on one host; values are differences or ratios of medians, bandwidths medians of the turns' ratios:",
         "loopback is several times slower at some times than at others, for native programs, too, as their own rows",
         "show (one cause: a copy whose ends differ by 1 to 15 bytes modulo a page takes nine times as long here).",
@@ -73,10 +73,7 @@ def make_costs_page(report: dict) -> str:
         "arrays with `REMESH_SHARED_ARRAYS=1`, *spinning* is `REMESH_SPIN=1`, measured where each of the four",
         "processes has a core of its own; see the [guide](guide.md).",
         "",
-        f"Machine: {cores} cores, load {before:.1f} before and {load:.1f} at the end, {system}; "
-        f"Python {report['versions']['python']}; commit {(report['commit'] or 'unknown')[:12]}.",
-        *([_BUSY] if before > cores else []),
-        "",
+        *([_BUSY, ""] if report["load_before"][0] > report["machine"]["num_cores"] else []),
         "| case | value | goal | |",
         "|---|---|---|---|",
     ]

@@ -32,7 +32,7 @@ import torch
 
 from benchmarks.pipeline.measured_ranks import Contestant, Make, Part, Told, measure, measure_torch
 from benchmarks.pipeline.stubs import Pace, Stub
-from benchmarks.report import Row, at_least, at_most, is_quick, write_report
+from benchmarks.report import Row, at_least, at_most, describe_run, header_of, is_quick, write_report
 from benchmarks.reshard.ablation import plot_svg, table_text
 from remesh.pipeline import (
     Costs,
@@ -424,8 +424,8 @@ def rows(*, quick: bool, models: bool) -> list[Row]:
     return found + ablation_rows(quick=quick)
 
 
-def write_page(found: Sequence[Row], load: float, folder: Path = _DOCS) -> None:
-    """Write the page of measured numbers, and the plot of the ablation; ``load`` is that of the machine meanwhile."""
+def write_page(found: Sequence[Row], about: str, folder: Path = _DOCS) -> None:
+    """Write the page of measured numbers, and the plot of the ablation; ``about`` says how they were measured."""
     fractions: dict[str, dict[str, str]] = {}
     others: list[str] = []
     ablation: dict[str, dict[str, float]] = {}
@@ -442,8 +442,7 @@ def write_page(found: Sequence[Row], load: float, folder: Path = _DOCS) -> None:
     lines = [f"| case | {' | '.join(names)} |", "|---" * (len(names) + 1) + "|"]
     lines += [f"| {case} | {' | '.join(by.get(name, '') for name in names)} |" for case, by in fractions.items()]
     parts = [
-        f"# Pipelines, measured\n\nWritten by `python -m benchmarks.pipeline.measured` ({os.cpu_count()} cores, load "
-        f"{load:.1f} on the machine).\n\nFractions of the signal bound: the time of 1F1B with messages of "
+        f"# Pipelines, measured\n\n{about}\n\nFractions of the signal bound: the time of 1F1B with messages of "
         "one byte over that of the contestant, in one run. Above 1 weight gradients fill bubbles that 1F1B leaves. `c` "
         "is the time of a micro-batch's values on the link, `F` that of a forward. Stubs sleep for as long as they "
         "should and send real bytes over shaped links; paced ones take as long as the stages of the model take of a "
@@ -468,7 +467,7 @@ def main() -> None:
     """Measure, write the report and the page."""
     found = rows(quick=is_quick(), models=os.environ.get("MODELS", "") == "1")
     write_report("pipeline-measured", found)
-    write_page(found, os.getloadavg()[0])
+    write_page(found, header_of(describe_run(None), "python -m benchmarks.pipeline.measured", "three, the median"))
 
 
 if __name__ == "__main__":

@@ -293,7 +293,8 @@ def main(
     for name, svg in pictures().items():
         (folder / f"step-{name}.svg").write_text(svg)
     parts = [
-        "# Schedules, simulated\n\nWritten by `python -m benchmarks.pipeline.simulated`. Uniform stages, F = I = W = "
+        "# Schedules, simulated\n\n*Written by `python -m benchmarks.pipeline.simulated`, which repeats it; do not "
+        "edit. Nothing is measured: a model, the same on every machine.*\n\nUniform stages, F = I = W = "
         "1; a transfer takes `c` times F on a line of its own for each hop and direction. Fractions are the signal "
         "bound of 1F1B (transfers in no time) over the step: above 1 where weight gradients fill the bubbles of fill "
         "and drain. *Blocking* 1F1B handles one value at a time, *exchange* all that are due at once, as torch's "

@@ -167,7 +167,8 @@ def main(folder: Path = _DOCS, num_pairs: int = 1000) -> None:
     (folder / "ablation-orders.svg").write_text(plot_svg(orders, "Finish over lower bound, by sender choice and order"))
     (folder / "ablation-ways.svg").write_text(plot_svg(ways, "Time over one copy, one sender to (hosts, devices)"))
     (folder / "ablation.md").write_text(
-        "# What each part brings\n\nWritten by `python -m benchmarks.reshard.ablation`: simulated at host level, over "
+        "# What each part brings\n\n*Written by `python -m benchmarks.reshard.ablation`, which repeats it; do not "
+        "edit. Nothing is measured: a model, the same on every machine.*\n\nSimulated at host level, over "
         "the lower bound; 1.00 is what no schedule beats.\n\n## Senders and order: Table 2 of arXiv 2211.05322\n\n"
         f"{table_text(orders, 'case')}\n\n![orders](ablation-orders.svg)\n\n## {num_pairs} random pairs of specs\n\n"
         "Three dims, 1 to 4 hosts of 4 devices on either side, at most 64 slices; ours is the certified ratio.\n\n"

@@ -7,13 +7,13 @@
 from __future__ import annotations
 
 import multiprocessing
-import os
 import resource
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.report import describe_run, header_of
 from remesh.layout import Layout, Mesh, layout_from_spec
 from remesh.reshard import TensorMove, Transfer, plan_reshard
 
@@ -117,16 +117,15 @@ routes between equal hosts one rule. Such plans need a form and a check of their
 """
 
 
-def page_text(costs: Sequence[Cost]) -> str:
+def page_text(costs: Sequence[Cost], about: str = "") -> str:
     """The costs as Markdown."""
     rows = [
         f"| {each.name} | {each.messages:,} | {each.plan_s:.2f} | {each.rest_s:.2f} | {each.peak_mib:.0f} |"
         for each in costs
     ]
-    load = ", ".join(f"{value:.1f}" for value in os.getloadavg())
     return (
-        "# The way to the first byte\n\nWritten by `python -m benchmarks.reshard.first_byte`; do not edit. Load at the "
-        f"end {load}.\n\nSeconds of processor time, from the layouts to a checked plan, and from there to the digest "
+        "# The way to the first byte\n\n"
+        f"{about}\n\nSeconds of processor time, from the layouts to a checked plan, and from there to the digest "
         "and the steps of two\nranks; MiB beyond what imports take. Goals at 1,024 hosts: 2 s and 300 MiB; for the "
         "model 5 s and 512 MiB.\n\n| move | messages | to the plan, s | to the first byte, s | MiB |\n"
         "|---|---|---|---|---|\n" + "\n".join(rows) + _REASONS
@@ -141,7 +140,8 @@ def main(page: Path = _PAGE) -> None:
         with context.Pool(1) as pool:
             costs.append(pool.apply(measure_case, (number,)))
         print(costs[-1], flush=True)
-    page.write_text(page_text(costs))
+    about = header_of(describe_run(None), "python -m benchmarks.reshard.first_byte", "one of each move")
+    page.write_text(page_text(costs, about))
 
 
 def _mesh(shape: Sequence[int], first: int) -> Mesh:

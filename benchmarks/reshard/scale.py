@@ -5,13 +5,13 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
 from benchmarks.plots import plot_growth
+from benchmarks.report import describe_run, header_of
 from benchmarks.reshard.planning import PAIRS, pair_of_halves, timed
 from remesh.reshard import Plan, plan_reshard
 
@@ -53,15 +53,14 @@ def plot_svg(curves: Curves) -> str:
     return plot_growth(seconds, "Planning time over ranks", "ranks", unit="s", goals={1024: 0.05, 8192: 2.0})
 
 
-def main(folder: Path = _DOCS, ranks: Sequence[int] = RANKS, repeat: int = 3) -> None:
+def main(folder: Path = _DOCS, ranks: Sequence[int] = RANKS, repeat: int = 3, about: str = "") -> None:
     """Measure, and write the page and its plot."""
     curves = measure(ranks, repeat)
-    load = ", ".join(f"{value:.1f}" for value in os.getloadavg())
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "scale.svg").write_text(plot_svg(curves))
     (folder / "scale.md").write_text(
-        "# How planning grows\n\nWritten by `python -m benchmarks.reshard.scale`; do not edit. Load at the end "
-        f"{load}.\n\nA matrix of 8,192 x 4,096 moves from one half of the ranks to the other; meshes are (hosts, 8). "
+        "# How planning grows\n\n"
+        f"{about}\n\nA matrix of 8,192 x 4,096 moves from one half of the ranks to the other; meshes are (hosts, 8). "
         "Milliseconds of\nprocessor time from the description to the checked plan, least of "
         f"{repeat}; the last column counts the messages\nof the largest plan. Goals: 50 ms at 1,024 ranks, 2 s at "
         f"8,192.\n\n{table_text(curves)}\n\n"
@@ -70,4 +69,4 @@ def main(folder: Path = _DOCS, ranks: Sequence[int] = RANKS, repeat: int = 3) ->
 
 
 if __name__ == "__main__":
-    main()
+    main(about=header_of(describe_run(None), "python -m benchmarks.reshard.scale", "three, the least of them"))

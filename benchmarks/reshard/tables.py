@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.report import OUT, verdict_of
+from benchmarks.report import OUT, header_of, verdict_of
 from benchmarks.reshard.netns import OURS
 from benchmarks.reshard.netns_cases import GLOO, ORDERS, WAYS
 
@@ -71,16 +71,18 @@ class _Found:
     """Rows of anything else."""
 
 
+_VERB = "make bench ROOM=reshard && python -m benchmarks.reshard.tables"
+
+
 def make_page(report: Mapping[str, Any]) -> str:
     """The page as text."""
     found = _sort(report["rows"])
-    load = ", ".join(f"{value:.1f}" for value in report["load"])
     lines = [
         "# Measured",
         "",
-        "Written by `python -m benchmarks.reshard.tables` from the report of `make bench ROOM=reshard`; do not edit.",
-        f"Machine: {report['machine']['num_cores']} cores, load averages at the end {load}. Links:",
-        f"{report.get('links', 'not measured')} on a host where the paper has four.",
+        header_of(report, _VERB, "three that take turns, unless `REPEATS` says otherwise; the median"),
+        "",
+        f"Links: {report.get('links', 'not measured')} on a host where the paper has four.",
         "",
         "## On shaped links",
         "",

@@ -33,7 +33,7 @@ def _rewrite(app: Sphinx, docname: str, source: list[str]) -> None:
     if docname == "index":
         readme = docs.parent / "README.md"
         app.env.note_included(readme)
-        text, home = _with_links(readme.read_text(encoding="utf-8"), docs.parent, page.parent, app) + text, docs
+        text, home = _with_links(readme.read_text(encoding="utf-8"), docs.parent, page.parent, app), docs
     source[0] = _with_links(text, home, page.parent, app)
 
 

@@ -1,5 +1,6 @@
 """The demo's report: one HTML file without anything outside it. Pure: figures in, text out."""
 
+import math
 from html import escape
 from typing import Any
 
@@ -34,16 +35,20 @@ table { border-collapse: collapse; width: 100%; } td, th { text-align: left; pad
        font-variant-numeric: tabular-nums; }
 .kept { color: #15803d; font-weight: 600; } .broken { color: #b91c1c; font-weight: 600; }
 @media (prefers-color-scheme: dark) { .kept { color: #86efac; } .broken { color: #fca5a5; } }
-svg text { fill: var(--soft); font: 11px system-ui, sans-serif; } svg { max-width: 100%; height: auto; }
-.grid { stroke: var(--line); } .curve { fill: none; stroke: var(--accent); stroke-width: 1.6; }
-.reference { fill: none; stroke: var(--soft); stroke-width: 4; opacity: .35; }
-.mark { stroke: #c2410c; stroke-dasharray: 4 3; } svg .mark-text { fill: #c2410c; }
-@media (prefers-color-scheme: dark) { svg .mark-text { fill: #fdba74; } .mark { stroke: #fdba74; } }
+.newest { display: flex; flex-wrap: wrap; gap: .4rem 2.4rem; }
+.newest b { display: block; color: var(--ink); font-size: 1.25rem; }
 .meshes { display: flex; flex-wrap: wrap; gap: .8rem; align-items: center; }
 .mesh { display: grid; gap: 3px; } .rank { border: 1px solid var(--line); border-radius: 4px; padding: .1rem .5rem;
        font-size: 12px; text-align: center; } .arrow { color: var(--soft); }
 .bar { display: flex; height: 14px; border-radius: 4px; overflow: hidden; background: var(--line); margin: .5rem 0; }
 .key { display: inline-block; width: 10px; height: 10px; border-radius: 2px; margin-right: .35rem; }
+"""
+CURVE_STYLE = """
+svg text { fill: var(--soft); font: 11px system-ui, sans-serif; } svg { max-width: 100%; height: auto; }
+.grid { stroke: var(--line); } .curve { fill: none; stroke: var(--accent); stroke-width: 1.6; }
+.reference { fill: none; stroke: var(--soft); stroke-width: 7; opacity: .3; }
+.mark { stroke: #c2410c; stroke-dasharray: 4 3; } svg .mark-text { fill: #c2410c; font-weight: 600; }
+@media (prefers-color-scheme: dark) { svg .mark-text { fill: #fdba74; } .mark { stroke: #fdba74; } }
 """
 
 
@@ -55,6 +60,7 @@ def render(summary: dict[str, Any], curves: dict[str, Any]) -> str:
         "<h1>Remesh: a job that lost a node and went on</h1>",
         f'<p class="soft">{summary["steps"]} steps, {summary["samples"]} samples, {summary["seconds"]:.0f} s in all; '
         f"{machine['cpus']} CPUs, load {machine['load']:.1f} at the end, Python {escape(machine['python'])}.</p>",
+        _newest(summary, curves),
         f"<h2>Promises: {kept} of {len(summary['promises'])} kept</h2>",
         _promises(summary["promises"]),
         "<h2>Loss</h2>",
@@ -67,15 +73,24 @@ def render(summary: dict[str, Any], curves: dict[str, Any]) -> str:
         f'<p class="soft">Processes of the surviving node before the loss: {summary["survivor_pids_before"]}, '
         f"after the return: {summary['survivor_pids_after']}.</p></div>",
         "<h2>Changes</h2>",
-        *(_change(change) for change in summary["changes"]),
         _legend(),
+        *(_change(change) for change in summary["changes"]),
     ]
     body = "\n".join(parts)
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>Remesh demo</title>'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<style>{STYLE}</style></head><body>\n{body}\n</body></html>\n"
+        f"<style>{STYLE}{CURVE_STYLE}</style></head><body>\n{body}\n</body></html>\n"
     )
+
+
+def render_picture(curves: dict[str, Any], changes: list[dict[str, Any]]) -> str:
+    """The loss curve alone, as an SVG file for light and dark pages."""
+    root, dark = STYLE.split("\nbody", 1)[0].split("@media", 1)
+    style = f"{root}@media{dark}{CURVE_STYLE}".replace(":root", "svg")
+    plot = _loss_plot(curves, changes)
+    opened = plot.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1)
+    return opened.replace(">", f"><style>{style}</style>", 1) + "\n"
 
 
 def format_axes(axes: dict[str, int]) -> str:
@@ -94,9 +109,25 @@ def _promises(promises: dict[str, bool]) -> str:
     return f'<div class="card"><table>{rows}</table></div>'
 
 
+def _newest(summary: dict[str, Any], curves: dict[str, Any]) -> str:
+    """What people look for first."""
+    step, loss = curves["job"][-1]
+    shown = {
+        "newest loss": f"{loss:.3f} at step {step}" if math.isfinite(loss) else f"not a number ({loss}) at step {step}",
+        "speed": f"{summary['steps_per_s']:.1f} steps/s",
+        "node lost, all train again": f"{summary['recovery_s']['total']:.2f} s",
+        "node back, all train again": f"{summary['growth_s']['total']:.2f} s",
+        "read from disk meanwhile": format_bytes(summary["bytes_from_disk"]),
+    }
+    cells = "".join(f'<div class="soft">{name}<b>{escape(value)}</b></div>' for name, value in shown.items())
+    return f'<div class="card newest">{cells}</div>'
+
+
 def _loss_plot(curves: dict[str, Any], changes: list[dict[str, Any]]) -> str:
+    drawn = {name: [point for point in points if math.isfinite(point[1])] for name, points in curves.items()}
     last = max(step for step, _ in curves["reference"])
-    top = max(loss for _, loss in curves["reference"]) * 1.05
+    top = max((loss for points in drawn.values() for _, loss in points), default=1.0) * 1.05
+    lost = [step for step, loss in curves["job"] if not math.isfinite(loss)]
 
     def x(step: float) -> float:
         return LEFT + (WIDTH - LEFT - 14) * step / last
@@ -116,16 +147,30 @@ def _loss_plot(curves: dict[str, Any], changes: list[dict[str, Any]]) -> str:
         f'<text x="{x(step):.1f}" y="{HEIGHT - 8}" text-anchor="middle">{step}</text>'
         for step in range(0, last + 1, 20)
     )
-    marks = "".join(
-        f'<line class="mark" x1="{x(c["step"]):.1f}" x2="{x(c["step"]):.1f}" y1="{20 if i % 2 else 32}" '
-        f'y2="{HEIGHT - BOTTOM}"/><text class="mark-text" x="{x(c["step"]) + 3:.1f}" y="{16 if i % 2 else 28}">'
-        f"{format_axes(c['to'])}</text>"
-        for i, c in enumerate(changes)
+    marks = "".join(_mark(x(change["step"]), at, change["what"]) for at, change in enumerate(changes))
+    legend = (
+        f'<path class="reference" d="M{LEFT + 200},58 h26"/><text x="{LEFT + 232}" y="62">never interrupted</text>'
+        f'<path class="curve" d="M{LEFT + 350},58 h26"/><text x="{LEFT + 382}" y="62">this job, loss by step</text>'
     )
+    if lost:
+        legend += (
+            f'<text class="mark-text" x="{LEFT + 6}" y="{HEIGHT - BOTTOM - 8}">no number from step {lost[0]}</text>'
+        )
     return (
         f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="loss by step">{grid}{ticks}'
-        f'<path class="reference" d="{path(curves["reference"])}"/>'
-        f'<path class="curve" d="{path(curves["job"])}"/>{marks}</svg>'
+        f'<path class="reference" d="{path(drawn["reference"])}"/>'
+        f'<path class="curve" d="{path(drawn["job"])}"/>{marks}{legend}</svg>'
+    )
+
+
+def _mark(x: float, at: int, what: str) -> str:
+    """A dashed line where something happened, and what; names take turns on two lines, and stay in the picture."""
+    y = 16 if at % 2 else 28
+    is_right = x > 0.75 * WIDTH
+    return (
+        f'<line class="mark" x1="{x:.1f}" x2="{x:.1f}" y1="{y + 4}" y2="{HEIGHT - BOTTOM}"/>'
+        f'<text class="mark-text" x="{x - 3 if is_right else x + 3:.1f}" y="{y}" '
+        f'text-anchor="{"end" if is_right else "start"}">{escape(what)}</text>'
     )
 
 
@@ -152,16 +197,20 @@ def _change(change: dict[str, Any]) -> str:
         f'title="{escape(name)} {seconds:.3f} s"></div>'
         for name, seconds in change["phases"].items()
     )
-    phases = ", ".join(f"{escape(name)} {seconds:.3f} s" for name, seconds in change["phases"].items())
+    phases = " ".join(
+        f'<span class="key" style="background:{PHASE_COLOURS[name]}"></span>{escape(name)} {seconds:.3f} s&emsp;'
+        for name, seconds in change["phases"].items()
+    )
     moved = "".join(
         f'<tr><td>{escape(giver)}</td><td>{escape(taker)}</td><td class="number">{format_bytes(count)}</td></tr>'
         for giver, taker, count in change["moved"]
     )
     table = f"<table><tr><th>from</th><th>to</th><th class=number>moved</th></tr>{moved}</table>" if moved else ""
     return (
-        f'<div class="card"><strong>to {format_axes(change["to"])}</strong> at step {change["step"]}, in {total:.2f} s'
+        f'<div class="card"><strong>{escape(change["what"])}: mesh {format_axes(change["to"])}</strong> '
+        f"at step {change['step']}, in {total:.2f} s"
         f'<p class="soft">{escape(change["reason"])}</p><div class="bar">{bars}</div><p class="soft">{phases}</p>'
-        f"{table}<p>Kept in the memory of ranks: {format_bytes(change['bytes_kept'])}. "
+        f"{table}<p>State that stayed in place: {format_bytes(change['bytes_kept'])}. "
         f"Read from disk: {format_bytes(change['bytes_from_disk'])}.</p></div>"
     )
 

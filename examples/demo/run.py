@@ -131,7 +131,12 @@ def summarise(main: Story, again: list[Story], reference: Story, killed_s: float
             "python": platform.python_version(),
             "system": platform.platform(),
         },
-        "changes": [_change_row(change) for change in (recovery, growth, *restarts)],
+        "steps_per_s": main.steps_per_s(3),
+        "changes": [
+            _change_row(recovery, f"{NODES[1]} killed"),
+            _change_row(growth, f"{NODES[1]} came back"),
+            *(_change_row(change, f"loaded as {report.format_axes(change.axes)}") for change in restarts),
+        ],
         "losses": {
             "job": [[s, loss] for job in jobs for s, loss in sorted(job.losses.items())],
             "reference": sorted(reference.losses.items()),
@@ -144,8 +149,9 @@ def _members_of(plan: Event) -> list[dict[str, Any]]:
     return [{"node": plan["hosts"][str(one["node"])], "pid": one["pid"]} for one in plan["members"]]
 
 
-def _change_row(change: Change) -> dict[str, Any]:
+def _change_row(change: Change, what: str) -> dict[str, Any]:
     return {
+        "what": what,
         "to": change.axes,
         "step": change.step,
         "reason": change.reason,
@@ -200,6 +206,7 @@ def main() -> int:
     curves = summary.pop("losses")
     (options.folder / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
     (options.folder / "report.html").write_text(report.render(summary, curves))
+    (options.folder / "loss.svg").write_text(report.render_picture(curves, summary["changes"]))
     view.print_summary(summary, options.folder)
     return 0 if all(promises.values()) else 1
 

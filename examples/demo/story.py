@@ -63,6 +63,11 @@ class Story:
         """Step -> loss of its whole batch."""
         return {event["step"]: event["loss"] for event in self.of_kind("step")}
 
+    def steps_per_s(self, generation: int) -> float:
+        """Steps of a generation over the time between its first and its last."""
+        told = {event["step"]: event["t"] for event in self.of_kind("step", generation=generation)}
+        return (len(told) - 1) / ((max(told.values()) - min(told.values())) or 1.0)
+
     def pids_on(self, node: str, generation: int) -> list[int]:
         """Processes of a node that were members of a generation."""
         plan = self.generations[generation - 1]

@@ -127,6 +127,8 @@ class Story:
         self.happenings: deque[Happening] = deque(maxlen=_MAX_HAPPENINGS)
         self.checkpoints: deque[SavedStep] = deque(maxlen=_MAX_CHECKPOINTS)
         self.curves: dict[str, Curve] = {}
+        self.no_numbers: dict[str, int] = {}
+        """Name of a curve -> step since which its values are infinite or NaN; gone once a number comes again."""
         """By name: `RATE`, and every number that steps report."""
         self._told_once: set[tuple[str, int]] = set()
         self._first_members: list[tuple[int, int, int, int]] = []
@@ -170,6 +172,7 @@ class Story:
             "happenings": [asdict(each) for each in self.happenings],
             "checkpoints": [asdict(each) for each in self.checkpoints],
             "curves": {name: curve.points() for name, curve in self.curves.items()},
+            "no_numbers": dict(self.no_numbers),
         }
 
     def _on_agent(self, event: Event) -> None:
@@ -273,9 +276,17 @@ class Story:
             self._stepped = (step, at_s)
             self.step = max(step, self.step or 0)
         for name, value in event.items():
-            is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-            if is_number and name not in _NOT_CURVES and (name in self.curves or len(self.curves) < _MAX_CURVES):
-                self._curve(name).add(step, float(value))
+            is_number = isinstance(value, int | float) and not isinstance(value, bool) and name not in _NOT_CURVES
+            if is_number and (name in self.curves or len(self.curves) < _MAX_CURVES):
+                self._add_to_curve(event, name, step, float(value))
+
+    def _add_to_curve(self, event: Event, name: str, step: int, value: float) -> None:
+        if math.isfinite(value):
+            self.no_numbers.pop(name, None)
+        elif name not in self.no_numbers:
+            self.no_numbers[name] = step
+            self._happen(event, f"{name} is {value}, not a number, at step {step}")
+        self._curve(name).add(step, value)
 
     def _on_saved(self, event: Event) -> None:
         step, path, seconds = int(event["step"]), str(event["path"]), float(event["seconds"])

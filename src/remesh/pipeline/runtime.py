@@ -93,7 +93,7 @@ class StepReport:
 
 
 class Pipeline:
-    """A model in stages, each on ranks of its own, that trains by a schedule.
+    """A model in stages that trains by a schedule; each stage has its own ranks.
 
     Made by every rank of the group: its own ``stage``, the same ``graph``, ``schedule`` and ``options``, those of
     `PipelineOptions`, and of planning a reshard. Making one talks to nobody: an option that nobody knows is refused at

@@ -97,7 +97,7 @@ def search_schedule(
     tolerance: float = 0.01,
     effort: int = 1,
 ) -> Found:
-    """The schedule that keeps least among the fastest under a limit of bytes for all ranks, or one for each.
+    """Of the fastest schedules within the memory limit, the one that keeps the fewest bytes.
 
     More ``effort`` climbs longer, about a quarter of a second each: worth it for uneven costs and shared NICs.
     `PipelineError` when no schedule meets the limit: one micro-batch of some stage is more.

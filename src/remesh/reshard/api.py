@@ -49,15 +49,15 @@ def reshard(
     group: Group = None,
     **options: Unpack[PlanOptions],
 ) -> Moved:
-    """Fill the tensors of ``take`` in place with the values of those of ``give``; what was moved.
+    """Fill the tensors of ``take`` in place with the values of those of ``give``; returns what was moved.
 
-    With ``to`` instead of ``take``: make the tensors first, on the mesh and with the placements (and dtype) of the
-    target, and fill them; they are in `Moved.made`. ``to`` is one `Target` for all, or one per name.
+    With ``to`` instead of ``take``, the tensors are made first, on the mesh and with the placements (and dtype) of the
+    target; they are in `Moved.made`. ``to`` is one `Target` for all tensors, or one for each name.
 
-    Called by every rank of the group; blocks until this rank has given and taken everything. Either side may lack on
-    a rank; tensors with one name are parts or replicas of one tensor. What is held in another dtype than it is wanted
-    in is cast, what is held as partial sums is summed. Raises the same error on all ranks: `PlanError` when something
-    wanted is held by nobody (unless ``missing`` says to leave it), shapes or dtypes clash or memory does not do,
+    Called by every rank of the group; blocks until this rank has sent and received everything. A rank may leave out
+    either side. Tensors with one name are parts or replicas of one tensor. If dtypes differ the values are cast, and
+    partial sums are added up. Raises the same error on all ranks: `PlanError` when no rank holds something that is
+    wanted (unless ``missing`` says to leave it), when shapes or dtypes clash, or when the memory cap is too small;
     `PeerError` when a rank dies. ``options`` are those of `PlanOptions`: ``host_of``, ``chunk_bytes``, ``missing``,
     ``max_staging_bytes``, ``network``, ``strategy``.
     """
@@ -81,7 +81,7 @@ def reshard(
 
 
 def reshard_async(give: Tensors, take: Tensors, *, group: Group = None, **options: Unpack[PlanOptions]) -> Handle:
-    """The same as `reshard` in a thread; a handle to wait with.
+    """Run `reshard` in a thread; returns a handle to wait with.
 
     Called by every rank of the group; blocks until all have agreed on the plan. From then on the bytes move while the
     caller computes, and may even communicate in the same group. Until the handle is done the tensors of ``give`` must

@@ -45,7 +45,7 @@ def redistribute_across(
     group: Group = None,
     **options: Unpack[PlanOptions],
 ) -> DTensor:
-    """The same values on another mesh, disjoint from the tensor's own, overlapping or the same.
+    """A DTensor with the same values on another mesh, which may be disjoint from its own, overlap it, or be the same.
 
     What ``DTensor.redistribute`` does inside one mesh. Called by every rank of the group, which has the ranks of both
     meshes; ranks outside the tensor's mesh hold it without elements (as ``distribute_tensor`` returns it there).
@@ -98,7 +98,7 @@ def reshard_tensor(  # noqa: PLR0913 - the shape of the RFC
     group: Group = None,
     **options: Unpack[PlanOptions],
 ) -> Moved:
-    """Move a tensor from one mesh to another, in place in each rank's buffer; what was moved.
+    """Move a tensor from one mesh to another, in place in each rank's buffer; returns what was moved.
 
     Called by every rank of the group, which has the ranks of both meshes. ``buf`` is contiguous; on a rank of both
     meshes it has room for the larger of its two shards. A local shape may be left out where it is that of ``buf``.

@@ -57,7 +57,7 @@ class Snapshot:
 
 
 class Refit:
-    """Carries weights from trainers to generators, version after version.
+    """Sends weights from trainers to generators, one version after the other.
 
     ``take`` names the tensors that this rank wants, as they should be: they become one of its two buffers, the other
     is allocated like them. Empty on a rank that only trains.

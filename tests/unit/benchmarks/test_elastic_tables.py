@@ -18,6 +18,7 @@ from benchmarks.elastic.phases import PHASES, split_recovery
 from benchmarks.elastic.settings import Settings, estimate_minutes
 from benchmarks.elastic.tables import draw_plane, make_page
 from benchmarks.report import Row
+from tests.unit.benchmarks.described import DESCRIBED
 
 
 def row(case: str, value: float, unit: str, **more: Any) -> dict[str, Any]:
@@ -25,7 +26,7 @@ def row(case: str, value: float, unit: str, **more: Any) -> dict[str, Any]:
 
 
 def page_of(rows: list[dict[str, Any]]) -> str:
-    return make_page({"rows": rows, "load": [0.5, 0.4, 0.3], "machine": {"num_cores": 2}, "quick": False})
+    return make_page({**DESCRIBED, "rows": rows})
 
 
 def test_a_recovery_stands_beside_its_peers_with_its_phases() -> None:

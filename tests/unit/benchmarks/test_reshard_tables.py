@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from benchmarks.reshard.tables import make_page
+from tests.unit.benchmarks.described import DESCRIBED
 
 
 def row(case: str, value: float, unit: str, **more: Any) -> dict[str, Any]:
@@ -28,7 +29,7 @@ def test_goals_peers_and_counters_stand_in_the_row_of_their_case() -> None:
         row("N3: no verdict, t varied by 9.0%, load 7.0", 0.09, "spread"),
     ]
     links = "16 MiB over 100 Mbit/s, 2 devices"
-    page = make_page({"rows": rows, "load": [0.5, 0.4, 0.3], "machine": {"num_cores": 2}, "links": links})
+    page = make_page({**DESCRIBED, "rows": rows, "links": links})
     assert links in page
     assert "| F5 1 -> (2,2) | **1.010** | 1.03, reached |  |  |  |  | 2.00 |  |  |  |" in page
     assert "| F6-1: S -> R | **1.010** | 1.05, reached |  |  |  |  |  | 1.50 |  |  |  |" in page

@@ -223,6 +223,16 @@ def test_a_value_that_is_no_number_leaves_a_gap() -> None:
     assert curve.points() == [[3, 1.0]]
 
 
+def test_a_loss_that_is_no_number_is_told_once_and_until_a_number_comes_again() -> None:
+    story = told(
+        line("step", step=1, loss=2.0), line("step", step=2, loss=math.nan), line("step", step=3, loss=math.nan)
+    )
+    assert story.no_numbers == {"loss": 2}
+    assert [each.text for each in story.happenings] == ["loss is nan, not a number, at step 2"]
+    story.take(line("step", step=4, loss=1.0))
+    assert story.no_numbers == {}
+
+
 def test_coordinates_count_the_last_axis_first() -> None:
     axes = {"pp": 2, "dp": 3, "tp": 2}
     seen = [coordinates_of(rank, axes) for rank in range(12)]

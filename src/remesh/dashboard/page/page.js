@@ -38,6 +38,10 @@ function drawHead(view) {
   byId("mesh").textContent = meshOf(view.axes);
   byId("generation").textContent = current ? current.number : "–";
   byId("count").textContent = members.length;
+  const value = (name, points) => (name in view.no_numbers ? `not a number since step ${view.no_numbers[name]}` : points.length ? brief(points.at(-1)[1]) : "–");
+  const numbers = Object.entries(view.curves).slice(0, 4);
+  byId("newest").replaceChildren(...numbers.map(([name, points]) => element("div", {}, element("dt", {}, name),
+    element("dd", name in view.no_numbers ? { class: "bad" } : {}, value(name, points)))));
   byId("told").textContent = view.told || (current ? current.reason : "no events yet");
 }
 
@@ -96,9 +100,12 @@ function drawMoves(view) {
   byId("move-text").textContent = `${size(moved)} between ranks, ${size(move.bytes_from_disk)} from disk, ${move.seconds.toFixed(2)} s. From ${move.source}: ${move.reason}`;
 }
 
+// Why there is a new mesh, in a few words: "node-b joined", of "node-b joined; 4 workers fit dp=2 x tp=2".
+const cause = (reason) => (reason.length > 30 ? reason.split(/[;(]/)[0] : reason).trim().slice(0, 40);
+
 function drawCurve(name, points, marks) {
   const figure = byId("curve").content.cloneNode(true).firstElementChild;
-  const [left, right, top, bottom] = [46, 550, 12, 146];
+  const [left, right, top, bottom] = [46, 550, 36, 156];
   const steps = points.map(([step]) => step), values = points.map(([, value]) => value);
   const [low, high] = [Math.min(...values), Math.max(...values)];
   const x = (step) => left + ((right - left) * (step - steps[0])) / Math.max(1, steps.at(-1) - steps[0]);
@@ -107,10 +114,14 @@ function drawCurve(name, points, marks) {
   figure.querySelector("figcaption").textContent = name;
   svg.setAttribute("aria-label", `${name}, newest ${brief(values.at(-1))} at step ${steps.at(-1)}`);
   svg.append(element("svg:line", { class: "axis", x1: left, x2: right, y1: bottom, y2: bottom }));
-  for (const { step, number } of marks.filter((mark) => mark.step > steps[0] && mark.step <= steps.at(-1))) {
+  const seen = marks.filter((mark) => mark.step > steps[0] && mark.step <= steps.at(-1));
+  for (const [at, { step, number, reason }] of seen.entries()) {
     const line = element("svg:line", { class: "mark", x1: x(step), x2: x(step), y1: top, y2: bottom });
-    line.append(element("svg:title", {}, `generation ${number} from step ${step}`));
+    line.append(element("svg:title", {}, `generation ${number} from step ${step}: ${reason}`));
+    const isRight = x(step) > (left + right) / 2;
+    const where = { x: x(step) + (isRight ? 3 : -3), y: top - (at % 2 ? 4 : 16), "text-anchor": isRight ? "end" : "start" };
     svg.append(line);
+    if (seen.length <= 6) svg.append(element("svg:text", { class: "cause", ...where }, cause(reason)));
   }
   svg.append(element("svg:polyline", { class: "value", points: points.map(([step, value]) => `${x(step).toFixed(1)},${y(value).toFixed(1)}`).join(" ") }));
   const label = (at, text, more = {}) => svg.append(element("svg:text", { x: at[0], y: at[1], ...more }, text));

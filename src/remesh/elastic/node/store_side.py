@@ -113,7 +113,7 @@ class StoreSide:
             log.write("tls-refused", doing=refusal.doing, reason=refusal.reason)
         if (moved := self._home.read_moved(self.shared)) is not None:
             return self._follow(*moved, log)
-        # Whoever was not looked at for a while did not stand still.
+        # A node that was not watched meanwhile starts afresh: an old count of heartbeats would make it look dead.
         self._beats = {index: seen for index, seen in self._beats.items() if index in watched}
         found: list[Event] = []
         for index in watched:

@@ -55,24 +55,24 @@ class Job:
 
     @property
     def reason(self) -> str:
-        """Why this mesh."""
+        """Why the job has this mesh."""
         return self._stint.plan.reason
 
     @property
     def step(self) -> int:
-        """Batches behind the job."""
+        """Number of batches that the job has trained on."""
         return self._stint.position.step
 
     @property
     def samples(self) -> int:
-        """Samples behind the job, over all epochs."""
+        """Number of samples that the job has trained on, over all epochs."""
         return self._stint.position.samples
 
     def carry(self, **objects: Any) -> None:
         """Fill models, optimizers and other objects with the job's state; called once, by all ranks.
 
-        Boxes come from the memory of whoever holds them at the newest step; if some box is held by nobody, everything
-        comes from the last checkpoint. A job that starts anew leaves the objects as they are. Blocks on all ranks.
+        Each shard comes from the memory of a rank that holds it at the newest step. If no rank or snapshot holds some
+        shard, all state comes from the last checkpoint. A new job leaves the objects as they are. Blocks on all ranks.
         """
         self._stint.carry(objects)
 
@@ -86,7 +86,7 @@ class Job:
         data_axes: Sequence[str] = ("dp",),
         collate: Callable[[list[Any]], Any] = default_collate,
     ) -> Iterator[Any]:
-        """This rank's shares of the global batches that lie ahead.
+        """This rank's part of each global batch, from the job's position in the data to the end.
 
         ``batch_size`` counts samples over all ranks and stays the same on every mesh. The batch is shared among the
         ranks along ``data_axes`` (an axis that the mesh lacks counts as size 1); ranks along other axes get the same
@@ -114,19 +114,19 @@ class Job:
             yield collate([source[index] for index in share.indices])
 
     def attempt(self) -> contextlib.AbstractContextManager[None]:
-        """Around one step, from the batch to the optimizer: if a member is lost inside, the step is given up.
+        """A context manager around one step, from batch to optimizer: if a rank is lost in it, the step is dropped.
 
-        Another member takes the place of the lost one, the groups behind :attr:`mesh` are made anew, and the next batch
-        is this one again; ``train`` is not entered anew. Where that is not to be had (another shape, FSDP or DDP
-        modules, groups that the program made itself), the error goes on, and ``train`` is entered on the new mesh.
+        A spare takes the lost rank, the process groups behind :attr:`mesh` are rebuilt, and the next batch is this one
+        again; ``train`` is not called again. This is not possible when the mesh changes its shape, with FSDP or DDP
+        modules, or with process groups that the program made: then ``train`` is called again on the new mesh.
         """
         return self._stint.attempt()
 
     def commit(self, ok: bool = True) -> bool:
-        """Vote on the batch just computed; True on all ranks if all said ``ok``, and then all take the step.
+        """Vote on the batch just computed: True on all ranks if all of them said ``ok``.
 
-        Take it right after (optimizer, scheduler, averages), without collectives in between: clip gradients before.
-        False drops the batch on all ranks. Blocks on all ranks, bounded by the group's timeout.
+        Then call the optimizer, scheduler and averages at once, without collectives in between: clip gradients before.
+        False means that all ranks drop the batch. Blocks on all ranks, bounded by the group's timeout.
         """
         return self._stint.vote(ok)
 

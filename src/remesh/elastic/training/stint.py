@@ -117,7 +117,7 @@ class Stint:
         if self._state is None:
             raise ConfigError("asking for batches: call job.carry(...) first, it tells where the data stream stands")
         self.boundary()
-        # Asked of the step alone: a member that has just come in place of another knows no other reason.
+        # Decided by the step number alone: a spare that has just replaced a member knows nothing else of the past.
         every, step = self.options.save_every, self.position.step
         if every and step and step % every == 0:
             self.save()

@@ -39,7 +39,7 @@ ORDER_ADVICE = (
 
 
 class Stream:
-    """An iterable dataset, read alike on every rank; give it to ``job.carry`` and to ``job.batches``.
+    """An iterable dataset that every rank reads in the same order; give it to ``job.carry`` and to ``job.batches``.
 
     ``dataset`` yields single samples: a loader around it must not make batches (``batch_size=None``).
     """

@@ -142,7 +142,7 @@ class Accesses:
         return Operation(request, landing) if request else None
 
     def _begin(self, call: str, op: Op, rank: int, target: Any, *buffers: Any) -> Access | None:
-        """Begin an access of plain buffers by the short way; None where that does not go, and nothing has happened."""
+        """Begin an access of plain buffers by the short way; None, with nothing begun, where that is impossible."""
         numbers = _PLAIN.get(op._op.name) or op._op.real_by_character
         return None if numbers is None else self._begin_shortly(call, numbers, rank, target, buffers)
 

@@ -297,7 +297,7 @@ def port() -> Any:
 
 
 def call_shortly(way: Callable[..., Any], *fields: Any) -> Any:
-    """What a blocking receive, exchange or wait by the short way gives; None where that does not go.
+    """The result of a blocking receive, exchange or wait by the short way; None where the call cannot take it.
 
     ``way`` is the method of this thread's port, which says by an integer that it failed; ``fields`` are its arguments.
     """
@@ -328,7 +328,7 @@ class _Plain:
 
 
 def start_shortly(comm: int, peers: tuple[int, ...], buffer: Any, source: int, tag: int) -> tuple[int, Landing] | None:
-    """Start a receive by the short way: its request, and where it lands; None where that does not go."""
+    """Start a receive by the short way: its request, and its buffer; None where the call cannot take that way."""
     number = next(link()._numbers)
     view = port().start(number, comm, peers, buffer, source, tag)
     return None if view is None else (number, _Plain(view))

@@ -63,11 +63,12 @@ MIN_CHUNK_BYTES = 64
 _RELAY_CHUNK_BYTES = 128 << 10
 """Chunks on a route with relays are not cut finer than this for the sake of its pipeline."""
 _MAX_TIMED = 20_000
-"""Up to this many messages are scheduled one by one, in time; more of them as flows, which is quicker ..."""
+"""Up to this many messages the planner schedules each one in time. More messages are planned as flows, which is
+faster."""
 _MAX_TIMED_BY_HOSTS = 100_000
-"""... and so are messages that are many when multiplied by the number of hosts, if their traffic is even:"""
+"""Messages are planned as flows, too, if their number times that of the hosts is above this, and traffic is even."""
 _MAX_WAITING = 1.1
-"""as flows, a host may wait for so much of its time."""
+"""Traffic counts as even if, planned as flows, no host takes longer than its own work times this."""
 _FEW_LATENCIES = 100
 """A bound below this many latencies makes ``"auto"`` compare with strategies that need fewer messages on the way."""
 _FOR_LATENCY = ("tree", "send_recv")

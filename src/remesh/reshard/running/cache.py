@@ -72,7 +72,7 @@ class Meeting:
 
 
 class Resharder:
-    """Moves states between layouts, and remembers how.
+    """Moves states between layouts, and keeps the plans for repeated calls.
 
     Belongs to one group; make a new one for a new group. Used by all its ranks alike, one call after the other.
     """

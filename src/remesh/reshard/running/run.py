@@ -74,7 +74,7 @@ class Moved:
 
 
 class UnfilledError(PeerError):
-    """A peer was lost while tensors were on their way to this rank.
+    """Another rank was lost while tensors were on their way to this rank.
 
     ``unfilled`` names the tensors that this rank wanted and of which it has not every element; what they hold is
     undefined. All others are filled. Moving the unfilled ones again in a new group, from what is left, completes
