@@ -56,6 +56,9 @@ _TAKE_NULLS: Final = {
     "MPI_File_call_errhandler": ("MPI_File",),
     "MPI_Request_get_status": ("MPI_Request",),
     "MPI_Type_get_name": ("MPI_Datatype",),
+    "MPI_Win_get_name": ("MPI_Win",),
+    "MPI_Get_accumulate": ("MPI_Datatype",),
+    "MPI_Rget_accumulate": ("MPI_Datatype",),
 }
 """Functions that take null handles of these types."""
 _NOT_FOR_ALL: Final = (

@@ -269,7 +269,8 @@ static void reduce(void) {
     int is_own = !strcmp(op_word, "OWN");
     if (is_own) MPI_Op_create(twice_first, 0, &op);
     else op = op_named(op_word);
-    MPI_Datatype type = *type_word >= '0' && *type_word <= '9' ? types[atoi(type_word)] : type_named(type_word);
+    int is_number = type_word[strspn(type_word, "0123456789")] == 0;
+    MPI_Datatype type = is_number ? types[atoi(type_word)] : type_named(type_word);
     int error = MPI_Reduce_local(in, inout, count, type, op);
     int error_class = 0;
     if (error) MPI_Error_class(error, &error_class);

@@ -1,0 +1,193 @@
+/* Windows are made and freed. All members of the communicator call; nobody accesses a rank before everybody knows what
+ * everybody gives.
+ */
+#include "channel.h"
+#include "exchange.h"
+#include "info.h"
+#include "win.h"
+
+/* Memory of a dynamic window. */
+typedef struct Attached Attached;
+struct Attached {
+    Attached *next;
+    char *at;
+    MPI_Aint num_bytes;
+};
+
+static void destroy_window(void *object) {
+    Win *win = object;
+    while (win->attached) {
+        Attached *next = win->attached->next;
+        free(win->attached);
+        win->attached = next;
+    }
+    if (win->owns_memory) free(win->base);
+    let_go(win->comm);
+    let_go(win->info);
+    free(win->units);
+    free(win->sizes);
+    free(win->pending);
+    free(win->locked);
+    free(win->started);
+    free(win->words);
+    free(win->is_partner);
+}
+
+/* ---- Making them ---- */
+
+static Win *new_window(Comm *comm, int flavor) {
+    set_destructor(KIND_WIN, destroy_window);
+    Win *win = make_object(KIND_WIN, sizeof(Win));
+    win->comm = comm;
+    win->flavor = flavor;
+    win->model = MPI_WIN_UNIFIED;
+    win->units = NEW_ARRAY(MPI_Aint, comm->size);
+    win->sizes = NEW_ARRAY(MPI_Aint, comm->size);
+    win->locked = NEW_ARRAY(uint8_t, comm->size);
+    win->words = NEW_ARRAY(Request *, comm->size);
+    win->is_partner = NEW_ARRAY(bool, comm->size);
+    win->num_started = -1;
+    return win;
+}
+
+/* What this rank gives. */
+typedef struct {
+    void *base;
+    MPI_Aint size, unit;
+    bool is_owned;
+} Share;
+
+typedef struct {
+    int64_t unit, size;
+} Said;
+
+/* Tells the lower half, and learns what the others give. */
+static int publish(Win *win, const Share *share) {
+    Said mine = {share->unit, share->size}, *all = NEW_ARRAY(Said, win->comm->size);
+    int error = lower_make_window(win->comm->number, share->base);
+    if (!error && share->size) error = lower_attach_memory(win->comm->number, share->base, share->size);
+    int agreed = agree(win->comm, error);
+    if (!agreed) agreed = gather_all(win->comm, &mine, sizeof mine, all);
+    for (int rank = 0; rank < win->comm->size && !agreed; rank++) {
+        win->units[rank] = (MPI_Aint)all[rank].unit;
+        win->sizes[rank] = (MPI_Aint)all[rank].size;
+    }
+    free(all);
+    return agreed;
+}
+
+static int make_window(Comm *comm, int flavor, Share share, const Info *info, Win **made) {
+    Comm *own;
+    TRY(duplicate_for_library(comm, &own));
+    Win *win = new_window(own, flavor);
+    win->base = share.base;
+    win->owns_memory = share.is_owned;
+    win->size = share.size;
+    win->own_unit = (int)share.unit;
+    win->info = copy_info(info);
+    int error = publish(win, &share);
+    if (error) free_handle(win);
+    else *made = win;
+    return error;
+}
+
+static int check_share(const Comm *comm, MPI_Aint unit) {
+    if (comm->remote) return fail(MPI_ERR_COMM, "windows are made on communicators of one group");
+    if (unit < 1) return fail(MPI_ERR_DISP, "disp_unit is %lld, expected 1 or more", (long long)unit);
+    return MPI_SUCCESS;
+}
+
+int do_Win_create(void *base, MPI_Aint size, MPI_Count disp_unit, Info *info, Comm *comm, Win **win) {
+    TRY(check_share(comm, (MPI_Aint)disp_unit));
+    return make_window(comm, MPI_WIN_FLAVOR_CREATE, (Share){base, size, (MPI_Aint)disp_unit, false}, info, win);
+}
+
+/* Zeroed memory that begins at a multiple of what any vector of a processor asks for. */
+static int allocate(MPI_Aint size, void **memory) {
+    enum { ALIGNMENT = 64 };
+    size_t num_bytes = ((size_t)size + ALIGNMENT) / ALIGNMENT * ALIGNMENT;
+    *memory = aligned_alloc(ALIGNMENT, num_bytes);
+    if (!*memory) return fail(MPI_ERR_NO_MEM, "there is no memory for a window of %lld bytes", (long long)size);
+    memset(*memory, 0, num_bytes);
+    return MPI_SUCCESS;
+}
+
+static int allocate_window(int flavor, Share share, const Info *info, Comm *comm, void *baseptr, Win **win) {
+    /* All members must come along, or those with memory would wait for those without. */
+    TRY(agree(comm, allocate(share.size, &share.base)));
+    share.is_owned = true;
+    TRY(make_window(comm, flavor, share, info, win));
+    *(void **)baseptr = share.base;
+    return MPI_SUCCESS;
+}
+
+int do_Win_allocate(MPI_Aint size, MPI_Count disp_unit, Info *info, Comm *comm, void *baseptr, Win **win) {
+    TRY(check_share(comm, (MPI_Aint)disp_unit));
+    return allocate_window(MPI_WIN_FLAVOR_ALLOCATE, (Share){.size = size, .unit = (MPI_Aint)disp_unit}, info, comm, baseptr, win);
+}
+
+int do_Win_allocate_shared(MPI_Aint size, MPI_Count disp_unit, Info *info, Comm *comm, void *baseptr, Win **win) {
+    TRY(check_share(comm, (MPI_Aint)disp_unit));
+    if (comm->size > 1)
+        return fail(MPI_ERR_RMA_SHARED, "%d ranks that share memory may come apart at a restart, and are not carried: "
+                    "use MPI_Win_allocate with MPI_Put and MPI_Get", comm->size);
+    return allocate_window(MPI_WIN_FLAVOR_SHARED, (Share){.size = size, .unit = (MPI_Aint)disp_unit}, info, comm, baseptr, win);
+}
+
+int do_Win_create_dynamic(Info *info, Comm *comm, Win **win) {
+    TRY(check_share(comm, 1));
+    return make_window(comm, MPI_WIN_FLAVOR_DYNAMIC, (Share){.unit = 1}, info, win);
+}
+
+/* ---- Memory of dynamic windows ---- */
+
+static int check_dynamic(const Win *win) {
+    if (win->flavor == MPI_WIN_FLAVOR_DYNAMIC) return MPI_SUCCESS;
+    return fail(MPI_ERR_RMA_FLAVOR, "the window was not made by MPI_Win_create_dynamic");
+}
+
+int do_Win_attach(Win *win, void *base, MPI_Aint size) {
+    TRY(check_dynamic(win));
+    if (size < 0) return fail(MPI_ERR_SIZE, "size is %lld, expected 0 or more", (long long)size);
+    if (size == 0) return MPI_SUCCESS;
+    bool is_free = true;
+    LOCKED {
+        for (const Attached *one = win->attached; one; one = one->next)
+            is_free &= (char *)base + size <= one->at || one->at + one->num_bytes <= (char *)base;
+        if (is_free) {
+            Attached *more = NEW(Attached);
+            *more = (Attached){win->attached, base, size};
+            win->attached = more;
+        }
+    }
+    if (!is_free) return fail(MPI_ERR_RMA_ATTACH, "%lld bytes at %p are attached already, in part", (long long)size, base);
+    return lower_attach_memory(win->comm->number, base, size);
+}
+
+int do_Win_detach(Win *win, const void *base) {
+    TRY(check_dynamic(win));
+    Attached *found = NULL;
+    LOCKED {
+        Attached **place = &win->attached;
+        while (*place && (*place)->at != base) place = &(*place)->next;
+        found = *place;
+        if (found) *place = found->next;
+    }
+    if (!found) return fail(MPI_ERR_RMA_ATTACH, "nothing at %p is attached", base);
+    free(found);
+    return lower_detach_memory(win->comm->number, base);
+}
+
+/* ---- The end ---- */
+
+int do_Win_free(MPI_Win *handle) {
+    Win *win = win_of(*handle);
+    if (!win) return fail(MPI_ERR_WIN, *handle == MPI_WIN_NULL ? "win is MPI_WIN_NULL" : "win is no such handle");
+    TRY(delete_attributes(&win->object, &win->attributes));
+    int error = flush_accesses(win, MPI_ANY_SOURCE);
+    TRY(barrier(win->comm));
+    TRY(lower_free_window(win->comm->number));
+    free_handle(win);
+    *handle = MPI_WIN_NULL;
+    return error;
+}
