@@ -1,7 +1,9 @@
 """Which names does Remesh use that torch calls private? These; no other module names one.
 
 A release of torch may move or drop any of them. Each is looked up when a module of ours is imported that uses it, and
-one that is not there is an error that names it and the torch that was found: `missing_names` lists all of them at once.
+what is not there is an error that names it and the torch that was found: a name that is imported from here is looked up
+then, members of classes and modules are when this module is imported, those of modules that are slow to load when who
+uses them calls `check_members`. `missing_names` lists all at once.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -34,30 +37,44 @@ _MEMBERS: Final = {
     "torch._C._autograd.SavedTensor": ("unpack_hook",),
     "torch.distributed.Backend": ("_plugins",),
     "torch.distributed.distributed_c10d": ("_abort_process_group", "_world"),
-    "torch.distributed.fsdp.FSDPModule": ("_get_fsdp_state",),
-    "torch.distributed.elastic.agent.server.local_elastic_agent.LocalElasticAgent": (
-        *("_start_workers", "_restart_workers", "_monitor_workers"),
-    ),
 }
-"""What is used of a class or a module by attribute; of torch's agent, the methods that ours overrides."""
+"""What is used of a class or a module by attribute."""
+FSDP_MODULE: Final = "torch.distributed.fsdp.FSDPModule"
+LOCAL_AGENT: Final = "torch.distributed.elastic.agent.server.local_elastic_agent.LocalElasticAgent"
+_SLOW_MEMBERS: Final = {
+    FSDP_MODULE: ("_get_fsdp_state",),
+    LOCAL_AGENT: ("_start_workers", "_restart_workers", "_stop_workers", "_monitor_workers", "_shutdown"),
+}
+"""The same of what a launcher does not load; of torch's agent, the methods that ours overrides."""
 
 
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    try:
-        return _look_up(_HOMES[name])
-    except (ImportError, AttributeError) as raised:
-        raise ConfigError(
-            f"using torch {torch.__version__}: it has no {_HOMES[name]}, which Remesh needs; install a release of "
-            "torch that Remesh was tested with"
-        ) from raised
+    _refuse_missing([_HOMES[name]])
+    return _look_up(_HOMES[name])
 
 
 def missing_names() -> list[str]:
     """Every private name that Remesh uses and this torch lacks."""
-    members = [f"{home}.{name}" for home, names in _MEMBERS.items() for name in names]
-    return [dotted for dotted in (*_HOMES.values(), *members) if not _is_there(dotted)]
+    return [dotted for dotted in (*_HOMES.values(), *_members_of(*_MEMBERS, *_SLOW_MEMBERS)) if not _is_there(dotted)]
+
+
+def check_members(home: str) -> None:
+    """Raise `ConfigError` for what this torch lacks of a class that is slow to load. Called by who uses that."""
+    _refuse_missing(_members_of(home))
+
+
+def _members_of(*homes: str) -> list[str]:
+    return [f"{home}.{name}" for home in homes for name in {**_MEMBERS, **_SLOW_MEMBERS}[home]]
+
+
+def _refuse_missing(needed: Sequence[str]) -> None:
+    if lacking := [dotted for dotted in needed if not _is_there(dotted)]:
+        raise ConfigError(
+            f"using torch {torch.__version__}: it has no {', '.join(lacking)}, which Remesh needs; install a release "
+            "of torch that Remesh was tested with"
+        )
 
 
 def _is_there(dotted: str) -> bool:
@@ -122,3 +139,6 @@ def holds_unreduced_gradients(module: FSDPModule) -> bool:
         if one.unsharded_accumulated_grad is not None or (unsharded is not None and unsharded.grad is not None):
             return True
     return False
+
+
+_refuse_missing(_members_of(*_MEMBERS))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -19,6 +22,24 @@ def test_a_name_that_torch_lacks_is_an_error_that_says_so(monkeypatch: pytest.Mo
     with pytest.raises(ConfigError, match=rf"torch {torch.__version__.split('+')[0]}.* has no {lacking}"):
         _ = torch_private.AsyncCollectiveTensor
     assert lacking in torch_private.missing_names()
+
+
+@pytest.mark.parametrize(
+    ("home", "name", "user"),
+    [
+        ("torch.distributed.Backend", "_plugins", "remesh.torch_private"),
+        ("torch.distributed.distributed_c10d", "_world", "remesh.torch_private"),
+        (torch_private.FSDP_MODULE, "_get_fsdp_state", "remesh.elastic.gradients"),
+        (torch_private.LOCAL_AGENT, "_monitor_workers", "remesh.elastic.launch.restart"),
+    ],
+)
+def test_a_member_that_torch_lacks_is_told_when_its_user_is_imported(
+    home: str, name: str, user: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = Path(importlib.import_module(user).__file__ or "").read_text()
+    monkeypatch.delattr(f"{home}.{name}")
+    with pytest.raises(ConfigError, match=rf"it has no {home}.{name}, which Remesh needs"):
+        exec(compile(source, user, "exec"), {"__name__": f"another.{user}"})
 
 
 def test_an_unknown_name_is_an_attribute_error() -> None:

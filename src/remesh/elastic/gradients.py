@@ -20,7 +20,9 @@ from torch.distributed.fsdp import FSDPModule
 
 from remesh.errors import ConfigError
 from remesh.layout.from_torch import piece_of
-from remesh.torch_private import holds_unreduced_gradients
+from remesh.torch_private import FSDP_MODULE, check_members, holds_unreduced_gradients
+
+check_members(FSDP_MODULE)
 
 SUFFIX = ".grad"
 ADVICE = (

@@ -36,7 +36,9 @@ from remesh.elastic.events import EventLog
 from remesh.elastic.launch.meeting import MeetingPlace, open_meeting
 from remesh.elastic.outcome import Category, Outcome, WorkerFailure, decide_cause, describe_failure
 from remesh.elastic.store.card import JobCard
+from remesh.torch_private import LOCAL_AGENT, check_members
 
+check_members(LOCAL_AGENT)
 _ENDED = "remesh/ended"
 _FAILURES = "remesh/failures/"
 _HEARD = "remesh/heard"
