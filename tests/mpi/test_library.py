@@ -36,7 +36,9 @@ def compiled(name: str, face: str, into: Path) -> Path:
 
 def _create(job: Job, path: Path, program: Path, num_ranks: int, *arguments: object) -> None:
     argv = (str(program), *map(str, arguments))
-    job.folder = JobFolder.create(path / "job", JobSpec(argv, num_ranks, str(path), {"PATH": "/usr/bin:/bin"}))
+    job.folder = JobFolder.create(
+        path / "job", JobSpec(argv, num_ranks, str(path), {"PATH": "/usr/bin:/bin", "REMESH_UPPER": "library"})
+    )
 
 
 @pytest.mark.parametrize("face", LIBRARIES)

@@ -1,9 +1,14 @@
-"""What of its user's environment does a program get that has no MPI library inside? All but what launchers set."""
+"""Which parts of their user's environment do the two halves get?
+
+A program has no MPI library inside: it gets all but what launchers set. A launcher and the lower halves have one: they
+get all but the way to libraries of another MPI, which a program may need for what else stands there.
+"""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Final
 
 _OF_LAUNCHERS: Final = (
@@ -24,3 +29,18 @@ def program_environment(environ: Mapping[str, str], *, first_on_path: str = "") 
     if first_on_path:
         clean["PYTHONPATH"] = os.pathsep.join(filter(None, [first_on_path, clean.get("PYTHONPATH")]))
     return clean
+
+
+def lower_environment(environ: Mapping[str, str], launcher: str) -> dict[str, str]:
+    """The environment without folders of shared libraries that hold an MPI other than the launcher's own."""
+    own = Path(launcher).resolve().parents[1]
+    folders = environ.get("LD_LIBRARY_PATH", "").split(os.pathsep)
+    kept = [
+        folder for folder in folders if folder and (_is_in(folder, own) or not any(Path(folder).glob("libmpi*.so*")))
+    ]
+    found = {name: value for name, value in environ.items() if name != "LD_LIBRARY_PATH"}
+    return {**found, "LD_LIBRARY_PATH": os.pathsep.join(kept)} if kept else found
+
+
+def _is_in(folder: str, place: Path) -> bool:
+    return Path(folder).resolve().is_relative_to(place)

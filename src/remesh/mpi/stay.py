@@ -25,6 +25,7 @@ from remesh.images.kinds import OpenFilePolicy
 from remesh.mpi import rsh
 from remesh.mpi.launch import Host, LaunchCommand, Reach, default_network, find_row, plan_start
 from remesh.mpi.mpis import Installation, find_mpi
+from remesh.mpi.program_environment import lower_environment
 from remesh.rounds.job_folder import Checkpoint, JobFolder, JobState
 from remesh.rounds.leader import Coordinator, JobOutcome, Settings
 from remesh.testbed import BedSpec, HostSpec, Testbed, parse_rate
@@ -266,7 +267,7 @@ def _start_launcher(start: LaunchCommand, door: Door | None) -> subprocess.Popen
     command = list(start.command) if door is None else command_inside(door, start.command)
     return subprocess.Popen(
         command,
-        env={**os.environ, **start.environment},
+        env={**lower_environment(os.environ, start.command[0]), **start.environment},
         stdin=subprocess.DEVNULL,
         # A signal for us is for us alone: the launcher must not end ranks that are to be saved.
         start_new_session=True,

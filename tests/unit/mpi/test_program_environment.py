@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from remesh.mpi.program_environment import program_environment
+from remesh.mpi.program_environment import lower_environment, program_environment
 
 _SET_BY_LAUNCHERS = {
     "mpich": "GFORTRAN_UNBUFFERED_PRECONNECTED HYDI_CONTROL_FD MPI_LOCALNRANKS MPI_LOCALRANKID PMI_FD PMI_HOSTNAME "
@@ -27,3 +29,18 @@ def test_what_launchers_set_is_taken(mpi: str) -> None:
 def test_what_users_set_stays() -> None:
     given = dict.fromkeys(_OF_USERS.split(), "1")
     assert program_environment(given, first_on_path="/s") == {**given, "PYTHONPATH": "/s"}
+
+
+def test_libraries_of_another_mpi_are_for_the_program_alone(tmp_path: Path) -> None:
+    for place, library in (("ours/lib", "libmpi.so.40"), ("theirs/lib", "libmpich.so.12"), ("blas", "libblas.so.3")):
+        (tmp_path / place).mkdir(parents=True)
+        (tmp_path / place / library).touch()
+    (tmp_path / "ours/bin").mkdir()
+    (tmp_path / "ours/bin/mpiexec").touch()
+    given = {"HOME": "/h", "LD_LIBRARY_PATH": f"{tmp_path}/theirs/lib:{tmp_path}/blas:{tmp_path}/ours/lib:"}
+    kept = {"HOME": "/h", "LD_LIBRARY_PATH": f"{tmp_path}/blas:{tmp_path}/ours/lib"}
+    assert lower_environment(given, str(tmp_path / "ours/bin/mpiexec")) == kept
+    assert lower_environment({"HOME": "/h", "LD_LIBRARY_PATH": f"{tmp_path}/theirs/lib"}, "/m/bin/mpiexec") == {
+        "HOME": "/h"
+    }
+    assert program_environment(given)["LD_LIBRARY_PATH"] == given["LD_LIBRARY_PATH"]

@@ -148,9 +148,13 @@ int run_plan(Plan *plan) {
 int start_plan(Plan *plan, Request **made) {
     Request *request = make_running(plan);
     int error = request->start(request);
-    if (error) let_go(request);
-    else *made = request;
-    return error;
+    if (error) {
+        let_go(request);
+        return error;
+    }
+    if (request->more) carry_on(request);
+    *made = request;
+    return MPI_SUCCESS;
 }
 
 int keep_plan(Plan *plan, Request **made) {

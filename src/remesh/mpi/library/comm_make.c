@@ -57,10 +57,7 @@ int do_Comm_idup_with_info(Comm *comm, Info *info, Comm **newcomm, Request **req
 
 static int expect_members(const Comm *comm, const Group *group) {
     for (int rank = 0; rank < group->size; rank++) {
-        bool is_member = false;
-        if (!comm->remote) is_member = rank_of_peer(comm, group->world[rank]) != MPI_ANY_SOURCE;
-        for (int each = 0; comm->remote && each < comm->size && !is_member; each++)
-            is_member = comm->world[each] == group->world[rank];
+        bool is_member = rank_of_peer(comm->remote ? comm->local : comm, group->world[rank]) != MPI_ANY_SOURCE;
         if (!is_member) return fail(MPI_ERR_GROUP, "rank %d of the group is none of the communicator's", rank);
     }
     return MPI_SUCCESS;

@@ -253,7 +253,5 @@ int start_fold(Request *request) {
     running->fold = make_fold(&running->plan);
     request->more = go_on;
     request->finish = finish_fold;
-    TRY(go_on(request));
-    carry_on(request);
-    return MPI_SUCCESS;
+    return go_on(request);
 }

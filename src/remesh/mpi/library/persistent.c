@@ -88,6 +88,7 @@ int do_Start(MPI_Request *handle) {
     rewind_request(request);
     TRY(request->start(request));
     atomic_store(&request->is_active, true);
+    if (request->more) carry_on(request);
     return MPI_SUCCESS;
 }
 

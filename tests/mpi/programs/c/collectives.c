@@ -1,7 +1,7 @@
 /* Every collective in its three forms, on communicators of many kinds, against what each rank can work out by itself.
  *
- * What rank r gives as its i-th value is value(r, i), so everybody knows what must come. `collectives ROUNDS` goes through
- * all of it so often; rank 0 prints `answer` at the end, and whoever finds a difference ends the job.
+ * What rank r gives as its i-th value is value(r, i), so everybody knows what must come. `collectives ROUNDS` goes
+ * through all of it so often; rank 0 prints `answer` at the end, and whoever finds a difference ends the job.
  */
 #include <mpi.h>
 #include <stdio.h>
@@ -19,8 +19,8 @@ static long value(int rank, int i) { return 1000L * round_number + 37L * rank + 
 static void expect(long found, long expected, const char *what, int rank, int i) {
     checked += found;
     if (found == expected) return;
-    fprintf(stderr, "%s: rank %d of its communicator, %d in the world, value %d: %ld, expected %ld\n", what, rank, world_rank,
-            i, found, expected);
+    fprintf(stderr, "%s: from rank %d, on rank %d of the world, value %d: %ld, expected %ld\n", what, rank,
+            world_rank, i, found, expected);
     MPI_Abort(MPI_COMM_WORLD, 1);
 }
 
@@ -49,7 +49,9 @@ typedef struct {
     int per, gap, stride;
 } Layout;
 
-static int place(const Layout *layout, int i) { return i / layout->per * layout->stride + i % layout->per * layout->gap; }
+static int place(const Layout *layout, int i) {
+    return i / layout->per * layout->stride + i % layout->per * layout->gap;
+}
 
 static void fill(long *buffer, const Layout *layout, int at, int count, int rank, int from) {
     for (int i = 0; i < count * layout->per; i++) buffer[place(layout, at * layout->per + i)] = value(rank, from + i);
@@ -78,13 +80,13 @@ static void rooted(MPI_Comm comm, int form, const Layout *l, int root, long *sen
 
     clear(send, receive);
     fill(send, l, 0, COUNT, rank, 0);
-    RUN(Gather, Igather, send, COUNT, l->type, receive, rank == root ? COUNT : -5, rank == root ? l->type : MPI_DATATYPE_NULL,
-        root);
+    RUN(Gather, Igather, send, COUNT, l->type, receive, rank == root ? COUNT : -5,
+        rank == root ? l->type : MPI_DATATYPE_NULL, root);
     for (int r = 0; rank == root && r < size; r++) check(receive, l, r * COUNT, COUNT, r, 0, "Gather");
     if (rank == root) fill(receive, l, rank * COUNT, COUNT, rank, 9);
     fill(send, l, 0, COUNT, rank, 9);
-    RUN(Gather, Igather, rank == root ? MPI_IN_PLACE : send, COUNT, rank == root ? MPI_DATATYPE_NULL : l->type, receive, COUNT,
-        l->type, root);
+    RUN(Gather, Igather, rank == root ? MPI_IN_PLACE : send, COUNT, rank == root ? MPI_DATATYPE_NULL : l->type,
+        receive, COUNT, l->type, root);
     for (int r = 0; rank == root && r < size; r++) check(receive, l, r * COUNT, COUNT, r, 9, "Gather in place");
 
     clear(send, receive);
@@ -202,7 +204,8 @@ static void fill_pairs(long *buffer, int rank, int count) {
     for (int i = 0; i < 2 * count; i++) buffer[i] = value(rank, i);
 }
 
-static void reductions(MPI_Comm comm, int form, MPI_Datatype pair, MPI_Op op, int is_own, int root, long *send, long *receive) {
+static void reductions(MPI_Comm comm, int form, MPI_Datatype pair, MPI_Op op, int is_own, int root, long *send,
+                       long *receive) {
     int rank, size, starts = 2, per = is_own ? 1 : 2, counts[64], sum = 0, before = 0;
     MPI_Comm_rank(comm, &rank);
     MPI_Comm_size(comm, &size);
@@ -233,7 +236,8 @@ static void reductions(MPI_Comm comm, int form, MPI_Datatype pair, MPI_Op op, in
     RUN(Allreduce, Iallreduce, MPI_IN_PLACE, receive, per * COUNT, type, op);
     check_folded(receive, COUNT, 0, size - 1, op, is_own, "Allreduce in place");
     fill_pairs(receive, rank, COUNT);
-    RUN(Reduce, Ireduce, rank == root ? MPI_IN_PLACE : receive, rank == root ? receive : NULL, per * COUNT, type, op, root);
+    RUN(Reduce, Ireduce, rank == root ? MPI_IN_PLACE : receive, rank == root ? receive : NULL, per * COUNT, type, op,
+        root);
     if (rank == root) check_folded(receive, COUNT, 0, size - 1, op, is_own, "Reduce in place");
     fill_pairs(receive, rank, COUNT);
     RUN(Scan, Iscan, MPI_IN_PLACE, receive, per * COUNT, type, op);
@@ -312,7 +316,8 @@ static void between(MPI_Comm comm, int form, MPI_Datatype pair, MPI_Op op, int i
     for (int r = 0; root == MPI_ROOT && r < theirs; r++)
         check(receive, &longs, r * COUNT, COUNT, 2 * r + 1, 0, "Gather between groups");
     RUN(Allgather, Iallgather, send, COUNT, MPI_LONG, receive, COUNT, MPI_LONG);
-    for (int r = 0; r < theirs; r++) check(receive, &longs, r * COUNT, COUNT, 2 * r + other, 0, "Allgather between groups");
+    for (int r = 0; r < theirs; r++)
+        check(receive, &longs, r * COUNT, COUNT, 2 * r + other, 0, "Allgather between groups");
     for (int r = 0; r < theirs; r++) fill(send, &longs, r, 1, world_rank, 2 * r + other);
     RUN(Alltoall, Ialltoall, send, 1, MPI_LONG, receive, 1, MPI_LONG);
     for (int r = 0; r < theirs; r++) check(receive, &longs, r, 1, 2 * r + other, world_rank, "Alltoall between groups");
@@ -372,9 +377,12 @@ static void grid(long *send, long *receive) {
             if (kind == 0) RUN(Neighbor_allgather, Ineighbor_allgather, send, 1, MPI_LONG, receive, 1, MPI_LONG);
             if (kind == 1) RUN(Neighbor_alltoall, Ineighbor_alltoall, send, 1, MPI_LONG, receive, 1, MPI_LONG);
             if (kind == 2)
-                RUN(Neighbor_alltoallw, Ineighbor_alltoallw, send, counts, places, types, receive, counts, places, types);
-            for (int i = 0; i < 4; i++)
-                expect(receive[i], sides[i] == MPI_PROC_NULL ? -1 : value(sides[i], kind ? i ^ 1 : 0), "in a grid", world_rank, i);
+                RUN(Neighbor_alltoallw, Ineighbor_alltoallw, send, counts, places, types, receive, counts, places,
+                    types);
+            for (int i = 0; i < 4; i++) {
+                long expected = sides[i] == MPI_PROC_NULL ? -1 : value(sides[i], kind ? i ^ 1 : 0);
+                expect(receive[i], expected, "in a grid", world_rank, i);
+            }
         }
     }
     int keep[2] = {0, 1}, rank, length;
@@ -400,7 +408,8 @@ static void graph(long *send, long *receive) {
     expect(out, 2, "edges that begin", 0, 0);
     MPI_Dist_graph_neighbors(comm, 2, sources, source_weights, 2, targets, target_weights);
     for (int i = 0; i < 2; i++) {
-        expect((targets[i] + size - world_rank) % size, (target_weights[i] / 100 + 1) % size, "Dist_graph_neighbors", 0, i);
+        int ahead = (targets[i] + size - world_rank) % size;
+        expect(ahead, (target_weights[i] / 100 + 1) % size, "Dist_graph_neighbors", 0, i);
         expect(source_weights[i] % 100, sources[i], "weights of sources", 0, i);
     }
     for (int form = BLOCKING; form < NUM_FORMS; form++) {
