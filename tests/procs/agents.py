@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Self
 
+from remesh.elastic.store.server import is_listening
 from remesh.linux.procfs import children_of, work_of
 from remesh.testing.quiet_limit import QuietLimit
 from tests.procs.scripts import plain
@@ -81,6 +82,13 @@ class Agents:
         """What processes have done that agents started and that have told nothing yet."""
         started = {pid for agent in self.agents if agent.poll() is None for pid in children_of(agent.pid)}
         return sum(work_of(pid) for pid in started - {worker["pid"] for worker in self.workers()})
+
+    def wait_for_store(self, port: int) -> None:
+        """Return when somebody listens on a port of loopback."""
+        deadline_s = time.monotonic() + TIMEOUT_S
+        while not is_listening("127.0.0.1", port):
+            assert time.monotonic() < deadline_s, f"nobody listens on port {port}"
+            time.sleep(0.02)
 
     def leftovers(self) -> list[str]:
         """Worker processes that still run, and what agents left in the folder for temporary files."""

@@ -19,9 +19,14 @@ def act(action: str, folder: Path) -> None:
             with contextlib.suppress(FileExistsError):
                 (folder / "raised").touch(exist_ok=False)
                 raise ValueError("the sky is falling, once")
-        case "wait-for-8":
-            while len(list(folder.glob("[0-9]*.json"))) < 8:
+        case "wait-for-3" | "wait-for-5" | "wait-for-8":
+            while len(list(folder.glob("[0-9]*.json"))) < int(action[-1]):
                 time.sleep(0.02)
+        case "fail-when-told":
+            while not (folder / "fail").exists():
+                time.sleep(0.02)
+            if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+                sys.exit(1)
         case "sleep":
             time.sleep(600)
         case "raise":

@@ -56,6 +56,13 @@ class JobStore:
         with self._guard():
             self._store.compare_set(key, "", self._seal(key, value))
 
+    def swap(self, key: str, seen: Mapping[str, Any] | None, value: Mapping[str, Any]) -> dict[str, Any] | None:
+        """Set a key if it still holds what was seen there (None: nothing), and return what it holds then."""
+        before = "" if seen is None else self._seal(key, seen)
+        with self._guard():
+            found = bytes(self._store.compare_set(key, before, self._seal(key, value)))
+        return self._open(key, found)
+
     def get(self, key: str) -> dict[str, Any] | None:
         """The value, or None if no agent of this job has set it."""
         with self._guard():

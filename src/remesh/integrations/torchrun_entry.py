@@ -1,0 +1,19 @@
+"""What torch finds by the entry point ``torchrun.handlers``, each time that it loads its rendezvous.
+
+Torch asks in the middle of its own import, and in programs that use another rendezvous, too: so nothing is loaded here.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+
+def handler_creator() -> Callable[[Any], Any]:
+    """A function that makes a rendezvous handler of torch's ``RendezvousParameters``."""
+    return _create_rendezvous
+
+
+def _create_rendezvous(parameters: Any) -> Any:
+    return importlib.import_module("remesh.integrations.torchrun").create_rendezvous(parameters)
