@@ -1,0 +1,125 @@
+"""Lightning's checkpoints in one step: a plugin for DDP and one device, a strategy for sharded models.
+
+    Trainer(plugins=[RemeshCheckpointIO()])
+    Trainer(strategy=RemeshModelParallelStrategy(...))
+
+With DDP the first process has everything, and Lightning hands it over as one dict: a file, as Lightning's own, appears
+in full or not at all. Sharded strategies go around that plugin; ours overrides the two methods that do, so every
+process writes its part, and another number of processes reads its own.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint.state_dict import (
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
+
+import remesh
+from remesh.checkpoint.errors import CheckpointPathError, told_as_checkpoint_errors
+from remesh.checkpoint.formats.data_file import dump_object, load_object
+from remesh.checkpoint.run.housekeeping import remove_checkpoint
+from remesh.checkpoint.storage import location_of, store_of
+from remesh.errors import ConfigError
+from remesh.integrations.hosts import check_host
+
+check_host("lightning", (2, 5))
+
+from lightning.pytorch.plugins.io import CheckpointIO  # noqa: E402 - what is missing is said first
+from lightning.pytorch.strategies import ModelParallelStrategy  # noqa: E402
+
+_REST = "what Lightning keeps beside model and optimizers"
+
+
+class RemeshCheckpointIO(CheckpointIO):
+    """Files as Lightning's own: a path, or a URL of any store. The one before stays until the new one is there in full.
+
+    What could not be loaded again without running code is refused when it is saved.
+    """
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
+        """Write it durably; called by the first process alone."""
+        _refuse_options(storage_options)
+        place = location_of(path)
+        with told_as_checkpoint_errors(f"saving checkpoint {place}"):
+            store_of(place).make_directory(place.parent)
+            store_of(place).put(place, dump_object(checkpoint, "Lightning's checkpoint"))
+
+    def load_checkpoint(self, path: Any, map_location: Any = None, weights_only: bool | None = None) -> dict[str, Any]:
+        """Read it, tensors on the CPU. Called by every process."""
+        if map_location not in (None, "cpu", torch.device("cpu")):
+            raise ConfigError(f"loading checkpoint {path}: map_location is {map_location!r}, expected the CPU")
+        if weights_only is False:
+            raise ConfigError(
+                f"loading checkpoint {path}: weights_only=False runs code that the file holds, which Remesh does not; "
+                "leave it out, and allow classes of yours with torch.serialization.add_safe_globals"
+            )
+        place = location_of(path)
+        try:
+            content = store_of(place).read(place)
+        except (FileNotFoundError, IsADirectoryError) as raised:
+            raise CheckpointPathError(f"loading checkpoint {place}: {raised}; mend the path") from raised
+        loaded: dict[str, Any] = load_object(content, str(place))
+        return loaded
+
+    def remove_checkpoint(self, path: Any) -> None:
+        """Remove the file, or the directory of a sharded checkpoint."""
+        place = location_of(path)
+        if store_of(place).is_directory(place):
+            remove_checkpoint(place)
+        else:
+            store_of(place).remove(place)
+
+
+class RemeshModelParallelStrategy(ModelParallelStrategy):
+    """``ModelParallelStrategy`` (FSDP2, tensor parallel, both) whose checkpoints are those of Remesh."""
+
+    def __init__(self, data_parallel_size: Any = "auto", tensor_parallel_size: Any = "auto", **options: Any) -> None:
+        super().__init__(data_parallel_size, tensor_parallel_size, **options)
+        if options.get("save_distributed_checkpoint", True) is not True:
+            raise ConfigError(
+                "setting up Lightning: save_distributed_checkpoint=False gathers everything on one process, expected "
+                "True; leave it out, and make one file with remesh ckpt export"
+            )
+        self.checkpoint_io = RemeshCheckpointIO()
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None) -> None:
+        """Write one checkpoint in the directory ``filepath``; called by every process."""
+        _refuse_options(storage_options)
+        model, optimizers = checkpoint.pop("state_dict"), checkpoint.pop("optimizer_states", [])
+        state = {
+            "state_dict": model,
+            "optimizers": {str(number): one for number, one in enumerate(optimizers)},
+            "rest": dump_object(checkpoint, _REST),
+        }
+        remesh.save(state, os.fspath(self.broadcast(filepath)))
+
+    def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
+        """Fill model and optimizers; returns the rest. Called by every process, of any number."""
+        path = os.fspath(self.broadcast(checkpoint_path))
+        assert self.model is not None, "Lightning sets a model up before it loads"
+        optimizers = {str(number): one for number, one in enumerate(self.optimizers)}
+        wanted = {
+            "state_dict": get_model_state_dict(self.model),
+            "optimizers": {name: get_optimizer_state_dict(self.model, one) for name, one in optimizers.items()},
+        }
+        loaded = remesh.load(wanted, path)
+        set_model_state_dict(self.model, loaded["state_dict"])
+        for name, one in optimizers.items():
+            set_optimizer_state_dict(self.model, one, optim_state_dict=loaded["optimizers"][name])
+        rest: dict[str, Any] = load_object(loaded["rest"], f"{_REST} in {path}")
+        return rest
+
+
+def _refuse_options(storage_options: Any) -> None:
+    if storage_options is not None:
+        raise ConfigError(
+            f"saving with Lightning: Remesh has no storage_options, found {storage_options!r}; leave them out, stores "
+            "take what they need from the environment"
+        )
