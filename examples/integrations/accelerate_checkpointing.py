@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 import torch
-from accelerate.utils import ProjectConfiguration, set_seed
+from accelerate.utils import DataLoaderConfiguration, ProjectConfiguration, set_seed
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -39,7 +39,8 @@ def main() -> None:
     folder = Path(sys.argv[1])
     accelerator = Accelerator(
         cpu=True,
-        split_batches=True,  # a batch is that of the whole job, however many processes share it
+        # A batch is that of the whole job, however many processes share it.
+        dataloader_config=DataLoaderConfiguration(split_batches=True),
         project_config=ProjectConfiguration(project_dir=str(folder), automatic_checkpoint_naming=True, total_limit=2),
     )
     set_seed(7)

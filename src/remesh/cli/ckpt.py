@@ -15,6 +15,7 @@ from rich.table import Table
 
 from remesh.checkpoint.errors import CheckpointingException, CheckpointMismatchError, told_as_checkpoint_errors
 from remesh.checkpoint.formats.torch_format import check_files
+from remesh.checkpoint.plain import save
 from remesh.checkpoint.plan.manifest import StoredTensor
 from remesh.checkpoint.run import safetensors
 from remesh.checkpoint.run.conversion import Contents, Format, convert, gather_contents, merge, open_any
@@ -33,6 +34,7 @@ from remesh.cli.ckpt_forms import form_of_checkpoint, form_of_decisions, form_of
 from remesh.cli.shown import JSON, print_json, progress_of_bytes, with_progress
 from remesh.errors import ConfigError
 from remesh.exit_codes import ExitCode
+from remesh.integrations.deepspeed import read_zero
 from remesh.layout import Box
 from remesh.layout.from_torch import torch_dtype
 from remesh.retention import KeepEvery, KeepLast, Policy
@@ -239,10 +241,25 @@ _MAX_FILE_BYTES = click.option(
 @click.argument("source", callback=_source)
 @click.argument("target", callback=_place)
 @click.option("--to", "to", type=_FORMATS, required=True, help="Format to write.")
+@click.option("--from", "origin", type=click.Choice(["deepspeed-zero"]), help="Of a program whose files say no format.")
 @_MAX_FILE_BYTES
-def run_convert(source: Location, target: Location, to: str, max_file_bytes: int) -> None:
+def run_convert(source: Location, target: Location, to: str, origin: str | None, max_file_bytes: int) -> None:
     """Write checkpoint SOURCE, of any format, to TARGET in another; tensors stay cut as they are."""
+    if origin is not None:
+        _convert_deepspeed(source, target, Format(to))
+        return
     _write(gather_contents([open_any(source)]), target, Format(to), max_file_bytes)
+
+
+def _convert_deepspeed(source: Location, target: Location, to: Format) -> None:
+    if not isinstance(source, Path) or to is not Format.TORCH_DIST:
+        raise ConfigError(
+            f"converting {source} of DeepSpeed: expected a local folder and --to torch_dist, found --to {to.value}; "
+            "convert what comes of it once more for another format"
+        )
+    state = read_zero(source)
+    save(state, target)
+    click.echo(f"{len(state['model'])} parameters and buffers with {len(state['groups'])} groups in {target}")
 
 
 @ckpt.command("merge", short_help="Write several checkpoints as one, uncut.")

@@ -19,7 +19,7 @@ import torch
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
-import remesh
+from remesh.checkpoint.plain import load, save
 from remesh.checkpoint.run.reader import open_checkpoint
 from remesh.checkpoint.storage import location_of
 from remesh.errors import ConfigError
@@ -55,7 +55,7 @@ class RemeshAccelerator(Accelerator):
             raise ConfigError("saving a state with accelerate: no output_dir is given, and no automatic naming is on")
         for hook in self._save_model_state_pre_hook.values():
             hook(self._models, [], str(folder))
-        remesh.save({**self._state(), "random": random_rows()}, folder)
+        save({**self._state(), "random": random_rows()}, folder)
         naming.iteration += 1
         if naming.automatic_checkpoint_naming and naming.total_limit is not None and self.is_main_process:
             for old in _numbered(folder.parent)[: -naming.total_limit]:
@@ -76,7 +76,7 @@ class RemeshAccelerator(Accelerator):
             state["random"] = rows  # another number of processes goes on with the seeds that its script has set
         for hook in self._load_model_state_pre_hook.values():
             hook(self._models, str(input_dir))
-        loaded = remesh.load(state, input_dir)
+        loaded = load(state, input_dir)
         for model, optimizers, told in self._with_optimizers():
             set_state_dict(
                 model,

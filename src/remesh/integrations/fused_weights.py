@@ -1,9 +1,9 @@
 """Where do the tensors of a Hugging Face checkpoint lie in the fused and sharded parameters of an inference engine?
 
 Definitions. A *source* is a tensor under its name in the checkpoint, whole. A *target* is a parameter of the engine on
-one rank of its tensor parallelism. A `Rule` says of which `Part`s a target is made, one after another along the rows of
-its matrix; a target of experts is a stack of such matrices. The first rule whose name fits, and whose sources are all
-there, holds; a table is a tuple of rules, and a user puts rules of an own before it.
+one rank of its tensor parallelism. A `Rule` says of which `SourcePart`s a target is made, one after another along the
+rows of its matrix; a target of experts is a stack of such matrices. The first rule whose name fits, and whose sources
+are all there, holds; a table is a tuple of rules, and a user puts rules of an own before it.
 
 1. Every target finds its rule; each part becomes a box of its source, and strides in the memory of the target.
 2. All boxes in one target make a `Piece` under the name of the source: what `remesh.reshard` and `remesh.Refit` take.
@@ -39,7 +39,7 @@ class Experts(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class SourcePart:
     """What of one source goes into a target."""
 
     source: str
@@ -60,7 +60,7 @@ class Rule:
 
     target: str
     """Pattern of the whole name."""
-    parts: tuple[Part, ...]
+    parts: tuple[SourcePart, ...]
     """Invariant: one after another they fill the rows of the target's matrix."""
     experts: Experts = Experts.NONE
     is_padded: bool = False
@@ -79,48 +79,51 @@ class EnginePlace:
 
 
 def _is_split(fused: str, *names: str, kv: Sequence[str] = ()) -> Rule:
-    parts = tuple(Part(rf"\1.{name}.\2", is_kv=name in kv) for name in names)
+    parts = tuple(SourcePart(rf"\1.{name}.\2", is_kv=name in kv) for name in names)
     return Rule(rf"(.+)\.{fused}\.(weight|bias)", parts)
 
 
 VLLM_RULES = (
     _is_split("qkv_proj", "q_proj", "k_proj", "v_proj", kv=("k_proj", "v_proj")),
     _is_split("gate_up_proj", "gate_proj", "up_proj"),
-    Rule(r"(.+)\.(o_proj|down_proj)\.weight", (Part(r"\1.\2.weight", dim=1),)),
-    Rule(r"(.+)\.(o_proj|down_proj)\.bias", (Part(r"\1.\2.bias", dim=None),)),
-    Rule(r"(.*embed_tokens|lm_head)\.weight", (Part(r"\1.weight"),), is_padded=True),
-    Rule(r"lm_head\.weight", (Part("model.embed_tokens.weight"),), is_padded=True),
+    Rule(r"(.+)\.(o_proj|down_proj)\.weight", (SourcePart(r"\1.\2.weight", dim=1),)),
+    Rule(r"(.+)\.(o_proj|down_proj)\.bias", (SourcePart(r"\1.\2.bias", dim=None),)),
+    Rule(r"(.*embed_tokens|lm_head)\.weight", (SourcePart(r"\1.weight"),), is_padded=True),
+    Rule(r"lm_head\.weight", (SourcePart("model.embed_tokens.weight"),), is_padded=True),
     Rule(
         r"(.+)\.experts\.w13_weight",
-        (Part(r"\1.experts.{expert}.gate_proj.weight"), Part(r"\1.experts.{expert}.up_proj.weight")),
+        (SourcePart(r"\1.experts.{expert}.gate_proj.weight"), SourcePart(r"\1.experts.{expert}.up_proj.weight")),
         Experts.EACH,
     ),
-    Rule(r"(.+)\.experts\.w2_weight", (Part(r"\1.experts.{expert}.down_proj.weight", dim=1),), Experts.EACH),
+    Rule(r"(.+)\.experts\.w2_weight", (SourcePart(r"\1.experts.{expert}.down_proj.weight", dim=1),), Experts.EACH),
     Rule(
         r"(.+)\.experts\.w13_weight",
-        (Part(r"\1.experts.{expert}.w1.weight"), Part(r"\1.experts.{expert}.w3.weight")),
+        (SourcePart(r"\1.experts.{expert}.w1.weight"), SourcePart(r"\1.experts.{expert}.w3.weight")),
         Experts.EACH,
     ),
-    Rule(r"(.+)\.experts\.w2_weight", (Part(r"\1.experts.{expert}.w2.weight", dim=1),), Experts.EACH),
+    Rule(r"(.+)\.experts\.w2_weight", (SourcePart(r"\1.experts.{expert}.w2.weight", dim=1),), Experts.EACH),
     Rule(
         r"(.+)\.experts\.w13_weight",
-        (Part(r"\1.experts.gate_up_proj", section=(0, 2)), Part(r"\1.experts.gate_up_proj", section=(1, 2))),
+        (
+            SourcePart(r"\1.experts.gate_up_proj", section=(0, 2)),
+            SourcePart(r"\1.experts.gate_up_proj", section=(1, 2)),
+        ),
         Experts.STACKED,
     ),
-    Rule(r"(.+)\.experts\.w2_weight", (Part(r"\1.experts.down_proj", dim=1),), Experts.STACKED),
-    Rule(r"(.*norm\w*|.+\.gate|.+\.router)\.(weight|bias)", (Part(r"\1.\2", dim=None),)),
+    Rule(r"(.+)\.experts\.w2_weight", (SourcePart(r"\1.experts.down_proj", dim=1),), Experts.STACKED),
+    Rule(r"(.*norm\w*|.+\.gate|.+\.router)\.(weight|bias)", (SourcePart(r"\1.\2", dim=None),)),
 )
 """Llama, Qwen 2 and 3, Mistral, Mixtral and their kin, as vLLM keeps them."""
 TRANSPOSED_EXPERTS = (
     Rule(
         r"(.+)\.experts\.w13_weight",
         (
-            Part(r"\1.experts.gate_up_proj", dim=1, section=(0, 2), is_transposed=True),
-            Part(r"\1.experts.gate_up_proj", dim=1, section=(1, 2), is_transposed=True),
+            SourcePart(r"\1.experts.gate_up_proj", dim=1, section=(0, 2), is_transposed=True),
+            SourcePart(r"\1.experts.gate_up_proj", dim=1, section=(1, 2), is_transposed=True),
         ),
         Experts.STACKED,
     ),
-    Rule(r"(.+)\.experts\.w2_weight", (Part(r"\1.experts.down_proj", is_transposed=True),), Experts.STACKED),
+    Rule(r"(.+)\.experts\.w2_weight", (SourcePart(r"\1.experts.down_proj", is_transposed=True),), Experts.STACKED),
 )
 """To be put before the others for models whose stacked experts multiply from the left, such as Llama 4."""
 IGNORED = (r".*rotary_emb\.inv_freq",)
@@ -244,7 +247,7 @@ class _Mapping:
                 raise ValueError(f"source {name!r} fills another parameter of shape {tuple(other.shape)}, too")
 
     def _part(
-        self, rule: Rule, part: Part, shape: Sequence[int], matrix: torch.Tensor, row: int
+        self, rule: Rule, part: SourcePart, shape: Sequence[int], matrix: torch.Tensor, row: int
     ) -> tuple[Box, torch.Tensor]:
         """The box of a source, and where it lies in the target, in the dims of the source."""
         stacked = int(rule.experts is Experts.STACKED)
@@ -266,7 +269,7 @@ class _Mapping:
             raise ValueError(f"a source gives {box.shape}, expected {tuple(view.shape)}")
         return box, view
 
-    def _cut(self, part: Part, size: int, padded_rows: int | None) -> tuple[int, int]:
+    def _cut(self, part: SourcePart, size: int, padded_rows: int | None) -> tuple[int, int]:
         """Start and length of what this rank holds along the dim that is cut."""
         place, (section, num_sections) = self.place, part.section
         if padded_rows is not None:
@@ -282,6 +285,6 @@ class _Mapping:
         return section * extent + place.tp_rank * num_parts // place.tp_size * length, length
 
 
-def _row_dim(rule: Rule, part: Part, num_dims: int) -> int:
+def _row_dim(rule: Rule, part: SourcePart, num_dims: int) -> int:
     """Of a part in the dims of its source, the one that runs along the rows of the target."""
     return num_dims - 1 if part.is_transposed else int(rule.experts is Experts.STACKED)

@@ -21,9 +21,9 @@ from torch.distributed.checkpoint.state_dict import (
     set_optimizer_state_dict,
 )
 
-import remesh
 from remesh.checkpoint.errors import CheckpointPathError, told_as_checkpoint_errors
 from remesh.checkpoint.formats.data_file import dump_object, load_object
+from remesh.checkpoint.plain import load, save
 from remesh.checkpoint.run.housekeeping import remove_checkpoint
 from remesh.checkpoint.storage import location_of, store_of
 from remesh.errors import ConfigError
@@ -98,7 +98,7 @@ class RemeshModelParallelStrategy(ModelParallelStrategy):
             "optimizers": {str(number): one for number, one in enumerate(optimizers)},
             "rest": dump_object(checkpoint, _REST),
         }
-        remesh.save(state, os.fspath(self.broadcast(filepath)))
+        save(state, os.fspath(self.broadcast(filepath)))
 
     def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
         """Fill model and optimizers; returns the rest. Called by every process, of any number."""
@@ -109,7 +109,7 @@ class RemeshModelParallelStrategy(ModelParallelStrategy):
             "state_dict": get_model_state_dict(self.model),
             "optimizers": {name: get_optimizer_state_dict(self.model, one) for name, one in optimizers.items()},
         }
-        loaded = remesh.load(wanted, path)
+        loaded = load(wanted, path)
         set_model_state_dict(self.model, loaded["state_dict"])
         for name, one in optimizers.items():
             set_optimizer_state_dict(self.model, one, optim_state_dict=loaded["optimizers"][name])

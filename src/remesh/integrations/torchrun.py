@@ -8,7 +8,7 @@ it, and go on there: torch's agent hears of none of it, and starts its workers a
     torch's agent ── next_rendezvous ──> MovableRendezvous ── state ──> MovableState ─┐
                                              └── the round's keys ──> MovableStore ─┴─> the store in force (JobHome)
 
-`launch_agent` and `elastic_launch` stand for torch's functions of the same names.
+Whoever starts jobs by functions of torch, as ``accelerate launch`` does, names the backend in its `LaunchConfig`.
 """
 
 from __future__ import annotations

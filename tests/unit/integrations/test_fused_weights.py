@@ -11,8 +11,8 @@ from remesh.integrations.fused_weights import (
     TRANSPOSED_EXPERTS,
     VLLM_RULES,
     EnginePlace,
-    Part,
     Rule,
+    SourcePart,
     map_weights,
 )
 
@@ -162,7 +162,7 @@ def test_names_without_a_rule_are_told_all_at_once() -> None:
 def test_a_rule_of_the_user_goes_before_the_table() -> None:
     whole = {"encoder.a": torch.arange(6.0).reshape(3, 2), "encoder.b": torch.ones(1, 2)}
     targets = {"encoder.ab": torch.zeros(4, 2)}
-    rule = Rule(r"(.+)\.ab", (Part(r"\1.a", dim=None), Part(r"\1.b", dim=None)))
+    rule = Rule(r"(.+)\.ab", (SourcePart(r"\1.a", dim=None), SourcePart(r"\1.b", dim=None)))
     _fill(whole, targets, EnginePlace(), (rule, *VLLM_RULES))
     assert targets["encoder.ab"].equal(torch.cat([whole["encoder.a"], whole["encoder.b"]]))
 

@@ -1,0 +1,211 @@
+"""What is in a checkpoint of DeepSpeed ZeRO? A plain state, for ``remesh ckpt convert --from deepspeed-zero``.
+
+Definitions. A *tag* is the folder of one checkpoint; the file ``latest`` beside it names the newest. Every rank of data
+parallelism leaves its *partition*: flat vectors of the parameters' master values and of each of the moments.
+
+    ZeRO 1, 2    group by group, the ranks' partitions one after another hold the parameters one after another
+    ZeRO 3       each parameter is padded to a multiple of the ranks and cut evenly; a rank's parts follow one another
+
+1. The files are read by ``torch.load(weights_only=True)``; objects of DeepSpeed's own classes, of which nothing is
+   wanted, become empty ones, and any other class is refused.
+2. Partitions are put together by the shapes that the model's file tells; their sums must fit.
+3. The result: ``model`` (master values), ``optimizer`` (moments by parameter), ``groups``, buffers, and the program's
+   own values. DeepSpeed is not needed.
+"""
+
+from __future__ import annotations
+
+import math
+import pickle
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from remesh.checkpoint.errors import CheckpointFormatError, CheckpointPathError
+from remesh.checkpoint.formats.data_file import SAFE_GLOBALS
+
+_OWN = ("deepspeed.",)
+_OF_ENGINE = frozenset(
+    {
+        *("module", "buffer_names", "optimizer", "param_shapes", "frozen_param_shapes", "frozen_param_fragments"),
+        *("shared_params", "lr_scheduler", "data_sampler", "random_ltd", "sparse_tensor_module_names"),
+        *("skipped_steps", "ds_config", "ds_version", "dp_world_size", "mp_world_size", "autoep_layers"),
+    }
+)
+"""Keys of a model's file that are the engine's; all others are the program's own."""
+
+
+class DeepSpeedObject:
+    """Stands for an object of a class of DeepSpeed; holds nothing."""
+
+    def __new__(cls, *values: Any) -> DeepSpeedObject:
+        del values
+        return object.__new__(cls)
+
+    def __setstate__(self, state: Any) -> None:
+        del state
+
+
+@dataclass(frozen=True, slots=True)
+class _Partition:
+    """What one rank's file holds."""
+
+    vectors: dict[str, list[torch.Tensor]]
+    """Of each kind (``"master"``, or a moment) the flat vectors, by group."""
+    steps: list[Any]
+    groups: list[dict[str, Any]]
+    stage: int
+    num_ranks: int
+
+
+def read_zero(folder: Path) -> dict[str, Any]:
+    """The state of a tag's folder, or of the newest tag in a folder; `CheckpointFormatError` for what is wrong."""
+    tag = _tag_in(folder)
+    parts = [_partition_of(path) for path in _files(tag, "*_optim_states.pt")]
+    first = parts[0]
+    if any(part.num_ranks != len(parts) for part in parts):
+        raise _bad(tag, f"{len(parts)} files of optimizer states, expected one of each of {first.num_ranks} ranks")
+    model = _load(_files(tag, "*_model_states.pt")[0])
+    shapes = [dict(group) for group in _told(model, "param_shapes", tag)]
+    if model.get("frozen_param_shapes"):
+        raise _bad(tag, "frozen parameters, expected none; load it with DeepSpeed and save what is frozen apart")
+    merge = _merge_even if first.stage == 3 else _merge_in_a_row
+    values = {kind: merge([part.vectors[kind] for part in parts], shapes, tag) for kind in first.vectors}
+    master = values.pop("master")
+    optimizer: dict[str, dict[str, Any]] = {name: {} for name in master}
+    for kind, tensors in values.items():
+        for name, tensor in tensors.items():
+            optimizer[name][kind] = tensor
+    for step, group in zip(first.steps, shapes, strict=False):
+        for name in group:
+            optimizer[name] |= {} if step is None else {"step": torch.as_tensor(step, dtype=torch.float32)}
+    buffers = {name: model["module"][name] for name in model.get("buffer_names", ()) if name in model["module"]}
+    shared = {name: master[other] for name, other in model.get("shared_params", {}).items() if other in master}
+    return {
+        "model": {**master, **shared, **buffers},
+        "optimizer": optimizer,
+        "groups": [
+            {**_plain(group), "params": list(names)} for group, names in zip(first.groups, shapes, strict=False)
+        ],
+        "scheduler": _plain(model.get("lr_scheduler") or {}),
+        "program": _plain({key: value for key, value in model.items() if key not in _OF_ENGINE}),
+    }
+
+
+def _merge_in_a_row(
+    parts: Sequence[Sequence[torch.Tensor]], shapes: Sequence[Mapping[str, Sequence[int]]], tag: Path
+) -> dict[str, torch.Tensor]:
+    found: dict[str, torch.Tensor] = {}
+    for number, group in enumerate(shapes):
+        vector = torch.cat([part[number] for part in parts])
+        start = 0
+        for name, shape in group.items():
+            size = math.prod(shape)
+            found[name] = vector[start : start + size].reshape(tuple(shape))
+            start += size
+        _check_sum(tag, f"group {number}", len(vector), start, 2 * len(parts))
+    return found
+
+
+def _merge_even(
+    parts: Sequence[Sequence[torch.Tensor]], shapes: Sequence[Mapping[str, Sequence[int]]], tag: Path
+) -> dict[str, torch.Tensor]:
+    vectors = [torch.cat([vector.reshape(-1) for vector in part]) for part in parts]
+    found: dict[str, torch.Tensor] = {}
+    start = 0
+    for name, shape in ((name, shape) for group in shapes for name, shape in group.items()):
+        size = math.prod(shape)
+        length = -(-size // len(parts))
+        whole = torch.cat([vector[start : start + length] for vector in vectors])[:size]
+        if len(whole) == size:
+            found[name] = whole.reshape(tuple(shape))
+        start += length
+    _check_sum(tag, "a rank's partition", len(vectors[0]), start, 1)
+    return found
+
+
+def _check_sum(tag: Path, what: str, found: int, used: int, alignment: int) -> None:
+    if not used <= found < used + max(alignment, 1) + (alignment > 1) * alignment:
+        raise _bad(tag, f"{what} has {found} elements, expected {used} and no more padding than {2 * alignment}")
+
+
+def _partition_of(path: Path) -> _Partition:
+    told = _told(_load(path), "optimizer_state_dict", path)
+    stage, num_ranks = int(_told(told, "zero_stage", path)), told.get("partition_count")
+    num_ranks = max(num_ranks) if isinstance(num_ranks, list) else int(_told(told, "partition_count", path))
+    is_even = stage == 3
+    if stage not in (1, 2, 3):
+        raise _bad(path, f"ZeRO stage {stage}, expected 1, 2 or 3")
+    if told.get("param_alignment_paddings"):
+        raise _bad(path, "parameters with paddings of their own between them, expected none; save it without them")
+    master = _told(told, "fp32_flat_groups" if is_even else "single_partition_of_fp32_groups", path)
+    base = _told(told, "optimizer_state_dict" if is_even else "base_optimizer_state", path)
+    if not isinstance(base, dict) or "state" not in base:
+        raise _bad(path, "an elastic optimizer state, expected one of each rank; save with elastic_checkpoint: false")
+    states = [base["state"].get(number, {}) for number in range(len(master))]
+    vectors = {"master": [one.float() for one in master]}
+    for kind in sorted(set(states[0]) - {"step"}):
+        found = [state.get(kind) for state in states]
+        if [getattr(one, "shape", None) for one in found] == [one.shape for one in master]:
+            vectors[kind] = found
+    steps = [state.get("step") for state in states]
+    return _Partition(vectors, steps, base.get("param_groups", []), stage, num_ranks)
+
+
+def _load(path: Path) -> dict[str, Any]:
+    try:
+        names = [name for name in torch.serialization.get_unsafe_globals_in_checkpoint(path) if name.startswith(_OWN)]
+        stand_ins: list[Any] = [(DeepSpeedObject, name) for name in names]
+        with torch.serialization.safe_globals([*SAFE_GLOBALS, *stand_ins]):
+            found = torch.load(path, map_location="cpu", weights_only=True)
+    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError) as raised:
+        reason = str(raised).strip().splitlines()[0][:200]
+        raise CheckpointFormatError(
+            "bad-deepspeed",
+            f"reading {path}: expected a file of DeepSpeed whose classes are its own, found: {reason}; do not trust it",
+        ) from raised
+    if not isinstance(found, dict):
+        raise _bad(path, f"a {type(found).__name__}, expected a dict")
+    return found
+
+
+def _tag_in(folder: Path) -> Path:
+    latest = folder / "latest"
+    tag = folder / latest.read_text().strip() if latest.is_file() else folder
+    if not tag.is_dir() or tag.resolve().parent not in (folder.resolve(), folder.resolve().parent):
+        raise CheckpointPathError(f"reading a checkpoint of DeepSpeed: no folder {tag}; mend the path, or {latest}")
+    return tag
+
+
+def _files(tag: Path, pattern: str) -> list[Path]:
+    """Of the ranks in their order; refused if the model itself was cut."""
+    found = sorted(tag.glob(pattern), key=lambda path: [int(number) for number in re.findall(r"\d+", path.name)])
+    if not found:
+        raise _bad(tag, f"no file {pattern}, expected one of each rank")
+    cut = [path.name for path in found if re.search(r"mp_rank_(?!00_)\d+", path.name) or "expert_" in path.name]
+    if cut:
+        raise _bad(tag, f"parts of a model that is cut itself ({cut[0]}), expected data parallelism alone")
+    return found
+
+
+def _told(found: Mapping[str, Any], key: str, path: Path) -> Any:
+    if found.get(key) is None:
+        raise _bad(path, f"no {key!r}, expected it")
+    return found[key]
+
+
+def _plain(value: Any) -> Any:
+    """The same without objects of DeepSpeed."""
+    if isinstance(value, dict):
+        return {key: _plain(one) for key, one in value.items() if not isinstance(one, DeepSpeedObject)}
+    if isinstance(value, (list, tuple)):
+        return [_plain(one) for one in value if not isinstance(one, DeepSpeedObject)]
+    return value
+
+
+def _bad(path: Path, found: str) -> CheckpointFormatError:
+    return CheckpointFormatError("bad-deepspeed", f"reading a checkpoint of DeepSpeed ZeRO at {path}: found {found}")
