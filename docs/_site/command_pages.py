@@ -22,6 +22,7 @@ def setup(app: Sphinx) -> dict[str, bool]:
 
 class _Commands(SphinxDirective):
     def run(self) -> list[nodes.Node]:
+        self.env.note_reread()  # the page follows from the code, not from its own text alone
         lines = [line for name in main.list_commands(_context(main, "remesh")) for line in _verb(name)]
         return self.parse_text_to_nodes("\n".join(lines), allow_section_headings=True)
 

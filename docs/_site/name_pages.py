@@ -28,6 +28,7 @@ class _Names(SphinxDirective):
     required_arguments = 1
 
     def run(self) -> list[nodes.Node]:
+        self.env.note_reread()  # the page follows from the code, not from its own text alone
         module = importlib.import_module(self.arguments[0])
         lines = [f".. py:module:: {module.__name__}", ""]
         for name in _names_of(module):

@@ -90,7 +90,8 @@ def render_picture(curves: dict[str, Any], changes: list[dict[str, Any]]) -> str
     style = f"{root}@media{dark}{CURVE_STYLE}".replace(":root", "svg")
     plot = _loss_plot(curves, changes)
     opened = plot.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1)
-    return opened.replace(">", f"><style>{style}</style>", 1) + "\n"
+    paper = '<rect width="100%" height="100%" rx="6" style="fill: var(--card)"/>'  # readable on any page around it
+    return opened.replace(">", f"><style>{style}</style>{paper}", 1) + "\n"
 
 
 def format_axes(axes: dict[str, int]) -> str:
