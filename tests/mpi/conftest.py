@@ -31,9 +31,10 @@ class Job:
         self._path = path
         self.said: list[str] = []
 
-    def create(self, program: str, *arguments: object, num_ranks: int = 4, **variables: str) -> None:
-        """Make the folder for a program, with more variables in its environment."""
-        argv = (sys.executable, str(PROGRAMS / f"{program}.py"), *map(str, arguments))
+    def create(self, program: str | Path, *arguments: object, num_ranks: int = 4, **variables: str) -> None:
+        """Make the folder for a program, with more variables in its environment; a path is that of a binary."""
+        command = [program] if isinstance(program, Path) else [sys.executable, PROGRAMS / f"{program}.py"]
+        argv = tuple(map(str, [*command, *arguments]))
         environment = {"PATH": os.environ["PATH"], "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
         environment |= {"PYTHONPATH": str(FOREIGN), **variables}
         self.folder = JobFolder.create(self._path, JobSpec(argv, num_ranks, str(self._path.parent), environment))

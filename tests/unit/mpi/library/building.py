@@ -15,7 +15,7 @@ from remesh.mpi.mpis import find_mpi
 
 HERE: Final = Path(__file__).parent
 _NO_CHANNEL: Final = ("channel.c", "slots.c")
-"""Files that ``lone.c`` stands for."""
+"""Files that ``lone.c`` and ``loopback.c`` stand for."""
 _CHECKED: Final = ("-O1", "-g1", "-std=gnu11", "-Wall", "-Wextra", "-Werror", "-fsanitize=address,undefined")
 
 
@@ -24,12 +24,15 @@ def has_compiler() -> bool:
     return shutil.which("cc") is not None
 
 
-def build_lone(face: str, program: Path, folder: Path) -> Path:
-    """The program with the library of a face, with every access to memory checked."""
+def build_lone(face: str, program: Path, folder: Path, *more: Path, lower: str = "lone.c") -> Path:
+    """The program with the library of a face, with every access to memory checked.
+
+    ``more``: further sources of it; ``lower``: the file that stands for the lower half.
+    """
     made = folder / face
     _run([sys.executable, str(LIBRARY / "generate.py"), face, str(made)])
     library = [path for path in sorted(LIBRARY.glob("*.c")) if path.name not in _NO_CHANNEL]
-    sources = [*library, *sorted(made.glob("*.c")), HERE / "lone.c", program]
+    sources = [*library, *sorted(made.glob("*.c")), HERE / lower, program, *more]
     target = made / program.stem
     includes = ["-I", str(made), "-I", str(LIBRARY)]
     _run(
@@ -63,11 +66,12 @@ def build_native(mpi: str, program: Path, folder: Path) -> Path | None:
     return target
 
 
-def output(program: Path, lines: list[str]) -> list[str]:
+def output(program: Path, lines: list[str], *arguments: str, **variables: str) -> list[str]:
     """What a program prints for these lines of input; it must end well, and say nothing on stderr."""
-    environ = {**os.environ, "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    environ = {**os.environ, "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", **variables}
     text = "".join(f"{line}\n" for line in lines)
-    done = subprocess.run([str(program)], input=text, capture_output=True, text=True, env=environ, check=False)
+    command = [str(program), *arguments]
+    done = subprocess.run(command, input=text, capture_output=True, text=True, env=environ, check=False)
     assert (done.returncode, done.stderr) == (0, ""), done.stderr[:4000]
     return done.stdout.splitlines()
 

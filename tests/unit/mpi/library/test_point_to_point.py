@@ -1,0 +1,31 @@
+"""Messages of every kind against an oracle that knows only who sends what to whom.
+
+They run in one process whose lower half is slow by chance; every access to memory is checked.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.mpi.random_messages import PROGRAM, expected_lines
+from tests.unit.mpi.library.building import build_lone, has_compiler, output
+
+pytestmark = pytest.mark.procs
+
+
+@pytest.fixture(scope="session", params=["mpich", "openmpi", "abi"])
+def program(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """``random_messages.c`` on the library, in each face."""
+    if not has_compiler():
+        pytest.skip("no C compiler (cc) on PATH")
+    first, *more = PROGRAM
+    return build_lone(request.param, first, tmp_path_factory.mktemp("loopback"), *more, lower="loopback.c")
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_messages_arrive_whole_by_whatever_calls_they_are_sent_received_and_completed(program: Path, seed: int) -> None:
+    steps = 30
+    printed = output(program, [], str(seed), str(steps), LOOPBACK_SEED=str(1000 + seed))
+    assert printed == [*expected_lines(seed, steps, 1), f"answer {steps} steps"]
