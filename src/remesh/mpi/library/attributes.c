@@ -37,6 +37,11 @@ static Keyval *find_keyval(int number) {
     return keyval;
 }
 
+KeyvalFunctions *functions_of_keyval(int number) {
+    Keyval *keyval = find_keyval(number);
+    return keyval ? &keyval->functions : NULL;
+}
+
 static void let_keyval_go(int number) {
     LOCKED {
         Keyval *keyval = keyvals[number - FIRST_KEYVAL];
@@ -94,7 +99,7 @@ static int call_copy(const Keyval *keyval, Object *object, int number, void *val
         *flag = 1;
         return MPI_SUCCESS;
     }
-    if (own->call_copy) return own->call_copy(own->copy, object, number, own->extra_state, value, copied, flag);
+    if (own->call_copy) return own->call_copy(own, object, number, value, copied, flag);
     switch (keyval->kind) {
     case KIND_COMM:
         return ((MPI_Comm_copy_attr_function *)own->copy)(
@@ -111,7 +116,7 @@ static int call_copy(const Keyval *keyval, Object *object, int number, void *val
 static int call_delete(const Keyval *keyval, Object *object, int number, void *value) {
     const KeyvalFunctions *own = &keyval->functions;
     if (!own->delete) return MPI_SUCCESS;
-    if (own->call_delete) return own->call_delete(own->delete, object, number, value, own->extra_state);
+    if (own->call_delete) return own->call_delete(own, object, number, value);
     switch (keyval->kind) {
     case KIND_COMM:
         return ((MPI_Comm_delete_attr_function *)own->delete)(

@@ -123,5 +123,7 @@ INTERNAL void destroy_message(void *object);
 INTERNAL int query_generalized(Request *request, MPI_Status *status);
 INTERNAL int free_generalized(Request *request);
 INTERNAL int cancel_generalized(Request *request);
+/* Its functions are Fortran's. */
+INTERNAL void speak_fortran(Request *request);
 
 #endif

@@ -16,7 +16,14 @@ from remesh.mpi.mpis import find_mpi
 HERE: Final = Path(__file__).parent
 _NO_CHANNEL: Final = ("channel.c", "slots.c")
 """Files that ``lone.c`` and ``loopback.c`` stand for."""
-_CHECKED: Final = ("-O1", "-g1", "-std=gnu11", "-Wall", "-Wextra", "-Werror", "-fsanitize=address,undefined")
+_CC: Final = ("cc", "-O1", "-g1", "-std=gnu11", "-Wall", "-Wextra", "-Werror")
+_CHECKED: Final = ("-fsanitize=address,undefined", "-fno-sanitize-recover")
+_LIBRARIES: Final = ("-pthread", "-lm", "-ldl")
+_NAMES: Final = {
+    "mpich": ("libmpi.so.12", "libmpich.so.12"),
+    "openmpi": ("libmpi.so.40", "libmpi_mpifh.so.40"),
+    "abi": ("libmpi_abi.so.1",),
+}
 
 
 def has_compiler() -> bool:
@@ -34,22 +41,22 @@ def build_lone(face: str, program: Path, folder: Path, *more: Path, lower: str =
     library = [path for path in sorted(LIBRARY.glob("*.c")) if path.name not in _NO_CHANNEL]
     sources = [*library, *sorted(made.glob("*.c")), HERE / lower, program, *more]
     target = made / program.stem
-    includes = ["-I", str(made), "-I", str(LIBRARY)]
-    _run(
-        [
-            "cc",
-            *_CHECKED,
-            "-fno-sanitize-recover",
-            *includes,
-            *map(str, sources),
-            "-o",
-            str(target),
-            "-pthread",
-            "-lm",
-            "-ldl",
-        ]
-    )
+    _run([*_CC, *_CHECKED, "-I", str(made), "-I", str(LIBRARY), *map(str, sources), "-o", str(target), *_LIBRARIES])
     return target
+
+
+def build_shared(face: str, folder: Path, lower: str) -> Path:
+    """The library of a face by the names under which programs look for it; the folder."""
+    made = folder / face
+    _run([sys.executable, str(LIBRARY / "generate.py"), face, str(made)])
+    library = [path for path in sorted(LIBRARY.glob("*.c")) if path.name not in _NO_CHANNEL]
+    sources = [*library, *sorted(made.glob("*.c")), HERE / lower]
+    first, *others = _NAMES[face]
+    options = ("-fPIC", "-shared", f"-Wl,-soname,{first}", "-I", str(made), "-I", str(LIBRARY))
+    _run([*_CC, *options, *map(str, sources), "-o", str(made / first), *_LIBRARIES])
+    for name in others:
+        (made / name).symlink_to(first)
+    return made
 
 
 def build_native(mpi: str, program: Path, folder: Path) -> Path | None:
