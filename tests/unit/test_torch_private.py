@@ -39,7 +39,7 @@ def test_a_member_that_torch_lacks_is_told_when_its_user_is_imported(
     source = Path(importlib.import_module(user).__file__ or "").read_text()
     monkeypatch.delattr(f"{home}.{name}")
     with pytest.raises(ConfigError, match=rf"it has no {home}.{name}, which Remesh needs"):
-        exec(compile(source, user, "exec"), {"__name__": f"another.{user}"})
+        exec(compile(source, user, "exec"), {"__name__": user})
 
 
 def test_an_unknown_name_is_an_attribute_error() -> None:
