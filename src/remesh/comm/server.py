@@ -78,6 +78,14 @@ class Server:
         """Take connections from this listening socket and close them at once: whoever comes learns that we live."""
         self._add(listener, socket.socket.close)
 
+    def watch(self, descriptor: int) -> None:
+        """End a `poll` early as long as this descriptor has something to tell."""
+        self._selector.register(descriptor, selectors.EVENT_READ)
+
+    def forget(self, descriptor: int) -> None:
+        """No longer `watch` it."""
+        self._selector.unregister(descriptor)
+
     def poll(self, wait_s: float) -> None:
         """Hear who speaks, and send what still waits; wait for more at most ``wait_s``."""
         self._open_doors(sum(not caller.is_known for caller in self.callers.values()) < MAX_STRANGERS)

@@ -167,6 +167,8 @@ class StartWorker:
     """Start a process in a slot."""
 
     slot: int
+    after_s: float = 0.0
+    """Not before so many seconds have passed."""
 
 
 @dataclass(frozen=True, slots=True)

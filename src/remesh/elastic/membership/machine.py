@@ -77,6 +77,10 @@ PATIENCE_S = 0.5
 """How long a meeting may take before those who wait for its leader look whether it lives."""
 
 
+REPLACE_AFTER_S = 0.5
+"""How long after a worker's death a process is started in its place: survivors usually train again by then."""
+
+
 @dataclass
 class AgentMachine:
     """One agent's part of the protocol."""
@@ -165,6 +169,10 @@ class AgentMachine:
     def has_left(self) -> bool:
         """Whether this node left while the job goes on."""
         return self._is_leaving and (self._view is None or self._view.end is None)
+
+    def look_again_s(self, now_s: float) -> float:
+        """How soon to look for news again: more often for a moment while workers wait for a plan."""
+        return self._stay.look_again_s(now_s, 1 if self.generation is None else len(self.generation.nodes))
 
     @property
     def wants(self) -> Wants:
@@ -443,7 +451,8 @@ class AgentMachine:
         if self.restarts_left > 0:
             self.restarts_left -= 1
             self._roster.workers[slot] = Occupant()
-            return [*out, StartWorker(slot)]
+            # It takes seconds of a processor; the others of this node need theirs to go on.
+            return [*out, StartWorker(slot, REPLACE_AFTER_S if len(self._roster.alive()) > 1 else 0.0)]
         if not self._roster.alive():
             # The node leaves; the others see its agent gone and go on without it.
             text = f"{self.name} has no worker and no restart left, the last was killed by {name}"

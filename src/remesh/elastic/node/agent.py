@@ -39,9 +39,6 @@ from remesh.elastic.store.home import StoreHome
 from remesh.elastic.store.server import StoreWatch
 from remesh.exit_codes import of_signal
 
-TICK_S = 0.01
-"""How often an agent looks at the bell and at its processes."""
-
 
 @dataclass(frozen=True, slots=True)
 class Equipment:
@@ -98,6 +95,8 @@ class Agent:
         self._outcome: Outcome | None = None
         self._leave_asked = False
         self._traceback = ""
+        self._to_start: dict[int, float] = {}
+        """Slots to start a worker in, and when."""
 
     def run(self) -> Outcome:
         """Until the machine says how the job ended."""
@@ -106,6 +105,7 @@ class Agent:
         while self._outcome is None:
             self._hear_workers()
             self._poll_processes()
+            self._start_workers()
             if not self._store.is_lost:
                 self._poll_store()
             self._feed([do.LeaveAsked("SIGTERM") if self._leave_asked else do.Tick()])
@@ -130,8 +130,9 @@ class Agent:
             match instruction:
                 case do.Publish(key, value, once):
                     self._store.publish(key, value, once=once)
-                case do.StartWorker(slot):
-                    self._start_worker(slot)
+                case do.StartWorker(slot, after_s):
+                    self._to_start[slot] = time.monotonic() + after_s
+                    self._start_workers()
                 case do.KillWorker(slot, reason):
                     self._kill_worker(slot, reason)
                 case do.Tell(slot, message):
@@ -158,18 +159,22 @@ class Agent:
 
     # --- workers ---
 
-    def _start_worker(self, slot: int) -> None:
-        pid = self._processes.start(slot)
-        # Starting processes installs torch's own handlers.
-        self._handle_signals()
-        self._log.write("worker-started", slot=slot, pid=pid)
+    def _start_workers(self) -> None:
+        now_s = time.monotonic()
+        for slot in [slot for slot, due_s in self._to_start.items() if due_s <= now_s]:
+            del self._to_start[slot]
+            pid = self._processes.start(slot)
+            # Starting processes installs torch's own handlers.
+            self._handle_signals()
+            self._board.watch(slot, pid)
+            self._log.write("worker-started", slot=slot, pid=pid)
 
     def _kill_worker(self, slot: int, reason: str) -> None:
         self._log.write("kill-worker", slot=slot, reason=reason)
         self._processes.kill(slot)
 
     def _hear_workers(self) -> None:
-        for heard in self._board.wait(TICK_S):
+        for heard in self._board.wait(self._machine.look_again_s(time.monotonic())):
             match heard:
                 case SnapshotOffer():
                     self._keeper.adopt((heard.generation, heard.rank), heard.pid, heard.descriptors)

@@ -3,6 +3,7 @@ whether it lives."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import socket
@@ -68,6 +69,8 @@ class Switchboard:
         """Where workers find it."""
         self._links: dict[int, Peer] = {}
         self._heard: list[Heard] = []
+        self._lives: dict[int, int] = {}
+        """By slot, a descriptor that has something to tell once the process there has ended."""
         token = Token("", secrets.token_bytes(32))
         with open(token_path(self.path), "xb", opener=_only_mine) as file:
             file.write(token.secret)
@@ -86,6 +89,8 @@ class Switchboard:
 
     def __exit__(self, *_: object) -> None:
         self._links.clear()
+        for slot in list(self._lives):
+            self._forget_life(slot)
         self._server.close()
 
     def wait(self, timeout_s: float) -> list[Heard]:
@@ -93,6 +98,12 @@ class Switchboard:
         self._server.poll(timeout_s)
         heard, self._heard = self._heard, []
         return heard
+
+    def watch(self, slot: int, pid: int) -> None:
+        """The process in this slot: its end ends a `wait`."""
+        with contextlib.suppress(OSError):  # a kernel without pidfd: whoever waits looks again soon
+            self._lives[slot] = os.pidfd_open(pid)
+            self._server.watch(self._lives[slot])
 
     def __contains__(self, slot: int) -> bool:
         """Whether the worker in this slot has called in."""
@@ -104,8 +115,14 @@ class Switchboard:
 
     def drop(self, slot: int) -> None:
         """The worker in this slot has ended."""
+        self._forget_life(slot)
         if (peer := self._links.pop(slot, None)) is not None:
             self._server.drop(peer)
+
+    def _forget_life(self, slot: int) -> None:
+        if (life := self._lives.pop(slot, None)) is not None:
+            self._server.forget(life)
+            os.close(life)
 
     def _take(self, peer: Peer, message: Message) -> None:
         heard = read_message(message)
