@@ -28,7 +28,7 @@ import builtins
 import contextlib
 import json
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Generic, TypeVar
@@ -221,15 +221,7 @@ def gather_bytes(mine: torch.Tensor, group: Group = None, doing: str = "gatherin
     if group_size(group) == 1:
         return [mine]
     lengths = all_gather_json(mine.numel(), group)
-    padded = torch.zeros(max(lengths), dtype=torch.uint8, device=mine.device)
-    padded[: mine.numel()] = mine
-    theirs = [torch.empty_like(padded) for _ in lengths]
-    if max(lengths):
-        try:
-            dist.all_gather(theirs, padded, group=group)
-        except RuntimeError as raised:
-            raise peer_error(doing, group, raised) from raised
-    return [raw[:length] for raw, length in zip(theirs, lengths, strict=True)]
+    return _all_gather_padded(mine, lengths, group, doing)
 
 
 def _all_gather_bytes(payload: bytes, group: Group, doing: str) -> list[bytes]:
@@ -244,28 +236,36 @@ def _all_gather_bytes(payload: bytes, group: Group, doing: str) -> list[bytes]:
         )
     if longest <= _INLINE_BYTES:
         return [head[_LENGTH.size : _LENGTH.size + n] for head, n in zip(heads, lengths, strict=True)]
-    bodies = _all_gather_padded(payload, longest, group, doing)
-    return [body[:n] for body, n in zip(bodies, lengths, strict=True)]
+    return _gather_on_device(payload, lengths, group, doing)
 
 
 def _gather_heads(head: bytes, group: Group, doing: str) -> list[bytes]:
     if group_device(group).type != "cpu":
-        return _all_gather_padded(head, _HEADER_BYTES, group, doing)
+        return _gather_on_device(head.ljust(_HEADER_BYTES, b"\0"), [_HEADER_BYTES] * group_size(group), group, doing)
     try:
         return gather_words(head, _HEADER_BYTES, group)
     except RuntimeError as raised:
         raise peer_error(doing, group, raised) from raised
 
 
-def _all_gather_padded(payload: bytes, length: int, group: Group, doing: str) -> list[bytes]:
-    device = group_device(group)
-    mine = torch.frombuffer(bytearray(payload.ljust(length, b"\0")), dtype=torch.uint8).to(device)
-    theirs = [torch.empty_like(mine) for _ in range(group_size(group))]
-    try:
-        dist.all_gather(theirs, mine, group=group)
-        return [tensor.cpu().numpy().tobytes() for tensor in theirs]
-    except RuntimeError as raised:
-        raise peer_error(doing, group, raised) from raised
+def _gather_on_device(payload: bytes, lengths: Sequence[int], group: Group, doing: str) -> list[bytes]:
+    mine = torch.frombuffer(bytearray(payload), dtype=torch.uint8).to(group_device(group))
+    return [raw.cpu().numpy().tobytes() for raw in _all_gather_padded(mine, lengths, group, doing)]
+
+
+def _all_gather_padded(mine: torch.Tensor, lengths: Sequence[int], group: Group, doing: str) -> list[torch.Tensor]:
+    """What every rank has, by the lengths of all; nothing is sent where all are empty."""
+    padded = torch.zeros(max(lengths), dtype=torch.uint8, device=mine.device)
+    padded[: mine.numel()] = mine
+    theirs = [torch.empty_like(padded) for _ in lengths]
+    if max(lengths):
+        try:
+            dist.all_gather(theirs, padded, group=group)
+            if padded.is_cuda:
+                torch.cuda.current_stream().synchronize()  # a peer that is gone shows only when it is waited for
+        except RuntimeError as raised:
+            raise peer_error(doing, group, raised) from raised
+    return [raw[:length] for raw, length in zip(theirs, lengths, strict=True)]
 
 
 @dataclass(frozen=True, slots=True)

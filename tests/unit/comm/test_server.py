@@ -183,3 +183,13 @@ def test_a_line_to_a_silent_host_breaks_by_itself(stage: Stage) -> None:
         for option in (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT)
     )
     assert idle_s + interval_s * count <= silence_s
+
+
+def test_a_watched_descriptor_ends_a_look_early_until_it_is_forgotten(stage: Stage) -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        stage.server.watch(ours.fileno())
+        theirs.send(b"!")
+        stage.server.poll(1_000)  # would outlast the test
+        stage.server.forget(ours.fileno())
+        stage.server.poll(0)
