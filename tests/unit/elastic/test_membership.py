@@ -17,8 +17,9 @@ from remesh.elastic.membership.instructions import (
     WorkerExited,
     WorkerReady,
 )
-from remesh.elastic.membership.machine import AgentMachine, Phase
+from remesh.elastic.membership.machine import REPLACE_AFTER_S, AgentMachine, Phase
 from remesh.elastic.membership.rules import AgentRules
+from remesh.elastic.membership.stay import HURRY_FOR_S, LOOK_S, Stay
 from remesh.elastic.mesh_policy import make_template
 from tests.unit.elastic.cluster import FakeCluster
 
@@ -257,3 +258,24 @@ def test_worker_that_does_not_end_when_told_is_killed_and_the_agent_ends() -> No
     assert machine.handle(Tick(), 7.0) == []
     (finish,) = machine.handle(WorkerExited(0, -9), 7.1)
     assert isinstance(finish, Finish) and finish.outcome.is_ok
+
+
+def test_a_dead_worker_is_replaced_a_moment_later_while_others_of_its_node_go_on() -> None:
+    """Two workers of one node: the first death leaves somebody who needs the processor now, the second nobody."""
+    meeting = MeetingRules(1, 1, last_call_s=1.0, join_timeout_s=5.0, absence_timeout_s=20.0)
+    machine = AgentMachine(0, "a", AgentRules(2, 3, meeting, leave_timeout_s=10.0, exit_timeout_s=5.0))
+    assert machine.start(0.0) == [StartWorker(0), StartWorker(1)]
+    first = [one for one in machine.handle(WorkerExited(0, -9), 1.0) if isinstance(one, StartWorker)]
+    assert first == [StartWorker(0, REPLACE_AFTER_S)]
+    alone = make_machine()
+    assert StartWorker(0, 0.0) in alone.handle(WorkerExited(0, -9), 1.0)
+
+
+@pytest.mark.parametrize(("num_nodes", "expected_s"), [(0, 0.001), (50, 0.0055), (100, 0.01), (4096, 0.01)])
+def test_agents_hurry_for_a_moment_while_a_plan_is_wanted_unless_there_are_many(
+    num_nodes: int, expected_s: float
+) -> None:
+    stay = Stay(Phase.MEETING, since_s=10.0)
+    assert stay.look_again_s(10.1, num_nodes) == pytest.approx(expected_s)
+    assert stay.look_again_s(10.0 + 1.01 * HURRY_FOR_S, num_nodes) == LOOK_S
+    assert Stay(Phase.RUNNING, since_s=10.0).look_again_s(10.1, num_nodes) == LOOK_S
