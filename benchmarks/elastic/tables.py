@@ -16,6 +16,7 @@ from benchmarks.report import OUT, header_of, verdict_of
 FOLDER = Path(__file__).resolve().parents[2] / "docs" / "elastic"
 PICTURE = "control-plane.svg"
 _PLANE = re.compile(r"control plane, (\d+) agents, (.+): (.+)")
+_RESTARTS = "restart mode, "
 _TURNS = "an agent's turns"
 _SIDES = ("remesh", "torchrun", "torchft", "nvrx")
 _CASES = ("one worker killed", "one node killed", "node with the rendezvous killed")
@@ -38,8 +39,11 @@ Row = Mapping[str, Any]
 
 def main() -> None:
     report = json.loads((OUT / "elastic.json").read_text())
-    (FOLDER / "measured.md").write_text(make_page(report))
-    (FOLDER / PICTURE).write_text(draw_plane(report["rows"]))
+    if restarts := make_restarts_page(report):
+        (FOLDER / "restarts.md").write_text(restarts)
+    if any(not row["case"].startswith(_RESTARTS) for row in report["rows"]):
+        (FOLDER / "measured.md").write_text(make_page(report))
+        (FOLDER / PICTURE).write_text(draw_plane(report["rows"]))
 
 
 _VERB = "make bench ROOM=elastic && python -m benchmarks.elastic.tables"
@@ -50,8 +54,7 @@ def make_page(report: Mapping[str, Any]) -> str:
     rows: Sequence[Row] = report["rows"]
     versions: Mapping[str, str] = report.get("peers", {})
     recovery, others, plane = _recoveries(rows, versions), _others(rows), _plane(rows)
-    restarts = _restarts(rows)
-    parts = {"recoveries": recovery, "restart mode": restarts, "costs and moves": others, "the control plane": plane}
+    parts = {"recoveries": recovery, "costs and moves": others, "the control plane": plane}
     missing = [name for name, part in parts.items() if not part]
     missing += [name for name in _SIDES if recovery and _kills_of(rows, _CASES[0], name) is None]
     lines = [
@@ -60,7 +63,7 @@ def make_page(report: Mapping[str, Any]) -> str:
         header_of(report, _VERB, "as many as the column of kills says; elsewhere the median of several"),
         *([f"Not run this time: {', '.join(missing)}."] if missing else []),
     ]
-    return "\n".join([*lines, *recovery, *restarts, *others, *plane]) + "\n"
+    return "\n".join([*lines, *recovery, *others, *plane]) + "\n"
 
 
 def _recoveries(rows: Sequence[Row], versions: Mapping[str, str]) -> list[str]:
@@ -122,37 +125,41 @@ def _cell(row: Row | None, form: str) -> str:
     return form.format(row["value"]) + (f" ({goal})" if goal else "")
 
 
-def _restarts(rows: Sequence[Row]) -> list[str]:
-    """The part about plain scripts."""
-    at = {row["case"]: row for row in rows}
+def make_restarts_page(report: Mapping[str, Any]) -> str:
+    """The page about plain scripts; empty where they were not run."""
+    at = {row["case"]: row for row in report["rows"]}
     lines = []
     for meeting in MEETINGS:
         for launcher in LAUNCHERS:
-            about = f"restart mode, {meeting}: {launcher}"
+            about = f"{_RESTARTS}{meeting}: {launcher}"
             if (kills := at.get(f"{about}, kills")) is None:
                 continue
             cells = [f"{kills['value']:.0f}", _cell(at[f"{about}, back at the first attempt"], "{:.0f}")]
             cells += [_cell(at[f"{about}, {what}"], "{:.0f}") for what in ("never back", "attempts wasted")]
             cells.append(_cell(at.get(f"{about}, kill to through, p50"), "{:.1f}"))
             lines.append(f"| {meeting} | {launcher} | {' | '.join(cells)} |")
+    load = ", ".join(f"{value:.1f}" for value in report["load"])
     title = [
+        "# Restart mode, measured",
         "",
-        "## Restart mode",
+        "Written by `python -m benchmarks.elastic.tables` from the report of `PARTS=attempts KEEP=1 make bench",
+        "ROOM=elastic`; do not edit.",
+        f"Machine: {report['machine']['num_cores']} cores, load averages at the end {load}.",
         "",
         "A plain script makes a gloo group of two ranks and adds numbers up; in its first attempt rank 1 is killed.",
         f"{MAX_RESTARTS} restarts are allowed. Both launchers have the same flags and run in turn; two nodes, but for",
-        "`standalone`. The time is from the kill to the end of the script on both ranks. By",
-        "`PARTS=attempts KEEP=1 make bench ROOM=elastic`.",
+        "`standalone`. The time is from the kill to the end of the script on both ranks. torchrun has as many kills",
+        "as it comes to in its time (`PEER_MINUTES`), for a job that hangs is given up after 90 s only.",
         "",
         "| meeting place | launcher | kills | back at the first attempt | never back | attempts wasted | p50, s |",
         "|---|---|---|---|---|---|---|",
     ]
-    return [*title, *lines] if lines else []
+    return "\n".join([*title, *lines]) + "\n" if lines else ""
 
 
 def _is_in_tables(case: str) -> bool:
     """Whether a row about kills has its cell in a table of its own."""
-    return case.partition(": ")[0] in _CASES or case.startswith("restart mode, ")
+    return case.partition(": ")[0] in _CASES or case.startswith(_RESTARTS)
 
 
 def _others(rows: Sequence[Row]) -> list[str]:
