@@ -133,13 +133,13 @@ def _native(program: _Program, folder: Path) -> list[str]:
     if kind == "mpich":
         (folder / "libmpich.so.12").symlink_to(own / "libmpi.so.12")
     variables = _variables()
-    first = f"{folder}:{own}"
-    environment = variables | _AS_ROOT | {"LD_LIBRARY_PATH": f"{first}:{variables['LD_LIBRARY_PATH']}"}
-    launch = [str(launcher), *(_NATIVE if kind == "openmpi" else ("-n", "2"))]
+    # The launcher has libraries of its own; Debian's are for the program.
+    search = f"LD_LIBRARY_PATH={folder}:{own}:{own}/openmpi:{variables.pop('LD_LIBRARY_PATH')}"
+    launch = [str(launcher), *(_NATIVE if kind == "openmpi" else ("-n", "2")), "env", search]
     done = subprocess.run(
         [*launch, str(_path_of(program)), *arguments],
         cwd=folder,
-        env=environment,
+        env=os.environ | variables | _AS_ROOT,
         capture_output=True,
         text=True,
         timeout=100,
