@@ -21,7 +21,10 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[3]
 LANGUAGES = ("python", "sh", "console", "json", "text", "mermaid")
-LEFT_OUT = ("on every node", "needs an MPI", "needs root", "takes minutes", "until Ctrl-C")
+LEFT_OUT = (
+    *("on every node", "needs an MPI", "needs root", "needs the package", "needs a checkpoint of"),
+    *("takes minutes", "until Ctrl-C"),
+)
 """What the comment beside a command, or in the first line of a program, says where this machine cannot run it."""
 
 _FENCE = re.compile(r"^(?P<indent> *)```(?P<language>\w*)\n(?P<text>.*?)^(?P=indent)```$", re.MULTILINE | re.DOTALL)
