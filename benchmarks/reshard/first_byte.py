@@ -105,11 +105,11 @@ number of distinct slices, and from its pairs of hosts. Two kinds of pairs do no
 
 - `S01R` to `RS01`, where every rank wants something of every other: 2 x 128 hosts have a million slices and take all
   of 300 MiB, 2 x 512 hosts have 16.8 million of eight bytes each. Their columns alone are 1.2 GB; with what is sorted
-  and checked on the way a slice takes 260 to 290 bytes and 1 to 1.5 microseconds, at either size. 2 x 1,024 hosts
+  and checked on the way a slice takes 260 to 290 bytes and 1 to 1.7 microseconds, at either size. 2 x 1,024 hosts
   would have 67 million slices, four times as many; they are not measured here.
 - `S01R` to `RS0`, where every host sends to every other: 2 x 1,024 hosts have a million such pairs, four times as many
-  as 2 x 512, and take four times as long. A pair is an object with owners, receivers and routes; half of the time is
-  theirs (`split_senders`, `bound_of_groups`, `make_flows`), the rest that of their 8.4 million slices.
+  as 2 x 512, and take four to five times as long. A pair is an object with owners, receivers and routes; half of the
+  time is theirs (`split_senders`, `bound_of_groups`, `make_flows`), the rest that of their 8.4 million slices.
 
 What would be quicker is a plan that names neither: slices of two regular grids are a product of one list per dim, and
 routes between equal hosts one rule. Such plans need a form and a check of their own
