@@ -8,7 +8,6 @@ uses them calls `check_members`. `missing_names` lists all at once.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import importlib
 from collections.abc import Sequence
@@ -86,13 +85,14 @@ def _is_there(dotted: str) -> bool:
 
 
 def _look_up(dotted: str) -> Any:
-    """The object of a dotted name, whose first parts are modules."""
+    """The object of a dotted name, whose first parts are modules, some of which may be being imported right now."""
     parts = dotted.split(".")
     found: Any = importlib.import_module(parts[0])
     for length, part in enumerate(parts[1:], 2):
-        with contextlib.suppress(ImportError):
-            importlib.import_module(".".join(parts[:length]))
-        found = getattr(found, part)
+        try:
+            found = importlib.import_module(".".join(parts[:length]))
+        except ImportError:
+            found = getattr(found, part)
     return found
 
 

@@ -121,7 +121,7 @@ TORCHRUN_FLAGS = (
         "Signals to the agent that are handed on to the workers.",
         modes=_RESTART,
     ),
-    Flag("shutdown-timeout", WHOLE, None, "Seconds that workers have to end before SIGKILL (30)."),
+    Flag("shutdown-timeout", WHOLE, None, "Seconds that workers have to end before SIGKILL (30).", is_newer=True),
     Flag(
         "virtual-local-rank",
         SWITCH,

@@ -10,6 +10,7 @@ from torch.distributed.run import get_args_parser
 
 from remesh.cli.run import run
 from remesh.elastic.launch.flags import FLAGS, LIST, OUR_FLAGS, SWITCH, TORCHRUN_FLAGS, complete_name, find_flag
+from remesh.elastic.launch.request import DEFAULT_MASTER_PORT
 
 _OF_TORCHRUN_ALONE = ("help", "print_completion")
 ACTIONS = {
@@ -18,6 +19,11 @@ ACTIONS = {
     if action.option_strings and action.dest not in _OF_TORCHRUN_ALONE
 }
 OPTIONS = {option.name: option for option in run.params if isinstance(option, click.Option)}
+
+
+def _meaning(dest: str, value: Any) -> Any:
+    """Newer torches say None for a port that is not given, older ones the port that this means."""
+    return DEFAULT_MASTER_PORT if dest == "master_port" and value is None else value
 
 
 def parse(*line: str) -> dict[str, Any]:
@@ -39,7 +45,7 @@ def test_flag_has_torchruns_spellings_default_and_choices(dest: str) -> None:
         name = spelling.lstrip("-")
         assert complete_name(name) in [one.lstrip("-") for one in option.opts], spelling
     default = list(option.default) if find_flag(dest).kind == LIST else option.default
-    assert default == action.default
+    assert _meaning(dest, default) == _meaning(dest, action.default)
     assert (find_flag(dest).kind == SWITCH) == (action.nargs == 0)
     assert set(find_flag(dest).choices) == set(action.choices or ())
 
@@ -69,10 +75,13 @@ def test_flag_takes_torchruns_variable_and_the_command_line_wins(dest: str, monk
     ],
 )
 def test_command_line_is_read_as_torchrun_reads_it(line: list[str]) -> None:
+    if "--shutdown-timeout" in line and "shutdown_timeout" not in ACTIONS:
+        pytest.skip("this torch has no --shutdown-timeout")
     theirs = vars(get_args_parser().parse_args([*line, "script.py"]))
     ours = parse(*line)
     for dest in ACTIONS:
-        assert ours[dest] == (tuple(theirs[dest]) if isinstance(theirs[dest], list) else theirs[dest]), dest
+        meant = tuple(theirs[dest]) if isinstance(theirs[dest], list) else theirs[dest]
+        assert _meaning(dest, ours[dest]) == _meaning(dest, meant), dest
 
 
 @pytest.mark.parametrize("rest", [["a", "--nnodes", "9"], ["--", "-m"], ["-t", "3", "--unknown"], []])
