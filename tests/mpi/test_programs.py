@@ -27,7 +27,10 @@ pytestmark = pytest.mark.mpi
 _INPUTS = PROGRAMS / "debian"
 _CHAIN = ("mpich", "openmpi", "impi")
 _NUM_ATOMS = 1000
-_NATIVE = ("--bind-to", "none", "--oversubscribe", "--mca", "pml", "ob1", "--mca", "btl", "self,sm", "-n", "2")
+_NATIVE = (
+    *("--bind-to", "none", "--oversubscribe", "--mca", "mpi_yield_when_idle", "1"),
+    *("--mca", "pml", "ob1", "--mca", "btl", "self,sm", "-n", "2"),
+)
 _AS_ROOT = {f"{program}_ALLOW_RUN_AS_ROOT{suffix}": "1" for program in ("OMPI", "PRTE") for suffix in ("", "_CONFIRM")}
 
 
@@ -47,11 +50,9 @@ def _challenge(folder: Path) -> list[str]:
 
 
 def _residuals(output: str, folder: Path) -> list[str]:
-    """What a benchmark of many parts has computed, without its times."""
+    """What a benchmark of many parts has computed: no times, and not what it seeds by the clock."""
     text = (folder / "hpccoutf.txt").read_text()
-    found = re.findall(
-        r"^\|\|Ax-b.*$|^.*_dimVector.*$|^MPIRandomAccess_Errors=.*$|^Success=.*$|^.*residual.*$", text, re.M
-    )
+    found = re.findall(r"^\|\|Ax-b.*$|^.*_dimVector.*$|^MPIRandomAccess_Errors=.*$|^Success=.*$", text, re.MULTILINE)
     assert "Success=1" in found and "FAILED" not in text, text[-3000:]
     return found
 
@@ -100,11 +101,11 @@ class _Program:
 
 
 _OF_DEBIAN = [
-    _Program("lmp", _melt, _table_of_melt, 2.0),
+    _Program("lmp", _melt, _table_of_melt, 0.6),
     _Program("hpcc", _challenge, _residuals, 4.0),
-    _Program("gmx_mpi", _argon, _last_places, 2.0),
-    _Program("NPopenmpi", _pings, _sizes, 1.0),
-    _Program("NPmpich2", _pings, _sizes, 1.0),
+    _Program("gmx_mpi", _argon, _last_places, 0.6),
+    _Program("NPopenmpi", _pings, _sizes, 0.6),
+    _Program("NPmpich2", _pings, _sizes, 0.6),
 ]
 
 
