@@ -106,6 +106,11 @@ def name_groups_from_the_start() -> None:
     dist.distributed_c10d._world.group_count = 0
 
 
+def all_groups() -> list[dist.ProcessGroup]:
+    """Every group that torch knows of in this process."""
+    return list(dist.distributed_c10d._world.pg_map)
+
+
 def abort_groups() -> None:
     """Abort the communicators of all groups, which ends what spins on a device."""
     dist.distributed_c10d._abort_process_group()

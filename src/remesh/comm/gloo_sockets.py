@@ -15,6 +15,7 @@ import contextlib
 import os
 import re
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 Socket = tuple[int, int]
@@ -27,6 +28,15 @@ _PAUSE_S = 2e-4
 """A loop that handles an event is back in its call soon."""
 
 
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What was there before groups were made."""
+
+    sockets: frozenset[Socket]
+    loops: frozenset[str]
+    """Threads of gloo's event loops."""
+
+
 def open_sockets() -> frozenset[Socket]:
     """Every socket of this process."""
     found = set()
@@ -37,9 +47,18 @@ def open_sockets() -> frozenset[Socket]:
     return frozenset(found)
 
 
-def pick_gloos(sockets: frozenset[Socket]) -> frozenset[Socket]:
-    """Those of ``sockets`` that a loop of gloo waits on; all of them where the kernel does not tell of the loops."""
-    loops = _loops()
+def look_around() -> Surroundings:
+    """What is there now."""
+    return Surroundings(open_sockets(), _loops())
+
+
+def pick_gloos(sockets: frozenset[Socket], before: Surroundings) -> frozenset[Socket]:
+    """Those of ``sockets`` that are gloo's and new; all new ones where the kernel does not tell of the loops.
+
+    Loops that were there before are those of groups that were dropped, and may be on their way out.
+    """
+    sockets -= before.sockets
+    loops = _loops() - before.loops
     watched: set[int] = set()
     for loop in loops:
         descriptor = _descriptor_of(loop)
@@ -50,14 +69,15 @@ def pick_gloos(sockets: frozenset[Socket]) -> frozenset[Socket]:
     return frozenset(one for one in sockets if one[0] in watched) if loops else sockets
 
 
-def _loops() -> list[str]:
+def _loops() -> frozenset[str]:
     """The threads of gloo's event loops."""
-    found = []
+    found = set()
     for thread in os.listdir("/proc/self/task"):
         with contextlib.suppress(OSError):
             name = Path(f"/proc/self/task/{thread}/comm").read_text().strip()
-            found += [thread] if name in _LOOP_NAMES else []
-    return found
+            if name in _LOOP_NAMES:
+                found.add(thread)
+    return frozenset(found)
 
 
 def _descriptor_of(loop: str) -> int | None:

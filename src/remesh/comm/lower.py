@@ -27,11 +27,12 @@ from typing import Any
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from remesh.comm.gloo_sockets import Socket, open_sockets, pick_gloos
+from remesh.comm.gloo_sockets import Socket, Surroundings, look_around, open_sockets, pick_gloos
 from remesh.errors import PeerError
 from remesh.torch_private import (
     FakeProcessGroup,
     abort_groups,
+    all_groups,
     is_known_backend,
     name_groups_from_the_start,
     num_groups_named,
@@ -55,8 +56,8 @@ class LowerHalf:
         self._device_type = device_type
         self._timeout = timedelta(seconds=timeout_s)
         self._lock = threading.Lock()
-        self._before: frozenset[Socket] | None = None
-        """Sockets that were open before the groups were made; not None while they are being made."""
+        self._before: Surroundings | None = None
+        """Not None while groups are being made."""
         self._sockets: frozenset[Socket] = frozenset()
         self._severed = False
         self.mesh: DeviceMesh | None = None
@@ -68,7 +69,7 @@ class LowerHalf:
         """Make the world group, the mesh and its axis groups over ``store``, whose keys must be fresh."""
         world_size = math.prod(axes.values())
         with self._lock:
-            self._before = open_sockets()
+            self._before = look_around()
             severed = self._severed
         if severed:
             raise self._lost_meanwhile(rank, axes)
@@ -79,7 +80,7 @@ class LowerHalf:
             # The mesh makes its groups with torch's default of 30 minutes.
             group.set_timeout(self._timeout)
         with self._lock:
-            self._sockets = pick_gloos(open_sockets() - self._before)
+            self._sockets = pick_gloos(open_sockets(), self._before)
             self._before = None
             severed = self._severed
         if severed:
@@ -114,7 +115,7 @@ class LowerHalf:
         now_open = open_sockets()
         with self._lock:
             self._severed = True
-            sockets = self._sockets if self._before is None else pick_gloos(now_open - self._before)
+            sockets = self._sockets if self._before is None else pick_gloos(now_open, self._before)
             self._sockets = frozenset()
         for descriptor, _ in sockets & now_open:
             with contextlib.suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as alias:
@@ -134,8 +135,13 @@ class LowerHalf:
             # Whoever kept such a group by itself would go on alone, without a word.
             _pretences.pop().error_on_collective = True
         if dist.is_initialized():
+            groups = all_groups()
             with contextlib.suppress(RuntimeError):
                 dist.destroy_process_group()
+            if self._backend == "gloo":
+                # Each waits up to 10 ms for its loop, and whoever sheds groups wants others. The interpreter waits for
+                # this thread: one that ended within gloo would abort the process.
+                threading.Thread(target=groups.clear, name="remesh-shed").start()
         # torch counts groups to name them, and takes back the count only when the world group is destroyed. A member
         # whose world group could not even be made would wait under another name than the others, next time.
         name_groups_from_the_start()

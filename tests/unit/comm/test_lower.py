@@ -5,10 +5,12 @@ from collections.abc import Mapping
 import pytest
 import torch.distributed as dist
 
+from remesh.comm.gloo_sockets import look_around
 from remesh.comm.lower import LowerHalf
 from remesh.errors import PeerError
 
 
+@pytest.mark.procs  # it may wait a moment for a loop of gloo
 def test_a_member_lost_before_the_groups_are_made_is_not_forgotten() -> None:
     """The news of a death may come between the decision for a mesh and the making of its groups."""
     lower = LowerHalf("gloo", "cpu", 5.0)
@@ -45,6 +47,7 @@ class Meanwhile(LowerHalf):
         thread.join()
 
 
+@pytest.mark.procs  # it may wait a moment for a loop of gloo
 def test_sockets_that_another_thread_opened_while_groups_were_made_are_left_alone() -> None:
     lower = Meanwhile()
     lower.grow(dist.HashStore(), 0, {"dp": 1})
@@ -56,3 +59,17 @@ def test_sockets_that_another_thread_opened_while_groups_were_made_are_left_alon
     lower.shed()
     for one in lower.opened:
         one.close()
+
+
+@pytest.mark.procs
+def test_groups_that_were_dropped_end_aside_and_are_gone_for_good() -> None:
+    lower = LowerHalf("gloo", "cpu", 5.0)
+    before = look_around()
+    for _ in range(3):
+        lower.grow(dist.HashStore(), 0, {"dp": 1})
+        lower.shed()
+    for thread in threading.enumerate():
+        if thread.name == "remesh-shed":
+            thread.join()
+    after = look_around()
+    assert after.loops <= before.loops and after.sockets <= before.sockets
