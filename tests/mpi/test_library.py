@@ -45,7 +45,7 @@ def _create(job: Job, path: Path, program: Path, num_ranks: int, *arguments: obj
     )
 
 
-@pytest.mark.parametrize("program", ["collectives", "groups"])
+@pytest.mark.parametrize("program", ["collectives", "groups", "windows"])
 @pytest.mark.parametrize("face", LIBRARIES)
 @pytest.mark.parametrize("num_ranks", [1, 2, 3, 5])
 def test_every_collective_in_three_forms_gives_what_each_rank_can_work_out(
@@ -56,7 +56,7 @@ def test_every_collective_in_three_forms_gives_what_each_rank_can_work_out(
     assert job.answer is not None
 
 
-@pytest.mark.parametrize(("name", "rounds"), [("collectives", 60), ("groups", 150)])
+@pytest.mark.parametrize(("name", "rounds"), [("collectives", 60), ("groups", 150), ("windows", 60)])
 def test_collectives_are_carried_through_three_mpis(job: Job, tmp_path: Path, name: str, rounds: int) -> None:
     program = compiled(name, "mpich", tmp_path)
     answers = []

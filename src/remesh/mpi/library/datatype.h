@@ -42,12 +42,15 @@ static inline int64_t data_bytes(const Datatype *type, MPI_Count count) { return
 INTERNAL void pack_elements(const void *from, MPI_Count count, const Datatype *type, void *to);
 /* Puts up to `num_bytes` of packed data in their places; a message may be shorter than the buffer. */
 INTERNAL void unpack_elements(const void *from, int64_t num_bytes, void *to, MPI_Count count, const Datatype *type);
-/* How many basic values stand in so many bytes of packed data, for MPI_Get_elements; MPI_UNDEFINED if they end amid one. */
+/* How many basic values stand in so many bytes of packed data, as MPI_Get_elements counts; MPI_UNDEFINED if they end
+ * amid one.
+ */
 INTERNAL MPI_Count count_values(const Datatype *type, int64_t num_bytes);
-/* Index into REAL_TYPES of calls/table.py of what all leaves are, for a reduction by the real MPI; -1 if it has none. */
+/* Index into REAL_TYPES of calls/table.py of what all values are, for the real MPI; -1 if it has none. */
 INTERNAL int real_type(const Datatype *type);
 /* Calls `each` for every maximal run of bytes of `count` elements at `base`, in the order of the data. */
-INTERNAL void visit_runs(const Datatype *type, MPI_Aint base, MPI_Count count, void (*each)(void *state, Segment run), void *state);
+INTERNAL void visit_runs(
+    const Datatype *type, MPI_Aint base, MPI_Count count, void (*each)(void *state, Segment run), void *state);
 
 /* The data of a buffer as one run of bytes: the buffer itself where it is dense, else a packed copy in `owned`. */
 typedef struct {

@@ -104,8 +104,8 @@ static int deal(int dim, MPI_Count size, int distribution, int argument, Dealt *
     } else if (distribution == MPI_DISTRIBUTE_BLOCK) {
         dealt->block = is_default ? (size + dealt->num_places - 1) / dealt->num_places : argument;
         if (dealt->block * dealt->num_places < size)
-            return fail(MPI_ERR_ARG, "dimension %d: %d blocks of %d are less than %lld", dim, dealt->num_places, argument,
-                (long long)size);
+            return fail(MPI_ERR_ARG, "dimension %d: %d blocks of %d are less than %lld", dim, dealt->num_places,
+                        argument, (long long)size);
     } else {
         return fail(MPI_ERR_ARG, "dimension %d: there is no distribution %d", dim, distribution);
     }
@@ -135,7 +135,8 @@ static int place_in_grid(int size, int rank, int ndims, const int psizes[], Deal
         if (psizes[i] < 1) return fail(MPI_ERR_ARG, "dimension %d of the grid is %d, expected 1 or more", i, psizes[i]);
         product *= psizes[i];
     }
-    if (product != size) return fail(MPI_ERR_ARG, "the grid has %lld places for %d processes", (long long)product, size);
+    if (product != size)
+        return fail(MPI_ERR_ARG, "the grid has %lld places for %d processes", (long long)product, size);
     if (rank < 0 || rank >= size) return fail(MPI_ERR_ARG, "rank %d of %d processes", rank, size);
     for (int i = ndims - 1; i >= 0; i--) {
         dealt[i].num_places = psizes[i];

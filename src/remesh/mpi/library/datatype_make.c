@@ -1,7 +1,8 @@
 /* The constructors of datatypes: contiguous, vectors, blocks at displacements, structures, and other bounds.
  *
  * Where bounds of a part were set by the program (resized, or a mark of MPI 1), only such parts count for that bound of
- * the whole; the extent of a structure is padded as C does it, unless its upper bound was set. Source: MPI 4.1, section 5.1.
+ * the whole; the extent of a structure is padded as C does it, unless its upper bound was set. Source: MPI 4.1,
+ * section 5.1.
  */
 #include "layout.h"
 #include "recipe.h"
@@ -125,7 +126,7 @@ static int check_blocks(MPI_Count count, Counts lengths) {
     for (MPI_Count i = 0; i < count; i++) {
         MPI_Count length = count_at(lengths, i);
         if (length < 0)
-            return fail(MPI_ERR_ARG, "block %lld has %lld elements, expected 0 or more", (long long)i, (long long)length);
+            return fail(MPI_ERR_ARG, "block %lld has %lld elements", (long long)i, (long long)length);
     }
     return MPI_SUCCESS;
 }

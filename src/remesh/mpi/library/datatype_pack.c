@@ -1,7 +1,8 @@
 /* MPI_Pack and MPI_Unpack, and their external forms.
  *
- * The plain form is the data without gaps. The external one is external32: big-endian, each value as large as it is here,
- * and a long double as an IEEE number of 128 bits, which keeps all that ours has. Source: MPI 4.1, sections 5.2 and 14.5.2.
+ * The plain form is the data without gaps. The external one is external32: big-endian, each value as large as it is
+ * here, and a long double as an IEEE number of 128 bits, which keeps all that ours has. Source: MPI 4.1, sections 5.2
+ * and 14.5.2.
  */
 #include "basic.h"
 #include "layout.h"

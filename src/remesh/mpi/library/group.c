@@ -44,7 +44,9 @@ typedef struct {
 
 static Lookup lookup_of(const Group *group) {
     Lookup lookup = {0};
-    for (int i = 0; i < group->size; i++) lookup.size = group->world[i] >= lookup.size ? group->world[i] + 1 : lookup.size;
+    for (int i = 0; i < group->size; i++) {
+        if (group->world[i] >= lookup.size) lookup.size = group->world[i] + 1;
+    }
     lookup.rank = NEW_ARRAY(int, lookup.size);
     for (int world = 0; world < lookup.size; world++) lookup.rank[world] = MPI_UNDEFINED;
     for (int i = 0; i < group->size; i++) lookup.rank[group->world[i]] = i;
@@ -204,7 +206,8 @@ int do_Group_range_excl(Group *group, int n, int ranges[][3], Group **newgroup) 
 
 int do_Group_free(MPI_Group *group) {
     Group *one = group_of(*group);
-    if (!one) return fail(MPI_ERR_GROUP, *group == MPI_GROUP_NULL ? "group is MPI_GROUP_NULL" : "group is no such handle");
+    if (*group == MPI_GROUP_NULL) return fail(MPI_ERR_GROUP, "group is MPI_GROUP_NULL");
+    if (!one) return fail(MPI_ERR_GROUP, "group is no such handle");
     free_handle(one);
     *group = MPI_GROUP_NULL;
     return MPI_SUCCESS;

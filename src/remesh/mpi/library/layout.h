@@ -1,9 +1,9 @@
 /* Where do the bytes of one element of a datatype lie, in which order, and what are they?
  *
- * A layout is a tree that is never changed once it is made, and shared by all datatypes that need it. A leaf is a number
- * of values of one basic kind, one after the other. Any other node has parts in the order of the data, each of them a
- * number of copies of another layout with a stride: so a vector of a million blocks is one part, and what is nested
- * takes the memory of its nodes and not of their product. Source: MPI 4.1, section 5.1.
+ * A layout is a tree that is never changed once it is made, and shared by all datatypes that need it. A leaf is a
+ * number of values of one basic kind, one after the other. Any other node has parts in the order of the data, each of
+ * them a number of copies of another layout with a stride: so a vector of a million blocks is one part, and what is
+ * nested takes the memory of its nodes and not of their product. Source: MPI 4.1, section 5.1.
  */
 #ifndef REMESH_LAYOUT_H
 #define REMESH_LAYOUT_H

@@ -18,8 +18,8 @@ struct Op {
 INTERNAL int check_op(const Op *op, const Datatype *type);
 /* Whether the real MPI can apply it: then op->number and real_type(type) say how. */
 INTERNAL bool is_real(const Op *op, const Datatype *type);
-/* inout[i] = in[i] op inout[i] for packed data of `count` elements of `type`; the program's own functions get them as they
- * stand in memory.
+/* inout[i] = in[i] op inout[i] for packed data of `count` elements of `type`; the program's own functions get them as
+ * they stand in memory.
  */
 INTERNAL void fold(const Op *op, Datatype *type, MPI_Count count, const void *in, void *inout);
 /* Makes what is behind the predefined handles, when the library is loaded. */

@@ -51,10 +51,11 @@ static int finish_access(Request *request) {
         if (accessing->landing.type) land(&accessing->landing, accessing->landing.room);
         return MPI_SUCCESS;
     }
-    return fail(request->error, "%lld bytes from displacement %lld (of %lld bytes) on at rank %d, which gave %lld bytes",
-                (long long)num_bytes_of(&target->elements), (long long)target->displacement,
-                (long long)accessing->win->units[target->rank], target->rank,
-                (long long)accessing->win->sizes[target->rank]);
+    return fail(
+        request->error, "%lld bytes from displacement %lld (of %lld bytes) on at rank %d, which gave %lld bytes",
+        (long long)num_bytes_of(&target->elements), (long long)target->displacement,
+        (long long)accessing->win->units[target->rank], target->rank,
+        (long long)accessing->win->sizes[target->rank]);
 }
 
 /* ---- What is done at the target ---- */

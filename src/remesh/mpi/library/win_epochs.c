@@ -1,8 +1,8 @@
 /* When may a window be accessed, and when are accesses over? Fences, groups of partners, locks, flushes.
  *
  * All of it is made of ordinary traffic: a fence waits for this rank's accesses and enters a barrier; post, start,
- * complete and wait are empty messages on the window's own communicator; a lock is asked for at its target's lower half,
- * which keeps the queue. Source: MPI 4.1, section 12.5.
+ * complete and wait are empty messages on the window's own communicator; a lock is asked for at its target's lower
+ * half, which keeps the queue. Source: MPI 4.1, section 12.5.
  */
 #include "channel.h"
 #include "exchange.h"
@@ -82,8 +82,8 @@ int check_epoch(Win *win, int rank) {
         return finish_now(word);
     }
     if (win->is_fenced || win->is_locked_all || win->locked[rank]) return MPI_SUCCESS;
-    return fail(MPI_ERR_RMA_SYNC, "rank %d is accessed outside any epoch: call MPI_Win_fence, MPI_Win_start or MPI_Win_lock before",
-                rank);
+    return fail(MPI_ERR_RMA_SYNC, "rank %d is accessed outside any epoch: call MPI_Win_fence, MPI_Win_start or "
+                "MPI_Win_lock before", rank);
 }
 
 /* ---- All together ---- */
@@ -270,13 +270,13 @@ int do_Win_flush(int rank, Win *win) {
     if (rank == MPI_PROC_NULL) return MPI_SUCCESS;
     TRY(check_window_rank(win, rank));
     if (!win->locked[rank])
-        return fail(MPI_ERR_RMA_SYNC, "this rank has no lock on rank %d; call MPI_Win_lock or MPI_Win_lock_all first", rank);
+        return fail(MPI_ERR_RMA_SYNC, "this rank has no lock on rank %d; call MPI_Win_lock first", rank);
     return flush_accesses(win, rank);
 }
 
 int do_Win_flush_all(Win *win) {
     if (!win->num_locked)
-        return fail(MPI_ERR_RMA_SYNC, "this rank has no lock; call MPI_Win_lock or MPI_Win_lock_all first");
+        return fail(MPI_ERR_RMA_SYNC, "this rank has no lock; call MPI_Win_lock_all first");
     return flush_accesses(win, MPI_ANY_SOURCE);
 }
 

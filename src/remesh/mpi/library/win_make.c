@@ -123,7 +123,8 @@ static int allocate_window(int flavor, Share share, const Info *info, Comm *comm
 
 int do_Win_allocate(MPI_Aint size, MPI_Count disp_unit, Info *info, Comm *comm, void *baseptr, Win **win) {
     TRY(check_share(comm, (MPI_Aint)disp_unit));
-    return allocate_window(MPI_WIN_FLAVOR_ALLOCATE, (Share){.size = size, .unit = (MPI_Aint)disp_unit}, info, comm, baseptr, win);
+    Share share = {.size = size, .unit = (MPI_Aint)disp_unit};
+    return allocate_window(MPI_WIN_FLAVOR_ALLOCATE, share, info, comm, baseptr, win);
 }
 
 int do_Win_allocate_shared(MPI_Aint size, MPI_Count disp_unit, Info *info, Comm *comm, void *baseptr, Win **win) {
@@ -131,7 +132,8 @@ int do_Win_allocate_shared(MPI_Aint size, MPI_Count disp_unit, Info *info, Comm 
     if (comm->size > 1)
         return fail(MPI_ERR_RMA_SHARED, "%d ranks that share memory may come apart at a restart, and are not carried: "
                     "use MPI_Win_allocate with MPI_Put and MPI_Get", comm->size);
-    return allocate_window(MPI_WIN_FLAVOR_SHARED, (Share){.size = size, .unit = (MPI_Aint)disp_unit}, info, comm, baseptr, win);
+    Share share = {.size = size, .unit = (MPI_Aint)disp_unit};
+    return allocate_window(MPI_WIN_FLAVOR_SHARED, share, info, comm, baseptr, win);
 }
 
 int do_Win_create_dynamic(Info *info, Comm *comm, Win **win) {
@@ -160,7 +162,8 @@ int do_Win_attach(Win *win, void *base, MPI_Aint size) {
             win->attached = more;
         }
     }
-    if (!is_free) return fail(MPI_ERR_RMA_ATTACH, "%lld bytes at %p are attached already, in part", (long long)size, base);
+    if (!is_free)
+        return fail(MPI_ERR_RMA_ATTACH, "of %lld bytes at %p some are attached already", (long long)size, base);
     return lower_attach_memory(win->comm->number, base, size);
 }
 

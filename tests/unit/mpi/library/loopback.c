@@ -4,7 +4,9 @@
  * taken at once or later, receives end some looks after their message came. So a single process walks through what
  * otherwise takes many, and threads.
  */
+#include "basic.h"
 #include "channel.h"
+#include "op_values.h"
 
 #include <time.h>
 
@@ -225,16 +227,113 @@ int lower_collective(int flags, uint64_t comm, const Collective *collective, Ope
     return MPI_SUCCESS;
 }
 
-int lower_make_window(uint64_t window, const void *base) { return (void)window, (void)base,
-        MPI_ERR_UNSUPPORTED_OPERATION; }
-int lower_free_window(uint64_t window) { return (void)window, MPI_ERR_UNSUPPORTED_OPERATION; }
-int lower_attach_memory(uint64_t window, const void *at, int64_t n) { return (void)window, (void)at, (void)n,
-        MPI_ERR_OTHER; }
-int lower_detach_memory(uint64_t window, const void *address) { return (void)window, (void)address, MPI_ERR_OTHER; }
+/* ---- windows: this rank is the target of all its accesses ---- */
+
+typedef struct Memory {
+    struct Memory *next;
+    uint64_t window;
+    char *at;
+    int64_t num_bytes;
+    bool is_window; /* `at` is its base */
+} Memory;
+static Memory *memories;
+
+static void add_memory(Memory memory) {
+    Memory *one = NEW(Memory);
+    *one = memory;
+    pthread_mutex_lock(&lock);
+    one->next = memories;
+    memories = one;
+    pthread_mutex_unlock(&lock);
+}
+
+/* Takes out what a window has at an address, or all of it. */
+static void remove_memory(uint64_t window, const void *at) {
+    pthread_mutex_lock(&lock);
+    for (Memory **place = &memories; *place;) {
+        Memory *one = *place;
+        if (one->window != window || (at && (one->is_window || one->at != at))) {
+            place = &one->next;
+            continue;
+        }
+        *place = one->next;
+        free(one);
+    }
+    pthread_mutex_unlock(&lock);
+}
+
+int lower_make_window(uint64_t window, const void *base) {
+    add_memory((Memory){NULL, window, (char *)(uintptr_t)base, 0, true});
+    return MPI_SUCCESS;
+}
+int lower_free_window(uint64_t window) { return remove_memory(window, NULL), MPI_SUCCESS; }
+int lower_attach_memory(uint64_t window, const void *at, int64_t num_bytes) {
+    add_memory((Memory){NULL, window, (char *)(uintptr_t)at, num_bytes, false});
+    return MPI_SUCCESS;
+}
+int lower_detach_memory(uint64_t window, const void *address) { return remove_memory(window, address), MPI_SUCCESS; }
+
+/* Where a run stands; NULL: not within memory of the window. */
+static char *place_of(uint64_t window, const Run *run) {
+    char *at = NULL;
+    for (const Memory *one = memories; one; one = one->next)
+        if (one->window == window && one->is_window) at = (char *)((uintptr_t)one->at + (uintptr_t)run->offset);
+    for (const Memory *one = memories; one; one = one->next)
+        if (one->window == window && at >= one->at && at + run->num_bytes <= one->at + one->num_bytes) return at;
+    return NULL;
+}
+
+/* What the bytes at the target become. */
+static void change(const Access *access, char *bytes, int64_t num_bytes) {
+    const char *data = access->data;
+    if (access->op == OP_NO_OP) return;
+    if (access->op == OP_COMPARE_AND_SWAP) {
+        if (!memcmp(bytes, data + num_bytes, (size_t)num_bytes)) memcpy(bytes, data, (size_t)num_bytes);
+        return;
+    }
+    if (access->op == OP_REPLACE) {
+        memcpy(bytes, data, (size_t)num_bytes);
+        return;
+    }
+    int basic = BASIC_BYTE;
+    while (basic < NUM_BASICS && basic_of((Basic)basic)->real_type != access->type) basic++;
+    fold_of(access->op, (Basic)basic)(data, bytes, num_bytes / access->unit);
+}
+
+/* Under the lock, so that nothing is torn. */
+static int carry_out(uint64_t window, const Access *access, char *result) {
+    int64_t num_bytes = 0, at = 0;
+    for (uint32_t i = 0; i < access->num_runs; i++) {
+        if (!place_of(window, &access->runs[i])) return MPI_ERR_RMA_RANGE;
+        num_bytes += access->runs[i].num_bytes;
+    }
+    char *bytes = NEW_ARRAY(char, num_bytes);
+    for (uint32_t i = 0; i < access->num_runs; at += access->runs[i++].num_bytes)
+        memcpy(bytes + at, place_of(window, &access->runs[i]), (size_t)access->runs[i].num_bytes);
+    if (access->fetches) memcpy(result, bytes, (size_t)num_bytes);
+    change(access, bytes, num_bytes);
+    at = 0;
+    for (uint32_t i = 0; i < access->num_runs; at += access->runs[i++].num_bytes)
+        memcpy(place_of(window, &access->runs[i]), bytes + at, (size_t)access->runs[i].num_bytes);
+    free(bytes);
+    return MPI_SUCCESS;
+}
+
 int lower_access(uint64_t window, const Access *access, Operation *operation) {
-    return (void)window, (void)access, (void)operation, MPI_ERR_UNSUPPORTED_OPERATION;
+    pthread_mutex_lock(&lock);
+    Open *one = add_open(window, 0, false);
+    one->ended.error = carry_out(window, access, operation->at);
+    one->delay = (int)draw(6);
+    look_until_over(one->number, 0, operation);
+    return MPI_SUCCESS;
 }
+
 int lower_lock(int flags, uint64_t window, int target, bool exclusive, Operation *operation) {
-    return (void)flags, (void)window, (void)target, (void)exclusive, (void)operation, MPI_ERR_UNSUPPORTED_OPERATION;
+    (void)target, (void)exclusive;
+    pthread_mutex_lock(&lock);
+    Open *one = add_open(window, 0, false);
+    one->delay = (int)draw(4);
+    look_until_over(one->number, flags, operation);
+    return MPI_SUCCESS;
 }
-int lower_unlock(uint64_t window, int target) { return (void)window, (void)target, MPI_ERR_UNSUPPORTED_OPERATION; }
+int lower_unlock(uint64_t window, int target) { return (void)window, (void)target, MPI_SUCCESS; }
