@@ -16,9 +16,7 @@ PEERS := torchft==0.2.0 nvidia-resiliency-ext==0.4.1 psutil==7.1.3 defusedxml==0
          opentelemetry-exporter-otlp-proto-http==1.39.0 opentelemetry-exporter-otlp-proto-common==1.39.0 \
          googleapis-common-protos==1.72.0 protobuf==6.33.0 importlib-metadata==8.7.0 zipp==3.23.0
 # Programs that Remesh plugs into, in an environment of their own; torch is the one of constraints.txt.
-HOSTS := accelerate==1.15.0 transformers==5.23.0 lightning==2.6.6
-# Its sdist asks for torch when it is built.
-DEEPSPEED := deepspeed==0.19.8
+HOSTS := accelerate==1.15.0 lightning==2.6.6
 # pytest's exit code for a tier that has no test yet
 NO_TESTS := 5
 # One environment for each MPI: a process holds the library of exactly one of them.
@@ -78,13 +76,12 @@ interop: $(STAMP)  ## checkpoints both ways with megatron-core, which goes to .i
 	  --target .interop/$${one#*/} megatron-core==$${one#*/} psutil==7.1.3 || exit 1; done
 	$(RUN) -m pytest -m slow --timeout 600 -o faulthandler_timeout=700 tests/interop
 
-hosts: .hosts/.installed  ## accelerate, transformers, lightning, deepspeed, whose plug-in points are tried, in .hosts/
+hosts: .hosts/.installed  ## accelerate and lightning, whose plug-in points are tried, in .hosts/
 
 .hosts/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .hosts
-	.hosts/bin/python -m pip install --quiet --constraint constraints.txt torch setuptools wheel
+	.hosts/bin/python -m pip install --quiet --constraint constraints.txt torch
 	.hosts/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[test]' $(HOSTS)
-	DS_BUILD_OPS=0 .hosts/bin/python -m pip install --quiet --no-build-isolation $(DEEPSPEED)
 	@touch $@
 
 test-hosts: .hosts/.installed  ## Remesh under the programs that it plugs into (TESTS=... narrows it)

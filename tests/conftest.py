@@ -87,7 +87,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         if os.geteuid() != 0:
             pytest.skip("needs root, for network namespaces")
     if item.get_closest_marker("hosts"):
-        missing = [name for name in ("accelerate", "lightning", "deepspeed") if importlib.util.find_spec(name) is None]
+        missing = [name for name in ("accelerate", "lightning") if importlib.util.find_spec(name) is None]
         if missing:
             pytest.skip(f"needs {', '.join(missing)}, which `make hosts` installs")
     if item.get_closest_marker("gpu") and not Path("/dev/nvidia0").exists():
