@@ -68,6 +68,7 @@ site_trees = {
         /mpi/limits""",
     "measured": """
         Recovery </elastic/measured>
+        Restarts </elastic/restarts>
         Checkpoints </checkpoint/measured>
         Planning checkpoints </checkpoint/planning>
         Resharding </reshard/measured>
