@@ -1,7 +1,7 @@
 """How is the library built? Once for each face, into ``built/``, where programs look for their libraries first.
 
 The three faces have other file names, so a program finds the one that it was linked with. Some packagers have names of
-their own for MPICH's; those are empty libraries that lead to it.
+their own for MPICH's, and Open MPI's has one more for Fortran; those are empty libraries that lead to it.
 
 ``python -m remesh.mpi.library.build`` builds for a checkout; ``hatch_build.py`` does when Remesh is installed.
 """
@@ -21,8 +21,11 @@ HERE: Final = Path(__file__).parent
 BUILT: Final = HERE / "built"
 LIBRARIES: Final = {"mpich": "libmpi.so.12", "openmpi": "libmpi.so.40", "abi": "libmpi_abi.so.1"}
 """Face to the name of its library."""
-OTHER_NAMES: Final = ("libmpich.so.12", "libmpi_cray.so.12", "libmpi_gnu_123.so.12")
-"""What Debian and Cray call MPICH's."""
+OTHER_NAMES: Final = {
+    **dict.fromkeys(("libmpich.so.12", "libmpi_cray.so.12", "libmpi_gnu_123.so.12"), "mpich"),
+    "libmpi_mpifh.so.40": "openmpi",
+}
+"""What Debian and Cray call MPICH's, and Open MPI's for Fortran, to its face."""
 _OPTIONS: Final = ("-O2", "-g1", "-std=gnu11", "-Wall", "-Wextra", "-fPIC", "-shared", "-pthread")
 
 
@@ -32,10 +35,11 @@ def build(into: Path = BUILT) -> list[Path]:
     if shutil.which(compiler[0]) is None:
         raise RuntimeError("no C compiler on PATH (CC or cc)")
     into.mkdir(exist_ok=True)
-    made = [_build_face(compiler, face, into / library) for face, library in LIBRARIES.items()]
-    for name in OTHER_NAMES:
+    faces = {face: _build_face(compiler, face, into / library) for face, library in LIBRARIES.items()}
+    made = list(faces.values())
+    for name, face in OTHER_NAMES.items():
         # An empty source: some compilers do not link without any.
-        link = ("-Wl,-rpath,$ORIGIN", "-Wl,--no-as-needed", "-x", "c", os.devnull, "-x", "none", str(made[0]))
+        link = ("-Wl,-rpath,$ORIGIN", "-Wl,--no-as-needed", "-x", "c", os.devnull, "-x", "none", str(faces[face]))
         made.append(_link([*compiler, "-shared", f"-Wl,-soname,{name}"], link, into / name))
     return made
 

@@ -78,6 +78,11 @@ INTERNAL void free_handle(void *object);
 /* Fortran's number of an object, and back; 0 and NULL for null handles where handles are no integers. */
 INTERNAL MPI_Fint fortran_of(ObjectKind kind, uintptr_t handle);
 INTERNAL uintptr_t handle_of_fortran(ObjectKind kind, MPI_Fint number);
+#if defined(FACE_OPENMPI)
+/* fortran.c: the numbers of predefined handles, which mpif.h has. */
+INTERNAL bool number_of_predefined(ObjectKind kind, uintptr_t handle, MPI_Fint *number);
+INTERNAL uintptr_t predefined_of_number(ObjectKind kind, MPI_Fint number);
+#endif
 
 #define BITS(handle) ((uintptr_t)(handle))
 #define HANDLE_TYPE(Type, name, KIND)                                                                             \

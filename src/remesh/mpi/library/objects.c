@@ -171,6 +171,10 @@ static Table numbered[NUM_KINDS];
 MPI_Fint fortran_of(ObjectKind kind, uintptr_t handle) {
     if (is_number(kind)) return (MPI_Fint)handle;
     Object *object = object_of(kind, handle);
+#if defined(FACE_OPENMPI)
+    MPI_Fint number = 0;
+    if ((!object || object->is_predefined) && number_of_predefined(kind, handle, &number)) return number;
+#endif
     if (object == NULL) return handle < LOWEST_ADDRESS ? (MPI_Fint)handle : 0;
     LOCKED if (!object->fortran) {
         if (object->is_predefined && handle < LOWEST_ADDRESS) object->fortran = (int)handle;
@@ -180,6 +184,9 @@ MPI_Fint fortran_of(ObjectKind kind, uintptr_t handle) {
 }
 
 uintptr_t handle_of_fortran(ObjectKind kind, MPI_Fint number) {
+#if defined(FACE_OPENMPI)
+    if (number < FIRST_NUMBER) return predefined_of_number(kind, number);
+#endif
     if (is_number(kind) || (number >= 0 && number < FIRST_NUMBER)) return (uintptr_t)(intptr_t)number;
     const Object *object = table_get(&numbered[kind], (uint32_t)(number - FIRST_NUMBER));
     return object ? object->handle : 0;

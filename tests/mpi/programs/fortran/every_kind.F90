@@ -1,4 +1,4 @@
-! One call of every kind that Fortran's arguments make different from C's, checked; as `mpif.h` or, with -DMODULE, `use mpi`.
+! One call of every kind whose arguments differ from those of C, by mpif.h or, with -DMODULE, by the module mpi.
 ! Prints "answer" and a sum if all is as MPI says: `every_kind [STEPS]`.
 module callbacks
    implicit none

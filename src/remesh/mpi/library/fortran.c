@@ -1,0 +1,235 @@
+/* Fortran without a library of the program's MPI: constants that are addresses, texts, and functions of the program's.
+ *
+ * The rest is made by fortran.py. Only Open MPI's face has it: programs compiled against MPICH bring their own library
+ * (fortran_mpich.c).
+ */
+#include "core.h"
+
+#if defined(FACE_OPENMPI)
+
+#include "attributes.h"
+#include "comm.h"
+#include "errors.h"
+#include "fortran.h"
+#include "op.h"
+#include "request.h"
+#include "win.h"
+
+/* ---- Constants that are addresses ---- */
+
+/* A program has common blocks of these names, which take the place of ours. */
+EXPORTED MPI_Fint mpi_fortran_bottom_[16], mpi_fortran_in_place_[16], mpi_fortran_unweighted_[16];
+EXPORTED MPI_Fint mpi_fortran_weights_empty_[16], mpi_fortran_status_ignore_[16], mpi_fortran_statuses_ignore_[16];
+EXPORTED MPI_Fint mpi_fortran_errcodes_ignore_[16], mpi_fortran_argv_null_[16], mpi_fortran_argvs_null_[16];
+
+void *buffer_of(void *buffer) {
+    if (buffer == mpi_fortran_bottom_) return MPI_BOTTOM;
+    return buffer == mpi_fortran_in_place_ ? MPI_IN_PLACE : buffer;
+}
+
+MPI_Status *status_of(MPI_Fint *status) {
+    bool is_ignored = status == mpi_fortran_status_ignore_ || status == mpi_fortran_statuses_ignore_;
+    return is_ignored ? MPI_STATUS_IGNORE : (MPI_Status *)(void *)status;
+}
+
+int *weights_of(MPI_Fint *weights) {
+    if (weights == mpi_fortran_unweighted_) return MPI_UNWEIGHTED;
+    return weights == mpi_fortran_weights_empty_ ? MPI_WEIGHTS_EMPTY : weights;
+}
+
+/* ---- Texts and indices ---- */
+
+char *text_of_fortran(const char *text, size_t length) {
+    while (length && text[length - 1] == ' ') length--;
+    while (length && *text == ' ') text++, length--;
+    return must_have(strndup(text, length));
+}
+
+void text_to_fortran(bool is_there, const char *text, char *to, size_t length) {
+    if (!is_there) return;
+    size_t used = strlen(text) < length ? strlen(text) : length;
+    memcpy(to, text, used);
+    memset(to + used, ' ', length - used);
+}
+
+void count_from_one(int *indices, int count) {
+    for (int i = 0; i < count; i++)
+        if (indices[i] != MPI_UNDEFINED) indices[i]++;
+}
+
+/* ---- Numbers of handles ---- */
+
+bool number_of_predefined(ObjectKind kind, uintptr_t handle, MPI_Fint *number) {
+    for (int i = 0; i < num_fortran_numbers; i++) {
+        if (fortran_numbers[i].kind != kind || BITS(fortran_numbers[i].handle) != handle) continue;
+        *number = fortran_numbers[i].number;
+        return true;
+    }
+    return false;
+}
+
+uintptr_t predefined_of_number(ObjectKind kind, MPI_Fint number) {
+    for (int i = 0; i < num_fortran_numbers; i++)
+        if (fortran_numbers[i].kind == kind && fortran_numbers[i].number == number) return BITS(fortran_numbers[i].handle);
+    return 0;
+}
+
+/* ---- Functions that return a number ---- */
+
+EXPORTED double mpi_wtime_(void);
+double mpi_wtime_(void) { return PMPI_Wtime(); }
+EXPORTED double mpi_wtick_(void);
+double mpi_wtick_(void) { return PMPI_Wtick(); }
+EXPORTED MPI_Aint mpi_aint_add_(const MPI_Aint *base, const MPI_Aint *offset);
+MPI_Aint mpi_aint_add_(const MPI_Aint *base, const MPI_Aint *offset) { return *base + *offset; }
+EXPORTED MPI_Aint mpi_aint_diff_(const MPI_Aint *first, const MPI_Aint *second);
+MPI_Aint mpi_aint_diff_(const MPI_Aint *first, const MPI_Aint *second) { return *first - *second; }
+EXPORTED double pmpi_wtime_(void) __attribute__((alias("mpi_wtime_")));
+EXPORTED double pmpi_wtick_(void) __attribute__((alias("mpi_wtick_")));
+EXPORTED void mpi_pcontrol_(const MPI_Fint *level);
+void mpi_pcontrol_(const MPI_Fint *level) { (void)level; }
+
+/* ---- Operations and error handlers of the program's ---- */
+
+static void call_op(const Op *op, void *in, void *inout, MPI_Count count, Datatype *type) {
+    typedef void Function(void *in, void *inout, MPI_Fint *count, MPI_Fint *type);
+    MPI_Fint length = (MPI_Fint)count, number = fortran_of(KIND_DATATYPE, type->object.handle);
+    ((Function *)(void (*)(void))op->function)(in, inout, &length, &number);
+}
+
+EXPORTED void mpi_op_create_(Callback *function, const MPI_Fint *commute, MPI_Fint *op, MPI_Fint *ierror);
+void mpi_op_create_(Callback *function, const MPI_Fint *commute, MPI_Fint *op, MPI_Fint *ierror) {
+    MPI_Op made;
+    *ierror = PMPI_Op_create((MPI_User_function *)function, *commute, &made);
+    if (*ierror) return;
+    op_of(made)->call = call_op;
+    *op = fortran_of(KIND_OP, BITS(made));
+}
+OTHER_NAMES(op_create, (Callback *function, const MPI_Fint *commute, MPI_Fint *op, MPI_Fint *ierror))
+
+static void call_handler(const Errhandler *handler, uintptr_t handle, int *error) {
+    typedef void Function(MPI_Fint *handle, MPI_Fint *error);
+    MPI_Fint number = fortran_of(handler->holder, handle);
+    ((Function *)handler->function)(&number, error);
+}
+
+#define ERRHANDLER_OF(name, Name)                                                                          \
+    EXPORTED void mpi_##name##_create_errhandler_(Callback *function, MPI_Fint *handler, MPI_Fint *ierror); \
+    void mpi_##name##_create_errhandler_(Callback *function, MPI_Fint *handler, MPI_Fint *ierror) {        \
+        MPI_Errhandler made;                                                                               \
+        *ierror = PMPI_##Name##_create_errhandler((MPI_##Name##_errhandler_function *)function, &made);    \
+        if (*ierror) return;                                                                               \
+        errhandler_of(made)->call = call_handler;                                                          \
+        *handler = fortran_of(KIND_ERRHANDLER, BITS(made));                                                \
+    }                                                                                                      \
+    OTHER_NAMES(name##_create_errhandler, (Callback *function, MPI_Fint *handler, MPI_Fint *ierror))
+ERRHANDLER_OF(comm, Comm)
+ERRHANDLER_OF(win, Win)
+ERRHANDLER_OF(file, File)
+
+/* ---- Attributes: values are integers of the size of an address ---- */
+
+static int call_copy(const KeyvalFunctions *own, Object *of, int keyval, void *value, void **copied, int *flag) {
+    typedef void Function(MPI_Fint *of, MPI_Fint *keyval, void *extra, void *value, void *copied, MPI_Fint *flag,
+                          MPI_Fint *error);
+    MPI_Fint number = fortran_of(of->kind, of->handle), error = MPI_SUCCESS;
+    ((Function *)own->copy)(&number, &keyval, (void *)&own->extra_state, &value, copied, flag, &error);
+    return error;
+}
+
+static int call_delete(const KeyvalFunctions *own, Object *of, int keyval, void *value) {
+    typedef void Function(MPI_Fint *of, MPI_Fint *keyval, void *value, void *extra, MPI_Fint *error);
+    MPI_Fint number = fortran_of(of->kind, of->handle), error = MPI_SUCCESS;
+    ((Function *)own->delete)(&number, &keyval, &value, (void *)&own->extra_state, &error);
+    return error;
+}
+
+/* The value of a predefined attribute stands where C gets the address of; the base of a window is that address. */
+static MPI_Aint seen_by_fortran(void *value, int keyval) {
+    if (functions_of_keyval(keyval) || keyval == MPI_WIN_BASE) return (MPI_Aint)value;
+    return keyval == MPI_WIN_SIZE ? *(MPI_Aint *)value : *(int *)value;
+}
+
+#define ATTRIBUTES_OF(name, Name, KIND, Handle)                                                                      \
+    EXPORTED void mpi_##name##_create_keyval_(Callback *copy, Callback *delete, MPI_Fint *keyval, void **extra,     \
+                                              MPI_Fint *ierror);                                                    \
+    void mpi_##name##_create_keyval_(Callback *copy, Callback *delete, MPI_Fint *keyval, void **extra,              \
+                                     MPI_Fint *ierror) {                                                            \
+        KeyvalFunctions functions = {copy, delete, *extra, call_copy, call_delete, NULL, NULL};                     \
+        *ierror = create_keyval(KIND, functions, keyval);                                                           \
+    }                                                                                                               \
+    OTHER_NAMES(name##_create_keyval, (Callback *copy, Callback *delete, MPI_Fint *keyval, void **extra,            \
+                                       MPI_Fint *ierror))                                                           \
+    EXPORTED void mpi_##name##_set_attr_(MPI_Fint *of, MPI_Fint *keyval, void **value, MPI_Fint *ierror);           \
+    void mpi_##name##_set_attr_(MPI_Fint *of, MPI_Fint *keyval, void **value, MPI_Fint *ierror) {                   \
+        *ierror = PMPI_##Name##_set_attr((Handle)handle_of_fortran(KIND, *of), *keyval, *value);                    \
+    }                                                                                                               \
+    OTHER_NAMES(name##_set_attr, (MPI_Fint *of, MPI_Fint *keyval, void **value, MPI_Fint *ierror))                  \
+    EXPORTED void mpi_##name##_get_attr_(MPI_Fint *of, MPI_Fint *keyval, MPI_Aint *value, MPI_Fint *flag,           \
+                                         MPI_Fint *ierror);                                                         \
+    void mpi_##name##_get_attr_(MPI_Fint *of, MPI_Fint *keyval, MPI_Aint *value, MPI_Fint *flag,                    \
+                                MPI_Fint *ierror) {                                                                 \
+        void *found;                                                                                                \
+        *ierror = PMPI_##Name##_get_attr((Handle)handle_of_fortran(KIND, *of), *keyval, &found, flag);              \
+        if (!*ierror && *flag) *value = seen_by_fortran(found, *keyval);                                            \
+    }                                                                                                               \
+    OTHER_NAMES(name##_get_attr, (MPI_Fint *of, MPI_Fint *keyval, MPI_Aint *value, MPI_Fint *flag, MPI_Fint *ierror))
+ATTRIBUTES_OF(comm, Comm, KIND_COMM, MPI_Comm)
+ATTRIBUTES_OF(type, Type, KIND_DATATYPE, MPI_Datatype)
+ATTRIBUTES_OF(win, Win, KIND_WIN, MPI_Win)
+
+/* The functions that a program names instead of its own. */
+#define COPY_FN(name, copies)                                                                                        \
+    EXPORTED void mpi_##name##_(MPI_Fint *of, MPI_Fint *keyval, void *extra, MPI_Aint *value, MPI_Aint *copied,      \
+                                MPI_Fint *flag, MPI_Fint *ierror);                                                   \
+    void mpi_##name##_(MPI_Fint *of, MPI_Fint *keyval, void *extra, MPI_Aint *value, MPI_Aint *copied,               \
+                       MPI_Fint *flag, MPI_Fint *ierror) {                                                           \
+        (void)of, (void)keyval, (void)extra;                                                                         \
+        if (copies) *copied = *value;                                                                                \
+        *flag = copies;                                                                                              \
+        *ierror = MPI_SUCCESS;                                                                                       \
+    }
+#define DELETE_FN(name)                                                                                              \
+    EXPORTED void mpi_##name##_(MPI_Fint *of, MPI_Fint *keyval, void *value, void *extra, MPI_Fint *ierror);         \
+    void mpi_##name##_(MPI_Fint *of, MPI_Fint *keyval, void *value, void *extra, MPI_Fint *ierror) {                 \
+        (void)of, (void)keyval, (void)value, (void)extra;                                                            \
+        *ierror = MPI_SUCCESS;                                                                                       \
+    }
+COPY_FN(comm_dup_fn, 1)
+COPY_FN(type_dup_fn, 1)
+COPY_FN(win_dup_fn, 1)
+COPY_FN(comm_null_copy_fn, 0)
+COPY_FN(type_null_copy_fn, 0)
+COPY_FN(win_null_copy_fn, 0)
+DELETE_FN(comm_null_delete_fn)
+DELETE_FN(type_null_delete_fn)
+DELETE_FN(win_null_delete_fn)
+
+/* ---- Generalized requests ---- */
+
+EXPORTED void mpi_grequest_start_(Callback *query, Callback *release, Callback *cancel, void *extra, MPI_Fint *request,
+                                  MPI_Fint *ierror);
+void mpi_grequest_start_(Callback *query, Callback *release, Callback *cancel, void *extra, MPI_Fint *request,
+                         MPI_Fint *ierror) {
+    MPI_Request made;
+    *ierror = PMPI_Grequest_start((MPI_Grequest_query_function *)query, (MPI_Grequest_free_function *)release,
+                                  (MPI_Grequest_cancel_function *)cancel, extra, &made);
+    if (*ierror) return;
+    speak_fortran(request_of(made));
+    *request = fortran_of(KIND_REQUEST, BITS(made));
+}
+OTHER_NAMES(grequest_start, (Callback *query, Callback *release, Callback *cancel, void *extra, MPI_Fint *request,
+                             MPI_Fint *ierror))
+
+/* ---- The rest ---- */
+
+/* Fortran gets no address back. */
+EXPORTED void mpi_buffer_detach_(void *buffer, MPI_Fint *size, MPI_Fint *ierror);
+void mpi_buffer_detach_(void *buffer, MPI_Fint *size, MPI_Fint *ierror) {
+    void *at;
+    (void)buffer;
+    *ierror = PMPI_Buffer_detach(&at, size);
+}
+OTHER_NAMES(buffer_detach, (void *buffer, MPI_Fint *size, MPI_Fint *ierror))
+
+#endif
