@@ -39,9 +39,9 @@ def _compile(face: str, folder: Path) -> Path:
 def test_random_messages_go_on_under_other_mpis(
     job: Job, tmp_path: Path, face: str, seed: int, num_ranks: int, stays: tuple[str, ...]
 ) -> None:
-    steps = 60
+    steps = 80
     program = _compile(face, tmp_path)
-    job.create(program, seed, steps, 20000, num_ranks=num_ranks)
+    job.create(program, seed, steps, 40000, num_ranks=num_ranks, REMESH_UPPER="library")
     checkpoint = None
     for mpi in stays[:-1]:
         stopped = job.stay(mpi, checkpoint=checkpoint, watch=stop_after(0.4))
