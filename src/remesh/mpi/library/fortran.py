@@ -78,7 +78,7 @@ def _is_text(one: Parameter) -> bool:
     return one.small in ("char*", "const.char*")
 
 
-class _Rule:
+class _Translated:
     """How one argument is translated."""
 
     def __init__(self, declared: str, argument: str) -> None:
@@ -88,44 +88,44 @@ class _Rule:
         self.freed: list[str] = []
 
 
-def _rule(one: Parameter, function: Function) -> _Rule:
+def _rule(one: Parameter, function: Function) -> _Translated:
     name, kind = one.name, one.small.removeprefix("const.")
     handle = kind.rstrip("*").removesuffix("[]")
     if handle in _HANDLES:
         return _array_of_handles(one, function, handle) if kind.endswith("[]") else _handle(one, handle)
     if handle == "MPI_Status":
-        return _Rule(f"MPI_Fint *{name}", f"status_of({name})")
+        return _Translated(f"MPI_Fint *{name}", f"status_of({name})")
     if _is_text(one):
         return _text(one, function)
     if kind == "void*":
-        return _Rule(f"void *{name}", name if one.kind == "C_BUFFER2" else f"buffer_of({name})")
+        return _Translated(f"void *{name}", name if one.kind == "C_BUFFER2" else f"buffer_of({name})")
     if kind.endswith("[]") and "WEIGHT" in one.kind:
-        return _Rule(f"MPI_Fint *{name}", f"weights_of({name})")
+        return _Translated(f"MPI_Fint *{name}", f"weights_of({name})")
     if "*" in kind or "[" in kind:
-        rule = _Rule(one.declared(large=False), name)
+        rule = _Translated(one.declared(large=False), name)
         is_some = any(each.name == "outcount" for each in function.parameters)
         if one.kind == "INDEX" and one.direction == "out" and (is_some or not kind.endswith("[]")):
             length = "*outcount" if is_some else "1"
             rule.after.append(f"count_from_one({name}, {length});")
         return rule
-    return _Rule(f"const {kind} *{name}", f"*{name}")
+    return _Translated(f"const {kind} *{name}", f"*{name}")
 
 
-def _handle(one: Parameter, handle: str) -> _Rule:
+def _handle(one: Parameter, handle: str) -> _Translated:
     name, kind = one.name, f"KIND_{_HANDLES[handle]}"
     if not one.small.endswith("*"):
-        return _Rule(f"const MPI_Fint *{name}", f"({handle})handle_of_fortran({kind}, *{name})")
-    rule = _Rule(f"MPI_Fint *{name}", f"&{name}_")
+        return _Translated(f"const MPI_Fint *{name}", f"({handle})handle_of_fortran({kind}, *{name})")
+    rule = _Translated(f"MPI_Fint *{name}", f"&{name}_")
     start = "" if one.direction == "out" else f" = ({handle})handle_of_fortran({kind}, *{name})"
     rule.before.append(f"{handle} {name}_{start};")
     rule.after.append(f"*{name} = fortran_of({kind}, BITS({name}_));")
     return rule
 
 
-def _array_of_handles(one: Parameter, function: Function, handle: str) -> _Rule:
+def _array_of_handles(one: Parameter, function: Function, handle: str) -> _Translated:
     name, kind = one.name, f"KIND_{_HANDLES[handle]}"
     length = next(f"*{each.name}" for each in function.parameters if each.name in _LENGTHS)
-    rule = _Rule(f"MPI_Fint *{name}", f"{name}_")
+    rule = _Translated(f"MPI_Fint *{name}", f"{name}_")
     rule.before.append(f"{handle} *{name}_ = NEW_ARRAY({handle}, {length});")
     if one.direction != "out":
         turned = f"({handle})handle_of_fortran({kind}, {name}[i])"
@@ -137,9 +137,9 @@ def _array_of_handles(one: Parameter, function: Function, handle: str) -> _Rule:
     return rule
 
 
-def _text(one: Parameter, function: Function) -> _Rule:
+def _text(one: Parameter, function: Function) -> _Translated:
     name = one.name
-    rule = _Rule(f"char *{name}", f"{name}_")
+    rule = _Translated(f"char *{name}", f"{name}_")
     if one.direction == "in":
         rule.before.append(f"char *{name}_ = text_of_fortran({name}, {name}_length);")
     else:
