@@ -45,10 +45,10 @@ def _create(job: Job, path: Path, program: Path, num_ranks: int, *arguments: obj
     )
 
 
-@pytest.mark.parametrize("program", ["collectives", "groups", "windows"])
+@pytest.mark.parametrize("program", ["collectives", "groups", "windows", "communicators"])
 @pytest.mark.parametrize("face", LIBRARIES)
 @pytest.mark.parametrize("num_ranks", [1, 2, 3, 5])
-def test_every_collective_in_three_forms_gives_what_each_rank_can_work_out(
+def test_what_comes_is_what_each_rank_can_work_out(
     job: Job, tmp_path: Path, program: str, face: str, num_ranks: int
 ) -> None:
     _create(job, tmp_path, compiled(program, face, tmp_path), num_ranks, 1)

@@ -14,9 +14,9 @@ enum { BLOCKING, STARTED, PERSISTENT, NUM_FORMS };
 static int round_number, world_rank;
 static long checked;
 
-static long value(int rank, int i) { return 1000L * round_number + 37L * rank + 5L * i + 1; }
+static inline long value(int rank, int i) { return 1000L * round_number + 37L * rank + 5L * i + 1; }
 
-static void expect(long found, long expected, const char *what, int rank, int i) {
+static inline void expect(long found, long expected, const char *what, int rank, int i) {
     checked += found;
     if (found == expected) return;
     fprintf(stderr, "%s: from rank %d, on rank %d of the world, value %d: %ld, expected %ld\n", what, rank,
@@ -49,26 +49,27 @@ typedef struct {
     int per, gap, stride;
 } Layout;
 
-static int place(const Layout *layout, int i) {
+static inline int place(const Layout *layout, int i) {
     return i / layout->per * layout->stride + i % layout->per * layout->gap;
 }
 
-static void fill(long *buffer, const Layout *layout, int at, int count, int rank, int from) {
+static inline void fill(long *buffer, const Layout *layout, int at, int count, int rank, int from) {
     for (int i = 0; i < count * layout->per; i++) buffer[place(layout, at * layout->per + i)] = value(rank, from + i);
 }
 
-static void check(const long *buffer, const Layout *layout, int at, int count, int rank, int from, const char *what) {
+static inline void check(const long *buffer, const Layout *layout, int at, int count, int rank, int from,
+                         const char *what) {
     for (int i = 0; i < count * layout->per; i++)
         expect(buffer[place(layout, at * layout->per + i)], value(rank, from + i), what, rank, i);
 }
 
-static void clear(long *one, long *two) {
+static inline void clear(long *one, long *two) {
     memset(one, -1, MOST * sizeof *one);
     memset(two, -1, MOST * sizeof *two);
 }
 
 /* Affine maps x -> a x + b: their composition is associative and keeps the order. */
-static void compose(void *in, void *inout, int *count, MPI_Datatype *type) {
+static inline void compose(void *in, void *inout, int *count, MPI_Datatype *type) {
     (void)type;
     const long *first = in, prime = 1000003;
     for (int i = 0; i < *count; i++) {
@@ -79,6 +80,6 @@ static void compose(void *in, void *inout, int *count, MPI_Datatype *type) {
     }
 }
 
-static void fill_pairs(long *buffer, int rank, int count) {
+static inline void fill_pairs(long *buffer, int rank, int count) {
     for (int i = 0; i < 2 * count; i++) buffer[i] = value(rank, i);
 }
