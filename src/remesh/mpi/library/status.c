@@ -1,8 +1,6 @@
 /* Statuses: what a program reads from them and writes into them, and their forms in Fortran. */
 #include "datatype.h"
 
-INTERNAL MPI_Count count_values(const Datatype *type, int64_t num_bytes);
-
 #define CHECK_STATUS(status)                                                                                      \
     do {                                                                                                          \
         if ((status) == MPI_STATUS_IGNORE) return fail(MPI_ERR_ARG, "the status is MPI_STATUS_IGNORE");           \
