@@ -136,7 +136,7 @@ def _native(program: _Program, folder: Path) -> list[str]:
         (folder / "libmpich.so.12").symlink_to(own / "libmpi.so.12")
     variables = _variables()
     # The launcher has libraries of its own; Debian's are for the program.
-    search = f"LD_LIBRARY_PATH={folder}:{own}:{own}/openmpi:{variables.pop('LD_LIBRARY_PATH')}"
+    search = f"LD_LIBRARY_PATH={folder}:{own}:{own}/{kind}:{variables.pop('LD_LIBRARY_PATH')}"
     launch = [str(launcher), *(_NATIVE if kind == "openmpi" else ("-n", "2")), "env", search]
     done = subprocess.run(
         [*launch, str(_path_of(program)), *arguments],
