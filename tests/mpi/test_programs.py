@@ -41,7 +41,7 @@ def _melt(folder: Path) -> list[str]:
 
 
 def _table_of_melt(output: str, folder: Path) -> list[str]:
-    return re.findall(r"^ +\d+(?: +-?[\d.e+-]+){5}$", output, re.MULTILINE)
+    return re.findall(r"^ *\d+(?: +-?[\d.e+-]+){5} *$", output, re.MULTILINE)
 
 
 def _challenge(folder: Path) -> list[str]:
