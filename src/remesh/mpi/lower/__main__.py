@@ -39,7 +39,7 @@ from remesh.mpi.lower.rank import IMAGE, Ended, RankLoop, open_outputs, read_sta
 from remesh.mpi.program_environment import program_environment
 from remesh.mpi.room import make_room
 from remesh.rounds.control import Control
-from remesh.rounds.job_folder import JobFolder, JobSpec, rank_name
+from remesh.rounds.job_folder import JobFolder, rank_name
 
 _POLL_S = 0.001
 
@@ -161,20 +161,6 @@ def _wait_for_all(mpi: Any) -> None:
 
 def _command(folder: JobFolder) -> Command:
     spec = folder.read_spec()
-    room = Path(__file__).parents[1]
-    if spec.environment.get("REMESH_UPPER") == "library":
-        return _library_command(spec)
-    environment = program_environment(spec.environment, first_on_path=str(room / "substitute"))
-    environment["PYTHONPATH"] += f"{os.pathsep}{room.parents[1]}"
-    environment.setdefault(
-        "GLIBC_TUNABLES", ":".join(f"glibc.malloc.{name}={value}" for name, value in _MALLOC.items())
-    )
-    # Where the parts of mpi4py that are plain Python stand: mpi4py.futures, mpi4py.util.
-    environment["REMESH_MPI4PY"] = str(Path(importlib.import_module("mpi4py").__file__ or "").parent)
-    return Command(spec.argv, environment, spec.folder)
-
-
-def _library_command(spec: JobSpec) -> Command:
     environment = program_environment(spec.environment)
     found = shutil.which(spec.argv[0], path=environment.get("PATH"))
     environment = library_environment(None if found is None else Path(found), environment)
