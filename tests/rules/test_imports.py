@@ -101,8 +101,8 @@ INNER_ARROW: dict[str, dict[str, set[str]]] = {
         "calls extension library mpis program_environment room rsh slurm",
         "native",
         "arena channel",
-        "lower upper",
-        "launch substitute",
+        "lower",
+        "launch",
         "stay",
     ),
     "dist_checkpointing": _layers(
@@ -271,9 +271,6 @@ _PURE_ELSEWHERE = {
     "remesh.mpi.lower.exposure",
     "remesh.mpi.lower.matching",
     "remesh.mpi.slurm",
-    "remesh.mpi.upper.basic_types",
-    "remesh.mpi.upper.file_views",
-    "remesh.mpi.upper.layouts",
     "remesh.options",
     "remesh.retention",
     "remesh.rounds.clock",
@@ -307,8 +304,8 @@ _FORBIDDEN_CALLS = {
 _NUMPY_ONLY_ROOMS = {"layout", "reshard"}
 # More modules than this in a room need an order of their own.
 _LARGE_ROOM = 12
-# Classes of mpi4py and Megatron Core keep their names.
-_NAMES_OF_OTHERS = ("remesh.mpi.upper", "remesh.mpi.substitute", "remesh.dist_checkpointing")
+# Classes of Megatron Core keep their names.
+_NAMES_OF_OTHERS = ("remesh.dist_checkpointing",)
 
 
 def _is_within(name: str, package: str) -> bool:

@@ -12,11 +12,8 @@ from tests.rules.source_tree import Module, modules
 # What only the home of a machine says, by what it is; whoever else says it makes the machine a second time.
 _HOMES = {
     "checksums": (r"\bzlib\.(crc32|compress)\b|\bisal\b", {"remesh.checksums"}),
-    # Stores also write as a stream; what a program does with its own files is its own.
-    "durable writes": (
-        r"\bos\.fsync\b",
-        {"remesh.checkpoint.storage.store", "remesh.files", "remesh.mpi.upper.file_access"},
-    ),
+    # Stores also write as a stream.
+    "durable writes": (r"\bos\.fsync\b", {"remesh.checkpoint.storage.store", "remesh.files"}),
     "memory maps": (r"/maps\b", {"remesh.linux.proc_text", "remesh.linux.procfs"}),
     "userfaultfd": (r"\b0x[Cc]0[0-9A-Fa-f]{2}[Aa]{2}[0-9A-Fa-f]{2}\b", {"remesh.linux.userfault"}),
     "retention": (r"\bclass Keep(Last|Every|Best)", {"remesh.retention"}),

@@ -26,6 +26,7 @@
 #define RING 49152
 #define RING_BYTES 16384
 #define BODY_BYTES 48832
+#define ARENA_START 35184372088832
 
 #define EAGER_BYTES 32768
 #define ANY (-1)

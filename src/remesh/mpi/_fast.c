@@ -148,6 +148,31 @@ static PyObject *fast_map_file(PyObject *self, PyObject *args) {
     return PyMemoryView_FromMemory(start, (Py_ssize_t)num_bytes, PyBUF_WRITE);
 }
 
+/* map_at(path, address, bytes): map a file shared and writable at that address, which must be free. */
+static PyObject *fast_map_at(PyObject *self, PyObject *args) {
+    PyObject *path;
+    unsigned long long start, num_bytes;
+    if (!PyArg_ParseTuple(args, "O&KK", PyUnicode_FSConverter, &path, &start, &num_bytes)) return NULL;
+    int descriptor = open(PyBytes_AsString(path), O_RDWR | O_CLOEXEC);
+    Py_DECREF(path);
+    if (descriptor < 0) return PyErr_SetFromErrno(PyExc_OSError);
+    int flags = MAP_SHARED | MAP_NORESERVE | MAP_FIXED_NOREPLACE;
+    void *wanted = (void *)(uintptr_t)start, *at = mmap(wanted, num_bytes, PROT_READ | PROT_WRITE, flags, descriptor, 0);
+    int error = errno;
+    close(descriptor);
+    if (at != MAP_FAILED && at != wanted) {
+        /* A kernel that does not know the flag took the address for a wish. */
+        munmap(at, num_bytes);
+        at = MAP_FAILED;
+        error = EEXIST;
+    }
+    if (at == MAP_FAILED) {
+        errno = error;
+        return PyErr_SetFromErrno(PyExc_OSError);
+    }
+    Py_RETURN_NONE;
+}
+
 static PyMethodDef methods[] = {
     {"call", (PyCFunction)(void (*)(void))fast_call, METH_FASTCALL, NULL},
     {"answer", (PyCFunction)(void (*)(void))fast_answer, METH_FASTCALL, NULL},
@@ -159,6 +184,7 @@ static PyMethodDef methods[] = {
     {"write_memory", (PyCFunction)(void (*)(void))fast_write_memory, METH_FASTCALL, NULL},
     {"address_of", fast_address_of, METH_O, NULL},
     {"map_file", fast_map_file, METH_VARARGS, NULL},
+    {"map_at", fast_map_at, METH_VARARGS, NULL},
     {NULL, NULL, 0, NULL},
 };
 
@@ -170,8 +196,6 @@ static struct PyModuleDef definition = {
 PyMODINIT_FUNC PyInit__fast(void) {
     PyObject *module = PyModule_Create(&definition);
     if (module == NULL) return NULL;
-    if (add_records(module) || add_port(module) || add_engine(module) || add_arena(module) || add_exporter(module) ||
-        add_files(module))
-        Py_CLEAR(module);
+    if (add_records(module) || add_engine(module)) Py_CLEAR(module);
     return module;
 }

@@ -80,14 +80,7 @@ static inline char *put_64(char *to, uint64_t value) { return memcpy(to, &value,
 /* A reply's status, in a body. */
 static inline void put_status(char *body, uint8_t status) { *(uint8_t *)body = status; }
 
-/* _port.c: the bytes of a buffer whose elements have a basic datatype each, contiguous; 0 if it is another one, or none. */
-int take_buffer(PyObject *object, Py_buffer *view, int flags);
-
-/* _port.c, _engine.c, _arena.c, _exporter.c and _files.c: add what they have to the module; -1 with an exception. */
-int add_arena(PyObject *module);
-int add_exporter(PyObject *module);
-int add_files(PyObject *module);
-int add_port(PyObject *module);
+/* _records.c and _engine.c: add what they have to the module; -1 with an exception. */
 int add_engine(PyObject *module);
 
 #endif

@@ -1,4 +1,4 @@
-"""Memory that both halves of a rank have under the same addresses: where NumPy's large arrays can stand.
+"""Memory that both halves of a rank have under the same addresses: where a program's large blocks can stand.
 
 The lower half makes a file, without any pages at first; both halves map it at :data:`ADDRESS`, the same on every
 machine, so that an image comes back to it. What stands there is handed to MPI as it is, without a copy. ``_arena.c``
@@ -9,18 +9,17 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import importlib
 import os
-from typing import Any, Final
+from typing import Final
 
+from remesh.mpi.calls.words import ARENA_START
 from remesh.mpi.native import NATIVE
 
-ADDRESS: Final = 0x2000_0000_0000
-"""Between a program's own part and where the kernel maps files, on all platforms with addresses of 47 bits."""
+ADDRESS: Final = ARENA_START
 SIZE_BYTES: Final = 1 << 36
 """Of addresses; pages are made with arrays."""
 VARIABLE: Final = "REMESH_SHARED_ARRAYS"
-"""Set to 1 in the program's environment: its large arrays stand in the arena."""
+"""Set to 1 in the program's environment: its large blocks of memory, arrays too, stand in the arena."""
 FILE: Final = "arena"
 """Name of the file beside the channel."""
 
@@ -54,25 +53,3 @@ def make_arena(path: str) -> Arena | None:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path)
         return None
-
-
-def share_arrays(channel_path: str) -> bool:
-    """In the program: put NumPy's large arrays into the arena, if that is wanted and possible; whether they are."""
-    path = os.path.join(os.path.dirname(channel_path), FILE)
-    if os.environ.get(VARIABLE) != "1" or not os.path.exists(path):
-        return False
-    api = _numpy_functions()
-    if api is None:
-        return False
-    NATIVE.map_at(path, ADDRESS, SIZE_BYTES)
-    NATIVE.share_arrays(api, ADDRESS, SIZE_BYTES)
-    return True
-
-
-def _numpy_functions() -> Any:
-    for name in ("numpy._core._multiarray_umath", "numpy.core._multiarray_umath"):
-        try:
-            return importlib.import_module(name)._ARRAY_API
-        except ImportError:
-            continue
-    return None

@@ -44,7 +44,6 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Callable
 from typing import Any, Self
 
 from remesh.errors import FormatError, StorageError
@@ -127,17 +126,6 @@ class SharedChannel:
     def call(self, slot: int) -> None:
         """Post the request that stands in the slot's body and wait until its reply stands there."""
         NATIVE.call(self._base, self._words[slot][0])
-
-    def port(self, slot: int) -> Any:
-        """The short way for the thread that has this slot."""
-        return NATIVE.Port(self._base, slot)
-
-    def gate(self, wait: Callable[[], object]) -> Any:
-        """What a thread is in, as a context, while it uses a file; ``wait`` comes back when the gate may be open again.
-
-        A thread that is inside, and a signal handler that it runs, may go in once more.
-        """
-        return NATIVE.Gate(self._base + GATE, wait)
 
     # The lower half's side.
 

@@ -27,7 +27,7 @@ from remesh.mpi.lower.requests import Requests
 from remesh.mpi.lower.upper_memory import UpperMemory
 from remesh.mpi.lower.windows import Operands, Windows
 from remesh.mpi.native import NATIVE
-from tests.unit.mpi.make_believe_mpi import PromptMpi, make_setup, ring
+from tests.unit.mpi.make_believe_mpi import PromptMpi, make_setup, post, ring
 from tests.unit.mpi.oracles import DumbLock
 
 REPLACE = ACCESS_OPS.index("REPLACE")
@@ -83,7 +83,6 @@ class _Rank:
         self._mpi = PromptMpi(self._reduce)
         self.sent = self._mpi.sent
         self._channel = SharedChannel.create(str(folder / f"channel-{rank}"))
-        self.port = SharedChannel.map(str(folder / f"channel-{rank}")).port(0)
         self.engine = NATIVE.Engine(
             make_setup(
                 self._channel,
@@ -138,8 +137,14 @@ class _Rank:
 
     def start(self, number: int, verb: Verb, window: int, target: int, run: tuple[int, int], data: bytes) -> None:
         result = NATIVE.address_of(self.result)
-        numbers = (verb.op, verb.type, verb.fetches)
-        assert self.port.post_access(number, numbers, (window, target), run, data, result)
+        fields = (number, verb.op, verb.type, verb.fetches, window, target, result, len(data), *run)
+        row = BY_NAME["start_access"]
+        post(self._channel, 0, row.packer.pack(row.number, *fields) + data)
+        self.turn()
+
+    def unlock(self, window: int, target: int) -> None:
+        row = BY_NAME["unlock"]
+        post(self._channel, 0, row.packer.pack(row.number, window, target))
         self.turn()
 
     def ask(self, exclusive: bool) -> int:
@@ -411,8 +416,7 @@ def test_a_lock_is_shared_or_one_rank_s_and_goes_to_who_came_first(
             what = What.UNLOCK if is_known else What.LOCK
             rank.hear(HEADER.pack(_WINDOW, int(exclusive), what, source, 0, number, 0, 0))
         elif is_known:
-            assert rank.port.post_unlock(_WINDOW, 0)
-            rank.turn()
+            rank.unlock(_WINDOW, 0)
         numbers[source] = number
         locks = rank.windows.windows[_WINDOW].locks
         assert (locks.holders, locks.waiting) == (oracle.holders, oracle.waiting)
@@ -437,8 +441,7 @@ def test_a_lock_of_a_window_that_is_gone_is_refused_and_giving_it_back_is_of_no_
 
 def test_what_a_program_posts_to_give_a_lock_back_reaches_its_target(tmp_path: Path) -> None:
     rank = _Rank(0, tmp_path)
-    assert rank.port.post_unlock(_WINDOW, 2)
-    rank.turn()
+    rank.unlock(_WINDOW, 2)
     assert rank.sent.popleft() == (2, HEADER.pack(_WINDOW, 0, What.UNLOCK, 0, 0, 0, 0, 0))
 
 

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from hypothesis import given
-from hypothesis import strategies as st
-
 from remesh.mpi.calls import header
 from remesh.mpi.calls.error_classes import CLASSES, TEXTS
 from remesh.mpi.calls.table import BY_NUMBER, CALLS, RECORDS, Effect, Replay
 from remesh.mpi.lower.serving import OF_ENGINE, Serving
-from remesh.mpi.upper.topologies import Cart, balanced_dims
 
 
 def test_numbers_and_names_are_unique() -> None:
@@ -37,27 +33,3 @@ def test_what_starts_an_operation_is_attached_to_it_after_a_restart_or_still_pos
 
 def test_every_error_class_has_a_text() -> None:
     assert len(CLASSES) == len(TEXTS) == len(set(CLASSES.values()))
-
-
-@given(st.integers(1, 60), st.integers(1, 4))
-def test_dims_are_the_most_balanced_factors(num_ranks: int, num_dims: int) -> None:
-    def factors(number: int, num: int) -> list[list[int]]:
-        if num == 1:
-            return [[number]]
-        return [[f, *rest] for f in range(1, number + 1) if number % f == 0 for rest in factors(number // f, num - 1)]
-
-    best = min(sorted(some, reverse=True) for some in factors(num_ranks, num_dims))
-    assert balanced_dims(num_ranks, [0] * num_dims) == best
-
-
-@given(st.lists(st.tuples(st.integers(1, 4), st.booleans()), min_size=1, max_size=3))
-def test_ranks_and_coordinates_are_inverse_and_shifts_are_symmetric(grid: list[tuple[int, bool]]) -> None:
-    cart = Cart.of([n for n, _ in grid], [periodic for _, periodic in grid])
-    for rank in range(cart.num_ranks):
-        assert cart.rank(cart.coords(rank)) == rank
-        for direction in range(len(grid)):
-            source, destination = cart.shift(rank, direction, 1)
-            if destination >= 0:
-                assert cart.shift(destination, direction, 1)[0] == rank
-            if source >= 0:
-                assert cart.shift(source, direction, 1)[1] == rank

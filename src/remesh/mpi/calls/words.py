@@ -28,3 +28,7 @@ RING: Final = 49152
 RING_BYTES: Final = STRIDE - RING
 BODY_BYTES: Final = RING - BODY
 """Room for one request or one reply, with the payload that travels in it."""
+
+ARENA_START: Final = 0x2000_0000_0000
+"""Where both halves map the arena: between a program's own part and where the kernel maps files, on all platforms with
+addresses of 47 bits."""

@@ -26,6 +26,8 @@ OTHER_NAMES: Final = {
     "libmpi_mpifh.so.40": "openmpi",
 }
 """What Debian and Cray call MPICH's, and Open MPI's for Fortran, to its face."""
+ARENA: Final = "libremesh_arena.so"
+"""Stands in the place of malloc where large blocks are to be in memory that both halves share."""
 _OPTIONS: Final = ("-O2", "-g1", "-std=gnu11", "-Wall", "-Wextra", "-fPIC", "-shared", "-pthread")
 
 
@@ -41,7 +43,8 @@ def build(into: Path = BUILT) -> list[Path]:
         # An empty source: some compilers do not link without any.
         link = ("-Wl,-rpath,$ORIGIN", "-Wl,--no-as-needed", "-x", "c", os.devnull, "-x", "none", str(faces[face]))
         made.append(_link([*compiler, "-shared", f"-Wl,-soname,{name}"], link, into / name))
-    return made
+    arena = [*compiler, *_OPTIONS, "-fno-builtin", str(HERE / "arena" / "arena.c")]
+    return [*made, _link(arena, ("-ldl",), into / ARENA)]
 
 
 def _build_face(compiler: list[str], face: str, target: Path) -> Path:

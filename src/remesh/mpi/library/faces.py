@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import BinaryIO, Final
 
 from remesh.errors import ConfigError
-from remesh.mpi.library.build import BUILT, LIBRARIES, OTHER_NAMES
+from remesh.mpi.library.build import ARENA, BUILT, LIBRARIES, OTHER_NAMES
 
 _LOAD, _DYNAMIC, _INTERPRETER = 1, 2, 3
 _NEEDED, _STRING_TABLE, _RPATH, _RUNPATH = 1, 5, 15, 29
@@ -94,7 +94,8 @@ def library_environment(program: Path | None, environment: Mapping[str, str]) ->
     found["LD_LIBRARY_PATH"] = os.pathsep.join(filter(None, [str(BUILT), environment.get("LD_LIBRARY_PATH", "")]))
     found["MPI4PY_MPIABI"], found["MPI4PY_LIBMPI"] = "mpich", str(BUILT / LIBRARIES["mpich"])
     linkage = None if program is None else read_linkage(program)
-    own = [] if linkage is None or not linkage.rpath else [name for name in linkage.needed if name in _NAMES]
-    if own:
-        found["LD_PRELOAD"] = " ".join(filter(None, [str(BUILT / own[0]), environment.get("LD_PRELOAD", "")]))
+    first = [] if linkage is None or not linkage.rpath else [name for name in linkage.needed if name in _NAMES][:1]
+    first += [ARENA] if environment.get(VARIABLE) == "1" else []
+    if first:
+        found["LD_PRELOAD"] = " ".join([*(str(BUILT / name) for name in first), environment.get("LD_PRELOAD", "")])
     return found

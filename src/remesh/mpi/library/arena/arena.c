@@ -1,25 +1,32 @@
-/* Memory that both halves of a rank have under the same addresses, and NumPy's large arrays in it.
+/* Memory that both halves of a rank have under the same addresses, and the program's large blocks in it.
  *
- * The arena is a file, mapped shared at a fixed address by both halves, so that the lower half hands the program's
- * arrays to MPI where they are. Here it is divided into extents, in order of address, that fill it without a gap:
+ * This library stands in the place of malloc where that is asked for (LD_PRELOAD; faces.py). The arena is a file, mapped
+ * shared at a fixed address by both halves, so that the lower half hands the program's blocks to MPI where they are. It is
+ * divided into extents, in order of address, that fill it without a gap:
  *
- *     used    holds an array
- *     warm    free, its pages are there with anything in them: the next array pays no page faults
+ *     used    holds a block
+ *     warm    free, its pages are there with anything in them: the next block pays no page faults
  *     cold    free, no pages
  *
- * All pages of an array are made when it is made: a file system that is full is then noticed, and the array goes where
- * NumPy puts it otherwise; later it would end the process (SIGBUS). Small arrays go there always.
+ * All pages of a block are made when it is made: a file system that is full is then noticed, and the block goes where libc
+ * puts it; later it would end the process (SIGBUS). Small blocks go there always.
  *
- * A process made by fork must not write into its parent's arrays: it gets a copy of them in the same place, of its own.
+ * A process made by fork must not write into its parent's blocks: it gets a copy of them in the same place, of its own.
  */
-#include "_fast.h"
-
+#define _GNU_SOURCE
 #include <errno.h>
+#include <dlfcn.h>
 #include <fcntl.h>
 #include <pthread.h>
+#include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <unistd.h>
+
+#include "../../_calls.h"
 
 #ifndef MADV_POPULATE_WRITE
 #define MADV_POPULATE_WRITE 23
@@ -30,7 +37,6 @@
 
 enum { PAGE = 4096, HUGE_PAGE = 1 << 21, LEAST_BYTES = 65536 };
 #define MOST_WARM_BYTES ((uint64_t)64 << 20)
-enum { GET_HANDLER = 305, SET_HANDLER = 304 }; /* of NumPy's table of functions, from 1.22 on */
 
 typedef enum { COLD, WARM, USED } State;
 typedef struct {
@@ -38,22 +44,17 @@ typedef struct {
     State state;
 } Extent;
 
-/* numpy/ndarraytypes.h: PyDataMem_Handler, version 1 (NEP 49). */
-typedef struct {
-    char name[127];
-    uint8_t version;
-    void *ctx;
-    void *(*malloc)(void *ctx, size_t size);
-    void *(*calloc)(void *ctx, size_t count, size_t size);
-    void *(*realloc)(void *ctx, void *at, size_t size);
-    void (*free)(void *ctx, void *at, size_t size);
-} Handler;
+/* What libc has under names of its own, too. */
+void *__libc_malloc(size_t size);
+void *__libc_calloc(size_t count, size_t size);
+void *__libc_realloc(void *at, size_t size);
+void *__libc_memalign(size_t alignment, size_t size);
+void __libc_free(void *at);
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static uint64_t arena_start, arena_bytes, warm_bytes, used_bytes;
 static Extent *extents;
 static size_t num_extents, room_extents;
-static const Handler *plain;
 static int is_copy; /* in a child: its arena is no file, but memory of its own */
 
 static int is_ours(const void *at) { return (uint64_t)(uintptr_t)at - arena_start < arena_bytes; }
@@ -93,7 +94,7 @@ static void set_state(size_t at, State state) {
 static int split(size_t at, uint64_t num_bytes) {
     if (extents[at].num_bytes == num_bytes) return 1;
     if (num_extents == room_extents) {
-        Extent *larger = realloc(extents, 2 * room_extents * sizeof *extents);
+        Extent *larger = __libc_realloc(extents, 2 * room_extents * sizeof *extents);
         if (larger == NULL) return 0;
         extents = larger;
         room_extents *= 2;
@@ -149,7 +150,7 @@ static int warm_block(void) {
     return 1;
 }
 
-/* ---- the handler ---- */
+/* ---- blocks ---- */
 
 static void *take(size_t size, int zeroed) {
     if (size < LEAST_BYTES || size > arena_bytes) return NULL;
@@ -172,39 +173,67 @@ static void give(void *at) {
     pthread_mutex_unlock(&lock);
 }
 
-static void *shared_malloc(void *ctx, size_t size) {
-    (void)ctx;
-    void *start = take(size, 0);
-    return start != NULL ? start : plain->malloc(plain->ctx, size);
-}
-
-static void *shared_calloc(void *ctx, size_t count, size_t size) {
-    (void)ctx;
-    size_t whole;
-    void *start = __builtin_mul_overflow(count, size, &whole) ? NULL : take(whole, 1);
-    return start != NULL ? start : plain->calloc(plain->ctx, count, size);
-}
-
-static void shared_free(void *ctx, void *at, size_t size) {
-    (void)ctx;
-    if (is_ours(at)) give(at);
-    else plain->free(plain->ctx, at, size);
-}
-
-static void *shared_realloc(void *ctx, void *at, size_t size) {
-    if (!is_ours(at)) return plain->realloc(plain->ctx, at, size);
+static uint64_t room_of(const void *at) {
     pthread_mutex_lock(&lock);
     uint64_t room = extents[find_extent((uint64_t)(uintptr_t)at)].num_bytes;
     pthread_mutex_unlock(&lock);
+    return room;
+}
+
+/* ---- in the place of libc's ---- */
+
+void *malloc(size_t size) {
+    void *start = take(size, 0);
+    return start ? start : __libc_malloc(size);
+}
+
+void *calloc(size_t count, size_t size) {
+    size_t whole;
+    void *start = __builtin_mul_overflow(count, size, &whole) ? NULL : take(whole, 1);
+    return start ? start : __libc_calloc(count, size);
+}
+
+void free(void *at) {
+    if (is_ours(at)) give(at);
+    else __libc_free(at);
+}
+
+void *realloc(void *at, size_t size) {
+    if (at == NULL) return malloc(size);
+    if (!is_ours(at)) return __libc_realloc(at, size);
+    if (size == 0) return free(at), NULL;
+    uint64_t room = room_of(at);
     if (size <= room && size >= room / 2) return at;
-    void *moved = shared_malloc(ctx, size);
+    void *moved = malloc(size);
     if (moved == NULL) return NULL;
     memcpy(moved, at, size < room ? size : room);
     give(at);
     return moved;
 }
 
-static Handler shared = {"remesh_shared", 1, NULL, shared_malloc, shared_calloc, shared_realloc, shared_free};
+void *memalign(size_t alignment, size_t size) {
+    void *start = alignment <= PAGE ? take(size, 0) : NULL;
+    return start ? start : __libc_memalign(alignment, size);
+}
+
+void *aligned_alloc(size_t alignment, size_t size) { return memalign(alignment, size); }
+
+int posix_memalign(void **at, size_t alignment, size_t size) {
+    if (alignment % sizeof(void *) || alignment == 0 || (alignment & (alignment - 1))) return EINVAL;
+    void *start = memalign(alignment, size);
+    if (start == NULL) return ENOMEM;
+    *at = start;
+    return 0;
+}
+
+void *valloc(size_t size) { return memalign(PAGE, size); }
+
+size_t malloc_usable_size(void *at) {
+    static size_t (*plain)(void *);
+    if (is_ours(at)) return room_of(at);
+    if (plain == NULL) plain = (size_t (*)(void *))dlsym(RTLD_NEXT, "malloc_usable_size");
+    return plain(at);
+}
 
 /* ---- fork ---- */
 
@@ -246,73 +275,35 @@ static void in_child(void) {
     pthread_mutex_unlock(&lock);
 }
 
-/* ---- Python's side ---- */
+/* ---- start ---- */
 
-/* map_at(path, address, bytes): map a file shared and writable at that address, which must be free. */
-static PyObject *arena_map_at(PyObject *self, PyObject *args) {
-    PyObject *path;
-    unsigned long long start, num_bytes;
-    (void)self;
-    if (!PyArg_ParseTuple(args, "O&KK", PyUnicode_FSConverter, &path, &start, &num_bytes)) return NULL;
-    int descriptor = open(PyBytes_AsString(path), O_RDWR | O_CLOEXEC);
-    Py_DECREF(path);
-    if (descriptor < 0) return PyErr_SetFromErrno(PyExc_OSError);
+/* Opens the arena beside the channel; without one, all blocks go where libc puts them. */
+__attribute__((constructor)) static void open_arena(void) {
+    char path[4096];
+    const char *channel = getenv("REMESH_CHANNEL");
+    const char *slash = channel ? strrchr(channel, '/') : NULL;
+    if (slash) snprintf(path, sizeof path, "%.*s/arena", (int)(slash - channel), channel);
+    else snprintf(path, sizeof path, "/tmp/.remesh/arena");
+    int descriptor = open(path, O_RDWR | O_CLOEXEC);
+    if (descriptor < 0) return;
+    struct stat status;
     int flags = MAP_SHARED | MAP_NORESERVE | MAP_FIXED_NOREPLACE;
-    void *at = mmap(address(start), num_bytes, PROT_READ | PROT_WRITE, flags, descriptor, 0);
-    int error = errno;
+    void *at = MAP_FAILED;
+    if (fstat(descriptor, &status) == 0)
+        at = mmap(address(ARENA_START), (size_t)status.st_size, PROT_READ | PROT_WRITE, flags, descriptor, 0);
     close(descriptor);
-    if (at != MAP_FAILED && at != address(start)) {
-        /* A kernel that does not know the flag took the address for a wish. */
-        munmap(at, num_bytes);
-        at = MAP_FAILED;
-        error = EEXIST;
-    }
-    if (at == MAP_FAILED) {
-        errno = error;
-        return PyErr_SetFromErrno(PyExc_OSError);
-    }
-    Py_RETURN_NONE;
-}
-
-/* share_arrays(numpy_api, address, bytes): from now on NumPy puts large arrays of this thread into the arena there. */
-static PyObject *arena_share(PyObject *self, PyObject *args) {
-    PyObject *capsule;
-    unsigned long long start, num_bytes;
-    (void)self;
-    if (!PyArg_ParseTuple(args, "OKK", &capsule, &start, &num_bytes)) return NULL;
-    if (plain != NULL) return PyErr_SetString(PyExc_RuntimeError, "arrays are shared already"), NULL;
-    void **api = PyCapsule_GetPointer(capsule, NULL);
-    if (api == NULL) return NULL;
-    PyObject *before = ((PyObject * (*)(void)) api[GET_HANDLER])();
-    const Handler *handler = before == NULL ? NULL : PyCapsule_GetPointer(before, "mem_handler");
-    PyObject *ours = handler == NULL ? NULL : PyCapsule_New(&shared, "mem_handler", NULL);
     room_extents = 64;
-    if (ours != NULL && (extents = malloc(room_extents * sizeof *extents)) == NULL) PyErr_NoMemory();
-    if (ours == NULL || extents == NULL) return NULL;
-    extents[0] = (Extent){start, num_bytes, COLD};
+    extents = at == address(ARENA_START) ? __libc_malloc(room_extents * sizeof *extents) : NULL;
+    if (extents == NULL) return;
+    extents[0] = (Extent){ARENA_START, (uint64_t)status.st_size, COLD};
     num_extents = 1;
-    arena_start = start;
-    arena_bytes = num_bytes;
-    plain = handler; /* its capsule stays alive: `before` is kept */
     pthread_atfork(before_fork, in_parent, in_child);
-    PyObject *old = ((PyObject * (*)(PyObject *)) api[SET_HANDLER])(ours);
-    Py_DECREF(ours);
-    if (old == NULL) return NULL;
-    Py_DECREF(old);
-    Py_RETURN_NONE;
+    arena_start = ARENA_START;
+    arena_bytes = (uint64_t)status.st_size;
 }
 
-/* shared_bytes(): bytes that hold arrays, and that are kept for the next. */
-static PyObject *arena_bytes_of(PyObject *self, PyObject *ignored) {
-    (void)self, (void)ignored;
-    return Py_BuildValue("(KK)", (unsigned long long)used_bytes, (unsigned long long)warm_bytes);
+/* Bytes that hold blocks, and that are kept for the next: for tests. */
+void remesh_arena_bytes(uint64_t told[2]) {
+    told[0] = used_bytes;
+    told[1] = warm_bytes;
 }
-
-static PyMethodDef arena_methods[] = {
-    {"map_at", arena_map_at, METH_VARARGS, NULL},
-    {"share_arrays", arena_share, METH_VARARGS, NULL},
-    {"shared_bytes", arena_bytes_of, METH_NOARGS, NULL},
-    {NULL, NULL, 0, NULL},
-};
-
-int add_arena(PyObject *module) { return PyModule_AddFunctions(module, arena_methods); }
