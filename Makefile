@@ -116,7 +116,7 @@ mpi-programs:  ## programs of others as Debian has built them, into .mpi/debian/
 	tar -xzf .mpi/suite/mpi4py-*.tar.gz --directory .mpi/suite --strip-components 1
 	@touch $@
 
-mpi4py-suite: $(STAMP) .mpi/mpich/.installed .mpi/suite/.fetched  ## mpi4py's own tests on the substitute: what fails, by name
+mpi4py-suite: $(STAMP) .mpi/mpich/.installed .mpi/suite/.fetched  ## mpi4py's own tests on the library: what fails, by name
 	$(RUN) -m tests.mpi.mpi4py_suite .mpi/suite/test $(TESTS)
 
 check: $(STAMP)  ## lint, format, types

@@ -29,8 +29,8 @@ from pathlib import Path
 from benchmarks.mpi.chain import PROGRAMS
 from benchmarks.mpi.tables import write_costs_page
 from benchmarks.report import Row, at_least, at_most, is_quick, write_report
-from remesh.mpi.arena import VARIABLE as ARRAYS_VARIABLE
 from remesh.mpi.launch import Host, LaunchCommand, Reach, plan_start
+from remesh.mpi.library.faces import SHARED_ARRAYS
 from remesh.mpi.lower.pace import SPIN_VARIABLE
 from remesh.mpi.mpis import find_mpi
 from remesh.mpi.stay import Placement, StaySettings, make_bed, reach_into, run_stay
@@ -90,7 +90,7 @@ def rows(repeat: int, turns: int, networks: Iterable[tuple[str, str]]) -> list[R
     for mpi, network in networks:
         plain = Case(mpi, network, repeat, parts=("small", "large", "window", "file"))
         working = replace(plain, parts=("work",))
-        shared = replace(plain, parts=("large",), variables={ARRAYS_VARIABLE: "1"})
+        shared = replace(plain, parts=("large",), variables={SHARED_ARRAYS: "1"})
         spinning = replace(plain, parts=("small",), variables={SPIN_VARIABLE: "1"})
         ways = {
             "native": (measure_native, plain),

@@ -3,7 +3,7 @@
 ``python -m tests.mpi.hunt --seeds 100-160 --steps 200 --ranks 2-4``: for each seed ``programs/at_random.py`` runs
 
     native      under MPICH without us: what it should get
-    renewed     on the substitute, its lower half renewed again and again while it runs (``lower_alone.py``)
+    renewed     on the library, its lower half renewed again and again while it runs (``lower_alone.py``)
     restarted   as a job that is stopped at random moments and goes on under another MPI and network, from its last
                 checkpoint or from the one before that, at some of which it was not stopped
 
@@ -123,7 +123,7 @@ def run_native(program: Program, mpi: str = "mpich") -> Seen:
 
 
 def run_renewed(program: Program) -> Seen:
-    """On the substitute, by lower halves that come and go."""
+    """On the library, by lower halves that come and go."""
     chance = program.chance("renewed")
     mpi, period = chance.choice(KINDS), chance.choice(("0.02", "0.05", "0.2"))
     variables = chance.choice(({}, {}, {"REMESH_WIRE_PROBES": "1"}, {"REMESH_WIRE_DIRECT": "1"}))

@@ -1,4 +1,4 @@
-"""How much of mpi4py's own test suite passes on the substitute? ``make mpi4py-suite``, or by hand:
+"""How much of mpi4py's own test suite passes on the library? ``make mpi4py-suite``, or by hand:
 
     python -m tests.mpi.mpi4py_suite FOLDER [--mpi mpich] [-n 2] [--native] [--out FILE] [MODULE ...]
 

@@ -40,9 +40,7 @@ def compiled(name: str, face: str, into: Path) -> Path:
 
 def _create(job: Job, path: Path, program: Path, num_ranks: int, *arguments: object) -> None:
     argv = (str(program), *map(str, arguments))
-    job.folder = JobFolder.create(
-        path / "job", JobSpec(argv, num_ranks, str(path), {"PATH": "/usr/bin:/bin", "REMESH_UPPER": "library"})
-    )
+    job.folder = JobFolder.create(path / "job", JobSpec(argv, num_ranks, str(path), {"PATH": "/usr/bin:/bin"}))
 
 
 @pytest.mark.parametrize("program", ["collectives", "groups", "windows", "communicators"])

@@ -118,7 +118,7 @@ def _path_of(program: _Program) -> Path:
 
 
 def _variables() -> dict[str, str]:
-    plain = {"PATH": os.environ["PATH"], "REMESH_UPPER": "library", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    plain = {"PATH": os.environ["PATH"], "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
     return plain | {"LD_LIBRARY_PATH": ":".join(libraries())}
 
 

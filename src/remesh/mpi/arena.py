@@ -1,8 +1,8 @@
 """Memory that both halves of a rank have under the same addresses: where a program's large blocks can stand.
 
 The lower half makes a file, without any pages at first; both halves map it at :data:`ADDRESS`, the same on every
-machine, so that an image comes back to it. What stands there is handed to MPI as it is, without a copy. ``_arena.c``
-divides it among arrays (NEP 49: NumPy lets its allocator be replaced).
+machine, so that an image comes back to it. What stands there is handed to MPI as it is, without a copy. In the
+program ``library/arena/arena.c`` divides it among large blocks, in the place of malloc.
 """
 
 from __future__ import annotations
@@ -18,8 +18,6 @@ from remesh.mpi.native import NATIVE
 ADDRESS: Final = ARENA_START
 SIZE_BYTES: Final = 1 << 36
 """Of addresses; pages are made with arrays."""
-VARIABLE: Final = "REMESH_SHARED_ARRAYS"
-"""Set to 1 in the program's environment: its large blocks of memory, arrays too, stand in the arena."""
 FILE: Final = "arena"
 """Name of the file beside the channel."""
 

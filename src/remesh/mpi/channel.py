@@ -44,7 +44,7 @@ from __future__ import annotations
 
 import os
 import struct
-from typing import Any, Self
+from typing import Self
 
 from remesh.errors import FormatError, StorageError
 from remesh.mpi.calls.words import (

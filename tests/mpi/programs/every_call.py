@@ -1,4 +1,4 @@
-"""A walk through the surface: prints one checksum per rank, the same under mpi4py and under its substitute."""
+"""A walk through the surface: prints one checksum per rank, the same on a real MPI and on the library."""
 
 from __future__ import annotations
 

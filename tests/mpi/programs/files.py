@@ -1,4 +1,4 @@
-"""A walk through parallel files: prints one checksum per rank, the same under mpi4py and under its substitute.
+"""A walk through parallel files: prints one checksum per rank, the same on a real MPI and on the library.
 
 ``files.py STEPS PAUSE [FOLDER]``; the ranks, four of them or any other number, share the folder, by default the one in
 which they were started. They pause while files are open. Rank 0 also prints the answer, of all ranks.

@@ -1,6 +1,6 @@
 """Runs one module of mpi4py's own tests and prints the outcome of each, one JSON line for each test and rank.
 
-``python mpi4py_module.py FOLDER MODULE``, on as many ranks as one likes, on the real mpi4py or the substitute.
+``python mpi4py_module.py FOLDER MODULE``, on as many ranks as one likes, on a real MPI or on the library.
 """
 
 from __future__ import annotations

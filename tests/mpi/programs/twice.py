@@ -1,4 +1,4 @@
-"""Waits that have a request twice, an error of the program: refused, and messages go on. Runs on the substitute.
+"""Waits that have a request twice, an error of the program: refused, and messages go on. Runs on the library.
 
 A real MPI may crash on this.
 """

@@ -1,4 +1,4 @@
-"""What may not be done to a window is refused by its error class, and the window works on. Runs on the substitute.
+"""What may not be done to a window is refused by its error class, and the window works on. Runs on the library.
 
 A real MPI may crash on much of this.
 """

@@ -13,28 +13,29 @@ import pytest
 from remesh.images.pagemap import file_pages
 from remesh.linux.proc_text import Area
 from remesh.mpi.arena import ADDRESS, SIZE_BYTES, Arena
+from remesh.mpi.library.build import ARENA, BUILT
 
 _PAGE = 4096
 
 _PROGRAM = """
     import os, random, sys
     import numpy as np
-    from remesh.mpi.arena import _numpy_functions
-    from remesh.mpi.native import NATIVE
+    import ctypes
 
-    address, num_bytes = 0x2100_0000_0000, 16 << 20
-    os.truncate(sys.argv[1], num_bytes)
-    NATIVE.map_at(sys.argv[1], address, num_bytes)
-    NATIVE.share_arrays(_numpy_functions(), address, num_bytes)
+    address, num_bytes = 0x2000_0000_0000, 64 << 20
+    told = (ctypes.c_uint64 * 2)()
 
     def is_shared(array):
         return address <= array.ctypes.data < address + num_bytes
 
     def used():
-        return NATIVE.shared_bytes()[0]
+        ctypes.CDLL(None).remesh_arena_bytes(told)
+        return told[0] - before
 
+    before = 0
+    before = used()
     # Large ones are shared, small ones and those that find no room are not.
-    large, small, huge = np.ones(100_000), np.ones(100), np.ones(4 << 20)
+    large, small, huge = np.ones(100_000), np.ones(100), np.ones(16 << 20)
     assert is_shared(large) and not is_shared(small) and not is_shared(huge) and used() == 802_816
     # Those of less than a huge page stand on one together.
     near = np.ones(100_000)
@@ -71,12 +72,18 @@ _PROGRAM = """
 """
 
 
+def _environment(folder: Path) -> dict[str, str]:
+    """Of a program whose channel is in this folder, with the arena beside it."""
+    return {"PATH": os.environ["PATH"], "LD_PRELOAD": str(BUILT / ARENA), "REMESH_CHANNEL": str(folder / "channel")}
+
+
 @pytest.mark.procs
 def test_arrays_in_the_arena_keep_what_is_theirs(tmp_path: Path) -> None:
     (tmp_path / "arena").touch()
+    os.truncate(tmp_path / "arena", 64 << 20)
     done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(_PROGRAM), str(tmp_path / "arena")],
-        capture_output=True, text=True, timeout=60,
+        [sys.executable, "-c", textwrap.dedent(_PROGRAM)], env=_environment(tmp_path), capture_output=True, text=True,
+        timeout=60,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
 
@@ -84,14 +91,8 @@ def test_arrays_in_the_arena_keep_what_is_theirs(tmp_path: Path) -> None:
 _ZEROS = """
     import os, sys
     import numpy as np
-    from remesh.mpi.arena import _numpy_functions
-    from remesh.mpi.native import NATIVE
 
-    address, num_bytes = 0x2100_0000_0000, 256 << 20
-    open(sys.argv[1], "wb").close()
-    os.truncate(sys.argv[1], num_bytes)
-    NATIVE.map_at(sys.argv[1], address, num_bytes)
-    NATIVE.share_arrays(_numpy_functions(), address, num_bytes)
+    address, num_bytes = 0x2000_0000_0000, 256 << 20
     ones = np.ones(10_000_000)  # more than is kept for the next
     del ones
     zeros = np.zeros(10_000_000)
@@ -103,8 +104,9 @@ _ZEROS = """
 def test_zeros_are_zeros_where_files_have_no_holes(tmp_path: Path) -> None:
     if os.geteuid() != 0:
         pytest.skip("needs root, to mount a file system without holes (ramfs)")
-    within = 'mount -t ramfs none "$0" && exec "$@"'
-    program = [sys.executable, "-c", textwrap.dedent(_ZEROS), str(tmp_path / "arena")]
+    within = 'mount -t ramfs none "$0" && truncate -s 256M "$0/arena" && exec env "$@"'
+    variables = [f"{name}={value}" for name, value in _environment(tmp_path).items()]
+    program = [*variables, sys.executable, "-c", textwrap.dedent(_ZEROS)]
     done = subprocess.run(
         ["unshare", "--mount", "sh", "-c", within, str(tmp_path), *program], capture_output=True, text=True, timeout=60
     )

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import array
 import ctypes
 import os
 import random
 import struct
-import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -443,93 +440,3 @@ def test_what_a_program_posts_to_give_a_lock_back_reaches_its_target(tmp_path: P
     rank = _Rank(0, tmp_path)
     rank.unlock(_WINDOW, 2)
     assert rank.sent.popleft() == (2, HEADER.pack(_WINDOW, 0, What.UNLOCK, 0, 0, 0, 0, 0))
-
-
-# The program's side.
-
-_LETTERS = bytes(_INT64 if chr(code) in "lq" else 255 for code in range(128))
-_ADD, _PUT, _GET, _SWAP = (_SUM, _LETTERS), (REPLACE, b""), (NO_OP, b""), (COMPARE_AND_SWAP, b"")
-
-
-def _numbers(*values: int) -> array.array[int]:
-    return array.array("q", values)
-
-
-def test_accesses_of_plain_buffers_go_the_short_way(tmp_path: Path) -> None:
-    rank = _Rank(0, tmp_path)
-    rank.memory[:16] = struct.pack("<qq", 5, 6)
-    place, was = (_WINDOW, 0, 8), _numbers(0)
-    accesses: list[tuple[Any, tuple[Any, ...], Any]] = [
-        (_ADD, (1, True, _numbers(10), None, was), 6),
-        (_SWAP, (1, True, _numbers(40), _numbers(16), was), 16),
-        (_PUT, (0, False, _numbers(1, 2), None, None), None),
-        (_GET, (1, False, None, None, was), 2),
-        (_GET, (0, True, _numbers(9), None, was), 1),
-    ]
-    for number, (op, (displacement, is_one, *buffers), expected) in enumerate(accesses, FIRST_POSTED):
-        kept = rank.port.access(number, op, place, displacement, is_one, *buffers)
-        assert kept == 16 if buffers[2] is None else kept.obj is was
-        rank.turn()
-        view = None if buffers[2] is None else kept
-        ended = _blocking(rank, lambda number=number, view=view: rank.port.wait([number], [view]))
-        assert ended[0][3] == 0 and (expected is None or was[0] == expected)
-    assert rank.memory[:16] == struct.pack("<qq", 1, 2)
-
-
-def _blocking(rank: _Rank, call: Callable[[], Any]) -> Any:
-    """What a call of the upper half gives, while the lower half turns."""
-    results: list[Any] = []
-    thread = threading.Thread(target=lambda: results.append(call()))
-    thread.start()
-    while thread.is_alive():
-        rank.turn()
-        thread.join(0.001)
-    return results[0]
-
-
-def test_a_run_that_no_number_of_the_channel_names_is_not_posted(tmp_path: Path) -> None:
-    rank = _Rank(0, tmp_path)
-    assert not rank.port.post_access(FIRST_POSTED, (NO_OP, 0, False), (_WINDOW, 1), (1 << 63, 8), b"", 0)
-    rank.turn()
-    assert not rank.sent
-
-
-def test_a_full_ring_is_emptied_and_nothing_takes_the_long_way(tmp_path: Path) -> None:
-    rank, count = _Rank(0, tmp_path), 700
-    place, one = (_WINDOW, 0, 8), _numbers(1)
-    rank.memory[:8] = bytes(8)
-
-    def post_all() -> list[Any]:
-        numbers = range(FIRST_POSTED, FIRST_POSTED + count)
-        return [rank.port.access(number, _ADD, place, 0, False, one, None, None) for number in numbers]
-
-    assert _blocking(rank, post_all) == [8] * count
-    rank.turn()
-    assert rank.memory[:8] == struct.pack("<q", count) and rank.num_in_python == 0
-
-
-@pytest.mark.parametrize(
-    ("op", "displacement", "is_one", "buffers"),
-    [
-        (_ADD, 0, True, (_numbers(1, 2), None, _numbers(0, 0))),
-        (_ADD, 0, True, (_numbers(1), None, array.array("i", [0, 0]))),
-        (_ADD, 0, False, (array.array("f", [1.0]), None, None)),
-        (_ADD, 0, True, (_numbers(1), None, b"readonly")),
-        (_ADD, 1.5, True, (_numbers(1), None, _numbers(0))),
-        (_ADD, [0, 1], True, (_numbers(1), None, _numbers(0))),
-        (_ADD, 1 << 62, True, (_numbers(1), None, _numbers(0))),
-        (_ADD, 1 << 80, True, (_numbers(1), None, _numbers(0))),
-        (_PUT, 0, False, ([_numbers(1), "q"], None, None)),
-        (_PUT, 0, False, (_numbers(), None, None)),
-        (_PUT, 0, False, (bytes(4097), None, None)),
-        (_SWAP, 0, True, (_numbers(1), array.array("d", [1.0]), _numbers(0))),
-    ],
-)
-def test_what_is_not_for_the_short_way_changes_nothing(
-    tmp_path: Path, op: Any, displacement: Any, is_one: bool, buffers: tuple[Any, ...]
-) -> None:
-    rank = _Rank(0, tmp_path)
-    before = bytes(rank.memory)
-    assert rank.port.access(FIRST_POSTED, op, (_WINDOW, 0, 8), displacement, is_one, *buffers) is None
-    rank.turn()
-    assert not rank.requests.by_number and bytes(rank.memory) == before

@@ -17,6 +17,8 @@ from typing import BinaryIO, Final
 from remesh.errors import ConfigError
 from remesh.mpi.library.build import ARENA, BUILT, LIBRARIES, OTHER_NAMES
 
+SHARED_ARRAYS: Final = "REMESH_SHARED_ARRAYS"
+"""Set to 1 in the program's environment: its large blocks of memory, arrays too, stand where MPI reads them in place."""
 _LOAD, _DYNAMIC, _INTERPRETER = 1, 2, 3
 _NEEDED, _STRING_TABLE, _RPATH, _RUNPATH = 1, 5, 15, 29
 _MOST_BYTES: Final = 1 << 20
@@ -95,7 +97,7 @@ def library_environment(program: Path | None, environment: Mapping[str, str]) ->
     found["MPI4PY_MPIABI"], found["MPI4PY_LIBMPI"] = "mpich", str(BUILT / LIBRARIES["mpich"])
     linkage = None if program is None else read_linkage(program)
     first = [] if linkage is None or not linkage.rpath else [name for name in linkage.needed if name in _NAMES][:1]
-    first += [ARENA] if environment.get(VARIABLE) == "1" else []
+    first += [ARENA] if environment.get(SHARED_ARRAYS) == "1" else []
     if first:
         found["LD_PRELOAD"] = " ".join([*(str(BUILT / name) for name in first), environment.get("LD_PRELOAD", "")])
     return found
