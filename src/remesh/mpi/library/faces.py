@@ -18,7 +18,7 @@ from remesh.errors import ConfigError
 from remesh.mpi.library.build import ARENA, BUILT, LIBRARIES, OTHER_NAMES
 
 SHARED_ARRAYS: Final = "REMESH_SHARED_ARRAYS"
-"""Set to 1 in the program's environment: its large blocks of memory, arrays too, stand where MPI reads them in place."""
+"""Set to 1 in the program's environment: its large blocks of memory, arrays too, are read by MPI where they stand."""
 _LOAD, _DYNAMIC, _INTERPRETER = 1, 2, 3
 _NEEDED, _STRING_TABLE, _RPATH, _RUNPATH = 1, 5, 15, 29
 _MOST_BYTES: Final = 1 << 20

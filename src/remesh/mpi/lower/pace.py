@@ -94,7 +94,7 @@ def choose_seat(cores: Iterable[int], index: int, num_ranks: int) -> tuple[int, 
 def _find_sharers(mpi: Any, cores: set[int]) -> tuple[int, int]:
     """How many ranks, this one included, may run on one of these cores of this machine, and which of them this is.
 
-    MPI's own answer, MPI_Comm_split_type, does not tell: without shared memory each rank may be a host of its own to it.
+    MPI_Comm_split_type does not tell: without shared memory each rank may be a host of its own to MPI.
     """
     machine = UUID(Path("/proc/sys/kernel/random/boot_id").read_text().strip()).bytes
     mask = sum(1 << core for core in cores)
