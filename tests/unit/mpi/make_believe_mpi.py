@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import ctypes
-import struct
 from collections import deque
 from collections.abc import Callable
 from typing import Any
 
 from remesh.mpi.calls.wire_messages import HEADER
-from remesh.mpi.calls.words import DOORBELL, FIRST_SLOT, POSTED, RING, RING_BYTES, STRIDE
+from remesh.mpi.calls.words import DOORBELL
 from remesh.mpi.channel import SharedChannel
 from remesh.mpi.lower.engine import Setup
 from remesh.mpi.lower.matching import Matching
@@ -83,21 +82,6 @@ def ring(channel: SharedChannel) -> None:
     """Let the lower half look at the slots."""
     bell = channel._view[DOORBELL : DOORBELL + 4].cast("I")
     bell[0] += 1
-
-
-def post(channel: SharedChannel, slot: int, call: bytes) -> None:
-    """Put a call into a slot's ring, as a program does that waits for no answer."""
-    start = FIRST_SLOT + slot * STRIDE
-    posted = channel._view[start + POSTED : start + POSTED + 4].cast("I")
-    whole = (len(call) + 4 + 7) & ~7
-    at = posted[0] % RING_BYTES
-    if at + whole > RING_BYTES:
-        struct.pack_into("<I", channel._view, start + RING + at, 0xFFFFFFFF)
-        posted[0], at = posted[0] + RING_BYTES - at, 0
-    struct.pack_into("<I", channel._view, start + RING + at, whole)
-    channel._view[start + RING + at + 4 : start + RING + at + 4 + len(call)] = call
-    posted[0] += whole
-    ring(channel)
 
 
 def pack_frame(source: int, fields: tuple[int, ...], payload: bytes) -> bytes:

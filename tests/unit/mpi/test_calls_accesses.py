@@ -24,8 +24,9 @@ from remesh.mpi.lower.requests import Requests
 from remesh.mpi.lower.upper_memory import UpperMemory
 from remesh.mpi.lower.windows import Operands, Windows
 from remesh.mpi.native import NATIVE
-from tests.unit.mpi.make_believe_mpi import PromptMpi, make_setup, post, ring
+from tests.unit.mpi.make_believe_mpi import PromptMpi, make_setup, ring
 from tests.unit.mpi.oracles import DumbLock
+from tests.unit.mpi.program_side import Port
 
 REPLACE = ACCESS_OPS.index("REPLACE")
 _WINDOW, _GONE, _BYTES, _SIZE = 77, 78, 256, 3
@@ -135,13 +136,11 @@ class _Rank:
     def start(self, number: int, verb: Verb, window: int, target: int, run: tuple[int, int], data: bytes) -> None:
         result = NATIVE.address_of(self.result)
         fields = (number, verb.op, verb.type, verb.fetches, window, target, result, len(data), *run)
-        row = BY_NAME["start_access"]
-        post(self._channel, 0, row.packer.pack(row.number, *fields) + data)
+        assert Port(self._channel, 0).put("start_access", fields, bytes(data))
         self.turn()
 
     def unlock(self, window: int, target: int) -> None:
-        row = BY_NAME["unlock"]
-        post(self._channel, 0, row.packer.pack(row.number, window, target))
+        assert Port(self._channel, 0).put("unlock", (window, target))
         self.turn()
 
     def ask(self, exclusive: bool) -> int:

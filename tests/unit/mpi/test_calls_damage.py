@@ -28,6 +28,7 @@ from remesh.mpi.lower.matching import Matching
 from remesh.mpi.lower.requests import Requests
 from remesh.mpi.native import NATIVE
 from tests.unit.mpi.make_believe_mpi import FRAME_REQUEST, AskType, PostedFrame, address_of, make_setup, ring
+from tests.unit.mpi.program_side import Port
 from tests.unit.mpi.test_calls_engine import _blocking, _Half
 
 _SLOT = NUM_SLOTS - 1
@@ -143,7 +144,7 @@ def test_what_is_said_of_a_request_must_come_from_who_it_was_sent_to(
 ) -> None:
     half = _Half(str(tmp_path / "channel"))
     if is_receive:
-        assert half.upper.port(0).start_receive(FIRST_POSTED, 7, 1, 0, 8, 4096)
+        assert Port(half.upper, 0).start_receive(FIRST_POSTED, 7, 1, 0, 8, 4096)
         half.turn()
         number, source = FIRST_POSTED, 1
     else:
@@ -173,7 +174,7 @@ def _wait(half: _Half, numbers: list[int]) -> list[tuple[Any, ...]]:
 
 def test_a_request_that_is_waited_for_twice_is_told_once(tmp_path: Path) -> None:
     half = _Half(str(tmp_path / "channel"))
-    assert half.upper.port(1).start_receive(FIRST_POSTED, 7, 1, 3, 8, 4096)
+    assert Port(half.upper, 1).start_receive(FIRST_POSTED, 7, 1, 3, 8, 4096)
     half.arrive(3, b"abc")
     half.turn()
     unknown = (0, 0, CLASSES["ERR_REQUEST"], b"")

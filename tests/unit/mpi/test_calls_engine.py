@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import array
 import ctypes
 import math
 import os
@@ -38,6 +37,7 @@ from tests.unit.mpi.make_believe_mpi import (
     ring,
 )
 from tests.unit.mpi.oracles import DumbMatching
+from tests.unit.mpi.program_side import Port
 
 _PIECE_BYTES = 1 << 17
 _GIVES_WAY = 2
@@ -213,7 +213,7 @@ def test_messages_and_receives_match_by_the_rule(
     tmp_path_factory: pytest.TempPathFactory, events: list[tuple[str, int, int]]
 ) -> None:
     half, oracle = _Half(str(tmp_path_factory.mktemp("engine") / "channel")), DumbMatching()
-    port, met = half.upper.port(0), {}
+    port, met = Port(half.upper, 0), {}
     for index, (kind, source, tag) in enumerate(events):
         payload = str(index).encode()
         if kind == "post":
@@ -244,7 +244,7 @@ def test_what_is_posted_is_sent_in_order_however_the_ring_wraps(
     tmp_path_factory: pytest.TempPathFactory, sizes: list[int]
 ) -> None:
     half = _Half(str(tmp_path_factory.mktemp("engine") / "channel"))
-    port = half.upper.port(3)
+    port = Port(half.upper, 3)
     for index, size in enumerate(sizes):
         payload = bytes([index % 251]) * size
         if not port.post(7, 1, index, payload):
@@ -272,7 +272,7 @@ def test_what_is_said_to_python_reaches_it_with_its_payload(tmp_path: Path) -> N
 def test_what_is_posted_and_not_taken_is_found_by_another_lower_half(tmp_path: Path) -> None:
     half = _Half(str(tmp_path / "channel"))
     half.engine.set(True, False, 0)
-    port = half.upper.port(NUM_SLOTS - 1)
+    port = Port(half.upper, NUM_SLOTS - 1)
     assert port.post(7, 1, 5, b"abc") and port.start_receive(FIRST_POSTED, 7, ANY, 6, 8, 0x1000)
     half.turn()
     assert not half.sent
@@ -300,7 +300,7 @@ def test_who_asks_who_it_is_is_told_when_the_ranks_are_open(tmp_path: Path) -> N
 
 def test_a_blocking_receive_gets_its_message_and_a_wait_its_requests(tmp_path: Path) -> None:
     half = _Half(str(tmp_path / "channel"))
-    port, peers, into = half.upper.port(0), (0, 1), bytearray(4)
+    port, peers, into = Port(half.upper, 0), (0, 1), bytearray(4)
     half.arrive(3, b"abcd")
     assert _blocking(half, lambda: port.receive(7, peers, into, 1, 3)) == (1, 3, 4, 0)
     assert into == b"abcd"
@@ -324,7 +324,7 @@ def test_a_wait_for_all_ends_with_the_last_in_whatever_order_they_end(
     tmp_path_factory: pytest.TempPathFactory, rounds: list[list[int]]
 ) -> None:
     half = _Half(str(tmp_path_factory.mktemp("engine") / "channel"))
-    port = half.upper.port(0)
+    port = Port(half.upper, 0)
     for order in rounds:
         numbers, views = [FIRST_POSTED + tag for tag in range(5)], [memoryview(bytearray(1)) for _ in range(5)]
         for tag, number in enumerate(numbers):
@@ -345,7 +345,7 @@ def test_a_wait_for_all_ends_with_the_last_in_whatever_order_they_end(
 
 def test_a_receive_that_waits_is_told_with_its_slot_and_goes_on_after_a_pause(tmp_path: Path) -> None:
     half = _Half(str(tmp_path / "channel"))
-    port, into = half.upper.port(2), bytearray(1)
+    port, into = Port(half.upper, 2), bytearray(1)
     results: list[Any] = []
     thread = threading.Thread(target=lambda: results.append(port.receive(7, (0, 1), into, 1, 0)))
     thread.start()
@@ -364,7 +364,7 @@ def test_a_receive_that_waits_is_told_with_its_slot_and_goes_on_after_a_pause(tm
 
 def test_a_collective_is_counted_and_inside_until_the_library_has_ended_it(tmp_path: Path) -> None:
     half = _Half(str(tmp_path / "channel"))
-    port = half.upper.port(0)
+    port = Port(half.upper, 0)
     results: list[Any] = []
     thread = threading.Thread(target=lambda: results.append(port.collective(0, (0, b""), 0, 0, None, None)))
     thread.start()
@@ -380,7 +380,7 @@ def test_a_collective_is_counted_and_inside_until_the_library_has_ended_it(tmp_p
 
 def test_a_held_collective_waits_and_is_not_counted(tmp_path: Path) -> None:
     half = _Half(str(tmp_path / "channel"))
-    port = half.upper.port(0)
+    port = Port(half.upper, 0)
     half.engine.set(False, True, 0)
     thread = threading.Thread(target=lambda: port.collective(0, (0, b""), 0, 0, None, None))
     thread.start()
@@ -395,67 +395,14 @@ def test_a_held_collective_waits_and_is_not_counted(tmp_path: Path) -> None:
     assert half.entered == {0: 1}
 
 
-def test_a_receive_that_is_started_keeps_its_buffer_in_place(tmp_path: Path) -> None:
-    half = _Half(str(tmp_path / "channel"))
-    port, into = half.upper.port(0), array.array("i", [0, 0])
-    view = port.start(FIRST_POSTED, 7, (0, 1), into, 1, ANY)
-    with pytest.raises(BufferError):
-        into.append(3)
-    half.arrive(2, struct.pack("2i", 5, 6))
-    assert _blocking(half, lambda: port.wait([FIRST_POSTED], [view])) == [(1, 2, 8, 0, False)]
-    view.release()
-    into.append(7)
-    assert into.tolist() == [5, 6, 7]
-
-
-def test_an_exchange_sends_and_then_receives(tmp_path: Path) -> None:
-    half = _Half(str(tmp_path / "channel"))
-    port, into = half.upper.port(0), bytearray(3)
-    half.arrive(4, b"abc")
-    assert _blocking(half, lambda: port.exchange(7, (0, 1), b"xy", 1, 3, into, 1, 4)) == (1, 4, 3, 0)
-    assert into == b"abc" and [frame[HEADER.size :] for frame in half.sent] == [b"xy"]
-
-
-@pytest.mark.parametrize("into", [b"read only", None])
-def test_an_exchange_without_a_place_for_what_comes_sends_nothing(tmp_path: Path, into: Any) -> None:
-    half = _Half(str(tmp_path / "channel"))
-    port = half.upper.port(0)
-    assert port.exchange(7, (0, 1), b"xy", 1, 3, into, 1, 4) is None
-    assert port.exchange(7, (0, 1), b"xy", 1, 3, bytearray(3), 2, 4) is None
-    assert num_posted(half) == 0 and half.lower.pending() == 0
-
-
-@pytest.mark.parametrize("tag", ["x", None, -2, 1 << 40])
-def test_a_tag_that_is_none_is_not_taken_for_any(tmp_path: Path, tag: Any) -> None:
-    half = _Half(str(tmp_path / "channel"))
-    port = half.upper.port(0)
-    for source in (ANY, 1):
-        assert port.start(FIRST_POSTED, 7, (0, 1), bytearray(1), source, tag) is None
-        assert port.receive(7, (0, 1), bytearray(1), source, tag) is None
-    assert num_posted(half) == 0 and half.lower.pending() == 0
-
-
 def test_a_collective_that_is_started_is_waited_for_like_any_request(tmp_path: Path) -> None:
     half = _Half(str(tmp_path / "channel"))
-    port = half.upper.port(0)
+    port = Port(half.upper, 0)
     number = _blocking(half, lambda: port.start_collective(0, (0, b""), 0, 0, None, None))
     assert number and half.engine.inside == [0]
     half.open_barriers()
     assert _blocking(half, lambda: port.wait([number], [None]))[0][3:] == (0, False)
     assert _blocking(half, lambda: port.start_collective(0, (0, b""), 0, 0, None, None)) == 0, "over at once"
-
-
-@pytest.mark.parametrize("buffer", [b"read only", [1, 2], bytearray(5000)], ids=["read-only", "no-buffer", "long"])
-def test_what_is_not_short_is_left_alone(tmp_path: Path, buffer: Any) -> None:
-    half = _Half(str(tmp_path / "channel"))
-    port = half.upper.port(0)
-    if isinstance(buffer, bytes):
-        assert port.receive(7, (0, 1), buffer, 0, 0) is None
-        assert port.receive(7, (0, 1), bytearray(1), 2, 0) is None
-        assert not port.send(7, (0, 1), buffer, -1, 0) and not port.send(7, (0, 1), buffer, 0, -1)
-    else:
-        assert not port.send(7, (0, 1), buffer, 0, 0)
-    assert num_posted(half) == 0 and half.lower.pending() == 0
 
 
 def test_a_run_comes_back_when_a_watched_request_is_over_and_watches_it_no_more(tmp_path: Path) -> None:
@@ -470,7 +417,7 @@ def test_a_run_comes_back_when_a_watched_request_is_over_and_watches_it_no_more(
 def test_an_engine_that_may_spin_takes_a_call_and_ends_its_run_in_time(tmp_path: Path) -> None:
     half = _Half(str(tmp_path / "channel"), always_spins=True)
     assert not half.engine.run(2000, False, [])
-    assert half.upper.port(0).post(7, 1, 5, b"abc")
+    assert Port(half.upper, 0).post(7, 1, 5, b"abc")
     assert not half.engine.run(2000, False, [])
     assert len(half.sent) == 1
 
@@ -540,7 +487,7 @@ def _send_long(half: _Half, source: Any, *, waits: bool) -> None:
 
 
 def _receive_long(half: _Half, target: Any, number: int = FIRST_POSTED) -> None:
-    assert half.upper.port(0).start_receive(number, 7, -1, 3, len(target), NATIVE.address_of(target))
+    assert Port(half.upper, 0).start_receive(number, 7, -1, 3, len(target), NATIVE.address_of(target))
 
 
 @given(
@@ -659,7 +606,7 @@ def _ring_from(half: _Half, core: int) -> None:
 
     def send() -> None:
         os.sched_setaffinity(0, {core})
-        half.upper.port(0).post(7, 0, 1, b"x")
+        Port(half.upper, 0).post(7, 0, 1, b"x")
 
     thread = threading.Thread(target=send)
     thread.start()
@@ -674,7 +621,7 @@ def _program_states(half: _Half, num_calls: int, calls_without: int) -> Counter[
     allowed, states = os.sched_getaffinity(0), Counter[int]()
     view = half.upper._view
     sleeping, without = view[128:132].cast("I"), view[72:76].cast("I")
-    port, into = half.upper.port(0), bytearray(1)
+    port, into = Port(half.upper, 0), bytearray(1)
 
     def program() -> None:
         os.sched_setaffinity(0, {min(allowed)})
@@ -713,7 +660,7 @@ def test_an_engine_that_copies_goes_to_its_share_of_the_cores(tmp_path: Path) ->
         assert os.sched_getaffinity(0) == {min(allowed)}
         half.engine.attach(_NOBODY)
         into = bytearray(1 << 20)
-        assert half.upper.port(0).start_receive(FIRST_POSTED, 7, 1, 0, len(into), NATIVE.address_of(into))
+        assert Port(half.upper, 0).start_receive(FIRST_POSTED, 7, 1, 0, len(into), NATIVE.address_of(into))
         half.coming.append(HEADER.pack(7, 0, What.ANNOUNCED, 1, _NOBODY, 5, len(into), 0x1000))
         half.engine.step(False)
         assert os.sched_getaffinity(0) == {max(allowed)}

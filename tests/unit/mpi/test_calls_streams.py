@@ -15,6 +15,7 @@ from remesh.mpi.calls.table import BY_NAME, FIRST_POSTED, PARCEL, CallFlag
 from remesh.mpi.calls.wire_messages import HEADER, What
 from remesh.mpi.native import NATIVE
 from tests.unit.mpi.make_believe_mpi import ring
+from tests.unit.mpi.program_side import Port
 from tests.unit.mpi.test_calls_engine import (
     _PIECE_BYTES,
     _both_turn,
@@ -29,7 +30,7 @@ _PIECES_AT_ONCE = 2
 
 def _receive(half: _Half, target: memoryview | None, source: int = -1) -> None:
     place = (PARCEL, 0) if target is None else (len(target), NATIVE.address_of(target))
-    assert half.upper.port(0).start_receive(FIRST_POSTED, 7, source, 3, *place)
+    assert Port(half.upper, 0).start_receive(FIRST_POSTED, 7, source, 3, *place)
 
 
 def _landed(half: _Half, target: memoryview | None) -> bytes:
