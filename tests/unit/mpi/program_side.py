@@ -1,4 +1,4 @@
-"""The program's side of a channel, for tests of lower halves: posts calls and waits for replies, as the library does."""
+"""The program's side of a channel, for tests of lower halves: posts calls and waits for replies."""
 
 from __future__ import annotations
 
