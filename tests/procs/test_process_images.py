@@ -33,6 +33,7 @@ from remesh.images import (
     compact_image,
     dump_image,
     freeze,
+    nameless,
     restore_upper,
     start_upper,
 )
@@ -40,10 +41,10 @@ from remesh.images import upper as upper_module
 from remesh.images.criu import dump_by_criu, find_criu
 from remesh.images.doctor import examine_machine
 from remesh.images.dump import _without_zeros_at_end
-from remesh.images.format import HEADER_FILE, PAGES_FILE
+from remesh.images.format import HEADER_FILE, NAMELESS_FILE, PAGES_FILE
 from remesh.images.kinds import ARENA_PATH
 from remesh.images.stored import read_image
-from remesh.linux.procfs import children_of
+from remesh.linux.procfs import children_of, read_descriptors
 
 pytestmark = pytest.mark.procs
 
@@ -376,6 +377,119 @@ def test_pipes_and_event_counters_inside_the_process_keep_what_is_in_them(stage:
     assert stage.finish(stage.restore(image)) == "True 7\n"
 
 
+# --- files without a name ---
+
+_TMPFILE_IN_C = """
+#include <fcntl.h>
+#include <stdio.h>
+#include <unistd.h>
+int main(void) {
+    FILE *scratch = tmpfile();
+    int found = 0;
+    for (int i = 0; i < 50000; i++) fprintf(scratch, "%d\\n", i);
+    fflush(scratch);
+    rewind(scratch);
+    for (int i = 0; i < 25000; i++) if (fscanf(scratch, "%d", &found) != 1 || found != i) return 3;
+    close(open("ready", O_CREAT | O_WRONLY, 0600));
+    while (access("go", F_OK)) usleep(5000);
+    for (int i = 25000; i < 50000; i++) if (fscanf(scratch, "%d", &found) != 1 || found != i) return 4;
+    fseek(scratch, 0, SEEK_END);
+    fprintf(scratch, "more\\n");
+    return fflush(scratch) ? 5 : 0;
+}
+"""
+
+
+def test_a_temporary_file_of_c_is_carried_and_the_program_goes_on_undisturbed(stage: Stage) -> None:
+    if shutil.which("cc") is None:
+        pytest.skip("needs a C compiler")
+    (stage.folder / "program.c").write_text(_TMPFILE_IN_C)
+    subprocess.run(["cc", "-o", stage.folder / "program", stage.folder / "program.c"], check=True)
+    upper = stage.start(f"os.execv({str(stage.folder / 'program')!r}, ['program'])")
+    dump_image(upper.pid, stage.folder / "image")
+    (stage.work / "go").touch()
+    stage.finish(upper)
+    stage.finish(stage.restore(stage.folder / "image"))
+
+
+_NAMELESS = f"""
+path = os.environ.get("PLACE", ".") + "/gone"
+first = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
+twin, reader = os.dup(first), os.open(path, os.O_RDONLY)
+log = os.open(path, os.O_WRONLY | os.O_APPEND)
+os.unlink(path)
+never = os.open(".", os.O_RDWR | os.O_TMPFILE, 0o600)
+os.write(first, b"begin"); os.pwrite(first, b"end", 1 << 30); os.read(reader, 2)
+os.write(never, b"other")
+{_WAIT_FOR_GO}
+os.write(twin, b"/"); os.write(log, b"!")
+print(os.pread(first, 9, 0)[:6], os.read(reader, 4), os.pread(reader, 9, 1 << 30), os.pread(never, 9, 0))
+print(os.fstat(first).st_nlink, os.fstat(first).st_size - (1 << 30), os.fstat(first).st_blocks < 1000,
+      os.get_inheritable(first), os.get_inheritable(twin), os.lseek(never, 0, 1), sorted(os.listdir(".")))
+"""
+_NAMELESS_TOLD = (
+    "b'begin/' b'gin/' b'end!' b'other'\n0 4 True False False 5 ['go', 'ready']\n"  # os.dup gives no inheritable one
+)
+
+
+def test_files_without_a_name_are_made_again_with_holes_positions_and_twins(stage: Stage) -> None:
+    image = stage.image_of(_NAMELESS)
+    assert (image / NAMELESS_FILE).stat().st_size < 1 << 20
+    compact_image(image, stage.folder / "compact")
+    for folder in (image, stage.folder / "compact", image):
+        assert stage.finish(stage.restore(folder)) == _NAMELESS_TOLD
+    assert stage.finish(stage.restore(image, OpenFilePolicy.REFUSE)) == _NAMELESS_TOLD
+
+
+def test_a_file_without_a_name_whose_folder_is_gone_is_made_in_tmpdir(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = stage.folder / "place"
+    place.mkdir()
+    monkeypatch.setenv("PLACE", str(place))
+    image = stage.image_of(_NAMELESS)
+    place.rmdir()
+    monkeypatch.setenv("TMPDIR", str(place))
+    with pytest.raises(StorageError, match="had no name; .*set TMPDIR"):
+        stage.restore(image)
+    monkeypatch.setenv("TMPDIR", str(stage.folder))
+    before = sorted(stage.folder.iterdir())
+    assert stage.finish(stage.restore(image)) == _NAMELESS_TOLD
+    assert [path.name for path in stage.folder.iterdir() if path not in before and path.name.startswith(".")] == []
+
+
+def test_damage_to_the_bytes_of_a_file_without_a_name_is_found(stage: Stage) -> None:
+    image = stage.image_of(_NAMELESS)
+    whole = (image / NAMELESS_FILE).read_bytes()
+    for damaged in (whole[:-1], whole + b"x", whole[:2] + b"?" + whole[3:], None):
+        if damaged is None:
+            (image / NAMELESS_FILE).unlink()
+        else:
+            (image / NAMELESS_FILE).write_bytes(damaged)
+        with pytest.raises(FormatError, match=NAMELESS_FILE):
+            stage.restore(image)
+
+
+def test_a_file_without_a_name_that_is_too_large_or_open_elsewhere_is_refused(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    upper = stage.start(f"f = open('gone', 'w+'); f.write('x' * 9000); f.flush(); os.unlink('gone')\n{_WAIT_FOR_GO}")
+    monkeypatch.setattr(nameless, "MAX_BYTES", 8192)
+    with pytest.raises(NotImageable, match="gone.*images carry at most 8192"):
+        dump_image(upper.pid, stage.folder / "image")
+    monkeypatch.undo()
+    number = next(file.number for file in read_descriptors(upper.pid) if file.link.endswith("gone (deleted)"))
+    with open(f"/proc/{upper.pid}/fd/{number}") as shared:
+        other = subprocess.Popen(["sleep", "600"], stdin=shared)
+    try:
+        with pytest.raises(NotImageable, match=f"gone.*process {other.pid} has open, too"):
+            dump_image(upper.pid, stage.folder / "image")
+    finally:
+        other.kill()
+        other.wait()
+    dump_image(upper.pid, stage.folder / "image")
+
+
 # --- increments ---
 
 
@@ -522,7 +636,12 @@ _UNABLE = {
     "a child": ("import subprocess; p = subprocess.Popen(['sleep', '600'])", "child process .*sleep"),
     "a timer": ("import signal; signal.setitimer(signal.ITIMER_REAL, 600)", "ITIMER_REAL"),
     "shared memory": ("import mmap; m = mmap.mmap(-1, 8192)", "shared memory without a file"),
-    "a deleted file": ("f = open('gone', 'w'); os.unlink('gone')", "gone.*no name any more"),
+    "a file with another name": ("f = open('old', 'w'); os.link('old', 'new'); os.unlink('old')", "old.*another name"),
+    "a mapped file that was deleted": (
+        "import mmap; f = open('gone', 'w+b'); f.truncate(8); m = mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_COPY)\n"
+        "os.unlink('gone')",
+        "gone.*was deleted",
+    ),
     "an event loop": ("import select; e = select.epoll()", "epoll"),
     "a memory file": ("m = os.memfd_create('m')", "memfd:m"),
 }

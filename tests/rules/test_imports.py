@@ -91,7 +91,7 @@ INNER_ARROW: dict[str, dict[str, set[str]]] = {
         "clocks kinds ptrace ranges records turns",
         "frozen layers namespaces pagemap",
         "format",
-        "identity increment machine pages store track",
+        "identity increment machine nameless pages store track",
         "criu inspection scan stored upper",
         "capture compaction open_files",
         "dump restore",

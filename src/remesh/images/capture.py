@@ -7,6 +7,7 @@ import os
 import resource
 import signal
 import struct
+from dataclasses import dataclass, field
 from typing import Final
 
 from remesh.errors import PeerError
@@ -19,6 +20,7 @@ from remesh.images.format import (
     FilesState,
     FileState,
     MemoryBounds,
+    NamelessFile,
     ProcessState,
     ThreadState,
 )
@@ -26,6 +28,7 @@ from remesh.images.frozen import Frozen
 from remesh.images.identity import Identities
 from remesh.images.inspection import is_bound_by_the_site, kind_of
 from remesh.images.kinds import ImageRefusal, NotImageable
+from remesh.images.nameless import describe_nameless
 from remesh.images.ptrace import Registers, Tracee
 from remesh.linux.calls import PR_GET_TID_ADDRESS, get_robust_list, system_call
 from remesh.linux.proc_text import Area, AreaKind, Descriptor
@@ -182,29 +185,37 @@ def _area_state(area: Area) -> AreaState:
 
 def capture_files(pid: int, identities: Identities) -> FilesState:
     """The open files, in order of number."""
-    states: list[FileState] = []
-    pipes: dict[str, int] = {}
+    captured = _CapturedFiles(pid, identities)
     for descriptor in read_descriptors(pid):
         kind = kind_of(pid, descriptor)
         if kind is None:
             raise PeerError(f"dumping process {pid}: descriptor {descriptor.number} changed while it stood still")
-        states.append(_file_state(pid, descriptor, kind, states, pipes, identities))
-    return FilesState(tuple(states))
+        captured.states.append(_file_state(captured, descriptor, kind))
+    return FilesState(tuple(captured.states), tuple(captured.nameless.values()))
 
 
-def _file_state(
-    pid: int,
-    descriptor: Descriptor,
-    kind: FileKind,
-    earlier: list[FileState],
-    pipes: dict[str, int],
-    identities: Identities,
-) -> FileState:
-    link = descriptor.link
-    same_as = next((state.number for state in earlier if _share_position(pid, state, descriptor, kind)), None)
-    data, content = b"", None
+@dataclass(frozen=True, slots=True)
+class _CapturedFiles:
+    """The descriptors up to now, and what later ones may lead to as well."""
+
+    pid: int
+    identities: Identities
+    states: list[FileState] = field(default_factory=list)
+    pipes: dict[str, int] = field(default_factory=dict)
+    nameless: dict[tuple[int, int], NamelessFile] = field(default_factory=dict)  # by device and inode, in order
+
+
+def _file_state(captured: _CapturedFiles, descriptor: Descriptor, kind: FileKind) -> FileState:
+    pid, link, path = captured.pid, descriptor.link, f"/proc/{captured.pid}/fd/{descriptor.number}"
+    same_as = next((state.number for state in captured.states if _share_position(pid, state, descriptor, kind)), None)
+    data, content, nameless = b"", None, None
     if kind is FileKind.FILE and not is_bound_by_the_site(link):
-        content = identities.of(f"/proc/{pid}/fd/{descriptor.number}")
+        content = captured.identities.of(path)
+    elif kind is FileKind.NAMELESS:
+        info = os.stat(path)
+        if (info.st_dev, info.st_ino) not in captured.nameless:
+            captured.nameless[info.st_dev, info.st_ino] = describe_nameless(path, link)
+        nameless = list(captured.nameless).index((info.st_dev, info.st_ino))
     elif kind is FileKind.PIPE and descriptor.flags & os.O_ACCMODE == os.O_RDONLY and same_as is None:
         data = _pipe_content(pid, descriptor.number)
     elif kind is FileKind.EVENT:
@@ -213,12 +224,13 @@ def _file_state(
         number=descriptor.number,
         kind=kind,
         flags=descriptor.flags,
-        path="" if kind in (FileKind.PIPE, FileKind.EVENT) else link,
+        path="" if kind in (FileKind.PIPE, FileKind.EVENT, FileKind.NAMELESS) else link,
         position=descriptor.position,
         content=content,
         same_as=same_as,
-        pipe=pipes.setdefault(link, len(pipes) + 1) if kind is FileKind.PIPE else 0,
+        pipe=captured.pipes.setdefault(link, len(captured.pipes) + 1) if kind is FileKind.PIPE else 0,
         data=data,
+        nameless=nameless,
     )
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from remesh.images import format as image_format
 from remesh.images.format import ChunksState, PagesState
+from remesh.images.nameless import copy_nameless
 from remesh.images.pages import PageWriter, place_runs
 from remesh.images.store import ImageFolder, ImageOrigin
 from remesh.images.stored import StoredImage, read_image, source_runs, stored_pages
@@ -25,6 +26,8 @@ def compact_image(source: Path, target: Path, *, compress: bool = False) -> int:
         folder.put(image_format.THREADS_FILE, image.threads)
         folder.put(image_format.AREAS_FILE, image.areas)
         folder.put(image_format.FILES_FILE, image.files)
+        if image.files.nameless:
+            folder.put_blocks(image_format.NAMELESS_FILE, copy_nameless(source, image.files))
         if image.channel is not None:
             folder.put(image_format.CHANNEL_FILE, image.channel)
         chunks = _gather(image, folder, compress=compress)

@@ -34,6 +34,7 @@ from remesh.images.inspection import check_imageable
 from remesh.images.kinds import CHANNEL_PATH, ImageReport, NotImageable
 from remesh.images.layers import Layer, own_layer
 from remesh.images.machine import this_machine
+from remesh.images.nameless import read_nameless
 from remesh.images.pagemap import PageMap
 from remesh.images.pages import PageWriter, ProcessMemory
 from remesh.images.scan import Scan
@@ -197,7 +198,10 @@ def _put_state(frozen: Frozen, folder: ImageFolder) -> None:
     finally:
         frozen.finish_calls()
     folder.put(image_format.AREAS_FILE, capture_areas(frozen.pid, frozen.areas, _IDENTITIES))
-    folder.put(image_format.FILES_FILE, capture_files(frozen.pid, _IDENTITIES))
+    files = capture_files(frozen.pid, _IDENTITIES)
+    folder.put(image_format.FILES_FILE, files)
+    if files.nameless:
+        folder.put_blocks(image_format.NAMELESS_FILE, read_nameless(frozen.pid, files))
     if any(area.path == CHANNEL_PATH and area.kind is AreaKind.SHARED_FILE for area in frozen.areas):
         channel = Path(seen_from_here(frozen.pid, CHANNEL_PATH)).read_bytes()
         folder.put(image_format.CHANNEL_FILE, _without_zeros_at_end(channel))

@@ -8,6 +8,7 @@
     pages.json      which pages are saved, and where their bytes are
     pages.bin       the bytes of the pages, in chunks, each of which may be compressed
     chunks.json     length and CRC-32 of each chunk
+    nameless.bin    the bytes of open files that have no name, one behind the other, when there are some
     channel.bin     the bytes of the file behind the channel, when the process has one; zeros at its end are left out
 
 The header is written last: a folder without it is no image. *Raw offsets* count bytes of the uncompressed pages, one
@@ -23,7 +24,7 @@ import bisect
 import enum
 import itertools
 import operator
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -31,7 +32,7 @@ from remesh.images.layers import Layer, own_layer
 from remesh.images.ranges import PageSet
 from remesh.linux.proc_text import AreaKind
 
-VERSION: Final = 2
+VERSION: Final = 3
 HEADER_FILE: Final = "image.json"
 PROCESS_FILE: Final = "process.json"
 THREADS_FILE: Final = "threads.json"
@@ -41,11 +42,12 @@ PAGES_INDEX_FILE: Final = "pages.json"
 PAGES_FILE: Final = "pages.bin"
 CHUNKS_FILE: Final = "chunks.json"
 CHANNEL_FILE: Final = "channel.bin"
+NAMELESS_FILE: Final = "nameless.bin"
 CRIU_FILE: Final = "criu.json"
 """What stands in the folder of an image by CRIU, and in no other."""
 RECORD_FILES: Final = (PROCESS_FILE, THREADS_FILE, AREAS_FILE, FILES_FILE, PAGES_INDEX_FILE, CHUNKS_FILE)
 """The files that are JSON, besides the header."""
-_BLOBS: Final = (PAGES_FILE, CHANNEL_FILE)
+_BLOBS: Final = (PAGES_FILE, CHANNEL_FILE, NAMELESS_FILE)
 MAX_JSON_BYTES: Final = 1 << 30
 CHUNK_BYTES: Final = 2 << 20
 """Raw bytes of a full chunk of pages: one huge page. Disks are busy with that already, and less is waited for."""
@@ -322,10 +324,37 @@ class FileKind(enum.Enum):
     """What a descriptor leads to."""
 
     FILE = "file"
+    NAMELESS = "nameless"  # a file that was deleted while it was open, or never had a name
     FOLDER = "folder"
     DEVICE = "device"  # /dev/null and its kind
     PIPE = "pipe"  # both ends in this process
     EVENT = "event"  # an eventfd
+
+
+@dataclass(frozen=True, slots=True)
+class NamelessFile:
+    """A file without a name, in ``files.json``. Its bytes stand in ``nameless.bin``, behind those of the one before."""
+
+    folder: str  # where its last name was
+    num_bytes: int  # its length, with holes
+    runs: bytes  # offset and length of each piece that is not a hole, in order, as numbers of 64 bits
+
+    def __post_init__(self) -> None:
+        _check(len(self.runs) % 16 == 0, f"pieces of a file without a name have {len(self.runs)} bytes")
+        end = 0
+        for start, num_bytes in self.pieces():
+            _check(start >= end and num_bytes >= 1, "pieces of a file without a name are not in order")
+            end = start + num_bytes
+        _check(end <= self.num_bytes, f"a file without a name has {self.num_bytes} bytes, and pieces up to {end}")
+
+    def pieces(self) -> Iterator[tuple[int, int]]:
+        """Offset and length of each."""
+        numbers = iter(array.array("Q", self.runs))
+        return zip(numbers, numbers, strict=True)
+
+    @property
+    def num_stored_bytes(self) -> int:
+        return sum(num_bytes for _, num_bytes in self.pieces())
 
 
 @dataclass(frozen=True, slots=True)
@@ -335,12 +364,13 @@ class FileState:
     number: int
     kind: FileKind
     flags: int  # of open(2)
-    path: str  # of files, folders and devices; "" otherwise
+    path: str  # of named files, folders and devices; "" otherwise
     position: int  # of files
-    content: FileIdentity | None  # of files: length and hash at the image
+    content: FileIdentity | None  # of named files: length and hash at the image
     same_as: int | None  # the lower descriptor that shares its position (dup); None for the first
     pipe: int  # which pipe, by a number of ours; 0 for none
     data: bytes  # of the reading end of a pipe: what was in it; of an eventfd: its count, 8 bytes
+    nameless: int | None  # which of `FilesState.nameless`, from 0; None for all other kinds
 
 
 @dataclass(frozen=True, slots=True)
@@ -348,7 +378,11 @@ class FilesState:
     """``files.json``."""
 
     files: tuple[FileState, ...]  # by number, each once
+    nameless: tuple[NamelessFile, ...]  # each once, however many descriptors lead to it
 
     def __post_init__(self) -> None:
         numbers = [file.number for file in self.files]
         _check(numbers == sorted(set(numbers)), f"descriptors {numbers} are not in order")
+        for file in self.files:
+            expected = range(len(self.nameless)) if file.kind is FileKind.NAMELESS else (None,)
+            _check(file.nameless in expected, f"descriptor {file.number} is of the file without a name {file.nameless}")

@@ -12,14 +12,23 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+from remesh.images import nameless
 from remesh.images.format import FileKind
 from remesh.images.kinds import ROOM_PATH, ImageRefusal
 from remesh.images.machine import check_platform
 from remesh.linux.proc_text import Area, AreaKind, Descriptor
-from remesh.linux.procfs import children_of, read_areas, read_descriptors, read_status, seen_from_here
+from remesh.linux.procfs import (
+    children_of,
+    deleted_files_of_others,
+    read_areas,
+    read_descriptors,
+    read_status,
+    seen_from_here,
+)
 
 _HARMLESS_DEVICES: Final = {(1, 3), (1, 5), (1, 7), (1, 8), (1, 9)}  # null, zero, full, random, urandom
 _TTY_MAJORS: Final = {4, 5, *range(136, 144)}
+_BLOCK_BYTES: Final = 512  # of what stat counts as blocks
 _WHY_ANON: Final = {
     "[eventpoll]": "an epoll instance; images do not hold it: leave out the event loop of asyncio or select.epoll",
     "[io_uring]": "an io_uring; the kernel gives no access to its state",
@@ -46,6 +55,7 @@ def check_imageable(pid: int, areas: list[Area] | None = None) -> list[ImageRefu
         *_check_areas(pid, read_areas(pid) if areas is None else areas),
         *(refusal for descriptor in descriptors if (refusal := _check_descriptor(pid, descriptor))),
         *_check_pipes(descriptors),
+        *_check_nameless(pid, descriptors),
     ]
 
 
@@ -117,6 +127,8 @@ def kind_of(pid: int, descriptor: Descriptor) -> FileKind | None:
         return None
     if stat.S_ISREG(info.st_mode) and _is_named(pid, link, info):
         return FileKind.FILE
+    if stat.S_ISREG(info.st_mode) and info.st_nlink == 0 and not link.startswith("/memfd:"):
+        return FileKind.NAMELESS
     if stat.S_ISDIR(info.st_mode) and _is_named(pid, link, info):
         return FileKind.FOLDER
     if stat.S_ISCHR(info.st_mode) and (os.major(info.st_rdev), os.minor(info.st_rdev)) in _HARMLESS_DEVICES:
@@ -158,7 +170,7 @@ def _check_descriptor(pid: int, descriptor: Descriptor) -> ImageRefusal | None:
         return ImageRefusal(what, "a device; its state is in the driver, not in the process")
     if stat.S_ISFIFO(mode.st_mode):
         return ImageRefusal(what, "a named pipe; its other end is not in the image: close it first")
-    return ImageRefusal(what, "the file has no name any more (deleted or replaced); images hold files that have one")
+    return ImageRefusal(what, "the file has another name now, or another file has its name; open it again")
 
 
 def _check_pipes(descriptors: list[Descriptor]) -> Iterator[ImageRefusal]:
@@ -171,6 +183,33 @@ def _check_pipes(descriptors: list[Descriptor]) -> Iterator[ImageRefusal]:
             what = f"descriptor {descriptor.number}, {descriptor.link}"
             why = "a pipe whose other end is in another process; images hold pipes with both ends inside"
             yield ImageRefusal(what, why)
+
+
+def _check_nameless(pid: int, descriptors: list[Descriptor]) -> Iterator[ImageRefusal]:
+    """Files without a name are copied while the process stands still, and are another's own afterwards."""
+    found: dict[tuple[int, int], Descriptor] = {}
+    num_bytes = 0
+    for descriptor in descriptors:
+        if kind_of(pid, descriptor) is not FileKind.NAMELESS:
+            continue
+        path, what = f"/proc/{pid}/fd/{descriptor.number}", f"descriptor {descriptor.number}, {descriptor.link}"
+        try:
+            info = os.stat(path)
+        except OSError:  # closed since
+            continue
+        if (info.st_dev, info.st_ino) in found:
+            continue
+        found[info.st_dev, info.st_ino] = descriptor
+        num_bytes += info.st_blocks * _BLOCK_BYTES
+        if num_bytes > nameless.MAX_BYTES:
+            why = f"files without a name hold {num_bytes} bytes, images carry at most {nameless.MAX_BYTES}"
+            yield ImageRefusal(what, f"{why}; give it a name")
+        if not os.access(path, os.R_OK):
+            yield ImageRefusal(what, "a file without a name that may not be read; give it a name")
+    for other, file in deleted_files_of_others(pid) if found else ():
+        if file in found:
+            what = f"descriptor {found[file].number}, {found[file].link}"
+            yield ImageRefusal(what, f"a file without a name that process {other} has open, too; give it a name")
 
 
 def is_bound_by_the_site(path: str) -> bool:

@@ -14,6 +14,7 @@ from remesh.errors import StorageError
 from remesh.images.format import FileIdentity, FileKind, FilesState, FileState
 from remesh.images.identity import hash_of
 from remesh.images.kinds import OpenFilePolicy
+from remesh.images.nameless import remade
 from remesh.images.ptrace import Tracee
 from remesh.images.stored import StoredImage
 from remesh.linux.calls import PAGE_BYTES
@@ -78,8 +79,13 @@ def is_writable(file: FileState) -> bool:
     return file.flags & os.O_ACCMODE != os.O_RDONLY
 
 
-def reopen(files: FilesState, leader: Tracee, scratch: int) -> None:
+def reopen(image: StoredImage, leader: Tracee, scratch: int) -> None:
     """Open every file in the process of ``leader``, under its number, at its position. It has none open before."""
+    with remade(image.folder, image.files) as nameless:
+        _reopen(image.files, nameless, leader, scratch)
+
+
+def _reopen(files: FilesState, nameless: list[str], leader: Tracee, scratch: int) -> None:
     pipes = _make_pipes(files, leader, scratch)
     for file in files.files:
         cloexec = file.flags & os.O_CLOEXEC
@@ -89,7 +95,8 @@ def reopen(files: FilesState, leader: Tracee, scratch: int) -> None:
             leader.call("dup3", pipes[file.pipe, is_writable(file)], file.number, cloexec)
             leader.call("fcntl", file.number, _F_SETFL, file.flags & os.O_NONBLOCK)
         else:
-            opened = _make_event(file, leader) if file.kind is FileKind.EVENT else _open(file, leader, scratch)
+            path = file.path if file.nameless is None else nameless[file.nameless]
+            opened = _make_event(file, leader) if file.kind is FileKind.EVENT else _open(path, file, leader, scratch)
             if opened != file.number:
                 leader.call("dup3", opened, file.number, cloexec)
                 leader.call("close", opened)
@@ -97,9 +104,12 @@ def reopen(files: FilesState, leader: Tracee, scratch: int) -> None:
         leader.call("close", descriptor)
 
 
-def _open(file: FileState, leader: Tracee, scratch: int) -> int:
-    leader.write(scratch + PAGE_BYTES, os.fsencode(file.path) + b"\0")
-    opened = leader.call("openat", _AT_FDCWD, scratch + PAGE_BYTES, file.flags & ~_AT_OPENING, 0)
+def _open(path: str, file: FileState, leader: Tracee, scratch: int) -> int:
+    leader.write(scratch + PAGE_BYTES, os.fsencode(path) + b"\0")
+    flags = file.flags & ~_AT_OPENING
+    if file.kind is not FileKind.FOLDER:
+        flags &= ~os.O_TMPFILE  # which contains O_DIRECTORY
+    opened = leader.call("openat", _AT_FDCWD, scratch + PAGE_BYTES, flags, 0)
     if file.position and file.kind is not FileKind.DEVICE:
         leader.call("lseek", opened, file.position, os.SEEK_SET)
     return opened

@@ -159,7 +159,7 @@ def _fill(image: StoredImage, leader: Tracee) -> None:
             _map(leader, area, scratch)
     _write_pages(image, leader)
     _set_process(image.process, leader, scratch)
-    open_files.reopen(image.files, leader, scratch)
+    open_files.reopen(image, leader, scratch)
     tracees = [leader, *(_make_thread(leader, thread, scratch) for thread in image.threads.threads[1:])]
     for tracee, thread in zip(tracees, image.threads.threads, strict=True):
         _set_thread(tracee, thread, scratch, image.header.pid)

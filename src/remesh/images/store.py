@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
@@ -62,6 +63,10 @@ class ImageFolder:
         data = content if isinstance(content, bytes) else _json_bytes(content)
         self._written[name] = _FLUSHERS.submit(_write_file, self.path / name, data)
 
+    def put_blocks(self, name: str, blocks: Iterator[bytes]) -> None:
+        """Begin to write a file that may be large, block by block; what they are made from stays until `complete`."""
+        self._written[name] = _FLUSHERS.submit(_write_blocks, self.path / name, blocks)
+
     def complete(self, origin: ImageOrigin, chunks: ChunksState) -> Completed:
         """Write the index of the chunks, whose file is there, and the header."""
         pages_file = self.path / image_format.PAGES_FILE
@@ -100,6 +105,18 @@ def _json_bytes(record: Any) -> bytes:
 def _write_file(path: Path, content: bytes) -> StoredFile:
     write_new(path, content)
     return StoredFile(len(content), hashlib.sha256(content).hexdigest())
+
+
+def _write_blocks(path: Path, blocks: Iterator[bytes]) -> StoredFile:
+    digest, num_bytes = hashlib.sha256(), 0
+    write_new(path, b"")
+    with open(path, "r+b") as file:
+        for block in blocks:
+            file.write(block)
+            digest.update(block)
+            num_bytes += len(block)
+    flush(path)
+    return StoredFile(num_bytes, digest.hexdigest())
 
 
 def _flush_pages(path: Path, num_bytes: int) -> StoredFile:

@@ -22,8 +22,10 @@ from remesh.images.format import (
     Header,
     PagesState,
     ProcessState,
+    StoredFile,
     ThreadsState,
 )
+from remesh.images.identity import hash_of
 from remesh.images.layers import PageRun, visible_runs
 from remesh.images.pages import check_chunks, read_chunks
 from remesh.images.records import from_json, to_json
@@ -75,6 +77,7 @@ def read_image(folder: Path) -> StoredImage:
     process, threads, areas, files, pages, chunks = (
         _read_record(folder, header, name, kind) for name, kind in kinds.items()
     )
+    _check_nameless(folder, header, files)
     channel = None
     if image_format.CHANNEL_FILE in header.files:
         channel = _read_checked(folder, header, image_format.CHANNEL_FILE)
@@ -128,6 +131,26 @@ def _read_checked(folder: Path, header: Header, name: str) -> bytes:
             "restart from another image",
         )
     return content
+
+
+def _check_nameless(folder: Path, header: Header, files: FilesState) -> None:
+    """The bytes of files without a name may be many: they are summed, not kept."""
+    if not files.nameless:
+        return
+    path, stored = folder / image_format.NAMELESS_FILE, header.files.get(image_format.NAMELESS_FILE)
+    num_bytes = sum(file.num_stored_bytes for file in files.nameless)
+    try:
+        found = StoredFile(os.stat(path).st_size, hash_of(str(path), num_bytes))
+    except OSError as error:
+        raise FormatError(
+            "missing-file", f"reading {path}: {error.strerror}; the image is incomplete, restart from another one"
+        ) from error
+    if found != stored or found.num_bytes != num_bytes:
+        raise FormatError(
+            "bad-checksum",
+            f"reading {path}: it has not the {num_bytes} bytes of files.json and the SHA-256 of the header; "
+            "restart from another image",
+        )
 
 
 def _parse(content: bytes, where: Path) -> Any:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 from remesh.linux.proc_text import Area, Descriptor, parse_fdinfo, parse_maps, parse_stat, parse_status
@@ -70,6 +71,22 @@ def read_descriptors(pid: int) -> list[Descriptor]:
             continue
         descriptors.append(parse_fdinfo(number, link, info))
     return descriptors
+
+
+def deleted_files_of_others(pid: int) -> Iterator[tuple[int, tuple[int, int]]]:
+    """Files without a name that processes other than ``pid`` and this one have open: process id, device and inode.
+
+    Only of the processes that this one may look into.
+    """
+    for other in filter(str.isdecimal, os.listdir("/proc")):
+        if int(other) in (pid, os.getpid()):
+            continue
+        with contextlib.suppress(OSError):  # it ended, or is somebody else's
+            for entry in os.scandir(f"/proc/{other}/fd"):
+                with contextlib.suppress(OSError):
+                    if os.readlink(entry.path).endswith(" (deleted)"):
+                        info = os.stat(entry.path)
+                        yield int(other), (info.st_dev, info.st_ino)
 
 
 def children_of(pid: int) -> list[int]:

@@ -12,17 +12,18 @@ from remesh.images import inspection
 from remesh.linux import procfs
 
 
-def test_a_descriptor_that_is_used_again_meanwhile_is_not_refused_and_a_nameless_file_is(tmp_path: Path) -> None:
+def test_a_descriptor_that_is_used_again_meanwhile_is_not_refused_and_a_renamed_file_is(tmp_path: Path) -> None:
     path = tmp_path / "file"
     with path.open("w") as file:
         found = {each.number: each for each in procfs.read_descriptors(os.getpid())}[file.fileno()]
         assert inspection._check_descriptor(os.getpid(), found) is None
         # It led to a folder when its name was read, and was closed and opened again before the next look.
         assert inspection._check_descriptor(os.getpid(), replace(found, link="/somewhere/else")) is None
+        os.link(path, tmp_path / "other")
         path.unlink()
-        nameless = {each.number: each for each in procfs.read_descriptors(os.getpid())}[file.fileno()]
-        refusal = inspection._check_descriptor(os.getpid(), nameless)
-        assert refusal is not None and "has no name any more" in refusal.why
+        renamed = {each.number: each for each in procfs.read_descriptors(os.getpid())}[file.fileno()]
+        refusal = inspection._check_descriptor(os.getpid(), renamed)
+        assert refusal is not None and "another name" in refusal.why
 
 
 def test_a_thread_that_ends_while_children_are_looked_for_has_none(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import array
 import dataclasses
 import json
 from pathlib import Path
@@ -21,6 +22,7 @@ from remesh.images.format import (
     FilesState,
     FileState,
     Header,
+    NamelessFile,
     PageChunk,
     PagesState,
     ProcessState,
@@ -46,6 +48,21 @@ def test_a_header_is_read_as_it_was_written() -> None:
     header = from_json(Header, _HEADER, "image.json")
     assert header.builds_upon == (Ancestor("../a", "b"),)
     assert to_json(header) == _HEADER
+
+
+@pytest.mark.parametrize("numbers", [(0,), (0, 0), (3, 2, 1, 1), (0, 10), (1 << 63, 1 << 63)])
+def test_pieces_of_a_file_that_do_not_fit_are_refused(numbers: tuple[int, ...]) -> None:
+    record = {"folder": "/tmp", "num_bytes": 9, "runs": array.array("Q", numbers).tobytes().hex()}
+    with pytest.raises(FormatError, match="without a name"):
+        from_json(NamelessFile, record, "files.json")
+
+
+@pytest.mark.parametrize("nameless", [None, -1, 0])
+def test_a_descriptor_of_an_unknown_file_without_a_name_is_refused(nameless: int | None) -> None:
+    kind = image_format.FileKind.NAMELESS
+    record = {"files": [to_json(FileState(3, kind, 0, "", 0, None, None, 0, b"", nameless))], "nameless": []}
+    with pytest.raises(FormatError, match="descriptor 3"):
+        from_json(FilesState, record, "files.json")
 
 
 @pytest.mark.parametrize(
@@ -89,7 +106,7 @@ def test_foreign_json_is_refused_and_nothing_else(value: object, kind: type) -> 
 files = st.builds(
     FileState,
     number=st.integers(0, 9),
-    kind=st.sampled_from(list(image_format.FileKind)),
+    kind=st.sampled_from([kind for kind in image_format.FileKind if kind is not image_format.FileKind.NAMELESS]),
     flags=st.integers(0, 99),
     path=st.text(max_size=5),
     position=st.integers(0, 99),
@@ -97,12 +114,21 @@ files = st.builds(
     same_as=st.none() | st.integers(0, 9),
     pipe=st.integers(0, 3),
     data=st.binary(max_size=9),
+    nameless=st.none(),
+)
+nameless_files = st.builds(
+    NamelessFile,
+    folder=st.text(max_size=5),
+    num_bytes=st.integers(9, 99),
+    runs=st.sampled_from([(), (0, 9), (2, 3, 7, 2)]).map(lambda numbers: array.array("Q", numbers).tobytes()),
 )
 
 
-@given(st.lists(files, max_size=4, unique_by=lambda file: file.number))
-def test_open_files_survive_the_way_through_json(states: list[FileState]) -> None:
-    record = FilesState(tuple(sorted(states, key=lambda state: state.number)))
+@given(st.lists(files, max_size=4, unique_by=lambda file: file.number), st.lists(nameless_files, max_size=2))
+def test_open_files_survive_the_way_through_json(states: list[FileState], nameless: list[NamelessFile]) -> None:
+    kind = image_format.FileKind.NAMELESS
+    states += [FileState(10 + at, kind, 0, "", 0, None, None, 0, b"", at) for at in range(len(nameless))]
+    record = FilesState(tuple(sorted(states, key=lambda state: state.number)), tuple(nameless))
     assert from_json(FilesState, json.loads(json.dumps(to_json(record))), "files.json") == record
 
 
