@@ -270,12 +270,19 @@ def _entry(function: Function, there: set[str], large: bool) -> str:
         body = "    (void)level;\n    return MPI_SUCCESS;"
     elif function.returned != "int" or name.endswith("_toint"):
         body = _plain_body(function, name)
-    elif name not in there:
+    elif is_refused(function, there):
         unused = "".join(f"    (void){one.name};\n" for one in function.of_form(large=large))
         body = f"{unused}    return {_refusal(function, full)};"
     else:
         body = _checked_body(function, full, large)
     return f"{head} {{\n{body}\n}}\n{weak}\n"
+
+
+def is_refused(function: Function, there: set[str]) -> bool:
+    """Whether it is not carried: nothing is written for it, and what it does cannot be made."""
+    name = function.name.removeprefix("MPI_")
+    is_made = function.returned != "int" or name.endswith("_toint") or name == "Pcontrol"
+    return name not in there and not is_made
 
 
 def _refusal(function: Function, full: str) -> str:
