@@ -34,7 +34,7 @@ _MIB = 1 << 20
 
 @click.group()
 def mpi() -> None:
-    """Checkpoint unmodified mpi4py programs, and restart them under another MPI, network and placement."""
+    """Checkpoint unmodified MPI programs in C, C++, Fortran and Python; restart them under another MPI and network."""
 
 
 def _jobs_root() -> Path:
@@ -76,7 +76,7 @@ def _where(command: Any) -> Any:
 def run_job(
     num_ranks: int, job_path: Path | None, program: str, arguments: tuple[str, ...], hosts: str | None, **how: Any
 ) -> None:
-    """Start PROGRAM on -n ranks. A name that ends with .py is run by this Python."""
+    """Start PROGRAM on -n ranks: ./a.out in any language, or app.py, which this Python runs with its own mpi4py."""
     path = job_path or _jobs_root() / f"{Path(program).stem}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
     argv = (*((sys.executable,) if program.endswith(".py") else ()), program, *arguments)
     placement, settings = _read_how(hosts, num_ranks, **how)

@@ -42,7 +42,7 @@ _MOST_NAMED: Final = 12
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class FunctionGroup:
     """Functions of one kind."""
 
     name: str
@@ -50,7 +50,7 @@ class Group:
     refused: tuple[str, ...]
 
 
-def group_functions() -> list[Group]:
+def group_functions() -> list[FunctionGroup]:
     """Every function of MPI, in its group."""
     there = written()
     refused = {function.name for function in read_functions() if is_refused(function, there)}
@@ -58,7 +58,9 @@ def group_functions() -> list[Group]:
     for function in read_functions():
         members[_group_of(function.name.removeprefix("MPI_"))].append(function.name)
     return [
-        Group(name, tuple(one for one in names if one not in refused), tuple(one for one in names if one in refused))
+        FunctionGroup(
+            name, tuple(one for one in names if one not in refused), tuple(one for one in names if one in refused)
+        )
         for name, names in sorted(members.items())
     ]
 
