@@ -28,6 +28,8 @@ def main() -> None:
                 request.Start()
             comm.Send(array.array("d", [float(comm.rank)] * 10), peer)
             refused(wait, [request, request])
+            if request:
+                request.Wait()
             assert list(into) == [float(peer)] * 10
             if request:
                 request.Free()

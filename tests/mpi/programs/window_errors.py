@@ -45,7 +45,7 @@ def main() -> None:
     refused(MPI.ERR_RMA_RANGE, request.Wait)
     mine = MPI.Op.Create(lambda a, b, t: None)
     refused(MPI.ERR_OP, lambda: window.Accumulate(ten, peer, op=mine))
-    refused(MPI.ERR_OP, lambda: window.Accumulate([bytearray(80), MPI.CHAR], peer, op=MPI.SUM))
+    refused(MPI.ERR_OP, lambda: window.Accumulate([bytearray(80), MPI.FLOAT], peer, op=MPI.BAND))
     refused(MPI.ERR_TRUNCATE, lambda: window.Put(ten, peer, (0, 9, MPI.INT64_T)))
     window.Put(ten, peer)
     window.Get(result, peer)

@@ -80,6 +80,28 @@ void drop_types(Blocks *blocks) {
     blocks->types = NULL;
 }
 
+void own_counts(Counts *counts, int num) {
+    if (!counts->values) return;
+    size_t num_bytes = (size_t)(num > 0 ? num : 1) * (size_t)counts->width;
+    void *copy = must_have(malloc(num_bytes));
+    counts->values = num > 0 ? memcpy(copy, counts->values, num_bytes) : copy;
+}
+
+void drop_counts(Counts *counts) {
+    free((void *)(uintptr_t)counts->values);
+    counts->values = NULL;
+}
+
+void own_arrays(Blocks *blocks) {
+    own_counts(&blocks->counts, blocks->num);
+    own_counts(&blocks->places, blocks->num);
+}
+
+void drop_own_counts(Blocks *blocks) {
+    drop_counts(&blocks->counts);
+    drop_counts(&blocks->places);
+}
+
 void pack_blocks(const Blocks *blocks, void *to) {
     char *at = to;
     for (int i = 0; i < blocks->num; i++) {

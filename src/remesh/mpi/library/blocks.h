@@ -4,7 +4,7 @@
 
 #include "datatype.h"
 
-/* They refer to the program's arrays, which must stay as they are while a collective is under way. */
+/* They refer to the program's arrays; own_arrays() copies those for what goes on after the call. */
 typedef struct {
     char *buffer;
     int num;         /* 0: nothing; one block may serve many ranks */
@@ -47,6 +47,11 @@ INTERNAL int check_blocks(const Blocks *blocks);
 /* Looks up and keeps the types that a program gives one by one; of this many blocks. */
 INTERNAL int take_types(Blocks *blocks, int num, const MPI_Datatype types[]);
 INTERNAL void drop_types(Blocks *blocks);
+/* Copies of a program's arrays, and their end. */
+INTERNAL void own_counts(Counts *counts, int num);
+INTERNAL void own_arrays(Blocks *blocks);
+INTERNAL void drop_counts(Counts *counts);
+INTERNAL void drop_own_counts(Blocks *blocks);
 INTERNAL void pack_blocks(const Blocks *blocks, void *to);
 INTERNAL void unpack_blocks(const Blocks *blocks, const void *from);
 

@@ -94,6 +94,9 @@ static int call_and_wait(const Plan *plan) {
 static void drop_running(void *state) {
     Running *running = state;
     Plan *plan = &running->plan;
+    drop_counts(&plan->shares);
+    drop_own_counts(&plan->send);
+    drop_own_counts(&plan->receive);
     drop_fold(running->fold);
     free(running->packed);
     drop_types(&plan->send);
@@ -120,6 +123,10 @@ static int finish_call(Request *request) {
 static Request *make_running(Plan *plan) {
     Running *running = NEW(Running);
     running->plan = *plan;
+    /* Programs, mpi4py's wheels among them, let their arrays go when they have the request. */
+    own_counts(&running->plan.shares, plan->comm->size);
+    own_arrays(&running->plan.send);
+    own_arrays(&running->plan.receive);
     keep(plan->send.type);
     keep(plan->receive.type);
     keep(plan->op);

@@ -154,7 +154,10 @@ static inline void set_status(MPI_Status *status, int source, int tag, int64_t n
     status->MPI_internal[2] = is_cancelled;
 #endif
 }
-static inline void set_empty_status(MPI_Status *status) { set_status(status, MPI_ANY_SOURCE, MPI_ANY_TAG, 0, false); }
+static inline void set_empty_status(MPI_Status *status) {
+    set_status(status, MPI_ANY_SOURCE, MPI_ANY_TAG, 0, false);
+    if (status != MPI_STATUS_IGNORE) status->MPI_ERROR = MPI_SUCCESS;
+}
 static inline int64_t status_bytes(const MPI_Status *status) {
 #if defined(FACE_MPICH)
     return (int64_t)((uint64_t)(uint32_t)status->count_lo | (uint64_t)((uint32_t)status->count_hi_and_cancelled >> 1) << 32);

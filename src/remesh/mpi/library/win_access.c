@@ -26,6 +26,7 @@ typedef struct {
 /* What an access needs until it is over. */
 typedef struct {
     Win *win;
+    const char *name; /* of what the program asked for */
     Target target;
     Landing landing;  /* where the result goes; .type NULL: there is none */
     void *owned;      /* data that were packed */
@@ -52,8 +53,8 @@ static int finish_access(Request *request) {
         return MPI_SUCCESS;
     }
     return fail(
-        request->error, "%lld bytes from displacement %lld (of %lld bytes) on at rank %d, which gave %lld bytes",
-        (long long)num_bytes_of(&target->elements), (long long)target->displacement,
+        request->error, "%s: %lld bytes from displacement %lld (of %lld bytes) on at rank %d, which gave %lld bytes",
+        accessing->name, (long long)num_bytes_of(&target->elements), (long long)target->displacement,
         (long long)accessing->win->units[target->rank], target->rank,
         (long long)accessing->win->sizes[target->rank]);
 }
@@ -132,10 +133,16 @@ static int check_fit(const Elements *here, const Elements *there) {
                 (long long)num_bytes_of(there));
 }
 
+static const char *name_of(const Ask *ask, const Verb *verb) {
+    if (verb->op == OP_COMPARE_AND_SWAP) return "Compare_and_swap";
+    if (!ask->result) return verb->op == OP_REPLACE ? "Put" : "Accumulate";
+    return ask->origin || verb->op != OP_NO_OP ? "Get_accumulate" : "Get";
+}
+
 static int begin(const Ask *ask, const Verb *verb, Payload payload, Request **request) {
     const Elements *there = &ask->target.elements;
     Accessing *accessing = NEW(Accessing);
-    *accessing = (Accessing){.win = ask->win, .target = ask->target, .owned = payload.owned};
+    *accessing = (Accessing){.win = ask->win, .name = name_of(ask, verb), .target = ask->target, .owned = payload.owned};
     if (ask->result) accessing->landing = landing_for(ask->result->at, ask->result->count, ask->result->type);
     MPI_Aint base = ask->target.displacement * ask->win->units[ask->target.rank];
     visit_runs(there->type, base, there->count, add_run, accessing);
