@@ -120,6 +120,13 @@ def test_a_program_that_fails_ends_the_job_with_its_exit_status(job: Job) -> Non
     assert "ended with exit status 1" in failed.outcome.cause
 
 
+def test_a_program_that_never_starts_mpi_fails_its_job_and_says_why(job: Job) -> None:
+    job.create(Path("/bin/true"), num_ranks=2)
+    stay = job.stay("mpich")
+    assert stay.outcome.state == "failed" and stay.outcome.exit_code == 1, job.events
+    assert "without having started MPI" in stay.outcome.cause
+
+
 def test_what_cannot_be_imaged_is_refused_by_name_and_the_job_goes_on(job: Job) -> None:
     job.create("loner", 40, 0.1)
     ended = job.stay("mpich", watch=stop_after(1.5))

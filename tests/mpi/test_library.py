@@ -69,3 +69,13 @@ def test_collectives_are_carried_through_three_mpis(job: Job, tmp_path: Path, na
         assert job.stay("openmpi", checkpoint=checkpoint).outcome.state == "finished", job.events
         answers.append(job.answer)
     assert answers[0] is not None and answers[0] == answers[1]
+
+
+def test_more_threads_than_ways_wait_in_mpi_and_are_carried(job: Job, tmp_path: Path) -> None:
+    rounds, num_threads = 20, 40
+    _create(job, tmp_path, compiled("threads", "mpich", tmp_path), 2, rounds)
+    stopped = job.stay("mpich", watch=stop_after(0.3))
+    assert stopped.outcome.state == "stopped", job.events
+    assert job.stay("openmpi", checkpoint=job.folder.checkpoint(None)).outcome.state == "finished", job.events
+    expected = sum(1000 * i + tag for i in range(rounds) for tag in range(num_threads))
+    assert job.answer == f"answer {expected}"
