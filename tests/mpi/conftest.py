@@ -75,12 +75,14 @@ def job(tmp_path: Path) -> Job:
 def remesh_cli(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
     """The command line in a process of its own; what still runs at the end is ended."""
     started = []
-    environment = {**os.environ, "PYTHONPATH": str(Path(remesh.__file__).parents[1]), "REMESH_JOBS": str(tmp_path)}
+    places = os.pathsep.join([str(Path(remesh.__file__).parents[1]), str(FOREIGN)])
+    environment = {**os.environ, "PYTHONPATH": places, "REMESH_JOBS": str(tmp_path)}
 
-    def start(*arguments: str) -> subprocess.Popen[str]:
+    def start(*arguments: str, stdin: int = subprocess.DEVNULL) -> subprocess.Popen[str]:
         command = [sys.executable, "-m", "remesh", "mpi", *arguments]
+        output = subprocess.PIPE
         process = subprocess.Popen(
-            command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=tmp_path
+            command, env=environment, stdin=stdin, stdout=output, stderr=subprocess.STDOUT, text=True, cwd=tmp_path
         )
         started.append(process)
         return process

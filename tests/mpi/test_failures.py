@@ -213,6 +213,34 @@ def test_sigterm_takes_a_checkpoint_and_stops(tmp_path: Path, remesh_cli: Callab
     assert "stopped" in shown
 
 
+def test_rank_0_reads_the_input_file_of_the_command_line_and_goes_on_with_it_after_a_restart(
+    tmp_path: Path, remesh_cli: Callable[..., subprocess.Popen[str]]
+) -> None:
+    (tmp_path / "input").write_text("".join(f"{number}\n" for number in range(300)))
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import sys, time\n"
+        "from mpi4py import MPI\n"
+        "total = 0\n"
+        "while line := MPI.COMM_WORLD.bcast(sys.stdin.buffer.raw.read(4) if MPI.COMM_WORLD.rank == 0 else None):\n"
+        "    total += len(line)\n"
+        "    time.sleep(0.02)\n"
+        "print('answer', total, sys.stdin.read() == '')\n"
+    )
+    with (tmp_path / "input").open() as stdin:
+        started = ("run", "-n", "2", "--mpi", "mpich", "--job", str(tmp_path / "j"), str(program))
+        running = remesh_cli(*started, stdin=stdin.fileno())
+        _wait_for(lambda: "running" in _text(tmp_path / "j" / "state.json"))
+        running.send_signal(signal.SIGTERM)
+        output, _ = running.communicate(timeout=60)
+    assert "stopped" in output
+    ended = remesh_cli("restart", str(tmp_path / "j"), "--mpi", "openmpi")
+    output, _ = ended.communicate(timeout=60)
+    assert ended.returncode == 0, output
+    for rank in range(2):
+        assert _text(tmp_path / "j" / "logs" / f"rank-000{rank}.out") == "answer 1090 True\n"
+
+
 def test_a_checkpoint_whose_state_was_changed_is_refused(job: Job) -> None:
     job.create("ring", 30, 0.05, num_ranks=2)
     assert job.stay("mpich", watch=stop_after(0.3)).outcome.state == "stopped", job.events

@@ -14,6 +14,8 @@ import sys
 import textwrap
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -729,6 +731,20 @@ def test_the_program_finds_a_clean_place(stage: Stage) -> None:
     assert upper.wait(_PATIENCE_S) == 3
     assert Path(stage.site.stdout_file).read_text() == f"[0, 1, 2] True {INNER_PID}\n"
     assert stage.errors() == "told"
+
+
+def test_a_program_reads_its_input_file_from_where_it_stood_and_an_image_carries_it(stage: Stage) -> None:
+    (stage.folder / "input").write_text("first\nsecond\nthird\nfourth\n")
+    program = f"import os, time\na = os.read(0, 7)\n{_WAIT_FOR_GO}\nprint(a, os.read(0, 99))"
+    command = Command((sys.executable, "-c", program), {}, str(stage.work))
+    command = replace(command, input_file=str(stage.folder / "input"), input_position=6)
+    with closing(start_upper(command, stage._new_site())) as upper:
+        _wait_for((stage.work / "ready").exists, "the program is not ready")
+        dump_image(upper.pid, stage.folder / "image")
+    (stage.work / "go").touch()
+    assert stage.finish(stage.restore(stage.folder / "image")) == "b'second\\n' b'third\\nfourth\\n'\n"
+    with pytest.raises(ConfigError, match="no-such-input"):
+        start_upper(replace(command, input_file=str(stage.folder / "no-such-input")), stage._new_site())
 
 
 def test_a_program_that_does_not_exist_is_an_error_at_once_and_leaves_nothing(stage: Stage) -> None:

@@ -98,7 +98,7 @@ INNER_ARROW: dict[str, dict[str, set[str]]] = {
         "doctor init",
     ),
     "mpi": _layers(
-        "calls extension library mpis program_environment room rsh slurm",
+        "calls extension input_file library mpis program_environment room rsh slurm",
         "native",
         "arena channel",
         "lower",

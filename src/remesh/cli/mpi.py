@@ -22,6 +22,7 @@ from remesh.errors import ConfigError, Error, PeerError
 from remesh.exit_codes import ExitCode
 from remesh.images.kinds import OpenFilePolicy
 from remesh.mpi.extension import find_missing
+from remesh.mpi.input_file import find_input
 from remesh.mpi.library.faces import check_program
 from remesh.mpi.mpis import Installation, find_all
 from remesh.mpi.slurm import make_script
@@ -76,12 +77,16 @@ def _where(command: Any) -> Any:
 def run_job(
     num_ranks: int, job_path: Path | None, program: str, arguments: tuple[str, ...], hosts: str | None, **how: Any
 ) -> None:
-    """Start PROGRAM on -n ranks: ./a.out in any language, or app.py, which this Python runs with its own mpi4py."""
+    """Start PROGRAM on -n ranks: ./a.out in any language, or app.py, which this Python runs with its own mpi4py.
+
+    Standard input from a file (< FILE) goes to rank 0; the others, and input from a pipe or a terminal, read nothing.
+    """
     path = job_path or _jobs_root() / f"{Path(program).stem}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
     argv = (*((sys.executable,) if program.endswith(".py") else ()), program, *arguments)
     placement, settings = _read_how(hosts, num_ranks, **how)
     _refuse_missing(program)
-    folder = JobFolder.create(path.absolute(), JobSpec(argv, num_ranks, os.getcwd(), dict(os.environ)))
+    spec = JobSpec(argv, num_ranks, os.getcwd(), dict(os.environ), *find_input())
+    folder = JobFolder.create(path.absolute(), spec)
     click.echo(f"remesh: job {folder.path}", err=True)
     _stay(folder, placement, settings, None)
 

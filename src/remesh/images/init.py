@@ -151,7 +151,9 @@ def _start_program(order: dict[str, Any]) -> None:
     if pid == 0:
         try:
             namespaces.leave_group(leads_session=order["leads_session"])
-            _become_clean()
+            _become_clean(order["input_file"])
+            if order["input_position"]:
+                os.lseek(0, order["input_position"], os.SEEK_SET)
             os.chdir(order["folder"])
             os.execvpe(order["argv"][0], order["argv"], order["environment"])
         except OSError as error:
@@ -161,15 +163,17 @@ def _start_program(order: dict[str, Any]) -> None:
     failure = os.read(report_out, 4096)
     os.close(report_out)
     if failure:
-        raise ConfigError(f"{failure.decode(errors='replace')}; see the program's path and its folder")
+        raise ConfigError(
+            f"{failure.decode(errors='replace')}; see the paths of the program, its input file and its folder"
+        )
     if pid != INNER_PID:
         raise RuntimeError(f"starting {order['argv'][0]}: it got process id {pid}, expected {INNER_PID}")
 
 
-def _become_clean() -> None:
-    """Standard descriptors on /dev/null and the logs, default signal actions, nothing blocked, nothing inherited."""
+def _become_clean(input_file: str) -> None:
+    """Standard descriptors on input file and logs, default signal actions, nothing blocked, nothing inherited."""
     for number, path, flags in (
-        (0, "/dev/null", os.O_RDONLY),
+        (0, input_file, os.O_RDONLY),
         (1, STDOUT_PATH, os.O_WRONLY | os.O_APPEND),
         (2, STDERR_PATH, os.O_WRONLY | os.O_APPEND),
     ):

@@ -29,6 +29,8 @@ class Command:
     environment: Mapping[str, str]  # the whole environment of the program
     folder: str  # its working directory, absolute
     leads_session: bool = False  # a session of its own, which CRIU wants; else it is in its starter's
+    input_file: str = "/dev/null"  # its stdin, opened for reading
+    input_position: int = 0  # from where on it reads that
 
     def __post_init__(self) -> None:
         if not self.argv:

@@ -91,15 +91,17 @@ class Upper:
 def start_upper(command: Command, site: Site, *, timeout_s: float = 60.0) -> Upper:
     """Start a program in namespaces of its own, with process id `INNER_PID` inside.
 
-    Its stdin is /dev/null, its stdout and stderr are the site's files, it inherits no other descriptor. It ends when
-    this process ends. Makes this process a child subreaper. Raises `ConfigError` when the kernel or the rights of this
-    process do not allow it, or when the program does not exist.
+    Its stdin is the command's input file, its stdout and stderr are the site's files, it inherits no other descriptor.
+    It ends when this process ends. Makes this process a child subreaper. Raises `ConfigError` when the kernel or the
+    rights of this process do not allow it, or when the program or its input file does not exist.
     """
     order = {
         "argv": list(command.argv),
         "environment": dict(command.environment),
         "folder": command.folder,
         "leads_session": command.leads_session,
+        "input_file": command.input_file,
+        "input_position": command.input_position,
     }
     return _start(order, site, f"starting {command.argv[0]} as an upper half", timeout_s)
 

@@ -49,6 +49,10 @@ class JobSpec:
     """Working directory of the program, absolute."""
     environment: Mapping[str, str]
     """Of the program, as its user has it."""
+    input_file: str = ""
+    """What rank 0 reads as its standard input, absolute; "" for nothing. The others read nothing."""
+    input_position: int = 0
+    """How many bytes of it were read before."""
 
     def __post_init__(self) -> None:
         if not self.argv:

@@ -17,6 +17,7 @@ import socket
 import sys
 import time
 import traceback
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,7 @@ from remesh.mpi.lower.rank import IMAGE, Ended, RankLoop, open_outputs, read_sta
 from remesh.mpi.program_environment import program_environment
 from remesh.mpi.room import make_room
 from remesh.rounds.control import Control
-from remesh.rounds.job_folder import JobFolder, rank_name
+from remesh.rounds.job_folder import JobFolder, JobSpec, rank_name
 
 _POLL_S = 0.001
 
@@ -119,7 +120,7 @@ def _put_together(
     spinning = folder.read_spec().environment.get(SPIN_VARIABLE) == "1"
     if options.checkpoint is None:
         half = MpiLowerHalf(mpi, channel, arena, spinning=spinning)
-        upper = start_upper(_command(folder), site)
+        upper = start_upper(_command(folder.read_spec(), rank), site)
     else:
         chosen = folder.checkpoint(options.checkpoint)
         report = chosen.manifest["ranks"][rank_name(rank)]
@@ -159,15 +160,17 @@ def _wait_for_all(mpi: Any) -> None:
         time.sleep(_POLL_S)
 
 
-def _command(folder: JobFolder) -> Command:
-    spec = folder.read_spec()
+def _command(spec: JobSpec, rank: int) -> Command:
     environment = program_environment(spec.environment)
     found = shutil.which(spec.argv[0], path=environment.get("PATH"))
     environment = library_environment(None if found is None else Path(found), environment)
     environment.setdefault(
         "GLIBC_TUNABLES", ":".join(f"glibc.malloc.{name}={value}" for name, value in _MALLOC.items())
     )
-    return Command(spec.argv, environment, spec.folder)
+    command = Command(spec.argv, environment, spec.folder)
+    if rank or not spec.input_file:
+        return command
+    return replace(command, input_file=spec.input_file, input_position=spec.input_position)
 
 
 if __name__ == "__main__":
