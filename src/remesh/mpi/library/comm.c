@@ -190,8 +190,7 @@ int do_Comm_set_name(Comm *comm, const char *comm_name) {
 }
 
 int do_Comm_get_name(Comm *comm, char *comm_name, int *resultlen) {
-    *resultlen = (int)strlen(comm->name);
-    memcpy(comm_name, comm->name, (size_t)*resultlen + 1);
+    *resultlen = sprintf(comm_name, "%s", comm ? comm->name : "MPI_COMM_NULL");
     return MPI_SUCCESS;
 }
 

@@ -181,9 +181,31 @@ int do_Abi_get_info(Info **info) {
     return MPI_SUCCESS;
 }
 
-static const char *const fortran_types[] = {
-    "logical1", "logical2", "logical4", "logical8", "integer1", "integer2", "integer4", "integer8", "real4", "real8", "real16",
-    "complex8", "complex16", "complex32", "double_complex"};
+#define HAS(name) {name, true}
+#define HAS_NOT(name) {name, false}
+static const struct {
+    const char *name;
+    bool is_supported;
+} fortran_types[] = {
+    HAS("logical1"), HAS("logical2"), HAS("logical4"), HAS("logical8"), HAS("integer1"), HAS("integer2"), HAS("integer4"),
+    HAS("integer8"), HAS("real4"), HAS("real8"), HAS("real16"), HAS("complex8"), HAS("complex16"), HAS("complex32"),
+    HAS("double_complex"),
+#ifdef MPI_LOGICAL16
+    HAS("logical16"),
+#else
+    HAS_NOT("logical16"),
+#endif
+#ifdef MPI_INTEGER16
+    HAS("integer16"),
+#else
+    HAS_NOT("integer16"),
+#endif
+#ifdef MPI_REAL2
+    HAS("real2"), HAS("complex4"),
+#else
+    HAS_NOT("real2"), HAS_NOT("complex4"),
+#endif
+};
 
 int do_Abi_get_fortran_info(Info **info) {
     *info = copy_info(NULL);
@@ -193,8 +215,8 @@ int do_Abi_get_fortran_info(Info **info) {
     put_size(*info, "mpi_double_precision_size", sizeof(double));
     for (size_t i = 0; i < sizeof fortran_types / sizeof *fortran_types; i++) {
         char key[64];
-        snprintf(key, sizeof key, "mpi_%s_supported", fortran_types[i]);
-        put_info(*info, key, "true");
+        snprintf(key, sizeof key, "mpi_%s_supported", fortran_types[i].name);
+        put_info(*info, key, fortran_types[i].is_supported ? "true" : "false");
     }
     return MPI_SUCCESS;
 }

@@ -53,6 +53,7 @@ _TOLD_FORM: Final = re.compile(r"MPI_Type_(contiguous|vector|indexed|create_([hi
 """Functions that make what remembers by which form it was made: their do_X has one more parameter, ``is_large``."""
 _TAKE_NULLS: Final = {
     "MPI_Comm_compare": (),
+    "MPI_Comm_get_name": ("MPI_Comm",),
     "MPI_File_set_errhandler": ("MPI_File",),
     "MPI_File_get_errhandler": ("MPI_File",),
     "MPI_File_call_errhandler": ("MPI_File",),
