@@ -492,6 +492,40 @@ def test_a_file_without_a_name_that_is_too_large_or_open_elsewhere_is_refused(
     dump_image(upper.pid, stage.folder / "image")
 
 
+# --- processors ---
+
+_PINNED = f"""
+os.sched_setaffinity(0, {{1}})
+told = []
+def look(wanted):
+    if wanted: os.sched_setaffinity(0, wanted)
+    while not os.path.exists("go"): time.sleep(0.005)
+    told.append(sorted(os.sched_getaffinity(0)))
+threads = [threading.Thread(target=look, args=(wanted,)) for wanted in ({{0}}, {{0, 1}}, None)]
+for thread in threads: thread.start(); time.sleep(0.05)
+{_WAIT_FOR_GO}
+for thread in threads: thread.join()
+print(sorted(os.sched_getaffinity(0)), sorted(told))
+"""
+
+
+def test_pinned_threads_come_back_to_their_places_on_the_seat_or_run_on_all_of_it(stage: Stage) -> None:
+    seat = os.sched_getaffinity(0)
+    if not {0, 1} <= seat:
+        pytest.skip("needs the processors 0 and 1")
+    try:
+        os.sched_setaffinity(0, {0, 1})
+        image = stage.image_of(_PINNED)
+        upper = stage.restore(image)
+        assert (stage.finish(upper), upper.note) == ("[1] [[0], [0, 1], [1]]\n", "")
+        os.sched_setaffinity(0, {1})
+        upper = stage.restore(image)
+        assert stage.finish(upper) == "[1] [[1], [1], [1]]\n"
+        assert "pinned to some of 2 processors and now run on all of the 1" in upper.note
+    finally:
+        os.sched_setaffinity(0, seat)
+
+
 # --- increments ---
 
 

@@ -89,7 +89,7 @@ INNER_ARROW: dict[str, dict[str, set[str]]] = {
     ),
     "images": _layers(
         "clocks kinds ptrace ranges records turns",
-        "frozen layers namespaces pagemap",
+        "frozen layers namespaces pagemap seat",
         "format",
         "identity increment machine nameless pages store track",
         "criu inspection scan stored upper",

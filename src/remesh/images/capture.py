@@ -30,6 +30,7 @@ from remesh.images.inspection import is_bound_by_the_site, kind_of
 from remesh.images.kinds import ImageRefusal, NotImageable
 from remesh.images.nameless import describe_nameless
 from remesh.images.ptrace import Registers, Tracee
+from remesh.images.seat import processors_of
 from remesh.linux.calls import PR_GET_TID_ADDRESS, get_robust_list, system_call
 from remesh.linux.proc_text import Area, AreaKind, Descriptor
 from remesh.linux.procfs import (
@@ -84,6 +85,7 @@ def capture_process(frozen: Frozen, scratch: int) -> ProcessState:
         monotonic_ns=clocks.monotonic_ns,
         boottime_ns=clocks.boottime_ns,
         leads_session=status["NSsid"].split()[-1] == status["NSpid"].split()[-1],
+        seat=processors_of(int(status["PPid"])),
     )
 
 
@@ -141,6 +143,7 @@ def _capture_thread(pid: int, tracee: Tracee, scratch: int) -> ThreadState:
         rseq_bytes=rseq_bytes,
         rseq_signature=rseq_signature,
         signal_stack=tracee.read(scratch, _SIGNAL_STACK_BYTES),
+        processors=processors_of(tracee.tid),
     )
 
 

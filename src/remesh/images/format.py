@@ -157,6 +157,10 @@ class ProcessState:
     monotonic_ns: int  # CLOCK_MONOTONIC of the process
     boottime_ns: int  # CLOCK_BOOTTIME of the process
     leads_session: bool = False  # its session has its process id
+    seat: int = 1  # processors that it was given, bit n for number n; see `seat`
+
+    def __post_init__(self) -> None:
+        _check(self.seat > 0, "the process has no processor to run on")
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +180,10 @@ class ThreadState:
     rseq_bytes: int
     rseq_signature: int
     signal_stack: bytes  # stack_t
+    processors: int  # that it may run on, bit n for number n
+
+    def __post_init__(self) -> None:
+        _check(self.processors > 0, f"thread {self.tid} has no processor to run on")
 
 
 @dataclass(frozen=True, slots=True)

@@ -110,23 +110,24 @@ def _be_init(order: dict[str, Any], image: StoredImage | None, orders: int, news
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGPIPE):
         signal.signal(number, signal.SIG_IGN)
     namespaces.mount_room(Site(**order["site"]))
+    note = ""
     if "image" in order:
-        _restore(order, image)
+        note = _restore(order, image)
     else:
         _start_program(order)
-    _tell(news, {"event": "running"})
+    _tell(news, {"event": "running", "note": note})
     # A program that ended at once can be found by its id as long as it is not reaped.
     if os.read(orders, 1):
         _reap_until_the_end(orders, news, wakeup_out)
 
 
-def _restore(order: dict[str, Any], image: StoredImage | None) -> None:
+def _restore(order: dict[str, Any], image: StoredImage | None) -> str:
     if image is None:
         from remesh.images.criu import bring_back_by_criu  # noqa: PLC0415  as above
 
         bring_back_by_criu(Path(order["image"]))
-    else:
-        bring_back(image, OpenFilePolicy(order["open_files"]))
+        return ""
+    return bring_back(image, OpenFilePolicy(order["open_files"]))
 
 
 _NAMES: Final[list[Any]] = []

@@ -39,6 +39,7 @@ from remesh.images.ptrace import (
     Tracee,
     find_instruction,
 )
+from remesh.images.seat import move_masks, processors_of, set_processors
 from remesh.images.stored import StoredImage, source_runs, stored_pages
 from remesh.linux.calls import (
     PAGE_BYTES,
@@ -76,8 +77,10 @@ _SLEEPS: Final = {35: ("rdi", "rsi"), 230: ("rdx", "r10")}
 """nanosleep and clock_nanosleep: registers with the addresses of the time to sleep, and of what is left of it."""
 
 
-def bring_back(image: StoredImage, policy: OpenFilePolicy) -> None:
+def bring_back(image: StoredImage, policy: OpenFilePolicy) -> str:
     """Make the process of the image a child of this one; it runs when this returns. On failure it is killed.
+
+    Returns what its user should know about how it came back; "" if there is nothing to tell.
 
     Raises `FormatError` when the image does not fit this machine, `StorageError` when a file is gone or changed.
     """
@@ -90,7 +93,7 @@ def bring_back(image: StoredImage, policy: OpenFilePolicy) -> None:
     open_files.cut_open_files(image, policy)
     leader = Tracee(_start_stub(image))
     try:
-        _fill(image, leader)
+        return _fill(image, leader)
     except BaseException:
         os.kill(leader.tid, 9)
         raise
@@ -148,7 +151,7 @@ def _start_stub(image: StoredImage) -> int:
     return pid
 
 
-def _fill(image: StoredImage, leader: Tracee) -> None:
+def _fill(image: StoredImage, leader: Tracee) -> str:
     leader.wait_until_stopped()
     leader.set_options(OPTION_TRACE_CLONE | OPTION_EXIT_KILL)
     _check_machine(image, len(leader.xstate()))
@@ -163,7 +166,24 @@ def _fill(image: StoredImage, leader: Tracee) -> None:
     tracees = [leader, *(_make_thread(leader, thread, scratch) for thread in image.threads.threads[1:])]
     for tracee, thread in zip(tracees, image.threads.threads, strict=True):
         _set_thread(tracee, thread, scratch, image.header.pid)
+    note = _seat_threads(image, tracees)
     _leave(image, tracees, scratch)
+    return note
+
+
+def _seat_threads(image: StoredImage, tracees: list[Tracee]) -> str:
+    """Pin the threads as they were pinned, to this seat; what to tell if that cannot be."""
+    old, new = image.process.seat, processors_of(0)
+    masks = move_masks([thread.processors for thread in image.threads.threads], old, new)
+    if masks is None:
+        return (
+            f"threads were pinned to some of {old.bit_count()} processors and now run on all of the {new.bit_count()} "
+            "that there are; for their old places start each rank with as many as before"
+        )
+    for tracee, mask in zip(tracees, masks, strict=True):
+        if mask != new:
+            set_processors(tracee.tid, mask)
+    return ""
 
 
 def _special(areas: Iterable[AreaState]) -> dict[str, AreaState]:

@@ -36,6 +36,8 @@ class Upper:
     def __init__(self, init_pid: int, pid: int, orders: int, news: int) -> None:
         self.pid = pid
         """Its process id as this process sees it: for process_vm_readv, freeze and dump_image."""
+        self.note = ""
+        """What its user should know about how it was brought back; "" if there is nothing to tell."""
         self._init_pid = init_pid
         self._orders = orders
         self._news = news
@@ -140,7 +142,7 @@ def _start(order: dict[str, Any], site: Site, doing: str, timeout_s: float) -> U
     prctl(PR_SET_CHILD_SUBREAPER, 1)
     orders_out, orders = os.pipe2(os.O_CLOEXEC)
     news, news_in = os.pipe2(os.O_CLOEXEC)
-    init_pid, is_running = 0, False
+    init_pid, is_running, note = 0, False, ""
     lines = _lines(news, timeout_s)
     try:
         with _launched(orders_out, news_in) as starter:
@@ -151,10 +153,12 @@ def _start(order: dict[str, Any], site: Site, doing: str, timeout_s: float) -> U
                 _raise_failure(line, doing)
                 if line["event"] == "init":
                     init_pid = int(line["pid"])
-                is_running = is_running or line["event"] == "running"
+                if line["event"] == "running":
+                    is_running, note = True, str(line["note"])
                 # Two processes write into one pipe: either may come first.
                 if init_pid and is_running:
                     upper = Upper(init_pid, _find_upper(init_pid), orders, news)
+                    upper.note = note
                     os.write(orders, b"!")
                     return upper
             raise ConfigError(

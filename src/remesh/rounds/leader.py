@@ -223,6 +223,9 @@ class Coordinator:
     def _on_all_ready(self) -> None:
         self._folder.change_state("running", f"{self._num_ranks} ranks on {', '.join(self._hosts())}")
         self._note(f"running: {self.describe()['ranks']}")
+        for text in sorted({str(message.get("note", "")) for message in self._ready.values()} - {""}):
+            self._note(text)
+            self._say(text)
         if self._settings.every_s is not None:
             self._next_periodic_s = time.monotonic() + self._settings.every_s
 

@@ -141,7 +141,7 @@ def _put_together(
     control = Control(line, half.wake)
     loop = RankLoop(rank, half, upper, control, outputs)
     control.start()
-    control.send({"type": "ready", "seconds": seconds})
+    control.send({"type": "ready", "seconds": seconds, "note": "" if upper is None else upper.note})
     return loop
 
 
