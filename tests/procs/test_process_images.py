@@ -273,6 +273,24 @@ def test_a_restored_process_can_be_terminated(stage: Stage) -> None:
     assert upper.wait(_PATIENCE_S) == -signal.SIGTERM
 
 
+def test_interval_timers_go_on_with_the_time_that_was_left(stage: Stage) -> None:
+    image = stage.image_of(f"""
+        import signal
+        rung = []
+        for number in (signal.SIGALRM, signal.SIGVTALRM): signal.signal(number, lambda number, _: rung.append(number))
+        signal.setitimer(signal.ITIMER_REAL, 3, 0.25)
+        signal.setitimer(signal.ITIMER_VIRTUAL, 500)
+        {textwrap.indent(_WAIT_FOR_GO, " " * 8).strip()}
+        left, interval = signal.getitimer(signal.ITIMER_REAL)
+        virtual, once = signal.getitimer(signal.ITIMER_VIRTUAL)
+        print(bool(rung) or 0 < left < 4, interval, 400 < virtual < 501, once, signal.getitimer(signal.ITIMER_PROF))
+        while len(rung) < 3: time.sleep(0.01)
+        print({{number.name for number in map(signal.Signals, rung)}})
+    """)
+    told = "True 0.25 True 0.0 (0.0, 0.0)\n{'SIGALRM'}\n"
+    assert stage.finish(stage.restore(image)) == told
+
+
 def test_clocks_do_not_run_backwards_and_do_not_jump(stage: Stage) -> None:
     program = f"""
         before = time.monotonic()
@@ -670,7 +688,10 @@ def test_an_increment_without_its_ancestor_is_refused(stage: Stage) -> None:
 _UNABLE = {
     "a socket": ("import socket; s = socket.socket()", "socket:.*a connection of the program's own"),
     "a child": ("import subprocess; p = subprocess.Popen(['sleep', '600'])", "child process .*sleep"),
-    "a timer": ("import signal; signal.setitimer(signal.ITIMER_REAL, 600)", "ITIMER_REAL"),
+    "a POSIX timer": (
+        "import ctypes; t = ctypes.c_void_p(); ctypes.CDLL(None).timer_create(1, None, ctypes.byref(t))",
+        "timer_create",
+    ),
     "shared memory": ("import mmap; m = mmap.mmap(-1, 8192)", "shared memory without a file"),
     "a file with another name": ("f = open('old', 'w'); os.link('old', 'new'); os.unlink('old')", "old.*another name"),
     "a mapped file that was deleted": (
@@ -687,8 +708,7 @@ _UNABLE = {
 def test_what_cannot_be_imaged_is_refused_by_name_and_goes_on(stage: Stage, name: str) -> None:
     setup, message = _UNABLE[name]
     upper = stage.start(f"{setup}\n{_WAIT_FOR_GO}\nos._exit(0)")
-    if name != "a timer":
-        assert check_imageable(upper.pid)
+    assert check_imageable(upper.pid)
     with pytest.raises(NotImageable, match=message):
         dump_image(upper.pid, stage.folder / "image")
     assert not (stage.folder / "image").exists()

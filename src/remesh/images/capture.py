@@ -27,7 +27,6 @@ from remesh.images.format import (
 from remesh.images.frozen import Frozen
 from remesh.images.identity import Identities
 from remesh.images.inspection import is_bound_by_the_site, kind_of
-from remesh.images.kinds import ImageRefusal, NotImageable
 from remesh.images.nameless import describe_nameless
 from remesh.images.ptrace import Registers, Tracee
 from remesh.images.seat import processors_of
@@ -46,6 +45,7 @@ _UNCATCHABLE: Final = (9, 19)
 _ACTION_BYTES: Final = 32
 _SIGNAL_STACK_BYTES: Final = 24
 _ITIMER_BYTES: Final = 32
+_INTERVAL_TIMERS: Final = (0, 1, 2)  # ITIMER_REAL, ITIMER_VIRTUAL, ITIMER_PROF
 _RSEQ_CS_AT: Final = 8  # of the pointer to the critical section, in struct rseq
 _CRITICAL_SECTION: Final = struct.Struct("<2I3Q")  # version, flags, start, length, abort address
 _PR_GET_DUMPABLE: Final = 3
@@ -59,9 +59,8 @@ _libc: Final = ctypes.CDLL(None, use_errno=True)
 
 
 def capture_process(frozen: Frozen, scratch: int) -> ProcessState:
-    """What there is once in the process. Raises `NotImageable` when it has interval timers."""
+    """What there is once in the process."""
     pid, leader = frozen.pid, frozen.leader
-    _check_interval_timers(pid, leader, scratch)
     stat_fields = read_stat(pid)
     numbers = [int(stat_fields[n - 1]) for n in (26, 27, 45, 46, 47)]
     start_code, end_code, start_data, end_data, start_brk = numbers
@@ -85,16 +84,20 @@ def capture_process(frozen: Frozen, scratch: int) -> ProcessState:
         monotonic_ns=clocks.monotonic_ns,
         boottime_ns=clocks.boottime_ns,
         leads_session=status["NSsid"].split()[-1] == status["NSpid"].split()[-1],
+        interval_timers=_interval_timers(leader, scratch),
         seat=processors_of(int(status["PPid"])),
     )
 
 
-def _check_interval_timers(pid: int, leader: Tracee, scratch: int) -> None:
-    for which, name in enumerate(("ITIMER_REAL", "ITIMER_VIRTUAL", "ITIMER_PROF")):
+def _interval_timers(leader: Tracee, scratch: int) -> dict[int, bytes]:
+    """The timers of setitimer and alarm that run, with the time that is left."""
+    timers = {}
+    for which in _INTERVAL_TIMERS:
         leader.call("getitimer", which, scratch)
-        if any(leader.read(scratch, _ITIMER_BYTES)):
-            why = f"it has a timer of kind {name} (setitimer, alarm); images do not hold it"
-            raise NotImageable(f"dumping process {pid}", [ImageRefusal(f"process {pid}", why)])
+        timer = leader.read(scratch, _ITIMER_BYTES)
+        if any(timer[_ITIMER_BYTES // 2 :]):  # behind the interval stands what is left; nothing when it does not run
+            timers[which] = timer
+    return timers
 
 
 def _signal_actions(leader: Tracee, scratch: int, chosen: int) -> dict[int, bytes]:

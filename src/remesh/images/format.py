@@ -25,7 +25,7 @@ import enum
 import itertools
 import operator
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from remesh.images.layers import Layer, own_layer
@@ -157,6 +157,7 @@ class ProcessState:
     monotonic_ns: int  # CLOCK_MONOTONIC of the process
     boottime_ns: int  # CLOCK_BOOTTIME of the process
     leads_session: bool = False  # its session has its process id
+    interval_timers: dict[int, bytes] = field(default_factory=dict)  # struct itimerval by kind, of those that run
     seat: int = 1  # processors that it was given, bit n for number n; see `seat`
 
     def __post_init__(self) -> None:

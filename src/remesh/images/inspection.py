@@ -44,9 +44,8 @@ _WHY_ANON: Final = {
 def check_imageable(pid: int, areas: list[Area] | None = None) -> list[ImageRefusal]:
     """Everything about a running process that an image cannot hold, each by name; empty when it can be imaged.
 
-    ``areas`` is its memory map, if that has been read. Nothing is stopped. Timers set by setitimer are seen only once
-    the process stands still: `dump_image` checks them. Raises `ConfigError` on another platform, `ProcessLookupError`
-    or `FileNotFoundError` when there is no such process.
+    ``areas`` is its memory map, if that has been read. Nothing is stopped. Raises `ConfigError` on another platform,
+    `ProcessLookupError` or `FileNotFoundError` when there is no such process.
     """
     check_platform()
     descriptors = read_descriptors(pid)

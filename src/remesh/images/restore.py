@@ -350,6 +350,9 @@ def _leave(image: StoredImage, tracees: list[Tracee], scratch: int) -> None:
     leader = tracees[0]
     if not image.process.dumpable:
         leader.call("prctl", _PR_SET_DUMPABLE, 0, 0, 0, 0)
+    for which, timer in image.process.interval_timers.items():  # a signal of theirs waits until its mask is put back
+        leader.write(scratch + PAGE_BYTES, timer)
+        leader.call("setitimer", which, scratch + PAGE_BYTES, 0)
     vdso = _special(image.areas.areas)["[vdso]"]
     instruction = find_instruction(leader.read, vdso.start, vdso.end)
     if instruction is None:

@@ -54,6 +54,7 @@ SYS: Final = {
     "mremap": 25,
     "madvise": 28,
     "getitimer": 36,
+    "setitimer": 38,
     "clone": 56,
     "kill": 62,
     "fcntl": 72,
