@@ -54,8 +54,8 @@ def test_what_comes_is_what_each_rank_can_work_out(
     assert job.answer is not None
 
 
-# Who has entered a collective has set a target: where ranks also wait for messages of ranks that are held, a round may be
-# given up, and the job goes on.
+# Who has entered a collective has set a target: where ranks also wait for messages of those that are held, a round may
+# be given up, and the job goes on.
 _GIVEN_UP = pytest.mark.xfail(
     reason="a checkpoint in the middle of many new communicators may be given up", strict=False
 )
