@@ -63,7 +63,7 @@ _WHO = {
 class Outcome:
     """How one agent's part of a job ended.
 
-    >>> Outcome(Category.INPUT, "no such script").exit_code
+    >>> int(Outcome(Category.INPUT, "no such script").exit_code)
     2
     """
 
