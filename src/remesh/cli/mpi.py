@@ -23,7 +23,7 @@ from remesh.exit_codes import ExitCode
 from remesh.images.kinds import OpenFilePolicy
 from remesh.mpi.extension import find_missing
 from remesh.mpi.input_file import find_input
-from remesh.mpi.library.faces import check_program
+from remesh.mpi.library.faces import check_program, find_missing_library
 from remesh.mpi.mpis import Installation, find_all
 from remesh.mpi.slurm import make_script
 from remesh.mpi.stay import Placement, StaySettings, find_launch, make_bed, parse_hosts, run_stay
@@ -242,7 +242,7 @@ def show(what: str) -> None:
 @JSON
 def examine(as_json: bool) -> None:
     """Say what this machine offers for checkpoints, what it lacks and what to do; status 1 if that is needed."""
-    findings = [*_examine_machine(), _extension(), *_mpis()]
+    findings = [*_examine_machine(), *_built(), *_mpis()]
     if as_json:
         print_json(findings)
     else:
@@ -260,10 +260,11 @@ def _examine_machine() -> list[dict[str, Any]]:
     return [asdict(finding) for finding in examine_machine()]
 
 
-def _extension() -> dict[str, Any]:
-    missing = find_missing()
-    found = "missing" if missing else "built"
-    return {"what": "C extension", "good": not missing, "needed": True, "found": found, "advice": missing or ""}
+def _built() -> Iterator[dict[str, Any]]:
+    """What is built of C when Remesh is installed."""
+    for what, missing in (("C extension", find_missing()), ("library for programs", find_missing_library())):
+        found = "missing" if missing else "built"
+        yield {"what": what, "good": not missing, "needed": True, "found": found, "advice": missing or ""}
 
 
 def _mpis() -> Iterator[dict[str, Any]]:

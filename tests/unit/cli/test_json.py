@@ -98,7 +98,11 @@ def test_jobs_and_machines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr("remesh.cli.testbed.known_beds.find_beds", list)
     assert told("mpi", "ls") == []
     assert told("testbed", "list") == []
-    assert [one["what"] for one in told("mpi", "doctor", code=ExitCode.FAILED)] == ["C extension", "MPI openmpi"]
+    assert [one["what"] for one in told("mpi", "doctor", code=ExitCode.FAILED)] == [
+        "C extension",
+        "library for programs",
+        "MPI openmpi",
+    ]
     assert told("top", tmp_path)["job"].endswith(tmp_path.name)
 
 

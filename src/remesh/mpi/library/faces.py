@@ -72,6 +72,16 @@ def _read_elf(file: BinaryIO, head: bytes) -> Linkage:
     return Linkage(is_static, tuple(text(value) for tag, value in entries if tag == _NEEDED), rpath)
 
 
+def find_missing_library() -> str | None:
+    """What is missing where the library was not built, and how to get it; None if it is there."""
+    if all((BUILT / name).exists() for name in (*_NAMES, ARENA)):
+        return None
+    return (
+        "the library for MPI programs was not built; install a C compiler (cc) and then Remesh again, or run "
+        "`python hatch_build.py` in a checkout"
+    )
+
+
 def check_program(program: Path) -> None:
     """ConfigError if a program cannot find the library, whatever its environment says."""
     try:
@@ -83,11 +93,9 @@ def check_program(program: Path) -> None:
             f"starting {program}: it is linked statically, so its MPI cannot be replaced; link it with a shared "
             "libmpi, as mpicc does by itself"
         )
-    if not (BUILT / LIBRARIES["mpich"]).exists():
-        raise ConfigError(
-            f"starting {program}: the library for MPI programs was not built; install a C compiler (cc) and then "
-            "Remesh again, or run `python hatch_build.py` in a checkout"
-        )
+    missing = find_missing_library()
+    if missing is not None:
+        raise ConfigError(f"starting {program}: {missing}")
 
 
 def library_environment(program: Path | None, environment: Mapping[str, str]) -> dict[str, str]:
