@@ -23,10 +23,8 @@
 
 typedef _Atomic uint32_t Word;
 
-/* Most bytes of a payload that is posted in a ring. */
-#define POST_BYTES 4096
 #define SKIP 0xFFFFFFFFu
-enum { GATE_CLOSED = 1, GATE_ONE_INSIDE = 2 };
+enum { GATE_CLOSED = 1 };
 
 static inline Word *word_at(uint64_t address) { return (Word *)(uintptr_t)address; }
 
@@ -75,7 +73,6 @@ READER(read_u32, uint32_t)
 READER(read_i32, int32_t)
 
 static inline char *put_32(char *to, uint32_t value) { return memcpy(to, &value, 4), to + 4; }
-static inline char *put_64(char *to, uint64_t value) { return memcpy(to, &value, 8), to + 8; }
 
 /* A reply's status, in a body. */
 static inline void put_status(char *body, uint8_t status) { *(uint8_t *)body = status; }

@@ -195,9 +195,7 @@ int do_Comm_get_name(Comm *comm, char *comm_name, int *resultlen) {
 }
 
 int do_Comm_set_info(Comm *comm, Info *info) {
-    Info *given = copy_info(info);
-    let_go(comm->info);
-    comm->info = given;
+    replace_info(&comm->info, info);
     return MPI_SUCCESS;
 }
 

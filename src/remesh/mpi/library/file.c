@@ -234,8 +234,7 @@ int do_File_get_group(File *fh, Group **group) {
 int do_File_get_info(File *fh, Info **info_used) { return *info_used = copy_info(fh->info), MPI_SUCCESS; }
 
 int do_File_set_info(File *fh, Info *info) {
-    let_go(fh->info);
-    fh->info = copy_info(info);
+    replace_info(&fh->info, info);
     return MPI_SUCCESS;
 }
 

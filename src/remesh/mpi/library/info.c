@@ -36,6 +36,12 @@ const char *info_value(const Info *info, const char *key) {
     return pair ? pair->value : NULL;
 }
 
+void replace_info(Info **held, const Info *given) {
+    Info *copy = copy_info(given);
+    let_go(*held);
+    *held = copy;
+}
+
 void put_info(Info *info, const char *key, const char *value) {
     Pair *pair = find(info, key);
     if (pair) {
