@@ -15,6 +15,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 import remesh
+from remesh.checkpoint import plain
 from remesh.checkpoint.plan.step_names import step_name
 from remesh.errors import Error
 from remesh.testing.pool import RankPool
@@ -106,18 +107,19 @@ def _fail_behind(root: str) -> list[str]:
     said = []
     checkpoints = remesh.Checkpoints(root, keep=1, background=True)
     checkpoints.save(1, {"w": torch.zeros(3)}).result()
-    if dist.get_rank() == 1:
-        # What this rank is to write, it cannot.
-        def full(*_: Any, **__: Any) -> Any:
-            raise OSError(28, "No space left on device")
+    with pytest.MonkeyPatch.context() as patch:
+        if dist.get_rank() == 1:
+            # What this rank is to write, it cannot.
+            def full(*_: Any, **__: Any) -> Any:
+                raise OSError(28, "No space left on device")
 
-        remesh.checkpoint.plain.write_part = full  # type: ignore[attr-defined]
-    saved = checkpoints.save(2, {"w": torch.ones(3)})
-    for act in (saved.result, checkpoints.wait):
-        try:
-            act()
-        except Error as raised:
-            said.append(str(raised))
+            patch.setattr(plain, "write_part", full)
+        saved = checkpoints.save(2, {"w": torch.ones(3)})
+        for act in (saved.result, checkpoints.wait):
+            try:
+                act()
+            except Error as raised:
+                said.append(str(raised))
     return [*said, str(checkpoints.latest())]
 
 

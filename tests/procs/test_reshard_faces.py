@@ -23,6 +23,7 @@ from remesh.layout.from_torch import Piece
 from remesh.reshard import Refit, Target, redistribute_across, reshard_tensor
 from remesh.reshard.running.carry import Link
 from remesh.testing.pool import RankPool
+from tests.procs.test_reshard import die_at_the_fifth
 
 
 def mesh_of(ranks: Sequence[int], *shape: int) -> DeviceMesh:
@@ -238,17 +239,9 @@ def lose_a_trainer() -> Any:
     take = {} if rank < 2 else {"w": torch.zeros(1 << 19)}
     refit = Refit(take, chunk_bytes=1 << 15, host_of={n: f"h{n}" for n in range(4)})
     refit.push(wholes if rank < 2 else {}, 1 if rank < 2 else None)
-    if rank == 1:
-        real, left = Link.give, [5]
-
-        def give(*args: Any) -> Any:
-            left[0] -= 1
-            if not left[0]:
-                os.kill(os.getpid(), 9)
-            return real(*args)
-
-        Link.give = give  # type: ignore[method-assign]
-    with pytest.raises(PeerError):
+    with pytest.raises(PeerError), pytest.MonkeyPatch.context() as patch:
+        if rank == 1:
+            patch.setattr(Link, "give", die_at_the_fifth(Link.give))
         refit.push({"w": wholes["w"] + 1} if rank < 2 else {}, 2 if rank < 2 else None)
     assert refit.version == 1
     if rank > 1:

@@ -47,8 +47,8 @@ def on(whole: torch.Tensor, mesh: DeviceMesh, *placements: Any) -> DTensor:
 def repeat_with_one_plan() -> list[tuple[int, int]]:
     planned = []
     plan_transfer = cache.plan_transfer
-    cache.plan_transfer = lambda *args: planned.append(1) or plan_transfer(*args)  # type: ignore[func-returns-value]
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cache, "plan_transfer", lambda *args: planned.append(1) or plan_transfer(*args))  # type: ignore[func-returns-value]
         resharder = Resharder(host_of=HOSTS)
         rows, columns = mesh_of([0, 1, 2]), mesh_of([1, 2, 3])
         give = {"a": on(numbers(12, 9), rows, Shard(0)), "b": on(numbers(40), rows, Shard(0))}
@@ -78,8 +78,6 @@ def repeat_with_one_plan() -> list[tuple[int, int]]:
         go(7, give, take)
         assert len(planned) == 2
         return counts
-    finally:
-        cache.plan_transfer = plan_transfer
 
 
 def test_a_repeated_call_plans_nothing_and_moves_what_is_there_now(ranks: RankPool) -> None:
@@ -188,12 +186,12 @@ def wait_for_one_who_is_late() -> str:
             late.wait(20)
             return real(*args)
 
-        Link.give = give  # type: ignore[method-assign]
-        handle = reshard_async({"x": torch.ones(4)}, {})
-        time.sleep(0.3)
-        late.set()
-        handle.result(timeout_s=30)
-        Link.give = real  # type: ignore[method-assign]
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Link, "give", give)
+            handle = reshard_async({"x": torch.ones(4)}, {})
+            time.sleep(0.3)
+            late.set()
+            handle.result(timeout_s=30)
         return ""
     handle = reshard_async({}, {"x": torch.zeros(4)})
     try:
