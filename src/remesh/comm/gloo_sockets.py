@@ -23,9 +23,9 @@ Socket = tuple[int, int]
 
 _LOOP_NAMES = ("gloo_tcp_loop", "gloo_tls_loop")
 _WATCHED = re.compile(r"^tfd:\s+(\d+)", re.MULTILINE)
-_NUM_LOOKS = 50
+_NUM_LOOKS = 5000
 _PAUSE_S = 2e-4
-"""A loop that handles an event is back in its call soon."""
+"""A loop that handles an event is back in its call soon; on a busy machine, within the second that this makes."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-import torch.distributed as dist
 
 from remesh.comm.lower import LowerHalf
 from remesh.elastic.events import EventLog
@@ -43,7 +42,7 @@ def around() -> Around:
 @pytest.fixture
 def stint(around: Around) -> Iterator[Stint]:
     lower = LowerHalf("gloo", "cpu", 30.0)
-    lower.grow(dist.HashStore(), 0, {"dp": 1})
+    lower.pretend(0, {"dp": 1})
     plan = Generation(1, {"dp": 1}, (MeshMember(0, 0, 0, 1),), (), {0: "a"}, 0, True, "1 worker fits dp=1")
     place = RankPlace(plan, 0, lower, Taker())  # type: ignore[arg-type]
     options = JobOptions(seed=0, checkpoint=None, save_every=None)
