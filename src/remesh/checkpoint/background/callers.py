@@ -34,6 +34,25 @@ from remesh.comm.gather import gather_from
 _ENDING_S = 30.0
 
 
+def _nobody_listens(written_bytes: int) -> None:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class WriteCall:
+    """A writing function with its arguments."""
+
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    progress: Callable[[int], None] | None
+    """Takes the bytes written so far; None for a function that does not tell them."""
+
+    def __call__(self) -> Any:
+        told = {} if self.progress is None else {"progress": self.progress}
+        return self.function(*self.args, **self.kwargs, **told)
+
+
 class AsyncRequest(NamedTuple):
     """What is left to do for a save."""
 
@@ -66,8 +85,10 @@ class AsyncRequest(NamedTuple):
         for fn in self.finalize_fns:
             fn()
 
-    def write(self, run: Callable[..., Any] | None = None, progress: Callable[[int], None] | None = None) -> None:
-        """Run the writing function, by ``run(function, args, kwargs, progress)`` if given. Calls no other rank."""
+    def write(
+        self, run: Callable[[WriteCall], Any] = WriteCall.__call__, progress: Callable[[int], None] = _nobody_listens
+    ) -> None:
+        """Do the writing call by ``run``, here by default. Calls no other rank."""
         args = list(self.async_fn_args)
         if self.preload_fn is not None:
             if len(args) < 2:
@@ -78,8 +99,8 @@ class AsyncRequest(NamedTuple):
             args[1] = self.preload_fn()
         if self.async_fn is None:
             return
-        told = (progress or _nobody_listens) if self.total_bytes else None
-        value = (run or run_here)(self.async_fn, tuple(args), self.async_fn_kwargs, told)
+        told = progress if self.total_bytes else None
+        value = run(WriteCall(self.async_fn, tuple(args), self.async_fn_kwargs, told))
         if self.receive_fn is not None:
             self.receive_fn(value)
 
@@ -96,17 +117,6 @@ class Progress:
     written_bytes: int
     total_bytes: int
     """0 where the request does not tell."""
-
-
-def run_here(
-    function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], progress: Callable[[int], None] | None
-) -> Any:
-    """The value of a call, with ``progress`` among its arguments where it takes one."""
-    return function(*args, **kwargs) if progress is None else function(*args, **kwargs, progress=progress)
-
-
-def _nobody_listens(written_bytes: int) -> None:
-    pass
 
 
 class AsyncCaller(ABC):
@@ -163,13 +173,7 @@ class AsyncCaller(ABC):
         self._end()
 
     @abstractmethod
-    def _run(
-        self,
-        function: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        progress: Callable[[int], None] | None,
-    ) -> Any:
+    def _run(self, call: WriteCall) -> Any:
         """Do a call; on the caller's thread."""
 
     def _interrupt(self) -> None:  # noqa: B027 - a thread cannot be
@@ -203,14 +207,8 @@ class AsyncCaller(ABC):
 class ThreadAsyncCaller(AsyncCaller):
     """Writes in its thread. Copying, checksums and writing hold no lock of the interpreter for long."""
 
-    def _run(
-        self,
-        function: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        progress: Callable[[int], None] | None,
-    ) -> Any:
-        return run_here(function, args, kwargs, progress)
+    def _run(self, call: WriteCall) -> Any:
+        return call()
 
 
 class _Worker:
@@ -231,21 +229,15 @@ class _Worker:
             )
         self._channel = Channel(ours)
 
-    def run(
-        self,
-        function: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        progress: Callable[[int], None] | None,
-    ) -> Any:
+    def run(self, call: WriteCall) -> Any:
         kind: str = "progress"
         value: Any = None
         try:
-            self._channel.send((function, args, kwargs, progress is not None))
+            self._channel.send((call.function, call.args, call.kwargs, call.progress is not None))
             while kind == "progress":
                 kind, value = self._channel.receive()
-                if kind == "progress" and progress is not None:
-                    progress(value)
+                if kind == "progress" and call.progress is not None:
+                    call.progress(value)
         except (EOFError, OSError) as raised:
             raise WorkerError(
                 f"writing in the background: the worker process {self._process.pid} ended before it had written "
@@ -318,15 +310,9 @@ class PersistentAsyncCaller(AsyncCaller):
                 self._worker = self._take_spare() or _Worker(self._cpu_priority)
             return self._worker
 
-    def _run(
-        self,
-        function: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        progress: Callable[[int], None] | None,
-    ) -> Any:
+    def _run(self, call: WriteCall) -> Any:
         try:
-            return self._start().run(function, args, kwargs, progress)
+            return self._start().run(call)
         except WorkerError:
             with self._lock:
                 self._worker = None
@@ -347,14 +333,8 @@ class PersistentAsyncCaller(AsyncCaller):
 class TemporalAsyncCaller(PersistentAsyncCaller):
     """Writes each request in a worker process of its own, so that no memory is held in between."""
 
-    def _run(
-        self,
-        function: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        progress: Callable[[int], None] | None,
-    ) -> Any:
+    def _run(self, call: WriteCall) -> Any:
         try:
-            return super()._run(function, args, kwargs, progress)
+            return super()._run(call)
         finally:
             self._end()

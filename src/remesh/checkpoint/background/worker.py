@@ -1,4 +1,4 @@
-"""A process that writes for another one. Started as ``python -m ...async_worker DESCRIPTOR NICENESS``.
+"""A process that writes for another one. Started as ``-m remesh.checkpoint.background.worker DESCRIPTOR NICENESS``.
 
 It does one call after the other as they come through the socket of that descriptor, and ends when the other side closes
 it. It holds no GPU and belongs to no process group.
