@@ -24,7 +24,7 @@ from remesh.mpi.arena import FILE, make_arena
 from remesh.mpi.channel import SharedChannel
 from remesh.mpi.library.faces import library_environment
 from remesh.mpi.lower.half import MpiLowerHalf
-from remesh.mpi.room import make_room
+from remesh.ranks.room import make_room
 from remesh.rounds.status import Activity
 
 _FOREIGN = ("OMPI_", "PMIX", "PMI_", "PRTE", "MPI", "I_MPI", "HYDRA", "FI_", "UCX")

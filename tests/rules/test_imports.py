@@ -53,8 +53,9 @@ ARROW: dict[str, set[str]] = {
     "elastic": _MOVES | {"checkpoint", "pipeline"},
     "images": _FOUNDATION,
     "rounds": _FOUNDATION | {"comm"},
+    "ranks": _FOUNDATION | {"comm", "images", "rounds"},
     # The launch of a job knows testbeds as one kind of hosts.
-    "mpi": _FOUNDATION | {"comm", "images", "rounds", "testbed"},
+    "mpi": _FOUNDATION | {"comm", "images", "ranks", "rounds", "testbed"},
     # Ranks come from the pool of `testing`, through a door.
     "testbed": _FOUNDATION | {"testing"},
     "dashboard": _FOUNDATION,
@@ -98,7 +99,7 @@ INNER_ARROW: dict[str, dict[str, set[str]]] = {
         "doctor init",
     ),
     "mpi": _layers(
-        "calls extension input_file library mpis program_environment room rsh slurm",
+        "calls extension input_file library mpis program_environment rsh slurm",
         "native",
         "arena channel",
         "lower",

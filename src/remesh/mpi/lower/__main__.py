@@ -36,9 +36,11 @@ from remesh.mpi.channel import SharedChannel
 from remesh.mpi.library.faces import library_environment
 from remesh.mpi.lower.half import MpiLowerHalf
 from remesh.mpi.lower.pace import SPIN_VARIABLE
-from remesh.mpi.lower.rank import IMAGE, Ended, RankLoop, open_outputs, read_state
+from remesh.mpi.lower.rank import Ended, RankLoop, read_state
 from remesh.mpi.program_environment import program_environment
-from remesh.mpi.room import make_room
+from remesh.ranks.imaging import IMAGE
+from remesh.ranks.outputs import open_outputs
+from remesh.ranks.room import make_room
 from remesh.rounds.control import Control
 from remesh.rounds.job_folder import JobFolder, JobSpec, rank_name
 

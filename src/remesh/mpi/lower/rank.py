@@ -10,80 +10,31 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import os
 import shutil
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import Any, Final
 
 from remesh.comm.messages import Message
 from remesh.errors import Error, FormatError, PeerError, StorageError
 from remesh.files import flush, write_new
-from remesh.images import Frozen, NotImageable, Upper, check_imageable, dump_image, freeze
+from remesh.images import Frozen, NotImageable, Upper, check_imageable, freeze
 from remesh.mpi.lower.collectives import WORLD
 from remesh.mpi.lower.half import MpiLowerHalf
+from remesh.ranks.imaging import dump_into
+from remesh.ranks.outputs import Output
 from remesh.rounds.control import Control
 from remesh.rounds.job_folder import rank_name
 from remesh.rounds.status import Activity, Entered, Status, pairs
 
-IMAGE = "image"
-"""Folder of the process image inside a rank's folder."""
 STATE = "lower.state"
 """File with the state of the lower half."""
 _SERVE_S = 0.05
 """How long to wait for the program before a look at the rest of the world."""
 _LOOK_S = 0.05
 """Between looks at the program's output and health."""
-_COPY_BYTES = 1 << 16
-
-
-@dataclass(slots=True)
-class Output:
-    """A file that the program writes, copied to a stream of the launcher."""
-
-    path: Path
-    stream: IO[bytes]
-    copied: int = 0
-    """Bytes that were copied."""
-
-    def cut(self, num_bytes: int) -> None:
-        """Keep so many bytes at most; they were shown by an earlier stay."""
-        os.truncate(self.path, min(num_bytes, self.path.stat().st_size))
-        self.copied = self.path.stat().st_size
-
-    def copy(self) -> None:
-        """Copy what is new; `StorageError` if the job's folder is not there any more."""
-        try:
-            if self.path.stat().st_size <= self.copied:
-                return
-        except OSError as error:
-            raise StorageError(
-                f"showing what the program wrote to {self.path}: {error.strerror}; leave the folder of a job where it "
-                "is as long as the job runs"
-            ) from error
-        with self.path.open("rb") as file:
-            file.seek(self.copied)
-            while data := file.read(_COPY_BYTES):
-                self.stream.write(data)
-                self.copied += len(data)
-        self.stream.flush()
-
-
-def open_outputs(logs: Path, rank: int) -> list[Output]:
-    """Those of a rank, made if they are not there. What stands there already was shown by an earlier stay.
-
-    Called before the program runs: what it writes first is to be shown, too.
-    """
-    outputs = []
-    for kind, stream in (("out", sys.stdout.buffer), ("err", sys.stderr.buffer)):
-        path = logs / f"{rank_name(rank)}.{kind}"
-        path.touch(mode=0o600)
-        outputs.append(Output(path, stream, copied=path.stat().st_size))
-    return outputs
 
 
 class Ended(PeerError):
@@ -241,22 +192,9 @@ class RankLoop:
 
     def _dump(self, folder: Path, request: Message, report: dict[str, Any]) -> None:
         assert self._frozen is not None
-        previous = None
-        if request["previous"] is not None:
-            previous = Path(request["previous"]) / rank_name(self._rank) / IMAGE
-            previous = previous if previous.is_dir() else None
-        made = dump_image(
-            self._frozen,
-            folder / IMAGE,
-            previous=previous,
-            compress=bool(request["compress"]),
-            track=bool(request["track"]),
-        )
-        report["num_bytes"] += made.num_bytes
-        report["num_pages"] = made.num_pages
-        report["num_pages_inherited"] = made.num_pages_inherited
-        report["builds_upon"] = sorted(int(Path(each).parents[1].name) for each in made.ancestors)
-        report["seconds"] = dict(made.seconds)
+        made = dump_into(self._frozen, folder, request)
+        report["num_bytes"] += made.pop("num_bytes")
+        report.update(made)
 
     def _caught(self) -> dict[str, int]:
         """What this cut went through the middle of: for people, and for the proof that hard cases were met."""

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from remesh.mpi.room import clear_rooms, make_room
+from remesh.ranks.room import clear_rooms, make_room
 
 _KILLED_OWNER = """
 import os, signal, sys, pathlib
-from remesh.mpi.room import make_room
+from remesh.ranks.room import make_room
 (make_room(pathlib.Path(sys.argv[1])) / "channel").touch()
 os.kill(os.getpid(), signal.SIGKILL)
 """

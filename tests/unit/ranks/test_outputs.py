@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 from pathlib import Path
 
-from remesh.mpi.lower.rank import Output, open_outputs
+from remesh.ranks.outputs import Output, open_outputs
 
 
 def test_what_is_written_before_anybody_looks_is_shown(tmp_path: Path) -> None:
