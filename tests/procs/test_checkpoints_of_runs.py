@@ -18,6 +18,7 @@ import remesh
 from remesh.checkpoint import plain
 from remesh.checkpoint.plan.step_names import step_name
 from remesh.errors import Error
+from remesh.retention import KeepBest
 from remesh.testing.pool import RankPool
 
 _ROOT = Path(__file__).resolve().parents[2]
@@ -127,6 +128,28 @@ def test_what_one_rank_could_not_write_is_raised_on_all(ranks: RankPool, tmp_pat
     said = ranks.run(_fail_behind, 3, (str(tmp_path),))
     assert said[0] == said[1] == said[2]
     assert said[0][0] == said[0][1] and "No space left" in said[0][0] and said[0][2] == "1"
+
+
+def _measure(root: str) -> list[Any]:
+    """Metrics that differ between ranks, then equal ones; a rank that could not have them is refused with all."""
+    rank, said = dist.get_rank(), list[Any]()
+    checkpoints = remesh.Checkpoints(root, keep=[KeepBest("loss", 1)])
+    for metrics in ({"loss": float(rank)}, {"los": 1.0} if rank == 1 else {"loss": 1.0}):
+        try:
+            checkpoints.save(1, {"w": torch.zeros(3)}, metrics=metrics)
+        except Error as raised:
+            said.append(str(raised))
+    for step, loss in ((1, 2.0), (2, 1.0), (3, float("nan"))):
+        checkpoints.save(step, {"w": torch.zeros(3)}, metrics={"loss": loss})
+    return [*said, checkpoints.best("loss"), checkpoints.steps()]
+
+
+def test_ranks_agree_on_metrics_and_on_the_best(ranks: RankPool, tmp_path: Path) -> None:
+    said = ranks.run(_measure, 3, (str(tmp_path),))
+    assert said[0] == said[1] == said[2]
+    assert "option metrics is '{\"loss\": 0.0}' on rank 0 and '{\"loss\": 1.0}' on rank 1" in said[0][0]
+    assert "has los, expected 'loss' among them" in said[0][1]
+    assert said[0][2:] == [2, [2, 3]]
 
 
 def restart_and_look(folder: Path, num_lives: int, seed: int) -> str:

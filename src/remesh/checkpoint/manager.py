@@ -1,4 +1,4 @@
-"""Which checkpoint of a run is the newest, and which may go? `Checkpoints`: a folder with one checkpoint for each step.
+"""Which checkpoint of a run is the newest, which the best, and which may go? `Checkpoints`: one for each step.
 
     save   wait for the save before; refuse a step that is not after the newest; save; then remove what no policy keeps
     load   wait; the newest complete checkpoint, or that of a step
@@ -11,7 +11,7 @@ step is complete. The newest complete checkpoint is never removed.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -21,11 +21,13 @@ from remesh.checkpoint.errors import CheckpointMismatchError, CheckpointPathErro
 from remesh.checkpoint.plain import latest_complete, load, save
 from remesh.checkpoint.plan.step_names import step_name, step_of
 from remesh.checkpoint.run.housekeeping import State, decide_removals, list_checkpoints, remove_checkpoint
-from remesh.checkpoint.run.steps import take_step
+from remesh.checkpoint.run.metrics_file import encode_metrics, read_metrics, store_metrics
+from remesh.checkpoint.run.steps import take_first_step, take_step
 from remesh.checkpoint.storage import Directory, Location, location_of, store_of
+from remesh.comm.agreement import check_alike
 from remesh.comm.gather import Group, group_rank
-from remesh.options import check_option
-from remesh.retention import KeepEvery, KeepLast, Policy
+from remesh.options import OptionError, check_option
+from remesh.retention import KeepBest, KeepEvery, KeepLast, Policy, Saved
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
@@ -34,21 +36,22 @@ logger = logging.getLogger(__name__)
 class Checkpoints:
     """The checkpoints of one run, under ``root``: a path, or a URL of any store that fsspec knows.
 
-    ``keep`` is how many of the newest stay, or a list of `KeepLast` and `KeepEvery` of `remesh.retention`, of which
-    each keeps some; None keeps all. With ``background`` a save returns once the values are copied, and one at most is
-    under way. Every rank of the group has one and makes the same calls on it. A context manager: left, it waits.
+    ``keep`` is how many of the newest stay, or a list of `KeepLast`, `KeepEvery` and `KeepBest` of `remesh.retention`:
+    what any of them keeps stays, and the newest stays always; None keeps all. With ``background`` a save returns once
+    the values are copied, and at most one is under way. Every rank of the group makes one of these and calls the same
+    methods in the same order. As a context manager it waits for the last save at its end.
     """
 
     def __init__(
         self,
         root: Directory,
         *,
-        keep: int | Sequence[KeepLast | KeepEvery] | None = None,
+        keep: int | Sequence[Policy] | None = None,
         background: bool = False,
         group: Group = None,
     ) -> None:
         doing = "managing checkpoints"
-        check_option(doing, "keep", keep, int | Sequence[KeepLast | KeepEvery] | None)
+        check_option(doing, "keep", keep, int | Sequence[KeepLast | KeepEvery | KeepBest] | None)
         check_option(doing, "background", background, bool)
         self.root: Location = location_of(root)
         self._policies: Sequence[Policy] = [KeepLast(keep)] if isinstance(keep, int) else list(keep or ())
@@ -56,23 +59,23 @@ class Checkpoints:
         self._group = group
         self._under_way: list[Future[Any]] = []
 
-    def save(self, step: int, state: dict[str, Any]) -> Future[Location]:
+    def save(self, step: int, state: dict[str, Any], *, metrics: Mapping[str, float] | None = None) -> Future[Location]:
         """Save the state as the checkpoint of a step, as `remesh.save` does; then remove what no policy keeps.
+
+        ``metrics`` is what was measured at this step, such as ``{"loss": 2.5}``: equal on all ranks, so average it over
+        them first. `best` and `KeepBest` go by it.
 
         Called by every rank. Waits for the save before, and raises here, on all ranks alike, what it failed with. Steps
         go up: `CheckpointMismatchError` for one that is not after the newest; `drop_after` makes room for going back.
+        `OptionError` for metrics that are no numbers, differ between ranks, or lack one that ``keep`` asks for.
         """
         self.wait()
         doing = f"saving step {step} under {self.root}"
-        check_option(doing, "step", step, int)
-        newest = self.latest()
-        lowest = 0 if newest is None else newest + 1
-        if step < lowest:
-            raise CheckpointMismatchError(
-                f"{doing}: expected a step from {lowest} on, since the newest there is {newest}; to go on from an "
-                "earlier one, call drop_after with its step first"
-            )
-        saved = save(state, self.path_of(step), group=self._group, background=self._background)
+        told = take_step(lambda: self._look_before(step, metrics, doing), self._group, doing, tell=lambda it: it).told
+        check_alike(told, {"metrics": told[group_rank(self._group)]["metrics"]}.__getitem__, self._group, doing)
+        path = self.path_of(step)
+        take_first_step(lambda: store_metrics(path, metrics or {}), self._group, doing)
+        saved = save(state, path, group=self._group, background=self._background)
         self._under_way = [saved]
         if self._policies and group_rank(self._group) == 0:
             self._clear_after(saved)
@@ -83,22 +86,43 @@ class Checkpoints:
 
         Called by every rank; all get the same. A save in the background counts from its commit on.
         """
-
-        def look() -> int | None:
-            found = latest_complete(self.root)
-            return None if found is None else step_of(found.name)
-
-        return self._first_says(look, f"looking for the newest checkpoint under {self.root}")
+        return self._first_says(self._newest, f"looking for the newest checkpoint under {self.root}")
 
     def steps(self) -> list[int]:
         """The steps whose checkpoints are complete, lowest first. Called by every rank; all get the same."""
 
-        def look() -> list[int]:
-            if not store_of(self.root).is_directory(self.root):
-                return []
-            return [one.step for one in list_checkpoints(self.root) if one.state is State.COMPLETE]
+        return self._first_says(self._complete, f"listing the checkpoints under {self.root}")
 
-        return self._first_says(look, f"listing the checkpoints under {self.root}")
+    def best(self, metric: str, *, largest: bool = False) -> int | None:
+        """The step with the smallest value of a metric, or the largest; of equal ones the later step.
+
+        Only complete checkpoints count that were saved with this metric, and not as NaN; None if there is none.
+        `CheckpointMismatchError` if there are metrics, but none of this name. Called by every rank; all get the same.
+        """
+        doing = f"looking for the best {metric!r} under {self.root}"
+
+        def look() -> int | None:
+            found = self._metrics()
+            known = {name for metrics in found.values() for name in metrics}
+            if known and metric not in known:
+                raise CheckpointMismatchError(
+                    f"{doing}: found checkpoints with {', '.join(sorted(known))}, expected {metric!r} in one of them; "
+                    "give a name that was saved"
+                )
+            policy = KeepBest(metric, 1, largest)
+            return next(iter(policy.kept([Saved(step, metrics) for step, metrics in found.items()])), None)
+
+        return self._first_says(look, doing)
+
+    def metrics(self) -> dict[int, dict[str, float]]:
+        """The metrics of each complete checkpoint by step, lowest first; empty where none were given.
+
+        Called by every rank; all get the same.
+        """
+        told = self._first_says(
+            lambda: list(self._metrics().items()), f"reading the metrics of the checkpoints under {self.root}"
+        )
+        return dict(told)
 
     def load(self, state: dict[str, Any], step: int | None = None, *, strict: bool = True) -> dict[str, Any]:
         """What was saved at a step, or at the newest that is complete, as `remesh.load` gives it. Called by every rank.
@@ -147,6 +171,29 @@ class Checkpoints:
         if raised is None:
             self.wait()
 
+    def _look_before(self, step: int, metrics: Mapping[str, float] | None, doing: str) -> dict[str, Any]:
+        """Check what this rank was given, and on the first rank the step; returns what to compare over ranks."""
+        check_option(doing, "step", step, int)
+        check_option(doing, "metrics", metrics, Mapping[str, float] | None)
+        for policy in self._policies:
+            if isinstance(policy, KeepBest) and metrics and policy.metric not in metrics:
+                raise OptionError(
+                    f"{doing}: option 'metrics' has {', '.join(sorted(metrics))}, expected {policy.metric!r} among "
+                    "them, by which keep chooses; give it, or no metrics at this step"
+                )
+        if group_rank(self._group) == 0:
+            self._check_is_after(step, doing)
+        return {"metrics": encode_metrics(metrics or {})}
+
+    def _check_is_after(self, step: int, doing: str) -> None:
+        newest = self._newest()
+        lowest = 0 if newest is None else newest + 1
+        if step < lowest:
+            raise CheckpointMismatchError(
+                f"{doing}: expected a step from {lowest} on, since the newest there is {newest}; to go on from an "
+                "earlier one, call drop_after with its step first"
+            )
+
     def _clear_after(self, saved: Future[Location]) -> None:
         """On the first rank alone. What cannot be removed is tried again after the next save."""
 
@@ -154,7 +201,8 @@ class Checkpoints:
             if saved.exception() is not None:
                 return
             try:
-                for one in decide_removals(list_checkpoints(self.root), self._policies):
+                metrics = self._metrics() if any(isinstance(one, KeepBest) for one in self._policies) else {}
+                for one in decide_removals(list_checkpoints(self.root), self._policies, metrics):
                     if one.removes:
                         remove_checkpoint(one.found.directory)
             except Exception as raised:
@@ -164,6 +212,18 @@ class Checkpoints:
             self._under_way.append(thread_of(self._group).submit(clear))
         else:
             clear()
+
+    def _newest(self) -> int | None:
+        found = latest_complete(self.root)
+        return None if found is None else step_of(found.name)
+
+    def _complete(self) -> list[int]:
+        if not store_of(self.root).is_directory(self.root):
+            return []
+        return [one.step for one in list_checkpoints(self.root) if one.state is State.COMPLETE]
+
+    def _metrics(self) -> dict[int, dict[str, float]]:
+        return {step: read_metrics(self.path_of(step)) for step in self._complete()}
 
     def _first_says(self, look: Callable[[], T], doing: str) -> T:
         """What the first rank finds, on all ranks."""

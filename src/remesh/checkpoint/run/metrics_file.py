@@ -1,0 +1,62 @@
+"""What did the application measure at a checkpoint's step? ``metrics.json`` in its directory, a JSON object.
+
+It is written before the save begins, so a checkpoint that is complete has the metrics of its own save, and those of a
+save that died are replaced or removed by the next one. Other readers of the directory pass over the file. A number that
+JSON lacks is written as Python does: ``NaN``, ``Infinity``, ``-Infinity``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Final
+
+from remesh.checkpoint.errors import CheckpointFormatError
+from remesh.checkpoint.formats.directory import check_can_save
+from remesh.checkpoint.storage import Location, store_of
+
+METRICS_FNAME: Final = "metrics.json"
+
+
+def store_metrics(directory: Location, metrics: Mapping[str, float]) -> None:
+    """Write the metrics of a save that is about to begin; none at all removes those of one that died.
+
+    `CheckpointPathError` where the directory has a checkpoint already, whose metrics stay.
+    """
+    check_can_save(directory, may_create=True)
+    store, path = store_of(directory), directory / METRICS_FNAME
+    if metrics:
+        if not store.is_directory(directory):
+            store.make_directory(directory)
+        store.put(path, encode_metrics(metrics).encode())
+    elif store.size_of(path) is not None:
+        store.remove(path)
+
+
+def encode_metrics(metrics: Mapping[str, float]) -> str:
+    """The text of the file; equal metrics have equal texts, NaN included."""
+    return json.dumps({name: float(value) for name, value in metrics.items()}, sort_keys=True)
+
+
+def read_metrics(directory: Location) -> dict[str, float]:
+    """Metric by name of a checkpoint; empty if it was saved without. `CheckpointFormatError` for anything else."""
+    path = directory / METRICS_FNAME
+    try:
+        content = store_of(path).read(path)
+    except FileNotFoundError:
+        return {}
+    try:
+        found = json.loads(content)
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict) or not all(_is_number(value) for value in found.values()):
+        raise CheckpointFormatError(
+            "bad-metrics",
+            f"reading the metrics {path}: found {content[:80]!r}, expected a JSON object of numbers; mend the file, or "
+            "remove it, and the checkpoint has no metrics",
+        )
+    return {name: float(value) for name, value in found.items()}
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
