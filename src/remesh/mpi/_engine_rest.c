@@ -84,7 +84,7 @@ int may_give_way(Engine *e) {
     return is_beside && e->gap_us < e->give_way_us && !atomic_load_explicit(e->without, memory_order_relaxed);
 }
 
-/* Let the program run on this core for a while: whether it has rung since. _bell.c is the other side. */
+/* Let the program run on this core for a while: whether it has rung since. library/slots.c is the other side. */
 static int give_way(Engine *e, int64_t now, int64_t deadline_us) {
     int64_t end_us = now + e->give_way_us;
     if (end_us > deadline_us) end_us = deadline_us;

@@ -24,14 +24,6 @@ static int take_integers(PyObject *const *args, Py_ssize_t given, Py_ssize_t wan
     return 0;
 }
 
-/* call(base, slot): post the request in a slot of the channel at `base` and wait for its reply; both are addresses. */
-static PyObject *fast_call(PyObject *self, PyObject *const *args, Py_ssize_t nargs) {
-    uint64_t a[2];
-    if (take_integers(args, nargs, 2, a)) return NULL;
-    if (call_lower((char *)(uintptr_t)a[0], (char *)(uintptr_t)a[1])) return NULL;
-    Py_RETURN_NONE;
-}
-
 /* answer(request, reply, waiting): the reply stands in the slot; tell the caller. */
 static PyObject *fast_answer(PyObject *self, PyObject *const *args, Py_ssize_t nargs) {
     uint64_t a[3];
@@ -174,7 +166,6 @@ static PyObject *fast_map_at(PyObject *self, PyObject *args) {
 }
 
 static PyMethodDef methods[] = {
-    {"call", (PyCFunction)(void (*)(void))fast_call, METH_FASTCALL, NULL},
     {"answer", (PyCFunction)(void (*)(void))fast_answer, METH_FASTCALL, NULL},
     {"pending", (PyCFunction)(void (*)(void))fast_pending, METH_FASTCALL, NULL},
     {"spin", (PyCFunction)(void (*)(void))fast_spin, METH_FASTCALL, NULL},

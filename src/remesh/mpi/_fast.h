@@ -53,16 +53,6 @@ static inline int64_t now_us(void) {
     return (int64_t)t.tv_sec * 1000000 + t.tv_nsec / 1000;
 }
 
-/* _bell.c: the upper half's way to call the lower one, over the channel that begins at `base`. */
-/* Tell it that there is something for it, and on which core the program runs. */
-void ring_bell(char *base);
-/* The same for what can wait until the lower half is awake. */
-void ring_softly(char *base);
-/* Post the request that stands in a slot's body and wait for its reply; -1 with an exception that a signal handler
- * raised: then the request is still there.
- */
-int call_lower(char *base, char *slot);
-
 #define READER(name, type)                              \
     static inline type name(const char *from) {         \
         type value;                                     \

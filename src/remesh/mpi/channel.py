@@ -121,14 +121,6 @@ class SharedChannel:
                 "foreign", f"{doing}: the channel begins with {found!r}, expected {_MAGIC!r}; use one version of Remesh"
             )
 
-    # The upper half's side.
-
-    def call(self, slot: int) -> None:
-        """Post the request that stands in the slot's body and wait until its reply stands there."""
-        NATIVE.call(self._base, self._words[slot][0])
-
-    # The lower half's side.
-
     def close_gate(self) -> None:
         """Let no thread of the program into a file any more; those that are inside finish."""
         NATIVE.close_gate(self._base + GATE)

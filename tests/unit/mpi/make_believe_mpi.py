@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import ctypes
+import os
 from collections import deque
 from collections.abc import Callable
 from typing import Any
 
 from remesh.mpi.calls.wire_messages import HEADER
-from remesh.mpi.calls.words import DOORBELL
+from remesh.mpi.calls.words import CORE, DOORBELL, FIRST_SLOT, REPLY, STRIDE
 from remesh.mpi.channel import SharedChannel
 from remesh.mpi.lower.engine import Setup
 from remesh.mpi.lower.matching import Matching
@@ -18,6 +19,7 @@ from remesh.mpi.native import NATIVE
 FRAME_REQUEST = 99
 """Handle of the wire's posted receive."""
 _FRAME_BYTES = 40_000
+_libc = ctypes.CDLL(None)
 IsendType = ctypes.CFUNCTYPE(
     ctypes.c_int, ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_size_t,
     ctypes.POINTER(ctypes.c_uint64),
@@ -79,9 +81,20 @@ class PromptMpi:
 
 
 def ring(channel: SharedChannel) -> None:
-    """Let the lower half look at the slots."""
-    bell = channel._view[DOORBELL : DOORBELL + 4].cast("I")
+    """Let the lower half look at the slots, and know on which core the program runs (plus 1)."""
+    core, bell = (channel._view[at : at + 4].cast("I") for at in (CORE, DOORBELL))
+    core[0] = _libc.sched_getcpu() + 1
     bell[0] += 1
+
+
+def call_lower(channel: SharedChannel, slot: int) -> None:
+    """Post the request that stands in the slot's body and wait until its reply stands there."""
+    start = FIRST_SLOT + slot * STRIDE
+    request, reply = (channel._view[at : at + 4].cast("I") for at in (start, start + REPLY))
+    request[0] += 1
+    ring(channel)
+    while reply[0] != request[0]:
+        os.sched_yield()
 
 
 def pack_frame(source: int, fields: tuple[int, ...], payload: bytes) -> bytes:

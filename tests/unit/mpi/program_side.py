@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import struct
 from collections.abc import Sequence
 from typing import Any
@@ -17,13 +16,12 @@ from remesh.mpi.calls.table import (
     PayloadPlace,
     WaitFor,
 )
-from remesh.mpi.calls.words import CORE, FIRST_SLOT, POSTED, RING, RING_BYTES, STRIDE, TAKEN
+from remesh.mpi.calls.words import FIRST_SLOT, POSTED, RING, RING_BYTES, STRIDE, TAKEN
 from remesh.mpi.channel import SharedChannel
 from remesh.mpi.native import NATIVE
-from tests.unit.mpi.make_believe_mpi import ring
+from tests.unit.mpi.make_believe_mpi import call_lower, ring
 
 _SKIP = 0xFFFFFFFF
-_libc = ctypes.CDLL(None)
 
 
 class Port:
@@ -53,8 +51,6 @@ class Port:
         struct.pack_into("<I", view, ring_start + at, whole)
         view[ring_start + at + 4 : ring_start + at + 4 + len(call)] = call
         posted[0] += skipped + whole
-        # On which core it runs, plus 1.
-        view[CORE : CORE + 4].cast("I")[0] = _libc.sched_getcpu() + 1
         ring(self._channel)
         return True
 
@@ -71,7 +67,7 @@ class Port:
         row = BY_NAME[name]
         row.packer.pack_into(self._body, 0, row.number, *fields)
         self._body[row.packer.size : row.packer.size + len(tail)] = tail
-        self._channel.call(self._slot)
+        call_lower(self._channel, self._slot)
         return int(self._body[0])
 
     def receive(self, comm: int, peers: object, into: bytearray, source: int, tag: int) -> tuple[int, ...]:

@@ -15,6 +15,7 @@ from remesh.mpi import channel as module
 from remesh.mpi.channel import SharedChannel
 from remesh.mpi.lower.half import MpiLowerHalf
 from remesh.mpi.native import NATIVE
+from tests.unit.mpi.make_believe_mpi import call_lower
 
 
 def test_replies_go_to_the_slots_that_asked(tmp_path: Path) -> None:
@@ -26,7 +27,7 @@ def test_replies_go_to_the_slots_that_asked(tmp_path: Path) -> None:
     def ask(slot: int) -> None:
         for number in range(num_calls):
             upper.bodies[slot][0] = number
-            upper.call(slot)
+            call_lower(upper, slot)
             got[slot].append(upper.bodies[slot][0])
 
     threads = [threading.Thread(target=ask, args=(slot,)) for slot in got]
@@ -51,7 +52,7 @@ def test_replies_go_to_the_slots_that_asked(tmp_path: Path) -> None:
 def test_an_unanswered_request_is_found_by_another_mapping(tmp_path: Path) -> None:
     path = str(tmp_path / "channel")
     first, upper = SharedChannel.create(path), SharedChannel.map(path)
-    thread = threading.Thread(target=upper.call, args=(2,))
+    thread = threading.Thread(target=call_lower, args=(upper, 2))
     thread.start()
     while not first.pending():
         os.sched_yield()

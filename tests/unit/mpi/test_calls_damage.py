@@ -27,7 +27,15 @@ from remesh.mpi.channel import SharedChannel
 from remesh.mpi.lower.matching import Matching
 from remesh.mpi.lower.requests import Requests
 from remesh.mpi.native import NATIVE
-from tests.unit.mpi.make_believe_mpi import FRAME_REQUEST, AskType, PostedFrame, address_of, make_setup, ring
+from tests.unit.mpi.make_believe_mpi import (
+    FRAME_REQUEST,
+    AskType,
+    PostedFrame,
+    address_of,
+    call_lower,
+    make_setup,
+    ring,
+)
 from tests.unit.mpi.program_side import Port
 from tests.unit.mpi.test_calls_engine import _blocking, _Half
 
@@ -106,7 +114,7 @@ def _announce_to_rank_1(half: _Half) -> int:
     """A send of 100,000 bytes by rank 0 that no receive has matched: its number."""
     call = BY_NAME["send"]
     call.packer.pack_into(half.upper.bodies[0], 0, call.number, 0, 7, 1, 0, 100_000, 4096)
-    _blocking(half, lambda: half.upper.call(0))
+    _blocking(half, lambda: call_lower(half.upper, 0))
     (number,) = half.requests.by_number
     return number
 
@@ -160,7 +168,7 @@ def _wait(half: _Half, numbers: list[int]) -> list[tuple[Any, ...]]:
     call, body = BY_NAME["wait"], half.upper.bodies[0]
     call.packer.pack_into(body, 0, call.number, CallFlag.BLOCKING, WaitFor.ALL, len(numbers))
     struct.pack_into(f"<{len(numbers)}Q", body, call.packer.size, *numbers)
-    _blocking(half, lambda: half.upper.call(0))
+    _blocking(half, lambda: call_lower(half.upper, 0))
     told, position = [], WAIT_REPLY.size
     for _ in range(WAIT_REPLY.unpack_from(body)[1]):
         (index,) = INDEX.unpack_from(body, position)

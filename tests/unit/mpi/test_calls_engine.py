@@ -33,6 +33,7 @@ from tests.unit.mpi.make_believe_mpi import (
     PostedFrame,
     StartType,
     address_of,
+    call_lower,
     make_setup,
     ring,
 )
@@ -286,7 +287,7 @@ def test_who_asks_who_it_is_is_told_when_the_ranks_are_open(tmp_path: Path) -> N
     body = half.upper.bodies[4]
     BY_NAME["hello"].packer.pack_into(body, 0, BY_NAME["hello"].number)
     half.engine.set(True, False, 0)
-    thread = threading.Thread(target=half.upper.call, args=(4,), daemon=True)
+    thread = threading.Thread(target=call_lower, args=(half.upper, 4), daemon=True)
     thread.start()
     while not half.lower.pending():
         time.sleep(0.001)

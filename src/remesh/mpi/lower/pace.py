@@ -6,7 +6,7 @@ than processes that could run at once, everybody gives way early.
 
 A lower half waits on the core of its program (``_engine_rest.c``), where a call is a switch between two processes;
 waking an idle core takes ten times as long. While calls are dense neither sleeps, they give way to each other
-(``_bell.c``). Only where cores are many, too, do both spin, apart.
+(``library/slots.c``). Only where cores are many, too, do both spin, apart.
 """
 
 from __future__ import annotations
