@@ -92,11 +92,11 @@ def list_steps(root: Location, as_json: bool) -> None:
 @ckpt.command(short_help="Show what a checkpoint holds.")
 @click.argument("directory", callback=_source)
 @click.argument("key", required=False)
-@click.option("--values", is_flag=True, help="With KEY: the values too, shortened.")
-@click.option("--cut", is_flag=True, help="Without KEY: draw how each tensor is cut.")
+@click.option("--values", is_flag=True, help="With KEY: also show its values, shortened.")
+@click.option("--cut", is_flag=True, help="Without KEY: draw how each tensor is sharded.")
 @JSON
 def show(directory: Location, key: str | None, values: bool, cut: bool, as_json: bool) -> None:
-    """Show what checkpoint DIRECTORY holds; with KEY, how that tensor is cut."""
+    """Show what checkpoint DIRECTORY holds; with KEY, how that tensor is sharded."""
     checkpoint = _open_to_show(directory)
     if as_json:
         of_key = None if key is None else form_of_tensor(key, _tensor(checkpoint, key))
@@ -132,7 +132,7 @@ def _open_to_show(directory: Location) -> OpenCheckpoint:
 @click.argument("right", callback=_source)
 @JSON
 def diff(left: Location, right: Location, as_json: bool) -> None:
-    """Compare the tensors of two checkpoints by value, however each is cut. Exit code 1 if they differ."""
+    """Compare the tensors of two checkpoints by value, however each is sharded. Exit code 1 if they differ."""
     one, other = (open_any(path) for path in (left, right))
     keys, theirs = set(one.manifest.tensors), set(other.manifest.tensors)
     differing: dict[str, str] = {}
@@ -182,12 +182,14 @@ def run_verify(directory: Location, as_json: bool) -> None:
 
 @ckpt.command(short_help="Remove aborted saves and old checkpoints.")
 @click.argument("root", callback=_directory)
-@click.option("--keep-last", type=click.IntRange(1), help="Keep so many of the highest steps.")
-@click.option("--keep-every", type=click.IntRange(1), help="Keep the first of each interval of so many steps.")
-@click.option("--yes", is_flag=True, help="Remove; without it only say what would be removed.")
+@click.option("--keep-last", type=click.IntRange(1), help="Keep this many of the highest steps.")
+@click.option(
+    "--keep-every", type=click.IntRange(1), help="Keep the first checkpoint of each interval of this many steps."
+)
+@click.option("--yes", is_flag=True, help="Remove; without this option, only print what would be removed.")
 @JSON
 def gc(root: Location, keep_last: int | None, keep_every: int | None, yes: bool, as_json: bool) -> None:
-    """Remove aborted saves under ROOT, and checkpoints that no policy keeps where one is given."""
+    """Remove aborted saves under ROOT, and checkpoints beyond --keep-last and --keep-every, if either is given."""
     policies: list[Policy] = [KeepLast(keep_last)] if keep_last else []
     policies += [KeepEvery(keep_every)] if keep_every else []
     decisions = decide_removals(list_checkpoints(root), policies)
@@ -209,7 +211,13 @@ def gc(root: Location, keep_last: int | None, keep_every: int | None, yes: bool,
 @ckpt.command(short_help="Write the tensors as safetensors files.")
 @click.argument("directory", callback=_directory)
 @click.argument("target", callback=_place)
-@click.option("--max-file-bytes", type=click.IntRange(1), default=4 << 30, show_default=True, help="Of each file.")
+@click.option(
+    "--max-file-bytes",
+    type=click.IntRange(1),
+    default=4 << 30,
+    show_default=True,
+    help="Largest size of each file, in bytes.",
+)
 @click.option("--prefix", default="", help="Export only the tensors under this prefix, without it.")
 def export(directory: Location, target: Location, max_file_bytes: int, prefix: str) -> None:
     """Write the tensors of checkpoint DIRECTORY to TARGET as safetensors files with an index."""
@@ -233,7 +241,11 @@ def export(directory: Location, target: Location, max_file_bytes: int, prefix: s
 
 _FORMATS = click.Choice([one.value for one in Format])
 _MAX_FILE_BYTES = click.option(
-    "--max-file-bytes", type=click.IntRange(1), default=4 << 30, show_default=True, help="Of each file."
+    "--max-file-bytes",
+    type=click.IntRange(1),
+    default=4 << 30,
+    show_default=True,
+    help="Largest size of each file, in bytes.",
 )
 
 
@@ -241,10 +253,15 @@ _MAX_FILE_BYTES = click.option(
 @click.argument("source", callback=_source)
 @click.argument("target", callback=_place)
 @click.option("--to", "to", type=_FORMATS, required=True, help="Format to write.")
-@click.option("--from", "origin", type=click.Choice(["deepspeed-zero"]), help="Of a program whose files say no format.")
+@click.option(
+    "--from",
+    "origin",
+    type=click.Choice(["deepspeed-zero"]),
+    help="The program that wrote SOURCE, if its files do not name their format.",
+)
 @_MAX_FILE_BYTES
 def run_convert(source: Location, target: Location, to: str, origin: str | None, max_file_bytes: int) -> None:
-    """Write checkpoint SOURCE, of any format, to TARGET in another; tensors stay cut as they are."""
+    """Write checkpoint SOURCE, of any format, to TARGET in another format; shards stay as they are."""
     if origin is not None:
         _convert_deepspeed(source, target, Format(to))
         return
@@ -262,13 +279,13 @@ def _convert_deepspeed(source: Location, target: Location, to: Format) -> None:
     click.echo(f"{len(state['model'])} parameters and buffers with {len(state['groups'])} groups in {target}")
 
 
-@ckpt.command("merge", short_help="Write several checkpoints as one, uncut.")
+@ckpt.command("merge", short_help="Merge several checkpoints into one, unsharded.")
 @click.argument("sources", nargs=-1, required=True, callback=_sources)
 @click.argument("target", callback=_place)
 @click.option("--to", "to", type=_FORMATS, default="torch_dist", show_default=True, help="Format to write.")
 @_MAX_FILE_BYTES
 def run_merge(sources: Sequence[Location], target: Location, to: str, max_file_bytes: int) -> None:
-    """Write all that checkpoints SOURCES hold as one, to TARGET, every tensor in one piece."""
+    """Merge checkpoints SOURCES into one checkpoint TARGET, with every tensor in one shard."""
     _write(merge(gather_contents([open_any(source) for source in sources])), target, Format(to), max_file_bytes)
 
 

@@ -20,17 +20,25 @@ DEFAULT_PORT = 8265
 @click.command()
 @click.argument("events_dir", type=click.Path(path_type=Path))
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
-@click.option("--port", type=click.IntRange(0, 65535), default=DEFAULT_PORT, show_default=True, help="0: any.")
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65535),
+    default=DEFAULT_PORT,
+    show_default=True,
+    help="Port to listen on; 0 takes a free one.",
+)
 @click.option(
     "--token-file",
     type=click.Path(path_type=Path),
-    help="File with the token that pages must bring; made with a new one if it is not there. Needed beyond loopback.",
+    help="File with the token that browsers must send; created if missing. Required unless --host is loopback.",
 )
-@click.option("--name", multiple=True, help="Name by which browsers may address this host, beside its address.")
+@click.option(
+    "--name", multiple=True, help="A host name, in addition to the address, by which browsers may reach this page."
+)
 def dashboard(events_dir: Path, host: str, port: int, token_file: Path | None, name: tuple[str, ...]) -> None:
     """Serve a page about the job that writes its events into EVENTS_DIR (remesh run --events-dir).
 
-    Live while the job runs, and just as well afterwards. Ends on Ctrl-C.
+    It works while the job runs and after it has ended. Press Ctrl-C to stop the server.
     """
     check_folder(events_dir)
     if token_file is None and not is_loopback(host):

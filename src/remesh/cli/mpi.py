@@ -47,16 +47,16 @@ def _where(command: Any) -> Any:
     for option in reversed(
         [
             click.option("--mpi", "mpi_name", default="openmpi", show_default=True,
-                         help="openmpi, mpich, impi or system."),
-            click.option("--network", help="shm, tcp, ucx or ofi; the usual one of the MPI if left out."),
-            click.option("--hosts", help="NAME or NAME:RANKS, separated by commas; this host if left out."),
-            click.option("--testbed", metavar="RATE", help="Make the hosts on this machine, as in 1gbit or full."),
+                         help="MPI library: openmpi, mpich, impi or system."),
+            click.option("--network", help="Network: shm, tcp, ucx or ofi; by default that of the MPI library."),
+            click.option("--hosts", help="Hosts as NAME or NAME:RANKS, separated by commas; this host if left out."),
+            click.option("--testbed", metavar="RATE", help="Make the hosts on this machine, with links of this rate."),
             click.option("--every", "every_s", type=click.FloatRange(0.1), help="Seconds between checkpoints."),
-            click.option("--keep", type=click.IntRange(1), default=2, show_default=True, help="Checkpoints that stay."),
-            click.option("--incremental", is_flag=True, help="Write only memory that has changed since the last one."),
-            click.option("--compress", is_flag=True, help="Compress images."),
+            click.option("--keep", type=click.IntRange(1), default=2, show_default=True, help="Checkpoints to keep."),
+            click.option("--incremental", is_flag=True, help="Write only memory changed since the last checkpoint."),
+            click.option("--compress", is_flag=True, help="Compress the process images."),
             click.option("--round-limit", "round_limit_s", type=click.FloatRange(0.1), default=60.0, show_default=True,
-                         help="Seconds after which a checkpoint that finds no cut is given up for now."),
+                         help="Seconds after which a checkpoint that finds no consistent state is given up for now."),
         ]
     ):  # fmt: skip
         command = option(command)
@@ -69,7 +69,7 @@ def _where(command: Any) -> Any:
     "--job",
     "job_path",
     type=click.Path(path_type=Path),
-    help="Folder of the job, on a shared file system; one in ./remesh-jobs, or in REMESH_JOBS, if left out.",
+    help="Folder of the job, on a shared file system; by default a new one in ./remesh-jobs or in $REMESH_JOBS.",
 )
 @_where
 @click.argument("program")
@@ -91,20 +91,21 @@ def run_job(
     _stay(folder, placement, settings, None)
 
 
-@mpi.command("restart", short_help="Go on with a job from a checkpoint.")
+@mpi.command("restart", short_help="Continue a job from a checkpoint.")
 @click.argument("job")
-@click.option("--checkpoint", "number", type=int, help="Number of the checkpoint; the last one if left out.")
+@click.option("--checkpoint", "number", type=int, help="Number of the checkpoint; the newest one if left out.")
 @click.option(
     "--open-files",
     type=click.Choice([policy.value for policy in OpenFilePolicy]),
     default=OpenFilePolicy.TRUNCATE.value,
     show_default=True,
-    help="Files open for writing that are not as at the checkpoint: cut to their length then; kept with what came "
-    "behind; refused; or left as they are, for a program that reads nothing of what it will write again.",
+    help="What to do with files open for writing that have changed since the checkpoint: truncate them to their length "
+    "at the checkpoint, keep what was appended, refuse the restart, or leave them (rewrite) to a program that writes "
+    "them again without reading them.",
 )
 @_where
 def restart_job(job: str, number: int | None, hosts: str | None, open_files: str, **how: Any) -> None:
-    """Go on with JOB from a checkpoint, under this MPI and on these hosts."""
+    """Continue JOB from a checkpoint, under the given MPI library and on the given hosts."""
     folder = JobFolder.find(job, _jobs_root())
     checkpoint = folder.checkpoint(number)
     policy = OpenFilePolicy(open_files)
@@ -152,7 +153,7 @@ def _stay(folder: JobFolder, placement: Placement, settings: StaySettings, check
 
 @mpi.command("checkpoint", short_help="Take a checkpoint of a running job.")
 @click.argument("job")
-@click.option("--stop", is_flag=True, help="End the job with it.")
+@click.option("--stop", is_flag=True, help="End the job after the checkpoint.")
 def checkpoint_job(job: str, stop: bool) -> None:
     """Take a checkpoint of the running JOB, from any shell. JOB is a folder, or its name as ls shows it."""
     folder = JobFolder.find(job, _jobs_root())
@@ -174,10 +175,10 @@ def checkpoint_job(job: str, stop: bool) -> None:
     click.echo(f"in {answer['folder']}")
 
 
-@mpi.command("ls", short_help="Show the jobs here and how they stand.")
+@mpi.command("ls", short_help="List the jobs here, with their state.")
 @JSON
 def list_jobs(as_json: bool) -> None:
-    """Show the jobs in ./remesh-jobs, or in REMESH_JOBS if that is set, and how they stand."""
+    """List the jobs in ./remesh-jobs, or in REMESH_JOBS if that is set, with their state."""
     root = _jobs_root()
     jobs = sorted(path for path in root.iterdir() if (path / "job.json").is_file()) if root.is_dir() else []
     rows = [_describe_job(JobFolder(path)) for path in jobs]
@@ -209,7 +210,7 @@ def _describe_job(folder: JobFolder) -> dict[str, Any]:
 @mpi.command("show", short_help="Print a job, a checkpoint or an image as JSON.")
 @click.argument("what")
 def show(what: str) -> None:
-    """Print WHAT, a job or the folder of a checkpoint or an image, as JSON."""
+    """Print WHAT as JSON: a job, or the folder of a checkpoint or of a process image."""
     path = Path(what)
     if not (path / "job.json").is_file() and path.is_dir():
         print_json(_describe_path(path))
@@ -238,10 +239,13 @@ def show(what: str) -> None:
     print_json(value)
 
 
-@mpi.command("doctor", short_help="Say what this machine offers and lacks.")
+@mpi.command("doctor", short_help="Check whether this machine can run jobs.")
 @JSON
 def examine(as_json: bool) -> None:
-    """Say what this machine offers for checkpoints, what it lacks and what to do; status 1 if that is needed."""
+    """Check what this machine has and lacks for checkpoints of MPI programs, and say what to do.
+
+    Exit code 1 if something required is missing.
+    """
     findings = [*_examine_machine(), *_built(), *_mpis()]
     if as_json:
         print_json(findings)
@@ -285,12 +289,14 @@ def _mark(*, good: bool, needed: bool) -> str:
 
 @mpi.command("slurm", short_help="Print a batch script for Slurm.")
 @click.option("-n", "num_ranks", type=click.IntRange(1), required=True, help="Number of ranks.")
-@click.option("--mpi", "mpi_name", default="openmpi", show_default=True, help="openmpi, mpich, impi or system.")
+@click.option(
+    "--mpi", "mpi_name", default="openmpi", show_default=True, help="MPI library: openmpi, mpich, impi or system."
+)
 @click.option("--job", "job_path", required=True, help="Folder of the job, on a shared file system.")
 @click.argument("program")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def slurm_script(num_ranks: int, mpi_name: str, job_path: str, program: str, arguments: tuple[str, ...]) -> None:
-    """Print a batch script for Slurm that starts PROGRAM, or goes on with it if it was stopped before."""
+    """Print a batch script for Slurm that starts PROGRAM, or continues it from its newest checkpoint."""
     click.echo(make_script(num_ranks, mpi_name, job_path, (program, *arguments)), nl=False)
 
 

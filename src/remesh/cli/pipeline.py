@@ -49,14 +49,23 @@ class Asked:
 def _job_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """The options that describe a pipeline; all of its verbs have them."""
     options = (
-        click.option("--stages", type=click.IntRange(1, 1024), help="Number of stages in a chain (default: 4)."),
         click.option(
-            "--microbatches", "-m", type=click.IntRange(1, 65536), default=8, show_default=True, help="Of a step."
+            "--stages", type=click.IntRange(1, 1024), help="Number of stages; they form a chain (default: 4)."
         ),
-        click.option("--compute", help="Times of F, I and W of every stage (default: 1,1,1)."),
-        click.option("--transfer", type=float, help="Time of a value on its way to the next stage (default: 0)."),
-        click.option("--nic", is_flag=True, help="All values of a rank share one line out and one in."),
-        click.option("--costs", type=_FILE, help="JSON file with the graph and its costs, instead of the above."),
+        click.option(
+            "--microbatches",
+            "-m",
+            type=click.IntRange(1, 65536),
+            default=8,
+            show_default=True,
+            help="Number of micro-batches in a step.",
+        ),
+        click.option("--compute", help="Times of F, I and W, the same for every stage (default: 1,1,1)."),
+        click.option("--transfer", type=float, help="Time to send a value to the next stage (default: 0)."),
+        click.option("--nic", is_flag=True, help="Let all values of a rank share one outgoing and one incoming link."),
+        click.option(
+            "--costs", type=_FILE, help="JSON file with the stage graph and its costs, instead of the options above."
+        ),
     )
     for option in reversed(options):
         command = option(command)
@@ -86,13 +95,14 @@ def pipeline() -> None:
     type=click.Choice(_TRANSFERS),
     default="async",
     show_default=True,
-    help="Beside the compute, or ranks stand still: for one value at a time, or for all that are due.",
+    help="Transfers overlap with compute (async), or block it: one value at a time (blocking), or all that are due at "
+    "once (exchange).",
 )
 @click.option("--svg", type=_OUTPUT, help="Write the picture to this file.")
 @click.option("--csv", "table", type=_OUTPUT, help="Write the schedule to this file, as torch reads it.")
-@click.option("--comms", is_flag=True, help="CSV files, read or written, have sends and receives in them.")
+@click.option("--comms", is_flag=True, help="Sends and receives are part of the CSV files, read or written.")
 @click.option(
-    "--waits", is_flag=True, help="With --comms, a wait for each send is written too: torch wants it from 2.15 on."
+    "--waits", is_flag=True, help="With --comms, also write a wait for each send, which torch requires from 2.15 on."
 )
 @JSON
 def draw(
@@ -105,7 +115,7 @@ def draw(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Draw SCHEDULE as a clock, and say what it takes."""
+    """Draw SCHEDULE over time, and print its step time and memory."""
     job = build_job(**options)
     form = TableForm.COMPUTE_COMMS if comms else TableForm.COMPUTE_ONLY
     made = _schedule(schedule, job, form)
@@ -123,10 +133,11 @@ def draw(
 @_job_options
 @JSON
 def compare(as_json: bool, **options: Any) -> None:
-    """Simulate every known schedule, 1F1B without overlap, and the searched one.
+    """Simulate every known schedule, 1F1B with blocking transfers, and the searched schedule.
 
-    For each: the time of a step; what 1F1B takes if transfers take no time, and what no schedule beats, as fractions of
-    it; how long a rank waits for communication, and how many micro-batches it keeps, at most.
+    Columns: the time of a step; the time of 1F1B if transfers took no time (signal) and the lower bound of all
+    schedules (bound), both as fractions of the step; the longest time that a rank waits for communication; the most
+    micro-batches that a rank keeps (live).
     """
     job = build_job(**options)
     plain = SCHEDULES["1f1b"](job.graph.num_stages, job.num_microbatches)
@@ -182,16 +193,24 @@ def _compared(name: str, made: Schedule, transfers: Transfers, job: Asked) -> di
 
 @pipeline.command(short_help="Find the best schedule within a memory limit.")
 @_job_options
-@click.option("--limit", type=click.IntRange(0), help="Most bytes on a rank; with no costs file a stash is 1 byte.")
 @click.option(
-    "--tolerance", type=float, default=0.01, show_default=True, help="Time to give for memory, as a fraction."
+    "--limit",
+    type=click.IntRange(0),
+    help="Memory limit of a rank in bytes; without --costs each kept micro-batch counts as 1.",
+)
+@click.option(
+    "--tolerance",
+    type=float,
+    default=0.01,
+    show_default=True,
+    help="Fraction of the step time that may be given up to save memory.",
 )
 @click.option(
     "--effort",
     type=click.IntRange(1),
     default=1,
     show_default=True,
-    help="How long to search: 1 is a quarter of a second or less.",
+    help="Effort of the search; 1 takes a quarter of a second or less.",
 )
 @click.option("--svg", type=_OUTPUT, help="Write the picture to this file.")
 @click.option("--csv", "table", type=_OUTPUT, help="Write the schedule to this file, as torch reads it.")
@@ -205,7 +224,7 @@ def search(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Find the schedule that keeps least among the fastest under a memory limit."""
+    """Find the schedule with the least memory among the fastest ones, under a memory limit."""
     job = build_job(**options)
     found = search_schedule(
         job.graph, job.costs, job.num_microbatches, limits_bytes=limit, tolerance=tolerance, effort=effort

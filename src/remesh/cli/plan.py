@@ -57,8 +57,8 @@ class MoveSide:
 @click.command()
 @click.option("--shape", required=True, help="Shape of the tensor, as in 1024,1024.")
 @click.option("--dtype", default="float32", show_default=True, help="Dtype of the tensor.")
-@click.option("--src", required=True, help="Layout that is: SPEC@MESH[:HOST], as in S0R@2x4; see above.")
-@click.option("--dst", required=True, help="Layout that is wanted, in the same form.")
+@click.option("--src", required=True, help="Source layout as SPEC@MESH[:HOST], for example S0R@2x4; see above.")
+@click.option("--dst", required=True, help="Destination layout, in the same form.")
 @click.option(
     "--network",
     type=click.Path(path_type=Path),
@@ -72,20 +72,20 @@ class MoveSide:
     type=click.Choice([*_OWN_STRATEGIES, *STRATEGIES]),
     default="auto",
     show_default=True,
-    help="How to route and order.",
+    help="Strategy that chooses routes and order.",
 )
 @click.option(
     "--chunk-bytes",
     type=click.IntRange(1),
     default=DEFAULT_CHUNK_BYTES,
     show_default=True,
-    help="Size of the largest message.",
+    help="Largest size of a message, in bytes.",
 )
 @click.option("--compare", is_flag=True, help="Also simulate every other strategy.")
-@click.option("--by-rank", is_flag=True, help="Draw ranks instead of hosts.")
+@click.option("--by-rank", is_flag=True, help="Draw ranks instead of hosts in the picture.")
 @click.option("--svg", type=OutputPath(), help="Write the picture to this file.")
-@click.option("--trace", type=OutputPath(), help="Write a Chrome trace of the simulated run.")
-@click.option("--out", type=OutputPath(), help="Write the plan itself, as JSON.")
+@click.option("--trace", type=OutputPath(), help="Write a Chrome trace of the simulated run to this file.")
+@click.option("--out", type=OutputPath(), help="Write the plan as JSON to this file.")
 @JSON
 def plan(
     shape: str,
@@ -103,7 +103,7 @@ def plan(
     out: OutputFile | None,
     as_json: bool,
 ) -> None:
-    """Plan a move between two layouts: tasks, lower bound, ratio, rounds.
+    """Plan a transfer between two layouts: unit tasks, lower bound, ratio to it, rounds.
 
     A side is SPEC@MESH[:HOST]. SPEC has R or S and mesh axes for each dim (S01R). MESH has the size of each axis (2x4);
     the last axis lies inside a host, unless it is the only one. HOST is the number of the first host; the source

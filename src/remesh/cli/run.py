@@ -43,7 +43,7 @@ _TYPES = {WHOLE: click.INT, REAL: click.FLOAT}
 
 @click.pass_context
 def _run(context: click.Context, /, script: str, arguments: tuple[str, ...], **values: Any) -> None:
-    """Start SCRIPT on this node as part of a job of one node or many. Takes torchrun's command lines as they are.
+    """Start SCRIPT on this node as part of a job of one node or many. Command lines of torchrun work unchanged.
 
     A script that calls remesh.elastic(train, mesh=...) runs in-process: when a worker or a node dies, the others keep
     their processes, form a new mesh and go on. Any other script runs in restart mode, as under torchrun: all workers

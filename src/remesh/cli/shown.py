@@ -23,7 +23,7 @@ from rich.progress import (
 
 T = TypeVar("T")
 
-JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead, for programs.")
+JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of text.")
 """The option of every verb that lists or shows."""
 
 

@@ -35,15 +35,19 @@ def testbed() -> None:
     short_help="Start a program on every host.",
     context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
 )
-@click.option("--hosts", default="2x200mbit", show_default=True, help="NUMBERxRATE, NAME=RATE,... or a JSON file.")
-@click.option("--nproc-per-host", type=click.IntRange(1), default=1, show_default=True, help="Processes on each host.")
+@click.option(
+    "--hosts", default="2x200mbit", show_default=True, help="Hosts as NUMBERxRATE, as NAME=RATE,..., or as a JSON file."
+)
+@click.option(
+    "--nproc-per-host", type=click.IntRange(1), default=1, show_default=True, help="Number of processes on each host."
+)
 @click.argument("program")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def run_program(hosts: str, nproc_per_host: int, program: str, arguments: tuple[str, ...]) -> None:
-    """Start PROGRAM on every host, wait for all, and take the hosts apart.
+    """Start PROGRAM on every host, wait until all have ended, and remove the hosts.
 
     Each process finds RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT and GLOO_SOCKET_IFNAME
-    in its environment. When one fails the others are ended, and its exit code is this one's.
+    in its environment. If one of them fails, the others are stopped, and its exit code is returned.
     """
     spec = read_spec(hosts)
     # A launcher that is told to end shall leave no host behind.
@@ -86,10 +90,12 @@ def list_beds(as_json: bool) -> None:
 
 @testbed.command("link", short_help="Change a link of a testbed in use.")
 @click.argument("host")
-@click.option("--bed", default="", help="Which testbed, as `list` shows it; may be left out when there is one.")
+@click.option(
+    "--bed", default="", help="Name of the testbed, as `list` shows it; may be left out if there is only one."
+)
 @click.option("--rate", help="New rate in each direction, as in 100mbit, or full.")
-@click.option("--cut", "state", flag_value="cut", help="Pull the cable.")
-@click.option("--mend", "state", flag_value="mend", help="Put it back.")
+@click.option("--cut", "state", flag_value="cut", help="Cut the link: no packet passes.")
+@click.option("--mend", "state", flag_value="mend", help="Restore a link that was cut.")
 def change_link(host: str, bed: str, rate: str | None, state: str | None) -> None:
     """Change the link of HOST in a testbed that is in use."""
     if (rate is None) == (state is None):
@@ -108,7 +114,7 @@ def change_link(host: str, bed: str, rate: str | None, state: str | None) -> Non
 
 @testbed.command("clean", short_help="Remove the testbeds of dead owners.")
 def clean() -> None:
-    """Remove the testbeds of owners that are dead, with all that still runs on them."""
+    """Remove the testbeds of owners that are dead, and kill what still runs on them."""
     removed = clean_leftovers()
     click.echo(f"removed {len(removed)} namespaces of dead owners" if removed else "nothing left behind by dead owners")
 

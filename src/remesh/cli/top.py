@@ -18,11 +18,11 @@ from remesh.elastic.events import EventReader
 
 @click.command()
 @click.argument("events_dir", type=click.Path(path_type=Path))
-@click.option("--once", is_flag=True, help="Show the state of now, and end.")
+@click.option("--once", is_flag=True, help="Print the current state once, and exit.")
 @JSON
-@click.option("--every", type=click.FloatRange(0.1), default=1.0, show_default=True, help="Seconds between looks.")
+@click.option("--every", type=click.FloatRange(0.1), default=1.0, show_default=True, help="Seconds between updates.")
 def top(events_dir: Path, once: bool, as_json: bool, every: float) -> None:
-    """Show the job that writes its events into EVENTS_DIR, until it ends or Ctrl-C. JSON is that of now (--once)."""
+    """Show the job that writes its events into EVENTS_DIR, until it ends or Ctrl-C. --json implies --once."""
     check_folder(events_dir)
     reader, story, title = EventReader(events_dir), Story(), title_of(events_dir)
     console = Console()
