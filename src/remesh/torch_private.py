@@ -29,6 +29,7 @@ _HOMES: Final = {
     "StoragePrefix": "torch.distributed.checkpoint.filesystem._StoragePrefix",
     "StridedShard": "torch.distributed.tensor.placement_types._StridedShard",
     "foreach_copy": "torch._foreach_copy_",
+    "make_group": "torch.distributed.distributed_c10d._new_process_group_helper",
     "matches_machine_hostname": "torch.distributed.elastic.rendezvous.utils._matches_machine_hostname",
 }
 """Our name to torch's."""
@@ -104,6 +105,11 @@ def num_groups_named() -> int:
 def name_groups_from_the_start() -> None:
     """Let torch name the next group as the first one."""
     dist.distributed_c10d._world.group_count = 0
+
+
+def number_ranks(group: dist.ProcessGroup) -> None:
+    """Let torch know the ranks of a group that was not made of the default group's by their numbers in it."""
+    dist.distributed_c10d._world.pg_group_ranks[group] = {rank: rank for rank in range(group.size())}
 
 
 def all_groups() -> list[dist.ProcessGroup]:

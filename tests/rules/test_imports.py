@@ -88,6 +88,11 @@ INNER_ARROW: dict[str, dict[str, set[str]]] = {
         "blocks json_form overlap placement spec",
         "from_torch",
     ),
+    "comm": _layers(
+        "beside blame gloo_sockets reception tls token tree",
+        "gather lower messages",
+        "agreement server",
+    ),
     "images": _layers(
         "clocks kinds ptrace ranges records turns",
         "frozen layers namespaces pagemap seat",

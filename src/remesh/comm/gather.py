@@ -78,9 +78,11 @@ def check_group(group: object) -> None:
 def group_rank(group: Group = None) -> int:
     """This process's rank in the group; 0 without a process group. Calls nobody."""
     check_group(group)
-    if not dist.is_initialized():
+    members = group or dist.group.WORLD
+    if members is None:
         return 0
-    rank = dist.get_rank(group)
+    # What torch says by the rank in the default group, a group beside that one (`remesh.comm.beside`) knows itself.
+    rank = members.rank() if isinstance(members, dist.ProcessGroup) else -1
     if rank < 0:
         raise PeerError(
             f"taking part in a collective: world rank {dist.get_rank()} is not a member of the group it was given; "
@@ -91,12 +93,13 @@ def group_rank(group: Group = None) -> int:
 
 def group_size(group: Group = None) -> int:
     """Number of ranks in the group; 1 without a process group. Calls nobody."""
-    return dist.get_world_size(group) if dist.is_initialized() else 1
+    members = group or dist.group.WORLD
+    return 1 if members is None else dist.get_world_size(members)
 
 
 def group_device(group: Group = None) -> torch.device:
     """Device whose tensors the group can carry: the CPU wherever it has a backend for it, else the GPU in use."""
-    if not dist.is_initialized():
+    if group is None and not dist.is_initialized():
         return torch.device("cpu")
     backends = dict(entry.split(":", 1) for entry in dist.get_backend_config(group).split(","))
     if backends.get("cpu", "nccl") != "nccl":
@@ -160,7 +163,7 @@ def step_together(
     except BaseException as raised:  # travels to all ranks, and is raised again below
         error = raised if translate is None else translate(doing, raised)
         envelope = _encode({"error": _describe(error, doing)}, doing)
-    if not dist.is_initialized() or group_size(group) == 1:
+    if group_size(group) == 1:
         if error is not None:
             raise error
         return Together(mine, [json.loads(envelope)["value"]])
@@ -192,7 +195,7 @@ def break_off(group: Group) -> None:
     gloo closes a connection on both sides when a wait on it times out, so a receive of nothing is waited for, shortly.
     Other backends have their own watchdogs; there this does nothing.
     """
-    if not dist.is_initialized() or group_device(group).type != "cpu":
+    if group_size(group) == 1 or group_device(group).type != "cpu":
         return
     for peer in range(group_size(group)):
         if peer != group_rank(group):

@@ -56,7 +56,7 @@ def gather_words(word: bytes, most_bytes: int, group: dist.ProcessGroup | None) 
 
     Called by every rank of the group; blocks until all have called it. Raises RuntimeError when a peer is gone.
     """
-    rank, size = dist.get_rank(group), dist.get_world_size(group)
+    rank, size = _place_in(group)
     place = TreePlace.of(rank, size)
     longest = _TOTAL.size + size * (_ENTRY.size + most_bytes)
     answer = _Mailbox(group, place.above, longest)
@@ -73,6 +73,13 @@ def gather_words(word: bytes, most_bytes: int, group: dist.ProcessGroup | None) 
         work.wait()
     by_rank = dict(_unpack(packed))
     return [by_rank[each] for each in range(size)]
+
+
+def _place_in(group: dist.ProcessGroup | None) -> tuple[int, int]:
+    """This rank in a group, and how many there are; torch itself would look for it in the default group first."""
+    members = group or dist.group.WORLD
+    assert members is not None, "who calls others has a group"
+    return members.rank(), members.size()
 
 
 class _Mailbox:
@@ -123,7 +130,7 @@ class Farewell:
     def __init__(self, group: dist.ProcessGroup | None, tag: int, root: int) -> None:
         self._group = group
         self._tag = tag
-        self._place = TreePlace.of(dist.get_rank(group), dist.get_world_size(group), root)
+        self._place = TreePlace.of(*_place_in(group), root)
         self._done_below = [self._expect(child) for child in self._place.below]
         self._done_everywhere = [self._expect(self._place.above)] if self._place.above is not None else []
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 import torch
@@ -49,7 +49,8 @@ class SourcePart:
     is_kv: bool = False
     """Whether it is cut by KV heads, of which there may be fewer than ranks."""
     section: tuple[int, int] = (0, 1)
-    """``(k, n)``: only the k-th of n equal sections of the source along ``dim``, as gate and up in one tensor."""
+    """``(k, n)``: only the k-th of n equal sections of the source along ``dim``, as gate and up in one tensor, or of a
+    dim of their own before it."""
     is_transposed: bool = False
     """Whether the matrix of the target is that of the source transposed."""
 
@@ -231,8 +232,8 @@ class _Mapping:
             row = 0
             for part in rule.parts:
                 name = match.expand(part.source).replace("{expert}", str(self.place.first_expert + number))
-                box, view = self._part(rule, part, self.sources[name], matrix, row)
-                row += view.shape[_row_dim(rule, part, view.ndim)]
+                box, view, num_rows = self._part(rule, part, self.sources[name], matrix, row)
+                row += num_rows
                 num_filled += box.size
                 made.append((name, Shard(0, box, int(view.storage_offset() - tensor.storage_offset()), view.stride())))
         if num_filled != tensor.numel() and not rule.is_padded:
@@ -248,9 +249,16 @@ class _Mapping:
 
     def _part(
         self, rule: Rule, part: SourcePart, shape: Sequence[int], matrix: torch.Tensor, row: int
-    ) -> tuple[Box, torch.Tensor]:
-        """The box of a source, and where it lies in the target, in the dims of the source."""
+    ) -> tuple[Box, torch.Tensor, int]:
+        """The box of a source; where it lies in the target, in the dims of the source; how many rows of it that is."""
         stacked = int(rule.experts is Experts.STACKED)
+        number, num_sections = part.section
+        if num_sections > 1 and len(shape) == matrix.ndim + 1 and shape[stacked] == num_sections:
+            # Gate and up lie along a dim of their own: one of them is like a source without that dim.
+            whole, inner = replace(part, section=(0, 1)), (*shape[:stacked], *shape[stacked + 1 :])
+            box, view, num_rows = self._part(rule, whole, inner, matrix, row)
+            corners = [(*at[:stacked], number + end, *at[stacked:]) for end, at in enumerate((box.start, box.stop))]
+            return Box(*corners), view.unsqueeze(stacked), num_rows
         if len(shape) != matrix.ndim:
             raise ValueError(f"a source has {len(shape)} dims, expected {matrix.ndim}")
         start, size = [0] * len(shape), list(shape)
@@ -267,7 +275,7 @@ class _Mapping:
         view = turned.narrow(rows, row, size[rows])
         if tuple(view.shape) != box.shape:
             raise ValueError(f"a source gives {box.shape}, expected {tuple(view.shape)}")
-        return box, view
+        return box, view, size[rows]
 
     def _cut(self, part: SourcePart, size: int, padded_rows: int | None) -> tuple[int, int]:
         """Start and length of what this rank holds along the dim that is cut."""

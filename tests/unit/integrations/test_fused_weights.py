@@ -124,6 +124,8 @@ def _experts(form: str, num_experts: int = 4) -> dict[str, torch.Tensor]:
     stem = f"{LAYER}.mlp.experts"
     if form == "stacked":
         return {f"{stem}.gate_up_proj": torch.cat([gate, up], 1), f"{stem}.down_proj": down}
+    if form == "four dims":
+        return {f"{stem}.gate_up_proj": torch.stack([gate, up], 1), f"{stem}.down_proj": down}
     if form == "transposed":
         both = torch.cat([gate, up], 1).transpose(1, 2).contiguous()
         return {f"{stem}.gate_up_proj": both, f"{stem}.down_proj": down.transpose(1, 2).contiguous()}
@@ -135,7 +137,7 @@ def _experts(form: str, num_experts: int = 4) -> dict[str, torch.Tensor]:
     }
 
 
-@pytest.mark.parametrize("form", ["each", "mixtral", "stacked", "transposed"])
+@pytest.mark.parametrize("form", ["each", "mixtral", "stacked", "transposed", "four dims"])
 def test_experts_of_any_form_fill_a_stack_cut_by_experts_and_by_ranks(form: str) -> None:
     whole, stacked = _experts(form), _experts("stacked")
     gate_up, down = stacked.values()

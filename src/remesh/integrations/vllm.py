@@ -1,0 +1,257 @@
+"""vLLM's own weight transfer, with the moves of Remesh: shards of any trainer into the parameters that engines hold.
+
+    LLM(model, weight_transfer_config=WeightTransferConfig(backend="remesh"))
+
+Every trainer rank sends what it holds, to the ranks that want it, and no rank has a whole tensor. Names and layouts are
+those of Hugging Face in the trainer, and vLLM's fused and sharded ones in the engines (`fused_weights`).
+
+    trainer ranks 0 .. T-1, ranks of the engines T .. T+N-1: one group beside the default groups of all
+    trainer_init -> init_transfer_engine on every worker: meet, map names; what does not fit is raised on all
+    send_weights -> start_weight_update, update_weights (all move at the same time), finish_weight_update
+
+Engines that join or leave: ``trainer_init`` once more, with a client of those that are there.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
+from typing import Any, ClassVar, Self
+
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor
+
+from remesh.comm.beside import join_beside, leave_beside
+from remesh.comm.gather import step_together
+from remesh.errors import ConfigError
+from remesh.integrations.fused_weights import VLLM_RULES, EnginePlace, Rule, WantedWeights, map_weights
+from remesh.integrations.hosts import check_host
+from remesh.layout import Shard as HeldBox
+from remesh.layout.from_torch import Piece
+from remesh.layout.placement import Replicate, Split, boxes_at
+from remesh.reshard import Resharder
+
+check_host("vllm", (0, 33))
+
+from vllm.distributed.weight_transfer.base import (  # noqa: E402 - what is missing is said first
+    ModuleSource,
+    ParamMeta,
+    Shard,
+    TrainerInitInfo,
+    TrainerWeightTransferEngine,
+    WeightTransferEngine,
+    WeightTransferInitInfo,
+    WeightTransferUpdateInfo,
+)
+
+BACKEND = "remesh"
+_MEETING = "meeting trainers and engines of vLLM"
+
+
+class ShardedModule(ModuleSource):
+    """vLLM's ``ModuleSource`` that gathers nothing, whatever the placements: FSDP2 with tensor parallelism, partial."""
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        super().__init__(module)
+        self._sharded = module
+
+    def iter_local(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Parameters as they are, DTensors with their layouts."""
+        for name, parameter in self._sharded.named_parameters():
+            if not isinstance(parameter, DTensor) or parameter.device_mesh.get_coordinate() is not None:
+                yield name, parameter
+
+
+@dataclass
+class RemeshTrainerInitInfo(TrainerInitInfo):
+    """What every trainer rank gives to vLLM's ``WeightTransferTrainerFactory.trainer_init``."""
+
+    backend: ClassVar[str] = BACKEND
+
+    master_address: str
+    """Of trainer rank 0, as the others and all engines reach it."""
+    master_port: int
+    num_trainers: int
+    num_workers: int
+    """Ranks of all engines: tensor parallelism times data parallelism, summed over the engines of the client."""
+    timeout_s: float = field(default=600.0, kw_only=True)
+    """How long anybody is waited for."""
+
+
+@dataclass
+class RemeshWorkerInitInfo(WeightTransferInitInfo):
+    """What the sender tells every engine, in plain JSON."""
+
+    master_address: str
+    master_port: int
+    num_trainers: int
+    num_workers: int
+    timeout_s: float
+    meeting: int
+    """Number of this meeting at that place."""
+    shapes: dict[str, list[int]]
+    """Whole shapes of the trainer's tensors."""
+    first_worker: int = 0
+    """Number of this engine's first rank, for clients of several engines."""
+
+
+@dataclass
+class RemeshUpdateInfo(WeightTransferUpdateInfo):
+    """An update says nothing beside."""
+
+
+class RemeshTrainerEngine(TrainerWeightTransferEngine[RemeshTrainerInitInfo]):
+    """The trainer's side, on every trainer rank."""
+
+    init_info_cls = RemeshTrainerInitInfo
+    _group: dist.ProcessGroup | None = None
+    _resharder: Resharder | None = None
+
+    @classmethod
+    def trainer_init(cls, init_info: RemeshTrainerInitInfo, *, client: Any, source: Any = None) -> Self:
+        """Meet the engines; on every trainer rank. Raises on all ranks alike what any of them cannot map."""
+        if source is None or not source.implements_iter_local():
+            raise ConfigError(
+                f"setting up weight transfer: a source {type(source).__name__} has no iter_local, expected one that "
+                "yields what each rank holds; take vLLM's ModuleSource, or ShardedModule of this module"
+            )
+        engine = cls(client=client, source=source, is_sender=init_info.is_sender, rank=init_info.rank)
+        # The store of the first meeting stays, so that nobody takes an old one for the next.
+        store = _store_at(init_info.master_address, init_info.master_port, init_info.rank == 0)
+        told = RemeshWorkerInitInfo(
+            **{key: value for key, value in asdict(init_info).items() if key != "rank"},
+            meeting=store.add(f"meetings of {init_info.rank}", 1),
+            shapes={meta.name: list(meta.shape) for meta in source.metadata},
+        )
+
+        def meet() -> None:
+            engine._group = _meet(told, store, init_info.rank)
+            step_together(lambda: None, engine._group, _MEETING)
+
+        engine._while_asking(lambda: client.init_weight_transfer_engine(asdict(told)), meet)
+        engine._resharder = Resharder(engine._group)
+        return engine
+
+    def send_weights(self) -> None:
+        """Move what the source holds now into all engines; on every trainer rank, blocks until they have it."""
+        assert self._resharder is not None, "vLLM sends after trainer_init"
+        resharder, given = self._resharder, self._given()
+        if self.is_sender:
+            self.client.start_weight_update()
+        self._while_asking(lambda: self.client.update_weights({}), lambda: resharder.reshard(given, {}))
+        if self.is_sender:
+            self.client.finish_weight_update()
+
+    def shutdown(self) -> None:
+        """Leave the engines."""
+        if self._group is not None:
+            leave_beside(self._group)
+            self._group = None
+
+    def _given(self) -> dict[str, torch.Tensor | Piece]:
+        metas = {meta.name: meta for meta in self.source.metadata}
+        return {name: _held(tensor, metas[name], self.rank) for name, tensor in self.source.iter_local()}
+
+    def _while_asking(self, ask: Callable[[], Any], act: Callable[[], Any]) -> None:
+        """Act; on the sender, the engines are asked at the same time, and what they raise comes first."""
+        if not self.is_sender:
+            act()
+            return
+        asking = ThreadPoolExecutor(1, thread_name_prefix="remesh-ask")
+        try:
+            asked = asking.submit(ask)
+            try:
+                act()
+            except Exception:
+                if asked.done():
+                    asked.result()
+                raise
+            asked.result()
+        finally:
+            asking.shutdown(wait=False)
+
+
+class RemeshWorkerEngine(WeightTransferEngine[RemeshWorkerInitInfo, RemeshUpdateInfo]):
+    """The engines' side, on every worker. A model with names of its own: a subclass with other ``rules``."""
+
+    init_info_cls = RemeshWorkerInitInfo
+    update_info_cls = RemeshUpdateInfo
+    supports_draft_weight_update = False
+    rules: ClassVar[Sequence[Rule]] = VLLM_RULES
+    _group: dist.ProcessGroup | None = None
+    _resharder: Resharder | None = None
+    _wanted: WantedWeights | None = None
+
+    def init_transfer_engine(self, init_info: RemeshWorkerInitInfo) -> None:
+        """Meet the trainers, and find where each of their tensors belongs; once more when members have changed."""
+        self.shutdown()
+        parallel = self.parallel_config
+        number = init_info.first_worker + parallel.data_parallel_index * parallel.world_size + parallel.rank
+        store = dist.TCPStore(init_info.master_address, init_info.master_port, is_master=False)
+        self._group = _meet(init_info, store, init_info.num_trainers + number)
+        self._wanted = step_together(lambda: self._map(init_info.shapes), self._group, _MEETING).mine
+        self._resharder = Resharder(self._group)
+
+    def start_weight_update(self) -> None:
+        """Nothing: weights go where they belong."""
+
+    def finish_weight_update(self) -> None:
+        """Nothing."""
+
+    def receive_weights(self, update_info: RemeshUpdateInfo) -> None:
+        """Fill the model's parameters in place. Raises on all ranks alike; what has not arrived is then unknown."""
+        if self._resharder is None or self._wanted is None:
+            raise ConfigError(
+                "receiving weights: this worker has met no trainer; call init_weight_transfer_engine first"
+            )
+        self._resharder.reshard({}, dict(self._wanted.pieces))
+        self._wanted.copy_ties()
+
+    def shutdown(self) -> None:
+        """Leave the trainers; the model stays as it is."""
+        if self._group is not None:
+            leave_beside(self._group)
+        self._group = self._resharder = self._wanted = None
+
+    def _map(self, shapes: Mapping[str, Sequence[int]]) -> WantedWeights:
+        parallel = self.parallel_config
+        cannot = {
+            "pipeline_parallel_size": parallel.pipeline_parallel_size > 1,
+            "enable_expert_parallel": parallel.enable_expert_parallel,
+            "quantization": getattr(self.model_config, "quantization", None) is not None,
+        }
+        if any(cannot.values()):
+            raise ConfigError(
+                f"mapping weights onto an engine of vLLM: found {[name for name, is_on in cannot.items() if is_on]}, "
+                "expected tensor and data parallelism of plain weights; take vLLM's nccl backend there"
+            )
+        size = parallel.tensor_parallel_size
+        place = EnginePlace(parallel.rank % size, size, self.model_config.get_total_num_kv_heads())
+        return map_weights(dict(self.model.named_parameters()), shapes, place, self.rules)
+
+
+@functools.cache
+def _store_at(address: str, port: int, is_server: bool) -> dist.TCPStore:
+    return dist.TCPStore(address, port, is_master=is_server, wait_for_workers=False)
+
+
+def _meet(told: RemeshWorkerInitInfo, store: dist.Store, rank: int) -> dist.ProcessGroup:
+    fresh = dist.PrefixStore(f"meeting {told.meeting}", store)
+    return join_beside(fresh, rank, told.num_trainers + told.num_workers, timeout_s=told.timeout_s)
+
+
+def _held(tensor: torch.Tensor, meta: ParamMeta, rank: int) -> torch.Tensor | Piece:
+    """What a source yields, with the boxes that its metadata tells."""
+    if isinstance(tensor, DTensor) or meta.owners is None or meta.placements is None:
+        return tensor
+    number, coordinate = meta.owners.index(rank), []
+    for at in range(len(meta.mesh_shape)):
+        inner = math.prod(meta.mesh_shape[at + 1 :])
+        coordinate.append(number // inner % meta.mesh_shape[at])
+    placements = tuple(Split(one.dim) if isinstance(one, Shard) else Replicate() for one in meta.placements)
+    boxes = boxes_at(tuple(meta.shape), tuple(meta.mesh_shape), tuple(coordinate), placements)
+    return Piece(tensor.detach(), tuple(meta.shape), tuple(HeldBox(0, *one) for one in boxes))
