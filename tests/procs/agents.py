@@ -78,6 +78,15 @@ class Agents:
             time.sleep(0.02)
         return found
 
+    def wait_for_world(self, size: int) -> list[dict[str, Any]]:
+        """What the newest workers told, once they are a world of that size: a slow machine first has a smaller one."""
+        count = size
+        while True:
+            found = self.wait_for_workers(count)
+            if {worker["WORLD_SIZE"] for worker in found[-size:]} == {str(size)}:
+                return found[-size:]
+            count = len(found) + 1
+
     def _work_of_silent(self) -> int:
         """What processes have done that agents started and that have told nothing yet."""
         started = {pid for agent in self.agents if agent.poll() is None for pid in children_of(agent.pid)}

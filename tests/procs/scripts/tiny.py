@@ -66,7 +66,9 @@ def main() -> None:
     parser.add_argument("--fsdp", action="store_true")
     parser.add_argument("--stream", choices=STREAMS, help="read the samples as an iterable without indices")
     parser.add_argument("--pause-s", type=float, default=0.05, help="length of a step")
-    parser.add_argument("--full-size", type=int, default=1, help="with fewer ranks, steps take their time")
+    parser.add_argument(
+        "--full-size", type=int, default=1, help="with fewer ranks steps take their time, the last most"
+    )
     parser.add_argument("--mishap", choices=["raise", "exit", "vote-no", "stuck"])
     parser.add_argument("--attempt", action="store_true", help="stay in the loop of steps when a member is replaced")
     parser.add_argument("--timeout-s", type=float, default=30.0)
@@ -100,7 +102,8 @@ def main() -> None:
         job: remesh.Job, model: torch.nn.Module, optim: torch.optim.Optimizer, indices: torch.Tensor, x: torch.Tensor
     ) -> None:
         job.log("batch", samples=indices.tolist() if job.batch_weight else [])
-        time.sleep(options.pause_s if job.world_size >= options.full_size else 0.4)
+        is_near_the_end = job.step >= options.steps - 15
+        time.sleep(options.pause_s if job.world_size >= options.full_size else 5 if is_near_the_end else 0.4)
         time.sleep(0.3 * is_slow)
         loss = (model(x) - x.roll(1, -1)).square().mean() * job.batch_weight
         is_last = (job.step + 1) % options.accumulate == 0
