@@ -138,13 +138,10 @@ def make_restarts_page(report: Mapping[str, Any]) -> str:
             cells += [_cell(at[f"{about}, {what}"], "{:.0f}") for what in ("never back", "attempts wasted")]
             cells.append(_cell(at.get(f"{about}, kill to through, p50"), "{:.1f}"))
             lines.append(f"| {meeting} | {launcher} | {' | '.join(cells)} |")
-    load = ", ".join(f"{value:.1f}" for value in report["load"])
     title = [
         "# Restart mode, measured",
         "",
-        "Written by `python -m benchmarks.elastic.tables` from the report of `PARTS=attempts KEEP=1 make bench",
-        "ROOM=elastic`; do not edit.",
-        f"Machine: {report['machine']['num_cores']} cores, load averages at the end {load}.",
+        header_of(report, f"PARTS=attempts KEEP=1 {_VERB}", "as many as the column of kills says; the median"),
         "",
         "A plain script makes a gloo group of two ranks and adds numbers up; in its first attempt rank 1 is killed.",
         f"{MAX_RESTARTS} restarts are allowed. Both launchers have the same flags and run in turn; two nodes, but for",

@@ -64,7 +64,7 @@ def test_restarts_stand_beside_torchruns_with_what_they_wasted() -> None:
         row(f"{theirs}, never back", 2, "jobs"),
         row(f"{theirs}, attempts wasted", 17, "attempts"),
     ]
-    page = make_restarts_page({"rows": rows, "load": [0.5, 0.4, 0.3], "machine": {"num_cores": 2}})
+    page = make_restarts_page({**DESCRIBED, "rows": rows})
     assert "| c10d | remesh | 20 | 20 (20, reached) | 0 | 0 | 3.2 |" in page
     assert "| c10d | torchrun | 12 | 1 | 2 | 17 |  |" in page
 

@@ -1,0 +1,34 @@
+"""A measured page says what its figures need to be judged: the verb that repeats them, commit, machine, load, runs."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tests.rules.source_tree import ROOT
+
+_DOCS = ROOT / "docs"
+_HEAD = re.compile(r"^\*Written by `([^`]+)`, which repeats it; do not edit\. (.*)\*$", re.MULTILINE)
+_MODEL = "Nothing is measured: a model"
+_NEEDED = (r"Commit [0-9a-f]{7}", r"\d+ cores", r"load \d", r"Runs: \w")
+PAGES = sorted(set(re.findall(r"\]\(([^)#]+\.md)", (_DOCS / "measured.md").read_text())))
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_a_measured_page_says_what_its_figures_need_to_be_judged(page: str) -> None:
+    heads = _HEAD.findall((_DOCS / page).read_text())
+    assert heads, f"docs/{page}: no line as benchmarks.report.header_of writes it"
+    for verb, told in heads:
+        missing = [] if told.startswith(_MODEL) else [one for one in _NEEDED if not re.search(one, told)]
+        assert not missing, f"docs/{page}: its head lacks {missing}"
+        for module in re.findall(r"python -m (benchmarks[\w.]*)", verb):
+            path = ROOT / module.replace(".", "/")
+            assert path.with_suffix(".py").is_file() or (path / "__main__.py").is_file(), f"docs/{page}: no {module}"
+
+
+def test_every_page_that_a_benchmark_writes_is_listed() -> None:
+    written = {str(path.relative_to(_DOCS)) for path in _DOCS.rglob("*.md") if _HEAD.search(path.read_text())}
+    assert written == set(PAGES), (
+        f"docs/measured.md lists {set(PAGES) - written} too many and lacks {written - set(PAGES)}"
+    )
