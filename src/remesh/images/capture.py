@@ -2,43 +2,23 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import resource
 import signal
 import struct
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from typing import Final
 
-from remesh.errors import PeerError
 from remesh.images.clocks import clocks_of
-from remesh.images.format import (
-    AreasState,
-    AreaState,
-    FileIdentity,
-    FileKind,
-    FilesState,
-    FileState,
-    MemoryBounds,
-    NamelessFile,
-    ProcessState,
-    ThreadState,
-)
-from remesh.images.frozen import Frozen
+from remesh.images.format import AreasState, AreaState, FileIdentity, MemoryBounds, ProcessState, ThreadState
 from remesh.images.identity import Identities
-from remesh.images.inspection import is_bound_by_the_site, kind_of
-from remesh.images.nameless import describe_nameless
+from remesh.images.inspection import is_bound_by_the_site
 from remesh.images.ptrace import Registers, Tracee
 from remesh.images.seat import processors_of
-from remesh.linux.calls import PR_GET_TID_ADDRESS, get_robust_list, system_call
-from remesh.linux.proc_text import Area, AreaKind, Descriptor
-from remesh.linux.procfs import (
-    inner_id,
-    read_descriptors,
-    read_stat,
-    read_status,
-    seen_from_here,
-)
+from remesh.images.standing import StandingProcess
+from remesh.linux.calls import PR_GET_CHILD_SUBREAPER, PR_GET_DEATH_SIGNAL, PR_GET_TID_ADDRESS, get_robust_list
+from remesh.linux.proc_text import Area, AreaKind
+from remesh.linux.procfs import inner_id, read_stat, read_status, seen_from_here
 
 _NUM_SIGNALS: Final = 64
 _UNCATCHABLE: Final = (9, 19)
@@ -49,18 +29,15 @@ _INTERVAL_TIMERS: Final = (0, 1, 2)  # ITIMER_REAL, ITIMER_VIRTUAL, ITIMER_PROF
 _RSEQ_CS_AT: Final = 8  # of the pointer to the critical section, in struct rseq
 _CRITICAL_SECTION: Final = struct.Struct("<2I3Q")  # version, flags, start, length, abort address
 _PR_GET_DUMPABLE: Final = 3
-_KCMP: Final = 312
-_KCMP_FILE: Final = 0
 _LIMITS: Final = (resource.RLIMIT_STACK, resource.RLIMIT_NOFILE, resource.RLIMIT_CORE)
-_libc: Final = ctypes.CDLL(None, use_errno=True)
 
 
 # --- process ---
 
 
-def capture_process(frozen: Frozen, scratch: int) -> ProcessState:
-    """What there is once in the process."""
-    pid, leader = frozen.pid, frozen.leader
+def capture_process(process: StandingProcess, scratch: int, seat: int) -> ProcessState:
+    """What there is once in the process; ``seat`` are the processors that its tree was given."""
+    pid, leader = process.pid, process.leader
     stat_fields = read_stat(pid)
     numbers = [int(stat_fields[n - 1]) for n in (26, 27, 45, 46, 47)]
     start_code, end_code, start_data, end_data, start_brk = numbers
@@ -83,10 +60,17 @@ def capture_process(frozen: Frozen, scratch: int) -> ProcessState:
         dumpable=leader.call("prctl", _PR_GET_DUMPABLE, 0, 0, 0, 0) == 1,
         monotonic_ns=clocks.monotonic_ns,
         boottime_ns=clocks.boottime_ns,
-        leads_session=status["NSsid"].split()[-1] == status["NSpid"].split()[-1],
+        is_subreaper=_asked(leader, scratch, PR_GET_CHILD_SUBREAPER) != 0,
+        death_signal=_asked(leader, scratch, PR_GET_DEATH_SIGNAL),
         interval_timers=_interval_timers(leader, scratch),
-        seat=processors_of(int(status["PPid"])),
+        seat=seat,
     )
+
+
+def _asked(leader: Tracee, scratch: int, option: int) -> int:
+    """A property that prctl writes to memory, as an int of C."""
+    leader.call("prctl", option, scratch, 0, 0, 0)
+    return int.from_bytes(leader.read(scratch, 4), "little")
 
 
 def _interval_timers(leader: Tracee, scratch: int) -> dict[int, bytes]:
@@ -116,9 +100,9 @@ def _signal_actions(leader: Tracee, scratch: int, chosen: int) -> dict[int, byte
 # --- threads ---
 
 
-def capture_threads(frozen: Frozen, scratch: int) -> list[ThreadState]:
+def capture_threads(process: StandingProcess, scratch: int) -> list[ThreadState]:
     """Every thread, the leader first."""
-    return [_capture_thread(frozen.pid, tracee, scratch) for tracee in frozen.tracees]
+    return [_capture_thread(process.pid, tracee, scratch) for tracee in process.tracees]
 
 
 def _capture_thread(pid: int, tracee: Tracee, scratch: int) -> ThreadState:
@@ -163,8 +147,19 @@ def _out_of_critical_section(tracee: Tracee, rseq: int, registers: Registers) ->
 # --- memory ---
 
 
-def capture_areas(pid: int, areas: list[Area], identities: Identities) -> AreasState:
-    """The memory map, as read before `Frozen.prepare_calls` added an area, and the identities of mapped files."""
+def capture_areas(
+    pid: int, areas: list[Area], identities: Identities, number_of_carried: Callable[[tuple[str, int]], int]
+) -> AreasState:
+    """The memory map, as read before `StandingProcess.prepare_calls` added an area, and the identities of mapped files.
+
+    ``number_of_carried`` tells of device and inode which carried file of the tree that is.
+    """
+    states = tuple(_area_state(area, number_of_carried) for area in areas)
+    return AreasState(states, mapped_files(pid, areas, identities))
+
+
+def mapped_files(pid: int, areas: list[Area], identities: Identities) -> dict[str, FileIdentity]:
+    """The identities of mapped files, by path."""
     files: dict[str, FileIdentity] = {}
     for area in areas:
         changes = area.kind is AreaKind.SHARED_FILE and "w" in area.protection
@@ -178,86 +173,10 @@ def capture_areas(pid: int, areas: list[Area], identities: Identities) -> AreasS
             files[area.path] = FileIdentity(info.st_size, info.st_mtime_ns, "")
         else:
             files[area.path] = identities.of(seen)
-    return AreasState(tuple(_area_state(area) for area in areas), files)
+    return files
 
 
-def _area_state(area: Area) -> AreaState:
+def _area_state(area: Area, number_of_carried: Callable[[tuple[str, int]], int]) -> AreaState:
+    carried = number_of_carried((area.device, area.inode)) if area.kind is AreaKind.CARRIED else None
     grows_down = area.path == "[stack]"
-    return AreaState(area.start, area.end, area.protection, area.kind, area.offset, area.path, grows_down)
-
-
-# --- open files ---
-
-
-def capture_files(pid: int, identities: Identities) -> FilesState:
-    """The open files, in order of number."""
-    captured = _CapturedFiles(pid, identities)
-    for descriptor in read_descriptors(pid):
-        kind = kind_of(pid, descriptor)
-        if kind is None:
-            raise PeerError(f"dumping process {pid}: descriptor {descriptor.number} changed while it stood still")
-        captured.states.append(_file_state(captured, descriptor, kind))
-    return FilesState(tuple(captured.states), tuple(captured.nameless.values()))
-
-
-@dataclass(frozen=True, slots=True)
-class _CapturedFiles:
-    """The descriptors up to now, and what later ones may lead to as well."""
-
-    pid: int
-    identities: Identities
-    states: list[FileState] = field(default_factory=list)
-    pipes: dict[str, int] = field(default_factory=dict)
-    nameless: dict[tuple[int, int], NamelessFile] = field(default_factory=dict)  # by device and inode, in order
-
-
-def _file_state(captured: _CapturedFiles, descriptor: Descriptor, kind: FileKind) -> FileState:
-    pid, link, path = captured.pid, descriptor.link, f"/proc/{captured.pid}/fd/{descriptor.number}"
-    same_as = next((state.number for state in captured.states if _share_position(pid, state, descriptor, kind)), None)
-    data, content, nameless = b"", None, None
-    if kind is FileKind.FILE and not is_bound_by_the_site(link):
-        content = captured.identities.of(path)
-    elif kind is FileKind.NAMELESS:
-        info = os.stat(path)
-        if (info.st_dev, info.st_ino) not in captured.nameless:
-            captured.nameless[info.st_dev, info.st_ino] = describe_nameless(path, link)
-        nameless = list(captured.nameless).index((info.st_dev, info.st_ino))
-    elif kind is FileKind.PIPE and descriptor.flags & os.O_ACCMODE == os.O_RDONLY and same_as is None:
-        data = _pipe_content(pid, descriptor.number)
-    elif kind is FileKind.EVENT:
-        data = int(dict(descriptor.info)["eventfd-count"], 16).to_bytes(8, "little")
-    return FileState(
-        number=descriptor.number,
-        kind=kind,
-        flags=descriptor.flags,
-        path="" if kind in (FileKind.PIPE, FileKind.EVENT, FileKind.NAMELESS) else link,
-        position=descriptor.position,
-        content=content,
-        same_as=same_as,
-        pipe=captured.pipes.setdefault(link, len(captured.pipes) + 1) if kind is FileKind.PIPE else 0,
-        data=data,
-        nameless=nameless,
-    )
-
-
-def _share_position(pid: int, earlier: FileState, later: Descriptor, kind: FileKind) -> bool:
-    if earlier.kind is not kind or earlier.same_as is not None:
-        return False
-    result = _libc.syscall(_KCMP, pid, pid, _KCMP_FILE, earlier.number, later.number)
-    return bool(result == 0)
-
-
-def _pipe_content(pid: int, number: int) -> bytes:
-    """What is in a pipe, which stays there: ``tee`` copies it into a pipe of ours."""
-    source = os.open(f"/proc/{pid}/fd/{number}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    copy_out, copy_in = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-    try:
-        try:
-            os.set_blocking(copy_in, False)
-            count = system_call("tee", source, copy_in, 1 << 20, 2)
-        except BlockingIOError:
-            return b""
-        return os.read(copy_out, count)
-    finally:
-        for descriptor in (source, copy_out, copy_in):
-            os.close(descriptor)
+    return AreaState(area.start, area.end, area.protection, area.kind, area.offset, area.path, grows_down, carried)

@@ -6,11 +6,11 @@ import array
 from pathlib import Path
 
 from remesh.images import format as image_format
+from remesh.images.carried import copy_carried
 from remesh.images.format import ChunksState, PagesState
-from remesh.images.nameless import copy_nameless
 from remesh.images.pages import PageWriter, place_runs
-from remesh.images.store import ImageFolder, ImageOrigin
-from remesh.images.stored import StoredImage, read_image, source_runs, stored_pages
+from remesh.images.store import Completed, ImageFolder, ImageOrigin
+from remesh.images.stored import StoredImage, read_tree, source_runs, stored_pages
 from remesh.linux.calls import PAGE_BYTES
 
 
@@ -20,18 +20,29 @@ def compact_image(source: Path, target: Path, *, compress: bool = False) -> int:
     Every page is checked on the way. Raises `FormatError` when an image is damaged, `StorageError` when the folder
     exists. Nothing is left behind when it fails.
     """
-    image = read_image(source)
+    tree = read_tree(source)
     with ImageFolder(target) as folder:
-        folder.put(image_format.PROCESS_FILE, image.process)
-        folder.put(image_format.THREADS_FILE, image.threads)
-        folder.put(image_format.AREAS_FILE, image.areas)
-        folder.put(image_format.FILES_FILE, image.files)
-        if image.files.nameless:
-            folder.put_blocks(image_format.NAMELESS_FILE, copy_nameless(source, image.files))
-        if image.channel is not None:
-            folder.put(image_format.CHANNEL_FILE, image.channel)
-        chunks = _gather(image, folder, compress=compress)
-        return folder.complete(ImageOrigin(image.header.pid, compress, (), image.header.machine), chunks).num_bytes
+        folder.put(image_format.TREE_FILE, tree.state)
+        if tree.state.carried:
+            folder.put_blocks(image_format.CARRIED_FILE, copy_carried(source, tree.state.carried))
+        if tree.root.channel is not None:
+            folder.put(image_format.CHANNEL_FILE, tree.root.channel)
+        written: dict[int, Completed] = {}
+        for member in tree.members[1:]:
+            with ImageFolder(target / str(member.header.pid)) as own_folder:
+                written[member.header.pid] = _compact_member(member, own_folder, {}, compress=compress)
+        digests = {pid: each.sha256 for pid, each in written.items()}
+        root = _compact_member(tree.root, folder, digests, compress=compress)
+        return root.num_bytes + sum(each.num_bytes for each in written.values())
+
+
+def _compact_member(image: StoredImage, folder: ImageFolder, members: dict[int, str], *, compress: bool) -> Completed:
+    folder.put(image_format.PROCESS_FILE, image.process)
+    folder.put(image_format.THREADS_FILE, image.threads)
+    folder.put(image_format.AREAS_FILE, image.areas)
+    folder.put(image_format.FILES_FILE, image.files)
+    chunks = _gather(image, folder, compress=compress)
+    return folder.complete(ImageOrigin(image.header.pid, compress, (), image.header.machine, members), chunks)
 
 
 def _gather(image: StoredImage, folder: ImageFolder, *, compress: bool) -> ChunksState:

@@ -1,30 +1,32 @@
 """What does an image consist of? A folder with one JSON file per kind of kernel object, and one file of pages.
 
     image.json      header: version, machine, what it builds upon, length and SHA-256 of every other file
+    tree.json       what the processes of the tree have in common: relatives, open files (`tree_format`)
     process.json    what there is once: addresses of the program's parts, signal actions, folder, clocks
     threads.json    per thread: ids, registers, signal mask, addresses the kernel keeps for it
     areas.json      the memory map, and the identity of every mapped file
-    files.json      open files
+    files.json      descriptors, and to which open file each leads
     pages.json      which pages are saved, and where their bytes are
     pages.bin       the bytes of the pages, in chunks, each of which may be compressed
     chunks.json     length and CRC-32 of each chunk
-    nameless.bin    the bytes of open files that have no name, one behind the other, when there are some
+    carried.bin     the bytes of shared memory and of files without a name, one behind the other, when there are some
     channel.bin     the bytes of the file behind the channel, when the process has one; zeros at its end are left out
 
-The header is written last: a folder without it is no image. *Raw offsets* count bytes of the uncompressed pages, one
-behind the other. A run of pages names its source: 0 is this image, k is the k-th image of ``builds_upon``, so an
-increment's index is complete and restoring needs no walk through its ancestors. Runs of several sources may hold the
-same page: the lowest source is the newest, and counts (`layers`).
+Each descendant of the process has a folder of the same kind inside, named by its id, without what is there once for the
+tree (``tree.json``, ``carried.bin``, ``channel.bin``); the header names theirs. The header is written last: a folder
+without it is no image. *Raw offsets* count bytes of the uncompressed pages, one behind the other. A run of pages names
+its source: 0 is this image, k is the k-th image of ``builds_upon``, so an increment's index is complete and restoring
+needs no walk through its ancestors. Runs of several sources may hold the same page: the lowest source is the newest,
+and counts (`layers`).
 """
 
 from __future__ import annotations
 
 import array
 import bisect
-import enum
 import itertools
 import operator
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -32,7 +34,7 @@ from remesh.images.layers import Layer, own_layer
 from remesh.images.ranges import PageSet
 from remesh.linux.proc_text import AreaKind
 
-VERSION: Final = 3
+VERSION: Final = 4
 HEADER_FILE: Final = "image.json"
 PROCESS_FILE: Final = "process.json"
 THREADS_FILE: Final = "threads.json"
@@ -42,18 +44,20 @@ PAGES_INDEX_FILE: Final = "pages.json"
 PAGES_FILE: Final = "pages.bin"
 CHUNKS_FILE: Final = "chunks.json"
 CHANNEL_FILE: Final = "channel.bin"
-NAMELESS_FILE: Final = "nameless.bin"
+TREE_FILE: Final = "tree.json"
+CARRIED_FILE: Final = "carried.bin"
 CRIU_FILE: Final = "criu.json"
 """What stands in the folder of an image by CRIU, and in no other."""
 RECORD_FILES: Final = (PROCESS_FILE, THREADS_FILE, AREAS_FILE, FILES_FILE, PAGES_INDEX_FILE, CHUNKS_FILE)
 """The files that are JSON, besides the header."""
-_BLOBS: Final = (PAGES_FILE, CHANNEL_FILE, NAMELESS_FILE)
+_OF_THE_TREE: Final = (PAGES_FILE, TREE_FILE, CHANNEL_FILE, CARRIED_FILE)
 MAX_JSON_BYTES: Final = 1 << 30
 CHUNK_BYTES: Final = 2 << 20
 """Raw bytes of a full chunk of pages: one huge page. Disks are busy with that already, and less is waited for."""
 _PAGE_BYTES: Final = 4096
 _ADDRESS_END: Final = 1 << 47
 _MAX_CHAIN: Final = 1000
+_MAX_DESCRIPTOR: Final = 1 << 20
 
 
 def _check(good: bool, message: str) -> None:
@@ -109,12 +113,13 @@ class Header:
     builds_upon: tuple[Ancestor, ...]  # empty for a full image
     machine: Machine
     files: dict[str, StoredFile]  # by name
+    members: dict[int, str]  # of the root of a tree: SHA-256 of the header of each descendant, by inner id
 
     def __post_init__(self) -> None:
         _check(self.version == VERSION, f"the version is {self.version}, this program reads {VERSION}")
         _check(self.pid > 1, f"the process id is {self.pid}, expected more than 1")
         _check(set(RECORD_FILES) <= set(self.files), f"the files {sorted(self.files)} lack some of {RECORD_FILES}")
-        unknown = sorted(set(self.files) - set(RECORD_FILES) - set(_BLOBS))
+        unknown = sorted(set(self.files) - set(RECORD_FILES) - set(_OF_THE_TREE))
         _check(not unknown, f"the files {unknown} are unknown")
         _check(len(self.builds_upon) <= _MAX_CHAIN, f"it builds upon {len(self.builds_upon)} images")
         for ancestor in self.builds_upon:
@@ -156,7 +161,8 @@ class ProcessState:
     dumpable: bool
     monotonic_ns: int  # CLOCK_MONOTONIC of the process
     boottime_ns: int  # CLOCK_BOOTTIME of the process
-    leads_session: bool = False  # its session has its process id
+    is_subreaper: bool  # orphans among its descendants become its children
+    death_signal: int  # that it gets when its parent ends; 0 for none
     interval_timers: dict[int, bytes] = field(default_factory=dict)  # struct itimerval by kind, of those that run
     seat: int = 1  # processors that it was given, bit n for number n; see `seat`
 
@@ -221,10 +227,13 @@ class AreaState:
     offset: int
     path: str
     grows_down: bool  # the stack
+    carried: int | None  # of `AreaKind.CARRIED`: which of the tree's carried files, from 0
 
     def __post_init__(self) -> None:
         if not _is_range(self.start, self.end):  # a program has hundreds: no message is made for the good ones
             raise ValueError(f"the area {self.start:#x}-{self.end:#x} is no range of pages")
+        if (self.carried is not None) != (self.kind is AreaKind.CARRIED):
+            raise ValueError(f"the area {self.start:#x}-{self.end:#x} is of the carried file {self.carried}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -326,72 +335,25 @@ def _rows_of(layer: Layer, source: int) -> bytes:
     return rows.tobytes()
 
 
-# --- open files ---
-
-
-class FileKind(enum.Enum):
-    """What a descriptor leads to."""
-
-    FILE = "file"
-    NAMELESS = "nameless"  # a file that was deleted while it was open, or never had a name
-    FOLDER = "folder"
-    DEVICE = "device"  # /dev/null and its kind
-    PIPE = "pipe"  # both ends in this process
-    EVENT = "event"  # an eventfd
+# --- descriptors ---
 
 
 @dataclass(frozen=True, slots=True)
-class NamelessFile:
-    """A file without a name, in ``files.json``. Its bytes stand in ``nameless.bin``, behind those of the one before."""
-
-    folder: str  # where its last name was
-    num_bytes: int  # its length, with holes
-    runs: bytes  # offset and length of each piece that is not a hole, in order, as numbers of 64 bits
-
-    def __post_init__(self) -> None:
-        _check(len(self.runs) % 16 == 0, f"pieces of a file without a name have {len(self.runs)} bytes")
-        end = 0
-        for start, num_bytes in self.pieces():
-            _check(start >= end and num_bytes >= 1, "pieces of a file without a name are not in order")
-            end = start + num_bytes
-        _check(end <= self.num_bytes, f"a file without a name has {self.num_bytes} bytes, and pieces up to {end}")
-
-    def pieces(self) -> Iterator[tuple[int, int]]:
-        """Offset and length of each."""
-        numbers = iter(array.array("Q", self.runs))
-        return zip(numbers, numbers, strict=True)
-
-    @property
-    def num_stored_bytes(self) -> int:
-        return sum(num_bytes for _, num_bytes in self.pieces())
-
-
-@dataclass(frozen=True, slots=True)
-class FileState:
+class DescriptorState:
     """One descriptor of ``files.json``."""
 
     number: int
-    kind: FileKind
-    flags: int  # of open(2)
-    path: str  # of named files, folders and devices; "" otherwise
-    position: int  # of files
-    content: FileIdentity | None  # of named files: length and hash at the image
-    same_as: int | None  # the lower descriptor that shares its position (dup); None for the first
-    pipe: int  # which pipe, by a number of ours; 0 for none
-    data: bytes  # of the reading end of a pipe: what was in it; of an eventfd: its count, 8 bytes
-    nameless: int | None  # which of `FilesState.nameless`, from 0; None for all other kinds
+    file: int  # which of the tree's open files, from 0
+    closes_on_exec: bool
 
 
 @dataclass(frozen=True, slots=True)
 class FilesState:
     """``files.json``."""
 
-    files: tuple[FileState, ...]  # by number, each once
-    nameless: tuple[NamelessFile, ...]  # each once, however many descriptors lead to it
+    descriptors: tuple[DescriptorState, ...]  # by number, each once
 
     def __post_init__(self) -> None:
-        numbers = [file.number for file in self.files]
+        numbers = [each.number for each in self.descriptors]
         _check(numbers == sorted(set(numbers)), f"descriptors {numbers} are not in order")
-        for file in self.files:
-            expected = range(len(self.nameless)) if file.kind is FileKind.NAMELESS else (None,)
-            _check(file.nameless in expected, f"descriptor {file.number} is of the file without a name {file.nameless}")
+        _check(not numbers or (numbers[0] >= 0 and numbers[-1] < _MAX_DESCRIPTOR), f"descriptors {numbers} are no such")

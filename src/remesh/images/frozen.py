@@ -1,39 +1,40 @@
-"""How does a process stand still as a whole? Every thread is seized and interrupted, until no new ones appear."""
+"""How does a process stand still with all of its descendants? Parents first, until nobody new appears.
+
+Who stands still makes no child. A parent that waits for a child to become
+another program (vfork) stands only after that, so no child is met that still shares its parent's memory.
+"""
 
 from __future__ import annotations
 
-import contextlib
 import threading
 from types import TracebackType
 from typing import Final, Self
 
 from remesh.errors import ConfigError, PeerError
-from remesh.images.ptrace import Tracee, find_instruction
+from remesh.images.standing import StandingProcess
+from remesh.images.tree import has_ended, tree_of
 from remesh.linux.calls import is_gone
-from remesh.linux.proc_text import Area
-from remesh.linux.procfs import read_areas, thread_ids
 
-_MAX_LISTINGS: Final = 100
-"""A process that makes threads faster than they are seized is given up after so many looks at its threads."""
-_SCRATCH_BYTES: Final = 8192
-_READ_WRITE: Final = 0x3
-_PRIVATE_ANONYMOUS: Final = 0x22
+_MAX_LOOKS: Final = 1000
+"""A tree that makes processes faster than they are seized is given up after so many looks at it."""
+_QUIET_LOOKS: Final = 2
+"""A child may change its parent while the tree is looked at, and be seen at neither; not twice, while others stand."""
 
 
 class Frozen:
-    """A process all of whose threads stand still; a context manager that thaws it.
+    """A process that stands still with all of its descendants; a context manager that thaws them.
 
-    Only the thread that froze it may dump or thaw it. If that thread ends, the process runs on.
+    Only the thread that froze them may dump or thaw them. If that thread ends, they run on.
     """
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
-        self.tracees: list[Tracee] = []  # the leader first
+        self.processes: list[StandingProcess] = []
+        """That of ``pid`` first, parents before their children."""
+        self.ended: list[int] = []
+        """Ids of those that have ended, and are not waited for yet."""
         self._owner = threading.get_ident()
-        self._prepared = False
-        self._scratch = 0
-        self._areas: list[Area] = []
-        _STANDING[pid] = self
+        _FROZEN[pid] = self
 
     def __enter__(self) -> Self:
         return self
@@ -42,18 +43,8 @@ class Frozen:
         self.thaw()
 
     @property
-    def leader(self) -> Tracee:
-        return self.tracees[0]
-
-    @property
-    def areas(self) -> list[Area]:
-        """Its memory map, read once: it does not change while it stands, but for what `prepare_calls` adds and removes.
-
-        Asked for the first time before that.
-        """
-        if not self._areas:
-            self._areas = read_areas(self.pid)
-        return self._areas
+    def root(self) -> StandingProcess:
+        return self.processes[0]
 
     def check_owner(self) -> None:
         """Raise `ConfigError` in another thread than the one that froze it: the kernel would refuse every request."""
@@ -62,98 +53,73 @@ class Frozen:
                 f"dumping process {self.pid}: it was frozen by another thread, expected the one that dumps and thaws it"
             )
 
-    def stop_threads(self) -> None:
-        """Seize and stop every thread there is."""
-        for _ in range(_MAX_LISTINGS):
-            held = {tracee.tid for tracee in self.tracees}
-            new = [tid for tid in thread_ids(self.pid) if tid not in held]
-            if not new:
+    def stop(self) -> None:
+        """Seize and stop every process there is."""
+        num_quiet = 0
+        for _ in range(_MAX_LOOKS):
+            held = {process.pid for process in self.processes}
+            new = [pid for pid in tree_of(self.pid) if pid not in held and (pid == self.pid or not has_ended(pid))]
+            num_quiet = 0 if new else num_quiet + 1
+            if num_quiet == _QUIET_LOOKS:
+                self._put_in_order()
                 return
-            for tid in new:
-                tracee = Tracee(tid)
-                try:
-                    tracee.seize()
-                    tracee.interrupt()
-                except (OSError, PeerError) as error:
-                    if tid != self.pid and (isinstance(error, PeerError) or is_gone(error)):
-                        continue  # this thread ended just now
-                    raise
-                self.tracees.append(tracee)
-        raise PeerError(f"freezing process {self.pid}: new threads appeared {_MAX_LISTINGS} times; try again")
+            for pid in new:
+                self._stop(pid)
+        raise PeerError(f"freezing process {self.pid}: new processes appeared {_MAX_LOOKS} times; try again")
 
-    def prepare_calls(self) -> int:
-        """Get every thread ready for injected calls; the address of scratch memory in the process, of 8 KiB."""
-        if self._prepared:
-            return self._scratch
-        address = self._find_instruction()  # reads the memory map, if nobody has
-        for tracee in self.tracees:
-            tracee.prepare(address)
-        self._prepared = True
-        self._scratch = self.leader.call("mmap", 0, _SCRATCH_BYTES, _READ_WRITE, _PRIVATE_ANONYMOUS, -1, 0)
-        return self._scratch
+    def _stop(self, pid: int) -> None:
+        process = StandingProcess(pid)
+        self.processes.append(process)
+        try:
+            process.stop_threads()
+        except (OSError, PeerError) as error:
+            if pid == self.pid or not (isinstance(error, PeerError) or is_gone(error) or has_ended(pid)):
+                raise
+            process.thaw()
+            self.processes.remove(process)
 
-    def finish_calls(self) -> None:
-        """Put every thread back to where it was; there may be calls again after another `prepare_calls`."""
-        if not self._prepared:
-            return
-        if self._scratch:
-            self.leader.call("munmap", self._scratch, _SCRATCH_BYTES)
-            self._scratch = 0
-        for tracee in self.tracees:
-            tracee.settle()
-        self._prepared = False
-
-    def _find_instruction(self) -> int:
-        areas = [area for area in self.areas if "x" in area.protection and area.path != "[vsyscall]"]
-        for area in sorted(areas, key=lambda area: area.path != "[vdso]"):
-            found = find_instruction(self.leader.read, area.start, area.end)
-            if found is not None:
-                return found
-        raise ConfigError(f"dumping process {self.pid}: no system call instruction in its memory; it cannot be imaged")
+    def _put_in_order(self) -> None:
+        order = tree_of(self.pid)
+        self.processes.sort(key=lambda process: order.index(process.pid))
+        held = {process.pid for process in self.processes}
+        self.ended = [pid for pid in order if pid not in held]
 
     def thaw(self) -> None:
-        """Let it run on exactly where it was; nothing happens if it was thawed or killed before."""
-        tracees, self.tracees = self.tracees, []
-        if not tracees:
+        """Let all run on exactly where they were; nothing happens if they were thawed or killed before."""
+        processes, self.processes = self.processes, []
+        if not processes:
             return
         self.check_owner()
-        _STANDING.pop(self.pid, None)
-        self.tracees = tracees
-        with contextlib.suppress(OSError, PeerError):  # it was killed
-            self.finish_calls()
-        for tracee in tracees:
-            tracee.close()
-            with contextlib.suppress(OSError):
-                tracee.detach()
-        self.tracees = []
+        _FROZEN.pop(self.pid, None)
+        for process in reversed(processes):
+            process.thaw()
+
+    def bury(self) -> None:
+        """After all were killed: see `StandingProcess.bury`."""
+        for process in reversed(self.processes):
+            process.bury()
+        self.processes = []
 
 
-_STANDING: Final[dict[int, Frozen]] = {}
-"""The processes that this process has frozen, by id."""
+_FROZEN: Final[dict[int, Frozen]] = {}
+"""What this process has frozen, by the id of the first."""
 
 
 def bury(pid: int) -> None:
-    """After a process was killed: take leave of its threads if this process holds them, or they would never go.
-
-    The one who traces a thread must wait for its end; until then the end of the whole process is not told to anybody.
-    """
-    frozen = _STANDING.pop(pid, None)
-    if frozen is None:
-        return
-    for tracee in reversed(frozen.tracees):
-        tracee.close()
-        tracee.wait_until_gone()
-    frozen.tracees = []
+    """After a process was killed with its descendants: take leave of their threads if this process holds them."""
+    frozen = _FROZEN.pop(pid, None)
+    if frozen is not None:
+        frozen.bury()
 
 
 def freeze(pid: int) -> Frozen:
-    """Stop every thread of a process at whatever instruction it is.
+    """Stop a process and all of its descendants at whatever instruction each thread is.
 
     Raises `ConfigError` when this process may not, `ProcessLookupError` when there is no such process.
     """
     frozen = Frozen(pid)
     try:
-        frozen.stop_threads()
+        frozen.stop()
     except PermissionError as error:
         frozen.thaw()
         raise ConfigError(

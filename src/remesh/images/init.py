@@ -22,7 +22,7 @@ from remesh.images.clocks import Clocks, set_clocks
 from remesh.images.format import CRIU_FILE, HEADER_FILE
 from remesh.images.kinds import INNER_PID, STDERR_PATH, STDOUT_PATH, OpenFilePolicy, Site
 from remesh.images.restore import bring_back
-from remesh.images.stored import StoredImage, read_image
+from remesh.images.stored import StoredTree, read_tree
 from remesh.linux.calls import PR_SET_NAME, prctl
 
 _MAX_ORDER_BYTES: Final = 64 << 20
@@ -77,7 +77,7 @@ def _start_in_namespaces(order: dict[str, Any], orders: int, news: int) -> int:
     if "image" in order:
         # The clocks of a namespace are set before the first process enters it; the fork takes the image along.
         folder = Path(order["image"])
-        image = None if _is_by_criu(folder) else read_image(folder)
+        image = None if _is_by_criu(folder) else read_tree(folder)
         set_clocks(_saved_clocks(folder, image))
     pid = os.fork()
     if pid == 0:
@@ -93,15 +93,15 @@ def _is_by_criu(folder: Path) -> bool:
     return not (folder / HEADER_FILE).exists() and (folder / CRIU_FILE).exists()
 
 
-def _saved_clocks(folder: Path, image: StoredImage | None) -> Clocks:
+def _saved_clocks(folder: Path, image: StoredTree | None) -> Clocks:
     if image is None:
         from remesh.images.criu import read_criu_image  # noqa: PLC0415  costs time, and is seldom needed
 
         return read_criu_image(folder).clocks
-    return Clocks(image.process.monotonic_ns, image.process.boottime_ns)
+    return Clocks(image.root.process.monotonic_ns, image.root.process.boottime_ns)
 
 
-def _be_init(order: dict[str, Any], image: StoredImage | None, orders: int, news: int) -> None:
+def _be_init(order: dict[str, Any], image: StoredTree | None, orders: int, news: int) -> None:
     namespaces.leave_group(leads_session=False)
     prctl(PR_SET_NAME, _address_of_name(b"remesh-init\0"))
     wakeup_out, wakeup_in = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
@@ -121,7 +121,7 @@ def _be_init(order: dict[str, Any], image: StoredImage | None, orders: int, news
         _reap_until_the_end(orders, news, wakeup_out)
 
 
-def _restore(order: dict[str, Any], image: StoredImage | None) -> str:
+def _restore(order: dict[str, Any], image: StoredTree | None) -> str:
     if image is None:
         from remesh.images.criu import bring_back_by_criu  # noqa: PLC0415  as above
 

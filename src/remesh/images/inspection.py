@@ -1,4 +1,4 @@
-"""What in a process stands against an image of it? `check_imageable` looks from outside and stops nothing.
+"""What in a process and its descendants stands against an image? `check_imageable` looks from outside, stops nothing.
 
 Each check yields refusals: the offender by name, the reason, and what to do. `kind_of` sorts open files
 into the kinds that an image holds.
@@ -6,29 +6,33 @@ into the kinds that an image holds.
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import os
+import select
 import stat
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from remesh.images import nameless
-from remesh.images.format import FileKind
+from remesh.images import carried
+from remesh.images.carried import key_of
+from remesh.images.family import plan_family
+from remesh.images.frozen import Frozen
 from remesh.images.kinds import ROOM_PATH, ImageRefusal
 from remesh.images.machine import check_platform
+from remesh.images.tree import has_ended, kin_of, name_of, tree_of
+from remesh.images.tree_format import FileKind
+from remesh.linux.calls import borrow_descriptor, system_call
 from remesh.linux.proc_text import Area, AreaKind, Descriptor
-from remesh.linux.procfs import (
-    children_of,
-    deleted_files_of_others,
-    read_areas,
-    read_descriptors,
-    read_status,
-    seen_from_here,
-)
+from remesh.linux.procfs import passing_files_of_others, read_areas, read_descriptors, read_status, seen_from_here
 
 _HARMLESS_DEVICES: Final = {(1, 3), (1, 5), (1, 7), (1, 8), (1, 9)}  # null, zero, full, random, urandom
 _TTY_MAJORS: Final = {4, 5, *range(136, 144)}
 _BLOCK_BYTES: Final = 512  # of what stat counts as blocks
+_NAMESPACES: Final = ("cgroup", "ipc", "mnt", "net", "pid", "time", "user", "uts")
+_KCMP_SHARED: Final = {"memory": 1, "descriptors": 2, "working folder": 3, "signal actions": 4}
 _WHY_ANON: Final = {
     "[eventpoll]": "an epoll instance; images do not hold it: leave out the event loop of asyncio or select.epoll",
     "[io_uring]": "an io_uring; the kernel gives no access to its state",
@@ -36,32 +40,78 @@ _WHY_ANON: Final = {
     "[signalfd]": "a signal descriptor; images do not hold it",
     "inotify": "a watch on files; images do not hold it",
     "[perf_event]": "a performance counter; it belongs to this machine",
-    "[pidfd]": "a handle on another process; images hold one process",
+    "[pidfd]": "a handle on another process; images do not hold it",
     "[userfaultfd]": "page faults served by the program itself; images do not hold that",
 }
 
 
-def check_imageable(pid: int, areas: list[Area] | None = None) -> list[ImageRefusal]:
-    """Everything about a running process that an image cannot hold, each by name; empty when it can be imaged.
+def check_imageable(pid: int) -> list[ImageRefusal]:
+    """Everything about a running process and its descendants that an image cannot hold, each by name; empty if it can.
 
-    ``areas`` is its memory map, if that has been read. Nothing is stopped. Raises `ConfigError` on another platform,
-    `ProcessLookupError` or `FileNotFoundError` when there is no such process.
+    Nothing is stopped. Raises `ConfigError` on another platform, `ProcessLookupError` or `FileNotFoundError` when there
+    is no such process.
     """
     check_platform()
+    return _check_tree(tree_of(pid), {})
+
+
+def check_standing(frozen: Frozen) -> list[ImageRefusal]:
+    """The same of a tree that stands still, so that nothing can change any more."""
+    areas = {process.pid: process.areas for process in frozen.processes}
+    return [*_check_tree([*areas, *frozen.ended], areas), *_check_sharing(list(areas))]
+
+
+def _check_tree(pids: list[int], areas: dict[int, list[Area]]) -> list[ImageRefusal]:
+    """Refusals of each process, then those of all together; ``areas`` are the memory maps that have been read."""
+    refusals: list[ImageRefusal] = []
+    held = _Holdings(pids)
+    for pid in pids:
+        try:
+            if pid != pids[0] and has_ended(pid):
+                continue
+            own = _check_member(pid, pids[0], read_areas(pid) if pid not in areas else areas[pid], held)
+        except (FileNotFoundError, ProcessLookupError):
+            if pid == pids[0]:
+                raise
+            continue  # it ended just now
+        of_whom = "" if pid == pids[0] else f"process {pid} ({name_of(pid)}), "
+        refusals += [ImageRefusal(f"{of_whom}{each.what}", each.why) for each in own]
+    return [*refusals, *_check_family(pids), *_check_pipes(held), *_check_carried(held)]
+
+
+@dataclass(slots=True)
+class _Holdings:
+    """What the processes of a tree hold together: process and descriptor by pipe, and carried files."""
+
+    pids: list[int]
+    pipes: dict[str, list[tuple[int, Descriptor]]] = field(default_factory=dict)
+    carried: dict[tuple[str, int], tuple[str, str]] = field(default_factory=dict)  # name of it, and path if it is open
+
+
+def _check_member(pid: int, root: int, areas: list[Area], held: _Holdings) -> list[ImageRefusal]:
     descriptors = read_descriptors(pid)
+    for descriptor in descriptors:
+        if descriptor.link.startswith("pipe:"):
+            held.pipes.setdefault(descriptor.link, []).append((pid, descriptor))
+        elif kind_of(pid, descriptor) is FileKind.CARRIED:
+            path = f"/proc/{pid}/fd/{descriptor.number}"
+            with contextlib.suppress(OSError):  # closed since
+                held.carried[key_of(os.stat(path))] = f"descriptor {descriptor.number}, {descriptor.link}", path
+    for area in areas:
+        if area.kind is AreaKind.CARRIED:
+            held.carried.setdefault((area.device, area.inode), (_name_of(area), ""))
     return [
         *_check_process(pid),
-        *_check_areas(pid, read_areas(pid) if areas is None else areas),
+        *(_check_place(pid, root) if pid != root else ()),
+        *_check_areas(pid, areas),
         *(refusal for descriptor in descriptors if (refusal := _check_descriptor(pid, descriptor))),
-        *_check_pipes(descriptors),
-        *_check_nameless(pid, descriptors),
     ]
 
 
 def _check_process(pid: int) -> Iterator[ImageRefusal]:
     status = read_status(pid)
     if status["State"][0] in "ZX":
-        yield ImageRefusal(f"process {pid}", "it has ended")
+        yield ImageRefusal(f"process {pid}", "it has ended, or its first thread has")
     if status["State"][0] == "T":
         yield ImageRefusal(f"process {pid}", "it is stopped by a signal; let it go on with SIGCONT")
     if int(status["TracerPid"]) not in (0, os.getpid()):
@@ -70,15 +120,41 @@ def _check_process(pid: int) -> Iterator[ImageRefusal]:
         yield ImageRefusal(f"process {pid}", "it runs under a seccomp filter, which would stop what a restore must do")
     if "shstk" in status.get("x86_Thread_features", ""):
         yield ImageRefusal(f"process {pid}", "it has a shadow stack; set GLIBC_TUNABLES=glibc.cpu.x86_shstk=off")
-    for child in children_of(pid):
-        try:
-            name = Path(f"/proc/{child}/comm").read_text().strip()
-        except OSError:
-            name = "ended"
-        yield ImageRefusal(f"child process {child} ({name})", "images hold one process; wait until it has ended")
     timers = Path(f"/proc/{pid}/timers")
     if timers.exists() and timers.read_text().strip():
         yield ImageRefusal(f"process {pid}", "it has POSIX timers (timer_create); images do not hold them")
+
+
+def _check_place(pid: int, root: int) -> Iterator[ImageRefusal]:
+    """A descendant is brought back where the root of its tree is, and as the same user."""
+    ours, theirs = read_status(root), read_status(pid)
+    for name in ("Uid", "Gid"):
+        if ours[name] != theirs[name]:
+            yield ImageRefusal(f"process {pid}", f"it runs as another user than process {root}, which started it")
+    for kind in _NAMESPACES:
+        if os.readlink(f"/proc/{pid}/ns/{kind}") != os.readlink(f"/proc/{root}/ns/{kind}"):
+            yield ImageRefusal(f"process {pid}", f"it is in another {kind} namespace than process {root}")
+    if os.readlink(f"/proc/{pid}/root") != os.readlink(f"/proc/{root}/root"):
+        yield ImageRefusal(f"process {pid}", "it has another root folder (chroot)")
+
+
+def _check_family(pids: list[int]) -> Iterator[ImageRefusal]:
+    try:
+        plan_family(kin_of(pids))
+    except ValueError as error:
+        yield ImageRefusal(f"the processes that process {pids[0]} has started", f"they cannot be made again: {error}")
+    except (FileNotFoundError, ProcessLookupError):
+        return  # one ended just now: it is looked at once they stand still
+
+
+def _check_sharing(pids: list[int]) -> Iterator[ImageRefusal]:
+    """Processes that are half threads of each other (clone with some of the flags of threads)."""
+    for earlier, later in itertools.combinations(pids, 2):
+        for what, kind in _KCMP_SHARED.items():
+            if system_call("kcmp", earlier, later, kind, 0, 0) == 0:
+                yield ImageRefusal(
+                    f"process {later} ({name_of(later)})", f"it shares its {what} with process {earlier}"
+                )
 
 
 def _check_areas(pid: int, areas: list[Area]) -> Iterator[ImageRefusal]:
@@ -86,9 +162,8 @@ def _check_areas(pid: int, areas: list[Area]) -> Iterator[ImageRefusal]:
     for area in areas:
         kind, file = area.kind, (area.path, area.device, area.inode)
         if kind is AreaKind.FOREIGN:
-            yield ImageRefusal(
-                _name_of(area), "shared memory without a file, or of a device; images hold private memory and files"
-            )
+            why = "memory of a device, of System V, or of a file without a name; images do not hold it"
+            yield ImageRefusal(_name_of(area), why)
         elif kind is AreaKind.LOST_FILE:
             yield ImageRefusal(
                 _name_of(area), "its file was deleted or replaced since it was mapped; start the program again"
@@ -124,10 +199,10 @@ def kind_of(pid: int, descriptor: Descriptor) -> FileKind | None:
         info = os.stat(f"/proc/{pid}/fd/{descriptor.number}")
     except OSError:
         return None
+    if stat.S_ISREG(info.st_mode) and (info.st_nlink == 0 or link.startswith(("/memfd:", "/dev/shm/"))):
+        return FileKind.CARRIED
     if stat.S_ISREG(info.st_mode) and _is_named(pid, link, info):
         return FileKind.FILE
-    if stat.S_ISREG(info.st_mode) and info.st_nlink == 0 and not link.startswith("/memfd:"):
-        return FileKind.NAMELESS
     if stat.S_ISDIR(info.st_mode) and _is_named(pid, link, info):
         return FileKind.FOLDER
     if stat.S_ISCHR(info.st_mode) and (os.major(info.st_rdev), os.minor(info.st_rdev)) in _HARMLESS_DEVICES:
@@ -155,8 +230,6 @@ def _check_descriptor(pid: int, descriptor: Descriptor) -> ImageRefusal | None:
     if link.startswith("anon_inode:"):
         why = _WHY_ANON.get(link.removeprefix("anon_inode:"), "a kernel object that images do not hold")
         return ImageRefusal(what, why)
-    if link.startswith("/memfd:"):
-        return ImageRefusal(what, "shared memory without a file; images hold private memory and files")
     try:
         mode = os.stat(f"/proc/{pid}/fd/{descriptor.number}")
         if os.readlink(f"/proc/{pid}/fd/{descriptor.number}") != link:
@@ -172,43 +245,51 @@ def _check_descriptor(pid: int, descriptor: Descriptor) -> ImageRefusal | None:
     return ImageRefusal(what, "the file has another name now, or another file has its name; open it again")
 
 
-def _check_pipes(descriptors: list[Descriptor]) -> Iterator[ImageRefusal]:
-    ends: dict[str, set[int]] = {}
-    for descriptor in descriptors:
-        if descriptor.link.startswith("pipe:"):
-            ends.setdefault(descriptor.link, set()).add(descriptor.flags & os.O_ACCMODE)
-    for descriptor in descriptors:
-        if descriptor.link in ends and ends[descriptor.link] != {os.O_RDONLY, os.O_WRONLY}:
-            what = f"descriptor {descriptor.number}, {descriptor.link}"
-            why = "a pipe whose other end is in another process; images hold pipes with both ends inside"
-            yield ImageRefusal(what, why)
+def _check_pipes(held: _Holdings) -> Iterator[ImageRefusal]:
+    """Whoever has the other end of a pipe must be in the tree, or gone."""
+    for ends in held.pipes.values():
+        modes = {descriptor.flags & os.O_ACCMODE for _, descriptor in ends}
+        pid, descriptor = ends[0]
+        what = f"descriptor {descriptor.number}, {descriptor.link}"
+        if any(descriptor.flags & os.O_DIRECT for _, descriptor in ends):
+            yield ImageRefusal(what, "a pipe of packets (O_DIRECT); images do not hold their borders")
+        elif len(modes) == 1 and os.O_RDWR not in modes and not _is_closed_at_the_other_end(pid, descriptor):
+            yield ImageRefusal(what, "a pipe whose other end is in a process outside; it is not in the image")
 
 
-def _check_nameless(pid: int, descriptors: list[Descriptor]) -> Iterator[ImageRefusal]:
-    """Files without a name are copied while the process stands still, and are another's own afterwards."""
-    found: dict[tuple[int, int], Descriptor] = {}
+def _is_closed_at_the_other_end(pid: int, descriptor: Descriptor) -> bool:
+    try:
+        end = borrow_descriptor(pid, descriptor.number)
+    except OSError:  # closed since
+        return True
+    try:
+        look = select.poll()
+        look.register(end, 0)
+        return any(events & (select.POLLHUP | select.POLLERR) for _, events in look.poll(0))
+    finally:
+        os.close(end)
+
+
+def _check_carried(held: _Holdings) -> Iterator[ImageRefusal]:
+    """Files whose bytes are copied while the processes stand still, and are another's own afterwards."""
     num_bytes = 0
-    for descriptor in descriptors:
-        if kind_of(pid, descriptor) is not FileKind.NAMELESS:
-            continue
-        path, what = f"/proc/{pid}/fd/{descriptor.number}", f"descriptor {descriptor.number}, {descriptor.link}"
+    for what, path in filter(lambda one: one[1], held.carried.values()):
         try:
-            info = os.stat(path)
+            info, in_memory = os.stat(path), os.readlink(path).startswith(("/memfd:", "/dev/shm/"))
         except OSError:  # closed since
             continue
-        if (info.st_dev, info.st_ino) in found:
-            continue
-        found[info.st_dev, info.st_ino] = descriptor
-        num_bytes += info.st_blocks * _BLOCK_BYTES
-        if num_bytes > nameless.MAX_BYTES:
-            why = f"files without a name hold {num_bytes} bytes, images carry at most {nameless.MAX_BYTES}"
+        num_bytes += 0 if in_memory else info.st_blocks * _BLOCK_BYTES
+        if num_bytes > carried.MAX_BYTES:
+            why = f"files without a name hold {num_bytes} bytes, images carry at most {carried.MAX_BYTES}"
             yield ImageRefusal(what, f"{why}; give it a name")
         if not os.access(path, os.R_OK):
             yield ImageRefusal(what, "a file without a name that may not be read; give it a name")
-    for other, file in deleted_files_of_others(pid) if found else ():
-        if file in found:
-            what = f"descriptor {found[file].number}, {found[file].link}"
-            yield ImageRefusal(what, f"a file without a name that process {other} has open, too; give it a name")
+    told = set()
+    for other, file in passing_files_of_others(held.pids) if held.carried else ():
+        if file in held.carried and (file, other) not in told:
+            told.add((file, other))
+            why = f"a file without a name, or shared memory, that process {other} has, too; it is not in the image"
+            yield ImageRefusal(held.carried[file][0], why)
 
 
 def is_bound_by_the_site(path: str) -> bool:

@@ -34,9 +34,13 @@ _GETSIGMASK: Final = 0x420A
 _SETSIGMASK: Final = 0x420B
 _GET_RSEQ_CONFIGURATION: Final = 0x420F
 
+OPTION_TRACE_FORK: Final = 0x2
 OPTION_TRACE_CLONE: Final = 0x8
+OPTION_TRACE_EXEC: Final = 0x10
 OPTION_EXIT_KILL: Final = 0x100000
+_EVENT_FORK: Final = 1
 _EVENT_CLONE: Final = 3
+_EVENT_EXEC: Final = 4
 _EVENT_STOP: Final = 128
 _NT_PRSTATUS: Final = 1
 _NT_X86_XSTATE: Final = 0x202
@@ -214,19 +218,49 @@ class Tracee:
         return self._result(name)
 
     def call_clone(self, name: str, *args: int) -> int:
-        """Like `call`, for a call that makes a thread; its id as this process sees it. Needs `OPTION_TRACE_CLONE`."""
+        """Like `call`, for a call that makes a thread or process; its id as this process sees it.
+
+        Needs `OPTION_TRACE_CLONE`, and `OPTION_TRACE_FORK` where its end is told by SIGCHLD.
+        """
         self._set_up_call(name, args)
         ptrace(_SINGLESTEP, self.tid)
         status = self._wait()
         if status >> 8 == signal.SIGTRAP:  # it returned without a clone
             return self._result(name)
-        if status >> 8 != signal.SIGTRAP | _EVENT_CLONE << 8:
+        if status >> 8 not in (signal.SIGTRAP | _EVENT_CLONE << 8, signal.SIGTRAP | _EVENT_FORK << 8):
             raise PeerError(f"making a thread in {self.tid}: unexpected stop {status:#x}; start again from the image")
         tid = ctypes.c_ulong()
         ptrace(_GETEVENTMSG, self.tid, data=ctypes.addressof(tid))
         ptrace(_SINGLESTEP, self.tid)
         self._wait_for_step()
         return tid.value
+
+    def call_exec(self, path: int, arguments: int, environment: int) -> None:
+        """Make it execute a program; it stands at the beginning of that. Needs `OPTION_TRACE_EXEC`."""
+        self._set_up_call("execve", (path, arguments, environment))
+        ptrace(_SINGLESTEP, self.tid)
+        status = self._wait()
+        if status >> 8 == signal.SIGTRAP:
+            self._result("execve")
+        if status >> 8 != signal.SIGTRAP | _EVENT_EXEC << 8:
+            raise PeerError(f"executing in {self.tid}: unexpected stop {status:#x}; start again from the image")
+        ptrace(_SINGLESTEP, self.tid)
+        self._wait_for_step()
+        self.close()  # the file of its old memory
+
+    def call_last(self, name: str, *args: int) -> None:
+        """Make it perform a call that it does not come back from."""
+        self._set_up_call(name, args)
+        self.close()
+        ptrace(_CONT, self.tid)
+        self.wait_until_gone()
+
+    def die_by(self, number: int) -> None:
+        """Let a signal end it."""
+        self.set_signal_mask(0)
+        self.close()
+        ptrace(_CONT, self.tid, data=number)
+        self.wait_until_gone()
 
     def _set_up_call(self, name: str, args: tuple[int, ...]) -> None:
         registers = dict(self._registers)

@@ -7,7 +7,7 @@ import json
 import shutil
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -29,6 +29,7 @@ class ImageOrigin:
     compressed: bool  # the pages
     builds_upon: tuple[Ancestor, ...]
     machine: Machine
+    members: dict[int, str] = field(default_factory=dict)  # of a tree
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +81,7 @@ class ImageFolder:
             builds_upon=origin.builds_upon,
             machine=origin.machine,
             files=stored,
+            members=origin.members,
         )
         inside = _json_bytes(header)
         sealed = Seal(inside.decode(), hashlib.sha256(inside).hexdigest())

@@ -1,6 +1,6 @@
 """How is an image read back and trusted? Every file is checked against the header before a byte of it is used.
 
-`read_image` reads everything but the pages, whose chunks carry their own checksums.
+`read_tree` reads everything but the pages, whose chunks carry their own checksums; `read_image` that of one process.
 """
 
 from __future__ import annotations
@@ -29,13 +29,14 @@ from remesh.images.identity import hash_of
 from remesh.images.layers import PageRun, visible_runs
 from remesh.images.pages import check_chunks, read_chunks
 from remesh.images.records import from_json, to_json
+from remesh.images.tree_format import TreeState
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class StoredImage:
-    """An image, but for its pages."""
+    """The image of one process, but for its pages."""
 
     folder: Path
     header: Header
@@ -53,6 +54,60 @@ class StoredImage:
         return [self.folder, *(self.folder / ancestor.folder for ancestor in self.header.builds_upon)]
 
 
+@dataclass(frozen=True, slots=True)
+class StoredTree:
+    """The images of a process and its descendants, but for their pages."""
+
+    state: TreeState
+    members: tuple[StoredImage, ...]  # of those that live, in the order of the tree: the root first
+
+    @property
+    def root(self) -> StoredImage:
+        return self.members[0]
+
+
+def read_tree(folder: Path) -> StoredTree:
+    """All of an image but its pages, checked. Raises `FormatError` that names the file when one is not as written."""
+    root = read_image(folder)
+    name = image_format.TREE_FILE
+    if name not in root.header.files:
+        raise FormatError("bad-record", f"reading {folder}: it is of a descendant; restart from the image around it")
+    state = _read_record(folder, root.header, name, TreeState)
+    _check_carried(folder, root.header, state)
+    living = [each.pid for each in state.living]
+    if living[0] != root.header.pid or set(living[1:]) != set(root.header.members):
+        raise _bad_tree(folder, f"its processes {living} are not those of the header, {sorted(root.header.members)}")
+    members = [root]
+    for pid in living[1:]:
+        members.append(read_image(folder / str(pid)))
+        if members[-1].header.pid != pid or digest_of(folder / str(pid)) != root.header.members[pid]:
+            raise FormatError(
+                "bad-checksum",
+                f"reading {folder / str(pid) / image_format.HEADER_FILE}: it is not the one that {folder} names; "
+                "restart from another image",
+            )
+    tids = [thread.tid for member in members for thread in member.threads.threads]
+    if len(set(tids)) != len(tids):
+        raise _bad_tree(folder, "two threads have the same id")
+    for member in members:
+        _check_targets(member, state)
+    return StoredTree(state, tuple(members))
+
+
+def _check_targets(member: StoredImage, state: TreeState) -> None:
+    """Whether all that a process refers to is in the tree."""
+    for descriptor in member.files.descriptors:
+        if descriptor.file not in range(len(state.files)):
+            raise _bad_tree(member.folder, f"descriptor {descriptor.number} leads to file {descriptor.file}")
+    for area in member.areas.areas:
+        if area.carried is not None and area.carried not in range(len(state.carried)):
+            raise _bad_tree(member.folder, f"the area at {area.start:#x} is of the carried file {area.carried}")
+
+
+def _bad_tree(folder: Path, why: str) -> FormatError:
+    return FormatError("bad-record", f"reading {folder / image_format.TREE_FILE}: {why}; restart from another image")
+
+
 def read_header(folder: Path) -> Header:
     """The header of an image. Raises `FormatError` when there is none or it is damaged."""
     path = folder / image_format.HEADER_FILE
@@ -64,7 +119,7 @@ def read_header(folder: Path) -> Header:
 
 
 def read_image(folder: Path) -> StoredImage:
-    """Everything but the pages, checked. Raises `FormatError` that names the file when one is not as written."""
+    """Of one process all but the pages, checked. Raises `FormatError` that names the file that is not as written."""
     header = read_header(folder)
     kinds: dict[str, Any] = {
         image_format.PROCESS_FILE: ProcessState,
@@ -77,7 +132,6 @@ def read_image(folder: Path) -> StoredImage:
     process, threads, areas, files, pages, chunks = (
         _read_record(folder, header, name, kind) for name, kind in kinds.items()
     )
-    _check_nameless(folder, header, files)
     channel = None
     if image_format.CHANNEL_FILE in header.files:
         channel = _read_checked(folder, header, image_format.CHANNEL_FILE)
@@ -96,8 +150,16 @@ def stored_pages(folder: Path) -> Iterator[tuple[int, memoryview]]:
 
 
 def describe_image(folder: Path) -> dict[str, Any]:
-    """An image as JSON, without the content of its pages: what ``remesh mpi show`` prints."""
-    image = read_image(folder)
+    """An image as JSON, without the content of its pages: what ``remesh mpi show`` prints.
+
+    Of a tree that is its root, ``tree``, and its descendants by id under ``members``.
+    """
+    tree = read_tree(folder)
+    members = {str(member.header.pid): _described(member) for member in tree.members[1:]}
+    return {**_described(tree.root), "tree": to_json(tree.state), "members": members}
+
+
+def _described(image: StoredImage) -> dict[str, Any]:
     names = ("header", "process", "threads", "areas", "files", "runs", "chunks")
     return {name: to_json(getattr(image, name)) for name in names}
 
@@ -133,12 +195,12 @@ def _read_checked(folder: Path, header: Header, name: str) -> bytes:
     return content
 
 
-def _check_nameless(folder: Path, header: Header, files: FilesState) -> None:
-    """The bytes of files without a name may be many: they are summed, not kept."""
-    if not files.nameless:
+def _check_carried(folder: Path, header: Header, tree: TreeState) -> None:
+    """The bytes of carried files may be many: they are summed, not kept."""
+    if not tree.carried:
         return
-    path, stored = folder / image_format.NAMELESS_FILE, header.files.get(image_format.NAMELESS_FILE)
-    num_bytes = sum(file.num_stored_bytes for file in files.nameless)
+    path, stored = folder / image_format.CARRIED_FILE, header.files.get(image_format.CARRIED_FILE)
+    num_bytes = sum(file.num_stored_bytes for file in tree.carried)
     try:
         found = StoredFile(os.stat(path).st_size, hash_of(str(path), num_bytes))
     except OSError as error:
@@ -148,7 +210,7 @@ def _check_nameless(folder: Path, header: Header, files: FilesState) -> None:
     if found != stored or found.num_bytes != num_bytes:
         raise FormatError(
             "bad-checksum",
-            f"reading {path}: it has not the {num_bytes} bytes of files.json and the SHA-256 of the header; "
+            f"reading {path}: it has not the {num_bytes} bytes of tree.json and the SHA-256 of the header; "
             "restart from another image",
         )
 

@@ -24,12 +24,12 @@ from dataclasses import dataclass
 from typing import Final
 
 from remesh.images.format import Ancestor
-from remesh.images.frozen import Frozen
 from remesh.images.layers import Layer
 from remesh.images.pagemap import PageMap, private_spans
 from remesh.images.ranges import PageSet
+from remesh.images.standing import StandingProcess
 from remesh.linux import userfault
-from remesh.linux.calls import system_call
+from remesh.linux.calls import borrow_descriptor
 from remesh.linux.procfs import start_of
 from remesh.linux.userfault import Feature
 
@@ -62,7 +62,7 @@ def basis_of(pid: int, sha256: str) -> Basis | None:
     return basis if basis is not None and basis.sha256 == sha256 else None
 
 
-def set_marks(frozen: Frozen, written: PageSet) -> str:
+def set_marks(process: StandingProcess, written: PageSet) -> str:
     """Mark the pages of a frozen process, all of which have been read, as unwritten from now on.
 
     ``written`` are those that have no mark yet, in order: nothing else changes while the process stands still, and
@@ -70,19 +70,19 @@ def set_marks(frozen: Frozen, written: PageSet) -> str:
     that does not come to be, the next is a full one. Returns why it is not possible on this machine, or "" when it was
     done.
     """
-    key = _key(frozen.pid)
+    key = _key(process.pid)
     try:
-        descriptor = _TRACKED[key].descriptor if key in _TRACKED else _make_descriptor(frozen)
+        descriptor = _TRACKED[key].descriptor if key in _TRACKED else _make_descriptor(process)
         _TRACKED[key] = _Tracking(descriptor, None)
-        with PageMap(frozen.pid) as pages:
-            for span in private_spans(frozen.areas):
+        with PageMap(process.pid) as pages:
+            for span in private_spans(process.areas):
                 first, last = written.touching(span.start, span.end)
                 if first == last:
                     continue
                 userfault.register(descriptor, span.start, span.end - span.start)
                 pages.mark(span, written.starts[first], written.ends[last - 1])
     except OSError as error:
-        forget(frozen.pid)
+        forget(process.pid)
         return f"changed pages cannot be tracked here: {error.strerror}; Linux 6.7 with userfaultfd is needed"
     return ""
 
@@ -107,17 +107,14 @@ def _key(pid: int) -> tuple[int, int]:
     return pid, started
 
 
-def _make_descriptor(frozen: Frozen) -> int:
+def _make_descriptor(process: StandingProcess) -> int:
     _forget_ended()
-    with _injected_calls(frozen):
-        theirs = frozen.leader.call("userfaultfd", os.O_CLOEXEC | userfault.USER_MODE_ONLY)
+    with _injected_calls(process):
+        theirs = process.leader.call("userfaultfd", os.O_CLOEXEC | userfault.USER_MODE_ONLY)
         try:
-            with contextlib.ExitStack() as stack:
-                process = os.pidfd_open(frozen.pid)
-                stack.callback(os.close, process)
-                ours = system_call("pidfd_getfd", process, theirs, 0)
+            ours = borrow_descriptor(process.pid, theirs)
         finally:
-            frozen.leader.call("close", theirs)
+            process.leader.call("close", theirs)
     try:
         userfault.enable(ours, Feature.WP_ASYNC | Feature.WP_UNPOPULATED)
     except OSError:
@@ -127,12 +124,12 @@ def _make_descriptor(frozen: Frozen) -> int:
 
 
 @contextlib.contextmanager
-def _injected_calls(frozen: Frozen) -> Iterator[None]:
-    frozen.prepare_calls()
+def _injected_calls(process: StandingProcess) -> Iterator[None]:
+    process.prepare_calls()
     try:
         yield
     finally:
-        frozen.finish_calls()
+        process.finish_calls()
 
 
 def _forget_ended() -> None:

@@ -32,10 +32,13 @@ MS_REC: Final = 0x4000
 MS_PRIVATE: Final = 0x40000
 MS_SLAVE: Final = 0x80000
 
+PR_SET_DEATH_SIGNAL: Final = 1
+PR_GET_DEATH_SIGNAL: Final = 2
 PR_SET_NAME: Final = 15
 PR_SET_MM: Final = 35
 PR_SET_MM_MAP: Final = 14
 PR_SET_CHILD_SUBREAPER: Final = 36
+PR_GET_CHILD_SUBREAPER: Final = 37
 PR_GET_TID_ADDRESS: Final = 40
 PR_SET_PTRACER: Final = 0x59616D61
 
@@ -56,8 +59,16 @@ SYS: Final = {
     "getitimer": 36,
     "setitimer": 38,
     "clone": 56,
+    "execve": 59,
+    "exit": 60,
+    "wait4": 61,
     "kill": 62,
     "fcntl": 72,
+    "chdir": 80,
+    "umask": 95,
+    "setpgid": 109,
+    "setsid": 112,
+    "rt_sigtimedwait": 128,
     "sigaltstack": 131,
     "prctl": 157,
     "set_tid_address": 218,
@@ -72,6 +83,7 @@ SYS: Final = {
     "kcmp": 312,
     "userfaultfd": 323,
     "rseq": 334,
+    "close_range": 436,
     "pidfd_getfd": 438,
 }
 
@@ -142,6 +154,15 @@ def mount(source: str, target: str, kind: str | None, flags: int, options: str =
     kind_bytes = kind.encode() if kind is not None else None
     if _libc.mount(os.fsencode(source), os.fsencode(target), kind_bytes, flags, options.encode()) == -1:
         _raise_errno(f"mounting {source} at {target}")
+
+
+def borrow_descriptor(pid: int, number: int) -> int:
+    """A descriptor of this process for an open file of another one, to be closed soon. Raises `OSError`."""
+    process = os.pidfd_open(pid)
+    try:
+        return system_call("pidfd_getfd", process, number, 0)
+    finally:
+        os.close(process)
 
 
 def get_robust_list(tid: int) -> tuple[int, int]:

@@ -16,6 +16,7 @@ from remesh.errors import PeerError
 SPECIAL_AREAS: Final = ("[vvar]", "[vvar_vclock]", "[vdso]", "[vsyscall]")
 """Areas that the kernel puts into every process: never saved, moved into place at restore."""
 _DELETED: Final = " (deleted)"
+_SHARED_MEMORY: Final = ("/dev/zero (deleted)", "/memfd:", "/dev/shm/")
 _MAPS_LINE: Final = re.compile(r"([0-9a-f]+)-([0-9a-f]+) (\S{4}) ([0-9a-f]+) (\S+) (\d+)\s*(.*)")
 
 
@@ -27,7 +28,8 @@ class AreaKind(enum.Enum):
     SHARED_FILE = "shared-file"  # a named file that holds every change
     LOST_FILE = "lost-file"  # a private mapping of a file that has no name any more
     SPECIAL = "special"  # see SPECIAL_AREAS
-    FOREIGN = "foreign"  # shared memory without a name, devices: what an image cannot hold
+    CARRIED = "carried"  # memory shared with other processes: anonymous, a memfd, a file in /dev/shm
+    FOREIGN = "foreign"  # devices, memory of System V: what an image cannot hold
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +57,8 @@ class Area:
 def _kind_of(path: str, shared: bool) -> AreaKind:
     if path in SPECIAL_AREAS:
         return AreaKind.SPECIAL
+    if shared and path.startswith(_SHARED_MEMORY):
+        return AreaKind.CARRIED
     if not path or (path.startswith("[") and not shared):
         return AreaKind.FOREIGN if shared else AreaKind.ANONYMOUS
     if not path.startswith("/") or path.startswith(("/dev/", "/SYSV", "/memfd:", "/anon_hugepage")):

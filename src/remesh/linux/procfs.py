@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from remesh.linux.proc_text import Area, Descriptor, parse_fdinfo, parse_maps, parse_stat, parse_status
@@ -73,20 +73,27 @@ def read_descriptors(pid: int) -> list[Descriptor]:
     return descriptors
 
 
-def deleted_files_of_others(pid: int) -> Iterator[tuple[int, tuple[int, int]]]:
-    """Files without a name that processes other than ``pid`` and this one have open: process id, device and inode.
+def passing_files_of_others(pids: Collection[int]) -> Iterator[tuple[int, tuple[str, int]]]:
+    """Files without a name, and shared memory, that processes other than ``pids`` and this one have open or mapped.
 
-    Only of the processes that this one may look into.
+    Process id, and device and inode as a memory map tells them; only of processes that this one may look into.
     """
     for other in filter(str.isdecimal, os.listdir("/proc")):
-        if int(other) in (pid, os.getpid()):
+        pid = int(other)
+        if pid in pids or pid == os.getpid():
             continue
         with contextlib.suppress(OSError):  # it ended, or is somebody else's
-            for entry in os.scandir(f"/proc/{other}/fd"):
+            for entry in os.scandir(f"/proc/{pid}/fd"):
                 with contextlib.suppress(OSError):
-                    if os.readlink(entry.path).endswith(" (deleted)"):
+                    link = os.readlink(entry.path)
+                    if link.endswith(" (deleted)") or link.startswith("/dev/shm/"):
                         info = os.stat(entry.path)
-                        yield int(other), (info.st_dev, info.st_ino)
+                        yield pid, (f"{os.major(info.st_dev):02x}:{os.minor(info.st_dev):02x}", info.st_ino)
+            text = Path(f"/proc/{pid}/maps").read_text(errors="surrogateescape")
+            for line in text.splitlines():
+                if "/dev/shm/" in line or line.endswith(" (deleted)"):
+                    _, _, _, device, inode, *_ = line.split()
+                    yield pid, (device, int(inode))
 
 
 def children_of(pid: int) -> list[int]:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from remesh.errors import PeerError
-from remesh.images.restore import find_gap, resumed
+from remesh.images.restore_member import find_gap, resumed
 from remesh.linux.proc_text import AreaKind, parse_fdinfo, parse_maps, parse_stat, parse_status
 
 _MAPS = """\
@@ -30,7 +30,7 @@ ffffffffff600000-ffffffffff601000 --xp 00000000 00:00 0 [vsyscall]
 def test_areas_are_sorted_into_kinds() -> None:
     areas = parse_maps(_MAPS)
     assert [area.kind.name for area in areas] == [
-        *("PRIVATE_FILE", "ANONYMOUS", "ANONYMOUS", "FOREIGN", "LOST_FILE", "SHARED_FILE", "FOREIGN", "FOREIGN"),
+        *("PRIVATE_FILE", "ANONYMOUS", "ANONYMOUS", "CARRIED", "LOST_FILE", "SHARED_FILE", "FOREIGN", "FOREIGN"),
         *("FOREIGN", "ANONYMOUS", "ANONYMOUS", "SPECIAL", "SPECIAL"),
     ]
     assert (areas[0].path, areas[0].offset, areas[0].inode, areas[0].num_bytes) == (

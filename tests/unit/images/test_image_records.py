@@ -14,15 +14,15 @@ from hypothesis import strategies as st
 
 from remesh.errors import FormatError
 from remesh.images import format as image_format
+from remesh.images.family import INIT, OUTSIDE, Kin
 from remesh.images.format import (
     Ancestor,
     AreasState,
     ChunksState,
+    DescriptorState,
     FileIdentity,
     FilesState,
-    FileState,
     Header,
-    NamelessFile,
     PageChunk,
     PagesState,
     ProcessState,
@@ -31,8 +31,9 @@ from remesh.images.format import (
 from remesh.images.layers import PageRun
 from remesh.images.pages import place_runs
 from remesh.images.records import from_json, to_json
+from remesh.images.tree_format import CarriedFile, FileKind, OpenFile, PipeState, TreeState
 
-_KINDS = [Header, ProcessState, ThreadsState, AreasState, FilesState, PagesState, ChunksState]
+_KINDS = [Header, ProcessState, ThreadsState, AreasState, FilesState, PagesState, ChunksState, TreeState]
 _MACHINE = {"vdso_sha256": "", "special_areas": {"[vdso]": 8192}, "xstate_bytes": 832, "cpu_flags": "", "kernel": ""}
 _HEADER: dict[str, Any] = {
     "version": image_format.VERSION,
@@ -41,6 +42,7 @@ _HEADER: dict[str, Any] = {
     "builds_upon": [{"folder": "../a", "sha256": "b"}],
     "machine": _MACHINE,
     "files": {name: {"num_bytes": 1, "sha256": ""} for name in image_format.RECORD_FILES},
+    "members": {},
 }
 
 
@@ -50,19 +52,47 @@ def test_a_header_is_read_as_it_was_written() -> None:
     assert to_json(header) == _HEADER
 
 
+_CARRIED = {"in_memory": True, "names": [], "folder": "", "mode": 0o600, "num_bytes": 9, "runs": ""}
+
+
 @pytest.mark.parametrize("numbers", [(0,), (0, 0), (3, 2, 1, 1), (0, 10), (1 << 63, 1 << 63)])
 def test_pieces_of_a_file_that_do_not_fit_are_refused(numbers: tuple[int, ...]) -> None:
-    record = {"folder": "/tmp", "num_bytes": 9, "runs": array.array("Q", numbers).tobytes().hex()}
-    with pytest.raises(FormatError, match="without a name"):
-        from_json(NamelessFile, record, "files.json")
+    record = {**_CARRIED, "runs": array.array("Q", numbers).tobytes().hex()}
+    with pytest.raises(FormatError, match="a carried file"):
+        from_json(CarriedFile, record, "tree.json")
 
 
-@pytest.mark.parametrize("nameless", [None, -1, 0])
-def test_a_descriptor_of_an_unknown_file_without_a_name_is_refused(nameless: int | None) -> None:
-    kind = image_format.FileKind.NAMELESS
-    record = {"files": [to_json(FileState(3, kind, 0, "", 0, None, None, 0, b"", nameless))], "nameless": []}
-    with pytest.raises(FormatError, match="descriptor 3"):
-        from_json(FilesState, record, "files.json")
+@pytest.mark.parametrize("name", ["/etc/passwd", "/dev/shm/..", "/dev/shm/", "/dev/shm/a/b", "/dev/shm/a\0", "a", ""])
+def test_a_carried_file_with_a_name_outside_of_shared_memory_is_refused(name: str) -> None:
+    with pytest.raises(FormatError, match="expected one in /dev/shm"):
+        from_json(CarriedFile, {**_CARRIED, "names": [name]}, "tree.json")
+
+
+_ROOT = Kin(1000, INIT, 1000, OUTSIDE, None, "root")
+
+
+@pytest.mark.parametrize("kind", [FileKind.CARRIED, FileKind.PIPE, FileKind.FILE])
+@pytest.mark.parametrize("target", [-2, 0])
+def test_an_open_file_of_what_the_tree_does_not_have_is_refused(kind: FileKind, target: int) -> None:
+    record = to_json(TreeState((_ROOT,), (), (), ()))
+    record["files"] = [to_json(OpenFile(kind, 0, "", 0, None, target, 0))]
+    with pytest.raises(FormatError, match="open file 0"):
+        from_json(TreeState, record, "tree.json")
+
+
+@pytest.mark.parametrize(
+    ("kin", "message"),
+    [
+        ([], "the root of the tree"),
+        ([dataclasses.replace(_ROOT, exit_status=0)], "the root of the tree"),
+        ([_ROOT, _ROOT], "expected each once"),
+        ([_ROOT, dataclasses.replace(_ROOT, pid=1001, parent=5)], "does not descend"),
+    ],
+)
+def test_relatives_that_cannot_be_made_are_refused(kin: list[Kin], message: str) -> None:
+    record = {**to_json(TreeState((_ROOT,), (), (), ())), "kin": to_json(kin)}
+    with pytest.raises(FormatError, match=message):
+        from_json(TreeState, record, "tree.json")
 
 
 @pytest.mark.parametrize(
@@ -103,33 +133,43 @@ def test_foreign_json_is_refused_and_nothing_else(value: object, kind: type) -> 
         from_json(kind, value, "some file")
 
 
-files = st.builds(
-    FileState,
-    number=st.integers(0, 9),
-    kind=st.sampled_from([kind for kind in image_format.FileKind if kind is not image_format.FileKind.NAMELESS]),
+open_files = st.builds(
+    OpenFile,
+    kind=st.sampled_from([kind for kind in FileKind if kind not in (FileKind.CARRIED, FileKind.PIPE)]),
     flags=st.integers(0, 99),
     path=st.text(max_size=5),
     position=st.integers(0, 99),
     content=st.none() | st.builds(FileIdentity, st.integers(0, 9), st.integers(0, 9), st.text(max_size=3)),
-    same_as=st.none() | st.integers(0, 9),
-    pipe=st.integers(0, 3),
-    data=st.binary(max_size=9),
-    nameless=st.none(),
+    target=st.just(-1),
+    count=st.integers(0, 9),
 )
-nameless_files = st.builds(
-    NamelessFile,
+carried_files = st.builds(
+    CarriedFile,
+    in_memory=st.booleans(),
+    names=st.sampled_from([(), ("/dev/shm/a",), ("/dev/shm/a", "/dev/shm/sem.b")]),
     folder=st.text(max_size=5),
+    mode=st.integers(0, 0o777),
     num_bytes=st.integers(9, 99),
     runs=st.sampled_from([(), (0, 9), (2, 3, 7, 2)]).map(lambda numbers: array.array("Q", numbers).tobytes()),
 )
+pipes = st.builds(PipeState, capacity=st.integers(9, 99), data=st.binary(max_size=9))
 
 
-@given(st.lists(files, max_size=4, unique_by=lambda file: file.number), st.lists(nameless_files, max_size=2))
-def test_open_files_survive_the_way_through_json(states: list[FileState], nameless: list[NamelessFile]) -> None:
-    kind = image_format.FileKind.NAMELESS
-    states += [FileState(10 + at, kind, 0, "", 0, None, None, 0, b"", at) for at in range(len(nameless))]
-    record = FilesState(tuple(sorted(states, key=lambda state: state.number)), tuple(nameless))
-    assert from_json(FilesState, json.loads(json.dumps(to_json(record))), "files.json") == record
+@given(st.lists(open_files, max_size=3), st.lists(carried_files, max_size=2), st.lists(pipes, max_size=2))
+def test_open_files_survive_the_way_through_json(
+    states: list[OpenFile], carried: list[CarriedFile], those: list[PipeState]
+) -> None:
+    states += [OpenFile(FileKind.CARRIED, 0, "", 0, None, at, 0) for at in range(len(carried))]
+    states += [OpenFile(FileKind.PIPE, 0, "", 0, None, at, 0) for at in range(len(those))]
+    record = TreeState((_ROOT,), tuple(states), tuple(carried), tuple(those))
+    assert from_json(TreeState, json.loads(json.dumps(to_json(record))), "tree.json") == record
+
+
+@pytest.mark.parametrize("numbers", [(1, 1), (2, 1), (-1,), (1 << 30,)])
+def test_descriptors_that_are_not_in_order_are_refused(numbers: tuple[int, ...]) -> None:
+    record = {"descriptors": [to_json(DescriptorState(number, 0, False)) for number in numbers]}
+    with pytest.raises(FormatError, match="descriptors"):
+        from_json(FilesState, record, "files.json")
 
 
 def test_every_field_of_every_record_is_of_a_kind_that_json_holds() -> None:

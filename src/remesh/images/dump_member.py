@@ -1,0 +1,183 @@
+"""How is one process of a tree that stands still written to its folder? Its kernel state and pages.
+
+scan      which pages the image holds itself
+state     while they are written: which others can be seen; kernel state, descriptors
+pages     the rest of memory to ``pages.bin``
+track     all pages have been read: from now on the kernel notes which of them change
+commit    the header, flushed to the disk
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from remesh.images import format as image_format
+from remesh.images import track as track_pages
+from remesh.images.capture import capture_areas, capture_process, capture_threads
+from remesh.images.format import Ancestor, ChunksState, index_pages
+from remesh.images.identity import Identities
+from remesh.images.increment import drop_hidden
+from remesh.images.layers import Layer, own_layer
+from remesh.images.machine import this_machine
+from remesh.images.pagemap import PageMap
+from remesh.images.pages import PageWriter, ProcessMemory
+from remesh.images.scan import Scan
+from remesh.images.standing import StandingProcess
+from remesh.images.store import Completed, ImageFolder, ImageOrigin
+from remesh.images.stored import digest_of
+from remesh.images.survey import Survey
+from remesh.linux.calls import PAGE_BYTES
+
+IDENTITIES: Final = Identities()
+"""Hashes of the files that processes have mapped, kept for the next image."""
+_MAX_ANCESTORS: Final = 15
+"""An image that would need more earlier ones is a full one, after which those can be removed."""
+
+
+@dataclass(slots=True)
+class Phases:
+    """Seconds by phase, in the order in which they ran."""
+
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @contextlib.contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        start = time.monotonic()
+        yield
+        self.seconds[name] = self.seconds.get(name, 0.0) + time.monotonic() - start
+
+
+@dataclass(frozen=True, slots=True)
+class ImageOrder:
+    """What to write, and where; see `dump_image`."""
+
+    directory: Path
+    previous: Path | None
+    compress: bool
+    track: bool
+
+    def of_member(self, inner_pid: int) -> ImageOrder:
+        """The same for a descendant; if it was not there at the previous image, it is written in full."""
+        previous = None if self.previous is None else self.previous / str(inner_pid)
+        previous = previous if previous is not None and previous.is_dir() else None
+        return ImageOrder(self.directory / str(inner_pid), previous, self.compress, self.track)
+
+
+@dataclass(frozen=True, slots=True)
+class TreeContext:
+    """What the image of a process says of its tree."""
+
+    survey: Survey
+    seat: int  # processors that the tree was given
+    members: dict[int, str]  # of the root: see `Header`
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenMember:
+    """What was written of one process."""
+
+    completed: Completed
+    num_pages: int
+    num_pages_inherited: int
+    ancestors: tuple[Path, ...]  # folders of the images that it needs, absolute
+    not_tracked: str  # see `ImageReport`
+
+
+@dataclass(frozen=True, slots=True)
+class _SavedPages:
+    """What is written once all pages are."""
+
+    num_bytes: int
+    """Of all pages, own and inherited."""
+    layers: tuple[Layer, ...]
+    """The own pages, then those of each ancestor."""
+    ancestors: tuple[Ancestor, ...]
+    chunks: ChunksState
+    not_tracked: str
+    """See `ImageReport`."""
+
+
+def dump_member(
+    process: StandingProcess, order: ImageOrder, context: TreeContext, phases: Phases, folder: ImageFolder
+) -> WrittenMember:
+    """Write a process into its folder, which may hold files of the tree already, and complete that."""
+    with PageWriter(order.directory / image_format.PAGES_FILE, compress=order.compress) as writer:
+        saved = _save(process, order, context, phases, (folder, writer))
+    with phases.phase("commit"):
+        machine = this_machine(len(process.leader.xstate()))
+        origin = ImageOrigin(process.inner_pid, order.compress, saved.ancestors, machine, context.members)
+        written = folder.complete(origin, saved.chunks)
+    if order.track and not saved.not_tracked:
+        track_pages.keep_basis(process.pid, track_pages.Basis(written.sha256, saved.layers, saved.ancestors))
+    num_own = saved.chunks.num_raw_bytes // PAGE_BYTES
+    num_inherited = saved.num_bytes // PAGE_BYTES - num_own
+    needed = (Path(os.path.normpath(order.directory.absolute() / each.folder)) for each in saved.ancestors)
+    return WrittenMember(written, num_own, num_inherited, tuple(needed), saved.not_tracked)
+
+
+def _save(
+    process: StandingProcess,
+    order: ImageOrder,
+    context: TreeContext,
+    phases: Phases,
+    target: tuple[ImageFolder, PageWriter],
+) -> _SavedPages:
+    """All but the header. What is not needed to begin with the pages is done while they are copied and written."""
+    folder, writer = target
+    memory = ProcessMemory(process.pid, process.leader.memory_descriptor())
+    with PageMap(process.pid) as pages:
+        with phases.phase("scan"):
+            basis = _find_basis(process.pid, order)
+            scan = Scan(pages, process.areas, None if basis is None else basis.layers)
+        writer.save(memory, scan.first)
+        with phases.phase("state"):
+            split, ancestors = drop_hidden(scan.split(), [] if basis is None else _ancestors(order, basis))
+            for more in split.own[1:]:
+                writer.save(memory, more)
+            _put_state(process, context, folder)
+            folder.put(image_format.PAGES_INDEX_FILE, index_pages(split.own, split.inherited))
+            layers = (own_layer(*split.own), *split.inherited)
+    with phases.phase("pages"):
+        writer.wait_until_read()
+    with phases.phase("track"):
+        not_tracked = track_pages.set_marks(process, scan.first) if order.track else ""
+    with phases.phase("pages"):
+        return _SavedPages(split.num_bytes, layers, tuple(ancestors), writer.finish(), not_tracked)
+
+
+def _put_state(process: StandingProcess, context: TreeContext, folder: ImageFolder) -> None:
+    """All but the pages."""
+    scratch = process.prepare_calls()
+    try:
+        folder.put(image_format.PROCESS_FILE, capture_process(process, scratch, context.seat))
+        threads = tuple(capture_threads(process, scratch))
+        folder.put(image_format.THREADS_FILE, image_format.ThreadsState(threads))
+    finally:
+        process.finish_calls()
+    survey = context.survey
+    areas = capture_areas(process.pid, process.areas, IDENTITIES, survey.number_of_carried)
+    folder.put(image_format.AREAS_FILE, areas)
+    folder.put(image_format.FILES_FILE, survey.descriptors[process.pid])
+
+
+def _find_basis(pid: int, order: ImageOrder) -> track_pages.Basis | None:
+    """What an increment can be made upon: marks have been kept since the previous image, and the chain is short."""
+    basis = None if order.previous is None else track_pages.basis_of(pid, digest_of(order.previous))
+    return None if basis is None or len(basis.builds_upon) + 1 > _MAX_ANCESTORS else basis
+
+
+def _ancestors(order: ImageOrder, basis: track_pages.Basis) -> list[Ancestor]:
+    """The previous image and what it builds upon, as seen from the new one."""
+    assert order.previous is not None
+    folders = [order.previous, *(order.previous / ancestor.folder for ancestor in basis.builds_upon)]
+    digests = [basis.sha256, *(ancestor.sha256 for ancestor in basis.builds_upon)]
+    return [
+        Ancestor(os.path.relpath(folder, order.directory), sha256)
+        for folder, sha256 in zip(folders, digests, strict=True)
+    ]

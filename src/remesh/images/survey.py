@@ -1,0 +1,153 @@
+"""Which open files do the processes of a tree have, and who shares which? Asked while all stand still.
+
+The kernel tells whether two descriptors lead to the same open file (kcmp); only those that look alike are compared.
+"""
+
+from __future__ import annotations
+
+import array
+import errno
+import fcntl
+import os
+import termios
+from dataclasses import dataclass, field
+from typing import Final
+
+from remesh.errors import PeerError
+from remesh.images.carried import CarriedSource, describe_carried, key_of
+from remesh.images.format import DescriptorState, FilesState
+from remesh.images.frozen import Frozen
+from remesh.images.identity import Identities
+from remesh.images.inspection import is_bound_by_the_site, kind_of
+from remesh.images.tree_format import CarriedFile, FileKind, OpenFile, PipeState
+from remesh.linux.calls import borrow_descriptor, system_call
+from remesh.linux.proc_text import AreaKind, Descriptor
+from remesh.linux.procfs import read_descriptors, seen_from_here
+
+_KCMP_FILE: Final = 0
+_GET_PIPE_BYTES: Final = 1032
+_SET_PIPE_BYTES: Final = 1031
+_SEMAPHORE: Final = os.EFD_SEMAPHORE
+"""Kept as a flag of an eventfd; it is bit 0, which no flag of theirs has."""
+_NONBLOCKING_SPLICE: Final = 2
+
+_Key = tuple[str, int]
+
+
+@dataclass(slots=True)
+class Survey:
+    """The open files of a tree."""
+
+    files: list[OpenFile] = field(default_factory=list)
+    descriptors: dict[int, FilesState] = field(default_factory=dict)  # by process
+    carried: dict[_Key, CarriedSource] = field(default_factory=dict)  # in order of their numbers
+    pipes: dict[str, PipeState] = field(default_factory=dict)  # by the name that the kernel gives, in the same way
+    _holders: dict[tuple[object, ...], list[tuple[int, int, int]]] = field(default_factory=dict)
+    """Of open files that look alike: process, descriptor, number of the open file."""
+
+    def number_of_carried(self, key: _Key) -> int:
+        return list(self.carried).index(key)
+
+    def describe_carried(self, pid: int) -> tuple[CarriedFile, ...]:
+        """The carried files; ``pid`` is one of the processes."""
+        root = seen_from_here(pid, "")
+        return tuple(describe_carried(source, root) for source in self.carried.values())
+
+    def number_of_file(self, pid: int, descriptor: Descriptor, kind: FileKind) -> int | None:
+        """The open file that a descriptor leads to, if it has been met."""
+        for other, number, file in self._holders.setdefault(_looks_of(descriptor, kind), []):
+            if system_call("kcmp", pid, other, _KCMP_FILE, descriptor.number, number) == 0:
+                return file
+        return None
+
+    def add(self, pid: int, descriptor: Descriptor, kind: FileKind, file: OpenFile) -> int:
+        """Take an open file in; its number."""
+        self.files.append(file)
+        self._holders[_looks_of(descriptor, kind)].append((pid, descriptor.number, len(self.files) - 1))
+        return len(self.files) - 1
+
+
+def _looks_of(descriptor: Descriptor, kind: FileKind) -> tuple[object, ...]:
+    return kind, descriptor.link, descriptor.flags & ~os.O_CLOEXEC, descriptor.position
+
+
+def survey_tree(frozen: Frozen, identities: Identities) -> Survey:
+    """All open files and all shared memory of the processes that stand still."""
+    survey = Survey()
+    for process in frozen.processes:
+        for area in process.areas:
+            if area.kind is AreaKind.CARRIED:
+                source = survey.carried.setdefault((area.device, area.inode), CarriedSource(True, area.path))
+                source.views.append((process.pid, area))
+        states = [_descriptor_state(survey, process.pid, each, identities) for each in read_descriptors(process.pid)]
+        survey.descriptors[process.pid] = FilesState(tuple(states))
+    return survey
+
+
+def _descriptor_state(survey: Survey, pid: int, descriptor: Descriptor, identities: Identities) -> DescriptorState:
+    kind = kind_of(pid, descriptor)
+    if kind is None:
+        raise PeerError(f"dumping process {pid}: descriptor {descriptor.number} changed while it stood still")
+    file = survey.number_of_file(pid, descriptor, kind)
+    if file is None:
+        file = survey.add(pid, descriptor, kind, _open_file(survey, pid, descriptor, kind, identities))
+    return DescriptorState(descriptor.number, file, bool(descriptor.flags & os.O_CLOEXEC))
+
+
+def _open_file(survey: Survey, pid: int, descriptor: Descriptor, kind: FileKind, identities: Identities) -> OpenFile:
+    link, path = descriptor.link, f"/proc/{pid}/fd/{descriptor.number}"
+    flags, content, target, count = descriptor.flags & ~os.O_CLOEXEC, None, -1, 0
+    if kind is FileKind.FILE and not is_bound_by_the_site(link):
+        content = identities.of(path)
+    elif kind is FileKind.CARRIED:
+        key = key_of(os.stat(path))
+        in_memory = link.startswith(("/memfd:", "/dev/shm/"))
+        survey.carried.setdefault(key, CarriedSource(in_memory, link)).path = path
+        target = survey.number_of_carried(key)
+    elif kind is FileKind.PIPE:
+        known = survey.pipes.get(link)
+        if known is None or not known.data:
+            survey.pipes[link] = _pipe_state(pid, descriptor)
+        target = list(survey.pipes).index(link)
+    elif kind is FileKind.EVENT:
+        info = dict(descriptor.info)
+        count = int(info["eventfd-count"], 16)
+        flags |= _SEMAPHORE if info.get("eventfd-semaphore", "0") != "0" else 0
+    is_named = kind in (FileKind.FILE, FileKind.FOLDER, FileKind.DEVICE)
+    return OpenFile(kind, flags, link if is_named else "", descriptor.position, content, target, count)
+
+
+# --- pipes ---
+
+
+def _pipe_state(pid: int, descriptor: Descriptor) -> PipeState:
+    """A pipe by one of its ends; what is in it can be seen at a reading end only."""
+    end = borrow_descriptor(pid, descriptor.number)
+    try:
+        capacity = fcntl.fcntl(end, _GET_PIPE_BYTES)
+        reads = descriptor.flags & os.O_ACCMODE != os.O_WRONLY
+        return PipeState(capacity, _pipe_content(end, capacity) if reads else b"")
+    finally:
+        os.close(end)
+
+
+def _pipe_content(end: int, capacity: int) -> bytes:
+    """What is in a pipe, which stays there: ``tee`` copies it into a pipe of ours, with as much room."""
+    num_bytes = array.array("i", [0])
+    fcntl.ioctl(end, termios.FIONREAD, num_bytes)
+    copy_out, copy_in = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+    try:
+        fcntl.fcntl(copy_in, _SET_PIPE_BYTES, capacity)
+        try:
+            count = system_call("tee", end, copy_in, capacity, _NONBLOCKING_SPLICE)
+        except OSError as error:
+            if error.errno != errno.EAGAIN:
+                raise
+            count = 0
+        data = os.read(copy_out, count) if count else b""
+    finally:
+        os.close(copy_out)
+        os.close(copy_in)
+    if len(data) != num_bytes[0]:
+        raise PeerError(f"dumping a pipe: {num_bytes[0]} bytes are in it, {len(data)} could be copied; try again")
+    return data

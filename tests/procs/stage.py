@@ -1,0 +1,96 @@
+"""A stage for programs that are written to images and brought back: set up, take the image, kill, restore, check.
+
+Every program sets something up, makes the file ``ready``, waits for the file ``go``, and tells what it finds then.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import textwrap
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from remesh.images import Command, OpenFilePolicy, Site, Upper, dump_image, freeze, restore_upper, start_upper
+
+PATIENCE_S = 60.0
+CHANNEL_BYTES = 16384
+WAIT_FOR_GO = """
+open("ready", "w").close()
+while not os.path.exists("go"):
+    time.sleep(0.005)
+"""
+
+
+def wait_for(what: Callable[[], bool], doing: str) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not what():
+        assert time.monotonic() < deadline, doing
+        time.sleep(0.005)
+
+
+class Stage:
+    """A folder with a program in it, and the upper halves that ran it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.work = folder / "work"
+        self.work.mkdir()
+        self._num_sites = 0
+        self._uppers: list[Upper] = []
+        self.arena_bytes = 0  # of sites made from now on; 0: they have none
+        self.site: Site
+
+    def new_site(self) -> Site:
+        self._num_sites += 1
+        paths = [self.folder / f"{name}{self._num_sites}" for name in ("channel", "out", "err")]
+        for path in paths:
+            path.write_bytes(b"")
+        # Of a restore it is the image's, whatever stood there.
+        paths[0].write_bytes(bytes([0xFF if self._uppers else 0]) * CHANNEL_BYTES)
+        if self.arena_bytes:
+            paths.append(self.folder / f"arena{self._num_sites}")
+            paths[-1].touch()
+            os.truncate(paths[-1], self.arena_bytes)
+        self.site = Site(*map(str, paths))
+        return self.site
+
+    def start(self, program: str, *, leads_session: bool = False) -> Upper:
+        """Run the program until it is ready."""
+        text = "import os, sys, time, threading\n" + textwrap.dedent(program)
+        environment = {**os.environ, "OPENBLAS_NUM_THREADS": "2"}
+        command = Command((sys.executable, "-c", text), environment, str(self.work), leads_session)
+        upper = start_upper(command, self.new_site())
+        self._uppers.append(upper)
+        wait_for(lambda: (self.work / "ready").exists() or upper.poll() is not None, "the program is not ready")
+        assert (self.work / "ready").exists(), self.errors()
+        return upper
+
+    def restore(self, image: Path, policy: OpenFilePolicy = OpenFilePolicy.TRUNCATE) -> Upper:
+        upper = restore_upper(image, self.new_site(), open_files=policy)
+        self._uppers.append(upper)
+        return upper
+
+    def image_of(self, program: str) -> Path:
+        """The image of the program when it was ready; it is gone now, and may go when it is back."""
+        upper = self.start(program)
+        image = self.folder / "image"
+        with freeze(upper.pid) as frozen:
+            dump_image(frozen, image)
+            upper.kill()
+        (self.work / "go").touch()
+        return image
+
+    def finish(self, upper: Upper) -> str:
+        """What it printed in this stay, once it has ended well."""
+        status = upper.wait(PATIENCE_S)
+        assert status == 0, self.errors()
+        return Path(self.site.stdout_file).read_text()
+
+    def errors(self) -> str:
+        return Path(self.site.stderr_file).read_text()
+
+    def close(self) -> None:
+        for upper in self._uppers:
+            upper.close()
