@@ -115,6 +115,42 @@ def find_pairs(a: BoxArray, b: BoxArray) -> tuple[IntArray, IntArray]:
     return _in_row_major_order(a, b, index_a, index_b)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class GridJoin:
+    """What two full grids share, told without listing their pairs."""
+
+    num_pairs: int
+    """Pairs of boxes that share elements."""
+    met: IntArray
+    """For each box of the second grid how many of the first share elements with it."""
+    largest: int
+    """Elements that a pair shares at the most."""
+
+
+def join_grids(a: BoxArray, b: BoxArray) -> GridJoin | None:
+    """How two grids meet, in time that grows with their boxes alone; None unless both are grids without a hole.
+
+    >>> rows, columns = (BoxArray.of(Box.of_shape((4, 6)).split(dim, 2), 2) for dim in (0, 1))
+    >>> join_grids(rows, columns)
+    GridJoin(num_pairs=4, met=array([2, 2]), largest=6)
+    """
+    grids = _grid_of(a), _grid_of(b)
+    if grids[0] is None or grids[1] is None or not (grids[0].is_full and grids[1].is_full):
+        return None
+    cells, largest = np.ones(1, dtype=np.int64), 1
+    for starts_a, stops_a, starts_b, stops_b in zip(
+        grids[0].starts, grids[0].stops, grids[1].starts, grids[1].stops, strict=True
+    ):
+        low, count = _neighbours(starts_b, stops_b, starts_a, stops_a)
+        at_b, at_a = _expand(low, count)
+        shared = np.minimum(stops_a[at_a], stops_b[at_b]) - np.maximum(starts_a[at_a], starts_b[at_b])
+        largest *= int(shared.max(initial=0))
+        cells = (cells[:, None] * count[None, :]).reshape(-1)
+    met = np.empty_like(cells)
+    met[grids[1].table] = cells
+    return GridJoin(int(cells.sum()), met, largest)
+
+
 def is_disjoint(boxes: BoxArray) -> bool:
     """Whether no two of these boxes share an element; two equal boxes do."""
     if len(boxes) * len(boxes) > _ALL_WITH_ALL:
@@ -173,10 +209,7 @@ def _pairs_of_grids(a: _Grid, b: _Grid) -> tuple[IntArray, IntArray]:
     cells_a = np.zeros(1, dtype=np.int64)
     cells_b = np.zeros(1, dtype=np.int64)
     for starts_a, stops_a, starts_b, stops_b in zip(a.starts, a.stops, b.starts, b.stops, strict=True):
-        # Disjoint sorted intervals: those of b which meet one of a are neighbours.
-        low = np.searchsorted(stops_b, starts_a, side="right")
-        high = np.searchsorted(starts_b, stops_a, side="left")
-        at_a, at_b = _expand(low, np.maximum(high - low, 0))
+        at_a, at_b = _expand(*_neighbours(starts_a, stops_a, starts_b, stops_b))
         cells_a = (cells_a[:, None] * len(starts_a) + at_a[None, :]).reshape(-1)
         cells_b = (cells_b[:, None] * len(starts_b) + at_b[None, :]).reshape(-1)
     index_a = a.table.take(cells_a)
@@ -185,6 +218,15 @@ def _pairs_of_grids(a: _Grid, b: _Grid) -> tuple[IntArray, IntArray]:
         return index_a, index_b
     both = (index_a >= 0) & (index_b >= 0)
     return index_a[both], index_b[both]
+
+
+def _neighbours(
+    starts_a: IntArray, stops_a: IntArray, starts_b: IntArray, stops_b: IntArray
+) -> tuple[IntArray, IntArray]:
+    """For each of a, where those of b which meet it begin, and how many: disjoint sorted intervals are neighbours."""
+    low = np.searchsorted(stops_b, starts_a, side="right")
+    high = np.searchsorted(starts_b, stops_a, side="left")
+    return low, np.maximum(high - low, 0)
 
 
 def _pairs_by_sweep(a: BoxArray, b: BoxArray) -> tuple[IntArray, IntArray]:
