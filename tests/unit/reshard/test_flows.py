@@ -16,7 +16,8 @@ from remesh.reshard import Plan, TensorMove, plan_reshard, plan_transfer
 from remesh.reshard.planning import planner
 from remesh.reshard.planning.simulate import simulate_plan
 from remesh.reshard.schedule.flow_bytes import bytes_taken
-from remesh.reshard.schedule.flows import FlowMessages, Flows
+from remesh.reshard.schedule.flow_messages import FlowMessages
+from remesh.reshard.schedule.flows import Flows
 from remesh.reshard.schedule.parts import Chunks, PartRows
 from remesh.reshard.schedule.regular import colour_hops, compute_waiting
 from tests.unit.reshard.cases import expected_of, host_maps, move_lists, pair_of_specs, simulate

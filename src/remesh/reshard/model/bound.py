@@ -108,6 +108,20 @@ def bound_of_groups(groups: Mapping[HostGroup, int], network: Network | None = N
     return Bound(math.ceil(plain.time), worst.reason, float(worst.time), worst.time)
 
 
+def bound_of_loads(sent: Mapping[str, int], taken: Mapping[str, int], network: Network | None = None) -> Bound:
+    """The bound where every byte has one owner host and one receiver host: what each host sends, and takes.
+
+    Uplinks of racks are not looked at.
+    """
+    work = [((host,), nbytes) for host, nbytes in sorted(sent.items()) if nbytes]
+    received = {host: nbytes for host, nbytes in sorted(taken.items()) if nbytes}
+    plain = _bound_of_work(received, work, None, "host")
+    if network is None:
+        return Bound(math.ceil(plain.time), plain.reason)
+    rated = _bound_of_work(received, work, network.host_rates(), "host")
+    return Bound(math.ceil(plain.time), rated.reason, float(rated.time), rated.time)
+
+
 def groups_of_racks(groups: Mapping[HostGroup, int], network: Network) -> dict[HostGroup, int]:
     """What must cross uplinks: owners and receivers are racks, and a rack with an owner receives nothing.
 
@@ -143,6 +157,16 @@ def _bound_of_lines(groups: Mapping[HostGroup, int], rates: Mapping[str, Fractio
         # Whoever nothing restrains could do all of the sending.
         if group.receivers and (rates is None or all(owner in rates for owner in group.owners)):
             work.append((group.owners, nbytes))
+    return _bound_of_work(received, work, rates, what)
+
+
+def _bound_of_work(
+    received: Mapping[str, int],
+    work: Iterable[tuple[tuple[str, ...], int]],
+    rates: Mapping[str, Fraction] | None,
+    what: str,
+) -> _LineBound:
+    """The bound when lines receive so many bytes, and sets of owners have so many to send."""
     receiving = {
         host: Fraction(nbytes) / (1 if rates is None else rates[host])
         for host, nbytes in received.items()

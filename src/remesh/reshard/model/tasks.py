@@ -25,7 +25,6 @@ from remesh.layout import Box, Layout
 from remesh.reshard.model.casts import travelling_dtype
 from remesh.reshard.model.slices import Slices, compute_slices
 
-_TASKS_AT_ONCE = 1 << 12
 _MAX_LISTED = 4
 
 
@@ -129,19 +128,16 @@ def compute_tasks(moves: Sequence[TensorMove], missing: Missing = Missing.REFUSE
 
     Raises `PlanError` naming tensor and boxes when something wanted is held by nobody, unless it may be left.
     """
-    return tuple(tasks_of(moves, slices_of(moves, missing)))
+    return tuple(_tasks_of(moves, slices_of(moves, missing)))
 
 
-def tasks_of(moves: Sequence[TensorMove], slices: Slices) -> Iterator[UnitTask]:
-    """The unit tasks of these slices of the moves, in the order of the moves, each made when it is asked for."""
+def _tasks_of(moves: Sequence[TensorMove], slices: Slices) -> Iterator[UnitTask]:
     sets = slices.rank_sets
     for move, number in zip(moves, slices.block_of, strict=True):
         block, itemsize = slices.blocks[number], move.src.itemsize_bytes
-        for at in range(0, len(block.sizes), _TASKS_AT_ONCE):
-            columns = (block.starts, block.stops, block.sizes, block.givers, block.takers)
-            rows = zip(*(column[at : at + _TASKS_AT_ONCE].tolist() for column in columns), strict=True)
-            for start, stop, size, givers, takers in rows:
-                yield UnitTask(move.name, Box(tuple(start), tuple(stop)), sets[givers], sets[takers], size * itemsize)
+        columns = (block.starts, block.stops, block.sizes, block.givers, block.takers)
+        for start, stop, size, givers, takers in zip(*(column.tolist() for column in columns), strict=True):
+            yield UnitTask(move.name, Box(tuple(start), tuple(stop)), sets[givers], sets[takers], size * itemsize)
 
 
 def compute_missing_boxes(moves: Sequence[TensorMove]) -> dict[str, tuple[Box, ...]]:

@@ -10,7 +10,8 @@ What holds afterwards, whoever made the plan:
 4. What a rank takes and copies of a tensor lies inside what it wants, no element comes twice, and together it is all
    that the rank wants and anybody holds.
 
-Messages that are flows (`remesh.reshard.schedule.flows`) are checked as such (`check_flows`), with the same outcome.
+Messages that are flows (`remesh.reshard.schedule.flows`) are checked as such (`check_flows`), with the same outcome;
+of messages by rule (`remesh.reshard.schedule.shifts`) what the rule needs is checked (`check_shifts`).
 
 The check reads the two layouts and the messages only. It knows nothing of bounds, routes and streams, so a mistake in
 the planner cannot hide in it.
@@ -26,8 +27,10 @@ from remesh.layout import Box
 from remesh.reshard.model.program import Copy, Message
 from remesh.reshard.model.tasks import TensorMove
 from remesh.reshard.planning.check_flows import check_flows
+from remesh.reshard.planning.check_shifts import check_shifts
 from remesh.reshard.planning.sides import DOING, Sides, check_box, num_lost, size_of
-from remesh.reshard.schedule.flows import FlowMessages
+from remesh.reshard.schedule.flow_messages import FlowMessages
+from remesh.reshard.schedule.shift_messages import ShiftChunks, ShiftMessages
 from remesh.reshard.schedule.stream import Chunk
 
 
@@ -49,6 +52,9 @@ def check_plan(
     _check_copies(moves, copies, sides)
     if isinstance(messages, FlowMessages) and messages.flows.chunks is chunks and messages.flows.host_of == host_of:
         check_flows(moves, messages.flows, copies, sides)
+        return
+    if isinstance(messages, ShiftMessages) and isinstance(chunks, ShiftChunks) and chunks.shifts is messages.shifts:
+        check_shifts(messages.shifts, moves, host_of, copies, sides)
         return
     # Boxes are known by their identity: they have to last.
     chunks = tuple(chunks)

@@ -18,9 +18,10 @@ from remesh.reshard.model.network import Network
 from remesh.reshard.model.program import Copy, Message, Program
 from remesh.reshard.model.tasks import TensorMove, compute_missing_boxes
 from remesh.reshard.planning.check import check_plan
+from remesh.reshard.planning.check_shifts import check_part
 from remesh.reshard.planning.plan_json import PlanFields, digest_of, fields_from_json, fields_to_json
-from remesh.reshard.schedule.flow_bytes import bytes_between_hosts, bytes_by_pair
-from remesh.reshard.schedule.flows import FlowMessages
+from remesh.reshard.schedule.compact import CompactMessages, loads_of
+from remesh.reshard.schedule.shift_messages import ShiftMessages
 from remesh.reshard.schedule.stream import Chunk
 
 
@@ -37,9 +38,9 @@ class Plan:
     host_of: Mapping[int, str]
     """Host of every rank that gives or takes."""
     chunks: Sequence[Chunk]
-    """What messages carry: a tuple, or `Chunks` of flows."""
+    """What messages carry: a tuple, the `Chunks` of flows, or `ShiftChunks`."""
     messages: Sequence[Message]
-    """By round, then giver: a tuple, or `FlowMessages` where there are too many to keep. Invariant: every wanted box
+    """By round, then giver: a tuple, or `CompactMessages` where there are too many to keep. Invariant: every wanted box
     arrives exactly once at every taker that lacks it."""
     copies: tuple[Copy, ...]
     """By tensor. Invariant: every wanted box that its taker holds, exactly once."""
@@ -67,16 +68,14 @@ class Plan:
     @cached_property
     def nic_bytes(self) -> Mapping[tuple[str, str], int]:
         """Bytes between hosts, by (host, ``"out"`` or ``"in"``), over all NICs of the host."""
-        load: dict[tuple[str, str], int] = {}
-        for (giver, taker), nbytes in self._bytes_between_hosts.items():
-            for end in ((giver, "out"), (taker, "in")):
-                load[end] = load.get(end, 0) + nbytes
-        return dict(sorted(load.items()))
+        if isinstance(self.messages, CompactMessages):
+            return self.messages.host_loads()
+        return loads_of(self._bytes_between_hosts)
 
     @cached_property
     def _bytes_between_hosts(self) -> Mapping[tuple[str, str], int]:
-        if isinstance(self.messages, FlowMessages):
-            return bytes_between_hosts(self.messages.flows)
+        if isinstance(self.messages, CompactMessages):
+            return self.messages.bytes_between_hosts()
         load: dict[tuple[str, str], int] = {}
         for (giver, taker), nbytes in self.bytes_by_pair.items():
             pair = (self.host_of[giver], self.host_of[taker])
@@ -97,7 +96,7 @@ class Plan:
         links = self.network.hosts
         busy = [nbytes / links[host].total_rate_bytes_per_s for (host, _), nbytes in self.nic_bytes.items()]
         uplink: dict[tuple[str, str], int] = {}
-        for pair, nbytes in self._bytes_between_hosts.items():
+        for pair, nbytes in self._bytes_between_hosts.items() if self.network.racks else ():
             racks = [self.network.rack_of(host) for host in pair]
             for rack, way in zip(racks, ("out", "in"), strict=True):
                 if rack is not None and racks[0] != racks[1]:
@@ -120,15 +119,15 @@ class Plan:
 
     @property
     def num_rounds(self) -> int:
-        if isinstance(self.messages, FlowMessages):
-            return self.messages.flows.num_rounds
+        if isinstance(self.messages, CompactMessages):
+            return self.messages.num_rounds
         return self.messages[-1].round + 1 if self.messages else 0
 
     @cached_property
     def bytes_by_pair(self) -> Mapping[tuple[int, int], int]:
         """Bytes sent, by (giver, taker), in ascending order of pairs."""
-        if isinstance(self.messages, FlowMessages):
-            return bytes_by_pair(self.messages.flows)
+        if isinstance(self.messages, CompactMessages):
+            return self.messages.bytes_by_pair()
         total: dict[tuple[int, int], int] = {}
         for message in self.messages:
             pair = (message.giver, message.taker)
@@ -138,7 +137,7 @@ class Plan:
     @cached_property
     def ranks(self) -> frozenset[int]:
         """Ranks that give, take or copy anything; who only might give is not among them."""
-        if isinstance(self.messages, FlowMessages):
+        if isinstance(self.messages, CompactMessages):
             busy = {rank for pair in self.bytes_by_pair for rank in pair}
         else:
             busy = {rank for message in self.messages for rank in (message.giver, message.taker)}
@@ -153,8 +152,11 @@ class Plan:
     def program_of(self, rank: int) -> Program:
         """What this rank does; empty for a rank that the plan does not need."""
         copies = tuple(copy for copy in self.copies if rank in copy.ranks)
-        if isinstance(self.messages, FlowMessages):
-            return Program(copies, *map(tuple, self.messages.of_rank(rank)))
+        if isinstance(self.messages, CompactMessages):
+            program = Program(copies, *map(tuple, self.messages.of_rank(rank)))
+            if isinstance(self.messages, ShiftMessages):
+                check_part(self.messages.shifts, program, rank)
+            return program
         return Program(
             copies=copies,
             gives=tuple(message for message in self.messages if message.giver == rank),
@@ -164,6 +166,8 @@ class Plan:
     @cached_property
     def missing(self) -> Mapping[str, tuple[Box, ...]]:
         """Boxes that are wanted but held by nobody, by tensor; the plan leaves them alone."""
+        if isinstance(self.messages, ShiftMessages):
+            return {}  # the check has seen that both sides are all of each tensor
         return compute_missing_boxes(self.moves)
 
     @property

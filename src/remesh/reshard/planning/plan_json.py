@@ -9,9 +9,11 @@
      "copies":   [[tensor, [start], [stop], [rank, ...]], ...],
      "bound":    [bytes, reason, seconds or null],
      "network":  network or null,                     see remesh.reshard.model.network
-     "flows":    flows or null}                       see remesh.reshard.planning.flow_json
+     "flows":    flows or null,                       see remesh.reshard.planning.flow_json
+     "shifts":   true}                                only in version 3: see remesh.reshard.schedule.shifts
 
-A plan of flows has empty lists of chunks and messages. Version 1 had no flows; it is read as well.
+A plan of flows has empty lists of chunks and messages. Version 1 had no flows; it is read as well. Version 3 is that of
+plans by rule, which have neither: their messages follow from moves and hosts.
 
 Sizes in bytes are not written: they follow from boxes and dtypes. Reading checks shapes and types here; whether the
 whole is a plan is checked when the plan is made (`remesh.reshard.planning.check`).
@@ -33,12 +35,16 @@ from remesh.reshard.model.network import Network
 from remesh.reshard.model.program import Copy, Message
 from remesh.reshard.model.tasks import TensorMove
 from remesh.reshard.planning.flow_json import flows_from_json, flows_to_json, update_with_flows
-from remesh.reshard.schedule.flows import FlowMessages
+from remesh.reshard.schedule.compact import CompactMessages
+from remesh.reshard.schedule.flow_messages import FlowMessages
+from remesh.reshard.schedule.shift_messages import ShiftChunks, ShiftMessages
+from remesh.reshard.schedule.shifts import Shifts
 from remesh.reshard.schedule.stream import Chunk, Part
 
 FORMAT = "remesh.plan"
 VERSION = 2
-_READ = (1, VERSION)
+VERSION_BY_RULE = 3
+_READ = (1, VERSION, VERSION_BY_RULE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,15 +63,16 @@ class PlanFields:
 def fields_to_json(fields: PlanFields) -> dict[str, Any]:
     """JSON values of a plan; equal plans give equal values."""
     flows = fields.messages.flows if isinstance(fields.messages, FlowMessages) else None
+    is_named = not isinstance(fields.messages, CompactMessages)
     number_of, by_id = _number_layouts(fields)
     return _header_to_json(fields, by_id) | {
         "layouts": [layout_to_json(layout) for layout in number_of],
         "chunks": [
             [[part.tensor, list(part.box.start), list(part.box.stop)] for part in chunk.parts]
-            for chunk in (fields.chunks if flows is None else ())
+            for chunk in (fields.chunks if is_named else ())
         ],
         "messages": [
-            [each.round, each.giver, each.taker, each.chunk] for each in (fields.messages if flows is None else ())
+            [each.round, each.giver, each.taker, each.chunk] for each in (fields.messages if is_named else ())
         ],
         "copies": [
             [copy.tensor, list(copy.box.start), list(copy.box.stop), list(copy.ranks)] for copy in fields.copies
@@ -87,7 +94,7 @@ def digest_of(fields: PlanFields) -> str:
         ]
         for x in number_of
     ]
-    is_small = not isinstance(fields.messages, FlowMessages)
+    is_small = not isinstance(fields.messages, CompactMessages)
     chunks = [[(p.tensor, *_ends(p.box)) for p in chunk.parts] for chunk in (fields.chunks if is_small else ())]
     messages = [(m.round, m.giver, m.taker, m.chunk) for m in (fields.messages if is_small else ())]
     copies = [(copy.tensor, *_ends(copy.box), copy.ranks) for copy in fields.copies]
@@ -116,9 +123,10 @@ def _number_layouts(fields: PlanFields) -> tuple[dict[Layout, int], dict[int, in
 
 def _header_to_json(fields: PlanFields, by_id: Mapping[int, int]) -> dict[str, Any]:
     """All that is short."""
-    return {
+    by_rule = {"shifts": True} if isinstance(fields.messages, ShiftMessages) else {}
+    return by_rule | {
         "format": FORMAT,
-        "version": VERSION,
+        "version": VERSION_BY_RULE if by_rule else VERSION,
         "moves": [[move.name, by_id[id(move.src)], by_id[id(move.dst)]] for move in fields.moves],
         "hosts": [[rank, host] for rank, host in fields.host_of.items()],
         "bound": [fields.bound.bytes, fields.bound.reason, fields.bound.seconds],
@@ -148,11 +156,17 @@ def fields_from_json(value: Any) -> PlanFields:
             Message(*(_number(each) for each in (round_, giver, taker, chunk)))
             for round_, giver, taker, chunk in _list(value["messages"])
         )
+        others = [name for name in ("flows", "shifts") if value.get(name)]
+        if len(others) + bool(chunks or messages) > 1:
+            raise ValueError(f"a plan has {' and '.join(others)} and chunks or messages besides, expected one of them")
         if value.get("flows") is not None:
-            if chunks or messages:
-                raise ValueError("a plan of flows has chunks or messages besides, expected none")
             flows = flows_from_json(value["flows"], moves, host_of)
             chunks, messages = flows.chunks, FlowMessages(flows)
+        if (value["version"] == VERSION_BY_RULE) != (value.get("shifts") is True):
+            raise ValueError(f"version {value['version']} has shifts {value.get('shifts')!r}")
+        if value.get("shifts"):
+            shifts = _shifts_of(moves, host_of)
+            chunks, messages = ShiftChunks(shifts), ShiftMessages(shifts)
         return PlanFields(
             moves=moves,
             host_of=host_of,
@@ -171,6 +185,16 @@ def fields_from_json(value: Any) -> PlanFields:
         raise PlanError(
             f"reading a plan: a field is missing or has another shape than the format says ({raised!r}); plan again"
         ) from raised
+
+
+def _shifts_of(moves: tuple[TensorMove, ...], host_of: Mapping[int, str]) -> Shifts:
+    homeless = {rank for move in moves for side in (move.src, move.dst) for rank in side.holders} - host_of.keys()
+    shifts = None if homeless else Shifts.of(moves, host_of)
+    if shifts is None:
+        raise ValueError(
+            "its messages go by rule, but its sides are no grids whose pieces lie within hosts that it has"
+        )
+    return shifts
 
 
 def _chunk(parts: Any, itemsizes: Sequence[int]) -> Chunk:

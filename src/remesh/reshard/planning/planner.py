@@ -9,7 +9,10 @@ Algorithm:
 4. Streams are cut into chunks (`stream`), chunks become sendings between ranks (`relay`).
 5. Sendings get priorities (`order`), from them times (`timeline`), and rounds (`rounds`). Where there are too many for
    that, chunks and hops become flows instead (`regular`, `flows`), which have their rounds by rule.
-6. The plan checks itself (`plan`, `check`, `check_flows`).
+6. The plan checks itself (`plan`, `check`, `check_flows`, `check_shifts`).
+
+Where sides are grids whose pieces lie within hosts, and there are very many slices, none of this is done: all of it
+follows from one rule (`shifts`).
 
 Other strategies (`strategies`) replace steps 3 to 5. ``"auto"`` is the above, unless so little is moved that latency
 counts: then it is what the simulator finds fastest among it, a binomial tree and direct sending.
@@ -32,7 +35,7 @@ from remesh.collector import collector_at_rest
 from remesh.errors import PlanError
 from remesh.layout import Box, Layout
 from remesh.options import check_option
-from remesh.reshard.model.bound import Bound, bound_of_groups
+from remesh.reshard.model.bound import Bound, bound_of_groups, bound_of_loads
 from remesh.reshard.model.network import Network
 from remesh.reshard.model.program import Copy, Message
 from remesh.reshard.model.slices import NOBODY, Slices
@@ -40,13 +43,16 @@ from remesh.reshard.model.tasks import Missing, TensorMove, slices_of
 from remesh.reshard.planning.plan import Plan
 from remesh.reshard.planning.simulate import simulate_plan
 from remesh.reshard.schedule.cost import CHUNKS_PER_DELAY
-from remesh.reshard.schedule.flows import FlowMessages, Flows
+from remesh.reshard.schedule.flow_messages import FlowMessages
+from remesh.reshard.schedule.flows import Flows
 from remesh.reshard.schedule.fusion import Fused, fuse
 from remesh.reshard.schedule.order import compute_order, lines_of
 from remesh.reshard.schedule.regular import compute_waiting, count_messages, make_flows
 from remesh.reshard.schedule.relay import Relay, Sending
 from remesh.reshard.schedule.rounds import lanes_of, number_rounds
 from remesh.reshard.schedule.senders import Route, split_senders
+from remesh.reshard.schedule.shift_messages import ShiftChunks, ShiftMessages
+from remesh.reshard.schedule.shifts import Shifts
 from remesh.reshard.schedule.strategies import STRATEGIES, route_chunks
 from remesh.reshard.schedule.stream import Chunk, cut_streams
 from remesh.reshard.schedule.timeline import compute_starts
@@ -69,6 +75,8 @@ _MAX_TIMED_BY_HOSTS = 100_000
 """Messages are planned as flows, too, if their number times that of the hosts is above this, and traffic is even."""
 _MAX_WAITING = 1.1
 """Traffic counts as even if, planned as flows, no host takes longer than its own work times this."""
+_MAX_NAMED = 1 << 16
+"""More slices are not named, where they may go by a rule."""
 _FEW_LATENCIES = 100
 """A bound below this many latencies makes ``"auto"`` compare with strategies that need fewer messages on the way."""
 _FOR_LATENCY = ("tree", "send_recv")
@@ -108,6 +116,10 @@ def plan_reshard(
     if network is not None:
         network.check_hosts(host_of.values(), f"planning {len(moves)} moves")
     _check_sizes(moves)
+    if strategy in (AUTO, SPLIT) and (shifts := _find_shifts(moves, host_of, chunk_bytes, network)) is not None:
+        bound = bound_of_loads(*shifts.loads, network)
+        chunks, messages = ShiftChunks(shifts), ShiftMessages(shifts)
+        return Plan(moves, host_of, chunks, messages, tuple(shifts.copies()), bound, network)
     slices = slices_of(moves, missing)
     fused = fuse(moves, slices, host_of)
     sizes = dict(zip(fused.groups, fused.group_bytes, strict=True))
@@ -231,6 +243,16 @@ def _copies(slices: Slices) -> Iterator[Copy]:
             found[number] = [(box, slices.rank_sets[n]) for box, n in zip(block.boxes(rows), sets, strict=True)]
         for box, ranks in found[number]:
             yield Copy(tensor, box, ranks)
+
+
+def _find_shifts(
+    moves: tuple[TensorMove, ...], host_of: Mapping[int, str], chunk_bytes: int, network: Network | None
+) -> Shifts | None:
+    """The rule by which everything goes, where there are too many slices to name them and a rule can do it."""
+    if any(move.src.partial is not None for move in moves) or (network is not None and network.racks):
+        return None
+    shifts = Shifts.of(moves, host_of, more_than=_MAX_NAMED)
+    return shifts if shifts is not None and shifts.largest_bytes <= chunk_bytes else None
 
 
 @dataclass(frozen=True, slots=True)

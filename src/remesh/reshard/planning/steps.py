@@ -112,7 +112,9 @@ def compute_steps(
     return tuple(steps)
 
 
-def compute_peak_bytes(steps: Sequence[Step], nbytes: Sequence[int], passed_on: Mapping[int, Sequence[int]]) -> int:
+def compute_peak_bytes(
+    steps: Sequence[Step], nbytes: Sequence[int] | Mapping[int, int], passed_on: Mapping[int, Sequence[int]]
+) -> int:
     """Most bytes of message buffers that are alive at once along the steps, were every message staged.
 
     ``nbytes[chunk]`` is the size of a chunk. ``passed_on`` maps a chunk that is taken and passed on to the chunk

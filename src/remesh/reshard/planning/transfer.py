@@ -27,9 +27,9 @@ from remesh.reshard.planning.plan import Plan
 from remesh.reshard.planning.planner import AUTO, DEFAULT_CHUNK_BYTES, MIN_CHUNK_BYTES, check_hosts, plan_reshard
 from remesh.reshard.planning.reduction import Reduction, plan_reduction
 from remesh.reshard.planning.steps import DEFAULT_WINDOW, Step, choose_window, compute_peak_bytes, compute_steps
-from remesh.reshard.schedule.flow_bytes import bytes_taken
-from remesh.reshard.schedule.flows import FlowMessages
+from remesh.reshard.schedule.compact import CompactMessages
 from remesh.reshard.schedule.parts import largest_of, sizes_of
+from remesh.reshard.schedule.shift_messages import ShiftMessages
 
 _MIN_WINDOW = 1
 _SHORTEST_CHUNK_BYTES = 4 << 10
@@ -119,7 +119,10 @@ class Transfer:
 
     @cached_property
     def staging_bytes(self) -> int:
-        """Most bytes of staging that any rank needs."""
+        """Most bytes of staging that any rank needs; of a plan by rule, whose ranks nobody goes through, no more."""
+        if isinstance(self.plan.messages, ShiftMessages) and self.reduction is None:
+            # A window each way, and one that was taken and is passed on at once.
+            return (2 * self.window + 1) * largest_of(self.plan.chunks)
         return max((self.steps_of(rank).staging_bytes for rank in self.ranks), default=0)
 
     @cached_property
@@ -140,11 +143,11 @@ class Transfer:
     def last_rank(self) -> int:
         """The rank that has everything last, as far as sums can tell: it takes most, and passes on least of that.
 
-        Of a plan of flows, whose messages nobody goes through, only what ranks take counts.
+        Of messages that nobody goes through only what ranks take counts.
         """
         taken, given = Counter[int](), Counter[int]()
-        if isinstance(self.plan.messages, FlowMessages):
-            taken.update(bytes_taken(self.plan.messages.flows))
+        if isinstance(self.plan.messages, CompactMessages):
+            taken.update(self.plan.messages.bytes_taken())
         else:
             for (giver, taker), nbytes in self.bytes_by_pair.items():
                 given[giver] += nbytes
@@ -173,6 +176,10 @@ class Transfer:
         return self._rank_steps[rank]
 
     @cached_property
+    def _chunk_bytes(self) -> Sequence[int]:
+        return sizes_of(self.plan.chunks)
+
+    @cached_property
     def _programs(self) -> Mapping[int, Program]:
         """The programs of all ranks, in one pass over the plan."""
         plan = self.plan
@@ -192,17 +199,17 @@ class Transfer:
 
     def _compute_steps(self, rank: int) -> RankSteps:
         plan = self.plan
-        if isinstance(plan.messages, FlowMessages):
-            program = plan.program_of(rank)
+        sizes: Sequence[int] | Mapping[int, int]
+        if isinstance(plan.messages, CompactMessages):
+            program, sizes = plan.program_of(rank), plan.messages.chunk_bytes_of(rank)
         else:
-            program = self._programs.get(rank, Program((), (), ()))
+            program, sizes = self._programs.get(rank, Program((), (), ())), self._chunk_bytes
         taken_in = {message.chunk: message.round for message in program.takes}
         relayed: dict[int, int] = {}
         for message in program.gives:
             if message.chunk in taken_in:
                 relayed[message.chunk] = relayed.get(message.chunk, 0) + 1
         steps = compute_steps(program.gives, program.takes, taken_in, self.window)
-        sizes = sizes_of(plan.chunks)
         peak = compute_peak_bytes(steps, sizes, {chunk: [chunk] * n for chunk, n in relayed.items()})
         sum_steps, sum_peak, kept = self._compute_sum_steps(rank)
         return RankSteps(program.copies, steps, sum_steps, relayed, kept + max(peak, sum_peak))

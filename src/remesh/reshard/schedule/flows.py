@@ -28,40 +28,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import overload
 
 import numpy as np
 
-from remesh.reshard.model.program import Message
 from remesh.reshard.model.slices import IntArray
+from remesh.reshard.schedule.compact import Columns
 from remesh.reshard.schedule.parts import Chunks
 
 OWNED = -1
 """Stands for the hop before, where the giver has the chunk in its own memory."""
 _MESSAGES_AT_ONCE = 1 << 20
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Columns:
-    """Messages as columns."""
-
-    round: IntArray
-    giver: IntArray
-    taker: IntArray
-    chunk: IntArray
-
-    def take(self, rows: IntArray) -> Columns:
-        """These rows, in this order."""
-        return Columns(self.round[rows], self.giver[rows], self.taker[rows], self.chunk[rows])
-
-    def sorted(self) -> Columns:
-        """By round, then giver."""
-        return self.take(np.lexsort((self.giver, self.round)))
-
-    def messages(self) -> list[Message]:
-        """As objects."""
-        rows = zip(self.round.tolist(), self.giver.tolist(), self.taker.tolist(), self.chunk.tolist(), strict=True)
-        return [Message(*row) for row in rows]
 
 
 @dataclass(frozen=True, eq=False)
@@ -190,15 +166,13 @@ class Flows:
         """What one rank gives, and what it takes, by round."""
         sets = self._sets_of.get(rank)
         if sets is None:
-            none = np.empty(0, dtype=np.int64)
-            return Columns(none, none, none, none), Columns(none, none, none, none)
+            return Columns.joined(()), Columns.joined(())
         host = self.hosts.index(self.host_of[rank])
         mine = np.flatnonzero(np.isin(self.takers, sets) | np.isin(self.givers, sets))
         near = self._expand(*self._cross(mine, np.flatnonzero(self.hop_taker == host)))
         far = self._expand(*self._cross(mine, np.flatnonzero((self.hop_giver == host) & (self.hop_taker != host))))
         given = [each.take(np.flatnonzero(each.giver == rank)) for each in (near, far)]
-        joined = Columns(*(np.concatenate(pair) for pair in zip(*map(_columns_of, given), strict=True)))
-        return joined.sorted(), near.take(np.flatnonzero(near.taker == rank)).sorted()
+        return Columns.joined(given).sorted(), near.take(np.flatnonzero(near.taker == rank)).sorted()
 
     @cached_property
     def num_rounds(self) -> int:
@@ -259,10 +233,6 @@ class Flows:
         )
 
 
-def _columns_of(each: Columns) -> tuple[IntArray, ...]:
-    return each.round, each.giver, each.taker, each.chunk
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class _Seats:
     """The ranks of every set, by host."""
@@ -292,60 +262,6 @@ class _Seats:
         """Where the ranks of each set on the host beside it begin, and how many there are."""
         at = np.searchsorted(self.keys, sets * self.num_hosts + hosts)
         return self.firsts[at], self.counts[at]
-
-
-class FlowMessages(Sequence[Message]):
-    """The messages of flows, by round, then giver; made of the rows when they are asked for.
-
-    Its length is known without making any. Going through all of them, or picking one, makes all of them: a rank asks
-    for its own (`of_rank`) instead.
-    """
-
-    def __init__(self, flows: Flows) -> None:
-        self.flows = flows
-        """The rows."""
-
-    def __len__(self) -> int:
-        return self.flows.num_messages
-
-    def __iter__(self) -> Iterator[Message]:
-        return iter(self.columns.messages())
-
-    @overload
-    def __getitem__(self, index: int) -> Message: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[Message]: ...
-    def __getitem__(self, index: int | slice) -> Message | Sequence[Message]:
-        if isinstance(index, slice):
-            return tuple(self.columns.take(np.arange(len(self))[index]).messages())
-        return self.columns.take(np.array([range(len(self))[index]])).messages()[0]
-
-    @cached_property
-    def columns(self) -> Columns:
-        """All messages, by round, then giver."""
-        blocks = [_columns_of(block) for block in self.flows.blocks()]
-        none = [np.empty(0, dtype=np.int64)] * 4
-        return Columns(
-            *(np.concatenate(column) for column in (zip(*blocks, strict=True) if blocks else zip(none)))
-        ).sorted()
-
-    def of_rank(self, rank: int) -> tuple[list[Message], list[Message]]:
-        """What one rank gives, and what it takes, by round."""
-        gives, takes = self.flows.of_rank(rank)
-        return gives.messages(), takes.messages()
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, FlowMessages):
-            return NotImplemented
-        mine, theirs = self.flows, other.flows
-        return (
-            mine.rank_sets == theirs.rank_sets
-            and mine.hosts == theirs.hosts
-            and mine.chunks == theirs.chunks
-            and all(np.array_equal(a, b) for a, b in zip(columns_of(mine), columns_of(theirs), strict=True))
-        )
-
-    __hash__ = None  # type: ignore[assignment]
 
 
 COLUMNS = ("givers", "takers", "first_chunk", "first_hop", "hop_giver", "hop_taker", "hop_colour")

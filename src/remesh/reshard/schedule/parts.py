@@ -6,6 +6,7 @@ what contains what.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import overload
@@ -79,7 +80,16 @@ class PartRows:
         return made
 
 
-class Chunks(Sequence[Chunk]):
+class CompactChunks(Sequence[Chunk]):
+    """Chunks that are kept as something smaller, each made when it is asked for."""
+
+    @property
+    @abstractmethod
+    def largest_bytes(self) -> int:
+        """No chunk has more bytes."""
+
+
+class Chunks(CompactChunks):
     """What messages carry, one chunk in each row; makes a `Chunk` of a row when it is asked for."""
 
     def __init__(self, parts: PartRows, first_part: IntArray) -> None:
@@ -90,6 +100,10 @@ class Chunks(Sequence[Chunk]):
         total = np.concatenate(([0], np.cumsum(parts.nbytes)))
         self.nbytes: IntArray = total[first_part[1:]] - total[first_part[:-1]]
         """Bytes of each chunk."""
+
+    @property
+    def largest_bytes(self) -> int:
+        return int(self.nbytes.max(initial=0))
 
     def __len__(self) -> int:
         return len(self.nbytes)
@@ -132,8 +146,8 @@ def sizes_of(chunks: Sequence[Chunk]) -> Sequence[int]:
 
 def largest_of(chunks: Sequence[Chunk]) -> int:
     """Bytes of the largest chunk; 0 without any."""
-    if isinstance(chunks, Chunks):
-        return int(chunks.nbytes.max(initial=0))
+    if isinstance(chunks, CompactChunks):
+        return chunks.largest_bytes
     return max((chunk.nbytes for chunk in chunks), default=0)
 
 
