@@ -6,21 +6,22 @@ import itertools
 import json
 import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import click
+import numpy as np
 from rich.console import Console
 from rich.table import Table
 
 from remesh.cli.files import OutputFile, OutputPath, read_json
 from remesh.cli.shown import JSON, print_json, with_progress
 from remesh.errors import ConfigError
-from remesh.layout import Layout, Mesh, layout_from_spec
+from remesh.layout import Layout, Mesh, Overlap, Shard, compute_overlap, layout_from_spec
+from remesh.layout.box_array import join_grids
 from remesh.reshard import DEFAULT_CHUNK_BYTES, Plan, TensorMove, plan_reshard
 from remesh.reshard.model.network import Network
-from remesh.reshard.model.tasks import slices_of, tasks_of
 from remesh.reshard.pictures.draw import Lanes, draw_svg, draw_text
 from remesh.reshard.pictures.trace import build_trace
 from remesh.reshard.planning.simulate import SimulatedRun, simulate_plan
@@ -29,6 +30,8 @@ from remesh.reshard.schedule.strategies import STRATEGIES
 _SIDE = re.compile(r"(?P<spec>[RS0-9(),]*)@(?P<mesh>\d{1,6}(?:x\d{1,6})*)(?::(?P<host>\d{1,6}))?", re.ASCII)
 _MAX_RANKS = 1 << 20
 _MAX_ROWS = 16
+_MAX_LISTED = 1 << 16
+"""Of more slices only those that are shown are made, where their number is known without."""
 _MAX_SIMULATED = 200_000
 """More messages are simulated, which takes seconds, only for a picture or trace that is asked for."""
 _OWN_STRATEGIES = ("auto", "split")
@@ -199,20 +202,33 @@ def _host_names(text: str, network: Network | None) -> tuple[str, ...] | None:
 
 
 def _tasks_table(move: TensorMove, host_of: dict[int, str]) -> Table:
-    slices = slices_of([move])
-    num_tasks = len(slices.blocks[slices.block_of[0]].sizes)
+    num_tasks, slices = _slices_to_show(move)
     table = Table(title=f"{num_tasks} unit tasks", title_justify="left")
     for name in ("box", "bytes", "held on", "wanted on"):
         table.add_column(name, justify="right" if name == "bytes" else "left")
-    for task in itertools.islice(tasks_of([move], slices), _MAX_ROWS):
-        table.add_row(str(task.box), f"{task.nbytes:,}", _ends(task.givers, host_of), _ends(task.takers, host_of))
+    for each in itertools.islice(slices, _MAX_ROWS):
+        nbytes = each.box.size * move.src.itemsize_bytes
+        table.add_row(str(each.box), f"{nbytes:,}", _ends(each.givers, host_of), _ends(each.takers, host_of))
     if num_tasks > _MAX_ROWS:
         table.add_row(f"... {num_tasks - _MAX_ROWS} more", "", "", "")
     return table
 
 
-def _ends(ranks: tuple[int, ...], host_of: dict[int, str]) -> str:
-    hosts = list(dict.fromkeys(host_of[rank] for rank in ranks))
+def _slices_to_show(move: TensorMove) -> tuple[int, Overlap]:
+    """How many slices there are, and as many of them as are shown at least."""
+    join = join_grids(move.src.atoms.boxes, move.dst.atoms.boxes)
+    if join is None or join.num_pairs <= _MAX_LISTED:
+        overlap = compute_overlap(move.src, move.dst)
+        return len(overlap), overlap
+    # Of two grids without a hole the number is known; the pieces that come first have enough to show.
+    enough = int(np.searchsorted(np.cumsum(join.met), _MAX_ROWS)) + 1
+    first = [shard for shards in move.dst.atoms.shards[:enough] for shard in shards]
+    return join.num_pairs, compute_overlap(move.src, replace(move.dst, shards=tuple(first)))
+
+
+def _ends(shards: tuple[Shard, ...], host_of: dict[int, str]) -> str:
+    ranks = {shard.holder for shard in shards if isinstance(shard.holder, int)}
+    hosts = list(dict.fromkeys(host_of[rank] for rank in sorted(ranks)))
     listed = ", ".join(hosts[:3]) + (", ..." if len(hosts) > 3 else "")
     return f"{listed} ({len(ranks)} device{'s' if len(ranks) > 1 else ''})"
 

@@ -111,3 +111,9 @@ def test_meshes_may_share_hosts_with_other_numbers_of_devices() -> None:
     move, host_of = build_move((8, 8), "int8", "S0R@2x4", "RS0@1x2:1", None)
     assert host_of == {0: "host0", 1: "host0", 2: "host0", 3: "host0"} | dict.fromkeys(range(4, 8), "host1")
     assert move.dst.holders == (4, 5)
+
+
+def test_thousands_of_ranks_are_told_without_naming_what_they_exchange() -> None:
+    result = plan("--shape", "1024,1024", "--src", "S01R@128x8", "--dst", "RS01@128x8")
+    for text in ("1048576 unit tasks", "... 1048560 more", "[15:16, 0:1]", "1,048,576 messages", "1.0000"):
+        assert text in result.output, text
