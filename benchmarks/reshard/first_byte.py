@@ -31,6 +31,9 @@ PAIRS: Sequence[tuple[str, tuple[int, ...], str, tuple[int, ...], tuple[int, ...
     ("S01R", (512, 8), "RS0", (512, 8), (8192, 4096)),
     ("S01R", (1024, 8), "RS0", (1024, 8), (8192, 4096)),
     ("S01R", (512, 8), "RS01", (512, 8), (8192, 4096)),
+    ("S01R", (1024, 8), "RS01", (1024, 8), (8192, 8192)),
+    ("S01R", (1000, 8), "RS01", (1024, 8), (8100, 8200)),
+    ("S02S1R", (32, 32, 8), "S1RS20", (16, 64, 8), (500, 513, 1030)),
 )
 # A layer of a model of 405 billion parameters; FSDP is axis 0, tensor parallelism axis 1.
 _LAYER: Mapping[str, tuple[tuple[int, ...], str]] = {
@@ -100,20 +103,12 @@ def measure_case(number: int) -> Cost:
 
 _REASONS = """
 
-A message carries one chunk, and a chunk is kept as nine numbers of eight bytes: what a plan takes follows from its
-number of distinct slices, and from its pairs of hosts. Two kinds of pairs do not reach the goals:
-
-- `S01R` to `RS01`, where every rank wants something of every other: 2 x 128 hosts have a million slices and take all
-  of 300 MiB, 2 x 512 hosts have 16.8 million of eight bytes each. Their columns alone are 1.2 GB; with what is sorted
-  and checked on the way a slice takes 260 to 290 bytes and 1 to 1.7 microseconds, at either size. 2 x 1,024 hosts
-  would have 67 million slices, four times as many; they are not measured here.
-- `S01R` to `RS0`, where every host sends to every other: 2 x 1,024 hosts have a million such pairs, four times as many
-  as 2 x 512, and take four to five times as long. A pair is an object with owners, receivers and routes; half of the
-  time is theirs (`split_senders`, `bound_of_groups`, `make_flows`), the rest that of their 8.4 million slices.
-
-What would be quicker is a plan that names neither: slices of two regular grids are a product of one list per dim, and
-routes between equal hosts one rule. Such plans need a form and a check of their own
-([decision 38](../decisions/0038-a-plan-names-its-slices.md)).
+Where pieces of both sides lie within hosts and there are more than 65,536 slices, a plan follows a rule and names none
+of them ([decision 56](../decisions/0056-very-large-plans-follow-a-rule.md)): most of the time is that of the layouts,
+their hosts and the digest, and the rest grows with what one rank gives and takes. Other plans name every slice in
+columns, nine numbers of eight bytes each, and every pair of hosts
+([decision 38](../decisions/0038-a-plan-names-its-slices.md)): `S01R` to `RS1`, whose pieces every host wants, and the
+model, whose streams are longer than a message.
 """
 
 
