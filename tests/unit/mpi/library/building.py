@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -31,18 +33,36 @@ def has_compiler() -> bool:
     return shutil.which("cc") is not None
 
 
-def build_lone(face: str, program: Path, folder: Path, *more: Path, lower: str = "lone.c") -> Path:
-    """The program with the library of a face, with every access to memory checked.
+@dataclass(frozen=True)
+class CheckedLibrary:
+    """The library of a face, compiled so that every access to memory is checked, without its channel."""
 
-    ``more``: further sources of it; ``lower``: the file that stands for the lower half.
-    """
-    made = folder / face
-    _run([sys.executable, str(LIBRARY / "generate.py"), face, str(made)])
-    library = [path for path in sorted(LIBRARY.glob("*.c")) if path.name not in _NO_CHANNEL]
-    sources = [*library, *sorted(made.glob("*.c")), HERE / lower, program, *more]
-    target = made / program.stem
-    _run([*_CC, *_CHECKED, "-I", str(made), "-I", str(LIBRARY), *map(str, sources), "-o", str(target), *_LIBRARIES])
-    return target
+    face: str
+    folder: Path
+    """Its objects, and the headers for programs."""
+
+    @classmethod
+    def build(cls, face: str, shared: Path) -> CheckedLibrary:
+        """Compile it in a folder of ``shared``, once for all processes that ask for it there."""
+        made = cls(face, shared / face)
+        with (shared / f"{face}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not (made.folder / "done").exists():
+                _run([sys.executable, str(LIBRARY / "generate.py"), face, str(made.folder)])
+                library = [path for path in sorted(LIBRARY.glob("*.c")) if path.name not in _NO_CHANNEL]
+                made._cc("-c", *library, *sorted(made.folder.glob("*.c")), folder=made.folder)
+                (made.folder / "done").touch()
+        return made
+
+    def link(self, folder: Path, lower: str, program: Path, *more: Path) -> Path:
+        """The program on it; ``lower``: the file that stands for the lower half; ``more``: more of its own."""
+        target = folder / program.stem
+        sources = [HERE / lower, program, *more]
+        self._cc(*sources, *sorted(self.folder.glob("*.o")), "-o", target, *_LIBRARIES, folder=folder)
+        return target
+
+    def _cc(self, *arguments: str | Path, folder: Path) -> None:
+        _run([*_CC, *_CHECKED, "-I", str(self.folder), "-I", str(LIBRARY), *map(str, arguments)], folder)
 
 
 def build_shared(face: str, folder: Path, lower: str) -> Path:
@@ -83,6 +103,6 @@ def output(program: Path, lines: list[str], *arguments: str, **variables: str) -
     return done.stdout.splitlines()
 
 
-def _run(command: list[str]) -> None:
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+def _run(command: list[str], folder: Path | None = None) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=folder)
     assert done.returncode == 0, done.stderr[:4000]

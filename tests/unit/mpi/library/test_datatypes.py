@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.mpi.library.building import output
+from tests.unit.mpi.library.building import CheckedLibrary, output
 from tests.unit.mpi.library.datatype_oracle import Program, random_program
 
 pytestmark = pytest.mark.procs
@@ -23,11 +23,13 @@ def _in_face(program: Program, said: list[str], *, is_mpich: bool) -> list[tuple
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_random_nested_datatypes_are_their_typemaps(lone_program: Path, seed: int) -> None:
+def test_random_nested_datatypes_are_their_typemaps(
+    checked_library: CheckedLibrary, lone_program: Path, seed: int
+) -> None:
     program = random_program(seed, 40)
     said = output(lone_program, program.lines)
     assert len(said) == len(program.expected)
-    for number, line in _in_face(program, said, is_mpich=lone_program.parent.name == "mpich"):
+    for number, line in _in_face(program, said, is_mpich=checked_library.face == "mpich"):
         assert line == program.expected[number], (seed, number)
 
 

@@ -6,14 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.mpi.library.building import HERE, build_lone, has_compiler, output
+from tests.unit.mpi.library.building import HERE, CheckedLibrary, output
 
 pytestmark = pytest.mark.procs
 
 
-@pytest.mark.parametrize("face", ["mpich", "openmpi", "abi"])
-def test_objects_of_a_program_live_and_end_as_the_standard_says(tmp_path: Path, face: str) -> None:
-    if not has_compiler():
-        pytest.skip("no C compiler (cc) on PATH")
-    (said,) = output(build_lone(face, HERE / "objects.c", tmp_path), [])
+def test_objects_of_a_program_live_and_end_as_the_standard_says(
+    tmp_path: Path, checked_library: CheckedLibrary
+) -> None:
+    (said,) = output(checked_library.link(tmp_path, "lone.c", HERE / "objects.c"), [])
     assert said.startswith("answer ")

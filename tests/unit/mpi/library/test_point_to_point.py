@@ -10,18 +10,15 @@ from pathlib import Path
 import pytest
 
 from tests.mpi.random_messages import PROGRAM, expected_lines
-from tests.unit.mpi.library.building import build_lone, has_compiler, output
+from tests.unit.mpi.library.building import CheckedLibrary, output
 
 pytestmark = pytest.mark.procs
 
 
-@pytest.fixture(scope="session", params=["mpich", "openmpi", "abi"])
-def program(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """``random_messages.c`` on the library, in each face."""
-    if not has_compiler():
-        pytest.skip("no C compiler (cc) on PATH")
-    first, *more = PROGRAM
-    return build_lone(request.param, first, tmp_path_factory.mktemp("loopback"), *more, lower="loopback.c")
+@pytest.fixture(scope="session")
+def program(checked_library: CheckedLibrary, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """``random_messages.c`` on the library."""
+    return checked_library.link(tmp_path_factory.mktemp("loopback"), "loopback.c", *PROGRAM)
 
 
 @pytest.mark.parametrize("seed", range(8))

@@ -10,18 +10,15 @@ from pathlib import Path
 import pytest
 
 from tests.mpi.conftest import PROGRAMS
-from tests.unit.mpi.library.building import build_lone, has_compiler, output
+from tests.unit.mpi.library.building import CheckedLibrary, output
 
 pytestmark = pytest.mark.procs
 
 
-@pytest.fixture(scope="session", params=["mpich", "openmpi", "abi"])
-def windows(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """``windows.c`` on the library, in each face."""
-    if not has_compiler():
-        pytest.skip("no C compiler (cc) on PATH")
-    folder = tmp_path_factory.mktemp("windows")
-    return build_lone(request.param, PROGRAMS / "c" / "windows.c", folder, lower="loopback.c")
+@pytest.fixture(scope="session")
+def windows(checked_library: CheckedLibrary, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """``windows.c`` on the library."""
+    return checked_library.link(tmp_path_factory.mktemp("windows"), "loopback.c", PROGRAMS / "c" / "windows.c")
 
 
 @pytest.mark.parametrize("seed", range(4))
