@@ -22,6 +22,7 @@ from mpi4py import MPI
 
 from remesh.mpi.arena import FILE, make_arena
 from remesh.mpi.channel import SharedChannel
+from remesh.mpi.host_room import HostRoom
 from remesh.mpi.library.faces import library_environment
 from remesh.mpi.lower.half import MpiLowerHalf
 from remesh.ranks.room import make_room
@@ -96,6 +97,9 @@ def main() -> int:
     options = parser.parse_args()
     num_renewed = 0
     folder = make_room()
+    stay = MPI.COMM_WORLD.bcast(folder.name)
+    host_room = HostRoom.enter(stay, MPI.COMM_WORLD.rank)
+    (folder / "shared").symlink_to(host_room.windows)
     try:
         channel = SharedChannel.create(f"{folder}/channel")
         arena = make_arena(f"{folder}/{FILE}")
@@ -126,6 +130,7 @@ def main() -> int:
         status = program.wait()
     finally:
         shutil.rmtree(folder)
+        host_room.leave()
     if status:
         print(f"rank {MPI.COMM_WORLD.rank}: the program ended with {status}", file=sys.stderr, flush=True)
         MPI.COMM_WORLD.Abort(1)

@@ -106,8 +106,8 @@ INNER_ARROW: dict[str, dict[str, set[str]]] = {
         "doctor init",
     ),
     "mpi": _layers(
-        "calls extension input_file library mpis program_environment rsh slurm",
-        "native",
+        "calls extension input_file library mpis program_environment rsh slurm together",
+        "host_room native",
         "arena channel",
         "lower",
         "launch",
@@ -281,6 +281,7 @@ _PURE_ELSEWHERE = {
     "remesh.mpi.lower.exposure",
     "remesh.mpi.lower.matching",
     "remesh.mpi.slurm",
+    "remesh.mpi.together",
     "remesh.options",
     "remesh.retention",
     "remesh.rounds.clock",

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from remesh.images.kinds import (
         CHANNEL_PATH,
         INNER_PID,
+        SHARED_PATH,
         Command,
         ImageRefusal,
         ImageReport,
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 __all__ = [
     "CHANNEL_PATH",
     "INNER_PID",
+    "SHARED_PATH",
     "Command",
     "Finding",
     "Frozen",
@@ -64,6 +66,7 @@ _HOMES = {
     "NotImageable": "remesh.images.kinds",
     "OpenFilePolicy": "remesh.images.kinds",
     "ImageRefusal": "remesh.images.kinds",
+    "SHARED_PATH": "remesh.images.kinds",
     "Site": "remesh.images.kinds",
     "Upper": "remesh.images.upper",
     "check_imageable": "remesh.images.inspection",

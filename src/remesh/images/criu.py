@@ -23,7 +23,7 @@ from remesh.errors import ConfigError, FormatError
 from remesh.files import flush
 from remesh.images.clocks import Clocks, clocks_of
 from remesh.images.format import CRIU_FILE
-from remesh.images.kinds import ARENA_PATH, CHANNEL_PATH, INNER_PID, STDERR_PATH, STDOUT_PATH
+from remesh.images.kinds import ARENA_PATH, CHANNEL_PATH, INNER_PID, SHARED_PATH, STDERR_PATH, STDOUT_PATH
 from remesh.images.records import from_json, to_json
 from remesh.images.store import make_folder
 from remesh.linux.procfs import inner_id, read_areas, seen_from_here
@@ -110,8 +110,11 @@ def dump_by_criu(pid: int, directory: Path) -> int:
     criu = _need_criu(doing)
     if inner_id(pid, pid) != INNER_PID:
         raise ConfigError(f"{doing}: it is no upper half; start it by start_upper")
-    if any(area.path == ARENA_PATH for area in read_areas(pid)):
+    areas = read_areas(pid)
+    if any(area.path == ARENA_PATH for area in areas):
         raise ConfigError(f"{doing}: its arrays stand in memory that CRIU leaves out; run it without shared arrays")
+    if any(area.path.startswith(SHARED_PATH) for area in areas):
+        raise ConfigError(f"{doing}: it shares memory with other programs, which CRIU leaves out; use our own engine")
     make_folder(directory)
     try:
         work = directory.absolute() / _FOLDER

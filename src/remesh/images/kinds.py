@@ -15,6 +15,9 @@ CHANNEL_PATH: Final = f"{ROOM_PATH}/channel"
 """Where the upper half finds its channel: the file `Site.channel_file`, bound to this path."""
 ARENA_PATH: Final = f"{ROOM_PATH}/arena"
 """Where it finds the file that its arrays may stand in: `Site.arena_file`, bound to this path, if there is one."""
+SHARED_PATH: Final = f"{ROOM_PATH}/shared"
+"""Where it finds the folder of files that programs of this machine map together: `Site.shared_folder`, if there is one.
+Who takes images of all of them sees to the bytes of those files; an image holds none."""
 STDOUT_PATH: Final = f"{ROOM_PATH}/stdout"
 STDERR_PATH: Final = f"{ROOM_PATH}/stderr"
 INNER_PID: Final = 1000
@@ -47,9 +50,11 @@ class Site:
     stdout_file: str  # opened for append
     stderr_file: str  # opened for append
     arena_file: str = ""  # bound to ARENA_PATH; its pages are part of an image where it is mapped. "": there is none
+    shared_folder: str = ""  # bound to SHARED_PATH. "": there is none
 
     def __post_init__(self) -> None:
-        for path in filter(None, (self.channel_file, self.stdout_file, self.stderr_file, self.arena_file)):
+        paths = (self.channel_file, self.stdout_file, self.stderr_file, self.arena_file, self.shared_folder)
+        for path in filter(None, paths):
             if not path.startswith("/"):
                 raise ConfigError(f"describing the files of an upper half: {path!r} is not an absolute path")
 

@@ -12,7 +12,7 @@ import signal
 from pathlib import Path
 from typing import Final
 
-from remesh.images.kinds import ARENA_PATH, CHANNEL_PATH, ROOM_PATH, STDERR_PATH, STDOUT_PATH, Site
+from remesh.images.kinds import ARENA_PATH, CHANNEL_PATH, ROOM_PATH, SHARED_PATH, STDERR_PATH, STDOUT_PATH, Site
 from remesh.linux import calls
 
 _LAST_PID: Final = "/proc/sys/kernel/ns_last_pid"
@@ -41,11 +41,16 @@ def mount_room(site: Site) -> None:
     bound = [(site.channel_file, CHANNEL_PATH), (site.stdout_file, STDOUT_PATH), (site.stderr_file, STDERR_PATH)]
     if site.arena_file:
         bound.append((site.arena_file, ARENA_PATH))
+    if site.shared_folder:
+        bound.append((site.shared_folder, SHARED_PATH))
     # The sources may stand in a folder that the mount below hides, so they are held open.
     sources = [os.open(source, os.O_PATH | os.O_CLOEXEC) for source, _ in bound]
     calls.mount("remesh", ROOM_PATH, "tmpfs", calls.MS_NOSUID | calls.MS_NODEV, "mode=0700,size=64k")
     for source, (_, target) in zip(sources, bound, strict=True):
-        Path(target).touch(mode=0o600)
+        if target == SHARED_PATH:
+            Path(target).mkdir(mode=0o700)
+        else:
+            Path(target).touch(mode=0o600)
         calls.mount(f"/proc/self/fd/{source}", target, None, calls.MS_BIND)
         os.close(source)
 

@@ -133,11 +133,14 @@ def _start(order: dict[str, Any], site: Site, doing: str, timeout_s: float) -> U
     for path in filter(None, (site.channel_file, site.stdout_file, site.stderr_file, site.arena_file)):
         if not os.path.isfile(path):
             raise ConfigError(f"{doing}: the file {path} is missing; make it before")
+    if site.shared_folder and not os.path.isdir(site.shared_folder):
+        raise ConfigError(f"{doing}: the folder {site.shared_folder} is missing; make it before")
     order["site"] = {
         "channel_file": site.channel_file,
         "stdout_file": site.stdout_file,
         "stderr_file": site.stderr_file,
         "arena_file": site.arena_file,
+        "shared_folder": site.shared_folder,
     }
     prctl(PR_SET_CHILD_SUBREAPER, 1)
     orders_out, orders = os.pipe2(os.O_CLOEXEC)

@@ -26,6 +26,8 @@ from remesh.mpi import rsh
 from remesh.mpi.launch import Host, LaunchCommand, Reach, default_network, find_row, plan_start
 from remesh.mpi.mpis import Installation, find_mpi
 from remesh.mpi.program_environment import lower_environment
+from remesh.mpi.together import check_together
+from remesh.ranks.room import clear_rooms, find_place
 from remesh.rounds.job_folder import Checkpoint, JobFolder, JobState
 from remesh.rounds.leader import Coordinator, JobOutcome, Settings
 from remesh.testbed import BedSpec, HostSpec, Testbed, parse_rate
@@ -134,6 +136,9 @@ def run_stay(
     """
     spec = folder.read_spec()
     installation, network = find_launch(placement)
+    if checkpoint is not None and placement.hosts:
+        places = [host.name for host in placement.hosts for _ in range(host.num_ranks)]
+        check_together(checkpoint.manifest["ranks"], places, f"restarting job {folder.name}")
     with contextlib.ExitStack() as stack:
         stack.enter_context(folder.lead())
         coordinator = Coordinator(folder, spec.num_ranks, settings, say)
@@ -163,6 +168,8 @@ def run_stay(
         )
         rank_command = _rank_command(installation.python, folder, rank_address, which)
         start = plan_start(installation, network, spec.num_ranks, hosts, reach, rank_command)
+        # Whoever was killed has left its folders; who lives has locked them.
+        stack.callback(clear_rooms, find_place())
         launcher = _start_launcher(start, door)
         stack.callback(_end_launcher, launcher)
         outcome = _lead(coordinator, launcher, watch)

@@ -16,14 +16,20 @@ from pathlib import Path
 from typing import Final
 
 _SHARED_MEMORY: Final = Path("/dev/shm")
-_PREFIX: Final = "remesh-rank-room-"
-_UNLOCKED_PREFIX: Final = f".{_PREFIX}"
+PREFIX: Final = "remesh-rank-room-"
+"""How the name of every folder begins that a lock protects: what nobody holds is removed."""
+_UNLOCKED_PREFIX: Final = f".{PREFIX}"
 """Of a room that is not locked yet: nobody must take its owner for gone."""
+
+
+def find_place() -> Path:
+    """Where such folders stand: in memory where there is such a place."""
+    return _SHARED_MEMORY if _SHARED_MEMORY.is_dir() else Path(tempfile.gettempdir())
 
 
 def make_room(place: Path | None = None) -> Path:
     """A new folder, locked until this process ends; in memory where there is such a place. Clears away old ones."""
-    place = place or (_SHARED_MEMORY if _SHARED_MEMORY.is_dir() else Path(tempfile.gettempdir()))
+    place = place or find_place()
     clear_rooms(place)
     made = Path(tempfile.mkdtemp(prefix=_UNLOCKED_PREFIX, dir=place))
     # Never closed, and closed by exec: no other process can hold the lock for longer than this one lives.
@@ -33,7 +39,7 @@ def make_room(place: Path | None = None) -> Path:
 
 def clear_rooms(place: Path) -> None:
     """Remove the rooms whose owners have ended."""
-    for room in place.glob(f"{_PREFIX}*"):
+    for room in place.glob(f"{PREFIX}*"):
         with contextlib.suppress(OSError):  # of another user, locked, or removed just now
             descriptor = os.open(room, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
             try:

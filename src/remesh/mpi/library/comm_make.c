@@ -6,6 +6,7 @@
 #include "info.h"
 #include "intercomm.h"
 #include "request.h"
+#include "shared_memory.h"
 #include "topology.h"
 
 /* What is made tells numbers of different constructors apart. */
@@ -142,8 +143,18 @@ int do_Comm_split(Comm *comm, int color, int key, Comm **newcomm) {
 
 #define RESOURCE "mpi_hw_resource_type"
 
-/* Ranks of one host together; the placement at a restart is not looked at again. No other resource of a host is told
- * apart: a guided split by one, and an unguided one, give MPI_COMM_NULL.
+/* The first rank on this rank's host; it stands for the host. */
+static int find_first_on_host(Comm *comm, int *first) {
+    uint64_t *hosts = NEW_ARRAY(uint64_t, comm->size);
+    int error = gather_hosts(comm, hosts);
+    *first = 0;
+    while (!error && hosts[*first] != hosts[comm->rank]) ++*first;
+    free(hosts);
+    return error;
+}
+
+/* Ranks of one host together: those that can share memory. A restart may part them until they do. No other resource of
+ * a host is told apart: a guided split by one, and an unguided one, give MPI_COMM_NULL.
  */
 int do_Comm_split_type(Comm *comm, int split_type, int key, Info *info, Comm **newcomm) {
     if (comm->remote) return fail(MPI_ERR_COMM, "comm is an intercommunicator: split the groups before joining them");
@@ -155,8 +166,7 @@ int do_Comm_split_type(Comm *comm, int split_type, int key, Info *info, Comm **n
         return fail(MPI_ERR_ARG, "split_type is %d: hosts are told apart, and nothing within them", split_type);
     const char *wanted = is_guided ? info_value(info, RESOURCE) : NULL;
     if (wanted && !strcmp(wanted, "mpi_shared_memory")) is_shared = true;
-    if (!is_shared) return split(comm, MPI_UNDEFINED, key, newcomm);
-    char host[1024];
-    TRY(lower_describe("processor_name", host, sizeof host));
-    return split(comm, (int64_t)number_of_text(host), key, newcomm);
+    int host;
+    TRY(find_first_on_host(comm, &host));
+    return split(comm, is_shared ? host : MPI_UNDEFINED, key, newcomm);
 }

@@ -61,13 +61,18 @@ static void *map_channel(const char *path) {
     return start;
 }
 
+const char *channel_path(void) {
+    const char *path = getenv("REMESH_CHANNEL");
+    return path ? path : default_channel;
+}
+
 bool open_channel(void) {
     if (base) return true;
-    const char *path = getenv("REMESH_CHANNEL");
-    if (path == NULL && access(default_channel, F_OK)) return false;
+    const char *path = channel_path();
+    if (path == default_channel && access(path, F_OK)) return false;
     pthread_mutex_lock(&opening);
     if (base == NULL) {
-        char *start = map_channel(path ? path : default_channel);
+        char *start = map_channel(path);
         pthread_key_create(&on_thread_end, return_slot);
         pthread_atfork(NULL, NULL, note_fork);
         base = start;

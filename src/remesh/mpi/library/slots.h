@@ -10,6 +10,8 @@
 
 /* Opens the channel; false if this process was not started by Remesh. */
 INTERNAL bool open_channel(void);
+/* Where its file is. */
+INTERNAL const char *channel_path(void);
 /* A thread takes a slot for its next call, and gives it back with the reply read. Few threads share one: then
  * `is_shared` is set, and no call may be made that waits for another rank.
  */

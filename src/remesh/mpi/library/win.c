@@ -39,15 +39,21 @@ int do_Win_get_info(Win *win, Info **info_used) {
     return MPI_SUCCESS;
 }
 
+static int first_with_memory(const Win *win) {
+    for (int rank = 0; rank < win->comm->size; rank++)
+        if (win->sizes[rank]) return rank;
+    return 0;
+}
+
 int do_Win_shared_query(Win *win, int rank, MPI_Aint *size, MPI_Count *disp_unit, void *baseptr) {
     if (win->flavor == MPI_WIN_FLAVOR_DYNAMIC)
         return fail(MPI_ERR_RMA_FLAVOR, "the window was made by MPI_Win_create_dynamic");
-    int wanted = rank == MPI_PROC_NULL ? 0 : rank;
+    int wanted = rank == MPI_PROC_NULL ? first_with_memory(win) : rank;
     TRY(check_window_rank(win, wanted));
-    /* Of another rank's memory this process has nothing. */
-    bool is_here = wanted == win->comm->rank;
-    *size = is_here ? win->size : 0;
+    /* Of another rank's memory this process has what they share. */
+    bool is_here = win->shared || wanted == win->comm->rank;
+    *size = is_here ? win->sizes[wanted] : 0;
     *disp_unit = win->units[wanted];
-    *(void **)baseptr = is_here ? win->base : NULL;
+    *(void **)baseptr = !is_here ? NULL : win->shared ? win->shared->at + win->shared->starts[wanted] : win->base;
     return MPI_SUCCESS;
 }

@@ -9,6 +9,7 @@
 
 #include "attributes.h"
 #include "comm.h"
+#include "shared_memory.h"
 
 /* What this rank has of another's lock. LOCK_UNASKED: the program said that there is no conflict (MPI_MODE_NOCHECK). */
 typedef enum { NOT_LOCKED, LOCK_HELD, LOCK_UNASKED } LockState;
@@ -30,6 +31,7 @@ struct Win {
     MPI_Aint *units;  /* by rank: bytes that displacements count in */
     MPI_Aint *sizes;  /* by rank: bytes that it gave */
     int own_unit;     /* what MPI_WIN_DISP_UNIT points to */
+    SharedMemory *shared; /* of MPI_Win_allocate_shared; else NULL */
     struct Attached *attached; /* memory of a dynamic window; win_make.c */
     Attributes attributes;
     Info *info;

@@ -76,19 +76,27 @@ static int publish(Win *win, const Share *share) {
     return agreed;
 }
 
-static int make_window(Comm *comm, int flavor, Share share, const Info *info, Win **made) {
-    Comm *own;
-    TRY(duplicate_for_library(comm, &own));
-    Win *win = new_window(own, flavor);
+/* Gives what this rank shares; a window that cannot be is freed. */
+static int begin_window(Win *win, Share share, const Info *info) {
     win->base = share.base;
     win->owns_memory = share.is_owned;
     win->size = share.size;
     win->own_unit = (int)share.unit;
     win->info = copy_info(info);
     int error = publish(win, &share);
-    if (error) free_handle(win);
-    else *made = win;
+    if (!error) return MPI_SUCCESS;
+    free_shared_memory(win->comm, win->shared);
+    free_handle(win);
     return error;
+}
+
+static int make_window(Comm *comm, int flavor, Share share, const Info *info, Win **made) {
+    Comm *own;
+    TRY(duplicate_for_library(comm, &own));
+    Win *win = new_window(own, flavor);
+    TRY(begin_window(win, share, info));
+    *made = win;
+    return MPI_SUCCESS;
 }
 
 static int check_share(const Comm *comm, MPI_Aint unit) {
@@ -127,13 +135,48 @@ int do_Win_allocate(MPI_Aint size, MPI_Count disp_unit, Info *info, Comm *comm, 
     return allocate_window(MPI_WIN_FLAVOR_ALLOCATE, share, info, comm, baseptr, win);
 }
 
+/* ---- Memory that all have ---- */
+
+static int expect_one_host(Comm *comm) {
+    uint64_t *hosts = NEW_ARRAY(uint64_t, comm->size);
+    int error = gather_hosts(comm, hosts);
+    for (int rank = 1; rank < comm->size && !error; rank++)
+        if (hosts[rank] != hosts[0])
+            error = fail(MPI_ERR_RMA_SHARED, "rank %d runs on another host than rank 0: share memory in a communicator "
+                         "of MPI_Comm_split_type with MPI_COMM_TYPE_SHARED", rank);
+    free(hosts);
+    return error;
+}
+
+/* The parts of all, under the number that the window will have. */
+static int share_memory(Comm *comm, MPI_Aint size, const Info *info, SharedMemory **made) {
+    TRY(expect_one_host(comm));
+    const char *wanted = info_value(info, "alloc_shared_noncontig");
+    int64_t mine = size, *sizes = NEW_ARRAY(int64_t, comm->size);
+    int error = gather_all(comm, &mine, sizeof mine, sizes);
+    if (!error) error = make_shared_memory(comm, sizes, wanted && !strcmp(wanted, "true"), made);
+    free(sizes);
+    return error;
+}
+
 int do_Win_allocate_shared(MPI_Aint size, MPI_Count disp_unit, Info *info, Comm *comm, void *baseptr, Win **win) {
     TRY(check_share(comm, (MPI_Aint)disp_unit));
-    if (comm->size > 1)
-        return fail(MPI_ERR_RMA_SHARED, "%d ranks that share memory may come apart at a restart, and are not carried: "
-                    "use MPI_Win_allocate with MPI_Put and MPI_Get", comm->size);
-    Share share = {.size = size, .unit = (MPI_Aint)disp_unit};
-    return allocate_window(MPI_WIN_FLAVOR_SHARED, share, info, comm, baseptr, win);
+    SharedMemory *shared;
+    Comm *own;
+    TRY(duplicate_for_library(comm, &own));
+    int error = share_memory(own, size, info, &shared);
+    if (error) {
+        free_handle(own);
+        return error;
+    }
+    Share share = {shared->at + shared->starts[own->rank], size, (MPI_Aint)disp_unit, false};
+    Win *made = new_window(own, MPI_WIN_FLAVOR_SHARED);
+    made->shared = shared;
+    error = begin_window(made, share, info);
+    if (error) return error;
+    *(void **)baseptr = made->base;
+    *win = made;
+    return MPI_SUCCESS;
 }
 
 int do_Win_create_dynamic(Info *info, Comm *comm, Win **win) {
@@ -190,7 +233,8 @@ int do_Win_free(MPI_Win *handle) {
     int error = flush_accesses(win, MPI_ANY_SOURCE);
     TRY(barrier(win->comm));
     TRY(lower_free_window(win->comm->number));
+    int freed = free_shared_memory(win->comm, win->shared);
     free_handle(win);
     *handle = MPI_WIN_NULL;
-    return error;
+    return error ? error : freed;
 }

@@ -33,16 +33,19 @@ from remesh.images import (
 )
 from remesh.mpi.arena import FILE, make_arena
 from remesh.mpi.channel import SharedChannel
+from remesh.mpi.host_room import HostRoom, name_stay
 from remesh.mpi.library.faces import library_environment
 from remesh.mpi.lower.half import MpiLowerHalf
 from remesh.mpi.lower.pace import SPIN_VARIABLE
 from remesh.mpi.lower.rank import Ended, RankLoop, read_state
+from remesh.mpi.lower.shared_memory import bring_back, check_here
 from remesh.mpi.program_environment import program_environment
+from remesh.mpi.together import sharing_ranks
 from remesh.ranks.imaging import IMAGE
 from remesh.ranks.outputs import open_outputs
 from remesh.ranks.room import make_room
 from remesh.rounds.control import Control
-from remesh.rounds.job_folder import JobFolder, JobSpec, rank_name
+from remesh.rounds.job_folder import Checkpoint, JobFolder, JobSpec, rank_name
 
 _POLL_S = 0.001
 
@@ -71,15 +74,15 @@ def main(arguments: list[str]) -> int:
     hello = {"type": "hello", "rank": rank, "size": mpi.COMM_WORLD.Get_size(), "pid": os.getpid()}
     library = mpi.Get_library_version().split("\n")[0].strip(" \0")
     line.send({**hello, "host": socket.gethostname(), "made_by": {"mpi": library}})
-    room = make_room()
+    rooms = contextlib.ExitStack()
     try:
-        loop = _put_together(mpi, folder, options, room, (line, seconds))
+        loop = _put_together(mpi, folder, options, rooms, (line, seconds))
         loop.run()
         loop.leave()
         mpi.Finalize()
     except Ended:
         # Finalising would wait for ranks that may be gone.
-        shutil.rmtree(room, ignore_errors=True)
+        rooms.close()
         os._exit(1)
     except BaseException as error:
         line.send({"type": "failed", "cause": f"{type(error).__name__}: {error}"})
@@ -90,10 +93,10 @@ def main(arguments: list[str]) -> int:
         else:
             traceback.print_exc()
         sys.stderr.flush()
-        shutil.rmtree(room, ignore_errors=True)
+        rooms.close()
         os._exit(1)
     finally:
-        shutil.rmtree(room, ignore_errors=True)
+        rooms.close()
     line.close()
     return 0
 
@@ -106,17 +109,25 @@ def _start_mpi() -> Any:
 
 
 def _put_together(
-    mpi: Any, folder: JobFolder, options: argparse.Namespace, room: Path, told: tuple[Line, dict[str, float]]
+    mpi: Any,
+    folder: JobFolder,
+    options: argparse.Namespace,
+    rooms: contextlib.ExitStack,
+    told: tuple[Line, dict[str, float]],
 ) -> RankLoop:
     line, seconds = told
     rank = mpi.COMM_WORLD.Get_rank()
+    room = make_room()
+    rooms.callback(shutil.rmtree, room, ignore_errors=True)
+    host_room = HostRoom.enter(name_stay(folder.read_token(), options.coordinator), rank)
+    rooms.callback(host_room.leave)
     channel_file = room / "channel"
     channel = SharedChannel.create(str(channel_file))
     outputs = open_outputs(folder.logs, rank)
     arena_file = room / FILE
     arena = make_arena(str(arena_file))
     out, err = (str(output.path) for output in outputs)
-    site = Site(str(channel_file), out, err, str(arena_file) if arena else "")
+    site = Site(str(channel_file), out, err, str(arena_file) if arena else "", str(host_room.windows))
     began_s = time.monotonic()
     upper: Upper | None = None
     spinning = folder.read_spec().environment.get(SPIN_VARIABLE) == "1"
@@ -134,6 +145,7 @@ def _put_together(
         for output, length in zip(outputs, report["outputs"], strict=True):
             # The program writes again what it wrote after the checkpoint.
             output.cut(length)
+        _bring_back_shared(mpi, host_room, chosen)
         if report["has_image"]:
             upper = restore_upper(chosen.rank_folder(rank) / IMAGE, site, open_files=options.open_files)
         _wait_for_all(mpi)
@@ -141,10 +153,19 @@ def _put_together(
     if upper is not None:
         half.attach(upper.pid)
     control = Control(line, half.wake)
-    loop = RankLoop(rank, half, upper, control, outputs)
+    loop = RankLoop(host_room, half, upper, control, outputs)
     control.start()
     control.send({"type": "ready", "seconds": seconds, "note": "" if upper is None else upper.note})
     return loop
+
+
+def _bring_back_shared(mpi: Any, room: HostRoom, chosen: Checkpoint) -> None:
+    """The memory that programs of one host share, before any of them is back."""
+    ranks = chosen.manifest["ranks"]
+    if sharing_ranks(ranks):
+        bring_back(room, chosen.path, ranks)
+        _wait_for_all(mpi)
+        check_here(room, ranks)
 
 
 _MALLOC = {"hugetlb": 1, "mmap_threshold": 32 << 20, "trim_threshold": 64 << 20, "top_pad": 16 << 20}

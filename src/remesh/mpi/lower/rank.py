@@ -21,8 +21,10 @@ from remesh.comm.messages import Message
 from remesh.errors import Error, FormatError, PeerError, StorageError
 from remesh.files import flush, write_new
 from remesh.images import Frozen, NotImageable, Upper, check_imageable, freeze
+from remesh.mpi.host_room import HostRoom
 from remesh.mpi.lower.collectives import WORLD
 from remesh.mpi.lower.half import MpiLowerHalf
+from remesh.mpi.lower.shared_memory import SharedCut, begin_cut, shared_files
 from remesh.ranks.imaging import dump_into
 from remesh.ranks.outputs import Output
 from remesh.rounds.control import Control
@@ -51,10 +53,11 @@ class RankLoop:
     """One rank's stay; `run` returns when the job ends on this rank."""
 
     def __init__(
-        self, rank: int, half: MpiLowerHalf, upper: Upper | None, control: Control, outputs: Sequence[Output]
+        self, room: HostRoom, half: MpiLowerHalf, upper: Upper | None, control: Control, outputs: Sequence[Output]
     ) -> None:
         """``upper`` is None for a program that had ended before the checkpoint that the job was restarted from."""
-        self._rank = rank
+        self._room = room
+        self._rank = room.rank
         self._half = half
         self._upper = upper
         self._control = control
@@ -162,9 +165,13 @@ class RankLoop:
     def _take_image(self, request: Message) -> Message:
         folder = Path(request["folder"]) / rank_name(self._rank)
         report: dict[str, Any] = {"num_bytes": 0, "seconds": {}, "caught": {}}
+        cut: SharedCut | None = None
         try:
+            cut = begin_cut(self._room, folder.parent)
             folder.mkdir(mode=0o700)
             self._freeze()
+            if cut is not None:
+                cut.mark()
             for output in self._outputs:
                 output.copy()
             report["outputs"] = [output.copied for output in self._outputs]
@@ -174,14 +181,22 @@ class RankLoop:
             report["has_image"] = self._frozen is not None
             report["caught"] = self._caught()
             written = self._writer.submit(_write_durable, folder / STATE, state)
+            copied = self._writer.submit(cut.copy) if cut is not None and cut.is_first else None
             try:
                 if self._frozen is not None:
                     self._dump(folder, request, report)
             finally:
                 wait([written])
             written.result()
+            if copied is not None:
+                report["shared"] = copied.result()
+            elif cut is not None:
+                cut.wait()
+            report["num_bytes"] += sum(int(each["num_bytes"]) for each in report.get("shared", {}).values())
             flush(folder)  # the names of both; the coordinator sees to that of the folder
         except (Error, OSError) as error:
+            if cut is not None:
+                cut.give_up(str(error))
             self._thaw()
             with contextlib.suppress(OSError):
                 shutil.rmtree(folder)
@@ -192,6 +207,8 @@ class RankLoop:
 
     def _dump(self, folder: Path, request: Message, report: dict[str, Any]) -> None:
         assert self._frozen is not None
+        if shares := shared_files(self._frozen.areas):
+            report["shares"] = shares
         made = dump_into(self._frozen, folder, request)
         report["num_bytes"] += made.pop("num_bytes")
         report.update(made)
