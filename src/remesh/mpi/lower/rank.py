@@ -207,7 +207,7 @@ class RankLoop:
 
     def _dump(self, folder: Path, request: Message, report: dict[str, Any]) -> None:
         assert self._frozen is not None
-        if shares := shared_files(self._frozen.areas):
+        if shares := shared_files(self._frozen.root.areas):
             report["shares"] = shares
         made = dump_into(self._frozen, folder, request)
         report["num_bytes"] += made.pop("num_bytes")
