@@ -54,6 +54,8 @@ ARROW: dict[str, set[str]] = {
     "images": _FOUNDATION,
     "rounds": _FOUNDATION | {"comm"},
     "ranks": _FOUNDATION | {"comm", "images", "rounds"},
+    # Imported by programs that have torch; what stands beside them imports none.
+    "torch_programs": _FOUNDATION | {"comm", "images", "ranks", "rounds"},
     # The launch of a job knows testbeds as one kind of hosts.
     "mpi": _FOUNDATION | {"comm", "images", "ranks", "rounds", "testbed"},
     # Ranks come from the pool of `testing`, through a door.
@@ -113,6 +115,14 @@ INNER_ARROW: dict[str, dict[str, set[str]]] = {
         "launch",
         "stay",
     ),
+    "torch_programs": _layers(
+        "environment gate hook notice store_server",
+        "control store works",
+        "groups",
+        "cut",
+        "backends keeper stay",
+        "program",
+    ),
     "dist_checkpointing": _layers(
         "core dict_utils distribution_file gpt_checkpoint_interop mapping model_entities optimizer safe_globals utils",
         "exchange_utils state_dict_utils",
@@ -120,7 +130,9 @@ INNER_ARROW: dict[str, dict[str, set[str]]] = {
         "serialization validation",
     ),
     "cli": _layers(
-        "ckpt_forms events_folder files quiet shown", "ckpt dashboard group mpi net pipeline plan run testbed top"
+        "ckpt_forms events_folder files quiet shown",
+        "job_verbs",
+        "ckpt dashboard group mpi net pipeline plan run testbed top torch",
     ),
     "checkpoint": {
         "errors": set(),

@@ -20,6 +20,7 @@ _VERBS = {
     "plan": "Plan a move between two layouts: bound, ratio, rounds, pictures.",
     "run": "Start a script on this node as part of an elastic job.",
     "testbed": "Make hosts on this machine, with shaped links.",
+    "torch": "Carry torch.distributed programs that know nothing of it through checkpoints and restarts.",
     "top": "Show in the terminal what a job is doing.",
 }
 """Verb to its line in ``remesh --help``. The command of the same name lives in ``remesh.cli.<verb>``."""

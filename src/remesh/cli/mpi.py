@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import sys
@@ -16,9 +15,9 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+from remesh.cli.job_verbs import checkpoint_job, jobs_root, list_jobs, refuse_if_running, show
 from remesh.cli.shown import JSON, print_json
-from remesh.comm.messages import Line
-from remesh.errors import ConfigError, Error, PeerError
+from remesh.errors import ConfigError
 from remesh.exit_codes import ExitCode
 from remesh.images.kinds import OpenFilePolicy
 from remesh.mpi.extension import find_missing
@@ -29,17 +28,10 @@ from remesh.mpi.slurm import make_script
 from remesh.mpi.stay import Placement, StaySettings, find_launch, make_bed, parse_hosts, run_stay
 from remesh.rounds.job_folder import JobFolder, JobSpec
 
-_ROOT = "remesh-jobs"
-_MIB = 1 << 20
-
 
 @click.group()
 def mpi() -> None:
     """Checkpoint unmodified MPI programs in C, C++, Fortran and Python; restart them under another MPI and network."""
-
-
-def _jobs_root() -> Path:
-    return Path(os.environ.get("REMESH_JOBS", _ROOT))
 
 
 def _where(command: Any) -> Any:
@@ -81,7 +73,7 @@ def run_job(
 
     Standard input from a file (< FILE) goes to rank 0; the others, and input from a pipe or a terminal, read nothing.
     """
-    path = job_path or _jobs_root() / f"{Path(program).stem}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
+    path = job_path or jobs_root() / f"{Path(program).stem}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
     argv = (*((sys.executable,) if program.endswith(".py") else ()), program, *arguments)
     placement, settings = _read_how(hosts, num_ranks, **how)
     _refuse_missing(program)
@@ -106,11 +98,12 @@ def run_job(
 @_where
 def restart_job(job: str, number: int | None, hosts: str | None, open_files: str, **how: Any) -> None:
     """Continue JOB from a checkpoint, under the given MPI library and on the given hosts."""
-    folder = JobFolder.find(job, _jobs_root())
+    folder = JobFolder.find(job, jobs_root())
+    folder.refuse_other_kind("mpi")
     checkpoint = folder.checkpoint(number)
     policy = OpenFilePolicy(open_files)
     placement, settings = _read_how(hosts, folder.read_spec().num_ranks, open_files=policy, **how)
-    _refuse_if_running(folder)
+    refuse_if_running(folder)
     _stay(folder, placement, settings, checkpoint)
 
 
@@ -151,92 +144,8 @@ def _stay(folder: JobFolder, placement: Placement, settings: StaySettings, check
     sys.exit(stay.outcome.exit_code)
 
 
-@mpi.command("checkpoint", short_help="Take a checkpoint of a running job.")
-@click.argument("job")
-@click.option("--stop", is_flag=True, help="End the job after the checkpoint.")
-def checkpoint_job(job: str, stop: bool) -> None:
-    """Take a checkpoint of the running JOB, from any shell. JOB is a folder, or its name as ls shows it."""
-    folder = JobFolder.find(job, _jobs_root())
-    line = _call(folder)
-    line.send({"type": "checkpoint", "stop": stop})
-    answer = line.receive()
-    if answer is None:
-        raise PeerError(f"taking a checkpoint of {folder.name}: the job ended first; see {folder.logs / 'events.log'}")
-    if "number" not in answer:
-        raise PeerError(f"taking a checkpoint of {folder.name}: {answer['ending']}: {answer['reason']}")
-    seconds = answer["seconds"]
-    click.echo(
-        f"checkpoint {answer['number']}: {answer['num_bytes'] / _MIB:.1f} MiB in {seconds['total']:.3f} s "
-        f"(cut after {seconds['cut']:.3f} s); {answer['ending']}"
-        + (f"; attempt {answer['attempts']}" if answer["attempts"] > 1 else "")
-    )
-    click.echo("caught: " + ", ".join(f"{count} {what}" for what, count in answer["caught"].items()))
-    # Not always in the folder that was named: one that was copied while its job ran speaks to the same job.
-    click.echo(f"in {answer['folder']}")
-
-
-@mpi.command("ls", short_help="List the jobs here, with their state.")
-@JSON
-def list_jobs(as_json: bool) -> None:
-    """List the jobs in ./remesh-jobs, or in REMESH_JOBS if that is set, with their state."""
-    root = _jobs_root()
-    jobs = sorted(path for path in root.iterdir() if (path / "job.json").is_file()) if root.is_dir() else []
-    rows = [_describe_job(JobFolder(path)) for path in jobs]
-    if as_json:
-        print_json(rows)
-        return
-    if not rows:
-        click.echo(f"remesh: no job in {root}; name another folder in REMESH_JOBS", err=True)
-        return
-    table = Table("job", "state", "ranks", "checkpoints", "cause")
-    for row in rows:
-        numbers = [f"{one['number']}{' (damaged)' if one['problem'] else ''}" for one in row["checkpoints"]]
-        ranks = "" if row["num_ranks"] is None else str(row["num_ranks"])
-        table.add_row(row["job"], row["state"], ranks, ", ".join(numbers) or "none", row["cause"])
-    Console(file=sys.stdout).print(table)
-
-
-def _describe_job(folder: JobFolder) -> dict[str, Any]:
-    """What `ls` shows of a job; one that is damaged hides no other."""
-    checkpoints = [{"number": each.number, "problem": each.problem} for each in folder.checkpoints()]
-    try:
-        state, num_ranks = folder.find_state(), folder.read_spec().num_ranks
-        told = {"state": state.state, "num_ranks": num_ranks, "cause": state.cause}
-    except Error as error:
-        told = {"state": "damaged", "num_ranks": None, "cause": str(error)}
-    return {"job": folder.path.name, **told, "checkpoints": checkpoints}
-
-
-@mpi.command("show", short_help="Print a job, a checkpoint or an image as JSON.")
-@click.argument("what")
-def show(what: str) -> None:
-    """Print WHAT as JSON: a job, or the folder of a checkpoint or of a process image."""
-    path = Path(what)
-    if not (path / "job.json").is_file() and path.is_dir():
-        print_json(_describe_path(path))
-        return
-    folder = JobFolder.find(what, _jobs_root())
-    state = folder.find_state()
-    value: dict[str, Any] = {
-        "job": str(folder.path),
-        "argv": folder.read_spec().argv,
-        "num_ranks": folder.read_spec().num_ranks,
-        "state": state.state,
-        "cause": state.cause,
-        "launch": state.launch,
-        "checkpoints": [
-            {"number": each.number, "problem": each.problem} if each.problem else each.manifest
-            for each in folder.checkpoints()
-        ],
-    }
-    if state.addresses:
-        try:
-            line = _call(folder)
-            line.send({"type": "look"})
-            value["now"] = line.receive(10.0)
-        except (Error, OSError) as error:
-            value["now"] = f"no answer: {error}"
-    print_json(value)
+for _verb in (checkpoint_job, list_jobs, show):
+    mpi.add_command(_verb)
 
 
 @mpi.command("doctor", short_help="Check whether this machine can run jobs.")
@@ -298,33 +207,3 @@ def _mark(*, good: bool, needed: bool) -> str:
 def slurm_script(num_ranks: int, mpi_name: str, job_path: str, program: str, arguments: tuple[str, ...]) -> None:
     """Print a batch script for Slurm that starts PROGRAM, or continues it from its newest checkpoint."""
     click.echo(make_script(num_ranks, mpi_name, job_path, (program, *arguments)), nl=False)
-
-
-def _describe_path(path: Path) -> Any:
-    from remesh.images import describe_image  # noqa: PLC0415  reads images; others need it not
-
-    if (path / "manifest.json").is_file():
-        return json.loads((path / "manifest.json").read_text())
-    return describe_image(path)
-
-
-def _call(folder: JobFolder) -> Line:
-    state = folder.find_state()
-    if not state.addresses:
-        can_go_on = any(not each.problem for each in folder.checkpoints())
-        how = "go on with it by `remesh mpi restart`" if can_go_on else "it has no checkpoint to go on from"
-        if state.state == "finished":
-            how = "it has nothing left to save"
-        raise ConfigError(f"calling job {folder.name}: it is {state.state} ({state.cause}), expected it to run; {how}")
-    return Line.connect(list(state.addresses), folder.read_token(), f"calling job {folder.name}")
-
-
-def _refuse_if_running(folder: JobFolder) -> None:
-    if not folder.find_state().addresses:
-        return
-    try:
-        line = _call(folder)
-    except PeerError:
-        return
-    line.close()
-    raise folder.led_by_another()

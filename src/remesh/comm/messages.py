@@ -231,6 +231,10 @@ class Line:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def fileno(self) -> int:
+        """The descriptor of its connection."""
+        return self._socket.fileno()
+
     def send(self, message: Message) -> None:
         """Hand a message to the network."""
         with self._sending:

@@ -16,7 +16,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -30,6 +30,7 @@ from remesh.mpi.together import check_together
 from remesh.ranks.room import clear_rooms, find_place
 from remesh.rounds.job_folder import Checkpoint, JobFolder, JobState
 from remesh.rounds.leader import Coordinator, JobOutcome, Settings
+from remesh.rounds.signals import obeying_signals
 from remesh.testbed import BedSpec, HostSpec, Testbed, parse_rate
 from remesh.testbed.inside import Door, command_inside
 
@@ -143,7 +144,7 @@ def run_stay(
         stack.enter_context(folder.lead())
         coordinator = Coordinator(folder, spec.num_ranks, settings, say)
         stack.callback(coordinator.close)
-        stack.enter_context(_signals(coordinator))
+        stack.enter_context(obeying_signals(coordinator))
         room = _make_room(folder)
         bed = None if placement.testbed_rate is None else stack.enter_context(make_bed(placement))
         listener = _listen("" if placement.hosts and bed is None else _LOOPBACK)
@@ -288,19 +289,3 @@ def _end_launcher(launcher: subprocess.Popen[bytes]) -> None:
         with contextlib.suppress(subprocess.TimeoutExpired):
             launcher.wait(_GRACE_S)
             return
-
-
-@contextlib.contextmanager
-def _signals(coordinator: Coordinator) -> Iterator[None]:
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = {
-        signal.SIGTERM: signal.signal(signal.SIGTERM, lambda *_: coordinator.save_and_stop()),
-        signal.SIGINT: signal.signal(signal.SIGINT, lambda *_: coordinator.fail("interrupted by its user", 130)),
-    }
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -53,6 +53,8 @@ class JobSpec:
     """What rank 0 reads as its standard input, absolute; "" for nothing. The others read nothing."""
     input_position: int = 0
     """How many bytes of it were read before."""
+    kind: str = "mpi"
+    """Of programs: the verb that the job belongs to."""
 
     def __post_init__(self) -> None:
         if not self.argv:
@@ -171,6 +173,14 @@ class JobFolder:
     def images(self) -> Path:
         """The folder of checkpoints."""
         return self.path / "images"
+
+    def refuse_other_kind(self, kind: str) -> None:
+        """Raise `ConfigError` if another verb made the job."""
+        if (found := self.read_spec().kind) != kind:
+            raise ConfigError(
+                f"going on with job {self.name}: it was made by `remesh {found} run`, expected {kind}; go on with it "
+                f"by `remesh {found} restart`"
+            )
 
     def read_spec(self) -> JobSpec:
         """What was asked for."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -82,12 +82,24 @@ class _Attempt:
 class Coordinator:
     """Leads one stay of a job; `step` until ``outcome`` is set."""
 
-    def __init__(self, folder: JobFolder, num_ranks: int, settings: Settings, say: Callable[[str], None]) -> None:
-        """``say`` takes lines for the user."""
+    def __init__(
+        self,
+        folder: JobFolder,
+        num_ranks: int,
+        settings: Settings,
+        say: Callable[[str], None],
+        add_to_checkpoint: Callable[[Path], Mapping[str, Any]] = lambda _: {},
+    ) -> None:
+        """``say`` takes lines for the user.
+
+        ``add_to_checkpoint`` writes what the leader itself has into the folder of a checkpoint, while all ranks stand
+        still, and returns what the manifest says of it.
+        """
         self._folder = folder
         self._num_ranks = num_ranks
         self._settings = settings
         self._say = say
+        self._add_to_checkpoint = add_to_checkpoint
         self._server = Server(folder.read_token(), self._on_message, self._on_gone, self._note)
         self._ranks: dict[int, Peer] = {}
         self._rank_of: dict[Peer, int] = {}
@@ -99,6 +111,8 @@ class Coordinator:
         self._ended: dict[int, int] = {}
         self._left: set[int] = set()
         self._attempt: _Attempt | None = None
+        self._num_rounds = 0
+        """Begun in this stay, this one included."""
         self._due: list[tuple[float, Message]] = []
         """Messages to all ranks that wait for their time."""
         self._wanted: tuple[float, bool, int] | None = None
@@ -283,6 +297,7 @@ class Coordinator:
             self._wanted = None
             self._answer(End(Ending.GIVEN_UP, lack), {})
             return
+        self._num_rounds += 1
         state = Round(self._num_ranks, stop, limit_s=self._settings.round_limit_s)
         self._attempt = _Attempt(state, number, part, now_s, attempts=attempts)
         self._wanted = None
@@ -331,7 +346,12 @@ class Coordinator:
 
     def _commit(self, attempt: _Attempt) -> str:
         bases = {each for message in attempt.images.values() for each in message["report"].get("builds_upon", ())}
+        try:
+            added = self._add_to_checkpoint(attempt.part)
+        except (Error, OSError) as error:
+            return str(error)
         manifest = {
+            **added,
             "version": 1,
             "job": self._folder.name,
             "number": attempt.number,
@@ -378,7 +398,13 @@ class Coordinator:
             "images": (attempt.imaged_s or now_s) - (attempt.cut_s or now_s),
             "total": now_s - attempt.began_s,
         }
-        self._tell_ranks({"type": "end", "ending": end.ending.value, "reason": end.reason})
+        told = {
+            "ending": end.ending.value,
+            "reason": end.reason,
+            "round": self._num_rounds,
+            "ended": sorted(self._ended),
+        }
+        self._tell_ranks({"type": "end", **told})
         if end.ending in (Ending.GIVEN_UP, Ending.LOST):
             self._clear_away()
             self._note(f"checkpoint {attempt.number}: {end.ending.value}: {end.reason}")

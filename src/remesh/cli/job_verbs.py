@@ -1,0 +1,148 @@
+"""What can be asked of a job whatever its programs speak: a checkpoint, which jobs there are, what one has."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from remesh.cli.shown import JSON, print_json
+from remesh.comm.messages import Line
+from remesh.errors import ConfigError, Error, PeerError
+from remesh.rounds.job_folder import JobFolder
+
+_ROOT = "remesh-jobs"
+_MIB = 1 << 20
+
+
+def jobs_root() -> Path:
+    """Where jobs without a folder of their own are made, and looked for."""
+    return Path(os.environ.get("REMESH_JOBS", _ROOT))
+
+
+@click.command("checkpoint", short_help="Take a checkpoint of a running job.")
+@click.argument("job")
+@click.option("--stop", is_flag=True, help="End the job after the checkpoint.")
+def checkpoint_job(job: str, stop: bool) -> None:
+    """Take a checkpoint of the running JOB, from any shell. JOB is a folder, or its name as ls shows it."""
+    folder = JobFolder.find(job, jobs_root())
+    line = _call(folder)
+    line.send({"type": "checkpoint", "stop": stop})
+    answer = line.receive()
+    if answer is None:
+        raise PeerError(f"taking a checkpoint of {folder.name}: the job ended first; see {folder.logs / 'events.log'}")
+    if "number" not in answer:
+        raise PeerError(f"taking a checkpoint of {folder.name}: {answer['ending']}: {answer['reason']}")
+    seconds = answer["seconds"]
+    click.echo(
+        f"checkpoint {answer['number']}: {answer['num_bytes'] / _MIB:.1f} MiB in {seconds['total']:.3f} s "
+        f"(cut after {seconds['cut']:.3f} s); {answer['ending']}"
+        + (f"; attempt {answer['attempts']}" if answer["attempts"] > 1 else "")
+    )
+    click.echo("caught: " + ", ".join(f"{count} {what}" for what, count in answer["caught"].items()))
+    # Not always in the folder that was named: one that was copied while its job ran speaks to the same job.
+    click.echo(f"in {answer['folder']}")
+
+
+@click.command("ls", short_help="List the jobs here, with their state.")
+@JSON
+def list_jobs(as_json: bool) -> None:
+    """List the jobs in ./remesh-jobs, or in REMESH_JOBS if that is set, with their state."""
+    root = jobs_root()
+    jobs = sorted(path for path in root.iterdir() if (path / "job.json").is_file()) if root.is_dir() else []
+    rows = [_describe_job(JobFolder(path)) for path in jobs]
+    if as_json:
+        print_json(rows)
+        return
+    if not rows:
+        click.echo(f"remesh: no job in {root}; name another folder in REMESH_JOBS", err=True)
+        return
+    table = Table("job", "state", "ranks", "checkpoints", "cause")
+    for row in rows:
+        numbers = [f"{one['number']}{' (damaged)' if one['problem'] else ''}" for one in row["checkpoints"]]
+        ranks = "" if row["num_ranks"] is None else str(row["num_ranks"])
+        table.add_row(row["job"], row["state"], ranks, ", ".join(numbers) or "none", row["cause"])
+    Console(file=sys.stdout).print(table)
+
+
+def _describe_job(folder: JobFolder) -> dict[str, Any]:
+    """What `ls` shows of a job; one that is damaged hides no other."""
+    checkpoints = [{"number": each.number, "problem": each.problem} for each in folder.checkpoints()]
+    try:
+        state, num_ranks = folder.find_state(), folder.read_spec().num_ranks
+        told = {"state": state.state, "num_ranks": num_ranks, "cause": state.cause}
+    except Error as error:
+        told = {"state": "damaged", "num_ranks": None, "cause": str(error)}
+    return {"job": folder.path.name, **told, "checkpoints": checkpoints}
+
+
+@click.command("show", short_help="Print a job, a checkpoint or an image as JSON.")
+@click.argument("what")
+def show(what: str) -> None:
+    """Print WHAT as JSON: a job, or the folder of a checkpoint or of a process image."""
+    path = Path(what)
+    if not (path / "job.json").is_file() and path.is_dir():
+        print_json(_describe_path(path))
+        return
+    folder = JobFolder.find(what, jobs_root())
+    state = folder.find_state()
+    value: dict[str, Any] = {
+        "job": str(folder.path),
+        "argv": folder.read_spec().argv,
+        "num_ranks": folder.read_spec().num_ranks,
+        "state": state.state,
+        "cause": state.cause,
+        "launch": state.launch,
+        "checkpoints": [
+            {"number": each.number, "problem": each.problem} if each.problem else each.manifest
+            for each in folder.checkpoints()
+        ],
+    }
+    if state.addresses:
+        try:
+            line = _call(folder)
+            line.send({"type": "look"})
+            value["now"] = line.receive(10.0)
+        except (Error, OSError) as error:
+            value["now"] = f"no answer: {error}"
+    print_json(value)
+
+
+def _describe_path(path: Path) -> Any:
+    from remesh.images import describe_image  # noqa: PLC0415  reads images; others need it not
+
+    if (path / "manifest.json").is_file():
+        return json.loads((path / "manifest.json").read_text())
+    return describe_image(path)
+
+
+def _call(folder: JobFolder) -> Line:
+    state = folder.find_state()
+    if not state.addresses:
+        can_go_on = any(not each.problem for each in folder.checkpoints())
+        how = (
+            f"go on with it by `remesh {folder.read_spec().kind} restart`"
+            if can_go_on
+            else "it has no checkpoint to go on from"
+        )
+        if state.state == "finished":
+            how = "it has nothing left to save"
+        raise ConfigError(f"calling job {folder.name}: it is {state.state} ({state.cause}), expected it to run; {how}")
+    return Line.connect(list(state.addresses), folder.read_token(), f"calling job {folder.name}")
+
+
+def refuse_if_running(folder: JobFolder) -> None:
+    if not folder.find_state().addresses:
+        return
+    try:
+        line = _call(folder)
+    except PeerError:
+        return
+    line.close()
+    raise folder.led_by_another()

@@ -1,0 +1,114 @@
+"""What does torch find where it looks for gloo and NCCL? Constructors that make groups of ours.
+
+torch makes a group by calling ``ProcessGroupGloo`` or ``ProcessGroupNCCL`` of `torch.distributed.distributed_c10d`, and
+asserts that an instance came of it. Stand-ins under those names make a `CarriedGroup`, and say that it is one.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any, Final
+
+import torch
+from torch.distributed import Backend, BackendConfig, ProcessGroup, Store
+
+from remesh.errors import ConfigError
+from remesh.torch_programs.cut import Cut
+from remesh.torch_programs.gate import Gate
+from remesh.torch_programs.groups import CarriedGroup, Groups, Place, Recipe
+from remesh.torch_programs.store import CarriedStore, StoreLink
+
+_CARRIED: Final = {"gloo": ("ProcessGroupGloo", "GLOO", "cpu"), "nccl": ("ProcessGroupNCCL", "NCCL", "cuda")}
+"""By torch's word for the backend: the constructor, the kind, the device."""
+_NOTHING_REAL: Final = "fake"
+"""A backend that speaks to nobody."""
+PROGRAM_PREFIX: Final = "program/"
+"""Of the program's keys in the job's store."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Making:
+    """The group that a thread is about to make."""
+
+    name: str
+    members: tuple[int, ...]
+
+
+class Backends:
+    """Answers for torch's backends in one process."""
+
+    def __init__(self, gate: Gate, link: StoreLink, rank: int, size: int) -> None:
+        self.groups = Groups(gate)
+        self.cut = Cut(self.groups, link, rank)
+        self._gate, self._link = gate, link
+        self._rank, self._size = rank, size
+        self._num_worlds = 0
+        self._now = threading.local()
+
+    def install(self, module: ModuleType) -> None:
+        """Put stand-ins into `torch.distributed.distributed_c10d`."""
+        for backend, (constructor, kind, device) in _CARRIED.items():
+            if (real := getattr(module, constructor, None)) is not None:
+                setattr(module, constructor, self._stand_in(real, backend, kind, device))
+
+    def rendezvous(self, rank: int, size: int) -> Iterator[tuple[Store, int, int]]:
+        """What torch's rendezvous yields: the job's store."""
+        if (rank, size) != (self._rank, self._size):
+            raise ConfigError(
+                f"starting torch.distributed as rank {rank} of {size}: the launcher made this process rank "
+                f"{self._rank} of {self._size}; take RANK and WORLD_SIZE from the environment"
+            )
+        yield CarriedStore(self._link, PROGRAM_PREFIX), rank, size
+
+    def make_by(
+        self, original: Callable[..., Any], size: int, rank: int, members: Sequence[int], backend: Any, *rest: Any,
+        **options: Any,
+    ) -> Any:  # fmt: skip
+        """Call torch's function that makes every group; no ``members`` are the world's."""
+        store, name, *others = rest
+        self._refuse_unknown(name, str(backend))
+        if not members:
+            self._num_worlds += 1
+        self._now.making = _Making(name, tuple(members or range(self._size)))
+        return original(size, rank, members, backend, store, name, *others, **options)
+
+    def _refuse_unknown(self, name: str, backend: str) -> None:
+        words = set(BackendConfig(Backend(backend)).get_device_backend_map().values())
+        unknown = sorted(words - set(_CARRIED) - {_NOTHING_REAL})
+        mixed = torch.cuda.is_available() and len(words) > 1
+        if unknown or mixed:
+            raise ConfigError(
+                f"making process group {name} with backend {backend}: programs are carried with gloo or nccl alone, "
+                f"found {', '.join(sorted(words))}; name one of them in init_process_group and new_group"
+            )
+
+    def _stand_in(self, real: Any, backend: str, kind: str, device: str) -> type:
+        answers = self
+
+        class Meta(type):
+            def __call__(cls, store: Store, rank: int, size: int, *args: Any, **options: Any) -> CarriedGroup:
+                recipe = Recipe(
+                    backend,
+                    getattr(ProcessGroup.BackendType, kind),
+                    device,
+                    lambda over: real(over, rank, size, *args, **options),
+                )
+                return answers._make(recipe, store, rank)
+
+            def __instancecheck__(cls, one: object) -> bool:
+                return isinstance(one, (CarriedGroup, real))
+
+            def __getattr__(cls, name: str) -> Any:
+                return getattr(real, name)
+
+        return Meta(real.__name__, (), {"__doc__": f"Makes carried groups over {backend}."})
+
+    def _make(self, recipe: Recipe, store: Store, rank: int) -> CarriedGroup:
+        making: _Making = self._now.making
+        key = self.groups.key_of(f"{self._num_worlds}/{making.name}")
+        group = CarriedGroup(self._gate, Place(key, making.members, rank), recipe, store)
+        self.groups.all.append(group)
+        return group

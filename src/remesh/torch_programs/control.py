@@ -1,0 +1,138 @@
+"""What does our thread in a program do? It answers the keeper of its rank, and sheds and grows when it is told.
+
+    keeper      ask, shed, open, final   ──>
+                                         <──   here, status, shed, final
+
+It sleeps in a receive while the program works. At a cut it hangs up, so that the image holds no connection, and looks
+for the next notice. Nothing of torch is imported here.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from pathlib import Path
+from typing import Final, Protocol
+
+from remesh.comm.messages import Line, Message
+from remesh.comm.token import Token
+from remesh.errors import Error
+from remesh.images.kinds import CHANNEL_PATH
+from remesh.rounds.status import Activity, Status
+from remesh.torch_programs.gate import Gate
+from remesh.torch_programs.notice import Notice, read_notice
+
+_NOTICE_PAUSE_S: Final = 0.002
+
+
+class Carried(Protocol):
+    """What of a program takes part in a cut."""
+
+    def describe(self, *, has_ended: bool = False) -> Status: ...
+    def shed(self) -> str: ...
+    def grow(self, prefix: str, address: tuple[str, int], ended: tuple[int, ...]) -> None: ...
+
+
+def token_of(notice: Notice) -> Token:
+    """What proves that we belong to the job."""
+    return Token("", bytes.fromhex(notice.secret))
+
+
+class ControlThread:
+    """The program's end of the line to its keeper."""
+
+    def __init__(self, gate: Gate, rank: int, place: Path = Path(CHANNEL_PATH)) -> None:
+        """``place`` is the file of notices."""
+        self._gate, self._rank, self._place = gate, rank, place
+        self.carried: Carried | None = None
+        """None until the program has made its first group."""
+        self.notice = _next_notice(place, 0)
+        self._line: Line | None = None
+        self._turn = threading.Lock()
+        """Whoever speaks for the program holds it."""
+        self._pid = os.getpid()
+        self._thread = threading.Thread(target=self._run, name="remesh-control", daemon=True)
+
+    def start(self) -> None:
+        """Connect, and answer from now on."""
+        os.register_at_fork(after_in_child=self._forget)
+        self._connect("")
+        self._thread.start()
+
+    def say_goodbye(self) -> None:
+        """The program is about to end: what it has sent and received is needed by cuts that come later."""
+        if os.getpid() == self._pid:
+            with self._turn:
+                self._say({"type": "final", "status": self._describe(has_ended=True).to_json()})
+
+    def _forget(self) -> None:
+        """A child has no part in cuts, and no business with our connections."""
+        if self._line is not None:
+            # Not hung up: the connection is the parent's.
+            os.close(self._line.fileno())
+
+    def _run(self) -> None:
+        while True:
+            self._obey_until_shed()
+            self.notice = _next_notice(self._place, self.notice.number)
+            problem = self._grow()
+            self._connect(problem)
+            if not problem:
+                self._gate.open()
+
+    def _connect(self, problem: str) -> None:
+        token = token_of(self.notice)
+        self._line = Line.connect([self.notice.keeper], token, "calling the keeper of this rank")
+        self._say({"type": "here", "problem": problem})
+
+    def _obey_until_shed(self) -> None:
+        assert self._line is not None
+        while (message := self._line.receive()) is not None:
+            with self._turn:
+                match message["type"]:
+                    case "ask":
+                        self._answer(message)
+                    case "open":
+                        self._gate.open()
+                    case "shed":
+                        problem = "" if self.carried is None else self.carried.shed()
+                        self._say({"type": "shed", "problem": problem})
+                        self._line.close()
+                        return
+        # The keeper is gone, and ends this process with it.
+        threading.Event().wait()
+
+    def _answer(self, message: Message) -> None:
+        if message["step"] == "hold":
+            self._gate.hold({str(key): int(count) for key, count in (message["targets"] or {}).items()})
+        else:
+            self._gate.close()
+        self._say({"type": "status", "wave": message["wave"], "status": self._describe().to_json()})
+
+    def _describe(self, *, has_ended: bool = False) -> Status:
+        if self.carried is not None:
+            return self.carried.describe(has_ended=has_ended)
+        activity = Activity.FINISHED if has_ended else Activity.COMPUTING
+        return Status(self._rank, activity, closed=self._gate.is_closed or has_ended)
+
+    def _grow(self) -> str:
+        notice = self.notice
+        if notice.interface:
+            os.environ["GLOO_SOCKET_IFNAME"] = notice.interface
+        try:
+            if self.carried is not None:
+                self.carried.grow(notice.growth, notice.store, notice.ended)
+        except (Error, RuntimeError, OSError) as error:
+            return f"growing its groups again: {error}"
+        return ""
+
+    def _say(self, message: Message) -> None:
+        assert self._line is not None
+        self._line.send(message)
+
+
+def _next_notice(place: Path, after: int) -> Notice:
+    while (found := read_notice(place, after)) is None:
+        time.sleep(_NOTICE_PAUSE_S)
+    return found

@@ -1,0 +1,346 @@
+"""What does a program hold in place of a process group? One of ours, with a real one in it that comes and goes.
+
+A `CarriedGroup` counts and holds collectives by the gate, and forwards them to the real group in the same process. At
+a cut the real group is destroyed, and with it its connections, listeners and threads; afterwards it is made again under
+the same object, here or on another host. Nothing is forwarded but what is named here: torch's C++ side would fall back
+on the pretending backend beneath, which is told to raise.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any, Final
+
+import torch
+from torch.distributed import ProcessGroup, Store, Work
+
+from remesh.errors import PeerError
+from remesh.torch_private import FakeProcessGroup
+from remesh.torch_programs.gate import Gate
+from remesh.torch_programs.works import CollectiveWork, MessageWork
+
+COLLECTIVES: Final = (
+    *("allreduce", "allreduce_coalesced", "broadcast", "reduce", "barrier"),
+    *("allgather", "allgather_coalesced", "_allgather_base", "allgather_into_tensor_coalesced"),
+    *("all_gather_single", "all_gather_single_coalesced"),
+    *("reduce_scatter", "_reduce_scatter_base", "reduce_scatter_tensor_coalesced"),
+    *("reduce_scatter_single", "reduce_scatter_single_coalesced"),
+    *("gather", "scatter", "alltoall", "alltoall_base", "all_to_all_single"),
+)
+"""Methods of a group that are collectives and return a work."""
+_REFUSED: Final = ("split_group", "merge_remote_group", "_start_coalescing", "_end_coalescing", "abort")
+"""Methods that are refused by name: what they do has no counterpart after a cut."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """How the real group is made."""
+
+    backend: str
+    """The program's word for it: ``gloo``, ``nccl``."""
+    kind: Any
+    """torch's `BackendType`."""
+    device: str
+    make: Callable[[Store], Any]
+    """The real backend over a store."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Which group it is, and who takes part."""
+
+    key: str
+    """The same text on all members, and on no other group of the job."""
+    members: tuple[int, ...]
+    """World ranks in the order of the group."""
+    rank: int
+    """Of this process in it."""
+
+
+@dataclass(slots=True)
+class _Stream:
+    """Messages of one direction to or from one rank with one tag."""
+
+    posted: int = 0
+    ended: int = 0
+
+
+@dataclass(slots=True)
+class _Posted:
+    """A message that has not been told to the program yet, as far as we know."""
+
+    work: MessageWork
+    peer: int
+    tag: int
+    number: int
+    """In its stream, from 1 on; 0 for a receive from any source."""
+
+
+@dataclass(slots=True)
+class Messages:
+    """Point to point of one group."""
+
+    sent: dict[tuple[int, int], _Stream] = field(default_factory=dict)
+    """By (rank in the group, tag)."""
+    received: dict[tuple[int, int], _Stream] = field(default_factory=dict)
+    open: list[_Posted] = field(default_factory=list)
+    """In the order in which they were posted."""
+
+
+class CarriedGroup(ProcessGroup):
+    """A process group of the program."""
+
+    def __init__(self, gate: Gate, place: Place, recipe: Recipe, store: Store) -> None:
+        """All members call this; comes back once the real group is there."""
+        super().__init__(place.rank, len(place.members))  # type: ignore[call-arg]  # stubs lack this one
+        self.place = place
+        self._gate, self._recipe = gate, recipe
+        self._open: deque[CollectiveWork] = deque()
+        self._lock = threading.Lock()
+        self._messages = Messages()
+        self._real: ProcessGroup | None = None
+        self._backend: Any = None
+        self._broken = ""
+        """Why it can do nothing any more."""
+        self.options = _Options()
+        self._put_name_beneath()
+        gate.enter(place.key)
+        try:
+            self.build(store)
+        finally:
+            gate.leave(place.key, was_begun=self._real is not None)
+
+    def _put_name_beneath(self) -> None:
+        """A group's name lives in a backend: one that moves nothing, and says so to whoever calls it."""
+        options = FakeProcessGroup.Options()
+        options.error_on_collective = True
+        fake = FakeProcessGroup._create_internal(self.place.rank, len(self.place.members), options)
+        self._register_backend(torch.device(self._recipe.device), ProcessGroup.BackendType.CUSTOM, fake)
+        self._set_default_backend(ProcessGroup.BackendType.CUSTOM)
+
+    # --- what torch asks of a group ---
+
+    def _set_sequence_number_for_group(self) -> None:
+        """The real one has it."""
+
+    def getBackendName(self) -> str:
+        # DDP's logger asks a group that says "gloo" for a backend of that kind, which this object has not.
+        return "carried"
+
+    def name(self) -> str:
+        return self._recipe.backend
+
+    def getRank(self) -> int:
+        return self.place.rank
+
+    def getSize(self) -> int:
+        return len(self.place.members)
+
+    def rank(self) -> int:
+        return self.place.rank
+
+    def size(self) -> int:
+        return len(self.place.members)
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        self.real.set_timeout(timeout)
+
+    def shutdown(self) -> None:
+        self.shed()
+        self._broken = "the program has destroyed it"
+
+    @property
+    def is_live(self) -> bool:
+        """Whether it is to be grown again after a cut."""
+        return not self._broken
+
+    @property
+    def real(self) -> ProcessGroup:
+        """The real group; `PeerError` where there is none any more."""
+        if self._real is None:
+            raise PeerError(
+                f"communicating in group {self.place.key} of ranks {list(self.place.members)}: "
+                f"{self._broken or 'it is not there'}; make another group of the ranks that are left"
+            )
+        return self._real
+
+    # --- collectives ---
+
+    def _collective(self, name: str, *args: Any, **options: Any) -> CollectiveWork:
+        key, was_begun = self.place.key, False
+        self._gate.enter(key)
+        try:
+            work = CollectiveWork(getattr(self.real, name)(*args, **options))
+            was_begun = True
+            self._open.append(work)
+        finally:
+            self._gate.leave(key, was_begun=was_begun)
+        while self._open and self._open[0].settle():
+            self._open.popleft()
+        return work
+
+    def monitored_barrier(self, timeout: timedelta, wait_all_ranks: bool = False) -> None:
+        self._gate.enter(self.place.key)
+        try:
+            self._backend.monitored_barrier(timeout, wait_all_ranks)
+        finally:
+            self._gate.leave(self.place.key)
+
+    # --- messages ---
+
+    def send(self, tensors: list[torch.Tensor], peer: int, tag: int = 0) -> MessageWork:
+        return self._message(lambda: self.real.send(tensors, peer, tag), peer, tag, is_send=True)
+
+    def recv(self, tensors: list[torch.Tensor], peer: int, tag: int = 0) -> MessageWork:
+        return self._message(lambda: self.real.recv(tensors, peer, tag), peer, tag, is_send=False)
+
+    def recv_anysource(self, tensors: list[torch.Tensor], tag: int = 0) -> MessageWork:
+        return self._message(lambda: self.real.recv_anysource(tensors, tag), -1, tag, is_send=False)
+
+    def _message(self, post: Callable[[], Work], peer: int, tag: int, *, is_send: bool) -> MessageWork:
+        self._gate.begin_passing()
+        try:
+            # Posting and numbering are one step: the number says which message of the peer's it meets.
+            with self._lock:
+                number = 0
+                if is_send:
+                    stream = self._messages.sent.setdefault((peer, tag), _Stream())
+                    stream.posted += 1
+                    number = stream.posted
+                work = MessageWork(self._gate, post, self._on_ended, is_send=is_send)
+                self._messages.open.append(_Posted(work, peer, tag, number))
+        finally:
+            self._gate.end_passing()
+        return work
+
+    def _on_ended(self, work: MessageWork) -> None:
+        with self._lock:
+            found = next(each for each in self._messages.open if each.work is work)
+            streams = self._messages.sent if work.is_send else self._messages.received
+            peer = found.peer if work.is_send or found.peer >= 0 else work.source
+            streams.setdefault((peer, found.tag), _Stream()).ended += 1
+            if not self._gate.is_closed:
+                self._messages.open.remove(found)
+
+    # --- what the control thread sees and does ---
+
+    def is_busy(self) -> bool:
+        """Whether collectives are under way; those that end only when somebody waits are waited for by threads."""
+        while self._open and self._open[0].settle():
+            self._open.popleft()
+        busy = [work for work in list(self._open) if not work.settle()]
+        for work in busy:
+            work.wait_aside()
+        for each in list(self._messages.open):
+            each.work.wait_aside()
+        return bool(busy)
+
+    def count_messages(self, sent: dict[int, int], received: dict[int, int]) -> None:
+        """Add what has ended, by world rank."""
+        with self._lock:
+            for streams, counts in ((self._messages.sent, sent), (self._messages.received, received)):
+                for (peer, _), stream in streams.items():
+                    world_rank = self.place.members[peer]
+                    counts[world_rank] = counts.get(world_rank, 0) + stream.ended
+
+    @property
+    def has_open_messages(self) -> bool:
+        """Whether messages wait for their other ends."""
+        return bool(self._messages.open)
+
+    def shed(self, limit_s: float = 0.0) -> bool:
+        """Let go of the real group, whose connections are cut already where somebody waits in it; whether all have."""
+        self._real = self._backend = None
+        still_held = [each for each in self._messages.open if not each.work.let_go(limit_s)]
+        return not still_held
+
+    def build(self, store: Store) -> None:
+        """Make the real group over fresh keys of a store. All members call this."""
+        real = ProcessGroup(store, self.place.rank, len(self.place.members))
+        backend = self._recipe.make(store)
+        backend._set_sequence_number_for_group()
+        real._set_default_backend(self._recipe.kind)
+        real._register_backend(torch.device(self._recipe.device), self._recipe.kind, backend)
+        self._real, self._backend = real, backend
+
+    def break_off(self, why: str) -> None:
+        """It is not grown again, since a member has left it: from now on it raises."""
+        self.shed()
+        self._broken = why
+
+    def received_counts(self) -> list[list[int]]:
+        """[peer, tag, messages that have ended] of every stream to this rank."""
+        return [[peer, tag, stream.ended] for (peer, tag), stream in sorted(self._messages.received.items())]
+
+    def post_again(self, received_by: Callable[[int], Sequence[Sequence[int]]]) -> None:
+        """Post what was open at the cut, but for messages that have arrived.
+
+        ``received_by`` gives the `received_counts` of a member: what it has is the truth about what was sent.
+        """
+        arrived: dict[int, dict[int, int]] = {}
+        still_open = []
+        for each in self._messages.open:
+            if each.work.is_send and each.peer not in arrived:
+                theirs = received_by(each.peer)
+                arrived[each.peer] = {tag: count for peer, tag, count in theirs if peer == self.place.rank}
+            if each.work.is_send:
+                has_ended = each.number <= arrived[each.peer].get(each.tag, 0)
+                self._messages.sent[each.peer, each.tag].ended += has_ended - each.work.has_ended
+                each.work.has_ended = has_ended
+            if not each.work.has_ended:
+                each.work.post_again()
+                still_open.append(each)
+        self._messages.open = still_open
+
+
+class _Options:
+    """Where torch notes what the real backend is not told."""
+
+
+def _forwarded(name: str) -> Callable[..., CollectiveWork]:
+    def method(self: CarriedGroup, *args: Any, **options: Any) -> CollectiveWork:
+        return self._collective(name, *args, **options)
+
+    method.__name__ = name
+    return method
+
+
+def _refused(name: str) -> Callable[..., Any]:
+    def method(self: CarriedGroup, *_: Any, **__: Any) -> Any:
+        raise NotImplementedError(
+            f"calling {name} of group {self.place.key}: it is not carried; see docs/torch_programs/limits.md"
+        )
+
+    method.__name__ = name
+    return method
+
+
+for _name in COLLECTIVES:
+    setattr(CarriedGroup, _name, _forwarded(_name))
+for _name in _REFUSED:
+    setattr(CarriedGroup, _name, _refused(_name))
+
+
+class Groups:
+    """All groups of this process."""
+
+    def __init__(self, gate: Gate) -> None:
+        self.gate = gate
+        self.all: list[CarriedGroup] = []
+        """In the order in which they were made; those that are gone stay, for what they have counted."""
+        self._names: dict[str, itertools.count[int]] = {}
+
+    def key_of(self, name: str) -> str:
+        """The key of a group that is about to be made: torch uses names again once all groups are destroyed."""
+        number = next(self._names.setdefault(name, itertools.count()))
+        return f"{name}.{number}" if number else name
+
+    @property
+    def live(self) -> list[CarriedGroup]:
+        """Those that the program has not destroyed, in an order that all members have."""
+        return sorted((group for group in self.all if group.is_live), key=lambda group: group.place.key)

@@ -1,0 +1,425 @@
+"""``python -m remesh.torch_programs.keeper JOB --rank R ...``: what stands beside one rank's program, and images it.
+
+Neither torch nor NumPy is imported here. The keeper hears the coordinator and its program, one event at a time:
+
+    coordinator   ask ──> program: ask ──> status         image ──> program: shed ──> image written
+                  end ──> program: open, or a new notice after a cut ──> here: its groups have been grown again
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import queue
+import shutil
+import socket
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from remesh.comm.messages import Line, Message
+from remesh.errors import Error, PeerError
+from remesh.files import flush
+from remesh.images import (
+    Frozen,
+    NotImageable,
+    OpenFilePolicy,
+    Site,
+    Upper,
+    check_imageable,
+    freeze,
+    restore_upper,
+    start_upper,
+)
+from remesh.ranks.imaging import IMAGE, dump_into
+from remesh.ranks.outputs import Output, open_outputs
+from remesh.ranks.room import make_room
+from remesh.rounds.control import Control
+from remesh.rounds.job_folder import Checkpoint, JobFolder, rank_name
+from remesh.rounds.status import Activity, Status
+from remesh.torch_programs.environment import program_command
+from remesh.torch_programs.notice import GROWTH_PREFIX, Notice, write_notice
+
+_LOOK_S: Final = 0.05
+"""Between looks at the program's output and health."""
+_SETTLE_S: Final = 2.0
+"""For what a program has let go of to be gone: threads end, and descriptors with them."""
+_SETTLE_PAUSE_S: Final = 0.02
+_PROOF_S: Final = 20.0
+_PASSING: Final = ("socket:", "[eventpoll]", "[eventfd]", "pipe:")
+"""What groups and our own lines have while the program runs; it is looked at once they are shed."""
+_LOOPBACK: Final = "127.0.0.1"
+
+
+class StayOver(PeerError):
+    """The job is over and this rank has to go at once, through no fault of its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Surround:
+    """Where a rank's program finds the others, and its files."""
+
+    store: tuple[str, int]
+    interface: str
+    channel: Path
+
+
+class Keeper:
+    """One rank's stay; `run` returns when the job ends on this rank."""
+
+    def __init__(self, folder: JobFolder, rank: int, line: Line, surround: Surround, outputs: Sequence[Output]) -> None:
+        self._folder, self._rank = folder, rank
+        self._surround = surround
+        self._outputs = outputs
+        self._events: queue.SimpleQueue[Message] = queue.SimpleQueue()
+        self._control = Control(line, self._on_control)
+        self._listener = socket.create_server((_LOOPBACK, 0))
+        self._listener.set_inheritable(False)
+        self._program: Line | None = None
+        self._upper: Upper | None = None
+        self._frozen: Frozen | None = None
+        self._number = 0
+        """Of the last notice."""
+        self._ended: int | None = None
+        self._final: Status | None = None
+        """What the program said last, before it ended."""
+        self._activity = ""
+        """What the program was doing when it was last asked."""
+        self._request: Message | None = None
+        """For an image, while the program sheds its groups."""
+        self._pending: Message | None = None
+        """A question that has no answer yet: its program may be away, or end instead."""
+        self._is_away = False
+        """The program sheds its groups, or has shed them: it comes back by a notice."""
+        self._resumption: Message | None = None
+        """The end of a round that came while it was shedding."""
+        self._is_ready = False
+        self._began_s = time.monotonic()
+
+    # --- to life ---
+
+    def start(self) -> None:
+        """Start the program from its beginning."""
+        self._give_notice("", ())
+        spec = self._folder.read_spec()
+        self._listen()
+        self._upper = start_upper(program_command(spec, self._rank), self._site(), timeout_s=300)
+
+    def restore(self, checkpoint: Checkpoint, policy: OpenFilePolicy) -> None:
+        """Bring it back from a checkpoint."""
+        report = checkpoint.manifest["ranks"][rank_name(self._rank)]
+        for output, length in zip(self._outputs, report["outputs"], strict=True):
+            # The program writes again what it wrote after the checkpoint.
+            output.cut(length)
+        self._number = int(report["notice"])
+        self._surround.channel.touch(mode=0o600)
+        self._listen()
+        if not report["has_image"]:
+            self._ended = 0
+            self._final = Status.from_json(report["final"])
+            self._be_ready("")
+            self._control.send({"type": "ended", "code": 0})
+            return
+        folder = checkpoint.rank_folder(self._rank)
+        self._upper = restore_upper(folder / IMAGE, self._site(), open_files=policy)
+        ended = tuple(
+            rank
+            for rank in range(self._folder.read_spec().num_ranks)
+            if not checkpoint.manifest["ranks"][rank_name(rank)]["has_image"]
+        )
+        self._give_notice("restart/", ended)
+
+    def _site(self) -> Site:
+        out, err = (str(output.path) for output in self._outputs)
+        return Site(str(self._surround.channel), out, err)
+
+    def _give_notice(self, growth: str, ended: Sequence[int]) -> None:
+        self._number += 1
+        notice = Notice(
+            self._number,
+            self._listener.getsockname()[:2],
+            self._surround.store,
+            self._folder.read_token().secret.hex(),
+            GROWTH_PREFIX + growth,
+            self._surround.interface,
+            tuple(ended),
+        )
+        write_notice(self._surround.channel, notice)
+
+    def _listen(self) -> None:
+        threading.Thread(target=self._take_callers, name="keeper-door", daemon=True).start()
+        self._control.start()
+
+    def _take_callers(self) -> None:
+        token = self._folder.read_token()
+        while True:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:
+                return
+            with contextlib.suppress(Error, OSError):
+                line = Line.answer(connection, token, patience_s=_PROOF_S)
+                threading.Thread(target=self._hear, args=(line,), name="keeper-ear", daemon=True).start()
+
+    def _hear(self, line: Line) -> None:
+        with contextlib.suppress(Error, OSError):
+            while (message := line.receive(float(threading.TIMEOUT_MAX))) is not None:
+                self._events.put({"type": "program", "message": message, "line": line})
+
+    def _on_control(self) -> None:
+        if (message := self._control.take()) is not None:
+            self._events.put(message)
+
+    # --- its life ---
+
+    def run(self) -> None:
+        """Serve until told to go; raises `StayOver` when the job has failed or its coordinator is gone."""
+        next_look_s = 0.0
+        while True:
+            with contextlib.suppress(queue.Empty):
+                if not self._obey(self._events.get(timeout=_LOOK_S)):
+                    return
+            if time.monotonic() >= next_look_s:
+                next_look_s = time.monotonic() + _LOOK_S
+                self._look()
+
+    def _look(self) -> None:
+        for output in self._outputs:
+            output.copy()
+        if self._upper is None or self._ended is not None or (code := self._upper.poll()) is None:
+            return
+        self._ended = code
+        for output in self._outputs:
+            output.copy()
+        if self._final is None:
+            self._final = Status(self._rank, Activity.FINISHED, closed=True)
+        if not self._is_ready:
+            self._be_ready("")
+        self._control.send({"type": "ended", "code": code})
+        if self._pending is not None:
+            self._answer_for_the_ended(self._pending)
+        if self._request is not None:
+            self._write_image()
+
+    def _obey(self, message: Message) -> bool:
+        """Do what is said; False when it is time to go."""
+        match message["type"]:
+            case "program":
+                self._hear_program(message["message"], message["line"])
+            case "ask":
+                self._ask(message)
+            case "image":
+                self._begin_image(message)
+            case "end" if message["ending"] == "stopped":
+                return False
+            case "end":
+                self._resume(message)
+            case "leave":
+                return False
+            case "abort" | "lost":
+                raise StayOver(message.get("cause", "the coordinator of the job is gone"))
+        return True
+
+    def _hear_program(self, message: Message, line: Line) -> None:
+        match message["type"]:
+            case "here":
+                self._program = line
+                if message["problem"]:
+                    self._control.send({"type": "failed", "cause": message["problem"]})
+                elif not self._is_ready:
+                    self._be_ready("" if self._upper is None else self._upper.note)
+                if self._pending is not None:
+                    self._ask(self._pending)
+            case "status":
+                self._pending = None
+                self._activity = message["status"]["activity"]
+                self._control.send({"type": "status", "wave": message["wave"], "status": self._judged(message)})
+            case "shed":
+                self._program = None
+                if self._resumption is not None:
+                    self._call_back(self._resumption)
+                elif message["problem"]:
+                    self._tell_imaged(message["problem"], {}, refused=True)
+                elif self._request is not None:
+                    self._write_image()
+            case "final":
+                self._final = Status.from_json(message["status"])
+
+    def _be_ready(self, note: str) -> None:
+        self._is_ready = True
+        self._control.send({"type": "ready", "seconds": {"upper": time.monotonic() - self._began_s}, "note": note})
+
+    # --- a round ---
+
+    def _ask(self, message: Message) -> None:
+        self._pending = message
+        if self._ended is not None:
+            self._answer_for_the_ended(message)
+        elif self._program is not None:
+            self._tell_program({key: message[key] for key in ("type", "wave", "step", "targets")})
+
+    def _tell_program(self, message: Message) -> None:
+        assert self._program is not None
+        with contextlib.suppress(OSError):  # it is about to end; the next look finds it
+            self._program.send(message)
+
+    def _answer_for_the_ended(self, message: Message) -> None:
+        assert self._final is not None
+        self._pending = None
+        self._control.send({"type": "status", "wave": message["wave"], "status": self._final.to_json()})
+
+    def _judged(self, message: Message) -> Message:
+        """The program's status, in the first wave with what stands against an image whatever its groups do."""
+        status: Message = message["status"]
+        if int(message["wave"]) == 1 and self._upper is not None:
+            with contextlib.suppress(Error, OSError):  # it may end at any moment
+                refusals = [str(each) for each in check_imageable(self._upper.pid)]
+                status["refusals"] = [each for each in refusals if not any(word in each for word in _PASSING)]
+        return status
+
+    def _begin_image(self, request: Message) -> None:
+        self._request = request
+        if self._ended is not None:
+            self._write_image()
+        else:
+            self._is_away = True
+            self._tell_program({"type": "shed"})
+
+    def _write_image(self) -> None:
+        request, self._request = self._request, None
+        assert request is not None
+        folder = Path(request["folder"]) / rank_name(self._rank)
+        report: dict[str, Any] = {"num_bytes": 0, "seconds": {}, "caught": {}, "notice": self._number}
+        if self._activity:
+            report["caught"] = {f"ranks {self._activity}": 1}
+        try:
+            folder.mkdir(mode=0o700)
+            if self._ended is None:
+                assert self._upper is not None
+                self._wait_until_imageable(self._upper.pid)
+                self._frozen = freeze(self._upper.pid)
+            for output in self._outputs:
+                output.copy()
+            report["outputs"] = [output.copied for output in self._outputs]
+            report["has_image"] = self._frozen is not None
+            if self._frozen is not None:
+                report.update(dump_into(self._frozen, folder, request))
+            else:
+                assert self._final is not None
+                report["final"] = self._final.to_json()
+            flush(folder)
+        except (Error, OSError) as error:
+            self._thaw()
+            shutil.rmtree(folder, ignore_errors=True)
+            self._tell_imaged(str(error), report, refused=isinstance(error, NotImageable))
+            return
+        if not request["stop"]:
+            self._thaw()
+        self._tell_imaged("", report)
+
+    def _wait_until_imageable(self, pid: int) -> None:
+        until_s = time.monotonic() + _SETTLE_S
+        while (refusals := check_imageable(pid)) and time.monotonic() < until_s:
+            time.sleep(_SETTLE_PAUSE_S)
+        if refusals:
+            raise NotImageable(f"imaging the program of rank {self._rank}", refusals)
+
+    def _tell_imaged(self, problem: str, report: dict[str, Any], *, refused: bool = False) -> None:
+        self._request = None
+        self._control.send({"type": "imaged", "problem": problem, "refused": refused, "report": report})
+
+    def _thaw(self) -> None:
+        if self._frozen is not None:
+            self._frozen.thaw()
+            self._frozen = None
+
+    def _resume(self, message: Message) -> None:
+        self._pending = self._request = None
+        self._thaw()
+        if self._ended is not None:
+            return
+        if not self._is_away:
+            self._tell_program({"type": "open"})
+        elif self._program is None:
+            self._call_back(message)
+        else:
+            self._resumption = message
+
+    def _call_back(self, message: Message) -> None:
+        """Have the program grow its groups again, together with all others."""
+        self._is_away, self._resumption = False, None
+        self._give_notice(f"round-{message['round']}/", message["ended"])
+
+    # --- the end ---
+
+    def leave(self) -> None:
+        """End the program if it still runs."""
+        if self._upper is not None:
+            self._upper.kill()
+        self._thaw()
+        for output in self._outputs:
+            output.copy()
+        self._listener.close()
+        self._control.send({"type": "left"})
+
+
+def main(arguments: list[str]) -> int:
+    """Be a rank's keeper until the job ends; what is returned is the exit status of the process."""
+    parser = argparse.ArgumentParser(prog="remesh.torch_programs.keeper")
+    parser.add_argument("job", type=Path)
+    parser.add_argument("--rank", type=int, required=True)
+    parser.add_argument("--coordinator", required=True)
+    parser.add_argument("--store", required=True)
+    parser.add_argument("--interface", default="")
+    parser.add_argument("--checkpoint", type=int)
+    parser.add_argument("--open-files", type=OpenFilePolicy, default=OpenFilePolicy.TRUNCATE)
+    options = parser.parse_args(arguments)
+    folder, rank = JobFolder(options.job), options.rank
+    try:
+        line = Line.connect([_address(options.coordinator)], folder.read_token(), f"starting rank {rank}")
+    except Error as error:
+        sys.stderr.write(f"remesh: {error}\n")
+        return 1
+    size = folder.read_spec().num_ranks
+    line.send({"type": "hello", "rank": rank, "size": size, "pid": os.getpid(), "host": socket.gethostname()})
+    room = make_room()
+    try:
+        surround = Surround(_address(options.store), options.interface, room / "channel")
+        keeper = Keeper(folder, rank, line, surround, open_outputs(folder.logs, rank))
+        if options.checkpoint is None:
+            keeper.start()
+        else:
+            keeper.restore(folder.checkpoint(options.checkpoint), options.open_files)
+        keeper.run()
+        keeper.leave()
+    except StayOver:
+        return 1
+    except BaseException as error:
+        line.send({"type": "failed", "cause": f"{type(error).__name__}: {error}"})
+        with contextlib.suppress(OSError), (folder.logs / "events.log").open("a") as log:
+            log.write(f"rank {rank}: {traceback.format_exc()}")
+        sys.stderr.write(f"remesh: {error}\n" if isinstance(error, Error) else traceback.format_exc())
+        return 1
+    finally:
+        shutil.rmtree(room, ignore_errors=True)
+    line.close()
+    return 0
+
+
+def _address(text: str) -> tuple[str, int]:
+    host, _, port = text.rpartition(":")
+    return host, int(port)
+
+
+if __name__ == "__main__":
+    status = main(sys.argv[1:])
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # The program ends with this process; threads that listen need not be waited for.
+    os._exit(status)

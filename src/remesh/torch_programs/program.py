@@ -1,0 +1,89 @@
+"""``python -m remesh.torch_programs.program [-m] SCRIPT ARGUMENTS``: a program of torch.distributed, in our house.
+
+The program finds itself as if Python had started it. What it finds changed is what torch gives for gloo, NCCL and the
+store of its rendezvous, once it has imported torch.
+"""
+
+from __future__ import annotations
+
+import os
+import runpy
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qsl, urlparse
+
+from remesh.images.kinds import CHANNEL_PATH
+from remesh.torch_programs.control import ControlThread, token_of
+from remesh.torch_programs.gate import Gate
+from remesh.torch_programs.hook import after_import
+
+if TYPE_CHECKING:
+    from remesh.torch_programs.backends import Backends
+
+
+class Program:
+    """One program from its start on."""
+
+    def __init__(self, notices: Path = Path(CHANNEL_PATH)) -> None:
+        self._gate = Gate()
+        self._rank, self._size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        self._control = ControlThread(self._gate, self._rank, notices)
+        self._backends: Backends | None = None
+
+    def run(self, arguments: list[str]) -> None:
+        """Run it to its end."""
+        after_import("torch.distributed", self._on_torch)
+        self._control.start()
+        try:
+            _run_as_main(arguments)
+        finally:
+            self._control.say_goodbye()
+
+    def _on_torch(self, module: ModuleType) -> None:
+        rendezvous = sys.modules["torch.distributed.rendezvous"]
+        handlers = rendezvous._rendezvous_handlers
+        handlers["env"] = handlers["tcp"] = self._rendezvous
+        c10d = sys.modules["torch.distributed.distributed_c10d"]
+        original = c10d._new_process_group_helper
+
+        def helper(*args: Any, **options: Any) -> Any:
+            backends = self._find_backends()
+            return backends.make_by(original, *args, **options)
+
+        c10d._new_process_group_helper = helper  # type: ignore[attr-defined]
+
+    def _rendezvous(self, url: str, **_: Any) -> Iterator[Any]:
+        named = dict(parse_qsl(urlparse(url).query))
+        rank, size = (int(named.get(name, os.environ[name.upper()])) for name in ("rank", "world_size"))
+        return self._find_backends().rendezvous(rank, size)
+
+    def _find_backends(self) -> Backends:
+        """Made at the first need, when torch has been imported as a whole."""
+        if self._backends is None:
+            from remesh.torch_programs.backends import Backends  # noqa: PLC0415  imports torch, as the program has
+            from remesh.torch_programs.store import StoreLink  # noqa: PLC0415  as above
+
+            notice = self._control.notice
+            link = StoreLink(self._gate, notice.store, token_of(notice))
+            self._backends = Backends(self._gate, link, self._rank, self._size)
+            self._backends.install(sys.modules["torch.distributed.distributed_c10d"])
+            self._control.carried = self._backends.cut
+        return self._backends
+
+
+def _run_as_main(arguments: list[str]) -> None:
+    if arguments[0] == "-m":
+        sys.argv = arguments[1:]
+        sys.path[0] = os.getcwd()
+        runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
+        return
+    sys.argv = arguments
+    sys.path[0] = os.path.dirname(os.path.abspath(arguments[0]))
+    runpy.run_path(arguments[0], run_name="__main__")
+
+
+if __name__ == "__main__":
+    Program().run(sys.argv[1:])

@@ -1,0 +1,150 @@
+"""Where do the ranks of a job keep what they tell each other by name? With its leader, who outlives their programs.
+
+torch's own store would have a server in rank 0, of kinds of descriptors that no image holds, and its content would be
+lost at a restart. Here it is a table, part of every checkpoint. A caller asks one thing at a time and gets one answer;
+one that waits for keys gets it when they are there, or without them after the time that it named.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from remesh.comm.messages import Message
+from remesh.comm.server import Peer, Server
+from remesh.comm.token import Token
+
+_POLL_S: Final = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiter:
+    caller: Peer
+    keys: tuple[str, ...]
+    until_s: float
+
+
+class StoreServer:
+    """The store of one job, served by a thread; a context manager."""
+
+    def __init__(self, token: Token, listener: socket.socket, content: Mapping[str, str], log: Callable[[str], None]):
+        """Values are bytes as text, a character a byte."""
+        self._table = dict(content)
+        self._lock = threading.Lock()
+        self._waiters: list[_Waiter] = []
+        self._server = Server(token, self._on_message, self._on_gone, log)
+        self._server.listen(listener)
+        self._wake_out, self._wake_in = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._server.watch(self._wake_out)
+        self._is_over = False
+        self._thread = threading.Thread(target=self._serve, name="remesh-store", daemon=True)
+
+    def __enter__(self) -> StoreServer:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._is_over = True
+        os.write(self._wake_in, b"!")
+        self._thread.join()
+        for descriptor in (self._wake_out, self._wake_in):
+            os.close(descriptor)
+
+    def content(self) -> dict[str, str]:
+        """What it holds now."""
+        with self._lock:
+            return dict(self._table)
+
+    def forget(self, prefix: str) -> None:
+        """Drop the keys that begin so."""
+        with self._lock:
+            self._table = {key: value for key, value in self._table.items() if not key.startswith(prefix)}
+
+    def _serve(self) -> None:
+        while not self._is_over:
+            due_s = min((waiter.until_s for waiter in self._waiters), default=time.monotonic() + _POLL_S)
+            self._server.poll(max(0.0, due_s - time.monotonic()))
+            self._answer_waiters()
+        self._server.forget(self._wake_out)
+        self._server.close()
+
+    def _on_gone(self, caller: Peer) -> None:
+        self._waiters = [waiter for waiter in self._waiters if waiter.caller is not caller]
+
+    def _on_message(self, caller: Peer, message: Message) -> None:
+        if message["type"] == "get":
+            until_s = time.monotonic() + float(message["wait_s"])
+            self._waiters.append(_Waiter(caller, tuple(map(str, message["keys"])), until_s))
+        else:
+            with self._lock:
+                value = _ACTS[message["type"]](self._table, message)
+            self._server.tell(caller, {"type": "value", "value": value})
+        self._answer_waiters()
+
+    def _answer_waiters(self) -> None:
+        now_s, left = time.monotonic(), []
+        for waiter in self._waiters:
+            with self._lock:
+                is_there = all(key in self._table for key in waiter.keys)
+                values = [self._table[key] for key in waiter.keys] if is_there else None
+            if is_there or waiter.until_s <= now_s:
+                with contextlib.suppress(OSError):
+                    self._server.tell(waiter.caller, {"type": "value", "value": values})
+            else:
+                left.append(waiter)
+        self._waiters = left
+
+
+_Table = dict[str, str]
+
+
+def _set(table: _Table, message: Message) -> None:
+    table.update(zip(map(str, message["keys"]), map(str, message["values"]), strict=True))
+
+
+def _add(table: _Table, message: Message) -> int:
+    total = int(table.get(message["key"], "0")) + int(message["amount"])
+    table[str(message["key"])] = str(total)
+    return total
+
+
+def _append(table: _Table, message: Message) -> None:
+    key = str(message["key"])
+    table[key] = table.get(key, "") + str(message["value"])
+
+
+def _compare_set(table: _Table, message: Message) -> str:
+    """The value after it; where there is none and one was expected, torch answers with that."""
+    key, expected, desired = (str(message[name]) for name in ("key", "expected", "desired"))
+    if table.get(key, "") == expected:
+        table[key] = desired
+    return table.get(key, expected)
+
+
+def _delete(table: _Table, message: Message) -> bool:
+    return table.pop(str(message["key"]), None) is not None
+
+
+def _list(table: _Table, message: Message) -> list[str]:
+    return sorted(key for key in table if key.startswith(str(message["prefix"])))
+
+
+_ACTS: Final[Mapping[str, Callable[[_Table, Message], Any]]] = {
+    "set": _set,
+    "add": _add,
+    "append": _append,
+    "compare_set": _compare_set,
+    "delete": _delete,
+    "list": _list,
+    "check": lambda table, message: all(key in table for key in _names(message["keys"])),
+}
+
+
+def _names(keys: Iterable[Any]) -> list[str]:
+    return [str(key) for key in keys]

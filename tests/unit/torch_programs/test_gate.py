@@ -1,0 +1,89 @@
+"""What passes a gate, and what is held."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from remesh.errors import ConfigError
+from remesh.torch_programs.gate import Gate
+
+_PATIENCE_S = 20.0
+
+
+def _in_thread(call) -> threading.Thread:
+    thread = threading.Thread(target=call, daemon=True)
+    thread.start()
+    return thread
+
+
+def _enter(gate: Gate, key: str) -> None:
+    gate.enter(key)
+    gate.leave(key)
+
+
+def _wait_until_held(gate: Gate, keys: list[str]) -> None:
+    with gate.changed:
+        while gate.held_keys() != keys:
+            gate.changed.wait(0.001)
+
+
+def test_collectives_are_counted_by_key() -> None:
+    gate = Gate()
+    for key in ("a", "b", "a"):
+        _enter(gate, key)
+    assert gate.entered == {"a": 2, "b": 1}
+    assert not any(gate.inside.values())
+
+
+def test_a_collective_that_the_library_refused_is_not_counted() -> None:
+    gate = Gate()
+    gate.enter("a")
+    gate.leave("a", was_begun=False)
+    assert gate.entered == {"a": 0}
+
+
+def test_a_gate_that_holds_lets_collectives_up_to_their_targets() -> None:
+    gate = Gate()
+    _enter(gate, "a")
+    gate.hold({"a": 2})
+    _enter(gate, "a")
+    thread = _in_thread(lambda: _enter(gate, "a"))
+    _wait_until_held(gate, ["a"])
+    assert gate.entered == {"a": 2}
+    gate.hold({"a": 3})
+    thread.join(_PATIENCE_S)
+    assert gate.entered == {"a": 3}
+
+
+def test_a_key_without_a_target_is_held_where_it_is() -> None:
+    gate = Gate()
+    gate.hold({})
+    thread = _in_thread(lambda: _enter(gate, "new"))
+    _wait_until_held(gate, ["new"])
+    assert gate.entered == {}
+    gate.open()
+    thread.join(_PATIENCE_S)
+    assert gate.entered == {"new": 1}
+
+
+def test_messages_pass_a_gate_that_holds_and_not_one_that_is_closed() -> None:
+    gate = Gate()
+    gate.hold({})
+    gate.begin_passing()
+    gate.close()
+    assert gate.num_passing == 1
+    gate.end_passing()
+    thread = _in_thread(gate.begin_passing)
+    thread.join(0.05)
+    assert thread.is_alive()
+    assert gate.num_passing == 0
+    gate.open()
+    thread.join(_PATIENCE_S)
+    assert gate.num_passing == 1
+
+
+def test_a_gate_is_closed_only_after_the_waves_of_a_clock() -> None:
+    with pytest.raises(ConfigError, match="the waves of a clock come first"):
+        Gate().close()
