@@ -16,9 +16,9 @@ import torch
 from torch.distributed import Backend, BackendConfig, ProcessGroup, Store
 
 from remesh.errors import ConfigError
-from remesh.torch_programs.cut import Cut
+from remesh.torch_programs.cut import GroupsAtCut
 from remesh.torch_programs.gate import Gate
-from remesh.torch_programs.groups import CarriedGroup, Groups, Place, Recipe
+from remesh.torch_programs.groups import CarriedGroup, GroupPlace, Groups, Recipe
 from remesh.torch_programs.store import CarriedStore, StoreLink
 
 _CARRIED: Final = {"gloo": ("ProcessGroupGloo", "GLOO", "cpu"), "nccl": ("ProcessGroupNCCL", "NCCL", "cuda")}
@@ -42,7 +42,7 @@ class Backends:
 
     def __init__(self, gate: Gate, link: StoreLink, rank: int, size: int) -> None:
         self.groups = Groups(gate)
-        self.cut = Cut(self.groups, link, rank)
+        self.cut = GroupsAtCut(self.groups, link, rank)
         self._gate, self._link = gate, link
         self._rank, self._size = rank, size
         self._num_worlds = 0
@@ -109,6 +109,6 @@ class Backends:
     def _make(self, recipe: Recipe, store: Store, rank: int) -> CarriedGroup:
         making: _Making = self._now.making
         key = self.groups.key_of(f"{self._num_worlds}/{making.name}")
-        group = CarriedGroup(self._gate, Place(key, making.members, rank), recipe, store)
+        group = CarriedGroup(self._gate, GroupPlace(key, making.members, rank), recipe, store)
         self.groups.all.append(group)
         return group

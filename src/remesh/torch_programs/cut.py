@@ -25,7 +25,7 @@ _GONE_LIMIT_S: Final = 10.0
 _PAUSE_S: Final = 0.002
 
 
-class Cut:
+class GroupsAtCut:
     """The groups of this process, for the control thread."""
 
     def __init__(self, groups: Groups, link: StoreLink, rank: int) -> None:

@@ -51,7 +51,7 @@ class Recipe:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class GroupPlace:
     """Which group it is, and who takes part."""
 
     key: str
@@ -63,7 +63,7 @@ class Place:
 
 
 @dataclass(slots=True)
-class _Stream:
+class _MessageStream:
     """Messages of one direction to or from one rank with one tag."""
 
     posted: int = 0
@@ -85,9 +85,9 @@ class _Posted:
 class Messages:
     """Point to point of one group."""
 
-    sent: dict[tuple[int, int], _Stream] = field(default_factory=dict)
+    sent: dict[tuple[int, int], _MessageStream] = field(default_factory=dict)
     """By (rank in the group, tag)."""
-    received: dict[tuple[int, int], _Stream] = field(default_factory=dict)
+    received: dict[tuple[int, int], _MessageStream] = field(default_factory=dict)
     open: list[_Posted] = field(default_factory=list)
     """In the order in which they were posted."""
 
@@ -95,7 +95,7 @@ class Messages:
 class CarriedGroup(ProcessGroup):
     """A process group of the program."""
 
-    def __init__(self, gate: Gate, place: Place, recipe: Recipe, store: Store) -> None:
+    def __init__(self, gate: Gate, place: GroupPlace, recipe: Recipe, store: Store) -> None:
         """All members call this; comes back once the real group is there."""
         super().__init__(place.rank, len(place.members))  # type: ignore[call-arg]  # stubs lack this one
         self.place = place
@@ -209,7 +209,7 @@ class CarriedGroup(ProcessGroup):
             with self._lock:
                 number = 0
                 if is_send:
-                    stream = self._messages.sent.setdefault((peer, tag), _Stream())
+                    stream = self._messages.sent.setdefault((peer, tag), _MessageStream())
                     stream.posted += 1
                     number = stream.posted
                 work = MessageWork(self._gate, post, self._on_ended, is_send=is_send)
@@ -223,7 +223,7 @@ class CarriedGroup(ProcessGroup):
             found = next(each for each in self._messages.open if each.work is work)
             streams = self._messages.sent if work.is_send else self._messages.received
             peer = found.peer if work.is_send or found.peer >= 0 else work.source
-            streams.setdefault((peer, found.tag), _Stream()).ended += 1
+            streams.setdefault((peer, found.tag), _MessageStream()).ended += 1
             if not self._gate.is_closed:
                 self._messages.open.remove(found)
 

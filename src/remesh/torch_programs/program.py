@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from remesh.torch_programs.backends import Backends
 
 
-class Program:
+class CarriedProgram:
     """One program from its start on."""
 
     def __init__(self, notices: Path = Path(CHANNEL_PATH)) -> None:
@@ -86,4 +86,4 @@ def _run_as_main(arguments: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    Program().run(sys.argv[1:])
+    CarriedProgram().run(sys.argv[1:])

@@ -27,7 +27,7 @@ from remesh.rounds.job_folder import Checkpoint, JobFolder, JobSpec, JobState
 from remesh.rounds.leader import Coordinator, JobOutcome, Settings
 from remesh.rounds.signals import obeying_signals
 from remesh.torch_programs.notice import GROWTH_PREFIX
-from remesh.torch_programs.store_server import StoreServer
+from remesh.torch_programs.store_server import ProgramStore
 
 KIND: Final = "torch"
 """Of jobs: the verb that they belong to."""
@@ -60,7 +60,7 @@ def run_stay(
     with contextlib.ExitStack() as stack:
         stack.enter_context(folder.lead())
         listeners = [socket.create_server((_LOOPBACK, 0), backlog=1024) for _ in range(2)]
-        store = stack.enter_context(StoreServer(folder.read_token(), listeners[0], content, folder.log_event))
+        store = stack.enter_context(ProgramStore(folder.read_token(), listeners[0], content, folder.log_event))
         made_by = {"torch": [_torch_version()], "script": [_digest_of_script(spec)]}
         coordinator = Coordinator(
             folder, spec.num_ranks, settings, say, lambda part: {**made_by, **_write_store(part, store.content())}

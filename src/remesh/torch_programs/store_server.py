@@ -30,7 +30,7 @@ class _Waiter:
     until_s: float
 
 
-class StoreServer:
+class ProgramStore:
     """The store of one job, served by a thread; a context manager."""
 
     def __init__(self, token: Token, listener: socket.socket, content: Mapping[str, str], log: Callable[[str], None]):
@@ -45,7 +45,7 @@ class StoreServer:
         self._is_over = False
         self._thread = threading.Thread(target=self._serve, name="remesh-store", daemon=True)
 
-    def __enter__(self) -> StoreServer:
+    def __enter__(self) -> ProgramStore:
         self._thread.start()
         return self
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from remesh.comm.token import Token
 from remesh.torch_programs.gate import Gate
 from remesh.torch_programs.store import CarriedStore, StoreLink
-from remesh.torch_programs.store_server import StoreServer
+from remesh.torch_programs.store_server import ProgramStore
 
 _TOKEN = Token("", b"0123456789abcdef")
 
@@ -23,7 +23,7 @@ _TOKEN = Token("", b"0123456789abcdef")
 def link() -> Iterator[StoreLink]:
     listener = socket.create_server(("127.0.0.1", 0))
     address = listener.getsockname()
-    with StoreServer(_TOKEN, listener, {}, lambda _: None):
+    with ProgramStore(_TOKEN, listener, {}, lambda _: None):
         link = StoreLink(Gate(), address, _TOKEN)
         yield link
         link.drop()
