@@ -16,7 +16,11 @@ PEERS := torchft==0.2.0 nvidia-resiliency-ext==0.4.1 psutil==7.1.3 defusedxml==0
          opentelemetry-exporter-otlp-proto-http==1.39.0 opentelemetry-exporter-otlp-proto-common==1.39.0 \
          googleapis-common-protos==1.72.0 protobuf==6.33.0 importlib-metadata==8.7.0 zipp==3.23.0
 # Programs that Remesh plugs into, in an environment of their own; torch is the one of constraints.txt.
-HOSTS := accelerate==1.15.0 lightning==2.6.6
+HOSTS := accelerate==1.15.0 lightning==2.6.6 transformers==5.23.0 ray==2.60.0 hydra-core==1.3.8 codetiming fastapi pandas \
+         pyarrow dill multiprocess xxhash tyro einops pillow tensorboard triton
+# Without what they ask for beside: other versions than these, or CUDA. What is used of them runs here.
+HOSTS_ALONE := verl==0.9.1 tensordict==0.10.0 pyvers orjson cloudpickle torchtitan==0.3.0 spmd_types==0.2.3 \
+               torch_checkpointing==0.1.1 datasets==4.7.0
 # pytest's exit code for a tier that has no test yet
 NO_TESTS := 5
 # One environment for each MPI: a process holds the library of exactly one of them.
@@ -76,12 +80,13 @@ interop: $(STAMP)  ## checkpoints both ways with megatron-core, which goes to .i
 	  --target .interop/$${one#*/} megatron-core==$${one#*/} psutil==7.1.3 || exit 1; done
 	$(RUN) -m pytest -m slow --timeout 600 -o faulthandler_timeout=700 tests/interop
 
-hosts: .hosts/.installed  ## accelerate and lightning, whose plug-in points are tried, in .hosts/
+hosts: .hosts/.installed  ## the programs whose plug-in points are tried (HOSTS above), in .hosts/
 
 .hosts/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .hosts
 	.hosts/bin/python -m pip install --quiet --constraint constraints.txt torch
 	.hosts/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[test]' $(HOSTS)
+	.hosts/bin/python -m pip install --quiet --no-deps $(HOSTS_ALONE)
 	@touch $@
 
 test-hosts: .hosts/.installed  ## Remesh under the programs that it plugs into (TESTS=... narrows it)

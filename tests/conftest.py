@@ -21,6 +21,9 @@ _SPECIAL_TIERS = ("mpi", "netns", "gpu", "browser", "hosts", "slow")
 """Those that are run when they are asked for; they get the marker ``special``, by which pyproject.toml and the Makefile
 leave them out."""
 
+_HOSTS = ("accelerate", "lightning", "torchtitan", "transformers", "verl")
+"""What `make hosts` installs, and tests of the tier need."""
+
 # The machine that runs the tests may be busy: a slow example is no failure. The seed is fixed so that a
 # pull request fails by its own doing; `HYPOTHESIS_PROFILE=explore` looks for new cases.
 settings.register_profile("default", deadline=None, derandomize=True, max_examples=100)
@@ -87,7 +90,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         if os.geteuid() != 0:
             pytest.skip("needs root, for network namespaces")
     if item.get_closest_marker("hosts"):
-        missing = [name for name in ("accelerate", "lightning") if importlib.util.find_spec(name) is None]
+        missing = [name for name in _HOSTS if importlib.util.find_spec(name) is None]
         if missing:
             pytest.skip(f"needs {', '.join(missing)}, which `make hosts` installs")
     if item.get_closest_marker("gpu") and not Path("/dev/nvidia0").exists():

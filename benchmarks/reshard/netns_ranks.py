@@ -57,7 +57,7 @@ def measure(work: Work) -> Told:
     take = _pieces([(move.name, move.dst) for move in work.moves], rank)
     for piece in give.values():
         _fill(piece)
-    runs: dict[str, Callable[[], object]] = {"t": _plain(*work.reference)}
+    runs: dict[str, Callable[[], object]] = {"t": plain_message(*work.reference)}
     for name, transfer in work.plans.items():
         runs[name] = lambda transfer=transfer: run_plan(transfer, give, take)  # type: ignore[misc]
     if work.broadcast:
@@ -67,17 +67,17 @@ def measure(work: Work) -> Told:
     told = Told({name: [] for name in runs}, {})
     for turn in range(work.repeat):
         for name, act in runs.items():
-            before = _nic_bytes()
-            told.seconds[name].append(_timed(act))
+            before = nic_bytes()
+            told.seconds[name].append(timed(act))
             if turn == 0:
                 dist.barrier()
-                told.nic[name] = tuple(after - earlier for after, earlier in zip(_nic_bytes(), before, strict=True))  # type: ignore[assignment]
+                told.nic[name] = tuple(after - earlier for after, earlier in zip(nic_bytes(), before, strict=True))  # type: ignore[assignment]
                 if name in work.plans or name == work.one_by_one:
                     _check(take, name)
     return told
 
 
-def _timed(act: Callable[[], object]) -> float:
+def timed(act: Callable[[], object]) -> float:
     dist.barrier()  # the last one may not be over everywhere
     start = torch.tensor([time.monotonic() + _LEAD_S], dtype=torch.float64)
     dist.broadcast(start, 0)
@@ -88,7 +88,7 @@ def _timed(act: Callable[[], object]) -> float:
     return time.monotonic() - start_s
 
 
-def _plain(giver: int, taker: int, num_bytes: int) -> Callable[[], None]:
+def plain_message(giver: int, taker: int, num_bytes: int) -> Callable[[], None]:
     rank = dist.get_rank()
     buffer = torch.zeros(num_bytes if rank in (giver, taker) else 0, dtype=torch.uint8)
 
@@ -149,7 +149,7 @@ def _check(take: Mapping[str, Piece], contestant: str) -> None:
         piece.tensor.zero_()
 
 
-def _nic_bytes() -> tuple[int, int]:
+def nic_bytes() -> tuple[int, int]:
     """Bytes that this host has sent and received, by the counters of its interface."""
     for line in Path("/proc/thread-self/net/dev").read_text().splitlines():
         name, _, counters = line.strip().partition(":")

@@ -95,6 +95,11 @@ INNER_ARROW: dict[str, dict[str, set[str]]] = {
         "gather lower messages",
         "agreement server",
     ),
+    "integrations": _layers(
+        "fused_weights hosts random_numbers torchrun",
+        "accelerate dcp deepspeed lightning torchrun_entry transformers verl vllm vllm_plugin",
+        "torchtitan verl_shards",
+    ),
     "images": _layers(
         "clocks family kinds ptrace ranges records turns",
         "layers namespaces pagemap seat standing tree",

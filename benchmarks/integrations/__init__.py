@@ -1,0 +1,1 @@
+"""Remesh under programs of others, beside what these do by themselves."""

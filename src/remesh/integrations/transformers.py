@@ -1,0 +1,131 @@
+"""``transformers.Trainer`` with checkpoints of Remesh: saved by all ranks, in one step, for any number of them.
+
+    from remesh.integrations.transformers import RemeshTrainer as Trainer
+
+``checkpoint-N`` has the model, optimizer and scheduler, each rank's random numbers, and the Trainer's own state, all in
+one step: a crash leaves the checkpoint before, and ``train(resume_from_checkpoint=True)`` finds it. Weights alone, for
+``from_pretrained``, are written by ``save_model`` as ever.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+
+from remesh.checkpoint.plain import load, save
+from remesh.checkpoint.run.housekeeping import remove_checkpoint
+from remesh.checkpoint.run.reader import is_complete, open_checkpoint
+from remesh.checkpoint.storage import location_of
+from remesh.comm.gather import all_gather_json, step_together
+from remesh.errors import ConfigError
+from remesh.files import replace_whole
+from remesh.integrations.hosts import check_host
+from remesh.integrations.random_numbers import num_ranks_of, random_rows, take_random_rows
+
+check_host("transformers", (5, 0))
+
+from transformers import Trainer  # noqa: E402 - what is missing is said first
+from transformers.trainer import TRAINER_STATE_NAME  # noqa: E402
+from transformers.trainer_callback import ExportableState  # noqa: E402
+
+_NAME = re.compile(r"checkpoint-(\d+)")
+
+
+class RemeshTrainer(Trainer):
+    """A ``Trainer`` that saves and resumes with Remesh."""
+
+    def train(self, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
+        """As ever; True goes on from the newest checkpoint that is complete, or from the beginning if there is none."""
+        self._refuse_what_it_cannot()
+        folder = resume_from_checkpoint or None
+        if folder is True:
+            folder = next(reversed(complete_checkpoints(Path(self.args.output_dir))), None)
+            all_gather_json(None)  # nobody saves the next one before all have looked
+        if folder is not None:
+            told = load({"trainer": ""}, folder)["trainer"]
+            step_together(lambda: self._lay_out(told, Path(folder)), None, f"loading {folder}")
+        return super().train(None if folder is None else str(folder), *args, **kwargs)
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        del model  # the one of this Trainer, wrapped
+        folder = Path(self._get_output_dir(trial=trial), f"checkpoint-{self.state.global_step}")
+        self.store_flos()
+        for one in [*self.callback_handler.callbacks, self.control]:
+            if isinstance(one, ExportableState):
+                kept = self.state.stateful_callbacks
+                kept[type(one).__name__] = one.state()
+        told = json.dumps(dataclasses.asdict(self.state))
+        save({**self._tensors(), "random": random_rows(), "trainer": told}, folder)
+        limit = self.args.save_total_limit
+        if limit is not None and self.args.should_save:
+            for old in complete_checkpoints(folder.parent)[: -max(limit, 1)]:
+                (old / TRAINER_STATE_NAME).unlink(missing_ok=True)
+                remove_checkpoint(location_of(old))
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+        """Nothing yet: the model is loaded with its optimizer, when both are as they will be trained."""
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        if checkpoint is None:
+            return
+        loaded = load(self._tensors(), checkpoint)
+        set_state_dict(
+            self.model_wrapped,
+            self._plain_optimizer(),
+            model_state_dict=loaded["model"],
+            optim_state_dict=loaded["optimizer"],
+        )
+        self.lr_scheduler.load_state_dict(loaded["scheduler"])
+
+    def _load_scaler(self, checkpoint: str | None) -> None:
+        """There is none."""
+
+    def _load_rng_state(self, checkpoint: str | None) -> None:
+        num_ranks = dist.get_world_size() if dist.is_initialized() else 1
+        if checkpoint is None:
+            return
+        stored = open_checkpoint(location_of(checkpoint)).manifest.tensors
+        if num_ranks_of(stored["random.torch"]) == num_ranks:
+            take_random_rows(load({"random": random_rows()}, checkpoint)["random"])
+
+    def _lay_out(self, told: str, folder: Path) -> None:
+        """The Trainer reads its own state from a file: what the checkpoint has of it, written by one rank."""
+        if self.args.should_save:
+            replace_whole(folder / TRAINER_STATE_NAME, told.encode())
+
+    def _tensors(self) -> dict[str, Any]:
+        model, optimizer = get_state_dict(self.model_wrapped, self._plain_optimizer())
+        return {"model": model, "optimizer": optimizer, "scheduler": self.lr_scheduler.state_dict()}
+
+    def _plain_optimizer(self) -> Any:
+        return getattr(self.optimizer, "optimizer", self.optimizer)
+
+    def _refuse_what_it_cannot(self) -> None:
+        cannot = {
+            "load_best_model_at_end": self.args.load_best_model_at_end,
+            "save_only_model": self.args.save_only_model,
+            "deepspeed": self.is_deepspeed_enabled,
+            "fp16": self.args.fp16,
+            "push_to_hub": self.args.push_to_hub,
+            "fsdp_version 1": self.is_fsdp_enabled and not getattr(self.accelerator, "is_fsdp2", False),
+        }
+        if found := [name for name, is_on in cannot.items() if is_on]:
+            raise ConfigError(
+                f"setting up a Trainer of transformers: found {found}, which need files that Remesh does not write; "
+                "leave them out (bf16 needs no scaler), or take transformers' own Trainer"
+            )
+
+
+def complete_checkpoints(folder: Path) -> list[Path]:
+    """The checkpoints of Remesh in an output directory, the oldest first; what is torn or another's is passed over."""
+    found = []
+    for path in folder.iterdir() if folder.is_dir() else ():
+        if match := _NAME.fullmatch(path.name):
+            found.append((int(match[1]), path))
+    return [path for _, path in sorted(found) if is_complete(location_of(path))]

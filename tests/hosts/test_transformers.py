@@ -1,0 +1,60 @@
+"""transformers' Trainer with our checkpoints: saved, killed, and gone on from by another number of processes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from remesh.errors import ConfigError
+
+pytestmark = [pytest.mark.hosts, pytest.mark.filterwarnings("default")]
+
+_EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "integrations" / "transformers_trainer.py"
+
+
+def _run(num_processes: int, folder: Path, script: Path = _EXAMPLE) -> tuple[int, str]:
+    environment = os.environ | {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+    launch = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(num_processes))
+    command = [sys.executable, *launch, str(script), str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=250, env=environment, check=False)
+    return done.returncode, done.stdout + done.stderr
+
+
+def _losses(output: str) -> dict[int, float]:
+    words = [line.split() for line in output.splitlines() if line.startswith("step ")]
+    return {int(line[1]): float(line[3]) for line in words}
+
+
+@pytest.mark.timeout(900)
+def test_a_killed_job_goes_on_with_another_number_of_processes(tmp_path: Path) -> None:
+    code, output = _run(2, tmp_path / "a")
+    assert code != 0 and set(_losses(output)) == {1, 2, 3, 4, 5}, output
+    (tmp_path / "a" / "checkpoint-6").mkdir()  # as a save leaves it that was killed
+    code, output = _run(3, tmp_path / "a")
+    assert code == 0, output
+    found = _losses(output)
+    assert set(found) == {5, 6, 7, 8}, output
+    whole = tmp_path / "whole.py"
+    whole.write_text(
+        _EXAMPLE.read_text().replace("KILLED_AT, BATCH, LENGTH = 8, 5", "KILLED_AT, BATCH, LENGTH = 8, 99")
+    )
+    code, output = _run(1, tmp_path / "b", whole)
+    assert code == 0, output
+    expected = _losses(output)
+    assert found == pytest.approx({step: expected[step] for step in found}, rel=2e-3)
+    assert sorted(path.name for path in (tmp_path / "a").iterdir()) == ["checkpoint-6", "checkpoint-8"]
+
+
+def test_what_it_cannot_do_is_refused_by_name(tmp_path: Path) -> None:
+    from transformers import TrainingArguments  # noqa: PLC0415 - a host may be missing
+
+    from remesh.integrations.transformers import RemeshTrainer  # noqa: PLC0415
+
+    arguments = TrainingArguments(str(tmp_path), use_cpu=True, report_to="none", save_only_model=True)
+    with pytest.raises(ConfigError, match=r"\['save_only_model'\]"):
+        RemeshTrainer(torch.nn.Linear(2, 2), arguments).train()
