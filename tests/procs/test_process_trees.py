@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import shutil
+import socket
 import subprocess
 import textwrap
 import time
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from remesh.errors import FormatError
-from remesh.images import compact_image, describe_image, dump_image, freeze
+from remesh.images import NotImageable, compact_image, describe_image, dump_image, freeze
 from remesh.images.format import HEADER_FILE, TREE_FILE
 from remesh.images.tree import tree_of
 from tests.procs.stage import WAIT_FOR_GO, Stage
@@ -248,6 +249,109 @@ def test_pools_of_python_go_on(stage: Stage, kind: str, how: str) -> None:
     """).format(make=_POOLS[kind].format(how=how), how=how)
     (stage.work / "script.py").write_text(script)
     assert _told(stage, "os.execv(sys.executable, [sys.executable, 'script.py'])", after_s=0.2) == "328350\n"
+
+
+_SOCKETS = f"""
+import socket
+one, other = socket.socketpair()
+gone, end = socket.socketpair(); end.sendall(b"last words"); end.close()
+half, rest = socket.socketpair(); half.sendall(b"half"); half.shutdown(socket.SHUT_WR)
+packets, into = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET); into.send(b"a"); into.send(b"bc")
+listener = socket.socket(socket.AF_UNIX); listener.bind(os.getcwd() + "/listener"); listener.listen(3)
+hidden = socket.socket(socket.AF_UNIX); hidden.bind(b"\\0remesh" + str(time.time_ns()).encode()); hidden.listen(3)
+early = socket.socket(socket.AF_UNIX); early.connect("listener")  # nobody has accepted it yet
+memory = os.memfd_create("m"); os.write(memory, b"memory")
+socket.send_fds(one, [b"f"], [memory]); one.sendall(b"after"); os.close(memory)
+if os.fork() == 0:
+    while not os.path.exists("go"): time.sleep(0.005)
+    for at in (listener, listener, hidden):
+        accepted, _ = at.accept(); accepted.sendall(b"hello" + accepted.recv(9))
+    os._exit(0)
+{WAIT_FOR_GO}
+late = socket.socket(socket.AF_UNIX); late.connect("listener")
+third = socket.socket(socket.AF_UNIX); third.connect(hidden.getsockname())
+for each, name in ((early, b"1"), (late, b"2"), (third, b"3")): each.sendall(name)
+print([each.recv(99) for each in (early, late, third)], packets.recv(9), packets.recv(9))
+print(gone.recv(99), gone.recv(99), rest.recv(9), rest.recv(9), rest.send(b"back"), half.recv(9))
+data, numbers, _, _ = socket.recv_fds(other, 99, 5)
+print(data, os.pread(numbers[0], 99, 0), other.recv(99), os.wait()[1], os.listdir(".").count("listener"))
+"""
+_SOCKETS_TOLD = """[b'hello1', b'hello2', b'hello3'] b'a' b'bc'
+b'last words' b'' b'half' b'' 4 b'back'
+b'f' b'memory' b'after' 0 1
+"""
+
+
+def test_sockets_between_the_processes_keep_messages_descriptors_and_who_waits_for_them(stage: Stage) -> None:
+    assert _told(stage, _SOCKETS) == _SOCKETS_TOLD
+
+
+@pytest.mark.parametrize(
+    ("setup", "message"),
+    [
+        ("s = socket.socket(socket.AF_INET)", "a connection of the program's own"),
+        ("s = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM); s.bind('named')", "for datagrams"),
+        ("s = socket.socket(socket.AF_UNIX); s.connect({path!r})", "in a process outside"),
+    ],
+)
+def test_a_socket_that_cannot_be_carried_is_refused_by_name(stage: Stage, setup: str, message: str) -> None:
+    with socket.socket(socket.AF_UNIX) as outside:
+        path = str(stage.folder / "outside")
+        outside.bind(path)
+        outside.listen()
+        upper = stage.start(f"import socket\n{setup.format(path=path)}\n{WAIT_FOR_GO}")
+        if "path" in setup:
+            outside.accept()[0].detach()
+        with pytest.raises(NotImageable, match=message):
+            dump_image(upper.pid, stage.folder / "image")
+    (stage.work / "go").touch()
+    stage.finish(upper)
+
+
+_TRAINING = """
+import os, sys, time, torch
+from torch.utils.data import DataLoader, Dataset
+class Samples(Dataset):
+    def __len__(self): return 64
+    def __getitem__(self, at):
+        time.sleep(0.01)
+        return torch.full((100,), float(at)).sin(), torch.tensor(float(at))
+if __name__ == "__main__":
+    torch.manual_seed(0); torch.set_num_threads(1)
+    model = torch.nn.Sequential(torch.nn.Linear(100, 10), torch.nn.Dropout(0.1), torch.nn.Linear(10, 1))
+    optimizer = torch.optim.AdamW(model.parameters())
+    loader = DataLoader(Samples(), batch_size=4, num_workers=2, shuffle=True, persistent_workers=True,
+                        multiprocessing_context=sys.argv[1])
+    for epoch in range(6):
+        for step, (x, y) in enumerate(loader):
+            loss = (model(x)[:, 0] - y).pow(2).mean()
+            optimizer.zero_grad(); loss.backward(); optimizer.step()
+            print(epoch, step, loss.item().hex(), flush=True)
+            if (epoch, step) == (0, 5): open("ready", "w").close()
+"""
+
+
+@pytest.mark.parametrize("how", ["fork", "spawn"])
+def test_a_training_script_goes_on_with_the_workers_of_its_loader(stage: Stage, how: str) -> None:
+    (stage.work / "train.py").write_text(_TRAINING)
+    program = f"os.execv(sys.executable, [sys.executable, 'train.py', {how!r}])"
+    expected = stage.finish(stage.start(program)).splitlines()
+    (stage.work / "ready").unlink()
+    upper = stage.start(program)
+    with freeze(upper.pid) as frozen:
+        assert len(frozen.processes) >= 3
+        told = Path(stage.site.stdout_file).read_text().splitlines()
+        try:
+            dump_image(frozen, stage.folder / "image")
+        except NotImageable as error:
+            assert all(each.is_passing for each in error.refusals)
+            frozen.thaw()
+            dump_image(upper.pid, stage.folder / "image")
+            told = []
+        upper.kill()
+    after = stage.finish(stage.restore(stage.folder / "image")).splitlines()
+    assert after == expected[-len(after) :]
+    assert not told or told + after == expected
 
 
 # --- images of trees ---

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import time
 from pathlib import Path
+from typing import Final
 
 from remesh.collector import collector_at_rest
 from remesh.errors import PeerError, StorageError
@@ -23,13 +25,17 @@ from remesh.images.inspection import check_imageable, check_standing
 from remesh.images.kinds import CHANNEL_PATH, ImageReport, NotImageable
 from remesh.images.seat import processors_of
 from remesh.images.store import ImageFolder
-from remesh.images.survey import Survey, survey_tree
+from remesh.images.survey import Survey, describe_sockets, survey_tree
 from remesh.images.tree import kin_of, tree_of
 from remesh.images.tree_format import TreeState
 from remesh.images.turns import short_turns
 from remesh.linux.calls import PAGE_BYTES
 from remesh.linux.proc_text import AreaKind
 from remesh.linux.procfs import read_areas, read_status, seen_from_here
+
+_MAX_TRIALS: Final = 20
+"""Of a program that runs: what is so for a moment only, as a message on its way, is seldom met twice."""
+_PAUSE_S: Final = 0.01
 
 
 def dump_image(
@@ -59,10 +65,17 @@ def dump_image(
         if refusals := check_imageable(process):
             raise NotImageable(f"dumping process {process}", refusals)
         _hash_files(process)
-    with phases.phase("freeze"):
-        frozen = freeze(process)
-    with frozen:
-        return _dump_frozen(frozen, order, phases)
+    for num_left in reversed(range(_MAX_TRIALS)):
+        with phases.phase("freeze"):
+            frozen = freeze(process)
+        with frozen:
+            try:
+                return _dump_frozen(frozen, order, phases)
+            except NotImageable as error:
+                if not num_left or not all(each.is_passing for each in error.refusals):
+                    raise
+        time.sleep(_PAUSE_S)
+    raise AssertionError("the last trial returns or raises")
 
 
 def _hash_files(pid: int) -> None:
@@ -92,7 +105,16 @@ def _fill_folder(frozen: Frozen, order: ImageOrder, phases: Phases, folder: Imag
         if refusals := check_standing(frozen):
             raise NotImageable(f"dumping process {frozen.pid}", refusals)
         survey = survey_tree(frozen, IDENTITIES)
-        _put_tree(frozen, survey, folder)
+    with contextlib.closing(survey):
+        with phases.phase("survey"):
+            _put_tree(frozen, survey, folder)
+        return _report(_dump_members(frozen, order, survey, phases, folder), phases)
+
+
+def _dump_members(
+    frozen: Frozen, order: ImageOrder, survey: Survey, phases: Phases, folder: ImageFolder
+) -> list[WrittenMember]:
+    """The root last, whose header names the others; its part is the first of the result."""
     seat = processors_of(int(read_status(frozen.pid)["PPid"]))
     members: dict[int, WrittenMember] = {}
     for process in frozen.processes[1:]:
@@ -101,14 +123,15 @@ def _fill_folder(frozen: Frozen, order: ImageOrder, phases: Phases, folder: Imag
             context = TreeContext(survey, seat, {})
             members[process.inner_pid] = dump_member(process, own_order, context, phases, own_folder)
     context = TreeContext(survey, seat, {pid: each.completed.sha256 for pid, each in members.items()})
-    return _report([dump_member(frozen.root, order, context, phases, folder), *members.values()], phases)
+    return [dump_member(frozen.root, order, context, phases, folder), *members.values()]
 
 
 def _put_tree(frozen: Frozen, survey: Survey, folder: ImageFolder) -> None:
     """What the processes have in common, and the channel of the root."""
     kin = kin_of([*(process.pid for process in frozen.processes), *frozen.ended])
+    sockets = describe_sockets(survey, IDENTITIES)  # finds further open files
     carried = survey.describe_carried(frozen.pid)
-    tree = TreeState(tuple(kin), tuple(survey.files), carried, tuple(survey.pipes.values()))
+    tree = TreeState(tuple(kin), tuple(survey.files), carried, tuple(survey.pipes.values()), sockets)
     folder.put(image_format.TREE_FILE, tree)
     if carried:
         folder.put_blocks(image_format.CARRIED_FILE, read_carried(list(survey.carried.values()), carried))

@@ -11,6 +11,7 @@ import itertools
 import os
 import select
 import stat
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,14 +23,17 @@ from remesh.images.family import plan_family
 from remesh.images.frozen import Frozen
 from remesh.images.kinds import ROOM_PATH, ImageRefusal
 from remesh.images.machine import check_platform
+from remesh.images.sockets import check_socket, inode_of
 from remesh.images.tree import has_ended, kin_of, name_of, tree_of
 from remesh.images.tree_format import FileKind
 from remesh.linux.calls import borrow_descriptor, system_call
 from remesh.linux.proc_text import Area, AreaKind, Descriptor
 from remesh.linux.procfs import passing_files_of_others, read_areas, read_descriptors, read_status, seen_from_here
+from remesh.linux.unix_sockets import unix_sockets
 
 _HARMLESS_DEVICES: Final = {(1, 3), (1, 5), (1, 7), (1, 8), (1, 9)}  # null, zero, full, random, urandom
 _TTY_MAJORS: Final = {4, 5, *range(136, 144)}
+_BETWEEN_LOOKS_S: Final = 0.01
 _BLOCK_BYTES: Final = 512  # of what stat counts as blocks
 _NAMESPACES: Final = ("cgroup", "ipc", "mnt", "net", "pid", "time", "user", "uts")
 _KCMP_SHARED: Final = {"memory": 1, "descriptors": 2, "working folder": 3, "signal actions": 4}
@@ -48,11 +52,15 @@ _WHY_ANON: Final = {
 def check_imageable(pid: int) -> list[ImageRefusal]:
     """Everything about a running process and its descendants that an image cannot hold, each by name; empty if it can.
 
-    Nothing is stopped. Raises `ConfigError` on another platform, `ProcessLookupError` or `FileNotFoundError` when there
-    is no such process.
+    Nothing is stopped, so what is so for a moment only is left out: what is told was seen twice. Raises `ConfigError`
+    on another platform, `ProcessLookupError` or `FileNotFoundError` when there is no such process.
     """
     check_platform()
-    return _check_tree(tree_of(pid), {})
+    first = {each.what for each in _check_tree(tree_of(pid), {}) if not each.is_passing}
+    if not first:
+        return []
+    time.sleep(_BETWEEN_LOOKS_S)
+    return [each for each in _check_tree(tree_of(pid), {}) if each.what in first and not each.is_passing]
 
 
 def check_standing(frozen: Frozen) -> list[ImageRefusal]:
@@ -76,7 +84,7 @@ def _check_tree(pids: list[int], areas: dict[int, list[Area]]) -> list[ImageRefu
             continue  # it ended just now
         of_whom = "" if pid == pids[0] else f"process {pid} ({name_of(pid)}), "
         refusals += [ImageRefusal(f"{of_whom}{each.what}", each.why) for each in own]
-    return [*refusals, *_check_family(pids), *_check_pipes(held), *_check_carried(held)]
+    return [*refusals, *_check_family(pids), *_check_pipes(held), *_check_sockets(held), *_check_carried(held)]
 
 
 @dataclass(slots=True)
@@ -84,6 +92,7 @@ class _Holdings:
     """What the processes of a tree hold together: process and descriptor by pipe, and carried files."""
 
     pids: list[int]
+    sockets: dict[int, str] = field(default_factory=dict)  # name of one of its descriptors, by inode
     pipes: dict[str, list[tuple[int, Descriptor]]] = field(default_factory=dict)
     carried: dict[tuple[str, int], tuple[str, str]] = field(default_factory=dict)  # name of it, and path if it is open
 
@@ -93,6 +102,10 @@ def _check_member(pid: int, root: int, areas: list[Area], held: _Holdings) -> li
     for descriptor in descriptors:
         if descriptor.link.startswith("pipe:"):
             held.pipes.setdefault(descriptor.link, []).append((pid, descriptor))
+        elif descriptor.link.startswith("socket:"):
+            of_whom = "" if pid == root else f"process {pid} ({name_of(pid)}), "
+            what = f"{of_whom}descriptor {descriptor.number}, {descriptor.link}"
+            held.sockets.setdefault(inode_of(descriptor.link), what)
         elif kind_of(pid, descriptor) is FileKind.CARRIED:
             path = f"/proc/{pid}/fd/{descriptor.number}"
             with contextlib.suppress(OSError):  # closed since
@@ -193,6 +206,8 @@ def kind_of(pid: int, descriptor: Descriptor) -> FileKind | None:
         return FileKind.PIPE
     if link == "anon_inode:[eventfd]":
         return FileKind.EVENT
+    if link.startswith("socket:"):
+        return FileKind.SOCKET  # of which domain is asked for all of them at once
     if not link.startswith("/"):
         return None
     try:
@@ -224,9 +239,6 @@ def _check_descriptor(pid: int, descriptor: Descriptor) -> ImageRefusal | None:
         return None
     link = descriptor.link
     what = f"descriptor {descriptor.number}, {link}"
-    if link.startswith("socket:"):
-        why = "a connection of the program's own; its other end is not in the image: close it first"
-        return ImageRefusal(what, why)
     if link.startswith("anon_inode:"):
         why = _WHY_ANON.get(link.removeprefix("anon_inode:"), "a kernel object that images do not hold")
         return ImageRefusal(what, why)
@@ -268,6 +280,13 @@ def _is_closed_at_the_other_end(pid: int, descriptor: Descriptor) -> bool:
         return any(events & (select.POLLHUP | select.POLLERR) for _, events in look.poll(0))
     finally:
         os.close(end)
+
+
+def _check_sockets(held: _Holdings) -> Iterator[ImageRefusal]:
+    known = unix_sockets() if held.sockets else {}
+    for inode, what in held.sockets.items():
+        if refusal := check_socket(what, known.get(inode), set(held.sockets)):
+            yield refusal
 
 
 def _check_carried(held: _Holdings) -> Iterator[ImageRefusal]:

@@ -65,6 +65,7 @@ class ImageRefusal:
 
     what: str  # the offender: "descriptor 5, socket:[1234]"
     why: str  # the reason, and what to do
+    is_passing: bool = False  # it is so for a moment only, and no fault of the program
 
     def __str__(self) -> str:
         return f"{self.what}: {self.why}"

@@ -21,6 +21,7 @@ from remesh.images.carried import remake_carried
 from remesh.images.format import FileIdentity
 from remesh.images.identity import hash_of
 from remesh.images.kinds import OpenFilePolicy
+from remesh.images.sockets import fill_sockets, make_sockets
 from remesh.images.stored import StoredTree
 from remesh.images.tree_format import FileKind, OpenFile, PipeState
 
@@ -106,9 +107,14 @@ def opened_files(tree: StoredTree) -> Iterator[OpenedFiles]:
 
         carried = tuple(keep(each) for each in remake_carried(tree.root.folder, tree.state.carried))
         pipes = [_make_pipe(pipe) for pipe in tree.state.pipes]
-        files = tuple(keep(_open(file, carried, pipes)) for file in tree.state.files)
+        sockets = make_sockets(tree.state.sockets)
+        made = _Made(carried, pipes, [one.fileno() for one, _ in sockets])
+        files = tuple(keep(_open(file, made)) for file in tree.state.files)
+        fill_sockets(tree.state.sockets, sockets, files)
         for end in itertools.chain(*pipes):
             os.close(end)
+        for one, _ in sockets:
+            one.close()
         yield OpenedFiles(lowest, files, carried)
 
 
@@ -118,7 +124,16 @@ def _allow_descriptors(num: int) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (min(num, hard) if hard != resource.RLIM_INFINITY else num, hard))
 
 
-def _open(file: OpenFile, carried: Sequence[int], pipes: Sequence[tuple[int, int]]) -> int:
+@dataclass(frozen=True, slots=True)
+class _Made:
+    """What open files lead to, as descriptors of this process."""
+
+    carried: Sequence[int]
+    pipes: Sequence[tuple[int, int]]  # both ends
+    sockets: Sequence[int]
+
+
+def _open(file: OpenFile, made: _Made) -> int:
     flags = file.flags & ~_AT_OPENING | os.O_CLOEXEC
     if file.kind is FileKind.EVENT:
         descriptor = os.eventfd(0, file.flags & (os.O_NONBLOCK | os.EFD_SEMAPHORE) | os.EFD_CLOEXEC)
@@ -126,13 +141,16 @@ def _open(file: OpenFile, carried: Sequence[int], pipes: Sequence[tuple[int, int
             os.eventfd_write(descriptor, file.count)
         return descriptor
     if file.kind is FileKind.PIPE:
-        end = pipes[file.target][file.flags & os.O_ACCMODE != os.O_RDONLY]
+        end = made.pipes[file.target][file.flags & os.O_ACCMODE != os.O_RDONLY]
         return os.open(f"/proc/self/fd/{end}", flags & (os.O_ACCMODE | os.O_NONBLOCK | os.O_CLOEXEC))
+    if file.kind is FileKind.SOCKET:
+        os.set_blocking(made.sockets[file.target], not file.flags & os.O_NONBLOCK)
+        return os.dup(made.sockets[file.target])
     if file.kind is not FileKind.FOLDER:
         flags &= ~os.O_TMPFILE  # which contains O_DIRECTORY
     path = file.path
     if file.kind is FileKind.CARRIED:
-        path, flags = f"/proc/self/fd/{carried[file.target]}", flags & ~os.O_NOFOLLOW
+        path, flags = f"/proc/self/fd/{made.carried[file.target]}", flags & ~os.O_NOFOLLOW
     descriptor = os.open(path, flags)
     if file.position and file.kind is not FileKind.DEVICE:
         os.lseek(descriptor, file.position, os.SEEK_SET)

@@ -19,10 +19,13 @@ from remesh.images.format import DescriptorState, FilesState
 from remesh.images.frozen import Frozen
 from remesh.images.identity import Identities
 from remesh.images.inspection import is_bound_by_the_site, kind_of
-from remesh.images.tree_format import CarriedFile, FileKind, OpenFile, PipeState
+from remesh.images.kinds import ImageRefusal, NotImageable
+from remesh.images.sockets import describe_socket, inode_of
+from remesh.images.tree_format import CarriedFile, FileKind, OpenFile, PipeState, SocketState
 from remesh.linux.calls import borrow_descriptor, system_call
 from remesh.linux.proc_text import AreaKind, Descriptor
 from remesh.linux.procfs import read_descriptors, seen_from_here
+from remesh.linux.unix_sockets import unix_sockets
 
 _KCMP_FILE: Final = 0
 _GET_PIPE_BYTES: Final = 1032
@@ -42,6 +45,8 @@ class Survey:
     descriptors: dict[int, FilesState] = field(default_factory=dict)  # by process
     carried: dict[_Key, CarriedSource] = field(default_factory=dict)  # in order of their numbers
     pipes: dict[str, PipeState] = field(default_factory=dict)  # by the name that the kernel gives, in the same way
+    sockets: dict[int, tuple[int, int]] = field(default_factory=dict)  # process and descriptor by inode, likewise
+    on_their_way: list[int] = field(default_factory=list)  # descriptors of ours for open files in messages
     _holders: dict[tuple[object, ...], list[tuple[int, int, int]]] = field(default_factory=dict)
     """Of open files that look alike: process, descriptor, number of the open file."""
 
@@ -66,6 +71,11 @@ class Survey:
         self._holders[_looks_of(descriptor, kind)].append((pid, descriptor.number, len(self.files) - 1))
         return len(self.files) - 1
 
+    def close(self) -> None:
+        """Close what this process has taken in."""
+        while self.on_their_way:
+            os.close(self.on_their_way.pop())
+
 
 def _looks_of(descriptor: Descriptor, kind: FileKind) -> tuple[object, ...]:
     return kind, descriptor.link, descriptor.flags & ~os.O_CLOEXEC, descriptor.position
@@ -87,7 +97,9 @@ def survey_tree(frozen: Frozen, identities: Identities) -> Survey:
 def _descriptor_state(survey: Survey, pid: int, descriptor: Descriptor, identities: Identities) -> DescriptorState:
     kind = kind_of(pid, descriptor)
     if kind is None:
-        raise PeerError(f"dumping process {pid}: descriptor {descriptor.number} changed while it stood still")
+        why = "it has changed, or is on its way in a socket and of a kind that images do not hold; try again"
+        what = f"descriptor {descriptor.number}, {descriptor.link}"
+        raise NotImageable(f"dumping process {pid}", [ImageRefusal(what, why, is_passing=True)])
     file = survey.number_of_file(pid, descriptor, kind)
     if file is None:
         file = survey.add(pid, descriptor, kind, _open_file(survey, pid, descriptor, kind, identities))
@@ -109,12 +121,43 @@ def _open_file(survey: Survey, pid: int, descriptor: Descriptor, kind: FileKind,
         if known is None or not known.data:
             survey.pipes[link] = _pipe_state(pid, descriptor)
         target = list(survey.pipes).index(link)
+    elif kind is FileKind.SOCKET:
+        survey.sockets.setdefault(inode_of(link), (pid, descriptor.number))
+        target = list(survey.sockets).index(inode_of(link))
     elif kind is FileKind.EVENT:
         info = dict(descriptor.info)
         count = int(info["eventfd-count"], 16)
         flags |= _SEMAPHORE if info.get("eventfd-semaphore", "0") != "0" else 0
     is_named = kind in (FileKind.FILE, FileKind.FOLDER, FileKind.DEVICE)
     return OpenFile(kind, flags, link if is_named else "", descriptor.position, content, target, count)
+
+
+# --- sockets ---
+
+
+def describe_sockets(survey: Survey, identities: Identities) -> tuple[SocketState, ...]:
+    """The sockets of a tree; takes in the open files that are on their way in them.
+
+    Raises `NotImageable` when a socket is among those.
+    """
+    known, numbers, states = unix_sockets(), list(survey.sockets), []
+
+    def take_in(number: int) -> int:
+        survey.on_their_way.append(number)
+        descriptor = next(each for each in read_descriptors(os.getpid()) if each.number == number)
+        return _descriptor_state(survey, os.getpid(), descriptor, identities).file
+
+    for inode in numbers:
+        peer = known[inode].peer
+        at = numbers.index(peer) if peer in numbers else -1
+        listener = next((at for at, other in enumerate(numbers) if inode in known[other].waiting), -1)
+        states.append(describe_socket(survey.sockets[inode], known[inode], at, listener, take_in))
+    if len(survey.sockets) > len(numbers):
+        refusal = ImageRefusal(
+            "a socket between processes", "another one is on its way in it; try again", is_passing=True
+        )
+        raise NotImageable("dumping sockets", [refusal])
+    return tuple(states)
 
 
 # --- pipes ---

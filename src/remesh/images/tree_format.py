@@ -1,7 +1,7 @@
 """What do the processes of a tree have in common? ``tree.json``: relatives, open files, and what those hold.
 
-An *open file* is what ``open`` or ``pipe`` makes: a position and flags of its own. Descriptors of one or several
-processes lead to it (``files.json`` of each), by ``dup`` and ``fork``. A *carried file* is one whose bytes
+An *open file* is what ``open``, ``pipe`` or ``socket`` makes: a position and flags of its own. Descriptors of one or
+several processes lead to it (``files.json`` of each), by ``dup`` and ``fork``. A *carried file* is one whose bytes
 the image holds, since nobody else keeps them: it has no name any more, or it stands in memory.
 """
 
@@ -30,6 +30,7 @@ class FileKind(enum.Enum):
     DEVICE = "device"  # /dev/null and its kind
     PIPE = "pipe"
     EVENT = "event"  # an eventfd
+    SOCKET = "socket"  # of AF_UNIX
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +42,7 @@ class OpenFile:
     path: str  # of named files, folders and devices; "" otherwise
     position: int  # of files
     content: FileIdentity | None  # of named files: length and hash at the image
-    target: int  # which of the tree's carried files or pipes, from 0; -1 for other kinds
+    target: int  # which of the tree's carried files, pipes or sockets, from 0; -1 for other kinds
     count: int  # of an eventfd
 
 
@@ -90,6 +91,39 @@ class PipeState:
 
 
 @dataclass(frozen=True, slots=True)
+class SocketPart:
+    """A message on its way, or a piece of a stream."""
+
+    data: bytes
+    files: tuple[int, ...]  # open files that come with it, by number
+
+
+@dataclass(frozen=True, slots=True)
+class SocketState:
+    """A socket of AF_UNIX."""
+
+    kind: int  # SOCK_STREAM, SOCK_DGRAM or SOCK_SEQPACKET
+    listens: bool
+    is_connected: bool
+    name: bytes  # of one that listens
+    mode: int  # permissions of the file of that name; 0 if there is none
+    backlog: int  # of one that listens
+    peer: int  # which socket is the other end, from 0; -1 if it is closed or there is none
+    listener: int  # which socket has not accepted its connection yet, from 0; -1 for none
+    shutdown: int  # 1: nothing comes any more; 2: nothing can be sent
+    send_bytes: int  # SO_SNDBUF, as it is told
+    options: dict[int, bytes]  # other options, by number
+    queue: tuple[SocketPart, ...]  # what has come and was not read
+
+    def __post_init__(self) -> None:
+        _check(self.kind in (1, 2, 5), f"a socket is of kind {self.kind}")
+        is_absolute = self.name.startswith((b"/", b"\0"))
+        _check(self.listens == is_absolute and (is_absolute or not self.name), f"a socket has the name {self.name!r}")
+        _check(not (self.listens and self.is_connected), "a socket listens and is connected")
+        _check(self.is_connected or (self.peer < 0 and not self.queue), "a socket without a peer has messages")
+
+
+@dataclass(frozen=True, slots=True)
 class TreeState:
     """``tree.json``."""
 
@@ -97,14 +131,28 @@ class TreeState:
     files: tuple[OpenFile, ...]
     carried: tuple[CarriedFile, ...]
     pipes: tuple[PipeState, ...]
+    sockets: tuple[SocketState, ...]
 
     def __post_init__(self) -> None:
         _check(bool(self.kin) and self.kin[0].exit_status is None, "the root of the tree does not live")
         plan_family(self.kin)
-        targets: dict[FileKind, Sequence[object]] = {FileKind.CARRIED: self.carried, FileKind.PIPE: self.pipes}
+        targets: dict[FileKind, Sequence[object]] = {
+            FileKind.CARRIED: self.carried,
+            FileKind.PIPE: self.pipes,
+            FileKind.SOCKET: self.sockets,
+        }
         for at, file in enumerate(self.files):
             expected = range(len(targets[file.kind])) if file.kind in targets else (-1,)
             _check(file.target in expected, f"open file {at} ({file.kind.value}) is of number {file.target}")
+        for at, one in enumerate(self.sockets):
+            peer = self.sockets[one.peer] if 0 <= one.peer < len(self.sockets) else None
+            good = one.peer == -1 if peer is None else peer.peer == at != one.peer and peer.kind == one.kind
+            _check(good, f"socket {at} is connected with {one.peer}")
+            waits_at = self.sockets[one.listener] if 0 <= one.listener < len(self.sockets) else None
+            good = one.listener == -1 if waits_at is None else waits_at.listens and one.is_connected and one.peer == -1
+            _check(good, f"socket {at} waits for socket {one.listener}")
+            sent = {file for part in one.queue for file in part.files}
+            _check(sent <= set(range(len(self.files))), f"socket {at} has open files {sorted(sent)} on their way")
 
     @property
     def living(self) -> list[Kin]:

@@ -31,7 +31,7 @@ from remesh.images.format import (
 from remesh.images.layers import PageRun
 from remesh.images.pages import place_runs
 from remesh.images.records import from_json, to_json
-from remesh.images.tree_format import CarriedFile, FileKind, OpenFile, PipeState, TreeState
+from remesh.images.tree_format import CarriedFile, FileKind, OpenFile, PipeState, SocketPart, SocketState, TreeState
 
 _KINDS = [Header, ProcessState, ThreadsState, AreasState, FilesState, PagesState, ChunksState, TreeState]
 _MACHINE = {"vdso_sha256": "", "special_areas": {"[vdso]": 8192}, "xstate_bytes": 832, "cpu_flags": "", "kernel": ""}
@@ -74,9 +74,40 @@ _ROOT = Kin(1000, INIT, 1000, OUTSIDE, None, "root")
 @pytest.mark.parametrize("kind", [FileKind.CARRIED, FileKind.PIPE, FileKind.FILE])
 @pytest.mark.parametrize("target", [-2, 0])
 def test_an_open_file_of_what_the_tree_does_not_have_is_refused(kind: FileKind, target: int) -> None:
-    record = to_json(TreeState((_ROOT,), (), (), ()))
+    record = to_json(TreeState((_ROOT,), (), (), (), ()))
     record["files"] = [to_json(OpenFile(kind, 0, "", 0, None, target, 0))]
     with pytest.raises(FormatError, match="open file 0"):
+        from_json(TreeState, record, "tree.json")
+
+
+_SOCKET = SocketState(1, False, True, b"", 0, 0, 1, -1, 0, 4096, {7: b"x"}, (SocketPart(b"data", ()),))
+_LISTENER = SocketState(1, True, False, b"/tmp/name", 0o755, 5, -1, -1, 0, 4096, {}, ())
+
+
+def test_sockets_survive_the_way_through_json() -> None:
+    waiting = dataclasses.replace(_SOCKET, peer=-1, listener=2, queue=())
+    those = (_SOCKET, dataclasses.replace(_SOCKET, peer=0), _LISTENER, waiting)
+    record = TreeState((_ROOT,), (), (), (), those)
+    assert from_json(TreeState, json.loads(json.dumps(to_json(record))), "tree.json") == record
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"peer": 1}, "socket 0 is connected with 1"),
+        ({"peer": 0}, "socket 0 is connected with 0"),
+        ({"peer": -2}, "socket 0 is connected with -2"),
+        ({"peer": -1, "listener": 0}, "socket 0 waits for socket 0"),
+        ({"kind": 3}, "a socket is of kind 3"),
+        ({"name": "2f746d70"}, "a socket has the name"),
+        ({"listens": True}, "a socket has the name"),
+        ({"is_connected": False}, "without a peer"),
+        ({"peer": -1, "queue": [{"data": "", "files": [0]}]}, "open files .0. on their way"),
+    ],
+)
+def test_a_socket_that_does_not_fit_is_refused(change: dict[str, Any], message: str) -> None:
+    record = {**to_json(TreeState((_ROOT,), (), (), (), ())), "sockets": [{**to_json(_SOCKET), **change}]}
+    with pytest.raises(FormatError, match=message):
         from_json(TreeState, record, "tree.json")
 
 
@@ -90,7 +121,7 @@ def test_an_open_file_of_what_the_tree_does_not_have_is_refused(kind: FileKind, 
     ],
 )
 def test_relatives_that_cannot_be_made_are_refused(kin: list[Kin], message: str) -> None:
-    record = {**to_json(TreeState((_ROOT,), (), (), ())), "kin": to_json(kin)}
+    record = {**to_json(TreeState((_ROOT,), (), (), (), ())), "kin": to_json(kin)}
     with pytest.raises(FormatError, match=message):
         from_json(TreeState, record, "tree.json")
 
@@ -135,7 +166,7 @@ def test_foreign_json_is_refused_and_nothing_else(value: object, kind: type) -> 
 
 open_files = st.builds(
     OpenFile,
-    kind=st.sampled_from([kind for kind in FileKind if kind not in (FileKind.CARRIED, FileKind.PIPE)]),
+    kind=st.sampled_from([kind for kind in FileKind if kind not in (FileKind.CARRIED, FileKind.PIPE, FileKind.SOCKET)]),
     flags=st.integers(0, 99),
     path=st.text(max_size=5),
     position=st.integers(0, 99),
@@ -161,7 +192,7 @@ def test_open_files_survive_the_way_through_json(
 ) -> None:
     states += [OpenFile(FileKind.CARRIED, 0, "", 0, None, at, 0) for at in range(len(carried))]
     states += [OpenFile(FileKind.PIPE, 0, "", 0, None, at, 0) for at in range(len(those))]
-    record = TreeState((_ROOT,), tuple(states), tuple(carried), tuple(those))
+    record = TreeState((_ROOT,), tuple(states), tuple(carried), tuple(those), ())
     assert from_json(TreeState, json.loads(json.dumps(to_json(record))), "tree.json") == record
 
 
