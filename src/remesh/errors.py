@@ -6,7 +6,7 @@ against what was found; what to do next. A distributed function raises the same 
 
 
 class Error(Exception):
-    """Root of every error that Remesh raises on purpose."""
+    """Base class of the errors that Remesh raises."""
 
 
 class LayoutError(Error, ValueError):

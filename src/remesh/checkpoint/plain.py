@@ -67,26 +67,26 @@ _NOT_COMMON = (torch.Tensor, Piece, ShardedBase, LocalNonpersistentObject)
 def save(
     state: Mapping[str, Any], path: Directory, *, group: Group = None, background: bool = False
 ) -> Future[Location]:
-    """Write a state as one checkpoint in the directory or URL ``path``, which is created; commit it atomically.
+    """Write a state as one checkpoint into the directory or URL ``path``, which is created; commit it atomically.
 
     Called by every rank of the group with its own part; blocks until the checkpoint is on disk. Every distinct box is
-    written once, common data by the first rank. Works without a process group, in one process. Raises the same
-    error on all ranks; then no checkpoint is there, and one that was there before is untouched.
+    written once, common data by the first rank. Works in one process without a process group, too. Raises the same
+    error on all ranks; then there is no new checkpoint, and an existing one is untouched.
 
     With ``background`` it blocks until the values are copied, and a thread does the rest; at most two such saves hold
-    copies. What comes back is a future: ``result()`` waits until the checkpoint is there, and returns where, or raises
-    what went wrong, the same on all ranks. Of a save in the foreground it is done. Leave the process group only when
-    all saves are done; the end of the program waits for them.
+    copies at a time. Returns a future: ``result()`` waits until the checkpoint is complete and returns its location, or
+    raises the error of the save, the same on all ranks. Without ``background`` the future is done. End the process
+    group only when all saves are done; the end of the program waits for them.
     """
     with collector_at_rest():
         return _save(state, location_of(path), group, background)
 
 
 def entities_of(state: Mapping[str, Any], *, group: Group = None) -> ShardedStateDict:
-    """The same state as sharded entities, for `dist_checkpointing.save`, and so for saves in the background.
+    """The same state as sharded entities, for `dist_checkpointing.save` and its queue of background saves.
 
-    Called by every rank of the group, like `save`, which a save of the result equals: `load` reads it. Ranks share the
-    writing already, so no wrapper for that is wanted, and would find no values on ranks that write none.
+    Called by every rank of the group, like `save`; the checkpoint is the same, and `load` reads it. Ranks share the
+    writing already, so do not wrap the strategy for that: the wrapper would find no values on ranks that write none.
     """
     agreement = _agree_on_writers(state, _ENTITY_PLANS, group, "describing a state")
     _ENTITY_PLANS.remember(agreement)
@@ -170,15 +170,15 @@ def _save_behind(data: Callable[[], list[torch.Tensor]], agreed: Agreed, turn: T
 
 
 def load(state: dict[str, Any], path: Directory, *, group: Group = None, strict: bool = True) -> dict[str, Any]:
-    """The state that was saved at ``path``: its common data, and the tensors of ``state``, filled in place.
+    """Load the checkpoint at ``path``: fill the tensors of ``state`` in place; returns the state with its common data.
 
-    Called by every rank of the group; blocks until all have read. The number of ranks and every tensor's placement
-    may differ from those of the save; values are cast to the dtype of the tensor they fill. ``path`` may hold a
-    checkpoint of native torch, too. What is asked for has to be there: a tensor, and any other key of a dict. Raises
-    the same error on all ranks; until every rank has planned its reads without error, no tensor is changed on any.
-    Without ``strict`` what is not there keeps its value, and a warning in the log names it; shapes have to fit still.
+    Called by every rank of the group; blocks until all have read. The number of ranks and the placement of every
+    tensor may differ from those of the save; values are cast to the dtype of the tensor that they fill. ``path`` may
+    also hold a checkpoint of native torch. Every tensor and every other key of ``state`` must be in the checkpoint;
+    without ``strict``, those that are not keep their values, and a warning in the log names them. Shapes must match.
+    Objects with ``load_state_dict`` get their state dicts last, and are in the result themselves.
 
-    Objects with ``load_state_dict`` are given their state dicts last, and stand in the result themselves.
+    Raises the same error on all ranks; no tensor is changed on any rank before all have planned their reads.
     """
     with collector_at_rest():
         return _load(state, location_of(path), group, strict)
@@ -191,9 +191,9 @@ def _load(state: dict[str, Any], directory: Location, group: Group, strict: bool
 
 
 def latest_complete(root: Directory) -> Location | None:
-    """The checkpoint of the highest step under ``root`` whose files are all there in full, or None.
+    """The newest complete checkpoint under ``root``, by step, or None.
 
-    Looks at directories named as by `step_name`; an incomplete or damaged one is passed over for the one before.
+    Looks at directories with names such as ``step-00000120``; incomplete and damaged ones are skipped.
     """
     place = location_of(root)
     store = store_of(place)

@@ -1,4 +1,4 @@
-"""The face of the room: :func:`elastic`, called by a training script."""
+"""The function that a training script calls: :func:`elastic`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _DOING = "starting an elastic job"
 
 
 class Tuning(TypedDict, total=False):
-    """What a job may set besides."""
+    """Further options of a job."""
 
     seed: int
     """Seed of the order of samples and of random state (0)."""

@@ -31,7 +31,7 @@ Axes = Mapping[str, int | Sequence[int]]
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """How much of its state a worker holds on a mesh, and how much it has room for."""
+    """The memory that a worker needs on a mesh, and the memory that it has."""
 
     limit_bytes: int
     """Room on each worker. Invariant: >= 1."""
@@ -121,7 +121,7 @@ class MeshChoice:
 
 
 def make_template(axes: Axes, memory: Memory | None = None) -> Template:
-    """The template that a user means; raises `ConfigError` for what makes no sense."""
+    """The template for these axes; raises `ConfigError` if they contradict each other."""
     if not isinstance(axes, Mapping) or not all(isinstance(axis, str) for axis in axes):
         raise ConfigError(
             f"reading mesh template {axes!r}: expected sizes by the names of axes, found {type(axes).__name__}; name "

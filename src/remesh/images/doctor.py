@@ -30,7 +30,7 @@ _PROBE: Final = "import os, time\nprint('up', flush=True)\nwhile not os.path.exi
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was looked at."""
+    """The result of one check."""
 
     what: str  # "user namespaces"
     good: bool

@@ -17,7 +17,7 @@ _MAX_LISTED = 8
 
 @dataclass(frozen=True, slots=True)
 class Mesh:
-    """Named axes, their sizes, and who sits at each coordinate.
+    """Named axes, their sizes, and the rank at each coordinate.
 
     >>> mesh = Mesh.of({"dp": 2, "tp": 2})
     >>> mesh.coordinate_of(2), mesh.rank_at((1, 1))

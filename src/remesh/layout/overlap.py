@@ -145,7 +145,7 @@ def _stack(several: Sequence[Atoms], width: int) -> BoxArray:
 
 
 def compute_missing(src: Layout, dst: Layout, name: str = "tensor") -> tuple[Box, ...]:
-    """Disjoint boxes that ``dst`` wants and nobody in ``src`` holds, in row-major order of start.
+    """Disjoint boxes that ``dst`` wants and no holder in ``src`` has, in row-major order of start.
 
     >>> whole = Box((0,), (6,))
     >>> src = Layout((6,), (Shard(0, Box((0,), (4,))),), "int8")

@@ -36,7 +36,7 @@ _ENTRY = re.compile(r"R|S(\d+|\(\d{1,4}(?:,\d{1,4})*\))", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """Which mesh axes cut each dim.
+    """Which mesh axes shard each dim.
 
     >>> Spec(((0, 1), ())), str(Spec(((0, 1), ())))
     (Spec(dims=((0, 1), ())), 'S01R')

@@ -22,7 +22,7 @@ from remesh.pipeline.graph import StageGraph
 
 @dataclass(frozen=True, slots=True)
 class StepBound:
-    """The least time of a step, and what makes it so."""
+    """The lower bound of the step time, with its reason."""
 
     step_s: float
     reason: str

@@ -63,7 +63,7 @@ class StageCost:
 
 @dataclass(frozen=True, slots=True)
 class EdgeCost:
-    """How long one micro-batch's value is on its way over an edge, when nothing else is."""
+    """The transfer time of a micro-batch's value over an idle edge."""
 
     forward_s: float
     """Of the value. Invariant of both: >= 0, finite."""

@@ -45,7 +45,7 @@ _DTYPES_WITHOUT_GRADIENT = ("bool", "int", "uint")
 
 
 class Payload(Enum):
-    """What crosses the links."""
+    """What is sent over the links: the values, or one byte for each."""
 
     VALUES = "values"
     """What the stages make."""

@@ -20,7 +20,7 @@ from remesh.pipeline.schedule import Schedule
 
 @dataclass(frozen=True, slots=True)
 class Peak:
-    """The most that a rank keeps."""
+    """The most micro-batches and bytes that a rank keeps at once."""
 
     num_live: int
     """Most live micro-batches at one moment, delayed ones included, over all stages of the rank."""

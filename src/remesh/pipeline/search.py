@@ -70,7 +70,7 @@ Candidate = tuple[Knobs, ...]
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The answer of a search, and why it is this one."""
+    """The result of a search, with its reason."""
 
     schedule: Schedule
     knobs: Candidate

@@ -37,7 +37,7 @@ from remesh.pipeline.values import Pass, Value, pass_of
 
 
 class Transfers(StrEnum):
-    """Whether ranks compute while values are on their way."""
+    """Whether ranks compute while values are in transit."""
 
     ASYNC = "async"
     """They do."""
@@ -76,7 +76,7 @@ class TimedTransfer:
 
 @dataclass(frozen=True, slots=True)
 class Simulation:
-    """What the model says of a schedule."""
+    """The simulated times and memory of a schedule."""
 
     actions: tuple[tuple[TimedAction, ...], ...]
     """In the order of the schedule's rows."""

@@ -48,7 +48,7 @@ _READERS_TIMEOUT_S = 60.0
 
 @dataclass(frozen=True)
 class Snapshot:
-    """One version of the weights, whole, that stays as it is while it is held."""
+    """One complete version of the weights, which does not change while it is held."""
 
     version: int
     """As the trainers numbered it."""

@@ -25,7 +25,7 @@ _DOING = "making the tensors to reshard into"
 
 @dataclass(frozen=True)
 class Target:
-    """A mesh, how a tensor lies on it, and in which dtype."""
+    """A mesh, with the placements of a tensor on it and its dtype."""
 
     mesh: DeviceMesh
     """Any mesh of ranks of the group; it needs no process groups of its own (``_init_backend=False`` will do)."""

@@ -37,7 +37,7 @@ class Dataset(Protocol):
 
 
 class Job:
-    """One rank's view of one generation."""
+    """What a rank of an elastic job sees of it, while the mesh is the same; ``train`` is called with one."""
 
     def __init__(self, stint: Stint, log: EventLog) -> None:
         self._stint = stint
@@ -55,7 +55,7 @@ class Job:
 
     @property
     def reason(self) -> str:
-        """Why the job has this mesh."""
+        """Why the job has this mesh, in words."""
         return self._stint.plan.reason
 
     @property

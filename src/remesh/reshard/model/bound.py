@@ -46,7 +46,7 @@ _OUTSIDE = "\0"
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """What no schedule can beat, and why."""
+    """The lower bound of a transfer, and its reason."""
 
     bytes: int
     """Bytes that some host must carry in one direction, rounded up; what takes longest if all NICs were equal."""

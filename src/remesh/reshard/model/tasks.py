@@ -29,7 +29,7 @@ _MAX_LISTED = 4
 
 
 class Missing(Enum):
-    """What to do about boxes that are wanted and held by nobody."""
+    """What to do about wanted boxes that no rank holds."""
 
     REFUSE = "refuse"
     """Raise `PlanError`."""

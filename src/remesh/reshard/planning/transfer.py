@@ -46,7 +46,7 @@ class PlanOptions(TypedDict, total=False):
     chunk_bytes: int
     """Size of the largest message."""
     missing: Missing
-    """What to do about boxes that are wanted and held by nobody."""
+    """What to do about wanted boxes that no rank holds."""
     max_staging_bytes: int | None
     """Most bytes of staging on a rank; where ranks differ, the least of all is kept to by all."""
     network: Network | None

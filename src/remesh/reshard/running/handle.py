@@ -17,7 +17,7 @@ from remesh.reshard.running.run import BoundTransfer, Moved
 
 
 class Handle:
-    """A run under way."""
+    """A run in progress; wait with ``result()``."""
 
     def __init__(self, job: BoundTransfer, tag: int) -> None:
         self._job = job

@@ -47,7 +47,7 @@ _next_tags: dict[int, itertools.count[int]] = {}
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """What a run has moved."""
+    """What a run has moved: bytes, times, messages."""
 
     bytes_by_pair: Mapping[tuple[int, int], int]
     """Bytes sent, by (giver, taker), between all ranks of the group; the same on every rank. Counted when looked at."""

@@ -15,7 +15,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True, order=True)
 class Timing:
-    """One message as it went."""
+    """When a message was sent, and what it carried."""
 
     stage: int
     """0 while partial sums are summed, 1 while whole values move."""
