@@ -722,19 +722,44 @@ def test_a_program_that_ends_at_once_is_not_missed(stage: Stage) -> None:
         upper.close()
 
 
-def test_a_program_ends_with_the_process_that_started_it(stage: Stage) -> None:
+def _said_by_another(stage: Stage, text: str) -> list[int]:
+    """Numbers that a fresh process prints; it has the site, and a command that sleeps."""
     site = stage.new_site()
-    starter = f"""
-import os, sys, time
-from remesh.images import Command, Site, start_upper
+    begin = f"""
+import os, sys, threading, time
+from remesh.images import Command, Site, Starter, start_upper
 site = Site({site.channel_file!r}, {site.stdout_file!r}, {site.stderr_file!r})
-print(start_upper(Command((sys.executable, "-c", "import time; time.sleep(600)"), {{}}, "/"), site).pid, flush=True)
-os._exit(0)
+command = Command((sys.executable, "-c", "import time; time.sleep(600)"), {{}}, "/")
 """
     environment = {**os.environ, "PYTHONPATH": str(Path(upper_module.__file__).parents[2])}
-    done = subprocess.run([sys.executable, "-c", starter], capture_output=True, text=True, env=environment, check=True)
-    pid = int(done.stdout)
+    lines = [sys.executable, "-c", begin + textwrap.dedent(text)]
+    done = subprocess.run(lines, capture_output=True, text=True, env=environment, check=True)
+    return [int(number) for number in done.stdout.split()]
+
+
+@pytest.mark.parametrize("starter", ["None", "Starter.fork()"])
+def test_a_program_ends_with_the_process_that_started_it(stage: Stage, starter: str) -> None:
+    (pid,) = _said_by_another(
+        stage, f"print(start_upper(command, site, starter={starter}).pid, flush=True)\nos._exit(0)"
+    )
     wait_for(lambda: not Path(f"/proc/{pid}/exe").exists(), "the program outlived its starter")
+
+
+def test_a_starter_ends_with_its_process_and_is_no_copy_of_one_with_threads(stage: Stage) -> None:
+    pid, num_refused = _said_by_another(
+        stage,
+        """
+        print(Starter.fork().pid, flush=True)
+        threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
+        try:
+            Starter.fork()
+        except RuntimeError:
+            print(1, flush=True)
+        os._exit(0)
+        """,
+    )
+    assert num_refused == 1
+    wait_for(lambda: not Path(f"/proc/{pid}/exe").exists(), "the starter outlived its process")
 
 
 def test_the_benchmark_of_the_engine_runs(stage: Stage) -> None:

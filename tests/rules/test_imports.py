@@ -102,7 +102,7 @@ INNER_ARROW: dict[str, dict[str, set[str]]] = {
     ),
     "images": _layers(
         "clocks family kinds ptrace ranges records turns",
-        "layers namespaces pagemap seat standing tree",
+        "layers namespaces pagemap seat standing starter tree",
         "format frozen",
         "identity increment machine pages store track tree_format",
         "carried criu scan sockets stored upper",

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
         OpenFilePolicy,
         Site,
     )
+    from remesh.images.starter import Starter
     from remesh.images.stored import describe_image
     from remesh.images.upper import Upper, restore_upper, start_upper
 
@@ -44,6 +45,7 @@ __all__ = [
     "NotImageable",
     "OpenFilePolicy",
     "Site",
+    "Starter",
     "Upper",
     "check_imageable",
     "compact_image",
@@ -68,6 +70,7 @@ _HOMES = {
     "ImageRefusal": "remesh.images.kinds",
     "SHARED_PATH": "remesh.images.kinds",
     "Site": "remesh.images.kinds",
+    "Starter": "remesh.images.starter",
     "Upper": "remesh.images.upper",
     "check_imageable": "remesh.images.inspection",
     "compact_image": "remesh.images.compaction",

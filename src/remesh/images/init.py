@@ -1,8 +1,8 @@
 """The init of an upper half: the first process of its pid namespace, parent of the program, reaper of orphans.
 
-Started by `upper` with three descriptors: ``orders`` (one JSON object, then the sender keeps it open: when it closes,
-the lower half has ended, and so does everything here), ``news`` (JSON lines back to it) and nothing else. The process
-that is started leaves for new namespaces and forks the true init, which the lower half, a subreaper, inherits.
+Begun by a `starter` with two descriptors: ``orders`` (one JSON object, then the sender keeps it open: when it closes,
+the lower half has ended, and so does everything here) and ``news`` (JSON lines back to it). The starter leaves for new
+namespaces and forks the true init, which the lower half, a subreaper, inherits.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import select
 import signal
 import sys
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 from remesh.errors import ConfigError, Error, FormatError, StorageError
 from remesh.images import namespaces
@@ -31,10 +31,14 @@ _EXEC_FAILED: Final = 127
 
 def main() -> None:
     """Run as ``python -m remesh.images.init ORDERS NEWS``, descriptors by number."""
-    orders, news = int(sys.argv[1]), int(sys.argv[2])
+    serve(int(sys.argv[1]), int(sys.argv[2]))
+
+
+def serve(orders: int, news: int) -> NoReturn:
+    """Wait for the order, start the init in new namespaces, and end."""
     try:
-        order = _read_order(orders)
         _close_all_but({orders, news})
+        order = _read_order(orders)
         os.set_inheritable(orders, False)
         os.set_inheritable(news, False)
         pid = _start_in_namespaces(order, orders, news)

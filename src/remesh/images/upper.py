@@ -11,22 +11,19 @@ import os
 import select
 import signal
 import stat
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
-from remesh.checksums import search_path
 from remesh.errors import ConfigError, FormatError, StorageError
 from remesh.images.frozen import bury
 from remesh.images.kinds import INNER_PID, ROOM_PATH, Command, OpenFilePolicy, Site
 from remesh.images.machine import check_platform
+from remesh.images.starter import Starter
 from remesh.linux import procfs
 from remesh.linux.calls import PR_SET_CHILD_SUBREAPER, prctl
 
-_MODULE: Final = "remesh.images.init"
 _END_TIMEOUT_S: Final = 30.0
 
 
@@ -90,8 +87,10 @@ class Upper:
         return status
 
 
-def start_upper(command: Command, site: Site, *, timeout_s: float = 60.0) -> Upper:
+def start_upper(command: Command, site: Site, *, starter: Starter | None = None, timeout_s: float = 60.0) -> Upper:
     """Start a program in namespaces of its own, with process id `INNER_PID` inside.
+
+    ``starter`` is taken for good; without one an interpreter is started.
 
     Its stdin is the command's input file, its stdout and stderr are the site's files, it inherits no other descriptor.
     It ends when this process ends. Makes this process a child subreaper. Raises `ConfigError` when the kernel or the
@@ -105,7 +104,7 @@ def start_upper(command: Command, site: Site, *, timeout_s: float = 60.0) -> Upp
         "input_file": command.input_file,
         "input_position": command.input_position,
     }
-    return _start(order, site, f"starting {command.argv[0]} as an upper half", timeout_s)
+    return _start(order, site, starter, f"starting {command.argv[0]} as an upper half", timeout_s)
 
 
 def restore_upper(
@@ -113,21 +112,23 @@ def restore_upper(
     site: Site,
     *,
     open_files: OpenFilePolicy = OpenFilePolicy.TRUNCATE,
+    starter: Starter | None = None,
     timeout_s: float = 600.0,
 ) -> Upper:
     """Bring the process of an image back, with the ids, memory, registers and open files it had; it runs on at once.
 
-    The bytes of its channel are written into ``site.channel_file`` first. Raises `FormatError` when the image is
-    damaged or does not fit this machine, `StorageError` when a file it had open is gone or changed.
+    The bytes of its channel are written into ``site.channel_file`` first. ``starter`` as `start_upper` takes it. Raises
+    `FormatError` when the image is damaged or does not fit this machine, `StorageError` when a file it had open is gone
+    or changed.
     """
     order = {"image": str(Path(image).absolute()), "open_files": open_files.value}
-    return _start(order, site, f"restoring {image}", timeout_s)
+    return _start(order, site, starter, f"restoring {image}", timeout_s)
 
 
 # --- the way to init and back ---
 
 
-def _start(order: dict[str, Any], site: Site, doing: str, timeout_s: float) -> Upper:
+def _start(order: dict[str, Any], site: Site, starter: Starter | None, doing: str, timeout_s: float) -> Upper:
     check_platform()
     _make_room()
     for path in filter(None, (site.channel_file, site.stdout_file, site.stderr_file, site.arena_file)):
@@ -143,51 +144,36 @@ def _start(order: dict[str, Any], site: Site, doing: str, timeout_s: float) -> U
         "shared_folder": site.shared_folder,
     }
     prctl(PR_SET_CHILD_SUBREAPER, 1)
-    orders_out, orders = os.pipe2(os.O_CLOEXEC)
-    news, news_in = os.pipe2(os.O_CLOEXEC)
+    starter = starter or Starter.spawn()
+    orders, news = starter.orders, starter.news
     init_pid, is_running, note = 0, False, ""
     lines = _lines(news, timeout_s)
     try:
-        with _launched(orders_out, news_in) as starter:
-            os.close(orders_out)
-            os.close(news_in)
-            _send(orders, order, doing)
-            for line in lines:
-                _raise_failure(line, doing)
-                if line["event"] == "init":
-                    init_pid = int(line["pid"])
-                if line["event"] == "running":
-                    is_running, note = True, str(line["note"])
-                # Two processes write into one pipe: either may come first.
-                if init_pid and is_running:
-                    upper = Upper(init_pid, _find_upper(init_pid), orders, news)
-                    upper.note = note
-                    os.write(orders, b"!")
-                    return upper
-            raise ConfigError(
-                f"{doing}: it did not run after {timeout_s} s (its init ended with {starter.poll()}); "
-                "`remesh mpi doctor` tells what this machine lacks"
-            )
+        _send(orders, order, doing)
+        for line in lines:
+            _raise_failure(line, doing)
+            if line["event"] == "init":
+                init_pid = int(line["pid"])
+            if line["event"] == "running":
+                is_running, note = True, str(line["note"])
+            # Two processes write into one pipe: either may come first.
+            if init_pid and is_running:
+                os.waitpid(starter.pid, 0)
+                upper = Upper(init_pid, _find_upper(init_pid), orders, news)
+                upper.note = note
+                os.write(orders, b"!")
+                return upper
+        raise ConfigError(
+            f"{doing}: it did not run after {timeout_s} s; `remesh mpi doctor` tells what this machine lacks"
+        )
     except BaseException:
         init_pid = init_pid or next((int(line["pid"]) for line in lines if line["event"] == "init"), 0)
         if init_pid:
             with contextlib.suppress(OSError):
                 os.kill(init_pid, signal.SIGKILL)
                 os.waitpid(init_pid, 0)
-        os.close(orders)
-        os.close(news)
+        starter.close()
         raise
-
-
-def _launched(orders: int, news: int) -> subprocess.Popen[bytes]:
-    """The process that leaves for new namespaces; on leaving the context it has been waited for."""
-    source = str(Path(__file__).resolve().parents[2])  # the folder that holds the package
-    places = filter(None, [source, os.environ.get("PYTHONPATH"), search_path()])
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(places)}
-    arguments = [sys.executable, "-S", "-m", _MODULE, str(orders), str(news)]
-    return subprocess.Popen(
-        arguments, pass_fds=(orders, news), env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL
-    )
 
 
 def _send(orders: int, order: dict[str, Any], doing: str) -> None:

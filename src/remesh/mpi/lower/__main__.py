@@ -27,6 +27,7 @@ from remesh.images import (
     Command,
     OpenFilePolicy,
     Site,
+    Starter,
     Upper,
     restore_upper,
     start_upper,
@@ -58,6 +59,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--checkpoint", type=int)
     parser.add_argument("--open-files", type=OpenFilePolicy, default=OpenFilePolicy.TRUNCATE)
     options = parser.parse_args(arguments)
+    starter = Starter.fork()  # before MPI, which has threads
     began_s = time.monotonic()
     mpi = _start_mpi()
     rank = mpi.COMM_WORLD.Get_rank()
@@ -76,7 +78,7 @@ def main(arguments: list[str]) -> int:
     line.send({**hello, "host": socket.gethostname(), "made_by": {"mpi": library}})
     rooms = contextlib.ExitStack()
     try:
-        loop = _put_together(mpi, folder, options, rooms, (line, seconds))
+        loop = _put_together(mpi, folder, options, rooms, starter, (line, seconds))
         loop.run()
         loop.leave()
         mpi.Finalize()
@@ -113,6 +115,7 @@ def _put_together(
     folder: JobFolder,
     options: argparse.Namespace,
     rooms: contextlib.ExitStack,
+    starter: Starter,
     told: tuple[Line, dict[str, float]],
 ) -> RankLoop:
     line, seconds = told
@@ -133,7 +136,7 @@ def _put_together(
     spinning = folder.read_spec().environment.get(SPIN_VARIABLE) == "1"
     if options.checkpoint is None:
         half = MpiLowerHalf(mpi, channel, arena, spinning=spinning)
-        upper = start_upper(_command(folder.read_spec(), rank), site)
+        upper = start_upper(_command(folder.read_spec(), rank), site, starter=starter)
     else:
         chosen = folder.checkpoint(options.checkpoint)
         report = chosen.manifest["ranks"][rank_name(rank)]
@@ -147,7 +150,10 @@ def _put_together(
             output.cut(length)
         _bring_back_shared(mpi, host_room, chosen)
         if report["has_image"]:
-            upper = restore_upper(chosen.rank_folder(rank) / IMAGE, site, open_files=options.open_files)
+            image = chosen.rank_folder(rank) / IMAGE
+            upper = restore_upper(image, site, open_files=options.open_files, starter=starter)
+        else:
+            starter.close()
         _wait_for_all(mpi)
     seconds["upper"] = time.monotonic() - began_s
     if upper is not None:
