@@ -103,7 +103,7 @@ def measure_case(number: int) -> Cost:
 
 _REASONS = """
 
-Where pieces of both sides lie within hosts and there are more than 65,536 slices, a plan follows a rule and names none
+Where pieces of both sides lie within hosts and there are more than 8,192 slices, a plan follows a rule and names none
 of them ([decision 56](../decisions/0056-very-large-plans-follow-a-rule.md)): most of the time is that of the layouts,
 their hosts and the digest, and the rest grows with what one rank gives and takes. Other plans name every slice in
 columns, nine numbers of eight bytes each, and every pair of hosts

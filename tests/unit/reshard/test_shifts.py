@@ -20,8 +20,10 @@ from remesh.reshard.model.network import HostLink, Network
 from remesh.reshard.model.program import Copy
 from remesh.reshard.model.tasks import compute_tasks
 from remesh.reshard.planning import planner
+from remesh.reshard.planning.simulate import simulate_plan
 from remesh.reshard.planning.steps import Act
 from remesh.reshard.planning.transfer import PlanOptions, plan_transfer
+from remesh.reshard.schedule.flow_messages import FlowMessages
 from remesh.reshard.schedule.shift_messages import ShiftChunks, ShiftMessages
 from remesh.reshard.schedule.shifts import Shifts
 from tests.unit.reshard.cases import expected_of, pair_of_specs, simulate
@@ -310,6 +312,45 @@ def test_grids_are_joined_without_listing_their_pairs(data: st.DataObject) -> No
     shared = BoxArray(np.maximum(a.starts[at_a], b.starts[at_b]), np.minimum(a.stops[at_a], b.stops[at_b]))
     assert (joined.num_pairs, joined.largest) == (len(at_a), shared.sizes.max())
     np.testing.assert_array_equal(joined.met, np.bincount(at_b, minlength=len(b)))
+
+
+@pytest.mark.parametrize(
+    ("shape", "src", "dst"),
+    [
+        ((500, 450), ("S01R", (7, 4)), ("RS01", (9, 4))),
+        ((500, 450), ("S01R", (8, 4)), ("RS0", (15, 4))),
+        ((97, 81), ("S0S1", (15, 4)), ("S1S0", (11, 4))),
+        ((300, 200), ("S0R", (30, 2)), ("RS0", (27, 2))),
+    ],
+)
+def test_the_rule_takes_no_longer_than_flows(
+    shape: tuple[int, ...], src: tuple[str, tuple[int, int]], dst: tuple[str, tuple[int, int]]
+) -> None:
+    move, hosts = pair_of_specs(shape, src, dst)
+    seconds = []
+    for limits in ({"_MAX_NAMED": -1}, {"_MAX_NAMED": 1 << 40, "_MAX_TIMED": -1}):
+        with pytest.MonkeyPatch.context() as patch:
+            for name, value in limits.items():
+                patch.setattr(planner, name, value)
+            plan = plan_reshard([move], hosts)
+        assert isinstance(plan.messages, (ShiftMessages, FlowMessages))
+        seconds.append(simulate_plan(plan).total_s)
+    assert seconds[0] <= seconds[1]
+
+
+def test_stages_of_a_pipeline_do_not_make_each_others_streams_long() -> None:
+    # Sixteen tensors on two hosts each, all apart: no stream has more than one of them.
+    moves: list[TensorMove] = []
+    hosts: dict[int, str] = {}
+    move, _ = pair_of_specs((8, 8), ("S01R", (1, 2)), ("RS01", (1, 2)))
+    for number in range(16):
+        sides = [side.map_holders({rank: 4 * number + rank for rank in range(4)}) for side in (move.src, move.dst)]
+        moves.append(TensorMove(f"t{number:02}", sides[0], sides[1]))
+        hosts |= {4 * number + rank: f"h{2 * number + rank // 2:02}" for rank in range(4)}
+    shifts = Shifts.of(tuple(moves), hosts)
+    assert shifts is not None
+    assert shifts.largest_bytes == 4 * 4 * 4
+    assert Shifts.of(tuple(moves), hosts, most_bytes=63) is None
 
 
 def test_a_thousand_hosts_are_planned_by_rule_and_every_rank_knows_its_part() -> None:

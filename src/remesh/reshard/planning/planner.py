@@ -75,7 +75,7 @@ _MAX_TIMED_BY_HOSTS = 100_000
 """Messages are planned as flows, too, if their number times that of the hosts is above this, and traffic is even."""
 _MAX_WAITING = 1.1
 """Traffic counts as even if, planned as flows, no host takes longer than its own work times this."""
-_MAX_NAMED = 1 << 16
+_MAX_NAMED = 1 << 13
 """More slices are not named, where they may go by a rule."""
 _FEW_LATENCIES = 100
 """A bound below this many latencies makes ``"auto"`` compare with strategies that need fewer messages on the way."""
@@ -251,8 +251,7 @@ def _find_shifts(
     """The rule by which everything goes, where there are too many slices to name them and a rule can do it."""
     if any(move.src.partial is not None for move in moves) or (network is not None and network.racks):
         return None
-    shifts = Shifts.of(moves, host_of, more_than=_MAX_NAMED)
-    return shifts if shifts is not None and shifts.largest_bytes <= chunk_bytes else None
+    return Shifts.of(moves, host_of, more_than=_MAX_NAMED, most_bytes=chunk_bytes)
 
 
 @dataclass(frozen=True, slots=True)

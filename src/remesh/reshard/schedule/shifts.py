@@ -100,10 +100,18 @@ class Shifts:
         self._tables: dict[tuple[bool, tuple[int, ...]], ChunkTable] = {}
 
     @classmethod
-    def of(cls, moves: tuple[TensorMove, ...], host_of: Mapping[int, str], more_than: int = -1) -> Shifts | None:
+    def of(
+        cls,
+        moves: tuple[TensorMove, ...],
+        host_of: Mapping[int, str],
+        *,
+        more_than: int = -1,
+        most_bytes: int | None = None,
+    ) -> Shifts | None:
         """The rule for these moves; None where sides are no grids, or leave a choice of hosts.
 
-        None also where there are no more than so many slices or streams; that is seen before anything is worked out.
+        None also where there are no more than so many slices or streams, or a stream may have more bytes; most of that
+        is seen before anything is worked out.
         """
         tensors: dict[tuple[int, int], list[int]] = {}
         for number, move in enumerate(moves):
@@ -117,6 +125,8 @@ class Shifts:
             if join is None:
                 return None
             element_bytes = sum(moves[number].src.itemsize_bytes for number in numbers)
+            if most_bytes is not None and join.largest * element_bytes > most_bytes:
+                return None
             blocks.append(_ShiftBlock(src, dst, numbers, element_bytes, join))
         if sum(block.join.num_pairs * len(block.tensors) for block in blocks) <= more_than:
             return None
@@ -124,7 +134,8 @@ class Shifts:
         takers = None if givers is None else ShiftSide.of([move.dst for move in moves], host_of)
         if givers is None or takers is None or len(givers.rank_sets) * len(takers.rank_sets) <= more_than:
             return None
-        return cls(moves, host_of, (givers, takers), tuple(blocks))
+        made = cls(moves, host_of, (givers, takers), tuple(blocks))
+        return made if most_bytes is None or made.largest_bytes <= most_bytes else None
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Shifts):
@@ -136,14 +147,11 @@ class Shifts:
     @cached_property
     def largest_bytes(self) -> int:
         """No stream has more bytes."""
-        total = 0
+        of_givers = np.zeros(len(self.givers.rank_sets), dtype=np.int64)
         for block in self._blocks:
-            most = [
-                int(np.bincount(side.sets_of[id(layout)]).max(initial=0))
-                for side, layout in ((self.givers, block.src), (self.takers, block.dst))
-            ]
-            total += block.join.largest * block.element_bytes * most[0] * most[1]
-        return total
+            pieces = np.bincount(self.takers.sets_of[id(block.dst)]).max(initial=0)
+            np.add.at(of_givers, self.givers.sets_of[id(block.src)], block.join.largest * block.element_bytes * pieces)
+        return int(of_givers.max(initial=0))
 
     @property
     def num_chunks(self) -> int:
