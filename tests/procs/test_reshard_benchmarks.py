@@ -8,5 +8,5 @@ from remesh.testing.pool import RankPool
 
 def test_loopback_rows_are_made(ranks: RankPool) -> None:
     rows = loopback.rows(ranks, num_rows=64, num_tensors=6, repeat=1)
-    assert len(rows) == 5
+    assert len(rows) == 6
     assert all(row.value > 0 for row in rows)
