@@ -21,6 +21,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
 from benchmarks.report import Row, at_least, at_most
+from benchmarks.reshard.netns import MAX_LOAD, MAX_T_SPREAD
 from benchmarks.reshard.netns_ranks import nic_bytes, plain_message, timed
 from remesh.integrations.fused_weights import EnginePlace, map_weights
 from remesh.reshard import Resharder
@@ -31,6 +32,7 @@ TRAINERS, ENGINES = [0, 1, 2, 3], [4, 5]
 HEADS, KV_HEADS, HEAD = 8, 2, 16
 OURS, PEER = "remesh", "all-gather and broadcast"
 _NUM_BUCKETS = 4
+_GOAL = 1.10
 _TIMEOUT_S = 500.0
 
 
@@ -85,11 +87,13 @@ def rows(sizes: Sizes) -> list[Row]:
     t = statistics.median(times["t"])
     spread = {name: max(runs) / min(runs) - 1 for name, runs in times.items()}
     over_t = {name: [one / base for one, base in zip(runs, times["t"], strict=True)] for name, runs in times.items()}
+    # A machine that is busy with something else says nothing of a bound.
+    goal = _GOAL if load <= MAX_LOAD and spread["t"] <= MAX_T_SPREAD else None
     gain = statistics.median(peer / ours for peer, ours in zip(times[PEER], times[OURS], strict=True))
     # Every byte of the model has to leave one NIC, which is as fast as the one that `t` was measured on.
     of_broadcast = t * num_bytes / max(one.wanted_bytes for one in told)
     found = [
-        at_most(f"{case}: {OURS}", statistics.median(over_t[OURS]), "x bound", 1.10, bound=1.0, spread=spread[OURS]),
+        at_most(f"{case}: {OURS}", statistics.median(over_t[OURS]), "x bound", goal, bound=1.0, spread=spread[OURS]),
         Row(f"{case}: {PEER}", statistics.median(over_t[PEER]), "x bound", peer="gloo", spread=spread[PEER]),
         at_least(f"{case}: {PEER} over {OURS}", gain, "ratio", 2.0, peer="gloo"),
         Row(f"{case}: bound of any broadcast over {OURS}", of_broadcast / statistics.median(times[OURS]), "ratio"),

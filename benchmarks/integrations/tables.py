@@ -50,7 +50,8 @@ def make_page(report: Mapping[str, Any]) -> str:
 
 
 def _line_of(row: Mapping[str, Any]) -> str:
-    goal = "" if row["goal"] is None else f"{row['goal']:g}, {verdict_of(row)}"
+    goal = "no verdict: busy" if row["bound"] and row["goal"] is None else ""
+    goal = goal if row["goal"] is None else f"{row['goal']:g}, {verdict_of(row)}"
     return f"| {row['case']} | {_number(row['value'], row['unit'])} | {goal} |"
 
 
