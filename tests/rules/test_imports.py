@@ -97,7 +97,7 @@ INNER_ARROW: dict[str, dict[str, set[str]]] = {
     ),
     "integrations": _layers(
         "fused_weights hosts random_numbers torchrun",
-        "accelerate dcp deepspeed lightning torchrun_entry transformers verl vllm vllm_plugin",
+        "accelerate dcp deepspeed launcher lightning torchrun_entry transformers verl vllm vllm_plugin",
         "torchtitan verl_shards",
     ),
     "images": _layers(

@@ -102,7 +102,7 @@ def run_request(request: Request) -> Outcome:
         stack.callback(log.close)
         log.write("agent", pid=os.getpid(), node=request.node_name, mode=mode.value)
         try:
-            outcome = run_restart_job(restarted, log, _tell)
+            outcome = run_restart_job(restarted, log, _tell).outcome
         except SignalException as error:
             log.write("finish", ok=False, category=None, text=f"ended by {signal.Signals(error.sigval).name}")
             raise

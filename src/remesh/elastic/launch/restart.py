@@ -61,6 +61,15 @@ class RestartJob:
     node_name: str
 
 
+@dataclass(frozen=True, slots=True)
+class RestartEnd:
+    """How this node's part of a job ended."""
+
+    outcome: Outcome
+    result: RunResult | None
+    """What torch's agent says of the workers here; None when another node ended the job, or this one was late."""
+
+
 class EndedElsewhereError(Exception):
     """Another node's workers failed for good: this node's are to end too."""
 
@@ -206,7 +215,7 @@ class RestartAgent(LocalElasticAgent):
             self._log.write("worker-exited", slot=worker.local_rank, rank=worker.global_rank, pid=pid)
 
 
-def run_restart_job(job: RestartJob, log: EventLog, tell: Callable[[str], None]) -> Outcome:
+def run_restart_job(job: RestartJob, log: EventLog, tell: Callable[[str], None]) -> RestartEnd:
     """Run this node's part of the job to its end; ``tell`` says on the console what happens meanwhile.
 
     Raises what keeps it from starting or running.
@@ -233,13 +242,13 @@ def run_restart_job(job: RestartJob, log: EventLog, tell: Callable[[str], None])
         result = _run_recorded(agent, job.config.event_log_handler)
         # None: the job had ended while this node waited to be let in.
         if result is None or not result.is_failed():
-            return Outcome(None, "all workers ended well")
+            return RestartEnd(Outcome(None, "all workers ended well"), result)
         agent.wait_until_heard()
         _leave_error_file(job, result)
-        return _outcome_of(agent, job.node_name)
+        return RestartEnd(_outcome_of(agent, job.node_name), result)
     except EndedElsewhereError as error:
         outcome = _outcome_of(agent, job.node_name)
-        return outcome if outcome.text else Outcome(Category.WORKER, str(error))
+        return RestartEnd(outcome if outcome.text else Outcome(Category.WORKER, str(error)), None)
     except SignalException:
         closes = False
         raise

@@ -1,0 +1,83 @@
+"""``torch.distributed.launcher.api`` with our agent: for programs that call torch's launcher instead of the command.
+
+    from remesh.integrations.launcher import LaunchConfig, elastic_launch     # was torch.distributed.launcher.api
+
+    values = elastic_launch(LaunchConfig(min_nodes=1, max_nodes=1, nproc_per_node=2, ...), train)(arguments)
+
+What comes back, what is raised and what workers see are torch's. The agent is that of ``remesh run --mode restart``: a
+failure that ends the job is known on all nodes at once, with its cause, and every attempt meets in a store of its own.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import uuid
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.launcher.api import LaunchConfig
+
+from remesh.comm.token import MIN_SECRET_BYTES, Token
+from remesh.elastic.events import EventLog
+from remesh.elastic.launch.mode import Mode
+from remesh.elastic.launch.restart import RestartJob, run_restart_job
+from remesh.elastic.store.card import JobCard
+from remesh.errors import ConfigError, PeerError
+
+__all__ = ["LaunchConfig", "elastic_launch", "launch_agent"]
+
+_log = logging.getLogger(__name__)
+
+
+class elastic_launch:
+    """A launcher of an entrypoint: a function, or a command; called with its arguments, it runs the job to its end."""
+
+    def __init__(
+        self, config: LaunchConfig, entrypoint: Callable[..., Any] | str | None, health_check_server: Any = None
+    ) -> None:
+        if health_check_server is not None:
+            raise ConfigError("launching: a health_check_server is given, which our agent does not have; leave it out")
+        self._config = config
+        self._entrypoint = entrypoint
+
+    def __call__(self, *args: Any) -> dict[int, Any]:
+        """What each worker of this node returned, by its global rank."""
+        return launch_agent(self._config, self._entrypoint, list(args))
+
+
+def launch_agent(
+    config: LaunchConfig, entrypoint: Callable[..., Any] | str | None, args: Sequence[Any]
+) -> dict[int, Any]:
+    """Run this node's workers to their end; what each returned, by its global rank.
+
+    Called by the main thread, for signals end a job in order. Raises torch's ``ChildFailedError`` when a worker of this
+    node failed for good, `PeerError` when one of another node did.
+    """
+    if entrypoint is None:
+        raise ConfigError("launching: no entrypoint is given, expected a function or a command")
+    config.run_id = config.run_id or uuid.uuid4().hex
+    name = entrypoint if isinstance(entrypoint, str) else getattr(entrypoint, "__qualname__", type(entrypoint).__name__)
+    node_name = socket.gethostname()
+    card = JobCard(Mode.RESTART.value, config.min_nodes, config.max_nodes, Path(name).name)
+    job = RestartJob(config, entrypoint, tuple(args), card, _token_of(config.run_id), node_name)
+    log = EventLog(None, f"agent-{node_name}")
+    try:
+        end = run_restart_job(job, log, _log.warning)
+    finally:
+        log.close()
+    if end.result is not None and end.result.is_failed():
+        raise ChildFailedError(name=name, failures=end.result.failures)
+    if not end.outcome.is_ok:
+        raise PeerError(f"running {name} on {node_name}: {end.outcome.text}")
+    return {} if end.result is None else dict(end.result.return_values)
+
+
+def _token_of(run_id: str) -> Token:
+    secret = os.environ.get("REMESH_TOKEN", "").encode()
+    if secret and len(secret) < MIN_SECRET_BYTES:
+        raise ConfigError(f"reading REMESH_TOKEN: found {len(secret)} bytes, expected {MIN_SECRET_BYTES} or more")
+    return Token(run_id, secret)
