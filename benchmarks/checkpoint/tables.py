@@ -27,10 +27,10 @@ _SECTIONS = (
     ),
     (
         "In the background",
-        "Blocked is all the time in calls on the training loop's thread, until the checkpoint is committed. A thread "
-        "or a process writes a copy; with a guard it is made by another process while the loop goes on. Who copies at "
-        "once cannot block for less than a plain copy, beside which the second row of each stands: the goal of 0.05 is "
-        'below that copy on this machine, and is reached with a guard (`snapshots="guard"`).',
+        "*Blocked* is the time that the training loop spends in calls, until the checkpoint is committed. A thread "
+        "or a process writes a copy; with a guard, another process makes the copy while training continues. A save "
+        "that copies at once blocks at least as long as a plain copy, with which the second row of each compares it: "
+        'the goal of 0.05 is below that copy on this machine, and is reached with a guard (`snapshots="guard"`).',
         ("in the background by a",),
     ),
     (
@@ -62,7 +62,7 @@ def make_page(report: Mapping[str, Any]) -> str:
         "",
         header_of(report, _VERB, "rounds of all programs in turn, the least of each"),
         "",
-        "A ratio is over the bound, or of the peer's time over ours where the case says so.",
+        "A ratio is the time over the bound, or, if the case names a peer, the peer's time over that of Remesh.",
     ]
     for title, note, _ in _SECTIONS:
         rows = [row for row in report["rows"] if _section_of(row["case"]) == title]

@@ -23,12 +23,12 @@ _CASES = ("one worker killed", "one node killed", "node with the rendezvous kill
 _SHARES = ("p50", "p95")
 _ABOUT_PEERS = {
     "torchrun": "torchrun, with the settings that make it fastest, restarts all workers from the checkpoint.",
-    "torchft": "torchft {}: each worker is a replica; its lighthouse, which lives on, waits 0.2 s for who is late. It "
-    "counts steps: which samples a dead replica had is left to the program. The lighthouse is one process: where its "
-    "host dies no step is agreed on any more, so that case has no row.",
-    "nvrx": "nvrx is nvidia-resiliency-ext {}: its in-process wrapper calls the training function anew, which starts "
-    "from the checkpoint; a dead rank is not replaced, so every kill has a new job. Its store lives in the first rank: "
-    "where that rank's host dies nobody can meet, so that case has no row.",
+    "torchft": "torchft {}: each worker is a replica; its lighthouse, which is not killed, waits 0.2 s for late "
+    "replicas. It counts steps; the program must know which samples a dead replica had. The lighthouse is one process: "
+    "if its host dies, no step is agreed on any more, so that case has no row.",
+    "nvrx": "nvrx is nvidia-resiliency-ext {}: its in-process wrapper calls the training function again, which starts "
+    "from the checkpoint; a dead rank is not replaced, so every kill has a new job. Its store is in the first rank: "
+    "if that rank's host dies, the others cannot meet, so that case has no row.",
 }
 _COLUMNS = (
     *("case", "program", "kills", "did not come back", "p50, s", "p95, s", "p50 over remesh", "p95 over remesh"),

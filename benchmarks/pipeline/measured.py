@@ -442,13 +442,14 @@ def write_page(found: Sequence[Row], about: str, folder: Path = _DOCS) -> None:
     lines = [f"| case | {' | '.join(names)} |", "|---" * (len(names) + 1) + "|"]
     lines += [f"| {case} | {' | '.join(by.get(name, '') for name in names)} |" for case, by in fractions.items()]
     parts = [
-        f"# Pipelines, measured\n\n{about}\n\nFractions of the signal bound: the time of 1F1B with messages of "
-        "one byte over that of the contestant, in one run. Above 1 weight gradients fill bubbles that 1F1B leaves. `c` "
-        "is the time of a micro-batch's values on the link, `F` that of a forward. Stubs sleep for as long as they "
-        "should and send real bytes over shaped links; paced ones take as long as the stages of the model take of a "
-        "processor, by one factor, and send the same bytes. Where a model is named without that, its stages compute, "
-        "on one thread each: on two cores they share these with the threads that carry the values. Torch's runtime "
-        "takes chains only: it has no value where values skip stages.",
+        f"# Pipelines, measured\n\n{about}\n\n"
+        "The table has fractions of the signal bound: the step time of 1F1B with messages of one byte, over that "
+        "of each schedule, in the same run. Above 1, weight gradients fill bubbles that 1F1B leaves. `c` is the "
+        "time of a micro-batch's values on the link, `F` that of a forward. Stub stages sleep instead of "
+        "computing, and send real bytes over shaped links; paced stubs take the times of the model's stages, "
+        "multiplied by one factor, and send the same bytes. Rows with only a model's name have stages that "
+        "compute, on one thread each; on two cores, they compete with the threads that carry the values. Torch's "
+        "runtime supports only chains, so it has no value for models with skip connections.",
         "\n".join(lines),
         "\n".join(["| case | | |", "|---|---|---|", *others]),
     ]
