@@ -231,7 +231,7 @@ _POOLS = {
 }
 
 
-@pytest.mark.parametrize("how", ["fork", "spawn"])
+@pytest.mark.parametrize("how", ["fork", "spawn", "forkserver"])
 @pytest.mark.parametrize("kind", _POOLS)
 def test_pools_of_python_go_on(stage: Stage, kind: str, how: str) -> None:
     script = textwrap.dedent("""
@@ -242,7 +242,7 @@ def test_pools_of_python_go_on(stage: Stage, kind: str, how: str) -> None:
             return x * x
         if __name__ == "__main__":
             {make}
-            if {how!r} == "spawn": time.sleep(1)
+            if {how!r} != "fork": time.sleep(1)
             open("ready", "w").close()
             while not os.path.exists("go"): time.sleep(0.005)
             print(sum(results()))
@@ -304,6 +304,37 @@ def test_a_socket_that_cannot_be_carried_is_refused_by_name(stage: Stage, setup:
             outside.accept()[0].detach()
         with pytest.raises(NotImageable, match=message):
             dump_image(upper.pid, stage.folder / "image")
+    (stage.work / "go").touch()
+    stage.finish(upper)
+
+
+def test_an_event_loop_goes_on_with_its_children(stage: Stage) -> None:
+    program = """
+import asyncio
+async def main():
+    child = await asyncio.create_subprocess_exec("sh", "-c", "read x; echo got $x; sleep 0.3; exit 3",
+        stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE)
+    ticks = []
+    async def tick():
+        while len(ticks) < 100: ticks.append(1); await asyncio.sleep(0.005)
+    task = asyncio.create_task(tick())
+    open("ready", "w").close()
+    while not os.path.exists("go"): await asyncio.sleep(0.005)
+    out, _ = await child.communicate(b"word\\n")
+    await task
+    print(out, child.returncode, len(ticks))
+asyncio.set_child_watcher(asyncio.ThreadedChildWatcher())
+asyncio.run(main())
+"""
+    assert _told(stage, program) == "b'got word\\n' 3 100\n"
+
+
+def test_an_epoll_instance_that_watches_what_nobody_can_name_is_refused(stage: Stage) -> None:
+    setup = "import select; e = select.epoll(); r, w = os.pipe(); twin = os.dup(r); e.register(r); os.close(r)"
+    upper = stage.start(f"{setup}\n{WAIT_FOR_GO}")
+    with pytest.raises(NotImageable, match="still watches what was descriptor"):
+        dump_image(upper.pid, stage.folder / "image")
+    assert not (stage.folder / "image").exists()
     (stage.work / "go").touch()
     stage.finish(upper)
 

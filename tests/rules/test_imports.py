@@ -105,7 +105,7 @@ INNER_ARROW: dict[str, dict[str, set[str]]] = {
         "layers namespaces pagemap seat standing starter tree",
         "format frozen",
         "identity increment machine pages store track tree_format",
-        "carried criu scan sockets stored upper",
+        "carried criu polls scan sockets stored upper",
         "compaction inspection open_files",
         "capture restore_member survey",
         "dump_member restore",

@@ -38,7 +38,6 @@ _BLOCK_BYTES: Final = 512  # of what stat counts as blocks
 _NAMESPACES: Final = ("cgroup", "ipc", "mnt", "net", "pid", "time", "user", "uts")
 _KCMP_SHARED: Final = {"memory": 1, "descriptors": 2, "working folder": 3, "signal actions": 4}
 _WHY_ANON: Final = {
-    "[eventpoll]": "an epoll instance; images do not hold it: leave out the event loop of asyncio or select.epoll",
     "[io_uring]": "an io_uring; the kernel gives no access to its state",
     "[timerfd]": "a timer descriptor; images do not hold it",
     "[signalfd]": "a signal descriptor; images do not hold it",
@@ -206,6 +205,8 @@ def kind_of(pid: int, descriptor: Descriptor) -> FileKind | None:
         return FileKind.PIPE
     if link == "anon_inode:[eventfd]":
         return FileKind.EVENT
+    if link == "anon_inode:[eventpoll]":
+        return FileKind.POLL
     if link.startswith("socket:"):
         return FileKind.SOCKET  # of which domain is asked for all of them at once
     if not link.startswith("/"):

@@ -12,6 +12,8 @@ import fcntl
 import itertools
 import os
 import resource
+import select
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -23,7 +25,7 @@ from remesh.images.identity import hash_of
 from remesh.images.kinds import OpenFilePolicy
 from remesh.images.sockets import fill_sockets, make_sockets
 from remesh.images.stored import StoredTree
-from remesh.images.tree_format import FileKind, OpenFile, PipeState
+from remesh.images.tree_format import FileKind, OpenFile, PipeState, PollWatch
 
 _AT_OPENING: Final = os.O_CREAT | os.O_EXCL | os.O_NOCTTY | os.O_TRUNC
 _LAST_OF_OURS: Final = 63
@@ -89,6 +91,7 @@ class OpenedFiles:
     lowest: int  # all numbers below are the program's own
     files: tuple[int, ...]  # a descriptor for each open file
     carried: tuple[int, ...]  # and one for each carried file, readable and writable
+    watches: dict[int, list[PollWatch]]  # what epoll instances look at, by the process that asks for it
 
 
 @contextlib.contextmanager
@@ -115,7 +118,10 @@ def opened_files(tree: StoredTree) -> Iterator[OpenedFiles]:
             os.close(end)
         for one, _ in sockets:
             one.close()
-        yield OpenedFiles(lowest, files, carried)
+        watches: dict[int, list[PollWatch]] = defaultdict(list)
+        for watch in itertools.chain.from_iterable(file.watches for file in tree.state.files):
+            watches[watch.pid].append(watch)
+        yield OpenedFiles(lowest, files, carried, watches)
 
 
 def _allow_descriptors(num: int) -> None:
@@ -140,6 +146,9 @@ def _open(file: OpenFile, made: _Made) -> int:
         if file.count:
             os.eventfd_write(descriptor, file.count)
         return descriptor
+    if file.kind is FileKind.POLL:
+        with select.epoll() as poll:
+            return os.dup(poll.fileno())
     if file.kind is FileKind.PIPE:
         end = made.pipes[file.target][file.flags & os.O_ACCMODE != os.O_RDONLY]
         return os.open(f"/proc/self/fd/{end}", flags & (os.O_ACCMODE | os.O_NONBLOCK | os.O_CLOEXEC))

@@ -29,6 +29,7 @@ from remesh.images.machine import check_fits, this_machine
 from remesh.images.namespaces import choose_next_pid
 from remesh.images.open_files import OpenedFiles
 from remesh.images.pages import place_runs
+from remesh.images.polls import watch_again
 from remesh.images.ptrace import SYSCALL_INSTRUCTION, Registers, Tracee, find_instruction
 from remesh.images.stored import StoredImage, source_runs, stored_pages
 from remesh.linux.calls import (
@@ -100,6 +101,7 @@ def fill_stub(stub: Stub, image: StoredImage, opened: OpenedFiles) -> list[Trace
     _write_pages(image, leader)
     _set_process(image.process, stub)
     _set_descriptors(image.files, leader, opened)
+    watch_again(leader, stub.data, opened.watches.get(image.header.pid, ()))
     _set_limits(image.process, leader)
     tracees = [leader, *(_make_thread(leader, thread, stub.scratch) for thread in image.threads.threads[1:])]
     for tracee, thread in zip(tracees, image.threads.threads, strict=True):

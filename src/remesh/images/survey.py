@@ -10,6 +10,7 @@ import errno
 import fcntl
 import os
 import termios
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -20,7 +21,9 @@ from remesh.images.frozen import Frozen
 from remesh.images.identity import Identities
 from remesh.images.inspection import is_bound_by_the_site, kind_of
 from remesh.images.kinds import ImageRefusal, NotImageable
+from remesh.images.polls import watches_of
 from remesh.images.sockets import describe_socket, inode_of
+from remesh.images.standing import StandingProcess
 from remesh.images.tree_format import CarriedFile, FileKind, OpenFile, PipeState, SocketState
 from remesh.linux.calls import borrow_descriptor, system_call
 from remesh.linux.proc_text import AreaKind, Descriptor
@@ -41,6 +44,7 @@ _Key = tuple[str, int]
 class Survey:
     """The open files of a tree."""
 
+    processes: Sequence[StandingProcess]
     files: list[OpenFile] = field(default_factory=list)
     descriptors: dict[int, FilesState] = field(default_factory=dict)  # by process
     carried: dict[_Key, CarriedSource] = field(default_factory=dict)  # in order of their numbers
@@ -83,7 +87,7 @@ def _looks_of(descriptor: Descriptor, kind: FileKind) -> tuple[object, ...]:
 
 def survey_tree(frozen: Frozen, identities: Identities) -> Survey:
     """All open files and all shared memory of the processes that stand still."""
-    survey = Survey()
+    survey = Survey(frozen.processes)
     for process in frozen.processes:
         for area in process.areas:
             if area.kind is AreaKind.CARRIED:
@@ -129,7 +133,8 @@ def _open_file(survey: Survey, pid: int, descriptor: Descriptor, kind: FileKind,
         count = int(info["eventfd-count"], 16)
         flags |= _SEMAPHORE if info.get("eventfd-semaphore", "0") != "0" else 0
     is_named = kind in (FileKind.FILE, FileKind.FOLDER, FileKind.DEVICE)
-    return OpenFile(kind, flags, link if is_named else "", descriptor.position, content, target, count)
+    watches = tuple(watches_of(pid, descriptor, survey.processes)) if kind is FileKind.POLL else ()
+    return OpenFile(kind, flags, link if is_named else "", descriptor.position, content, target, count, watches)
 
 
 # --- sockets ---

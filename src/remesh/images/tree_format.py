@@ -31,6 +31,22 @@ class FileKind(enum.Enum):
     PIPE = "pipe"
     EVENT = "event"  # an eventfd
     SOCKET = "socket"  # of AF_UNIX
+    POLL = "poll"  # an epoll instance
+
+
+@dataclass(frozen=True, slots=True)
+class PollWatch:
+    """What an epoll instance looks at: an open file by the number that a process has for it."""
+
+    pid: int  # inner id of a process that has both
+    poll_number: int  # its descriptor for the instance
+    number: int  # its descriptor for the open file
+    events: int
+    data: int
+
+    def __post_init__(self) -> None:
+        good = 0 <= self.events < 1 << 32 and 0 <= self.data < 1 << 64
+        _check(good, f"descriptor {self.number} is watched for {self.events:#x}, with {self.data:#x}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +60,7 @@ class OpenFile:
     content: FileIdentity | None  # of named files: length and hash at the image
     target: int  # which of the tree's carried files, pipes or sockets, from 0; -1 for other kinds
     count: int  # of an eventfd
+    watches: tuple[PollWatch, ...]  # of an epoll instance
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +160,8 @@ class TreeState:
         }
         for at, file in enumerate(self.files):
             expected = range(len(targets[file.kind])) if file.kind in targets else (-1,)
+            strangers = {watch.pid for watch in file.watches} - {each.pid for each in self.living}
+            _check(not strangers, f"open file {at} is watched by the processes {sorted(strangers)}")
             _check(file.target in expected, f"open file {at} ({file.kind.value}) is of number {file.target}")
         for at, one in enumerate(self.sockets):
             peer = self.sockets[one.peer] if 0 <= one.peer < len(self.sockets) else None

@@ -72,6 +72,7 @@ SYS: Final = {
     "sigaltstack": 131,
     "prctl": 157,
     "set_tid_address": 218,
+    "epoll_ctl": 233,
     "tgkill": 234,
     "openat": 257,
     "set_robust_list": 273,

@@ -31,7 +31,16 @@ from remesh.images.format import (
 from remesh.images.layers import PageRun
 from remesh.images.pages import place_runs
 from remesh.images.records import from_json, to_json
-from remesh.images.tree_format import CarriedFile, FileKind, OpenFile, PipeState, SocketPart, SocketState, TreeState
+from remesh.images.tree_format import (
+    CarriedFile,
+    FileKind,
+    OpenFile,
+    PipeState,
+    PollWatch,
+    SocketPart,
+    SocketState,
+    TreeState,
+)
 
 _KINDS = [Header, ProcessState, ThreadsState, AreasState, FilesState, PagesState, ChunksState, TreeState]
 _MACHINE = {"vdso_sha256": "", "special_areas": {"[vdso]": 8192}, "xstate_bytes": 832, "cpu_flags": "", "kernel": ""}
@@ -75,7 +84,7 @@ _ROOT = Kin(1000, INIT, 1000, OUTSIDE, None, "root")
 @pytest.mark.parametrize("target", [-2, 0])
 def test_an_open_file_of_what_the_tree_does_not_have_is_refused(kind: FileKind, target: int) -> None:
     record = to_json(TreeState((_ROOT,), (), (), (), ()))
-    record["files"] = [to_json(OpenFile(kind, 0, "", 0, None, target, 0))]
+    record["files"] = [to_json(OpenFile(kind, 0, "", 0, None, target, 0, ()))]
     with pytest.raises(FormatError, match="open file 0"):
         from_json(TreeState, record, "tree.json")
 
@@ -173,6 +182,7 @@ open_files = st.builds(
     content=st.none() | st.builds(FileIdentity, st.integers(0, 9), st.integers(0, 9), st.text(max_size=3)),
     target=st.just(-1),
     count=st.integers(0, 9),
+    watches=st.sampled_from([(), (PollWatch(1000, 4, 5, 1, (1 << 64) - 1),)]),
 )
 carried_files = st.builds(
     CarriedFile,
@@ -190,8 +200,8 @@ pipes = st.builds(PipeState, capacity=st.integers(9, 99), data=st.binary(max_siz
 def test_open_files_survive_the_way_through_json(
     states: list[OpenFile], carried: list[CarriedFile], those: list[PipeState]
 ) -> None:
-    states += [OpenFile(FileKind.CARRIED, 0, "", 0, None, at, 0) for at in range(len(carried))]
-    states += [OpenFile(FileKind.PIPE, 0, "", 0, None, at, 0) for at in range(len(those))]
+    states += [OpenFile(FileKind.CARRIED, 0, "", 0, None, at, 0, ()) for at in range(len(carried))]
+    states += [OpenFile(FileKind.PIPE, 0, "", 0, None, at, 0, ()) for at in range(len(those))]
     record = TreeState((_ROOT,), tuple(states), tuple(carried), tuple(those), ())
     assert from_json(TreeState, json.loads(json.dumps(to_json(record))), "tree.json") == record
 
