@@ -121,7 +121,7 @@ INNER_ARROW: dict[str, dict[str, set[str]]] = {
         "stay",
     ),
     "torch_programs": _layers(
-        "environment gate hook notice store_server",
+        "children environment gate hook notice store_server",
         "control store works",
         "groups",
         "cut",

@@ -69,6 +69,17 @@ def pick_gloos(sockets: frozenset[Socket], before: Surroundings) -> frozenset[So
     return frozenset(one for one in sockets if one[0] in watched) if loops else sockets
 
 
+def descriptors_of_loops() -> frozenset[int]:
+    """What gloo's loops wait on, and all that those watch: sockets, listeners, pipes."""
+    found = set()
+    for loop in _loops():
+        if (descriptor := _descriptor_of(loop)) is not None:
+            with contextlib.suppress(OSError):
+                text = Path(f"/proc/self/fdinfo/{descriptor}").read_text()
+                found |= {descriptor, *(int(one) for one in _WATCHED.findall(text))}
+    return frozenset(found)
+
+
 def _loops() -> frozenset[str]:
     """The threads of gloo's event loops."""
     found = set()

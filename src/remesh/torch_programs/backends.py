@@ -15,6 +15,7 @@ from typing import Any, Final
 import torch
 from torch.distributed import Backend, BackendConfig, ProcessGroup, Store
 
+from remesh.comm.gloo_sockets import descriptors_of_loops
 from remesh.errors import ConfigError
 from remesh.torch_programs.cut import GroupsAtCut
 from remesh.torch_programs.gate import Gate
@@ -53,6 +54,10 @@ class Backends:
         for backend, (constructor, kind, device) in _CARRIED.items():
             if (real := getattr(module, constructor, None)) is not None:
                 setattr(module, constructor, self._stand_in(real, backend, kind, device))
+
+    def descriptors(self) -> list[int]:
+        """Of all connections of groups and store."""
+        return [*self._link.descriptors(), *descriptors_of_loops()]
 
     def rendezvous(self, rank: int, size: int) -> Iterator[tuple[Store, int, int]]:
         """What torch's rendezvous yields: the job's store."""

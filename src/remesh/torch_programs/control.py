@@ -56,7 +56,6 @@ class ControlThread:
 
     def start(self) -> None:
         """Connect, and answer from now on."""
-        os.register_at_fork(after_in_child=self._forget)
         self._connect("")
         self._thread.start()
 
@@ -66,11 +65,9 @@ class ControlThread:
             with self._turn:
                 self._say({"type": "final", "status": self._describe(has_ended=True).to_json()})
 
-    def _forget(self) -> None:
-        """A child has no part in cuts, and no business with our connections."""
-        if self._line is not None:
-            # Not hung up: the connection is the parent's.
-            os.close(self._line.fileno())
+    def descriptors(self) -> list[int]:
+        """Of the line, while there is one."""
+        return [] if self._line is None or self._line.fileno() < 0 else [self._line.fileno()]
 
     def _run(self) -> None:
         while True:

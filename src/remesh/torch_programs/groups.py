@@ -177,11 +177,12 @@ class CarriedGroup(ProcessGroup):
         try:
             work = CollectiveWork(getattr(self.real, name)(*args, **options))
             was_begun = True
-            self._open.append(work)
+            with self._lock:
+                while self._open and self._open[0].settle():
+                    self._open.popleft()
+                self._open.append(work)
         finally:
             self._gate.leave(key, was_begun=was_begun)
-        while self._open and self._open[0].settle():
-            self._open.popleft()
         return work
 
     def monitored_barrier(self, timeout: timedelta, wait_all_ranks: bool = False) -> None:
@@ -231,12 +232,12 @@ class CarriedGroup(ProcessGroup):
 
     def is_busy(self) -> bool:
         """Whether collectives are under way; those that end only when somebody waits are waited for by threads."""
-        while self._open and self._open[0].settle():
-            self._open.popleft()
-        busy = [work for work in list(self._open) if not work.settle()]
+        with self._lock:
+            open_works, open_messages = list(self._open), list(self._messages.open)
+        busy = [work for work in open_works if not work.settle()]
         for work in busy:
             work.wait_aside()
-        for each in list(self._messages.open):
+        for each in open_messages:
             each.work.wait_aside()
         return bool(busy)
 

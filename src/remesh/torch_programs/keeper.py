@@ -91,6 +91,8 @@ class Keeper:
         """What the program said last, before it ended."""
         self._activity = ""
         """What the program was doing when it was last asked."""
+        self._refusals: list[str] = []
+        """Found in the first wave of a round."""
         self._request: Message | None = None
         """For an image, while the program sheds its groups."""
         self._pending: Message | None = None
@@ -239,7 +241,8 @@ class Keeper:
             case "status":
                 self._pending = None
                 self._activity = message["status"]["activity"]
-                self._control.send({"type": "status", "wave": message["wave"], "status": self._judged(message)})
+                status = {**message["status"], "refusals": self._refusals}
+                self._control.send({"type": "status", "wave": message["wave"], "status": status})
             case "shed":
                 self._program = None
                 if self._resumption is not None:
@@ -259,6 +262,9 @@ class Keeper:
 
     def _ask(self, message: Message) -> None:
         self._pending = message
+        if int(message["wave"]) == 1:
+            # While the program runs: nothing is held for what is refused.
+            self._refusals = self._look_for_refusals()
         if self._ended is not None:
             self._answer_for_the_ended(message)
         elif self._program is not None:
@@ -274,14 +280,14 @@ class Keeper:
         self._pending = None
         self._control.send({"type": "status", "wave": message["wave"], "status": self._final.to_json()})
 
-    def _judged(self, message: Message) -> Message:
-        """The program's status, in the first wave with what stands against an image whatever its groups do."""
-        status: Message = message["status"]
-        if int(message["wave"]) == 1 and self._upper is not None:
-            with contextlib.suppress(Error, OSError):  # it may end at any moment
-                refusals = [str(each) for each in check_imageable(self._upper.pid)]
-                status["refusals"] = [each for each in refusals if not any(word in each for word in _PASSING)]
-        return status
+    def _look_for_refusals(self) -> list[str]:
+        """What stands against an image whatever the program's groups do."""
+        if self._upper is None or self._ended is not None:
+            return []
+        with contextlib.suppress(Error, OSError):  # it may end at any moment
+            refusals = [str(each) for each in check_imageable(self._upper.pid)]
+            return [each for each in refusals if not any(word in each for word in _PASSING)]
+        return []
 
     def _begin_image(self, request: Message) -> None:
         self._request = request

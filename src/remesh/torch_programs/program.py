@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, urlparse
 
 from remesh.images.kinds import CHANNEL_PATH
+from remesh.torch_programs.children import ForkGuard
 from remesh.torch_programs.control import ControlThread, token_of
 from remesh.torch_programs.gate import Gate
 from remesh.torch_programs.hook import after_import
@@ -37,10 +38,15 @@ class CarriedProgram:
         """Run it to its end."""
         after_import("torch.distributed", self._on_torch)
         self._control.start()
+        ForkGuard(self._descriptors)
         try:
             _run_as_main(arguments)
         finally:
             self._control.say_goodbye()
+
+    def _descriptors(self) -> list[int]:
+        of_groups = [] if self._backends is None else self._backends.descriptors()
+        return [*self._control.descriptors(), *of_groups]
 
     def _on_torch(self, module: ModuleType) -> None:
         rendezvous = sys.modules["torch.distributed.rendezvous"]

@@ -57,6 +57,11 @@ class StoreLink:
             self._idle.append(line)
         return answer["value"]
 
+    def descriptors(self) -> list[int]:
+        """Of all connections that nobody speaks through now."""
+        with self._lock:
+            return [line.fileno() for line in self._idle]
+
     def drop(self) -> None:
         """Close all connections; the next question makes one anew."""
         with self._lock:
