@@ -36,6 +36,7 @@ site_trees = {
         Resharding </reshard>
         Pipelines </pipeline/index>
         MPI programs </mpi/index>
+        Programs of torch </torch_programs/index>
         Integrations </integrations/index>
         Reference </reference/index>
         Measured </measured>
@@ -66,6 +67,8 @@ site_trees = {
     "mpi/index": """
         /mpi/guide
         /mpi/limits""",
+    "torch_programs/index": """
+        /torch_programs/limits""",
     "measured": """
         Recovery </elastic/measured>
         Restarts </elastic/restarts>
@@ -78,6 +81,7 @@ site_trees = {
         /pipeline/measured
         /pipeline/simulated
         MPI programs </mpi/measured>
+        Programs of torch </torch_programs/measured>
         Process images </mpi/images-measured>
         Every pair of MPIs </mpi/matrix>""",
     "inside": """

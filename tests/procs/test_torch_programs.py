@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 import signal
 import socket
 import subprocess
@@ -188,3 +189,63 @@ def test_a_rank_that_dies_ends_the_job_and_leaves_its_checkpoints(job: _Job) -> 
     assert not JobFolder(job.folder).checkpoints()[0].problem
     job.restart()
     job.wait_for(20)
+
+
+def test_what_does_not_fit_a_checkpoint_is_refused_and_harms_nothing(job: _Job, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    shutil.copy(_PROGRAMS / "ddp.py", script)
+    job.run(str(script), "100000")
+    job.wait_for(3)
+    job.stop()
+    folder = JobFolder(job.folder).checkpoint(None).path
+
+    text = script.read_text()
+    script.write_text(text + "# another one\n")
+    assert "its script is" in _refused(job)
+    script.write_text(text)
+
+    store = (folder / "store.json").read_bytes()
+    (folder / "store.json").write_bytes(store[:-1])
+    assert "its digest does not fit" in _refused(job)
+    (folder / "store.json").write_bytes(store)
+
+    pages = next(path for path in sorted((folder / rank_name(1)).rglob("pages.bin")))
+    whole = pages.read_bytes()
+    pages.write_bytes(whole[:4096] + bytes([whole[4096] ^ 1]) + whole[4097:])
+    assert "rank 1" in _refused(job)
+    pages.write_bytes(whole)
+
+    other = subprocess.run(
+        [sys.executable, "-m", "remesh", "mpi", "restart", str(job.folder)], capture_output=True, text=True
+    )
+    assert other.returncode == 1
+    assert "remesh torch restart" in other.stderr
+
+    before = len(job.lines())
+    job.restart()
+    job.wait_for(before + 2)
+
+
+def _refused(job: _Job) -> str:
+    job.restart()
+    status, said = job.end()
+    assert status == 1
+    return said
+
+
+def test_when_the_leader_is_killed_nothing_is_left_and_the_checkpoint_stays(job: _Job) -> None:
+    job.run("ddp.py", "100000", options=("--every", "1"))
+    deadline_s = time.monotonic() + _PATIENCE_S
+    while not JobFolder(job.folder).checkpoints():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.02)
+    now = subprocess.run([*_REMESH, "show", str(job.folder)], capture_output=True, text=True, check=True)
+    keepers = [each["pid"] for each in json.loads(now.stdout)["now"]["ranks"]]
+    assert job.leader is not None
+    job.leader.kill()
+    job.leader.communicate()
+    while any(Path(f"/proc/{pid}").exists() for pid in keepers):
+        assert time.monotonic() < deadline_s
+        time.sleep(0.02)
+    job.restart()
+    job.wait_for(len(job.lines()) + 2)

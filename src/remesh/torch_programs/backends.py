@@ -49,11 +49,13 @@ class Backends:
         self._num_worlds = 0
         self._now = threading.local()
 
-    def install(self, module: ModuleType) -> None:
-        """Put stand-ins into `torch.distributed.distributed_c10d`."""
+    def install(self, *modules: ModuleType) -> None:
+        """Put stand-ins into the modules of torch that have the constructors."""
         for backend, (constructor, kind, device) in _CARRIED.items():
-            if (real := getattr(module, constructor, None)) is not None:
-                setattr(module, constructor, self._stand_in(real, backend, kind, device))
+            if (real := getattr(modules[0], constructor, None)) is not None:
+                stand_in = self._stand_in(real, backend, kind, device)
+                for module in modules:
+                    setattr(module, constructor, stand_in)
 
     def descriptors(self) -> list[int]:
         """Of all connections of groups and store."""
@@ -114,6 +116,7 @@ class Backends:
     def _make(self, recipe: Recipe, store: Store, rank: int) -> CarriedGroup:
         making: _Making = self._now.making
         key = self.groups.key_of(f"{self._num_worlds}/{making.name}")
+        self.groups.members[key] = making.members
         group = CarriedGroup(self._gate, GroupPlace(key, making.members, rank), recipe, store)
         self.groups.all.append(group)
         return group

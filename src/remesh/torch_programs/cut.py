@@ -43,14 +43,14 @@ class GroupsAtCut:
             inside = sorted(busy | {key for key, count in gate.inside.items() if count})
             held = gate.held_keys()
             counts, is_closed, num_passing = dict(gate.entered), gate.is_closed, gate.num_passing
-        members = {group.place.key: group.place.members if group.is_live else () for group in groups.all}
+        left = {group.place.key: () for group in groups.all if not group.is_live}
+        members = {**groups.members, **left}
         activity = Activity.INSIDE if inside else Activity.HELD if held else Activity.COMPUTING
         return Status(
             self._rank,
             Activity.FINISHED if has_ended else activity,
             tuple(inside or held),
-            # A group that is being made is not in the list yet: its members are told by who has made it.
-            tuple(sorted((key, Entered(n, tuple(sorted(members.get(key, ()))))) for key, n in counts.items())),
+            tuple(sorted((key, Entered(n, tuple(sorted(members[key])))) for key, n in counts.items())),
             pairs(sent),
             pairs(received),
             quiet=not inside and not num_passing,

@@ -105,6 +105,8 @@ class CarriedGroup(ProcessGroup):
         self._messages = Messages()
         self._real: ProcessGroup | None = None
         self._backend: Any = None
+        self._timeout: timedelta | None = None
+        """As the program has set it since."""
         self._broken = ""
         """Why it can do nothing any more."""
         self.options = _Options()
@@ -148,6 +150,7 @@ class CarriedGroup(ProcessGroup):
         return len(self.place.members)
 
     def set_timeout(self, timeout: timedelta) -> None:
+        self._timeout = timeout
         self.real.set_timeout(timeout)
 
     def shutdown(self) -> None:
@@ -267,6 +270,8 @@ class CarriedGroup(ProcessGroup):
         backend._set_sequence_number_for_group()
         real._set_default_backend(self._recipe.kind)
         real._register_backend(torch.device(self._recipe.device), self._recipe.kind, backend)
+        if self._timeout is not None:
+            real.set_timeout(self._timeout)
         self._real, self._backend = real, backend
 
     def break_off(self, why: str) -> None:
@@ -334,6 +339,8 @@ class Groups:
         self.gate = gate
         self.all: list[CarriedGroup] = []
         """In the order in which they were made; those that are gone stay, for what they have counted."""
+        self.members: dict[str, tuple[int, ...]] = {}
+        """World ranks by key, also of groups that are being made."""
         self._names: dict[str, itertools.count[int]] = {}
 
     def key_of(self, name: str) -> str:

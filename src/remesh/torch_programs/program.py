@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import parse_qsl, urlparse
 
 from remesh.images.kinds import CHANNEL_PATH
@@ -23,6 +23,8 @@ from remesh.torch_programs.hook import after_import
 
 if TYPE_CHECKING:
     from remesh.torch_programs.backends import Backends
+
+_TORCH: Final = "torch.distributed"
 
 
 class CarriedProgram:
@@ -36,7 +38,7 @@ class CarriedProgram:
 
     def run(self, arguments: list[str]) -> None:
         """Run it to its end."""
-        after_import("torch.distributed", self._on_torch)
+        after_import(_TORCH, self._on_torch)
         self._control.start()
         ForkGuard(self._descriptors)
         try:
@@ -75,7 +77,7 @@ class CarriedProgram:
             notice = self._control.notice
             link = StoreLink(self._gate, notice.store, token_of(notice))
             self._backends = Backends(self._gate, link, self._rank, self._size)
-            self._backends.install(sys.modules["torch.distributed.distributed_c10d"])
+            self._backends.install(*(sys.modules[name] for name in ("torch.distributed.distributed_c10d", _TORCH)))
             self._control.carried = self._backends.cut
         return self._backends
 

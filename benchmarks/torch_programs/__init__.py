@@ -1,0 +1,1 @@
+"""What carrying programs of torch.distributed costs."""
