@@ -79,9 +79,9 @@ class _Job:
         return self.leader.returncode, said
 
     def stop(self) -> None:
-        """A checkpoint that stops."""
-        asked = subprocess.run([*_REMESH, "checkpoint", str(self.folder), "--stop"], capture_output=True, text=True)
-        assert asked.returncode == 0, asked.stderr
+        """A checkpoint that stops, asked for by a signal: a command would start for longer than some programs run."""
+        assert self.leader is not None
+        self.leader.send_signal(signal.SIGTERM)
         status, said = self.end()
         assert (status, self.state()) == (0, "stopped"), said
 
@@ -125,7 +125,7 @@ def _stop_and_compare(job: _Job, size: int, script: str, steps: int, stops: int)
     chance = random.Random(script)
     job.size = size
     job.run(script, str(steps))
-    for moment in sorted(chance.sample(range(1, steps), stops)):
+    for moment in sorted(chance.sample(range(1, steps // 2), stops)):
         job.wait_for(moment)
         time.sleep(chance.random() * 0.1)
         job.stop()
@@ -159,23 +159,21 @@ def test_a_program_of_chance_gets_what_it_gets_from_torch_alone(job: _Job, seed:
     assert taken[-1] >= 2
 
 
-def test_a_polite_end_takes_a_checkpoint_and_stops(job: _Job) -> None:
-    job.run("ddp.py", "2000")
+def test_a_job_that_is_led_is_led_by_nobody_else(job: _Job) -> None:
+    job.run("ddp.py", "100000")
     job.wait_for(5)
-    assert job.leader is not None
-    job.leader.send_signal(signal.SIGTERM)
+    asked = subprocess.run([*_REMESH, "checkpoint", str(job.folder), "--stop"], capture_output=True, text=True)
+    assert "stopped" in asked.stdout, asked.stderr
     assert job.end()[0] == 0
-    assert job.state() == "stopped"
     job.restart()
-    job.wait_for(10)
-    assert job.leader is not None
+    job.wait_for(len(job.lines()) + 2)
     second = subprocess.run([*_REMESH, "restart", str(job.folder)], capture_output=True, text=True)
     assert second.returncode == 1
     assert "leads it, expected nobody" in second.stderr
 
 
 def test_a_rank_that_dies_ends_the_job_and_leaves_its_checkpoints(job: _Job) -> None:
-    job.run("ddp.py", "2000", options=("--every", "2"))
+    job.run("ddp.py", "100000", options=("--every", "2"))
     job.wait_for(5)
     deadline_s = time.monotonic() + _PATIENCE_S
     while not JobFolder(job.folder).checkpoints():
@@ -188,7 +186,7 @@ def test_a_rank_that_dies_ends_the_job_and_leaves_its_checkpoints(job: _Job) -> 
     assert "rank 1" in said
     assert not JobFolder(job.folder).checkpoints()[0].problem
     job.restart()
-    job.wait_for(20)
+    job.wait_for(len(job.lines()) + 2)
 
 
 def test_what_does_not_fit_a_checkpoint_is_refused_and_harms_nothing(job: _Job, tmp_path: Path) -> None:
