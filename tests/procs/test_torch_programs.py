@@ -108,8 +108,9 @@ class _Job:
 
     def close(self) -> None:
         if self.leader is not None and self.leader.poll() is None:
-            self.leader.send_signal(signal.SIGINT)
-            self.end()
+            # Its keepers end when it is gone, however it ends.
+            self.leader.kill()
+            self.leader.communicate()
 
 
 @pytest.fixture
@@ -119,12 +120,12 @@ def job(tmp_path: Path) -> Iterator[_Job]:
     made.close()
 
 
-def _stop_and_compare(job: _Job, size: int, script: str, steps: int, stops: int) -> None:
+def _stop_and_compare(job: _Job, size: int, script: str, steps: int, stops: int, *more: str) -> None:
     """Stopped at random moments and restarted, it prints what it prints when nobody touches it."""
-    expected = _native(script, size, str(steps))
+    expected = _native(script, size, str(steps), *more)
     chance = random.Random(script)
     job.size = size
-    job.run(script, str(steps))
+    job.run(script, str(steps), *more)
     for moment in sorted(chance.sample(range(1, steps // 2), stops)):
         job.wait_for(moment)
         time.sleep(chance.random() * 0.1)
@@ -143,6 +144,11 @@ def test_stopped_again_and_again_training_goes_on_to_the_same_bits(
     job: _Job, script: str, size: int, steps: int
 ) -> None:
     _stop_and_compare(job, size, script, steps, 5)
+
+
+@pytest.mark.slow
+def test_workers_of_a_data_loader_are_carried(job: _Job) -> None:
+    _stop_and_compare(job, 2, "ddp.py", 400, 2, "2")
 
 
 @pytest.mark.slow
@@ -233,6 +239,7 @@ def _refused(job: _Job) -> str:
 
 def test_when_the_leader_is_killed_nothing_is_left_and_the_checkpoint_stays(job: _Job) -> None:
     job.run("ddp.py", "100000", options=("--every", "1"))
+    job.wait_for(1)
     deadline_s = time.monotonic() + _PATIENCE_S
     while not JobFolder(job.folder).checkpoints():
         assert time.monotonic() < deadline_s
