@@ -1,6 +1,6 @@
 """How much of mpi4py's own test suite passes on the library? ``make mpi4py-suite``, or by hand:
 
-    python -m tests.mpi.mpi4py_suite FOLDER [--mpi mpich] [-n 2] [--native] [--out FILE] [MODULE ...]
+    python -m tests.mpi.mpi4py_suite FOLDER [--mpi mpich] [-n 2] [--native] [--patience 120] [--out FILE] [MODULE ...]
 
 FOLDER holds the suite (``test/`` of mpi4py's source). Each module runs as a job of its own, so that one that never
 ends takes no other with it. A test has passed when it has on every rank. Prints what failed, by name, and counts.
@@ -23,7 +23,6 @@ from remesh.mpi.launch import SHM, Reach, plan_start
 from remesh.mpi.mpis import find_mpi
 
 _HERE = Path(__file__).parent
-_PATIENCE_S = 120.0
 _ORDER = ("passed", "skipped", "failed", "started")
 """From good to bad: of several ranks the worst counts; what only started never ended."""
 
@@ -49,7 +48,7 @@ def run_module(module: str, folder: Path, options: argparse.Namespace) -> Outcom
         start_new_session=True,
     )
     try:
-        said, _ = job.communicate(timeout=_PATIENCE_S)
+        said, _ = job.communicate(timeout=options.patience)
     except subprocess.TimeoutExpired:
         os.killpg(job.pid, signal.SIGKILL)
         said, _ = job.communicate()
@@ -82,6 +81,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--mpi", default="mpich")
     parser.add_argument("-n", type=int, default=2)
     parser.add_argument("--native", action="store_true", help="on the real mpi4py, to compare")
+    parser.add_argument("--patience", type=float, default=120.0, help="seconds until a module is said never to end")
     parser.add_argument("--out", type=Path, help="a file for all outcomes, as JSON")
     options = parser.parse_args(arguments)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))

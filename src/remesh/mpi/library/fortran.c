@@ -13,6 +13,7 @@
 #include "fortran.h"
 #include "op.h"
 #include "request.h"
+#include "topology.h"
 #include "win.h"
 
 /* ---- Constants that are addresses ---- */
@@ -50,6 +51,14 @@ void text_to_fortran(bool is_there, const char *text, char *to, size_t length) {
     size_t used = strlen(text) < length ? strlen(text) : length;
     memcpy(to, text, used);
     memset(to + used, ' ', length - used);
+}
+
+int num_types(MPI_Fint handle, bool is_near, Side side, void *buffer) {
+    const Comm *comm = object_of(KIND_COMM, handle_of_fortran(KIND_COMM, handle));
+    bool is_none = !comm || (is_near && !comm->topology) || (side == SENT && buffer_of(buffer) == MPI_IN_PLACE);
+    if (is_none) return 0;
+    if (!is_near) return num_peers(comm);
+    return side == SENT ? comm->topology->destinations.count : comm->topology->sources.count;
 }
 
 void count_from_one(int *indices, int count) {

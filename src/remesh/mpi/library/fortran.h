@@ -31,5 +31,10 @@ INTERNAL char *text_of_fortran(const char *text, size_t length);
 /* Blanks behind it, if there is one. */
 INTERNAL void text_to_fortran(bool is_there, const char *text, char *to, size_t length);
 INTERNAL void count_from_one(int *indices, int count);
+/* How many datatypes a call has that has one for each rank of a communicator, or each neighbour; none of what is sent in
+ * place.
+ */
+typedef enum { SENT, RECEIVED } Side;
+INTERNAL int num_types(MPI_Fint comm, bool is_near, Side side, void *buffer);
 
 #endif

@@ -25,8 +25,7 @@ _BY_HAND: Final = frozenset(
     for name in (
         *("Comm_set_attr", "Comm_get_attr", "Type_set_attr", "Type_get_attr", "Win_set_attr", "Win_get_attr"),
         *("Attr_put", "Attr_get", "Buffer_detach", "Comm_detach_buffer", "Session_detach_buffer", "Pcontrol"),
-        *("Alltoallw", "Ialltoallw", "Alltoallw_init", "Neighbor_alltoallw", "Ineighbor_alltoallw"),
-        *("Neighbor_alltoallw_init", "Status_c2f08", "Status_f082c", "Status_c2f", "Status_f2c"),
+        *("Status_c2f08", "Status_f082c", "Status_c2f", "Status_f2c"),
     )
 )
 _LEFT_OUT: Final = ("FUNCTION", "ARGUMENT_LIST", "COMMAND_LIST", "POLYFUNCTION", "STRING_ARRAY", "STRING_2DARRAY")
@@ -124,8 +123,12 @@ def _handle(one: Parameter, handle: str) -> _Translated:
 
 def _array_of_handles(one: Parameter, function: Function, handle: str) -> _Translated:
     name, kind = one.name, f"KIND_{_HANDLES[handle]}"
-    length = next(f"*{each.name}" for each in function.parameters if each.name in _LENGTHS)
     rule = _Translated(f"MPI_Fint *{name}", f"{name}_")
+    length = next((f"*{each.name}" for each in function.parameters if each.name in _LENGTHS), f"num_{name}")
+    if name in ("sendtypes", "recvtypes"):
+        # One for each rank or neighbour; where nothing is sent but what has come, Fortran may give anything.
+        near, side = str("eighbor" in function.name).lower(), "SENT" if name == "sendtypes" else "RECEIVED"
+        rule.before.append(f"int {length} = num_types(*comm, {near}, {side}, {name[:4]}buf);")
     rule.before.append(f"{handle} *{name}_ = NEW_ARRAY({handle}, {length});")
     if one.direction != "out":
         turned = f"({handle})handle_of_fortran({kind}, {name}[i])"

@@ -1,5 +1,5 @@
 ! One call of every kind whose arguments differ from those of C, by mpif.h or, with -DMODULE, by the module mpi.
-! Prints "answer" and a sum if all is as MPI says: `every_kind [STEPS]`.
+! Prints "answer" and a sum if all is as MPI says: `every_kind [STEPS [PAUSE_US]]`.
 module callbacks
    implicit none
    integer :: num_freed = 0, num_deleted = 0
@@ -86,11 +86,18 @@ program every_kind
    use mpi
 #endif
    use callbacks
+   use iso_c_binding, only: c_int
    implicit none
 #ifndef MODULE
    include 'mpif.h'
 #endif
-   integer :: ierr, rank, size, step, steps
+   interface
+      integer(c_int) function usleep(us) bind(c)
+         import c_int
+         integer(c_int), value :: us
+      end function
+   end interface
+   integer :: ierr, rank, size, step, steps, pause, slept
    integer(kind=8) :: total
    character(len=20) :: argument
    total = 0
@@ -99,17 +106,24 @@ program every_kind
       call get_command_argument(1, argument)
       read (argument, *) steps
    end if
+   pause = 0
+   if (command_argument_count() > 1) then
+      call get_command_argument(2, argument)
+      read (argument, *) pause
+   end if
    call MPI_Init(ierr)
    call MPI_Comm_rank(MPI_COMM_WORLD, rank, ierr)
    call MPI_Comm_size(MPI_COMM_WORLD, size, ierr)
    do step = 1, steps
       call send_and_receive()
       call collect()
+      call exchange_typed()
       call attributes()
       call generalized()
       call strings()
       call topology()
       call errors()
+      slept = usleep(int(pause, c_int))
    end do
    call MPI_Allreduce(MPI_IN_PLACE, total, 1, MPI_INTEGER8, MPI_SUM, MPI_COMM_WORLD, ierr)
    call MPI_Finalize(ierr)
@@ -183,6 +197,32 @@ contains
       call MPI_Sendrecv_replace(MPI_BOTTOM, 1, place, right, 8, left, 8, MPI_COMM_WORLD, MPI_STATUS_IGNORE, ierr)
       call expect(there(1) == left .and. there(2) == 7, 'MPI_BOTTOM')
       call MPI_Type_free(place, ierr)
+   end subroutine
+
+   ! A datatype for each rank, and for each neighbour on a ring: element i of what a rank gives goes to rank i.
+   subroutine exchange_typed()
+      integer :: given(0:63), taken(0:63), counts(0:63), places(0:63), types(0:63), ring, request, i
+      integer(kind=MPI_ADDRESS_KIND) :: near(0:1)
+      given = [(100*rank + i, i = 0, 63)]
+      taken = -1
+      counts = 1
+      places = [(4*i, i = 0, 63)]
+      types = MPI_INTEGER
+      call MPI_Alltoallw(given, counts, places, types, taken, counts, places, types, MPI_COMM_WORLD, ierr)
+      call expect(all_are(taken(0:size - 1) - [(100*i + rank, i = 0, size - 1)], 0), 'Alltoallw')
+      taken = given
+      call MPI_Ialltoallw(MPI_IN_PLACE, counts, places, types, taken, counts, places, types, MPI_COMM_WORLD, &
+                          request, ierr)
+      call MPI_Wait(request, MPI_STATUS_IGNORE, ierr)
+      call expect(all_are(taken(0:size - 1) - [(100*i + rank, i = 0, size - 1)], 0), 'Ialltoallw in place')
+      call MPI_Cart_create(MPI_COMM_WORLD, 1, [size], [.true.], .false., ring, ierr)
+      near = [0, 4]
+      taken = -1
+      call MPI_Neighbor_alltoallw(given, counts, near, types, taken, counts, near, types, ring, ierr)
+      i = modulo(rank - 1, size)
+      ! With two ranks both neighbours are the same, and what goes down comes from above.
+      if (size > 2) call expect(taken(0) == 100*i + 1, 'Neighbor_alltoallw')
+      call MPI_Comm_free(ring, ierr)
    end subroutine
 
    subroutine collect()
