@@ -143,12 +143,12 @@ int do_Comm_split(Comm *comm, int color, int key, Comm **newcomm) {
 
 #define RESOURCE "mpi_hw_resource_type"
 
-/* The first rank on this rank's host; it stands for the host. */
-static int find_first_on_host(Comm *comm, int *first) {
-    uint64_t *hosts = NEW_ARRAY(uint64_t, comm->size);
-    int error = gather_hosts(comm, hosts);
-    *first = 0;
-    while (!error && hosts[*first] != hosts[comm->rank]) ++*first;
+/* Those of a host have one color, in both groups of an intercommunicator. */
+static int find_color_of_host(Comm *comm, int64_t *color) {
+    Comm *own = comm->remote ? comm->local : comm;
+    uint64_t *hosts = NEW_ARRAY(uint64_t, own->size);
+    int error = gather_hosts(own, hosts);
+    *color = (int64_t)(hosts[own->rank] >> 1);
     free(hosts);
     return error;
 }
@@ -157,7 +157,6 @@ static int find_first_on_host(Comm *comm, int *first) {
  * a host is told apart: a guided split by one, and an unguided one, give MPI_COMM_NULL.
  */
 int do_Comm_split_type(Comm *comm, int split_type, int key, Info *info, Comm **newcomm) {
-    if (comm->remote) return fail(MPI_ERR_COMM, "comm is an intercommunicator: split the groups before joining them");
     bool is_shared = split_type == MPI_COMM_TYPE_SHARED, is_guided = split_type == MPI_COMM_TYPE_HW_GUIDED;
 #ifdef MPI_COMM_TYPE_RESOURCE_GUIDED
     is_guided = is_guided || split_type == MPI_COMM_TYPE_RESOURCE_GUIDED;
@@ -166,7 +165,9 @@ int do_Comm_split_type(Comm *comm, int split_type, int key, Info *info, Comm **n
         return fail(MPI_ERR_ARG, "split_type is %d: hosts are told apart, and nothing within them", split_type);
     const char *wanted = is_guided ? info_value(info, RESOURCE) : NULL;
     if (wanted && !strcmp(wanted, "mpi_shared_memory")) is_shared = true;
-    int host;
-    TRY(find_first_on_host(comm, &host));
-    return split(comm, is_shared ? host : MPI_UNDEFINED, key, newcomm);
+    int64_t color;
+    TRY(find_color_of_host(comm, &color));
+    if (!is_shared) color = MPI_UNDEFINED;
+    if (comm->remote) return split_between(comm, next_number(comm, BY_SPLIT), (Choice){color, key, comm->rank}, newcomm);
+    return split(comm, color, key, newcomm);
 }
