@@ -21,11 +21,12 @@ _MOVE = ("--shape", "8,8", "--src", "S0R@2x2", "--dst", "RS0@2x2")
 # Every verb, by whether it lists or shows. A new one is put where it belongs.
 SHOWING = {
     *("ckpt diff", "ckpt gc", "ckpt ls", "ckpt show", "ckpt verify", "mpi doctor", "mpi ls", "net probe"),
-    *("pipeline compare", "pipeline draw", "pipeline search", "plan", "testbed list", "top"),
+    *("pipeline compare", "pipeline draw", "pipeline search", "plan", "testbed list", "top", "torch ls"),
 }
 ACTING = {
     *("ckpt convert", "ckpt export", "ckpt merge", "dashboard", "mpi checkpoint", "mpi restart", "mpi run"),
     *("mpi show", "mpi slurm", "run", "testbed clean", "testbed link", "testbed run"),
+    *("torch checkpoint", "torch restart", "torch run", "torch show"),
 }
 
 
