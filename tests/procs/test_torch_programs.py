@@ -81,6 +81,12 @@ class _Job:
     def stop(self) -> None:
         """A checkpoint that stops, asked for by a signal: a command would start for longer than some programs run."""
         assert self.leader is not None
+        # What an earlier stay printed says nothing of this one, which hears signals once it runs.
+        deadline_s = time.monotonic() + _PATIENCE_S
+        while self.state() != "running":
+            assert self.leader.poll() is None, self.end()
+            assert time.monotonic() < deadline_s
+            time.sleep(0.005)
         self.leader.send_signal(signal.SIGTERM)
         status, said = self.end()
         assert (status, self.state()) == (0, "stopped"), said
@@ -249,8 +255,16 @@ def test_when_the_leader_is_killed_nothing_is_left_and_the_checkpoint_stays(job:
     assert job.leader is not None
     job.leader.kill()
     job.leader.communicate()
-    while any(Path(f"/proc/{pid}").exists() for pid in keepers):
+    while any(_is_running(pid) for pid in keepers):
         assert time.monotonic() < deadline_s
         time.sleep(0.02)
     job.restart()
     job.wait_for(len(job.lines()) + 2)
+
+
+def _is_running(pid: int) -> bool:
+    """Not over, whether or not somebody has waited for it: orphans of a test's children become the test's own."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
