@@ -70,8 +70,8 @@ class Gate:
     def hold(self, targets: Mapping[str, int]) -> None:
         """Let collectives pass up to their targets; a key without one stays where it is."""
         with self.changed:
+            # Who is held stays noted until its thread has passed: what is asked next is answered before that can run.
             self._targets, self._is_open = dict(targets), False
-            self._held.clear()
             self.changed.notify_all()
 
     def close(self) -> None:

@@ -57,6 +57,18 @@ def test_a_gate_that_holds_lets_collectives_up_to_their_targets() -> None:
     assert gate.entered == {"a": 3}
 
 
+def test_who_is_held_is_told_at_once_after_each_question() -> None:
+    gate = Gate()
+    gate.hold({})
+    thread = _in_thread(lambda: _enter(gate, "a"))
+    _wait_until_held(gate, ["a"])
+    gate.hold({})
+    with gate.changed:
+        assert gate.held_keys() == ["a"]
+    gate.open()
+    thread.join(_PATIENCE_S)
+
+
 def test_a_key_without_a_target_is_held_where_it_is() -> None:
     gate = Gate()
     gate.hold({})
