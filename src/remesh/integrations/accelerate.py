@@ -138,11 +138,6 @@ class RemeshAccelerator(Accelerator):
             )
 
 
-def _held_by(optimizer: torch.optim.Optimizer) -> set[int]:
-    """Identities of the parameters of an optimizer."""
-    return {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-
-
 def _numbered(folder: Path) -> list[Path]:
     """Checkpoints named automatically, the oldest first."""
     names = [path for path in folder.iterdir() if re.fullmatch(r"checkpoint_\d+", path.name)] if folder.is_dir() else []

@@ -29,7 +29,7 @@ from remesh.rounds.status import Status
 _RETRY_AFTER_S = {Obstacle.NO_CUT: (1.0,) * 4, Obstacle.REFUSED: (0.1, 0.2, 0.4, 0.8)}
 """After the first, second, ... attempt of a request that met an obstacle which may pass, before the next one.
 
-A refusal stops nobody, and most are of a moment: a child that has not ended, a file that an import has open.
+A refusal stops nobody, and most are of a moment: a child that is about to run a program, a file an import has open.
 """
 
 

@@ -57,7 +57,7 @@ class Obstacle(Enum):
     NO_CUT = "no cut"
     """The ranks did not come to a common cut within the limits."""
     REFUSED = "refused"
-    """A program has something now that an image cannot hold; it may be gone in a moment: a child, an open socket."""
+    """A program has something now that an image cannot hold; it may be gone in a moment: an open socket."""
     FAILED = "failed"
     """Files could not be written."""
 
