@@ -14,7 +14,9 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import socket
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -78,6 +80,15 @@ def descriptors_of_loops() -> frozenset[int]:
                 text = Path(f"/proc/self/fdinfo/{descriptor}").read_text()
                 found |= {descriptor, *(int(one) for one in _WATCHED.findall(text))}
     return frozenset(found)
+
+
+def cut_connections(sockets: Iterable[Socket]) -> None:
+    """Make every operation on them end with an error; those that listen stay, and what took a descriptor since."""
+    for descriptor, _ in open_sockets().intersection(sockets):
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as alias:
+            # gloo aborts the process when accept() on its listening socket fails.
+            if not alias.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                alias.shutdown(socket.SHUT_RDWR)
 
 
 def _loops() -> frozenset[str]:

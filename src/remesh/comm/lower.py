@@ -17,8 +17,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
-import socket
 import threading
 from collections.abc import Mapping
 from datetime import timedelta
@@ -27,7 +25,7 @@ from typing import Any
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from remesh.comm.gloo_sockets import Socket, Surroundings, look_around, open_sockets, pick_gloos
+from remesh.comm.gloo_sockets import Socket, Surroundings, cut_connections, look_around, open_sockets, pick_gloos
 from remesh.errors import PeerError
 from remesh.torch_private import (
     FakeProcessGroup,
@@ -112,16 +110,11 @@ class LowerHalf:
 
         Before :meth:`grow` it makes that fail, until the next :meth:`shed`.
         """
-        now_open = open_sockets()
         with self._lock:
             self._severed = True
-            sockets = self._sockets if self._before is None else pick_gloos(now_open, self._before)
+            sockets = self._sockets if self._before is None else pick_gloos(open_sockets(), self._before)
             self._sockets = frozenset()
-        for descriptor, _ in sockets & now_open:
-            with contextlib.suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as alias:
-                # gloo aborts the process when accept() on its listening socket fails; only connections are cut.
-                if not alias.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
-                    alias.shutdown(socket.SHUT_RDWR)
+        cut_connections(sockets)
         if self._backend == "nccl" and dist.is_initialized():
             # The communicators' kernels spin on the device; only abort ends them.
             with contextlib.suppress(RuntimeError):

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import gc
 import json
-import os
-import socket
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import Any, Final
 
 from torch.distributed import PrefixStore
 
-from remesh.comm.gloo_sockets import Surroundings, look_around, open_sockets, pick_gloos
+from remesh.comm.gloo_sockets import Surroundings, cut_connections, look_around, open_sockets, pick_gloos
 from remesh.rounds.status import Activity, Entered, Status, pairs
 from remesh.torch_programs.groups import Groups
 from remesh.torch_programs.store import CarriedStore, StoreLink
@@ -61,7 +58,8 @@ class GroupsAtCut:
         """Let go of all connections; why that could not be done, "" if it was. The gate is closed."""
         live = self._groups.live
         if any(group.has_open_messages for group in live):
-            _cut_connections()
+            # gloo has no other way to end a wait for a message.
+            cut_connections(pick_gloos(open_sockets(), _NOTHING))
         have_all = [group.shed(_GONE_LIMIT_S) for group in live]
         self._link.drop()
         if not all(have_all):
@@ -92,15 +90,6 @@ class GroupsAtCut:
             if group.is_live:
                 places, key = group.place.members, group.place.key
                 group.post_again(lambda peer, places=places, key=key: told[places[peer]][key])  # type: ignore[misc]
-
-
-def _cut_connections() -> None:
-    """Make every wait for a message end: gloo has no other way."""
-    for descriptor, _ in pick_gloos(open_sockets(), _NOTHING):
-        with suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as alias:
-            # gloo aborts the process when accept() on its listening socket fails; only connections are cut.
-            if not alias.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
-                alias.shutdown(socket.SHUT_RDWR)
 
 
 def _wait_until_gone() -> str:
