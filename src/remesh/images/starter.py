@@ -36,9 +36,14 @@ class Starter:
     """Descriptor on which it answers, and after it the init."""
 
     @classmethod
+    def make(cls) -> Self:
+        """Fork it where this process has a single thread, else spawn it."""
+        return cls.fork() if _num_threads() == 1 else cls.spawn()
+
+    @classmethod
     def fork(cls) -> Self:
         """Copy this process. RuntimeError if it has several threads, whose locks a copy would keep for ever."""
-        if len(os.listdir("/proc/self/task")) > 1:
+        if _num_threads() > 1:
             raise RuntimeError("forking the starter of an init: this process has several threads; use Starter.spawn")
         gc.freeze()
         orders_out, orders, news, news_in = _pipes()
@@ -73,6 +78,10 @@ class Starter:
         os.close(self.orders)
         os.close(self.news)
         os.waitpid(self.pid, 0)
+
+
+def _num_threads() -> int:
+    return len(os.listdir("/proc/self/task"))
 
 
 def _pipes() -> tuple[int, int, int, int]:

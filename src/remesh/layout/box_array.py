@@ -132,7 +132,7 @@ def join_grids(a: BoxArray, b: BoxArray) -> GridJoin | None:
 
     >>> rows, columns = (BoxArray.of(Box.of_shape((4, 6)).split(dim, 2), 2) for dim in (0, 1))
     >>> join_grids(rows, columns)
-    GridJoin(num_pairs=4, met=array([2, 2]), largest=6)
+    GridJoin(num_pairs=4, met=array([2, 2]), largest=8)
     """
     grids = _grid_of(a), _grid_of(b)
     if grids[0] is None or grids[1] is None or not (grids[0].is_full and grids[1].is_full):

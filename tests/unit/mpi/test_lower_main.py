@@ -20,6 +20,7 @@ def test_a_rank_without_a_leader_leaves_without_finalising(
 ) -> None:
     folder = JobFolder.create(tmp_path / "job", JobSpec(("app.py",), 1, "/", {}))
     world = SimpleNamespace(Get_rank=lambda: 3, Get_size=lambda: 4)
+    monkeypatch.setattr(lower.Starter, "make", lambda: None)
     monkeypatch.setattr(lower, "_start_mpi", lambda: SimpleNamespace(COMM_WORLD=world))
 
     def connect(*_: Any) -> None:

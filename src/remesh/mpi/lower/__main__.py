@@ -59,7 +59,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--checkpoint", type=int)
     parser.add_argument("--open-files", type=OpenFilePolicy, default=OpenFilePolicy.TRUNCATE)
     options = parser.parse_args(arguments)
-    starter = Starter.fork()  # before MPI, which has threads
+    starter = Starter.make()  # before MPI, which has threads
     began_s = time.monotonic()
     mpi = _start_mpi()
     rank = mpi.COMM_WORLD.Get_rank()
