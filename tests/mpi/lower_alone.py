@@ -14,6 +14,7 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +26,10 @@ from remesh.mpi.channel import SharedChannel
 from remesh.mpi.host_room import HostRoom
 from remesh.mpi.library.faces import library_environment
 from remesh.mpi.lower.half import MpiLowerHalf
+from remesh.mpi.lower.rank import describe_half
 from remesh.ranks.room import make_room
-from remesh.rounds.status import Activity
+from remesh.rounds.clock import decide_by_clock
+from remesh.rounds.status import Status
 
 _FOREIGN = ("OMPI_", "PMIX", "PMI_", "PRTE", "MPI", "I_MPI", "HYDRA", "FI_", "UCX")
 _ROUND_S = 0.005
@@ -57,28 +60,17 @@ def told(half: MpiLowerHalf, value: Any, *, closed: bool = False) -> list[Any]:
 
 def made_quiet(half: MpiLowerHalf) -> None:
     """The collective clock, then the drain, in lockstep over all ranks."""
-    half.hold(half.counters().entered)
+    targets: Mapping[str, int] | None = None
+    half.hold({})
     while True:
         half.serve_once(_ROUND_S)
-        position, entered = half.position(), dict(half.counters().entered)
-        mine = {comm: (count, half.members(comm)) for comm, count in entered.items()}
-        targets: dict[int, int] = {}
-        behind = False
-        for some in told(half, mine):
-            for comm, (count, members) in some.items():
-                targets[int(comm)] = max(targets.get(int(comm), 0), count)
-                # A member may be behind on a communicator that it has still to make.
-                behind |= MPI.COMM_WORLD.rank in members and entered.get(int(comm), 0) < count
-        # Held at one communicator while another's target needs this rank: all members go one further on the first.
-        over = [(comm, entered.get(comm, 0) + 1) for comm in position.communicators] if behind else []
-        for comm, target in (pair for some in told(half, over) for pair in some):
-            targets[comm] = max(targets.get(comm, 0), target)
-        half.hold(targets)
-        settled = not behind and position.where is not Activity.INSIDE
-        # What was asked for meanwhile counts, too.
-        settled = settled and dict(half.counters().entered) == entered and half.position().where is not Activity.INSIDE
-        if all(told(half, settled and not over)):
+        status = describe_half(MPI.COMM_WORLD.rank, half, is_closed=False, has_ended=False)
+        wave = [Status.from_json(one) for one in told(half, status.to_json())]
+        verdict = decide_by_clock(wave, targets, is_stuck=False)
+        if verdict.aligned:
             break
+        targets = dict(verdict.targets)
+        half.hold({int(key): number for key, number in targets.items()})
     half.close()
     while True:
         half.drain_progress()

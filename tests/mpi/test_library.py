@@ -17,6 +17,9 @@ from tests.mpi.conftest import PROGRAMS, Job, stop_after
 pytestmark = pytest.mark.mpi
 
 
+_ROTATED = (("mpich", "openmpi", "impi"), ("openmpi", "impi", "mpich"), ("impi", "mpich", "openmpi"))
+
+
 def compiled(name: str, face: str, into: Path) -> Path:
     """A program of ours, linked with the MPI of a face."""
     try:
@@ -54,16 +57,7 @@ def test_what_comes_is_what_each_rank_can_work_out(
     assert job.answer is not None
 
 
-# Who has entered a collective has set a target: where ranks also wait for messages of those that are held, a round may
-# be given up, and the job goes on.
-_GIVEN_UP = pytest.mark.xfail(
-    reason="a checkpoint in the middle of many new communicators may be given up", strict=False
-)
-
-
-@pytest.mark.parametrize(
-    ("name", "rounds"), [("collectives", 60), pytest.param("groups", 150, marks=_GIVEN_UP), ("windows", 60)]
-)
+@pytest.mark.parametrize(("name", "rounds"), [("collectives", 60), ("groups", 150), ("windows", 60)])
 def test_collectives_are_carried_through_three_mpis(job: Job, tmp_path: Path, name: str, rounds: int) -> None:
     program = compiled(name, "mpich", tmp_path)
     answers = []
@@ -78,6 +72,33 @@ def test_collectives_are_carried_through_three_mpis(job: Job, tmp_path: Path, na
         assert job.stay("openmpi", checkpoint=checkpoint).outcome.state == "finished", job.events
         answers.append(job.answer)
     assert answers[0] is not None and answers[0] == answers[1]
+
+
+_STAND_IN = (
+    *("barrier", "allreduce", "long", "in_place", "started", "own", "bcast_short", "bcast_long", "allgatherv"),
+    *("alltoallv", "split", "fence", "write_all", "finalize"),
+)
+
+
+@pytest.mark.parametrize("arena", ["", "1"], ids=["own memory", "shared memory"])
+@pytest.mark.parametrize("kind", _STAND_IN)
+def test_a_cut_waits_for_nobody_who_computes_while_others_stand_in_a_collective(
+    tmp_path: Path, kind: str, arena: str
+) -> None:
+    program, sign = compiled("absent", "mpich", tmp_path), tmp_path / "come"
+    job = Job(tmp_path / "job")
+    variables = {"REMESH_SHARED_ARRAYS": arena} if arena else {}
+    job.create(program, kind, sign, num_ranks=3, **variables)
+    first, second, third = _ROTATED[_STAND_IN.index(kind) % 3]
+    stopped = job.stay(first, watch=stop_after(0.5))
+    assert stopped.outcome.state == "stopped", job.events
+    # Once more while they still stand in what has been begun anew.
+    stopped = job.stay(second, checkpoint=job.folder.checkpoint(None), watch=stop_after(0.5))
+    assert stopped.outcome.state == "stopped", job.events
+    sign.touch()
+    ended = job.stay(third, checkpoint=job.folder.checkpoint(None))
+    assert ended.outcome.state == "finished", job.events
+    assert job.answer == ("answer 0" if kind == "finalize" else "answer 3")
 
 
 def test_more_threads_than_ways_wait_in_mpi_and_are_carried(job: Job, tmp_path: Path) -> None:

@@ -56,7 +56,7 @@ int look(Engine *e) {
     e->num_sending = kept;
     for (size_t i = 0; i < e->num_running; i++) {
         int over = e->running[i].done;
-        if (!over && !code) code = test(&e->running[i].real, &over, e->status);
+        if (!over && !code && !e->running[i].is_capped) code = test(&e->running[i].real, &over, e->status);
         e->running[i].done = (char)over;
         ready |= over;
     }
@@ -225,16 +225,26 @@ static PyObject *engine_was_woken(PyObject *self, PyObject *ignored) {
     return PyBool_FromLong(atomic_exchange(&((Engine *)self)->woken, 0));
 }
 
-/* set(closed, holding, blocked): what the checkpoint and Python's own waits ask for; slots are looked at anew. */
+/* set(closed, targets, blocked): what the checkpoint and Python's own waits ask for; slots are looked at anew.
+ * ``targets``: by communicator, up to which number collectives may be completed; None: all may.
+ */
 static PyObject *engine_set(PyObject *self, PyObject *args) {
     Engine *e = (Engine *)self;
-    int closed, holding;
+    int closed;
+    PyObject *targets;
     unsigned int blocked;
-    if (!PyArg_ParseTuple(args, "ppI", &closed, &holding, &blocked)) return NULL;
+    if (!PyArg_ParseTuple(args, "pOI", &closed, &targets, &blocked)) return NULL;
+    if (targets != Py_None && !PyDict_Check(targets))
+        return PyErr_Format(PyExc_TypeError, "targets of the collective clock are %R, expected a dict or None", targets);
     if (closed) go_anywhere(e);
     e->closed = (char)closed;
-    e->holding = (char)holding;
     e->blocked = blocked;
+    set_object(&e->targets, targets == Py_None ? NULL : targets);
+    for (size_t i = 0; i < e->num_running; i++) {
+        int capped = is_capped(e, e->running[i].request->comm, e->running[i].number);
+        if (capped < 0) return NULL;
+        e->running[i].is_capped = (char)capped;
+    }
     e->rescan = e->recheck = 1;
     Py_RETURN_NONE;
 }
@@ -347,15 +357,53 @@ static PyObject *get_singles(PyObject *self, void *unused) {
     return found;
 }
 
-/* Communicators of collectives that run. */
-static PyObject *get_inside(PyObject *self, void *unused) {
+/* Collectives that run on the real MPI: (request, number, kind, root, op, type, send, bytes of the result). */
+static PyObject *get_running(PyObject *self, void *unused) {
     Engine *e = (Engine *)self;
     (void)unused;
-    PyObject *list = PyList_New(0);
-    for (size_t i = 0; list != NULL && i < e->num_running; i++)
-        if (append_number(list, e->running[i].request->comm)) Py_CLEAR(list);
-    if (list != NULL && list_doublings(e, list)) Py_CLEAR(list);
+    PyObject *list = PyList_New((Py_ssize_t)e->num_running);
+    for (size_t i = 0; list != NULL && i < e->num_running; i++) {
+        Running *one = &e->running[i];
+        PyObject *built = Py_BuildValue(
+            "(OLiiiiOn)", (PyObject *)one->request, (long long)one->number, one->kind, one->root, one->op, one->type, one->send,
+            PyBytes_Size(one->result));
+        if (built == NULL || PyList_SetItem(list, (Py_ssize_t)i, built)) Py_CLEAR(list);
+    }
     return list;
+}
+
+/* Collectives that are messages of ours: (request's number, clock, op, type, bytes of its plan that are done, operand). */
+static PyObject *get_small(PyObject *self, void *unused) {
+    (void)unused;
+    return list_doublings((Engine *)self);
+}
+
+/* Parts of such that nobody has taken: (communicator, clock, source, error, operand). */
+static PyObject *get_parts(PyObject *self, void *unused) {
+    (void)unused;
+    return list_parts((Engine *)self);
+}
+
+/* resume_small(request, clock, plan, op, type, step, operand): go on with what another lower half began. */
+static PyObject *engine_resume_small(PyObject *self, PyObject *args) {
+    PyObject *request, *plan, *mine;
+    unsigned long long clock;
+    Fold fold;
+    Py_ssize_t step;
+    if (!PyArg_ParseTuple(args, "OKSiinS", &request, &clock, &plan, &fold.op, &fold.type, &step, &mine)) return NULL;
+    if (resume_doubling((Engine *)self, (Request *)request, clock, plan, fold, step, mine)) return NULL;
+    Py_RETURN_NONE;
+}
+
+/* keep_part(comm, clock, source, error, operand): what another lower half had heard. */
+static PyObject *engine_keep_part(PyObject *self, PyObject *args) {
+    unsigned long long comm, clock;
+    int source, error;
+    const char *payload;
+    Py_ssize_t num_bytes;
+    if (!PyArg_ParseTuple(args, "KKiiy#", &comm, &clock, &source, &error, &payload, &num_bytes)) return NULL;
+    if (hear_part((Engine *)self, comm, clock, source, error, payload, num_bytes)) return NULL;
+    Py_RETURN_NONE;
 }
 
 static uint64_t field(PyObject *setup, const char *name) {
@@ -404,8 +452,8 @@ static const Field NUMBERS[] = {
     FIELD(eager_us), FIELD(patient_us), FIELD(shortest_us), FIELD(longest_us), FIELD(idle_us), FIELD(give_way_us)};
 
 static const Field OBJECTS[] = {
-    FIELD(by_number), FIELD(posted), FIELD(arrived), FIELD(requests), FIELD(entered), FIELD(reals), FIELD(plans), FIELD(windows),
-    FIELD(accesses), FIELD(access_queues), FIELD(owed), FIELD(on_message), FIELD(may_enter), FIELD(serve),
+    FIELD(by_number), FIELD(posted), FIELD(arrived), FIELD(requests), FIELD(entered), FIELD(completed), FIELD(reals), FIELD(plans), FIELD(windows),
+    FIELD(accesses), FIELD(access_queues), FIELD(owed), FIELD(on_message), FIELD(serve),
     FIELD(serve_posted), FIELD(tell), FIELD(tell_wait), FIELD(word_send), FIELD(word_receive), FIELD(word_collective),
     FIELD(word_window), FIELD(asker)};
 
@@ -478,6 +526,7 @@ static PyObject *engine_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
 static PyObject *engine_release(PyObject *self, PyObject *ignored) {
     (void)ignored;
     go_anywhere((Engine *)self);
+    Py_CLEAR(((Engine *)self)->targets);
     for (int i = 0; i < NUM_OBJECTS; i++) Py_CLEAR(*object_at((Engine *)self, i));
     Py_RETURN_NONE;
 }
@@ -485,6 +534,7 @@ static PyObject *engine_release(PyObject *self, PyObject *ignored) {
 static void engine_dealloc(PyObject *self) {
     Engine *e = (Engine *)self;
     PyTypeObject *type = Py_TYPE(self);
+    Py_CLEAR(e->targets);
     for (int i = 0; i < NUM_OBJECTS; i++) Py_CLEAR(*object_at(e, i));
     /* Frames that MPI still reads from stay where they are. */
     free(e->sending);
@@ -513,6 +563,8 @@ static PyMethodDef engine_methods[] = {
     {"decline", engine_decline, METH_O, NULL},
     {"discard", engine_discard, METH_O, NULL},
     {"give_up_ahead", engine_give_up_ahead, METH_NOARGS, NULL},
+    {"resume_small", engine_resume_small, METH_VARARGS, NULL},
+    {"keep_part", engine_keep_part, METH_VARARGS, NULL},
     {"release", engine_release, METH_NOARGS, NULL},
     {NULL, NULL, 0, NULL},
 };
@@ -524,7 +576,9 @@ static PyGetSetDef engine_getters[] = {
     {"carrying", get_carrying, NULL, NULL, NULL},
     {"waiting", get_waiting, NULL, NULL, NULL},
     {"singles", get_singles, NULL, NULL, NULL},
-    {"inside", get_inside, NULL, NULL, NULL},
+    {"running", get_running, NULL, NULL, NULL},
+    {"small", get_small, NULL, NULL, NULL},
+    {"parts", get_parts, NULL, NULL, NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
 

@@ -32,7 +32,9 @@ typedef struct {
     uint64_t real;
     Request *request;
     PyObject *send, *result;
-    char done;
+    int64_t number; /* on its communicator: the first one is 1 */
+    int kind, root, op, type;
+    char done, is_capped; /* not to be completed now */
 } Running;
 
 typedef struct Carry Carry;
@@ -104,15 +106,16 @@ typedef struct {
     int next_stream, next_ahead;
     _Alignas(16) char status[STATUS_BYTES];
     /* what half.py owns */
-    PyObject *by_number, *posted, *arrived, *requests, *entered, *reals, *plans, *windows, *accesses, *access_queues, *owed;
-    PyObject *on_message, *may_enter, *serve, *serve_posted, *tell, *tell_wait;
+    PyObject *by_number, *posted, *arrived, *requests, *entered, *completed, *reals, *plans, *windows, *accesses, *access_queues, *owed;
+    PyObject *targets; /* up to which number collectives may be completed, by communicator; NULL: all may */
+    PyObject *on_message, *serve, *serve_posted, *tell, *tell_wait;
     PyObject *word_send, *word_receive, *word_collective, *word_window, *asker;
     int err_truncate, err_other, err_request, err_op, err_win, err_rma_range;
     /* slots */
     uint64_t single[NUM_SLOTS];
     uint32_t open_in[NUM_SLOTS]; /* of those that a slot waits for, before this one all are over */
     uint32_t singles, waits, blocked, scanned;
-    char rescan, recheck, closed, holding, attention;
+    char rescan, recheck, closed, attention;
     _Atomic int woken;
     /* pace */
     uint32_t upper_spin;
@@ -171,6 +174,8 @@ int send_wire(Engine *e, int dest, const uint64_t fields[7], const char *payload
 int take_frame(Engine *e);
 
 /* _engine_calls.c. */
+/* Whether the collective clock keeps a collective from being completed, or -1. */
+int is_capped(Engine *e, uint64_t comm, int64_t number);
 int finish_running(Engine *e, Running *one);
 int scan(Engine *e);
 /* A slot that Python serves waits for the end of this request. */
@@ -179,8 +184,11 @@ void wait_for(Engine *e, int slot, uint64_t request);
 /* _engine_doubling.c. */
 int start_doubling(Engine *e, Request *request, uint64_t clock, PyObject *plan, Fold fold, const char *send, int64_t num_bytes);
 int hear_part(Engine *e, uint64_t comm, uint64_t clock, int source, int error, const char *payload, int64_t num_bytes);
-/* Communicators of those that are not complete, into a list. */
-int list_doublings(Engine *e, PyObject *list);
+/* What is left of one that another lower half began: its request is borrowed, `mine` is bytes. */
+int resume_doubling(Engine *e, Request *request, uint64_t clock, PyObject *plan, Fold fold, Py_ssize_t step, PyObject *mine);
+/* Those that are not complete, and the parts that nobody has taken, as lists of tuples. */
+PyObject *list_doublings(Engine *e);
+PyObject *list_parts(Engine *e);
 void drop_doublings(Engine *e);
 
 /* _engine_windows.c. */

@@ -230,8 +230,27 @@ static PyObject *small_plan(Engine *e, const CollectiveCall *call) {
     return find_in(e->plans, call->comm);
 }
 
+int is_capped(Engine *e, uint64_t comm, int64_t number) {
+    if (e->targets == NULL) return 0;
+    PyObject *target = find_in(e->targets, comm);
+    int64_t last = target == NULL ? 0 : PyLong_AsLongLong(target);
+    return PyErr_Occurred() ? -1 : number > last;
+}
+
+/* Note that this one is complete here, so that it must be on all members. */
+static int note_completed(Engine *e, uint64_t comm, int64_t number) {
+    PyObject *last = find_in(e->completed, comm);
+    if (last != NULL && PyLong_AsLongLong(last) >= number) return 0;
+    PyObject *key = PyLong_FromUnsignedLongLong(comm), *value = PyLong_FromLongLong(number);
+    int failed = key == NULL || value == NULL || PyErr_Occurred() || PyDict_SetItem(e->completed, key, value);
+    Py_XDECREF(key);
+    Py_XDECREF(value);
+    return failed ? -1 : 0;
+}
+
 int finish_running(Engine *e, Running *one) {
     Request *request = one->request;
+    if (note_completed(e, request->comm, one->number)) return -1;
     set_object(&request->payload, one->result);
     request->message_bytes = PyBytes_Size(one->result);
     int failed = complete(e, request);
@@ -251,7 +270,9 @@ static int do_collective(Engine *e, int slot, const CollectiveCall *call, Real r
     one.send = PyBytes_FromStringAndSize((const char *)(call + 1), call->send_bytes);
     one.result = PyBytes_FromStringAndSize(NULL, receive_bytes);
     one.request = one.send == NULL || one.result == NULL ? NULL : start_request(e, 0, e->word_collective);
-    if (one.request == NULL || count_entered(e, call->comm) < 0) {
+    one.number = one.request == NULL ? 0 : count_entered(e, call->comm) + 1;
+    int capped = one.number > 0 ? is_capped(e, call->comm, one.number) : -1;
+    if (capped < 0) {
         Py_XDECREF(one.send);
         Py_XDECREF(one.result);
         return -1;
@@ -261,11 +282,16 @@ static int do_collective(Engine *e, int slot, const CollectiveCall *call, Real r
     one.request->peer = call->root;
     one.request->address = call->receive_address;
     one.request->num_bytes = receive_bytes;
+    one.kind = call->kind;
+    one.root = call->root;
+    one.op = call->op;
+    one.type = call->type;
+    one.is_capped = (char)capped;
     memset(PyBytes_AsString(one.result), 0, receive_bytes);
     int (*test)(uint64_t *, int *, void *) = e->function[FN_TEST];
     int over = 0;
     int code = start_real(e, call, real, PyBytes_AsString(one.send), PyBytes_AsString(one.result), &one.real);
-    if (code == 0) code = test(&one.real, &over, e->status);
+    if (code == 0 && !capped) code = test(&one.real, &over, e->status);
     if (code) {
         int failed = forget(e, one.request);
         fail(e, slot, "a collective", code);
@@ -313,21 +339,8 @@ static int serve_in_python(Engine *e, int slot) {
     return 0;
 }
 
-/* Whether the collective clock lets a rank go into one more, or -1; if not, its slot is blocked. */
-static int may_enter(Engine *e, int slot, uint64_t comm) {
-    if (!e->holding) return 1;
-    e->attention = 1;
-    PyObject *answer = PyObject_CallFunction(e->may_enter, "iK", slot, (unsigned long long)comm);
-    int may = answer == NULL ? -1 : PyObject_IsTrue(answer);
-    Py_XDECREF(answer);
-    if (may == 0) e->blocked |= 1u << slot;
-    return may;
-}
-
 static int serve_collective(Engine *e, int slot, const CollectiveCall *call) {
     Real real;
-    int may = may_enter(e, slot, call->comm);
-    if (may <= 0) return may;
     PyObject *plan = small_plan(e, call);
     if (plan != NULL) return do_small(e, slot, call, plan);
     int here = PyErr_Occurred() ? -1 : is_short(e, call, &real);

@@ -3,7 +3,8 @@
  *     a step gives    PART (communicator, clock) with what is folded so far ──>
  *     a step takes    the part of its peer, which has come or will; folds it; goes on
  *
- * Nothing is asked of MPI but to carry wire messages and to fold two operands.
+ * Nothing is asked of MPI but to carry wire messages and to fold two operands. So what is not complete, and parts that
+ * nobody has taken yet, are state of the lower half, and the next one goes on with them.
  */
 #include "_engine.h"
 #include <stdlib.h>
@@ -103,10 +104,15 @@ static int advance(Engine *e, Doubling *one) {
     return failed ? -1 : 1;
 }
 
-int start_doubling(Engine *e, Request *request, uint64_t clock, PyObject *plan, Fold fold, const char *send, int64_t num_bytes) {
+/* NULL with an exception. */
+static Doubling *room_for_doubling(Engine *e) {
     Doubling *doublings = with_room(e->doublings, e->num_doublings, &e->room_doublings, sizeof *doublings);
-    if (doublings == NULL) return -1;
-    e->doublings = doublings;
+    if (doublings != NULL) e->doublings = doublings;
+    return doublings;
+}
+
+int start_doubling(Engine *e, Request *request, uint64_t clock, PyObject *plan, Fold fold, const char *send, int64_t num_bytes) {
+    if (room_for_doubling(e) == NULL) return -1;
     Doubling one = {.clock = clock, .request = request, .plan = plan, .fold = fold};
     if ((one.mine = own_bytes(send, num_bytes)) == NULL) return -1;
     Py_INCREF((PyObject *)request);
@@ -135,10 +141,46 @@ int hear_part(Engine *e, uint64_t comm, uint64_t clock, int source, int error, c
     return 0;
 }
 
-int list_doublings(Engine *e, PyObject *list) {
-    for (size_t i = 0; i < e->num_doublings; i++)
-        if (append_number(list, e->doublings[i].request->comm)) return -1;
+int resume_doubling(Engine *e, Request *request, uint64_t clock, PyObject *plan, Fold fold, Py_ssize_t step, PyObject *mine) {
+    if (step < 0 || step >= PyBytes_Size(plan) || step % STEP_BYTES || fold.op < 0 || fold.type < 0 ||
+        fold.op >= e->num_ops || fold.type >= e->num_types || PyBytes_Size(mine) > EAGER_BYTES)
+        return PyErr_Format(PyExc_ValueError, "a small collective that is at %zd of a plan of %zd bytes", step, PyBytes_Size(plan)), -1;
+    if (room_for_doubling(e) == NULL) return -1;
+    Doubling one = {.clock = clock, .request = request, .plan = plan, .fold = fold, .step = step};
+    if ((one.mine = own_bytes(PyBytes_AsString(mine), PyBytes_Size(mine))) == NULL) return -1;
+    Py_INCREF((PyObject *)request);
+    Py_INCREF(plan);
+    e->doublings[e->num_doublings++] = one;
     return 0;
+}
+
+/* Append what Py_BuildValue has made. */
+static int append_built(PyObject *list, PyObject *built) {
+    int failed = built == NULL || PyList_Append(list, built);
+    Py_XDECREF(built);
+    return failed;
+}
+
+PyObject *list_doublings(Engine *e) {
+    PyObject *list = PyList_New(0);
+    for (size_t i = 0; list != NULL && i < e->num_doublings; i++) {
+        Doubling *one = &e->doublings[i];
+        PyObject *built = Py_BuildValue("(KKiinO)", (unsigned long long)one->request->number, (unsigned long long)one->clock,
+                                        one->fold.op, one->fold.type, one->step, one->mine);
+        if (append_built(list, built)) Py_CLEAR(list);
+    }
+    return list;
+}
+
+PyObject *list_parts(Engine *e) {
+    PyObject *list = PyList_New(0);
+    for (size_t i = 0; list != NULL && i < e->num_parts; i++) {
+        Part *part = &e->parts[i];
+        PyObject *built = Py_BuildValue("(KKiiO)", (unsigned long long)part->comm, (unsigned long long)part->clock, part->source,
+                                        part->error, part->theirs);
+        if (append_built(list, built)) Py_CLEAR(list);
+    }
+    return list;
 }
 
 void drop_doublings(Engine *e) {

@@ -1,32 +1,37 @@
-"""Up to which collective does each rank go before the cut? The collective clock: no barrier on the normal path.
+"""Which collectives have to end before the cut? Those that have ended somewhere: the collective clock.
 
-Every rank counts the collectives it has entered on each communicator. At a checkpoint:
+A collective that is complete on no member has changed nothing in any program. Its requests are unanswered, so it is
+left as it is: it goes on after the checkpoint, and begins anew after a restart. Nobody waits for a member that has not
+entered it. One that is complete on some member has to be complete on all. At a checkpoint:
 
-1. All ranks stop before their next collective and publish their counts. If all members of each communicator have the
-   same and nobody is inside, they are aligned already (4).
-2. The *target* of a communicator is the largest count of its members. Who is below it goes on until it is there: the
-   others are inside that collective already, or have left it, and cannot come back.
-3. A rank that is below one target may need a collective that stands at its target already. That target is raised by
-   one, for all its members.
-4. Nobody is below a target, nobody is inside: the ranks are *aligned*. Targets cap the counts, so that nobody can leave
-   this state; one wave that shows it is enough.
+1. All ranks stop completing collectives, and publish for each communicator the number of the last one that is complete
+   there, and up to which number all are. Programs go on, and enter more.
+2. The *target* of a communicator is the largest number that is complete on any member. Who has not reached it may
+   complete collectives up to there: the others are inside of them, or through.
+3. A rank below one target may be inside of a collective that is beyond the target of another communicator. That target
+   is raised by one, for all its members.
+4. Nobody is below a target that all had been told: the ranks are *aligned*. Targets cap what is completed, so nobody
+   can leave this state; one wave that shows it is enough. What is left open is so on all members, or not entered yet.
 
-A rank below a target may also wait for a message that a held rank would send after its collective. Raising a target is
-safe at any time, since it only lets ranks run on as the program says, so when nothing moves all collectives at which a
-rank is held are raised: the program then goes on as it would without us. A program that makes new laggards for ever is
-let go after ``MAX_RAISES``, and tried again later.
+A rank below a target may also wait for a message that another one would send after its collective. Raising a target is
+safe at any time, since it only lets ranks run on as the program says, so when nothing moves all targets are raised
+beyond which somebody is inside of a collective: the program then goes on as it would without us. A program that makes
+new laggards for ever is let go after ``MAX_RAISES``, and tried again later.
 
 A communicator may be freed by one member while others still use it, or by all while it has a target. Who freed it says
-so for some time, with the count it had then. After that it says nothing, as who has not heard of it yet; but the first
-collective of a communicator ends on nobody before all members have entered it, which tells the two apart.
+so for some time, with the number it had then. After that it says nothing, as who has not heard of it yet. The first
+collective of a communicator ends on nobody before all members have entered it, and they are told that they have: it
+has no target, but ends on all, also when ranks are closed. So who is told a target, and says nothing of the
+communicator, has forgotten it, and others may complete what they are inside of.
 
 Sources: the sequence numbers are those of MANA 2.0 (Xu and Cooperman, "Enabling practical transparent checkpointing for
-MPI: a topological sort approach", CLUSTER 2023); the ring of direct messages there is a central decision here.
+MPI: a topological sort approach", CLUSTER 2023), where entering a collective sets the target; the ring of direct
+messages there is a central decision here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 
 from remesh.rounds.status import Activity, Status, members_by_key
@@ -40,7 +45,7 @@ class Verdict:
     """What one wave means."""
 
     targets: tuple[tuple[str, int], ...]
-    """By key, sorted: collectives that the members may enter, counted as in `Status.entered`."""
+    """By key, sorted: up to which number the members may complete collectives, as in `Standing.completed`."""
     aligned: bool
     """Whether the cut may be closed."""
     reason: str
@@ -51,55 +56,67 @@ def decide_by_clock(statuses: Sequence[Status], targets: Mapping[str, int] | Non
 
     ``is_stuck``: nothing has changed for longer than the caller's patience.
     """
-    new = _largest_counts(statuses, targets or {})
-    # In the first wave nobody may enter anything: the largest counts are as good as targets that all have been told.
-    known = new if targets is None else targets
-    lagging = find_lagging(statuses, known)
-    unknown = {key for key, target in known.items() if target and key not in members_by_key(statuses)}
-    inside = [status.rank for status in statuses if status.activity is Activity.INSIDE]
-    if not lagging and not inside and not unknown and new == known:
-        return Verdict(_sorted(new), True, "all ranks stand at their targets, none is inside a collective")
+    new = _last_completed(statuses, targets or {})
     if targets is None:
-        return Verdict(_sorted(new), False, "first wave: targets are the largest counts")
-    raised = {}
-    for status in statuses:
-        if status.activity is Activity.HELD and (is_stuck or status.rank in lagging):
-            raised.update({key: status.count(key) + 1 for key in status.at if status.count(key) >= new.get(key, 0)})
-    new.update(raised)
-    if raised:
-        why = "nothing moves" if is_stuck else "a rank below another target stands there"
-        return Verdict(_sorted(new), False, f"raised the targets of {sorted(raised)}: {why}")
-    if lagging:
-        rank, key = next(iter(lagging.items()))
-        return Verdict(_sorted(new), False, f"ranks {sorted(lagging)} are below a target, rank {rank} on {key}")
-    return Verdict(_sorted(new), False, f"ranks {inside} are inside a collective that all have entered")
+        # Who answered early may have entered since what another one then completed.
+        return Verdict(_sorted(new), False, "first wave: targets are what is complete anywhere")
+    lagging = find_lagging(statuses, targets)
+    deserted = _find_deserted(statuses, targets)
+    if not lagging and new == targets and not any(key in deserted for status in statuses for key in status.at):
+        return Verdict(_sorted(new), True, "what is complete anywhere is complete on all ranks that take part")
+    waiting = {status.rank for status in statuses if status.activity is Activity.HELD and status.rank in lagging}
+    if raised := _raise_targets(statuses, new, deserted, range(len(statuses)) if is_stuck and lagging else waiting):
+        why = "nothing moves" if is_stuck else "a rank below another target, or no other rank, waits for them"
+        return Verdict(_sorted(new | raised), False, f"raised the targets of {sorted(raised)}: {why}")
+    if not lagging:
+        return Verdict(_sorted(new), False, "a rank is beyond the targets that it was told")
+    rank, key = next(iter(lagging.items()))
+    return Verdict(_sorted(new), False, f"ranks {sorted(lagging)} are below a target, rank {rank} on {key}")
 
 
 def find_lagging(statuses: Sequence[Status], targets: Mapping[str, int]) -> dict[int, str]:
-    """Ranks that are below a target, each with the first key where it is."""
+    """Ranks that are below a target that they were told, each with the first key where it is."""
     members = members_by_key(statuses)
     found: dict[int, str] = {}
     for key, target in targets.items():
-        all_have_heard = any(_is_past_the_first(status, key) for status in statuses)
         for rank in members.get(key, ()):
-            has_forgotten = all_have_heard and not statuses[rank].knows(key)
-            if statuses[rank].count(key) < target and not has_forgotten:
+            standing = statuses[rank].standing(key)
+            if standing is not None and standing.reached < target:
                 found.setdefault(rank, key)
     return found
 
 
-def _is_past_the_first(status: Status, key: str) -> bool:
-    """Whether the rank has left the first collective on ``key``."""
-    return status.count(key) > (status.activity is Activity.INSIDE and key in status.at)
-
-
-def _largest_counts(statuses: Sequence[Status], targets: Mapping[str, int]) -> dict[str, int]:
-    largest = dict(targets)
+def _raise_targets(
+    statuses: Sequence[Status], targets: Mapping[str, int], deserted: Container[str], leaving: Container[int]
+) -> dict[str, int]:
+    """New targets of those that somebody stands beyond, and has to leave."""
+    raised = {}
     for status in statuses:
-        for key, entered in status.entered:
-            if entered.count > largest.get(key, -1):
-                largest[key] = entered.count
-    return largest
+        for key in status.at:
+            standing = status.standing(key)
+            has_to = key in deserted or status.rank in leaving
+            if standing is not None and has_to and standing.reached >= targets.get(key, 0):
+                raised[key] = standing.reached + 1
+    return raised
+
+
+def _find_deserted(statuses: Sequence[Status], targets: Mapping[str, int]) -> set[str]:
+    """Keys whose first collective had ended before all were asked, and of which a member says nothing any more."""
+    members = members_by_key(statuses)
+    return {
+        key
+        for key, number in targets.items()
+        if number and any(statuses[rank].standing(key) is None for rank in members.get(key, ()))
+    }
+
+
+def _last_completed(statuses: Sequence[Status], targets: Mapping[str, int]) -> dict[str, int]:
+    last = dict(targets)
+    for status in statuses:
+        for key, standing in status.standings:
+            if standing.completed > last.get(key, 0):
+                last[key] = standing.completed
+    return last
 
 
 def _sorted(targets: Mapping[str, int]) -> tuple[tuple[str, int], ...]:

@@ -1,7 +1,7 @@
 """How do all ranks take one checkpoint together? A state machine at the coordinator: events in, instructions out.
 
-    HOLD    agree up to which collective each rank goes
-    CLOSE   ranks take no requests; collectives that must complete do; the network drains
+    HOLD    agree on the collectives that have to end, and let them end
+    CLOSE   ranks take no requests; the network drains
     IMAGE   each rank writes its image and the state of its lower half
     COMMIT  one manifest makes them a checkpoint
     DONE    ranks go on, or stop
@@ -70,7 +70,7 @@ class Ask:
     step: RoundPhase
     """HOLD or CLOSE."""
     targets: tuple[tuple[str, int], ...] | None
-    """Collectives that may be entered; None: none beyond those that are."""
+    """Up to which number collectives may be completed; None: none beyond those that are."""
     after_s: float = 0.0
     """Wait this long before it is sent."""
 
@@ -200,7 +200,7 @@ class Round:
     def _ask_again(self, verdict: Verdict, now_s: float) -> tuple[Round, tuple[Instruction, ...]]:
         if verdict.targets == self.targets:
             return self._ask(verdict.targets, after_s=_pause(self, now_s))
-        # The first targets are no raise: they say where the ranks stand.
+        # The first targets are no raise: they say what has ended.
         raised = replace(self, num_raises=self.num_raises + (self.targets is not None), changed_s=now_s)
         if raised.num_raises > MAX_RAISES:
             return raised._give_up(Obstacle.NO_CUT, f"no cut after {MAX_RAISES} raised targets: {verdict.reason}")

@@ -1,9 +1,10 @@
 """What does a rank say of itself while a checkpoint is being agreed on?
 
 Definitions. A *collective key* names a communicator (or any set of ranks that call collectives together); it is the
-same text on all its members. ``entered[key]`` counts the collectives that a rank has entered on it, from the start of
-the program on, non-blocking ones when they are initiated. ``sent[d]`` and ``received[s]`` count messages of the wire to
-and from world rank d and s, over all communicators.
+same text on all its members. Each rank numbers the collectives that it enters on a key from 1 on, from the start of the
+program; members enter them in one order, so a number means the same to all. A collective is *complete* on a rank when
+its outcome belongs to the program there, told or not. ``sent[d]`` and ``received[s]`` count messages of the wire to and
+from world rank d and s, over all communicators.
 
 The values are frozen and hashable, so that a state machine that is made of them can be explored.
 """
@@ -26,19 +27,23 @@ class Activity(Enum):
     WAITING = "waiting"
     """In a blocking call of point to point that cannot end yet."""
     HELD = "held"
-    """At a collective that it may not enter; its request is unanswered and changes nothing if it is asked again."""
+    """It waits, and is inside of a collective that it may not complete; its request is unanswered, and the collective
+    changes nothing if it is begun anew."""
     INSIDE = "inside"
-    """In a collective that it has entered, or with non-blocking ones under way."""
+    """In a collective that it may complete, blocking or not."""
     FINISHED = "finished"
     """Its program has ended; it asks for nothing any more."""
 
 
 @dataclass(frozen=True, slots=True)
-class Entered:
+class Standing:
     """How far a rank is on one communicator."""
 
-    count: int
-    """Collectives entered, at least 0."""
+    completed: int
+    """Number of the last collective that is complete here; 0 if none is."""
+    reached: int
+    """All collectives up to this number are complete here. Non-blocking ones may end out of order, so `completed` may
+    be larger."""
     members: tuple[int, ...]
     """World ranks that take part, both sides of an intercommunicator, sorted; empty if the rank has freed it. It says
     that for as long as another member may be behind it, and may then forget."""
@@ -51,15 +56,15 @@ class Status:
     rank: int
     activity: Activity
     at: tuple[str, ...] = ()
-    """Keys of the collectives that the rank is held at or is inside of, sorted; more than one with several threads."""
-    entered: tuple[tuple[str, Entered], ...] = ()
+    """Keys of the collectives that the rank is inside of and may not complete, sorted, each key once."""
+    standings: tuple[tuple[str, Standing], ...] = ()
     """By key, sorted, each key once."""
     sent: tuple[tuple[int, int], ...] = ()
     """(destination, messages), sorted, without zeros."""
     received: tuple[tuple[int, int], ...] = ()
     """(source, messages), sorted, without zeros."""
     quiet: bool = True
-    """Nothing that this rank has started is under way: sends are complete, so are non-blocking collectives."""
+    """Nothing that this rank has started is under way: sends are complete, so is every collective that must be."""
     closed: bool = False
     """The rank takes no new request of its program."""
     in_file: bool = field(default=False, compare=False)
@@ -67,13 +72,9 @@ class Status:
     refusals: tuple[str, ...] = field(default=(), compare=False)
     """Why its program cannot be imaged now; empty when it can."""
 
-    def count(self, key: str) -> int:
-        """Collectives entered on ``key``; 0 if the rank has not heard of it yet."""
-        return next((entered.count for name, entered in self.entered if name == key), 0)
-
-    def knows(self, key: str) -> bool:
-        """Whether the rank has heard of ``key`` and not forgotten it."""
-        return any(name == key for name, _ in self.entered)
+    def standing(self, key: str) -> Standing | None:
+        """How far it is on ``key``; None if the rank has not heard of it yet, or has forgotten it."""
+        return next((standing for name, standing in self.standings if name == key), None)
 
     def to_json(self) -> dict[str, Any]:
         """As JSON values; `from_json` makes an equal one."""
@@ -81,7 +82,7 @@ class Status:
             "rank": self.rank,
             "activity": self.activity.value,
             "at": list(self.at),
-            "entered": [[key, each.count, list(each.members)] for key, each in self.entered],
+            "standings": [[key, at.completed, at.reached, list(at.members)] for key, at in self.standings],
             "sent": [list(pair) for pair in self.sent],
             "received": [list(pair) for pair in self.received],
             "quiet": self.quiet,
@@ -98,7 +99,10 @@ class Status:
                 rank=int(value["rank"]),
                 activity=Activity(value["activity"]),
                 at=tuple(map(str, value["at"])),
-                entered=tuple((str(key), Entered(int(n), tuple(map(int, who)))) for key, n, who in value["entered"]),
+                standings=tuple(
+                    (str(key), Standing(int(completed), int(reached), tuple(map(int, who))))
+                    for key, completed, reached, who in value["standings"]
+                ),
                 sent=tuple((int(who), int(n)) for who, n in value["sent"]),
                 received=tuple((int(who), int(n)) for who, n in value["received"]),
                 quiet=bool(value["quiet"]),
@@ -124,7 +128,7 @@ def members_by_key(statuses: Iterable[Status]) -> dict[str, tuple[int, ...]]:
     """Who takes part in what, from all who know: a member may not have heard of a communicator yet, or freed it."""
     found: dict[str, tuple[int, ...]] = {}
     for status in statuses:
-        for key, entered in status.entered:
-            if len(entered.members) >= len(found.get(key, ())):
-                found[key] = entered.members
+        for key, standing in status.standings:
+            if len(standing.members) >= len(found.get(key, ())):
+                found[key] = standing.members
     return found

@@ -124,7 +124,7 @@ def make_setup(
         "plans": {}, "windows": {}, "accesses": {}, "access_queues": {}, "arena_start": 0, "arena_bytes": 0,
         "piece_bytes": 1 << 17,
         "serve": lambda slot: -1, "serve_posted": lambda *posted: None, "tell": lambda *told: None,
-        "tell_wait": lambda slot: None, "may_enter": lambda slot, comm: False, "owed": [], "on_message": None,
+        "tell_wait": lambda slot: None, "completed": {}, "owed": [], "on_message": None,
         "any_source": -1,
         "upper_spin": 0, "lower_spin": 0, "always_spins": False, "eager_us": 10, "patient_us": 100, "shortest_us": 50,
         "longest_us": 500, "idle_us": 1000, "give_way_us": 0, "seat": (),

@@ -98,6 +98,7 @@ def test_a_program_that_has_come_with_its_channel_hears_the_pace_of_this_host(tm
     channel = SharedChannel.create(str(tmp_path / "channel"))
     half: Any = object.__new__(MpiLowerHalf)
     half._channel, half._engine, half._attached = channel, SimpleNamespace(attach=print), {}
+    half._reopened, half._collectives = [], SimpleNamespace(reopen=list)
     half._pace = SimpleNamespace(upper_spin=7, give_way_us=11)
     half._memory, half.open = SimpleNamespace(attach=lambda pid: None), lambda: None
     channel.set_pace(1000, 50)  # what the image brought

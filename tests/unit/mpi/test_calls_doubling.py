@@ -49,7 +49,7 @@ class _Member:
         self.sent = self._mpi.sent
         self._plan, self._fails = pack_plan(range(size), rank), fails
         self._channel = SharedChannel.create(str(folder / f"channel-{rank}"))
-        callbacks = ("on_message", "may_enter", "serve", "tell", "tell_wait")
+        callbacks = ("on_message", "serve", "tell", "tell_wait")
         self.started: dict[int, Any] = {}
         self._engine = NATIVE.Engine(
             make_setup(
@@ -110,7 +110,7 @@ class _Member:
 
     @property
     def inside(self) -> set[int]:
-        return set(self._engine.inside)
+        return {self.requests.by_number[number].comm for number, *_ in self._engine.small}
 
 
 def _run(members: list[Any], operands: list[list[bytes]], order: random.Random) -> list[list[Any]]:

@@ -78,6 +78,7 @@ class _Half:
         self.owed: list[tuple[Any, Any]] = []
         self.requests, self.matching = Requests(), Matching()
         self.entered: dict[int, int] = {}
+        self.completed: dict[int, int] = {}
         self.windows: dict[int, Any] = {}
         self._frame = PostedFrame()
         self._barriers_open = False
@@ -100,6 +101,7 @@ class _Half:
                 rank=rank,
                 size=2,
                 entered=self.entered,
+                completed=self.completed,
                 reals={0: (1, 0, 2)},
                 windows=self.windows,
                 on_message=lambda *message: self.seen.append(message),
@@ -272,12 +274,12 @@ def test_what_is_said_to_python_reaches_it_with_its_payload(tmp_path: Path) -> N
 
 def test_what_is_posted_and_not_taken_is_found_by_another_lower_half(tmp_path: Path) -> None:
     half = _Half(str(tmp_path / "channel"))
-    half.engine.set(True, False, 0)
+    half.engine.set(True, None, 0)
     port = Port(half.upper, NUM_SLOTS - 1)
     assert port.post(7, 1, 5, b"abc") and port.start_receive(FIRST_POSTED, 7, ANY, 6, 8, 0x1000)
     half.turn()
     assert not half.sent
-    half.engine.set(False, False, 0)
+    half.engine.set(False, None, 0)
     half.turn()
     assert half.num_said(What.MESSAGE) == 1 and [one.request for one in half.matching.posted] == [FIRST_POSTED]
 
@@ -286,14 +288,14 @@ def test_who_asks_who_it_is_is_told_when_the_ranks_are_open(tmp_path: Path) -> N
     half = _Half(str(tmp_path / "channel"), rank=1)
     body = half.upper.bodies[4]
     BY_NAME["hello"].packer.pack_into(body, 0, BY_NAME["hello"].number)
-    half.engine.set(True, False, 0)
+    half.engine.set(True, None, 0)
     thread = threading.Thread(target=call_lower, args=(half.upper, 4), daemon=True)
     thread.start()
     while not half.lower.pending():
         time.sleep(0.001)
     half.turn()
     assert half.lower.pending() == 1 << 4
-    half.engine.set(False, False, 0)
+    half.engine.set(False, None, 0)
     half.turn()
     thread.join(5)
     assert not thread.is_alive() and HELLO_REPLY.unpack_from(body) == (0, 1, 2)
@@ -353,11 +355,11 @@ def test_a_receive_that_waits_is_told_with_its_slot_and_goes_on_after_a_pause(tm
     while not half.engine.singles:
         half.turn()
     assert half.engine.singles == {2: 1}
-    half.engine.set(True, False, 0)
+    half.engine.set(True, None, 0)
     half.arrive(0, b"!")
     half.turn()
     assert half.requests.by_number[1].done and half.engine.singles == {2: 1}, "nothing is told while closed"
-    half.engine.set(False, False, 0)
+    half.engine.set(False, None, 0)
     half.turn()
     thread.join()
     assert results == [(1, 0, 1, 0)] and into == b"!"
@@ -369,38 +371,51 @@ def test_a_collective_is_counted_and_inside_until_the_library_has_ended_it(tmp_p
     results: list[Any] = []
     thread = threading.Thread(target=lambda: results.append(port.collective(0, (0, b""), 0, 0, None, None)))
     thread.start()
-    while not half.engine.inside:
+    while not half.engine.running:
         half.turn()
-    assert (half.engine.inside, half.entered) == ([0], {0: 1})
+    assert ([(one.comm, number) for one, number, *_ in half.engine.running], half.entered) == ([(0, 1)], {0: 1})
+    assert half.completed == {}
     half.open_barriers()
     while thread.is_alive():
         half.turn()
         thread.join(0.001)
-    assert results == [1] and half.engine.inside == []
+    assert results == [1] and half.engine.running == [] and half.completed == {0: 1}
 
 
-def test_a_held_collective_waits_and_is_not_counted(tmp_path: Path) -> None:
+def test_a_collective_beyond_its_target_is_entered_and_ends_when_it_may(tmp_path: Path) -> None:
     half = _Half(str(tmp_path / "channel"))
     port = Port(half.upper, 0)
-    half.engine.set(False, True, 0)
+    half.engine.set(False, {0: 0}, 0)
+    half.open_barriers()
     thread = threading.Thread(target=lambda: port.collective(0, (0, b""), 0, 0, None, None))
     thread.start()
-    while half.lower.pending() == 0:
-        thread.join(0.001)
+    while not half.engine.running:
+        half.turn()
+    for targets in ({}, {1: 5}):
+        half.engine.set(False, targets, 0)
+        half.turn()
+        assert (half.entered, half.completed, half.lower.pending()) == ({0: 1}, {}, 1)
+    half.engine.set(True, {0: 1}, 0)
     half.turn()
-    assert half.entered == {} and half.lower.pending() == 1
-    half.open_barriers()
-    half.engine.set(False, False, 0)
+    assert (half.completed, half.lower.pending()) == ({0: 1}, 1), "it is complete, and nothing is told while closed"
+    half.engine.set(False, None, 0)
     half.turn()
     thread.join()
-    assert half.entered == {0: 1}
+    assert half.engine.running == []
+
+
+def test_what_runs_is_shown_as_it_was_asked_for(tmp_path: Path) -> None:
+    half = _Half(str(tmp_path / "channel"))
+    number = _blocking(half, lambda: Port(half.upper, 0).start_collective(0, (0, b""), 0, 0, None, None))
+    ((request, *asked),) = half.engine.running
+    assert (request.number, asked) == (number, [1, 0, 0, 0, 0, b"", 0])
 
 
 def test_a_collective_that_is_started_is_waited_for_like_any_request(tmp_path: Path) -> None:
     half = _Half(str(tmp_path / "channel"))
     port = Port(half.upper, 0)
     number = _blocking(half, lambda: port.start_collective(0, (0, b""), 0, 0, None, None))
-    assert number and half.engine.inside == [0]
+    assert number and [one.comm for one, *_ in half.engine.running] == [0]
     half.open_barriers()
     assert _blocking(half, lambda: port.wait([number], [None]))[0][3:] == (0, False)
     assert _blocking(half, lambda: port.start_collective(0, (0, b""), 0, 0, None, None)) == 0, "over at once"
@@ -448,10 +463,10 @@ def test_a_message_that_is_taken_while_the_engine_hears_news_ends_a_probe() -> N
 
     half: Any = object.__new__(MpiLowerHalf)
     half._engine, half._serving, half._requests = Engine(), Serving(), SimpleNamespace(news=True)
-    half._collectives = SimpleNamespace(poll=lambda: False)
+    half._collectives = SimpleNamespace(poll=lambda: False, targets=None)
     half._channel = SimpleNamespace(bodies=(), answer=answered.append)
     half._closed = half._progressed = False
-    half._targets, half._held, half._aborting = None, {}, set()
+    half._aborting = set()
     passes = 0
     while half._step() and passes < 10:
         passes += 1
@@ -589,7 +604,7 @@ def test_closing_lets_a_payload_end_that_has_begun_and_no_other_begin(
         assert receiver.engine.step(False) and receiver.engine.carrying
     is_ahead = not near and not is_begun
     for half in (sender, receiver):
-        half.engine.set(True, False, 0)
+        half.engine.set(True, None, 0)
     _both_turn(sender, receiver)
     assert not receiver.engine.carrying and not sender.engine.carrying
     assert (target == source) is is_begun and not receiver.pieces
@@ -597,7 +612,7 @@ def test_closing_lets_a_payload_end_that_has_begun_and_no_other_begin(
     # What has not begun is owed; what has ended is told when the channel is open again.
     assert len(receiver.owed) == (0 if is_begun else 1)
     assert sender.upper.pending() == 1
-    sender.engine.set(False, False, 0)
+    sender.engine.set(False, None, 0)
     sender.turn()
     assert sender.upper.pending() == (0 if is_begun else 1)
 
@@ -676,9 +691,9 @@ def test_an_engine_rests_on_the_programs_core_until_it_is_closed_and_never_beyon
             _ring_from(half, core)
             half.engine.run(3000, False, [])
             assert os.sched_getaffinity(0) == {core}
-        half.engine.set(True, False, 0)
+        half.engine.set(True, None, 0)
         assert os.sched_getaffinity(0) == allowed, "who writes an image may run anywhere"
-        half.engine.set(False, False, 0)
+        half.engine.set(False, None, 0)
         os.sched_setaffinity(0, {min(allowed)})
         for core in allowed:
             _ring_from(half, core)

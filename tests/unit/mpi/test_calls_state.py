@@ -9,10 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from remesh.errors import FormatError
+from remesh.mpi.calls.table import Kind
 from remesh.mpi.lower import state
 from remesh.mpi.lower.exposure import Asker, Exposure, Locks
+from remesh.mpi.lower.open_collectives import OpenCollective
 from remesh.mpi.lower.records import Arrived, Operation, Posted
 from remesh.mpi.lower.requests import RECEIVE, SEND
+from remesh.mpi.lower.stand_ins import CallShape
 
 
 def _parts(payload: bytes) -> state.HalfState:
@@ -31,6 +34,14 @@ def _parts(payload: bytes) -> state.HalfState:
         parcels={2: payload},
         members={0: (0, 1, 2), 1 << 61: (1, 2)},
         entered={0: 12},
+        made=[1 << 61],
+        open=[
+            OpenCollective(4, 0, 12, CallShape(Kind.BCAST, 2, 0, 0, 0, 1 << 33), 0, b""),
+            OpenCollective(5, 0, 11, CallShape(Kind.GATHERV, 1, 0, 0, len(payload), 9, (), (4, 5, 0)), 0, payload),
+            OpenCollective(6, 1 << 61, 1, CallShape(Kind.ALLREDUCE, 0, 1, 2, 1 << 33, 1 << 33), 0x7000_0000, None),
+        ],
+        small=[state.SmallCollective(7, 3, 1, 2, 8, payload)],
+        parts=[state.Part(0, 5, 2, 15, payload)],
         windows={
             9: Exposure(4096, {4096: 80}, Locks([Asker(2, True, 7)], [Asker(0, False, 3)])),
             1 << 60: Exposure(0, {1 << 40: 8, 1 << 41: 0}, Locks([Asker(0, False, 1), Asker(1, False, 2)])),
@@ -67,6 +78,14 @@ def test_a_changed_byte_is_noticed(position: int, change: int) -> None:
 def test_a_shorter_file_is_noticed(length: int) -> None:
     with pytest.raises(FormatError):
         state.load(state.save(_parts(b"payload"))[:length], rank=1, size=3)
+
+
+@pytest.mark.parametrize(("address", "send"), [(0, None), (4096, b"payload"), (0, b"payloa")])
+def test_an_operand_is_in_one_place_and_whole(address: int, send: bytes | None) -> None:
+    shape = CallShape(Kind.BCAST, 0, 0, 0, 7, 0)
+    wrong = replace(_parts(b""), open=[OpenCollective(4, 0, 12, shape, address, send)])
+    with pytest.raises(FormatError, match="operand of 7 bytes"):
+        state.load(state.save(wrong), rank=1, size=3)
 
 
 def test_another_rank_is_told_so() -> None:

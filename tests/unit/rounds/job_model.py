@@ -2,10 +2,19 @@
 
 Every choice that a real job leaves to chance is a choice here: which rank runs, which message arrives, when a rank
 hears of the checkpoint, whether a wave finds that nothing moves. `explore` walks all of them. A script is a tuple of
-operations: ``("send", rank)``, ``("recv", rank or None)``, ``("coll", key)``, ``("tell", key)``, ``("free", key)``,
-``("forget", key)``. A collective ends for a member once all members are inside it or past it: the strictest kind; one
-that tells ends without the others, unless it is the first of its key. A lower half that has forgotten what was freed
-does not say any more that it was.
+operations:
+
+    ("send", rank), ("recv", rank or None)    messages; None: from anybody
+    ("coll", key)       a collective that ends for a member once all members are inside of it: the strictest kind
+    ("tell", key)       ends for the first member without the others, and for those once the first has entered
+    ("start", key), ("wait", key)             a strict one that is started, and waited for with all others of its key
+    ("small", key)      made of messages, one from each member to each other: outlives the network as they do
+    ("free", key), ("forget", key)            a lower half that has forgotten what was freed does not say so any more
+    ("spin", None)      computes for so long that no round sees the end
+
+The first collective of a key ends for nobody before all are inside of it, which all hear of, but on "world", which all
+know from the start. After a restart the network knows of no collective but those that are open on a rank, which it
+begins anew.
 """
 
 from __future__ import annotations
@@ -16,11 +25,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from remesh.rounds.machine import Ask, Commit, End, Round, RoundPhase, TakeImage
-from remesh.rounds.status import Activity, Entered, Status, pairs
+from remesh.rounds.status import Activity, Standing, Status, pairs
 
 Counts = tuple[tuple[str, int], ...]
 Script = tuple[tuple[str, Any], ...]
-_COLLECTIVE = ("coll", "tell")
+WORLD = "world"
+_COLLECTIVE = ("coll", "tell", "start", "small")
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,13 +38,20 @@ class Rank:
     """One rank: its program, and what its lower half knows."""
 
     position: int = 0
-    inside: bool = False
     entered: Counts = ()
     """Collectives entered."""
-    real: Counts = ()
-    """The same, also on what has been freed."""
     freed: Counts = ()
     """Collectives that were entered on what has been freed, until that is forgotten."""
+    open: Counts = ()
+    """Collectives of the network that are not complete: key and number."""
+    begun: Counts = ()
+    """Those that this rank has taken part in since the network was new."""
+    done: Counts = ()
+    """Those that are complete."""
+    small: Counts = ()
+    """The collective of messages that it is inside of."""
+    parts: tuple[tuple[str, int, int], ...] = ()
+    """Key, number and source of parts of such that have come."""
     sent: tuple[int, ...] = ()
     received: tuple[int, ...] = ()
     queue: tuple[int, ...] = ()
@@ -49,14 +66,19 @@ class Rank:
     outbox: tuple[Any, ...] = ()
     """To the coordinator."""
 
+    def may_complete(self, key: str, number: int) -> bool:
+        """Whether the clock lets it."""
+        return not self.held or number <= _count(self.targets or (), key)
+
 
 @dataclass(frozen=True, slots=True)
 class World:
     """Everything at one moment."""
 
     ranks: tuple[Rank, ...]
-    wire: tuple[tuple[int, int], ...] = ()
-    """(source, destination) of messages under way; those of one pair arrive in order."""
+    wire: tuple[tuple[int, int, tuple[str, int] | None], ...] = ()
+    """(source, destination, of which collective it is a part) of messages under way; those of one pair arrive in order.
+    """
     round: Round | None = None
     cut: tuple[Rank, ...] | None = None
     """The ranks when the last one had written its image."""
@@ -69,6 +91,7 @@ class Job:
         self.scripts = scripts
         self.members = members
         self.start = World(tuple(Rank(sent=(0,) * len(scripts), received=(0,) * len(scripts)) for _ in scripts))
+        self.never_ends = any(("spin", None) in script for script in scripts)
 
     # --- what can happen next ---
 
@@ -89,52 +112,95 @@ class Job:
             yield self._perform(world, *begun.begin(0.0))
 
     def run_program(self, world: World, me: int) -> Iterator[World]:
-        """The rank goes one operation on, if it can."""
+        """The rank goes one operation on, or one of its collectives ends, if that can be."""
         rank = world.ranks[me]
-        if rank.position == len(self.scripts[me]):
-            return
+        for key, number in rank.open:
+            if self._may_complete(world, rank, key, number) and self._can_end(world, me, key, number):
+                left = tuple(one for one in rank.open if one != (key, number))
+                yield _with(world, me, replace(rank, open=left, done=tuple(sorted((*rank.done, (key, number))))))
+        # What is complete is told when the rank is open again.
+        if rank.position < len(self.scripts[me]) and not rank.closed:
+            yield from self._operate(world, me)
+
+    def _operate(self, world: World, me: int) -> Iterator[World]:
+        rank = world.ranks[me]
         kind, what = self.scripts[me][rank.position]
         if kind in _COLLECTIVE:
-            yield from self._collective(world, me, what)
-        elif rank.closed:
-            return
+            yield from self._collective(world, me, kind, what)
+        elif kind == "wait":
+            if not any(key == what for key, _ in rank.open):
+                yield _with(world, me, _on(rank))
         elif kind in ("free", "forget"):
             kept = ((what, _count(rank.entered, what)),) if kind == "free" else ()
             known = {"entered": _without(rank.entered, what), "freed": (*_without(rank.freed, what), *kept)}
-            yield _with(world, me, replace(rank, position=rank.position + 1, **known))
+            yield _with(world, me, replace(_on(rank), **known))
         elif kind == "send":
-            counts = tuple(n + (to == what) for to, n in enumerate(rank.sent))
-            moved = replace(rank, position=rank.position + 1, sent=counts)
-            yield replace(_with(world, me, moved), wire=(*world.wire, (me, what)))
-        else:
+            yield _send(_with(world, me, _on(rank)), me, what, None)
+        elif kind == "recv":
             place = next((i for i, source in enumerate(rank.queue) if what in (None, source)), None)
             if place is not None:
                 rest = rank.queue[:place] + rank.queue[place + 1 :]
                 got = (*rank.got, rank.queue[place])
-                yield _with(world, me, replace(rank, position=rank.position + 1, queue=rest, got=got))
+                yield _with(world, me, replace(_on(rank), queue=rest, got=got))
 
-    def _collective(self, world: World, me: int, key: str) -> Iterator[World]:
+    def _collective(self, world: World, me: int, kind: str, key: str) -> Iterator[World]:
+        """Enter it, or go on behind it."""
         rank = world.ranks[me]
-        others = [world.ranks[member] for member in self.members[key]]
-        count = _count(rank.entered, key)
-        if rank.inside:
-            is_alone = self.scripts[me][rank.position][0] == "tell" and count > 1
-            if is_alone or all(_count(other.real, key) >= count for other in others):
-                yield _with(world, me, replace(rank, inside=False, position=rank.position + 1))
-        elif not rank.closed and (not rank.held or count < _count(rank.targets or (), key)):
-            more = {"entered": _plus_one(rank.entered, key), "real": _plus_one(rank.real, key)}
-            yield _with(world, me, replace(rank, inside=True, **more))
+        number = _count(rank.entered, key)
+        if (key, number) in rank.small:
+            others = [(key, number, other) for other in self.members[key] if other != me]
+            if set(others) <= set(rank.parts):
+                parts = tuple(part for part in rank.parts if part not in others)
+                yield _with(world, me, replace(_on(rank), small=(), parts=parts))
+        elif (key, number) in rank.done and kind != "start" and self._is_inside(rank, me):
+            yield _with(world, me, _on(rank))
+        elif not self._is_inside(rank, me):
+            this = (key, number + 1)
+            entered = replace(rank, entered=_plus_one(rank.entered, key))
+            if kind == "small":
+                following = _with(world, me, replace(entered, small=(this,)))
+                for other in self.members[key]:
+                    following = following if other == me else _send(following, me, other, this)
+                yield following
+            else:
+                entered = replace(entered, open=(*rank.open, this), begun=tuple(sorted((*rank.begun, this))))
+                yield _with(world, me, _on(entered) if kind == "start" else entered)
+
+    def _is_inside(self, rank: Rank, me: int) -> bool:
+        """Whether it has entered the collective where it stands: more of its key have been entered than lie behind."""
+        kind, key = self.scripts[me][rank.position]
+        behind = sum(one == key and what in _COLLECTIVE for what, one in self.scripts[me][: rank.position])
+        return kind != "start" and _count(rank.entered, key) > behind
+
+    def _may_complete(self, world: World, rank: Rank, key: str, number: int) -> bool:
+        is_first = number == 1 and key != WORLD
+        all_have_begun = all((key, number) in world.ranks[member].begun for member in self.members[key])
+        return rank.may_complete(key, number) or (is_first and all_have_begun)
+
+    def _can_end(self, world: World, me: int, key: str, number: int) -> bool:
+        """Whether the network has done what this member needs of a collective."""
+        members = self.members[key]
+        has_begun = {member for member in members if (key, number) in world.ranks[member].begun}
+        if self._kind_of(me, key, number) != "tell" or (number == 1 and key != WORLD):
+            return has_begun == set(members)
+        return me == members[0] or members[0] in has_begun
+
+    def _kind_of(self, me: int, key: str, number: int) -> str:
+        return [kind for kind, what in self.scripts[me] if what == key and kind in _COLLECTIVE][number - 1]
 
     def deliver(self, world: World) -> Iterator[World]:
         """A message arrives: the first one of any pair."""
         seen = set()
-        for place, (source, destination) in enumerate(world.wire):
+        for place, (source, destination, part) in enumerate(world.wire):
             if (source, destination) in seen:
                 continue
             seen.add((source, destination))
             rank = world.ranks[destination]
             received = tuple(n + (whom == source) for whom, n in enumerate(rank.received))
-            taken = replace(rank, received=received, queue=(*rank.queue, source))
+            if part is None:
+                taken = replace(rank, received=received, queue=(*rank.queue, source))
+            else:
+                taken = replace(rank, received=received, parts=tuple(sorted((*rank.parts, (*part, source)))))
             rest = world.wire[:place] + world.wire[place + 1 :]
             yield replace(_with(world, destination, taken), wire=rest)
 
@@ -146,31 +212,32 @@ class Job:
         rank = replace(rank, inbox=tuple(rest))
         if isinstance(message, Ask):
             rank = replace(rank, held=True, targets=message.targets, closed=message.step is RoundPhase.CLOSE)
-            rank = replace(rank, outbox=(*rank.outbox, (message.wave, self._status(rank, me))))
+            rank = replace(rank, outbox=(*rank.outbox, (message.wave, self._status(world, rank, me))))
         elif isinstance(message, TakeImage):
             rank = replace(rank, outbox=(*rank.outbox, "imaged"))
         else:
             rank = replace(rank, held=False, targets=None, closed=False)
         yield _with(world, me, rank)
 
-    def _status(self, rank: Rank, me: int) -> Status:
-        activity, at = Activity.COMPUTING, ()
+    def _status(self, world: World, rank: Rank, me: int) -> Status:
+        ending = {one for one in rank.open if self._may_complete(world, rank, *one)}
+        at = tuple(sorted({key for key, _ in set(rank.open) - ending}))
         if rank.position == len(self.scripts[me]):
             activity = Activity.FINISHED
         else:
-            kind, what = self.scripts[me][rank.position]
-            if kind in _COLLECTIVE:
-                at = (what,)
-                activity = Activity.INSIDE if rank.inside else Activity.HELD
-            elif kind == "recv":
-                activity = Activity.WAITING
-        counts = {**dict.fromkeys(at, 0), **dict(rank.entered)}
-        known = {key: Entered(count, self.members[key]) for key, count in counts.items()}
-        known |= {key: Entered(count, ()) for key, count in rank.freed}
-        entered = tuple(sorted(known.items()))
-        return Status(
-            me, activity, at, entered, pairs(rank.sent), pairs(rank.received), not rank.inside, closed=rank.closed
-        )
+            kind, _ = self.scripts[me][rank.position]
+            waits = kind in ("recv", "wait") or (kind in _COLLECTIVE and self._is_inside(rank, me))
+            activity = Activity.WAITING if waits else Activity.COMPUTING
+        if ending:
+            activity = Activity.INSIDE
+        elif at and activity is Activity.WAITING:
+            activity = Activity.HELD
+        entered = {**{key: 0 for key in self.members if key == WORLD}, **dict(rank.entered)}
+        known = {key: Standing(*_how_far(rank, key, count), self.members[key]) for key, count in entered.items()}
+        known |= {key: Standing(count, count, ()) for key, count in rank.freed}
+        standings = tuple(sorted(known.items(), key=lambda item: item[0]))
+        messages = (pairs(rank.sent), pairs(rank.received))
+        return Status(me, activity, at, standings, *messages, quiet=not ending, closed=rank.closed)
 
     # --- the coordinator ---
 
@@ -215,23 +282,27 @@ class Job:
 
     def restart(self, cut: tuple[Rank, ...]) -> World:
         """The job as it begins anew from a cut: nothing of the network, the counts, or the round is left."""
-        fresh = []
-        for rank in cut:
-            entered = tuple((key, count) for key, count in rank.real if _count(rank.entered, key))
-            fresh.append(replace(rank, entered=entered, held=False, targets=None, closed=False))
+        fresh = [replace(rank, begun=rank.open, held=False, targets=None, closed=False) for rank in cut]
         return World(tuple(replace(rank, freed=(), inbox=(), outbox=()) for rank in fresh))
 
     def run_to_end(self, world: World) -> World:
-        """Let it run without a checkpoint, first rank first, until nothing moves."""
+        """Let it run without a checkpoint, first rank first, until nothing moves. What spins has ended at last."""
         moved = True
         while moved:
             moved = False
-            for step in (*(self.run_program(world, me) for me in range(len(self.scripts))), self.deliver(world)):
+            ends = (self._end_spin(world, me) for me in range(len(self.scripts)))
+            runs = (self.run_program(world, me) for me in range(len(self.scripts)))
+            for step in (*runs, self.deliver(world), *ends):
                 following = next(step, None)
                 if following is not None:
                     world, moved = following, True
                     break
         return world
+
+    def _end_spin(self, world: World, me: int) -> Iterator[World]:
+        rank = world.ranks[me]
+        if rank.position < len(self.scripts[me]) and self.scripts[me][rank.position][0] == "spin":
+            yield _with(world, me, _on(rank))
 
     def is_complete(self, world: World) -> bool:
         """Whether every program has come to its end."""
@@ -259,7 +330,8 @@ def explore(job: Job, *, stop: bool, most: int = 200_000) -> Explored:
         if world.cut is not None:
             cuts.add(world.cut)
         stopped = stop and world.cut is not None
-        if stopped or (world.round is not None and world.round.phase is RoundPhase.DONE and job.is_complete(world)):
+        is_over = world.round is not None and world.round.phase is RoundPhase.DONE
+        if stopped or (is_over and (job.never_ends or job.is_complete(world))):
             ends.append(world)
         if stopped:
             continue
@@ -282,6 +354,23 @@ def explore(job: Job, *, stop: bool, most: int = 200_000) -> Explored:
 
 def _with(world: World, me: int, rank: Rank) -> World:
     return replace(world, ranks=(*world.ranks[:me], rank, *world.ranks[me + 1 :]))
+
+
+def _on(rank: Rank) -> Rank:
+    return replace(rank, position=rank.position + 1)
+
+
+def _send(world: World, source: int, destination: int, part: tuple[str, int] | None) -> World:
+    rank = world.ranks[source]
+    sent = tuple(n + (to == destination) for to, n in enumerate(rank.sent))
+    sender = _with(world, source, replace(rank, sent=sent))
+    return replace(sender, wire=(*sender.wire, (source, destination, part)))
+
+
+def _how_far(rank: Rank, key: str, entered: int) -> tuple[int, int]:
+    """The last number that is complete, and up to which all are; what is made of messages waits for nobody's clock."""
+    completed = max((number for name, number in rank.done if name == key), default=0)
+    return completed, min((number - 1 for name, number in rank.open if name == key), default=entered)
 
 
 def _without(counts: Counts, key: str) -> Counts:

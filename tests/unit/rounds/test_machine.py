@@ -12,54 +12,78 @@ from remesh.errors import FormatError
 from remesh.rounds.clock import decide_by_clock
 from remesh.rounds.drain import compute_missing, is_drained
 from remesh.rounds.machine import PATIENCE_S, Ask, Commit, End, Ending, Obstacle, Round, RoundPhase, TakeImage
-from remesh.rounds.status import Activity, Entered, Status, pairs
+from remesh.rounds.status import Activity, Standing, Status, pairs
 
 _WORLD = (0, 1)
 
 
-def _status(rank: int, count: int = 0, activity: Activity = Activity.COMPUTING, **more: object) -> Status:
-    at = ("w",) if activity in (Activity.HELD, Activity.INSIDE) else ()
-    return replace(Status(rank, activity, at, (("w", Entered(count, _WORLD)),)), **more)
+def _status(rank: int, number: int = 0, activity: Activity = Activity.COMPUTING, **more: object) -> Status:
+    """All collectives of the world up to a number are complete; who is held is inside of the next."""
+    at = ("w",) if activity is Activity.HELD else ()
+    return replace(Status(rank, activity, at, (("w", Standing(number, number, _WORLD)),)), **more)
 
 
-def _freed(rank: int, count: int) -> Status:
-    return Status(rank, Activity.COMPUTING, (), (("w", Entered(count, ())),))
+def _freed(rank: int, number: int) -> Status:
+    return Status(rank, Activity.COMPUTING, (), (("w", Standing(number, number, ())),))
 
 
-def test_the_clock_waits_for_who_is_below_the_largest_count() -> None:
-    first = decide_by_clock([_status(0, 3, Activity.INSIDE), _status(1, 2)], None, is_stuck=False)
+def test_the_clock_waits_for_who_is_below_what_is_complete_elsewhere() -> None:
+    first = decide_by_clock([_status(0, 3), _status(1, 2)], None, is_stuck=False)
     assert dict(first.targets) == {"w": 3} and not first.aligned
-    then = decide_by_clock([_status(0, 3, Activity.INSIDE), _status(1, 2)], {"w": 3}, is_stuck=False)
+    then = decide_by_clock([_status(0, 3), _status(1, 2)], {"w": 3}, is_stuck=False)
     assert not then.aligned and "ranks [1] are below" in then.reason
     assert decide_by_clock([_status(0, 3), _status(1, 3)], {"w": 3}, is_stuck=False).aligned
 
 
+def test_the_first_wave_decides_nothing_as_who_answered_early_may_have_entered_since() -> None:
+    assert not decide_by_clock([_status(0), Status(1, Activity.COMPUTING)], None, is_stuck=False).aligned
+
+
 @pytest.mark.parametrize(
-    ("wave", "aligned"),
+    ("wave", "target", "aligned"),
     [
-        ([_status(0, 3), _status(1, 3, Activity.HELD)], True),
-        ([_status(0, 3), _status(1, 2)], False),
-        ([_status(0, 3, Activity.INSIDE), _status(1, 3, Activity.INSIDE)], False),
-        # Rank 1 has not heard of it; then it has freed and forgotten it, for rank 0 has left its first collective.
-        ([_status(0, 1, Activity.INSIDE), Status(1, Activity.COMPUTING)], False),
-        ([_status(0, 1), Status(1, Activity.COMPUTING)], True),
-        ([_status(0, 2, Activity.INSIDE), Status(1, Activity.COMPUTING)], False),
-        # Rank 1 has freed it, and says at what count.
-        ([_status(0, 2), _freed(1, 3)], False),
-        ([_status(0, 3), _freed(1, 3)], True),
-        ([_freed(0, 3), _freed(1, 3)], True),
+        ([_status(0, 3), _status(1, 3)], 3, True),
+        ([_status(0, 3), _status(1, 2)], 3, False),
+        # Inside of what is complete nowhere: nobody waits for who has not entered it.
+        ([_status(0, 3, Activity.HELD), _status(1, 3)], 3, True),
+        ([_status(0, 3, Activity.HELD), _status(1, 3, Activity.HELD)], 3, True),
+        # The second is complete on rank 0, and the first is not: rank 1 has to come to both, rank 0 to the first.
+        ([Status(0, Activity.INSIDE, (), (("w", Standing(2, 0, _WORLD)),)), _status(1, 2)], 2, False),
+        # Rank 1 says nothing: it has freed it and forgotten that, so rank 0 may complete what it is inside of.
+        ([_status(0, 1), Status(1, Activity.COMPUTING)], 1, True),
+        ([_status(0, 1, Activity.HELD), Status(1, Activity.COMPUTING)], 1, False),
+        # It says nothing, and may not have heard of it yet.
+        ([_status(0, 1), Status(1, Activity.COMPUTING)], 0, False),
+        # Rank 1 has freed it, and says at what number.
+        ([_status(0, 2), _freed(1, 3)], 3, False),
+        ([_status(0, 3), _freed(1, 3)], 3, True),
+        ([_freed(0, 3), _freed(1, 3)], 3, True),
     ],
 )
-def test_ranks_that_stand_at_the_same_counts_are_aligned_in_the_first_wave(wave: list[Status], aligned: bool) -> None:
-    verdict = decide_by_clock(wave, None, is_stuck=False)
+def test_ranks_are_aligned_where_what_is_complete_anywhere_is_so_on_all(
+    wave: list[Status], target: int, aligned: bool
+) -> None:
+    told = {"w": target} if target else {}
+    verdict = decide_by_clock(wave, told, is_stuck=False)
     assert verdict.aligned == aligned
-    assert dict(verdict.targets) == {"w": max(status.count("w") for status in wave)}
+    assert dict(decide_by_clock(wave, None, is_stuck=False).targets).get("w", 0) >= target
 
 
-def test_a_rank_held_at_a_target_that_nobody_else_knows_is_not_aligned() -> None:
-    # A target of a communicator that no status names says that somebody may still enter.
-    verdict = decide_by_clock([_status(0), _status(1)], {"w": 0, "new": 1}, is_stuck=False)
-    assert not verdict.aligned
+def test_a_target_is_raised_for_who_is_below_another_and_waits_beyond_it_and_for_nobody_else() -> None:
+    known = {"a": Standing(0, 0, (0, 1)), "b": Standing(2, 2, (1, 2)), "c": Standing(4, 4, (0, 2))}
+    ahead = Status(0, Activity.HELD, ("c",), (("a", Standing(1, 1, (0, 1))), ("c", known["c"])))
+    behind = Status(1, Activity.HELD, ("b",), (("a", known["a"]), ("b", known["b"])))
+    other = Status(2, Activity.COMPUTING, (), (("b", known["b"]), ("c", known["c"])))
+    verdict = decide_by_clock([ahead, behind, other], {"a": 1, "b": 2, "c": 4}, is_stuck=False)
+    assert not verdict.aligned and dict(verdict.targets) == {"a": 1, "b": 3, "c": 4}
+    stuck = decide_by_clock([ahead, behind, other], {"a": 1, "b": 2, "c": 4}, is_stuck=True)
+    assert dict(stuck.targets) == {"a": 1, "b": 3, "c": 5}
+
+
+def test_where_nobody_is_below_a_target_nothing_that_stands_still_raises_any() -> None:
+    wave = [_status(0, 3, Activity.HELD), _status(1, 3)]
+    verdict = decide_by_clock(wave, {"w": 3}, is_stuck=True)
+    assert verdict.aligned and dict(verdict.targets) == {"w": 3}
 
 
 @given(st.lists(st.lists(st.integers(0, 3), min_size=3, max_size=3), min_size=3, max_size=3))
@@ -101,7 +125,7 @@ def test_a_round_goes_from_intent_to_commit() -> None:
             assert rank == 0 or not told or told == ()
             status = _status(rank, 5, closed=ask.step is RoundPhase.CLOSE)
             state, told = state.on_status(status, ask.wave, now_s)
-    assert steps == [RoundPhase.HOLD, RoundPhase.CLOSE, RoundPhase.CLOSE]
+    assert steps == [RoundPhase.HOLD, RoundPhase.HOLD, RoundPhase.CLOSE, RoundPhase.CLOSE]
     state, told = state.on_imaged(1, "")
     assert told == ()
     state, told = state.on_imaged(0, "")
@@ -150,11 +174,11 @@ def test_a_round_that_finds_no_cut_is_given_up_after_its_limit_but_not_while_ima
 
 
 def test_nothing_that_moves_raises_the_targets_of_who_is_held() -> None:
-    # Rank 0 is inside "w"; rank 1 waits for a message that rank 2 will send after "x", where it is held.
+    # Rank 0 has left "w"; rank 1 waits for a message that rank 2 will send after "x", where it is held.
     wave = [
-        Status(0, Activity.INSIDE, ("w",), (("w", Entered(1, (0, 1))),)),
-        Status(1, Activity.WAITING, (), (("w", Entered(0, (0, 1))),)),
-        Status(2, Activity.HELD, ("x",), (("x", Entered(0, (2,))),)),
+        Status(0, Activity.COMPUTING, (), (("w", Standing(1, 1, (0, 1))),)),
+        Status(1, Activity.WAITING, (), (("w", Standing(0, 0, (0, 1))),)),
+        Status(2, Activity.HELD, ("x",), (("x", Standing(0, 0, (2,))),)),
     ]
     state, told = Round(3, stop=False).begin(0.0)
     raised_at = None

@@ -9,21 +9,29 @@ has come, and only when all have are they told to make it, by world rank 0, in t
 
 After a restart nobody is asked anything yet, so those that had been used are made at once (``replay.py``).
 Small ones are the engine's: messages of ours (``exchange_pattern.py``), or the real MPI's on short data. The others are
-the real MPI's non-blocking ones, polled. ``entered`` counts all for the collective clock.
+the real MPI's non-blocking ones, polled. ``entered`` counts all, so each has a number on its communicator.
+
+The collective clock caps which of them may be completed (``targets``). Messages of ours need no clock: they are
+drained. Nor does the first one of a communicator: who hears GO knows that all members have entered it, so it ends on
+all. What is open when the library is thrown away has changed nothing but room for results. It is kept as it was asked
+for, and the next lower half begins it anew, in order (`reopen`).
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from remesh.mpi.calls.table import EAGER_BYTES, REAL_OPS, REAL_TYPES, REDUCTIONS, Kind
 from remesh.mpi.calls.wire_messages import What
 from remesh.mpi.lower.exchange_pattern import pack_plan
-from remesh.mpi.lower.replay import Named, choose_common, tell_all
+from remesh.mpi.lower.open_collectives import Begun, pack_told, shape_of, unpack_told
+from remesh.mpi.lower.real_collectives import CollectiveCall, RealCall, Result, extent_of
+from remesh.mpi.lower.replay import Named, choose_common, join_all, tell_all
 from remesh.mpi.lower.requests import COLLECTIVE, Requests
+from remesh.mpi.lower.stand_ins import CallShape, ToldCall, plan_stand_in
 from remesh.mpi.lower.upper_memory import UpperMemory
 from remesh.mpi.lower.wire import Wire
 
@@ -34,24 +42,6 @@ _MOST_FREED = 64
 """More than any rank is ahead of another: the first collective of a communicator waits for all its members."""
 _ARBITER = 0
 """World rank that says when a communicator is made: one for all, so that no two ranks make two in different order."""
-
-
-Result = bytearray | memoryview
-"""A view is of a large buffer that is lent, or of the program's own."""
-
-
-@dataclass(slots=True)
-class CollectiveCall:
-    """One collective, as the upper half asks for it; data are contiguous, in order of ranks."""
-
-    kind: Kind
-    root: int  # rank in the communicator
-    op: int  # index into REAL_OPS
-    type: int  # index into REAL_TYPES
-    send: bytes | bytearray | memoryview
-    receive_bytes: int  # what comes back; 0 where nothing does
-    send_counts: Sequence[int] = ()  # bytes for each rank; elements for REDUCE_SCATTER
-    receive_counts: Sequence[int] = ()  # bytes from each rank
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +57,7 @@ class _Communicator:
     members: tuple[int, ...]
     real: Any = None
     joined: bool = False  # this rank waits for the others, to make the real one
-    waiting: deque[tuple[Any, CollectiveCall]] = field(default_factory=deque)  # entered, until the real one is there
+    waiting: deque[Begun] = field(default_factory=deque)  # until the real one is there
 
 
 class Collectives:
@@ -78,20 +68,27 @@ class Collectives:
         self.mpi_error: type[Exception] = mpi.Exception
         self._ops = [getattr(mpi, name) for name in REAL_OPS]
         self._types = [getattr(mpi, name) for name in REAL_TYPES]
-        self.extents = tuple(map(_extent, REAL_TYPES, self._types))
+        self.extents = tuple(map(extent_of, REAL_TYPES, self._types))
         """Bytes of a value of each basic datatype; 0 where values have gaps."""
         size = control.Get_size()
         self._communicators = {WORLD: _Communicator(tuple(range(size)), real=world)}
         self.plans: dict[int, bytes] = {WORLD: pack_plan(range(size), wire.rank)}
         """Steps of this rank's small collectives, by communicator."""
         self.entered: dict[int, int] = {}
+        self.completed: dict[int, int] = {}
+        """Number of the last one that is complete, of those that are the real MPI's."""
+        self.targets: Mapping[int, int] | None = None
+        """Up to which number they may be completed; None: all may."""
+        self.made: set[int] = set()
+        """Communicators that have had a real one, in an earlier stay too."""
         self.freed: dict[int, int] = {}
         """What was entered on the communicators that were freed last: other members may still be behind that."""
         self.reals: dict[int, tuple[int, int, int]] = {}
         """Handle, own rank and size of the real communicators that can be used at once: for the engine."""
         self._know(WORLD, world)
-        self._running: list[tuple[Any, Any, tuple[CollectiveCall, Result, _Real]]] = []
-        self._making: set[int] = set()
+        self._running: list[Begun] = []
+        self._stand_ins: list[tuple[Any, RealCall]] = []
+        """What runs on the real MPI so that other ranks can leave, with its buffers."""
         self._joined: dict[tuple[int, GroupKey], list[int]] = {}
         """On rank 0: who has joined, by communicator, until all have."""
 
@@ -113,7 +110,10 @@ class Collectives:
     def remove(self, number: int) -> None:
         """The upper half has freed it; its collectives are complete."""
         comm = self._communicators.pop(number, None)
-        if count := self.entered.pop(number, 0):
+        self.completed.pop(number, None)
+        self.made.discard(number)
+        count = self.entered.pop(number, 0)
+        if count and comm is not None and len(comm.members) > 1:
             self.freed[number] = count
             if len(self.freed) > _MOST_FREED:
                 del self.freed[next(iter(self.freed))]
@@ -125,26 +125,34 @@ class Collectives:
 
     def start(self, number: int, job: CollectiveCall, address: int) -> Any:
         """Enter a collective; the request completes with what this rank gets as its payload."""
-        comm = self._communicators[number]
         self.entered[number] = self.entered.get(number, 0) + 1
         request = self._requests.start(
             kind=COLLECTIVE, comm=number, peer=job.root, tag=0, address=address, num_bytes=job.receive_bytes
         )
-        if comm.real is not None and not comm.waiting:
-            try:
-                self._run(comm.real, request, job)
-            except self.mpi_error:
-                self._requests.forget(request)
-                raise
-        else:
-            comm.waiting.append((request, job))
-            self._make(number, comm)
+        try:
+            self._begin(Begun(request, self.entered[number], job))
+        except self.mpi_error:
+            self._requests.forget(request)
+            raise
         return request
+
+    def reopen(self, begun: Iterable[Begun]) -> None:
+        """Begin anew what an earlier lower half had left open."""
+        for one in sorted(begun, key=lambda one: (one.request.comm, one.number)):
+            self._begin(one)
+
+    def _begin(self, begun: Begun) -> None:
+        number = begun.request.comm
+        comm = self._communicators[number]
+        if comm.real is not None and not comm.waiting:
+            self._run(comm.real, begun)
+        else:
+            comm.waiting.append(begun)
+            self._make(number, comm)
 
     def _make(self, number: int, comm: _Communicator) -> None:
         if not comm.joined:
             comm.joined = True
-            self._making.add(number)
             self._say(_ARBITER, What.JOIN, number, GroupKey(comm.members[0], len(comm.members)))
 
     def _say(self, dest: int, what: int, number: int, group: GroupKey) -> None:
@@ -171,29 +179,43 @@ class Collectives:
         group = self._control.Get_group().Incl(list(comm.members))
         comm.real = self._control.Create_group(group, number % _NUM_TAGS)
         group.Free()
-        self._making.discard(number)
+        self.made.add(number)
+        if comm.waiting:
+            comm.waiting[0].is_first = True
         while comm.waiting:
-            self._run(comm.real, *comm.waiting.popleft())
+            self._run(comm.real, comm.waiting.popleft())
         self._know(number, comm.real)
 
     def replay(self) -> None:
-        """Make the real ones of all communicators that have been used, on another library. All ranks call this."""
+        """Make the real ones of all communicators that have had one, on another library. All ranks call this."""
         named = [
             Named(number, comm.members[0], len(comm.members))
             for number, comm in self._communicators.items()
-            if comm.real is None and self.entered.get(number)
+            if comm.real is None and number in self.made
         ]
         for each in choose_common(named, tell_all(self._mpi, self._control, named)):
             self._create(each.number)
 
-    def _run(self, real: Any, request: Any, job: CollectiveCall) -> None:
-        result = self._room(request.address, job.receive_bytes)
-        words = self._as_real(job, result)
-        started = _START[job.kind](words, real)
-        if started.Test():
-            self._finish(request, job, result)
-        else:
-            self._running.append((started, request, (job, result, words)))
+    def is_capped(self, begun: Begun) -> bool:
+        """Whether the clock keeps it from being completed."""
+        is_beyond = self.targets is not None and begun.number > self.targets.get(begun.request.comm, 0)
+        return is_beyond and not begun.is_first
+
+    def _run(self, real: Any, begun: Begun) -> None:
+        begun.result = self._room(begun.request.address, begun.job.receive_bytes)
+        begun.words = self._as_real(begun.job, begun.result)
+        begun.started = begun.words.start(real)
+        if not self._end(begun):
+            self._running.append(begun)
+
+    def _end(self, begun: Begun) -> bool:
+        """Complete it if it is over, and may be."""
+        if self.is_capped(begun) or not begun.started.Test():
+            return False
+        self._finish(begun.request, begun.job, begun.result)
+        comm = begun.request.comm
+        self.completed[comm] = max(begun.number, self.completed.get(comm, 0))
+        return True
 
     def _room(self, address: int, num_bytes: int) -> Result:
         """Where the real MPI puts a result that belongs to this address: there, if it is shared with us."""
@@ -202,12 +224,12 @@ class Collectives:
         place = self._memory.view(address, num_bytes)
         return self._memory.large.lend(num_bytes) if place is None else place
 
-    def _as_real(self, job: CollectiveCall, result: Result) -> _Real:
+    def _as_real(self, job: CollectiveCall, result: Result) -> RealCall:
         mpi = self._mpi
         if job.kind in REDUCTIONS:
             datatype = self._types[job.type]
-            return _Real(job, [job.send, datatype], [result, datatype], self._ops[job.op])
-        return _Real(job, [job.send, mpi.BYTE], [result, mpi.BYTE], None)
+            return RealCall(job, [job.send, datatype], [result, datatype], self._ops[job.op])
+        return RealCall(job, [job.send, mpi.BYTE], [result, mpi.BYTE], None)
 
     def _finish(self, request: Any, job: CollectiveCall, result: Result) -> None:
         request.message_bytes = len(result)
@@ -223,77 +245,60 @@ class Collectives:
 
     def poll(self) -> bool:
         """Look after what is running; whether something has completed."""
-        if not self._running:
-            return False
-        still = []
-        for entry in self._running:
-            started, request, (job, result, _) = entry
-            if started.Test():
-                self._finish(request, job, result)
-            else:
-                still.append(entry)
+        still = [begun for begun in self._running if not self._end(begun)]
         progressed = len(still) != len(self._running)
         self._running = still
+        self._stand_ins = [pair for pair in self._stand_ins if not pair[0].Test()]
         return progressed
 
-    def watched(self) -> list[int]:
-        """Where the handles stand of the real requests that run."""
-        return [self._wire.address_of(started) for started, *_ in self._running]
+    def stand_in(self, own: Iterable[Begun]) -> None:
+        """Take part in all that other ranks have begun, so that it ends. All ranks call this, and leave."""
+        began = [begun for begun in own if self._communicators[begun.request.comm].real is not None]
+        told = unpack_told(bytes(join_all(self._mpi, self._control, pack_told(map(self._tell, began)))))
+        missing: dict[tuple[int, int], dict[int, CallShape]] = {}
+        for one in told:
+            comm = self._communicators.get(one.comm)
+            is_ours = comm is not None and (comm.members[0], len(comm.members)) == (one.first, one.num_members)
+            if comm is not None and is_ours and self.entered.get(one.comm, 0) < one.number:
+                missing.setdefault((one.comm, one.number), {})[comm.members.index(one.rank)] = one.shape
+        for (number, _), shapes in sorted(missing.items()):
+            real = self._communicators[number].real
+            shape = plan_stand_in(shapes, real.Get_rank(), real.Get_size())
+            counts = (shape.send_counts, shape.receive_counts)
+            job = CollectiveCall(
+                Kind(shape.kind),
+                shape.root,
+                shape.op,
+                shape.type,
+                bytearray(shape.send_bytes),
+                shape.receive_bytes,
+                *counts,
+            )
+            words = self._as_real(job, bytearray(shape.receive_bytes))
+            self._stand_ins.append((words.start(real), words))
+
+    def _tell(self, begun: Begun) -> ToldCall:
+        members = self._communicators[begun.request.comm].members
+        return ToldCall(
+            begun.request.comm, members[0], len(members), begun.number, self._wire.rank, shape_of(begun.job)
+        )
 
     @property
-    def inside(self) -> tuple[int, ...]:
-        """Communicators with a collective that has been entered and is not complete."""
-        return tuple({request.comm for _, request, _ in self._running} | self._making)
+    def is_running(self) -> bool:
+        """Whether something is under way on the real MPI, but for what the engine does."""
+        return bool(self._running or self._stand_ins)
+
+    def watched(self) -> list[int]:
+        """Where the handles stand of the real requests that run and may be completed."""
+        return [self._wire.address_of(begun.started) for begun in self._running if not self.is_capped(begun)]
+
+    @property
+    def open(self) -> list[Begun]:
+        """What has been entered and is not complete, but for what the engine does."""
+        return [*self._running, *(begun for comm in self._communicators.values() for begun in comm.waiting)]
 
     def release(self) -> None:
         """Forget the real communicators: they end with the library."""
         self.reals.clear()
         for comm in self._communicators.values():
             comm.real = None
-
-
-@dataclass(slots=True)
-class _Real:
-    """A job in the words of mpi4py."""
-
-    job: CollectiveCall
-    send: list[Any]
-    receive: list[Any]
-    op: Any
-
-    def of(self, buffer: list[Any], counts: Sequence[int]) -> list[Any]:
-        return [buffer[0], list(counts), None, buffer[1]]
-
-
-def _extent(name: str, datatype: Any) -> int:
-    # Values with an index have gaps, which differ from MPI to MPI.
-    is_plain = datatype.extent == datatype.size and not name.endswith("_INT")
-    return int(datatype.extent) if is_plain else 0
-
-
-def _bcast(real: _Real, comm: Any) -> Any:
-    is_root = comm.Get_rank() == real.job.root
-    return comm.Ibcast(real.send if is_root else real.receive, real.job.root)
-
-
-def _at_root(real: _Real, comm: Any, buffer: Any) -> Any:
-    return buffer if comm.Get_rank() == real.job.root else None
-
-
-_START: dict[Kind, Callable[[_Real, Any], Any]] = {
-    Kind.BARRIER: lambda r, c: c.Ibarrier(),
-    Kind.BCAST: _bcast,
-    Kind.GATHER: lambda r, c: c.Igather(r.send, _at_root(r, c, r.receive), r.job.root),
-    Kind.GATHERV: lambda r, c: c.Igatherv(r.send, _at_root(r, c, r.of(r.receive, r.job.receive_counts)), r.job.root),
-    Kind.SCATTER: lambda r, c: c.Iscatter(_at_root(r, c, r.send), r.receive, r.job.root),
-    Kind.SCATTERV: lambda r, c: c.Iscatterv(_at_root(r, c, r.of(r.send, r.job.send_counts)), r.receive, r.job.root),
-    Kind.ALLGATHER: lambda r, c: c.Iallgather(r.send, r.receive),
-    Kind.ALLGATHERV: lambda r, c: c.Iallgatherv(r.send, r.of(r.receive, r.job.receive_counts)),
-    Kind.ALLTOALL: lambda r, c: c.Ialltoall(r.send, r.receive),
-    Kind.ALLTOALLV: lambda r, c: c.Ialltoallv(r.of(r.send, r.job.send_counts), r.of(r.receive, r.job.receive_counts)),
-    Kind.REDUCE: lambda r, c: c.Ireduce(r.send, _at_root(r, c, r.receive), r.op, r.job.root),
-    Kind.ALLREDUCE: lambda r, c: c.Iallreduce(r.send, r.receive, r.op),
-    Kind.REDUCE_SCATTER: lambda r, c: c.Ireduce_scatter(r.send, r.receive, list(r.job.send_counts), r.op),
-    Kind.SCAN: lambda r, c: c.Iscan(r.send, r.receive, r.op),
-    Kind.EXSCAN: lambda r, c: c.Iexscan(r.send, r.receive, r.op),
-}

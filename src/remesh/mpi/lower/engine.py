@@ -53,6 +53,7 @@ class Setup:
     arrived: dict[int, Any]  # the queue of messages
     requests: Requests  # for the next number
     entered: dict[int, int]  # collectives entered, by communicator
+    completed: dict[int, int]  # number of the last one that is complete
     reals: dict[int, tuple[int, int, int]]  # handle, rank and size of the communicators that are there
     plans: dict[int, bytes]  # steps of the small collectives of each communicator
     windows: dict[int, Any]  # with any of them, MPI is asked often though nothing waits
@@ -60,7 +61,6 @@ class Setup:
     access_queues: dict[int, Any]  # by target: those that wait, which must not be overtaken
     owed: list[Any]  # receives that matched while closed, with what was announced
     on_message: Callable[..., None]  # something about making communicators, or the answer to a long access, has come
-    may_enter: Callable[[int, int], bool]  # whether the clock lets the collective in a slot go ahead
     serve: Callable[[int], int]  # serve the request in a slot: 0 if it has its reply, or what it waits for
     serve_posted: Callable[[int, bytes], None]  # serve an access out of its ring
     tell: Callable[..., None]  # write the reply of a slot whose one operation is over
@@ -98,7 +98,6 @@ class Callbacks:
     """What the engine leaves to Python, as fields of its setup."""
 
     on_message: Callable[..., None]
-    may_enter: Callable[[int, int], bool]
     serve: Callable[[int], int]
     serve_posted: Callable[[int, bytes], None]
     tell: Callable[..., None]
@@ -139,6 +138,7 @@ def make_engine(  # noqa: PLR0913 - the parts of a lower half
         arrived=transfers.matching.arrived_by_comm,
         requests=requests,
         entered=collectives.entered,
+        completed=collectives.completed,
         reals=collectives.reals,
         plans=collectives.plans,
         windows=windows.windows,
@@ -146,7 +146,6 @@ def make_engine(  # noqa: PLR0913 - the parts of a lower half
         access_queues=windows.queues,
         owed=transfers.owed,
         on_message=callbacks.on_message,
-        may_enter=callbacks.may_enter,
         serve=callbacks.serve,
         serve_posted=callbacks.serve_posted,
         tell=callbacks.tell,

@@ -5,13 +5,14 @@ Nothing here blocks on another rank: whatever waits is a pending entry that :met
 
 A checkpoint, seen from here::
 
-    hold(targets) ... serve_once() ...   until every rank is quiet about collectives (the clock's rounds)
+    hold(targets) ... serve_once() ...   until what is complete anywhere is on all members (the clock's rounds)
     close()       ... drain_progress()   until quiet() on every rank and sent == received between every two
     state_bytes()                        beside the image of the upper half
     open(); hold(None)                   to go on; or release() and exit
 
 Restart: ``from_state(data, mpi, channel)``, ``rebuild()``, upper half restored, ``attach(pid)``, ``serve_once()`` ...
-A request that the upper half had posted and that had no answer yet is found in the channel and served.
+A request that the upper half had posted and that had no answer yet is found in the channel and served; a collective
+that was open is begun anew, or goes on.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from remesh.mpi.channel import SharedChannel
 from remesh.mpi.lower import state
 from remesh.mpi.lower.collectives import Collectives, GroupKey
 from remesh.mpi.lower.engine import Callbacks, make_engine
+from remesh.mpi.lower.open_collectives import Begun, OpenCollective, begin_from, keep, of_engine
 from remesh.mpi.lower.pace import WaitingPace
 from remesh.mpi.lower.records import Arrived
 from remesh.mpi.lower.requests import Requests
@@ -46,12 +48,12 @@ _LAST_PIECES_S: Final = 2.0
 
 @dataclass(frozen=True, slots=True)
 class UpperPosition:
-    """Where the upper half is, and at which communicators."""
+    """Where the upper half is, and in which collectives."""
 
     where: Activity
     """With several threads, the last one of its members that holds."""
     communicators: tuple[int, ...] = ()
-    """Virtual ids: those it is held at (HELD) or inside of (INSIDE); else empty."""
+    """Virtual ids: those with a collective that the clock keeps open."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,10 +64,12 @@ class Counters:
     """Wire messages handed to MPI for each world rank. Final once every rank is closed and quiet."""
     received: tuple[int, ...]
     """Wire messages taken from each world rank. Invariant over a cut: a.received[b] <= b.sent[a]."""
-    entered: Mapping[int, int]
-    """Virtual communicator id -> collectives entered. A communicator never used for one may be absent (0)."""
+    completed: Mapping[int, int]
+    """Virtual communicator id -> number of the last collective that is complete. Absent (0) where none is."""
+    reached: Mapping[int, int]
+    """The same -> up to which number all are complete, or need no clock. Absent where none has been entered."""
     freed: Mapping[int, int]
-    """The same for communicators that the program has freed, the last ones."""
+    """What had been entered on communicators that the program has freed, the last ones."""
 
 
 class MpiLowerHalf:
@@ -85,9 +89,8 @@ class MpiLowerHalf:
         self._windows = Windows(self._wire, self._memory, self._requests)
         self._serving = Serving(self._transfers, self._collectives, self._windows, self._memory, self._requests)
         self._serving.description = _describe(mpi)
-        self._targets: Mapping[int, int] | None = None
-        self._held: dict[int, int] = {}
-        """Slots whose request is for a collective beyond its target, and its communicator."""
+        self._reopened: list[OpenCollective] = []
+        """Open collectives of an earlier stay, until there is a program whose operands can be read."""
         self._aborting: set[int] = set()
         self._attached: dict[int, tuple[int, int]] = {}
         self._closed = False
@@ -102,7 +105,6 @@ class MpiLowerHalf:
         bodies, serving = self._channel.bodies, self._serving
         callbacks = Callbacks(
             on_message=self._on_message,
-            may_enter=self._may_enter,
             serve=self._serve,
             serve_posted=serving.start_access,
             tell=lambda slot, request: serving.tell(bodies[slot], request),
@@ -155,10 +157,22 @@ class MpiLowerHalf:
         for number, members in parts.members.items():
             half._collectives.add(number, members)
         half._collectives.entered.update(parts.entered)
+        half._collectives.made.update(parts.made)
+        half._resume_small(parts)
+        half._reopened = parts.open
         half._windows.windows.update(parts.windows)
         half._attached = parts.attached
         half.close()
         return half
+
+    def _resume_small(self, parts: state.HalfState) -> None:
+        """Go on with collectives that are messages of ours."""
+        for part in parts.parts:
+            self._engine.keep_part(part.comm, part.clock, part.source, part.error, part.operand)
+        for one in parts.small:
+            request = self._requests.by_number[one.request]
+            plan = self._collectives.plans[request.comm]
+            self._engine.resume_small(request, one.clock, plan, one.op, one.type, one.step, one.operand)
 
     def attach(self, upper_pid: int) -> None:
         """Tell the process id (as this process sees it) whose memory big payloads are read from and written to.
@@ -177,7 +191,20 @@ class MpiLowerHalf:
             if self._channel.pending() >> slot & 1 and self._channel.request_number(slot) == number:
                 self._engine.wait_for(slot, operation)
         self._attached = {}
+        self._reopen()
         self.open()
+
+    def _reopen(self) -> None:
+        again = []
+        for kept in self._reopened:
+            request = self._requests.by_number[kept.request]
+            send: bytes | bytearray | memoryview = kept.send or b""
+            if kept.send_address:
+                result = range(request.address, request.address + kept.shape.receive_bytes)
+                send, _ = self._memory.operand(kept.send_address, kept.shape.send_bytes, result)
+            again.append(begin_from(kept, request, send))
+        self._collectives.reopen(again)
+        self._reopened = []
 
     def serve_once(self, timeout_s: float) -> None:
         """Serve the upper half and move MPI on, for about ``timeout_s``; less if :meth:`wake` is called."""
@@ -224,17 +251,10 @@ class MpiLowerHalf:
             self._aborting.add(slot)
         return found
 
-    def _may_enter(self, slot: int, comm: int) -> bool:
-        """Whether the clock lets this rank into one more collective; if not, the slot is held."""
-        if self._targets is None or self._collectives.entered.get(comm, 0) < self._targets.get(comm, 0):
-            return True
-        self._held[slot] = comm
-        return False
-
     def _tell_engine(self) -> None:
         """What it must leave alone."""
-        blocked = sum(1 << slot for slot in {*self._serving.probes, *self._held, *self._aborting})
-        self._engine.set(self._closed, self._targets is not None, blocked)
+        blocked = sum(1 << slot for slot in {*self._serving.probes, *self._aborting})
+        self._engine.set(self._closed, self._collectives.targets, blocked)
 
     def wake(self) -> None:
         """Make a waiting :meth:`serve_once` return soon. From any thread."""
@@ -243,8 +263,16 @@ class MpiLowerHalf:
 
     def counters(self) -> Counters:
         """A snapshot of the counters."""
-        entered, freed = dict(self._collectives.entered), dict(self._collectives.freed)
-        return Counters(tuple(self._engine.sent), tuple(self._engine.received), entered, freed)
+        reached = dict(self._collectives.entered)
+        for begun in self._open():
+            comm = begun.request.comm
+            reached[comm] = min(begun.number - 1, reached[comm])
+        completed, freed = dict(self._collectives.completed), dict(self._collectives.freed)
+        return Counters(tuple(self._engine.sent), tuple(self._engine.received), completed, reached, freed)
+
+    def _open(self) -> list[Begun]:
+        """Collectives of the real MPI that have been entered and are not complete."""
+        return [*self._collectives.open, *(of_engine(*running) for running in self._engine.running)]
 
     def caught(self) -> dict[str, int]:
         """What a checkpoint taken now goes through the middle of, by kind; kinds that do not occur are left out."""
@@ -254,6 +282,7 @@ class MpiLowerHalf:
             "receives without a message": len(transfers.matching.posted),
             "transfers not begun": len(transfers.owed),
             "requests open": len(self._requests.by_number),
+            "collectives open": len(self._open()) + len(self._engine.small),
             "locks waited for": sum(len(window.locks.waiting) for window in self._windows.windows.values()),
         }
         return {kind: count for kind, count in counts.items() if count}
@@ -264,18 +293,20 @@ class MpiLowerHalf:
 
     def position(self) -> UpperPosition:
         """Where the upper half is now."""
-        inside = self._inside()
-        if inside:
-            return UpperPosition(Activity.INSIDE, inside)
-        if self._held:
-            return UpperPosition(Activity.HELD, tuple(sorted(set(self._held.values()))))
-        if self._serving.probes or self._channel.pending():
-            return UpperPosition(Activity.WAITING)
-        return UpperPosition(Activity.FINISHED if self._serving.finished else Activity.COMPUTING)
+        waits = bool(self._serving.probes or self._channel.pending())
+        open_ones = self._open()
+        capped = [begun for begun in open_ones if self._collectives.is_capped(begun)]
+        communicators = tuple(sorted({begun.request.comm for begun in capped}))
+        if len(capped) < len(open_ones):
+            return UpperPosition(Activity.INSIDE, communicators)
+        if waits:
+            return UpperPosition(Activity.HELD if capped else Activity.WAITING, communicators)
+        return UpperPosition(Activity.FINISHED if self._serving.finished else Activity.COMPUTING, communicators)
 
-    def _inside(self) -> tuple[int, ...]:
-        """Communicators with a collective that has been entered and is not complete."""
-        return tuple({*self._collectives.inside, *self._engine.inside})
+    @property
+    def _is_ending(self) -> bool:
+        """Whether a collective that may be completed is not."""
+        return any(not self._collectives.is_capped(begun) for begun in self._open())
 
     @property
     def has_been_called(self) -> bool:
@@ -293,12 +324,11 @@ class MpiLowerHalf:
         return self._serving.abort_code
 
     def hold(self, targets: Mapping[int, int] | None) -> None:
-        """From now on leave requests for a collective beyond its target unanswered; None lets all through again.
+        """From now on complete no collective beyond its target; None lets all end again.
 
-        A communicator without a target is held where it is. Targets may be raised by calling again.
+        On a communicator without a target none is completed. Targets may be raised by calling again.
         """
-        self._targets = None if targets is None else dict(targets)
-        self._held.clear()
+        self._collectives.targets = None if targets is None else dict(targets)
         self._tell_engine()
 
     def close(self) -> None:
@@ -325,13 +355,13 @@ class MpiLowerHalf:
             pass
 
     def quiet(self) -> bool:
-        """Whether nothing of ours is on its way: no collective entered, every send handed over, no transfer open.
+        """Whether nothing of ours is on its way: every send handed over, no transfer open, no collective to be ended.
 
-        After :meth:`close`, accesses of other ranks to a window of this one are still carried out and answered, and
-        what they sent ahead is given back; apart from those, once true it stays true, and ``counters().sent`` no
-        longer changes. Messages may arrive.
+        After :meth:`close`, accesses of other ranks to a window of this one are still carried out and answered, small
+        collectives go on, and what others sent ahead is given back; apart from those, once true it stays true, and
+        ``counters().sent`` no longer changes. Messages may arrive.
         """
-        under_way = self._engine.carrying or self._windows.is_busy or self._inside() or self.in_file
+        under_way = self._engine.carrying or self._windows.is_busy or self._is_ending or self.in_file
         return self._engine.handed_over and not under_way
 
     @property
@@ -368,6 +398,10 @@ class MpiLowerHalf:
             parcels=self._serving.parcels,
             members=self._collectives.members,
             entered=self._collectives.entered,
+            made=sorted(self._collectives.made),
+            open=[keep(begun) for begun in self._open()],
+            small=[state.SmallCollective(*one) for one in self._engine.small],
+            parts=[state.Part(*one) for one in self._engine.parts],
             windows=self._windows.windows,
             attached=attached,
             finished=self._serving.finished,
@@ -381,6 +415,7 @@ class MpiLowerHalf:
     def release(self) -> None:
         """Give everything back to MPI, so that it can be finalised. All ranks call this."""
         self._take_last_pieces()
+        self._end_collectives()
         self._collectives.release()
         self._wire.release()
         self._engine.release()
@@ -395,6 +430,13 @@ class MpiLowerHalf:
         self._tell_engine()
         end_s = time.monotonic() + _LAST_PIECES_S
         while self._engine.carrying and time.monotonic() < end_s:
+            self._step()
+
+    def _end_collectives(self) -> None:
+        """End what is open on any rank, with data that nobody reads: MPI cannot be finalised before."""
+        self._collectives.stand_in(self._open())
+        self.hold(None)
+        while self._collectives.is_running or self._engine.running:
             self._step()
 
 

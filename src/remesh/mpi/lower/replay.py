@@ -1,9 +1,9 @@
 """Which communicators does a new lower half make before its program goes on, and in which order?
 
-Those that had been used for a collective, so that the program does not wait for each of them once more, one by one.
-Making one blocks until all members do the same, so they must agree on the list. Nearly everything that they need for it
-is known to each: the collective clock lets no image be taken unless members stand at equal counts. But one member may
-have freed what another still has. So every rank tells all others what it would make, and
+Those that had been made before, so that the program does not wait for each of them once more, one by one. Making one
+blocks until all members do the same, so they must agree on the list. Nearly everything that they need for it is known
+to each: one was made when all members had entered its first collective. But one member may have freed what another
+still has. So every rank tells all others what it would make, and
 
     made        what as many ranks have named as it has members
     in order    of number and group, the same everywhere: the first of what is left can always be made
@@ -46,8 +46,13 @@ def choose_common(named: Iterable[Named], told: Iterable[Named]) -> list[Named]:
 def tell_all(mpi: Any, comm: Any, named: Iterable[Named]) -> list[Named]:
     """What all ranks of a real communicator name together. All of them call this."""
     own = b"".join(_FORM.pack(each.number, each.first, each.num_members) for each in named)
+    return [Named(*fields) for fields in _FORM.iter_unpack(join_all(mpi, comm, own))]
+
+
+def join_all(mpi: Any, comm: Any, own: bytes) -> bytearray:
+    """What all ranks of a real communicator say, in their order. All of them call this."""
     lengths = array("i", bytes(4 * comm.Get_size()))
     comm.Allgather([array("i", [len(own)]), mpi.INT], [lengths, mpi.INT])
     room = bytearray(sum(lengths))
     comm.Allgatherv([own, mpi.BYTE], [room, list(lengths), None, mpi.BYTE])
-    return [Named(*fields) for fields in _FORM.iter_unpack(room)]
+    return room

@@ -33,8 +33,9 @@ from remesh.mpi.calls.table import (
 )
 from remesh.mpi.calls.words import BODY_BYTES
 from remesh.mpi.lower.accesses import Verb, unpack_runs
-from remesh.mpi.lower.collectives import CollectiveCall, Collectives
+from remesh.mpi.lower.collectives import Collectives
 from remesh.mpi.lower.exposure import Exposure
+from remesh.mpi.lower.real_collectives import CollectiveCall
 from remesh.mpi.lower.requests import SEND, Requests
 from remesh.mpi.lower.transfers import MessageTransfers
 from remesh.mpi.lower.upper_memory import UpperMemory
@@ -183,8 +184,9 @@ class Serving:
         counts, start = self._counts(body, start, num_counts)
         if flags & CallFlag.INLINE:
             send: bytes | bytearray | memoryview = bytes(body[start : start + send_bytes])
+            stays = False
         else:
-            send = self._operand(send_address, send_bytes, range(address, address + receive_bytes))
+            send, stays = self.memory.operand(send_address, send_bytes, range(address, address + receive_bytes))
         both = kind == Kind.ALLTOALLV
         half = num_counts // 2 if both else num_counts
         job = CollectiveCall(
@@ -196,6 +198,7 @@ class Serving:
             receive_bytes=receive_bytes,
             send_counts=counts[:half],
             receive_counts=counts[half:] if both else counts,
+            send_address=send_address if stays else 0,
         )
         return self._started(body, flags, self.collectives.start(comm, job, address))
 
@@ -206,22 +209,6 @@ class Serving:
             return form.unpack_from(body, start), start + form.size
         (address,) = struct.unpack_from("<Q", body, start)
         return form.unpack(self.memory.read(address, form.size)), start + 8
-
-    def _operand(self, address: int, num_bytes: int, result: range) -> bytearray | memoryview:
-        """What a collective sends, while its result is written to these addresses: in place where that can be."""
-        if num_bytes <= EAGER_BYTES:
-            return self.memory.read(address, num_bytes) if num_bytes else bytearray()
-        place = self.memory.view(address, num_bytes)
-        # MPI wants both apart, and the program may have asked for both in one place.
-        is_apart = address + num_bytes <= result.start or result.stop <= address
-        if place is not None and is_apart:
-            return place
-        copy = self.memory.large.lend(num_bytes)
-        if place is None:
-            self.memory.read_into(address, copy)
-        else:
-            copy[:] = place
-        return copy
 
     def _make_window(self, slot: int, body: memoryview, window: int, base: int) -> int:
         self.windows.windows[window] = Exposure(base)

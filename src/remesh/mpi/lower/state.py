@@ -17,10 +17,13 @@ from typing import Any, Final
 from remesh.checksums import crc32
 from remesh.errors import FormatError
 from remesh.mpi.lower.exposure import Asker, Exposure, Locks
+from remesh.mpi.lower.open_collectives import OpenCollective, read_shape, shape_values
 from remesh.mpi.lower.records import Arrived, Operation, Posted
 from remesh.mpi.lower.requests import COLLECTIVE, RECEIVE, SEND, WINDOW
 
-_MAGIC: Final = b"RMSHLOW1"
+_MAGIC: Final = b"RMSHLOW2"
+_EARLIER: Final = b"RMSHLOW1"
+"""Of states without open collectives."""
 _LENGTH: Final = struct.Struct("<I")
 
 Payload = bytes | bytearray | None
@@ -32,6 +35,29 @@ _POSTED: Final = ("request", "comm", "source", "tag")
 _ARRIVED: Final = ("comm", "source", "tag", "num_bytes", "payload", "sender_request")
 """Fields of the records that are kept."""
 _KINDS: Final = {kind: kind for kind in (SEND, RECEIVE, COLLECTIVE, WINDOW)}
+
+
+@dataclass(frozen=True, slots=True)
+class SmallCollective:
+    """One that is messages of ours, and waits for a part."""
+
+    request: int
+    clock: int  # collectives entered before, on its communicator
+    op: int
+    type: int
+    step: int  # bytes of its plan that are done
+    operand: bytes  # folded so far
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A part of one that has come, and that nobody has taken."""
+
+    comm: int
+    clock: int
+    source: int
+    error: int
+    operand: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +75,10 @@ class HalfState:
     parcels: dict[int, bytes | bytearray]
     members: dict[int, tuple[int, ...]]  # world ranks of every communicator
     entered: dict[int, int]
+    made: list[int]  # communicators that have had a real one
+    open: list[OpenCollective]
+    small: list[SmallCollective]
+    parts: list[Part]
     windows: dict[int, Exposure]
     attached: dict[int, tuple[int, int]]  # slot -> (number of its unanswered request, the operation it waits for)
     finished: bool
@@ -97,7 +127,7 @@ def unpack(data: bytes) -> tuple[dict[str, Any], bytes]:
     Raises:
         FormatError: foreign, truncated or damaged.
     """
-    if data[: len(_MAGIC)] != _MAGIC:
+    if data[: len(_MAGIC)] not in (_MAGIC, _EARLIER):
         raise _wrong("foreign", f"it begins with {bytes(data[: len(_MAGIC)])!r}, expected {_MAGIC!r}")
     head = len(_MAGIC) + _LENGTH.size
     if len(data) < head + _LENGTH.size or crc32(data[: -_LENGTH.size]) != _LENGTH.unpack(data[-_LENGTH.size :])[0]:
@@ -131,6 +161,13 @@ def save(parts: HalfState) -> bytes:
         "parcels": [[number, writer.put(payload)] for number, payload in parts.parcels.items()],
         "members": [[number, list(members)] for number, members in parts.members.items()],
         "entered": list(parts.entered.items()),
+        "made": parts.made,
+        "open": [
+            [one.request, one.comm, one.number, shape_values(one.shape), one.send_address, writer.put(one.send)]
+            for one in parts.open
+        ],
+        "small": [[*_values(one)[:-1], writer.put(one.operand)] for one in parts.small],
+        "parts": [[*_values(one)[:-1], writer.put(one.operand)] for one in parts.parts],
         "windows": [[number, *_window_record(window)] for number, window in parts.windows.items()],
         "attached": [[slot, *rest] for slot, rest in parts.attached.items()],
         "finished": parts.finished,
@@ -161,6 +198,17 @@ def load(data: bytes, *, rank: int, size: int) -> HalfState:
             parcels={number: reader.take(place) or b"" for number, place in records["parcels"]},
             members={number: tuple(members) for number, members in records["members"]},
             entered={int(number): int(count) for number, count in records["entered"]},
+            # What an earlier version has written stands where all had ended.
+            made=[int(number) for number in records.get("made", dict(records["entered"]))],
+            open=[_open(one, reader) for one in records.get("open", ())],
+            small=[
+                SmallCollective(int(request), int(clock), int(op), int(type_), int(step), reader.take(place) or b"")
+                for request, clock, op, type_, step, place in records.get("small", ())
+            ],
+            parts=[
+                Part(int(comm), int(clock), int(source), int(error), reader.take(place) or b"")
+                for comm, clock, source, error, place in records.get("parts", ())
+            ],
             windows={int(number): _window(size, *rest) for number, *rest in records.get("windows", ())},
             attached={int(slot): (int(a), int(b)) for slot, a, b in records["attached"]},
             finished=bool(records["finished"]),
@@ -169,6 +217,19 @@ def load(data: bytes, *, rank: int, size: int) -> HalfState:
         if isinstance(error, FormatError):
             raise
         raise _wrong("damaged", f"its records are not as expected: {type(error).__name__}: {error}") from error
+
+
+def _values(of: Any) -> list[Any]:
+    return [getattr(of, name) for name in of.__dataclass_fields__]
+
+
+def _open(record: Any, reader: _PayloadReader) -> OpenCollective:
+    request, comm, number, shape, address, place = record
+    send = reader.take(place)
+    found = read_shape(shape)
+    if (send is None) != bool(address) or (send is not None and len(send) != found.send_bytes):
+        raise ValueError(f"an open collective whose operand of {found.send_bytes} bytes is at {address} and {place}")
+    return OpenCollective(int(request), int(comm), int(number), found, int(address), send)
 
 
 def _record(of: Any, names: tuple[str, ...]) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from remesh.mpi.arena import Arena
+from remesh.mpi.calls.table import EAGER_BYTES
 from remesh.mpi.channel import RemoteMemory
 from remesh.mpi.lower.buffers import LargeBuffers
 
@@ -33,6 +34,26 @@ class UpperMemory:
         """A copy of its bytes."""
         view = self.view(address, num_bytes)
         return self._process.read(address, num_bytes) if view is None else bytearray(view)
+
+    def operand(self, address: int, num_bytes: int, result: range) -> tuple[bytearray | memoryview, bool]:
+        """What a collective sends, while its result is written to these addresses: in place where that can be.
+
+        With it comes whether the program has the same bytes there for as long as the collective is open.
+        """
+        if num_bytes <= EAGER_BYTES:
+            return (self.read(address, num_bytes) if num_bytes else bytearray()), False
+        place = self.view(address, num_bytes)
+        # MPI wants both apart, and the program may have asked for both in one place.
+        is_apart = address + num_bytes <= result.start or result.stop <= address
+        if place is not None and is_apart:
+            return place, True
+        copy = self.large.lend(num_bytes)
+        if place is None:
+            self.read_into(address, copy)
+        else:
+            copy[:] = place
+        # A result that is not shared is written when it is complete.
+        return copy, is_apart or place is None
 
     def read_into(self, address: int, view: memoryview) -> None:
         """Its bytes, as many as the view has."""

@@ -1,0 +1,106 @@
+"""What is known of a collective while it is open, and what of that outlives the library that it was begun on?
+
+What was asked for, and the operand.
+
+One that is open at a cut is complete on no member, so the operand is what it was: in the program, which must leave it
+alone until the end, or here, where the program has asked for the result in the same place.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Final
+
+from remesh.mpi.calls.table import Kind
+from remesh.mpi.lower.real_collectives import CollectiveCall, RealCall, Result
+from remesh.mpi.lower.stand_ins import CallShape, ToldCall
+
+SHAPE: Final = tuple(CallShape.__dataclass_fields__)
+
+
+@dataclass(slots=True)
+class Begun:
+    """A collective that has been entered and is not complete."""
+
+    request: Any
+    number: int  # on its communicator: the first one is 1
+    job: CollectiveCall
+    is_first: bool = False  # all members are known to have entered it
+    result: Result = b""
+    words: RealCall | None = None
+    started: Any = None  # request of the real MPI
+
+
+@dataclass(frozen=True, slots=True)
+class OpenCollective:
+    """A collective of the real MPI that has been entered and is not complete."""
+
+    request: int
+    comm: int
+    number: int  # on its communicator: the first one is 1
+    shape: CallShape
+    send_address: int  # where the operand stands in the program; 0: it is in `send`
+    send: bytes | None
+
+
+def keep(begun: Begun) -> OpenCollective:
+    """What of it outlives the library."""
+    job = begun.job
+    send = None if job.send_address else bytes(job.send)
+    return OpenCollective(begun.request.number, begun.request.comm, begun.number, shape_of(job), job.send_address, send)
+
+
+def begin_from(kept: OpenCollective, request: Any, send: bytes | bytearray | memoryview) -> Begun:
+    """The same, to be begun anew with its operand."""
+    shape = kept.shape
+    counts = (shape.send_counts, shape.receive_counts)
+    job = CollectiveCall(
+        Kind(shape.kind), shape.root, shape.op, shape.type, send, shape.receive_bytes, *counts, kept.send_address
+    )
+    return Begun(request, kept.number, job)
+
+
+def of_engine(  # noqa: PLR0913 - in the order of the engine
+    request: Any, number: int, kind: int, root: int, op: int, datatype: int, send: bytes, receive_bytes: int
+) -> Begun:
+    """One that the engine runs."""
+    return Begun(request, number, CollectiveCall(Kind(kind), root, op, datatype, send, receive_bytes))
+
+
+def shape_of(job: CollectiveCall) -> CallShape:
+    """Its arguments without the data."""
+    counts = (tuple(job.send_counts), tuple(job.receive_counts))
+    return CallShape(int(job.kind), job.root, job.op, job.type, len(job.send), job.receive_bytes, *counts)
+
+
+def pack_told(told: Iterable[ToldCall]) -> bytes:
+    """A line for each."""
+    return b"".join(json.dumps([*_values(one)]).encode() + b"\n" for one in told)
+
+
+def unpack_told(lines: bytes) -> list[ToldCall]:
+    """The inverse, of the lines of any number of ranks."""
+    found = []
+    for line in lines.splitlines():
+        comm, first, num_members, number, rank, shape = json.loads(line)
+        found.append(ToldCall(comm, first, num_members, number, rank, read_shape(shape)))
+    return found
+
+
+def read_shape(values: list[Any]) -> CallShape:
+    """A shape out of JSON's values; ValueError for what is none."""
+    kind, root, op, datatype, send_bytes, receive_bytes, send_counts, receive_counts = values
+    lengths = (int(send_bytes), int(receive_bytes))
+    counts = (tuple(map(int, send_counts)), tuple(map(int, receive_counts)))
+    return CallShape(Kind(kind), int(root), int(op), int(datatype), *lengths, *counts)
+
+
+def shape_values(shape: CallShape) -> list[Any]:
+    """A shape as JSON's values."""
+    return [getattr(shape, name) for name in SHAPE]
+
+
+def _values(one: ToldCall) -> tuple[Any, ...]:
+    return one.comm, one.first, one.num_members, one.number, one.rank, shape_values(one.shape)
