@@ -66,7 +66,7 @@ def test_collectives_are_carried_through_three_mpis(job: Job, tmp_path: Path, na
         _create(job, tmp_path / folder, program, 4, rounds)
         checkpoint = None
         for mpi in chain:
-            stopped = job.stay(mpi, checkpoint=checkpoint, watch=stop_after(0.7))
+            stopped = job.stay(mpi, checkpoint=checkpoint, watch=stop_after(0.3))
             assert stopped.outcome.state == "stopped", job.events
             checkpoint = job.folder.checkpoint(None)
         assert job.stay("openmpi", checkpoint=checkpoint).outcome.state == "finished", job.events

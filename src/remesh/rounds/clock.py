@@ -76,13 +76,11 @@ def decide_by_clock(statuses: Sequence[Status], targets: Mapping[str, int] | Non
 
 def find_lagging(statuses: Sequence[Status], targets: Mapping[str, int]) -> dict[int, str]:
     """Ranks that are below a target that they were told, each with the first key where it is."""
-    members = members_by_key(statuses)
     found: dict[int, str] = {}
-    for key, target in targets.items():
-        for rank in members.get(key, ()):
-            standing = statuses[rank].standing(key)
-            if standing is not None and standing.reached < target:
-                found.setdefault(rank, key)
+    for status in statuses:
+        for key, standing in status.standings:
+            if standing.reached < targets.get(key, 0):
+                found.setdefault(status.rank, key)
     return found
 
 

@@ -11,7 +11,7 @@ from typing import Any, Final
 from torch.distributed import PrefixStore
 
 from remesh.comm.gloo_sockets import Surroundings, cut_connections, look_around, open_sockets, pick_gloos
-from remesh.rounds.status import Activity, Entered, Status, pairs
+from remesh.rounds.status import Activity, Standing, Status, pairs
 from remesh.torch_programs.groups import Groups
 from remesh.torch_programs.store import CarriedStore, StoreLink
 
@@ -40,14 +40,18 @@ class GroupsAtCut:
             inside = sorted(busy | {key for key, count in gate.inside.items() if count})
             held = gate.held_keys()
             counts, is_closed, num_passing = dict(gate.entered), gate.is_closed, gate.num_passing
+        # What has begun in gloo cannot begin again: it is to be complete on all, as if it were here already.
+        standings = {
+            key: (counts.get(key, 0), counts.get(key, 0) - (key in inside)) for key in {*counts, *inside, *held}
+        }
         left = {group.place.key: () for group in groups.all if not group.is_live}
         members = {**groups.members, **left}
         activity = Activity.INSIDE if inside else Activity.HELD if held else Activity.COMPUTING
         return Status(
             self._rank,
             Activity.FINISHED if has_ended else activity,
-            tuple(inside or held),
-            tuple(sorted((key, Entered(n, tuple(sorted(members[key])))) for key, n in counts.items())),
+            tuple(held),
+            tuple((key, Standing(*standings[key], tuple(sorted(members.get(key, ()))))) for key in sorted(standings)),
             pairs(sent),
             pairs(received),
             quiet=not inside and not num_passing,
