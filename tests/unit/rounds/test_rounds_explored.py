@@ -104,11 +104,20 @@ _STARTED: dict[str, Any] = {
     ),
 }
 
-_LONG = {"a chain of communicators", "a master that takes any answer"}
+_LONG = {
+    "a chain of communicators",
+    "a master that takes any answer",
+    "collectives that are started, and end in any order",
+    "a rank that computes, and two communicators crossed",
+}
+
+
+def _params(jobs: dict[str, Any]) -> list[Any]:
+    return [pytest.param(name, marks=[pytest.mark.slow] if name in _LONG else []) for name in jobs]
 
 
 @pytest.mark.parametrize("stop", [True, False], ids=["stopping", "going on"])
-@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] if n in _LONG else []) for n in _JOBS])
+@pytest.mark.parametrize("name", _params(_JOBS))
 def test_every_order_of_events_leads_to_a_consistent_cut(name: str, stop: bool) -> None:
     job = Job(*_JOBS[name])
     found = explore(job, stop=stop)
@@ -124,7 +133,7 @@ def test_communicators_that_are_freed_meanwhile_keep_no_rank_from_the_cut(name: 
 
 
 @pytest.mark.parametrize("stop", [True, False], ids=["stopping", "going on"])
-@pytest.mark.parametrize("name", _STARTED)
+@pytest.mark.parametrize("name", _params(_STARTED))
 def test_collectives_that_are_started_or_made_of_messages_are_open_at_the_cut_or_whole(name: str, stop: bool) -> None:
     job = Job(*_STARTED[name])
     found = explore(job, stop=stop)
@@ -133,7 +142,7 @@ def test_collectives_that_are_started_or_made_of_messages_are_open_at_the_cut_or
 
 
 @pytest.mark.parametrize("stop", [True, False], ids=["stopping", "going on"])
-@pytest.mark.parametrize("name", _NOBODY_WAITS_FOR)
+@pytest.mark.parametrize("name", _params(_NOBODY_WAITS_FOR))
 def test_a_cut_waits_for_no_rank_that_computes(name: str, stop: bool) -> None:
     job = Job(*_NOBODY_WAITS_FOR[name])
     found = explore(job, stop=stop)
