@@ -45,7 +45,7 @@ class Verdict:
     """What one wave means."""
 
     targets: tuple[tuple[str, int], ...]
-    """By key, sorted: up to which number the members may complete collectives, as in `Standing.completed`."""
+    """By key, sorted: up to which number the members may complete collectives, as in `ClockStanding.completed`."""
     aligned: bool
     """Whether the cut may be closed."""
     reason: str

@@ -36,7 +36,7 @@ class Activity(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class ClockStanding:
     """How far a rank is on one communicator."""
 
     completed: int
@@ -57,7 +57,7 @@ class Status:
     activity: Activity
     at: tuple[str, ...] = ()
     """Keys of the collectives that the rank is inside of and may not complete, sorted, each key once."""
-    standings: tuple[tuple[str, Standing], ...] = ()
+    standings: tuple[tuple[str, ClockStanding], ...] = ()
     """By key, sorted, each key once."""
     sent: tuple[tuple[int, int], ...] = ()
     """(destination, messages), sorted, without zeros."""
@@ -72,7 +72,7 @@ class Status:
     refusals: tuple[str, ...] = field(default=(), compare=False)
     """Why its program cannot be imaged now; empty when it can."""
 
-    def standing(self, key: str) -> Standing | None:
+    def standing(self, key: str) -> ClockStanding | None:
         """How far it is on ``key``; None if the rank has not heard of it yet, or has forgotten it."""
         return next((standing for name, standing in self.standings if name == key), None)
 
@@ -100,7 +100,7 @@ class Status:
                 activity=Activity(value["activity"]),
                 at=tuple(map(str, value["at"])),
                 standings=tuple(
-                    (str(key), Standing(int(completed), int(reached), tuple(map(int, who))))
+                    (str(key), ClockStanding(int(completed), int(reached), tuple(map(int, who))))
                     for key, completed, reached, who in value["standings"]
                 ),
                 sent=tuple((int(who), int(n)) for who, n in value["sent"]),

@@ -11,7 +11,7 @@ from typing import Any, Final
 from torch.distributed import PrefixStore
 
 from remesh.comm.gloo_sockets import Surroundings, cut_connections, look_around, open_sockets, pick_gloos
-from remesh.rounds.status import Activity, Standing, Status, pairs
+from remesh.rounds.status import Activity, ClockStanding, Status, pairs
 from remesh.torch_programs.groups import Groups
 from remesh.torch_programs.store import CarriedStore, StoreLink
 
@@ -51,7 +51,9 @@ class GroupsAtCut:
             self._rank,
             Activity.FINISHED if has_ended else activity,
             tuple(held),
-            tuple((key, Standing(*standings[key], tuple(sorted(members.get(key, ()))))) for key in sorted(standings)),
+            tuple(
+                (key, ClockStanding(*standings[key], tuple(sorted(members.get(key, ()))))) for key in sorted(standings)
+            ),
             pairs(sent),
             pairs(received),
             quiet=not inside and not num_passing,

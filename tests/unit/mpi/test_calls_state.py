@@ -41,7 +41,7 @@ def _parts(payload: bytes) -> state.HalfState:
             OpenCollective(6, 1 << 61, 1, CallShape(Kind.ALLREDUCE, 0, 1, 2, 1 << 33, 1 << 33), 0x7000_0000, None),
         ],
         small=[state.SmallCollective(7, 3, 1, 2, 8, payload)],
-        parts=[state.Part(0, 5, 2, 15, payload)],
+        parts=[state.KeptPart(0, 5, 2, 15, payload)],
         windows={
             9: Exposure(4096, {4096: 80}, Locks([Asker(2, True, 7)], [Asker(0, False, 3)])),
             1 << 60: Exposure(0, {1 << 40: 8, 1 << 41: 0}, Locks([Asker(0, False, 1), Asker(1, False, 2)])),

@@ -25,7 +25,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from remesh.rounds.machine import Ask, Commit, End, Round, RoundPhase, TakeImage
-from remesh.rounds.status import Activity, Standing, Status, pairs
+from remesh.rounds.status import Activity, ClockStanding, Status, pairs
 
 Counts = tuple[tuple[str, int], ...]
 Script = tuple[tuple[str, Any], ...]
@@ -233,8 +233,8 @@ class Job:
         elif at and activity is Activity.WAITING:
             activity = Activity.HELD
         entered = {**{key: 0 for key in self.members if key == WORLD}, **dict(rank.entered)}
-        known = {key: Standing(*_how_far(rank, key, count), self.members[key]) for key, count in entered.items()}
-        known |= {key: Standing(count, count, ()) for key, count in rank.freed}
+        known = {key: ClockStanding(*_how_far(rank, key, count), self.members[key]) for key, count in entered.items()}
+        known |= {key: ClockStanding(count, count, ()) for key, count in rank.freed}
         standings = tuple(sorted(known.items(), key=lambda item: item[0]))
         messages = (pairs(rank.sent), pairs(rank.received))
         return Status(me, activity, at, standings, *messages, quiet=not ending, closed=rank.closed)

@@ -12,7 +12,7 @@ from remesh.errors import FormatError
 from remesh.rounds.clock import decide_by_clock
 from remesh.rounds.drain import compute_missing, is_drained
 from remesh.rounds.machine import PATIENCE_S, Ask, Commit, End, Ending, Obstacle, Round, RoundPhase, TakeImage
-from remesh.rounds.status import Activity, Standing, Status, pairs
+from remesh.rounds.status import Activity, ClockStanding, Status, pairs
 
 _WORLD = (0, 1)
 
@@ -20,11 +20,11 @@ _WORLD = (0, 1)
 def _status(rank: int, number: int = 0, activity: Activity = Activity.COMPUTING, **more: object) -> Status:
     """All collectives of the world up to a number are complete; who is held is inside of the next."""
     at = ("w",) if activity is Activity.HELD else ()
-    return replace(Status(rank, activity, at, (("w", Standing(number, number, _WORLD)),)), **more)
+    return replace(Status(rank, activity, at, (("w", ClockStanding(number, number, _WORLD)),)), **more)
 
 
 def _freed(rank: int, number: int) -> Status:
-    return Status(rank, Activity.COMPUTING, (), (("w", Standing(number, number, ())),))
+    return Status(rank, Activity.COMPUTING, (), (("w", ClockStanding(number, number, ())),))
 
 
 def test_the_clock_waits_for_who_is_below_what_is_complete_elsewhere() -> None:
@@ -48,7 +48,7 @@ def test_the_first_wave_decides_nothing_as_who_answered_early_may_have_entered_s
         ([_status(0, 3, Activity.HELD), _status(1, 3)], 3, True),
         ([_status(0, 3, Activity.HELD), _status(1, 3, Activity.HELD)], 3, True),
         # The second is complete on rank 0, and the first is not: rank 1 has to come to both, rank 0 to the first.
-        ([Status(0, Activity.INSIDE, (), (("w", Standing(2, 0, _WORLD)),)), _status(1, 2)], 2, False),
+        ([Status(0, Activity.INSIDE, (), (("w", ClockStanding(2, 0, _WORLD)),)), _status(1, 2)], 2, False),
         # Rank 1 says nothing: it has freed it and forgotten that, so rank 0 may complete what it is inside of.
         ([_status(0, 1), Status(1, Activity.COMPUTING)], 1, True),
         ([_status(0, 1, Activity.HELD), Status(1, Activity.COMPUTING)], 1, False),
@@ -70,8 +70,8 @@ def test_ranks_are_aligned_where_what_is_complete_anywhere_is_so_on_all(
 
 
 def test_a_target_is_raised_for_who_is_below_another_and_waits_beyond_it_and_for_nobody_else() -> None:
-    known = {"a": Standing(0, 0, (0, 1)), "b": Standing(2, 2, (1, 2)), "c": Standing(4, 4, (0, 2))}
-    ahead = Status(0, Activity.HELD, ("c",), (("a", Standing(1, 1, (0, 1))), ("c", known["c"])))
+    known = {"a": ClockStanding(0, 0, (0, 1)), "b": ClockStanding(2, 2, (1, 2)), "c": ClockStanding(4, 4, (0, 2))}
+    ahead = Status(0, Activity.HELD, ("c",), (("a", ClockStanding(1, 1, (0, 1))), ("c", known["c"])))
     behind = Status(1, Activity.HELD, ("b",), (("a", known["a"]), ("b", known["b"])))
     other = Status(2, Activity.COMPUTING, (), (("b", known["b"]), ("c", known["c"])))
     verdict = decide_by_clock([ahead, behind, other], {"a": 1, "b": 2, "c": 4}, is_stuck=False)
@@ -176,9 +176,9 @@ def test_a_round_that_finds_no_cut_is_given_up_after_its_limit_but_not_while_ima
 def test_nothing_that_moves_raises_the_targets_of_who_is_held() -> None:
     # Rank 0 has left "w"; rank 1 waits for a message that rank 2 will send after "x", where it is held.
     wave = [
-        Status(0, Activity.COMPUTING, (), (("w", Standing(1, 1, (0, 1))),)),
-        Status(1, Activity.WAITING, (), (("w", Standing(0, 0, (0, 1))),)),
-        Status(2, Activity.HELD, ("x",), (("x", Standing(0, 0, (2,))),)),
+        Status(0, Activity.COMPUTING, (), (("w", ClockStanding(1, 1, (0, 1))),)),
+        Status(1, Activity.WAITING, (), (("w", ClockStanding(0, 0, (0, 1))),)),
+        Status(2, Activity.HELD, ("x",), (("x", ClockStanding(0, 0, (2,))),)),
     ]
     state, told = Round(3, stop=False).begin(0.0)
     raised_at = None

@@ -27,7 +27,7 @@ from typing import Any
 from remesh.mpi.calls.table import EAGER_BYTES, REAL_OPS, REAL_TYPES, REDUCTIONS, Kind
 from remesh.mpi.calls.wire_messages import What
 from remesh.mpi.lower.exchange_pattern import pack_plan
-from remesh.mpi.lower.open_collectives import Begun, pack_told, shape_of, unpack_told
+from remesh.mpi.lower.open_collectives import OpenCall, pack_told, shape_of, unpack_told
 from remesh.mpi.lower.real_collectives import CollectiveCall, RealCall, Result, extent_of
 from remesh.mpi.lower.replay import Named, choose_common, join_all, tell_all
 from remesh.mpi.lower.requests import COLLECTIVE, Requests
@@ -57,7 +57,7 @@ class _Communicator:
     members: tuple[int, ...]
     real: Any = None
     joined: bool = False  # this rank waits for the others, to make the real one
-    waiting: deque[Begun] = field(default_factory=deque)  # until the real one is there
+    waiting: deque[OpenCall] = field(default_factory=deque)  # until the real one is there
 
 
 class Collectives:
@@ -86,7 +86,7 @@ class Collectives:
         self.reals: dict[int, tuple[int, int, int]] = {}
         """Handle, own rank and size of the real communicators that can be used at once: for the engine."""
         self._know(WORLD, world)
-        self._running: list[Begun] = []
+        self._running: list[OpenCall] = []
         self._stand_ins: list[tuple[Any, RealCall]] = []
         """What runs on the real MPI so that other ranks can leave, with its buffers."""
         self._joined: dict[tuple[int, GroupKey], list[int]] = {}
@@ -130,18 +130,18 @@ class Collectives:
             kind=COLLECTIVE, comm=number, peer=job.root, tag=0, address=address, num_bytes=job.receive_bytes
         )
         try:
-            self._begin(Begun(request, self.entered[number], job))
+            self._begin(OpenCall(request, self.entered[number], job))
         except self.mpi_error:
             self._requests.forget(request)
             raise
         return request
 
-    def reopen(self, begun: Iterable[Begun]) -> None:
+    def reopen(self, begun: Iterable[OpenCall]) -> None:
         """Begin anew what an earlier lower half had left open."""
         for one in sorted(begun, key=lambda one: (one.request.comm, one.number)):
             self._begin(one)
 
-    def _begin(self, begun: Begun) -> None:
+    def _begin(self, begun: OpenCall) -> None:
         number = begun.request.comm
         comm = self._communicators[number]
         if comm.real is not None and not comm.waiting:
@@ -196,19 +196,19 @@ class Collectives:
         for each in choose_common(named, tell_all(self._mpi, self._control, named)):
             self._create(each.number)
 
-    def is_capped(self, begun: Begun) -> bool:
+    def is_capped(self, begun: OpenCall) -> bool:
         """Whether the clock keeps it from being completed."""
         is_beyond = self.targets is not None and begun.number > self.targets.get(begun.request.comm, 0)
         return is_beyond and not begun.is_first
 
-    def _run(self, real: Any, begun: Begun) -> None:
+    def _run(self, real: Any, begun: OpenCall) -> None:
         begun.result = self._room(begun.request.address, begun.job.receive_bytes)
         begun.words = self._as_real(begun.job, begun.result)
         begun.started = begun.words.start(real)
         if not self._end(begun):
             self._running.append(begun)
 
-    def _end(self, begun: Begun) -> bool:
+    def _end(self, begun: OpenCall) -> bool:
         """Complete it if it is over, and may be."""
         if self.is_capped(begun) or not begun.started.Test():
             return False
@@ -251,7 +251,7 @@ class Collectives:
         self._stand_ins = [pair for pair in self._stand_ins if not pair[0].Test()]
         return progressed
 
-    def stand_in(self, own: Iterable[Begun]) -> None:
+    def stand_in(self, own: Iterable[OpenCall]) -> None:
         """Take part in all that other ranks have begun, so that it ends. All ranks call this, and leave."""
         began = [begun for begun in own if self._communicators[begun.request.comm].real is not None]
         told = unpack_told(bytes(join_all(self._mpi, self._control, pack_told(map(self._tell, began)))))
@@ -277,7 +277,7 @@ class Collectives:
             words = self._as_real(job, bytearray(shape.receive_bytes))
             self._stand_ins.append((words.start(real), words))
 
-    def _tell(self, begun: Begun) -> ToldCall:
+    def _tell(self, begun: OpenCall) -> ToldCall:
         members = self._communicators[begun.request.comm].members
         return ToldCall(
             begun.request.comm, members[0], len(members), begun.number, self._wire.rank, shape_of(begun.job)
@@ -293,7 +293,7 @@ class Collectives:
         return [self._wire.address_of(begun.started) for begun in self._running if not self.is_capped(begun)]
 
     @property
-    def open(self) -> list[Begun]:
+    def open(self) -> list[OpenCall]:
         """What has been entered and is not complete, but for what the engine does."""
         return [*self._running, *(begun for comm in self._communicators.values() for begun in comm.waiting)]
 

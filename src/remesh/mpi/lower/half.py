@@ -29,7 +29,7 @@ from remesh.mpi.channel import SharedChannel
 from remesh.mpi.lower import state
 from remesh.mpi.lower.collectives import Collectives, GroupKey
 from remesh.mpi.lower.engine import Callbacks, make_engine
-from remesh.mpi.lower.open_collectives import Begun, OpenCollective, begin_from, keep, of_engine
+from remesh.mpi.lower.open_collectives import OpenCall, OpenCollective, begin_from, keep, of_engine
 from remesh.mpi.lower.pace import WaitingPace
 from remesh.mpi.lower.records import Arrived
 from remesh.mpi.lower.requests import Requests
@@ -270,7 +270,7 @@ class MpiLowerHalf:
         completed, freed = dict(self._collectives.completed), dict(self._collectives.freed)
         return Counters(tuple(self._engine.sent), tuple(self._engine.received), completed, reached, freed)
 
-    def _open(self) -> list[Begun]:
+    def _open(self) -> list[OpenCall]:
         """Collectives of the real MPI that have been entered and are not complete."""
         return [*self._collectives.open, *(of_engine(*running) for running in self._engine.running)]
 
@@ -401,7 +401,7 @@ class MpiLowerHalf:
             made=sorted(self._collectives.made),
             open=[keep(begun) for begun in self._open()],
             small=[state.SmallCollective(*one) for one in self._engine.small],
-            parts=[state.Part(*one) for one in self._engine.parts],
+            parts=[state.KeptPart(*one) for one in self._engine.parts],
             windows=self._windows.windows,
             attached=attached,
             finished=self._serving.finished,

@@ -21,7 +21,7 @@ SHAPE: Final = tuple(CallShape.__dataclass_fields__)
 
 
 @dataclass(slots=True)
-class Begun:
+class OpenCall:
     """A collective that has been entered and is not complete."""
 
     request: Any
@@ -45,28 +45,28 @@ class OpenCollective:
     send: bytes | None
 
 
-def keep(begun: Begun) -> OpenCollective:
+def keep(begun: OpenCall) -> OpenCollective:
     """What of it outlives the library."""
     job = begun.job
     send = None if job.send_address else bytes(job.send)
     return OpenCollective(begun.request.number, begun.request.comm, begun.number, shape_of(job), job.send_address, send)
 
 
-def begin_from(kept: OpenCollective, request: Any, send: bytes | bytearray | memoryview) -> Begun:
+def begin_from(kept: OpenCollective, request: Any, send: bytes | bytearray | memoryview) -> OpenCall:
     """The same, to be begun anew with its operand."""
     shape = kept.shape
     counts = (shape.send_counts, shape.receive_counts)
     job = CollectiveCall(
         Kind(shape.kind), shape.root, shape.op, shape.type, send, shape.receive_bytes, *counts, kept.send_address
     )
-    return Begun(request, kept.number, job)
+    return OpenCall(request, kept.number, job)
 
 
 def of_engine(  # noqa: PLR0913 - in the order of the engine
     request: Any, number: int, kind: int, root: int, op: int, datatype: int, send: bytes, receive_bytes: int
-) -> Begun:
+) -> OpenCall:
     """One that the engine runs."""
-    return Begun(request, number, CollectiveCall(Kind(kind), root, op, datatype, send, receive_bytes))
+    return OpenCall(request, number, CollectiveCall(Kind(kind), root, op, datatype, send, receive_bytes))
 
 
 def shape_of(job: CollectiveCall) -> CallShape:

@@ -29,7 +29,7 @@ from remesh.ranks.imaging import dump_into
 from remesh.ranks.outputs import Output
 from remesh.rounds.control import Control
 from remesh.rounds.job_folder import rank_name
-from remesh.rounds.status import Activity, Standing, Status, pairs
+from remesh.rounds.status import Activity, ClockStanding, Status, pairs
 
 STATE = "lower.state"
 """File with the state of the lower half."""
@@ -250,10 +250,10 @@ def describe_half(rank: int, half: MpiLowerHalf, *, is_closed: bool, has_ended: 
     at = tuple(sorted(str(key) for key in position.communicators))
     # The world has been there from the start: all have heard of it, whether they have used it or not.
     known = {
-        str(key): Standing(counters.completed.get(key, 0), reached, tuple(sorted(half.members(key))))
+        str(key): ClockStanding(counters.completed.get(key, 0), reached, tuple(sorted(half.members(key))))
         for key, reached in {WORLD: 0, **counters.reached}.items()
     }
-    known |= {str(key): Standing(count, count, ()) for key, count in counters.freed.items()}
+    known |= {str(key): ClockStanding(count, count, ()) for key, count in counters.freed.items()}
     standings = tuple(sorted(known.items(), key=lambda item: item[0]))
     return Status(
         rank,

@@ -50,7 +50,7 @@ class SmallCollective:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class KeptPart:
     """A part of one that has come, and that nobody has taken."""
 
     comm: int
@@ -78,7 +78,7 @@ class HalfState:
     made: list[int]  # communicators that have had a real one
     open: list[OpenCollective]
     small: list[SmallCollective]
-    parts: list[Part]
+    parts: list[KeptPart]
     windows: dict[int, Exposure]
     attached: dict[int, tuple[int, int]]  # slot -> (number of its unanswered request, the operation it waits for)
     finished: bool
@@ -206,7 +206,7 @@ def load(data: bytes, *, rank: int, size: int) -> HalfState:
                 for request, clock, op, type_, step, place in records.get("small", ())
             ],
             parts=[
-                Part(int(comm), int(clock), int(source), int(error), reader.take(place) or b"")
+                KeptPart(int(comm), int(clock), int(source), int(error), reader.take(place) or b"")
                 for comm, clock, source, error, place in records.get("parts", ())
             ],
             windows={int(number): _window(size, *rest) for number, *rest in records.get("windows", ())},
