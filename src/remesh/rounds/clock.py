@@ -14,9 +14,10 @@ entered it. One that is complete on some member has to be complete on all. At a 
    can leave this state; one wave that shows it is enough. What is left open is so on all members, or not entered yet.
 
 A rank below a target may also wait for a message that another one would send after its collective. Raising a target is
-safe at any time, since it only lets ranks run on as the program says, so when nothing moves all targets are raised
-beyond which somebody is inside of a collective: the program then goes on as it would without us. A program that makes
-new laggards for ever is let go after ``MAX_RAISES``, and tried again later.
+safe at any time, since it only lets ranks run on as the program says. So when nothing moves, and a rank below a target
+is not inside of a collective that ends by itself, all targets are raised beyond which somebody is inside of one: the
+program then goes on as it would without us. A program that makes new laggards for ever is let go after ``MAX_RAISES``,
+and tried again later.
 
 A communicator may be freed by one member while others still use it, or by all while it has a target. Who freed it says
 so for some time, with the number it had then. After that it says nothing, as who has not heard of it yet. The first
@@ -65,7 +66,10 @@ def decide_by_clock(statuses: Sequence[Status], targets: Mapping[str, int] | Non
     if not lagging and new == targets and not any(key in deserted for status in statuses for key in status.at):
         return Verdict(_sorted(new), True, "what is complete anywhere is complete on all ranks that take part")
     waiting = {status.rank for status in statuses if status.activity is Activity.HELD and status.rank in lagging}
-    if raised := _raise_targets(statuses, new, deserted, range(len(statuses)) if is_stuck and lagging else waiting):
+    # Who is inside of what it may complete needs time, and nobody's program.
+    needs_others = any(statuses[rank].activity is not Activity.INSIDE for rank in lagging)
+    leaving = range(len(statuses)) if is_stuck and needs_others else waiting
+    if raised := _raise_targets(statuses, new, deserted, leaving):
         why = "nothing moves" if is_stuck else "a rank below another target, or no other rank, waits for them"
         return Verdict(_sorted(new | raised), False, f"raised the targets of {sorted(raised)}: {why}")
     if not lagging:

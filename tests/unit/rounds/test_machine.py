@@ -86,6 +86,12 @@ def test_where_nobody_is_below_a_target_nothing_that_stands_still_raises_any() -
     assert verdict.aligned and dict(verdict.targets) == {"w": 3}
 
 
+def test_who_only_needs_time_to_complete_what_it_is_inside_of_raises_no_target() -> None:
+    ending = Status(0, Activity.INSIDE, (), (("w", ClockStanding(0, 0, _WORLD)),))
+    verdict = decide_by_clock([ending, _status(1, 1, Activity.HELD)], {"w": 1}, is_stuck=True)
+    assert not verdict.aligned and dict(verdict.targets) == {"w": 1}
+
+
 @given(st.lists(st.lists(st.integers(0, 3), min_size=3, max_size=3), min_size=3, max_size=3))
 def test_missing_messages_are_those_of_the_dumb_count(sent: list[list[int]]) -> None:
     received = [[max(sent[source][rank] - 1, 0) for source in range(3)] for rank in range(3)]
