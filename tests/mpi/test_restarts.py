@@ -29,7 +29,7 @@ _ANSWERS = {
 @pytest.mark.parametrize("program", _ANSWERS)
 @pytest.mark.parametrize(("before", "after"), [("openmpi", "mpich"), ("mpich", "impi"), ("impi", "openmpi")])
 def test_a_restart_under_another_mpi_gives_the_same_answer(job: Job, program: str, before: str, after: str) -> None:
-    job.create(program, 30, 0.05)
+    job.create(program, 30, 0.1)
     stopped = job.stay(before, watch=stop_after(0.4))
     assert stopped.outcome.state == "stopped", job.events
     assert job.answer is None
