@@ -176,7 +176,7 @@ class Coordinator:
         self._wanted = (0.0, stop or (self._wanted is not None and self._wanted[1]), 1)
 
     def fail(self, cause: str, exit_code: int = ExitCode.FAILED) -> None:
-        """End the job; the first cause stays."""
+        """End the job."""
         if self.outcome is None:
             self._end(JobOutcome("failed", cause, exit_code))
             self._tell_ranks({"type": "abort", "cause": cause})
@@ -254,6 +254,8 @@ class Coordinator:
             self._finish()
 
     def _finish(self) -> None:
+        if self.outcome is not None:
+            return
         self._end(JobOutcome("finished", "all programs ended with exit status 0", ExitCode.OK))
         self._tell_ranks({"type": "leave"})
 
@@ -485,6 +487,9 @@ class Coordinator:
         return sorted({self._host_of(rank) for rank in self._hellos})
 
     def _end(self, outcome: JobOutcome) -> None:
+        """The job is over; the first outcome stays, whatever was on its way then."""
+        if self.outcome is not None:
+            return
         self.outcome = outcome
         try:
             self._folder.change_state(outcome.state, outcome.cause)

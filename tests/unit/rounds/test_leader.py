@@ -310,3 +310,16 @@ def test_nonsense_from_a_peer_drops_only_that_peer(stage: Stage) -> None:
 def test_a_polite_end_before_the_job_runs_ends_it(stage: Stage) -> None:
     stage.coordinator.save_and_stop()
     assert stage.coordinator.outcome is not None and stage.coordinator.outcome.exit_code == 143
+
+
+def test_a_job_that_has_failed_is_not_finished_by_ends_that_were_on_their_way(stage: Stage) -> None:
+    """All programs end well, but one of them has never started MPI."""
+    first, second = stage.ranks()
+    second.send(type="failed", cause="the program never started MPI")
+    first.send(type="ended", code=0)
+    second.send(type="ended", code=0)
+    stage.step()
+    outcome = stage.coordinator.outcome
+    assert outcome is not None and outcome.state == "failed" and "never started MPI" in outcome.cause
+    assert stage.folder.read_state().state == "failed"
+    assert [message["type"] for message in first.take()] == ["abort"]
