@@ -20,9 +20,10 @@ from pathlib import Path
 
 from benchmarks.elastic import meets_script
 from benchmarks.elastic.etcd_server import etcd_server, why_no_etcd
-from benchmarks.elastic.peers import FOLDER, free_port
+from benchmarks.elastic.peers import FOLDER
 from benchmarks.elastic.settings import Settings
 from benchmarks.report import Row
+from remesh.comm.free_ports import free_port
 
 MEETINGS = ("standalone", "static", "c10d", "etcd")
 LAUNCHERS = {"remesh": "remesh.run", "torchrun": "torch.distributed.run"}

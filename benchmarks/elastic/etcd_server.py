@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from benchmarks.elastic.peers import free_port
+from remesh.comm.free_ports import free_port
 
 _START_S = 30.0
 

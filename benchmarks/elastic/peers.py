@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -29,6 +28,7 @@ from importlib.metadata import Distribution, distributions
 from pathlib import Path
 from typing import Any, Self
 
+from remesh.comm.free_ports import free_port
 from remesh.elastic.events import EventReader
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -148,9 +148,3 @@ class NvrxSide(_FourWorkers):
         # torch warns of each of its store's short waits.
         environment |= {"WORLD_SIZE": str(NUM_WORKERS), "TORCH_CPP_LOG_LEVEL": "ERROR"}
         self._start(str(number), [*script, "--groups-port", groups_port], **environment)
-
-
-def free_port() -> int:
-    """A port of loopback that nobody uses now."""
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return int(probe.getsockname()[1])

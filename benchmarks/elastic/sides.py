@@ -17,8 +17,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, Self
 
-from benchmarks.elastic.peers import free_port
 from benchmarks.elastic.phases import Recovery, split_recovery
+from remesh.comm.free_ports import free_port
 from remesh.elastic.events import EventReader
 from remesh.testing.local_job import LocalJob
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import socket
 import subprocess
 import sys
 import tempfile
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.report import Row, at_most, describe_run, header_of, verdict_of
+from remesh.comm.free_ports import free_port
 
 _WORKER = str(Path(__file__).with_name("worker.py"))
 _PAGE = Path(__file__).parents[2] / "docs" / "torch_programs" / "measured.md"
@@ -68,9 +68,7 @@ def write_page(rows: list[Row]) -> None:
 
 
 def _run_native() -> dict[str, float]:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     common = {
         **os.environ,
         "WORLD_SIZE": str(_RANKS),

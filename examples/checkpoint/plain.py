@@ -7,7 +7,6 @@ of each rank's random numbers. The same four ranks, then two ranks under FSDP2 a
 steps are those of a run that was never interrupted.
 """
 
-import socket
 import tempfile
 from pathlib import Path
 
@@ -31,16 +30,15 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as root:
         for mesh_shape in ((2, 2), (2, 2), (2,)):
             num_ranks = torch.Size(mesh_shape).numel()
-            with socket.create_server(("127.0.0.1", 0)) as free:
-                port = free.getsockname()[1]
-            mp.start_processes(work, (port, mesh_shape, Path(root)), num_ranks, start_method="fork")
+            store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+            mp.start_processes(work, (store.port, mesh_shape, Path(root)), num_ranks, start_method="fork")
 
 
 def work(rank: int, port: int, mesh_shape: tuple[int, ...], root: Path) -> None:
     """One rank of a job that trains from the beginning, or goes on where another has saved."""
     torch.set_num_threads(1)
     num_ranks = torch.Size(mesh_shape).numel()
-    store = dist.TCPStore("127.0.0.1", port, num_ranks, is_master=rank == 0)
+    store = dist.TCPStore("127.0.0.1", port)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=num_ranks)
     run = Run(mesh_shape)
     newest = remesh.latest_complete(root)

@@ -6,7 +6,6 @@ Two ranks train under FSDP2 and save in the background with ``dcp.async_save``; 
 go on. The losses are those of the run that was never interrupted.
 """
 
-import socket
 import tempfile
 from pathlib import Path
 
@@ -44,7 +43,7 @@ class AppState(Stateful):
 def work(rank: int, port: int, num_ranks: int, path: Path) -> None:
     """One rank of a job that trains from the beginning, or goes on where another has saved."""
     torch.set_num_threads(1)
-    store = dist.TCPStore("127.0.0.1", port, num_ranks, is_master=rank == 0)
+    store = dist.TCPStore("127.0.0.1", port)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=num_ranks)
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.ReLU(), nn.Linear(4 * WIDTH, WIDTH))
@@ -76,9 +75,8 @@ def work(rank: int, port: int, num_ranks: int, path: Path) -> None:
 def main() -> None:
     with tempfile.TemporaryDirectory() as root:
         for num_ranks in (2, 3):
-            with socket.create_server(("127.0.0.1", 0)) as free:
-                port = free.getsockname()[1]
-            mp.start_processes(work, (port, num_ranks, Path(root) / "checkpoint"), num_ranks, start_method="fork")
+            store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+            mp.start_processes(work, (store.port, num_ranks, Path(root) / "checkpoint"), num_ranks, start_method="fork")
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ compared with those of a single process that trained on the same batches.
 """
 
 import argparse
-import socket
 import tempfile
 
 import torch
@@ -32,10 +31,9 @@ def main() -> None:
     parser.add_argument("--schedule", default="eager-split", choices=sorted(SCHEDULES))
     parser.add_argument("--through", default="memory", choices=["memory", "checkpoint"])
     args = parser.parse_args()
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     with tempfile.TemporaryDirectory() as folder:
-        mp.start_processes(work, (port, args, folder), max(args.stages), start_method="fork")
+        mp.start_processes(work, (store.port, args, folder), max(args.stages), start_method="fork")
 
 
 class Phase:

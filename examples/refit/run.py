@@ -8,7 +8,6 @@ rank of the generator gets its rows of each, and nothing else. The logits of bot
 """
 
 import argparse
-import socket
 import time
 
 import torch
@@ -33,15 +32,14 @@ def main() -> None:
     parser.add_argument("--versions", type=int, default=4, help="how often the generator is refitted")
     parser.add_argument("--steps", type=int, default=5, help="steps of training between two versions")
     args = parser.parse_args()
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    mp.start_processes(work, (port, args.versions, args.steps), WORLD_SIZE, start_method="fork")
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    mp.start_processes(work, (store.port, args.versions, args.steps), WORLD_SIZE, start_method="fork")
 
 
 def work(rank: int, port: int, num_versions: int, num_steps: int) -> None:
     """One rank, trainer or generator."""
     torch.set_num_threads(1)
-    store = dist.TCPStore("127.0.0.1", port, WORLD_SIZE, is_master=rank == 0)
+    store = dist.TCPStore("127.0.0.1", port)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=WORLD_SIZE)
     # Every rank makes both meshes, since making their groups is collective.
     trainers = DeviceMesh("cpu", TRAINERS, mesh_dim_names=("dp", "tp"))

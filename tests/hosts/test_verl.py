@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
-import socket
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -116,13 +115,11 @@ def _meet(engine: Any, board: dist.Store, at: int, rank: int, num_rollouts: int)
 
 
 def _run(worker: Callable[..., None], num: int, *args: Any) -> list[Any]:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    board = dist.TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)
+    board = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     import remesh.integrations.verl_shards  # noqa: F401, PLC0415 - as verl does with custom_backend_module
 
     results = mp.get_context("fork").SimpleQueue()
-    mp.start_processes(worker, (port, *args, results), num, start_method="fork")
+    mp.start_processes(worker, (board.port, *args, results), num, start_method="fork")
     del board
     return sorted(results.get() for _ in range(num))
 

@@ -11,7 +11,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import warnings
@@ -21,6 +20,8 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+
+from remesh.comm.free_ports import free_port
 
 _ROOT = Path(__file__).resolve().parents[2]
 _SCRIPT = Path(__file__).with_name("training_rank.py")
@@ -53,9 +54,7 @@ def run_training(
     until: int,
 ) -> list[float]:
     """Train until a step; the losses of the first rank."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
+    port = str(free_port())
     paths = os.pathsep.join([str(_ROOT / ".interop" / release), str(_ROOT / "src")])
     environment = {**os.environ, "PYTHONPATH": paths, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     said = [directory.with_name(f"{directory.name}-{package}-{until}-{rank}.txt") for rank in range(size)]

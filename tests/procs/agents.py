@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -105,13 +104,6 @@ class Agents:
         # torch may make a cache of its own there.
         ours = [path.name for path in self.folder.iterdir() if path.name.startswith(("remesh", "torchelastic"))]
         return running + ours
-
-
-def free_port() -> int:
-    """A port of loopback that nobody uses now."""
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def meeting_flags(port: int, nnodes: str = "2", backend: str = "c10d", **conf: object) -> list[str]:

@@ -2,27 +2,18 @@
 
 from __future__ import annotations
 
-import socket
-
 import pytest
 import torch
 import torch.distributed as dist
 
 import remesh
 from remesh.comm.beside import join_beside, leave_beside
+from remesh.comm.free_ports import free_port
 from remesh.comm.gather import all_gather_json
 from remesh.errors import PeerError, PlanError
 from remesh.layout import Box, Shard
 from remesh.layout.from_torch import Piece
 from remesh.testing.pool import RankPool
-
-
-def _free_ports(num: int) -> list[int]:
-    free = [socket.create_server(("127.0.0.1", 0)) for _ in range(num)]
-    ports = [one.getsockname()[1] for one in free]
-    for one in free:
-        one.close()
-    return ports
 
 
 def _join(port: int, rank: int, size: int, timeout_s: float = 30.0) -> dist.ProcessGroup:
@@ -52,7 +43,7 @@ def _move_as_members_come_and_go(ports: list[int]) -> list[list[float]]:
 
 
 def test_tensors_move_in_groups_of_own_numbers_as_members_leave(ranks: RankPool) -> None:
-    told = ranks.run(_move_as_members_come_and_go, 4, (_free_ports(3),))
+    told = ranks.run(_move_as_members_come_and_go, 4, ([free_port() for _ in range(3)],))
     every = [[float(rank) for rank in range(size)] for size in (4, 3, 2)]
     assert told == [every[:1], every[:2], every, every]
 
@@ -64,5 +55,5 @@ def _meet_nobody(port: int) -> str:
 
 
 def test_who_stays_away_is_waited_for_no_longer_than_was_said(ranks: RankPool) -> None:
-    (told,) = ranks.run(_meet_nobody, 1, (_free_ports(1)[0],))
+    (told,) = ranks.run(_meet_nobody, 1, (free_port(),))
     assert "not all came within 1 s" in told

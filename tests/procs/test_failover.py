@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from remesh.comm.free_ports import free_port
 from remesh.testing.local_job import LocalJob
 from remesh.testing.samples import SampleCount, count_samples
-from tests.procs.agents import free_port
 from tests.procs.scripts import tiny
 
 pytestmark = pytest.mark.procs

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.elastic.etcd_server import etcd_server, why_no_etcd
-from tests.procs.agents import Agents, free_port, last_event_of_agent, meeting_flags
+from remesh.comm.free_ports import free_port
+from tests.procs.agents import Agents, last_event_of_agent, meeting_flags
 
 pytestmark = pytest.mark.procs
 

@@ -7,7 +7,6 @@ import os
 import random
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -16,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from remesh.comm.free_ports import free_port
 from remesh.images import examine_machine
 from remesh.rounds.job_folder import JobFolder, rank_name
 
@@ -35,9 +35,7 @@ _PATIENCE_S = 300.0
 
 def _native(script: str, size: int, *arguments: str) -> list[str]:
     """What the program prints when torch's own groups carry it."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     common = {"WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
     ranks = [
         subprocess.Popen(

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.procs.agents import Agents, free_port, meeting_flags
+from remesh.comm.free_ports import free_port
+from tests.procs.agents import Agents, meeting_flags
 
 pytestmark = pytest.mark.procs
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import importlib
 import json
-import socket
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,6 +23,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
+from remesh.comm.free_ports import free_port
 from remesh.errors import ConfigError
 from remesh.testing.pool import RankPool
 
@@ -222,11 +222,6 @@ def _engine(vllm: Any, number: int, num_kv: int, *, tied: bool, extra: tuple[str
     return engine
 
 
-def _ports() -> tuple[int, int]:
-    with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("127.0.0.1", 0)) as other:
-        return one.getsockname()[1], other.getsockname()[1]
-
-
 def _train_and_serve(ports: tuple[int, int], rounds: list[int], num_kv: int, tied: bool, sharded: bool) -> bool:
     """Rounds of ``rounds[n]`` workers each, two syncs a round; each worker compares what it has at the end."""
     rank = dist.get_rank()
@@ -265,7 +260,9 @@ def _train_and_serve(ports: tuple[int, int], rounds: list[int], num_kv: int, tie
 def test_engines_that_join_and_leave_get_what_their_loaders_would_have_cut(
     ranks: RankPool, num_kv: int, tied: bool, sharded: bool, rounds: list[int]
 ) -> None:
-    told = ranks.run(_train_and_serve, TRAINERS + max(rounds), (_ports(), rounds, num_kv, tied, sharded))
+    told = ranks.run(
+        _train_and_serve, TRAINERS + max(rounds), ((free_port(), free_port()), rounds, num_kv, tied, sharded)
+    )
     assert all(told)
 
 
@@ -288,5 +285,5 @@ def _meet_a_strange_model(ports: tuple[int, int]) -> str:
 
 
 def test_names_that_no_rule_maps_are_told_all_at_once_to_trainer_and_engines(ranks: RankPool) -> None:
-    told = ranks.run(_meet_a_strange_model, 3, (_ports(),))[0]
+    told = ranks.run(_meet_a_strange_model, 3, ((free_port(), free_port()),))[0]
     assert all(name in told for name in ("'model.odd'", "'model.strange'", "'model.more'")), told

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -19,6 +18,7 @@ from typing import Any, Self
 
 import torch.distributed as dist
 
+from remesh.comm.free_ports import free_port
 from remesh.elastic.events import EventReader
 from remesh.linux.procfs import work_of
 from remesh.testing.quiet_limit import QuietLimit
@@ -55,7 +55,7 @@ class LocalJob:
         self._nnodes = nnodes
         self._workers_per_node = workers_per_node
         self._store = None if hosts_store else dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-        self._endpoint = f"127.0.0.1:{_free_port() if self._store is None else self._store.port}"
+        self._endpoint = f"127.0.0.1:{free_port() if self._store is None else self._store.port}"
         (folder / "events").mkdir(parents=True, exist_ok=True)
         self._reader = EventReader(folder / "events")
         self._started: set[int] = set()
@@ -185,11 +185,6 @@ class LocalJob:
             elif event["who"].startswith(_WORKER):
                 self._heard.add(int(event["who"].removeprefix(_WORKER)))
         return new
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return int(probe.getsockname()[1])
 
 
 def _kill(pid: int) -> None:

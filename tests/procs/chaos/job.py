@@ -10,7 +10,6 @@ import contextlib
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -19,6 +18,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Self
 
+from remesh.comm.free_ports import free_port
 from remesh.elastic.events import EventReader
 from remesh.testbed import BedSpec, Testbed
 
@@ -92,7 +92,7 @@ class HurtJob:
     def start_life(self) -> None:
         """A store and agents on all nodes, with logs of their own."""
         if self.bed is None:
-            self._port = _free_port()
+            self._port = free_port()
         life = self.folder / f"life-{len(self.lives)}"
         (life / "events").mkdir(parents=True)
         self.lives.append([])
@@ -283,8 +283,3 @@ class HurtJob:
 def _signal(pid: int, number: int) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, number)
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return int(probe.getsockname()[1])

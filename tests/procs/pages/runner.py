@@ -7,12 +7,12 @@ else: every program and every command has a process of its own, with its own imp
 from __future__ import annotations
 
 import runpy
-import socket
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from remesh.comm.free_ports import free_port
 from remesh.testing.rank_process import fork_server
 from tests.procs.pages.blocks import Command
 
@@ -36,8 +36,7 @@ def run(command: Command, folder: Path) -> str:
 
 def _ranks(size: int) -> list[dict[str, str]]:
     """The variables that torchrun gives to each rank of a job on one node."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     shared = {"WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     return [{**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(size)]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -19,12 +18,10 @@ def object_store() -> Iterator[dict[str, str]]:
     boto3 = pytest.importorskip("boto3")
     pytest.importorskip("s3fs")
     moto_server = pytest.importorskip("moto.server")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
     logging.getLogger("werkzeug").setLevel(logging.ERROR)  # a line for each of thousands of requests
-    server = moto_server.ThreadedMotoServer(ip_address="127.0.0.1", port=port, verbose=False)
+    server = moto_server.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
+    _, port = server.get_host_and_port()
     try:
         environment = {**CREDENTIALS, "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}"}
         client = boto3.client(

@@ -21,6 +21,7 @@ from torch.distributed.elastic.events import get_logging_handler
 from torch.distributed.elastic.multiprocessing import Std
 from torch.distributed.run import config_from_args, determine_local_world_size, get_args_parser
 
+from remesh.comm.free_ports import free_port
 from remesh.comm.tls import Tls
 from remesh.comm.token import MIN_SECRET_BYTES, Token
 from remesh.elastic.generation import MeetingRules
@@ -264,8 +265,7 @@ def complete_endpoint(endpoint: str) -> str:
     if endpoint:
         each = [one.strip() for one in endpoint.split(",")]
         return ",".join(one if ":" in one else f"{one}:{DEFAULT_PORT}" for one in each)
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return f"127.0.0.1:{probe.getsockname()[1]}"
+    return f"127.0.0.1:{free_port()}"
 
 
 def _meeting_place(request: Request) -> tuple[str, bool | None]:
