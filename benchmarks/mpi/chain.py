@@ -15,9 +15,9 @@ from pathlib import Path
 
 import numpy as np
 
-from remesh.mpi.launch import Host
 from remesh.mpi.mpis import find_mpi
 from remesh.mpi.stay import Placement, StaySettings, run_stay
+from remesh.ranks.hosts import Host
 from remesh.rounds.job_folder import JobFolder, JobSpec
 from remesh.rounds.leader import Coordinator
 

@@ -29,11 +29,12 @@ from pathlib import Path
 from benchmarks.mpi.chain import PROGRAMS
 from benchmarks.mpi.tables import write_costs_page
 from benchmarks.report import Row, at_least, at_most, is_quick, write_report
-from remesh.mpi.launch import Host, LaunchCommand, Reach, plan_start
+from remesh.mpi.launch import LaunchCommand, Reach, plan_start
 from remesh.mpi.library.faces import SHARED_ARRAYS
 from remesh.mpi.lower.pace import SPIN_VARIABLE
 from remesh.mpi.mpis import find_mpi
 from remesh.mpi.stay import Placement, StaySettings, make_bed, reach_into, run_stay
+from remesh.ranks.hosts import Host
 from remesh.rounds.job_folder import JobFolder, JobSpec
 from remesh.rounds.leader import Coordinator
 from remesh.testbed.inside import command_inside

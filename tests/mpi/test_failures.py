@@ -18,8 +18,8 @@ from remesh.comm import messages as frames
 from remesh.errors import ConfigError, FormatError
 from remesh.linux.procfs import children_of
 from remesh.mpi import stay
-from remesh.mpi.launch import Host
 from remesh.mpi.stay import Placement
+from remesh.ranks.hosts import Host
 from remesh.rounds.job_folder import JobFolder
 from remesh.rounds.leader import Coordinator
 from remesh.testbed import Testbed

@@ -6,8 +6,8 @@ import pytest
 
 from remesh.images.kinds import ARENA_PATH
 from remesh.images.stored import read_image
-from remesh.mpi.launch import Host
 from remesh.mpi.stay import Placement, StaySettings
+from remesh.ranks.hosts import Host
 from remesh.ranks.imaging import IMAGE
 from tests.mpi.conftest import FOREIGN, Job, stop_after
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import remesh
-from remesh.mpi.slurm import make_script
+from remesh.ranks.slurm import make_script
 from remesh.rounds.job_folder import JobFolder
 from remesh.testbed import BedSpec, Testbed
 from tests.mpi.conftest import PROGRAMS

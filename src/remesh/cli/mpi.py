@@ -24,8 +24,9 @@ from remesh.mpi.extension import find_missing
 from remesh.mpi.input_file import find_input
 from remesh.mpi.library.faces import check_program, find_missing_library
 from remesh.mpi.mpis import Installation, find_all
-from remesh.mpi.slurm import make_script
-from remesh.mpi.stay import Placement, StaySettings, find_launch, make_bed, parse_hosts, run_stay
+from remesh.mpi.stay import Placement, StaySettings, find_launch, make_bed, run_stay
+from remesh.ranks.hosts import parse_hosts
+from remesh.ranks.slurm import make_script
 from remesh.rounds.job_folder import JobFolder, JobSpec
 
 

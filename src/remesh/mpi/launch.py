@@ -13,6 +13,7 @@ from typing import Final
 from remesh.errors import ConfigError
 from remesh.mpi.lower.wire import DIRECT_VARIABLE, PROBE_VARIABLE
 from remesh.mpi.mpis import Installation
+from remesh.ranks.hosts import Host
 
 SHM: Final = "shm"
 TCP: Final = "tcp"
@@ -68,15 +69,6 @@ ROWS: Final = (
 )
 _DEFAULTS: Final = {"openmpi": "tcp", "mpich": "ofi", "impi": "tcp"}
 """Between hosts; on one host it is shared memory."""
-
-
-@dataclass(frozen=True, slots=True)
-class Host:
-    """A host and how many ranks it gets."""
-
-    name: str
-    """Name or address for the launcher."""
-    num_ranks: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from remesh.errors import ConfigError
-from remesh.mpi.launch import ROWS, Host, Reach, default_network, find_row, plan_start
+from remesh.mpi.launch import ROWS, Reach, default_network, find_row, plan_start
 from remesh.mpi.mpis import KINDS, Installation
 from remesh.mpi.rsh import split_command
-from remesh.mpi.stay import parse_hosts
+from remesh.ranks.hosts import Host
 
 _TWO = (Host("10.0.0.2", 1), Host("10.0.0.3", 3))
 
@@ -55,16 +55,6 @@ def test_only_open_mpi_is_told_that_root_may() -> None:
 def test_only_on_shared_memory_ranks_read_each_others_memory() -> None:
     assert plan_start(_installed("mpich"), "shm", 1, (), Reach(), ("r",)).environment == {"REMESH_WIRE_DIRECT": "1"}
     assert not plan_start(_installed("impi"), "tcp", 1, (), Reach(), ("r",)).environment
-
-
-@pytest.mark.parametrize("text", ["", "a,,b", "a:x", "a:1,b:1", "a:9", "a,b,c,d,e"])
-def test_hosts_without_a_name_or_with_another_number_of_ranks_are_refused(text: str) -> None:
-    with pytest.raises(ConfigError, match="reading hosts"):
-        parse_hosts(text, 4)
-
-
-def test_hosts_share_what_is_left_evenly() -> None:
-    assert [host.num_ranks for host in parse_hosts("a,b,c", 8)] == [3, 3, 2]
 
 
 @pytest.mark.parametrize(

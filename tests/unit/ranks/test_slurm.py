@@ -7,7 +7,7 @@ import subprocess
 
 import pytest
 
-from remesh.mpi.slurm import make_script
+from remesh.ranks.slurm import make_script
 
 
 def test_names_with_spaces_stay_whole() -> None:
