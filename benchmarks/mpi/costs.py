@@ -33,7 +33,8 @@ from remesh.mpi.launch import LaunchCommand, Reach, plan_start
 from remesh.mpi.library.faces import SHARED_ARRAYS
 from remesh.mpi.lower.pace import SPIN_VARIABLE
 from remesh.mpi.mpis import find_mpi
-from remesh.mpi.stay import Placement, StaySettings, make_bed, reach_into, run_stay
+from remesh.mpi.stay import Placement, StaySettings, reach_into, run_stay
+from remesh.ranks.ground import make_bed
 from remesh.ranks.hosts import Host
 from remesh.rounds.job_folder import JobFolder, JobSpec
 from remesh.rounds.leader import Coordinator
@@ -240,7 +241,7 @@ def _plan_native(case: Case, stack: contextlib.ExitStack) -> LaunchCommand:
     command = (installation.python, *case.arguments)
     if case.rate is None:
         return plan_start(installation, case.network, case.num_ranks, (), Reach(), command)
-    bed = stack.enter_context(make_bed(case.placement))
+    bed = stack.enter_context(make_bed(case.placement.hosts, case.rate))
     room = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="remesh-costs-")))
     reach, hosts = reach_into(bed, case.placement.hosts, room)
     start = plan_start(installation, case.network, case.num_ranks, hosts, reach, command)

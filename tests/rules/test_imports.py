@@ -53,10 +53,10 @@ ARROW: dict[str, set[str]] = {
     "elastic": _MOVES | {"checkpoint", "pipeline"},
     "images": _FOUNDATION,
     "rounds": _FOUNDATION | {"comm"},
-    "ranks": _FOUNDATION | {"comm", "images", "rounds"},
+    # Where a stay happens knows testbeds as one kind of hosts.
+    "ranks": _FOUNDATION | {"comm", "images", "rounds", "testbed"},
     # Imported by programs that have torch; what stands beside them imports none.
     "torch_programs": _FOUNDATION | {"comm", "images", "ranks", "rounds"},
-    # The launch of a job knows testbeds as one kind of hosts.
     "mpi": _FOUNDATION | {"comm", "images", "ranks", "rounds", "testbed"},
     # Ranks come from the pool of `testing`, through a door.
     "testbed": _FOUNDATION | {"testing"},

@@ -24,7 +24,8 @@ from remesh.mpi.extension import find_missing
 from remesh.mpi.input_file import find_input
 from remesh.mpi.library.faces import check_program, find_missing_library
 from remesh.mpi.mpis import Installation, find_all
-from remesh.mpi.stay import Placement, StaySettings, find_launch, make_bed, run_stay
+from remesh.mpi.stay import Placement, StaySettings, find_launch, run_stay
+from remesh.ranks.ground import make_bed
 from remesh.ranks.hosts import parse_hosts
 from remesh.ranks.slurm import make_script
 from remesh.rounds.job_folder import JobFolder, JobSpec
@@ -124,7 +125,7 @@ def _read_how(
     placement = Placement(mpi_name, network, placed, testbed)
     find_launch(placement)
     if testbed is not None:
-        make_bed(placement)
+        make_bed(placed, testbed)
     return placement, StaySettings(**settings)
 
 

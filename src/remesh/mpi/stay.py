@@ -14,25 +14,25 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from remesh.errors import ConfigError, StorageError
+from remesh.errors import StorageError
 from remesh.images.kinds import OpenFilePolicy
 from remesh.mpi import rsh
 from remesh.mpi.launch import LaunchCommand, Reach, default_network, find_row, plan_start
 from remesh.mpi.mpis import Installation, find_mpi
 from remesh.mpi.program_environment import lower_environment
 from remesh.mpi.together import check_together
+from remesh.ranks.ground import Ground, make_bed
 from remesh.ranks.hosts import Host
 from remesh.ranks.room import clear_rooms, find_place
 from remesh.rounds.job_folder import Checkpoint, JobFolder, JobState
 from remesh.rounds.leader import Coordinator, JobOutcome, Settings
 from remesh.rounds.signals import obeying_signals
-from remesh.testbed import BedSpec, HostSpec, Testbed, parse_rate
+from remesh.testbed import Testbed
 from remesh.testbed.inside import Door, command_inside
 
 _STEP_S = 0.1
@@ -42,7 +42,6 @@ _GRACE_S = 5.0
 """Between the polite end of a launcher and the other one."""
 _BRIDGE = "core"
 """Interface of a testbed's switch, where launchers run."""
-_LOOPBACK = "127.0.0.1"
 _SOURCE = Path(__file__).parents[2]
 """The folder from which ``remesh`` is imported: also in the environment of an MPI, which does not have it."""
 
@@ -120,32 +119,31 @@ def run_stay(
         stack.callback(coordinator.close)
         stack.enter_context(obeying_signals(coordinator))
         room = _make_room(folder)
-        bed = None if placement.testbed_rate is None else stack.enter_context(make_bed(placement))
-        listener = _listen("" if placement.hosts and bed is None else _LOOPBACK)
-        coordinator.listen(listener)
-        address = (socket.gethostname() if placement.hosts and bed is None else _LOOPBACK, listener.getsockname()[1])
+        bed = None
+        if placement.testbed_rate is not None:
+            bed = stack.enter_context(make_bed(placement.hosts, placement.testbed_rate))
+        ground = Ground(placement.hosts, bed)
+        for_ranks = ground.listen()
+        for_clients = ground.listen_for_clients(for_ranks)
+        for each in {for_ranks.socket, for_clients.socket}:
+            coordinator.listen(each)
         reach, hosts = Reach(machine_file=_machine_file(room)), placement.hosts
-        rank_address, door = address, None
         if bed is not None:
-            door = bed.switch_door
-            inner = _listen_inside(door, bed.switch_address)
-            coordinator.listen(inner)
-            rank_address = inner.getsockname()[:2]
             reach, hosts = reach_into(bed, placement.hosts, room)
         launched = {**placement.describe(), "network": network}
         folder.write_state(
-            JobState("starting", "", (address,), os.getpid(), socket.gethostname(), launched),
+            JobState("starting", "", (for_clients.address,), os.getpid(), socket.gethostname(), launched),
         )
         which = (
             ()
             if checkpoint is None
             else ("--checkpoint", str(checkpoint.number), "--open-files", settings.open_files.value)
         )
-        rank_command = _rank_command(installation.python, folder, rank_address, which)
+        rank_command = _rank_command(installation.python, folder, for_ranks.address, which)
         start = plan_start(installation, network, spec.num_ranks, hosts, reach, rank_command)
         # Whoever was killed has left its folders; who lives has locked them.
         stack.callback(clear_rooms, find_place())
-        launcher = _start_launcher(start, door)
+        launcher = _start_launcher(start, ground.door)
         stack.callback(_end_launcher, launcher)
         outcome = _lead(coordinator, launcher, watch)
         nic_bytes = {} if bed is None else {name: bed.nic_bytes(name).sent for name in bed.spec.names}
@@ -186,14 +184,6 @@ def _make_room(folder: JobFolder) -> Path:
             return room
 
 
-def make_bed(placement: Placement) -> Testbed:
-    """The hosts of a placement with a ``testbed_rate``, not yet started."""
-    if placement.testbed_rate is None or not placement.hosts:
-        raise ConfigError("making hosts on this machine: none was named; give --hosts a,b with --testbed")
-    rate = parse_rate(placement.testbed_rate)
-    return Testbed(BedSpec(tuple(HostSpec(host.name, rate) for host in placement.hosts)))
-
-
 def reach_into(bed: Testbed, hosts: Sequence[Host], room: Path) -> tuple[Reach, tuple[Host, ...]]:
     """How a launcher that runs at the bed's switch gets to its hosts, and what it calls them; files go to ``room``."""
     reach = Reach(agent=_write_agent(room, bed, hosts), interface=_BRIDGE, machine_file=_machine_file(room))
@@ -202,28 +192,6 @@ def reach_into(bed: Testbed, hosts: Sequence[Host], room: Path) -> tuple[Reach, 
 
 def _machine_file(room: Path) -> str:
     return str(room / "machines")
-
-
-def _listen(host: str) -> socket.socket:
-    listener = socket.create_server((host, 0), backlog=1024)
-    listener.set_inheritable(False)
-    return listener
-
-
-def _listen_inside(door: Door, address: str) -> socket.socket:
-    """A socket of the testbed's switch: it belongs to the network of the thread that makes it."""
-    made: list[socket.socket] = []
-
-    def enter_and_listen() -> None:
-        door.enter()
-        made.append(_listen(address))
-
-    thread = threading.Thread(target=enter_and_listen)
-    thread.start()
-    thread.join()
-    if not made:
-        raise ConfigError("listening on the testbed's switch: it could not be entered; see the message above")
-    return made[0]
 
 
 def _write_agent(room: Path, bed: Testbed, hosts: Sequence[Host]) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import ipaddress
 from dataclasses import dataclass
 
 from remesh.errors import ConfigError
@@ -37,7 +39,18 @@ def parse_hosts(text: str, num_ranks: int) -> tuple[Host, ...]:
         room = f"{num_ranks - left}" + (f" and {free} hosts that share the rest" if free else "")
         raise ConfigError(
             f"reading hosts {text!r}: room for {room}, expected room for {num_ranks} ranks with one at least on each "
-            "host; mend --hosts or -n"
+            "host; mend --hosts or the number of ranks"
         )
     shares = iter([left // free + (index < left % free) for index in range(free)] if free else [])
     return tuple(Host(name, next(shares) if number is None else number) for name, number in slots)
+
+
+def is_loopback(name: str) -> bool:
+    """Whether a host of this name is this one, whoever asks.
+
+    >>> is_loopback("127.0.0.3"), is_loopback("localhost"), is_loopback("node3")
+    (True, True, False)
+    """
+    with contextlib.suppress(ValueError):
+        return ipaddress.ip_address(name).is_loopback
+    return name == "localhost"
