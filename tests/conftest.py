@@ -9,9 +9,10 @@ import sys
 import time
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from remesh.errors import ConfigError
 from remesh.mpi.mpis import KINDS, find_all
@@ -26,8 +27,9 @@ _HOSTS = ("accelerate", "lightning", "torchtitan", "transformers", "verl")
 
 # The machine that runs the tests may be busy: a slow example is no failure. The seed is fixed so that a
 # pull request fails by its own doing; `HYPOTHESIS_PROFILE=explore` looks for new cases.
-settings.register_profile("default", deadline=None, derandomize=True, max_examples=100)
-settings.register_profile("explore", deadline=None, max_examples=2000)
+_PATIENT: dict[str, Any] = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
+settings.register_profile("default", **_PATIENT, derandomize=True, max_examples=100)
+settings.register_profile("explore", **_PATIENT, max_examples=2000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
 

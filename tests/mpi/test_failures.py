@@ -16,7 +16,7 @@ import pytest
 
 from remesh.comm import messages as frames
 from remesh.errors import ConfigError, FormatError
-from remesh.linux.procfs import children_of
+from remesh.linux.procfs import children_of, start_of
 from remesh.mpi import stay
 from remesh.mpi.stay import Placement
 from remesh.ranks.hosts import Host
@@ -163,7 +163,7 @@ def test_a_leader_that_is_killed_takes_every_rank_with_it_and_the_last_checkpoin
     assert len(processes) >= 3 * 4
     leader.kill()
     leader.communicate(timeout=60)
-    _wait_for(lambda: not any(Path(f"/proc/{pid}/exe").exists() for pid in processes))
+    _wait_for(lambda: all(start_of(pid) is None for pid in processes))
     job.folder = JobFolder(tmp_path / "j")
     ended = job.stay("openmpi", checkpoint=job.folder.checkpoint(None))
     assert ended.outcome.state == "finished", job.events

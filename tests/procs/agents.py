@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from remesh.elastic.store.server import is_listening
-from remesh.linux.procfs import children_of, work_of
+from remesh.linux.procfs import children_of, start_of, work_of
 from remesh.testing.quiet_limit import QuietLimit
 from tests.procs.scripts import plain
 
@@ -100,7 +100,7 @@ class Agents:
 
     def leftovers(self) -> list[str]:
         """Worker processes that still run, and what agents left in the folder for temporary files."""
-        running = [f"pid {worker['pid']}" for worker in self.workers() if Path(f"/proc/{worker['pid']}").exists()]
+        running = [f"pid {worker['pid']}" for worker in self.workers() if start_of(worker["pid"]) is not None]
         # torch may make a cache of its own there.
         ours = [path.name for path in self.folder.iterdir() if path.name.startswith(("remesh", "torchelastic"))]
         return running + ours

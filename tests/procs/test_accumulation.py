@@ -7,6 +7,7 @@ import torch
 
 from remesh.elastic.training.job import seed_everything
 from remesh.elastic.training.position import Position, derive_seed, plan_batch
+from remesh.testing.hold import Hold
 from remesh.testing.local_job import LocalJob
 from remesh.testing.samples import count_samples
 from tests.procs.scripts import tiny
@@ -49,11 +50,13 @@ def test_accumulated_gradients_are_carried_when_a_member_is_lost_and_when_one_jo
     tmp_path: Path, of_one_process: dict[int, float], flags: tuple[str, ...]
 ) -> None:
     """Two workers, one killed between two steps of the optimizer; another takes its place."""
-    with LocalJob(tmp_path, script(*flags), nnodes="2") as job:
+    hold = Hold(tmp_path, 2 * EVERY + 2)
+    with LocalJob(tmp_path, script(*flags, *hold.flags), nnodes="2") as job:
         job.start_node("a")
         job.start_node("b")
-        job.wait_for(lambda event: event["kind"] == "step" and event["step"] == 2 * EVERY + 2, QUIET_S)
+        hold.wait(job, 4, QUIET_S)
         job.kill_worker("b", 0)
+        hold.end()
         assert job.wait(QUIET_S) == {"a": 0, "b": 0}, job.describe_logs()
         counted = count_samples([job.events], num_samples=tiny.NUM_SAMPLES, batch_size=tiny.BATCH_SIZE, seed=tiny.SEED)
         assert counted.lost == 0
@@ -68,12 +71,14 @@ def test_accumulated_gradients_of_fsdp_go_along_when_a_node_is_taken_away_and_an
 ) -> None:
     """A spot instance is taken away between two steps of the optimizer; some steps later another one comes."""
     value = str(tmp_path / "checkpoints") if flag == "--checkpoint" else "1"
-    lines = script("--fsdp", flag, value, steps=MANY_STEPS)
+    hold = Hold(tmp_path, 2 * EVERY + 1)
+    lines = script("--fsdp", flag, value, *hold.flags, steps=MANY_STEPS)
     with LocalJob(tmp_path, lines, nnodes="1:2", workers_per_node=1) as job:
         job.start_node("a")
         job.start_node("b")
-        job.wait_for(lambda event: event["kind"] == "step" and event["step"] == 2 * EVERY + 1, QUIET_S)
+        hold.wait(job, 2, QUIET_S)
         job.preempt_node("b")
+        hold.end()
         job.wait_for(lambda event: event["kind"] == "step" and event["generation"] == 2, QUIET_S)
         assert job.agents["b"].wait() == 0, job.describe_logs()
         job.start_node("c")

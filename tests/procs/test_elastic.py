@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from remesh.testing.hold import Hold
 from remesh.testing.local_job import Event, LocalJob
 from remesh.testing.samples import SampleCount, count_samples
 from tests.procs.scripts import tiny
@@ -15,10 +16,6 @@ QUIET_S = 90.0
 
 def script(*flags: str, mesh: str = "dp=-1", steps: int = 30) -> list[str]:
     return [SCRIPT, "--mesh", mesh, "--steps", str(steps), *flags]
-
-
-def at_step(step: int, generation: int = 1) -> object:
-    return lambda event: event["kind"] == "step" and event["step"] >= step and event["generation"] == generation
 
 
 def count(job: LocalJob) -> SampleCount:
@@ -58,11 +55,13 @@ def test_killed_worker_is_replaced_and_no_sample_is_lost(
     tmp_path: Path, undisturbed: dict[int, float], calm_events: list[Event]
 ) -> None:
     """One of four workers is killed: three go on as dp=3, a new process takes its place, dp=4 again."""
-    with LocalJob(tmp_path, script("--full-size", "4", steps=80), nnodes="2") as job:
+    hold = Hold(tmp_path, 6)
+    with LocalJob(tmp_path, script("--full-size", "4", *hold.flags, steps=80), nnodes="2") as job:
         job.start_node("a")
         job.start_node("b")
-        job.wait_for(at_step(6), QUIET_S)
+        hold.wait(job, 4, QUIET_S)
         job.kill_worker("b", 1)
+        hold.end()
         assert job.wait(QUIET_S) == {"a": 0, "b": 0}, job.describe_logs()
         assert sizes(job) == [4, 3, 4]
         assert count(job) == SampleCount(lost=0, repeated=0, total=80 * tiny.BATCH_SIZE)
@@ -79,10 +78,13 @@ def test_a_stream_without_indices_goes_on_at_its_sample_after_a_death(
     tmp_path: Path, undisturbed: dict[int, float]
 ) -> None:
     """The same samples come from an iterable, and one of two workers is killed and replaced."""
-    with LocalJob(tmp_path, script("--stream", "by-epoch", "--full-size", "2", steps=40), nnodes="1") as job:
+    hold = Hold(tmp_path, 8)
+    flags = ("--stream", "by-epoch", "--full-size", "2", *hold.flags)
+    with LocalJob(tmp_path, script(*flags, steps=40), nnodes="1") as job:
         job.start_node("a")
-        job.wait_for(at_step(8), QUIET_S)
+        hold.wait(job, 2, QUIET_S)
         job.kill_worker("a", 1)
+        hold.end()
         assert job.wait(QUIET_S) == {"a": 0}, job.describe_logs()
         assert count(job) == SampleCount(lost=0, repeated=0, total=40 * tiny.BATCH_SIZE)
         assert checksums(job.events)[30] == pytest.approx(undisturbed[30], rel=1e-12)
@@ -92,12 +94,14 @@ def test_boxes_that_died_with_their_node_come_from_the_last_checkpoint(
     tmp_path: Path, undisturbed: dict[int, float]
 ) -> None:
     """FSDP over both nodes: half of every tensor dies with one of them, so all go back to the checkpoint of step 10."""
-    flags = ("--fsdp", "--checkpoint", str(tmp_path / "checkpoints"), "--save-every", "10")
+    hold = Hold(tmp_path, 14)
+    flags = ("--fsdp", "--checkpoint", str(tmp_path / "checkpoints"), "--save-every", "10", *hold.flags)
     with LocalJob(tmp_path, script(*flags)) as job:
         job.start_node("a")
         job.start_node("b")
-        job.wait_for(at_step(14), QUIET_S)
+        hold.wait(job, 4, QUIET_S)
         job.kill_node("b")
+        hold.end()
         job.wait(QUIET_S)
         assert job.agents["a"].returncode == 0, job.describe_logs()
         filled = job.of_kind("filled", generation=2)
@@ -110,11 +114,13 @@ def test_boxes_that_died_with_their_node_come_from_a_neighbours_memory(
     tmp_path: Path, undisturbed: dict[int, float]
 ) -> None:
     """FSDP over both nodes and no checkpoint at all: half of every tensor comes from what the other node kept of it."""
-    with LocalJob(tmp_path, script("--fsdp", "--snapshot-every", "5", "--pause-s", "0.1")) as job:
+    hold = Hold(tmp_path, 13)
+    with LocalJob(tmp_path, script("--fsdp", "--snapshot-every", "5", *hold.flags)) as job:
         job.start_node("a")
         job.start_node("b")
-        job.wait_for(at_step(13), QUIET_S)
+        hold.wait(job, 4, QUIET_S)
         job.kill_node("b")
+        hold.end()
         job.wait(QUIET_S)
         assert job.agents["a"].returncode == 0, job.describe_logs()
         filled = job.of_kind("filled", generation=2)
@@ -128,12 +134,14 @@ def test_boxes_that_died_with_their_node_come_from_a_neighbours_memory(
 
 def test_preempted_node_hands_over_and_no_step_is_repeated(tmp_path: Path, undisturbed: dict[int, float]) -> None:
     """SIGTERM to a node that alone holds half of every tensor (FSDP): all save, it leaves, the other goes on."""
-    flags = ("--fsdp", "--checkpoint", str(tmp_path / "checkpoints"))
+    hold = Hold(tmp_path, 8)
+    flags = ("--fsdp", "--checkpoint", str(tmp_path / "checkpoints"), *hold.flags)
     with LocalJob(tmp_path, script(*flags)) as job:
         job.start_node("a")
         job.start_node("b")
-        job.wait_for(at_step(8), QUIET_S)
+        hold.wait(job, 4, QUIET_S)
         job.preempt_node("b")
+        hold.end()
         assert job.wait(QUIET_S) == {"a": 0, "b": 0}, job.describe_logs()
         left_at = {event["step"] for event in job.of_kind("left", generation=1)}
         filled = job.of_kind("filled", generation=2)

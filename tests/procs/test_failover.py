@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from remesh.comm.free_ports import free_port
+from remesh.testing.hold import Hold
 from remesh.testing.local_job import LocalJob
 from remesh.testing.samples import SampleCount, count_samples
 from tests.procs.scripts import tiny
@@ -22,13 +23,13 @@ def script(steps: int, *flags: str) -> list[str]:
     return [SCRIPT, "--mesh", "dp=-1", "--steps", str(steps), *flags]
 
 
-def start(job: LocalJob, nodes: str, *flags: str) -> None:
-    """All nodes, the first of which hosts the store; returns once they have trained together for a while."""
+def start(job: LocalJob, nodes: str, hold: Hold, *flags: str) -> None:
+    """All nodes, the first of which hosts the store; returns once they have trained together, and hold."""
     for node in nodes:
         job.start_node(node, "--last-call", "90", *flags)
         if node == nodes[0]:
             job.wait_for(lambda event: event["kind"] == "agent", QUIET_S)
-    job.wait_for(lambda event: event["kind"] == "step" and event["step"] >= 5, QUIET_S)
+    hold.wait(job, len(nodes), QUIET_S)
 
 
 def count(job: LocalJob, steps: int) -> SampleCount:
@@ -42,11 +43,13 @@ def test_node_that_hosts_the_store_is_killed_and_a_newcomer_joins_the_survivors(
     """Three nodes, SIGKILL to the whole first one. The others go on from the step they had; later a fourth comes."""
     ports = [free_port(), free_port()]
     endpoints = ("--rdzv-endpoint", ",".join(f"127.0.0.1:{port}" for port in ports))
-    flags = script(120, "--full-size", "3")
+    hold = Hold(tmp_path, 5)
+    flags = script(120, "--full-size", "3", *hold.flags)
     with LocalJob(tmp_path, flags, nnodes="1:3", workers_per_node=1, hosts_store=True) as job:
-        start(job, "abc", *endpoints)
+        start(job, "abc", hold, *endpoints)
         before = max(event["step"] for event in job.of_kind("step"))
         job.kill_node("a")
+        hold.end()
         job.wait_for(lambda event: event["kind"] == "step" and event["generation"] == 2, QUIET_S)
         plan = job.of_kind("generation", number=2)[0]
         assert plan["axes"] == {"dp": 2} and plan["step"] >= before
@@ -61,9 +64,11 @@ def test_node_that_hosts_the_store_is_killed_and_a_newcomer_joins_the_survivors(
 
 def test_of_two_nodes_the_other_goes_on_alone(tmp_path: Path) -> None:
     """Two nodes and one endpoint; the host of the store is killed, its port refuses connections: that is proof."""
-    with LocalJob(tmp_path, script(40), nnodes="1:2", workers_per_node=1, hosts_store=True) as job:
-        start(job, "ab")
+    hold = Hold(tmp_path, 5)
+    with LocalJob(tmp_path, script(40, *hold.flags), nnodes="1:2", workers_per_node=1, hosts_store=True) as job:
+        start(job, "ab", hold)
         job.kill_node("a")
+        hold.end()
         assert job.wait(QUIET_S)["b"] == 0, job.describe_logs()
         assert count(job, 40) == SampleCount(lost=0, repeated=0, total=40 * tiny.BATCH_SIZE)
 
@@ -72,10 +77,12 @@ def test_of_two_nodes_the_other_goes_on_alone(tmp_path: Path) -> None:
 @pytest.mark.timeout(300)
 def test_store_on_a_host_that_stands_still_is_left(tmp_path: Path) -> None:
     """Three nodes; the agent that hosts the store is stopped (SIGSTOP) with its workers, and answers nothing more."""
-    with LocalJob(tmp_path, script(60), nnodes="1:3", workers_per_node=1, hosts_store=True) as job:
-        start(job, "abc", "--leave-timeout", "3")
+    hold = Hold(tmp_path, 5)
+    with LocalJob(tmp_path, script(60, *hold.flags), nnodes="1:3", workers_per_node=1, hosts_store=True) as job:
+        start(job, "abc", hold, "--leave-timeout", "3")
         for pid in [job.agents["a"].pid, *job.worker_pids("a")]:
             os.kill(pid, signal.SIGSTOP)
+        hold.end()
         for event in job.follow(QUIET_S):
             if event["kind"] == "finish":
                 break

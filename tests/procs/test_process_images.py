@@ -38,7 +38,7 @@ from remesh.images.dump import _without_zeros_at_end
 from remesh.images.format import CARRIED_FILE, HEADER_FILE, PAGES_FILE
 from remesh.images.kinds import ARENA_PATH
 from remesh.images.stored import read_image
-from remesh.linux.procfs import children_of, read_descriptors
+from remesh.linux.procfs import children_of, read_descriptors, start_of
 from tests.procs.stage import CHANNEL_BYTES, PATIENCE_S, WAIT_FOR_GO, Stage, wait_for
 
 pytestmark = pytest.mark.procs
@@ -405,13 +405,15 @@ def test_a_file_without_a_name_that_is_too_large_or_open_elsewhere_is_refused(
 
 _PINNED = f"""
 os.sched_setaffinity(0, {{1}})
-told = []
+told, placed = [], []
 def look(wanted):
     if wanted: os.sched_setaffinity(0, wanted)
+    placed.append(wanted)
     while not os.path.exists("go"): time.sleep(0.005)
     told.append(sorted(os.sched_getaffinity(0)))
 threads = [threading.Thread(target=look, args=(wanted,)) for wanted in ({{0}}, {{0, 1}}, None)]
-for thread in threads: thread.start(); time.sleep(0.05)
+for thread in threads: thread.start()
+while len(placed) < 3: time.sleep(0.005)
 {WAIT_FOR_GO}
 for thread in threads: thread.join()
 print(sorted(os.sched_getaffinity(0)), sorted(told))
@@ -579,19 +581,24 @@ def test_an_increment_without_its_ancestor_is_refused(stage: Stage) -> None:
 _UNABLE = {
     "a socket": ("import socket; s = socket.socket()", "socket:.*a connection of the program's own"),
     "a child with a socket": (
-        "import socket\nif os.fork() == 0: s = socket.socket(socket.AF_INET); time.sleep(600)\ntime.sleep(0.2)",
+        "import socket\nif os.fork() == 0:\n"
+        "    s = socket.socket(socket.AF_INET); open('made', 'w').close(); time.sleep(600)\n"
+        "while not os.path.exists('made'): time.sleep(0.005)",
         "process .* \\(python.*\\), descriptor .*socket",
     ),
     "a child in another namespace": (
-        "import subprocess; p = subprocess.Popen(['unshare', '--uts', 'sleep', '600']); time.sleep(0.3)",
+        "import subprocess; p = subprocess.Popen(['unshare', '--uts', 'sleep', '600'])\n"
+        "while open(f'/proc/{p.pid}/comm').read() != 'sleep\\n': time.sleep(0.005)",
         "process .*sleep.* another uts namespace",
     ),
     "a child that is another user": (
-        "if os.fork() == 0: os.setuid(65534); time.sleep(600)\ntime.sleep(0.2)",
+        "pid = os.fork()\nif pid == 0: os.setuid(65534); time.sleep(600)\n"
+        "while 'Uid:\\t65534' not in open(f'/proc/{pid}/status').read(): time.sleep(0.005)",
         "runs as another user",
     ),
     "a child that is stopped": (
-        "import signal\nif os.fork() == 0: os.kill(os.getpid(), signal.SIGSTOP)\ntime.sleep(0.2)",
+        "import signal\npid = os.fork()\nif pid == 0: os.kill(os.getpid(), signal.SIGSTOP)\n"
+        "os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOWAIT)",
         "stopped by a signal",
     ),
     "a pipe of packets": ("a = os.pipe2(os.O_DIRECT)", "a pipe of packets"),
@@ -745,7 +752,7 @@ def test_a_program_ends_with_the_process_that_started_it(stage: Stage, starter: 
     (pid,) = _said_by_another(
         stage, f"print(start_upper(command, site, starter={starter}).pid, flush=True)\nos._exit(0)"
     )
-    wait_for(lambda: not Path(f"/proc/{pid}/exe").exists(), "the program outlived its starter")
+    wait_for(lambda: start_of(pid) is None, "the program outlived its starter")
 
 
 def test_a_starter_ends_with_its_process_and_is_no_copy_of_one_with_threads(stage: Stage) -> None:
@@ -762,7 +769,7 @@ def test_a_starter_ends_with_its_process_and_is_no_copy_of_one_with_threads(stag
         """,
     )
     assert num_refused == 1
-    wait_for(lambda: not Path(f"/proc/{pid}/exe").exists(), "the starter outlived its process")
+    wait_for(lambda: start_of(pid) is None, "the starter outlived its process")
 
 
 def test_the_benchmark_of_the_engine_runs(stage: Stage) -> None:

@@ -16,7 +16,7 @@ from remesh.errors import FormatError
 from remesh.images import NotImageable, compact_image, describe_image, dump_image, freeze
 from remesh.images.format import HEADER_FILE, TREE_FILE
 from remesh.images.tree import tree_of
-from tests.procs.stage import WAIT_FOR_GO, Stage
+from tests.procs.stage import WAIT_FOR_GO, Stage, wait_for
 
 pytestmark = pytest.mark.procs
 
@@ -408,8 +408,7 @@ def test_an_increment_of_a_tree_holds_what_changed_in_each_process(stage: Stage)
     if first.not_tracked:
         pytest.skip(f"needs Linux 6.7: {first.not_tracked}")
     (stage.work / "change").touch()
-    while not (stage.work / "changed").exists():
-        time.sleep(0.005)
+    wait_for((stage.work / "changed").exists, "no change")
     second = dump_image(upper.pid, stage.folder / "image1", previous=stage.folder / "image0", track=True)
     assert second.num_pages_inherited > 2 * 2048 > 10 * second.num_pages
     assert second.ancestors == (str(stage.folder / "image0"),)
@@ -510,15 +509,18 @@ def _random_program(seed: int) -> str:
             body = ["os.setsid()", "if os.fork() == 0:", *(f"    {line}" for line in body), "os._exit(0)"]
         lines += [*(f"    {line}" for line in body), f"os.close(w{number})"]
         ends.append(f"told.append((os.waitpid(p{number}, 0)[1], os.read(r{number}, 99)))")
+    # It may be stopped a first time however late that comes.
+    ends.append("while not os.path.exists('stopped'): time.sleep(0.005)")
     return "\n".join([*lines, *ends, "print(told, struct.unpack('9q', counters[:72]))"])
 
 
 @pytest.mark.parametrize("seed", range(12))
 def test_a_random_tree_tells_the_same_however_often_it_is_stopped(stage: Stage, seed: int) -> None:
     program, chance = _random_program(seed), random.Random(seed)
-    (stage.work / "go").touch()
+    (stage.work / "stopped").touch()
     expected = stage.finish(stage.start(program))
-    (stage.work / "ready").unlink()
+    for name in ("ready", "stopped"):
+        (stage.work / name).unlink()
     upper = stage.start(program)
     num_stops, told = 0, ""
     for number in range(3):
@@ -531,6 +533,7 @@ def test_a_random_tree_tells_the_same_however_often_it_is_stopped(stage: Stage, 
             dump_image(frozen, stage.folder / f"image{number}")
             upper.kill()
             told += Path(stage.site.stdout_file).read_text()  # it may have stood still behind its last word
+        (stage.work / "stopped").touch()
         upper = stage.restore(stage.folder / f"image{number}")
         num_stops += 1
     told += stage.finish(upper)

@@ -19,6 +19,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 from remesh.errors import ConfigError
+from remesh.linux.procfs import start_of
 from remesh.testing.pool import DIED, RankPool, RanksFailed
 
 T = TypeVar("T")
@@ -163,17 +164,8 @@ def test_workers_end_with_the_process_that_owns_the_pool(tmp_path: Path, short_f
         pids = [int(path.name[4:]) for path in tmp_path.glob("pid-*")]
     owner.kill()
     owner.wait(10)
-    _wait_for(lambda: [pid for pid in pids if _is_running(pid)], lambda alive: not alive)
+    _wait_for(lambda: [pid for pid in pids if start_of(pid) is not None], lambda alive: not alive)
     _wait_for(lambda: list(short_folder.glob("remesh-*")), lambda left: not left)
-
-
-def _is_running(pid: int) -> bool:
-    """Whether a process has not ended; whoever inherits orphans may take its time to clear away their remains."""
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except FileNotFoundError:
-        return False
-    return state not in "ZX"
 
 
 def _wait_for(look: Callable[[], list[T]], done: Callable[[list[T]], bool]) -> list[T]:
@@ -182,6 +174,25 @@ def _wait_for(look: Callable[[], list[T]], done: Callable[[list[T]], bool]) -> l
         assert time.monotonic() < deadline_s, found
         time.sleep(0.05)
     return found
+
+
+def _surroundings() -> tuple[str | None, str, str, int]:
+    return os.environ.get("LEFT_BY_A_TEST"), os.getcwd(), str(torch.get_default_dtype()), torch.get_num_threads()
+
+
+def _change_surroundings(folder: str) -> tuple[str | None, str, str, int]:
+    os.environ["LEFT_BY_A_TEST"] = "yes"
+    os.environ.pop("OMP_NUM_THREADS", None)
+    os.chdir(folder)
+    torch.set_default_dtype(torch.float64)
+    torch.set_num_threads(2)
+    return _surroundings()
+
+
+def test_what_a_run_changes_of_its_processes_is_not_the_next_ones(ranks: RankPool, tmp_path: Path) -> None:
+    before = ranks.run(_surroundings, 1)
+    assert ranks.run(_change_surroundings, 1, (str(tmp_path),)) == [("yes", str(tmp_path), "torch.float64", 2)]
+    assert ranks.run(_surroundings, 1) == before
 
 
 def _unpicklable() -> object:

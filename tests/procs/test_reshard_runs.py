@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -176,30 +175,24 @@ def test_a_handle_lets_compute_and_collectives_go_on(ranks: RankPool) -> None:
 
 
 def wait_for_one_who_is_late() -> str:
-    rank = dist.get_rank()
-    handle = None
-    if rank == 0:
-        late = threading.Event()
+    store = dist.distributed_c10d._get_default_store()
+    if dist.get_rank() == 0:
         real = Link.give
 
         def give(*args: Any) -> Any:
-            late.wait(20)
+            store.wait(["the other has lost its patience"], timedelta(seconds=40))
             return real(*args)
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(Link, "give", give)
-            handle = reshard_async({"x": torch.ones(4)}, {})
-            time.sleep(0.3)
-            late.set()
-            handle.result(timeout_s=30)
+            reshard_async({"x": torch.ones(4)}, {}).result(timeout_s=50)
         return ""
     handle = reshard_async({}, {"x": torch.zeros(4)})
-    try:
+    with pytest.raises(TimeoutError) as raised:
         handle.result(timeout_s=0.01)
-    except TimeoutError as error:
-        handle.result(timeout_s=30)
-        return str(error)
-    return "no timeout"
+    store.set("the other has lost its patience", "")
+    handle.result(timeout_s=30)
+    return str(raised.value)
 
 
 def test_a_timeout_of_a_handle_leaves_the_run_under_way(ranks: RankPool) -> None:
@@ -275,7 +268,7 @@ def test_every_message_is_timed_once_and_all_ranks_get_the_same_list(ranks: Rank
     assert told[0] and all(each == told[0] for each in told)
 
 
-def die_at_message(count: int) -> None:
+def die_at_message(count: int, patch: pytest.MonkeyPatch) -> None:
     """Let this process end itself where it begins to send or receive its message of that number."""
     left = [count]
 
@@ -288,7 +281,8 @@ def die_at_message(count: int) -> None:
 
         return act
 
-    Link.give, Link.post = counted(Link.give), counted(Link.post)  # type: ignore[method-assign]
+    for name in ("give", "post"):
+        patch.setattr(Link, name, counted(getattr(Link, name)))
 
 
 def lose_a_peer_and_go_on(dying: int, survivors: list[int]) -> Any:
@@ -297,10 +291,10 @@ def lose_a_peer_and_go_on(dying: int, survivors: list[int]) -> Any:
     # Ranks 0 and 1 are replicas of one tensor, the other is with rank 0 alone; 2 and 3 want everything.
     give = {name: wholes[name].clone() for name in ([["alone", "x"], ["x"], [], []][rank])}
     take = {name: torch.zeros(size) for name in (wholes if rank in (2, 3) else ())}
-    if rank == dying:
-        die_at_message(9)
     started_s = time.monotonic()
-    with pytest.raises(UnfilledError) as raised:
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(UnfilledError) as raised:
+        if rank == dying:
+            die_at_message(9, patch)
         reshard(give, take, host_of=HOSTS, chunk_bytes=1 << 16)
     took_s = time.monotonic() - started_s
     unfilled = raised.value.unfilled

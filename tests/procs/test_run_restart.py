@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -85,8 +86,8 @@ def test_node_that_joins_restarts_the_others_and_uses_no_restart(tmp_path: Path)
         agents.start(*flags, "--node-name", "a", actions=["sleep"])
         agents.wait_for_workers(1)
         agents.start(*flags, "--node-name", "b", actions=["sleep"])
-        second = agents.wait_for_workers(3)[1:]
-        assert {(worker["WORLD_SIZE"], worker["TORCHELASTIC_RESTART_COUNT"]) for worker in second} == {("2", "0")}
+        second = agents.wait_for_world(2)
+        assert {worker["TORCHELASTIC_RESTART_COUNT"] for worker in second} == {"0"}
         for agent in agents.agents:
             agent.send_signal(signal.SIGTERM)
         codes = [agents.end(index)[0] for index in (0, 1)]
@@ -95,7 +96,8 @@ def test_node_that_joins_restarts_the_others_and_uses_no_restart(tmp_path: Path)
     log = [json.loads(line) for line in (events / "agent-a.jsonl").read_text().splitlines()]
     restarts = [event for event in log if event["kind"] == "restart"]
     assert restarts[0]["uses_restart"] is False
-    assert [event["world_size"] for event in log if event["kind"] == "round"][:2] == [1, 2]
+    sizes = [event["world_size"] for event in log if event["kind"] == "round"]
+    assert sizes[0] == 1 and 2 in sizes
 
 
 @pytest.mark.parametrize("launcher", ["remesh.run", "torch.distributed.run"])
@@ -210,7 +212,7 @@ def test_nodes_meet_on_etcd_and_survive_a_dead_one(tmp_path: Path) -> None:
         victim.wait()
         # Its workers die with it, and the survivor's fail at their next collective.
         for worker in agents.workers():
-            if Path(f"/proc/{worker['pid']}").exists():
+            with contextlib.suppress(ProcessLookupError):
                 os.kill(worker["pid"], signal.SIGKILL)
         survivor = agents.wait_for_workers(count + 1)[-1]
         assert survivor["WORLD_SIZE"] == "1"

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from remesh.testing.hold import Hold
 from remesh.testing.local_job import Event, LocalJob
 from remesh.testing.samples import SampleCount, count_samples
 from tests.procs.scripts import split, tiny
@@ -14,11 +15,13 @@ QUIET_S = 90.0
 
 def test_spare_takes_over_and_nobody_enters_the_training_function_anew(tmp_path: Path) -> None:
     """Four places and five workers; one of the four is killed. The process that replaces it is the next spare."""
-    script = [tiny.__file__, "--mesh", "dp=4", "--steps", "40", "--attempt"]
+    hold = Hold(tmp_path, 5)
+    script = [tiny.__file__, "--mesh", "dp=4", "--steps", "40", "--attempt", *hold.flags]
     with LocalJob(tmp_path, script, nnodes="1", workers_per_node=5) as job:
         job.start_node("a", "--max-restarts", "1")
-        job.wait_for(lambda event: event["kind"] == "step" and event["step"] >= 5, QUIET_S)
+        hold.wait(job, 4, QUIET_S)
         job.kill_worker("a", 1)
+        hold.end()
         assert job.wait(QUIET_S) == {"a": 0}, job.describe_logs()
         second = job.of_kind("generation", number=2)[0]
         assert second["in_place"] and second["axes"] == {"dp": 4}
@@ -31,14 +34,15 @@ def test_spare_takes_over_and_nobody_enters_the_training_function_anew(tmp_path:
         assert sorted(step for step, _ in sums) == list(range(1, 41))
 
 
-def replace_a_seat(job: LocalJob) -> tuple[Event, Event]:
-    """Three nodes, one of which stands by; one with a seat is killed after step 13. Both generations, as decided."""
+def replace_a_seat(job: LocalJob, hold: Hold) -> tuple[Event, Event]:
+    """Three nodes, one of which stands by; one with a seat is killed at the hold. Both generations, as decided."""
     for node in ("a", "b", "c"):
         job.start_node(node)
     first = job.wait_for(lambda event: event["kind"] == "generation", QUIET_S)
     seats = [first["hosts"][str(one["node"])] for one in first["members"]]
-    job.wait_for(lambda event: event["kind"] == "step" and event["step"] >= 13, QUIET_S)
+    hold.wait(job, 2, QUIET_S)
     job.kill_node(seats[1])
+    hold.end()
     job.wait(QUIET_S)
     assert job.agents[seats[0]].returncode == 0, job.describe_logs()
     (second, *_) = job.of_kind("generation", number=2)
@@ -56,9 +60,10 @@ def assert_nothing_moved(job: LocalJob) -> None:
 
 def test_spare_finds_the_state_of_its_seat_in_its_own_nodes_memory(tmp_path: Path) -> None:
     """A model in two halves, checkpoints and snapshots at the same steps: the other half goes on in its loop."""
-    script = [split.__file__, "--steps", "24", "--every", "5", "--checkpoint", str(tmp_path / "checkpoints")]
+    hold, checkpoints = Hold(tmp_path, 13), str(tmp_path / "checkpoints")
+    script = [split.__file__, "--steps", "24", "--every", "5", "--checkpoint", checkpoints, *hold.flags]
     with LocalJob(tmp_path, script, nnodes="1:3", workers_per_node=1) as job:
-        _, second = replace_a_seat(job)
+        _, second = replace_a_seat(job, hold)
         # Of a checkpoint of the same step, memory is the nearer source.
         assert second["in_place"] and second["axes"] == {"tp": 2}
         assert_nothing_moved(job)
@@ -78,10 +83,11 @@ def test_spare_finds_the_state_of_its_seat_in_its_own_nodes_memory(tmp_path: Pat
 @pytest.mark.slow
 def test_spare_finds_its_shards_in_its_own_nodes_memory_under_fsdp(tmp_path: Path) -> None:
     """FSDP over two nodes: all enter anew, and no byte has to move either."""
-    flags = ["--fsdp", "--snapshot-every", "5", "--pause-s", "0.1"]
+    hold = Hold(tmp_path, 13)
+    flags = ["--fsdp", "--snapshot-every", "5", *hold.flags]
     script = [tiny.__file__, "--mesh", "dp=2", "--steps", "24", *flags]
     with LocalJob(tmp_path, script, nnodes="1:3", workers_per_node=1) as job:
-        replace_a_seat(job)
+        replace_a_seat(job, hold)
         assert_nothing_moved(job)
         assert count_samples([job.events], num_samples=tiny.NUM_SAMPLES, batch_size=tiny.BATCH_SIZE, seed=3).lost == 0
 

@@ -12,6 +12,7 @@ import pytest
 
 from remesh.elastic.link import connect_agent
 from remesh.elastic.metrics_server import MetricsServer
+from remesh.testing.hold import Hold
 from remesh.testing.local_job import LocalJob
 from tests.procs.scripts import tiny
 
@@ -63,12 +64,12 @@ def annoy_link(worker_pid: int) -> None:
 
 def test_garbage_on_every_port_of_an_agent_does_not_disturb_the_job(tmp_path: Path) -> None:
     """Agents listen on loopback only; hundreds of strangers, and dozens that stay and say nothing."""
-    flags = [SCRIPT, "--mesh", "dp=-1", "--steps", "60", "--snapshot-every", "5", "--fsdp", "--pause-s", "0.15"]
-    chance = random.Random(11)
+    hold, chance = Hold(tmp_path, 10), random.Random(11)
+    flags = [SCRIPT, "--mesh", "dp=-1", "--steps", "20", "--snapshot-every", "5", "--fsdp", *hold.flags]
     with LocalJob(tmp_path, flags, nnodes="2", workers_per_node=1) as job, contextlib.ExitStack() as stack:
         job.start_node("a", "--metrics-port", "0")
         job.start_node("b")
-        job.wait_for(lambda event: event["kind"] == "step" and event["step"] >= 3, QUIET_S)
+        hold.wait(job, 2, QUIET_S)
         for agent in job.agents.values():
             ports = listening_ports(agent.pid)
             assert len(ports) >= 2, job.describe_logs()
@@ -78,6 +79,7 @@ def test_garbage_on_every_port_of_an_agent_does_not_disturb_the_job(tmp_path: Pa
                     stack.enter_context(socket.create_connection(("127.0.0.1", port), 5.0))
                 annoy(port, chance, 100)
         annoy_link(job.worker_pids("a")[0])
+        hold.end()
         assert job.wait(QUIET_S) == {"a": 0, "b": 0}, job.describe_logs()
         assert {event["number"] for event in job.of_kind("generation")} == {1}
         assert job.of_kind("snapshot-kept")
@@ -89,13 +91,16 @@ def test_node_with_another_token_is_refused_and_the_job_goes_on(tmp_path: Path) 
     secrets = [tmp_path / "right", tmp_path / "wrong"]
     for index, path in enumerate(secrets):
         path.write_text(f"a-secret-that-nobody-guesses-{index}")
-    flags = [SCRIPT, "--mesh", "dp=-1", "--steps", "60", "--pause-s", "0.1"]
+    hold = Hold(tmp_path, 5)
+    flags = [SCRIPT, "--mesh", "dp=-1", "--steps", "10", *hold.flags]
     with LocalJob(tmp_path, flags, nnodes="1:2", workers_per_node=1) as job:
         job.start_node("a", "--token-file", str(secrets[0]), "--last-call", "0")
-        job.wait_for(lambda event: event["kind"] == "step", QUIET_S)
+        hold.wait(job, 1, QUIET_S)
         pids = [job.agents["a"].pid, *job.worker_pids("a")]
         commands = [Path(f"/proc/{pid}/cmdline").read_bytes() for pid in pids]
         job.start_node("b", "--token-file", str(secrets[1]), "--last-call", "0")
+        assert job.agents["b"].wait() == 2, job.describe_logs()
+        hold.end()
         assert job.wait(QUIET_S) == {"a": 0, "b": 2}, job.describe_logs()
         assert "token does not fit" in job.log_of("b").read_text()
         told = b"".join([*commands, *(path.read_bytes() for path in tmp_path.rglob("*.log"))])

@@ -13,6 +13,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from remesh.elastic.training.stream import Stream
+from remesh.testing.hold import Hold
 from remesh.testing.local_job import LocalJob
 from remesh.testing.samples import samples_taken
 from tests.procs.scripts import tiny
@@ -79,11 +80,13 @@ def test_a_job_reads_a_shuffling_loader_without_losing_or_repeating_samples(tmp_
     """torch's DataLoader with shuffle=True, six epochs on two ranks, one of which is killed and replaced."""
     steps = 25
     assert steps * tiny.BATCH_SIZE == 6 * tiny.NUM_SAMPLES
-    command = [SCRIPT, "--mesh", "dp=-1", "--steps", str(steps), "--stream", "loader", "--full-size", "2"]
+    hold = Hold(tmp_path, 7)
+    command = [SCRIPT, "--mesh", "dp=-1", "--steps", str(steps), "--stream", "loader", "--full-size", "2", *hold.flags]
     with LocalJob(tmp_path, command, nnodes="1") as job:
         job.start_node("a")
-        job.wait_for(lambda event: event["kind"] == "step" and event["step"] >= 7, QUIET_S)
+        hold.wait(job, 2, QUIET_S)
         job.kill_worker("a", 1)
+        hold.end()
         assert job.wait(QUIET_S) == {"a": 0}, job.describe_logs()
         taken = samples_taken(job.events)
         order = [index for step in sorted(taken) for index in sorted(taken[step])]

@@ -17,6 +17,7 @@ import pytest
 
 from remesh.comm.free_ports import free_port
 from remesh.images import examine_machine
+from remesh.linux.procfs import start_of
 from remesh.rounds.job_folder import JobFolder, rank_name
 
 pytestmark = [
@@ -253,16 +254,8 @@ def test_when_the_leader_is_killed_nothing_is_left_and_the_checkpoint_stays(job:
     assert job.leader is not None
     job.leader.kill()
     job.leader.communicate()
-    while any(_is_running(pid) for pid in keepers):
+    while any(start_of(pid) is not None for pid in keepers):
         assert time.monotonic() < deadline_s
         time.sleep(0.02)
     job.restart()
     job.wait_for(len(job.lines()) + 2)
-
-
-def _is_running(pid: int) -> bool:
-    """Not over, whether or not somebody has waited for it: orphans of a test's children become the test's own."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except OSError:
-        return False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from remesh.comm.free_ports import free_port
+from remesh.linux.procfs import children_of
 from tests.procs.agents import Agents, meeting_flags
 
 pytestmark = pytest.mark.procs
@@ -40,10 +42,12 @@ def test_job_goes_on_when_the_host_of_its_store_is_killed(tmp_path: Path) -> Non
             agents.wait_for_store(port)
         first = agents.wait_for_world(3)
         num_before = len(agents.workers())
+        lost = {worker["pid"] for worker in first} & set(children_of(agents.agents[0].pid))
+        assert len(lost) == 1
         agents.agents[0].send_signal(signal.SIGKILL)
-        for worker in first:
-            if Path(f"/proc/{worker['pid']}/stat").read_text().split()[3] in ("1", str(agents.agents[0].pid)):
-                os.kill(worker["pid"], signal.SIGKILL)
+        for pid in lost:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         agents.agents[0].wait()
         (agents.told / "fail").touch()
         for index in (1, 2):
@@ -59,13 +63,16 @@ def test_job_goes_on_when_the_host_of_its_store_is_killed(tmp_path: Path) -> Non
 def test_a_node_that_joins_later_restarts_the_others(tmp_path: Path) -> None:
     port, variables = free_port(), _with_entry_point(tmp_path)
     with Agents(tmp_path, "torch.distributed.run") as agents:
-        agents.start(*_flags(port, "1:2"), actions=["wait-for-3"], **variables)
+        agents.start(*_flags(port, "1:2"), actions=["end-when-told"], **variables)
         agents.wait_for_workers(1)
-        agents.start(*_flags(port, "1:2"), actions=["wait-for-3"], **variables)
+        agents.start(*_flags(port, "1:2"), actions=["end-when-told"], **variables)
+        agents.wait_for_world(2)
+        (agents.told / "end").touch()
         for index in (0, 1):
             code, output = agents.end(index)
             assert code == 0, output
-        assert [worker["WORLD_SIZE"] for worker in agents.workers()] == ["1", "2", "2"]
+        sizes = [worker["WORLD_SIZE"] for worker in agents.workers()]
+        assert sizes[-2:] == ["2", "2"] and set(sizes[:-2]) == {"1"}
 
 
 @pytest.mark.timeout(60)

@@ -16,7 +16,7 @@ def _lasting_patches(path: Path) -> list[str]:
     found = []
     for node in ast.walk(tree):
         targets = node.targets if isinstance(node, ast.Assign) else []
-        for target in targets:
+        for target in [part for each in targets for part in (each.elts if isinstance(each, ast.Tuple) else [each])]:
             owner = target
             while isinstance(owner, ast.Attribute):
                 owner = owner.value

@@ -58,6 +58,8 @@ class LocalJob:
         self._endpoint = f"127.0.0.1:{free_port() if self._store is None else self._store.port}"
         (folder / "events").mkdir(parents=True, exist_ok=True)
         self._reader = EventReader(folder / "events")
+        self._num_shown = 0
+        """Of the events, from the first, how many `follow` has shown: those that come together are shown one by one."""
         self._started: set[int] = set()
         """Processes of workers."""
         self._heard: set[int] = set()
@@ -132,7 +134,7 @@ class LocalJob:
         return [e for e in self.events if e["kind"] == kind and all(e.get(key) == one for key, one in wanted.items())]
 
     def follow(self, quiet_s: float) -> Iterator[Event]:
-        """Events as they come, until all agents have ended.
+        """Events as they come, each once, until all agents have ended.
 
         TimeoutError, with the logs' ends, once nothing has happened for ``quiet_s``: no event, no line in a log, no
         work of a process that is still starting.
@@ -143,11 +145,14 @@ class LocalJob:
             if limit.is_over():
                 raise TimeoutError(f"the job got nowhere for {quiet_s:g} s\n{self.describe_logs()}")
             running = any(agent.poll() is None for agent in self.agents.values())
-            yield from self._poll()
+            self._poll()
+            while self._num_shown < len(self.events):
+                self._num_shown += 1
+                yield self.events[self._num_shown - 1]
             time.sleep(POLL_S)
 
     def wait_for(self, is_it: Callable[[Event], bool], quiet_s: float) -> Event:
-        """The first new event of which ``is_it`` is true."""
+        """The first event of which ``is_it`` is true, after those that were waited for before."""
         for event in self.follow(quiet_s):
             if is_it(event):
                 return event
@@ -174,7 +179,7 @@ class LocalJob:
         # Agents that wait look around all the time: work tells only of those that have not said a word yet.
         return len(self.events), *logs, sum(work_of(pid) for pid in started - self._heard)
 
-    def _poll(self) -> list[Event]:
+    def _poll(self) -> None:
         new = self._reader.poll()
         self.events += new
         for event in new:
@@ -184,7 +189,6 @@ class LocalJob:
                 self._heard.add(event["pid"])
             elif event["who"].startswith(_WORKER):
                 self._heard.add(int(event["who"].removeprefix(_WORKER)))
-        return new
 
 
 def _kill(pid: int) -> None:

@@ -26,7 +26,9 @@ START_LIMIT_S = 60.0
 LOOK_S = 1.0
 """Between looks at the progress of what is being started."""
 _JOIN_TIMEOUT_S = 5.0
-_STACKS_TIMEOUT_S = 2.0
+_STACKS_TIMEOUT_S = 10.0
+_STACKS_QUIET_S = 0.5
+"""Stacks are written line by line; on a busy machine there may be a pause between two."""
 _STACKS_POLL_S = 0.05
 
 
@@ -128,13 +130,11 @@ class RankWorker:
         os.kill(self.pid, signal.SIGUSR1)
         deadline_s = time.monotonic() + _STACKS_TIMEOUT_S
         latest = ""
-        # faulthandler writes all stacks in one go: they are complete when nothing more comes.
-        while time.monotonic() < deadline_s:
+        more = QuietLimit(lambda: len(latest), _STACKS_QUIET_S)
+        # They are complete when nothing more comes.
+        while time.monotonic() < deadline_s and not (more.is_over() and latest):
             time.sleep(_STACKS_POLL_S)
-            new = self.new_output()
-            if latest and not new:
-                break
-            latest += new
+            latest += self.new_output()
         return text + latest
 
     def describe_end(self) -> str:

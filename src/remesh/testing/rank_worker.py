@@ -2,6 +2,7 @@
 
 A worker enters its host if it has a door, then serves one call after the other: it joins a fresh gloo group, says so,
 calls a module-level function, leaves the group and answers with the pickled result or with the text of what went wrong.
+What the function changed of its process is put back: the next call is another test's.
 It ends when the pool's end of the pipe closes. A second kind of process hosts the key-value store, so that the store
 outlives every worker, and takes the pool's folder away when the pool is gone, however it went.
 """
@@ -22,6 +23,7 @@ import threading
 import time
 import traceback
 import warnings
+from collections.abc import Iterator
 from datetime import timedelta
 from multiprocessing.connection import Connection
 
@@ -65,7 +67,23 @@ def serve_calls(pipe: Connection, door: RankDoor | None, log_path: str) -> None:
             call: RankCall = pickle.loads(pipe.recv_bytes())
         except EOFError:
             return
-        pipe.send_bytes(pickle.dumps(_answer(call, pipe)))
+        with _surroundings_kept():
+            answer = _answer(call, pipe)
+        pipe.send_bytes(pickle.dumps(answer))
+
+
+@contextlib.contextmanager
+def _surroundings_kept() -> Iterator[None]:
+    """Put back the variables, the working folder, the default type of numbers and the number of threads."""
+    variables, folder = dict(os.environ), os.getcwd()
+    dtype, num_threads = torch.get_default_dtype(), torch.get_num_threads()
+    yield
+    if os.environ != variables:
+        os.environ.clear()
+        os.environ.update(variables)
+    os.chdir(folder)
+    torch.set_default_dtype(dtype)
+    torch.set_num_threads(num_threads)
 
 
 def _answer(call: RankCall, pipe: Connection) -> RankAnswer:

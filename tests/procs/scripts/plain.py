@@ -22,6 +22,9 @@ def act(action: str, folder: Path) -> None:
         case "wait-for-3" | "wait-for-5" | "wait-for-8":
             while len(list(folder.glob("[0-9]*.json"))) < int(action[-1]):
                 time.sleep(0.02)
+        case "end-when-told":
+            while not (folder / "end").exists():
+                time.sleep(0.02)
         case "fail-when-told":
             while not (folder / "fail").exists():
                 time.sleep(0.02)

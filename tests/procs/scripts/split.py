@@ -8,6 +8,7 @@ import torch.distributed as dist
 from torch.distributed.tensor import Shard, distribute_tensor
 
 import remesh
+from remesh.testing.hold import wait_if_held
 
 WIDTH, NUM_SAMPLES, BATCH_SIZE, SEED = 8, 50, 12, 3
 
@@ -17,6 +18,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--checkpoint", required=True)
     parser.add_argument("--every", type=int, required=True, help="steps between snapshots, and between checkpoints")
+    parser.add_argument("--hold", help="STEP:FILE: wait at that step until the file is there")
     options = parser.parse_args()
 
     def train(job: remesh.Job) -> None:
@@ -32,6 +34,7 @@ def main() -> None:
         samples = torch.utils.data.TensorDataset(torch.arange(NUM_SAMPLES), torch.randn(NUM_SAMPLES, WIDTH))
         for indices, x in job.batches(samples, BATCH_SIZE, max_steps=options.steps):
             with job.attempt():
+                wait_if_held(job, options.hold)
                 time.sleep(0.1)
                 loss = (x @ layer.weight.to_local().T).square().mean()
                 loss.backward()

@@ -17,6 +17,7 @@ from torch.distributed.tensor import DTensor
 import remesh
 from remesh.elastic.training.position import Position, plan_batch
 from remesh.elastic.training.stream import Stream
+from remesh.testing.hold import wait_if_held
 
 WIDTH, NUM_SAMPLES, BATCH_SIZE, SEED = 8, 50, 12, 3
 
@@ -74,6 +75,7 @@ def main() -> None:
     parser.add_argument("--timeout-s", type=float, default=30.0)
     parser.add_argument("--accumulate", type=int, default=1, help="commits to one step of the optimizer")
     parser.add_argument("--reduce-late", action="store_true", help="gradients are added up before that step alone")
+    parser.add_argument("--hold", help="STEP:FILE: wait at that step until the file is there")
     parser.add_argument("--slow", help="NODE/SLOT of a worker that takes 0.3 s longer for a step")
     options = parser.parse_args()
     if options.mishap == "exit":
@@ -101,6 +103,7 @@ def main() -> None:
     def take_step(
         job: remesh.Job, model: torch.nn.Module, optim: torch.optim.Optimizer, indices: torch.Tensor, x: torch.Tensor
     ) -> None:
+        wait_if_held(job, options.hold)
         job.log("batch", samples=indices.tolist() if job.batch_weight else [])
         is_near_the_end = job.step >= options.steps - 15
         time.sleep(options.pause_s if job.world_size >= options.full_size else 5 if is_near_the_end else 0.4)

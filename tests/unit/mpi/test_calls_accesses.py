@@ -206,7 +206,7 @@ def _expected(one: Any, verb: Verb, window: int, run: tuple[int, int], data: byt
 
 
 @given(st.lists(_ACCESS, min_size=1, max_size=12))
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=80)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], max_examples=80)
 def test_accesses_do_what_they_are_by_definition(tmp_path_factory: pytest.TempPathFactory, accesses: list[Any]) -> None:
     """Also to this rank itself, of bytes that are no whole values, with too few data, and outside of windows."""
     folder, chance = tmp_path_factory.mktemp("accesses"), random.Random(4)
@@ -234,7 +234,7 @@ _PAIR_LETTERS = "hiqfd"
     st.integers(0, 1),
     st.lists(st.tuples(*[st.integers(-3, 3)] * 4), min_size=1, max_size=6),
 )
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=60)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], max_examples=60)
 def test_values_with_an_index_are_folded_without_the_real_mpi(
     tmp_path_factory: pytest.TempPathFactory,
     op: int,
@@ -266,7 +266,7 @@ def test_values_with_an_index_are_folded_without_the_real_mpi(
     st.lists(st.tuples(st.integers(-80, 80), st.integers(0, 60)), min_size=1, max_size=3),
     st.sampled_from([0, 1 << 62, -(1 << 62), (1 << 63) - 100, 100 - (1 << 63)]),
 )
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 def test_what_lies_within_a_window_is_the_same_in_c(
     tmp_path_factory: pytest.TempPathFactory,
     base: int,
@@ -392,7 +392,7 @@ def test_while_closed_accesses_of_others_are_served_and_own_ones_stay_in_their_r
 
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.booleans()), max_size=20))
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 def test_a_lock_is_shared_or_one_rank_s_and_goes_to_who_came_first(
     tmp_path_factory: pytest.TempPathFactory, events: list[tuple[int, bool]]
 ) -> None:

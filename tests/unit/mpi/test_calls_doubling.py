@@ -138,7 +138,7 @@ def _run(members: list[Any], operands: list[list[bytes]], order: random.Random) 
     st.lists(st.booleans(), min_size=1, max_size=4),
     st.randoms(use_true_random=False),
 )
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=60)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], max_examples=60)
 def test_all_ranks_get_the_same_fold(
     tmp_path_factory: pytest.TempPathFactory, size: int, have_data: list[bool], order: random.Random
 ) -> None:

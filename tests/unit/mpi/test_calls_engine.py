@@ -211,7 +211,7 @@ def _blocking(half: _Half, call: Any) -> Any:
         st.tuples(st.sampled_from(["post", "arrive"]), st.integers(-1, 1), st.integers(-1, 2)), min_size=1, max_size=40
     )
 )
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 def test_messages_and_receives_match_by_the_rule(
     tmp_path_factory: pytest.TempPathFactory, events: list[tuple[str, int, int]]
 ) -> None:
@@ -242,7 +242,7 @@ def test_messages_and_receives_match_by_the_rule(
 
 
 @given(st.lists(st.integers(0, 4096), max_size=60))
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 def test_what_is_posted_is_sent_in_order_however_the_ring_wraps(
     tmp_path_factory: pytest.TempPathFactory, sizes: list[int]
 ) -> None:
@@ -297,7 +297,7 @@ def test_who_asks_who_it_is_is_told_when_the_ranks_are_open(tmp_path: Path) -> N
     assert half.lower.pending() == 1 << 4
     half.engine.set(False, None, 0)
     half.turn()
-    thread.join(5)
+    thread.join(60)
     assert not thread.is_alive() and HELLO_REPLY.unpack_from(body) == (0, 1, 2)
 
 
@@ -322,7 +322,7 @@ def test_a_blocking_receive_gets_its_message_and_a_wait_its_requests(tmp_path: P
 
 
 @given(st.lists(st.permutations(range(5)), min_size=1, max_size=3))
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=20)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], max_examples=20)
 def test_a_wait_for_all_ends_with_the_last_in_whatever_order_they_end(
     tmp_path_factory: pytest.TempPathFactory, rounds: list[list[int]]
 ) -> None:
@@ -341,7 +341,7 @@ def test_a_wait_for_all_ends_with_the_last_in_whatever_order_they_end(
             assert not ended and half.engine.waiting
             half.arrive(tag, bytes([tag]))
             half.turn()
-        thread.join(5)
+        thread.join(60)
         assert [one[:3] for one in ended[0]] == [(1, tag, 1) for tag in range(5)]
         assert [view[0] for view in views] == list(range(5)) and not half.requests.by_number
 
@@ -511,7 +511,7 @@ def _receive_long(half: _Half, target: Any, number: int = FIRST_POSTED) -> None:
     who=st.tuples(st.booleans(), st.booleans(), st.booleans()),
     shared=st.sampled_from(["none", "source", "target", "both"]),
 )
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=60)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], max_examples=60)
 def test_a_long_payload_is_carried_whole_and_nowhere_else(
     tmp_path_factory: pytest.TempPathFactory, sizes: tuple[int, int], who: tuple[bool, bool, bool], shared: str
 ) -> None:
@@ -650,10 +650,10 @@ def _program_states(half: _Half, num_calls: int, calls_without: int) -> Counter[
         half.arrive(0, b"x")
     thread = threading.Thread(target=program, daemon=True)
     thread.start()
-    deadline_s = time.monotonic() + 20
+    deadline_s = time.monotonic() + 60
     while thread.is_alive() and time.monotonic() < deadline_s:
         half.engine.run(50_000, False, [])
-    thread.join(1)
+    thread.join(60)
     os.sched_setaffinity(0, allowed)
     return states
 
