@@ -14,7 +14,7 @@ from pathlib import Path
 
 from remesh.images import Command, OpenFilePolicy, Site, Upper, dump_image, freeze, restore_upper, start_upper
 
-PATIENCE_S = 60.0
+PATIENCE_S = 100.0
 CHANNEL_BYTES = 16384
 WAIT_FOR_GO = """
 open("ready", "w").close()

@@ -376,7 +376,8 @@ def wait_for_a_peer_that_stays_away() -> float:
 
 
 def test_a_peer_that_stays_away_ends_the_wait_after_the_timeout_of_the_group(ranks: RankPool) -> None:
-    assert 1 < ranks.run(wait_for_a_peer_that_stays_away, 2)[0] < 10
+    # Not a matter of speed: other groups wait for more than ten minutes.
+    assert 1 < ranks.run(wait_for_a_peer_that_stays_away, 2)[0] < 300
 
 
 def run_in_batches() -> Moved:
