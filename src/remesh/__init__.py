@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from remesh.reshard.running.cache import Resharder
     from remesh.reshard.running.run import Moved
     from remesh.reshard.target import Target
+    from remesh.reshard.windows import reshard_by_windows
 
     __version__: str
 
@@ -51,6 +52,7 @@ __all__ = [
     "redistribute_across",
     "reshard",
     "reshard_async",
+    "reshard_by_windows",
     "reshard_tensor",
     "save",
 ]
@@ -71,6 +73,7 @@ _HOMES = {
     "make_template": "remesh.elastic.mesh_policy",
     "redistribute_across": "remesh.reshard.faces",
     "reshard_async": "remesh.reshard.api",
+    "reshard_by_windows": "remesh.reshard.windows",
     "reshard_tensor": "remesh.reshard.faces",
     "save": "remesh.checkpoint.plain",
 }

@@ -159,6 +159,7 @@ INNER_ARROW: dict[str, dict[str, set[str]]] = {
         **{name: {"model", "planning", "running", "schedule"} for name in ("refit", "target")},
         "api": {"model", "planning", "running", "schedule", "target"},
         "faces": {"api", "model", "planning", "running", "schedule", "target"},
+        "windows": {"api", "planning", "running", "target"},
     },
     "pipeline": {
         "pipeline_error": set(),
@@ -224,6 +225,7 @@ _SHELLS = {
         "remesh.reshard.faces",
         "remesh.reshard.refit",
         "remesh.reshard.target",
+        "remesh.reshard.windows",
         *(m.name for m in modules() if m.name.startswith("remesh.reshard.running.") and "telemetry" not in m.name),
     },
     "pipeline": {

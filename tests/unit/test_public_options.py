@@ -28,6 +28,11 @@ CALLS: dict[str, tuple[Callable[..., object], str, str]] = {
     "redistribute_across": (lambda **o: redistribute_across(torch.zeros(2), _NO_MESH, [], **o), "netwrk", "network"),
     "reshard": (lambda **o: remesh.reshard({}, {}, **o), "max_staging_byte", "max_staging_bytes"),
     "reshard_async": (lambda **o: reshard_async({}, {}, **o), "chunk_byte", "chunk_bytes"),
+    "reshard_by_windows": (
+        lambda **o: remesh.reshard_by_windows({}, to={}, window_bytes=1, **o),
+        "chunk_byts",
+        "chunk_bytes",
+    ),
     "reshard_tensor": (
         lambda **o: reshard_tensor(_NOTHING, _NO_MESH, [], _NO_MESH, [], **o),
         "mising",
@@ -47,6 +52,7 @@ WRONG_VALUES: list[tuple[str, Callable[[], object]]] = [
     ("strategy", lambda: plan_reshard([], {}, strategy=None)),  # type: ignore[arg-type]
     ("readers_timeout_s", lambda: remesh.Refit(readers_timeout_s="5")),  # type: ignore[arg-type]
     ("to", lambda: remesh.reshard({}, to=3)),
+    ("window_bytes", lambda: remesh.reshard_by_windows({}, to={}, window_bytes="1 GiB")),  # type: ignore[arg-type]
     ("group", lambda: remesh.reshard({}, {}, group=3)),
     ("group", lambda: remesh.save({}, Path("nowhere"), group="gloo")),  # type: ignore[arg-type]
     ("group", lambda: remesh.load({}, Path("nowhere"), group=[0, 1])),  # type: ignore[arg-type]

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from remesh.reshard.running.handle import Handle
     from remesh.reshard.running.run import Moved, UnfilledError, gather_timings, run_plan
     from remesh.reshard.target import Target
+    from remesh.reshard.windows import WindowedReshard, reshard_by_windows
 
 __all__ = [
     "DEFAULT_CHUNK_BYTES",
@@ -48,6 +49,7 @@ __all__ = [
     "Transfer",
     "UnfilledError",
     "UnitTask",
+    "WindowedReshard",
     "assign_whole",
     "compute_lower_bound",
     "compute_missing_boxes",
@@ -59,6 +61,7 @@ __all__ = [
     "redistribute_across",
     "reshard",
     "reshard_async",
+    "reshard_by_windows",
     "reshard_tensor",
     "run_plan",
     "split_senders",
@@ -72,11 +75,13 @@ _HOMES = {
     "Snapshot": "remesh.reshard.refit",
     "Target": "remesh.reshard.target",
     "UnfilledError": "remesh.reshard.running.run",
+    "WindowedReshard": "remesh.reshard.windows",
     "gather_moves": "remesh.reshard.api",
     "gather_timings": "remesh.reshard.running.run",
     "redistribute_across": "remesh.reshard.faces",
     "reshard": "remesh.reshard.api",
     "reshard_async": "remesh.reshard.api",
+    "reshard_by_windows": "remesh.reshard.windows",
     "reshard_tensor": "remesh.reshard.faces",
     "run_plan": "remesh.reshard.running.run",
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -63,6 +64,19 @@ def make_targets(to: Targets, shapes: Shapes) -> dict[str, DTensor]:
 
     Ranks outside a mesh get its DTensors without elements.
     """
+    return {name: empty_on(target, shape, dtype) for name, (target, shape, dtype) in _wanted(to, shapes).items()}
+
+
+def local_bytes(to: Targets, shapes: Shapes) -> dict[str, int]:
+    """Bytes of this rank's part of each tensor that `make_targets` would make. Calls nobody."""
+    return {
+        name: math.prod(_local_shape(target, shape)) * dtype.itemsize
+        for name, (target, shape, dtype) in _wanted(to, shapes).items()
+    }
+
+
+def _wanted(to: Targets, shapes: Shapes) -> dict[str, tuple[Target, tuple[int, ...], torch.dtype]]:
+    """Target, global shape and dtype of each tensor that is wanted, by name."""
     check_option(_DOING, "to", to, Targets)
     if isinstance(to, Mapping):
         unknown = sorted(to.keys() - shapes.keys())
@@ -71,34 +85,34 @@ def make_targets(to: Targets, shapes: Shapes) -> dict[str, DTensor]:
                 f"{_DOING}: {len(unknown)} targets such as {unknown[0]!r} are of tensors that no rank gives, expected "
                 f"names among {len(shapes)} given ones; give it on some rank, or drop the target"
             )
-    made = {}
+    wanted = {}
     for name in sorted(shapes):
         target = to.get(name) if isinstance(to, Mapping) else to
         if target is not None:
             dtype, shape = shapes[name]
-            made[name] = empty_on(target, shape, target.dtype or torch_dtype(dtype))
-    return made
+            wanted[name] = (target, shape, target.dtype or torch_dtype(dtype))
+    return wanted
 
 
 def empty_on(target: Target, shape: Sequence[int], dtype: torch.dtype) -> DTensor:
     """A DTensor of this global shape on its target, with undefined elements. Calls nobody."""
-    placements = normalise(target.placements, len(shape))
-    coordinate = target.mesh.get_coordinate()
-    mesh_shape = tuple(target.mesh.shape)
-    local_shape: tuple[int, ...] = (0,)
-    pure = placements_from_torch(placements)
-    check_placements(shape, mesh_shape, pure)
-    if coordinate is not None:
-        local_shape = local_shape_at(shape, mesh_shape, coordinate, pure)
-    local = torch.empty(local_shape, dtype=dtype, device=target.mesh.device_type)
+    local = torch.empty(_local_shape(target, shape), dtype=dtype, device=target.mesh.device_type)
     return DTensor.from_local(
         local,
         target.mesh,
-        placements,
+        normalise(target.placements, len(shape)),
         run_check=False,
         shape=torch.Size(shape),
         stride=row_major_strides(tuple(shape)),
     )
+
+
+def _local_shape(target: Target, shape: Sequence[int]) -> tuple[int, ...]:
+    """Of this rank's part; no elements outside the mesh."""
+    mesh_shape, coordinate = tuple(target.mesh.shape), target.mesh.get_coordinate()
+    placements = placements_from_torch(normalise(target.placements, len(shape)))
+    check_placements(shape, mesh_shape, placements)
+    return (0,) if coordinate is None else local_shape_at(shape, mesh_shape, tuple(coordinate), placements)
 
 
 def normalise(placements: Sequence[Placement], ndim: int) -> tuple[Placement, ...]:
