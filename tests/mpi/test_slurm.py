@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import remesh
-from remesh.ranks.slurm import make_script
+from remesh.ranks.slurm import BatchLaunch, make_script
 from remesh.rounds.job_folder import JobFolder
 from remesh.testbed import BedSpec, Testbed
 from tests.mpi.conftest import PROGRAMS
@@ -125,7 +125,11 @@ def test_a_job_is_stopped_before_its_time_is_up_and_goes_on_in_the_next(
 ) -> None:
     path, out = tmp_path / "j", tmp_path / "out"
     script = tmp_path / "script"
-    script.write_text(make_script(4, mpi, str(path), [str(PROGRAMS / "ring.py"), "30", "0.5"]))
+    script.write_text(
+        make_script(
+            4, BatchLaunch("mpi", ("-n", "4"), ("--mpi", mpi)), str(path), [str(PROGRAMS / "ring.py"), "30", "0.5"]
+        )
+    )
     told = cluster.run("sbatch", "--nodes=2", "--ntasks-per-node=2", f"--output={out}", str(script))
     number = re.findall(r"\d+", told)[0]
     job = JobFolder(path)

@@ -27,7 +27,7 @@ from remesh.mpi.mpis import Installation, find_all
 from remesh.mpi.stay import Placement, StaySettings, find_launch, run_stay
 from remesh.ranks.ground import make_bed
 from remesh.ranks.hosts import parse_hosts
-from remesh.ranks.slurm import make_script
+from remesh.ranks.slurm import BatchLaunch, make_script
 from remesh.rounds.job_folder import JobFolder, JobSpec
 
 
@@ -198,7 +198,7 @@ def _mark(*, good: bool, needed: bool) -> str:
     return "ok" if good else "LACKS" if needed else "-"
 
 
-@mpi.command("slurm", short_help="Print a batch script for Slurm.")
+@mpi.command("slurm", short_help="Print a batch script for Slurm.", context_settings={"allow_interspersed_args": False})
 @click.option("-n", "num_ranks", type=click.IntRange(1), required=True, help="Number of ranks.")
 @click.option(
     "--mpi", "mpi_name", default="openmpi", show_default=True, help="MPI library: openmpi, mpich, impi or system."
@@ -208,4 +208,5 @@ def _mark(*, good: bool, needed: bool) -> str:
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def slurm_script(num_ranks: int, mpi_name: str, job_path: str, program: str, arguments: tuple[str, ...]) -> None:
     """Print a batch script for Slurm that starts PROGRAM, or continues it from its newest checkpoint."""
-    click.echo(make_script(num_ranks, mpi_name, job_path, (program, *arguments)), nl=False)
+    launch = BatchLaunch("mpi", ("-n", str(num_ranks)), ("--mpi", mpi_name))
+    click.echo(make_script(num_ranks, launch, job_path, (program, *arguments)), nl=False)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 _AHEAD_S = 600
 """Before the time limit: a checkpoint has to be written in it."""
@@ -23,13 +24,11 @@ _SCRIPT = """\
 # One entry for each host with the tasks that Slurm gave it.
 hosts=$(srun --ntasks={num_ranks} hostname | sort | uniq -c | awk '{{ printf "%s%s:%s", sep, $2, $1; sep = "," }}')
 
-if compgen -G {images}/'[0-9]*' > /dev/null; then
-  remesh mpi restart {job} --mpi {mpi} --hosts "$hosts" &
-elif [ -e {job} ]; then
-  mv {job} {job}.failed.$SLURM_JOB_ID
-  remesh mpi run -n {num_ranks} --mpi {mpi} --hosts "$hosts" --job {job} {command} &
+if compgen -G {images}/'{six_digits}' > /dev/null; then
+  remesh {verb} restart {job} {options}--hosts "$hosts" &
 else
-  remesh mpi run -n {num_ranks} --mpi {mpi} --hosts "$hosts" --job {job} {command} &
+  if [ -e {job} ]; then mv {job} {job}.failed.$SLURM_JOB_ID; fi
+  remesh {verb} run {size}{options}--hosts "$hosts" --job {job} {command} &
 fi
 leader=$!
 trap 'kill -TERM $leader' TERM
@@ -42,18 +41,37 @@ exit $status
 """
 
 
-def make_script(num_ranks: int, mpi: str, job: str, command: Sequence[str]) -> str:
+@dataclass(frozen=True, slots=True)
+class BatchLaunch:
+    """How programs of one kind are started."""
+
+    verb: str
+    """Of `remesh`, for the kind."""
+    size: tuple[str, ...] = ()
+    """Options of ``run`` that say how many ranks there are, where hosts do not."""
+    options: tuple[str, ...] = ()
+    """Of ``run`` and ``restart``."""
+
+
+def make_script(num_ranks: int, launch: BatchLaunch, job: str, command: Sequence[str]) -> str:
     """The text of the script.
 
-    >>> print(make_script(4, "mpich", "/scratch/j", ["app.py", "a b"]).splitlines()[2])
+    >>> print(make_script(4, BatchLaunch("torch"), "/scratch/j", ["train.py", "a b"]).splitlines()[2])
     #SBATCH --ntasks=4
     """
     return _SCRIPT.format(
         name=shlex.quote(job.rstrip("/").rpartition("/")[2]),
         num_ranks=num_ranks,
         ahead_s=_AHEAD_S,
-        mpi=shlex.quote(mpi),
+        verb=launch.verb,
+        size=_words(launch.size),
+        options=_words(launch.options),
         job=shlex.quote(job),
         images=shlex.quote(f"{job}/images"),
+        six_digits="[0-9]" * 6,
         command=shlex.join(command),
     )
+
+
+def _words(options: Sequence[str]) -> str:
+    return "".join(f"{shlex.quote(option)} " for option in options)
