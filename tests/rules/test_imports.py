@@ -56,7 +56,7 @@ ARROW: dict[str, set[str]] = {
     # Where a stay happens knows testbeds as one kind of hosts.
     "ranks": _FOUNDATION | {"comm", "images", "rounds", "testbed"},
     # Imported by programs that have torch; what stands beside them imports none.
-    "torch_programs": _FOUNDATION | {"comm", "images", "ranks", "rounds"},
+    "torch_programs": _FOUNDATION | {"comm", "images", "ranks", "rounds", "testbed"},
     "mpi": _FOUNDATION | {"comm", "images", "ranks", "rounds", "testbed"},
     # Ranks come from the pool of `testing`, through a door.
     "testbed": _FOUNDATION | {"testing"},
@@ -121,7 +121,7 @@ INNER_ARROW: dict[str, dict[str, set[str]]] = {
         "stay",
     ),
     "torch_programs": _layers(
-        "children environment gate hook notice store_server",
+        "children environment gate hook host notice reach store_server",
         "control store works",
         "groups",
         "cut",

@@ -13,20 +13,33 @@ import click
 from remesh.cli.job_verbs import checkpoint_job, jobs_root, list_jobs, refuse_if_running, show
 from remesh.errors import ConfigError
 from remesh.images.kinds import OpenFilePolicy
+from remesh.ranks.ground import make_bed
+from remesh.ranks.hosts import count_ranks, parse_hosts
+from remesh.ranks.slurm import BatchLaunch, make_script
 from remesh.rounds.job_folder import Checkpoint, JobFolder, JobSpec
-from remesh.torch_programs.stay import KIND, TorchSettings, run_stay
+from remesh.torch_programs.stay import KIND, TorchPlacement, TorchSettings, run_stay
+
+_OF_TORCHRUN = (
+    *("num_hosts", "ranks_per_host", "node_rank", "standalone", "run_id", "master_addr", "master_port"),
+    *("rdzv_backend", "rdzv_endpoint"),
+)
+_ONE_COMMAND = "0 alone: one command starts the ranks of all hosts, which --hosts names."
+_NO_MEETING = "Taken, and not needed: hosts call the process that starts them."
 
 
 @click.group()
 def torch() -> None:
-    """Checkpoint unmodified torch.distributed programs; restart them on other ports and interfaces."""
+    """Checkpoint unmodified torch.distributed programs; restart them on other hosts, ports and interfaces."""
 
 
 def _how(command: Any) -> Any:
-    """Options that say how a job runs."""
+    """Options that say where and how a job runs."""
     for option in reversed(
         [
-            click.option("--interface", default="", help="Network interface for gloo, as in GLOO_SOCKET_IFNAME."),
+            click.option("--hosts", help="Hosts as NAME or NAME:RANKS, separated by commas; this host if left out."),
+            click.option("--testbed", metavar="RATE", help="Make the hosts on this machine, with links of this rate."),
+            click.option("--interface", default="", help="Network interface for gloo, on every host; by default "
+                         "GLOO_SOCKET_IFNAME, or else the one that leads to the other hosts."),
             click.option("--every", "every_s", type=click.FloatRange(0.1), help="Seconds between checkpoints."),
             click.option("--keep", type=click.IntRange(1), default=2, show_default=True, help="Checkpoints to keep."),
             click.option("--incremental", is_flag=True, help="Write only memory changed since the last checkpoint."),
@@ -40,26 +53,33 @@ def _how(command: Any) -> Any:
 
 
 @torch.command("run", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
-@click.option("--nproc-per-node", "--nproc_per_node", "num_ranks", type=click.IntRange(1), default=1,
-              show_default=True, help="Number of ranks, as torchrun has it.")  # fmt: skip
-@click.option(
-    "--standalone", is_flag=True, help="Taken as torchrun takes it; a job runs on this host alone with and without it."
-)
+@click.option("--nnodes", "num_hosts", default="1", show_default=True,
+              help="Number of hosts, as torchrun has it; with more than one, --hosts names them.")  # fmt: skip
+@click.option("--nproc-per-node", "--nproc_per_node", "ranks_per_host", type=click.IntRange(1), default=1,
+              show_default=True, help="Number of ranks of each host for which --hosts tells none.")  # fmt: skip
+@click.option("--node-rank", "--node_rank", type=click.IntRange(0), default=0, help=_ONE_COMMAND)
+@click.option("--rdzv-backend", "--rdzv_backend", type=click.Choice(["static", "c10d"]), help=_NO_MEETING)
+@click.option("--rdzv-endpoint", "--rdzv_endpoint", help=_NO_MEETING)
+@click.option("--rdzv-id", "--rdzv_id", "run_id", help="What programs find in TORCHELASTIC_RUN_ID.")
+@click.option("--master-addr", "--master_addr", help="What programs find in MASTER_ADDR; nobody listens there.")
+@click.option("--master-port", "--master_port", type=click.IntRange(1, 65535), help="The same in MASTER_PORT.")
+@click.option("--standalone", is_flag=True, help="One host, as torchrun has it.")
 @click.option("-m", "--module", "is_module", is_flag=True, help="SCRIPT is a module, as in `python -m`.")
 @click.option(
     "--job",
     "job_path",
     type=click.Path(path_type=Path),
-    help="Folder of the job; by default a new one in ./remesh-jobs or in $REMESH_JOBS.",
+    help="Folder of the job, on a file system that all hosts share; by default a new one in ./remesh-jobs or in "
+    "$REMESH_JOBS.",
 )
 @_how
 @click.argument("script")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def run_job(
-    num_ranks: int, standalone: bool, is_module: bool, job_path: Path | None, script: str, arguments: tuple[str, ...],
-    **how: Any,
+    is_module: bool, job_path: Path | None, script: str, arguments: tuple[str, ...], hosts: str | None,
+    testbed: str | None, interface: str, **how: Any,
 ) -> None:  # fmt: skip
-    """Start SCRIPT on --nproc-per-node ranks of this host, as torchrun does; SIGTERM takes a checkpoint and stops."""
+    """Start SCRIPT as torchrun does, on all hosts by this one command; SIGTERM takes a checkpoint and stops."""
     if script.startswith("-"):
         raise ConfigError(f"starting a program: no such option {script}; see `remesh torch run --help`")
     if not is_module and not Path(script).is_file():
@@ -70,14 +90,45 @@ def run_job(
         raise ConfigError(
             "starting a program with TORCH_DISTRIBUTED_DEBUG=DETAIL: its groups of groups are not carried; unset it"
         )
+    num_ranks, environment = _read_torchrun(hosts, **{name: how.pop(name) for name in _OF_TORCHRUN})
     name = script.replace(".", "-") if is_module else Path(script).stem
     path = job_path or jobs_root() / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
     argv = (*(("-m",) if is_module else ()), script, *arguments)
-    spec = JobSpec(argv, num_ranks, os.getcwd(), dict(os.environ), kind=KIND)
+    spec = JobSpec(argv, num_ranks, os.getcwd(), {**os.environ, **environment}, kind=KIND)
+    placement = _place(hosts, num_ranks, testbed, interface)
     settings = TorchSettings(**how)
     folder = JobFolder.create(path.absolute(), spec)
     click.echo(f"remesh: job {folder.path}", err=True)
-    _stay(folder, settings, None)
+    _stay(folder, placement, settings, None)
+
+
+def _read_torchrun(
+    hosts: str | None, *, num_hosts: str, ranks_per_host: int, node_rank: int, standalone: bool, **others: Any
+) -> tuple[int, dict[str, str]]:
+    """The number of ranks, and what torchrun's flags put into the environment of programs."""
+    doing = f"starting a program with --nnodes {num_hosts}"
+    if not num_hosts.isdecimal() or num_hosts == "0":
+        raise ConfigError(f"{doing}: expected one number, since a job keeps its ranks; `remesh run` is elastic")
+    if node_rank:
+        raise ConfigError(f"{doing} --node-rank {node_rank}: {_ONE_COMMAND}")
+    named = 1 if hosts is None else len(hosts.split(","))
+    if int(num_hosts) not in (1, named) or (standalone and named > 1):
+        what = "--standalone is for one" if standalone else f"{named} {'is' if named == 1 else 'are'} named"
+        raise ConfigError(f"{doing}: {what}; name each host, as in --hosts a:2,b:2")
+    given = {
+        "TORCHELASTIC_RUN_ID": others["run_id"],
+        "MASTER_ADDR": others["master_addr"],
+        "MASTER_PORT": others["master_port"],
+    }
+    environment = {name: str(value) for name, value in given.items() if value is not None}
+    return ranks_per_host if hosts is None else count_ranks(hosts, ranks_per_host), environment
+
+
+def _place(hosts: str | None, num_ranks: int, testbed: str | None, interface: str) -> TorchPlacement:
+    placed = () if hosts is None else parse_hosts(hosts, num_ranks)
+    if testbed is not None:
+        make_bed(placed, testbed)
+    return TorchPlacement(placed, testbed, interface)
 
 
 @torch.command("restart", short_help="Continue a job from a checkpoint.")
@@ -93,21 +144,42 @@ def run_job(
     "them again without reading them.",
 )
 @_how
-def restart_job(job: str, number: int | None, open_files: str, **how: Any) -> None:
-    """Continue JOB from a checkpoint on this host, on other ports and perhaps another interface."""
+def restart_job(
+    job: str, number: int | None, open_files: str, hosts: str | None, testbed: str | None, interface: str, **how: Any
+) -> None:
+    """Continue JOB from a checkpoint on the given hosts, on other ports and perhaps another interface."""
     folder = JobFolder.find(job, jobs_root())
     folder.refuse_other_kind(KIND)
     checkpoint = folder.checkpoint(number)
     settings = TorchSettings(open_files=OpenFilePolicy(open_files), **how)
+    placement = _place(hosts, folder.read_spec().num_ranks, testbed, interface)
     refuse_if_running(folder)
-    _stay(folder, settings, checkpoint)
+    _stay(folder, placement, settings, checkpoint)
 
 
-def _stay(folder: JobFolder, settings: TorchSettings, checkpoint: Checkpoint | None) -> None:
-    outcome = run_stay(folder, settings, checkpoint, lambda line: click.echo(f"remesh: {line}", err=True))
+def _stay(folder: JobFolder, placement: TorchPlacement, settings: TorchSettings, checkpoint: Checkpoint | None) -> None:
+    outcome = run_stay(folder, placement, settings, checkpoint, lambda line: click.echo(f"remesh: {line}", err=True))
     click.echo(f"remesh: {outcome.state}: {outcome.cause}", err=True)
     sys.exit(outcome.exit_code)
 
 
 for _verb in (checkpoint_job, list_jobs, show):
     torch.add_command(_verb)
+
+
+@torch.command(
+    "slurm", short_help="Print a batch script for Slurm.", context_settings={"allow_interspersed_args": False}
+)
+@click.option("-n", "num_ranks", type=click.IntRange(1), required=True, help="Number of ranks on all hosts together.")
+@click.option("--job", "job_path", required=True, help="Folder of the job, on a shared file system.")
+@click.option("--interface", default="", help="Network interface for gloo, on every host.")
+@click.option("-m", "--module", "is_module", is_flag=True, help="SCRIPT is a module, as in `python -m`.")
+@click.argument("script")
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def slurm_script(
+    num_ranks: int, job_path: str, interface: str, is_module: bool, script: str, arguments: tuple[str, ...]
+) -> None:
+    """Print a batch script for Slurm that starts SCRIPT, or continues it from its newest checkpoint."""
+    launch = BatchLaunch("torch", options=("--interface", interface) if interface else ())
+    command = (*(("-m",) if is_module else ()), script, *arguments)
+    click.echo(make_script(num_ranks, launch, job_path, command), nl=False)

@@ -21,7 +21,7 @@ from remesh.errors import Error
 from remesh.images.kinds import CHANNEL_PATH
 from remesh.rounds.status import Activity, Status
 from remesh.torch_programs.gate import Gate
-from remesh.torch_programs.notice import Notice, read_notice
+from remesh.torch_programs.notice import INTERFACE_VARIABLE, Notice, read_notice
 
 _NOTICE_PAUSE_S: Final = 0.002
 
@@ -56,6 +56,7 @@ class ControlThread:
 
     def start(self) -> None:
         """Connect, and answer from now on."""
+        self._use_interface()
         self._connect("")
         self._thread.start()
 
@@ -115,14 +116,16 @@ class ControlThread:
 
     def _grow(self) -> str:
         notice = self.notice
-        if notice.interface:
-            os.environ["GLOO_SOCKET_IFNAME"] = notice.interface
+        self._use_interface()
         try:
             if self.carried is not None:
                 self.carried.grow(notice.growth, notice.store, notice.ended)
         except (Error, RuntimeError, OSError) as error:
             return f"growing its groups again: {error}"
         return ""
+
+    def _use_interface(self) -> None:
+        os.environ[INTERFACE_VARIABLE] = self.notice.interface
 
     def _say(self, message: Message) -> None:
         assert self._line is not None

@@ -3,43 +3,43 @@
 from __future__ import annotations
 
 import sys
+from typing import Final
 
 from remesh.images.kinds import Command
+from remesh.ranks.hosts import RankSeat
 from remesh.rounds.job_folder import JobSpec
 
 _MODULE = "remesh.torch_programs.program"
-_ADDRESS, _PORT = "127.0.0.1", 29500
-"""Where torch would look for its store; nobody is there, and nobody looks."""
+_DEFAULTS: Final = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500", "TORCHELASTIC_RUN_ID": "none"}
+"""What a user may choose. torch would look for its store at that address; nobody is there, and nobody looks."""
 
 
-def program_command(spec: JobSpec, rank: int) -> Command:
+def program_command(spec: JobSpec, seat: RankSeat) -> Command:
     """How the program of a rank is started."""
-    return Command((sys.executable, "-m", _MODULE, *spec.argv), program_environment(spec, rank), spec.folder)
+    return Command((sys.executable, "-m", _MODULE, *spec.argv), program_environment(spec, seat), spec.folder)
 
 
-def program_environment(spec: JobSpec, rank: int) -> dict[str, str]:
-    """The user's environment, and the variables of torchrun for one node."""
+def program_environment(spec: JobSpec, seat: RankSeat) -> dict[str, str]:
+    """The user's environment, and the variables of torchrun for a rank's place among its hosts."""
     size = str(spec.num_ranks)
     found = {
+        **_DEFAULTS,
         **spec.environment,
-        "RANK": str(rank),
-        "LOCAL_RANK": str(rank),
+        "RANK": str(seat.rank),
+        "LOCAL_RANK": str(seat.local_rank),
         "WORLD_SIZE": size,
-        "LOCAL_WORLD_SIZE": size,
-        "GROUP_RANK": "0",
-        "GROUP_WORLD_SIZE": "1",
-        "ROLE_RANK": str(rank),
+        "LOCAL_WORLD_SIZE": str(seat.num_local),
+        "GROUP_RANK": str(seat.host_index),
+        "GROUP_WORLD_SIZE": str(seat.num_hosts),
+        "ROLE_RANK": str(seat.rank),
         "ROLE_WORLD_SIZE": size,
         "ROLE_NAME": "default",
-        "MASTER_ADDR": _ADDRESS,
-        "MASTER_PORT": str(_PORT),
-        "TORCHELASTIC_RUN_ID": "none",
         "TORCHELASTIC_RESTART_COUNT": "0",
         "TORCHELASTIC_MAX_RESTARTS": "0",
         "TORCHELASTIC_USE_AGENT_STORE": "True",
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
     }
-    if spec.num_ranks > 1:
+    if seat.num_local > 1:
         # torchrun sets it where the user has not: ranks of one host share its cores.
         found.setdefault("OMP_NUM_THREADS", "1")
     return found

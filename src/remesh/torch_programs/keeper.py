@@ -37,14 +37,16 @@ from remesh.images import (
     restore_upper,
     start_upper,
 )
+from remesh.ranks.hosts import RankSeat, parse_hosts, seat_ranks
 from remesh.ranks.imaging import IMAGE, dump_into
+from remesh.ranks.interfaces import choose_interface
 from remesh.ranks.outputs import Output, open_outputs
 from remesh.ranks.room import make_room
 from remesh.rounds.control import Control
 from remesh.rounds.job_folder import Checkpoint, JobFolder, rank_name
 from remesh.rounds.status import Activity, Status
 from remesh.torch_programs.environment import program_command
-from remesh.torch_programs.notice import GROWTH_PREFIX, Notice, write_notice
+from remesh.torch_programs.notice import GROWTH_PREFIX, INTERFACE_VARIABLE, Notice, write_notice
 
 _LOOK_S: Final = 0.05
 """Between looks at the program's output and health."""
@@ -65,6 +67,7 @@ class StayOver(PeerError):
 class Surround:
     """Where a rank's program finds the others, and its files."""
 
+    seat: RankSeat
     store: tuple[str, int]
     interface: str
     channel: Path
@@ -73,8 +76,8 @@ class Surround:
 class Keeper:
     """One rank's stay; `run` returns when the job ends on this rank."""
 
-    def __init__(self, folder: JobFolder, rank: int, line: Line, surround: Surround, outputs: Sequence[Output]) -> None:
-        self._folder, self._rank = folder, rank
+    def __init__(self, folder: JobFolder, line: Line, surround: Surround, outputs: Sequence[Output]) -> None:
+        self._folder, self._rank = folder, surround.seat.rank
         self._surround = surround
         self._outputs = outputs
         self._events: queue.SimpleQueue[Message] = queue.SimpleQueue()
@@ -111,7 +114,7 @@ class Keeper:
         self._give_notice("", ())
         spec = self._folder.read_spec()
         self._listen()
-        self._upper = start_upper(program_command(spec, self._rank), self._site(), timeout_s=300)
+        self._upper = start_upper(program_command(spec, self._surround.seat), self._site(), timeout_s=300)
 
     def restore(self, checkpoint: Checkpoint, policy: OpenFilePolicy) -> None:
         """Bring it back from a checkpoint."""
@@ -382,6 +385,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--rank", type=int, required=True)
     parser.add_argument("--coordinator", required=True)
     parser.add_argument("--store", required=True)
+    parser.add_argument("--hosts", required=True)
     parser.add_argument("--interface", default="")
     parser.add_argument("--checkpoint", type=int)
     parser.add_argument("--open-files", type=OpenFilePolicy, default=OpenFilePolicy.TRUNCATE)
@@ -392,12 +396,16 @@ def main(arguments: list[str]) -> int:
     except Error as error:
         sys.stderr.write(f"remesh: {error}\n")
         return 1
-    size = folder.read_spec().num_ranks
-    line.send({"type": "hello", "rank": rank, "size": size, "pid": os.getpid(), "host": socket.gethostname()})
+    spec = folder.read_spec()
+    hosts = parse_hosts(options.hosts, spec.num_ranks)
+    seat = seat_ranks(hosts)[rank]
+    line.send({"type": "hello", "rank": rank, "size": spec.num_ranks, "pid": os.getpid(), "host": seat.host})
     room = make_room()
     try:
-        surround = Surround(_address(options.store), options.interface, room / "channel")
-        keeper = Keeper(folder, rank, line, surround, open_outputs(folder.logs, rank))
+        asked = options.interface or spec.environment.get(INTERFACE_VARIABLE, "")
+        interface = choose_interface(asked, hosts, seat)
+        surround = Surround(seat, _address(options.store), interface, room / "channel")
+        keeper = Keeper(folder, line, surround, open_outputs(folder.logs, rank))
         if options.checkpoint is None:
             keeper.start()
         else:

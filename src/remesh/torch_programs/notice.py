@@ -21,6 +21,8 @@ from remesh.errors import FormatError
 
 GROWTH_PREFIX: Final = "remesh/"
 """Of the keys in the job's store by which groups meet again; they are of no use afterwards."""
+INTERFACE_VARIABLE: Final = "GLOO_SOCKET_IFNAME"
+"""Of the environment, where gloo looks for its network interface."""
 _WORD: Final = struct.Struct("<Q")
 _MAX_BYTES: Final = 1 << 20
 
@@ -39,7 +41,7 @@ class Notice:
     growth: str
     """Prefix of the keys by which groups meet again."""
     interface: str
-    """For gloo; "" leaves it to gloo."""
+    """For gloo."""
     ended: tuple[int, ...] = ()
     """Ranks whose programs are over."""
 

@@ -1,6 +1,7 @@
-"""How does a job of torch.distributed stay on this host, from its start to its end? `run_stay`, called by its leader.
+"""How does a job of torch.distributed stay on its hosts, from its start to its end? `run_stay`, called by its leader.
 
-store ── coordinator ── a keeper for each rank ── the coordinator's steps until an outcome ── tidy up
+testbed (if hosts are made here) ── store ── coordinator ── on each host a keeper for each of its ranks ──
+the coordinator's steps until an outcome ── tidy up
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Final
@@ -23,10 +24,14 @@ from typing import Any, Final
 from remesh.errors import ConfigError, FormatError, StorageError
 from remesh.files import write_new
 from remesh.images.kinds import OpenFilePolicy
+from remesh.ranks.ground import Entrance, Ground, make_bed
+from remesh.ranks.hosts import Host, describe_hosts, is_loopback
 from remesh.rounds.job_folder import Checkpoint, JobFolder, JobSpec, JobState
 from remesh.rounds.leader import Coordinator, JobOutcome, Settings
 from remesh.rounds.signals import obeying_signals
+from remesh.testbed import Testbed
 from remesh.torch_programs.notice import GROWTH_PREFIX
+from remesh.torch_programs.reach import command_on
 from remesh.torch_programs.store_server import ProgramStore
 
 KIND: Final = "torch"
@@ -35,23 +40,50 @@ _STORE_FILE: Final = "store.json"
 _STEP_S: Final = 0.05
 _LEAVE_S: Final = 15.0
 """After the outcome keepers have this long to end by themselves."""
-_LOOPBACK: Final = "127.0.0.1"
+
+
+@dataclass(frozen=True, slots=True)
+class TorchPlacement:
+    """Where a job runs."""
+
+    hosts: tuple[Host, ...] = ()
+    """Empty: this host."""
+    testbed_rate: str | None = None
+    """Make the hosts on this machine, with links of this rate; None: they are real."""
+    interface: str = ""
+    """For gloo, on every host; "" for what the program's environment says, or else what leads to the other hosts."""
+
+    def __post_init__(self) -> None:
+        names = [host.name for host in self.hosts]
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise ConfigError(f"placing ranks: {', '.join(twice)} is named twice; name each host once")
+        own = [name for name in names if is_loopback(name)]
+        if self.testbed_rate is None and own and len(own) < len(names):
+            raise ConfigError(
+                f"placing ranks: other hosts cannot call {', '.join(own)}; name this host as they know it"
+            )
+
+    def describe(self) -> dict[str, object]:
+        """As JSON values."""
+        return asdict(self)
 
 
 @dataclass(frozen=True, slots=True)
 class TorchSettings(Settings):
-    """How a job takes its checkpoints, and where its ranks speak."""
+    """How a job takes its checkpoints, and comes back from one."""
 
-    interface: str = ""
-    """For gloo; "" leaves it to the program's environment."""
     open_files: OpenFilePolicy = OpenFilePolicy.TRUNCATE
     """At a restart: of files that the program had open for writing."""
 
 
 def run_stay(
-    folder: JobFolder, settings: TorchSettings, checkpoint: Checkpoint | None, say: Callable[[str], None]
+    folder: JobFolder,
+    placement: TorchPlacement,
+    settings: TorchSettings,
+    checkpoint: Checkpoint | None,
+    say: Callable[[str], None],
 ) -> JobOutcome:
-    """Run the job here, from its beginning or from a checkpoint, until it ends or stops.
+    """Run the job on these hosts, from its beginning or from a checkpoint, until it ends or stops.
 
     SIGTERM takes a checkpoint and stops; SIGINT ends the job. Both only when called in the main thread.
     """
@@ -59,67 +91,77 @@ def run_stay(
     content = {} if checkpoint is None else _read_store(checkpoint, spec)
     with contextlib.ExitStack() as stack:
         stack.enter_context(folder.lead())
-        listeners = [socket.create_server((_LOOPBACK, 0), backlog=1024) for _ in range(2)]
-        store = stack.enter_context(ProgramStore(folder.read_token(), listeners[0], content, folder.log_event))
+        bed = None
+        if placement.testbed_rate is not None:
+            bed = stack.enter_context(make_bed(placement.hosts, placement.testbed_rate))
+        ground = Ground(placement.hosts, bed)
+        for_store, for_ranks = ground.listen(), ground.listen()
+        for_clients = ground.listen_for_clients(for_ranks)
+        store = stack.enter_context(ProgramStore(folder.read_token(), for_store.socket, content, folder.log_event))
         made_by = {"torch": [_torch_version()], "script": [_digest_of_script(spec)]}
         coordinator = Coordinator(
             folder, spec.num_ranks, settings, say, lambda part: {**made_by, **_write_store(part, store.content())}
         )
         stack.callback(coordinator.close)
         stack.enter_context(obeying_signals(coordinator))
-        coordinator.listen(listeners[1])
-        addresses = [listener.getsockname()[:2] for listener in listeners]
+        for each in {for_ranks.socket, for_clients.socket}:
+            coordinator.listen(each)
         folder.write_state(
-            JobState(
-                "starting", "", (addresses[1],), os.getpid(), socket.gethostname(), {"interface": settings.interface}
-            )
+            JobState(*("starting", "", (for_clients.address,), os.getpid(), socket.gethostname()), placement.describe())
         )
-        keepers = _start_keepers(folder, spec, settings, checkpoint, addresses)
-        stack.callback(_end_keepers, keepers)
-        return _lead(coordinator, keepers)
+        words = ["--coordinator", _tell_address(for_ranks), "--store", _tell_address(for_store)]
+        words += ["--interface", placement.interface]
+        if checkpoint is not None:
+            words += ["--checkpoint", str(checkpoint.number), "--open-files", settings.open_files.value]
+        hosts = placement.hosts or (Host(socket.gethostname(), spec.num_ranks),)
+        starters = _start_hosts(folder, hosts, bed, words)
+        stack.callback(_end_hosts, starters)
+        return _lead(coordinator, starters)
 
 
-def _start_keepers(
-    folder: JobFolder,
-    spec: JobSpec,
-    settings: TorchSettings,
-    checkpoint: Checkpoint | None,
-    addresses: Sequence[tuple[str, int]],
-) -> list[subprocess.Popen[bytes]]:
-    store, coordinator = (f"{host}:{port}" for host, port in addresses)
-    command = [sys.executable, "-m", "remesh.torch_programs.keeper", str(folder.path)]
-    command += ["--coordinator", coordinator, "--store", store, "--interface", settings.interface]
-    if checkpoint is not None:
-        command += ["--checkpoint", str(checkpoint.number), "--open-files", settings.open_files.value]
-    return [
+def _tell_address(entrance: Entrance) -> str:
+    host, port = entrance.address
+    return f"{host}:{port}"
+
+
+def _start_hosts(
+    folder: JobFolder, hosts: Sequence[Host], bed: Testbed | None, words: Sequence[str]
+) -> dict[str, subprocess.Popen[bytes]]:
+    """By host: what starts the keepers of its ranks, and ends after them."""
+    for_all = [str(folder.path), "--hosts", describe_hosts(hosts), *words]
+    started = {}
+    for index, host in enumerate(hosts):
+        command = [sys.executable, "-m", "remesh.torch_programs.host", str(index), *for_all]
         # A signal for us is for us alone: it must not end ranks that are to be saved.
-        subprocess.Popen([*command, "--rank", str(rank)], stdin=subprocess.DEVNULL, start_new_session=True)
-        for rank in range(spec.num_ranks)
-    ]
+        started[host.name] = subprocess.Popen(
+            command_on(host, command, bed), stdin=subprocess.DEVNULL, start_new_session=True
+        )
+    return started
 
 
-def _lead(coordinator: Coordinator, keepers: Sequence[subprocess.Popen[bytes]]) -> JobOutcome:
+def _lead(coordinator: Coordinator, starters: Mapping[str, subprocess.Popen[bytes]]) -> JobOutcome:
     while coordinator.outcome is None:
         coordinator.step(_STEP_S)
-        for rank, keeper in enumerate(keepers):
-            if coordinator.outcome is None and keeper.poll() not in (None, 0):
-                # What it said last may still be on its way.
+        for host, starter in starters.items():
+            if coordinator.outcome is None and starter.poll() not in (None, 0):
+                # What its ranks said last may still be on its way.
                 coordinator.step(_STEP_S)
                 coordinator.fail(
-                    f"the keeper of rank {rank} ended with status {keeper.returncode}; see what it printed"
+                    f"what keeps the ranks of host {host} ended with status {starter.returncode}; see what it printed"
                 )
     until_s = time.monotonic() + _LEAVE_S
-    while any(keeper.poll() is None for keeper in keepers) and time.monotonic() < until_s:
+    while any(starter.poll() is None for starter in starters.values()) and time.monotonic() < until_s:
         coordinator.step(_STEP_S / 5)
     assert coordinator.outcome is not None
     return coordinator.outcome
 
 
-def _end_keepers(keepers: Sequence[subprocess.Popen[bytes]]) -> None:
-    for keeper in keepers:
-        if keeper.poll() is None:
-            keeper.send_signal(signal.SIGKILL)
-        keeper.wait()
+def _end_hosts(starters: Mapping[str, subprocess.Popen[bytes]]) -> None:
+    """What has not ended by itself; keepers on other hosts end when they hear no more of us."""
+    for starter in starters.values():
+        if starter.poll() is None:
+            os.killpg(starter.pid, signal.SIGKILL)
+            starter.wait()
 
 
 # --- what the leader adds to a checkpoint ---
