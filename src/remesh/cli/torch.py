@@ -23,7 +23,7 @@ _OF_TORCHRUN = (
     *("num_hosts", "ranks_per_host", "node_rank", "standalone", "run_id", "master_addr", "master_port"),
     *("rdzv_backend", "rdzv_endpoint"),
 )
-_ONE_COMMAND = "0 alone: one command starts the ranks of all hosts, which --hosts names."
+_ONE_COMMAND = "Only 0: one command starts the ranks of all hosts, which --hosts names."
 _NO_MEETING = "Taken, and not needed: hosts call the process that starts them."
 
 
@@ -110,7 +110,10 @@ def _read_torchrun(
     if not num_hosts.isdecimal() or num_hosts == "0":
         raise ConfigError(f"{doing}: expected one number, since a job keeps its ranks; `remesh run` is elastic")
     if node_rank:
-        raise ConfigError(f"{doing} --node-rank {node_rank}: {_ONE_COMMAND}")
+        raise ConfigError(
+            f"{doing} --node-rank {node_rank}: expected 0, since one command starts the ranks of all hosts; name them "
+            "with --hosts"
+        )
     named = 1 if hosts is None else len(hosts.split(","))
     if int(num_hosts) not in (1, named) or (standalone and named > 1):
         what = "--standalone is for one" if standalone else f"{named} {'is' if named == 1 else 'are'} named"

@@ -26,7 +26,7 @@ SHOWING = {
 ACTING = {
     *("ckpt convert", "ckpt export", "ckpt merge", "dashboard", "mpi checkpoint", "mpi restart", "mpi run"),
     *("mpi show", "mpi slurm", "run", "testbed clean", "testbed link", "testbed run"),
-    *("torch checkpoint", "torch restart", "torch run", "torch show"),
+    *("torch checkpoint", "torch restart", "torch run", "torch show", "torch slurm"),
 }
 
 
