@@ -92,8 +92,9 @@ class Story:
             since_s = max(since_s, until_s)
         node_of = {one["rank"]: plan["hosts"][str(one["node"])] for one in plan["members"]}
         by_node: Counter[tuple[str, str]] = Counter()
-        for giver, taker, count in filled[0]["bytes_by_pair"]:
-            by_node[node_of[giver], node_of[taker]] += count
+        for event in filled:
+            for giver, count in event["bytes_by_giver"]:
+                by_node[node_of[giver], node_of[event["rank"]]] += count
         return Change(
             generation,
             dict(plan["axes"]),

@@ -69,10 +69,10 @@ class Screen:
             case "broken" | "pause":
                 self.say(f"generation {event['generation']} ends: {escape(event['reason'])}")
             case "filled" if event["rank"] == 0 and event["source"] != "fresh":
-                moved = sum(count for _, _, count in event["bytes_by_pair"])
                 self.say(
-                    f"filled from {event['source']}: {_size(moved)} over the network, {_size(event['bytes_kept'])} "
-                    f"kept in place, {_size(event['bytes_from_disk'])} read from disk by rank 0"
+                    f"filled from {event['source']}: {_size(event['bytes_kept'])} kept in place on all ranks, "
+                    f"{_size(event['bytes_taken'])} over the network and {_size(event['bytes_from_disk'])} from disk "
+                    "to rank 0"
                 )
             case "saved" if event["rank"] == 0:
                 self.say(f"checkpoint of step {event['step']} saved in {event['seconds']:.2f} s")

@@ -81,6 +81,13 @@ def test_survivors_newer_replicas_come_before_what_a_spare_has_at_hand(ranks: Ra
         assert total == 12.0 * SIZE
 
 
+def test_a_rank_knows_what_it_took_from_whom(ranks: RankPool) -> None:
+    first, second, spare = (dict(filled.bytes_taken) for filled, _ in ranks.run(fill_from_replicas, 3))
+    assert first == second == {}
+    assert spare.keys() <= {0, 1}
+    assert sum(spare.values()) == 4 * SIZE
+
+
 def test_going_back_moves_nothing_when_everybody_has_its_own_seats_snapshot(ranks: RankPool) -> None:
     for filled, total in ranks.run(fill_from_shelves, 3):
         assert (filled.source, filled.position.step) == ("snapshots", 10)

@@ -17,6 +17,8 @@ import math
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
+from heapq import nlargest
+from operator import itemgetter
 from typing import Any
 
 from remesh.dashboard.curve import Curve
@@ -27,6 +29,7 @@ _MAX_HAPPENINGS = 300
 _MAX_GENERATIONS = 200
 _MAX_CHECKPOINTS = 100
 _MAX_CURVES = 12
+_MAX_PAIRS = 256
 _MAX_TEXT = 500
 _MAX_ALIKE = 5
 """Events of an unknown kind, without a reason or a text, that are listed: what comes with every step is no news."""
@@ -82,7 +85,9 @@ class StateMove:
     seconds: float
     """On the slowest rank that told so far."""
     bytes_by_pair: list[list[int]]
-    """``[giver, taker, bytes]`` by mesh rank."""
+    """``[giver, taker, bytes]`` by mesh rank, most bytes first. Invariant: at most _MAX_PAIRS."""
+    bytes_moved: int
+    """Between ranks, to all that told so far."""
     bytes_from_disk: int
     """Over all ranks that told so far."""
 
@@ -246,18 +251,20 @@ class Story:
 
     def _on_filled(self, event: Event) -> None:
         number, seconds = int(event["generation"]), float(event["seconds"])
-        pairs = [[int(giver), int(taker), int(nbytes)] for giver, taker, nbytes in event["bytes_by_pair"]]
-        from_disk = int(event["bytes_from_disk"])
+        pairs = [[int(giver), int(event["rank"]), int(nbytes)] for giver, nbytes in event["bytes_by_giver"]]
+        taken, from_disk = int(event["bytes_taken"]), int(event["bytes_from_disk"])
         worker = self._member(int(event["rank"]))
         if worker is not None:
             worker.state, worker.seen_s = "training", float(event["t"])
         if self._is_new("filled", number):
             source, reason = str(event["source"]), _text(event["reason"])
-            self.moves.append(StateMove(number, source, reason, seconds, pairs, from_disk))
+            self.moves.append(StateMove(number, source, reason, seconds, pairs, taken, from_disk))
             self._happen(event, f"state of generation {number} from {source}: {reason}")
         elif self.moves and self.moves[-1].generation == number:
             move = self.moves[-1]
             move.seconds = max(move.seconds, seconds)
+            move.bytes_by_pair = nlargest(_MAX_PAIRS, [*move.bytes_by_pair, *pairs], key=itemgetter(2))
+            move.bytes_moved += taken
             move.bytes_from_disk += from_disk
 
     def _on_step(self, event: Event) -> None:

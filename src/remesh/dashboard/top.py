@@ -95,9 +95,10 @@ def _moves(story: Story) -> list[Text]:
     if not story.moves:
         return []
     move = story.moves[-1]
-    moved = sum(nbytes for _, _, nbytes in move.bytes_by_pair)
     line = Text("state ", style="bold")
-    line.append(f"of generation {move.generation} from {move.source}: {moved / 2**20:.1f} MiB between ranks, ")
+    line.append(
+        f"of generation {move.generation} from {move.source}: {move.bytes_moved / 2**20:.1f} MiB between ranks, "
+    )
     return [line.append(f"{move.bytes_from_disk / 2**20:.1f} MiB from disk, {move.seconds:.2f} s")]
 
 

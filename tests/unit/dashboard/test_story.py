@@ -84,13 +84,14 @@ def test_what_several_processes_tell_counts_once() -> None:
     again = meeting_of(1, {"dp": 2}, [10, 11])
     filled = [
         line("filled", generation=1, rank=rank, source="peers", reason="a holder lives", seconds=0.1 * (rank + 1))
-        | {"bytes_by_pair": [[0, 1, 64]], "bytes_from_disk": 5}
+        | {"bytes_by_giver": [[1 - rank, 64 + rank]], "bytes_taken": 100, "bytes_from_disk": 5}
         for rank in (0, 1)
     ]
     story = told(again, again, *filled, *(line("saved", step=3, path="a/3", seconds=s) for s in (1.0, 2.0)))
     assert len(story.generations) == len(story.moves) == len(story.checkpoints) == 1
     assert (story.moves[0].seconds, story.moves[0].bytes_from_disk) == (0.2, 10)
-    assert story.moves[0].bytes_by_pair == [[0, 1, 64]]
+    assert story.moves[0].bytes_by_pair == [[0, 1, 65], [1, 0, 64]]
+    assert story.moves[0].bytes_moved == 200
     assert story.checkpoints[0].seconds == 2.0
 
 
@@ -175,7 +176,7 @@ KINDS = (
     *("agent", "worker", "worker-started", "worker-exited", "meeting", "generation", "grown", "filled", "step"),
     *("saved", "left", "broken", "pause", "finish", "anything"),
 )
-FIELDS = ("pid", "slot", "node", "generation", "number", "axes", "members", "rank", "step", "bytes_by_pair", "code")
+FIELDS = ("pid", "slot", "node", "generation", "number", "axes", "members", "rank", "step", "bytes_by_giver", "code")
 values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
@@ -186,6 +187,18 @@ wild = st.builds(
     st.sampled_from(KINDS),
     st.dictionaries(st.sampled_from(FIELDS), values, max_size=8),
 )
+
+
+def test_a_move_among_many_ranks_keeps_its_total_and_the_largest_pairs() -> None:
+    about = {"source": "peers", "reason": "a holder lives", "seconds": 0.1, "bytes_from_disk": 0}
+    givers = [[giver, 1000 - giver] for giver in range(16)]
+    filled = [
+        line("filled", generation=1, rank=rank, bytes_by_giver=givers, bytes_taken=20_000 + rank, **about)
+        for rank in range(100)
+    ]
+    (move,) = told(meeting_of(1, {"dp": 100}, list(range(100))), *filled).moves
+    assert move.bytes_moved == sum(20_000 + rank for rank in range(100))
+    assert [nbytes for *_, nbytes in move.bytes_by_pair] == [1000] * 100 + [999] * 100 + [998] * 56
 
 
 @given(st.lists(wild, max_size=12))

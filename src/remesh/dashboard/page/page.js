@@ -96,8 +96,7 @@ function drawMoves(view) {
     shapes.push(element("svg:text", { x, y: y + 4, "text-anchor": "middle", style: "fill: #fff" }, rank));
   }
   byId("moves").replaceChildren(...shapes);
-  const moved = move.bytes_by_pair.reduce((sum, [, , bytes]) => sum + bytes, 0);
-  byId("move-text").textContent = `${size(moved)} between ranks, ${size(move.bytes_from_disk)} from disk, ${move.seconds.toFixed(2)} s. From ${move.source}: ${move.reason}`;
+  byId("move-text").textContent = `${size(move.bytes_moved)} between ranks, ${size(move.bytes_from_disk)} from disk, ${move.seconds.toFixed(2)} s. From ${move.source}: ${move.reason}`;
 }
 
 // Why there is a new mesh, in a few words: "node-b joined", of "node-b joined; 4 workers fit dp=2 x tp=2".

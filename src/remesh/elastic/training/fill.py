@@ -15,6 +15,7 @@ one, and a later line comes first.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -33,7 +34,7 @@ from remesh.layout.from_torch import Piece
 from remesh.reshard.api import gather_moves
 from remesh.reshard.model.tasks import compute_missing_boxes
 from remesh.reshard.planning.planner import plan_reshard
-from remesh.reshard.running.run import run_plan
+from remesh.reshard.running.run import Moved, run_plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +46,9 @@ class Filled:
     """``"peers"``, ``"snapshots"``, ``"checkpoint"`` or ``"fresh"``."""
     reason: str
     bytes_by_pair: Mapping[tuple[int, int], int] = field(default_factory=dict)
-    """(giving rank, taking rank) -> bytes that went over the network, for all ranks."""
+    """(giving rank, taking rank) -> bytes that went over the network, for all ranks; counted when looked at."""
+    bytes_taken: Mapping[int, int] = field(default_factory=dict)
+    """Giving rank -> bytes that this rank took from it over the network."""
     bytes_kept: int = 0
     """Bytes that ranks had in their own memory, over all ranks."""
     bytes_from_disk: int = 0
@@ -134,6 +137,7 @@ def fill_state(state: CarriedState, offers: Offers, host_of: Mapping[int, str], 
             "peers" if is_newest else "snapshots",
             "; ".join(reasons),
             bytes_by_pair=moved.bytes_by_pair,
+            bytes_taken=_bytes_taken(moved),
             bytes_kept=moved.bytes_local,
             bound_bytes=plan.lower_bound_bytes,
             move_s=move_s,
@@ -148,6 +152,13 @@ def fill_state(state: CarriedState, offers: Offers, host_of: Mapping[int, str], 
     state.forget_allocated()
     begins = "and there is no checkpoint" if newest is None else "and no checkpoint was due yet: the job begins anew"
     return Filled(Position(line=rules.line), "fresh", f"{'; '.join(reasons)}, {begins}")
+
+
+def _bytes_taken(moved: Moved) -> Mapping[int, int]:
+    taken: Counter[int] = Counter()
+    for message in moved.taken:
+        taken[message.giver] += message.nbytes
+    return taken
 
 
 def join_pieces(pieces: Sequence[Piece]) -> Piece:

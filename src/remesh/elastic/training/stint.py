@@ -10,6 +10,8 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterator, Mapping
+from heapq import nlargest
+from operator import itemgetter
 from typing import Any, NoReturn
 
 import torch
@@ -32,6 +34,8 @@ from remesh.errors import ConfigError, PeerError
 
 _STALE_GROUP = "not initialized in the world group map"
 """What torch says of a group that was dropped."""
+_MAX_GIVERS = 16
+"""Ranks that the log names as givers to one rank, those that gave most: in a large job each takes from thousands."""
 
 
 class Stint:
@@ -104,7 +108,8 @@ class Stint:
             step=self.position.step,
             source=filled.source,
             reason=filled.reason,
-            bytes_by_pair=[[*pair, count] for pair, count in sorted(filled.bytes_by_pair.items())],
+            bytes_taken=sum(filled.bytes_taken.values()),
+            bytes_by_giver=nlargest(_MAX_GIVERS, filled.bytes_taken.items(), key=itemgetter(1)),
             bytes_kept=filled.bytes_kept,
             bytes_from_disk=filled.bytes_from_disk,
             bound_bytes=filled.bound_bytes,
