@@ -15,6 +15,7 @@ from remesh.elastic.state import CarriedState, HeldState
 from remesh.elastic.training.fill import Filled, FillRules, Offers, fill_state
 from remesh.elastic.training.position import Position
 from remesh.layout.from_torch import piece_of
+from remesh.reshard.planning.planner import plan_reshard
 from remesh.testing.pool import RankPool, RanksFailed
 
 pytestmark = pytest.mark.procs
@@ -73,6 +74,53 @@ def fill_from_two_lines() -> tuple[Filled, float]:
     return filled, float(wanted.to_local().sum())
 
 
+def fill_from_own(steps: list[int]) -> tuple[Filled, float, int]:
+    """Each rank holds its third of a tensor, and a layer with its optimizer, at its step; how often ranks planned."""
+    mesh = init_device_mesh("cpu", (3,))
+    step = steps[dist.get_rank()]
+    old: DTensor = distribute_tensor(torch.full((SIZE,), float(step)), mesh, [Shard(0)], src_data_rank=None)
+    layer = torch.nn.Linear(SIZE, 1)
+    optim = torch.optim.AdamW(layer.parameters(), lr=0.5)
+    layer(torch.ones(SIZE)).backward()
+    optim.step()
+    optim.zero_grad()
+    held = CarriedState({"w": old, "layer": layer, "optim": optim}).hold(step, 10 * step, 0)
+    wanted: DTensor = distribute_tensor(torch.zeros(SIZE), mesh, [Shard(0)], src_data_rank=None)
+    copy = torch.nn.Linear(SIZE, 1)
+    state = CarriedState({"w": wanted, "layer": copy, "optim": (fresh := torch.optim.AdamW(copy.parameters()))})
+    num_plans = 0
+
+    def plan(*arguments: object) -> object:
+        nonlocal num_plans
+        num_plans += 1
+        return plan_reshard(*arguments)  # type: ignore[arg-type]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("remesh.elastic.training.fill.plan_reshard", plan)
+        filled = fill_state(state, Offers(held), HOSTS, FillRules(location_of("nowhere"), save_every=100, line=4))
+    if filled.source == "peers":
+        assert torch.equal(copy.weight, layer.weight)
+        assert torch.equal(fresh.state[copy.weight]["exp_avg"], optim.state[layer.weight]["exp_avg"])
+        assert fresh.param_groups[0]["lr"] == 0.5
+    return filled, float(wanted.to_local().sum()), num_plans
+
+
+def fill_around_moments_of_an_older_step() -> tuple[Filled, float, bool]:
+    """Rank 0 was left at step 10 with an optimizer's moments, the others went on to 12 without."""
+    layer = torch.nn.Linear(SIZE, 1)
+    optim = torch.optim.AdamW(layer.parameters())
+    value = 10.0 if dist.get_rank() == 0 else 12.0
+    pieces = {name: piece_of(torch.full_like(one, value)) for name, one in layer.state_dict(prefix="layer.").items()}
+    if dist.get_rank() == 0:
+        pieces |= {f"optim.state.{name}.exp_avg": piece for name, piece in pieces.items()}
+        pieces |= {f"optim.state.{name}.exp_avg_sq": pieces[name] for name in ("layer.weight", "layer.bias")}
+        pieces |= {f"optim.state.{name}.step": piece_of(torch.tensor(9.0)) for name in ("layer.weight", "layer.bias")}
+    values = {"optim.param_groups": [{"lr": 0.5}]}
+    state = CarriedState({"layer": layer, "optim": optim})
+    filled = fill_state(state, Offers(HeldState(int(value), 0, pieces, values)), HOSTS, FillRules())
+    return filled, float(layer.weight.detach().mean()), bool(optim.state)
+
+
 def test_survivors_newer_replicas_come_before_what_a_spare_has_at_hand(ranks: RankPool) -> None:
     for filled, total in ranks.run(fill_from_replicas, 3):
         assert (filled.source, filled.position.step) == ("peers", 12)
@@ -94,6 +142,27 @@ def test_going_back_moves_nothing_when_everybody_has_its_own_seats_snapshot(rank
         assert filled.bytes_by_pair == {}
         assert filled.bytes_kept == 4 * SIZE
         assert total == 10.0 * SIZE / 3
+
+
+def test_nothing_is_planned_where_every_rank_holds_what_it_needs(ranks: RankPool) -> None:
+    for filled, total, num_plans in ranks.run(fill_from_own, 3, ([12, 12, 12],)):
+        assert (filled.source, filled.position) == ("peers", Position(12, 120, 0))
+        assert (filled.bytes_by_pair, filled.bytes_taken, num_plans) == ({}, {}, 0)
+        tensors_bytes = 4 * SIZE + 3 * 4 * 3 * (SIZE + 1) + 3 * 2 * 4
+        assert filled.bytes_kept == tensors_bytes
+        assert total == 12.0 * SIZE / 3
+
+
+def test_thirds_of_different_steps_are_not_kept_together(ranks: RankPool) -> None:
+    for filled, total, _ in ranks.run(fill_from_own, 3, ([12, 12, 10],)):
+        assert filled.source == "fresh"
+        assert total == 0.0
+
+
+def test_moments_of_an_older_step_leave_no_trace(ranks: RankPool) -> None:
+    for filled, mean, has_moments in ranks.run(fill_around_moments_of_an_older_step, 3):
+        assert (filled.source, filled.position.step) == ("peers", 12)
+        assert (mean, has_moments) == (12.0, False)
 
 
 def test_a_job_that_loses_a_box_before_its_first_checkpoint_is_due_begins_anew(ranks: RankPool, tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Where does the state come from? Fills carried objects from peers' memory, snapshots, else from the last checkpoint.
 
 1. every rank tells at which steps it can give, under which names: from its own memory, and from snapshots on its node;
+   where all hold the newest step, each just what its new place needs, each keeps its own, and nothing is planned;
 2. steps are tried from the newest: if every wanted box has a holder then, its holders give and everybody takes, by one
    reshard plan for all tensors;
 3. a step at which some box has no holder is left out on all ranks alike, so that no rank mixes two steps; the last
@@ -14,10 +15,12 @@ one, and a later line comes first.
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -26,7 +29,7 @@ from remesh.checkpoint.plain import latest_complete, load
 from remesh.checkpoint.plan.step_names import step_of
 from remesh.checkpoint.run.reader import open_checkpoint
 from remesh.checkpoint.storage import Location, location_of
-from remesh.comm.gather import all_gather_json, group_rank
+from remesh.comm.gather import all_gather_json, group_rank, step_together
 from remesh.elastic.state import CarriedState, HeldState
 from remesh.elastic.training.position import Position
 from remesh.errors import StorageError
@@ -35,6 +38,8 @@ from remesh.reshard.api import gather_moves
 from remesh.reshard.model.tasks import compute_missing_boxes
 from remesh.reshard.planning.planner import plan_reshard
 from remesh.reshard.running.run import Moved, run_plan
+
+_DOING = "filling the new mesh"
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,13 +103,15 @@ class Offers:
 
 def fill_state(state: CarriedState, offers: Offers, host_of: Mapping[int, str], rules: FillRules) -> Filled:
     """Fill ``state`` on all ranks alike; every rank of the default group calls it, and blocks on the others."""
-    told = [_summary(one) for one in (offers.held, *offers.snapshots) if one is not None]
-    mine = {"in_memory": offers.held is not None, "told": told, "is_new": state.is_new}
-    everywhere = all_gather_json(mine, None)
+    met = step_together(lambda: _find_own(state, offers.held), None, _DOING, tell=partial(_tell, offers, state))
+    everywhere = met.told
     is_new = all(each["is_new"] for each in everywhere)
     state.is_new = False
     summaries = [summary for each in everywhere for summary in each["told"]]
     newest = max((_moment(each["told"][0]) for each in everywhere if each["in_memory"]), default=None)
+    if met.mine is not None and not rules.is_behind and _do_all_stay(everywhere):
+        return _keep_own(state, met.mine, everywhere)
+    state.forget_allocated()
     reasons = [] if newest is not None else ["nobody alive holds state"]
     found = None if newest is not None and not rules.is_behind else _find_checkpoint(rules.checkpoint)
     for line, step in sorted({_moment(summary) for summary in summaries}, reverse=True):
@@ -152,6 +159,62 @@ def fill_state(state: CarriedState, offers: Offers, host_of: Mapping[int, str], 
     state.forget_allocated()
     begins = "and there is no checkpoint" if newest is None else "and no checkpoint was due yet: the job begins anew"
     return Filled(Position(line=rules.line), "fresh", f"{'; '.join(reasons)}, {begins}")
+
+
+def _find_own(state: CarriedState, held: HeldState | None) -> list[tuple[Piece, Piece]] | None:
+    """What it takes and what it holds of each tensor, if the boxes are the same; None if they are not."""
+    if held is None:
+        return None
+    state.allocate(held.pieces.keys())
+    take = state.pieces()
+    if take.keys() != held.pieces.keys():
+        return None
+    pairs = [(take[name], given) for name, given in held.pieces.items()]
+    return pairs if all(itertools.starmap(_lie_alike, pairs)) else None
+
+
+def _lie_alike(taken: Piece, given: Piece) -> bool:
+    """Whether two local tensors are the same part of the same tensor, of whole values in one dtype."""
+    return (
+        (taken.global_shape, taken.shards, taken.partial) == (given.global_shape, given.shards, given.partial)
+        and (taken.tensor.shape, taken.tensor.dtype) == (given.tensor.shape, given.tensor.dtype)
+        and taken.partial is None
+    )
+
+
+def _tell(offers: Offers, state: CarriedState, own: Sequence[tuple[Piece, Piece]] | None) -> dict[str, Any]:
+    """What this rank tells the others of what it can give."""
+    return {
+        "in_memory": offers.held is not None,
+        "told": [_summary(one) for one in (offers.held, *offers.snapshots) if one is not None],
+        "is_new": state.is_new,
+        "own_bytes": None if own is None else sum(taken.tensor.nbytes for taken, _ in own),
+    }
+
+
+def _do_all_stay(everywhere: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether all ranks hold the newest step there is, each what it needs."""
+    newest = max((_moment(summary) for each in everywhere for summary in each["told"]), default=None)
+    return all(each["own_bytes"] is not None and _moment(each["told"][0]) == newest for each in everywhere)
+
+
+def _keep_own(
+    state: CarriedState, own: Sequence[tuple[Piece, Piece]], everywhere: Sequence[Mapping[str, Any]]
+) -> Filled:
+    """Every rank fills its objects from its own memory; calls nobody."""
+    started_s = time.monotonic()
+    for taken, given in own:
+        taken.tensor.copy_(given.tensor)
+    summary = everywhere[0]["told"][0]
+    state.set_values(summary["values"])
+    line, step = _moment(summary)
+    return Filled(
+        Position(step, int(summary["samples"]), line),
+        "peers",
+        "every rank holds what it needs",
+        bytes_kept=sum(each["own_bytes"] for each in everywhere),
+        move_s=time.monotonic() - started_s,
+    )
 
 
 def _bytes_taken(moved: Moved) -> Mapping[int, int]:
