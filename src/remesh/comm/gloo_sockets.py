@@ -18,7 +18,6 @@ import socket
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 
 Socket = tuple[int, int]
 """Descriptor and inode, so that a descriptor that was used again since is told apart."""
@@ -35,8 +34,8 @@ class Surroundings:
     """What was there before groups were made."""
 
     sockets: frozenset[Socket]
-    loops: frozenset[str]
-    """Threads of gloo's event loops."""
+    threads: frozenset[str]
+    """All of this process, whatever they are: whoever is in a hurry asks only new ones for their names."""
 
 
 def open_sockets() -> frozenset[Socket]:
@@ -51,7 +50,12 @@ def open_sockets() -> frozenset[Socket]:
 
 def look_around() -> Surroundings:
     """What is there now."""
-    return Surroundings(open_sockets(), _loops())
+    return Surroundings(open_sockets(), _threads())
+
+
+def gloo_loops() -> frozenset[str]:
+    """The threads of gloo's event loops."""
+    return _loops_among(_threads())
 
 
 def pick_gloos(sockets: frozenset[Socket], before: Surroundings) -> frozenset[Socket]:
@@ -60,24 +64,24 @@ def pick_gloos(sockets: frozenset[Socket], before: Surroundings) -> frozenset[So
     Loops that were there before are those of groups that were dropped, and may be on their way out.
     """
     sockets -= before.sockets
-    loops = _loops() - before.loops
+    loops = _loops_among(_threads() - before.threads)
     watched: set[int] = set()
     for loop in loops:
         descriptor = _descriptor_of(loop)
         if descriptor is None:
             return sockets
         with contextlib.suppress(OSError):
-            watched |= {int(one) for one in _WATCHED.findall(Path(f"/proc/self/fdinfo/{descriptor}").read_text())}
+            watched |= {int(one) for one in _WATCHED.findall(_read(f"/proc/self/fdinfo/{descriptor}"))}
     return frozenset(one for one in sockets if one[0] in watched) if loops else sockets
 
 
 def descriptors_of_loops() -> frozenset[int]:
     """What gloo's loops wait on, and all that those watch: sockets, listeners, pipes."""
     found = set()
-    for loop in _loops():
+    for loop in gloo_loops():
         if (descriptor := _descriptor_of(loop)) is not None:
             with contextlib.suppress(OSError):
-                text = Path(f"/proc/self/fdinfo/{descriptor}").read_text()
+                text = _read(f"/proc/self/fdinfo/{descriptor}")
                 found |= {descriptor, *(int(one) for one in _WATCHED.findall(text))}
     return frozenset(found)
 
@@ -91,13 +95,16 @@ def cut_connections(sockets: Iterable[Socket]) -> None:
                 alias.shutdown(socket.SHUT_RDWR)
 
 
-def _loops() -> frozenset[str]:
-    """The threads of gloo's event loops."""
+def _threads() -> frozenset[str]:
+    return frozenset(os.listdir("/proc/self/task"))
+
+
+def _loops_among(threads: Iterable[str]) -> frozenset[str]:
+    """Those that are gloo's event loops."""
     found = set()
-    for thread in os.listdir("/proc/self/task"):
+    for thread in threads:
         with contextlib.suppress(OSError):
-            name = Path(f"/proc/self/task/{thread}/comm").read_text().strip()
-            if name in _LOOP_NAMES:
+            if _read(f"/proc/self/task/{thread}/comm").strip() in _LOOP_NAMES:
                 found.add(thread)
     return frozenset(found)
 
@@ -106,13 +113,18 @@ def _descriptor_of(loop: str) -> int | None:
     """What a loop waits on; None if it cannot be seen."""
     for _ in range(_NUM_LOOKS):
         try:
-            call = Path(f"/proc/self/task/{loop}/syscall").read_text().split()
+            call = _read(f"/proc/self/task/{loop}/syscall").split()
         except OSError:
             return None
         if len(call) > 1 and "[eventpoll]" in _target(str(int(call[1], 16))):
             return int(call[1], 16)
         time.sleep(_PAUSE_S)
     return None
+
+
+def _read(path: str) -> str:
+    with open(path) as file:
+        return file.read()
 
 
 def _target(descriptor: str) -> str:

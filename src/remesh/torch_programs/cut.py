@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from torch.distributed import PrefixStore
 
-from remesh.comm.gloo_sockets import Surroundings, cut_connections, look_around, open_sockets, pick_gloos
+from remesh.comm.gloo_sockets import Surroundings, cut_connections, gloo_loops, open_sockets, pick_gloos
 from remesh.rounds.status import Activity, ClockStanding, Status, pairs
 from remesh.torch_programs.groups import Groups
 from remesh.torch_programs.store import CarriedStore, StoreLink
@@ -101,7 +101,7 @@ class GroupsAtCut:
 def _wait_until_gone() -> str:
     """Until gloo's loops have ended, and their descriptors with them."""
     began_s, has_collected = time.monotonic(), False
-    while look_around().loops:
+    while gloo_loops():
         waited_s = time.monotonic() - began_s
         if waited_s > _COLLECT_AFTER_S and not has_collected:
             gc.collect()
