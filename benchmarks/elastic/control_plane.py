@@ -33,6 +33,7 @@ from remesh.elastic.membership.instructions import (
     StartWorker,
     Tell,
     Tick,
+    Wake,
     WorkerExited,
     WorkerLeft,
     WorkerReady,
@@ -315,6 +316,8 @@ class ControlPlane:
                     for index in indices:
                         if not self.agents[index].alive:
                             self._feed(agent, NodeDead(index, "refuses connections"))
+                case Wake(indices):
+                    self.store.counts["connection"] += len(indices)
                 case Tell(_, message):
                     self.store.counts["worker"] += 1
                     self._tell(agent, message)

@@ -40,6 +40,7 @@ from remesh.elastic.membership.instructions import (
     StragglerFound,
     Tell,
     Tick,
+    Wake,
     WorkerDone,
     WorkerExited,
     WorkerLeft,
@@ -71,6 +72,8 @@ class FakeCluster:
     now_s: float = 0.0
     notes: list[Note] = field(default_factory=list)
     """What agents wrote to their logs, in order."""
+    woken: list[tuple[int, tuple[int, ...]]] = field(default_factory=list)
+    """Who woke whom."""
     num_steps: int = 0
     """Steps taken by all, over all generations."""
     _next_pid: int = 100
@@ -371,6 +374,8 @@ class FakeCluster:
                             self._feed(agent.machine.index, NodeDead(index, REFUSED))
                 case Tell(slot, message):
                     self._tell(agent, slot, message)
+                case Wake(indices):
+                    self.woken.append((agent.machine.index, indices))
                 case Note():
                     self.notes.append(instruction)
                 case Finish():

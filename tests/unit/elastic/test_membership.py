@@ -19,7 +19,7 @@ from remesh.elastic.membership.instructions import (
 )
 from remesh.elastic.membership.machine import REPLACE_AFTER_S, AgentMachine, Phase
 from remesh.elastic.membership.rules import AgentRules
-from remesh.elastic.membership.stay import HURRY_FOR_S, LOOK_S, Stay
+from remesh.elastic.membership.stay import HURRY_FOR_S, LOOK_S, WAKE_NODES, Stay
 from remesh.elastic.mesh_policy import make_template
 from tests.unit.elastic.cluster import FakeCluster
 
@@ -72,6 +72,20 @@ def test_node_that_comes_back_makes_the_mesh_grow_at_a_step_boundary() -> None:
     assert [plan.axes["dp"] for plan in plans] == [2, 1, 2]
     assert "node-2 joined" in plans[-1].reason
     assert ends(cluster) == [True, True]
+
+
+@pytest.mark.parametrize("num_nodes", [3, WAKE_NODES, WAKE_NODES + 1])
+def test_whoever_sees_a_loss_first_wakes_the_others_unless_they_are_many(num_nodes: int) -> None:
+    cluster = make_cluster(num_nodes=num_nodes)
+    cluster.run_until_step(3)
+    assert not cluster.woken
+    cluster.kill_worker(1, 0)
+    cluster.settle()
+    wakes = dict(reversed(cluster.woken))
+    if num_nodes > WAKE_NODES:
+        assert not wakes
+    else:
+        assert wakes[1] == tuple(index for index in range(num_nodes) if index != 1)
 
 
 def test_killed_worker_is_replaced_while_restarts_remain() -> None:

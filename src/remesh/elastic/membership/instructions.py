@@ -195,6 +195,13 @@ class Probe:
 
 
 @dataclass(frozen=True, slots=True)
+class Wake:
+    """Have these nodes' agents look for news at once: they would find it a moment later by themselves."""
+
+    indices: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Note:
     """Write an event to the log."""
 
@@ -209,4 +216,4 @@ class Finish:
     outcome: Outcome
 
 
-Instruction = Publish | StartWorker | KillWorker | Tell | Probe | Note | Finish
+Instruction = Publish | StartWorker | KillWorker | Tell | Probe | Wake | Note | Finish

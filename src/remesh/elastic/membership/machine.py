@@ -58,6 +58,7 @@ from remesh.elastic.membership.instructions import (
     StragglerFound,
     Tell,
     Tick,
+    Wake,
     WorkerDone,
     WorkerExited,
     WorkerFailed,
@@ -69,7 +70,7 @@ from remesh.elastic.membership.meeting import AgentMeeting, Losses, conclude
 from remesh.elastic.membership.phases import ALLOWED, Deed, Phase
 from remesh.elastic.membership.roster import Occupant, Roster, WorkerState
 from remesh.elastic.membership.rules import AgentRules
-from remesh.elastic.membership.stay import Stay
+from remesh.elastic.membership.stay import WAKE_NODES, Stay
 from remesh.elastic.membership.view import Wants
 from remesh.elastic.outcome import Category, Outcome
 
@@ -487,7 +488,9 @@ class AgentMachine:
 
     def _break(self, text: str) -> list[Instruction]:
         assert self.generation is not None
-        return [Publish(f"gen/{self.generation.number}/broken", {"text": text})]
+        others = tuple(sorted(self.generation.nodes - {self.index}))
+        wake = [Wake(others)] if 0 < len(others) < WAKE_NODES else []
+        return [Publish(f"gen/{self.generation.number}/broken", {"text": text}), *wake]
 
     def _end_of_worker(self, slot: int, text: str, category: Category = Category.WORKER) -> Publish:
         end = {"ok": False, "text": text, "category": category.value, "node": self.index, "slot": slot}

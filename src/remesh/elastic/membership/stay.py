@@ -17,6 +17,8 @@ HURRY_S, HURRY_FOR_S = 0.001, 0.5
 """How often it does while workers wait for a plan, and for how long at most."""
 CALM_NODES = 100
 """With so many nodes the store has enough to do: nobody hurries."""
+WAKE_NODES = 16
+"""In a larger job nobody wakes others at a break: all may see it at once, and would call each other up."""
 
 
 @dataclass

@@ -140,6 +140,8 @@ class Agent:
                 case do.Probe(indices):
                     with self._store.requests():
                         self._feed(self._store.probe(indices))
+                case do.Wake(indices):
+                    self._board.wake(self._store.places(indices))
                 case do.Note(kind, values):
                     self._log.write(kind, **values)
                     if kind == "generation" and self._machine.generation is not None:

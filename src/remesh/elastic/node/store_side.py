@@ -130,6 +130,11 @@ class StoreSide:
         gone = [self._reader.nodes[index] for index in indices if self._is_listening(index) is False]
         return [NodeDead(one.index, f"its agent at {one.address}:{one.port} refuses connections") for one in gone]
 
+    def places(self, indices: Collection[int]) -> list[tuple[str, int]]:
+        """Address and port of these nodes' pulses, those that are known here; asks nobody."""
+        known = (self._reader.nodes[index] for index in indices if index in self._reader.nodes)
+        return [(node.address, node.port) for node in known]
+
     def move(self, log: EventLog) -> list[Event]:
         """The store is lost: find the one in force now. Blocks while it is looked for."""
         started_s, endpoint = time.monotonic(), self._home.endpoint

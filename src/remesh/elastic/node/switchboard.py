@@ -7,7 +7,9 @@ import contextlib
 import os
 import secrets
 import socket
-from collections.abc import Mapping
+import time
+from collections import deque
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -32,6 +34,8 @@ from remesh.errors import FormatError
 
 SEND_TIMEOUT_S = 5.0
 """How long a worker may leave a message unread."""
+_CALL_S = 1.0
+"""How long a connection that wakes an agent may take: later it has looked by itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +75,8 @@ class Switchboard:
         self._heard: list[Heard] = []
         self._lives: dict[int, int] = {}
         """By slot, a descriptor that has something to tell once the process there has ended."""
+        self._calls: deque[tuple[float, socket.socket]] = deque()
+        """Connections to agents that were woken, and since when: kept until they are made."""
         token = Token("", secrets.token_bytes(32))
         with open(token_path(self.path), "xb", opener=_only_mine) as file:
             file.write(token.secret)
@@ -91,13 +97,31 @@ class Switchboard:
         self._links.clear()
         for slot in list(self._lives):
             self._forget_life(slot)
+        while self._calls:
+            self._calls.popleft()[1].close()
         self._server.close()
 
     def wait(self, timeout_s: float) -> list[Heard]:
         """What comes within this time, at least one look."""
         self._server.poll(timeout_s)
+        while self._calls and time.monotonic() - self._calls[0][0] > _CALL_S:
+            self._calls.popleft()[1].close()
         heard, self._heard = self._heard, []
         return heard
+
+    def wake(self, places: Iterable[tuple[str, int]]) -> None:
+        """Have the agents there end their `wait` now; waits for none of them.
+
+        A connection to their pulse does it. An address that is a name is left out: to look it up may take long.
+        """
+        for address, port in places:
+            family = socket.AF_INET6 if ":" in address else socket.AF_INET
+            with contextlib.suppress(OSError):
+                (found, *_) = socket.getaddrinfo(address, port, family, flags=socket.AI_NUMERICHOST)
+                call = socket.socket(family)
+                self._calls.append((time.monotonic(), call))
+                call.setblocking(False)
+                call.connect_ex(found[4])
 
     def watch(self, slot: int, pid: int) -> None:
         """The process in this slot: its end ends a `wait`."""
