@@ -20,7 +20,7 @@ HOSTS := accelerate==1.15.0 lightning==2.6.6 transformers==5.23.0 ray==2.60.0 hy
          pyarrow dill multiprocess xxhash tyro einops pillow tensorboard triton
 # Without what they ask for beside: other versions than these, or CUDA. What is used of them runs here.
 HOSTS_ALONE := verl==0.9.1 tensordict==0.10.0 pyvers orjson cloudpickle torchtitan==0.3.0 spmd_types==0.2.3 \
-               torch_checkpointing==0.1.1 datasets==4.7.0
+               torch_checkpointing==0.1.1 datasets==4.7.0 deepspeed==0.19.8 hjson py-cpuinfo msgpack ninja
 # pytest's exit code for a tier that has no test yet
 NO_TESTS := 5
 # One environment for each MPI: a process holds the library of exactly one of them.

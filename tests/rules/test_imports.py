@@ -96,8 +96,9 @@ INNER_ARROW: dict[str, dict[str, set[str]]] = {
         "agreement server",
     ),
     "integrations": _layers(
-        "fused_weights hosts random_numbers torchrun",
-        "accelerate dcp deepspeed launcher lightning torchrun_entry transformers verl vllm vllm_plugin",
+        "fused_weights hosts random_numbers stand_ins torchrun",
+        "accelerate dcp deepspeed launcher lightning megatron_core megatron_legacy torchrun_entry transformers verl "
+        "vllm vllm_plugin",
         "torchtitan verl_shards",
     ),
     "images": _layers(

@@ -16,7 +16,6 @@ parallelism leaves its *partition*: flat vectors of the parameters' master value
 from __future__ import annotations
 
 import math
-import pickle
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -26,7 +25,7 @@ from typing import Any
 import torch
 
 from remesh.checkpoint.errors import CheckpointFormatError, CheckpointPathError
-from remesh.checkpoint.formats.data_file import SAFE_GLOBALS
+from remesh.integrations.stand_ins import StandIn, read_torch_file, without_stand_ins
 
 _OWN = ("deepspeed.",)
 _OF_ENGINE = frozenset(
@@ -39,17 +38,6 @@ _OF_ENGINE = frozenset(
 """Keys of a model's file that are the engine's; all others are the program's own."""
 
 
-class DeepSpeedObject:
-    """Stands for an object of a class of DeepSpeed; holds nothing."""
-
-    def __new__(cls, *values: Any) -> DeepSpeedObject:
-        del values
-        return object.__new__(cls)
-
-    def __setstate__(self, state: Any) -> None:
-        del state
-
-
 @dataclass(frozen=True, slots=True)
 class _Partition:
     """What one rank's file holds."""
@@ -60,6 +48,8 @@ class _Partition:
     groups: list[dict[str, Any]]
     stage: int
     num_ranks: int
+    gaps: list[list[int]] | None
+    """Of ZeRO 1 and 2, by group: padding behind each parameter; None where there is none."""
 
 
 def read_zero(folder: Path) -> dict[str, Any]:
@@ -73,8 +63,13 @@ def read_zero(folder: Path) -> dict[str, Any]:
     shapes = [dict(group) for group in _told(model, "param_shapes", tag)]
     if model.get("frozen_param_shapes"):
         raise _bad(tag, "frozen parameters, expected none; load it with DeepSpeed and save what is frozen apart")
-    merge = _merge_even if first.stage == 3 else _merge_in_a_row
-    values = {kind: merge([part.vectors[kind] for part in parts], shapes, tag) for kind in first.vectors}
+    if any(part.vectors.keys() != first.vectors.keys() or part.gaps != first.gaps for part in parts):
+        raise _bad(tag, "ranks whose optimizer states are of other kinds, expected the same on all")
+    values = {}
+    for kind in first.vectors:
+        of_ranks = [part.vectors[kind] for part in parts]
+        is_even = first.stage == 3
+        values[kind] = _merge_even(of_ranks, shapes, tag) if is_even else _merge_in_a_row(of_ranks, shapes, first, tag)
     master = values.pop("master")
     optimizer: dict[str, dict[str, Any]] = {name: {} for name in master}
     for kind, tensors in values.items():
@@ -89,24 +84,30 @@ def read_zero(folder: Path) -> dict[str, Any]:
         "model": {**master, **shared, **buffers},
         "optimizer": optimizer,
         "groups": [
-            {**_plain(group), "params": list(names)} for group, names in zip(first.groups, shapes, strict=False)
+            {**without_stand_ins(group), "params": list(names)}
+            for group, names in zip(first.groups, shapes, strict=False)
         ],
-        "scheduler": _plain(model.get("lr_scheduler") or {}),
-        "program": _plain({key: value for key, value in model.items() if key not in _OF_ENGINE}),
+        "scheduler": without_stand_ins(model.get("lr_scheduler") or {}),
+        "program": without_stand_ins({key: value for key, value in model.items() if key not in _OF_ENGINE}),
     }
 
 
 def _merge_in_a_row(
-    parts: Sequence[Sequence[torch.Tensor]], shapes: Sequence[Mapping[str, Sequence[int]]], tag: Path
+    parts: Sequence[Sequence[torch.Tensor]], shapes: Sequence[Mapping[str, Sequence[int]]], like: _Partition, tag: Path
 ) -> dict[str, torch.Tensor]:
     found: dict[str, torch.Tensor] = {}
     for number, group in enumerate(shapes):
         vector = torch.cat([part[number] for part in parts])
+        gaps = [0] * len(group) if like.gaps is None else like.gaps[number]
+        if len(gaps) != len(group):
+            raise _bad(tag, f"{len(gaps)} paddings in group {number}, expected one behind each of {len(group)} tensors")
         start = 0
-        for name, shape in group.items():
+        for (name, shape), gap in zip(group.items(), gaps, strict=True):
             size = math.prod(shape)
+            if start + size > len(vector):
+                break
             found[name] = vector[start : start + size].reshape(tuple(shape))
-            start += size
+            start += size + gap
         _check_sum(tag, f"group {number}", len(vector), start, 2 * len(parts))
     return found
 
@@ -135,42 +136,36 @@ def _check_sum(tag: Path, what: str, found: int, used: int, alignment: int) -> N
 
 def _partition_of(path: Path) -> _Partition:
     told = _told(_load(path), "optimizer_state_dict", path)
-    stage, num_ranks = int(_told(told, "zero_stage", path)), told.get("partition_count")
+    stage, num_ranks = _told(told, "zero_stage", path), told.get("partition_count")
+    stage = int(stage.values[0] if isinstance(stage, StandIn) else stage)
     num_ranks = max(num_ranks) if isinstance(num_ranks, list) else int(_told(told, "partition_count", path))
     is_even = stage == 3
     if stage not in (1, 2, 3):
         raise _bad(path, f"ZeRO stage {stage}, expected 1, 2 or 3")
-    if told.get("param_alignment_paddings"):
-        raise _bad(path, "parameters with paddings of their own between them, expected none; save it without them")
     master = _told(told, "fp32_flat_groups" if is_even else "single_partition_of_fp32_groups", path)
     base = _told(told, "optimizer_state_dict" if is_even else "base_optimizer_state", path)
     if not isinstance(base, dict) or "state" not in base:
         raise _bad(path, "an elastic optimizer state, expected one of each rank; save with elastic_checkpoint: false")
     states = [base["state"].get(number, {}) for number in range(len(master))]
     vectors = {"master": [one.float() for one in master]}
-    for kind in sorted(set(states[0]) - {"step"}):
-        found = [state.get(kind) for state in states]
-        if [getattr(one, "shape", None) for one in found] == [one.shape for one in master]:
-            vectors[kind] = found
+    for kind in sorted({kind for state in states for kind in state} - {"step"}):
+        found = zip(states, master, strict=True)
+        vectors[kind] = [_moment(state.get(kind), len(one), kind, path) for state, one in found]
     steps = [state.get("step") for state in states]
-    return _Partition(vectors, steps, base.get("param_groups", []), stage, num_ranks)
+    gaps = told.get("param_alignment_paddings")
+    return _Partition(vectors, steps, base.get("param_groups", []), stage, num_ranks, gaps)
+
+
+def _moment(found: Any, length: int, kind: str, path: Path) -> torch.Tensor:
+    """One kind of a group's state, as long as its master values, or longer by padding that only these have lost."""
+    if not isinstance(found, torch.Tensor) or found.ndim != 1 or len(found) < length:
+        shape = tuple(found.shape) if isinstance(found, torch.Tensor) else type(found).__name__
+        raise _bad(path, f"{kind!r} of the optimizer's state as {shape}, expected a vector of {length} elements")
+    return found
 
 
 def _load(path: Path) -> dict[str, Any]:
-    try:
-        names = [name for name in torch.serialization.get_unsafe_globals_in_checkpoint(path) if name.startswith(_OWN)]
-        stand_ins: list[Any] = [(DeepSpeedObject, name) for name in names]
-        with torch.serialization.safe_globals([*SAFE_GLOBALS, *stand_ins]):
-            found = torch.load(path, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError) as raised:
-        reason = str(raised).strip().splitlines()[0][:200]
-        raise CheckpointFormatError(
-            "bad-deepspeed",
-            f"reading {path}: expected a file of DeepSpeed whose classes are its own, found: {reason}; do not trust it",
-        ) from raised
-    if not isinstance(found, dict):
-        raise _bad(path, f"a {type(found).__name__}, expected a dict")
-    return found
+    return read_torch_file(path, "DeepSpeed", _OWN)
 
 
 def _tag_in(folder: Path) -> Path:
@@ -196,15 +191,6 @@ def _told(found: Mapping[str, Any], key: str, path: Path) -> Any:
     if found.get(key) is None:
         raise _bad(path, f"no {key!r}, expected it")
     return found[key]
-
-
-def _plain(value: Any) -> Any:
-    """The same without objects of DeepSpeed."""
-    if isinstance(value, dict):
-        return {key: _plain(one) for key, one in value.items() if not isinstance(one, DeepSpeedObject)}
-    if isinstance(value, (list, tuple)):
-        return [_plain(one) for one in value if not isinstance(one, DeepSpeedObject)]
-    return value
 
 
 def _bad(path: Path, found: str) -> CheckpointFormatError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import math
 import sys
 import types
@@ -63,6 +64,14 @@ def _own_class(name: str) -> type:
     return made
 
 
+def _stage_enum() -> type[enum.IntEnum]:
+    """As DeepSpeed tells its stages: by members of an enumeration of its own."""
+    name, module = "ZeroStageEnum", sys.modules.setdefault("deepspeed.stand_in", types.ModuleType("deepspeed.stand_in"))
+    made = enum.IntEnum(name, {"one": 1, "two": 2, "three": 3}, module=module.__name__)  # type: ignore[misc]
+    setattr(module, name, made)
+    return made
+
+
 def _write(folder: Path, stage: int, num_ranks: int) -> dict[str, dict[str, torch.Tensor]]:
     values = _values()
     tag = folder / "global_step3"
@@ -77,7 +86,7 @@ def _write(folder: Path, stage: int, num_ranks: int) -> dict[str, dict[str, torc
             for number in range(len(SHAPES))
         }
         base = {"state": state, "param_groups": [{"lr": 0.1, "params": [0]}, {"lr": 0.2, "params": [1]}]}
-        told = {"zero_stage": stage, "partition_count": num_ranks, "loss_scaler": scaler}
+        told = {"zero_stage": _stage_enum()(stage), "partition_count": num_ranks, "loss_scaler": scaler}
         if stage == 3:
             told |= {"fp32_flat_groups": cut["master"][rank], "optimizer_state_dict": base}
         else:

@@ -1,0 +1,59 @@
+"""What DeepSpeed itself writes becomes ours, bit by bit: ZeRO 1, 2 and 3, of two and three ranks, on gloo."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import remesh
+from remesh.cli import main
+from remesh.integrations.deepspeed import read_zero
+
+pytestmark = [pytest.mark.hosts, pytest.mark.filterwarnings("default")]
+
+_SCRIPT = Path(__file__).with_name("deepspeed_rank.py")
+_KINDS = ("exp_avg", "exp_avg_sq")
+
+
+def _train(stage: int, num_ranks: int, folder: Path) -> dict[str, dict[str, torch.Tensor]]:
+    if importlib.util.find_spec("deepspeed") is None:
+        pytest.skip("needs deepspeed, which `make hosts` installs")
+    folder.mkdir()
+    environment = os.environ | {
+        "GLOO_SOCKET_IFNAME": "lo",
+        "OMP_NUM_THREADS": "1",
+        "TORCH_EXTENSIONS_DIR": str(folder.with_name("extensions")),  # whose locks outlive a job that was killed
+    }
+    launch = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(num_ranks))
+    command = [sys.executable, *launch, str(_SCRIPT), str(stage), str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=350, env=environment, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    expected: dict[str, dict[str, torch.Tensor]] = torch.load(folder / "expected.pt", weights_only=True)
+    return expected
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("num_ranks", [2, 3])
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_master_values_and_moments_come_out_bit_by_bit(tmp_path: Path, stage: int, num_ranks: int) -> None:
+    expected = _train(stage, num_ranks, tmp_path / "ds")
+    state = read_zero(tmp_path / "ds")
+    assert len(expected) == 6 and state["optimizer"].keys() == expected.keys()
+    for name, told in expected.items():
+        assert told["master"].any() and state["model"][name].equal(told["master"]), name
+        for kind in _KINDS:
+            assert state["optimizer"][name][kind].equal(told[kind]), (name, kind)
+        assert state["optimizer"][name]["step"] == 3
+    assert state["model"]["running"].float().equal(torch.arange(7.0)) and state["program"]["epoch"] == 2
+    verb = ["ckpt", "convert", str(tmp_path / "ds"), str(tmp_path / "c"), "--from", "deepspeed-zero", "--to"]
+    main([*verb, "torch_dist"], standalone_mode=False)
+    loaded = remesh.load(
+        {"model": {name: torch.zeros(told["master"].shape) for name, told in expected.items()}}, tmp_path / "c"
+    )
+    assert all(loaded["model"][name].equal(told["master"]) for name, told in expected.items())
