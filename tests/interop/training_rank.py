@@ -1,6 +1,6 @@
 """One rank of Megatron's own training loop, on CPUs, with either package in the place of its checkpoints.
 
-    training_rank.py PACKAGE FORMAT MODE DIRECTORY RANK SIZE TENSOR_PARALLEL UNTIL_STEP
+    training_rank.py PACKAGE FORMAT MODE DIRECTORY RANK SIZE TENSOR_PARALLEL PIPELINE_PARALLEL UNTIL_STEP
 
 A tiny GPT goes on from what is in the directory, or begins, and is saved at every second step. Of Megatron nothing
 changes but where its tensors lie: what it asks of a GPU, the CPU gives. The last line has the losses of all steps.
@@ -12,7 +12,6 @@ import importlib
 import inspect
 import json
 import os
-import pkgutil
 import sys
 import types
 import typing
@@ -36,7 +35,11 @@ _MODEL = f"""--num-layers 2 --hidden-size 32 --num-attention-heads 4 --seq-lengt
 _TRAINING = """--micro-batch-size 1 --global-batch-size 2 --lr 1e-3 --clip-grad 0 --lr-decay-iters 100 --eval-iters 0
   --eval-interval 1000 --log-interval 1 --num-workers 0 --distributed-backend gloo --save-interval 2
   --ckpt-assume-constant-structure --override-opt_param-scheduler --async-strategy mcore"""
-_OF_FORMAT = {"torch_dist": "--use-cpu-initialization --load {directory}", "torch_dcp": "--use-torch-fsdp2"}
+_OF_FORMAT = {
+    "torch_dist": "--use-cpu-initialization --load {directory}",
+    "torch_dcp": "--use-torch-fsdp2",
+    "torch": "--use-cpu-initialization --load {directory}",
+}
 _OF_MODE = {"async": "--async-save --use-persistent-ckpt-worker", "sync": ""}
 
 
@@ -82,14 +85,6 @@ def imitate_a_gpu() -> None:
     cuda.current_stream, cuda.stream = lambda *_: nothing(), lambda _: nullcontext()
     cuda.FloatTensor, cuda.HalfTensor, cuda.BFloat16Tensor = torch.FloatTensor, torch.HalfTensor, torch.BFloat16Tensor
     cuda._lazy_call = lambda call, **_: call()
-
-
-def put_in_place() -> None:
-    """Let every import of Megatron's checkpoints find this package."""
-    theirs, ours = "megatron.core.dist_checkpointing", importlib.import_module("remesh.dist_checkpointing")
-    sys.modules[theirs] = ours
-    for found in pkgutil.walk_packages(ours.__path__, f"{ours.__name__}."):
-        sys.modules[theirs + found.name.removeprefix(ours.__name__)] = importlib.import_module(found.name)
 
 
 def prepare_megatron() -> types.ModuleType:
@@ -159,16 +154,17 @@ def train(training: Any, program: Program) -> None:
 
 
 def main(package: str, format_: str, mode: str, directory: str, *numbers: str) -> None:
-    rank, size, tensor_parallel, until = numbers
+    rank, size, tensor_parallel, pipeline_parallel, until = numbers
     os.environ |= {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size}
-    if format_ == "torch_dist":  # and FSDP wants more than one
+    if format_ != "torch_dcp":  # and FSDP wants more than one
         os.environ["CUDA_DEVICE_MAX_CONNECTIONS"] = "1"
-    of_run = f"--save {directory} --ckpt-format {format_} --train-iters {until} --tensor-model-parallel-size "
-    options = [_MODEL, _TRAINING, of_run + tensor_parallel, _OF_FORMAT[format_], _OF_MODE[mode]]
+    of_run = f"--save {directory} --ckpt-format {format_} --train-iters {until}"
+    of_mesh = f"--tensor-model-parallel-size {tensor_parallel} --pipeline-model-parallel-size {pipeline_parallel}"
+    options = [_MODEL, _TRAINING, of_run, of_mesh, _OF_FORMAT[format_], _OF_MODE[mode]]
     sys.argv = ["train", *" ".join(options).format(directory=directory).split()]
     imitate_a_gpu()
     if package == "remesh":
-        put_in_place()
+        importlib.import_module("remesh.integrations.megatron_core").put_in_place()
     program = Program()
     with OnCpu():
         train(prepare_megatron(), program)
