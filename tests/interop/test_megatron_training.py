@@ -21,6 +21,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
+from remesh.cli import main
 from remesh.comm.free_ports import free_port
 
 _ROOT = Path(__file__).resolve().parents[2]
@@ -51,6 +52,7 @@ def run_training(
     mode: str = "sync",
     size: int = 1,
     tensor_parallel: int = 1,
+    pipeline_parallel: int = 1,
     until: int,
 ) -> list[float]:
     """Train until a step; the losses of the first rank."""
@@ -61,7 +63,7 @@ def run_training(
     ranks: list[subprocess.Popen[bytes]] = []
     try:
         for rank in range(size):
-            numbers = map(str, (rank, size, tensor_parallel, until))
+            numbers = map(str, (rank, size, tensor_parallel, pipeline_parallel, until))
             command = [sys.executable, str(_SCRIPT), package, format_, mode, str(directory), *numbers]
             with said[rank].open("wb") as file:
                 ranks.append(
@@ -94,6 +96,35 @@ def test_the_loop_goes_on_from_two_ranks_on_one_with_either_package(
         losses[loader] = run_training(release, loader, copy, until=6)
     assert len(losses["remesh"]) == 4  # two steps of two samples
     assert losses["remesh"] == losses["megatron"]
+
+
+@pytest.mark.parametrize(("tensor_parallel", "pipeline_parallel"), [(2, 1), (1, 2)])
+def test_the_loop_goes_on_from_a_converted_checkpoint_of_the_old_kind(
+    release: str, tensor_parallel: int, pipeline_parallel: int, tmp_path: Path
+) -> None:
+    mesh = {"size": 2, "tensor_parallel": tensor_parallel, "pipeline_parallel": pipeline_parallel}
+    saved, ours = tmp_path / "saved", tmp_path / "ours"
+    run_training(release, "megatron", saved, format_="torch", until=4, **mesh)
+    verb = [
+        "ckpt",
+        "convert",
+        str(saved),
+        str(ours / "iter_0000004"),
+        "--from",
+        "megatron-legacy",
+        "--to",
+        "torch_dist",
+    ]
+    main(verb, standalone_mode=False)
+    shutil.copy(saved / "latest_checkpointed_iteration.txt", ours)
+    shutil.copytree(ours, tmp_path / "on-one")
+    theirs = run_training(release, "megatron", saved, format_="torch", until=6, **mesh)
+    assert run_training(release, "megatron", ours, until=6, **mesh) == theirs
+    on_one = run_training(release, "megatron", tmp_path / "on-one", until=6)
+    if pipeline_parallel == 1:  # the losses of a pipeline are at its end
+        assert on_one == pytest.approx(theirs, rel=1e-5)
+    for name, tensor in stored_tensors(ours / "iter_0000006").items():
+        assert torch.allclose(stored_tensors(tmp_path / "on-one" / "iter_0000006")[name], tensor, atol=1e-6), name
 
 
 def test_dtensors_are_saved_in_the_background_as_torch_saves_them(release: str, tmp_path: Path) -> None:

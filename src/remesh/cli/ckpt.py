@@ -35,6 +35,7 @@ from remesh.cli.shown import JSON, print_json, progress_of_bytes, with_progress
 from remesh.errors import ConfigError
 from remesh.exit_codes import ExitCode
 from remesh.integrations.deepspeed import read_zero
+from remesh.integrations.megatron_legacy import read_megatron_legacy, save_megatron
 from remesh.layout import Box
 from remesh.layout.from_torch import torch_dtype
 from remesh.retention import KeepEvery, KeepLast, Policy
@@ -256,27 +257,30 @@ _MAX_FILE_BYTES = click.option(
 @click.option(
     "--from",
     "origin",
-    type=click.Choice(["deepspeed-zero"]),
+    type=click.Choice(["deepspeed-zero", "megatron-legacy"]),
     help="The program that wrote SOURCE, if its files do not name their format.",
 )
 @_MAX_FILE_BYTES
 def run_convert(source: Location, target: Location, to: str, origin: str | None, max_file_bytes: int) -> None:
     """Write checkpoint SOURCE, of any format, to TARGET in another format; shards stay as they are."""
     if origin is not None:
-        _convert_deepspeed(source, target, Format(to))
+        _convert_foreign(source, target, Format(to), origin)
         return
     _write(gather_contents([open_any(source)]), target, Format(to), max_file_bytes)
 
 
-def _convert_deepspeed(source: Location, target: Location, to: Format) -> None:
+def _convert_foreign(source: Location, target: Location, to: Format, origin: str) -> None:
     if not isinstance(source, Path) or to is not Format.TORCH_DIST:
         raise ConfigError(
-            f"converting {source} of DeepSpeed: expected a local folder and --to torch_dist, found --to {to.value}; "
+            f"converting {source} of {origin}: expected a local folder and --to torch_dist, found --to {to.value}; "
             "convert what comes of it once more for another format"
         )
-    state = read_zero(source)
-    save(state, target)
-    click.echo(f"{len(state['model'])} parameters and buffers with {len(state['groups'])} groups in {target}")
+    if origin == "deepspeed-zero":
+        save(read_zero(source), target)
+    else:
+        save_megatron(read_megatron_legacy(source), target)
+    num_tensors = len(open_checkpoint(target).manifest.tensors)
+    click.echo(f"{num_tensors} tensors of {origin} in {target}; left out: random numbers of the ranks")
 
 
 @ckpt.command("merge", short_help="Merge several checkpoints into one, unsharded.")
