@@ -108,6 +108,7 @@ def _agree_on_writers(
         doing,
         tell=lambda tensors: (tensors.boxes().parts(), options),
         translate=as_checkpoint_error,
+        about="writers",
     )
     check_alike(agreement.beside, options.__getitem__, group, doing)
     if agreement.told is not None:

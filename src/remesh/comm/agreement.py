@@ -48,8 +48,9 @@ class Agreed:
 
 @dataclass(frozen=True, slots=True)
 class _Mine:
-    """What this rank told, and in which place of which group."""
+    """What this rank told, what about, and in which place of which group."""
 
+    about: str
     place: tuple[int, int]
     parts: Sequence[Any]
     digests: list[str]
@@ -86,8 +87,12 @@ class Agreements:
         *,
         tell: Callable[[T], Any] = lambda value: value,
         translate: Callable[[str, BaseException], BaseException] | None = None,
+        about: str = "",
     ) -> Agreement[T]:
         """Run a local step and hear the others; ``tell`` makes of its value this rank's parts and something beside.
+
+        ``about`` names the kind of the parts, where one memory serves several: equal parts of two kinds, such as none
+        at all, are two agreements.
 
         Called by every rank of the group; blocks until all have called it. An error of the step is raised on all.
         What comes of it is remembered with `remember` only, when all is well with it on all ranks.
@@ -98,7 +103,8 @@ class Agreements:
         def look() -> tuple[T, _Mine, Any]:
             value = step()
             parts, beside = tell(value)
-            return value, self._find(place, parts) or _Mine(place, parts, _digests_of(parts, place)), beside
+            mine = self._find(about, place, parts) or _Mine(about, place, parts, _digests_of(parts, place))
+            return value, mine, beside
 
         def say(made: tuple[T, _Mine, Any]) -> list[Any]:
             _, mine, beside = made
@@ -112,7 +118,7 @@ class Agreements:
         if common:
             return Agreement(self._use(mine, common), None, beside, value, mine)
         digests = [of_rank for _, of_rank, _, _ in told]
-        agreed = Agreed(_digest_of(digests) if place[1] > 1 else uuid.uuid4().hex)
+        agreed = Agreed(_digest_of([about, digests]) if place[1] > 1 else uuid.uuid4().hex)
         if all(parts is not None for *_, parts in told):
             everywhere = [parts for *_, parts in told]
         else:
@@ -129,8 +135,9 @@ class Agreements:
         """Forget everything."""
         self._remembered.clear()
 
-    def _find(self, place: tuple[int, int], parts: Sequence[Any]) -> _Mine | None:
-        return next((mine for mine, _ in self._remembered if mine.place == place and mine.parts == parts), None)
+    def _find(self, about: str, place: tuple[int, int], parts: Sequence[Any]) -> _Mine | None:
+        wanted = (about, place, parts)
+        return next((mine for mine, _ in self._remembered if (mine.about, mine.place, mine.parts) == wanted), None)
 
     def _use(self, mine: _Mine, epochs: set[str]) -> Agreed:
         # An epoch is a digest of all parts, and these are the parts now: there is one that all ranks remember.

@@ -146,7 +146,10 @@ def determine_main_replica_uniform_distribution(
     if recalled is not None:
         return _build_shard_distribution(recalled, ignore_groups)
     agreement = plans.agree(
-        lambda: ([*_describe(sharded_state_dict), ignore_groups], None), parallelization_group, doing
+        lambda: ([*_describe(sharded_state_dict), ignore_groups], None),
+        parallelization_group,
+        doing,
+        about="distribution",
     )
     kept = agreement.agreed.kept
     if agreement.told is not None:

@@ -60,6 +60,13 @@ def test_lists_and_nones_and_tuples_keep_their_places(tmp_path: Path) -> None:
     assert (loaded["none"], loaded[0]) == (None, {"x": 1})  # type: ignore[index]
 
 
+@pytest.mark.parametrize("background", [False, True])
+def test_a_state_without_tensors_is_saved_again_and_again(tmp_path: Path, background: bool) -> None:
+    for step in range(3):
+        remesh.save({"step": step}, tmp_path / step_name(step), background=background).result()
+    assert [remesh.load({}, tmp_path / step_name(step)) for step in range(3)] == [{"step": step} for step in range(3)]
+
+
 def test_pieces_say_where_their_boxes_lie_in_a_buffer(tmp_path: Path) -> None:
     # A packed buffer: rows 0 and 3 of a [4, 2] tensor, then its rows 1 and 2, all in one flat tensor.
     boxes = [Box((0, 0), (1, 2)), Box((3, 0), (4, 2)), Box((1, 0), (3, 2))]

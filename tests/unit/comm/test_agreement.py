@@ -28,6 +28,16 @@ def test_the_same_parts_find_the_same_epoch_and_tell_nothing(at_once: bool) -> N
     assert (again.told, again.beside) == (None, ["else"])
 
 
+def test_no_parts_at_all_of_two_kinds_are_two_agreements() -> None:
+    agreements = Agreements()
+    for about in ("writers", "index"):
+        agreement = agreements.agree(lambda: ([], None), about=about)
+        agreement.agreed.kept[about] = 42
+        agreements.remember(agreement)
+    for about in ("writers", "index"):
+        assert agreements.agree(lambda: ([], None), about=about).agreed.kept == {about: 42}
+
+
 def test_other_parts_make_another_epoch_and_the_least_used_one_goes() -> None:
     agreements = Agreements(max_kept=2)
     agreed = [agree(agreements, [at]).agreed for at in range(2)]

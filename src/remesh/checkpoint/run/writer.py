@@ -162,7 +162,7 @@ def begin_save(  # noqa: PLR0913 - what is saved, where, and how far
         return outline_in_pieces(begun.state.entities).parts() if validate else [], digest
 
     with collector_at_rest():
-        agreement = plans.agree(look, group, doing, tell=tell, translate=as_checkpoint_error)
+        agreement = plans.agree(look, group, doing, tell=tell, translate=as_checkpoint_error, about="outline")
     begun = agreement.value
     if agreement.told is not None and any(agreement.told):
         check_outlines([Outline.from_parts(parts) if parts else Outline([], []) for parts in agreement.told])
@@ -259,7 +259,8 @@ def agree_on_index(
     write: Callable[[], Sequence[Any]], directory: Location, plans: Agreements, group: Group = None
 ) -> Agreement[Sequence[Any]]:
     """Let every rank know what ``write`` returns, which is what `write_part` returned. Called by every rank."""
-    return plans.agree(write, group, f"saving checkpoint {directory}", translate=as_checkpoint_error)
+    doing = f"saving checkpoint {directory}"
+    return plans.agree(write, group, doing, translate=as_checkpoint_error, about="index")
 
 
 def write_index_of(agreement: Agreement[Sequence[Any]], turn: Turn, group: Group = None) -> None:
