@@ -21,7 +21,7 @@ from remesh.checkpoint.errors import CheckpointMismatchError, CheckpointPathErro
 from remesh.checkpoint.plain import latest_complete, load, save
 from remesh.checkpoint.plan.step_names import step_name, step_of
 from remesh.checkpoint.run.housekeeping import State, decide_removals, list_checkpoints, remove_checkpoint
-from remesh.checkpoint.run.metrics_file import encode_metrics, read_metrics, store_metrics
+from remesh.checkpoint.run.metrics_file import check_is_known, encode_metrics, read_metrics, store_metrics
 from remesh.checkpoint.run.steps import take_first_step, take_step
 from remesh.checkpoint.storage import Directory, Location, location_of, store_of
 from remesh.comm.agreement import check_alike
@@ -103,12 +103,8 @@ class Checkpoints:
 
         def look() -> int | None:
             found = self._metrics()
-            known = {name for metrics in found.values() for name in metrics}
-            if known and metric not in known:
-                raise CheckpointMismatchError(
-                    f"{doing}: found checkpoints with {', '.join(sorted(known))}, expected {metric!r} in one of them; "
-                    "give a name that was saved"
-                )
+            if any(found.values()):
+                check_is_known(metric, found.values(), doing)
             policy = KeepBest(metric, 1, largest)
             return next(iter(policy.kept([Saved(step, metrics) for step, metrics in found.items()])), None)
 

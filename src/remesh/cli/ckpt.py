@@ -13,7 +13,12 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from remesh.checkpoint.errors import CheckpointingException, CheckpointMismatchError, told_as_checkpoint_errors
+from remesh.checkpoint.errors import (
+    CheckpointFormatError,
+    CheckpointingException,
+    CheckpointMismatchError,
+    told_as_checkpoint_errors,
+)
 from remesh.checkpoint.formats.torch_format import check_files
 from remesh.checkpoint.plain import save
 from remesh.checkpoint.plan.manifest import StoredTensor
@@ -21,11 +26,13 @@ from remesh.checkpoint.run import safetensors
 from remesh.checkpoint.run.conversion import Contents, Format, convert, gather_contents, merge, open_any
 from remesh.checkpoint.run.housekeeping import (
     Decision,
+    ListedCheckpoint,
     State,
     decide_removals,
     list_checkpoints,
     remove_checkpoint,
 )
+from remesh.checkpoint.run.metrics_file import check_is_known, read_metrics
 from remesh.checkpoint.run.reader import OpenCheckpoint, open_checkpoint
 from remesh.checkpoint.run.stored_values import bands_of, compare, read_box, shape_of
 from remesh.checkpoint.storage import Location, location_of, store_of
@@ -38,7 +45,7 @@ from remesh.integrations.deepspeed import read_zero
 from remesh.integrations.megatron_legacy import read_megatron_legacy, save_megatron
 from remesh.layout import Box
 from remesh.layout.from_torch import torch_dtype
-from remesh.retention import KeepEvery, KeepLast, Policy
+from remesh.retention import KeepBest, KeepEvery, KeepLast, Policy
 
 _MAX_CELLS = 32
 _MARKS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
@@ -79,15 +86,31 @@ def ckpt() -> None:
 @click.argument("root", callback=_directory)
 @JSON
 def list_steps(root: Location, as_json: bool) -> None:
-    """List the checkpoints under ROOT, directories named step-00000120."""
+    """List the checkpoints under ROOT, directories named step-00000120, with the metrics they were saved with."""
+    listed = list_checkpoints(root)
+    rows = [_with_metrics(one) for one in listed]
     if as_json:
-        print_json([form_of_listed(one) for one in list_checkpoints(root)])
+        print_json(rows)
         return
-    table = Table("step", "directory", "state", "size", box=None, header_style="bold")
-    for one in list_checkpoints(root):
+    names = sorted({name for row in rows for name in row["metrics"]})
+    table = Table("step", "directory", "state", "size", *names, box=None, header_style="bold")
+    for one, row in zip(listed, rows, strict=True):
         state = f"[{_STYLE[one.state]}]{one.state.value}[/]"
-        table.add_row(str(one.step), one.directory.name, state, format_bytes(one.num_bytes))
+        measured = [f"{row['metrics'][name]:g}" if name in row["metrics"] else "" for name in names]
+        table.add_row(str(one.step), one.directory.name, state, format_bytes(one.num_bytes), *measured)
     _console().print(table if table.row_count else f"no checkpoints under {root}")
+    for one, row in zip(listed, rows, strict=True):
+        if row["problem"] and one.state is not State.UNFINISHED:
+            click.echo(f"{one.directory.name}: {row['problem']}", err=True)
+
+
+def _with_metrics(one: ListedCheckpoint) -> dict[str, Any]:
+    """A row of ``ls``; metrics that cannot be read are the problem of their row alone."""
+    form = form_of_listed(one)
+    try:
+        return {**form, "metrics": read_metrics(one.directory)}
+    except CheckpointFormatError as raised:
+        return {**form, "problem": str(raised), "metrics": {}}
 
 
 @ckpt.command(short_help="Show what a checkpoint holds.")
@@ -187,13 +210,35 @@ def run_verify(directory: Location, as_json: bool) -> None:
 @click.option(
     "--keep-every", type=click.IntRange(1), help="Keep the first checkpoint of each interval of this many steps."
 )
+@click.option(
+    "--keep-smallest", multiple=True, metavar="METRIC", help="Keep the checkpoint with the smallest value of a metric."
+)
+@click.option(
+    "--keep-largest", multiple=True, metavar="METRIC", help="Keep the checkpoint with the largest value of a metric."
+)
 @click.option("--yes", is_flag=True, help="Remove; without this option, only print what would be removed.")
 @JSON
-def gc(root: Location, keep_last: int | None, keep_every: int | None, yes: bool, as_json: bool) -> None:
-    """Remove aborted saves under ROOT, and checkpoints beyond --keep-last and --keep-every, if either is given."""
+def gc(
+    root: Location,
+    keep_last: int | None,
+    keep_every: int | None,
+    keep_smallest: Sequence[str],
+    keep_largest: Sequence[str],
+    yes: bool,
+    as_json: bool,
+) -> None:
+    """Remove aborted saves under ROOT; with any --keep option also the checkpoints that none of them keeps.
+
+    The newest checkpoint always stays. Metrics are those that `remesh.Checkpoints` has saved.
+    """
     policies: list[Policy] = [KeepLast(keep_last)] if keep_last else []
     policies += [KeepEvery(keep_every)] if keep_every else []
-    decisions = decide_removals(list_checkpoints(root), policies)
+    best = [KeepBest(name, 1) for name in keep_smallest] + [KeepBest(name, 1, largest=True) for name in keep_largest]
+    found = list_checkpoints(root)
+    metrics = {one.step: read_metrics(one.directory) for one in found if best and one.state is State.COMPLETE}
+    for policy in best:
+        check_is_known(policy.metric, metrics.values(), f"removing old checkpoints under {root}")
+    decisions = decide_removals(found, [*policies, *best], metrics)
     removed = [one.found for one in decisions if one.removes]
     freed = sum(one.num_bytes for one in removed)
     if not as_json:

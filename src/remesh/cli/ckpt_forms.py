@@ -13,7 +13,7 @@ from remesh.layout.from_torch import torch_dtype
 
 
 def form_of_listed(one: ListedCheckpoint) -> dict[str, Any]:
-    """A row of ``ls``."""
+    """A directory of a step, without its metrics."""
     return {
         "step": one.step,
         "directory": str(one.directory),

@@ -6,6 +6,7 @@ Progress goes to stderr, where somebody is looking: a bar with the time left, go
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Iterator
 from typing import Any, TypeVar
 
@@ -28,8 +29,16 @@ JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON docu
 
 
 def print_json(value: Any) -> None:
-    """Print a value for programs; what JSON has no form for stands as its text."""
-    click.echo(json.dumps(value, indent=1, default=str))
+    """Print a value for programs; what JSON has no form for, NaN and infinity among it, stands as its text."""
+    click.echo(json.dumps(_without_nan(value), indent=1, default=str, allow_nan=False))
+
+
+def _without_nan(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, dict):
+        return {key: _without_nan(one) for key, one in value.items()}
+    return [_without_nan(one) for one in value] if isinstance(value, list | tuple) else value
 
 
 def progress_of_bytes() -> Progress:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
@@ -120,3 +121,43 @@ def test_show_says_what_an_existing_file_is(tmp_path: Path) -> None:
     assert result.exit_code != 0
     assert "is a file of 5 bytes, expected the folder of a checkpoint" in result.output
     assert "does not exist" not in result.output
+
+
+@pytest.fixture
+def rated(tmp_path: Path) -> Path:
+    """Three checkpoints with a loss, whose smallest is that of the second."""
+    with remesh.Checkpoints(tmp_path) as checkpoints:
+        for step, loss in ((1, 2.5), (2, 1.5), (3, math.nan)):
+            checkpoints.save(step, {"w": torch.ones(1)}, metrics={"loss": loss, "accuracy": 1.0 / step})
+    return tmp_path
+
+
+def test_ls_shows_metrics(rated: Path) -> None:
+    lines = ckpt("ls", rated).output.splitlines()
+    assert lines[0].split() == ["step", "directory", "state", "size", "accuracy", "loss"]
+    assert [line.split()[-2:] for line in lines[1:]] == [["1", "2.5"], ["0.5", "1.5"], ["0.333333", "nan"]]
+
+
+def test_metrics_that_cannot_be_read_hide_no_other_checkpoint(rated: Path) -> None:
+    (rated / step_name(1) / "metrics.json").write_text("[]")
+    listed = ckpt("ls", rated)
+    assert listed.exit_code == 0 and "1.5" in listed.output and "expected a JSON object of numbers" in listed.output
+    assert ckpt("gc", rated, "--keep-smallest", "loss", "--yes").exit_code == 1
+    assert len(list(rated.iterdir())) == 3
+
+
+@pytest.mark.parametrize(("option", "kept"), [("--keep-smallest", {2, 3}), ("--keep-largest", {1, 3})])
+def test_gc_keeps_the_best(rated: Path, option: str, kept: set[int]) -> None:
+    assert ckpt("gc", rated, option, "loss", "--yes").exit_code == 0
+    assert {path.name for path in rated.iterdir()} == {step_name(step) for step in kept}
+
+
+def test_gc_refuses_a_metric_that_no_checkpoint_has(rated: Path) -> None:
+    misspelt = ckpt("gc", rated, "--keep-smallest", "los", "--yes")
+    assert misspelt.exit_code == 1 and "found checkpoints with accuracy, loss, expected 'los'" in misspelt.output
+    assert len(list(rated.iterdir())) == 3
+
+
+def test_gc_refuses_metrics_where_there_are_none(root: Path) -> None:
+    assert "found checkpoints with no metrics" in ckpt("gc", root, "--keep-smallest", "loss", "--yes").output
+    assert len(list(root.iterdir())) == 3

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -61,7 +62,7 @@ def root(tmp_path: Path) -> Path:
 def told(*line: object, code: int = ExitCode.OK) -> Any:
     done = CliRunner().invoke(main, [*map(str, line), "--json"])
     assert done.exit_code == code, done.output
-    return json.loads(done.stdout)
+    return json.loads(done.stdout, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
 
 
 def test_checkpoints(root: Path) -> None:
@@ -80,6 +81,14 @@ def test_checkpoints(root: Path) -> None:
     assert not planned["removed"] and [one["removes"] for one in planned["decisions"]] == [True, True, False]
     assert told("ckpt", "gc", root, "--keep-last", 1, "--yes")["bytes"] == planned["bytes"]
     assert [one["step"] for one in told("ckpt", "ls", root)] == [2]
+
+
+def test_numbers_that_json_lacks_stand_as_text(tmp_path: Path) -> None:
+    path = tmp_path / step_name(1)
+    with remesh.Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(1, {"w": torch.tensor([math.nan, math.inf])}, metrics={"loss": math.nan})
+    assert told("ckpt", "show", path, "w", "--values")["values"] == ["nan", "inf"]
+    assert told("ckpt", "ls", tmp_path)[0]["metrics"] == {"loss": "nan"}
 
 
 def test_plans_and_pipelines() -> None:

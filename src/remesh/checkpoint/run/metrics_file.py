@@ -8,10 +8,10 @@ JSON lacks is written as Python does: ``NaN``, ``Infinity``, ``-Infinity``.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Final
 
-from remesh.checkpoint.errors import CheckpointFormatError
+from remesh.checkpoint.errors import CheckpointFormatError, CheckpointMismatchError
 from remesh.checkpoint.formats.directory import check_can_save
 from remesh.checkpoint.storage import Location, store_of
 
@@ -56,6 +56,16 @@ def read_metrics(directory: Location) -> dict[str, float]:
             "remove it, and the checkpoint has no metrics",
         )
     return {name: float(value) for name, value in found.items()}
+
+
+def check_is_known(metric: str, found: Iterable[Mapping[str, float]], doing: str) -> None:
+    """`CheckpointMismatchError` if no checkpoint has this metric: a misspelt name must not choose what is removed."""
+    known = sorted({name for metrics in found for name in metrics})
+    if metric not in known:
+        raise CheckpointMismatchError(
+            f"{doing}: found checkpoints with {', '.join(known) or 'no metrics'}, expected {metric!r} in one of them; "
+            "give a name that was saved"
+        )
 
 
 def _is_number(value: object) -> bool:
