@@ -60,9 +60,9 @@ test: test-unit test-procs  ## unit tests, then tests that start processes (TEST
 test-unit: $(STAMP)  ## only the unit tests, on all cores
 	$(RUN) -m pytest -m unit --numprocesses auto $(TESTS) || [ $$? -eq $(NO_TESTS) ]
 
-# Most of these wait: two at a time, each file in one of two pools of ranks.
+# Most of these wait: more at a time than a small machine has cores, each file in one of three pools of ranks.
 test-procs: $(STAMP)  ## only the tests that start processes
-	$(RUN) -m pytest -m 'procs and not special' --numprocesses 2 --dist loadfile $(TESTS) || [ $$? -eq $(NO_TESTS) ]
+	$(RUN) -m pytest -m 'procs and not special' --numprocesses 3 --dist loadfile $(TESTS) || [ $$? -eq $(NO_TESTS) ]
 
 test-slow: $(STAMP)  ## the long ones
 	$(RUN) -m pytest -m slow --timeout 1800 -o faulthandler_timeout=1900 $(TESTS) || [ $$? -eq $(NO_TESTS) ]

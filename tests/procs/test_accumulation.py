@@ -45,16 +45,24 @@ def of_one_process() -> dict[int, float]:
     return found
 
 
-@pytest.mark.parametrize("flags", [(), ("--attempt",), ("--fsdp", "--snapshot-every", "1")], ids=" ".join)
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("--attempt",),
+        pytest.param((), marks=pytest.mark.slow),
+        pytest.param(("--fsdp", "--snapshot-every", "1"), marks=pytest.mark.slow),
+    ],
+    ids=" ".join,
+)
 def test_accumulated_gradients_are_carried_when_a_member_is_lost_and_when_one_joins(
     tmp_path: Path, of_one_process: dict[int, float], flags: tuple[str, ...]
 ) -> None:
     """Two workers, one killed between two steps of the optimizer; another takes its place."""
     hold = Hold(tmp_path, 2 * EVERY + 2)
-    with LocalJob(tmp_path, script(*flags, *hold.flags), nnodes="2") as job:
+    with LocalJob(tmp_path, script(*flags, *hold.flags), nnodes="2", workers_per_node=1) as job:
         job.start_node("a")
         job.start_node("b")
-        hold.wait(job, 4, QUIET_S)
+        hold.wait(job, 2, QUIET_S)
         job.kill_worker("b", 0)
         hold.end()
         assert job.wait(QUIET_S) == {"a": 0, "b": 0}, job.describe_logs()
@@ -65,7 +73,7 @@ def test_accumulated_gradients_are_carried_when_a_member_is_lost_and_when_one_jo
         assert len(job.of_kind("generation")) > 1
 
 
-@pytest.mark.parametrize("flag", ["--checkpoint", "--snapshot-every"])
+@pytest.mark.parametrize("flag", ["--snapshot-every", pytest.param("--checkpoint", marks=pytest.mark.slow)])
 def test_accumulated_gradients_of_fsdp_go_along_when_a_node_is_taken_away_and_another_joins(
     tmp_path: Path, of_one_process: dict[int, float], flag: str
 ) -> None:
@@ -94,7 +102,7 @@ def test_accumulated_gradients_of_fsdp_go_along_when_a_node_is_taken_away_and_an
         assert any(step % EVERY for step in last_steps), "both changes came right after a step of the optimizer"
 
 
-@pytest.mark.parametrize("flags", [(), ("--fsdp",)], ids=" ".join)
+@pytest.mark.parametrize("flags", [(), pytest.param(("--fsdp",), marks=pytest.mark.slow)], ids=" ".join)
 def test_gradients_that_are_not_added_up_over_ranks_are_refused_at_once(tmp_path: Path, flags: tuple[str, ...]) -> None:
     with LocalJob(tmp_path, script("--reduce-late", *flags), nnodes="1") as job:
         job.start_node("a")

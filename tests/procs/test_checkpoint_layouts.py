@@ -82,7 +82,13 @@ def load_all(root: Path, names: list[str]) -> int:
     return num_compared
 
 
-@pytest.mark.parametrize(("num_savers", "num_loaders"), [(4, 4), (4, 2), (2, 4), (4, 1), (1, 4), (4, 6)])
+@pytest.mark.parametrize(
+    ("num_savers", "num_loaders"),
+    [
+        *((4, 2), (1, 4), (4, 6)),
+        *(pytest.param(*sizes, marks=pytest.mark.slow) for sizes in ((4, 4), (2, 4), (4, 1))),
+    ],
+)
 def test_every_layout_loads_into_every_other(
     ranks: RankPool, tmp_path: Path, num_savers: int, num_loaders: int
 ) -> None:

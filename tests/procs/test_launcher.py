@@ -16,6 +16,7 @@ from torch.distributed.launcher import api as torchs
 
 from remesh.errors import ConfigError
 from remesh.integrations import launcher as ours
+from remesh.testing.rank_process import fork_server
 
 pytestmark = [pytest.mark.procs, pytest.mark.timeout(300), pytest.mark.filterwarnings("default")]
 
@@ -28,7 +29,7 @@ def _config(folder: Path, max_restarts: int = 0) -> ours.LaunchConfig:
         rdzv_backend="c10d",
         rdzv_endpoint="localhost:0",
         max_restarts=max_restarts,
-        start_method="spawn",
+        start_method=fork_server().get_start_method(),  # which has torch already
         logs_specs=DefaultLogsSpecs(log_dir=str(folder)),
         signals_to_handle="SIGTERM",
     )

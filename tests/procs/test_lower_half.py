@@ -29,12 +29,21 @@ def _grow(folder: str, generation: int, rank: int, axes: dict[str, int]) -> Lowe
     return lower
 
 
+def _wait_for_rank_0(folder: str) -> None:
+    while not Path(folder, "rank 0 goes on").exists():
+        time.sleep(0.01)
+
+
+def _go_on(folder: str) -> None:
+    Path(folder, "rank 0 goes on").touch()
+
+
 def _wake_a_rank_that_waits_for_a_living_neighbour(folder: str) -> tuple[bool, float]:
     """Rank 0 waits for rank 1, which is alive and never comes; another thread severs."""
     lower = _grow(folder, 1, 0, AXES)
     rank = dist.get_rank()
     if rank != 0:
-        time.sleep(3.0)
+        _wait_for_rank_0(folder)
         lower.shed()
         return True, 0.0
     threading.Timer(0.5, lower.sever).start()
@@ -43,6 +52,7 @@ def _wake_a_rank_that_waits_for_a_living_neighbour(folder: str) -> tuple[bool, f
         dist.recv(torch.zeros(1), src=1)
     except RuntimeError as error:
         woken = is_network_error(error)
+    _go_on(folder)
     lower.shed()
     return woken, time.monotonic() - begun_s
 
@@ -103,15 +113,16 @@ def _wait_on_a_mesh_axis(folder: str) -> float:
     """Rank 1 never enters a collective of the mesh's own group."""
     rank = dist.get_rank()
     dist.destroy_process_group()
-    lower = LowerHalf("gloo", "cpu", 2.0)
+    lower = LowerHalf("gloo", "cpu", 5.0)  # in which both must have come to the meeting
     lower.grow(dist.FileStore(f"{folder}/1"), rank, {"tp": 2})
     assert lower.mesh is not None
     begun_s = time.monotonic()
     if rank == 0:
         with pytest.raises(RuntimeError):
             dist.all_reduce(torch.ones(1), group=lower.mesh["tp"].get_group())
+        _go_on(folder)
     else:
-        time.sleep(3.0)
+        _wait_for_rank_0(folder)
     lower.shed()
     return time.monotonic() - begun_s
 

@@ -106,8 +106,16 @@ def train_tensor_parallel(schedule: str, sizes: list[int]) -> None:
     assert not is_last or torch.allclose(report.loss, loss, rtol=1e-13)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("sizes", [[2, 1], [1, 2], [2, 2], [1, 2, 1]])
-@pytest.mark.parametrize("schedule", ["1f1b", "eager-split"])
+@pytest.mark.parametrize(
+    ("schedule", "sizes"),
+    [
+        *(("1f1b", [2, 1]), ("eager-split", [1, 2]), ("1f1b", [2, 2]), ("eager-split", [1, 2, 1])),
+        pytest.param("eager-split", [2, 1], marks=pytest.mark.slow),
+        pytest.param("1f1b", [1, 2], marks=pytest.mark.slow),
+        pytest.param("eager-split", [2, 2], marks=pytest.mark.slow),
+        pytest.param("1f1b", [1, 2, 1], marks=pytest.mark.slow),
+    ],
+)
 def test_stages_of_other_tensor_parallelism_train_together(ranks: RankPool, schedule: str, sizes: list[int]) -> None:
     ranks.run(train_tensor_parallel, sum(sizes), (schedule, sizes))
 

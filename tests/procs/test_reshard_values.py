@@ -128,8 +128,15 @@ def sum_on_the_way(hosts: str, dtype: str) -> list[int]:
     return lengths
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("hosts", HOSTS)
+@pytest.mark.parametrize(
+    ("hosts", "dtype"),
+    [
+        *(("one host", "float32"), ("two hosts", "bfloat16"), ("four hosts", "float32")),
+        pytest.param("one host", "bfloat16", marks=pytest.mark.slow),
+        pytest.param("two hosts", "float32", marks=pytest.mark.slow),
+        pytest.param("four hosts", "bfloat16", marks=pytest.mark.slow),
+    ],
+)
 def test_partial_sums_are_joined_in_order_of_their_addends_whoever_holds_them(
     ranks: RankPool, hosts: str, dtype: str
 ) -> None:

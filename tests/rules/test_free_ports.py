@@ -10,8 +10,11 @@ _HOME = ROOT / "src" / "remesh" / "comm" / "free_ports.py"
 
 def _given_back_at_once(path: Path) -> list[str]:
     """Sockets that are bound, asked for their port and closed."""
-    found = []
-    for node in ast.walk(ast.parse(path.read_text(), str(path))):
+    found: list[str] = []
+    text = path.read_text()
+    if ".getsockname()[1]" not in text:
+        return found
+    for node in ast.walk(ast.parse(text, str(path))):
         if not isinstance(node, ast.With):
             continue
         *others, last = node.body

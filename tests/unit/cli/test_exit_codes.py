@@ -44,7 +44,7 @@ def test_no_verb_ends_with_a_number_of_its_own() -> None:
     """Whoever ends a process names the code: a number would be in no table."""
     found = []
     for module in modules():
-        if module.name.startswith(_INSIDE):
+        if module.name.startswith(_INSIDE) or "exit" not in module.text.lower():
             continue
         for node in ast.walk(module.tree):
             if isinstance(node, ast.Call) and ast.unparse(node.func) in ("sys.exit", "SystemExit", "os._exit", "exit"):

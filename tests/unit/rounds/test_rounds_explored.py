@@ -112,32 +112,48 @@ _LONG = {
 }
 
 
+_LONG_GOING_ON = {
+    "a message behind a collective",
+    "messages nobody has asked for yet",
+    "communicators that are used once",
+    "one of messages between two of the network",
+    "a rank that computes while others stand in one of messages",
+}
+"""Long, too: only the cut that stops is among the quick tests, and that after which ranks go on beside all others."""
+
 _MOST_WORLDS, _MOST_WORLDS_SLOW = 200_000, 6_000_000
 """More of them is a mistake in a script; three ranks have millions, which take ten minutes and some GiB."""
 
 
 def _params(jobs: dict[str, Any]) -> list[Any]:
-    return [pytest.param(name, marks=[pytest.mark.slow] if name in _LONG else []) for name in jobs]
+    """Name, and whether ranks stop at the cut."""
+    return [
+        pytest.param(
+            name,
+            stop,
+            marks=[pytest.mark.slow] if name in _LONG or (name in _LONG_GOING_ON and not stop) else [],
+            id=f"{name}-{'stopping' if stop else 'going on'}",
+        )
+        for name in jobs
+        for stop in (True, False)
+    ]
 
 
-@pytest.mark.parametrize("stop", [True, False], ids=["stopping", "going on"])
-@pytest.mark.parametrize("name", _params(_JOBS))
+@pytest.mark.parametrize(("name", "stop"), _params(_JOBS))
 def test_every_order_of_events_leads_to_a_consistent_cut(name: str, stop: bool) -> None:
     job = Job(*_JOBS[name])
     found = explore(job, stop=stop, most=_MOST_WORLDS_SLOW if name in _LONG else _MOST_WORLDS)
     _check(job, found)
 
 
-@pytest.mark.parametrize("stop", [True, False], ids=["stopping", "going on"])
-@pytest.mark.parametrize("name", _FREEING)
+@pytest.mark.parametrize(("name", "stop"), _params(_FREEING))
 def test_communicators_that_are_freed_meanwhile_keep_no_rank_from_the_cut(name: str, stop: bool) -> None:
     job = Job(*_FREEING[name])
     found = explore(job, stop=stop)
     _check(job, found)
 
 
-@pytest.mark.parametrize("stop", [True, False], ids=["stopping", "going on"])
-@pytest.mark.parametrize("name", _params(_STARTED))
+@pytest.mark.parametrize(("name", "stop"), _params(_STARTED))
 def test_collectives_that_are_started_or_made_of_messages_are_open_at_the_cut_or_whole(name: str, stop: bool) -> None:
     job = Job(*_STARTED[name])
     found = explore(job, stop=stop)
@@ -145,8 +161,7 @@ def test_collectives_that_are_started_or_made_of_messages_are_open_at_the_cut_or
     assert any(rank.open or rank.small for cut in found.cuts for rank in cut)
 
 
-@pytest.mark.parametrize("stop", [True, False], ids=["stopping", "going on"])
-@pytest.mark.parametrize("name", _params(_NOBODY_WAITS_FOR))
+@pytest.mark.parametrize(("name", "stop"), _params(_NOBODY_WAITS_FOR))
 def test_a_cut_waits_for_no_rank_that_computes(name: str, stop: bool) -> None:
     job = Job(*_NOBODY_WAITS_FOR[name])
     found = explore(job, stop=stop)
