@@ -168,7 +168,7 @@ def test_script_that_raises_ends_the_job_with_one_traceback(tmp_path: Path) -> N
 
 def test_script_that_ends_before_it_joins_is_named(tmp_path: Path) -> None:
     """The script calls sys.exit before remesh.elastic."""
-    (tmp_path / "ends.py").write_text("import sys\nsys.exit(3)\n")
+    (tmp_path / "ends.py").write_text("import sys\nimport remesh\nsys.exit(3)\nremesh.elastic(print, {'dp': -1})\n")
     with LocalJob(tmp_path, [str(tmp_path / "ends.py")], nnodes="1") as job:
         job.start_node("a")
         assert job.wait(QUIET_S) == {"a": 1}
