@@ -78,6 +78,19 @@ def decide_by_clock(statuses: Sequence[Status], targets: Mapping[str, int] | Non
     return Verdict(_sorted(new), False, f"ranks {sorted(lagging)} are below a target, rank {rank} on {key}")
 
 
+def split_targets(targets: Mapping[str, int], statuses: Sequence[Status]) -> list[dict[str, int]]:
+    """Of each rank the targets of what it takes part in: no other ones concern it, and all together would be quadratic.
+
+    A key that everybody has forgotten may be anybody's. ``statuses`` are those that the targets follow from.
+    """
+    found: list[dict[str, int]] = [{} for _ in statuses]
+    members = members_by_key(statuses)
+    for key, number in targets.items():
+        for rank in members.get(key) or range(len(statuses)):
+            found[rank][key] = number
+    return found
+
+
 def find_lagging(statuses: Sequence[Status], targets: Mapping[str, int]) -> dict[int, str]:
     """Ranks that are below a target that they were told, each with the first key where it is."""
     found: dict[int, str] = {}

@@ -22,6 +22,7 @@ from remesh.comm.messages import Message
 from remesh.comm.server import Peer, Server
 from remesh.errors import Error
 from remesh.exit_codes import ExitCode
+from remesh.rounds.clock import split_targets
 from remesh.rounds.job_folder import JobFolder, rank_name
 from remesh.rounds.machine import Ask, Commit, End, Ending, Instruction, Obstacle, Round, TakeImage
 from remesh.rounds.status import Status
@@ -113,8 +114,8 @@ class Coordinator:
         self._attempt: _Attempt | None = None
         self._num_rounds = 0
         """Begun in this stay, this one included."""
-        self._due: list[tuple[float, Message]] = []
-        """Messages to all ranks that wait for their time."""
+        self._due: list[tuple[float, Mapping[int, Message]]] = []
+        """Messages to ranks that wait for their time."""
         self._wanted: tuple[float, bool, int] | None = None
         """(not before, stop, attempt) of a checkpoint that was asked for."""
         self._next_periodic_s: float | None = None
@@ -186,6 +187,10 @@ class Coordinator:
     def _tell_ranks(self, message: Message) -> None:
         for caller in list(self._ranks.values()):
             self._server.tell(caller, message)
+
+    def _tell_each(self, messages: Mapping[int, Message]) -> None:
+        for rank, caller in list(self._ranks.items()):
+            self._server.tell(caller, messages[rank])
 
     def _on_message(self, caller: Peer, message: Message) -> None:
         kind = message["type"]
@@ -267,10 +272,10 @@ class Coordinator:
     # --- rounds ---
 
     def _do_what_is_due(self, now_s: float) -> None:
-        due = [message for moment, message in self._due if moment <= now_s]
-        self._due = [(moment, message) for moment, message in self._due if moment > now_s]
-        for message in due:
-            self._tell_ranks(message)
+        due = [told for moment, told in self._due if moment <= now_s]
+        self._due = [(moment, told) for moment, told in self._due if moment > now_s]
+        for told in due:
+            self._tell_each(told)
         if self._attempt is not None:
             self._advance(*self._attempt.round.on_time(now_s))
         if self._next_periodic_s is not None and now_s >= self._next_periodic_s and self._wanted is None:
@@ -324,12 +329,17 @@ class Coordinator:
                     self._on_end(attempt, instruction)
 
     def _ask(self, ask: Ask) -> None:
-        targets = None if ask.targets is None else dict(ask.targets)
-        message = {"type": "ask", "wave": ask.wave, "step": ask.step.value, "targets": targets}
+        assert self._attempt is not None
+        message = {"type": "ask", "wave": ask.wave, "step": ask.step.value, "targets": None}
+        told = dict.fromkeys(self._ranks, message)
+        if ask.targets is not None:
+            assert self._attempt.round.before is not None  # targets follow from a wave
+            own = split_targets(dict(ask.targets), self._attempt.round.before)
+            told = {rank: {**message, "targets": targets} for rank, targets in enumerate(own)}
         if ask.after_s:
-            self._due.append((time.monotonic() + ask.after_s, message))
+            self._due.append((time.monotonic() + ask.after_s, told))
         else:
-            self._tell_ranks(message)
+            self._tell_each(told)
 
     def _image_request(self, attempt: _Attempt) -> Message:
         previous = self._base_of_next() if self._settings.incremental else None

@@ -18,6 +18,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from enum import Enum
 
+from remesh.rounds.answers import Answers
 from remesh.rounds.clock import MAX_RAISES, Verdict, decide_by_clock
 from remesh.rounds.drain import find_traffic, is_drained
 from remesh.rounds.status import Status
@@ -111,15 +112,16 @@ class Round:
     phase: RoundPhase = RoundPhase.HOLD
     wave: int = 0
     targets: tuple[tuple[str, int], ...] | None = None
-    answers: tuple[Status | None, ...] = ()
-    """Of this wave, by rank."""
+    answers: Answers[Status] | None = None
+    """Of this wave; None before the first."""
     before: tuple[Status, ...] | None = None
     """The wave before this one."""
     changed_s: float = 0.0
     """When a wave last differed from the one before it."""
     num_raises: int = 0
     """How often the clock let ranks past a target because nothing moved."""
-    imaged: frozenset[int] = frozenset()
+    imaged: Answers[bool] | None = None
+    """Who has written its image; None before they are asked."""
     reason: str = ""
     """Of the last verdict, for people."""
 
@@ -134,10 +136,10 @@ class Round:
         if status.refusals:
             why = f"rank {status.rank} cannot be imaged: {'; '.join(status.refusals)}"
             return self._give_up(Obstacle.REFUSED, why)
-        answers = (*self.answers[: status.rank], status, *self.answers[status.rank + 1 :])
+        assert self.answers is not None
+        answers = self.answers.add(status.rank, status)
         waiting = replace(self, answers=answers)
-        complete = tuple(answer for answer in answers if answer is not None)
-        return waiting._judge(complete, now_s) if len(complete) == self.num_ranks else (waiting, ())
+        return (waiting, ()) if answers.num_missing else waiting._judge(answers.given(), now_s)
 
     def on_imaged(self, rank: int, problem: str, *, refused: bool = False) -> tuple[Round, tuple[Instruction, ...]]:
         """A rank has written its files, or could not: ``problem`` says why, and is empty otherwise.
@@ -149,8 +151,9 @@ class Round:
         if problem:
             obstacle = Obstacle.REFUSED if refused else Obstacle.FAILED
             return self._give_up(obstacle, f"rank {rank} could not write its image: {problem}")
-        written = replace(self, imaged=self.imaged | {rank})
-        if len(written.imaged) < self.num_ranks:
+        imaged = (self.imaged or Answers.none(self.num_ranks)).add(rank, True)
+        written = replace(self, imaged=imaged)
+        if imaged.num_missing:
             return written, ()
         return replace(written, phase=RoundPhase.COMMIT), (Commit(),)
 
@@ -173,7 +176,7 @@ class Round:
         """Give up when the limit has passed. Writing images has no limit: it ends, or fails, by itself."""
         if self.phase not in (RoundPhase.HOLD, RoundPhase.CLOSE) or now_s - self.started_s <= self.limit_s:
             return self, ()
-        silent = [rank for rank, answer in enumerate(self.answers) if answer is None]
+        silent = [] if self.answers is None else self.answers.silent()
         why = f"{self.reason or 'no wave was complete'}; in this wave ranks {silent} have not answered"
         return self._give_up(Obstacle.NO_CUT, f"no cut after {self.limit_s:g} s: {why}")
 
@@ -209,7 +212,7 @@ class Round:
     def _ask(
         self, targets: tuple[tuple[str, int], ...] | None, *, after_s: float
     ) -> tuple[Round, tuple[Instruction, ...]]:
-        asked = replace(self, wave=self.wave + 1, targets=targets, answers=(None,) * self.num_ranks)
+        asked = replace(self, wave=self.wave + 1, targets=targets, answers=Answers.none(self.num_ranks))
         return asked, (Ask(asked.wave, self.phase, targets, after_s),)
 
     def _give_up(self, obstacle: Obstacle, reason: str) -> tuple[Round, tuple[Instruction, ...]]:

@@ -17,6 +17,7 @@ from enum import Enum
 from typing import Any
 
 from remesh.errors import FormatError
+from remesh.rounds.members import pack_members, unpack_members
 
 
 class Activity(Enum):
@@ -82,7 +83,7 @@ class Status:
             "rank": self.rank,
             "activity": self.activity.value,
             "at": list(self.at),
-            "standings": [[key, at.completed, at.reached, list(at.members)] for key, at in self.standings],
+            "standings": [[key, at.completed, at.reached, pack_members(at.members)] for key, at in self.standings],
             "sent": [list(pair) for pair in self.sent],
             "received": [list(pair) for pair in self.received],
             "quiet": self.quiet,
@@ -100,7 +101,7 @@ class Status:
                 activity=Activity(value["activity"]),
                 at=tuple(map(str, value["at"])),
                 standings=tuple(
-                    (str(key), ClockStanding(int(completed), int(reached), tuple(map(int, who))))
+                    (str(key), ClockStanding(int(completed), int(reached), unpack_members(who)))
                     for key, completed, reached, who in value["standings"]
                 ),
                 sent=tuple((int(who), int(n)) for who, n in value["sent"]),

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from remesh.errors import FormatError
+from remesh.rounds.answers import Answers
 from remesh.rounds.clock import decide_by_clock
 from remesh.rounds.drain import compute_missing, is_drained
 from remesh.rounds.machine import PATIENCE_S, Ask, Commit, End, Ending, Obstacle, Round, RoundPhase, TakeImage
@@ -156,7 +157,7 @@ def test_an_image_that_failed_gives_the_round_up(rank: int, refused: bool, obsta
 
 
 def test_a_wave_that_only_has_to_be_confirmed_is_followed_at_once_and_one_with_traffic_is_not() -> None:
-    state = replace(Round(2, stop=False), phase=RoundPhase.CLOSE, wave=3, answers=(None, None))
+    state = replace(Round(2, stop=False), phase=RoundPhase.CLOSE, wave=3, answers=Answers.none(2))
     for sent, waits in ((((1, 1),), True), ((), False)):
         asked = state
         for rank in _WORLD:
