@@ -156,6 +156,23 @@ block.close(); block.unlink(); gone.close()
     wait_for(lambda: not [name for name in set(os.listdir("/dev/shm")) - before if "mp-" in name], "names are left")
 
 
+def test_an_image_tells_the_names_of_its_shared_memory(stage: Stage) -> None:
+    name = f"remesh-test-{os.getpid()}"
+    program = f"""
+from multiprocessing import shared_memory
+block = shared_memory.SharedMemory("{name}", create=True, size=4096)
+gone = shared_memory.SharedMemory(create=True, size=4096); gone.unlink()
+{WAIT_FOR_GO}
+block.close(); block.unlink(); gone.close()
+"""
+    upper = stage.start(program)
+    with freeze(upper.pid) as frozen:
+        report = dump_image(frozen, stage.folder / "image")
+    (stage.work / "go").touch()
+    stage.finish(upper)
+    assert report.shared_names == (f"/dev/shm/{name}",)
+
+
 def test_handlers_pending_signals_and_the_signal_of_a_parents_end_are_kept_in_children(stage: Stage) -> None:
     program = """
 import ctypes, signal

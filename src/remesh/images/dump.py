@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -107,8 +108,9 @@ def _fill_folder(frozen: Frozen, order: ImageOrder, phases: Phases, folder: Imag
         survey = survey_tree(frozen, IDENTITIES)
     with contextlib.closing(survey):
         with phases.phase("survey"):
-            _put_tree(frozen, survey, folder)
-        return _report(_dump_members(frozen, order, survey, phases, folder), phases)
+            tree = _put_tree(frozen, survey, folder)
+        names = tuple(sorted(name for file in tree.carried for name in file.names))
+        return replace(_report(_dump_members(frozen, order, survey, phases, folder), phases), shared_names=names)
 
 
 def _dump_members(
@@ -126,7 +128,7 @@ def _dump_members(
     return [dump_member(frozen.root, order, context, phases, folder), *members.values()]
 
 
-def _put_tree(frozen: Frozen, survey: Survey, folder: ImageFolder) -> None:
+def _put_tree(frozen: Frozen, survey: Survey, folder: ImageFolder) -> TreeState:
     """What the processes have in common, and the channel of the root."""
     kin = kin_of([*(process.pid for process in frozen.processes), *frozen.ended])
     sockets = describe_sockets(survey, IDENTITIES)  # finds further open files
@@ -138,6 +140,7 @@ def _put_tree(frozen: Frozen, survey: Survey, folder: ImageFolder) -> None:
     if any(area.path == CHANNEL_PATH and area.kind is AreaKind.SHARED_FILE for area in frozen.root.areas):
         channel = Path(seen_from_here(frozen.pid, CHANNEL_PATH)).read_bytes()
         folder.put(image_format.CHANNEL_FILE, _without_zeros_at_end(channel))
+    return tree
 
 
 def _without_zeros_at_end(data: bytes) -> bytes:

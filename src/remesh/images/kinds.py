@@ -98,3 +98,4 @@ class ImageReport:
     ancestors: tuple[str, ...]  # folders of the images where inherited pages are, absolute: all that it needs
     seconds: Mapping[str, float] = field(default_factory=dict)  # by phase: "inspect", "freeze", "state", "pages", ...
     not_tracked: str = ""  # why changed pages are not tracked from now on, though that was asked; "" otherwise
+    shared_names: tuple[str, ...] = ()  # in /dev/shm, of memory that the image holds, sorted

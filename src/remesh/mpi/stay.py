@@ -26,8 +26,9 @@ from remesh.mpi.launch import LaunchCommand, Reach, default_network, find_row, p
 from remesh.mpi.mpis import Installation, find_mpi
 from remesh.mpi.program_environment import lower_environment
 from remesh.mpi.together import check_together
+from remesh.ranks.apart import check_apart
 from remesh.ranks.ground import Ground, make_bed
-from remesh.ranks.hosts import Host
+from remesh.ranks.hosts import Host, seat_ranks
 from remesh.ranks.room import clear_rooms, find_place
 from remesh.rounds.job_folder import Checkpoint, JobFolder, JobState
 from remesh.rounds.leader import Coordinator, JobOutcome, Settings
@@ -110,9 +111,11 @@ def run_stay(
     """
     spec = folder.read_spec()
     installation, network = find_launch(placement)
-    if checkpoint is not None and placement.hosts:
-        places = [host.name for host in placement.hosts for _ in range(host.num_ranks)]
-        check_together(checkpoint.manifest["ranks"], places, f"restarting job {folder.name}")
+    if checkpoint is not None:
+        ranks, doing = checkpoint.manifest["ranks"], f"restarting job {folder.name}"
+        seats = seat_ranks(placement.hosts or (Host(socket.gethostname(), spec.num_ranks),))
+        check_together(ranks, [seat.host for seat in seats], doing)
+        check_apart(ranks, seats, doing)
     with contextlib.ExitStack() as stack:
         stack.enter_context(folder.lead())
         coordinator = Coordinator(folder, spec.num_ranks, settings, say)

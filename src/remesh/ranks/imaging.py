@@ -30,5 +30,6 @@ def dump_into(frozen: Frozen, folder: Path, request: Message) -> dict[str, Any]:
         "num_pages": made.num_pages,
         "num_pages_inherited": made.num_pages_inherited,
         "builds_upon": sorted(int(Path(each).parents[1].name) for each in made.ancestors),
+        "shared_names": list(made.shared_names),
         "seconds": dict(made.seconds),
     }

@@ -24,8 +24,9 @@ from typing import Any, Final
 from remesh.errors import ConfigError, FormatError, StorageError
 from remesh.files import write_new
 from remesh.images.kinds import OpenFilePolicy
+from remesh.ranks.apart import check_apart
 from remesh.ranks.ground import Entrance, Ground, make_bed
-from remesh.ranks.hosts import Host, describe_hosts, is_loopback
+from remesh.ranks.hosts import Host, describe_hosts, is_loopback, seat_ranks
 from remesh.rounds.job_folder import Checkpoint, JobFolder, JobSpec, JobState
 from remesh.rounds.leader import Coordinator, JobOutcome, Settings
 from remesh.rounds.signals import obeying_signals
@@ -88,7 +89,10 @@ def run_stay(
     SIGTERM takes a checkpoint and stops; SIGINT ends the job. Both only when called in the main thread.
     """
     spec = folder.read_spec()
+    hosts = placement.hosts or (Host(socket.gethostname(), spec.num_ranks),)
     content = {} if checkpoint is None else _read_store(checkpoint, spec)
+    if checkpoint is not None:
+        check_apart(checkpoint.manifest["ranks"], seat_ranks(hosts), f"restarting job {folder.name}")
     with contextlib.ExitStack() as stack:
         stack.enter_context(folder.lead())
         bed = None
@@ -113,7 +117,6 @@ def run_stay(
         words += ["--interface", placement.interface]
         if checkpoint is not None:
             words += ["--checkpoint", str(checkpoint.number), "--open-files", settings.open_files.value]
-        hosts = placement.hosts or (Host(socket.gethostname(), spec.num_ranks),)
         starters = _start_hosts(folder, hosts, bed, words)
         stack.callback(_end_hosts, starters)
         return _lead(coordinator, starters)
