@@ -37,7 +37,7 @@ def check_options(doing: str, given: Mapping[str, Any], known: type) -> None:
         if name not in hints:
             raise OptionError(
                 f"{doing}: there is no option {name!r}{_nearest(name, list(hints))}, expected "
-                f"{', '.join(hints)}; mend its name, or leave it out"
+                f"{', '.join(hints)}; correct its name, or leave it out"
             )
         check_option(doing, name, value, hints[name])
 

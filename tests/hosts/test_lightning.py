@@ -109,7 +109,7 @@ def test_what_it_cannot_do_is_refused_by_name(tmp_path: Path) -> None:
         plugin.save_checkpoint({}, path, storage_options={"anon": True})
     with pytest.raises(ConfigError, match="weights_only=False runs code"):
         plugin.load_checkpoint(path, weights_only=False)
-    with pytest.raises(CheckpointingException, match="mend the path"):
+    with pytest.raises(CheckpointingException, match="correct the path"):
         plugin.load_checkpoint(path)
 
 

@@ -156,5 +156,5 @@ def test_losing_a_holder_loses_exactly_what_only_it_had(layout, data):
     owners = shards_at(layout)
     assert missing == {index for index, shards in owners.items() if {s.holder for s in shards} == {lost}}
     if missing:
-        with pytest.raises(LayoutError, match="nobody has box"):
+        with pytest.raises(LayoutError, match="no holder has box"):
             survivors.check_complete()

@@ -56,4 +56,4 @@ def _meet_nobody(port: int) -> str:
 
 def test_who_stays_away_is_waited_for_no_longer_than_was_said(ranks: RankPool) -> None:
     (told,) = ranks.run(_meet_nobody, 1, (free_port(),))
-    assert "not all came within 1 s" in told
+    assert "not all ranks called this within 1 s" in told

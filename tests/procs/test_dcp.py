@@ -210,7 +210,7 @@ def test_planner_data_that_would_run_code_in_the_index_is_refused(tmp_path):
             plans, metadata = super().create_global_plan(all_plans)
             return plans, replace(metadata, planner_data=_Strange())
 
-    with pytest.raises(dcp.api.CheckpointException, match="mend the planner"):
+    with pytest.raises(dcp.api.CheckpointException, match="correct the planner"):
         dcp.save({"x": 1}, storage_writer=DcpWriter(tmp_path), planner=Planner())
     assert not (tmp_path / ".metadata").exists()
 

@@ -210,7 +210,7 @@ def clash() -> list[str]:
         (lambda: reshard({"w": addend(rank, op="band")}, {"w": held}), "no band of float32"),
         (lambda: reshard({"w": addend(rank, dtype=torch.float8_e5m2)}, {"w": held}), "no sum of float8_e5m2"),
         (lambda: reshard({"w": addend(rank, op="max" if rank else "min")}, {"w": held}), "reduction min"),
-        (lambda: reshard({"w": held}, {"w": addend(0)}), "wanted as partial sums"),
+        (lambda: reshard({"w": held}, {"w": addend(0)}), "requested as partial sums"),
         (lambda: reshard({"w": addend(rank, half)}, {"w": held}), "3 of 8 elements"),
     ]
     texts = []

@@ -37,7 +37,8 @@ def as_checkpoint_error(doing: str, raised: BaseException) -> BaseException:
         told = CheckpointMismatchError(f"{doing}: {raised}")
     elif isinstance(raised, OSError) and not isinstance(raised, Error):
         told = CheckpointPathError(
-            f"{doing}: the operating system refused with {raised}; mend the path, the rights or the space and try again"
+            f"{doing}: the operating system refused with {raised}; correct the path, the rights or the space and try "
+            "again"
         )
     if told is not raised:
         told.__cause__ = raised

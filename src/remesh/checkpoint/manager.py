@@ -129,7 +129,8 @@ class Checkpoints:
         chosen = self.latest() if step is None else step
         if chosen is None:
             raise CheckpointPathError(
-                f"loading the newest checkpoint under {self.root}: found no complete one; see latest(), which is None "
+                f"loading the newest checkpoint under {self.root}: found none that is complete; check latest() "
+                "first, which is None "
                 "where a run begins"
             )
         return load(state, self.path_of(chosen), group=self._group, strict=strict)
@@ -175,7 +176,7 @@ class Checkpoints:
             if isinstance(policy, KeepBest) and metrics and policy.metric not in metrics:
                 raise OptionError(
                     f"{doing}: option 'metrics' has {', '.join(sorted(metrics))}, expected {policy.metric!r} among "
-                    "them, by which keep chooses; give it, or no metrics at this step"
+                    "them, which `keep` compares; give it, or no metrics at this step"
                 )
         if group_rank(self._group) == 0:
             self._check_is_after(step, doing)
@@ -186,7 +187,8 @@ class Checkpoints:
         lowest = 0 if newest is None else newest + 1
         if step < lowest:
             raise CheckpointMismatchError(
-                f"{doing}: expected a step from {lowest} on, since the newest there is {newest}; to go on from an "
+                f"{doing}: expected a step from {lowest} on, since the newest checkpoint is of step {newest}; to go "
+                "on from an "
                 "earlier one, call drop_after with its step first"
             )
 

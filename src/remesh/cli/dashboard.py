@@ -43,7 +43,8 @@ def dashboard(events_dir: Path, host: str, port: int, token_file: Path | None, n
     check_folder(events_dir)
     if token_file is None and not is_loopback(host):
         raise ConfigError(
-            f"serving the dashboard on {host}: beyond loopback it asks for a token, found no --token-file; give one, "
+            f"serving the dashboard on {host}: beyond loopback it needs a token, and --token-file was not given; "
+            "give one, "
             "or listen on 127.0.0.1 and reach it through ssh -L"
         )
     token = None if token_file is None else read_token(token_file)

@@ -21,7 +21,7 @@ def describe_empty(events_dir: Path) -> str | None:
     if any(events_dir.glob("*.jsonl")):
         return None
     inner = sorted(path.parent.name for path in events_dir.glob("*/*.jsonl"))
-    hint = f"its folder {inner[0]!r} has some" if inner else "give what remesh run --events-dir was given"
+    hint = f"its folder {inner[0]!r} has some" if inner else "give the folder of remesh run --events-dir"
     return f"no event logs (*.jsonl) in {events_dir}; {hint}, or wait until the job has started"
 
 

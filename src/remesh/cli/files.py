@@ -18,7 +18,7 @@ def read_text(path: Path, what: str) -> str:
     try:
         return path.read_text()
     except OSError as raised:
-        raise StorageError(f"reading {what} {path}: {raised.strerror}; name a file that is there") from raised
+        raise StorageError(f"reading {what} {path}: {raised.strerror}; name an existing file") from raised
     except UnicodeDecodeError as raised:
         raise StorageError(f"reading {what} {path}: it is not text ({raised}); name another file") from raised
 
@@ -28,7 +28,7 @@ def read_json(path: Path, what: str) -> Any:
     try:
         return json.loads(read_text(path, what))
     except json.JSONDecodeError as raised:
-        raise ConfigError(f"reading {what} {path}: it is not JSON ({raised}); mend it") from raised
+        raise ConfigError(f"reading {what} {path}: it is not JSON ({raised}); correct it") from raised
 
 
 class OutputFile:
@@ -41,7 +41,7 @@ class OutputFile:
         self.path = path
         self._fresh: Path | None = None
         if path.is_dir():
-            raise StorageError(f"opening {path} to write it: it is a folder; name a file")
+            raise StorageError(f"opening {path} for writing: it is a folder; name a file")
         try:
             if path.exists() and not path.is_file():
                 self._file: TextIO = path.open("w")  # a device or a pipe

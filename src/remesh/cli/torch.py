@@ -88,7 +88,8 @@ def run_job(
         )
     if os.environ.get("TORCH_DISTRIBUTED_DEBUG", "").upper() == "DETAIL":
         raise ConfigError(
-            "starting a program with TORCH_DISTRIBUTED_DEBUG=DETAIL: its groups of groups are not carried; unset it"
+            "starting a program with TORCH_DISTRIBUTED_DEBUG=DETAIL: Remesh cannot checkpoint the process groups of "
+            "that mode; unset it"
         )
     num_ranks, environment = _read_torchrun(hosts, **{name: how.pop(name) for name in _OF_TORCHRUN})
     name = script.replace(".", "-") if is_module else Path(script).stem

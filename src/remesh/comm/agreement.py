@@ -159,7 +159,7 @@ def check_alike(told: Sequence[Mapping[str, Any]], in_full: Callable[[str], Any]
                 where, first, other = _difference(name, values[0], values[rank])
                 raise OptionError(
                     f"{doing}: option {where} is {_shown(first)} on rank 0 and {_shown(other)} on rank {rank}, "
-                    f"expected the same on all {len(told)} ranks; call it with the same options everywhere"
+                    f"expected the same value on all {len(told)} ranks; use the same options on every rank"
                 )
 
 

@@ -45,7 +45,7 @@ def join_beside(
     except RuntimeError as raised:
         reason = str(raised).partition("\n")[0]
         raise PeerError(
-            f"{doing}: not all came within {timeout_s:g} s ({reason}); start those that are missing"
+            f"{doing}: not all ranks called this within {timeout_s:g} s ({reason}); start the missing processes"
         ) from raised
     number_ranks(group)
     return group

@@ -306,7 +306,7 @@ def _check_same_call(doings: list[str], group: Group) -> None:
         if doing.split()[:1] != doings[0].split()[:1]:
             raise ConfigError(
                 f"{doings[0]}: so says rank {_world_rank(0, group)}, while rank {_world_rank(rank, group)} says "
-                f"{doing!r}, expected all {len(doings)} ranks in the same call; call the same function everywhere, "
+                f"{doing!r}, expected all {len(doings)} ranks in the same call; call the same function on every rank, "
                 "with the same form of arguments"
             )
 

@@ -115,7 +115,7 @@ class Conversation:
                 break
             body = bytes(self._bytes[_HEAD.size : end])
             if not hmac.compare_digest(proof, self._proof(self._role.other, self._num_heard, body)):
-                raise FormatError("no-proof", "reading a message: its sender does not know the token")
+                raise FormatError("no-proof", "reading a message: the sender does not have the job's token")
             del self._bytes[:end]
             self._num_heard += 1
             if body:
@@ -202,7 +202,7 @@ class Line:
                     continue
                 stack.pop_all()
                 return cls(connection, conversation, patience_s)
-        raise PeerError(f"{what}: nobody answers ({'; '.join(problems)}); see whether the other side runs")
+        raise PeerError(f"{what}: no process answers ({'; '.join(problems)}); check that it runs and can be reached")
 
     @classmethod
     def answer(cls, connection: socket.socket, token: Token, *, patience_s: float) -> Self:
@@ -219,7 +219,7 @@ class Line:
             connection.settimeout(max(deadline_s - time.monotonic(), 1e-3))
             data = connection.recv(_HEAD.size)
             if not data:
-                raise ConnectionResetError("the caller hung up before it had shown the token")
+                raise ConnectionResetError("the caller closed the connection before it proved that it has the token")
             line._conversation.add(data)
             if line._conversation.take() is not None:
                 raise FormatError("not-a-proof", "taking a caller: expected a frame without a message first")
@@ -264,7 +264,7 @@ class Line:
         while at < len(room):
             count = self._socket.recv_into(room[at : at + _CHUNK_BYTES])
             if not count:
-                raise ConnectionResetError(f"the other end hung up after {at} of {len(room)} bytes")
+                raise ConnectionResetError(f"the connection was closed after {at} of {len(room)} bytes")
             at += count
 
     def close(self) -> None:
@@ -301,7 +301,7 @@ def _read(body: bytes) -> Message:
     try:
         message = json.loads(body)
     except ValueError as error:
-        raise FormatError("not-json", f"reading a message: {error}; the peer is not ours") from error
+        raise FormatError("not-json", f"reading a message: {error}; the sender is not a process of this job") from error
     if not isinstance(message, dict) or not isinstance(message.get("type"), str):
         raise FormatError("not-a-message", "reading a message: expected an object with a type")
     return message

@@ -268,7 +268,7 @@ def _describe(sharded_state_dict: ShardedStateDict) -> list[Any]:
             first = shards.setdefault(name, one)
             if (first.dtype, first.data_shape) != (one.dtype, one.data_shape):
                 raise CheckpointMismatchError(
-                    f"sharing out the shards of a group: {name} is wanted as {first.dtype} and {one.dtype} by one "
+                    f"sharing out the shards of a group: {name} is requested as {first.dtype} and {one.dtype} by one "
                     "rank, expected one of them; load without the fully parallel strategy"
                 )
             if is_main_replica(one.replica_id):

@@ -155,7 +155,7 @@ def verify_checkpoint(checkpoint_dir: Directory) -> CheckpointingConfig:
     if not store_of(directory).is_directory(directory):
         raise CheckpointPathError(
             f"looking for a checkpoint: Checkpoint directory {directory} does not exist, expected the directory of a "
-            "saved checkpoint; mend the path"
+            "saved checkpoint; correct the path"
         )
     config = maybe_load_config(directory)
     if config is None:

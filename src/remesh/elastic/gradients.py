@@ -115,7 +115,7 @@ class Gradients:
                 if isinstance(part, FSDPModule) and holds_unreduced_gradients(part):
                     raise ConfigError(
                         f"keeping the gradients of {name}.{path or 'all of it'} over a commit: FSDP has not added them "
-                        f"up over its ranks yet, and each rank's part would die with it; {ADVICE}"
+                        f"up over its ranks yet, and a rank that fails would lose its part; {ADVICE}"
                     )
 
 

@@ -46,7 +46,7 @@ class Memory:
         if self.limit_bytes < 1 or self.sharded_bytes < 0 or self.fixed_bytes < 0:
             raise ConfigError(
                 f"describing a worker's memory: limit {self.limit_bytes}, sharded {self.sharded_bytes} and fixed "
-                f"{self.fixed_bytes} bytes, expected a limit of at least 1 and nothing negative; mend the numbers"
+                f"{self.fixed_bytes} bytes, expected a limit of at least 1 and nothing negative; correct the numbers"
             )
 
     def needed_bytes(self, axes: Mapping[str, int]) -> int:

@@ -181,7 +181,7 @@ def _jsonable(name: str, value: Any) -> Value:
     except (TypeError, ValueError) as error:
         raise ConfigError(
             f"carrying {name!r}: its plain values must be JSON (numbers, strings, lists, dicts), found {error}; carry "
-            "tensors by themselves and leave other objects out"
+            "tensors by themselves and do not carry other objects"
         ) from error
 
 

@@ -118,7 +118,7 @@ def _peek(held: socket.socket, take_in: Callable[[int], int]) -> Iterator[Socket
                 return
             part = SocketPart(data, tuple(take_in(each) for each in numbers))
             if told & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
-                raise _of_a_moment(f"a message of more than {_PART_BYTES} bytes is on its way")
+                raise _of_a_moment(f"a message of more than {_PART_BYTES} bytes is in transit")
             if numbers and held.type == socket.SOCK_STREAM and len(data) > 1:
                 # The kernel does not tell with which of these bytes: whoever reads fewer would lose them.
                 raise _of_a_moment("descriptors are on their way behind other bytes")
@@ -219,6 +219,6 @@ def _send(sender: socket.socket, part: SocketPart, files: Sequence[int]) -> None
         num_sent = 0
     if num_sent != len(part.data):
         raise StorageError(
-            f"restoring a socket: {len(part.data)} bytes were on their way, of which {num_sent} fit; "
+            f"restoring a socket: {len(part.data)} bytes were in transit, of which {num_sent} fit; "
             "raise net.core.wmem_max, or restore as root"
         )

@@ -120,7 +120,7 @@ class RemeshAccelerator(Accelerator):
     def _check_can_save(self, doing: str, options: Mapping[str, Any]) -> None:
         if options:
             raise ConfigError(
-                f"{doing} a state with accelerate: {sorted(options)} mean nothing to Remesh; leave them out"
+                f"{doing} a state with accelerate: {sorted(options)} are not supported by Remesh; leave them out"
             )
         if self.distributed_type in _FOREIGN:
             raise ConfigError(

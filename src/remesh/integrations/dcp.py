@@ -262,7 +262,7 @@ def _tensor_of(item: WriteItem, planner: SavePlanner) -> torch.Tensor:
     if found != expected:
         raise CheckpointMismatchError(
             f"saving tensor {item.index.fqn!r} with dcp: its planner gave {found[0]} of shape {tuple(found[1])}, "
-            f"expected {expected[0]} of shape {tuple(expected[1])} as it had planned; mend the planner"
+            f"expected {expected[0]} of shape {tuple(expected[1])} as it had planned; correct the planner"
         )
     return tensor
 
@@ -274,7 +274,7 @@ def _check_planner_data(planner_data: Any, directory: Location) -> None:
     except CheckpointFormatError as raised:
         raise CheckpointMismatchError(
             f"saving checkpoint {directory}: the planner's data goes into the index, which is read without running "
-            f"code, and holds more than numbers, texts, tuples, lists and dicts ({raised}); mend the planner"
+            f"code, and holds more than numbers, texts, tuples, lists and dicts ({raised}); correct the planner"
         ) from raised
 
 

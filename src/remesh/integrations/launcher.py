@@ -40,7 +40,9 @@ class elastic_launch:
         self, config: LaunchConfig, entrypoint: Callable[..., Any] | str | None, health_check_server: Any = None
     ) -> None:
         if health_check_server is not None:
-            raise ConfigError("launching: a health_check_server is given, which our agent does not have; leave it out")
+            raise ConfigError(
+                "launching: a health_check_server is given, which Remesh's agent does not support; leave it out"
+            )
         self._config = config
         self._entrypoint = entrypoint
 

@@ -64,7 +64,7 @@ class RemeshCheckpointIO(CheckpointIO):
         try:
             content = store_of(place).read(place)
         except (FileNotFoundError, IsADirectoryError) as raised:
-            raise CheckpointPathError(f"loading checkpoint {place}: {raised}; mend the path") from raised
+            raise CheckpointPathError(f"loading checkpoint {place}: {raised}; correct the path") from raised
         loaded: dict[str, Any] = load_object(content, str(place))
         return loaded
 

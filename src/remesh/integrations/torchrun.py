@@ -71,7 +71,9 @@ def create_rendezvous(parameters: RendezvousParameters) -> RendezvousHandler:
     that comes later asks all of them.
     """
     if strange := sorted(parameters.config.keys() - _KNOWN):
-        raise ConfigError(f"reading --rdzv-conf: rendezvous remesh knows {sorted(_KNOWN)}, found {strange}; mend them")
+        raise ConfigError(
+            f"reading --rdzv-conf: rendezvous remesh knows {sorted(_KNOWN)}, found {strange}; correct them"
+        )
     # Workers of a round meet in a store of that round, so torch's own, which outlives its address, is not shared.
     os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
     home = JobHome(_address_of(parameters))
@@ -272,7 +274,9 @@ def _bytes_of(value: dict[str, Any]) -> bytes:
 def _address_of(parameters: RendezvousParameters) -> Address:
     places = [one.strip() for one in parameters.endpoint.split(",") if one.strip()]
     if not places:
-        raise ConfigError("meeting other nodes: rendezvous remesh needs --rdzv-endpoint HOST[:PORT][,HOST[:PORT]...]")
+        raise ConfigError(
+            "joining the other nodes: rendezvous remesh needs --rdzv-endpoint HOST[:PORT][,HOST[:PORT]...]"
+        )
     endpoints = tuple(one if ":" in one else f"{one}:{DEFAULT_PORT}" for one in places)
     secret = os.environ.get("REMESH_TOKEN", "").encode()
     if secret and len(secret) < MIN_SECRET_BYTES:

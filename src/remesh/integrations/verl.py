@@ -122,7 +122,9 @@ class RemeshCheckpointEngine(CheckpointEngine):
 
     def _moves(self) -> Resharder:
         if self._resharder is None:
-            raise ConfigError(f"{_UPDATING}: this worker has met nobody; verl calls init_process_group first")
+            raise ConfigError(
+                f"{_UPDATING}: this worker is in no process group yet; verl calls init_process_group first"
+            )
         return self._resharder
 
     def _agree(self, step: Callable[[], dict[str, Piece]]) -> tuple[dict[str, Piece], list[Any]]:

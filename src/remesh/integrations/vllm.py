@@ -206,7 +206,7 @@ class RemeshWorkerEngine(WeightTransferEngine[RemeshWorkerInitInfo, RemeshUpdate
         """Fill the model's parameters in place. Raises on all ranks alike; what has not arrived is then unknown."""
         if self._resharder is None or self._wanted is None:
             raise ConfigError(
-                "receiving weights: this worker has met no trainer; call init_weight_transfer_engine first"
+                "receiving weights: this worker is not connected to a trainer; call init_weight_transfer_engine first"
             )
         self._resharder.reshard({}, dict(self._wanted.pieces))
         self._wanted.copy_ties()

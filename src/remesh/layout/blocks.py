@@ -120,7 +120,7 @@ def layout_from_ragged(global_shape: Sequence[int], dim: int, lengths: Mapping[H
     if sum(lengths.values()) != shape[dim] or any(length < 0 for length in lengths.values()):
         raise LayoutError(
             f"cutting dim {dim} of global shape {shape} raggedly: the {len(lengths)} lengths add up to "
-            f"{sum(lengths.values())}, expected {shape[dim]} from lengths >= 0; say who has the rest"
+            f"{sum(lengths.values())}, expected {shape[dim]} from lengths >= 0; list a length for every part"
         )
     shards = []
     start = 0

@@ -58,7 +58,7 @@ class Box:
         if len(start) != len(shape):
             raise LayoutError(
                 f"making a box: offset {tuple(start)} has {len(start)} dims and shape {tuple(shape)} has {len(shape)}, "
-                "expected as many; give one start and one size per dim"
+                "expected the same number; give one start and one size per dim"
             )
         return cls(tuple(start), tuple(s + n for s, n in zip(start, shape, strict=True)))
 
@@ -179,7 +179,7 @@ class Box:
         if len(self.start) != len(other.start):
             raise LayoutError(
                 f"computing the {doing} of boxes {self} and {other}: they have {self.ndim} and {other.ndim} dims, "
-                "expected as many; both must describe the same tensor"
+                "expected the same number; both must describe the same tensor"
             )
 
 

@@ -203,8 +203,8 @@ class Layout:
                 lacking = subtract_all(Box.of_shape(self.global_shape), map(atoms.boxes.box, range(len(atoms))))
                 raise LayoutError(
                     f"checking the layout of {name!r}: {len(self.holders)} holders keep {held} of {self.size} elements"
-                    f"{self._of_addend(addend)}, expected all; nobody has box {lacking[0]} (and {len(lacking) - 1} "
-                    "more boxes); add who holds it"
+                    f"{self._of_addend(addend)}, expected all; no holder has box {lacking[0]} (and {len(lacking) - 1} "
+                    "more boxes); add the holder that has it"
                 )
 
     def _shards_by_addend(self) -> dict[int, list[Shard]]:

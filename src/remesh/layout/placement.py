@@ -158,7 +158,7 @@ def check_placements(global_shape: Sequence[int], mesh_shape: Sequence[int], pla
         if isinstance(placement, Split | StridedSplit) and not 0 <= placement.dim < len(global_shape):
             raise LayoutError(
                 f"placing a tensor of shape {tuple(global_shape)}: {placement} on axis {axis} names dim "
-                f"{placement.dim}, expected 0 to {len(global_shape) - 1}; dims are never counted from the end"
+                f"{placement.dim}, expected 0 to {len(global_shape) - 1}; negative dims are not supported"
             )
         if isinstance(placement, StridedSplit) and placement.split_factor < 1:
             raise LayoutError(

@@ -46,7 +46,7 @@ def check_places(shards: Sequence[Shard], global_shape: Sequence[int], doing: st
     >>> check_places(twice, (4,), "giving 'w'")
     Traceback (most recent call last):
         ...
-    remesh.errors.LayoutError: giving 'w': boxes [0:2] and [2:4] share places from offset 0 on, ...
+    remesh.errors.LayoutError: giving 'w': boxes [0:2] and [2:4] overlap in memory from offset 0 on, ...
     """
     kept = [shard for shard in shards if not shard.box.is_empty]
     for shard in kept:
@@ -60,15 +60,17 @@ def check_places(shards: Sequence[Shard], global_shape: Sequence[int], doing: st
         assert shard.strides is not None
         if not has_own_places(shard.box.shape, shard.strides):
             raise LayoutError(
-                f"{doing}: elements of box {shard.box} share places, with strides {shard.strides} for shape "
-                f"{shard.box.shape}, expected a place for each; make the tensor contiguous, or correct the strides"
+                f"{doing}: elements of box {shard.box} overlap in memory, with strides {shard.strides} for shape "
+                f"{shard.box.shape}, expected distinct memory for each; make the tensor contiguous, or correct the "
+                "strides"
             )
     clash = _find_clash(kept) if len(kept) > 1 else None
     if clash is not None:
         first, other = (kept[at] for at in clash)
         raise LayoutError(
-            f"{doing}: boxes {first.box} and {other.box} share places from offset {max(first.offset, other.offset)} "
-            "on, expected a place for each element; correct the offsets and strides"
+            f"{doing}: boxes {first.box} and {other.box} overlap in memory from offset "
+            f"{max(first.offset, other.offset)} "
+            "on, expected distinct memory for each element; correct the offsets and strides"
         )
 
 

@@ -45,7 +45,7 @@ class HostRoom:
             (room._ranks / rank_name(rank)).touch()
         except OSError as error:
             raise StorageError(
-                f"making {path} for the ranks of this host: {error}; see its space and rights"
+                f"making {path} for the ranks of this host: {error}; check its free space and permissions"
             ) from error
         return room
 

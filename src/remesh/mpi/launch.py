@@ -121,7 +121,7 @@ def plan_start(
     row = find_row(installation.kind, network, num_hosts=len(hosts))
     if hosts and sum(host.num_ranks for host in hosts) != num_ranks:
         places = ", ".join(f"{host.name}:{host.num_ranks}" for host in hosts)
-        raise ConfigError(f"placing {num_ranks} ranks: hosts {places} take another number; mend --hosts or -n")
+        raise ConfigError(f"placing {num_ranks} ranks: hosts {places} take another number; correct --hosts or -n")
     options = row.one_host if len(hosts) <= 1 else row.hosts
     assert options is not None
     place, files = _PLACES[installation.kind](hosts, reach) if hosts else ((), {})

@@ -130,7 +130,7 @@ def _check_communication(schedule: Schedule, rows: Sequence[Sequence[Action]]) -
     for number, row in enumerate(rows):
         for place, action in enumerate(row):
             if action in at and (action.is_compute or action.kind in COMMUNICATION_KINDS):
-                raise PipelineError(f"reading the schedule {schedule.name!r}: {action} is there twice; leave one out")
+                raise PipelineError(f"reading the schedule {schedule.name!r}: {action} appears twice; leave one out")
             at[action] = (number, place)
     expected = set()
     for action in schedule.actions():
@@ -141,7 +141,7 @@ def _check_communication(schedule: Schedule, rows: Sequence[Sequence[Action]]) -
                 if before not in at or after not in at or at[before] > at[after] or at[before][0] != at[after][0]:
                     raise PipelineError(
                         f"reading the schedule {schedule.name!r}: expected {after} after {before} on rank "
-                        f"{row_of[before.stage]}; mend the table, or read it without communication"
+                        f"{row_of[before.stage]}; correct the table, or read it without communication"
                     )
     foreign = [action for action in at if action.kind in COMMUNICATION_KINDS and action not in expected]
     if foreign:

@@ -72,12 +72,12 @@ class StageGraph:
             if not (0 <= edge.source < self.num_stages and 0 <= edge.target < self.num_stages):
                 raise PipelineError(
                     f"building a stage graph: the edge {edge} must join two of the stages 0 to {self.num_stages - 1}; "
-                    "mend the edge or the number of stages"
+                    "correct the edge or the number of stages"
                 )
         twice = [edge for edge, count in Counter(self.edges).items() if count > 1]
         if twice:
             raise PipelineError(
-                f"building a stage graph: the edge {twice[0]} is there twice; give values their own names"
+                f"building a stage graph: the edge {twice[0]} appears twice; give values their own names"
             )
 
     def _check_order(self) -> None:

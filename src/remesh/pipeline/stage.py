@@ -106,7 +106,8 @@ def cut_microbatches(batch: Mapping[str, Any], num_microbatches: int, what: str)
             if piece.shape != pieces[0].shape or piece.dtype != pieces[0].dtype:
                 raise PipelineError(
                     f"reading {what} {name!r}: micro-batch {number} is {piece.dtype} of shape {tuple(piece.shape)}, "
-                    f"micro-batch 0 is {pieces[0].dtype} of {tuple(pieces[0].shape)}; expected all alike: pad them"
+                    f"micro-batch 0 is {pieces[0].dtype} of {tuple(pieces[0].shape)}; expected all of one shape and "
+                    "dtype: pad them"
                 )
             parts[number][name] = piece
     return parts

@@ -80,7 +80,7 @@ def survey_places(stage: Stage, graph: StageGraph, describe: Callable[[], str], 
     if other is not None:
         raise PipelineError(
             f"{DOING}: expected one graph, schedule and options on all {len(told)} ranks, found {texts[0]} on rank 0 "
-            f"and {texts[other]} on rank {other}; build them alike everywhere"
+            f"and {texts[other]} on rank {other}; build them identically on every rank"
         )
     return Places(meshes, {rank: host for rank, (_, _, host, _) in enumerate(told)})
 
@@ -188,7 +188,7 @@ def _describe(stage: Stage, name: str, value: torch.Tensor, mesh: Mesh) -> list[
     if len(dims) != value.ndim or any(axis >= mesh.ndim for axes in dims for axis in axes):
         raise PipelineError(
             f"{DOING}: stage {stage.index} makes {name!r} with {value.ndim} dims on a mesh of {mesh.ndim} axes, which "
-            f"{spec} does not fit; mend the spec"
+            f"{spec} does not fit; correct the spec"
         )
     parts = [math.prod(mesh.shape[axis] for axis in axes) for axes in dims]
     return [spec, [size * num for size, num in zip(value.shape, parts, strict=True)], dtype_name(value.dtype)]

@@ -58,7 +58,7 @@ def find_traffic(now: Sequence[Status]) -> str:
     if missing:
         first = missing[0]
         return (
-            f"{sum(abs(each.messages) for each in missing)} messages are on their way, {first.messages} of them from "
+            f"{sum(abs(each.messages) for each in missing)} messages are in transit, {first.messages} of them from "
             f"rank {first.source} to rank {first.destination}"
         )
     return ""

@@ -178,7 +178,7 @@ class JobFolder:
         """Raise `ConfigError` if another verb made the job."""
         if (found := self.read_spec().kind) != kind:
             raise ConfigError(
-                f"going on with job {self.name}: it was made by `remesh {found} run`, expected {kind}; go on with it "
+                f"continuing job {self.name}: it was made by `remesh {found} run`, expected {kind}; continue it "
                 f"by `remesh {found} restart`"
             )
 
@@ -196,7 +196,9 @@ class JobFolder:
         try:
             return Token("", (self.path / "token").read_bytes())
         except OSError as error:
-            raise StorageError(f"reading the token of job {self.name}: {error.strerror}; only its owner may") from error
+            raise StorageError(
+                f"reading the token of job {self.name}: {error.strerror}; only the owner of the job can read it"
+            ) from error
 
     def read_state(self) -> JobState:
         """How the job stands, as its coordinator last said."""
@@ -358,7 +360,7 @@ def write_whole(path: Path, data: bytes) -> None:
     try:
         replace_whole(path, data)
     except OSError as error:
-        raise StorageError(f"writing {path}: {error.strerror}; see its space and rights") from error
+        raise StorageError(f"writing {path}: {error.strerror}; check its free space and permissions") from error
 
 
 @contextlib.contextmanager

@@ -112,7 +112,9 @@ class Status:
                 refusals=tuple(map(str, value["refusals"])),
             )
         except (KeyError, TypeError, ValueError) as error:
-            raise FormatError("bad-status", f"reading the status of a rank: {error!r}; the peer is not ours") from error
+            raise FormatError(
+                "bad-status", f"reading the status of a rank: {error!r}; the sender is not a process of this job"
+            ) from error
 
 
 def pairs(counts: Mapping[int, int] | Sequence[int]) -> tuple[tuple[int, int], ...]:

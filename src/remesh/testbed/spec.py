@@ -81,7 +81,7 @@ class BedSpec:
         names = self.names
         for name in names:
             if names.count(name) > 1:
-                raise ConfigError(f"describing a testbed: host {name!r} is there twice; rename one")
+                raise ConfigError(f"describing a testbed: host {name!r} appears twice; rename one")
         racks = {host.rack for host in self.hosts if host.rack}
         if racks != set(self.uplinks):
             raise ConfigError(
@@ -152,7 +152,7 @@ class BedSpec:
         found = _fields(value, {"hosts"}, {"uplinks", "congestion_control", "window_bytes"}, "a testbed")
         hosts, uplinks = found["hosts"], found.get("uplinks", {})
         if not isinstance(hosts, list) or not isinstance(uplinks, dict):
-            raise ConfigError("reading a testbed: expected a list of hosts and an object of uplinks; mend the file")
+            raise ConfigError("reading a testbed: expected a list of hosts and an object of uplinks; correct the file")
         made = []
         for host in hosts:
             fields = _fields(host, {"name", "rate_bytes_per_s"}, {"rack"}, "a host of a testbed")
@@ -161,7 +161,9 @@ class BedSpec:
         rates = {str(rack): _number(rate, f"uplink {rack}") for rack, rate in uplinks.items()}
         rules = {name: found[name] for name in ("congestion_control", "window_bytes") if name in found}
         if not isinstance(rules.get("congestion_control", ""), str) or not _is_size(rules.get("window_bytes")):
-            raise ConfigError(f"reading a testbed: found {rules}, expected a name and a number of bytes; mend the file")
+            raise ConfigError(
+                f"reading a testbed: found {rules}, expected a name and a number of bytes; correct the file"
+            )
         return cls(tuple(made), rates, **rules)
 
 
@@ -241,7 +243,7 @@ def _fields(value: Any, needed: set[str], allowed: set[str], what: str) -> dict[
     if not isinstance(value, dict) or not needed <= found <= needed | allowed:
         raise ConfigError(
             f"reading {what}: found {sorted(map(str, found)) if found else type(value).__name__}, expected an object "
-            f"with {sorted(needed)} and at most {sorted(allowed)} besides; mend the file"
+            f"with {sorted(needed)} and at most {sorted(allowed)} besides; correct the file"
         )
     return value
 

@@ -88,7 +88,7 @@ class Backends:
         mixed = torch.cuda.is_available() and len(words) > 1
         if unknown or mixed:
             raise ConfigError(
-                f"making process group {name} with backend {backend}: programs are carried with gloo or nccl alone, "
+                f"making process group {name} with backend {backend}: Remesh can checkpoint gloo and nccl only, "
                 f"found {', '.join(sorted(words))}; name one of them in init_process_group and new_group"
             )
 

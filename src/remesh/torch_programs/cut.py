@@ -107,6 +107,6 @@ def _wait_until_gone() -> str:
             gc.collect()
             has_collected = True
         if waited_s > _GONE_LIMIT_S:
-            return f"groups are still there {_GONE_LIMIT_S:g} s after they were destroyed: something holds them"
+            return f"groups are still there {_GONE_LIMIT_S:g} s after they were destroyed: something refers to them"
         time.sleep(_PAUSE_S)
     return ""

@@ -319,7 +319,7 @@ def _forwarded(name: str) -> Callable[..., CollectiveWork]:
 def _refused(name: str) -> Callable[..., Any]:
     def method(self: CarriedGroup, *_: Any, **__: Any) -> Any:
         raise NotImplementedError(
-            f"calling {name} of group {self.place.key}: it is not carried; see docs/torch_programs/limits.md"
+            f"calling {name} of group {self.place.key}: Remesh cannot checkpoint it; see docs/torch_programs/limits.md"
         )
 
     method.__name__ = name

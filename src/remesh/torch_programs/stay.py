@@ -176,7 +176,9 @@ def _write_store(part: Path, content: Mapping[str, str]) -> dict[str, Any]:
     try:
         write_new(part / _STORE_FILE, data)
     except OSError as error:
-        raise StorageError(f"writing {part / _STORE_FILE}: {error.strerror}; see its space and rights") from error
+        raise StorageError(
+            f"writing {part / _STORE_FILE}: {error.strerror}; check its free space and permissions"
+        ) from error
     return {"store_sha256": hashlib.sha256(data).hexdigest()}
 
 
@@ -216,4 +218,6 @@ def _digest_of_script(spec: JobSpec) -> str:
     try:
         return hashlib.sha256(path.read_bytes()).hexdigest()
     except OSError as error:
-        raise ConfigError(f"looking at the script {path}: {error.strerror}; it is to stand where it did") from error
+        raise ConfigError(
+            f"looking at the script {path}: {error.strerror}; the script must be at the same path as before"
+        ) from error

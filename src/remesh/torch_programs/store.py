@@ -52,7 +52,7 @@ class StoreLink:
         line.send(message)
         answer = line.receive()
         if answer is None:
-            raise PeerError("asking the store of the job: it hung up; the job's leader has ended")
+            raise PeerError("asking the store of the job: the connection was closed; the leader of the job has ended")
         with self._lock:
             self._idle.append(line)
         return answer["value"]

@@ -107,7 +107,7 @@ def test_shapes_that_differ_and_gaps_are_refused(tmp_path: Path) -> None:
 
     with pytest.raises(CheckpointingException, match="Global shape mismatch for loaded \\(\\(2, 6\\)\\)"):
         ask((2, 5))
-    with pytest.raises(CheckpointingException, match="wanted boxes are in no stored slice"):
+    with pytest.raises(CheckpointingException, match="requested boxes are not in any stored slice"):
         ask((2, 6))
 
 

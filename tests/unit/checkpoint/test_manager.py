@@ -80,7 +80,7 @@ def test_a_step_that_is_not_after_the_newest_is_refused_until_the_later_ones_are
     for step in (2, 4, 6):
         checkpoints.save(step, state(step))
     with pytest.raises(
-        CheckpointMismatchError, match="step 5 .* from 7 on, since the newest there is 6; .* drop_after"
+        CheckpointMismatchError, match="step 5 .* from 7 on, since the newest checkpoint is of step 6; .* drop_after"
     ):
         checkpoints.save(5, state(5))
     assert checkpoints.drop_after(4) == [6]
@@ -127,7 +127,7 @@ def test_a_save_that_fails_is_told_by_its_handle_and_by_the_next_call(
 
 
 def test_nothing_to_load_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointPathError, match="found no complete one"):
+    with pytest.raises(CheckpointPathError, match="found none that is complete"):
         remesh.Checkpoints(tmp_path / "none").load(state(0))
 
 

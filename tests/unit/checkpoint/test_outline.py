@@ -75,7 +75,7 @@ def test_what_is_found_is_what_the_slow_check_finds(seed: int, num_faults: int) 
 def test_a_hole_among_many_ranks_is_named_with_its_box() -> None:
     form = outline_of([ShardedTensor("w", None, torch.float32, (2,), (400,), (0,), (200,))]).form
     outlines = [Outline(form, [2 * rank, int(rank != 7)]) for rank in range(200)]
-    with pytest.raises(CheckpointMismatchError, match=r"'w'.*nobody has box \[14:16\]"):
+    with pytest.raises(CheckpointMismatchError, match=r"'w'.*no holder has box \[14:16\]"):
         check_outlines(outlines)
 
 

@@ -80,7 +80,7 @@ def test_what_is_not_stored_is_an_error_that_names_what_is() -> None:
         CheckpointingException, match=r"Global shape mismatch for loaded \(\(4,\)\) and expected \(\(5,\)\)"
     ):
         plan_reads([Want("weight", Box((0,), (5,)), (5,))], holds)
-    with pytest.raises(CheckpointingException, match=r"1 wanted boxes are in no stored chunk, the first is \[2:4\]"):
+    with pytest.raises(CheckpointingException, match=r"1 requested boxes are in no stored chunk, the first is \[2:4\]"):
         plan_reads([Want("weight", Box((0,), (4,)), (4,))], holds)
     with pytest.raises(CheckpointingException, match="wanted objects are not in the checkpoint, 'o/shard_0_1'"):
         find_objects(["o/shard_0_1"], holds)

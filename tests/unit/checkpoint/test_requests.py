@@ -111,11 +111,11 @@ def test_keys_that_are_not_stored_are_told_with_the_nearest(tmp_path: Path, aske
     ("wanted", "told"),
     [
         (torch.zeros(4, 4, device="meta"), "on the device meta, without values"),
-        (torch.zeros(1, 4).expand(4, 4), "elements share places in memory"),
+        (torch.zeros(1, 4).expand(4, 4), "elements overlap in memory"),
         (torch.zeros(4, 4).to_sparse(), "of layout torch.sparse_coo"),
         (
             Piece(torch.zeros(8), (4, 4), (Shard(0, Box((0, 0), (2, 4))), Shard(0, Box((2, 0), (4, 4))))),
-            "share places from offset 0",
+            "overlap in memory from offset 0",
         ),
     ],
 )

@@ -204,5 +204,5 @@ def test_a_caller_that_proves_nothing_is_given_up_in_time() -> None:
 
 
 def test_nobody_at_the_other_end_is_told_by_address(tmp_path: Path) -> None:
-    with pytest.raises(PeerError, match=r"calling: nobody answers \(.*nowhere: .*; 127.0.0.1:1: "):
+    with pytest.raises(PeerError, match=r"calling: no process answers \(.*nowhere: .*; 127.0.0.1:1: "):
         Line.connect([str(tmp_path / "nowhere"), ("127.0.0.1", 1)], TOKEN, "calling")

@@ -91,7 +91,7 @@ def test_calls_out_of_order_are_refused(stint: Stint) -> None:
     job = Job(stint, EventLog(None, "test"))
     with pytest.raises(ConfigError, match=r"call job\.carry"):
         next(job.batches(range(10), 4))
-    with pytest.raises(ConfigError, match="no batch is open"):
+    with pytest.raises(ConfigError, match="no batch has been taken"):
         job.commit()
     with pytest.raises(ConfigError, match="job needs a folder"):
         job.save()

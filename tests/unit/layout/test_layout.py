@@ -45,7 +45,7 @@ def test_replicas_are_no_overlap():
 
 
 def test_an_incomplete_layout_names_a_box_nobody_has_and_both_counts():
-    with pytest.raises(LayoutError, match=r"'w': 2 holders keep 12 of 16 elements, .* nobody has box \[2:4, 2:4\]"):
+    with pytest.raises(LayoutError, match=r"'w': 2 holders keep 12 of 16 elements, .* no holder has box \[2:4, 2:4\]"):
         _layout((0, TOP), (1, Box((2, 0), (4, 2)))).check("w")
 
 

@@ -38,7 +38,7 @@ def test_a_mesh_without_axes_has_one_rank():
         (lambda: Box((0,), (1, 2)), "1 dims but stop"),
         (lambda: Box((3,), (1,)), "runs from 3 to 1"),
         (lambda: Box((-1,), (1,)), "runs from -1"),
-        (lambda: Box.at((0, 0), (1,)), "expected as many"),
+        (lambda: Box.at((0, 0), (1,)), "expected the same number"),
         (lambda: Box((0,), (4,)).intersect(Box((0, 0), (1, 1))), "1 and 2 dims"),
         (lambda: Box((0,), (4,)).split(0, 5), "outside the box"),
         (lambda: Box((0,), (4,)).split(1, 0), "outside the box"),

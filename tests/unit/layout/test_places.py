@@ -101,9 +101,9 @@ def test_large_memory_is_judged_without_looking_at_elements() -> None:
 
 WHOLE = Box.of_shape((4, 2))
 SHARED: list[tuple[str, torch.Tensor | Piece]] = [
-    ("share places", torch.zeros(4, 1).expand(4, 2)),
+    ("overlap in memory", torch.zeros(4, 1).expand(4, 2)),
     (
-        "[0:2, 0:2] and [2:4, 0:2] share places",
+        "[0:2, 0:2] and [2:4, 0:2] overlap in memory",
         Piece(torch.zeros(8), (4, 2), tuple(Shard(0, box) for box in WHOLE.split(0, 2))),
     ),
     ("outside the global shape", Piece(torch.zeros(16), (4, 2), (Shard(0, Box((0, 0), (8, 2))),))),

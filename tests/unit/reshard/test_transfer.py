@@ -243,7 +243,7 @@ def test_partial_sums_need_a_transfer_and_are_never_wanted() -> None:
     partial = Layout((4,), (Shard(0, box),), "float32", "sum")
     with pytest.raises(PlanError, match="plan_transfer"):
         plan_reshard([TensorMove("w", partial, plain)], {0: "a"})
-    with pytest.raises(PlanError, match="wanted as partial sums"):
+    with pytest.raises(PlanError, match="requested as partial sums"):
         TensorMove("w", plain, partial)
     with pytest.raises(PlanError, match="no host for it"):
         plan_transfer([TensorMove("w", partial, plain)], {1: "a"}, {})

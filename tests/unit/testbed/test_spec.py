@@ -72,7 +72,7 @@ def test_short_texts_describe_equal_and_uneven_hosts() -> None:
         (lambda: HostSpec("a;reboot", 1e6), "lower case"),
         (lambda: HostSpec("a", 0.0), "expected at least 1000"),
         (lambda: HostSpec("a", float("nan")), "expected at least 1000"),
-        (lambda: BedSpec((HostSpec("a", 1e6), HostSpec("a", 1e6))), "'a' is there twice"),
+        (lambda: BedSpec((HostSpec("a", 1e6), HostSpec("a", 1e6))), "'a' appears twice"),
         (lambda: BedSpec((HostSpec("a", 1e6, "r"),)), "uplinks are given for"),
         (lambda: BedSpec((HostSpec("a", 1e6),), {"r": 1e6}), "uplinks are given for"),
         (lambda: BedSpec((HostSpec("a", 1e6),), congestion_control="x y"), "congestion control"),

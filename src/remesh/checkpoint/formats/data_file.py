@@ -375,7 +375,7 @@ def _load(blob: bytes, where: str) -> Any:
     except Exception as raised:  # a damaged blob raises almost anything
         raise CheckpointFormatError(
             "bad-blob",
-            f"reading {where}: expected {len(blob)} bytes written by torch.save, found that they do not parse "
+            f"reading {where}: expected {len(blob)} bytes written by torch.save, which cannot be parsed "
             f"({_first_line(raised)}); the checkpoint is damaged, use another one",
         ) from raised
 

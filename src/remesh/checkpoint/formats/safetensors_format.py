@@ -186,7 +186,7 @@ def _files_in(place: Location) -> dict[str, list[str] | None]:
 def _tensors_in(directory: Location, name: str) -> dict[str, StoredTensor]:
     path = directory / name
     if not store_of(path).is_inside(directory, path):
-        raise CheckpointFormatError("escaping-path", f"opening {path}: it lies outside {directory}; do not trust it")
+        raise CheckpointFormatError("escaping-path", f"opening {path}: it lies outside {directory}; do not load it")
     try:
         with store_of(path).open_ranged(path) as file:
             start = bytearray(_LENGTH_BYTES)

@@ -186,8 +186,8 @@ def _from_runs(wanted: Sequence[ShardedTensor], stored: StoredTensor, shape: tup
     if num_filled != sum(want.global_box().size for want in wanted):
         boxes = compute_missing(src, dst)
         raise CheckpointMismatchError(
-            f"tensor {key!r}: {len(boxes)} wanted boxes are in no stored slice, the first is {boxes[0]}; the "
-            "checkpoint was saved from a part of the state"
+            f"tensor {key!r}: {len(boxes)} requested boxes are not in any stored slice, the first is {boxes[0]}; the "
+            "checkpoint was saved without a part of the state"
         )
     return asked
 

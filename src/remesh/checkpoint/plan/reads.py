@@ -136,7 +136,7 @@ def _plan_tensor(key: str, wants: Mapping[int, Want], stored: StoredTensor) -> t
     strict = not any(want.allow_shape_mismatch for want in wants.values())
     if strict and num_filled != sum(want.box.size for want in wants.values()):
         boxes = compute_missing(src, dst)
-        return [], f"tensor {key!r}: {len(boxes)} wanted boxes are in no stored chunk, the first is {boxes[0]}"
+        return [], f"tensor {key!r}: {len(boxes)} requested boxes are in no stored chunk, the first is {boxes[0]}"
     return reads, None
 
 

@@ -52,7 +52,8 @@ def read_metrics(directory: Location) -> dict[str, float]:
     if not isinstance(found, dict) or not all(_is_number(value) for value in found.values()):
         raise CheckpointFormatError(
             "bad-metrics",
-            f"reading the metrics {path}: found {content[:80]!r}, expected a JSON object of numbers; mend the file, or "
+            f"reading the metrics {path}: found {content[:80]!r}, expected a JSON object of numbers; correct the "
+            "file, or "
             "remove it, and the checkpoint has no metrics",
         )
     return {name: float(value) for name, value in found.items()}

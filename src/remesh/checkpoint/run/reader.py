@@ -267,7 +267,7 @@ def _format_of(directory: Location, allow_native: bool) -> str:
     if not store.is_directory(directory):
         raise CheckpointPathError(
             f"loading checkpoint: Checkpoint directory {directory} does not exist, expected the directory of a saved "
-            "checkpoint; mend the path"
+            "checkpoint; correct the path"
         )
     config = maybe_load_config(directory)
     if config is None:
@@ -362,6 +362,6 @@ def _check_can_fill(tensor: torch.Tensor, key: str) -> None:
     check_has_values(tensor, key)
     if not tensor.is_contiguous() and not has_own_places(tensor.shape, tensor.stride()):
         raise CheckpointMismatchError(
-            f"filling tensor {key!r}: its elements share places in memory (shape {tuple(tensor.shape)}, strides "
-            f"{tensor.stride()}), expected a place for each; load into a clone() or contiguous() tensor"
+            f"filling tensor {key!r}: its elements overlap in memory (shape {tuple(tensor.shape)}, strides "
+            f"{tensor.stride()}), expected distinct memory for each; load into a clone() or contiguous() tensor"
         )

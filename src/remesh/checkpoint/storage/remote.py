@@ -264,6 +264,6 @@ def _as_os_error(doing: str, raised: Exception, attempt: int) -> Exception:
         return CheckpointPathError(f"{doing}: the client of this store is not installed ({raised}); install it")
     times = "once" if attempt == 1 else f"{attempt} times"
     return CheckpointPathError(
-        f"{doing}: tried {times}, expected an answer, found {type(raised).__name__}: {raised}; mend the URL, the "
+        f"{doing}: tried {times}, expected an answer, found {type(raised).__name__}: {raised}; correct the URL, the "
         "network or the rights (the store's client takes credentials from the environment) and try again"
     )

@@ -136,7 +136,7 @@ def raise_problems(problems: Sequence[str]) -> None:
         more = f" (and {len(problems) - _MAX_LISTED} more)" if len(problems) > _MAX_LISTED else ""
         raise CheckpointMismatchError(
             f"Invalid sharding pattern validation. Errors: {'; '.join(problems[:_MAX_LISTED])}{more}. Every element "
-            "must belong to exactly one main replica over all ranks: mend the offsets, shapes and replica ids"
+            "must belong to exactly one main replica over all ranks: correct the offsets, shapes and replica ids"
         )
 
 

@@ -37,7 +37,7 @@ def check_numbers(values: Mapping[str, Any], flags: Iterable[Flag]) -> None:
     if 0 < values["exclude_slower"] <= 1:
         raise ConfigError(
             f"reading --exclude-slower {values['exclude_slower']:g}: expected more than 1, for it is a factor over the "
-            "others' median, or 0 for never; give 1.5, say"
+            "others' median, or 0 for never; for example 1.5"
         )
 
 
@@ -80,7 +80,7 @@ def wait_for_names(endpoints: Sequence[str], patience_s: float, tell: Callable[[
                 errors.append(f"{endpoint!r}: {error.strerror or error}")
         if time.monotonic() >= deadline_s:
             raise ConfigError(
-                f"meeting other nodes: this machine could not look up the host of {', '.join(errors)}, for "
+                f"joining the other nodes: this machine could not look up the host of {', '.join(errors)}, for "
                 f"{patience_s:g} s; correct --rdzv-endpoint (or --master-addr), or give an address"
             )
         if not told:
@@ -114,7 +114,7 @@ def check_script(script: str, values: Mapping[str, Any]) -> None:
     if values["no_python"] and not values["run_path"]:
         if shutil.which(script) is None:
             raise ConfigError(
-                f"starting workers: {script!r} is no program on the path; give the path of an executable file"
+                f"starting workers: {script!r} is not a program on the PATH; give the path of an executable file"
             )
     elif not values["module"] and find_main(script) is None:
         found = "a folder without __main__.py" if Path(script).is_dir() else "nothing there"

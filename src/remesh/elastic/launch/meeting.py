@@ -57,7 +57,7 @@ class SignedBackend(RendezvousBackend):
         if state is None:
             raise RendezvousStateError(
                 f"reading the rendezvous of job {self._token.run_id!r}: its {len(signed)} bytes were not signed with "
-                "this job's token; somebody else writes to this store"
+                "this job's token; another job or program writes to this store"
             )
         return state
 

@@ -97,8 +97,8 @@ def check_request(request: Request, mode: Mode) -> None:
         flags = ", ".join(f"--{find_flag(dest).name}" for dest in strange)
         raise ConfigError(
             f"reading the flags: {mode.value} mode, which was chosen for {request.script}, has no {flags}"
-            + (", for its agents and stores are torch's, which speak no TLS" if "tls" in flags else "")
-            + "; leave out what it has not, or choose with --mode"
+            + (", since its agents and stores are torch's, which do not support TLS" if "tls" in flags else "")
+            + "; leave them out, or choose the other mode with --mode"
         )
     check_numbers(values, FLAGS)
     num_workers(values["nproc_per_node"])
@@ -234,7 +234,7 @@ def read_tls(request: Request) -> Tls | None:
         return None
     if not all(paths):
         raise ConfigError(
-            f"reading the flags: found {sum(map(bool, paths))} of --tls-cert, --tls-key, --tls-ca; give all"
+            f"reading the flags: found {sum(map(bool, paths))} of --tls-cert, --tls-key, --tls-ca; give all three"
         )
     tls = Tls(*(str(Path(path).absolute()) for path in paths))
     tls.context(is_server=True)
@@ -273,7 +273,7 @@ def _meeting_place(request: Request) -> tuple[str, bool | None]:
     values, given = request.values, request.given
     if "rdzv_backend" in given and values["rdzv_backend"] not in ("c10d", "static"):
         raise ConfigError(
-            "meeting other nodes: in-process mode meets on a c10d store, found --rdzv-backend "
+            "joining the other nodes: in-process mode meets on a c10d store, found --rdzv-backend "
             f"{values['rdzv_backend']}; leave the flag out, or choose --mode restart"
         )
     if values["standalone"]:
@@ -281,7 +281,7 @@ def _meeting_place(request: Request) -> tuple[str, bool | None]:
     if values["rdzv_endpoint"]:
         if values["rdzv_id"] == "none":
             raise ConfigError(
-                "meeting other nodes: --rdzv-endpoint needs --rdzv-id, the name that all nodes of the job give"
+                "joining the other nodes: --rdzv-endpoint needs --rdzv-id, the name that all nodes of the job give"
             )
         hosts: bool | None = values["rdzv_host"]
         return values["rdzv_endpoint"], hosts

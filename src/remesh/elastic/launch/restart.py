@@ -158,7 +158,7 @@ class RestartAgent(LocalElasticAgent):
             self._share(worker_group, failures, is_end=self._remaining_restarts == 0)
         elif result.state is WorkerState.HEALTHY and store.check([_ENDED]):
             store.add(_HEARD, 1)
-            raise EndedElsewhereError("another node's workers failed, and no restart is left there")
+            raise EndedElsewhereError("another node's workers failed, and no restarts are left on that node")
         elif result.state is WorkerState.SUCCEEDED:
             self._note_exits(worker_group)
         return result

@@ -114,7 +114,7 @@ def read_description(memory: bytes | memoryview) -> tuple[SnapshotDescription, i
         raise _damaged(f"expected {data_start} + {data_bytes} bytes, the memory has {len(memory)}")
     text = bytes(memory[HEADER_BYTES : HEADER_BYTES + length])
     if crc32(text) != crc:
-        raise _damaged("its description does not have the checksum that its header tells")
+        raise _damaged("its description does not match the checksum in its header")
     try:
         told = json.loads(text)
         entries = tuple(_entry_of(one) for one in told["entries"])

@@ -45,11 +45,11 @@ def send_parcel(line: Line, generation: int, rank: int, data: memoryview) -> Non
     parcel = Parcel(generation, rank, len(data), crc32(body, crc32(head)))
     line.send({"type": "parcel", **asdict(parcel)})
     if _hear(line) != "come":
-        raise ConnectionRefusedError(f"its keeper's host has no room for {parcel.nbytes} bytes")
+        raise ConnectionRefusedError(f"the host that stores it has no memory for {parcel.nbytes} bytes")
     line.send_payload(memoryview(head))
     line.send_payload(body)
     if _hear(line) != "kept":
-        raise ConnectionAbortedError("it came to its keeper damaged")
+        raise ConnectionAbortedError("it was damaged on the way")
 
 
 def receive_parcel(line: Line, make_room: Callable[[Parcel], memoryview | None]) -> bool:

@@ -170,11 +170,11 @@ class StoreHome:
         endpoints = ", ".join(self.address.endpoints)
         if refusals := self.take_refusals():
             raise PeerError(
-                f"meeting the other nodes of job {self.address.run_id!r}: {refusals[-1].doing}: {refusals[-1].reason}; "
+                f"joining the other nodes of job {self.address.run_id!r}: {refusals[-1].doing}: {refusals[-1].reason}; "
                 "give all nodes certificates of one authority that are still valid (--tls-cert, --tls-key, --tls-ca)"
             )
         raise PeerError(
-            f"meeting the other nodes of job {self.address.run_id!r}: no store answers at {endpoints} "
+            f"joining the other nodes of job {self.address.run_id!r}: no store answers at {endpoints} "
             f"({str(error).splitlines()[0]}); start the node that hosts it, or correct --rdzv-endpoint"
         )
 
@@ -228,7 +228,9 @@ class StoreHome:
         store = self._face(client, self._token)
         opened = _read_open(store)
         if opened is None:
-            raise PeerError(f"entering the store at {client.endpoint}: it was opened by nobody who has the token")
+            raise PeerError(
+                f"entering the store at {client.endpoint}: the process that opened it does not have the job's token"
+            )
         self.opening = opened
         self.endpoint = client.endpoint
         return store
@@ -255,7 +257,9 @@ class StoreHome:
         self._bring(client, me)
         store = self._enter(client)
         if self.place < place:
-            raise PeerError(f"following the job to {endpoint}: expected {place} there, found {self.place}")
+            raise PeerError(
+                f"moving to the new store of the job at {endpoint}: expected {place} there, found {self.place}"
+            )
         self._tell_stragglers(me)
         return store
 

@@ -120,7 +120,7 @@ class Stint:
     def keep_state(self) -> None:
         """Between two steps: a checkpoint and a snapshot, where they are due."""
         if self._state is None:
-            raise ConfigError("asking for batches: call job.carry(...) first, it tells where the data stream stands")
+            raise ConfigError("asking for batches: call job.carry(...) first: it restores the position in the data")
         self.boundary()
         # Decided by the step number alone: a spare that has just replaced a member knows nothing else of the past.
         every, step = self.options.save_every, self.position.step
@@ -148,7 +148,8 @@ class Stint:
             if self._num_steps_here or _STALE_GROUP not in str(error):
                 raise
             raise PeerError(
-                "going on in a loop of steps: the program kept a process group of the mesh before; all enter train anew"
+                "continuing a loop of steps: the program still holds a process group of the previous mesh; every rank "
+                "must call train again"
             ) from error
 
     @property
@@ -183,7 +184,9 @@ class Stint:
     def vote(self, ok: bool) -> bool:
         """Whether all ranks take the batch that is open."""
         if self._unresolved is None:
-            raise ConfigError("committing: no batch is open; call commit once for each batch of job.batches(...)")
+            raise ConfigError(
+                "committing: no batch has been taken; call commit once for each batch of job.batches(...)"
+            )
         digest = 0 if self._reading is None else self._reading.digest
         accumulates = self._state is not None and self._state.gradients.is_accumulating
         votes = [
@@ -224,7 +227,7 @@ class Stint:
             name, one, other = unlike
             raise ConfigError(
                 f"keeping gradients over commits at step {self.position.step}: ranks {one} and {other} hold the same "
-                f"part of {name!r} with different values, and a rank that dies would take its part along; "
+                f"part of {name!r} with different values, and a rank that dies would lose its part; "
                 f"{GRADIENT_ADVICE}"
             )
 
@@ -250,7 +253,7 @@ class Stint:
         self.boundary()
         if self._unresolved is not None:
             raise ConfigError(
-                "ending: the last batch was neither committed nor dropped; call job.commit() for each batch"
+                "ending the job: the last batch was neither committed nor dropped; call job.commit() for each batch"
             )
 
     def hold(self) -> HeldState | None:

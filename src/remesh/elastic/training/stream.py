@@ -150,7 +150,7 @@ class Stream:
             passed = len(self._read_samples(min(position - self._read, 1024), num_epochs))
             if not passed:
                 raise ConfigError(
-                    f"going on with a stream at sample {position}: it ended after {self._read}; give the iterable that "
+                    f"continuing a stream at sample {position}: it ended after {self._read}; give the iterable that "
                     "the job was started with"
                 )
 
@@ -159,7 +159,7 @@ class Stream:
         position, expected = self._known
         if self._digest != expected:
             raise ConfigError(
-                f"going on with a stream at sample {position}: {self.describe()} gives other samples up to there, or "
+                f"continuing a stream at sample {position}: {self.describe()} gives other samples up to there, or "
                 f"another order, than before (digest {self._digest:08x}, expected {expected:08x}); {ORDER_ADVICE}"
             )
 

@@ -160,7 +160,9 @@ class TrainingWorker:
     def _grow(self, plan: Generation, message: Message) -> None:
         rank = int(message["rank"])
         if self.is_broken:
-            raise PeerError(f"entering generation {plan.number}: it is broken already; all meet again")
+            raise PeerError(
+                f"entering generation {plan.number}: it has already failed; all workers join a new generation"
+            )
         store = dist.PrefixStore(f"gen{plan.number}", self._store_at(str(message["store"])))
         self._lower.grow(store, rank, plan.axes)
         self._log.write("grown", generation=plan.number, rank=rank, axes=plan.axes, in_place=plan.in_place)

@@ -283,4 +283,4 @@ def _write_durable(path: Path, data: bytes) -> None:
     try:
         write_new(path, data)
     except OSError as error:
-        raise StorageError(f"writing {path}: {error.strerror}; see its space and rights") from error
+        raise StorageError(f"writing {path}: {error.strerror}; check its free space and permissions") from error

@@ -72,7 +72,7 @@ def spread(items: Sequence[Work], at_least: int | Fraction = 0, rates: Mapping[s
         if not item.owners:
             raise PlanError(
                 f"spreading {len(items)} items of work: one of {item.weight} bytes has no owner, expected one or more; "
-                "somebody must hold it"
+                "give each item at least one holder"
             )
     rate = [Fraction(1) if rates is None else rates[worker] for worker in workers]
     free = [item for item in items if len(item.owners) + len(item.relays) > 1]

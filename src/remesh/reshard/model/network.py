@@ -84,7 +84,9 @@ class Network:
         object.__setattr__(self, "hosts", dict(sorted(self.hosts.items())))
         object.__setattr__(self, "racks", dict(sorted(self.racks.items())))
         if not _is_number(self.latency_s) or not 0 <= self.latency_s < math.inf:
-            raise PlanError(f"describing a network: its latency is {self.latency_s!r}, expected seconds >= 0; mend it")
+            raise PlanError(
+                f"describing a network: its latency is {self.latency_s!r}, expected seconds >= 0; correct it"
+            )
         inhabited = {link.rack for link in self.hosts.values()}
         for rack, rate in self.racks.items():
             if not _is_rate(rate) or rate == math.inf:
@@ -95,7 +97,7 @@ class Network:
             if rack not in inhabited:
                 raise PlanError(
                     f"describing a network: rack {rack!r} has an uplink but none of {len(self.hosts)} hosts stands in "
-                    "it, expected one or more; mend the rack's name, or the hosts'"
+                    "it, expected one or more; correct the rack's name, or the hosts'"
                 )
 
     @classmethod
@@ -183,7 +185,7 @@ def _link_from_json(host: str, fields: Any) -> HostLink:
     if not isinstance(fields, dict) or "rate_bytes_per_s" not in fields or not fields.keys() <= _HOST_FIELDS:
         raise PlanError(
             f"reading a network: host {host!r} is {fields!r}, expected rate_bytes_per_s and at most "
-            f"{sorted(_HOST_FIELDS)}; mend the file"
+            f"{sorted(_HOST_FIELDS)}; correct the file"
         )
     try:
         return HostLink(**fields)
@@ -194,7 +196,5 @@ def _link_from_json(host: str, fields: Any) -> HostLink:
 def _table(value: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     table = value.get(name)
     if not isinstance(table, dict) or not all(isinstance(key, str) for key in table):
-        raise PlanError(
-            f"reading a network: {name!r} is {type(table).__name__}, expected an object with named fields; mend it"
-        )
+        raise PlanError(f"reading a network: {name!r} is {type(table).__name__}, expected a JSON object; correct it")
     return table

@@ -61,7 +61,8 @@ class TensorMove:
             )
         if self.dst.partial is not None:
             raise PlanError(
-                f"{doing}: it is wanted as partial sums ({self.dst.partial}), expected whole values; take it whole and "
+                f"{doing}: it is requested as partial sums ({self.dst.partial}), expected whole values; take it "
+                "whole and "
                 "split it into addends where it is used"
             )
         travelling = travelling_dtype(self.src.dtype, self.dst.dtype)

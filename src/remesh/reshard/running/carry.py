@@ -195,7 +195,7 @@ class Carrier:
 
 
 class Mover(Carrier):
-    """Whole values on their way."""
+    """Whole values in transit."""
 
     stage = 1
 

@@ -282,8 +282,9 @@ def _check_memory(name: str, piece: Piece, rank: int) -> None:
         )
     if not has_own_places(tensor.shape, tensor.stride()):
         raise PlanError(
-            f"{doing}: on rank {rank} elements of its local tensor share places, with strides {tensor.stride()} for "
-            f"shape {tuple(tensor.shape)}, expected a place for each; make it contiguous first"
+            f"{doing}: on rank {rank} elements of its local tensor overlap in memory, with strides {tensor.stride()} "
+            "for "
+            f"shape {tuple(tensor.shape)}, expected distinct memory for each; make it contiguous first"
         )
     check_places(piece.shards, piece.global_shape, f"{doing} on rank {rank}")
     for shard in piece.shards:

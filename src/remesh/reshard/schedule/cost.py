@@ -57,7 +57,7 @@ class SliceCast:
         if min(self.nbytes, self.num_hosts, self.num_devices) < 1 or self.rate_bytes_per_s <= 0 or self.latency_s < 0:
             raise PlanError(
                 f"comparing ways to move a slice: found {self}, expected at least one byte, host and device, a rate "
-                "above 0 and a latency of at least 0; mend the description"
+                "above 0 and a latency of at least 0; correct the description"
             )
 
     @property

@@ -60,7 +60,7 @@ def assign_whole(
         if not candidates[item]:
             raise PlanError(
                 f"assigning {len(weights)} items: item {item} of {weights[item]} bytes has no candidate, expected at "
-                "least one; somebody must hold it"
+                "least one; give each item at least one holder"
             )
         chosen[item] = min(candidates[item], key=lambda who: (load.get(who, 0), who))
         load[chosen[item]] = load.get(chosen[item], 0) + weights[item]

@@ -70,8 +70,8 @@ def test_endpoint_gets_torchruns_port_or_a_free_one() -> None:
         (Mode.IN_PROCESS, ["--exclude-after", "-1"], "--exclude-after -1: expected 0 or more"),
         (Mode.RESTART, ["--max-restarts", "-1"], "--max-restarts -1"),
         (Mode.RESTART, ["--no-python", "-m"], "--no-python"),
-        (Mode.RESTART, ["--no-python"], "no program on the path"),
-        (Mode.RESTART, ["--tls-cert", "a"], "has no --tls-cert, for its agents and stores are torch's"),
+        (Mode.RESTART, ["--no-python"], "not a program on the PATH"),
+        (Mode.RESTART, ["--tls-cert", "a"], "has no --tls-cert, since its agents and stores are torch's"),
         (Mode.RESTART, ["--last-call", "3"], "restart mode, which was chosen for .*, has no --last-call;"),
         (
             Mode.IN_PROCESS,
