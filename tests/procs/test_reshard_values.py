@@ -204,8 +204,8 @@ def clash() -> list[str]:
     acts = [
         (lambda: reshard({"w": held}, {"w": torch.zeros(8, dtype=torch.int32)}), "float32 but wanted as int32"),
         (lambda: reshard({"w": held.long()}, {"w": torch.zeros(8, dtype=torch.int32)}), "int64 but wanted as int32"),
-        (lambda: reshard({"w": addend(0, half if rank else rest)}, {"w": held}), "overlap cannot be told apart"),
-        (lambda: reshard({"w": addend(2 * rank)}, {"w": held}), "nobody holds addend 1"),
+        (lambda: reshard({"w": addend(0, half if rank else rest)}, {"w": held}), "overlap cannot be separated"),
+        (lambda: reshard({"w": addend(2 * rank)}, {"w": held}), "no rank holds addend 1"),
         (lambda: reshard({"w": addend(rank, rest if rank else whole)}, {"w": held}), "has 1 of 2 addends"),
         (lambda: reshard({"w": addend(rank, op="band")}, {"w": held}), "no band of float32"),
         (lambda: reshard({"w": addend(rank, dtype=torch.float8_e5m2)}, {"w": held}), "no sum of float8_e5m2"),

@@ -92,7 +92,9 @@ def entities_of(state: Mapping[str, Any], *, group: Group = None) -> ShardedStat
     _ENTITY_PLANS.remember(agreement)
     common = _common_of(agreement.value.state)
     if _TENSORS in common:
-        raise CheckpointMismatchError(f"describing a state: it has the key {_TENSORS!r} itself; rename it")
+        raise CheckpointMismatchError(
+            f"describing a state: it has the key {_TENSORS!r}, which Remesh uses itself; rename that key"
+        )
     entities = agreement.value.entities(agreement.agreed.kept["is_mine"])
     return {**common, _TENSORS: entities} if entities else common
 

@@ -249,7 +249,9 @@ def build_job(
     """The job that the options describe; `PipelineError` when they contradict each other."""
     if costs is not None:
         if (stages, compute, transfer, nic) != (None, None, None, False):
-            raise PipelineError("reading the options: --costs brings stages, times and lines; leave the others out")
+            raise PipelineError(
+                "reading the options: --costs already gives stages, times and links; leave the other options out"
+            )
         return Asked(*_read_costs(costs), microbatches)
     parts = (compute or "1,1,1").split(",")
     try:

@@ -179,8 +179,8 @@ def build_move(
         names = tuple(f"host{number}" for number in range(num_hosts))
     if len(names) < num_hosts or len(set(names)) != len(names):
         raise ConfigError(
-            f"placing --src {src} and --dst {dst}: they need {num_hosts} hosts, found {len(set(names))} names; name "
-            "more with --hosts or in the network file, or move a side with :HOST"
+            f"placing --src {src} and --dst {dst}: they need {num_hosts} hosts, found {len(set(names))} host names; "
+            "give more with --hosts or in the network file, or move a side with :HOST"
         )
     layouts: list[Layout] = []
     host_of: dict[int, str] = {}

@@ -33,7 +33,7 @@ def join_beside(
     """
     doing = f"meeting {size} processes beside the default group as rank {rank}"
     if not 0 <= rank < size:
-        raise PeerError(f"{doing}: expected a rank from 0 to {size - 1}; give every process another one of these")
+        raise PeerError(f"{doing}: expected a rank from 0 to {size - 1}; give each process a different one")
     timeout = timedelta(seconds=timeout_s)
     try:
         store.set_timeout(timeout)

@@ -34,7 +34,8 @@ def free_port(host: str = "127.0.0.1") -> int:
             if raised.errno != errno.EADDRINUSE:
                 raise
     raise ConfigError(
-        f"looking for a free port of {host}: {_TRIES} from {ports[0]} to {ports[-1]} are taken; end what listens there"
+        f"looking for a free port of {host}: {_TRIES} from {ports[0]} to {ports[-1]} are in use; stop a program that "
+        "listens there"
     )
 
 

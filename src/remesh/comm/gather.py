@@ -212,7 +212,7 @@ def _encode(value: Any, doing: str) -> bytes:
     except (TypeError, ValueError) as raised:
         raise Error(
             f"{doing}: the value of this rank cannot be sent to the others, expected JSON (dicts with string keys, "
-            f"lists, strings, numbers, booleans, None), found: {raised}; describe it in those"
+            f"lists, strings, numbers, booleans, None), found: {raised}; send one of these"
         ) from raised
 
 
@@ -305,7 +305,8 @@ def _check_same_call(doings: list[str], group: Group) -> None:
     for rank, doing in enumerate(doings):
         if doing.split()[:1] != doings[0].split()[:1]:
             raise ConfigError(
-                f"{doings[0]}: so says rank {_world_rank(0, group)}, while rank {_world_rank(rank, group)} says "
+                f"{doings[0]}: rank {_world_rank(0, group)} is in this call, while rank {_world_rank(rank, group)} "
+                "is in "
                 f"{doing!r}, expected all {len(doings)} ranks in the same call; call the same function on every rank, "
                 "with the same form of arguments"
             )

@@ -178,7 +178,7 @@ def _build_shard_distribution(told: Sequence[Sequence[Any]], ignore_groups: bool
                 raise CheckpointMismatchError(
                     f"sharing out the shards of a group: {name} is {first.dtype} of shape {first.data_shape} on rank "
                     f"{ranks_of[name][0]} and {shard.dtype} of shape {shard.data_shape} on rank {ranks[0]}, expected "
-                    "replicas to be alike; load without the fully parallel strategy"
+                    "identical replicas; load without the fully parallel strategy"
                 )
             held = ranks_of.get(name)
             ranks_of[name] = list(ranks) if held is None else sorted(held + ranks)

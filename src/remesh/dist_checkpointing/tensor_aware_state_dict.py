@@ -151,8 +151,8 @@ class MCoreTensorAwareStateDict:
                 filled[id(one)] = objects[name]
             if id(one) not in filled:
                 raise CheckpointMismatchError(
-                    f"making a state dict: {name!r} is not held here, expected the cut that was given; load a "
-                    "checkpoint from storage for another one"
+                    f"making a state dict: {name!r} is not among the shards kept in memory, expected the sharding "
+                    "that was saved; for another sharding load a checkpoint from storage"
                 )
         return filled
 

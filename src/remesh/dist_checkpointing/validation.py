@@ -161,8 +161,8 @@ def verify_checkpoint(checkpoint_dir: Directory) -> CheckpointingConfig:
     if config is None:
         raise CheckpointFormatError(
             "not-a-checkpoint",
-            f"looking for a checkpoint: {directory} is not a distributed checkpoint, expected the marker that a "
-            "completed save leaves; use another directory",
+            f"looking for a checkpoint: {directory} is not a distributed checkpoint, expected the file metadata.json "
+            "that a completed save leaves; use another directory",
         )
     return config
 

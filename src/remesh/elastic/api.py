@@ -62,8 +62,8 @@ def elastic(
         raise
     if not link_path and "TORCHELASTIC_RUN_ID" in os.environ:
         raise ConfigError(
-            f"{_DOING}: the launcher runs this script in restart mode, for its file does not name "
-            "remesh.elastic (or torchrun started it); start it with `remesh run --mode in-process ...`"
+            f"{_DOING}: the launcher runs this script in restart mode, since its file does not import remesh.elastic "
+            "(or torchrun started it); start it with `remesh run --mode in-process ...`"
         )
     if not link_path:
         raise ConfigError(

@@ -144,7 +144,7 @@ def decide_mesh(template: Template, num_workers: int) -> MeshChoice | str:
         needed, axes = min(too_large, key=lambda each: each[0])
         return (
             f"no mesh of {format_axes(template.axes)} over {num_workers} workers fits into {memory.limit_bytes} bytes "
-            f"of a worker; {format_axes(axes)} needs least, {needed} bytes"
+            f"of a worker; {format_axes(axes)} needs the least memory, {needed} bytes"
         )
     if best is None:
         fewest = min(math.prod(max(size, 1) for size in sizes) for sizes in itertools.product(*template.axes.values()))

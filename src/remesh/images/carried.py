@@ -204,7 +204,7 @@ def _make(source: BinaryIO, record: CarriedFile, doing: str) -> int:
             failures.append(f"{place or 'memory'}: {error.strerror}")
     what = "shared memory" if record.in_memory else "a file open that had no name"
     raise StorageError(
-        f"{doing}: the program had {what}; its {record.num_bytes} bytes could not be put anywhere "
+        f"{doing}: the program had {what}; its {record.num_bytes} bytes could not be stored anywhere "
         f"({'; '.join(failures)}); make room, or set TMPDIR to a folder that may be written"
     )
 

@@ -109,12 +109,16 @@ def dump_by_criu(pid: int, directory: Path) -> int:
     doing = f"dumping process {pid} by CRIU"
     criu = _need_criu(doing)
     if inner_id(pid, pid) != INNER_PID:
-        raise ConfigError(f"{doing}: it is no upper half; start it by start_upper")
+        raise ConfigError(f"{doing}: it was not started as a program that can be imaged (start_upper)")
     areas = read_areas(pid)
     if any(area.path == ARENA_PATH for area in areas):
-        raise ConfigError(f"{doing}: its arrays stand in memory that CRIU leaves out; run it without shared arrays")
+        raise ConfigError(
+            f"{doing}: its arrays are in shared memory, which CRIU does not save; run it without shared arrays"
+        )
     if any(area.path.startswith(SHARED_PATH) for area in areas):
-        raise ConfigError(f"{doing}: it shares memory with other programs, which CRIU leaves out; use our own engine")
+        raise ConfigError(
+            f"{doing}: it shares memory with other programs, which CRIU does not save; use Remesh's own engine"
+        )
     make_folder(directory)
     try:
         work = directory.absolute() / _FOLDER
@@ -164,7 +168,9 @@ def _run(command: Sequence[str], work: Path, doing: str) -> None:
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_WORK_TIMEOUT_S, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise ConfigError(f"{doing}: `{command[0]}` did not run: {error}; install it, or use the own engine") from error
+        raise ConfigError(
+            f"{doing}: `{command[0]}` did not run: {error}; install it, or use Remesh's own engine"
+        ) from error
     if done.returncode:
         words = (done.stderr or done.stdout).strip()[-_SHOWN_CHARS:]
         raise ConfigError(f"{doing}: it ended with {done.returncode}: {words}; its log is in {work}")

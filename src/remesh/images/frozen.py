@@ -49,9 +49,7 @@ class Frozen:
     def check_owner(self) -> None:
         """Raise `ConfigError` in another thread than the one that froze it: the kernel would refuse every request."""
         if threading.get_ident() != self._owner:
-            raise ConfigError(
-                f"dumping process {self.pid}: it was frozen by another thread, expected the one that dumps and thaws it"
-            )
+            raise ConfigError(f"dumping process {self.pid}: another thread froze it, expected the thread that dumps it")
 
     def stop(self) -> None:
         """Seize and stop every process there is."""

@@ -303,7 +303,7 @@ def read_chunks(path: Path, state: ChunksState, compressed: bool) -> Iterator[tu
             if _fill(file.fileno(), stored, starts[index]) != len(stored) or crc32(stored) != chunk.crc32:
                 raise FormatError(
                     "bad-checksum",
-                    f"reading {path}: chunk {index} has not the checksum {chunk.crc32:#010x} of its index; "
+                    f"reading {path}: chunk {index} does not have the checksum {chunk.crc32:#010x} of its index; "
                     "restart from another image",
                 )
             return memoryview(_inflate(stored, chunk, path)) if compressed else stored

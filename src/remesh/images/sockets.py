@@ -77,7 +77,7 @@ def describe_socket(
         parts = tuple(_peek(held, take_in)) if one.is_connected else ()
         send_bytes = held.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
         if one.is_connected and not one.peer and not one.shutdown and (listener < 0 or _num_bytes_sent(held)):
-            raise _of_a_moment("what was sent by it has not been accepted yet")
+            raise _of_a_moment("the other end has not accepted yet what it sent")
     finally:
         held.close()
     mode = 0

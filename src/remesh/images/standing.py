@@ -95,7 +95,10 @@ class StandingProcess:
             found = find_instruction(self.leader.read, area.start, area.end)
             if found is not None:
                 return found
-        raise ConfigError(f"dumping process {self.pid}: no system call instruction in its memory; it cannot be imaged")
+        raise ConfigError(
+            f"dumping process {self.pid}: no system call instruction was found in its memory; this program cannot be "
+            "imaged"
+        )
 
     def thaw(self) -> None:
         """Let it run on exactly where it was; nothing happens if it was thawed or killed before."""

@@ -71,7 +71,10 @@ def read_tree(folder: Path) -> StoredTree:
     root = read_image(folder)
     name = image_format.TREE_FILE
     if name not in root.header.files:
-        raise FormatError("bad-record", f"reading {folder}: it is of a descendant; restart from the image around it")
+        raise FormatError(
+            "bad-record",
+            f"reading {folder}: it is the image of a child process; restart from the image that contains it",
+        )
     state = _read_record(folder, root.header, name, TreeState)
     _check_carried(folder, root.header, state)
     living = [each.pid for each in state.living]
@@ -114,7 +117,7 @@ def read_header(folder: Path) -> Header:
     sealed = _parse(_read_bounded(path), path)
     seal = from_json(image_format.Seal, sealed, str(path))
     if hashlib.sha256(seal.header.encode()).hexdigest() != seal.sha256:
-        raise FormatError("bad-checksum", f"reading {path}: its SHA-256 does not fit; restart from another image")
+        raise FormatError("bad-checksum", f"reading {path}: its SHA-256 does not match; restart from another image")
     return from_json(Header, _parse(seal.header.encode(), path), str(path))
 
 
@@ -232,7 +235,7 @@ def _check_ancestors(image: StoredImage) -> None:
         if digest_of(folder) != ancestor.sha256:
             raise FormatError(
                 "other-ancestor",
-                f"reading {image.folder}: it builds upon {folder}, which is not the image it was then; "
+                f"reading {image.folder}: it is an increment of {folder}, which has changed since; "
                 "restart from another image",
             )
 

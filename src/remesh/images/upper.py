@@ -164,7 +164,7 @@ def _start(order: dict[str, Any], site: Site, starter: Starter | None, doing: st
                 os.write(orders, b"!")
                 return upper
         raise ConfigError(
-            f"{doing}: it did not run after {timeout_s} s; `remesh mpi doctor` tells what this machine lacks"
+            f"{doing}: it did not start within {timeout_s} s; `remesh mpi doctor` tells what this machine lacks"
         )
     except BaseException:
         init_pid = init_pid or next((int(line["pid"]) for line in lines if line["event"] == "init"), 0)
@@ -216,7 +216,9 @@ def _find_upper(init_pid: int) -> int:
     for pid in procfs.children_of(init_pid):
         if procfs.inner_id(pid, pid) == INNER_PID:
             return pid
-    raise ConfigError(f"starting an upper half: it ended before it was found (its init is process {init_pid})")
+    raise ConfigError(
+        f"starting an upper half: it ended before it could be attached to (its init is process {init_pid})"
+    )
 
 
 def _make_room() -> None:

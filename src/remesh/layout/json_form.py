@@ -118,7 +118,7 @@ def _fields(obj: object, what: str, needed: tuple[str, ...], optional: tuple[str
     if lacking or unknown:
         raise LayoutError(
             f"reading a {what}: it lacks {lacking} and has unknown {unknown[:8]}, expected exactly {needed} and "
-            f"perhaps {optional}; it was written by something else, or damaged"
+            f"perhaps {optional}; it is damaged, or another program wrote it"
         )
     return obj
 

@@ -131,7 +131,7 @@ class Layout:
             if lacking:
                 raise LayoutError(
                     f"renaming the holders of a layout: {len(lacking)} of {len(self.holders)} have no new name, first "
-                    f"{lacking[0]!r}; give one for each, or restrict the layout before"
+                    f"{lacking[0]!r}; give each a name, or restrict the layout first"
                 )
             rename: Callable[[Holder], Holder] = mapping.__getitem__
         else:

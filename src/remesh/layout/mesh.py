@@ -110,8 +110,8 @@ class Mesh:
     def _place_of(self, world_rank: int) -> int:
         if world_rank not in self.world_ranks:
             raise LayoutError(
-                f"looking up world rank {world_rank}: it is not among the {self.size} ranks of this mesh; ask with the "
-                "number of the rank in the job"
+                f"looking up world rank {world_rank}: it is not among the {self.size} ranks of this mesh; give the "
+                "rank's number in the job (its world rank)"
             )
         return self.world_ranks.index(world_rank)
 

@@ -27,7 +27,7 @@ def find_input(descriptor: int = 0) -> tuple[str, int]:
         named = None
     if named is None or not os.path.samestat(named, info):
         raise ConfigError(
-            f"starting a job: its standard input, {path}, is a file without a name (as the shell makes one of a here "
-            "document); write it to a file that all hosts see, and redirect from that"
+            f"starting a job: its standard input, {path}, is a file without a name (as from a here-document of the "
+            "shell); write it to a file that all hosts can read, and redirect from that"
         )
     return path, os.lseek(descriptor, 0, os.SEEK_CUR)

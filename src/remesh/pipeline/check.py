@@ -49,8 +49,8 @@ def _check_complete(schedule: Schedule) -> None:
         before = {ActionKind.F: None, ActionKind.W: ActionKind.I}.get(kind, ActionKind.F)
         if before is not None and not done[stage, before, number]:
             raise PipelineError(
-                f"checking the schedule {schedule.name!r}: {action} needs {stage}{before}{number}, which comes "
-                "later or not at all; change the order of its row"
+                f"checking the schedule {schedule.name!r}: {action} needs {stage}{before}{number}, which comes later "
+                "in the schedule or not at all; reorder the actions of that rank"
             )
         done[stage, kind, number] += 1
     for stage in range(schedule.num_stages):

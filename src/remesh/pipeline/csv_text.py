@@ -146,7 +146,7 @@ def _check_communication(schedule: Schedule, rows: Sequence[Sequence[Action]]) -
     foreign = [action for action in at if action.kind in COMMUNICATION_KINDS and action not in expected]
     if foreign:
         raise PipelineError(
-            f"reading the schedule {schedule.name!r}: nothing needs {foreign[0]}; values only go from a stage to "
+            f"reading the schedule {schedule.name!r}: no action needs {foreign[0]}; values only go from a stage to "
             "the next one on another rank"
         )
 

@@ -88,14 +88,14 @@ class StageGraph:
             sorter.prepare()
         except CycleError as error:
             raise PipelineError(
-                f"building a stage graph: stages wait for each other in a circle, {_arrows(error.args[1])}; a value "
+                f"building a stage graph: stages wait for each other in a cycle, {_arrows(error.args[1])}; a value "
                 "must not come back to a stage that it was made from: join these stages, or cut the model elsewhere"
             ) from None
         for edge in self.edges:
             if edge.source > edge.target:
                 raise PipelineError(
-                    f"building a stage graph: the edge {edge} goes down; number the stages so that each takes values "
-                    "only of stages with smaller numbers"
+                    f"building a stage graph: the edge {edge} goes to a stage with a smaller number; number the "
+                    "stages so that each takes values only from stages with smaller numbers"
                 )
 
     def _check_ways_to_the_loss(self) -> None:

@@ -163,7 +163,7 @@ class Pipeline:
                 return route.forward.busiest_bytes(edge.name), (
                     0 if route.backward is None else route.backward.busiest_bytes(edge.name)
                 )
-        raise PipelineError(f"looking up what goes over {edge}: no step was made yet; make one")
+        raise PipelineError(f"looking up the values of {edge}: no step has run yet; run one")
 
     def _prepare(
         self, places: Places, batch: Entries | None, target: Any

@@ -163,7 +163,7 @@ class _ScheduleSearch:
             if limit is not None and smallest > limit:
                 raise PipelineError(
                     f"searching a schedule: rank {stage} keeps {smallest} bytes for a single micro-batch, its limit is "
-                    f"{limit} bytes, so no schedule meets it; use smaller micro-batches, recompute activations, or cut "
+                    f"{limit} bytes, so no schedule fits; use smaller micro-batches, recompute activations, or cut "
                     "the model elsewhere"
                 )
 

@@ -127,8 +127,8 @@ def simulate_schedule(
     played = play(schedule.rows, schedule.num_microbatches)
     if [len(ends) for ends in played.ends] != [len(row) for row in schedule.rows]:
         raise PipelineError(
-            f"simulating the schedule {schedule.name!r}: ranks that wait for each other's exchange come to a deadlock; "
-            "let it run with transfers that do not block"
+            f"simulating the schedule {schedule.name!r}: ranks wait for each other's exchange, a deadlock; use "
+            "transfers that do not block"
         )
     rows = tuple(tuple(_timed_row(row, number, played)) for number, row in enumerate(schedule.rows))
     used_s = {

@@ -111,7 +111,8 @@ def _check_weights(model: nn.Module, traced: fx.Graph, stage_of: Mapping[fx.Node
                 if stage != each:
                     raise PipelineError(
                         f"{_DOING}: {known!r} is used in stage {stage} and, as {name!r}, in stage {each}, expected "
-                        "one; weights live on the ranks of one stage: cut elsewhere, or give each stage its own"
+                        "one; weights are on the ranks of one stage only: split elsewhere, or give each stage its "
+                        "own copy"
                     )
 
 

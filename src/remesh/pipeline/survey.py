@@ -109,8 +109,8 @@ def _meshes_of(told: list[tuple[int, list[list[int]]]], num_stages: int) -> tupl
         shape, ranks = told[members[index][0]][1]
         if sorted(ranks) != members[index]:
             raise PipelineError(
-                f"{DOING}: the mesh of stage {index} has ranks {sorted(ranks)}, but {members[index]} work for it; "
-                "expected the same"
+                f"{DOING}: the mesh of stage {index} has ranks {sorted(ranks)}, but ranks {members[index]} were "
+                "given this stage; expected the same ranks"
             )
         meshes.append(Mesh.of({f"axis{axis}": size for axis, size in enumerate(shape)}, ranks))
     return tuple(meshes)

@@ -165,8 +165,8 @@ class Refit:
         under_way = self._under_way
         if under_way is not None:
             raise PlanError(
-                f"{_DOING}: version {under_way.version} was started and nobody has asked for its result, expected one "
-                "refit at a time, for both would go into one buffer; call result() of its handle first, on every rank"
+                f"{_DOING}: version {under_way.version} was started and its result was never asked for, expected one "
+                "refit at a time, since both would use one buffer; call result() of its handle first, on every rank"
             )
 
     def _wait_for_readers(self, buffer: int) -> None:

@@ -187,7 +187,9 @@ class JobFolder:
         path = self.path / "job.json"
         value = _read_json(path)
         if value.pop("version", None) != _VERSION:
-            raise FormatError("version", f"reading {path}: another version of Remesh made it; restart it by that one")
+            raise FormatError(
+                "version", f"reading {path}: another version of Remesh made it; restart it with that version"
+            )
         with _told_as_damaged(path):
             return JobSpec(**{**value, "argv": tuple(value["argv"])})
 
@@ -262,7 +264,7 @@ class JobFolder:
     def _what_there_is(self) -> str:
         if numbers := self._whole_ones():
             return f"expected one of {numbers}; leave --checkpoint out for the last"
-        return "it has none; start its program anew with `run`, and --every for checkpoints"
+        return "it has none; start its program again with `run`, and --every for checkpoints"
 
     def _whole_ones(self) -> str:
         return ", ".join(str(each.number) for each in self.checkpoints() if not each.problem)
@@ -351,7 +353,9 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     value = _read_json(folder / "manifest.json")
     manifest = value.get("manifest")
     if not isinstance(manifest, dict) or hashlib.sha256(_to_json(manifest)).hexdigest() != value.get("sha256"):
-        raise FormatError("bad-manifest", f"reading {folder / 'manifest.json'}: its digest does not fit; it is damaged")
+        raise FormatError(
+            "bad-manifest", f"reading {folder / 'manifest.json'}: its digest does not match; it is damaged"
+        )
     return manifest
 
 

@@ -189,7 +189,7 @@ def _read_store(checkpoint: Checkpoint, spec: JobSpec) -> dict[str, str]:
         if then != [now]:
             raise ConfigError(
                 f"restarting from checkpoint {checkpoint.number}: its {what} is {', '.join(then)}, found {now}; an "
-                "image goes on with what was loaded: restart with what there was, or start the program anew with `run`"
+                "image needs the versions that were loaded: restart with those, or start the program anew with `run`"
             )
     path = checkpoint.path / _STORE_FILE
     try:
@@ -197,7 +197,7 @@ def _read_store(checkpoint: Checkpoint, spec: JobSpec) -> dict[str, str]:
     except OSError as error:
         raise StorageError(f"reading {path}: {error.strerror}; choose another checkpoint") from error
     if hashlib.sha256(data).hexdigest() != checkpoint.manifest.get("store_sha256"):
-        raise FormatError("bad-state", f"reading {path}: its digest does not fit; choose another checkpoint")
+        raise FormatError("bad-state", f"reading {path}: its digest does not match; choose another checkpoint")
     content: dict[str, str] = json.loads(data)
     return content
 

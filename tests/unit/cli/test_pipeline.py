@@ -82,7 +82,7 @@ def test_not_to_overlap_takes_longer() -> None:
         (("draw", "1f1b", "--compute", "1,1,-1"), "finite numbers >= 0"),
         (("draw", "1f1b", "--transfer", "-1"), "finite times >= 0"),
         (("draw", "1f1b", "--costs", "missing.json"), "missing.json"),
-        (("draw", "1f1b", "--costs", "x.json", "--stages", "3"), "leave the others out"),
+        (("draw", "1f1b", "--costs", "x.json", "--stages", "3"), "leave the other options out"),
         (("draw", "1f1b", "--svg", "missing/x.svg"), "writing missing"),
         (("search", "--limit", "0"), "keeps 1 bytes for a single micro-batch, its limit is 0"),
         (("search", "--tolerance", "-1"), "a tolerance >= 0"),

@@ -302,7 +302,7 @@ def test_a_writer_that_has_not_written_finishes_nothing(tmp_path: Path) -> None:
     writer = FileSystemWriterAsync(tmp_path)
     planned, *_ = save_state_dict_async_plan({"w": torch.ones(2)}, writer)
     writer.get_save_function_and_args()
-    with pytest.raises(CheckpointingException, match="has told nothing"):
+    with pytest.raises(CheckpointingException, match="has returned nothing"):
         save_state_dict_async_finalize(*planned)
     assert not (tmp_path / ".metadata").exists()
     with pytest.raises(NotImplementedError, match="expected one file per rank"):

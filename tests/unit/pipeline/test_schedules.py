@@ -48,7 +48,7 @@ def test_a_circle_of_stages_is_named() -> None:
         (0, (), "at least 1 stage"),
         (2, (Edge(0, 2, "h"),), "stages 0 to 1"),
         (2, (Edge(0, 1, "h"), Edge(0, 1, "h")), "there twice"),
-        (3, (Edge(0, 2, "h"), Edge(2, 1, "h")), "goes down"),
+        (3, (Edge(0, 2, "h"), Edge(2, 1, "h")), "goes to a stage with a smaller number"),
         (3, (Edge(0, 2, "h"),), "stage 1 gives no value"),
         (2, (Edge(0, 0, "h"), Edge(0, 1, "h")), "circle"),
     ],

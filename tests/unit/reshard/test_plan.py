@@ -292,5 +292,5 @@ def test_clashing_moves_are_refused_by_name() -> None:
 def test_states_beyond_what_sums_of_sizes_can_hold_are_refused() -> None:
     shape = (1 << 59,)
     src, dst = (Layout(shape, (Shard(rank, Box.of_shape(shape)),), "float64") for rank in (0, 1))
-    with pytest.raises(PlanError, match=r"4611686018427387904 bytes together, expected fewer than 4611686018427387904"):
+    with pytest.raises(PlanError, match=r"4611686018427387904 bytes in total, expected fewer than 4611686018427387904"):
         plan_reshard([TensorMove("w", src, dst)], {0: "a", 1: "b"})

@@ -129,7 +129,8 @@ class PageCopier:
             failed = self._failed.pop(number, None)
         if failed is not None:
             raise CheckpointingException(
-                f"copying tensors for a background save: expected their memory to stay until it is copied, found "
+                "copying tensors for a background save: expected the program to keep their memory until it is "
+                "copied, found "
                 f"{failed}; the save does not exist, save again, with snapshots='copy' if this comes again"
             )
 

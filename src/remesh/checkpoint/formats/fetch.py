@@ -130,7 +130,8 @@ def open_data(directory: Location, name: str, checksums: Checksums, readers: Thr
         return CheckedFile(path, trailer, readers)
     except (FileNotFoundError, IsADirectoryError) as raised:
         raise CheckpointFormatError(
-            "missing-file", f"opening data file {path}: {raised.strerror}, expected it; use another checkpoint"
+            "missing-file",
+            f"opening data file {path}: {raised.strerror}; the checkpoint is incomplete, use another one",
         ) from raised
 
 

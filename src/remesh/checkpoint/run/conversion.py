@@ -343,6 +343,6 @@ def _merge_common(
             _merge_common(into[key], value, checkpoint, (*path, key))
         elif any(diff({key: into[key]}, {key: value})):
             raise CheckpointMismatchError(
-                f"merging {checkpoint.directory}: its common value at {(*path, key)} differs from that of a checkpoint "
-                "before it, expected equal ones; leave one of the checkpoints out"
+                f"merging {checkpoint.directory}: its common data at {(*path, key)} differs from that of an earlier "
+                "checkpoint, expected equal values; leave one of the checkpoints out"
             )

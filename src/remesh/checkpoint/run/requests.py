@@ -45,8 +45,8 @@ def check_objects_get_all(state: Any, objects: Iterable[Path], stored: Iterable[
     for name, rest in _without_place(state, objects, stored):
         raise CheckpointMismatchError(
             f"object {name!r}: its state_dict() has no place for {len(rest)} tensors that are stored, such "
-            f"as {rest[0]!r}, expected one for each; let it make its state first (an optimizer takes a step), or "
-            "give it by torch's get_state_dict"
+            f"as {rest[0]!r}, expected a place for each; let the object create its state first (run one step of an "
+            "optimizer), or get its state with torch's get_state_dict"
         )
 
 

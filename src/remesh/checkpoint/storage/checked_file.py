@@ -133,8 +133,8 @@ class CheckedFile:
         if needed_stop > self._stop:
             raise CheckpointFormatError(
                 "truncated",
-                f"reading {what}: expected bytes {start} to {needed_stop} of data file {self.path}, found that "
-                f"its data ends at {self._stop}; the file is truncated, use another checkpoint",
+                f"reading {what}: expected bytes {start} to {needed_stop} of data file {self.path}, found that the "
+                f"data ends at {self._stop}; the file is truncated, use another checkpoint",
             )
         self._window_start, self._window = self._blocks(start, wished_stop, what)
         self.num_bytes_read += len(self._window)

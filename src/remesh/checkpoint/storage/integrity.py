@@ -195,7 +195,7 @@ def read_checksums(directory: Location) -> Checksums:
     if told != b"%08x\n" % crc32(body):
         raise CheckpointFormatError(
             "checksum",
-            f"reading {path}: expected it to end in its own checksum {crc32(body):08x}, found {told!r}; it is "
+            f"reading {path}: expected the file to end in its own checksum {crc32(body):08x}, found {told!r}; it is "
             "damaged, use another checkpoint",
         )
     try:

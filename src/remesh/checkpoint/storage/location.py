@@ -41,7 +41,7 @@ def location_of(given: Directory) -> Location:
         if "://" in text or (isinstance(given, Path) and not given.is_absolute() and _FLATTENED_URL.match(text)):
             raise ConfigError(
                 f"finding the place {text!r}: it is neither a path nor a URL, expected one of the two, as "
-                "s3://bucket/folder; give a URL as text, since pathlib makes one slash of two"
+                "s3://bucket/folder; give a URL as a string, since pathlib turns two slashes into one"
             )
         return Path(text)
     scheme, rest = match["scheme"].lower(), match["rest"].rstrip("/")

@@ -84,8 +84,8 @@ def take_turn(directory: Location) -> Turn:
     number = 0 if last is None else last.number + 1
     if not _create(directory, number, {"turn": uuid.uuid4().hex}):
         raise CheckpointPathError(
-            f"saving checkpoint {directory}: another save has begun there in the same instant, expected this one to be "
-            "alone; nothing was written, choose another directory or let one job save"
+            f"saving checkpoint {directory}: another save began there at the same moment, expected only one; nothing "
+            "was written, choose another directory or let only one job save there"
         )
     turn = Turn(directory, number)
     if last is not None and _read_mark(directory, last.number).staged is not None:

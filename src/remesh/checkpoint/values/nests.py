@@ -246,7 +246,7 @@ def _graft_list(request: list[Any], common: Any, filled: dict[int, Any], path: P
         raise _cannot_graft(
             path,
             f"the checkpoint has {len(commons)} list elements with common data, the state dict {len(places)} of "
-            f"{len(request)}; ask for a list of the same form as was saved",
+            f"{len(request)}; ask for a list with as many elements as were saved",
         )
     common_at = dict(zip(places, commons, strict=True))
     result = []

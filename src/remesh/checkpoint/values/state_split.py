@@ -67,8 +67,8 @@ def stored_factories(factories: Any, expanded: Any, stored: Collection[int], pat
         if len(absent) < len(built):
             raise CheckpointMismatchError(
                 f"merging what factory {factories.key!r} at {'.'.join(map(str, path))} builds: the checkpoint has "
-                f"{len(built) - len(absent)} of {len(built)} entities, not {absent}, expected all or none; ask for it "
-                "in another checkpoint, or in the form that was saved"
+                f"{len(built) - len(absent)} of {len(built)} entities, not {absent}, expected all of them or none; "
+                "use a checkpoint that has all, or ask for the form that was saved"
             )
         return None, [expanded]
     kept, dropped = {}, []

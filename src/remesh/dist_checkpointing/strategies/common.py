@@ -99,7 +99,8 @@ def _load_element(element: ShardedObject, directory: Location) -> object:
     except FileNotFoundError as raised:
         raise CheckpointFormatError(
             "missing-file",
-            f"loading object {element.unique_key!r}: {path} does not exist, expected it there; was it saved?",
+            f"loading object {element.unique_key!r}: {path} does not exist; the checkpoint is incomplete or never "
+            "had this object",
         ) from raised
     return load_object(content, str(path))
 

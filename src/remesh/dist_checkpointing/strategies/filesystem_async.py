@@ -126,8 +126,8 @@ class FileSystemWriterAsync(FileSystemWriter):
         told.unlink()
         if not text:
             raise CheckpointingException(
-                f"saving checkpoint {self.checkpoint_dir}: the function that writes has told nothing, expected it to "
-                "have run to its end; run it before the save is finalized"
+                f"saving checkpoint {self.checkpoint_dir}: the write function has returned nothing, expected it to "
+                "have finished; call it before the save is finalized"
             )
         rows: list[Row] = json.loads(text)
         return rows

@@ -128,7 +128,7 @@ def find_stragglers(busy_s: Mapping[int, float]) -> list[Straggler]:
 
 def _describe(one: RankStack) -> str:
     if not one.answered:
-        return f"rank {one.rank} does not answer (its main thread keeps the interpreter, or the process is stopped)"
+        return f"rank {one.rank} does not answer (its main thread holds the GIL, or the process is stopped)"
     what = f"waits in {one.collective}" if one.collective else f"is at {one.place}"
     return f"rank {one.rank} {what} after step {one.step}"
 

@@ -37,6 +37,6 @@ def describe_difference(run_id: str, mine: JobCard, found: Mapping[str, Any]) ->
     if not differing:
         return None
     return (
-        f"joining job {run_id!r}: a job of this name is there already, and it is another one: {'; '.join(differing)}; "
+        f"joining job {run_id!r}: another job with this name is running: {'; '.join(differing)}; "
         "give this job another --rdzv-id, or start this node as the others were started"
     )

@@ -153,8 +153,9 @@ def fill_state(state: CarriedState, offers: Offers, host_of: Mapping[int, str], 
         return _load_checkpoint(state, found, "; ".join(reasons), rules.line)
     if newest is not None and not (is_new and rules.may_begin_anew(newest[1])):
         raise StorageError(
-            f"filling the new mesh: {'; '.join(reasons)}, and found no checkpoint in {rules.checkpoint}; expected "
-            "one to go back to; run with checkpoint=... and save_every=..., with snapshot_every=..., or use replicas"
+            f"filling the new mesh: {'; '.join(reasons)}, and found no checkpoint in {rules.checkpoint}; a job needs "
+            "one of these to continue; run with checkpoint=... and save_every=..., with snapshot_every=..., or use "
+            "replicas"
         )
     state.forget_allocated()
     begins = "and there is no checkpoint" if newest is None else "and no checkpoint was due yet: the job begins anew"

@@ -275,7 +275,9 @@ def read_state(folder: Path, report: Mapping[str, Any]) -> bytes:
     except OSError as error:
         raise StorageError(f"reading {folder / STATE}: {error.strerror}; choose another checkpoint") from error
     if hashlib.sha256(data).hexdigest() != report.get("lower_sha256"):
-        raise FormatError("bad-state", f"reading {folder / STATE}: its digest does not fit; choose another checkpoint")
+        raise FormatError(
+            "bad-state", f"reading {folder / STATE}: its digest does not match; choose another checkpoint"
+        )
     return data
 
 

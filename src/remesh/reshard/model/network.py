@@ -51,8 +51,8 @@ class HostLink:
                 )
         if not isinstance(self.num_nics, int) or isinstance(self.num_nics, bool) or self.num_nics < 1:
             raise PlanError(
-                f"describing a host of the network: it has {self.num_nics!r} NICs, expected a whole number >= 1; a "
-                "host without a NIC cannot take part"
+                f"describing a host of the network: it has {self.num_nics!r} NICs, expected a whole number >= 1; "
+                "leave a host without a NIC out"
             )
         if self.rack is not None and not isinstance(self.rack, str):
             raise PlanError(f"describing a host of the network: its rack is {self.rack!r}, expected a name or null")

@@ -68,8 +68,8 @@ class TensorMove:
         travelling = travelling_dtype(self.src.dtype, self.dst.dtype)
         if travelling is None:
             raise PlanError(
-                f"{doing}: it is held as {self.src.dtype} but wanted as {self.dst.dtype}, expected dtypes of one kind "
-                "that a cast does not wrap round; cast one side to the dtype of the other first"
+                f"{doing}: it is held as {self.src.dtype} but wanted as {self.dst.dtype}, expected dtypes of one "
+                "kind, where no integer overflows in the cast; cast one side to the dtype of the other first"
             )
         if self.src.partial is None:
             for side in ("src", "dst"):

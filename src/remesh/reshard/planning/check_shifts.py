@@ -35,7 +35,9 @@ def check_shifts(
 ) -> None:
     """Raise `PlanError` unless this plan may go by rule, and copies what it has to."""
     if shifts.moves != tuple(moves) or shifts.host_of != host_of:
-        raise PlanError(f"{DOING}: its messages follow a rule for other moves or hosts, expected its own; plan again")
+        raise PlanError(
+            f"{DOING}: its messages follow a rule for other moves or hosts, expected the rule of this plan; plan again"
+        )
     seen: set[int] = set()
     for move in moves:
         for layout in (move.src, move.dst):
@@ -50,8 +52,8 @@ def _check_side(layout: Layout, name: str, host_of: Mapping[int, str]) -> None:
     found = int(pieces.boxes.sizes.sum())
     if found != layout.size or (pieces.boxes.stops > np.array(layout.global_shape)).any():
         raise PlanError(
-            f"{DOING}: one side of tensor {name!r} has {found} elements, or some beyond its bounds, expected all "
-            f"{layout.size} and no other, for its messages follow a rule; plan again"
+            f"{DOING}: one side of tensor {name!r} has {found} elements, or some beyond its bounds, expected exactly "
+            f"its {layout.size} elements, since its messages follow a rule; plan again"
         )
     if not is_disjoint(pieces.boxes):
         raise PlanError(f"{DOING}: pieces of one side of tensor {name!r} share elements, expected none; plan again")
@@ -115,7 +117,7 @@ def check_part(shifts: Shifts, program: Program, rank: int) -> None:
             raise PlanError(f"{DOING}: rank {rank} {verb} twice in a round, expected at most once; plan again")
     if early or len(taken) < len(program.takes):
         raise PlanError(
-            f"{DOING}: rank {rank} gives {len(early)} chunks before it has them, and takes "
+            f"{DOING}: rank {rank} gives {len(early)} chunks before it has received them, and receives "
             f"{len(program.takes) - len(taken)} twice, expected neither; plan again"
         )
     held, wanted = shifts.tables_of(rank)

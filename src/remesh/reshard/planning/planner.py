@@ -187,7 +187,7 @@ def _check_request(num_moves: int, chunk_bytes: int, strategy: str) -> None:
     if strategy not in (AUTO, SPLIT, *STRATEGIES):
         raise PlanError(
             f"planning {num_moves} moves: strategy {strategy!r} is unknown, expected one of "
-            f"{sorted({AUTO, SPLIT, *STRATEGIES})}; leave it at {AUTO!r} for the one that suits"
+            f"{sorted({AUTO, SPLIT, *STRATEGIES})}; leave it at {AUTO!r} to let Remesh choose"
         )
 
 
@@ -219,7 +219,8 @@ def check_hosts(moves: Sequence[TensorMove], host_of: Mapping[int, str]) -> None
     homeless = sorted({int(rank) for layout in layouts.values() for rank in layout.holders} - host_of.keys())
     if homeless:
         raise PlanError(
-            f"planning {len(moves)} moves: rank {homeless[0]} gives or takes but host_of has no host for it (nor for "
+            f"planning {len(moves)} moves: rank {homeless[0]} sends or receives but host_of has no host for it (nor "
+            "for "
             f"{len(homeless) - 1} more ranks), expected one for every rank of the group; name its host"
         )
 
@@ -228,7 +229,7 @@ def _check_sizes(moves: Sequence[TensorMove]) -> None:
     total = sum(move.src.nbytes for move in moves)
     if total >= _TOO_MANY_BYTES:
         raise PlanError(
-            f"planning {len(moves)} moves: the tensors have {total} bytes together, expected fewer than "
+            f"planning {len(moves)} moves: the tensors have {total} bytes in total, expected fewer than "
             f"{_TOO_MANY_BYTES}, so that sums of sizes fit into 64 bits; move them in several plans"
         )
 

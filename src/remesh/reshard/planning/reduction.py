@@ -141,7 +141,8 @@ def _count_addends(move: TensorMove) -> int:
     integer = dtype in _INTEGERS
     if dtype.startswith(("float8", "float4")) or (op in _BITWISE and not integer) or (op == "avg" and integer):
         raise PlanError(
-            f"{doing}: there is no {op} of {dtype} addends, expected a dtype with that arithmetic; cast the addends to "
+            f"{doing}: {op} of {dtype} values is not defined, expected a dtype with that arithmetic; cast the "
+            "addends to "
             "a wider float first"
         )
     if op in _ORDERED and dtype.startswith("complex"):
@@ -150,7 +151,7 @@ def _count_addends(move: TensorMove) -> int:
         src.check_disjoint(move.name)
     except LayoutError as overlap:
         raise PlanError(
-            f"{doing}: partial sums that overlap cannot be told apart ({overlap}); give every addend as disjoint boxes"
+            f"{doing}: partial sums that overlap cannot be separated ({overlap}); give every addend as disjoint boxes"
         ) from overlap
     return max((shard.addend for shard in src.shards), default=-1) + 1
 
@@ -172,7 +173,7 @@ def _slices(
         elif missing is Missing.REFUSE:
             raise PlanError(
                 f"{_DOING} of tensor {move.name!r}: box {part.box} has {num_addends - len(lacking)} of {num_addends} "
-                f"addends, expected all, nobody holds addend {lacking[0]}; give it on some rank"
+                f"addends, expected all, no rank holds addend {lacking[0]}; give it on some rank"
             )
 
 

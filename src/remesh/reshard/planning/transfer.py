@@ -95,7 +95,7 @@ class Transfer:
         if self.window < _MIN_WINDOW:
             raise PlanError(
                 f"making a transfer: its window is {self.window} messages, expected at least "
-                f"{_MIN_WINDOW}; two ranks that give to each other would wait for ever"
+                f"{_MIN_WINDOW}; two ranks that send to each other would wait forever"
             )
         if self.max_staging_bytes is not None and self.staging_bytes > self.max_staging_bytes:
             raise PlanError(

@@ -52,7 +52,7 @@ class Handle:
         if not self.wait(timeout_s):
             raise TimeoutError(
                 f"waiting for a reshard of {len(self._job.transfer.moves)} tensors: not done after {timeout_s} s; wait "
-                "longer, or leave the group to end it"
+                "longer, or destroy the process group to end it"
             )
         if self._error is not None:
             raise self._error
