@@ -79,7 +79,7 @@ def _directory(ctx: click.Context, param: click.Parameter, given: str) -> Locati
 
 @click.group()
 def ckpt() -> None:
-    """Look into checkpoints: list, show, compare, verify, convert, merge, export, clear away."""
+    """Inspect and edit checkpoints: list, show, diff, verify, convert, merge, export, clean up."""
 
 
 @ckpt.command("ls", short_help="List the checkpoints under a folder.")

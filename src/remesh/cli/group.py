@@ -12,16 +12,16 @@ from remesh.errors import Error
 from remesh.first_use import import_home
 
 _VERBS = {
-    "ckpt": "Look into checkpoints: list, show, compare, verify, convert, merge, export, clear away.",
-    "dashboard": "Serve a page that shows what a job is doing.",
-    "mpi": "Carry MPI programs to another MPI, network and placement.",
+    "ckpt": "Inspect and edit checkpoints: list, show, diff, verify, convert, merge, export, clean up.",
+    "dashboard": "Serve a web page that shows the state of a job.",
+    "mpi": "Checkpoint unmodified MPI programs; restart them under any MPI library and network.",
     "net": "Measure the network between hosts.",
     "pipeline": "Draw, compare and search pipeline schedules.",
-    "plan": "Plan a move between two layouts: bound, ratio, rounds, pictures.",
+    "plan": "Plan a transfer between two layouts: its time, lower bound, messages, pictures.",
     "run": "Start a script on this node as part of an elastic job.",
-    "testbed": "Make hosts on this machine, with shaped links.",
-    "torch": "Carry torch.distributed programs that know nothing of it through checkpoints and restarts.",
-    "top": "Show in the terminal what a job is doing.",
+    "testbed": "Simulate hosts on this machine, as network namespaces with shaped links.",
+    "torch": "Checkpoint unmodified torch.distributed programs; restart them elsewhere.",
+    "top": "Show the state of a job in the terminal.",
 }
 """Verb to its line in ``remesh --help``. The command of the same name lives in ``remesh.cli.<verb>``."""
 

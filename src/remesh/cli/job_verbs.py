@@ -127,9 +127,9 @@ def _call(folder: JobFolder) -> Line:
     if not state.addresses:
         can_go_on = any(not each.problem for each in folder.checkpoints())
         how = (
-            f"go on with it by `remesh {folder.read_spec().kind} restart`"
+            f"continue it with `remesh {folder.read_spec().kind} restart`"
             if can_go_on
-            else "it has no checkpoint to go on from"
+            else "it has no checkpoint to continue from"
         )
         if state.state == "finished":
             how = "it has nothing left to save"

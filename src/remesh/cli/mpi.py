@@ -1,4 +1,4 @@
-"""``remesh mpi``: checkpoints of MPI programs that know nothing of them, and restarts under any MPI on any network."""
+"""``remesh mpi``: checkpoints of unmodified MPI programs, and restarts under any MPI on any network."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``remesh torch``: checkpoints of torch.distributed programs that know nothing of them, and restarts elsewhere."""
+"""``remesh torch``: checkpoints of unmodified torch.distributed programs, and restarts elsewhere."""
 
 from __future__ import annotations
 

@@ -89,14 +89,14 @@ def _tracing() -> Finding:
 def _clocks() -> Finding:
     good = Path("/proc/self/ns/time").exists()
     advice = "" if good else "a restored program sees its clocks jump; Linux 5.6 with CONFIG_TIME_NS is needed"
-    return Finding("time namespaces", good, False, "there" if good else "missing", advice)
+    return Finding("time namespaces", good, False, "available" if good else "missing", advice)
 
 
 def _criu() -> Finding:
     criu = find_criu()
     found = "not installed" if criu is None else f"CRIU {criu.version} at {criu.path}"
     good = criu is not None and criu.is_able
-    advice = "" if good else "CRIU 4.1 or newer would be a second engine; that of Remesh does without it"
+    advice = "" if good else "optional: CRIU 4.1 or newer is another engine for images; Remesh has its own"
     return Finding("CRIU", good, False, found, advice)
 
 

@@ -1,1 +1,1 @@
-"""torch.distributed programs that know nothing of us: groups and a store of ours, launch, restart."""
+"""Unmodified torch.distributed programs: process groups and a store of ours, launch, restart."""

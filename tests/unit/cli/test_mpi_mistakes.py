@@ -53,9 +53,9 @@ def test_a_job_that_has_ended_is_gone_on_with_only_from_a_checkpoint(here: Path)
     assert "finished (all is well), expected it to run; it has nothing left to save" in _refusal("checkpoint", "job")
     folder.write_state(JobState("failed", "rank 1 is gone"))
     assert "failed (rank 1 is gone), expected it to run; it has no checkpoint" in _refusal("checkpoint", "job")
-    assert "it has none; start its program anew" in _refusal("restart", "job")
+    assert "it has none; start its program again" in _refusal("restart", "job")
     folder.commit_checkpoint(folder.begin_checkpoint()[1], {"number": 1})
-    assert "go on with it by `remesh mpi restart`" in _refusal("checkpoint", "job")
+    assert "continue it with `remesh mpi restart`" in _refusal("checkpoint", "job")
     assert "expected one of 1; leave --checkpoint out" in _refusal("restart", "job", "--checkpoint", "7")
 
 

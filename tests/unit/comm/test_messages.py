@@ -67,7 +67,7 @@ def test_a_stranger_takes_no_memory() -> None:
     server, _ = ends()
     tracemalloc.start()
     try:
-        with pytest.raises(FormatError, match="does not know the token"):
+        with pytest.raises(FormatError, match="does not have the job.s token"):
             for _ in range(1000):
                 server.feed(frame(bytes(MAX_OPENING_BYTES)))
         assert tracemalloc.get_traced_memory()[1] < 1 << 20
@@ -85,14 +85,14 @@ def test_what_is_no_message_is_refused(body: bytes) -> None:
 def test_nothing_is_read_of_who_does_not_know_the_token() -> None:
     server, client = ends(client=OTHER)
     for stream in (client.prove(), client.pack({"type": "x"}), frame(b'{"type":"x"}'), b"GET / HTTP/1.1\r\n" * 10):
-        with pytest.raises(FormatError, match=r"does not know the token|at most"):
+        with pytest.raises(FormatError, match=r"does not have the job.s token|at most"):
             ends()[0].feed(stream)
     assert not server.is_proven
 
 
 def test_a_server_without_the_token_is_not_heard_either() -> None:
     server, client = ends(server=OTHER)
-    with pytest.raises(FormatError, match="does not know the token"):
+    with pytest.raises(FormatError, match="does not have the job.s token"):
         client.feed(server.pack({"type": "exit"}))
 
 
@@ -116,7 +116,7 @@ def test_a_frame_fits_in_its_place_only(data: st.DataObject) -> None:
             server, stream = client, frames
         case _:
             server, stream = ends()[0], frames
-    with pytest.raises(FormatError, match="does not know the token"):
+    with pytest.raises(FormatError, match="does not have the job.s token"):
         server.feed(b"".join(stream))
 
 
@@ -174,7 +174,7 @@ def test_a_line_carries_messages_and_payloads_both_ways(tmp_path: Path) -> None:
 
 def test_a_caller_with_another_token_gets_no_line(tmp_path: Path) -> None:
     server, client = pair(tmp_path, client=OTHER)
-    assert isinstance(server, FormatError) and "does not know the token" in str(server)
+    assert isinstance(server, FormatError) and "does not have the job's token" in str(server)
     assert isinstance(client, Line)
     with client:
         assert client.receive() is None

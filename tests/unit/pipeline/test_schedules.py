@@ -38,7 +38,7 @@ def test_errors_of_the_room_are_errors_of_the_request() -> None:
 
 def test_a_circle_of_stages_is_named() -> None:
     edges = (Edge(0, 1, "h"), Edge(1, 2, "h"), Edge(2, 1, "back"), Edge(2, 3, "h"))
-    with pytest.raises(PipelineError, match=r"circle, (1 -> 2 -> 1|2 -> 1 -> 2)"):
+    with pytest.raises(PipelineError, match=r"cycle, (1 -> 2 -> 1|2 -> 1 -> 2)"):
         StageGraph(4, edges)
 
 
@@ -47,10 +47,10 @@ def test_a_circle_of_stages_is_named() -> None:
     [
         (0, (), "at least 1 stage"),
         (2, (Edge(0, 2, "h"),), "stages 0 to 1"),
-        (2, (Edge(0, 1, "h"), Edge(0, 1, "h")), "there twice"),
+        (2, (Edge(0, 1, "h"), Edge(0, 1, "h")), "appears twice"),
         (3, (Edge(0, 2, "h"), Edge(2, 1, "h")), "goes to a stage with a smaller number"),
         (3, (Edge(0, 2, "h"),), "stage 1 gives no value"),
-        (2, (Edge(0, 0, "h"), Edge(0, 1, "h")), "circle"),
+        (2, (Edge(0, 0, "h"), Edge(0, 1, "h")), "cycle"),
     ],
 )
 def test_a_stage_graph_that_cannot_be_is_refused(num_stages: int, edges: tuple[Edge, ...], match: str) -> None:

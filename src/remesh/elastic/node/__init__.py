@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 __all__ = ["run_agent"]
 
 _HOMES = {"run_agent": "remesh.elastic.node.agent"}
-"""Most of this package; a launcher of scripts that know nothing of us has no use for it."""
+"""Most of this package; a launcher of scripts that do not use Remesh needs none of it."""
 
 
 def __getattr__(name: str) -> Any:
