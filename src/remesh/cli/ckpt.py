@@ -318,7 +318,7 @@ def _convert_foreign(source: Location, target: Location, to: Format, origin: str
     if not isinstance(source, Path) or to is not Format.TORCH_DIST:
         raise ConfigError(
             f"converting {source} of {origin}: expected a local folder and --to torch_dist, found --to {to.value}; "
-            "convert what comes of it once more for another format"
+            "convert the result once more for another format"
         )
     if origin == "deepspeed-zero":
         save(read_zero(source), target)

@@ -11,8 +11,8 @@ def check_folder(events_dir: Path) -> None:
     """Raises `ConfigError` unless the folder is there."""
     if not events_dir.is_dir():
         raise ConfigError(
-            f"showing a job: {events_dir} is not a folder, expected the folder of a job's event logs; give what "
-            "remesh run --events-dir was given"
+            f"showing a job: {events_dir} is not a folder, expected the folder of a job's event logs; give the "
+            "folder that was passed to remesh run --events-dir"
         )
 
 

@@ -172,7 +172,7 @@ def _tag_in(folder: Path) -> Path:
     latest = folder / "latest"
     tag = folder / latest.read_text().strip() if latest.is_file() else folder
     if not tag.is_dir() or tag.resolve().parent not in (folder.resolve(), folder.resolve().parent):
-        raise CheckpointPathError(f"reading a checkpoint of DeepSpeed: no folder {tag}; mend the path, or {latest}")
+        raise CheckpointPathError(f"reading a checkpoint of DeepSpeed: no folder {tag}; correct the path, or {latest}")
     return tag
 
 

@@ -46,12 +46,12 @@ def read_torch_file(path: Path, program: str, own: Sequence[str]) -> dict[str, A
     except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError) as raised:
         raise CheckpointFormatError(
             "bad-file",
-            f"reading {path}: expected a file of {program} whose classes are its own, found: {_reason_of(raised)}; do "
-            "not trust it",
+            f"reading {path}: expected a file of {program} that holds only classes of that program, found: "
+            f"{_reason_of(raised)}; do not load it",
         ) from raised
     if not isinstance(held, dict):
         raise CheckpointFormatError(
-            "bad-file", f"reading {path}: expected a dict of {program}, found a {type(held).__name__}; mend the path"
+            "bad-file", f"reading {path}: expected a dict of {program}, found a {type(held).__name__}; correct the path"
         )
     return held
 

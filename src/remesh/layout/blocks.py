@@ -114,8 +114,8 @@ def layout_from_ragged(global_shape: Sequence[int], dim: int, lengths: Mapping[H
     shape = tuple(global_shape)
     if not 0 <= dim < len(shape):
         raise LayoutError(
-            f"cutting dim {dim} of global shape {shape} raggedly: expected dim 0 to {len(shape) - 1}; dims are never "
-            "counted from the end"
+            f"cutting dim {dim} of global shape {shape} raggedly: expected dim 0 to {len(shape) - 1}; negative dims "
+            "are not supported"
         )
     if sum(lengths.values()) != shape[dim] or any(length < 0 for length in lengths.values()):
         raise LayoutError(

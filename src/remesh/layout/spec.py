@@ -217,8 +217,8 @@ def _check_cuts(
     ):
         if not 0 <= dim < len(shape):
             raise LayoutError(
-                f"applying sharding spec {spec}: {what} dim {dim}, expected 0 to {len(shape) - 1}; dims are never "
-                "counted from the end"
+                f"applying sharding spec {spec}: {what} dim {dim}, expected 0 to {len(shape) - 1}; negative dims are "
+                "not supported"
             )
         if sum(sizes) != shape[dim] or any(size < 0 for size in sizes):
             raise LayoutError(

@@ -182,7 +182,7 @@ def _make_room(folder: JobFolder) -> Path:
         except FileExistsError:
             number += 1
         except OSError as error:
-            raise StorageError(f"making {room}: {error.strerror}; see its space and rights") from error
+            raise StorageError(f"making {room}: {error.strerror}; check its free space and permissions") from error
         else:
             return room
 

@@ -130,7 +130,7 @@ def _check_communication(schedule: Schedule, rows: Sequence[Sequence[Action]]) -
     for number, row in enumerate(rows):
         for place, action in enumerate(row):
             if action in at and (action.is_compute or action.kind in COMMUNICATION_KINDS):
-                raise PipelineError(f"reading the schedule {schedule.name!r}: {action} appears twice; leave one out")
+                raise PipelineError(f"reading the schedule {schedule.name!r}: {action} appears twice; remove one")
             at[action] = (number, place)
     expected = set()
     for action in schedule.actions():

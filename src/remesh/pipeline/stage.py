@@ -100,7 +100,7 @@ def cut_microbatches(batch: Mapping[str, Any], num_microbatches: int, what: str)
             if len(pieces) != num_microbatches:
                 raise PipelineError(
                     f"reading {what} {name!r}: it has {len(pieces)} micro-batches, the schedule {num_microbatches}; "
-                    "give as many"
+                    "give one tensor for each"
                 )
         for number, piece in enumerate(pieces):
             if piece.shape != pieces[0].shape or piece.dtype != pieces[0].dtype:

@@ -32,8 +32,8 @@ def parse_hosts(text: str, num_ranks: int) -> tuple[Host, ...]:
     if left < free or (not free and left):
         room = f"{num_ranks - left}" + (f" and {free} hosts that share the rest" if free else "")
         raise ConfigError(
-            f"reading hosts {text!r}: room for {room}, expected room for {num_ranks} ranks with one at least on each "
-            "host; mend --hosts or the number of ranks"
+            f"reading hosts {text!r}: room for {room}, expected exactly {num_ranks} ranks, at least one on each "
+            "host; correct --hosts or the number of ranks"
         )
     shares = iter([left // free + (index < left % free) for index in range(free)] if free else [])
     return tuple(Host(name, next(shares) if number is None else number) for name, number in slots)

@@ -33,8 +33,8 @@ def _refusal(*arguments: str) -> str:
     ("options", "program", "said"),
     [
         (("--network", "tpc"), "app.py", "mpich on one host over 'tpc'.*expected --network shm or ofi"),
-        (("--hosts", "a:1"), "app.py", "room for 1, expected room for 2 ranks.*mend --hosts or the number of ranks"),
-        (("--hosts", "a:2,b,c"), "app.py", "room for 2 and 2 hosts that share the rest, expected room for 2"),
+        (("--hosts", "a:1"), "app.py", "room for 1, expected exactly 2 ranks.*correct --hosts or the number of ranks"),
+        (("--hosts", "a:2,b,c"), "app.py", "room for 2 and 2 hosts that share the rest, expected exactly 2"),
         (("--testbed", "1gbit"), "app.py", "give --hosts a,b with --testbed"),
         ((), "nope.py", "starting nope.py: no such program in .*; name one"),
         ((), "./nope", "starting ./nope: no such program in [^;]*; name one"),

@@ -149,7 +149,7 @@ class _Strange:
 def test_a_class_that_is_not_deepspeeds_is_refused(tmp_path: Path) -> None:
     _write(tmp_path, 2, 1)
     torch.save({"module": _Strange()}, next(tmp_path.rglob("*model_states.pt")))
-    with pytest.raises(CheckpointingException, match="do not trust it"):
+    with pytest.raises(CheckpointingException, match="do not load it"):
         read_zero(tmp_path)
 
 

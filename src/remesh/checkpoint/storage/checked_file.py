@@ -157,8 +157,8 @@ class CheckedFile:
         if (done := self._file.read_into(start, destination)) < len(destination):
             raise CheckpointFormatError(
                 "truncated",
-                f"reading {what}: data file {self.path} ends at byte {start + done}, expected more; it was cut while "
-                "being read, use another checkpoint",
+                f"reading {what}: data file {self.path} ends at byte {start + done}, expected more; it was truncated "
+                "during the read, use another checkpoint",
             )
         if self._trailer is not None:
             self._check(start, destination, self._trailer, what)
