@@ -50,6 +50,11 @@ def _published() -> Iterator[Any]:
                 del sys.modules[name]
 
 
+def _module_source() -> Any:
+    """vLLM's own source."""
+    return importlib.import_module("vllm.distributed.weight_transfer.base").ModuleSource
+
+
 def _shapes(num_kv: int, *, tied: bool) -> dict[str, tuple[int, ...]]:
     attention, mlp = f"{LAYER}.self_attn", f"{LAYER}.mlp"
     rows = {"q": HEADS, "k": num_kv, "v": num_kv}
@@ -238,7 +243,7 @@ def _train_and_serve(ports: tuple[int, int], rounds: list[int], num_kv: int, tie
             return found.keys() == expected.keys() and all(found[name].equal(expected[name]) for name in expected)
         factory = __import__("vllm.distributed.weight_transfer.factory", fromlist=["_"])
         trainer = _trainer(num_kv, tied=tied)
-        source = (vllm.ShardedModule if sharded else vllm.ModuleSource)(trainer)
+        source = (vllm.ShardedModule if sharded else _module_source())(trainer)
         version = 0
         for num_workers in rounds:
             client = _Client(store, num_workers)
@@ -266,6 +271,40 @@ def test_engines_that_join_and_leave_get_what_their_loaders_would_have_cut(
     assert all(told)
 
 
+def _update_in_part(ports: tuple[int, int], names: list[str]) -> bool:
+    """All weights once, then those of some names, then nothing; each worker compares what it has at the end."""
+    rank = dist.get_rank()
+    store = dist.TCPStore("127.0.0.1", ports[0], is_master=rank == 0, wait_for_workers=False)
+    with _published() as vllm:
+        if rank >= TRAINERS:
+            engine = _engine(vllm, rank - TRAINERS, 2, tied=False)
+            _serve(store, rank - TRAINERS, engine)
+            old, new = _whole(2, 1, tied=False), _whole(2, 2, tied=False)
+            mixed = {name: new[name] if name in names else old[name] for name in old}
+            expected = _engine_tensors(mixed, rank - TRAINERS, 2, 2)
+            found = dict(engine.model.named_parameters())
+            return all(found[name].equal(expected[name]) for name in expected)
+        trainer = _trainer(2, tied=False)
+        source, client = vllm.ShardedModule(trainer), _Client(store, 2)
+        info = vllm.RemeshTrainerInitInfo("127.0.0.1", ports[1], TRAINERS, 2, rank=rank, timeout_s=60)
+        engine = vllm.RemeshTrainerEngine.trainer_init(info, client=client, source=source)
+        for version, only in ((1, None), (2, set(names)), (3, ())):
+            _set(trainer, _whole(2, version, tied=False))
+            source.only = only
+            engine.send_weights()
+        if rank == 0:
+            client.end()
+        source.only = ("model.strange",)
+        with pytest.raises(ConfigError, match=r"no parameters \['model.strange'\]"):
+            list(source.iter_local())
+        return True
+
+
+def test_an_update_brings_what_the_source_names_and_leaves_all_else(ranks: RankPool) -> None:
+    names = [f"{LAYER}.self_attn.q_proj.weight", f"{LAYER}.mlp.down_proj.weight", f"{LAYER}.mlp.experts.gate_up_proj"]
+    assert all(ranks.run(_update_in_part, TRAINERS + 2, ((free_port(), free_port()), names)))
+
+
 def _meet_a_strange_model(ports: tuple[int, int]) -> str:
     rank = dist.get_rank()
     store = dist.TCPStore("127.0.0.1", ports[0], is_master=rank == 0, wait_for_workers=False)
@@ -277,7 +316,7 @@ def _meet_a_strange_model(ports: tuple[int, int]) -> str:
         whole = _whole(1, 0, tied=True) | {"model.more": torch.zeros(1)}
         info = vllm.RemeshTrainerInitInfo("127.0.0.1", ports[1], 1, client.num_workers, rank=0, timeout_s=30)
         with pytest.raises(ConfigError) as raised:
-            vllm.RemeshTrainerEngine.trainer_init(info, client=client, source=vllm.ModuleSource(_module_of(whole)))
+            vllm.RemeshTrainerEngine.trainer_init(info, client=client, source=_module_source()(_module_of(whole)))
         client.end()
         with pytest.raises(ConfigError, match="no iter_local"):
             vllm.RemeshTrainerEngine.trainer_init(info, client=client, source=None)

@@ -96,10 +96,10 @@ INNER_ARROW: dict[str, dict[str, set[str]]] = {
         "agreement server",
     ),
     "integrations": _layers(
-        "fused_weights hosts random_numbers stand_ins torchrun",
+        "fused_weights hosts meeting random_numbers stand_ins torchrun",
         "accelerate dcp deepspeed launcher lightning megatron_core megatron_legacy torchrun_entry transformers verl "
-        "vllm vllm_plugin",
-        "torchtitan verl_shards",
+        "vllm_plugin vllm_source",
+        "torchtitan verl_shards vllm",
     ),
     "images": _layers(
         "clocks family kinds ptrace ranges records turns",

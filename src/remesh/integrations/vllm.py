@@ -9,38 +9,32 @@ those of Hugging Face in the trainer, and vLLM's fused and sharded ones in the e
     trainer_init -> init_transfer_engine on every worker: meet, map names; what does not fit is raised on all
     send_weights -> start_weight_update, update_weights (all move at the same time), finish_weight_update
 
-Engines that join or leave: ``trainer_init`` once more, with a client of those that are there.
+Engines that join or leave: ``trainer_init`` once more, with a client of those that are there. What an update brings is
+what the source yields: with `ShardedModule.only`, adapted layers alone or what has changed; all else stays as it is.
 """
 
 from __future__ import annotations
 
-import functools
-import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar, Self
 
 import torch
 import torch.distributed as dist
-from torch.distributed.tensor import DTensor
 
 from remesh.comm.beside import join_beside, leave_beside
-from remesh.comm.gather import step_together
+from remesh.comm.gather import Together, step_together
 from remesh.errors import ConfigError
 from remesh.integrations.fused_weights import VLLM_RULES, EnginePlace, Rule, WantedWeights, map_weights
 from remesh.integrations.hosts import check_host
-from remesh.layout import Shard as HeldBox
+from remesh.integrations.meeting import store_at
 from remesh.layout.from_torch import Piece
-from remesh.layout.placement import Replicate, Split, boxes_at
 from remesh.reshard import Resharder
 
 check_host("vllm", (0, 33))
 
 from vllm.distributed.weight_transfer.base import (  # noqa: E402 - what is missing is said first
-    ModuleSource,
-    ParamMeta,
-    Shard,
     TrainerInitInfo,
     TrainerWeightTransferEngine,
     WeightTransferEngine,
@@ -48,22 +42,12 @@ from vllm.distributed.weight_transfer.base import (  # noqa: E402 - what is miss
     WeightTransferUpdateInfo,
 )
 
+from remesh.integrations.vllm_source import ShardedModule, held_by  # noqa: E402
+
+__all__ = ["RemeshTrainerEngine", "RemeshTrainerInitInfo", "RemeshWorkerEngine", "ShardedModule"]
+
 BACKEND = "remesh"
 _MEETING = "meeting trainers and engines of vLLM"
-
-
-class ShardedModule(ModuleSource):
-    """vLLM's ``ModuleSource`` that gathers nothing, whatever the placements: FSDP2 with tensor parallelism, partial."""
-
-    def __init__(self, module: torch.nn.Module) -> None:
-        super().__init__(module)
-        self._sharded = module
-
-    def iter_local(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Parameters as they are, DTensors with their layouts."""
-        for name, parameter in self._sharded.named_parameters():
-            if not isinstance(parameter, DTensor) or parameter.device_mesh.get_coordinate() is not None:
-                yield name, parameter
 
 
 @dataclass
@@ -121,7 +105,7 @@ class RemeshTrainerEngine(TrainerWeightTransferEngine[RemeshTrainerInitInfo]):
             )
         engine = cls(client=client, source=source, is_sender=init_info.is_sender, rank=init_info.rank)
         # The store of the first meeting stays, so that nobody takes an old one for the next.
-        store = _store_at(init_info.master_address, init_info.master_port, init_info.rank == 0)
+        store = store_at(init_info.master_address, init_info.master_port, is_server=init_info.rank == 0)
         told = RemeshWorkerInitInfo(
             **{key: value for key, value in asdict(init_info).items() if key != "rank"},
             meeting=store.add(f"meetings of {init_info.rank}", 1),
@@ -139,10 +123,15 @@ class RemeshTrainerEngine(TrainerWeightTransferEngine[RemeshTrainerInitInfo]):
     def send_weights(self) -> None:
         """Move what the source holds now into all engines; on every trainer rank, blocks until they have it."""
         assert self._resharder is not None, "vLLM sends after trainer_init"
-        resharder, given = self._resharder, self._given()
+        resharder = self._resharder
+
+        def move() -> None:
+            given = _agree(self._given, self._group).mine
+            resharder.reshard(given, {})
+
         if self.is_sender:
             self.client.start_weight_update()
-        self._while_asking(lambda: self.client.update_weights({}), lambda: resharder.reshard(given, {}))
+        self._while_asking(lambda: self.client.update_weights({}), move)
         if self.is_sender:
             self.client.finish_weight_update()
 
@@ -154,7 +143,7 @@ class RemeshTrainerEngine(TrainerWeightTransferEngine[RemeshTrainerInitInfo]):
 
     def _given(self) -> dict[str, torch.Tensor | Piece]:
         metas = {meta.name: meta for meta in self.source.metadata}
-        return {name: _held(tensor, metas[name], self.rank) for name, tensor in self.source.iter_local()}
+        return {name: held_by(tensor, metas[name], self.rank) for name, tensor in self.source.iter_local()}
 
     def _while_asking(self, ask: Callable[[], Any], act: Callable[[], Any]) -> None:
         """Act; on the sender, the engines are asked at the same time, and what they raise comes first."""
@@ -208,7 +197,8 @@ class RemeshWorkerEngine(WeightTransferEngine[RemeshWorkerInitInfo, RemeshUpdate
             raise ConfigError(
                 "receiving weights: this worker is not connected to a trainer; call init_weight_transfer_engine first"
             )
-        self._resharder.reshard({}, dict(self._wanted.pieces))
+        sent = {name for names in _agree(dict, self._group).told for name in names}
+        self._resharder.reshard({}, {name: piece for name, piece in self._wanted.pieces.items() if name in sent})
         self._wanted.copy_ties()
 
     def shutdown(self) -> None:
@@ -234,24 +224,13 @@ class RemeshWorkerEngine(WeightTransferEngine[RemeshWorkerInitInfo, RemeshUpdate
         return map_weights(dict(self.model.named_parameters()), shapes, place, self.rules)
 
 
-@functools.cache
-def _store_at(address: str, port: int, is_server: bool) -> dist.TCPStore:
-    return dist.TCPStore(address, port, is_master=is_server, wait_for_workers=False)
+def _agree(
+    step: Callable[[], dict[str, torch.Tensor | Piece]], group: dist.ProcessGroup | None
+) -> Together[dict[str, torch.Tensor | Piece]]:
+    """What this rank sends, and the names of what every rank does; on all ranks of an update."""
+    return step_together(step, group, "updating weights", tell=sorted)
 
 
 def _meet(told: RemeshWorkerInitInfo, store: dist.Store, rank: int) -> dist.ProcessGroup:
     fresh = dist.PrefixStore(f"meeting {told.meeting}", store)
     return join_beside(fresh, rank, told.num_trainers + told.num_workers, timeout_s=told.timeout_s)
-
-
-def _held(tensor: torch.Tensor, meta: ParamMeta, rank: int) -> torch.Tensor | Piece:
-    """What a source yields, with the boxes that its metadata tells."""
-    if isinstance(tensor, DTensor) or meta.owners is None or meta.placements is None:
-        return tensor
-    number, coordinate = meta.owners.index(rank), []
-    for at in range(len(meta.mesh_shape)):
-        inner = math.prod(meta.mesh_shape[at + 1 :])
-        coordinate.append(number // inner % meta.mesh_shape[at])
-    placements = tuple(Split(one.dim) if isinstance(one, Shard) else Replicate() for one in meta.placements)
-    boxes = boxes_at(tuple(meta.shape), tuple(meta.mesh_shape), tuple(coordinate), placements)
-    return Piece(tensor.detach(), tuple(meta.shape), tuple(HeldBox(0, *one) for one in boxes))

@@ -1,0 +1,54 @@
+"""What does a rank of a trainer hold, as vLLM tells it? Shards with their boxes, of which nothing is gathered."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+
+import numpy as np
+import torch
+from torch.distributed.tensor import DTensor
+
+from remesh.errors import ConfigError
+from remesh.integrations.hosts import check_host
+from remesh.layout import Shard as HeldBox
+from remesh.layout.from_torch import Piece
+from remesh.layout.placement import Replicate, Split, boxes_at
+
+check_host("vllm", (0, 33))
+
+from vllm.distributed.weight_transfer.base import (  # noqa: E402 - what is missing is said first
+    ModuleSource,
+    ParamMeta,
+    Shard,
+)
+
+
+class ShardedModule(ModuleSource):
+    """vLLM's ``ModuleSource`` that gathers nothing, whatever the placements: FSDP2 with tensor parallelism, partial."""
+
+    only: Collection[str] | None = None
+    """Names of what the next updates bring, the same on every trainer rank; None for all."""
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        super().__init__(module)
+        self._sharded = module
+
+    def iter_local(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Parameters as they are, DTensors with their layouts."""
+        held = dict(self._sharded.named_parameters())
+        if strange := sorted(set(self.only or ()) - held.keys()):
+            raise ConfigError(f"updating weights: the source has no parameters {strange}, expected names of its module")
+        for name, parameter in held.items():
+            is_here = not isinstance(parameter, DTensor) or parameter.device_mesh.get_coordinate() is not None
+            if is_here and (self.only is None or name in self.only):
+                yield name, parameter
+
+
+def held_by(tensor: torch.Tensor, meta: ParamMeta, rank: int) -> torch.Tensor | Piece:
+    """What a source yields, with the boxes that its metadata tells."""
+    if isinstance(tensor, DTensor) or meta.owners is None or meta.placements is None:
+        return tensor
+    coordinate = [int(at) for at in np.unravel_index(meta.owners.index(rank), meta.mesh_shape)]
+    placements = tuple(Split(one.dim) if isinstance(one, Shard) else Replicate() for one in meta.placements)
+    boxes = boxes_at(tuple(meta.shape), tuple(meta.mesh_shape), tuple(coordinate), placements)
+    return Piece(tensor.detach(), tuple(meta.shape), tuple(HeldBox(0, *one) for one in boxes))
