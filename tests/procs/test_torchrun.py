@@ -59,7 +59,6 @@ def test_job_goes_on_when_the_host_of_its_store_is_killed(tmp_path: Path) -> Non
         assert sorted(worker["RANK"] for worker in told) == ["0", "1"]
 
 
-@pytest.mark.timeout(100)
 def test_a_node_that_joins_later_restarts_the_others(tmp_path: Path) -> None:
     port, variables = free_port(), _with_entry_point(tmp_path)
     with Agents(tmp_path, "torch.distributed.run") as agents:
@@ -75,7 +74,6 @@ def test_a_node_that_joins_later_restarts_the_others(tmp_path: Path) -> None:
         assert sizes[-2:] == ["2", "2"] and set(sizes[:-2]) == {"1"}
 
 
-@pytest.mark.timeout(60)
 def test_a_node_with_another_token_is_kept_out(tmp_path: Path) -> None:
     port, variables = free_port(), _with_entry_point(tmp_path)
     with Agents(tmp_path, "torch.distributed.run") as agents:
@@ -86,7 +84,6 @@ def test_a_node_with_another_token_is_kept_out(tmp_path: Path) -> None:
         assert code == 1 and "the token does not fit" in output
 
 
-@pytest.mark.timeout(60)
 def test_conf_that_nobody_knows_is_refused(tmp_path: Path) -> None:
     with Agents(tmp_path, "torch.distributed.run") as agents:
         agents.start(*_flags(free_port(), "1", colour="blue"), **_with_entry_point(tmp_path))

@@ -29,6 +29,11 @@ class Module:
     def tree(self) -> ast.Module:
         return ast.parse(self.text, str(self.path))
 
+    @cached_property
+    def nodes(self) -> tuple[ast.AST, ...]:
+        """All nodes of the tree; many rules look through them."""
+        return tuple(ast.walk(self.tree))
+
     @property
     def room(self) -> str:
         """First part of the name under the package; empty for the package itself."""
@@ -48,10 +53,10 @@ class Module:
 
         A program that is started by ``-m`` is not imported.
         """
-        texts = [n for n in ast.walk(self.tree) if isinstance(n, ast.Constant) and isinstance(n.value, str)]
+        texts = [n for n in self.nodes if isinstance(n, ast.Constant) and isinstance(n.value, str)]
         started = {id(after) for flag, after in pairwise(texts) if flag.value == "-m"}
         named = {text.value for text in texts if id(text) not in started}
-        return self._imports_in(ast.walk(self.tree)) | (module_names() & named)
+        return self._imports_in(self.nodes) | (module_names() & named)
 
     def _imports_in(self, nodes: Iterable[ast.AST]) -> frozenset[str]:
         found = set()
@@ -69,13 +74,15 @@ class Module:
 
 def _run_nodes(tree: ast.AST) -> Iterator[ast.AST]:
     """Every node, without the bodies of ``if TYPE_CHECKING:``."""
-    yield tree
-    for child in ast.iter_child_nodes(tree):
-        if isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
-            for other in child.orelse:
-                yield from _run_nodes(other)
-        else:
-            yield from _run_nodes(child)
+    waiting = [tree]
+    while waiting:
+        node = waiting.pop()
+        yield node
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
+                waiting += child.orelse
+            else:
+                waiting.append(child)
 
 
 @lru_cache

@@ -411,7 +411,7 @@ def _complaints_of_pure(module: Module) -> Iterator[str]:
     allowed = PURE if module.room in _NUMPY_ONLY_ROOMS else PURE | _ADAPTERS
     if not ours <= allowed:
         yield f"{name} is pure but imports {sorted(ours - allowed)}, which are not"
-    calls = {ast.unparse(node.func) for node in ast.walk(module.tree) if isinstance(node, ast.Call)}
+    calls = {ast.unparse(node.func) for node in module.nodes if isinstance(node, ast.Call)}
     if forbidden := sorted(calls & _FORBIDDEN_CALLS):
         yield f"{name} is pure but calls {forbidden}"
     if module.room in _NUMPY_ONLY_ROOMS:
@@ -425,7 +425,7 @@ def test_a_class_name_stands_for_one_thing() -> None:
     homes: dict[str, list[str]] = defaultdict(list)
     for module in modules():
         if not any(_is_within(module.name, room) for room in _NAMES_OF_OTHERS):
-            for node in ast.walk(module.tree):
+            for node in module.nodes:
                 if isinstance(node, ast.ClassDef):
                     homes[node.name.lstrip("_")].append(module.name)
     twice = {name: found for name, found in homes.items() if len(found) > 1}
@@ -437,7 +437,7 @@ def test_private_names_of_torch_stand_in_one_module() -> None:
     for module in modules():
         if module.name == "remesh.torch_private":
             continue
-        for node in ast.walk(module.tree):
+        for node in module.nodes:
             if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "torch":
                 names = [*(node.module or "").split("."), *(alias.name for alias in node.names)]
             elif isinstance(node, ast.Attribute) and re.match(r"(torch\w*|dist|distributed_c10d)\.", ast.unparse(node)):

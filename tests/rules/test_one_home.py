@@ -31,7 +31,7 @@ def test_a_machine_stands_in_one_place(machine: str) -> None:
 def _identifiers(module: Module) -> set[str]:
     """Every name that the code of a module makes or uses, and what it imports."""
     found = set(module.imports)
-    for node in ast.walk(module.tree):
+    for node in module.nodes:
         match node:
             case ast.Name(id=name) | ast.Attribute(attr=name) | ast.arg(arg=name) | ast.keyword(arg=str(name)):
                 found.add(name)

@@ -43,7 +43,7 @@ def test_every_name_in_backquotes_exists() -> None:
     members: dict[str, Words] = defaultdict(set)
     for module in modules():
         words.update(_words_of(module.tree))
-        for node in ast.walk(module.tree):
+        for node in module.nodes:
             if isinstance(node, ast.ClassDef):
                 # What a class inherits is not looked for.
                 members[node.name].update(_words_of(node), ["*"] if node.bases else [])

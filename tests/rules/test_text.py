@@ -39,7 +39,7 @@ def test_modules_and_functions_stay_small() -> None:
         num_lines = module.text.count("\n")
         if num_lines > _MAX_MODULE_LINES:
             large.append(f"{module.name} has {num_lines} lines: is it two modules?")
-        for node in ast.walk(module.tree):
+        for node in module.nodes:
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.end_lineno is not None:
                 length = node.end_lineno - node.lineno + 1
                 if length > _MAX_FUNCTION_LINES:

@@ -22,6 +22,8 @@ def _ports_of_clients(num: int) -> set[int]:
 
 
 def test_no_client_gets_a_port_that_a_server_was_promised() -> None:
+    if not free_ports.server_ports():
+        pytest.skip("this machine gives nearly all of its ports to clients")
     promised = {free_port() for _ in range(500)}
     assert len(promised) > 450
     assert max(promised) < min(_ports_of_clients(500))
