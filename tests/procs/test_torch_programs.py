@@ -40,6 +40,21 @@ def test_data_parallel_training_goes_on_to_the_same_bits(job: TorchJob) -> None:
     stop_and_compare(job, 2, "ddp.py", 300, 1)
 
 
+def test_a_cut_waits_for_no_rank_that_computes_while_others_are_inside_collectives(
+    job: TorchJob, tmp_path: Path
+) -> None:
+    go = tmp_path / "go"
+    job.size = 3
+    job.run("late.py", str(go), options=("--round-limit", "30"))
+    job.wait_for(3)
+    job.stop()
+    job.restart()
+    job.stop()
+    go.touch()
+    job.restart()
+    assert job.finish() == run_natively("late.py", 3, str(go))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("script", "size", "steps"), [("ddp.py", 3, 400), ("fsdp.py", 4, 60), ("pipeline.py", 3, 200)])
 def test_stopped_again_and_again_training_goes_on_to_the_same_bits(

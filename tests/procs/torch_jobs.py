@@ -1,13 +1,24 @@
-"""Jobs of torch.distributed under `remesh torch`, beside the same programs under torch alone."""
+"""Jobs of torch.distributed under `remesh torch`, beside the same programs under torch alone.
+
+``python -m tests.procs.torch_jobs SCRIPT --ranks 2 --steps 100 --stops 20 [--seed N] [ARGUMENTS]`` runs a program of
+``torch_programs`` alone, then stops it at random moments of its life and restarts it on other ports and interfaces.
+"""
 
 from __future__ import annotations
 
+import argparse
+import fcntl
+import itertools
 import os
 import random
 import signal
+import socket
+import struct
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from remesh.comm.free_ports import free_port
@@ -15,13 +26,16 @@ from remesh.rounds.job_folder import JobFolder, rank_name
 
 PROGRAMS = Path(__file__).parent / "torch_programs"
 REMESH = (sys.executable, "-m", "remesh", "torch")
-PATIENCE_S = 300.0
+PATIENCE_S = 600.0
+_SIOCGIFADDR = 0x8915
 
 
 def run_natively(script: str, size: int, *arguments: str) -> list[str]:
     """What the program prints when torch's own groups carry it."""
     port = free_port()
     common = {"WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
+    # By these Lightning and Accelerate know that torchrun has started them.
+    common |= {"TORCHELASTIC_RUN_ID": "none", "LOCAL_WORLD_SIZE": str(size)}
     ranks = [
         subprocess.Popen(
             [sys.executable, PROGRAMS / script, *arguments],
@@ -31,7 +45,11 @@ def run_natively(script: str, size: int, *arguments: str) -> list[str]:
         )
         for rank in range(size)
     ]
-    printed = [rank.communicate(timeout=PATIENCE_S)[0] for rank in ranks]
+    try:
+        printed = [rank.communicate(timeout=PATIENCE_S)[0] for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
     assert [rank.returncode for rank in ranks] == [0] * size
     return sorted(line for text in printed for line in text.splitlines())
 
@@ -80,7 +98,8 @@ class TorchJob:
         return sorted(self.lines())
 
     def state(self) -> str:
-        return JobFolder(self.folder).read_state().state
+        """ "" while its folder is being made."""
+        return JobFolder(self.folder).read_state().state if (self.folder / "state.json").exists() else ""
 
     def lines(self) -> list[str]:
         paths = [self.folder / "logs" / f"{rank_name(rank)}.out" for rank in range(self.size)]
@@ -102,15 +121,58 @@ class TorchJob:
             self.leader.communicate()
 
 
-def stop_and_compare(job: TorchJob, size: int, script: str, steps: int, stops: int, *more: str) -> None:
-    """Stopped at random moments and restarted, it prints what it prints when nobody touches it."""
+def stop_and_compare(
+    job: TorchJob, size: int, script: str, steps: int, stops: int, *more: str, chance: random.Random | None = None
+) -> None:
+    """Stopped at random moments and restarted, it prints what it prints when nobody touches it.
+
+    A moment is a number of lines that have been printed, 0 while it starts, and up to a tenth of a second more.
+    """
     expected = run_natively(script, size, str(steps), *more)
-    chance = random.Random(script)
+    chance = chance or random.Random(script)
+    interfaces = itertools.cycle(_interfaces())
     job.size = size
     job.run(script, str(steps), *more)
-    for moment in sorted(chance.sample(range(1, steps // 2), stops)):
+    for number, moment in enumerate(sorted(chance.sample(range(steps * 9 // 10), stops)), 1):
         job.wait_for(moment)
         time.sleep(chance.random() * 0.1)
         job.stop()
-        job.restart()
+        job.restart("--interface", next(interfaces))
+        print(f"stop {number} of {stops} after {moment} lines: restarted", file=sys.stderr, flush=True)
     assert job.finish() == expected
+
+
+def _interfaces() -> list[str]:
+    """Those that have an address of IPv4."""
+    found = []
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for _, name in socket.if_nameindex():
+            try:
+                fcntl.ioctl(probe, _SIOCGIFADDR, struct.pack("256s", name.encode()))
+            except OSError:
+                continue
+            found.append(name)
+    return found
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Stop one program again and again."""
+    parser = argparse.ArgumentParser(prog="tests.procs.torch_jobs")
+    parser.add_argument("script")
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--stops", type=int, default=20)
+    parser.add_argument("--seed", type=int, default=1)
+    options, more = parser.parse_known_args(arguments)
+    with tempfile.TemporaryDirectory() as folder:
+        job = TorchJob(Path(folder) / "job", options.ranks)
+        try:
+            chance = random.Random(options.seed)
+            stop_and_compare(job, options.ranks, options.script, options.steps, options.stops, *more, chance=chance)
+        finally:
+            job.close()
+    print(f"{options.script}: {options.stops} of {options.stops} stops, all bits equal")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

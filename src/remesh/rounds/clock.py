@@ -19,6 +19,10 @@ is not inside of a collective that ends by itself, all targets are raised beyond
 program then goes on as it would without us. A program that makes new laggards for ever is let go after ``MAX_RAISES``,
 and tried again later.
 
+A library may complete collectives whatever a round says: gloo does. Then targets cap what is entered, and members say
+how far they have entered. What all have entered ends by itself, and counts as complete. What could end on some member
+before another one has entered it is told as complete where that could be.
+
 A communicator may be freed by one member while others still use it, or by all while it has a target. Who freed it says
 so for some time, with the number it had then. After that it says nothing, as who has not heard of it yet. The first
 collective of a communicator ends on nobody before all members have entered it, and they are told that they have: it
@@ -127,10 +131,17 @@ def _find_deserted(statuses: Sequence[Status], targets: Mapping[str, int]) -> se
 
 def _last_completed(statuses: Sequence[Status], targets: Mapping[str, int]) -> dict[str, int]:
     last = dict(targets)
+    entered: dict[str, list[int]] = {}
     for status in statuses:
         for key, standing in status.standings:
             if standing.completed > last.get(key, 0):
                 last[key] = standing.completed
+            if standing.entered:
+                entered.setdefault(key, []).append(standing.entered)
+    members = members_by_key(statuses) if entered else {}
+    for key, numbers in entered.items():
+        if len(numbers) == len(members.get(key, ())) and min(numbers) > last.get(key, 0):
+            last[key] = min(numbers)
     return last
 
 

@@ -48,6 +48,9 @@ class ClockStanding:
     members: tuple[int, ...]
     """World ranks that take part, both sides of an intercommunicator, sorted; empty if the rank has freed it. It says
     that for as long as another member may be behind it, and may then forget."""
+    entered: int = 0
+    """Number of the last one that it is inside of, or through; 0 where that says nothing of when a collective ends,
+    since completing waits for the target."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +86,9 @@ class Status:
             "rank": self.rank,
             "activity": self.activity.value,
             "at": list(self.at),
-            "standings": [[key, at.completed, at.reached, pack_members(at.members)] for key, at in self.standings],
+            "standings": [
+                [key, at.completed, at.reached, pack_members(at.members), at.entered] for key, at in self.standings
+            ],
             "sent": [list(pair) for pair in self.sent],
             "received": [list(pair) for pair in self.received],
             "quiet": self.quiet,
@@ -101,8 +106,8 @@ class Status:
                 activity=Activity(value["activity"]),
                 at=tuple(map(str, value["at"])),
                 standings=tuple(
-                    (str(key), ClockStanding(int(completed), int(reached), unpack_members(who)))
-                    for key, completed, reached, who in value["standings"]
+                    (str(key), ClockStanding(int(completed), int(reached), unpack_members(who), *map(int, entered)))
+                    for key, completed, reached, who, *entered in value["standings"]
                 ),
                 sent=tuple((int(who), int(n)) for who, n in value["sent"]),
                 received=tuple((int(who), int(n)) for who, n in value["received"]),

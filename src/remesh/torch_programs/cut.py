@@ -6,6 +6,7 @@ import gc
 import json
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 from torch.distributed import PrefixStore
@@ -14,12 +15,66 @@ from remesh.comm.gloo_sockets import Surroundings, cut_connections, gloo_loops, 
 from remesh.rounds.status import Activity, ClockStanding, Status, pairs
 from remesh.torch_programs.groups import Groups
 from remesh.torch_programs.store import CarriedStore, StoreLink
+from remesh.torch_programs.works import CollectiveWork
 
 _NOTHING: Final = Surroundings(frozenset(), frozenset())
 _COLLECT_AFTER_S: Final = 0.2
 """Of waiting for gloo's threads, before unreachable objects are looked for: most groups are in no circle."""
 _GONE_LIMIT_S: Final = 10.0
 _PAUSE_S: Final = 0.002
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """How far this process is on one key."""
+
+    entered: int
+    completed: int
+    """The last one that has ended, or has to."""
+    reached: int
+    """All up to this one have ended."""
+    has_to_end: bool
+    """Whether something is under way that has to end before a cut, and may."""
+    is_open: bool
+    """Whether something is under way that may not end before a cut, and can begin anew."""
+    is_waiting: bool
+    """Whether a thread waits for such."""
+
+    def standing(self, members: Sequence[int]) -> ClockStanding:
+        return ClockStanding(self.completed, self.reached, tuple(sorted(members)), self.entered)
+
+
+def _place_on(entered: int, target: int, works: Sequence[CollectiveWork], *, is_inside: bool) -> _Place:
+    """``works``: those that have not ended; ``is_inside``: a call of a collective has not come back."""
+    works = [work for work in works if work.number <= entered]
+    loose = {work.number: work for work in works if work.can_begin_anew}
+    bound = [work for work in works if not work.can_begin_anew or work.number <= target]
+    # A call that is about to come back has its work already.
+    is_inside = is_inside and all(work.number != entered for work in works)
+    for work in bound:
+        work.wait_aside()
+    completed = entered
+    while completed in loose and not is_inside:
+        completed -= 1
+    beyond = [work for number, work in loose.items() if number > target]
+    under_way = [*(work.number for work in works), *([entered] if is_inside else [])]
+    return _Place(
+        entered,
+        completed,
+        min(under_way, default=entered + 1) - 1,
+        has_to_end=is_inside or bool(bound),
+        is_open=bool(beyond),
+        is_waiting=any(work.is_waited_for for work in beyond),
+    )
+
+
+def _count_messages(groups: Groups) -> tuple[dict[int, int], dict[int, int]]:
+    """Sent and received, by world rank."""
+    sent: dict[int, int] = {}
+    received: dict[int, int] = {}
+    for group in groups.all:
+        group.count_messages(sent, received)
+    return sent, received
 
 
 class GroupsAtCut:
@@ -31,45 +86,43 @@ class GroupsAtCut:
     def describe(self, *, has_ended: bool = False) -> Status:
         """Where the process stands, in the words of the protocol."""
         groups, gate = self._groups, self._groups.gate
-        busy = {group.place.key for group in groups.live if group.is_busy()}
-        sent: dict[int, int] = {}
-        received: dict[int, int] = {}
-        for group in groups.all:
-            group.count_messages(sent, received)
         with gate.changed:
-            inside = sorted(busy | {key for key, count in gate.inside.items() if count})
-            held = gate.held_keys()
-            counts, is_closed, num_passing = dict(gate.entered), gate.is_closed, gate.num_passing
-        # What has begun in gloo cannot begin again: it is to be complete on all, as if it were here already.
-        standings = {
-            key: (counts.get(key, 0), counts.get(key, 0) - (key in inside)) for key in {*counts, *inside, *held}
-        }
+            counts, inside = dict(gate.entered), {key for key, count in gate.inside.items() if count}
+            held, is_closed, num_passing = gate.held_keys(), gate.is_closed, gate.num_passing
+            targets = {key: gate.target_of(key) for key in counts}
+        # Looked at after the counts: what is not among them now has ended, or was not counted.
+        live = {group.place.key: group for group in groups.live}
+        places = {}
+        for key in sorted({*counts, *held}):
+            works = live[key].under_way() if key in live else []
+            places[key] = _place_on(counts.get(key, 0), targets.get(key, 0), works, is_inside=key in inside)
         left = {group.place.key: () for group in groups.all if not group.is_live}
         members = {**groups.members, **left}
-        activity = Activity.INSIDE if inside else Activity.HELD if held else Activity.COMPUTING
+        sent, received = _count_messages(groups)
+        is_inside = any(place.has_to_end for place in places.values())
+        is_held = bool(held) or any(place.is_waiting for place in places.values())
+        activity = Activity.INSIDE if is_inside else Activity.HELD if is_held else Activity.COMPUTING
         return Status(
             self._rank,
             Activity.FINISHED if has_ended else activity,
-            tuple(held),
-            tuple(
-                (key, ClockStanding(*standings[key], tuple(sorted(members.get(key, ()))))) for key in sorted(standings)
-            ),
+            tuple(sorted({*held, *(key for key, place in places.items() if place.is_open)})),
+            tuple((key, place.standing(members.get(key, ()))) for key, place in places.items()),
             pairs(sent),
             pairs(received),
-            quiet=not inside and not num_passing,
+            quiet=not is_inside and not num_passing,
             closed=is_closed or has_ended,
         )
 
     def shed(self) -> str:
         """Let go of all connections; why that could not be done, "" if it was. The gate is closed."""
         live = self._groups.live
-        if any(group.has_open_messages for group in live):
-            # gloo has no other way to end a wait for a message.
+        if any(group.has_open_ends for group in live):
+            # gloo has no other way to end a wait.
             cut_connections(pick_gloos(open_sockets(), _NOTHING))
         have_all = [group.shed(_GONE_LIMIT_S) for group in live]
         self._link.drop()
         if not all(have_all):
-            return f"a message is still waited for {_GONE_LIMIT_S:g} s after the connections of its group were cut"
+            return f"something is still waited for {_GONE_LIMIT_S:g} s after the connections of its group were cut"
         return _wait_until_gone()
 
     def grow(self, prefix: str, address: tuple[str, int], ended: Sequence[int]) -> None:
@@ -94,6 +147,7 @@ class GroupsAtCut:
             group.build(PrefixStore(f"{key}/", store))
         for group in live:
             if group.is_live:
+                group.begin_anew()
                 places, key = group.place.members, group.place.key
                 group.post_again(lambda peer, places=places, key=key: told[places[peer]][key])  # type: ignore[misc]
 

@@ -29,18 +29,20 @@ class Gate:
         self.num_passing = 0
         """Calls of other kinds that have not come back."""
         self.is_closed = False
+        self.is_open = True
+        """Neither holding nor closed."""
         self._targets: Mapping[str, int] | None = None
-        self._is_open = True
         self._held: dict[int, str] = {}
         """Threads that wait for a target, and on which key."""
 
-    def enter(self, key: str) -> None:
-        """Count a collective and go into it, as soon as that may be; `leave` follows."""
+    def enter(self, key: str) -> int:
+        """Count a collective and go into it, as soon as that may be, and return its number; `leave` follows."""
         with self.changed:
-            if not self._is_open:
+            if not self.is_open:
                 self._wait_for(key)
-            self.entered[key] = self.entered.get(key, 0) + 1
+            number = self.entered[key] = self.entered.get(key, 0) + 1
             self.inside[key] = self.inside.get(key, 0) + 1
+            return number
 
     def leave(self, key: str, *, was_begun: bool = True) -> None:
         """The call has come back; a collective that was refused by the library was not entered."""
@@ -71,7 +73,7 @@ class Gate:
         """Let collectives pass up to their targets; a key without one stays where it is."""
         with self.changed:
             # Who is held stays noted until its thread has passed: what is asked next is answered before that can run.
-            self._targets, self._is_open = dict(targets), False
+            self._targets, self.is_open = dict(targets), False
             self.changed.notify_all()
 
     def close(self) -> None:
@@ -79,14 +81,18 @@ class Gate:
         with self.changed:
             if self._targets is None:
                 raise ConfigError("closing a gate that holds nothing: the waves of a clock come first")
-            self.is_closed, self._is_open = True, False
+            self.is_closed, self.is_open = True, False
 
     def open(self) -> None:
         """Let everything pass."""
         with self.changed:
-            self._targets, self.is_closed, self._is_open = None, False, True
+            self._targets, self.is_closed, self.is_open = None, False, True
             self._held.clear()
             self.changed.notify_all()
+
+    def target_of(self, key: str) -> int:
+        """Up to which number collectives pass, as was told last; the lock is held by the caller."""
+        return 0 if self._targets is None else self._targets.get(key, 0)
 
     def held_keys(self) -> list[str]:
         """Where threads wait for a target; the lock is held by the caller."""
@@ -100,7 +106,7 @@ class Gate:
         self._held.pop(me, None)
 
     def _may_enter(self, key: str) -> bool:
-        if self._is_open:
+        if self.is_open:
             return True
         assert self._targets is not None
         return not self.is_closed and self.entered.get(key, 0) < self._targets.get(key, 0)

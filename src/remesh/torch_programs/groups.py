@@ -21,6 +21,7 @@ from torch.distributed import ProcessGroup, Store, Work
 
 from remesh.errors import PeerError
 from remesh.torch_private import FakeProcessGroup
+from remesh.torch_programs.anew import keep_for_anew
 from remesh.torch_programs.gate import Gate
 from remesh.torch_programs.works import CollectiveWork, MessageWork
 
@@ -154,7 +155,9 @@ class CarriedGroup(ProcessGroup):
         self.real.set_timeout(timeout)
 
     def shutdown(self) -> None:
-        self.shed()
+        self._real = self._backend = None
+        for each in self._messages.open:
+            each.work.let_go(0.0)
         self._broken = "the program has destroyed it"
 
     @property
@@ -176,9 +179,10 @@ class CarriedGroup(ProcessGroup):
 
     def _collective(self, name: str, *args: Any, **options: Any) -> CollectiveWork:
         key, was_begun = self.place.key, False
-        self._gate.enter(key)
+        number = self._gate.enter(key)
         try:
-            work = CollectiveWork(getattr(self.real, name)(*args, **options))
+            kept = keep_for_anew(name, args, options, self.place.rank)
+            work = CollectiveWork(self._gate, number, lambda: getattr(self.real, name)(*args, **options), kept)
             was_begun = True
             with self._lock:
                 while self._open and self._open[0].settle():
@@ -233,16 +237,13 @@ class CarriedGroup(ProcessGroup):
 
     # --- what the control thread sees and does ---
 
-    def is_busy(self) -> bool:
-        """Whether collectives are under way; those that end only when somebody waits are waited for by threads."""
+    def under_way(self) -> list[CollectiveWork]:
+        """Collectives that have not ended; messages that end only when somebody waits are waited for by threads."""
         with self._lock:
             open_works, open_messages = list(self._open), list(self._messages.open)
-        busy = [work for work in open_works if not work.settle()]
-        for work in busy:
-            work.wait_aside()
         for each in open_messages:
             each.work.wait_aside()
-        return bool(busy)
+        return [work for work in open_works if not work.settle()]
 
     def count_messages(self, sent: dict[int, int], received: dict[int, int]) -> None:
         """Add what has ended, by world rank."""
@@ -253,15 +254,15 @@ class CarriedGroup(ProcessGroup):
                     counts[world_rank] = counts.get(world_rank, 0) + stream.ended
 
     @property
-    def has_open_messages(self) -> bool:
-        """Whether messages wait for their other ends."""
-        return bool(self._messages.open)
+    def has_open_ends(self) -> bool:
+        """Whether messages or collectives wait for other ranks."""
+        return bool(self._messages.open) or any(not work.settle() for work in self._open)
 
-    def shed(self, limit_s: float = 0.0) -> bool:
+    def shed(self, limit_s: float) -> bool:
         """Let go of the real group, whose connections are cut already where somebody waits in it; whether all have."""
         self._real = self._backend = None
-        still_held = [each for each in self._messages.open if not each.work.let_go(limit_s)]
-        return not still_held
+        held = [each for each in self._messages.open if not each.work.let_go(limit_s)]
+        return not held and all(work.settle() or work.let_go(limit_s) for work in self._open)
 
     def build(self, store: Store) -> None:
         """Make the real group over fresh keys of a store. All members call this."""
@@ -276,8 +277,16 @@ class CarriedGroup(ProcessGroup):
 
     def break_off(self, why: str) -> None:
         """It is not grown again, since a member has left it: from now on it raises."""
-        self.shed()
         self._broken = why
+        for work in self._open:
+            if not work.settle():
+                work.break_off(f"waiting in group {self.place.key} of ranks {list(self.place.members)}: {why}")
+
+    def begin_anew(self) -> None:
+        """Begin what was open at the cut, in its order."""
+        for work in self._open:
+            if not work.settle():
+                work.begin_anew()
 
     def received_counts(self) -> list[list[int]]:
         """[peer, tag, messages that have ended] of every stream to this rank."""

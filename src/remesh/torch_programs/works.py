@@ -7,6 +7,7 @@ work's turn, and at a round a thread of ours waits for what nobody waits for.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable
 from datetime import timedelta
@@ -15,6 +16,7 @@ from typing import Any
 import torch
 from torch.distributed import Work
 
+from remesh.torch_programs.anew import Kept, restore
 from remesh.torch_programs.gate import Gate
 
 _NO_TIMEOUT = timedelta(0)
@@ -22,18 +24,45 @@ _NO_TIMEOUT = timedelta(0)
 
 
 class CollectiveWork(Work):
-    """A collective that was entered."""
+    """A collective that was entered.
 
-    def __init__(self, inner: Work) -> None:
+    One that can begin anew may be cut off, with its group: who waits for it then waits until it has begun and ended in
+    the next one.
+    """
+
+    def __init__(self, gate: Gate, number: int, post: Callable[[], Work], kept: Kept | None) -> None:
+        """``post`` hands it to the real group, now and again after a cut, if ``kept`` says that it can begin anew."""
         super().__init__()
-        self._inner: Work | None = inner
+        self.number = number
+        """In its group, from 1 on."""
+        self._gate = gate
+        self._post: Callable[[], Work] | None = post
+        self._kept = kept
         self._turn = threading.Lock()
         self._future: torch.futures.Future[Any] | None = None
+        self._is_future_ours = False
         self._error: RuntimeError | None = None
+        self._inner: Work | None = post()
+        """The real one; None once this one has ended, and while it is cut off."""
+        self._has_ended = False
+
+    @property
+    def can_begin_anew(self) -> bool:
+        """Whether a cut need not wait for its end."""
+        return self._kept is not None
+
+    @property
+    def is_waited_for(self) -> bool:
+        """Whether some thread waits for its end."""
+        return self._turn.locked()
 
     def wait(self, timeout: timedelta = _NO_TIMEOUT) -> bool:
-        with self._turn:
-            self._end(timeout)
+        while True:
+            with self._turn:
+                self._end(timeout)
+            if self._has_ended:
+                break
+            self._gate.wait_until_open()
         if self._error is not None:
             raise self._error
         return True
@@ -46,52 +75,100 @@ class CollectiveWork(Work):
                 self._end(_NO_TIMEOUT)
             finally:
                 self._turn.release()
-        return self._inner is None
+        return self._has_ended
 
     def wait_aside(self) -> None:
         """Have a thread of ours wait for it, unless somebody does."""
-        if self._inner is not None and not self._turn.locked():
+        if not self._has_ended and not self._turn.locked():
             threading.Thread(target=self._wait_quietly, name="remesh-work", daemon=True).start()
 
     def _wait_quietly(self) -> None:
-        with self._turn:
-            self._end(_NO_TIMEOUT)
+        with contextlib.suppress(RuntimeError):  # who waits for it in the program is told
+            self.wait()
 
     def _end(self, timeout: timedelta) -> None:
-        """Wait for the real work and let go of it. The turn is held."""
+        """Wait for the real work and let go of it. One that is cut off is left as it is. The turn is held."""
         inner = self._inner
         if inner is None:
             return
         try:
             inner.wait(timeout) if timeout else inner.wait()
         except RuntimeError as error:
-            self._error = error
+            # What can begin anew ends on nobody once all gates are closed, and none opens before all have let go.
+            if self.can_begin_anew and self._gate.is_closed:
+                return
+            self._fail(error)
         else:
-            self._future = self._future or _future_of(inner)
+            found = _future_of(inner)
+            if self._future is None:
+                self._future = found
+            elif self._is_future_ours:
+                self._future.set_result(None if found is None else found.value())
+            self._be_over()
+
+    def _fail(self, error: RuntimeError) -> None:
+        self._error = error
+        if self._future is not None and self._is_future_ours:
+            self._future.set_exception(error)
+        self._be_over()
+
+    def _be_over(self) -> None:
+        """Keep nothing of the real work, nor of its tensors."""
+        self._has_ended, self._inner, self._post, self._kept = True, None, None, None
+
+    # --- a cut ---
+
+    def let_go(self, limit_s: float) -> bool:
+        """Forget the real work, whose connections are cut; False if somebody still waits for it after the time."""
+        if not self._turn.acquire(timeout=limit_s):
+            return False
         self._inner = None
+        self._turn.release()
+        return True
+
+    def begin_anew(self) -> None:
+        """Hand it to the group that was grown again. The gate is closed, so nobody waits for it."""
+        assert self._kept is not None
+        assert self._post is not None
+        restore(self._kept)
+        self._inner = self._post()
+
+    def break_off(self, why: str) -> None:
+        """It does not end any more: a member has left its group."""
+        self._fail(RuntimeError(why))
+
+    # --- what a work is asked ---
 
     def is_completed(self) -> bool:
-        inner = self._inner
-        return inner is None or inner.is_completed()
+        return self.settle()
 
     def is_success(self) -> bool:
-        inner = self._inner
-        return self._error is None if inner is None else inner.is_success()
+        return self.settle() and self._error is None
 
     def exception(self) -> Any:
-        inner = self._inner
-        return self._error if inner is None else inner.exception()
+        self.settle()
+        return self._error
 
     def synchronize(self) -> None:
         self.wait()
 
     def get_future(self) -> torch.futures.Future[Any]:
-        inner = self._inner
-        if self._future is None and inner is not None:
-            self._future = inner.get_future()
+        if self._future is None:
+            self._find_future()
         if self._future is None:
             raise RuntimeError("asking a work for its future: works of this collective have none")
         return self._future
+
+    def _find_future(self) -> None:
+        # Who has the future of the real work is told by it, so from now on a cut waits for its end. In a round that
+        # comes too late: then there is one of ours.
+        with self._gate.changed:
+            if self._gate.is_open or not self.can_begin_anew:
+                self._future = None if self._inner is None else _future_of(self._inner)
+                self._kept = None if self._future is not None else self._kept
+                return
+            self._future, self._is_future_ours = torch.futures.Future(), True
+        self.wait_aside()
 
     def result(self) -> Any:
         inner = self._inner

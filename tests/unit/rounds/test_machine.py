@@ -214,3 +214,32 @@ def test_a_status_survives_json_and_nonsense_is_refused() -> None:
     for broken in (None, {}, {**status.to_json(), "activity": "asleep"}, {**status.to_json(), "sent": [[1]]}):
         with pytest.raises(FormatError, match="reading the status"):
             Status.from_json(broken)
+
+
+def _entered(rank: int, completed: int, entered: int) -> Status:
+    """Of a library that completes collectives by itself."""
+    return Status(rank, Activity.COMPUTING, (), (("w", ClockStanding(completed, completed, _WORLD, entered)),))
+
+
+@pytest.mark.parametrize(
+    ("wave", "target", "then"),
+    [
+        # What rank 1 has not entered, and may not, ends nowhere.
+        ([_entered(0, 3, 5), _entered(1, 3, 3)], 3, 3),
+        # All are inside of the fourth: it ends whatever we say.
+        ([_entered(0, 3, 5), _entered(1, 3, 4)], 3, 4),
+        ([_entered(0, 3, 5), Status(1, Activity.COMPUTING)], 3, 3),
+    ],
+)
+def test_what_all_have_entered_counts_as_complete(wave: list[Status], target: int, then: int) -> None:
+    verdict = decide_by_clock(wave, {"w": target}, is_stuck=False)
+    assert dict(verdict.targets) == {"w": then}
+    assert verdict.aligned == (then == target)
+
+
+def test_a_standing_that_says_nothing_of_entering_is_read_as_before() -> None:
+    status = _status(0, 3)
+    written = status.to_json()
+    written["standings"] = [standing[:4] for standing in written["standings"]]
+    assert Status.from_json(written) == status
+    assert Status.from_json(_entered(0, 3, 5).to_json()) == _entered(0, 3, 5)

@@ -1,0 +1,96 @@
+"""Which collectives can begin anew, and what has to be kept for that?
+
+A cut may come while a rank is inside of a collective that another one has not entered. It can be dropped with its group
+and begun in the next one if
+
+1. it can be complete on nobody before that other rank has entered it, and
+2. its inputs are then what they were.
+
+    everybody waits for everybody   barrier, all_reduce, all_gather, reduce_scatter, all_to_all in equal parts
+    who receives waits for the root broadcast, scatter; a root may be through long before the others
+    the root waits for everybody    reduce, gather; who sends may be through long before the root
+
+Inputs stay as they are, but where outputs lie in the same tensors: of those a copy is kept, if it is small. All else
+has to end on all members before a cut, as has whatever moves no element, since nobody may wait for that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final
+
+import torch
+
+MOST_COPIED_BYTES: Final = 1 << 16
+"""Of tensors that a collective changes in place: to copy more would be felt."""
+
+Kept = tuple[tuple[torch.Tensor, torch.Tensor], ...]
+"""Tensors that a collective changes in place, each with what it was."""
+
+
+def keep_for_anew(name: str, arguments: Sequence[Any], options: Mapping[str, Any], rank: int) -> Kept | None:
+    """What a collective needs to begin anew; None if it cannot. ``rank``: of this process in the group."""
+    if name == "barrier":
+        return ()
+    rule = _RULES.get(name)
+    return None if rule is None or options else rule(arguments, rank)
+
+
+def restore(kept: Kept) -> None:
+    """Make the tensors what they were."""
+    for tensor, before in kept:
+        # Of no interest to autograd, which would take it for a change by the program.
+        tensor.data.copy_(before)
+
+
+def _in_place(arguments: Sequence[Any], rank: int) -> Kept | None:
+    num_bytes = 0
+    for tensor in arguments[0]:
+        if tensor.layout is not torch.strided or not tensor.numel():
+            return None
+        num_bytes += tensor.nbytes
+    if num_bytes > MOST_COPIED_BYTES:
+        return None
+    return tuple((tensor, tensor.detach().clone()) for tensor in arguments[0])
+
+
+def _apart(arguments: Sequence[Any], rank: int) -> Kept | None:
+    return () if all(tensor.numel() for tensor in _tensors_of(arguments[:2])) else None
+
+
+def _in_equal_parts(arguments: Sequence[Any], rank: int) -> Kept | None:
+    is_equal = not any(isinstance(each, list) and each for each in arguments[2:])
+    return _apart(arguments, rank) if is_equal else None
+
+
+def _for_receivers(arguments: Sequence[Any], rank: int) -> Kept | None:
+    return None if _root_of(arguments) in (rank, None) else _apart(arguments[:1], rank)
+
+
+def _for_root(of_root: Callable[[Sequence[Any], int], Kept | None]) -> Callable[[Sequence[Any], int], Kept | None]:
+    return lambda arguments, rank: of_root(arguments, rank) if _root_of(arguments) == rank else None
+
+
+def _root_of(arguments: Sequence[Any]) -> int | None:
+    return next((each.rootRank for each in arguments if hasattr(each, "rootRank")), None)
+
+
+def _tensors_of(values: Iterable[Any]) -> Iterator[torch.Tensor]:
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, (list, tuple)):
+            yield from _tensors_of(value)
+
+
+_RULES: Final[Mapping[str, Callable[[Sequence[Any], int], Kept | None]]] = {
+    **dict.fromkeys(("allreduce", "allreduce_coalesced"), _in_place),
+    **dict.fromkeys(("allgather", "allgather_coalesced", "_allgather_base", "allgather_into_tensor_coalesced"), _apart),
+    **dict.fromkeys(("all_gather_single", "all_gather_single_coalesced"), _apart),
+    **dict.fromkeys(("reduce_scatter", "_reduce_scatter_base", "reduce_scatter_tensor_coalesced"), _apart),
+    **dict.fromkeys(("reduce_scatter_single", "reduce_scatter_single_coalesced", "alltoall"), _apart),
+    **dict.fromkeys(("alltoall_base", "all_to_all_single"), _in_equal_parts),
+    **dict.fromkeys(("broadcast", "scatter"), _for_receivers),
+    "reduce": _for_root(_in_place),
+    "gather": _for_root(_apart),
+}

@@ -1,0 +1,21 @@
+"""A program that cannot be carried, or not now: with a connection of its own, or on a backend of its own. WHICH"""
+
+import socket
+import sys
+import time
+
+import torch
+import torch.distributed as dist
+
+if sys.argv[1] == "backend":
+    dist.Backend.register_backend("its-own", lambda store, rank, size, timeout: None, devices=["cpu"])
+    dist.init_process_group("its-own")
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+listener = socket.create_server(("127.0.0.1", 0)) if rank == 1 else None
+number = torch.zeros(1)
+while number.item() < 1e6:
+    dist.all_reduce(number.fill_(number.item() + rank))
+    if rank == 0:
+        print(number.item(), flush=True)
+    time.sleep(0.01)

@@ -1,0 +1,66 @@
+"""Which collectives can begin anew, and what is kept of them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.distributed import AllreduceOptions, BroadcastOptions, GatherOptions, ReduceOptions, ScatterOptions
+
+from remesh.torch_programs.anew import MOST_COPIED_BYTES, keep_for_anew, restore
+
+
+def _rooted(options, root: int):
+    options.rootRank = root
+    return options
+
+
+def test_what_a_collective_changes_in_place_is_what_it_was_when_it_begins_anew() -> None:
+    value = torch.arange(4.0)
+    kept = keep_for_anew("allreduce", ([value], AllreduceOptions()), {}, 0)
+    assert kept is not None
+    version = value._version
+    value.data.fill_(7)
+    restore(kept)
+    assert value.tolist() == [0, 1, 2, 3]
+    assert value._version == version
+
+
+def test_large_tensors_are_not_copied_and_so_have_to_end() -> None:
+    large = torch.zeros(MOST_COPIED_BYTES // 4 + 1)
+    assert keep_for_anew("allreduce", ([large], AllreduceOptions()), {}, 0) is None
+    assert keep_for_anew("_allgather_base", (large, large[:1]), {}, 0) == ()
+
+
+def test_what_moves_no_element_may_end_before_others_have_entered() -> None:
+    nothing = torch.zeros(0)
+    assert keep_for_anew("allreduce", ([nothing], AllreduceOptions()), {}, 0) is None
+    assert keep_for_anew("allgather", ([[nothing, nothing]], [nothing]), {}, 0) is None
+    one = torch.zeros(2)
+    assert keep_for_anew("all_to_all_single", (one, one, [2, 0], [2, 0]), {}, 0) is None
+    assert keep_for_anew("all_to_all_single", (one, one, [], []), {}, 0) == ()
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "of_root", "of_another"),
+    [
+        ("broadcast", BroadcastOptions, None, ()),
+        ("scatter", ScatterOptions, None, ()),
+        ("gather", GatherOptions, (), None),
+    ],
+)
+def test_who_may_be_through_before_the_others_has_to_end(name: str, options, of_root, of_another) -> None:
+    arguments = ([torch.zeros(2)], [torch.zeros(2)], _rooted(options(), 1))
+    assert keep_for_anew(name, arguments, {}, 1) == of_root
+    assert keep_for_anew(name, arguments, {}, 0) == of_another
+
+
+def test_the_root_of_a_reduce_keeps_its_input_and_others_have_to_end() -> None:
+    arguments = ([torch.ones(2)], _rooted(ReduceOptions(), 0))
+    kept = keep_for_anew("reduce", arguments, {}, 0)
+    assert kept is not None and kept[0][1].tolist() == [1, 1]
+    assert keep_for_anew("reduce", arguments, {}, 1) is None
+
+
+def test_what_is_called_in_another_way_than_by_place_has_to_end() -> None:
+    assert keep_for_anew("allreduce", (), {"tensors": [torch.ones(1)]}, 0) is None
+    assert keep_for_anew("barrier", (), {"opts": None}, 0) == ()
