@@ -24,7 +24,7 @@ import torch
 MOST_COPIED_BYTES: Final = 1 << 16
 """Of tensors that a collective changes in place: to copy more would be felt."""
 
-Kept = tuple[tuple[torch.Tensor, torch.Tensor], ...]
+Kept = Sequence[tuple[torch.Tensor, torch.Tensor]]
 """Tensors that a collective changes in place, each with what it was."""
 
 
@@ -45,13 +45,15 @@ def restore(kept: Kept) -> None:
 
 def _in_place(arguments: Sequence[Any], rank: int) -> Kept | None:
     num_bytes = 0
+    kept = []
     for tensor in arguments[0]:
         if tensor.layout is not torch.strided or not tensor.numel():
             return None
         num_bytes += tensor.nbytes
-    if num_bytes > MOST_COPIED_BYTES:
-        return None
-    return tuple((tensor, tensor.detach().clone()) for tensor in arguments[0])
+        if num_bytes > MOST_COPIED_BYTES:
+            return None
+        kept.append((tensor, tensor.detach().clone() if tensor.requires_grad else tensor.clone()))
+    return kept
 
 
 def _apart(arguments: Sequence[Any], rank: int) -> Kept | None:

@@ -182,7 +182,7 @@ class CarriedGroup(ProcessGroup):
         number = self._gate.enter(key)
         try:
             kept = keep_for_anew(name, args, options, self.place.rank)
-            work = CollectiveWork(self._gate, number, lambda: getattr(self.real, name)(*args, **options), kept)
+            work = CollectiveWork(self._gate, number, lambda: self._post(name, args, options), kept)
             was_begun = True
             with self._lock:
                 while self._open and self._open[0].settle():
@@ -190,6 +190,10 @@ class CarriedGroup(ProcessGroup):
                 self._open.append(work)
         finally:
             self._gate.leave(key, was_begun=was_begun)
+        return work
+
+    def _post(self, name: str, args: tuple[Any, ...], options: dict[str, Any]) -> Work:
+        work: Work = getattr(self._real or self.real, name)(*args, **options)
         return work
 
     def monitored_barrier(self, timeout: timedelta, wait_all_ranks: bool = False) -> None:

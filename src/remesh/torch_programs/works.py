@@ -70,7 +70,9 @@ class CollectiveWork(Work):
     def settle(self) -> bool:
         """Whether it has ended, looked at without waiting."""
         inner = self._inner
-        if inner is not None and inner.is_completed() and self._turn.acquire(blocking=False):
+        if inner is None:
+            return self._has_ended
+        if inner.is_completed() and self._turn.acquire(blocking=False):
             try:
                 self._end(_NO_TIMEOUT)
             finally:
