@@ -122,7 +122,7 @@ INNER_ARROW: dict[str, dict[str, set[str]]] = {
         "stay",
     ),
     "torch_programs": _layers(
-        "children environment gate hook host notice reach store_server",
+        "anew children environment gate hook host notice reach store_server",
         "control store works",
         "groups",
         "cut",
