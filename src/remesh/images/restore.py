@@ -96,9 +96,11 @@ def _changed(image: StoredImage, path: str, identity: FileIdentity) -> str:
 def _make_all(tree: StoredTree, stubs: _Stubs, opened: OpenedFiles) -> str:
     for step in plan_family(tree.state.kin):
         stubs.take(step)
-    threads = {
-        image.header.pid: fill_stub(stubs.by_pid[image.header.pid], image, opened) for image in reversed(tree.members)
-    }
+    threads = {}
+    for image in reversed(tree.members):
+        # Threads of ours that read pages keep their ids for a moment after all trace of them is gone.
+        choose_next_pid(_first_free_id(tree))
+        threads[image.header.pid] = fill_stub(stubs.by_pid[image.header.pid], image, opened)
     stubs.end_the_ended()
     note = _seat_threads(tree)
     for image in tree.members:
@@ -106,6 +108,12 @@ def _make_all(tree: StoredTree, stubs: _Stubs, opened: OpenedFiles) -> str:
     for image in reversed(tree.members):
         let_go(image, stubs.by_pid[image.header.pid], threads[image.header.pid])
     return note
+
+
+def _first_free_id(tree: StoredTree) -> int:
+    """Behind all processes and threads that come back; where the kernel has no more, it begins at small ones again."""
+    threads = [thread.tid for image in tree.members for thread in image.threads.threads]
+    return max(*threads, *(each.pid for each in tree.state.kin)) + 1
 
 
 def _seat_threads(tree: StoredTree) -> str:
