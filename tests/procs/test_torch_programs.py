@@ -56,11 +56,21 @@ def test_a_cut_waits_for_no_rank_that_computes_while_others_are_inside_collectiv
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("script", "size", "steps"), [("ddp.py", 3, 400), ("fsdp.py", 4, 60), ("pipeline.py", 3, 200)])
+@pytest.mark.parametrize(
+    ("script", "size", "steps", "stops", "more"),
+    [
+        ("ddp.py", 3, 400, 5, ()),
+        ("fsdp.py", 4, 60, 5, ()),
+        ("fsdp_transformer.py", 2, 200, 20, ()),
+        ("pipeline.py", 3, 400, 20, ()),
+        ("mingpt.py", 2, 400, 20, ("2",)),
+        ("mingpt.py", 2, 200, 5, ("0", "--compile")),
+    ],
+)
 def test_stopped_again_and_again_training_goes_on_to_the_same_bits(
-    job: TorchJob, script: str, size: int, steps: int
+    job: TorchJob, script: str, size: int, steps: int, stops: int, more: tuple[str, ...]
 ) -> None:
-    stop_and_compare(job, size, script, steps, 5)
+    stop_and_compare(job, size, script, steps, stops, *more)
 
 
 @pytest.mark.slow

@@ -25,7 +25,7 @@ _PAUSE_S: Final = 0.002
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
+class _HowFar:
     """How far this process is on one key."""
 
     entered: int
@@ -44,7 +44,7 @@ class _Place:
         return ClockStanding(self.completed, self.reached, tuple(sorted(members)), self.entered)
 
 
-def _place_on(entered: int, target: int, works: Sequence[CollectiveWork], *, is_inside: bool) -> _Place:
+def _how_far(entered: int, target: int, works: Sequence[CollectiveWork], *, is_inside: bool) -> _HowFar:
     """``works``: those that have not ended; ``is_inside``: a call of a collective has not come back."""
     works = [work for work in works if work.number <= entered]
     loose = {work.number: work for work in works if work.can_begin_anew}
@@ -58,7 +58,7 @@ def _place_on(entered: int, target: int, works: Sequence[CollectiveWork], *, is_
         completed -= 1
     beyond = [work for number, work in loose.items() if number > target]
     under_way = [*(work.number for work in works), *([entered] if is_inside else [])]
-    return _Place(
+    return _HowFar(
         entered,
         completed,
         min(under_way, default=entered + 1) - 1,
@@ -92,21 +92,21 @@ class GroupsAtCut:
             targets = {key: gate.target_of(key) for key in counts}
         # Looked at after the counts: what is not among them now has ended, or was not counted.
         live = {group.place.key: group for group in groups.live}
-        places = {}
+        ways = {}
         for key in sorted({*counts, *held}):
             works = live[key].under_way() if key in live else []
-            places[key] = _place_on(counts.get(key, 0), targets.get(key, 0), works, is_inside=key in inside)
+            ways[key] = _how_far(counts.get(key, 0), targets.get(key, 0), works, is_inside=key in inside)
         left = {group.place.key: () for group in groups.all if not group.is_live}
         members = {**groups.members, **left}
         sent, received = _count_messages(groups)
-        is_inside = any(place.has_to_end for place in places.values())
-        is_held = bool(held) or any(place.is_waiting for place in places.values())
+        is_inside = any(way.has_to_end for way in ways.values())
+        is_held = bool(held) or any(way.is_waiting for way in ways.values())
         activity = Activity.INSIDE if is_inside else Activity.HELD if is_held else Activity.COMPUTING
         return Status(
             self._rank,
             Activity.FINISHED if has_ended else activity,
-            tuple(sorted({*held, *(key for key, place in places.items() if place.is_open)})),
-            tuple((key, place.standing(members.get(key, ()))) for key, place in places.items()),
+            tuple(sorted({*held, *(key for key, way in ways.items() if way.is_open)})),
+            tuple((key, way.standing(members.get(key, ()))) for key, way in ways.items()),
             pairs(sent),
             pairs(received),
             quiet=not is_inside and not num_passing,

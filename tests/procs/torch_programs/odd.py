@@ -13,9 +13,8 @@ if sys.argv[1] == "backend":
 dist.init_process_group("gloo")
 rank = dist.get_rank()
 listener = socket.create_server(("127.0.0.1", 0)) if rank == 1 else None
-number = torch.zeros(1)
-while number.item() < 1e6:
-    dist.all_reduce(number.fill_(number.item() + rank))
+while True:
+    dist.all_reduce(torch.zeros(1))
     if rank == 0:
-        print(number.item(), flush=True)
+        print("goes on", flush=True)
     time.sleep(0.01)

@@ -1,0 +1,35 @@
+"""Programs of hosts, as their users write them, under `remesh torch`: stopped, restarted elsewhere, equal to the bit.
+
+More stops: ``python -m tests.procs.torch_jobs lightning_trainer.py --steps 600 --stops 20``, and so with the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from remesh.images import examine_machine
+from tests.procs.torch_jobs import TorchJob, stop_and_compare
+
+pytestmark = [
+    pytest.mark.hosts,
+    pytest.mark.timeout(600),
+    pytest.mark.skipif(
+        any(each.needed and not each.good for each in examine_machine()),
+        reason="process images need what is missing here",
+    ),
+]
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Iterator[TorchJob]:
+    made = TorchJob(tmp_path / "job", 2)
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize("script", ["lightning_trainer.py", "accelerate_gpt2.py", "transformers_trainer.py"])
+def test_a_program_of_a_host_and_its_workers_go_on_to_the_same_bits(job: TorchJob, script: str) -> None:
+    stop_and_compare(job, 2, script, 400, 2, "2")
