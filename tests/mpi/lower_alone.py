@@ -2,7 +2,8 @@
 
 ``mpiexec -n N python lower_alone.py [--renew SECONDS] program.py ...`` runs a program on the library. With
 ``--renew`` every so often all ranks make their lower halves quiet, write their state, release them, and go on with new
-ones made from the state, while the program runs on: what a restart does, without an image.
+ones made from the state, while the program runs on: what a restart does, without an image. ``UPPER_FACE`` in the environment
+names the face on which a program's mpi4py runs; MPICH's, else.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from mpi4py import MPI
 from remesh.mpi.arena import FILE, make_arena
 from remesh.mpi.channel import SharedChannel
 from remesh.mpi.host_room import HostRoom
+from remesh.mpi.library.build import BUILT, LIBRARIES
 from remesh.mpi.library.faces import library_environment
 from remesh.mpi.lower.half import MpiLowerHalf
 from remesh.mpi.lower.rank import describe_half
@@ -39,7 +41,10 @@ _SAYING_BYTES = 1 << 14
 def environment(channel: str) -> dict[str, str]:
     """What the program sees: no launcher, and the library in the place of any MPI."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(_FOREIGN)}
+    face = os.environ.get("UPPER_FACE", "mpich")
     return library_environment(None, kept) | {
+        "MPI4PY_MPIABI": face,
+        "MPI4PY_LIBMPI": str(BUILT / LIBRARIES[face]),
         "PYTHONPATH": str(Path(mpi4py.__file__).parents[1]),
         "REMESH_CHANNEL": channel,
     }

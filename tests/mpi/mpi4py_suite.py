@@ -1,6 +1,7 @@
 """How much of mpi4py's own test suite passes on the library? ``make mpi4py-suite``, or by hand:
 
-    python -m tests.mpi.mpi4py_suite FOLDER [--mpi mpich] [-n 2] [--native] [--patience 120] [--out FILE] [MODULE ...]
+    python -m tests.mpi.mpi4py_suite FOLDER [MODULE ...] [--mpi mpich] [--face mpich] [-n 2] [--native] [--patience 120]
+                                     [--out FILE]
 
 FOLDER holds the suite (``test/`` of mpi4py's source). Each module runs as a job of its own, so that one that never
 ends takes no other with it. A test has passed when it has on every rank. Prints what failed, by name, and counts.
@@ -39,6 +40,7 @@ def run_module(module: str, folder: Path, options: argparse.Namespace) -> Outcom
     # Programs run with this Python, which has NumPy.
     source = str(Path(remesh.__file__).parents[1])
     environment = {**os.environ, **start.environment, "PYTHONPATH": source, "UPPER_PYTHON": sys.executable}
+    environment["UPPER_FACE"] = options.face
     job = subprocess.Popen(
         start.command,
         env=environment,
@@ -79,6 +81,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("folder", type=Path)
     parser.add_argument("modules", nargs="*")
     parser.add_argument("--mpi", default="mpich")
+    parser.add_argument("--face", default="mpich", choices=("mpich", "openmpi"), help="for which mpi4py was built")
     parser.add_argument("-n", type=int, default=2)
     parser.add_argument("--native", action="store_true", help="on the real mpi4py, to compare")
     parser.add_argument("--patience", type=float, default=120.0, help="seconds until a module is said never to end")
