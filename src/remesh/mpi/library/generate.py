@@ -191,8 +191,9 @@ def header(face: str, functions: Iterable[Function]) -> str:
         name, kind, *values = line.split()
         if values[column] != "-":
             parts.append(f"#define {name} {_constant(name, kind, values[column])}")
-    # An error class that a face has not is the one that says least.
-    parts += [f"#ifndef {name}\n#define {name} MPI_ERR_OTHER\n#endif" for name, _ in read_classes()]
+    # An error class that a face has not is the nearest that it has, or the one that says least.
+    classes = [(name, _NEAREST.get(name, "MPI_ERR_OTHER")) for name, _ in read_classes()]
+    parts += [f"#ifndef {name}\n#define {name} {nearest}\n#endif" for name, nearest in classes]
     for function in functions:
         if function.name == "MPI_Pcontrol":
             parts.append("int MPI_Pcontrol(const int level, ...);\nint PMPI_Pcontrol(const int level, ...);")
@@ -202,6 +203,7 @@ def header(face: str, functions: Iterable[Function]) -> str:
     return "\n".join([*parts, "#endif\n"])
 
 
+_NEAREST: Final = {"MPI_ERR_ERRHANDLER": "MPI_ERR_ARG"}
 _POINTERS: Final = {
     **dict.fromkeys(("MPI_BOTTOM", "MPI_IN_PLACE", "MPI_BUFFER_AUTOMATIC"), "void *"),
     **dict.fromkeys(("MPI_STATUS_IGNORE", "MPI_STATUSES_IGNORE"), "MPI_Status *"),

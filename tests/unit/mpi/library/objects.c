@@ -1,4 +1,4 @@
-/* Attributes, infos, groups, and the datatypes that Fortran asks for: prints `answer` if all is as the standard says. */
+/* Attributes, infos, groups, null handles, and the datatypes that Fortran asks for: prints `answer` if all is as the standard says. */
 #include <mpi.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -143,6 +143,29 @@ static void freed_parts(void) {
     MPI_Type_free(&row);
 }
 
+/* ---- null handles ---- */
+
+/* The way of a null handle to Fortran and back. */
+#define IS_NULL_IN_FORTRAN(Type, NULL_HANDLE) \
+    check(MPI_##Type##_f2c(MPI_##Type##_c2f(NULL_HANDLE)) == NULL_HANDLE, #NULL_HANDLE " is null in Fortran, too")
+
+static void null_handles(void) {
+    IS_NULL_IN_FORTRAN(Comm, MPI_COMM_NULL);
+    IS_NULL_IN_FORTRAN(Type, MPI_DATATYPE_NULL);
+    IS_NULL_IN_FORTRAN(Errhandler, MPI_ERRHANDLER_NULL);
+    IS_NULL_IN_FORTRAN(File, MPI_FILE_NULL);
+    IS_NULL_IN_FORTRAN(Group, MPI_GROUP_NULL);
+    IS_NULL_IN_FORTRAN(Info, MPI_INFO_NULL);
+    IS_NULL_IN_FORTRAN(Message, MPI_MESSAGE_NULL);
+    IS_NULL_IN_FORTRAN(Op, MPI_OP_NULL);
+    IS_NULL_IN_FORTRAN(Request, MPI_REQUEST_NULL);
+    IS_NULL_IN_FORTRAN(Session, MPI_SESSION_NULL);
+    IS_NULL_IN_FORTRAN(Win, MPI_WIN_NULL);
+    int code = MPI_Comm_set_errhandler(MPI_COMM_SELF, MPI_ERRHANDLER_NULL), its_class;
+    MPI_Error_class(code, &its_class);
+    check(its_class == MPI_ERR_ERRHANDLER && its_class != MPI_ERR_OTHER, "no error handler is a wrong argument");
+}
+
 int main(int argc, char **argv) {
     MPI_Init(&argc, &argv);
     MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
@@ -152,6 +175,7 @@ int main(int argc, char **argv) {
     groups();
     fortran_types();
     freed_parts();
+    null_handles();
     MPI_Finalize();
     printf("answer %d\n", num_checked);
     return 0;
