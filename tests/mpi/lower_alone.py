@@ -2,8 +2,8 @@
 
 ``mpiexec -n N python lower_alone.py [--renew SECONDS] program.py ...`` runs a program on the library. With
 ``--renew`` every so often all ranks make their lower halves quiet, write their state, release them, and go on with new
-ones made from the state, while the program runs on: what a restart does, without an image. ``UPPER_FACE`` in the environment
-names the face on which a program's mpi4py runs; MPICH's, else.
+ones made from the state, while the program runs on: what a restart does, without an image.
+``UPPER_FACE`` in the environment names the face on which a program's mpi4py runs; MPICH's, else.
 """
 
 from __future__ import annotations

@@ -1,0 +1,176 @@
+"""Which programs of Debian are carried, what do they read, and what is the answer of each?
+
+Inputs are our own and small: each runs for a few seconds on two ranks. An answer is made of lines that neither
+contain times nor depend on the machine.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import shutil
+import subprocess
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from tests.mpi.conftest import PROGRAMS
+from tests.mpi.debian import ROOT, libraries
+
+_INPUTS: Final = PROGRAMS / "debian"
+_SHARE: Final = ROOT / "usr/share"
+_NUM_ATOMS: Final = 1000
+_SIDE: Final = 20
+"""Points of the grid of a system of linear equations, in each of three dims."""
+
+
+@dataclass(frozen=True)
+class Program:
+    """One of Debian's: how it is prepared in a folder, and what its answer is."""
+
+    path: str
+    """Below usr/."""
+    prepare: Callable[[Path], list[str]]
+    """Writes its input into a folder; returns the arguments."""
+    answer: Callable[[str, Path], list[str]]
+    """Of what rank 0 printed, and of the folder."""
+    most_s: float
+    """It is stopped within so many seconds."""
+    mpi: str = "openmpi"
+    """Of its maker."""
+    tolerance: float = 0.0
+    """Relative; by how much numbers differ between two runs without us, where the order of its sums is not fixed."""
+    input_file: str = ""
+    """In the folder: the standard input of rank 0."""
+
+    @property
+    def name(self) -> str:
+        """Of its file."""
+        return Path(self.path).name
+
+
+def variables() -> dict[str, str]:
+    """The environment in which such programs find their libraries and tables."""
+    plain = {"PATH": os.environ["PATH"], "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    tables = {"CP2K_DATA_DIR": str(_SHARE / "cp2k"), "NWCHEM_BASIS_LIBRARY": f"{_SHARE / 'nwchem/libraries'}/"}
+    return plain | tables | {"LD_LIBRARY_PATH": ":".join(libraries())}
+
+
+def _given(name: str, *arguments: str) -> Callable[[Path], list[str]]:
+    """A file of ours, and these arguments."""
+
+    def prepare(folder: Path) -> list[str]:
+        shutil.copy(_INPUTS / name, folder)
+        return list(arguments)
+
+    return prepare
+
+
+def _printed(pattern: str) -> Callable[[str, Path], list[str]]:
+    """The lines of its output that match."""
+
+    def answer(output: str, folder: Path) -> list[str]:
+        return [found[0] for found in re.finditer(pattern, output, re.MULTILINE)]
+
+    return answer
+
+
+def _residuals(output: str, folder: Path) -> list[str]:
+    """What a benchmark of many parts has computed: no times, and not what it seeds by the clock."""
+    text = (folder / "hpccoutf.txt").read_text()
+    numbers = r"^\w*(?:Errors|maxErr|residual)=.*$|^\|\|Ax-b.*$|^Success=.*$"
+    found = re.findall(numbers, text, re.MULTILINE)
+    assert "Success=1" in found and "FAILED" not in text, text[-3000:]
+    return found
+
+
+def _argon(folder: Path) -> list[str]:
+    for name in ("argon.mdp", "argon.top"):
+        shutil.copy(_INPUTS / name, folder)
+    side = round(_NUM_ATOMS ** (1 / 3))
+    atoms = [(x, y, z) for x in range(side) for y in range(side) for z in range(side)]
+    lines = [
+        f"{i % 100000:5d}AR      AR{i % 100000:5d}{0.4 * x:8.3f}{0.4 * y:8.3f}{0.4 * z:8.3f}\n"
+        for i, (x, y, z) in enumerate(atoms, 1)
+    ]
+    edge = f"{0.4 * side:10.5f}"
+    (folder / "argon.gro").write_text("".join(["argon\n", f"{len(atoms)}\n", *lines, edge * 3, "\n"]))
+    command = [str(ROOT / "usr/bin/gmx"), "-quiet", "grompp", "-f", "argon.mdp", "-p", "argon.top", "-c", "argon.gro"]
+    environment = variables() | {"GMXLIB": str(_SHARE / "gromacs/top")}
+    subprocess.run([*command, "-o", "argon.tpr"], cwd=folder, env=environment, check=True, capture_output=True)
+    return ["-quiet", "mdrun", "-s", "argon.tpr", "-deffnm", "argon", "-reprod", "-ntomp", "1", "-c", "end.gro"]
+
+
+def _last_places(output: str, folder: Path) -> list[str]:
+    return (folder / "end.gro").read_text().splitlines()[1:]
+
+
+def _pings(folder: Path) -> list[str]:
+    return ["-u", "65536", "-o", "pings.out"]
+
+
+def _sizes(output: str, folder: Path) -> list[str]:
+    """The sizes of messages that were timed."""
+    return [line.split()[0] for line in (folder / "pings.out").read_text().splitlines()]
+
+
+def _silicon(folder: Path) -> list[str]:
+    text = (_INPUTS / "silicon.in").read_text()
+    (folder / "silicon.in").write_text(text.replace("@PSEUDO@", str(_SHARE / "espresso/pseudo")))
+    return ["-in", "silicon.in"]
+
+
+def _molecule_in_motion(output: str, folder: Path) -> list[str]:
+    """Energies, without the time that each step took, and places."""
+    energies = [line.rsplit(maxsplit=1)[0] for line in (folder / "water-1.ener").read_text().splitlines()[1:]]
+    return [*energies, *(folder / "water-pos-1.xyz").read_text().splitlines()]
+
+
+def _scaled_residuals(output: str, folder: Path) -> list[str]:
+    """Sizes, residuals and verdicts, without times and rates."""
+    rows = re.findall(r"^WALL +(.*?) +[\d.]+ +[\d.]+ +([\d.]+) (PASSED|FAILED)", output, re.MULTILINE)
+    assert "END OF TESTS" in output, output[-2000:]
+    return [" ".join(row) for row in rows]
+
+
+def _equations(folder: Path) -> list[str]:
+    """A system of linear equations for standard input: Poisson's, on a grid, with a right side at random."""
+    dice = random.Random("equations")
+    number = _SIDE**3
+    entries = []
+    for at in range(number):
+        entries.append((at, at, 6.5))
+        for step in (1, _SIDE, _SIDE**2):
+            if at // step % _SIDE + 1 < _SIDE:
+                entries += [(at, at + step, -1.0), (at + step, at, -1.1)]
+    lines = [f"{number} :N", f"{len(entries)} :NZ", *(f"{row + 1} {col + 1} {value}" for row, col, value in entries)]
+    lines += [f"{dice.uniform(-1, 1):.6f}" for _ in range(number)]
+    (folder / "equations").write_text("\n".join(lines) + "\n")
+    return []
+
+
+def _solution(output: str, folder: Path) -> list[str]:
+    numbers = output.partition("Solution is")[2].partition("Entering")[0].split()
+    assert len(numbers) == _SIDE**3, output[-2000:]
+    return numbers
+
+
+_MELT_TABLE: Final = r"^ *\d+(?: +-?[\d.e+-]+){5} *$"
+_RELAXED: Final = r"^!.*$|^ +Total force.*$|^Si +.*$|^ +JOB DONE.*$"
+_MOLECULE: Final = r"Total DFT energy = +-[\d.]+|^ +\d [OH] +[-\d. ]+$"
+
+PROGRAMS_OF_DEBIAN: Final = (
+    Program("bin/lmp", _given("melt.lammps", "-in", "melt.lammps", "-log", "none"), _printed(_MELT_TABLE), 0.6),
+    Program("bin/hpcc", _given("hpccinf.txt"), _residuals, 4.0),
+    Program("bin/gmx_mpi", _argon, _last_places, 0.6),
+    Program("bin/NPopenmpi", _pings, _sizes, 0.6),
+    Program("bin/NPmpich2", _pings, _sizes, 0.6, "mpich"),
+    Program("bin/pw.x", _silicon, _printed(_RELAXED), 0.6),
+    Program("bin/cp2k.psmp", _given("water.cp2k", "-i", "water.cp2k"), _molecule_in_motion, 1.0),
+    Program("bin/nwchem.openmpi", _given("water.nw", "water.nw"), _printed(_MOLECULE), 0.6, tolerance=1e-8),
+    Program("bin/nwchem.mpich", _given("water.nw", "water.nw"), _printed(_MOLECULE), 0.6, "mpich", 1e-8),
+    Program("lib/x86_64-linux-gnu/scalapack/openmpi-tests/xdtrd", _given("TRD.dat"), _scaled_residuals, 0.6),
+    Program("lib/mumps/dsimpletest", _equations, _solution, 0.6, tolerance=1e-10, input_file="equations"),
+)
