@@ -59,6 +59,9 @@ static Named *named_types(size_t *count) {
 #ifdef MPIX_C_FLOAT16
         ROW(MPIX_C_FLOAT16, BASIC_FLOAT16),
 #endif
+#ifdef MPIX_SHORT_FLOAT
+        ROW(MPIX_SHORT_FLOAT, BASIC_FLOAT16), ROW(MPIX_C_SHORT_FLOAT_COMPLEX, BASIC_FLOAT16_COMPLEX),
+#endif
 #ifdef MPI_REAL2
         ROW(MPI_REAL2, BASIC_FLOAT16),
 #endif
@@ -100,8 +103,8 @@ static Datatype *predefine(MPI_Datatype handle, Basic basic, const char *name) {
 
 #ifdef MPI_LB
 /* Marks of MPI 1 in structures: no data, but a bound. */
-static void predefine_mark(int handle, const char *name, bool is_lower) {
-    Datatype *type = predefine((MPI_Datatype)handle, BASIC_BYTE, name);
+static void predefine_mark(MPI_Datatype handle, const char *name, bool is_lower) {
+    Datatype *type = predefine(handle, BASIC_BYTE, name);
     drop_layout(type->layout);
     type->layout = leaf_layout(BASIC_BYTE, 0);
     type->extent = 0;

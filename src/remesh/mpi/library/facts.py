@@ -23,6 +23,13 @@ _HANDLES: Final = (
     *("MPI_Comm", "MPI_Datatype", "MPI_Errhandler", "MPI_File", "MPI_Group", "MPI_Info", "MPI_Message", "MPI_Op"),
     *("MPI_Request", "MPI_Session", "MPI_Win"),
 )
+_NOT_IN_HEADER: Final = {
+    "MPIX_C_SHORT_FLOAT_COMPLEX": "ompi_mpi_c_short_float_complex",
+    "MPIX_SHORT_FLOAT": "ompi_mpi_short_float",
+    "MPI_LB": "ompi_mpi_lb",
+    "MPI_UB": "ompi_mpi_ub",
+}
+"""Datatypes that Open MPI exports, and shows to programs of MPI 1, or in mpi-ext.h."""
 _NAME: Final = re.compile(r"\bMPI_[A-Z0-9_]+\b")
 _LEFT_OUT: Final = re.compile(r"MPI_(INCLUDED|.*_H$|T_(?!ERR_).*|.*_DECLSPEC|.*_FN$)")
 
@@ -35,7 +42,9 @@ def main(mpich: str, openmpi: str) -> None:
         "abi": Path(mpich, "include", "mpi_abi.h"),
     }
     values = {face: _values(header) for face, header in headers.items()}
-    types = _types(headers["openmpi"], values["openmpi"]) | _types(headers["abi"], values["abi"])
+    values["openmpi"] |= {name: f"@{symbol}" for name, symbol in _NOT_IN_HEADER.items()}
+    types = dict.fromkeys(_NOT_IN_HEADER, "MPI_Datatype")
+    types |= _types(headers["openmpi"], values["openmpi"]) | _types(headers["abi"], values["abi"])
     lines = []
     for name in sorted(set().union(*values.values())):
         if name.endswith("_T") and name not in values["openmpi"]:

@@ -143,6 +143,25 @@ static void freed_parts(void) {
     MPI_Type_free(&row);
 }
 
+/* Datatypes that not every face has. */
+static void rare_types(void) {
+    int size = 2;
+#ifdef MPIX_SHORT_FLOAT
+    MPI_Type_size(MPIX_SHORT_FLOAT, &size);
+#endif
+    check(size == 2, "a short float");
+#ifdef MPI_UB
+    int lengths[] = {1, 1, 1};
+    MPI_Aint places[] = {-8, 0, 24}, lower, extent;
+    MPI_Datatype parts[] = {MPI_LB, MPI_INT, MPI_UB}, marked;
+    check(MPI_Type_create_struct(3, lengths, places, parts, &marked) == MPI_SUCCESS, "marks of MPI 1");
+    MPI_Type_get_extent(marked, &lower, &extent);
+    MPI_Type_size(marked, &size);
+    check(lower == -8 && extent == 32 && size == 4, "marks bound a struct, and are no data");
+    MPI_Type_free(&marked);
+#endif
+}
+
 /* ---- null handles ---- */
 
 /* The way of a null handle to Fortran and back. */
@@ -175,6 +194,7 @@ int main(int argc, char **argv) {
     groups();
     fortran_types();
     freed_parts();
+    rare_types();
     null_handles();
     MPI_Finalize();
     printf("answer %d\n", num_checked);
