@@ -15,6 +15,8 @@
 #define SPIN 192
 #define GIVE_WAY 196
 #define GATE 256
+#define PROGRAM 320
+#define OPENED 384
 #define FIRST_SLOT 65536
 #define STRIDE 65536
 #define NUM_SLOTS 15

@@ -11,6 +11,9 @@ Layout, little-endian, offsets in bytes. Words that one side writes stand on cac
     192     spin             u32   turns that the upper half spins before it sleeps; the lower half's to set
     196     give way         u32   us that the upper half then gives way before it sleeps; the lower half's to set
     256     gate             u32   bit 0: closed; above it: how many threads are in files that other ranks have open
+    320     program          u32   id of the process whose channel this is, as it sees it; the lower half's to set, once
+                                   it has started the process, which waits for it
+    384     opened           u32   1: a library of that process has the channel; the upper half's to set
     65536 + i * 65536              slot i, one for each thread of the upper half that makes calls
       0     request number   u32   raised by the upper half when the body is complete
       64    reply number     u32   set to the request number by the lower half when the body is the reply
@@ -52,6 +55,7 @@ from remesh.mpi.calls.words import (
     FIRST_SLOT,
     GATE,
     NUM_SLOTS,
+    PROGRAM,
     REPLY,
     RING,
     SPIN,
@@ -75,6 +79,7 @@ class SharedChannel:
         self._words = tuple(self._words_of(slot) for slot in range(NUM_SLOTS))
         self._scan = (self._base + FIRST_SLOT, REPLY, STRIDE, NUM_SLOTS)
         self._pace_words = view[SPIN : SPIN + 8].cast("I")
+        self._program_word = view[PROGRAM : PROGRAM + 4].cast("I")
         self._gate_word = view[GATE : GATE + 4].cast("I")
 
     def _words_of(self, slot: int) -> tuple[int, int, int]:
@@ -159,6 +164,10 @@ class SharedChannel:
     def set_pace(self, spin: int, give_way_us: int) -> None:
         """How the upper half waits for a reply before it sleeps: so many turns, then so long."""
         self._pace_words[0], self._pace_words[1] = spin, give_way_us
+
+    def set_program(self, pid: int) -> None:
+        """Whose channel this is: none that the program starts may take it for its own."""
+        self._program_word[0] = pid
 
 
 class RemoteMemory:

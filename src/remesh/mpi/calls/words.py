@@ -11,6 +11,8 @@ SLEEPING: Final = 128
 SPIN: Final = 192
 GIVE_WAY: Final = 196
 GATE: Final = 256
+PROGRAM: Final = 320
+OPENED: Final = 384
 
 FIRST_SLOT: Final = 1 << 16
 STRIDE: Final = 1 << 16

@@ -35,6 +35,8 @@ typedef struct {
 
 /* Whether there is a channel: whether this process was started by Remesh. Opens it at the first call. */
 INTERNAL bool channel_is_there(void);
+/* Whether this process has opened it. */
+INTERNAL bool channel_is_open(void);
 INTERNAL int lower_hello(int *rank, int *size);
 /* What the lower half says of a key: text without quotes, cut to `room` bytes with its end. See `describe` of the table. */
 INTERNAL int lower_describe(const char *key, char *text, int room);

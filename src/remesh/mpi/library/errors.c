@@ -51,8 +51,10 @@ void die(const char *format, ...) {
     fflush(NULL);
     funlockfile(stderr);
     va_end(arguments);
-    /* An answer would mean that the job goes on: there is none, and the lower half ends this process. */
-    if (channel_is_there()) lower_abort(1);
+    /* An answer would mean that the job goes on: there is none, and the lower half ends this process. Who has no channel
+     * yet does not open it here: it may be what cannot be opened.
+     */
+    if (channel_is_open()) lower_abort(1);
     _exit(1);
 }
 

@@ -8,6 +8,7 @@
  * half sleeps: each gives way to the other. A half that has waited for longer sleeps in a futex.
  */
 #include "slots.h"
+#include "channel.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -27,6 +28,8 @@ enum { CHANNEL_BYTES = FIRST_SLOT + NUM_SLOTS * STRIDE, SHARED_SLOT = NUM_SLOTS 
 enum { AWAKE, ASLEEP, GIVES_WAY };
 /* Where somebody else computes on this core, who gives way comes back late; so many calls go without it then. */
 enum { LATE_US = 200, NUM_WITHOUT = 500 };
+/* How often a program looks whether its lower half has said whose the channel is, which it does at once. */
+enum { START_US = 200 };
 
 static const char *const default_channel = "/tmp/.remesh/channel";
 static const char magic[] = "RMSHCHN3";
@@ -61,6 +64,18 @@ static void *map_channel(const char *path) {
     return start;
 }
 
+/* The channel is the program's alone, and within it one library's: what two post into one slot looks like one call. */
+static void take_channel(char *start) {
+    uint32_t program;
+    while (!(program = atomic_load(at(start, PROGRAM)))) usleep(START_US);
+    if (program != (uint32_t)getpid())
+        die("starting MPI in process %d: it is for process %u, which `remesh mpi run` has started, and not for those that "
+            "this starts; let a script end with `exec` and the program", (int)getpid(), program);
+    if (atomic_exchange(at(start, OPENED), 1))
+        die("starting MPI: another MPI library has started in this process; link the program, and all libraries that it "
+            "loads, with one MPI");
+}
+
 const char *channel_path(void) {
     const char *path = getenv("REMESH_CHANNEL");
     return path ? path : default_channel;
@@ -73,6 +88,7 @@ bool open_channel(void) {
     pthread_mutex_lock(&opening);
     if (base == NULL) {
         char *start = map_channel(path);
+        take_channel(start);
         pthread_key_create(&on_thread_end, return_slot);
         pthread_atfork(NULL, NULL, note_fork);
         base = start;
@@ -80,6 +96,8 @@ bool open_channel(void) {
     pthread_mutex_unlock(&opening);
     return true;
 }
+
+bool channel_is_open(void) { return base; }
 
 Word *gate_word(void) { return at(base, GATE); }
 

@@ -17,11 +17,13 @@ that was open is begun anew, or goes on.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Self
 
+from remesh.linux.procfs import inner_id
 from remesh.mpi.arena import Arena
 from remesh.mpi.calls.wire_messages import What
 from remesh.mpi.calls.words import NUM_SLOTS
@@ -185,6 +187,8 @@ class MpiLowerHalf:
         self._channel.check("serving a program that has come with its channel")
         # The words that it came with are those of the host that it left.
         self._channel.set_pace(self._pace.upper_spin, self._pace.give_way_us)
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it may have ended at once
+            self._channel.set_program(inner_id(upper_pid, upper_pid))
         self._memory.attach(upper_pid)
         self._engine.attach(upper_pid)
         for slot, (number, operation) in self._attached.items():

@@ -41,6 +41,7 @@ static unsigned draw(unsigned below) {
 }
 
 bool channel_is_there(void) { return true; }
+bool channel_is_open(void) { return true; }
 int lower_hello(int *rank, int *size) { return *rank = 0, *size = 1, MPI_SUCCESS; }
 int lower_describe(const char *key, char *text, int room) { return snprintf(text, (size_t)room, "%s", key),
         MPI_SUCCESS; }

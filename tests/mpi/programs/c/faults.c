@@ -1,0 +1,98 @@
+/* Does what no program may do: `faults KIND`. What comes of it is the test's to say. */
+#include <dlfcn.h>
+#include <mpi.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+static const char *own_path;
+
+static void use_after_end(void) {
+    MPI_Finalize();
+    MPI_Barrier(MPI_COMM_WORLD);
+}
+
+/* The status of a child that uses MPI; this process goes on well. */
+static void use_in_child(void) {
+    pid_t child = fork();
+    if (!child) {
+        MPI_Barrier(MPI_COMM_WORLD);
+        _exit(0);
+    }
+    int status;
+    waitpid(child, &status, 0);
+    printf("child %d\n", WIFEXITED(status) ? WEXITSTATUS(status) : -1);
+}
+
+/* The child is another program. */
+static void start_program(void) {
+    char command[4096];
+    snprintf(command, sizeof command, "%s plain", own_path);
+    int status = system(command);
+    printf("child %d\n", WIFEXITED(status) ? WEXITSTATUS(status) : -1);
+}
+
+static void on_alarm(int number) {
+    (void)number;
+    MPI_Barrier(MPI_COMM_SELF);
+    MPI_Barrier(MPI_COMM_WORLD);
+}
+
+static void use_in_handler(void) {
+    signal(SIGALRM, on_alarm);
+    alarm(1);
+    int never;
+    MPI_Recv(&never, 1, MPI_INT, MPI_ANY_SOURCE, 7, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
+}
+
+static void spawn(void) {
+    MPI_Comm made;
+    MPI_Comm_spawn("other", MPI_ARGV_NULL, 1, MPI_INFO_NULL, 0, MPI_COMM_WORLD, &made, MPI_ERRCODES_IGNORE);
+}
+
+/* A second MPI, as a library of others would bring it. */
+static void mix_faces(void) {
+    void *other = dlopen("libmpi.so.40", RTLD_NOW | RTLD_LOCAL);
+    if (!other) {
+        fprintf(stderr, "%s\n", dlerror());
+        exit(9);
+    }
+    int (*init)(int *, char ***) = (int (*)(int *, char ***))dlsym(other, "MPI_Init");
+    int (*barrier)(void *) = (int (*)(void *))dlsym(other, "MPI_Barrier");
+    init(NULL, NULL);
+    barrier(dlsym(other, "ompi_mpi_comm_world"));
+}
+
+/* All of what this process shares with its lower half is overwritten. */
+static void write_out_of_bounds(void) {
+    FILE *maps = fopen("/proc/self/maps", "r");
+    char line[4096];
+    while (maps && fgets(line, sizeof line, maps)) {
+        unsigned long start, end;
+        if (!strstr(line, "/channel") || sscanf(line, "%lx-%lx", &start, &end) != 2) continue;
+        for (unsigned char *at = (unsigned char *)start; at < (unsigned char *)end; at++) *at = 0xa5;
+    }
+    if (maps) fclose(maps);
+    MPI_Barrier(MPI_COMM_WORLD);
+}
+
+int main(int argc, char **argv) {
+    static const struct {
+        const char *name;
+        void (*run)(void);
+    } kinds[] = {{"end", use_after_end},   {"child", use_in_child}, {"program", start_program}, {"handler", use_in_handler},
+                 {"spawn", spawn},         {"faces", mix_faces},    {"bounds", write_out_of_bounds}};
+    own_path = argv[0];
+    const char *kind = argc > 1 ? argv[1] : "plain";
+    if (!strcmp(kind, "begin")) MPI_Barrier(MPI_COMM_WORLD);
+    MPI_Init(&argc, &argv);
+    MPI_Barrier(MPI_COMM_WORLD);
+    for (unsigned i = 0; i < sizeof kinds / sizeof *kinds; i++)
+        if (!strcmp(kind, kinds[i].name)) kinds[i].run();
+    MPI_Barrier(MPI_COMM_WORLD);
+    puts("answer 1");
+    return MPI_Finalize();
+}

@@ -1,0 +1,65 @@
+"""A program in C that does what no program may do is told so by name, and nobody hangs."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from remesh.rounds.job_folder import JobFolder, JobSpec
+from tests.mpi.conftest import Job
+from tests.mpi.test_library import compiled
+
+pytestmark = pytest.mark.mpi
+
+
+def _run(job: Job, path: Path, *argv: object) -> str:
+    """The state in which the job ends."""
+    words = tuple(map(str, argv))
+    job.folder = JobFolder.create(path / "job", JobSpec(words, 2, str(path), {"PATH": "/usr/bin:/bin"}))
+    return job.stay("mpich").outcome.state
+
+
+def _errors(job: Job) -> str:
+    said = [log.read_text() for log in sorted(job.folder.logs.glob("rank-*.err"))]
+    return job.folder.read_state().cause + "".join(said)
+
+
+@pytest.mark.parametrize(
+    ("kind", "told"),
+    [
+        ("begin", "MPI_Barrier: .*called before MPI_Init"),
+        ("end", "MPI_Barrier: .*called after MPI_Finalize"),
+        ("handler", "in a signal handler that has come in the middle of another call of MPI"),
+        ("spawn", "MPI_Comm_spawn: .*does not carry this function; docs/mpi/limits.md lists them"),
+        ("faces", "another MPI library has started in this process; link .* with one MPI"),
+        ("bounds", "its channel is damaged.*look for what in the program writes out of bounds"),
+    ],
+)
+def test_it_ends_its_job_and_says_why(job: Job, tmp_path: Path, kind: str, told: str) -> None:
+    assert _run(job, tmp_path, compiled("faults", "mpich", tmp_path), kind) == "failed"
+    assert re.search(told, _errors(job)), _errors(job)
+
+
+@pytest.mark.parametrize(
+    ("kind", "told"),
+    [
+        ("child", "in a process that the program has forked: only the program itself may use MPI"),
+        ("program", "not for those that this starts"),
+    ],
+)
+def test_a_child_that_uses_mpi_ends_and_its_parent_goes_on(job: Job, tmp_path: Path, kind: str, told: str) -> None:
+    assert _run(job, tmp_path, compiled("faults", "mpich", tmp_path), kind) == "finished", job.events
+    assert told in _errors(job)
+    assert job.answer == "answer 1"
+    assert "child 1" in (job.folder.logs / "rank-0000.out").read_text()
+
+
+def test_a_script_that_does_not_end_with_exec_is_told_to(job: Job, tmp_path: Path) -> None:
+    program = compiled("faults", "mpich", tmp_path)
+    script = tmp_path / "script.sh"
+    script.write_text(f"#!/bin/sh\n{program}\nexit $?\n")
+    script.chmod(0o755)
+    assert _run(job, tmp_path, script) == "failed"
+    assert "let a script end with `exec` and the program" in _errors(job)
