@@ -91,7 +91,7 @@ hosts: .hosts/.installed  ## the programs whose plug-in points are tried (HOSTS 
 	@touch $@
 
 test-hosts: .hosts/.installed  ## Remesh under the programs that it plugs into (TESTS=... narrows it)
-	.hosts/bin/python -m pytest -m hosts $(or $(TESTS),tests/hosts)
+	.hosts/bin/python -m pytest -m hosts -o faulthandler_timeout=1000 $(or $(TESTS),tests/hosts)
 
 peers: .peers/.installed  ## torchft and nvidia-resiliency-ext, which `make bench ROOM=elastic` measures beside ours, in .peers/
 

@@ -139,7 +139,27 @@ def accelerate(is_ours: bool, act: str, folder: Path, mebibytes: int) -> dict[st
     if act == "load":
         return {"load": times(lambda _: accelerator.load_state(str(folder / "saved0")))}
     accelerator.save_state(str(folder / "warm"))
-    return {"save": times(lambda at: accelerator.save_state(str(folder / f"saved{at}")))}
+    saved = times(lambda at: accelerator.save_state(str(folder / f"saved{at}")))
+    if is_ours:  # waits for the disk as it is
+        return {"save": saved, "save until it is on the disk": saved}
+
+    def save_to_disk(at: int) -> None:
+        accelerator.save_state(str(folder / f"on-disk{at}"))
+        accelerator.wait_for_everyone()
+        if accelerator.is_main_process:
+            to_disk(folder / f"on-disk{at}")
+
+    return {"save": saved, "save until it is on the disk": times(save_to_disk)}
+
+
+def to_disk(folder: Path) -> None:
+    """Wait until all files of a folder, and their names, are on the disk."""
+    for path in [*folder.rglob("*"), folder]:
+        file = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(file)
+        finally:
+            os.close(file)
 
 
 def _step(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:

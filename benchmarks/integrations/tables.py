@@ -18,7 +18,7 @@ _ABOUT_SAVES = (
     "MiB (`QUICK=1`) there is one job of each kind, of 96 MiB two in turn. The files are in the page cache when "
     "they are loaded. Blocked is the time until `dcp.async_save` returns; `save_checkpoint` and `save_state` block "
     "until all is written. Ours writes checksums and compares them; the hosts have none. "
-    "Accelerate does not wait until its files are on the disk; the others and ours do."
+    "Accelerate does not wait until its files are on the disk, where the others and ours do; one row has it wait, too."
 )
 
 

@@ -1,7 +1,7 @@
 """Accelerate's guide to checkpointing, with one line changed: the import of the ``Accelerator``.
 
-    accelerate launch --cpu --num_processes 2 examples/integrations/accelerate_checkpointing.py FOLDER
-    accelerate launch --cpu --num_processes 3 examples/integrations/accelerate_checkpointing.py FOLDER
+    torchrun --nproc-per-node 2 examples/integrations/accelerate_checkpointing.py FOLDER
+    torchrun --nproc-per-node 3 examples/integrations/accelerate_checkpointing.py FOLDER
 
 The first job saves after every second step and kills itself behind its fifth; the second one, of another number of
 processes, goes on from the newest checkpoint. The first process prints the losses of the steps that were taken.

@@ -7,6 +7,7 @@ import importlib.util
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -160,3 +161,18 @@ def test_what_one_actor_raises_is_raised_on_all(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
     told = _run(_actor_that_fails, NUM_ACTORS + 1)
     assert len(set(told)) == 1 and "the shard of actor 1 is lost" in told[0], told
+
+
+def test_shards_that_an_engine_cuts_by_rules_of_its_own_are_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    from remesh.errors import ConfigError  # noqa: PLC0415
+    from remesh.integrations.verl import RemeshCheckpointEngine  # noqa: PLC0415
+
+    spec = SimpleNamespace(full_shape=(2,), place="rows of rank 0", to_hf_chunk=None, mesh=None)
+    training = SimpleNamespace(get_per_tensor_param_shard=lambda: (iter([("w", torch.ones(2), spec)]), None))
+    engine = RemeshCheckpointEngine(1000)
+    with pytest.raises(ConfigError, match="has met nobody"):
+        asyncio.run(engine.send_weights(training))
+    with monkeypatch.context() as patch:
+        patch.setattr(engine, "_moves", lambda: None)
+        with pytest.raises(ConfigError, match="tensor 'w' is cut or named by rules"):
+            asyncio.run(engine.send_weights(training))

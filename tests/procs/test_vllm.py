@@ -326,3 +326,13 @@ def _meet_a_strange_model(ports: tuple[int, int]) -> str:
 def test_names_that_no_rule_maps_are_told_all_at_once_to_trainer_and_engines(ranks: RankPool) -> None:
     told = ranks.run(_meet_a_strange_model, 3, ((free_port(), free_port()),))[0]
     assert all(name in told for name in ("'model.odd'", "'model.strange'", "'model.more'")), told
+
+
+def test_engines_that_are_cut_in_other_ways_are_refused_by_name() -> None:
+    with _published() as vllm:
+        engine = _engine(vllm, 0, 2, tied=False)
+        engine.parallel_config.pipeline_parallel_size, engine.model_config.quantization = 2, "fp8"
+        with pytest.raises(ConfigError, match=r"\['pipeline_parallel_size', 'quantization'\]"):
+            engine._map({})
+        with pytest.raises(ConfigError, match="has met no trainer"):
+            engine.receive_weights(vllm.RemeshUpdateInfo())
