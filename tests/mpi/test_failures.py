@@ -248,7 +248,7 @@ def test_a_checkpoint_whose_state_was_changed_is_refused(job: Job) -> None:
     state.write_bytes(state.read_bytes()[:-1] + b"?")
     failed = job.stay("mpich", checkpoint=job.folder.checkpoint(None))
     assert failed.outcome.state == "failed"
-    assert "its digest does not fit" in failed.outcome.cause
+    assert "its digest does not match" in failed.outcome.cause
 
 
 def test_a_manifest_that_was_changed_is_refused_and_a_missing_one_is_no_checkpoint(job: Job) -> None:

@@ -464,7 +464,7 @@ def test_damage_to_any_file_of_a_tree_is_found_before_a_process_runs(stage: Stag
                 stage.restore(image)
         path.write_bytes(whole)
     shutil.copytree(image / "1001", stage.folder / "alone")
-    with pytest.raises(FormatError, match="of a descendant"):
+    with pytest.raises(FormatError, match="of a child process"):
         stage.restore(stage.folder / "alone")
     shutil.rmtree(image / "1001")
     with pytest.raises(FormatError, match=f"1001.*{HEADER_FILE}|{TREE_FILE}"):

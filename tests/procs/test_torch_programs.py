@@ -137,7 +137,7 @@ def test_what_does_not_fit_a_checkpoint_is_refused_and_harms_nothing(job: TorchJ
 
     store = (folder / "store.json").read_bytes()
     (folder / "store.json").write_bytes(store[:-1])
-    assert "its digest does not fit" in _refused(job)
+    assert "its digest does not match" in _refused(job)
     (folder / "store.json").write_bytes(store)
 
     pages = next(path for path in sorted((folder / rank_name(1)).rglob("pages.bin")))

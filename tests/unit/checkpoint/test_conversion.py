@@ -183,7 +183,7 @@ def test_contents_that_contradict_each_other_are_refused(tmp_path):
     opened = {name: open_any(tmp_path / name) for name in ("a", "b")}
     with pytest.raises(CheckpointMismatchError, match="1 tensors are in more than one, as 'w'"):
         gather_contents([opened["a"], opened["a"]])
-    with pytest.raises(CheckpointMismatchError, match=r"common value at \('step',\) differs"):
+    with pytest.raises(CheckpointMismatchError, match=r"common data at \('step',\) differs"):
         gather_contents([opened["a"], opened["b"]])
 
 

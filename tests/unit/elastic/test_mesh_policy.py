@@ -56,7 +56,7 @@ def test_a_mesh_that_does_not_fit_into_memory_is_not_taken_and_the_reason_says_s
     told = decide({"pp": 1, "dp": FREE, "tp": 1}, 4, memory)
     assert told == (
         "no mesh of pp=1 x dp=any x tp=1 over 4 workers fits into 60 bytes of a worker; pp=1 x dp=4 x tp=1 needs "
-        "least, 105 bytes"
+        "the least memory, 105 bytes"
     )
 
 
