@@ -17,6 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, Self
 
+from benchmarks.elastic.model import STEP_S
 from benchmarks.elastic.phases import Recovery, split_recovery
 from remesh.comm.free_ports import free_port
 from remesh.elastic.events import EventReader
@@ -111,7 +112,10 @@ class RemeshSide:
 
     def tell_phases(self, events: Sequence[Event], killed_s: float, num_survivors: int) -> dict[str, float]:
         generation = min(e["generation"] for e in events if e["kind"] == "step" and e["world_size"] == num_survivors)
-        return split_recovery(events, killed_s=killed_s, generation=generation, num_survivors=num_survivors)
+        # Of all events: steps that were taken just before the kill may have been read before it.
+        return split_recovery(
+            self._job.events, killed_s=killed_s, generation=generation, num_survivors=num_survivors, step_s=STEP_S
+        )
 
     def _start(self, node: str) -> None:
         with _in_root():

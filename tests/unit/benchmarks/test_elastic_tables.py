@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from benchmarks.elastic import __main__ as room
-from benchmarks.elastic import control_plane
+from benchmarks.elastic import bounds, control_plane
 from benchmarks.elastic.attempts import Count, tell_trial
 from benchmarks.elastic.peers import find_versions
-from benchmarks.elastic.phases import PHASES, split_recovery
+from benchmarks.elastic.phases import PHASES, Recovery, split_recovery
 from benchmarks.elastic.settings import Settings, estimate_minutes
 from benchmarks.elastic.tables import draw_plane, make_page, make_restarts_page
 from benchmarks.report import Row
@@ -85,14 +85,34 @@ def test_phases_end_where_the_last_survivor_gets_there_and_add_up() -> None:
     def event(kind: str, who: str, t: float, generation: int) -> dict[str, Any]:
         return {"kind": kind, "who": who, "t": t, "number" if kind == "generation" else "generation": generation}
 
-    told = [event("left", who, t, 6) for who, t in (("w1", 0.02), ("w2", 0.03))]
+    told = [event("step", who, t, 6) for who, t in (("w1", -0.045), ("w1", -0.04), ("w2", -0.04), ("dead", -0.01))]
+    told += [event("left", who, t, 6) for who, t in (("w1", 0.02), ("w2", 0.03))]
     told += [event("meeting", "a", 0.025, 7), event("generation", "a", 0.05, 7)]
     told += [event(kind, who, t, 7) for kind, t in (("grown", 0.06), ("filled", 0.08), ("step", 0.1)) for who in "xy"]
-    phases = split_recovery(told, killed_s=0.0, generation=7, num_survivors=2)
+    phases = split_recovery(told, killed_s=0.0, generation=7, num_survivors=2, step_s=0.05)
     assert phases == pytest.approx(
-        {"noticed": 0.03, "met": 0.0, "planned": 0.02, "rebuilt": 0.01, "moved": 0.02, "first step": 0.02}
+        {
+            "computing": 0.01,
+            "noticed": 0.02,
+            "met": 0.0,
+            "planned": 0.02,
+            "rebuilt": 0.01,
+            "moved": 0.02,
+            "first step": 0.02,
+        }
     )
     assert sum(phases.values()) == pytest.approx(0.1)
+    longer = split_recovery(told, killed_s=0.0, generation=7, num_survivors=2, step_s=5.0)
+    assert longer["computing"] == pytest.approx(0.03), "nobody computed any more when the last was out"
+
+
+def test_a_recovery_stands_beside_its_bound() -> None:
+    phases = dict.fromkeys(PHASES, 0.01)
+    rows = bounds.rows_of([Recovery(0.07, 0, phases)] * 3, [dict.fromkeys(PHASES, 0.005)] * 3)
+    page = bounds.make_page({**DESCRIBED, "rows": [asdict(one) for one in rows]})
+    assert "| rebuilt | 10.0 | 5.0 | 2.0 | two gloo groups made by the backend alone |" in page
+    assert "| kill to next step, without computing | 60.0 | 30.0 | 2.0 |" in page
+    assert "Goal for the whole: 60 ms, **missed**." in page
 
 
 def test_messages_of_an_event_grow_like_the_agents_and_no_faster() -> None:
