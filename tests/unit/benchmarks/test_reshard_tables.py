@@ -26,6 +26,7 @@ def test_goals_peers_and_counters_stand_in_the_row_of_their_case() -> None:
         row("N1: a, b: load", 1.25, "load"),
         row("N2, remesh", 1.3, "x bound", goal=1.06, ok=False),
         row("N3, remesh", 1.2, "x bound"),
+        row("rows to columns", 2.7, "ratio", goal=2.0, ok=False, bound=2.5),
         row("N3: no verdict, t varied by 9.0%, load 7.0", 0.09, "spread"),
     ]
     links = "16 MiB over 100 Mbit/s, 2 devices"
@@ -36,5 +37,6 @@ def test_goals_peers_and_counters_stand_in_the_row_of_their_case() -> None:
     assert "| N1: a, b | **1.020** | 1.04, reached | naive 2.00 | 0.70 s | 1.046 | 1.2 |" in page
     assert "| N2 | **1.300** | 1.06, **missed** |  |  |  |  |" in page
     assert "| N3 | **1.200** | no verdict: busy |  |  |  |  |" in page
-    assert "| plan of x | 0.5 s | 0.05, **missed** |" in page
+    assert "| plan of x | 0.5 s |  | 0.05, **missed** |" in page
+    assert "| rows to columns | 2.7 ratio | 2.5 | 2, **missed**; its bound lies above it |" in page
     assert page.count("t varied") == 0 and page.count("N1: a, b") == 1
