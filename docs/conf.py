@@ -71,7 +71,6 @@ site_trees = {
         /torch_programs/limits""",
     "measured": """
         Recovery </elastic/measured>
-        A recovery beside its bound </elastic/recovery>
         Restarts </elastic/restarts>
         Checkpoints </checkpoint/measured>
         Planning checkpoints </checkpoint/planning>

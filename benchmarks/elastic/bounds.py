@@ -12,7 +12,8 @@ same machine, so that what else it does falls on both:
 - *moved*: model and optimizer made, the empty step that makes moments, and one small gather;
 - *first step*: the step of a program without elasticity, in new groups.
 
-The page is ``docs/elastic/recovery.md``.
+The report and a page are written to ``benchmarks/out``; a page of many kills on a quiet machine belongs into the docs,
+and into the list of measured pages.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ import torch.distributed as dist
 from benchmarks.elastic.model import BATCH_SIZE, Samples, make_model
 from benchmarks.elastic.phases import PHASES, Recovery
 from benchmarks.elastic.settings import Settings
-from benchmarks.elastic.sides import RemeshSide, hurt_often
+from benchmarks.elastic.sides import NotRecovered, RemeshSide, hurt_often
 from benchmarks.report import OUT, Row, at_most, header_of, print_rows, save_report
 from remesh.comm.gather import all_gather_json
 from remesh.testing.pool import RankPool
@@ -46,7 +47,6 @@ from remesh.testing.pool import RankPool
 NUM_SURVIVORS = RemeshSide.survivors["worker"]
 GOAL_S = 0.06
 ROOM = "elastic-recovery"
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "elastic" / "recovery.md"
 _WHOLE = "kill to next step"
 _SLEEPER = "import sys, time, torch\nsys.stdout.write('here\\n')\nsys.stdout.flush()\ntime.sleep(600)"
 _TIMEOUT = timedelta(seconds=60)
@@ -55,20 +55,30 @@ Times = dict[str, float]
 
 
 def measure(num_kills: int, folder: Path) -> tuple[list[Recovery], list[Times]]:
-    """Recoveries, and the bounds that were measured after each."""
-    recoveries, bounds = [], []
+    """Recoveries, and the bounds that were measured after each; as many as there were until a job did not come back."""
+    recoveries: list[Recovery] = []
+    bounds: list[Times] = []
     with RankPool(NUM_SURVIVORS) as pool:
         pool.run(bounds_of_ranks, NUM_SURVIVORS, timeout_s=300)
         while len(recoveries) < num_kills:
             often = min(RemeshSide.kills_per_job, num_kills - len(recoveries))
             with RemeshSide(folder / f"job{len(recoveries)}") as side:
-                for recovery in hurt_often(side, "worker", often):
-                    recoveries.append(recovery)
-                    by_rank = pool.run(bounds_of_ranks, NUM_SURVIVORS, timeout_s=300)
-                    slowest = {phase: max(each[phase] for each in by_rank) for phase in by_rank[0]}
-                    computing = {"computing": recovery.phases["computing"], "noticed": _seconds_of_an_end()}
-                    bounds.append(computing | slowest)
+                try:
+                    for recovery in hurt_often(side, "worker", often):
+                        bounds.append(_bounds_after(recovery, pool))
+                        recoveries.append(recovery)
+                except NotRecovered as error:
+                    if not recoveries:
+                        raise
+                    print(f"ended after {len(recoveries)} kills: {error}", flush=True)
+                    break
     return recoveries, bounds
+
+
+def _bounds_after(recovery: Recovery, pool: RankPool) -> Times:
+    by_rank = pool.run(bounds_of_ranks, NUM_SURVIVORS, timeout_s=300)
+    slowest = {phase: max(each[phase] for each in by_rank) for phase in by_rank[0]}
+    return {"computing": recovery.phases["computing"], "noticed": _seconds_of_an_end()} | slowest
 
 
 def _seconds_of_an_end() -> float:
@@ -103,7 +113,7 @@ def bounds_of_ranks() -> Times:
         store.set(f"{key}/{rank}", "here")
         store.get(f"{key}/{(rank + 1) % size}")
 
-    def make_groups() -> list[dist.ProcessGroup]:
+    def make_groups() -> list[Any]:
         stores = [dist.PrefixStore(f"groups/{number}", store) for number in range(2)]
         return [dist.ProcessGroupGloo(each, rank, size, _TIMEOUT) for each in stores]
 
@@ -196,12 +206,12 @@ _ABOUT = {
 """What the page says of each row's bound."""
 
 
-def main(settings: Settings, folder: Path = OUT, page: Path = PAGE) -> None:
+def main(settings: Settings, folder: Path = OUT) -> None:
     """Measure, write the report and the page."""
     with tempfile.TemporaryDirectory() as name:
         rows = rows_of(*measure(settings.num_kills, Path(name)))
     path = save_report(ROOM, [asdict(row) for row in rows], None, folder)
-    page.write_text(make_page(json.loads(path.read_text())))
+    path.with_suffix(".md").write_text(make_page(json.loads(path.read_text())))
     print_rows(rows)
 
 
