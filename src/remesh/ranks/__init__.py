@@ -1,1 +1,1 @@
-"""One rank of a job on its host, whatever its program speaks: its room in memory, what it prints, its image."""
+"""Ranks and their hosts, whatever their programs speak: who is where, how to call a leader, rooms, outputs, images."""
