@@ -18,6 +18,7 @@ from remesh.ranks.slurm import BatchLaunch, make_script
 from remesh.rounds.job_folder import JobFolder
 from remesh.testbed import BedSpec, Testbed
 from tests.mpi.conftest import PROGRAMS
+from tests.procs.torch_jobs import PROGRAMS as TORCH_PROGRAMS
 
 pytestmark = [pytest.mark.slow, pytest.mark.mpi, pytest.mark.netns]
 
@@ -123,13 +124,23 @@ def _wait_for(is_so: Callable[[], bool], tell: Callable[[], str]) -> None:
 def test_a_job_is_stopped_before_its_time_is_up_and_goes_on_in_the_next(
     cluster: Cluster, tmp_path: Path, mpi: str
 ) -> None:
-    path, out = tmp_path / "j", tmp_path / "out"
-    script = tmp_path / "script"
-    script.write_text(
-        make_script(
-            4, BatchLaunch("mpi", ("-n", "4"), ("--mpi", mpi)), str(path), [str(PROGRAMS / "ring.py"), "30", "0.5"]
-        )
-    )
+    launch = BatchLaunch("mpi", ("-n", "4"), ("--mpi", mpi))
+    job = _stopped_once(cluster, tmp_path, launch, [str(PROGRAMS / "ring.py"), "30", "0.5"])
+    assert "answer b1cd1c8a14377307" in (job.logs / "rank-0000.out").read_text().splitlines()
+    assert len(list((job.path / "stays").iterdir())) == 2
+
+
+def test_a_program_of_torch_is_stopped_and_goes_on_in_the_next(cluster: Cluster, tmp_path: Path) -> None:
+    job = _stopped_once(cluster, tmp_path, BatchLaunch("torch"), [str(TORCH_PROGRAMS / "ddp.py"), "5000"])
+    *steps, end = (job.logs / "rank-0000.out").read_text().splitlines()
+    assert [int(line.split()[0]) for line in steps] == list(range(1, 5001))
+    assert end.startswith("end 0 ")
+
+
+def _stopped_once(cluster: Cluster, folder: Path, launch: BatchLaunch, command: list[str]) -> JobFolder:
+    """A job of four ranks on two nodes, told to stop once while it runs, and finished."""
+    path, out, script = folder / "j", folder / "out", folder / "script"
+    script.write_text(make_script(4, launch, str(path), command))
     told = cluster.run("sbatch", "--nodes=2", "--ntasks-per-node=2", f"--output={out}", str(script))
     number = re.findall(r"\d+", told)[0]
     job = JobFolder(path)
@@ -142,9 +153,8 @@ def test_a_job_is_stopped_before_its_time_is_up_and_goes_on_in_the_next(
     cluster.run("scancel", "--signal=TERM", "--batch", number)
     _wait_for(lambda: "checkpoint 1: committed" in _text(job.logs / "events.log"), tell)
     _wait_for(lambda: job.read_state().state == "finished", tell)
-    assert "answer b1cd1c8a14377307" in (job.logs / "rank-0000.out").read_text().splitlines(), tell()
-    assert len(list((path / "stays").iterdir())) == 2
     _wait_for(lambda: "JobState=COMPLETED" in cluster.run("scontrol", "show", "job", number), tell)
+    return job
 
 
 def _text(path: Path) -> str:
