@@ -42,7 +42,9 @@ class Agents:
         for agent in self.agents:
             if agent.poll() is None:
                 agent.kill()
-            agent.communicate()
+            assert agent.stdout is not None
+            if not agent.stdout.closed:  # as `end` leaves it
+                agent.communicate()
 
     def start(self, *flags: str, actions: Sequence[str] = (), script: str = SCRIPT, **environment: str) -> int:
         """Start one agent; returns its place in :attr:`agents`."""
@@ -58,9 +60,9 @@ class Agents:
         )
         return len(self.agents) - 1
 
-    def end(self, index: int = 0, timeout_s: float = TIMEOUT_S) -> tuple[int, str]:
+    def end(self, index: int = 0) -> tuple[int, str]:
         """Exit code and output of an agent, once it has ended."""
-        output, _ = self.agents[index].communicate(timeout=timeout_s)
+        output, _ = self.agents[index].communicate()
         return self.agents[index].returncode, output
 
     def workers(self) -> list[dict[str, Any]]:
@@ -87,15 +89,18 @@ class Agents:
             count = len(found) + 1
 
     def _work_of_silent(self) -> int:
-        """What processes have done that agents started and that have told nothing yet."""
-        started = {pid for agent in self.agents if agent.poll() is None for pid in children_of(agent.pid)}
-        return sum(work_of(pid) for pid in started - {worker["pid"] for worker in self.workers()})
+        """What agents have done that have started nobody yet, and those whom they started and that told nothing."""
+        silent: set[int] = set()
+        for agent in self.agents:
+            if agent.poll() is None:
+                silent.update(children_of(agent.pid) or [agent.pid])
+        return sum(work_of(pid) for pid in silent - {worker["pid"] for worker in self.workers()})
 
     def wait_for_store(self, port: int) -> None:
         """Return when somebody listens on a port of loopback."""
-        deadline_s = time.monotonic() + TIMEOUT_S
+        limit = QuietLimit(self._work_of_silent, TIMEOUT_S)
         while not is_listening("127.0.0.1", port):
-            assert time.monotonic() < deadline_s, f"nobody listens on port {port}"
+            assert not limit.is_over(), f"nobody listens on port {port}"
             time.sleep(0.02)
 
     def leftovers(self) -> list[str]:

@@ -28,6 +28,7 @@ OTHER = Token("job", b"fedcba9876543210")
 _VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(),
     lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    max_leaves=8,  # drawing them takes longer than all else
 )
 
 
