@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
+import remesh
+from remesh.cli import main
 from remesh.errors import ConfigError
 
 pytestmark = [pytest.mark.hosts, pytest.mark.filterwarnings("default")]
@@ -58,3 +60,22 @@ def test_what_it_cannot_do_is_refused_by_name(tmp_path: Path) -> None:
     arguments = TrainingArguments(str(tmp_path), use_cpu=True, report_to="none", save_only_model=True)
     with pytest.raises(ConfigError, match=r"\['save_only_model'\]"):
         RemeshTrainer(torch.nn.Linear(2, 2), arguments).train()
+
+
+def test_what_save_pretrained_has_written_in_several_files_goes_both_ways(tmp_path: Path) -> None:
+    from transformers import GPT2Config, GPT2LMHeadModel  # noqa: PLC0415 - a host may be missing
+
+    torch.manual_seed(3)
+    model = GPT2LMHeadModel(GPT2Config(n_layer=2, n_embd=16, n_head=2, vocab_size=40, n_positions=8))
+    model.save_pretrained(tmp_path / "theirs", max_shard_size="10KB")
+    assert (tmp_path / "theirs" / "model.safetensors.index.json").is_file()
+    for source, target, to in (("theirs", "ours", "torch_dist"), ("ours", "back", "safetensors")):
+        verb = ["ckpt", "convert", str(tmp_path / source), str(tmp_path / target), "--to", to]
+        main([*verb, *(("--max-file-bytes", "10000") if to == "safetensors" else ())], standalone_mode=False)
+    (tmp_path / "back" / "config.json").write_bytes((tmp_path / "theirs" / "config.json").read_bytes())
+    found = GPT2LMHeadModel.from_pretrained(tmp_path / "back").state_dict()
+    expected = model.state_dict()
+    assert found.keys() == expected.keys() and all(found[name].equal(one) for name, one in expected.items())
+    wte = {"transformer.wte.weight": torch.zeros(40, 16)}
+    loaded = remesh.load(wte, tmp_path / "ours", strict=False)
+    assert loaded["transformer.wte.weight"].equal(expected["transformer.wte.weight"])
