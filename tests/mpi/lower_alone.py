@@ -15,7 +15,6 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +29,7 @@ from remesh.mpi.library.faces import library_environment
 from remesh.mpi.lower.half import MpiLowerHalf
 from remesh.mpi.lower.rank import describe_half
 from remesh.ranks.room import make_room
-from remesh.rounds.clock import decide_by_clock
+from remesh.rounds.drain import is_drained
 from remesh.rounds.status import Status
 
 _FOREIGN = ("OMPI_", "PMIX", "PMI_", "PRTE", "MPI", "I_MPI", "HYDRA", "FI_", "UCX")
@@ -64,26 +63,16 @@ def told(half: MpiLowerHalf, value: Any, *, closed: bool = False) -> list[Any]:
 
 
 def made_quiet(half: MpiLowerHalf) -> None:
-    """The collective clock, then the drain, in lockstep over all ranks."""
-    targets: Mapping[str, int] | None = None
-    half.hold({})
-    while True:
-        half.serve_once(_ROUND_S)
-        status = describe_half(MPI.COMM_WORLD.rank, half, is_closed=False, has_ended=False)
-        wave = [Status.from_json(one) for one in told(half, status.to_json())]
-        verdict = decide_by_clock(wave, targets, is_stuck=False)
-        if verdict.aligned:
-            break
-        targets = dict(verdict.targets)
-        half.hold({int(key): number for key, number in targets.items()})
+    """Close, then the drain, in lockstep over all ranks."""
     half.close()
+    before: list[Status] | None = None
     while True:
         half.drain_progress()
-        counters = half.counters()
-        sent = [row[MPI.COMM_WORLD.rank] for row in told(half, counters.sent, closed=True)]
-        done = half.quiet() and tuple(sent) == counters.received
-        if all(told(half, done, closed=True)):
+        status = describe_half(MPI.COMM_WORLD.rank, half, is_closed=True, has_ended=False)
+        wave = [Status.from_json(one) for one in told(half, status.to_json(), closed=True)]
+        if is_drained(before, wave)[0]:
             return
+        before = wave
 
 
 def main() -> int:

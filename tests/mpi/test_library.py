@@ -109,3 +109,25 @@ def test_more_threads_than_ways_wait_in_mpi_and_are_carried(job: Job, tmp_path: 
     assert job.stay("openmpi", checkpoint=job.folder.checkpoint(None)).outcome.state == "finished", job.events
     expected = sum(1000 * i + tag for i in range(rounds) for tag in range(num_threads))
     assert job.answer == f"answer {expected}"
+
+
+_GONE_THROUGH = ("bcast", "scatter", "scatterv", "gather", "reduce", "scan", "exscan")
+
+
+@pytest.mark.parametrize("length", ["short", "long"])
+@pytest.mark.parametrize("kind", _GONE_THROUGH)
+def test_a_cut_waits_for_nobody_who_computes_while_others_have_gone_through_collectives(
+    job: Job, tmp_path: Path, kind: str, length: str
+) -> None:
+    program, sign, ahead = compiled("ahead", "mpich", tmp_path), tmp_path / "come", tmp_path / "ahead"
+    _create(job, tmp_path, program, 3, kind, length, sign, ahead)
+    first, second, third = _ROTATED[_GONE_THROUGH.index(kind) % 3]
+    stopped = job.stay(first, watch=stop_after(0.5))
+    assert stopped.outcome.state == "stopped", job.events
+    assert ahead.exists() == (length == "short" and kind != "scatterv"), "short ones need nobody"
+    stopped = job.stay(second, checkpoint=job.folder.checkpoint(None), watch=stop_after(0.5))
+    assert stopped.outcome.state == "stopped", job.events
+    sign.touch()
+    ended = job.stay(third, checkpoint=job.folder.checkpoint(None))
+    assert ended.outcome.state == "finished", job.events
+    assert job.answer == "answer 20"

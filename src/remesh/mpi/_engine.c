@@ -56,7 +56,7 @@ int look(Engine *e) {
     e->num_sending = kept;
     for (size_t i = 0; i < e->num_running; i++) {
         int over = e->running[i].done;
-        if (!over && !code && !e->running[i].is_capped) code = test(&e->running[i].real, &over, e->status);
+        if (!over && !code) code = test(&e->running[i].real, &over, e->status);
         e->running[i].done = (char)over;
         ready |= over;
     }
@@ -119,7 +119,7 @@ static int is_expecting(Engine *e) {
     PyObject *key, *value;
     Py_ssize_t position = 0;
     /* Who has a window may be asked at any time. */
-    if (e->num_running || e->num_doublings || e->num_sending || e->num_streams || PyDict_Size(e->windows) > 0) return 1;
+    if (e->num_running || e->num_small || e->num_sending || e->num_streams || PyDict_Size(e->windows) > 0) return 1;
     while (PyDict_Next(e->by_number, &position, &key, &value))
         if (!((Request *)value)->done && !can_wait(e, (Request *)value)) return 1;
     return 0;
@@ -225,26 +225,15 @@ static PyObject *engine_was_woken(PyObject *self, PyObject *ignored) {
     return PyBool_FromLong(atomic_exchange(&((Engine *)self)->woken, 0));
 }
 
-/* set(closed, targets, blocked): what the checkpoint and Python's own waits ask for; slots are looked at anew.
- * ``targets``: by communicator, up to which number collectives may be completed; None: all may.
- */
+/* set(closed, blocked): what the checkpoint and Python's own waits ask for; slots are looked at anew. */
 static PyObject *engine_set(PyObject *self, PyObject *args) {
     Engine *e = (Engine *)self;
     int closed;
-    PyObject *targets;
     unsigned int blocked;
-    if (!PyArg_ParseTuple(args, "pOI", &closed, &targets, &blocked)) return NULL;
-    if (targets != Py_None && !PyDict_Check(targets))
-        return PyErr_Format(PyExc_TypeError, "targets of the collective clock are %R, expected a dict or None", targets);
+    if (!PyArg_ParseTuple(args, "pI", &closed, &blocked)) return NULL;
     if (closed) go_anywhere(e);
     e->closed = (char)closed;
     e->blocked = blocked;
-    set_object(&e->targets, targets == Py_None ? NULL : targets);
-    for (size_t i = 0; i < e->num_running; i++) {
-        int capped = is_capped(e, e->running[i].request->comm, e->running[i].number);
-        if (capped < 0) return NULL;
-        e->running[i].is_capped = (char)capped;
-    }
     e->rescan = e->recheck = 1;
     Py_RETURN_NONE;
 }
@@ -372,10 +361,12 @@ static PyObject *get_running(PyObject *self, void *unused) {
     return list;
 }
 
-/* Collectives that are messages of ours: (request's number, clock, op, type, bytes of its plan that are done, operand). */
+/* Collectives that are messages of ours:
+ * (request's number, clock, kind, root, op, type, bytes of a block, steps of its plan that are done, blocks).
+ */
 static PyObject *get_small(PyObject *self, void *unused) {
     (void)unused;
-    return list_doublings((Engine *)self);
+    return list_small((Engine *)self);
 }
 
 /* Parts of such that nobody has taken: (communicator, clock, source, error, operand). */
@@ -384,14 +375,21 @@ static PyObject *get_parts(PyObject *self, void *unused) {
     return list_parts((Engine *)self);
 }
 
-/* resume_small(request, clock, plan, op, type, step, operand): go on with what another lower half began. */
+/* resume_small(request, clock, kind, root, op, type, bytes of a block, plan, step, blocks): go on with what another lower
+ * half began.
+ */
 static PyObject *engine_resume_small(PyObject *self, PyObject *args) {
     PyObject *request, *plan, *mine;
     unsigned long long clock;
-    Fold fold;
+    long long block_bytes;
+    SmallCall call;
     Py_ssize_t step;
-    if (!PyArg_ParseTuple(args, "OKSiinS", &request, &clock, &plan, &fold.op, &fold.type, &step, &mine)) return NULL;
-    if (resume_doubling((Engine *)self, (Request *)request, clock, plan, fold, step, mine)) return NULL;
+    if (!PyArg_ParseTuple(args, "OKiiiiLSnS", &request, &clock, &call.kind, &call.root, &call.fold.op, &call.fold.type,
+                          &block_bytes, &plan, &step, &mine))
+        return NULL;
+    call.clock = clock;
+    call.block_bytes = block_bytes;
+    if (resume_small((Engine *)self, (Request *)request, call, plan, step, mine)) return NULL;
     Py_RETURN_NONE;
 }
 
@@ -452,8 +450,8 @@ static const Field NUMBERS[] = {
     FIELD(eager_us), FIELD(patient_us), FIELD(shortest_us), FIELD(longest_us), FIELD(idle_us), FIELD(give_way_us)};
 
 static const Field OBJECTS[] = {
-    FIELD(by_number), FIELD(posted), FIELD(arrived), FIELD(requests), FIELD(entered), FIELD(completed), FIELD(reals), FIELD(plans), FIELD(windows),
-    FIELD(accesses), FIELD(access_queues), FIELD(owed), FIELD(on_message), FIELD(serve),
+    FIELD(by_number), FIELD(posted), FIELD(arrived), FIELD(requests), FIELD(entered), FIELD(reals), FIELD(plans), FIELD(windows),
+    FIELD(accesses), FIELD(access_queues), FIELD(owed), FIELD(on_message), FIELD(make_plan), FIELD(serve),
     FIELD(serve_posted), FIELD(tell), FIELD(tell_wait), FIELD(word_send), FIELD(word_receive), FIELD(word_collective),
     FIELD(word_window), FIELD(asker)};
 
@@ -526,7 +524,6 @@ static PyObject *engine_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
 static PyObject *engine_release(PyObject *self, PyObject *ignored) {
     (void)ignored;
     go_anywhere((Engine *)self);
-    Py_CLEAR(((Engine *)self)->targets);
     for (int i = 0; i < NUM_OBJECTS; i++) Py_CLEAR(*object_at((Engine *)self, i));
     Py_RETURN_NONE;
 }
@@ -534,7 +531,6 @@ static PyObject *engine_release(PyObject *self, PyObject *ignored) {
 static void engine_dealloc(PyObject *self) {
     Engine *e = (Engine *)self;
     PyTypeObject *type = Py_TYPE(self);
-    Py_CLEAR(e->targets);
     for (int i = 0; i < NUM_OBJECTS; i++) Py_CLEAR(*object_at(e, i));
     /* Frames that MPI still reads from stay where they are. */
     free(e->sending);
@@ -542,7 +538,8 @@ static void engine_dealloc(PyObject *self) {
     free(e->sent);
     drop_carries(e);
     drop_streams(e);
-    drop_doublings(e);
+    drop_small(e);
+    drop_parts(e);
     free(e->neighbours);
     freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
     release(self);

@@ -7,8 +7,8 @@
 
 typedef uintptr_t Handle;
 enum {
-    FN_ISEND, FN_TEST, FN_START, FN_BARRIER, FN_BCAST, FN_GATHER, FN_SCATTER, FN_ALLGATHER, FN_ALLTOALL, FN_REDUCE, FN_ALLREDUCE,
-    FN_SCAN, FN_EXSCAN, FN_IRECV, FN_REDUCE_LOCAL, FN_ISSEND, FN_IMPROBE, FN_IMRECV, NUM_FUNCTIONS
+    FN_ISEND, FN_TEST, FN_START, FN_ALLGATHER, FN_ALLTOALL, FN_ALLREDUCE, FN_IRECV, FN_REDUCE_LOCAL, FN_ISSEND, FN_IMPROBE,
+    FN_IMRECV, NUM_FUNCTIONS
 };
 /* A wire message, aligned. */
 typedef struct {
@@ -34,17 +34,25 @@ typedef struct {
     PyObject *send, *result;
     int64_t number; /* on its communicator: the first one is 1 */
     int kind, root, op, type;
-    char done, is_capped; /* not to be completed now */
+    char done;
 } Running;
 
 typedef struct Carry Carry;
-typedef struct Doubling Doubling;
+typedef struct Small Small;
 typedef struct Part Part;
 
 /* How operands of basic values are folded: indices of `op` and `type`. */
 typedef struct {
     int op, type;
 } Fold;
+
+/* A small collective as it was asked for; its communicator is the request's. */
+typedef struct {
+    uint64_t clock; /* collectives entered before, on its communicator */
+    int kind, root;
+    Fold fold;
+    int64_t block_bytes; /* what each member gives, or gets */
+} SmallCall;
 
 typedef struct {
     uint64_t real;
@@ -87,9 +95,9 @@ typedef struct {
     Running *running;
     size_t num_running, room_running;
     /* collectives that are messages of ours, and what has come for them */
-    Doubling *doublings;
-    Part *parts;
-    size_t num_doublings, room_doublings, num_parts, room_parts;
+    Small *small;
+    Part **parts;
+    size_t num_small, room_small, num_parts, num_part_chains;
     int64_t small_bytes;
     uint64_t *watched[MAX_WATCHED]; /* requests of collectives that Python runs: it is told when one is over */
     int num_watched;
@@ -106,9 +114,8 @@ typedef struct {
     int next_stream, next_ahead;
     _Alignas(16) char status[STATUS_BYTES];
     /* what half.py owns */
-    PyObject *by_number, *posted, *arrived, *requests, *entered, *completed, *reals, *plans, *windows, *accesses, *access_queues, *owed;
-    PyObject *targets; /* up to which number collectives may be completed, by communicator; NULL: all may */
-    PyObject *on_message, *serve, *serve_posted, *tell, *tell_wait;
+    PyObject *by_number, *posted, *arrived, *requests, *entered, *reals, *plans, *windows, *accesses, *access_queues, *owed;
+    PyObject *on_message, *make_plan, *serve, *serve_posted, *tell, *tell_wait;
     PyObject *word_send, *word_receive, *word_collective, *word_window, *asker;
     int err_truncate, err_other, err_request, err_op, err_win, err_rma_range;
     /* slots */
@@ -174,22 +181,30 @@ int send_wire(Engine *e, int dest, const uint64_t fields[7], const char *payload
 int take_frame(Engine *e);
 
 /* _engine_calls.c. */
-/* Whether the collective clock keeps a collective from being completed, or -1. */
-int is_capped(Engine *e, uint64_t comm, int64_t number);
 int finish_running(Engine *e, Running *one);
 int scan(Engine *e);
 /* A slot that Python serves waits for the end of this request. */
 void wait_for(Engine *e, int slot, uint64_t request);
 
-/* _engine_doubling.c. */
-int start_doubling(Engine *e, Request *request, uint64_t clock, PyObject *plan, Fold fold, const char *send, int64_t num_bytes);
+/* _engine_small.c. */
+/* Of how many members a plan is. */
+int size_of_plan(PyObject *plan);
+int start_small(Engine *e, Request *request, SmallCall call, PyObject *plan, const char *send, int64_t send_bytes);
 int hear_part(Engine *e, uint64_t comm, uint64_t clock, int source, int error, const char *payload, int64_t num_bytes);
 /* What is left of one that another lower half began: its request is borrowed, `mine` is bytes. */
-int resume_doubling(Engine *e, Request *request, uint64_t clock, PyObject *plan, Fold fold, Py_ssize_t step, PyObject *mine);
-/* Those that are not complete, and the parts that nobody has taken, as lists of tuples. */
-PyObject *list_doublings(Engine *e);
+int resume_small(Engine *e, Request *request, SmallCall call, PyObject *plan, Py_ssize_t step, PyObject *mine);
+/* Those that are not complete, as a list of tuples. */
+PyObject *list_small(Engine *e);
+void drop_small(Engine *e);
+
+/* _engine_parts.c. */
+/* The reference is stolen, in any case. */
+int keep_part(Engine *e, uint64_t comm, uint64_t clock, int source, int error, PyObject *theirs);
+/* The first that has come, which is the caller's now; NULL if there is none. */
+PyObject *take_part(Engine *e, uint64_t comm, uint64_t clock, int source, int *error);
+/* All of them, as a list of tuples. */
 PyObject *list_parts(Engine *e);
-void drop_doublings(Engine *e);
+void drop_parts(Engine *e);
 
 /* _engine_windows.c. */
 /* An access to a window of this rank, from any rank: an error class, -1 with an exception; `old` has room for

@@ -138,42 +138,21 @@ static int serve_send(Engine *e, int slot, const SendCall *call) {
 
 typedef struct {
     Handle comm;
-    int rank, size;
+    int size;
 } Real;
 
 /* Start a collective on the real MPI; MPI's code. */
 static int start_real(
     Engine *e, const CollectiveCall *call, Real real, const void *send, void *receive, uint64_t *handle) {
-    int kind = call->kind, op = call->op, type = call->type, root = call->root;
-    int send_bytes = (int)call->send_bytes, receive_bytes = (int)call->receive_bytes, size = real.size;
-    typedef int (*Folding)(const void *, void *, int, Handle, Handle, Handle, uint64_t *);
-    typedef int (*Rooted)(const void *, int, Handle, void *, int, Handle, int, Handle, uint64_t *);
+    int op = call->op, type = call->type, send_bytes = (int)call->send_bytes, each = (int)call->receive_bytes / real.size;
     typedef int (*Even)(const void *, int, Handle, void *, int, Handle, Handle, uint64_t *);
-    switch (kind) {
-    case KIND_BARRIER:
-        return ((int (*)(Handle, uint64_t *))e->function[FN_BARRIER])(real.comm, handle);
-    case KIND_BCAST: {
-        int (*bcast)(void *, int, Handle, int, Handle, uint64_t *) = e->function[FN_BCAST];
-        if (real.rank == root) return bcast((void *)send, send_bytes, e->byte, root, real.comm, handle);
-        return bcast(receive, receive_bytes, e->byte, root, real.comm, handle);
-    }
-    case KIND_GATHER:
-        return ((Rooted)e->function[FN_GATHER])(send, send_bytes, e->byte, receive, receive_bytes / size, e->byte, root, real.comm, handle);
-    case KIND_SCATTER:
-        return ((Rooted)e->function[FN_SCATTER])(send, send_bytes / size, e->byte, receive, receive_bytes, e->byte, root, real.comm, handle);
-    case KIND_ALLGATHER:
-        return ((Even)e->function[FN_ALLGATHER])(send, send_bytes, e->byte, receive, receive_bytes / size, e->byte, real.comm, handle);
-    case KIND_ALLTOALL:
-        return ((Even)e->function[FN_ALLTOALL])(send, send_bytes / size, e->byte, receive, receive_bytes / size, e->byte, real.comm, handle);
-    case KIND_REDUCE: {
-        int (*reduce)(const void *, void *, int, Handle, Handle, int, Handle, uint64_t *) = e->function[FN_REDUCE];
-        return reduce(send, receive, send_bytes / (int)e->extent[type], e->type[type], e->op[op], root, real.comm, handle);
-    }
-    default: {
-        int which = kind == KIND_ALLREDUCE ? FN_ALLREDUCE : kind == KIND_SCAN ? FN_SCAN : FN_EXSCAN;
-        return ((Folding)e->function[which])(send, receive, send_bytes / (int)e->extent[type], e->type[type], e->op[op], real.comm, handle);
-    }
-    }
+    typedef int (*Folding)(const void *, void *, int, Handle, Handle, Handle, uint64_t *);
+    if (call->kind == KIND_ALLGATHER)
+        return ((Even)e->function[FN_ALLGATHER])(send, send_bytes, e->byte, receive, each, e->byte, real.comm, handle);
+    if (call->kind == KIND_ALLTOALL)
+        return ((Even)e->function[FN_ALLTOALL])(send, send_bytes / real.size, e->byte, receive, each, e->byte, real.comm, handle);
+    int count = send_bytes / (int)e->extent[type];
+    return ((Folding)e->function[FN_ALLREDUCE])(send, receive, count, e->type[type], e->op[op], real.comm, handle);
 }
 
 /* Whether operands of so many bytes can be folded here. */
@@ -181,30 +160,21 @@ static int can_fold(Engine *e, int op, int type, int64_t num_bytes) {
     return op < e->num_ops && type < e->num_types && e->extent[type] && num_bytes % e->extent[type] == 0;
 }
 
-/* Whether a collective is one for here: short, even, of basic types, on a communicator that is there. */
+/* Whether a collective is one for here: short, even, of basic types, on a communicator that is there, and one that ends
+ * for nobody before all have entered it. collectives.py sees to the others.
+ */
 static int is_short(Engine *e, const CollectiveCall *call, Real *real) {
-    int kind = call->kind;
     int64_t send_bytes = call->send_bytes, receive_bytes = call->receive_bytes;
     if (call->num_counts || send_bytes > EAGER_BYTES || receive_bytes > EAGER_BYTES) return 0;
-    if ((send_bytes && !(call->flags & FLAG_INLINE)) || receive_bytes < 0 || send_bytes < 0) return 0;
-    switch (kind) {
-    case KIND_REDUCE: case KIND_ALLREDUCE: case KIND_SCAN: case KIND_EXSCAN:
-        if (!can_fold(e, call->op, call->type, send_bytes)) return 0;
-        break;
-    case KIND_BARRIER: case KIND_BCAST: case KIND_GATHER: case KIND_SCATTER: case KIND_ALLGATHER: case KIND_ALLTOALL:
-        break;
-    default:
-        return 0;
-    }
+    if (!(call->flags & FLAG_INLINE) || receive_bytes <= 0 || send_bytes <= 0) return 0;
+    int is_fold = call->kind == KIND_ALLREDUCE;
+    if (!is_fold && call->kind != KIND_ALLGATHER && call->kind != KIND_ALLTOALL) return 0;
+    if (is_fold && (receive_bytes != send_bytes || !can_fold(e, call->op, call->type, send_bytes))) return 0;
     PyObject *found = find_in(e->reals, call->comm);
     if (found == NULL) return PyErr_Occurred() ? -1 : 0;
     real->comm = (Handle)PyLong_AsUnsignedLongLongMask(PyTuple_GetItem(found, 0));
-    real->rank = (int)PyLong_AsLong(PyTuple_GetItem(found, 1));
-    real->size = (int)PyLong_AsLong(PyTuple_GetItem(found, 2));
-    if (PyErr_Occurred()) return -1;
-    int is_fold = kind == KIND_REDUCE || kind == KIND_ALLREDUCE || kind == KIND_SCAN || kind == KIND_EXSCAN;
-    int has_result = kind != KIND_REDUCE || call->root == real->rank;
-    return !is_fold || receive_bytes == (has_result ? send_bytes : 0);
+    real->size = (int)PyLong_AsLong(PyTuple_GetItem(found, 1));
+    return PyErr_Occurred() ? -1 : 1;
 }
 
 /* Count one more; how many had been entered, or -1. */
@@ -219,38 +189,52 @@ static int64_t count_entered(Engine *e, uint64_t comm) {
     return failed ? -1 : count;
 }
 
+/* The plan of a member for a kind of small collective; borrowed, NULL if there is none, perhaps with an exception. */
+static PyObject *find_plan(Engine *e, uint64_t comm, int kind, int root) {
+    PyObject *plans = find_in(e->plans, comm);
+    if (plans == NULL) return NULL;
+    uint64_t key = (uint64_t)kind << 32 | (uint32_t)root;
+    PyObject *plan = find_in(plans, key);
+    if (plan != NULL || PyErr_Occurred()) return plan;
+    PyObject *made = PyObject_CallFunction(e->make_plan, "Kii", (unsigned long long)comm, kind, root);
+    Py_XDECREF(made);
+    return made == NULL ? NULL : find_in(plans, key);
+}
+
+/* Bytes of a block of a collective that could be messages of ours: the same on all ranks. -1: it could not. */
+static int64_t block_of(Engine *e, const CollectiveCall *call) {
+    int64_t sent = call->send_bytes, received = call->receive_bytes;
+    if (call->num_counts || sent < 0 || received < 0) return -1;
+    switch (call->kind) {
+    case KIND_BARRIER:
+        return sent || received ? -1 : 0;
+    case KIND_BCAST:
+        return sent ? sent : received;
+    case KIND_SCATTER:
+        return received;
+    case KIND_GATHER:
+        return sent;
+    case KIND_REDUCE: case KIND_ALLREDUCE: case KIND_SCAN: case KIND_EXSCAN:
+        return can_fold(e, call->op, call->type, sent) ? sent : -1;
+    default:
+        return -1;
+    }
+}
+
 /* The plan of a collective that is messages of ours; NULL if it is not one, perhaps with an exception. It depends only
  * on what MPI wants to be the same on all ranks.
  */
-static PyObject *small_plan(Engine *e, const CollectiveCall *call) {
-    int is_fold = call->kind == KIND_ALLREDUCE;
-    if (call->num_counts || (call->kind != KIND_BARRIER && !is_fold)) return NULL;
-    if (call->send_bytes != call->receive_bytes || call->send_bytes < 0 || call->send_bytes > e->small_bytes) return NULL;
-    if (is_fold ? !can_fold(e, call->op, call->type, call->send_bytes) : call->send_bytes != 0) return NULL;
-    return find_in(e->plans, call->comm);
-}
-
-int is_capped(Engine *e, uint64_t comm, int64_t number) {
-    if (e->targets == NULL) return 0;
-    PyObject *target = find_in(e->targets, comm);
-    int64_t last = target == NULL ? 0 : PyLong_AsLongLong(target);
-    return PyErr_Occurred() ? -1 : number > last;
-}
-
-/* Note that this one is complete here, so that it must be on all members. */
-static int note_completed(Engine *e, uint64_t comm, int64_t number) {
-    PyObject *last = find_in(e->completed, comm);
-    if (last != NULL && PyLong_AsLongLong(last) >= number) return 0;
-    PyObject *key = PyLong_FromUnsignedLongLong(comm), *value = PyLong_FromLongLong(number);
-    int failed = key == NULL || value == NULL || PyErr_Occurred() || PyDict_SetItem(e->completed, key, value);
-    Py_XDECREF(key);
-    Py_XDECREF(value);
-    return failed ? -1 : 0;
+static PyObject *small_plan(Engine *e, const CollectiveCall *call, int64_t block_bytes) {
+    int kind = call->kind, is_for_all = kind == KIND_ALLREDUCE || kind == KIND_BARRIER;
+    if (block_bytes < 0 || block_bytes > (is_for_all ? e->small_bytes : EAGER_BYTES)) return NULL;
+    int has_root = kind == KIND_BCAST || kind == KIND_GATHER || kind == KIND_SCATTER || kind == KIND_REDUCE;
+    PyObject *plan = find_plan(e, call->comm, kind == KIND_BARRIER ? KIND_ALLREDUCE : kind, has_root ? call->root : 0);
+    int goes_together = kind == KIND_GATHER || kind == KIND_SCATTER;
+    return plan != NULL && goes_together && block_bytes * size_of_plan(plan) > EAGER_BYTES ? NULL : plan;
 }
 
 int finish_running(Engine *e, Running *one) {
     Request *request = one->request;
-    if (note_completed(e, request->comm, one->number)) return -1;
     set_object(&request->payload, one->result);
     request->message_bytes = PyBytes_Size(one->result);
     int failed = complete(e, request);
@@ -271,8 +255,7 @@ static int do_collective(Engine *e, int slot, const CollectiveCall *call, Real r
     one.result = PyBytes_FromStringAndSize(NULL, receive_bytes);
     one.request = one.send == NULL || one.result == NULL ? NULL : start_request(e, 0, e->word_collective);
     one.number = one.request == NULL ? 0 : count_entered(e, call->comm) + 1;
-    int capped = one.number > 0 ? is_capped(e, call->comm, one.number) : -1;
-    if (capped < 0) {
+    if (one.number <= 0) {
         Py_XDECREF(one.send);
         Py_XDECREF(one.result);
         return -1;
@@ -286,12 +269,11 @@ static int do_collective(Engine *e, int slot, const CollectiveCall *call, Real r
     one.root = call->root;
     one.op = call->op;
     one.type = call->type;
-    one.is_capped = (char)capped;
     memset(PyBytes_AsString(one.result), 0, receive_bytes);
     int (*test)(uint64_t *, int *, void *) = e->function[FN_TEST];
     int over = 0;
     int code = start_real(e, call, real, PyBytes_AsString(one.send), PyBytes_AsString(one.result), &one.real);
-    if (code == 0 && !capped) code = test(&one.real, &over, e->status);
+    if (code == 0) code = test(&one.real, &over, e->status);
     if (code) {
         int failed = forget(e, one.request);
         fail(e, slot, "a collective", code);
@@ -310,19 +292,31 @@ static int do_collective(Engine *e, int slot, const CollectiveCall *call, Real r
     return failed;
 }
 
-static int do_small(Engine *e, int slot, const CollectiveCall *call, PyObject *plan) {
+/* Whether what this rank gives and gets is of the size that the others take it for. */
+static int fits_block(const CollectiveCall *call, int64_t block_bytes, int size) {
+    int64_t gives = call->kind == KIND_SCATTER ? size * block_bytes : block_bytes;
+    int64_t gets = call->kind == KIND_GATHER ? size * block_bytes : block_bytes;
+    return (!call->send_bytes || call->send_bytes == gives) && (!call->receive_bytes || call->receive_bytes == gets);
+}
+
+static int do_small(Engine *e, int slot, const CollectiveCall *call, PyObject *plan, int64_t block_bytes) {
     char operand[EAGER_BYTES];
     int64_t num_bytes = call->send_bytes, clock = count_entered(e, call->comm);
     Request *request = clock < 0 ? NULL : start_request(e, 0, e->word_collective);
     if (request == NULL) return -1;
     request->comm = call->comm;
     request->address = call->receive_address;
-    request->num_bytes = num_bytes;
-    Fold fold = {call->op, call->type};
+    request->num_bytes = call->receive_bytes;
+    if (!fits_block(call, block_bytes, size_of_plan(plan))) {
+        /* Told to all with the parts. */
+        request->error = e->err_truncate;
+        num_bytes = 0;
+    }
+    SmallCall asked = {(uint64_t)clock, call->kind, call->root, {call->op, call->type}, block_bytes};
     uint8_t flags = call->flags;
     if (flags & FLAG_INLINE) memcpy(operand, call + 1, (size_t)num_bytes);
     else if (num_bytes && carry_memory(e, call->send_address, operand, num_bytes, 0)) return -1;
-    if (start_doubling(e, request, (uint64_t)clock, plan, fold, operand, num_bytes)) return -1;
+    if (start_small(e, request, asked, plan, operand, num_bytes)) return -1;
     return started(e, slot, flags, request);
 }
 
@@ -341,8 +335,9 @@ static int serve_in_python(Engine *e, int slot) {
 
 static int serve_collective(Engine *e, int slot, const CollectiveCall *call) {
     Real real;
-    PyObject *plan = small_plan(e, call);
-    if (plan != NULL) return do_small(e, slot, call, plan);
+    int64_t block_bytes = block_of(e, call);
+    PyObject *plan = small_plan(e, call, block_bytes);
+    if (plan != NULL) return do_small(e, slot, call, plan, block_bytes);
     int here = PyErr_Occurred() ? -1 : is_short(e, call, &real);
     if (here < 0) return -1;
     return here ? do_collective(e, slot, call, real) : serve_in_python(e, slot);

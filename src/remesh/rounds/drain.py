@@ -6,8 +6,15 @@ received that was sent after the sender had answered. The network is empty when
 
 1. every rank is closed (it takes nothing new from its program) and quiet (what it had started is complete),
 2. for each pair (s, d): sent[s][d] == received[d][s], and
-3. the wave before said the same, number by number: then nothing was sent or received between the two, and what the
+3. what all members of a communicator without a clock have entered is complete on each of them, and
+4. the wave before said the same, number by number: then nothing was sent or received between the two, and what the
    second says was true at one moment.
+
+For the third a program is not needed: it is closed, so nothing more is entered, and what all members are inside of ends
+by itself. What some member has not entered is complete on none, for that is what such communicators are. It goes on, or
+begins anew, after the checkpoint. A member that has freed a communicator says nothing of it: all on it was complete
+there, so all members had entered it. It does not have to remember that: nobody says anything of a communicator before
+all members do, but for messages on their way.
 
 Source: counting after Chandy and Lamport, ACM TOCS 3(1), 1985; two waves after Mattern, "Algorithms for distributed
 termination detection", Distributed Computing 2, 1987, section 4.
@@ -45,7 +52,7 @@ def compute_missing(statuses: Sequence[Status]) -> list[MissingMessages]:
 
 
 def find_traffic(now: Sequence[Status]) -> str:
-    """What one wave shows that stands against an empty network; "" when there is nothing (conditions 1 and 2)."""
+    """What one wave shows that stands against an empty network; "" when there is nothing (conditions 1 to 3)."""
     open_ranks = [status.rank for status in now if not status.closed]
     if open_ranks:
         return f"ranks {open_ranks} still take requests"
@@ -61,6 +68,20 @@ def find_traffic(now: Sequence[Status]) -> str:
             f"{sum(abs(each.messages) for each in missing)} messages are in transit, {first.messages} of them from "
             f"rank {first.source} to rank {first.destination}"
         )
+    return find_unended(now)
+
+
+def find_unended(statuses: Sequence[Status]) -> str:
+    """A collective that all members have entered and that is not complete on one of them; "" if there is none."""
+    entered: dict[str, int] = {}
+    for status in statuses:
+        for key, each in status.collectives:
+            entered[key] = min(each.entered, entered.get(key, each.entered))
+    for status in statuses:
+        for key, each in status.collectives:
+            if each.ended < entered[key]:
+                which = f"collective {each.ended + 1} on communicator {key}"
+                return f"rank {status.rank} is inside of {which}, which all its members have entered"
     return ""
 
 

@@ -1,6 +1,6 @@
 """How do all ranks take one checkpoint together? A state machine at the coordinator: events in, instructions out.
 
-    HOLD    agree on the collectives that have to end, and let them end
+    HOLD    agree on the collectives that have to end, and let them end (of programs that have a clock)
     CLOSE   ranks take no requests; the network drains
     IMAGE   each rank writes its image and the state of its lower half
     COMMIT  one manifest makes them a checkpoint

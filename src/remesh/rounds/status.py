@@ -54,6 +54,18 @@ class ClockStanding:
 
 
 @dataclass(frozen=True, slots=True)
+class CollectiveProgress:
+    """How far a rank is on one communicator that has no clock: nothing is complete on a member that not all have
+    entered. Who says nothing of it has freed it, and everything on it is complete there.
+    """
+
+    entered: int
+    """Collectives; none is while the rank is closed."""
+    ended: int
+    """All up to this number are complete here."""
+
+
+@dataclass(frozen=True, slots=True)
 class Status:
     """One rank's answer in one wave."""
 
@@ -68,11 +80,14 @@ class Status:
     received: tuple[tuple[int, int], ...] = ()
     """(source, messages), sorted, without zeros."""
     quiet: bool = True
-    """Nothing that this rank has started is under way: sends are complete, so is every collective that must be."""
+    """Nothing that this rank has started is under way: sends are complete, so is every collective that it knows to have
+    to be."""
     closed: bool = False
     """The rank takes no new request of its program."""
     in_file: bool = field(default=False, compare=False)
     """Its program is in the middle of an access to a file that ranks share: a reason for not being quiet."""
+    collectives: tuple[tuple[str, CollectiveProgress], ...] = ()
+    """By key, sorted, each key once: of communicators that have no clock."""
     refusals: tuple[str, ...] = field(default=(), compare=False)
     """Why its program cannot be imaged now; empty when it can."""
 
@@ -94,6 +109,7 @@ class Status:
             "quiet": self.quiet,
             "closed": self.closed,
             "in_file": self.in_file,
+            "collectives": [[key, each.entered, each.ended] for key, each in self.collectives],
             "refusals": list(self.refusals),
         }
 
@@ -114,6 +130,10 @@ class Status:
                 quiet=bool(value["quiet"]),
                 closed=bool(value["closed"]),
                 in_file=bool(value["in_file"]),
+                collectives=tuple(
+                    (str(key), CollectiveProgress(int(entered), int(ended)))
+                    for key, entered, ended in value["collectives"]
+                ),
                 refusals=tuple(map(str, value["refusals"])),
             )
         except (KeyError, TypeError, ValueError) as error:

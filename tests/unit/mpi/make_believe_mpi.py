@@ -64,7 +64,7 @@ class PromptMpi:
     def functions(self) -> tuple[int, ...]:
         """As a setup has them."""
         isend, test, start, reduce = map(address_of, self._keep)
-        return (isend, test, start, *[0] * 11, reduce, 0, 0, 0)
+        return (isend, test, start, *[0] * 4, reduce, 0, 0, 0)
 
     def _isend(self, start: int, num_bytes: int, byte: int, dest: int, tag: int, comm: int, handle: Any) -> int:
         self.sent.append((dest, ctypes.string_at(start, num_bytes)))
@@ -124,7 +124,8 @@ def make_setup(
         "plans": {}, "windows": {}, "accesses": {}, "access_queues": {}, "arena_start": 0, "arena_bytes": 0,
         "piece_bytes": 1 << 17,
         "serve": lambda slot: -1, "serve_posted": lambda *posted: None, "tell": lambda *told: None,
-        "tell_wait": lambda slot: None, "completed": {}, "owed": [], "on_message": None,
+        "tell_wait": lambda slot: None, "owed": [], "on_message": None,
+        "make_plan": lambda *asked: None,
         "any_source": -1,
         "upper_spin": 0, "lower_spin": 0, "always_spins": False, "eager_us": 10, "patient_us": 100, "shortest_us": 50,
         "longest_us": 500, "idle_us": 1000, "give_way_us": 0, "seat": (),

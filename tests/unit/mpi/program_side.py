@@ -13,6 +13,7 @@ from remesh.mpi.calls.table import (
     REQUEST_REPLY,
     WAIT_REPLY,
     CallFlag,
+    Kind,
     PayloadPlace,
     WaitFor,
 )
@@ -22,6 +23,8 @@ from remesh.mpi.native import NATIVE
 from tests.unit.mpi.make_believe_mpi import call_lower, ring
 
 _SKIP = 0xFFFFFFFF
+_ALLGATHER = (Kind.ALLGATHER, 0, 0, 0, 0, 0, 1, 0, 2, 0)
+"""Fields of a collective behind its flags."""
 
 
 class Port:
@@ -89,14 +92,14 @@ class Port:
             ended.append(one)
         return ended
 
-    def collective(self, *_: object) -> int:
-        """A barrier; 1 when it is over."""
-        assert self.ask("collective", (CallFlag.BLOCKING | CallFlag.INLINE, *[0] * 10)) == 0
+    def collective(self) -> int:
+        """A gathering of a byte of each of two ranks to both; 1 when it is over."""
+        assert self.ask("collective", (CallFlag.BLOCKING | CallFlag.INLINE, *_ALLGATHER), b"x") == 0
         return 1
 
-    def start_collective(self, *_: object) -> int:
-        """A barrier that is waited for later: its request, or 0 if it is over."""
-        assert self.ask("collective", (CallFlag.INLINE, *[0] * 10)) == 0
+    def start_collective(self) -> int:
+        """The same, waited for later: its request, or 0 if it is over."""
+        assert self.ask("collective", (CallFlag.INLINE, *_ALLGATHER), b"x") == 0
         return int(REQUEST_REPLY.unpack_from(self._body)[1])
 
     def _take(self, at: int, view: memoryview | None) -> tuple[tuple[Any, ...], int]:

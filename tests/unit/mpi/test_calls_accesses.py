@@ -376,13 +376,13 @@ def test_while_closed_accesses_of_others_are_served_and_own_ones_stay_in_their_r
     ranks = [_Rank(0, tmp_path), _Rank(1, tmp_path)]
     ranks[0].start(FIRST_POSTED, Verb(REPLACE, 0, True), _WINDOW, 1, (0, 4), b"mine")
     for one in ranks:
-        one.engine.set(True, None, 0)
+        one.engine.set(True, 0)
     ranks[0].start(FIRST_POSTED + 1, Verb(REPLACE, 0, True), _WINDOW, 1, (0, 4), b"late")
     assert ranks[0].windows.is_busy
     _deliver(ranks, random.Random(1))
     assert not ranks[0].windows.is_busy and ranks[1].memory[:4] == b"mine"
     assert FIRST_POSTED + 1 not in ranks[0].requests.by_number
-    ranks[0].engine.set(False, None, 0)
+    ranks[0].engine.set(False, 0)
     ranks[0].turn()
     _deliver(ranks, random.Random(1))
     assert ranks[0].fetched(FIRST_POSTED + 1, 4) == (0, b"mine") and ranks[1].memory[:4] == b"late"

@@ -27,7 +27,7 @@ _FIRST_TAG, _LAST_TAG = 15_001, 30_000
 
 def _close(half: _Half) -> None:
     """As a lower half does: what has come ahead of messages that no receive has is declined."""
-    half.engine.set(True, None, 0)
+    half.engine.set(True, 0)
     for message in half.matching.arrived:
         if message.ahead:
             half.engine.decline(message)
@@ -35,7 +35,7 @@ def _close(half: _Half) -> None:
 
 def _open(half: _Half) -> None:
     """And what was matched while closed is asked for."""
-    half.engine.set(False, None, 0)
+    half.engine.set(False, 0)
     owed = list(half.owed)
     half.owed.clear()
     for pair in owed:

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from remesh.mpi.calls.table import ANY, BY_NAME, EAGER_BYTES, FIRST_POSTED, HELLO_REPLY, CallFlag
+from remesh.mpi.calls.table import ANY, BY_NAME, EAGER_BYTES, FIRST_POSTED, HELLO_REPLY, CallFlag, Kind
 from remesh.mpi.calls.wire_messages import HEADER, What
 from remesh.mpi.calls.words import NUM_SLOTS, POSTED, TAKEN
 from remesh.mpi.channel import SharedChannel
@@ -45,7 +45,10 @@ _GIVES_WAY = 2
 """At 128 in the channel: the lower half lets the upper one have the core."""
 _NOBODY = 1 << 22
 """No process has this id."""
-_Barrier = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_size_t, ctypes.POINTER(ctypes.c_uint64))
+_Allgather = ctypes.CFUNCTYPE(
+    ctypes.c_int, ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t, ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t,
+    ctypes.c_size_t, ctypes.POINTER(ctypes.c_uint64),
+)  # fmt: skip
 
 
 class _Half:
@@ -78,31 +81,29 @@ class _Half:
         self.owed: list[tuple[Any, Any]] = []
         self.requests, self.matching = Requests(), Matching()
         self.entered: dict[int, int] = {}
-        self.completed: dict[int, int] = {}
         self.windows: dict[int, Any] = {}
         self._frame = PostedFrame()
-        self._barriers_open = False
+        self._may_end = False
         self._keep = (
             IsendType(self._isend),
             AskType(self._test),
             StartType(lambda handle: 0),
-            _Barrier(self._barrier),
+            _Allgather(self._allgather),
             IsendType(self._irecv),
             IsendType(self._issend),
         )
-        isend, test, start, barrier, irecv, issend = map(address_of, self._keep)
+        isend, test, start, allgather, irecv, issend = map(address_of, self._keep)
         self.engine = NATIVE.Engine(
             make_setup(
                 self.lower,
                 self.requests,
                 self.matching,
                 self._frame,
-                (isend, test, start, barrier, *[0] * 9, irecv, 0, issend, 0, 0),
+                (isend, test, start, allgather, 0, 0, irecv, 0, issend, 0, 0),
                 rank=rank,
                 size=2,
                 entered=self.entered,
-                completed=self.completed,
-                reals={0: (1, 0, 2)},
+                reals={0: (1, 2)},
                 windows=self.windows,
                 on_message=lambda *message: self.seen.append(message),
                 owed=self.owed,
@@ -157,20 +158,21 @@ class _Half:
             if self.coming:
                 self._frame.put(self.coming.popleft())
         elif handle[0] == 50:
-            flag[0] = self._barriers_open
+            flag[0] = self._may_end
         elif handle[0] >= 1_000_000:
             flag[0] = handle[0] not in self.untaken
         elif handle[0] >= 1000:
             flag[0] = self._take_piece(handle[0])
         return 0
 
-    def _barrier(self, comm: int, handle: Any) -> int:
+    def _allgather(self, *arguments: Any) -> int:
+        handle = arguments[-1]
         handle[0] = 50
         return 0
 
-    def open_barriers(self) -> None:
+    def let_end(self) -> None:
         """Let all collectives end."""
-        self._barriers_open = True
+        self._may_end = True
 
     def num_said(self, what: int) -> int:
         """Wire messages of a kind that it has sent."""
@@ -274,12 +276,12 @@ def test_what_is_said_to_python_reaches_it_with_its_payload(tmp_path: Path) -> N
 
 def test_what_is_posted_and_not_taken_is_found_by_another_lower_half(tmp_path: Path) -> None:
     half = _Half(str(tmp_path / "channel"))
-    half.engine.set(True, None, 0)
+    half.engine.set(True, 0)
     port = Port(half.upper, NUM_SLOTS - 1)
     assert port.post(7, 1, 5, b"abc") and port.start_receive(FIRST_POSTED, 7, ANY, 6, 8, 0x1000)
     half.turn()
     assert not half.sent
-    half.engine.set(False, None, 0)
+    half.engine.set(False, 0)
     half.turn()
     assert half.num_said(What.MESSAGE) == 1 and [one.request for one in half.matching.posted] == [FIRST_POSTED]
 
@@ -288,14 +290,14 @@ def test_who_asks_who_it_is_is_told_when_the_ranks_are_open(tmp_path: Path) -> N
     half = _Half(str(tmp_path / "channel"), rank=1)
     body = half.upper.bodies[4]
     BY_NAME["hello"].packer.pack_into(body, 0, BY_NAME["hello"].number)
-    half.engine.set(True, None, 0)
+    half.engine.set(True, 0)
     thread = threading.Thread(target=call_lower, args=(half.upper, 4), daemon=True)
     thread.start()
     while not half.lower.pending():
         time.sleep(0.001)
     half.turn()
     assert half.lower.pending() == 1 << 4
-    half.engine.set(False, None, 0)
+    half.engine.set(False, 0)
     half.turn()
     thread.join(60)
     assert not thread.is_alive() and HELLO_REPLY.unpack_from(body) == (0, 1, 2)
@@ -355,11 +357,11 @@ def test_a_receive_that_waits_is_told_with_its_slot_and_goes_on_after_a_pause(tm
     while not half.engine.singles:
         half.turn()
     assert half.engine.singles == {2: 1}
-    half.engine.set(True, None, 0)
+    half.engine.set(True, 0)
     half.arrive(0, b"!")
     half.turn()
     assert half.requests.by_number[1].done and half.engine.singles == {2: 1}, "nothing is told while closed"
-    half.engine.set(False, None, 0)
+    half.engine.set(False, 0)
     half.turn()
     thread.join()
     assert results == [(1, 0, 1, 0)] and into == b"!"
@@ -369,63 +371,56 @@ def test_a_collective_is_counted_and_inside_until_the_library_has_ended_it(tmp_p
     half = _Half(str(tmp_path / "channel"))
     port = Port(half.upper, 0)
     results: list[Any] = []
-    thread = threading.Thread(target=lambda: results.append(port.collective(0, (0, b""), 0, 0, None, None)))
+    thread = threading.Thread(target=lambda: results.append(port.collective()))
     thread.start()
     while not half.engine.running:
         half.turn()
     assert ([(one.comm, number) for one, number, *_ in half.engine.running], half.entered) == ([(0, 1)], {0: 1})
-    assert half.completed == {}
-    half.open_barriers()
+    half.let_end()
     while thread.is_alive():
         half.turn()
         thread.join(0.001)
-    assert results == [1] and half.engine.running == [] and half.completed == {0: 1}
+    assert results == [1] and half.engine.running == []
 
 
-def test_a_collective_beyond_its_target_is_entered_and_ends_when_it_may(tmp_path: Path) -> None:
+def test_a_collective_that_ends_while_the_rank_is_closed_is_told_when_it_is_open_again(tmp_path: Path) -> None:
     half = _Half(str(tmp_path / "channel"))
     port = Port(half.upper, 0)
-    half.engine.set(False, {0: 0}, 0)
-    half.open_barriers()
-    thread = threading.Thread(target=lambda: port.collective(0, (0, b""), 0, 0, None, None))
+    thread = threading.Thread(target=port.collective)
     thread.start()
     while not half.engine.running:
         half.turn()
-    for targets in ({}, {1: 5}):
-        half.engine.set(False, targets, 0)
-        half.turn()
-        assert (half.entered, half.completed, half.lower.pending()) == ({0: 1}, {}, 1)
-    half.engine.set(True, {0: 1}, 0)
+    half.engine.set(True, 0)
+    half.let_end()
     half.turn()
-    assert (half.completed, half.lower.pending()) == ({0: 1}, 1), "it is complete, and nothing is told while closed"
-    half.engine.set(False, None, 0)
+    assert (half.entered, half.engine.running, half.lower.pending()) == ({0: 1}, [], 1)
+    half.engine.set(False, 0)
     half.turn()
     thread.join()
-    assert half.engine.running == []
 
 
 def test_what_runs_is_shown_as_it_was_asked_for(tmp_path: Path) -> None:
     half = _Half(str(tmp_path / "channel"))
-    number = _blocking(half, lambda: Port(half.upper, 0).start_collective(0, (0, b""), 0, 0, None, None))
+    number = _blocking(half, lambda: Port(half.upper, 0).start_collective())
     ((request, *asked),) = half.engine.running
-    assert (request.number, asked) == (number, [1, 0, 0, 0, 0, b"", 0])
+    assert (request.number, asked) == (number, [1, Kind.ALLGATHER, 0, 0, 0, b"x", 2])
 
 
 def test_a_collective_that_is_started_is_waited_for_like_any_request(tmp_path: Path) -> None:
     half = _Half(str(tmp_path / "channel"))
     port = Port(half.upper, 0)
-    number = _blocking(half, lambda: port.start_collective(0, (0, b""), 0, 0, None, None))
+    number = _blocking(half, lambda: port.start_collective())
     assert number and [one.comm for one, *_ in half.engine.running] == [0]
-    half.open_barriers()
+    half.let_end()
     assert _blocking(half, lambda: port.wait([number], [None]))[0][3:] == (0, False)
-    assert _blocking(half, lambda: port.start_collective(0, (0, b""), 0, 0, None, None)) == 0, "over at once"
+    assert _blocking(half, lambda: port.start_collective()) == 0, "over at once"
 
 
 def test_a_run_comes_back_when_a_watched_request_is_over_and_watches_it_no_more(tmp_path: Path) -> None:
     half = _Half(str(tmp_path / "channel"))
     stream = ctypes.c_uint64(50)
     assert not half.engine.run(2000, False, [ctypes.addressof(stream)])
-    half.open_barriers()
+    half.let_end()
     assert half.engine.run(1_000_000, False, [ctypes.addressof(stream)])
     assert not half.engine.run(2000, False, [])
 
@@ -463,7 +458,7 @@ def test_a_message_that_is_taken_while_the_engine_hears_news_ends_a_probe() -> N
 
     half: Any = object.__new__(MpiLowerHalf)
     half._engine, half._serving, half._requests = Engine(), Serving(), SimpleNamespace(news=True)
-    half._collectives = SimpleNamespace(poll=lambda: False, targets=None)
+    half._collectives = SimpleNamespace(poll=lambda: False)
     half._channel = SimpleNamespace(bodies=(), answer=answered.append)
     half._closed = half._progressed = False
     half._aborting = set()
@@ -604,7 +599,7 @@ def test_closing_lets_a_payload_end_that_has_begun_and_no_other_begin(
         assert receiver.engine.step(False) and receiver.engine.carrying
     is_ahead = not near and not is_begun
     for half in (sender, receiver):
-        half.engine.set(True, None, 0)
+        half.engine.set(True, 0)
     _both_turn(sender, receiver)
     assert not receiver.engine.carrying and not sender.engine.carrying
     assert (target == source) is is_begun and not receiver.pieces
@@ -612,7 +607,7 @@ def test_closing_lets_a_payload_end_that_has_begun_and_no_other_begin(
     # What has not begun is owed; what has ended is told when the channel is open again.
     assert len(receiver.owed) == (0 if is_begun else 1)
     assert sender.upper.pending() == 1
-    sender.engine.set(False, None, 0)
+    sender.engine.set(False, 0)
     sender.turn()
     assert sender.upper.pending() == (0 if is_begun else 1)
 
@@ -691,9 +686,9 @@ def test_an_engine_rests_on_the_programs_core_until_it_is_closed_and_never_beyon
             _ring_from(half, core)
             half.engine.run(3000, False, [])
             assert os.sched_getaffinity(0) == {core}
-        half.engine.set(True, None, 0)
+        half.engine.set(True, 0)
         assert os.sched_getaffinity(0) == allowed, "who writes an image may run anywhere"
-        half.engine.set(False, None, 0)
+        half.engine.set(False, 0)
         os.sched_setaffinity(0, {min(allowed)})
         for core in allowed:
             _ring_from(half, core)

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from unittest.mock import MagicMock
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from remesh.mpi.lower.collectives import Collectives
 from remesh.mpi.lower.replay import Named, choose_common
 
 _NUM_RANKS = 5
@@ -57,18 +55,3 @@ def test_every_communicator_is_made_though_each_blocks_until_all_its_members_hav
         for each in left:
             if each and each[0] in ready:
                 each.pop(0)
-
-
-def test_of_communicators_that_are_freed_those_that_were_used_last_are_remembered() -> None:
-    mpi, control, world, requests, wire, memory = (MagicMock(rank=0) for _ in range(6))
-    control.Get_size.return_value = 2
-    collectives = Collectives(mpi, control, world, requests, wire, memory)
-    for number in range(1, 301):
-        collectives.add(number, (0, 1))
-        collectives.entered[number] = number % 3
-        collectives.remove(number)
-    assert collectives.entered == {}
-    assert list(collectives.freed.items()) == [(number, number % 3) for number in range(205, 301) if number % 3]
-    # Its number may come again; then it counts from the start.
-    collectives.add(299, (0, 1))
-    assert 299 not in collectives.freed

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from remesh.checksums import crc32
 from remesh.errors import FormatError
 from remesh.mpi.calls.table import Kind
 from remesh.mpi.lower import state
@@ -40,7 +41,7 @@ def _parts(payload: bytes) -> state.HalfState:
             OpenCollective(5, 0, 11, CallShape(Kind.GATHERV, 1, 0, 0, len(payload), 9, (), (4, 5, 0)), 0, payload),
             OpenCollective(6, 1 << 61, 1, CallShape(Kind.ALLREDUCE, 0, 1, 2, 1 << 33, 1 << 33), 0x7000_0000, None),
         ],
-        small=[state.SmallCollective(7, 3, 1, 2, 8, payload)],
+        small=[state.SmallCollective(7, 3, Kind.GATHER, 2, 1, 2, 9, 8, payload)],
         parts=[state.KeptPart(0, 5, 2, 15, payload)],
         windows={
             9: Exposure(4096, {4096: 80}, Locks([Asker(2, True, 7)], [Asker(0, False, 3)])),
@@ -55,6 +56,17 @@ def _parts(payload: bytes) -> state.HalfState:
 def test_every_part_comes_back(payload: bytes) -> None:
     parts = _parts(payload)
     assert state.load(state.save(parts), rank=1, size=3) == parts
+
+
+@given(st.binary(max_size=50))
+def test_small_collectives_of_an_earlier_version_come_back(payload: bytes) -> None:
+    """All were of one kind, and what was done of a plan was counted in bytes, eight to a step."""
+    records, payloads = state.unpack(state.save(replace(_parts(payload), small=[])))
+    place = records["parts"][0][-1]
+    records["small"] = [[7, 3, 1, 2, 24, place]]
+    earlier = b"RMSHLOW2" + state.pack(records, [payloads])[8:-4]
+    found = state.load(earlier + crc32(earlier).to_bytes(4, "little"), rank=1, size=3)
+    assert found.small == [state.SmallCollective(7, 3, Kind.ALLREDUCE, 0, 1, 2, len(payload), 3, payload)]
 
 
 def test_kinds_of_requests_are_the_words_themselves_since_the_engine_compares_no_letters() -> None:

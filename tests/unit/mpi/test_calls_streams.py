@@ -64,18 +64,18 @@ def test_a_payload_lands_whole_and_nowhere_else(
         _receive(receiver, target)
         receiver.turn()
     if order == "closed before it came":
-        receiver.engine.set(True, None, 0)
+        receiver.engine.set(True, 0)
     _send_long(sender, source, waits=waits)
     _both_turn(sender, receiver)
     if order == "closed, then receive":
-        receiver.engine.set(True, None, 0)
+        receiver.engine.set(True, 0)
         for message in receiver.matching.arrived:
             if message.ahead:
                 receiver.engine.decline(message)
         _both_turn(sender, receiver)
     if "closed" in order:
         assert not receiver.pieces and not sender.engine.carrying and not receiver.engine.carrying
-        receiver.engine.set(False, None, 0)
+        receiver.engine.set(False, 0)
         for owed in receiver.owed:
             receiver.engine.match(*owed)
     if order in ("announced first", "closed, then receive"):

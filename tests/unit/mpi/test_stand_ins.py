@@ -3,79 +3,54 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 
 import pytest
 
 from remesh.mpi.calls.table import Kind
-from remesh.mpi.lower.open_collectives import pack_told, unpack_told
-from remesh.mpi.lower.stand_ins import CallShape, ToldCall, plan_stand_in
+from remesh.mpi.lower.open_collectives import call_of, pack_told, unpack_told
+from remesh.mpi.lower.real_collectives import may_end_early
+from remesh.mpi.lower.stand_ins import GATE, CallShape, ToldCall, plan_stand_in
 
 _EXTENT = 8
 
 
-def _even(kind: Kind, rank: int, size: int, root: int, each: int) -> CallShape:
-    send, receive = {
-        Kind.BCAST: (each if rank == root else 0, 0 if rank == root else each),
-        Kind.GATHER: (each, each * size if rank == root else 0),
-        Kind.SCATTER: (each * size if rank == root else 0, each),
-        Kind.ALLGATHER: (each, each * size),
-        Kind.ALLTOALL: (each * size, each * size),
-        Kind.REDUCE: (each, each if rank == root else 0),
-    }.get(kind, (each, each))
-    return CallShape(kind, root, 1, 2, send, receive)
-
-
-def _uneven(kind: Kind, rank: int, root: int, table: list[list[int]]) -> CallShape:
-    """`table[i][j]`: bytes from i to j."""
-    size = len(table)
-    row, column = tuple(table[rank]), tuple(line[rank] for line in table)
-    if kind == Kind.ALLTOALLV:
-        return CallShape(kind, root, 0, 0, sum(row), sum(column), row, column)
-    if kind == Kind.GATHERV:
-        taken = tuple(line[root] for line in table) if rank == root else ()
-        return CallShape(kind, root, 0, 0, table[rank][root], sum(taken), (), taken)
-    if kind == Kind.SCATTERV:
-        given = tuple(table[root]) if rank == root else ()
-        return CallShape(kind, root, 0, 0, sum(given), table[root][rank], given, ())
-    counts = tuple(table[i][i] for i in range(size))
+def _shape(kind: Kind, rank: int, counts: tuple[int, ...]) -> CallShape:
+    """What a member asks for where all have data; of the uneven kinds each has its count, of the others the first."""
+    size, each = len(counts), _EXTENT * counts[0]
     if kind == Kind.ALLGATHERV:
-        return CallShape(kind, root, 0, 0, counts[rank], sum(counts), (), counts)
-    return CallShape(kind, root, 1, 2, _EXTENT * sum(counts), _EXTENT * counts[rank], counts, ())
+        return CallShape(kind, 0, 0, 0, counts[rank], sum(counts), (), counts)
+    if kind == Kind.REDUCE_SCATTER:
+        return CallShape(kind, 0, 1, 2, _EXTENT * sum(counts), _EXTENT * counts[rank], counts, ())
+    if kind == Kind.ALLREDUCE:
+        return CallShape(kind, 0, 1, 2, each, each)
+    return CallShape(kind, 0, 0, 0, each * (size if kind == Kind.ALLTOALL else 1), each * size)
 
 
-def _check_pairs(kind: Kind, shapes: list[CallShape], root: int) -> None:
-    """What one gives to another is what that one takes from it."""
-    for one, shape in enumerate(shapes):
-        if kind == Kind.GATHERV and one != root:
-            assert shape.send_bytes == shapes[root].receive_counts[one]
-        if kind == Kind.SCATTERV and one != root:
-            assert shape.receive_bytes == shapes[root].send_counts[one]
-        for other in range(len(shapes)) if kind == Kind.ALLTOALLV else ():
-            assert shape.send_counts[other] == shapes[other].receive_counts[one]
+@pytest.mark.parametrize("kind", [Kind.ALLGATHER, Kind.ALLGATHERV, Kind.ALLTOALL, Kind.ALLREDUCE, Kind.REDUCE_SCATTER])
+def test_what_any_member_has_asked_for_says_what_every_other_one_asks_for(kind: Kind) -> None:
+    order = random.Random(int(kind))
+    for _ in range(60):
+        counts = tuple(order.choice([1, 5, 40, 4096]) for _ in range(order.randrange(2, 6)))
+        for rank in range(len(counts)):
+            told = _shape(kind, order.randrange(len(counts)), counts)
+            assert plan_stand_in(told, rank) == _shape(kind, rank, counts)
 
 
 @pytest.mark.parametrize("kind", list(Kind))
-def test_with_stand_ins_a_collective_fits_together_whoever_has_begun_it(kind: Kind) -> None:
-    order = random.Random(int(kind))
-    for _ in range(60):
-        size = order.randrange(2, 6)
-        root, each = order.randrange(size), order.choice([0, 8, 4096])
-        each = 0 if kind == Kind.BARRIER else each
-        table = [[order.choice([0, 1, 5, 40]) for _ in range(size)] for _ in range(size)]
-        is_uneven = kind in (Kind.GATHERV, Kind.SCATTERV, Kind.ALLGATHERV, Kind.ALLTOALLV, Kind.REDUCE_SCATTER)
-        make: Callable[[int], CallShape] = (
-            (lambda rank, r=root, t=table: _uneven(kind, rank, r, t))
-            if is_uneven
-            else (lambda rank, r=root, n=size, e=each: _even(kind, rank, n, r, e))
-        )
-        have = set(order.sample(range(size), order.randrange(1, size)))
-        told = {rank: make(rank) for rank in have}
-        shapes = [told[rank] if rank in have else plan_stand_in(told, rank, size) for rank in range(size)]
-        _check_pairs(kind, shapes, root)
-        for rank in set(range(size)) - have:
-            if not is_uneven or kind in (Kind.ALLGATHERV, Kind.REDUCE_SCATTER):
-                assert shapes[rank] == make(rank), "all lengths follow from what any member has asked for"
+def test_what_may_end_before_all_have_entered_it_stands_behind_a_gate(kind: Kind) -> None:
+    needs_all = (Kind.ALLGATHER, Kind.ALLGATHERV, Kind.ALLTOALL, Kind.ALLREDUCE, Kind.REDUCE_SCATTER)
+    data = _shape(kind, 0, (3, 1, 2))
+    assert may_end_early(call_of(data, b""), 3) == (kind not in (*needs_all, Kind.BARRIER))
+    assert not may_end_early(call_of(data, b""), 1)
+    # Who gets nothing, or nothing of some other one, needs not wait for that.
+    for counts in ((0, 0, 0), (3, 0, 2)):
+        lacks = _shape(kind, 0, counts)
+        if kind in (Kind.ALLGATHERV, Kind.REDUCE_SCATTER) or (kind in needs_all and not any(counts)):
+            assert may_end_early(call_of(lacks, b""), 3)
+
+
+def test_a_gate_needs_nothing_of_anybody() -> None:
+    assert plan_stand_in(GATE, 3) == GATE and not may_end_early(call_of(GATE, b""), 9)
 
 
 def test_what_is_told_comes_back() -> None:

@@ -9,8 +9,12 @@ operations:
     ("tell", key)       ends for the first member without the others, and for those once the first has entered
     ("start", key), ("wait", key)             a strict one that is started, and waited for with all others of its key
     ("small", key)      made of messages, one from each member to each other: outlives the network as they do
+    ("give", key)       made of messages, too: one from the first member to each other
     ("free", key), ("forget", key)            a lower half that has forgotten what was freed does not say so any more
     ("spin", None)      computes for so long that no round sees the end
+
+With a clock, ranks are held: they end collectives up to targets only (programs with torch). Without one they are not,
+and say what they have entered and what has ended there (MPI programs); "tell" breaks the rule that this needs.
 
 The first collective of a key ends for nobody before all are inside of it, which all hear of, but on "world", which all
 know from the start. After a restart the network knows of no collective but those that are open on a rank, which it
@@ -25,12 +29,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from remesh.rounds.machine import Ask, Commit, End, Round, RoundPhase, TakeImage
-from remesh.rounds.status import Activity, ClockStanding, Status, pairs
+from remesh.rounds.status import Activity, ClockStanding, CollectiveProgress, Status, pairs
 
 Counts = tuple[tuple[str, int], ...]
 Script = tuple[tuple[str, Any], ...]
 WORLD = "world"
-_COLLECTIVE = ("coll", "tell", "start", "small")
+_COLLECTIVE = ("coll", "tell", "start", "small", "give")
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +91,11 @@ class World:
 class Job:
     """The scripts and who is in which communicator: what does not change."""
 
-    def __init__(self, scripts: tuple[Script, ...], members: Mapping[str, tuple[int, ...]]) -> None:
+    def __init__(
+        self, scripts: tuple[Script, ...], members: Mapping[str, tuple[int, ...]], *, has_clock: bool = True
+    ) -> None:
         self.scripts = scripts
+        self.has_clock = has_clock
         self.members = members
         self.start = World(tuple(Rank(sent=(0,) * len(scripts), received=(0,) * len(scripts)) for _ in scripts))
         self.never_ends = any(("spin", None) in script for script in scripts)
@@ -148,7 +155,7 @@ class Job:
         rank = world.ranks[me]
         number = _count(rank.entered, key)
         if (key, number) in rank.small:
-            others = [(key, number, other) for other in self.members[key] if other != me]
+            others = [(key, number, other) for other in self._givers(kind, key) if other != me]
             if set(others) <= set(rank.parts):
                 parts = tuple(part for part in rank.parts if part not in others)
                 yield _with(world, me, replace(_on(rank), small=(), parts=parts))
@@ -157,14 +164,17 @@ class Job:
         elif not self._is_inside(rank, me):
             this = (key, number + 1)
             entered = replace(rank, entered=_plus_one(rank.entered, key))
-            if kind == "small":
+            if kind in ("small", "give"):
                 following = _with(world, me, replace(entered, small=(this,)))
-                for other in self.members[key]:
+                for other in self.members[key] if me in self._givers(kind, key) else ():
                     following = following if other == me else _send(following, me, other, this)
                 yield following
             else:
                 entered = replace(entered, open=(*rank.open, this), begun=tuple(sorted((*rank.begun, this))))
                 yield _with(world, me, _on(entered) if kind == "start" else entered)
+
+    def _givers(self, kind: str, key: str) -> tuple[int, ...]:
+        return self.members[key][:1] if kind == "give" else self.members[key]
 
     def _is_inside(self, rank: Rank, me: int) -> bool:
         """Whether it has entered the collective where it stands: more of its key have been entered than lie behind."""
@@ -173,6 +183,8 @@ class Job:
         return kind != "start" and _count(rank.entered, key) > behind
 
     def _may_complete(self, world: World, rank: Rank, key: str, number: int) -> bool:
+        if not self.has_clock:
+            return True
         is_first = number == 1 and key != WORLD
         all_have_begun = all((key, number) in world.ranks[member].begun for member in self.members[key])
         return rank.may_complete(key, number) or (is_first and all_have_begun)
@@ -220,6 +232,26 @@ class Job:
         yield _with(world, me, rank)
 
     def _status(self, world: World, rank: Rank, me: int) -> Status:
+        if self.has_clock:
+            return self._status_by_clock(world, rank, me)
+        counts = {WORLD: 0, **dict(rank.entered)} if WORLD in self.members else dict(rank.entered)
+        known = {key: count for key, count in counts.items() if self._is_known(world, key)}
+        told = tuple(
+            (key, CollectiveProgress(count, _how_far(rank, key, count)[1])) for key, count in sorted(known.items())
+        )
+        messages = (pairs(rank.sent), pairs(rank.received))
+        return Status(me, Activity.COMPUTING, (), (), *messages, closed=rank.closed, collectives=told)
+
+    def _is_known(self, world: World, key: str) -> bool:
+        """Whether all members have heard that all use it."""
+        ranks = [(world.ranks[member], member) for member in self.members[key]]
+        return key == WORLD or all(self._has_entered(rank, member, key) for rank, member in ranks)
+
+    def _has_entered(self, rank: Rank, me: int, key: str) -> bool:
+        behind = self.scripts[me][: rank.position]
+        return _count(rank.entered, key) > 0 or any(one == key and kind in _COLLECTIVE for kind, one in behind)
+
+    def _status_by_clock(self, world: World, rank: Rank, me: int) -> Status:
         ending = {one for one in rank.open if self._may_complete(world, rank, *one)}
         at = tuple(sorted({key for key, _ in set(rank.open) - ending}))
         if rank.position == len(self.scripts[me]):

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from remesh.errors import FormatError
 from remesh.rounds.answers import Answers
 from remesh.rounds.clock import decide_by_clock
-from remesh.rounds.drain import compute_missing, is_drained
+from remesh.rounds.drain import compute_missing, find_traffic, is_drained
 from remesh.rounds.machine import PATIENCE_S, Ask, Commit, End, Ending, Obstacle, Round, RoundPhase, TakeImage
-from remesh.rounds.status import Activity, ClockStanding, Status, pairs
+from remesh.rounds.status import Activity, ClockStanding, CollectiveProgress, Status, pairs
 
 _WORLD = (0, 1)
 
@@ -210,6 +210,7 @@ def test_late_answers_are_passed_over() -> None:
 
 def test_a_status_survives_json_and_nonsense_is_refused() -> None:
     status = _status(1, 4, Activity.HELD, sent=((0, 3),), received=((0, 1),), quiet=False, closed=True)
+    status = replace(status, collectives=(("w", CollectiveProgress(3, 2)),))
     assert Status.from_json(status.to_json()) == status
     for broken in (None, {}, {**status.to_json(), "activity": "asleep"}, {**status.to_json(), "sent": [[1]]}):
         with pytest.raises(FormatError, match="reading the status"):
@@ -243,3 +244,23 @@ def test_a_standing_that_says_nothing_of_entering_is_read_as_before() -> None:
     written["standings"] = [standing[:4] for standing in written["standings"]]
     assert Status.from_json(written) == status
     assert Status.from_json(_entered(0, 3, 5).to_json()) == _entered(0, 3, 5)
+
+
+def _closed(rank: int, *known: tuple[str, int, int]) -> Status:
+    told = tuple((key, CollectiveProgress(entered, ended)) for key, entered, ended in known)
+    return Status(rank, Activity.COMPUTING, closed=True, collectives=told)
+
+
+def test_what_all_have_entered_ends_before_the_network_counts_as_empty_and_nothing_else_has_to() -> None:
+    inside = [_closed(0, ("w", 4, 3)), _closed(1, ("w", 5, 3)), _closed(2, ("w", 4, 4))]
+    assert find_traffic(inside) == (
+        "rank 0 is inside of collective 4 on communicator w, which all its members have entered"
+    )
+    through = [_closed(0, ("w", 4, 4)), _closed(1, ("w", 5, 4)), _closed(2, ("w", 4, 4))]
+    assert find_traffic(through) == "", "rank 1 stands in one that others have not come to"
+
+
+def test_who_says_nothing_of_a_communicator_has_freed_it_and_keeps_nobody() -> None:
+    assert find_traffic([_closed(0), _closed(1, ("w", 2, 2), ("x", 1, 1))]) == ""
+    # Who has freed it was through the second one, so all have entered that.
+    assert "rank 1 is inside of collective 2 on communicator w" in find_traffic([_closed(0), _closed(1, ("w", 2, 1))])

@@ -104,6 +104,29 @@ _STARTED: dict[str, Any] = {
     ),
 }
 
+_GONE_THROUGH: dict[str, Any] = {
+    "a root that has gone on, and a rank that computes": (
+        (
+            (("give", "w"), ("give", "w"), ("coll", "a")),
+            (("give", "w"), ("coll", "a")),
+            (("spin", None), ("give", "w")),
+        ),
+        {"w": (0, 1, 2), "a": (0, 1)},
+    ),
+    "a root that has freed what a rank that computes still has to enter": (
+        (
+            (("coll", "w"), ("give", "w"), ("free", "w"), ("forget", "w")),
+            (("coll", "w"), ("spin", None), ("give", "w")),
+        ),
+        {"w": (0, 1)},
+    ),
+    "one of the network behind one of a root": (
+        ((("give", "w"), ("coll", "w"), ("give", "w")), (("spin", None), ("give", "w"), ("coll", "w"), ("give", "w"))),
+        {"w": (0, 1)},
+    ),
+}
+"""A rank has gone through what another has not entered."""
+
 _LONG = {
     "a chain of communicators",
     "a master that takes any answer",
@@ -167,6 +190,30 @@ def test_a_cut_waits_for_no_rank_that_computes(name: str, stop: bool) -> None:
     found = explore(job, stop=stop)
     _check(job, found)
     assert any(rank.open or rank.small for cut in found.cuts for rank in cut)
+
+
+def _without_clock(name: str) -> Job:
+    """A job whose ranks have no clock, and end nothing that not all have entered: who only tells gives a message."""
+    scripts, members = {**_JOBS, **_FREEING, **_STARTED, **_NOBODY_WAITS_FOR, **_GONE_THROUGH}[name]
+    given = tuple(tuple(("give", what) if kind == "tell" else (kind, what) for kind, what in one) for one in scripts)
+    return Job(given, members, has_clock=False)
+
+
+@pytest.mark.parametrize("stop", [True, False], ids=["stopping", "going on"])
+@pytest.mark.parametrize("name", _params({**_JOBS, **_FREEING, **_STARTED, **_NOBODY_WAITS_FOR, **_GONE_THROUGH}))
+def test_without_a_clock_a_cut_needs_no_program_at_all(name: str, stop: bool) -> None:
+    job = _without_clock(name)
+    found = explore(job, stop=stop, most=_MOST_WORLDS_SLOW if name in _LONG else _MOST_WORLDS)
+    _check(job, found)
+    if name in _NOBODY_WAITS_FOR or name in _GONE_THROUGH:
+        assert any(rank.open or rank.small or rank.parts for cut in found.cuts for rank in cut)
+
+
+def test_the_exploration_finds_what_may_end_on_a_rank_before_another_has_entered_it() -> None:
+    script = (("tell", "world"), ("coll", "world"))
+    job = Job((script, script), {"world": (0, 1)}, has_clock=False)
+    with pytest.raises(AssertionError, match="on members of world are complete"):
+        _check(job, explore(job, stop=True))
 
 
 def _check(job: Job, found: Explored) -> None:

@@ -11,35 +11,36 @@ After a restart nobody is asked anything yet, so those that had been used are ma
 Small ones are the engine's: messages of ours (``exchange_pattern.py``), or the real MPI's on short data. The others are
 the real MPI's non-blocking ones, polled. ``entered`` counts all, so each has a number on its communicator.
 
-The collective clock caps which of them may be completed (``targets``). Messages of ours need no clock: they are
-drained. Nor does the first one of a communicator: who hears GO knows that all members have entered it, so it ends on
-all. What is open when the library is thrown away has changed nothing but room for results. It is kept as it was asked
-for, and the next lower half begins it anew, in order (`reopen`).
+One rule makes a cut wait for nobody: *what is complete on one member has been entered by all*. Then it ends on all by
+itself, which needs no program; and what some member has not entered is complete on none, has changed nothing but room
+for results, and is begun anew by the next lower half, in order (`reopen`). Where every member needs data of every other
+one MPI itself keeps that rule. What may end earlier on some member (`may_end_early`) is a message of ours if it is
+small; else it first waits at a *gate*, a barrier of the real MPI, and what was entered behind it waits with it: members
+must begin all in one order. What is open behind a gate has begun nowhere.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from remesh.mpi.calls.error_classes import CLASSES
 from remesh.mpi.calls.table import EAGER_BYTES, REAL_OPS, REAL_TYPES, REDUCTIONS, Kind
 from remesh.mpi.calls.wire_messages import What
-from remesh.mpi.lower.exchange_pattern import pack_plan
-from remesh.mpi.lower.open_collectives import OpenCall, pack_told, shape_of, unpack_told
-from remesh.mpi.lower.real_collectives import CollectiveCall, RealCall, Result, extent_of
+from remesh.mpi.lower.exchange_pattern import pack_plan, plan_small
+from remesh.mpi.lower.open_collectives import OpenCall, call_of, pack_told, shape_of, unpack_told
+from remesh.mpi.lower.real_collectives import CollectiveCall, RealCall, Result, extent_of, may_end_early
 from remesh.mpi.lower.replay import Named, choose_common, join_all, tell_all
 from remesh.mpi.lower.requests import COLLECTIVE, Requests
-from remesh.mpi.lower.stand_ins import CallShape, ToldCall, plan_stand_in
+from remesh.mpi.lower.stand_ins import GATE, CallShape, ToldCall, plan_stand_in
 from remesh.mpi.lower.upper_memory import UpperMemory
 from remesh.mpi.lower.wire import Wire
 
 WORLD = 0
 """Virtual number of the world communicator; its real one exists from the start."""
 _NUM_TAGS = 30_000
-_MOST_FREED = 64
-"""More than any rank is ahead of another: the first collective of a communicator waits for all its members."""
 _ARBITER = 0
 """World rank that says when a communicator is made: one for all, so that no two ranks make two in different order."""
 
@@ -57,7 +58,9 @@ class _Communicator:
     members: tuple[int, ...]
     real: Any = None
     joined: bool = False  # this rank waits for the others, to make the real one
-    waiting: deque[OpenCall] = field(default_factory=deque)  # until the real one is there
+    waiting: deque[OpenCall] = field(default_factory=deque)  # for the real one, or behind a gate
+    gate: Any = None  # request of the real MPI: the first one that waits begins when all members have entered it
+    plans: dict[int, bytes] = field(default_factory=dict)
 
 
 class Collectives:
@@ -71,22 +74,21 @@ class Collectives:
         self.extents = tuple(map(extent_of, REAL_TYPES, self._types))
         """Bytes of a value of each basic datatype; 0 where values have gaps."""
         size = control.Get_size()
-        self._communicators = {WORLD: _Communicator(tuple(range(size)), real=world)}
-        self.plans: dict[int, bytes] = {WORLD: pack_plan(range(size), wire.rank)}
-        """Steps of this rank's small collectives, by communicator."""
+        world_communicator = _Communicator(tuple(range(size)), real=world)
+        self._communicators = {WORLD: world_communicator}
+        self.plans: dict[int, dict[int, bytes]] = {WORLD: world_communicator.plans}
+        """Steps of this rank's small collectives, by communicator, and then by kind << 32 | root, as asked for.
+        """
         self.entered: dict[int, int] = {}
-        self.completed: dict[int, int] = {}
-        """Number of the last one that is complete, of those that are the real MPI's."""
-        self.targets: Mapping[int, int] | None = None
-        """Up to which number they may be completed; None: all may."""
-        self.made: set[int] = set()
-        """Communicators that have had a real one, in an earlier stay too."""
-        self.freed: dict[int, int] = {}
-        """What was entered on the communicators that were freed last: other members may still be behind that."""
-        self.reals: dict[int, tuple[int, int, int]] = {}
-        """Handle, own rank and size of the real communicators that can be used at once: for the engine."""
+        self.made: set[int] = {WORLD}
+        """Communicators that have had a real one, in an earlier stay too: all members have used them."""
+        self.reals: dict[int, tuple[int, int]] = {}
+        """Handle and size of the real communicators where nothing waits: for the engine."""
         self._know(WORLD, world)
         self._running: list[OpenCall] = []
+        self._gated: set[int] = set()
+        """Communicators whose first waiting collective is at its gate."""
+        self._is_leaving = False
         self._stand_ins: list[tuple[Any, RealCall]] = []
         """What runs on the real MPI so that other ranks can leave, with its buffers."""
         self._joined: dict[tuple[int, GroupKey], list[int]] = {}
@@ -98,25 +100,33 @@ class Collectives:
         return {number: comm.members for number, comm in self._communicators.items()}
 
     def _know(self, number: int, real: Any) -> None:
-        self.reals[number] = (self._mpi._handleof(real), real.Get_rank(), real.Get_size())
+        self.reals[number] = (self._mpi._handleof(real), real.Get_size())
 
     def add(self, number: int, members: Sequence[int]) -> None:
         """Know a communicator from now on."""
         if number not in self._communicators:
-            self._communicators[number] = _Communicator(tuple(members))
-            self.plans[number] = pack_plan(members, self._wire.rank)
-        self.freed.pop(number, None)
+            self._communicators[number] = made = _Communicator(tuple(members))
+            self.plans[number] = made.plans
+
+    def make_plan(self, number: int, kind: int, root: int) -> None:
+        """Add the steps of this rank in a kind of small collective; none for a root that is no rank."""
+        comm = self._communicators[number]
+        if 0 <= root < len(comm.members):
+            steps = plan_small(Kind(kind), comm.members, comm.members.index(self._wire.rank), root)
+            comm.plans[kind << 32 | root] = pack_plan(len(comm.members), steps)
+
+    def plan_of(self, number: int, kind: int, root: int) -> bytes:
+        """The same, made where it is not there; KeyError for a root that is no rank."""
+        key = kind << 32 | root
+        if key not in self._communicators[number].plans:
+            self.make_plan(number, kind, root)
+        return self._communicators[number].plans[key]
 
     def remove(self, number: int) -> None:
         """The upper half has freed it; its collectives are complete."""
         comm = self._communicators.pop(number, None)
-        self.completed.pop(number, None)
         self.made.discard(number)
-        count = self.entered.pop(number, 0)
-        if count and comm is not None and len(comm.members) > 1:
-            self.freed[number] = count
-            if len(self.freed) > _MOST_FREED:
-                del self.freed[next(iter(self.freed))]
+        self.entered.pop(number, None)
         self.reals.pop(number, None)
         self.plans.pop(number, None)
         if comm is not None and comm.real is not None:
@@ -144,11 +154,43 @@ class Collectives:
     def _begin(self, begun: OpenCall) -> None:
         number = begun.request.comm
         comm = self._communicators[number]
-        if comm.real is not None and not comm.waiting:
-            self._run(comm.real, begun)
-        else:
-            comm.waiting.append(begun)
+        comm.waiting.append(begun)
+        if comm.real is None:
             self._make(number, comm)
+        else:
+            self._go_on(number, comm)
+
+    def _go_on(self, number: int, comm: _Communicator) -> bool:
+        """Begin what waits and may begin, in order; whether there was any."""
+        before = len(comm.waiting)
+        while comm.waiting and self._may_begin(comm):
+            comm.gate = None
+            self._run(comm.real, comm.waiting.popleft())
+        if comm.waiting:
+            self._gated.add(number)
+            self.reals.pop(number, None)
+        else:
+            self._gated.discard(number)
+            self._know(number, comm.real)
+        return len(comm.waiting) < before
+
+    def _pass_gate(self, number: int, comm: _Communicator) -> bool:
+        """The same for one that was entered earlier: what the real MPI refuses is an error of the request."""
+        first = comm.waiting[0]
+        try:
+            return self._go_on(number, comm)
+        except self.mpi_error:
+            first.request.error = CLASSES["ERR_OTHER"]
+            self._requests.complete(first.request)
+            return True
+
+    def _may_begin(self, comm: _Communicator) -> bool:
+        """Whether the first one that waits does so no more."""
+        if comm.gate is None and not may_end_early(comm.waiting[0].job, len(comm.members)):
+            return True
+        if comm.gate is None:
+            comm.gate = comm.real.Ibarrier()
+        return not self._is_leaving and bool(comm.gate.Test())
 
     def _make(self, number: int, comm: _Communicator) -> None:
         if not comm.joined:
@@ -180,11 +222,7 @@ class Collectives:
         comm.real = self._control.Create_group(group, number % _NUM_TAGS)
         group.Free()
         self.made.add(number)
-        if comm.waiting:
-            comm.waiting[0].is_first = True
-        while comm.waiting:
-            self._run(comm.real, comm.waiting.popleft())
-        self._know(number, comm.real)
+        self._go_on(number, comm)
 
     def replay(self) -> None:
         """Make the real ones of all communicators that have had one, on another library. All ranks call this."""
@@ -196,11 +234,6 @@ class Collectives:
         for each in choose_common(named, tell_all(self._mpi, self._control, named)):
             self._create(each.number)
 
-    def is_capped(self, begun: OpenCall) -> bool:
-        """Whether the clock keeps it from being completed."""
-        is_beyond = self.targets is not None and begun.number > self.targets.get(begun.request.comm, 0)
-        return is_beyond and not begun.is_first
-
     def _run(self, real: Any, begun: OpenCall) -> None:
         begun.result = self._room(begun.request.address, begun.job.receive_bytes)
         begun.words = self._as_real(begun.job, begun.result)
@@ -209,12 +242,10 @@ class Collectives:
             self._running.append(begun)
 
     def _end(self, begun: OpenCall) -> bool:
-        """Complete it if it is over, and may be."""
-        if self.is_capped(begun) or not begun.started.Test():
+        """Complete it if it is over."""
+        if not begun.started.Test():
             return False
         self._finish(begun.request, begun.job, begun.result)
-        comm = begun.request.comm
-        self.completed[comm] = max(begun.number, self.completed.get(comm, 0))
         return True
 
     def _room(self, address: int, num_bytes: int) -> Result:
@@ -248,49 +279,47 @@ class Collectives:
         still = [begun for begun in self._running if not self._end(begun)]
         progressed = len(still) != len(self._running)
         self._running = still
+        for number in list(self._gated):
+            progressed |= self._pass_gate(number, self._communicators[number])
         self._stand_ins = [pair for pair in self._stand_ins if not pair[0].Test()]
         return progressed
 
-    def stand_in(self, own: Iterable[OpenCall]) -> None:
-        """Take part in all that other ranks have begun, so that it ends. All ranks call this, and leave."""
-        began = [begun for begun in own if self._communicators[begun.request.comm].real is not None]
-        told = unpack_told(bytes(join_all(self._mpi, self._control, pack_told(map(self._tell, began)))))
-        missing: dict[tuple[int, int], dict[int, CallShape]] = {}
+    def stand_in(self, of_engine: Iterable[OpenCall]) -> None:
+        """Take part in all that other ranks have begun, so that it ends. All ranks call this, and leave.
+
+        ``of_engine``: what this rank's engine has begun.
+        """
+        self._is_leaving = True
+        own = [self._tell(begun, shape_of(begun.job)) for begun in (*self._running, *of_engine)]
+        own += [self._tell(self._communicators[number].waiting[0], GATE) for number in sorted(self._gated)]
+        told = unpack_told(bytes(join_all(self._mpi, self._control, pack_told(own))))
+        missing: dict[tuple[int, int], CallShape] = {}
         for one in told:
             comm = self._communicators.get(one.comm)
             is_ours = comm is not None and (comm.members[0], len(comm.members)) == (one.first, one.num_members)
-            if comm is not None and is_ours and self.entered.get(one.comm, 0) < one.number:
-                missing.setdefault((one.comm, one.number), {})[comm.members.index(one.rank)] = one.shape
-        for (number, _), shapes in sorted(missing.items()):
+            if is_ours and self.entered.get(one.comm, 0) < one.number:
+                missing[one.comm, one.number] = one.shape
+        for (number, _), shape in sorted(missing.items(), key=lambda item: item[0]):
             real = self._communicators[number].real
-            shape = plan_stand_in(shapes, real.Get_rank(), real.Get_size())
-            counts = (shape.send_counts, shape.receive_counts)
-            job = CollectiveCall(
-                Kind(shape.kind),
-                shape.root,
-                shape.op,
-                shape.type,
-                bytearray(shape.send_bytes),
-                shape.receive_bytes,
-                *counts,
-            )
-            words = self._as_real(job, bytearray(shape.receive_bytes))
+            own_shape = plan_stand_in(shape, real.Get_rank())
+            job = call_of(own_shape, bytearray(own_shape.send_bytes))
+            words = self._as_real(job, bytearray(own_shape.receive_bytes))
             self._stand_ins.append((words.start(real), words))
 
-    def _tell(self, begun: OpenCall) -> ToldCall:
+    def _tell(self, begun: OpenCall, shape: CallShape) -> ToldCall:
         members = self._communicators[begun.request.comm].members
-        return ToldCall(
-            begun.request.comm, members[0], len(members), begun.number, self._wire.rank, shape_of(begun.job)
-        )
+        return ToldCall(begun.request.comm, members[0], len(members), begun.number, self._wire.rank, shape)
 
     @property
     def is_running(self) -> bool:
         """Whether something is under way on the real MPI, but for what the engine does."""
-        return bool(self._running or self._stand_ins)
+        gates = (self._communicators[number].gate for number in self._gated)
+        return bool(self._running or self._stand_ins) or not all(gate.Test() for gate in gates)
 
     def watched(self) -> list[int]:
-        """Where the handles stand of the real requests that run and may be completed."""
-        return [self._wire.address_of(begun.started) for begun in self._running if not self.is_capped(begun)]
+        """Where the handles stand of the real requests that run."""
+        gates = (self._communicators[number].gate for number in self._gated)
+        return [self._wire.address_of(each) for each in (*gates, *(begun.started for begun in self._running))]
 
     @property
     def open(self) -> list[OpenCall]:

@@ -25,8 +25,8 @@ from remesh.mpi.lower.wire import PIECE_BYTES, Wire
 from remesh.mpi.native import NATIVE
 
 _FUNCTIONS: Final = (
-    *("Isend", "Test", "Start", "Ibarrier", "Ibcast", "Igather", "Iscatter", "Iallgather", "Ialltoall", "Ireduce"),
-    *("Iallreduce", "Iscan", "Iexscan", "Irecv", "Reduce_local", "Issend", "Improbe", "Imrecv"),
+    *("Isend", "Test", "Start", "Iallgather", "Ialltoall", "Iallreduce", "Irecv", "Reduce_local", "Issend", "Improbe"),
+    "Imrecv",
 )
 """In the order of the engine."""
 
@@ -53,14 +53,14 @@ class Setup:
     arrived: dict[int, Any]  # the queue of messages
     requests: Requests  # for the next number
     entered: dict[int, int]  # collectives entered, by communicator
-    completed: dict[int, int]  # number of the last one that is complete
-    reals: dict[int, tuple[int, int, int]]  # handle, rank and size of the communicators that are there
-    plans: dict[int, bytes]  # steps of the small collectives of each communicator
+    reals: dict[int, tuple[int, int]]  # handle and size of the communicators where nothing waits for its turn
+    plans: dict[int, dict[int, bytes]]  # of the small collectives of each communicator: kind << 32 | root -> steps
     windows: dict[int, Any]  # with any of them, MPI is asked often though nothing waits
     accesses: dict[int, Any]  # under way, by request: None for those of the engine
     access_queues: dict[int, Any]  # by target: those that wait, which must not be overtaken
     owed: list[Any]  # receives that matched while closed, with what was announced
     on_message: Callable[..., None]  # something about making communicators, or the answer to a long access, has come
+    make_plan: Callable[[int, int, int], None]  # add a plan: communicator, kind, root
     serve: Callable[[int], int]  # serve the request in a slot: 0 if it has its reply, or what it waits for
     serve_posted: Callable[[int, bytes], None]  # serve an access out of its ring
     tell: Callable[..., None]  # write the reply of a slot whose one operation is over
@@ -138,7 +138,6 @@ def make_engine(  # noqa: PLR0913 - the parts of a lower half
         arrived=transfers.matching.arrived_by_comm,
         requests=requests,
         entered=collectives.entered,
-        completed=collectives.completed,
         reals=collectives.reals,
         plans=collectives.plans,
         windows=windows.windows,
@@ -146,6 +145,7 @@ def make_engine(  # noqa: PLR0913 - the parts of a lower half
         access_queues=windows.queues,
         owed=transfers.owed,
         on_message=callbacks.on_message,
+        make_plan=collectives.make_plan,
         serve=callbacks.serve,
         serve_posted=callbacks.serve_posted,
         tell=callbacks.tell,

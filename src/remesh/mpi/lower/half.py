@@ -5,10 +5,10 @@ Nothing here blocks on another rank: whatever waits is a pending entry that :met
 
 A checkpoint, seen from here::
 
-    hold(targets) ... serve_once() ...   until what is complete anywhere is on all members (the clock's rounds)
-    close()       ... drain_progress()   until quiet() on every rank and sent == received between every two
-    state_bytes()                        beside the image of the upper half
-    open(); hold(None)                   to go on; or release() and exit
+    close() ... drain_progress()   until quiet() on every rank, sent == received between every two, and the collectives
+                                   complete that all members have entered
+    state_bytes()                  beside the image of the upper half
+    open()                         to go on; or release() and exit
 
 Restart: ``from_state(data, mpi, channel)``, ``rebuild()``, upper half restored, ``attach(pid)``, ``serve_once()`` ...
 A request that the upper half had posted and that had no answer yet is found in the channel and served; a collective
@@ -40,7 +40,7 @@ from remesh.mpi.lower.transfers import MessageTransfers
 from remesh.mpi.lower.upper_memory import UpperMemory
 from remesh.mpi.lower.windows import Windows
 from remesh.mpi.lower.wire import Wire
-from remesh.rounds.status import Activity
+from remesh.rounds.status import Activity, CollectiveProgress
 
 _MAX_WATCHED: Final = 64
 """Collectives whose end is noticed at once; those beyond are looked after when something else happens."""
@@ -49,29 +49,15 @@ _LAST_PIECES_S: Final = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class UpperPosition:
-    """Where the upper half is, and in which collectives."""
-
-    where: Activity
-    """With several threads, the last one of its members that holds."""
-    communicators: tuple[int, ...] = ()
-    """Virtual ids: those with a collective that the clock keeps open."""
-
-
-@dataclass(frozen=True, slots=True)
 class Counters:
-    """What drain and collective clock compare over the ranks."""
+    """What is compared over the ranks."""
 
     sent: tuple[int, ...]
     """Wire messages handed to MPI for each world rank. Final once every rank is closed and quiet."""
     received: tuple[int, ...]
     """Wire messages taken from each world rank. Invariant over a cut: a.received[b] <= b.sent[a]."""
-    completed: Mapping[int, int]
-    """Virtual communicator id -> number of the last collective that is complete. Absent (0) where none is."""
-    reached: Mapping[int, int]
-    """The same -> up to which number all are complete, or need no clock. Absent where none has been entered."""
-    freed: Mapping[int, int]
-    """What had been entered on communicators that the program has freed, the last ones."""
+    collectives: Mapping[str, CollectiveProgress]
+    """By the number and first rank of each communicator that has had a real one: all members know of it."""
 
 
 class MpiLowerHalf:
@@ -173,8 +159,9 @@ class MpiLowerHalf:
             self._engine.keep_part(part.comm, part.clock, part.source, part.error, part.operand)
         for one in parts.small:
             request = self._requests.by_number[one.request]
-            plan = self._collectives.plans[request.comm]
-            self._engine.resume_small(request, one.clock, plan, one.op, one.type, one.step, one.operand)
+            plan = self._collectives.plan_of(request.comm, one.kind, one.root)
+            asked = (one.clock, one.kind, one.root, one.op, one.type, one.block_bytes)
+            self._engine.resume_small(request, *asked, plan, one.step, one.operand)
 
     def attach(self, upper_pid: int) -> None:
         """Tell the process id (as this process sees it) whose memory big payloads are read from and written to.
@@ -258,7 +245,7 @@ class MpiLowerHalf:
     def _tell_engine(self) -> None:
         """What it must leave alone."""
         blocked = sum(1 << slot for slot in {*self._serving.probes, *self._aborting})
-        self._engine.set(self._closed, self._collectives.targets, blocked)
+        self._engine.set(self._closed, blocked)
 
     def wake(self) -> None:
         """Make a waiting :meth:`serve_once` return soon. From any thread."""
@@ -267,12 +254,20 @@ class MpiLowerHalf:
 
     def counters(self) -> Counters:
         """A snapshot of the counters."""
-        reached = dict(self._collectives.entered)
+        entered = self._collectives.entered
+        ended: dict[int, int] = {}
         for begun in self._open():
             comm = begun.request.comm
-            reached[comm] = min(begun.number - 1, reached[comm])
-        completed, freed = dict(self._collectives.completed), dict(self._collectives.freed)
-        return Counters(tuple(self._engine.sent), tuple(self._engine.received), completed, reached, freed)
+            ended[comm] = min(begun.number - 1, ended.get(comm, begun.number))
+        # Disjoint groups may have one number.
+        collectives = {
+            f"{number} of rank {members[0]}": CollectiveProgress(
+                entered.get(number, 0), ended.get(number, entered.get(number, 0))
+            )
+            for number, members in self._collectives.members.items()
+            if number in self._collectives.made
+        }
+        return Counters(tuple(self._engine.sent), tuple(self._engine.received), collectives)
 
     def _open(self) -> list[OpenCall]:
         """Collectives of the real MPI that have been entered and are not complete."""
@@ -291,26 +286,11 @@ class MpiLowerHalf:
         }
         return {kind: count for kind, count in counts.items() if count}
 
-    def members(self, communicator: int) -> tuple[int, ...]:
-        """World ranks of a communicator, in its order of ranks; empty if it is not known (yet, or any more)."""
-        return self._collectives.members.get(communicator, ())
-
-    def position(self) -> UpperPosition:
+    def position(self) -> Activity:
         """Where the upper half is now."""
-        waits = bool(self._serving.probes or self._channel.pending())
-        open_ones = self._open()
-        capped = [begun for begun in open_ones if self._collectives.is_capped(begun)]
-        communicators = tuple(sorted({begun.request.comm for begun in capped}))
-        if len(capped) < len(open_ones):
-            return UpperPosition(Activity.INSIDE, communicators)
-        if waits:
-            return UpperPosition(Activity.HELD if capped else Activity.WAITING, communicators)
-        return UpperPosition(Activity.FINISHED if self._serving.finished else Activity.COMPUTING, communicators)
-
-    @property
-    def _is_ending(self) -> bool:
-        """Whether a collective that may be completed is not."""
-        return any(not self._collectives.is_capped(begun) for begun in self._open())
+        if self._serving.probes or self._channel.pending():
+            return Activity.INSIDE if self._open() or self._engine.small else Activity.WAITING
+        return Activity.FINISHED if self._serving.finished else Activity.COMPUTING
 
     @property
     def has_been_called(self) -> bool:
@@ -326,14 +306,6 @@ class MpiLowerHalf:
     def abort_code(self) -> int | None:
         """The exit status of ``Comm.Abort`` if the program called it: end the job with it."""
         return self._serving.abort_code
-
-    def hold(self, targets: Mapping[int, int] | None) -> None:
-        """From now on complete no collective beyond its target; None lets all end again.
-
-        On a communicator without a target none is completed. Targets may be raised by calling again.
-        """
-        self._collectives.targets = None if targets is None else dict(targets)
-        self._tell_engine()
 
     def close(self) -> None:
         """Take no more requests of any kind and start no more transfers; those that are running finish.
@@ -359,13 +331,13 @@ class MpiLowerHalf:
             pass
 
     def quiet(self) -> bool:
-        """Whether nothing of ours is on its way: every send handed over, no transfer open, no collective to be ended.
+        """Whether nothing of ours is on its way: every send handed over, no transfer open.
 
         After :meth:`close`, accesses of other ranks to a window of this one are still carried out and answered, small
         collectives go on, and what others sent ahead is given back; apart from those, once true it stays true, and
         ``counters().sent`` no longer changes. Messages may arrive.
         """
-        under_way = self._engine.carrying or self._windows.is_busy or self._is_ending or self.in_file
+        under_way = self._engine.carrying or self._windows.is_busy or self.in_file
         return self._engine.handed_over and not under_way
 
     @property
@@ -438,8 +410,7 @@ class MpiLowerHalf:
 
     def _end_collectives(self) -> None:
         """End what is open on any rank, with data that nobody reads: MPI cannot be finalised before."""
-        self._collectives.stand_in(self._open())
-        self.hold(None)
+        self._collectives.stand_in(of_engine(*running) for running in self._engine.running)
         while self._collectives.is_running or self._engine.running:
             self._step()
 

@@ -27,7 +27,6 @@ class OpenCall:
     request: Any
     number: int  # on its communicator: the first one is 1
     job: CollectiveCall
-    is_first: bool = False  # all members are known to have entered it
     result: Result = b""
     words: RealCall | None = None
     started: Any = None  # request of the real MPI
@@ -54,12 +53,14 @@ def keep(begun: OpenCall) -> OpenCollective:
 
 def begin_from(kept: OpenCollective, request: Any, send: bytes | bytearray | memoryview) -> OpenCall:
     """The same, to be begun anew with its operand."""
-    shape = kept.shape
+    return OpenCall(request, kept.number, call_of(kept.shape, send, kept.send_address))
+
+
+def call_of(shape: CallShape, send: bytes | bytearray | memoryview, send_address: int = 0) -> CollectiveCall:
+    """What a shape asks for, with an operand."""
     counts = (shape.send_counts, shape.receive_counts)
-    job = CollectiveCall(
-        Kind(shape.kind), shape.root, shape.op, shape.type, send, shape.receive_bytes, *counts, kept.send_address
-    )
-    return OpenCall(request, kept.number, job)
+    kind = Kind(shape.kind)
+    return CollectiveCall(kind, shape.root, shape.op, shape.type, send, shape.receive_bytes, *counts, send_address)
 
 
 def of_engine(  # noqa: PLR0913 - in the order of the engine

@@ -1,6 +1,6 @@
 """What does the lower half of a rank do, from its first message to its last? One loop, in the thread that owns MPI.
 
-    serve the program ── ask ──> hold or close, answer with a status ── image ──> write ── end ──> serve, or go
+    serve the program ── ask ──> serve on or close, answer with a status ── image ──> write ── end ──> serve, or go
 
 `RankLoop` joins three parts that know nothing of each other: the `MpiLowerHalf` that serves calls, the image engine,
 and the coordinator's messages.
@@ -22,14 +22,13 @@ from remesh.errors import Error, FormatError, PeerError, StorageError
 from remesh.files import flush, write_new
 from remesh.images import Frozen, NotImageable, Upper, check_imageable, freeze
 from remesh.mpi.host_room import HostRoom
-from remesh.mpi.lower.collectives import WORLD
 from remesh.mpi.lower.half import MpiLowerHalf
 from remesh.mpi.lower.shared_memory import SharedCut, begin_cut, shared_files
 from remesh.ranks.imaging import dump_into
 from remesh.ranks.outputs import Output
 from remesh.rounds.control import Control
 from remesh.rounds.job_folder import rank_name
-from remesh.rounds.status import Activity, ClockStanding, Status, pairs
+from remesh.rounds.status import Activity, Status, pairs
 
 STATE = "lower.state"
 """File with the state of the lower half."""
@@ -121,13 +120,9 @@ class RankLoop:
     # --- a round ---
 
     def _answer(self, message: Message) -> None:
-        targets: Mapping[str, int] = message["targets"] or {}
         is_first = int(message["wave"]) == 1
-        if message["step"] == "hold":
-            self._half.hold({int(key): int(count) for key, count in targets.items()})
-            # Requests that were held are looked at again, under the new targets.
-            self._half.serve_once(0.0)
-        elif not self._closed:
+        # Nothing that others see can end too early here: see collectives.py. So there is nothing to hold.
+        if message["step"] == "close" and not self._closed:
             self._closed = True
             self._half.close()
         if self._closed:
@@ -215,8 +210,7 @@ class RankLoop:
 
     def _caught(self) -> dict[str, int]:
         """What this cut went through the middle of: for people, and for the proof that hard cases were met."""
-        position = self._half.position().where.value
-        return {f"ranks {position}": 1, **self._half.caught()}
+        return {f"ranks {self._half.position().value}": 1, **self._half.caught()}
 
     def _thaw(self) -> None:
         if self._frozen is not None:
@@ -228,7 +222,6 @@ class RankLoop:
         if self._closed:
             self._half.open()
             self._closed = False
-        self._half.hold(None)
 
     # --- the end ---
 
@@ -245,26 +238,16 @@ class RankLoop:
 
 def describe_half(rank: int, half: MpiLowerHalf, *, is_closed: bool, has_ended: bool) -> Status:
     """A lower half in the words of the protocol."""
-    position, counters = half.position(), half.counters()
-    activity = Activity.FINISHED if has_ended else position.where
-    at = tuple(sorted(str(key) for key in position.communicators))
-    # The world has been there from the start: all have heard of it, whether they have used it or not.
-    known = {
-        str(key): ClockStanding(counters.completed.get(key, 0), reached, tuple(sorted(half.members(key))))
-        for key, reached in {WORLD: 0, **counters.reached}.items()
-    }
-    known |= {str(key): ClockStanding(count, count, ()) for key, count in counters.freed.items()}
-    standings = tuple(sorted(known.items(), key=lambda item: item[0]))
+    counters = half.counters()
     return Status(
         rank,
-        activity,
-        at,
-        standings,
-        pairs(counters.sent),
-        pairs(counters.received),
+        Activity.FINISHED if has_ended else half.position(),
+        sent=pairs(counters.sent),
+        received=pairs(counters.received),
         quiet=half.quiet() if is_closed else False,
         in_file=half.in_file,
         closed=is_closed,
+        collectives=tuple(sorted(counters.collectives.items(), key=lambda item: item[0])),
     )
 
 

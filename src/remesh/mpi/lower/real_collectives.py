@@ -44,6 +44,25 @@ class RealCall:
         return [buffer[0], list(counts), None, buffer[1]]
 
 
+def may_end_early(job: CollectiveCall, num_members: int) -> bool:
+    """Whether it may be complete on a member before another one has entered it; the same on all members.
+
+    Not where each gets something that comes, or follows, from what every other one has.
+    """
+    match job.kind:
+        case Kind.BARRIER:
+            lacks_some = False
+        case Kind.ALLGATHER | Kind.ALLTOALL | Kind.ALLREDUCE:
+            lacks_some = job.receive_bytes == 0
+        case Kind.ALLGATHERV:
+            lacks_some = 0 in job.receive_counts
+        case Kind.REDUCE_SCATTER:
+            lacks_some = 0 in job.send_counts
+        case _:
+            lacks_some = True
+    return lacks_some and num_members > 1
+
+
 def extent_of(name: str, datatype: Any) -> int:
     """Bytes of a value of a basic datatype; 0 where values have gaps."""
     # Values with an index have gaps, which differ from MPI to MPI.

@@ -16,15 +16,18 @@ from typing import Any, Final
 
 from remesh.checksums import crc32
 from remesh.errors import FormatError
+from remesh.mpi.calls.table import Kind
 from remesh.mpi.lower.exposure import Asker, Exposure, Locks
 from remesh.mpi.lower.open_collectives import OpenCollective, read_shape, shape_values
 from remesh.mpi.lower.records import Arrived, Operation, Posted
 from remesh.mpi.lower.requests import COLLECTIVE, RECEIVE, SEND, WINDOW
 
-_MAGIC: Final = b"RMSHLOW2"
-_EARLIER: Final = b"RMSHLOW1"
-"""Of states without open collectives."""
+_MAGIC: Final = b"RMSHLOW3"
+_EARLIER: Final = (b"RMSHLOW1", b"RMSHLOW2")
+"""Of states without open collectives; with small ones of one kind only."""
 _LENGTH: Final = struct.Struct("<I")
+_NUM_EARLIER, _EARLIER_STEP_BYTES = 5, 8
+"""Numbers of a small collective in such a state; bytes of a step there."""
 
 Payload = bytes | bytearray | None
 _REQUEST: Final = (
@@ -43,10 +46,13 @@ class SmallCollective:
 
     request: int
     clock: int  # collectives entered before, on its communicator
+    kind: int
+    root: int  # rank in the communicator
     op: int
     type: int
-    step: int  # bytes of its plan that are done
-    operand: bytes  # folded so far
+    block_bytes: int  # what each member gives, or gets
+    step: int  # how many of its plan are done
+    operand: bytes  # the blocks of this rank, as far as they have come or are folded
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +133,7 @@ def unpack(data: bytes) -> tuple[dict[str, Any], bytes]:
     Raises:
         FormatError: foreign, truncated or damaged.
     """
-    if data[: len(_MAGIC)] not in (_MAGIC, _EARLIER):
+    if data[: len(_MAGIC)] not in (_MAGIC, *_EARLIER):
         raise _wrong("foreign", f"it begins with {bytes(data[: len(_MAGIC)])!r}, expected {_MAGIC!r}")
     head = len(_MAGIC) + _LENGTH.size
     if len(data) < head + _LENGTH.size or crc32(data[: -_LENGTH.size]) != _LENGTH.unpack(data[-_LENGTH.size :])[0]:
@@ -201,10 +207,7 @@ def load(data: bytes, *, rank: int, size: int) -> HalfState:
             # What an earlier version has written stands where all had ended.
             made=[int(number) for number in records.get("made", dict(records["entered"]))],
             open=[_open(one, reader) for one in records.get("open", ())],
-            small=[
-                SmallCollective(int(request), int(clock), int(op), int(type_), int(step), reader.take(place) or b"")
-                for request, clock, op, type_, step, place in records.get("small", ())
-            ],
+            small=[_small(one, reader) for one in records.get("small", ())],
             parts=[
                 KeptPart(int(comm), int(clock), int(source), int(error), reader.take(place) or b"")
                 for comm, clock, source, error, place in records.get("parts", ())
@@ -230,6 +233,18 @@ def _open(record: Any, reader: _PayloadReader) -> OpenCollective:
     if (send is None) != bool(address) or (send is not None and len(send) != found.send_bytes):
         raise ValueError(f"an open collective whose operand of {found.send_bytes} bytes is at {address} and {place}")
     return OpenCollective(int(request), int(comm), int(number), found, int(address), send)
+
+
+def _small(record: Any, reader: _PayloadReader) -> SmallCollective:
+    *numbers, place = record
+    operand = reader.take(place) or b""
+    if len(numbers) == _NUM_EARLIER:
+        # All were of one kind, and what was done of a plan was counted in bytes.
+        request, clock, op, type_, step_bytes = map(int, numbers)
+        step = step_bytes // _EARLIER_STEP_BYTES
+        return SmallCollective(request, clock, Kind.ALLREDUCE, 0, op, type_, len(operand), step, operand)
+    request, clock, kind, root, op, type_, block_bytes, step = map(int, numbers)
+    return SmallCollective(request, clock, Kind(kind), root, op, type_, block_bytes, step, operand)
 
 
 def _record(of: Any, names: tuple[str, ...]) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import random
 import struct
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +18,7 @@ from remesh.mpi.calls.error_classes import CLASSES
 from remesh.mpi.calls.table import BY_NAME, COMPLETION, REQUEST_REPLY, CallFlag, Kind
 from remesh.mpi.calls.wire_messages import HEADER, What
 from remesh.mpi.channel import SharedChannel
-from remesh.mpi.lower.exchange_pattern import SMALL_BYTES, pack_plan
+from remesh.mpi.lower.exchange_pattern import SMALL_BYTES, pack_plan, plan_small
 from remesh.mpi.lower.matching import Matching
 from remesh.mpi.lower.requests import Requests
 from remesh.mpi.native import NATIVE
@@ -47,7 +48,8 @@ class _Member:
     def __init__(self, rank: int, size: int, folder: Path, *, fails: bool = False) -> None:
         self.requests, self._mpi = Requests(), PromptMpi(self._reduce)
         self.sent = self._mpi.sent
-        self._plan, self._fails = pack_plan(range(size), rank), fails
+        self._rank, self._size, self._fails = rank, size, fails
+        self._plans: dict[int, bytes] = {}
         self._channel = SharedChannel.create(str(folder / f"channel-{rank}"))
         callbacks = ("on_message", "serve", "tell", "tell_wait")
         self.started: dict[int, Any] = {}
@@ -63,12 +65,18 @@ class _Member:
                 extents=(8,),
                 rank=rank,
                 size=size,
-                plans={_COMM: self._plan},
+                plans={_COMM: self._plans},
+                make_plan=self._make_plan,
                 small_bytes=SMALL_BYTES,
                 neighbours=bytes(size),
                 **dict.fromkeys(callbacks, self._unexpected),
             )
         )
+
+    def _make_plan(self, comm: int, kind: int, root: int) -> None:
+        assert comm == _COMM
+        steps = plan_small(Kind(kind), range(self._size), self._rank, root)
+        self._plans[kind << 32 | root] = pack_plan(self._size, steps)
 
     def _unexpected(self, *what: Any) -> None:
         raise AssertionError(what)
@@ -82,9 +90,12 @@ class _Member:
 
     def start(self, clock: int, operand: bytes) -> Any:
         """Enter one without waiting for it; its request."""
-        call = BY_NAME["collective"]
-        kind, num_bytes = (Kind.ALLREDUCE if operand else Kind.BARRIER), len(operand)
-        fields = (CallFlag.INLINE, kind, 0, 0, _COMM, 0, 0, num_bytes, 0, num_bytes, 0)
+        return self.start_kind(clock, Kind.ALLREDUCE if operand else Kind.BARRIER, 0, operand, len(operand))
+
+    def start_kind(self, clock: int, kind: Kind, root: int, operand: bytes, receive_bytes: int) -> Any:
+        """The same, of any kind."""
+        call, num_bytes = BY_NAME["collective"], len(operand)
+        fields = (CallFlag.INLINE, kind, 0, 0, _COMM, root, 0, num_bytes, 0, receive_bytes, 0)
         body, before = self._channel.bodies[clock], set(self.requests.by_number)
         call.packer.pack_into(body, 0, call.number, *fields)
         body[call.packer.size : call.packer.size + num_bytes] = operand
@@ -115,17 +126,23 @@ class _Member:
 
 def _run(members: list[Any], operands: list[list[bytes]], order: random.Random) -> list[list[Any]]:
     """All collectives of all members, entered and heard of in some order; messages between two keep theirs."""
+    return _run_all(
+        members, [lambda one, rank, row=row, at=at: one.start(at, row[rank]) for at, row in enumerate(operands)], order
+    )
+
+
+def _run_all(members: list[Any], begins: list[Any], order: random.Random) -> list[list[Any]]:
+    """The same; each of ``begins`` enters one for a member and its rank."""
     started: list[list[Any]] = [[] for _ in members]
     while True:
-        can = [("enter", r, r) for r in range(len(members)) if len(started[r]) < len(operands)]
+        can = [("enter", r, r) for r in range(len(members)) if len(started[r]) < len(begins)]
         on_way = {(sender, dest) for sender, one in enumerate(members) for dest, _ in one.sent}
         can += [("hear", sender, dest) for sender, dest in sorted(on_way)]
         if not can:
             return started
         what, sender, dest = order.choice(can)
         if what == "enter":
-            clock = len(started[sender])
-            started[sender].append(members[sender].start(clock, operands[clock][sender]))
+            started[sender].append(begins[len(started[sender])](members[sender], sender))
         else:
             index = next(i for i, (to, _) in enumerate(members[sender].sent) if to == dest)
             _, frame = members[sender].sent[index]
@@ -183,3 +200,81 @@ def test_a_part_of_impossible_size_is_refused(tmp_path: Path) -> None:
     member = _Member(0, 2, tmp_path)
     with pytest.raises(ValueError, match="a part of 1099511627776 bytes from rank 1"):
         member.hear(HEADER.pack(_COMM, 0, What.PART, 1, 0, 0, 1 << 40, 0))
+
+
+@dataclass(frozen=True)
+class _Rooted:
+    """One collective: the word of each rank, of which the root's is what a Bcast tells."""
+
+    clock: int
+    kind: Kind
+    root: int
+    words: list[bytes]
+
+    def begin(self, member: _Member, rank: int) -> Any:
+        is_root, word, size = rank == self.root, self.words[rank], len(self.words)
+        operand, num_bytes = {
+            Kind.BCAST: (word, 0) if is_root else (b"", 8),
+            Kind.SCATTER: (b"".join(self.words) if is_root else b"", 8),
+            Kind.GATHER: (word, 8 * size if is_root else 0),
+            Kind.REDUCE: (word, 8 if is_root else 0),
+        }.get(self.kind, (word, 8))
+        return member.start_kind(self.clock, self.kind, self.root, operand, num_bytes)
+
+    def expected(self, rank: int) -> bytes | None:
+        """What a rank gets; None where that depends on the order of folding."""
+        is_root, whole = rank == self.root, b"".join(self.words)
+        told: dict[Kind, bytes | None] = {
+            Kind.BCAST: b"" if is_root else self.words[self.root],
+            Kind.SCATTER: self.words[rank],
+            Kind.GATHER: whole if is_root else b"",
+            Kind.REDUCE: None if is_root else b"",
+            Kind.EXSCAN: self.words[0] if rank == 1 else None,
+        }
+        return told.get(self.kind)
+
+
+_ROOTED = (Kind.BCAST, Kind.SCATTER, Kind.GATHER, Kind.REDUCE, Kind.SCAN, Kind.EXSCAN)
+
+
+@given(
+    st.integers(1, 6),
+    st.lists(st.tuples(st.sampled_from(_ROOTED), st.integers(0, 5)), min_size=1, max_size=5),
+    st.randoms(use_true_random=False),
+)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=60)
+def test_with_a_root_or_a_scan_each_gets_its_own_though_some_run_far_ahead(
+    tmp_path_factory: pytest.TempPathFactory, size: int, asked: list[tuple[Kind, int]], order: random.Random
+) -> None:
+    folder = tmp_path_factory.mktemp("rooted")
+    members = [_Member(rank, size, folder) for rank in range(size)]
+    all_of_them = [
+        _Rooted(clock, kind, root % size, [_WORD.pack(order.randrange(_MODULUS)) for _ in range(size)])
+        for clock, (kind, root) in enumerate(asked)
+    ]
+    for rank, requests in enumerate(_run_all(members, [one.begin for one in all_of_them], order)):
+        for request, one in zip(requests, all_of_them, strict=True):
+            assert request.done and not request.error
+            expected = one.expected(rank)
+            assert expected is None or bytes(request.payload or b"") == expected
+
+
+def test_a_root_is_through_though_nobody_else_has_come(tmp_path: Path) -> None:
+    members = [_Member(rank, 4, tmp_path) for rank in range(4)]
+    all_of_them = [_Rooted(clock, Kind.BCAST, 0, [_WORD.pack(clock)] * 4) for clock in range(9)]
+    assert all(one.begin(members[0], 0).done for one in all_of_them)
+    while members[0].sent:
+        dest, frame = members[0].sent.popleft()
+        members[dest].hear(frame)
+    # Its eldest child has all that there is; it gives that on when it comes.
+    assert not members[2].sent
+    assert [bytes(one.begin(members[2], 2).payload) for one in all_of_them] == [_WORD.pack(clock) for clock in range(9)]
+    assert {dest for dest, _ in members[2].sent} == {3}
+
+
+def test_what_does_not_fit_together_is_an_error_of_who_gets_it(tmp_path: Path) -> None:
+    members = [_Member(rank, 2, tmp_path) for rank in range(2)]
+    members[0].start_kind(0, Kind.SCATTER, 0, bytes(24), 8)
+    for dest, frame in members[0].sent:
+        members[dest].hear(frame)
+    assert members[1].start_kind(0, Kind.SCATTER, 0, b"", 8).error == CLASSES["ERR_TRUNCATE"]
