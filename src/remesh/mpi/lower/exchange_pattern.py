@@ -98,7 +98,7 @@ def plan_doubling(ranks: Sequence[int], rank: int) -> tuple[ExchangeStep, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class _TreePlace:
+class _RootedPlace:
     """A member's place in the tree of a root. Members are counted from the root on."""
 
     members: tuple[int, ...]  # world ranks, the root first
@@ -119,22 +119,22 @@ class _TreePlace:
     def children(self) -> list[tuple[int, int, int]]:
         """World rank, distance and number of blocks of each, the nearest first."""
         distances = (1 << k for k in range(self.num_below.bit_length()) if 1 << k < self.num_below)
-        return [(self.members[self.at + d], d, _TreePlace(self.members, self.at + d).num_below) for d in distances]
+        return [(self.members[self.at + d], d, _RootedPlace(self.members, self.at + d).num_below) for d in distances]
 
 
-def plan_bcast(place: _TreePlace) -> tuple[ExchangeStep, ...]:
+def plan_bcast(place: _RootedPlace) -> tuple[ExchangeStep, ...]:
     """Steps that bring the root's block to all."""
     down = [ExchangeStep(Do.GIVE, child) for child, _, _ in reversed(place.children)]
     return (*_of_parent(Do.TAKE, place), *down)
 
 
-def plan_reduce(place: _TreePlace) -> tuple[ExchangeStep, ...]:
+def plan_reduce(place: _RootedPlace) -> tuple[ExchangeStep, ...]:
     """Steps that fold all blocks at the root."""
     up = [ExchangeStep(Do.FOLD_AFTER, child) for child, _, _ in place.children]
     return (*up, *_of_parent(Do.GIVE, place))
 
 
-def plan_gather(place: _TreePlace, root: int) -> tuple[ExchangeStep, ...]:
+def plan_gather(place: _RootedPlace, root: int) -> tuple[ExchangeStep, ...]:
     """Steps that bring all blocks to the root, in order of ranks."""
     up = [ExchangeStep(Do.TAKE, child, distance, count) for child, distance, count in place.children]
     size = len(place.members)
@@ -142,7 +142,7 @@ def plan_gather(place: _TreePlace, root: int) -> tuple[ExchangeStep, ...]:
     return (*up, *_of_parent(Do.GIVE, place, place.num_below), *turn)
 
 
-def plan_scatter(place: _TreePlace, root: int) -> tuple[ExchangeStep, ...]:
+def plan_scatter(place: _RootedPlace, root: int) -> tuple[ExchangeStep, ...]:
     """Steps that bring each its block of the root's."""
     size = len(place.members)
     turn = [ExchangeStep(Do.ROTATE, 0, root, size)] if place.parent is None and root else []
@@ -150,7 +150,7 @@ def plan_scatter(place: _TreePlace, root: int) -> tuple[ExchangeStep, ...]:
     return (*turn, *_of_parent(Do.TAKE, place, place.num_below), *down)
 
 
-def _of_parent(do: Do, place: _TreePlace, count: int = 1) -> list[ExchangeStep]:
+def _of_parent(do: Do, place: _RootedPlace, count: int = 1) -> list[ExchangeStep]:
     return [] if place.parent is None else [ExchangeStep(do, place.parent, 0, count)]
 
 
@@ -180,7 +180,7 @@ def plan_exscan(ranks: Sequence[int], rank: int) -> tuple[ExchangeStep, ...]:
 
 def plan_small(kind: Kind, members: Sequence[int], rank: int, root: int) -> tuple[ExchangeStep, ...]:
     """Steps of the member ``rank`` in a collective with this root, both counted in the communicator."""
-    place = _TreePlace((*members[root:], *members[:root]), (rank - root) % len(members))
+    place = _RootedPlace((*members[root:], *members[:root]), (rank - root) % len(members))
     match kind:
         case Kind.BCAST:
             return plan_bcast(place)
