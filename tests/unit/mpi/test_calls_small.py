@@ -242,7 +242,9 @@ _ROOTED = (Kind.BCAST, Kind.SCATTER, Kind.GATHER, Kind.REDUCE, Kind.SCAN, Kind.E
     st.lists(st.tuples(st.sampled_from(_ROOTED), st.integers(0, 5)), min_size=1, max_size=5),
     st.randoms(use_true_random=False),
 )
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=60)
+@settings(
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], deadline=None, max_examples=60
+)
 def test_with_a_root_or_a_scan_each_gets_its_own_though_some_run_far_ahead(
     tmp_path_factory: pytest.TempPathFactory, size: int, asked: list[tuple[Kind, int]], order: random.Random
 ) -> None:
