@@ -190,5 +190,5 @@ def test_a_plain_state_is_saved_in_the_background_too(tmp_path: Path) -> None:
     for name in ("__0_0.distcp", "common.pt"):
         assert (tmp_path / "1" / name).read_bytes() == (tmp_path / "plain" / name).read_bytes()
     assert entities_of({"step": 1}) == {"step": 1}
-    with pytest.raises(LayoutError, match="rename it"):
+    with pytest.raises(LayoutError, match="rename that key"):
         entities_of({"w": torch.ones(1), "tensors of a plain state": 1})
