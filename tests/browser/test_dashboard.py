@@ -57,9 +57,10 @@ def generation(log: Path, number: int, pids: list[int], step: int, reason: str) 
     hosts = {"0": "node-a", "1": "node-b"}
     say(log, "generation", number=number, axes=axes, members=members, hosts=hosts, step=step, reason=reason)
     for rank in range(len(pids)):
-        pairs = [[0, len(pids) - 1, 3 << 20]] if number > 1 else []
+        givers = [[0, 3 << 20]] if number > 1 and rank == len(pids) - 1 else []
+        taken = {"bytes_by_giver": givers, "bytes_taken": sum(count for _, count in givers)}
         told = {"source": "peers", "reason": "every box has a living holder", "seconds": 0.1}
-        say(log, "filled", generation=number, rank=rank, bytes_by_pair=pairs, bytes_from_disk=0, **told)
+        say(log, "filled", generation=number, rank=rank, bytes_from_disk=0, **taken, **told)
 
 
 def test_a_person_sees_a_worker_die_and_the_job_go_on(browser: Any, served: tuple[str, Path]) -> None:
