@@ -37,7 +37,7 @@ def job(tmp_path: Path) -> Iterator[TorchJob]:
 
 
 def test_data_parallel_training_goes_on_to_the_same_bits(job: TorchJob) -> None:
-    stop_and_compare(job, 2, "ddp.py", 300, 1)
+    stop_and_compare(job, 2, "ddp.py", 1000, 1)
 
 
 def test_a_cut_waits_for_no_rank_that_computes_while_others_are_inside_collectives(
