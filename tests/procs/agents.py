@@ -113,7 +113,7 @@ class Agents:
 
 def meeting_flags(port: int, nnodes: str = "2", backend: str = "c10d", **conf: object) -> list[str]:
     """Flags of a node of a job that meets on loopback."""
-    settings = {"join_timeout": 30, "last_call_timeout": 1, **conf}
+    settings = {"join_timeout": 100, "last_call_timeout": 1, **conf}
     text = ",".join(f"{key}={value}" for key, value in settings.items())
     return [
         *("--nnodes", nnodes, "--rdzv-backend", backend, "--rdzv-endpoint", f"127.0.0.1:{port}", "--rdzv-id", "job"),
