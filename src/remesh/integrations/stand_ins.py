@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from remesh.checkpoint.errors import CheckpointFormatError
-from remesh.checkpoint.formats.data_file import SAFE_GLOBALS
+from remesh.checkpoint.formats.data_file import SAFE_GLOBALS, reason_of
 
 
 class StandIn:
@@ -47,7 +47,7 @@ def read_torch_file(path: Path, program: str, own: Sequence[str]) -> dict[str, A
         raise CheckpointFormatError(
             "bad-file",
             f"reading {path}: expected a file of {program} that holds only classes of that program, found: "
-            f"{_reason_of(raised)}; do not load it",
+            f"{reason_of(raised)}; do not load it",
         ) from raised
     if not isinstance(held, dict):
         raise CheckpointFormatError(
@@ -66,9 +66,3 @@ def without_stand_ins(value: Any) -> Any:
         kept = [without_stand_ins(one) for one in value if not isinstance(one, StandIn)]
         return tuple(kept) if isinstance(value, tuple) else kept
     return value
-
-
-def _reason_of(raised: BaseException) -> str:
-    """The line that names the class, where torch has one."""
-    lines = [line.strip() for line in str(raised).splitlines() if line.strip()] or [type(raised).__name__]
-    return next((line for line in lines if "Unsupported" in line), lines[0])[:200]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import enum
 import io
 import os
 import pickle
@@ -17,7 +18,8 @@ import torch
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata, MetadataIndex, TensorProperties
 
 from remesh import dist_checkpointing
-from remesh.checkpoint.errors import CheckpointFormatError
+from remesh.checkpoint.errors import CheckpointFormatError, CheckpointingException
+from remesh.checkpoint.formats.data_file import load_object
 from remesh.checkpoint.formats.inert_pickle import load_inert
 from remesh.checkpoint.plain import latest_complete
 from remesh.checkpoint.storage.integrity import CHECKSUMS_FNAME
@@ -191,7 +193,7 @@ def test_any_cut_or_flip_of_the_metadata_is_an_error_or_harmless(checkpoint: Pat
             if spoilt:
                 spoilt[chance.randrange(len(spoilt))] = chance.randrange(256)
         path.write_bytes(spoilt)
-        with contextlib.suppress(dist_checkpointing.core.CheckpointingException):
+        with contextlib.suppress(CheckpointingException):
             dist_checkpointing.load(wanted(), checkpoint)
     assert not TRIGGERED
 
@@ -206,7 +208,7 @@ def test_any_flip_in_a_data_file_is_an_error_or_changes_values_only(checkpoint: 
         path.write_bytes(spoilt)
         try:
             loaded = dist_checkpointing.load(wanted(), checkpoint)
-        except dist_checkpointing.core.CheckpointingException:
+        except CheckpointingException:
             continue
         assert loaded["w"].shape == (6, 2)  # type: ignore[call-overload]
 
@@ -258,3 +260,16 @@ def test_compressed_blobs_are_refused_by_name(checkpoint: Path) -> None:
 def test_an_unknown_backend_is_refused_by_name(checkpoint: Path) -> None:
     (checkpoint / "metadata.json").write_text('{"sharded_backend": "tensors", "sharded_backend_version": 1}')
     assert reason_of_loading(checkpoint) == "unknown-backend"
+
+
+class Enumeration(enum.Enum):
+    """A class that is not known to be safe."""
+
+    ONE = 1
+
+
+def test_a_class_that_is_not_known_is_told_by_its_name() -> None:
+    blob = io.BytesIO()
+    torch.save({"kind": Enumeration.ONE}, blob)
+    with pytest.raises(CheckpointFormatError, match=r"Unsupported global: GLOBAL \S*Enumeration"):
+        load_object(blob.getvalue(), "a blob")

@@ -369,16 +369,18 @@ def _load(blob: bytes, where: str) -> Any:
     except pickle.UnpicklingError as raised:
         raise CheckpointFormatError(
             "forbidden-global",
-            f"reading {where}: it needs a class that is not known to be safe ({_first_line(raised)}); if the file is "
+            f"reading {where}: it needs a class that is not known to be safe ({reason_of(raised)}); if the file is "
             "to be trusted, allow the class with torch.serialization.add_safe_globals",
         ) from raised
     except Exception as raised:  # a damaged blob raises almost anything
         raise CheckpointFormatError(
             "bad-blob",
             f"reading {where}: expected {len(blob)} bytes written by torch.save, which cannot be parsed "
-            f"({_first_line(raised)}); the checkpoint is damaged, use another one",
+            f"({reason_of(raised)}); the checkpoint is damaged, use another one",
         ) from raised
 
 
-def _first_line(raised: BaseException) -> str:
-    return (str(raised).strip().splitlines() or [type(raised).__name__])[0][:200]
+def reason_of(raised: BaseException) -> str:
+    """One line of what torch raised when it loaded: the one that names the class, where there is one."""
+    lines = [line.strip() for line in str(raised).splitlines() if line.strip()] or [type(raised).__name__]
+    return next((line for line in lines if "Unsupported" in line), lines[0])[:200]
