@@ -54,6 +54,17 @@ def compiled_fortran(source: str, face: str, into: Path, *options: str) -> Path:
     return program
 
 
+def variables_without_mpi(into: Path) -> dict[str, str]:
+    """The same without any library of an MPI: a folder of links to all others."""
+    into.mkdir()
+    for folder in map(Path, libraries()):
+        for path in folder.glob("*.so.*"):
+            link = into / path.name
+            if not path.name.startswith("libmpi") and not link.exists():
+                link.symlink_to(path)
+    return {**variables(), "LD_LIBRARY_PATH": str(into)}
+
+
 def variables() -> dict[str, str]:
     """The environment in which such a program finds what it was linked with."""
     return {**os.environ, "LD_LIBRARY_PATH": os.pathsep.join(libraries()), "GFORTRAN_UNBUFFERED_ALL": "1"}

@@ -1,7 +1,8 @@
 """How is the library built? Once for each face, into ``built/``, where programs look for their libraries first.
 
 The three faces have other file names, so a program finds the one that it was linked with. Some packagers have names of
-their own for MPICH's, and Open MPI's has one more for Fortran; those are empty libraries that lead to it.
+their own for MPICH's, and Open MPI's has one more for Fortran; those are empty libraries that lead to it. MPICH's entry
+points for Fortran are a library apart, in a folder that only programs search that lack MPICH's own.
 
 ``python -m remesh.mpi.library.build`` builds for a checkout; ``hatch_build.py`` does when Remesh is installed.
 """
@@ -26,6 +27,9 @@ OTHER_NAMES: Final = {
     "libmpi_mpifh.so.40": "openmpi",
 }
 """What Debian and Cray call MPICH's, and Open MPI's for Fortran, to its face."""
+FORTRAN: Final = ("libmpifort.so.12", "libmpichfort.so.12")
+"""MPICH's library for Fortran, and Debian's name for it."""
+FORTRAN_FOLDER: Final = "fortran"
 ARENA: Final = "libremesh_arena.so"
 """Stands in the place of malloc where large blocks are to be in memory that both halves share."""
 _OPTIONS: Final = ("-O2", "-g1", "-std=gnu11", "-Wall", "-Wextra", "-fPIC", "-shared", "-pthread")
@@ -43,6 +47,7 @@ def build(into: Path = BUILT) -> list[Path]:
         # An empty source: some compilers do not link without any.
         link = ("-Wl,-rpath,$ORIGIN", "-Wl,--no-as-needed", "-x", "c", os.devnull, "-x", "none", str(faces[face]))
         made.append(_link([*compiler, "-shared", f"-Wl,-soname,{name}"], link, into / name))
+    made += _build_fortran(compiler, faces["mpich"], into / FORTRAN_FOLDER)
     arena = [*compiler, *_OPTIONS, "-fno-builtin", str(HERE / "arena" / "arena.c")]
     return [*made, _link(arena, ("-ldl",), into / ARENA)]
 
@@ -53,6 +58,19 @@ def _build_face(compiler: list[str], face: str, target: Path) -> Path:
         sources = [str(path) for path in sorted([*HERE.glob("*.c"), *Path(folder).glob("*.c")])]
         command = [*compiler, *_OPTIONS, "-I", folder, "-I", str(HERE), f"-Wl,-soname,{target.name}", *sources]
         return _link(command, ("-lm", "-ldl"), target)
+
+
+def _build_fortran(compiler: list[str], mpich: Path, into: Path) -> list[Path]:
+    into.mkdir(exist_ok=True)
+    made = []
+    with tempfile.TemporaryDirectory() as folder:
+        _run([sys.executable, str(HERE / "generate.py"), "mpich", folder])
+        sources = [str(HERE / "mpifort" / "mpifort.c"), str(Path(folder) / "mpifort" / "entries.c")]
+        places = ["-I", folder, "-I", str(HERE / "mpifort"), "-I", str(HERE)]
+        for name in FORTRAN:
+            command = [*compiler, *_OPTIONS, *places, f"-Wl,-soname,{name}", "-Wl,-rpath,$ORIGIN/..", *sources]
+            made.append(_link(command, (str(mpich),), into / name))
+    return made
 
 
 def _link(command: list[str], libraries: tuple[str, ...], target: Path) -> Path:

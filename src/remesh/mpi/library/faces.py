@@ -2,20 +2,22 @@
 
 The three faces have different file names, so one folder that stands first on LD_LIBRARY_PATH serves programs of all,
 and those that a script starts. Only a program whose search path is built in (DT_RPATH) would look elsewhere first: it
-gets its face by LD_PRELOAD. mpi4py's wheels choose among several builds, and are told.
+gets its face by LD_PRELOAD. mpi4py's wheels choose among several builds, and are told. A program in Fortran that was
+linked with MPICH brings MPICH's own library for Fortran; one that does not find it gets ours.
 """
 
 from __future__ import annotations
 
 import os
 import struct
+import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Final
 
 from remesh.errors import ConfigError
-from remesh.mpi.library.build import ARENA, BUILT, LIBRARIES, OTHER_NAMES
+from remesh.mpi.library.build import ARENA, BUILT, FORTRAN, FORTRAN_FOLDER, LIBRARIES, OTHER_NAMES
 
 SHARED_ARRAYS: Final = "REMESH_SHARED_ARRAYS"
 """Set to 1 in the program's environment: its large blocks of memory, arrays too, are read by MPI where they stand."""
@@ -24,6 +26,7 @@ _NEEDED, _STRING_TABLE, _RPATH, _RUNPATH = 1, 5, 15, 29
 _MOST_BYTES: Final = 1 << 20
 """Of a dynamic section or a table of strings; a longer one is not a program's."""
 _NAMES: Final = (*LIBRARIES.values(), *OTHER_NAMES)
+_LOADER: Final = "/lib64/ld-linux-x86-64.so.2"
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,12 +101,26 @@ def check_program(program: Path) -> None:
         raise ConfigError(f"starting {program}: {missing}")
 
 
+def lacks_fortran(program: Path, linkage: Linkage, environment: Mapping[str, str]) -> bool:
+    """Whether a program, or a library of it, wants MPICH's library for Fortran and would not find it."""
+    if not any(name in (*_NAMES, *FORTRAN) for name in linkage.needed):
+        return False
+    # The loader then lists what it finds, and starts nothing.
+    asked = {**environment, "LD_TRACE_LOADED_OBJECTS": "1"}
+    done = subprocess.run([_LOADER, str(program)], env=asked, capture_output=True, text=True, check=False)
+    return any(
+        line.split()[:1] == [name] and "not found" in line for line in done.stdout.splitlines() for name in FORTRAN
+    )
+
+
 def library_environment(program: Path | None, environment: Mapping[str, str]) -> dict[str, str]:
     """The environment in which a program finds the library; ``program`` is None if it is not known."""
     found = dict(environment)
     found["LD_LIBRARY_PATH"] = os.pathsep.join(filter(None, [str(BUILT), environment.get("LD_LIBRARY_PATH", "")]))
     found["MPI4PY_MPIABI"], found["MPI4PY_LIBMPI"] = "mpich", str(BUILT / LIBRARIES["mpich"])
     linkage = None if program is None else read_linkage(program)
+    if linkage is not None and program is not None and lacks_fortran(program, linkage, found):
+        found["LD_LIBRARY_PATH"] += f"{os.pathsep}{BUILT / FORTRAN_FOLDER}"
     first = [] if linkage is None or not linkage.rpath else [name for name in linkage.needed if name in _NAMES][:1]
     first += [ARENA] if environment.get(SHARED_ARRAYS) == "1" else []
     if first:

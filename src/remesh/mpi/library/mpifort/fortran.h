@@ -1,0 +1,67 @@
+/* What the entry points for Fortran of MPICH's face share. They are a library of their own, as MPICH's are, and call the
+ * public functions of the other one, whose handles are Fortran's numbers but for those of files.
+ */
+#ifndef REMESH_MPIFORT_H
+#define REMESH_MPIFORT_H
+
+#include <mpi.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define EXPORTED __attribute__((visibility("default")))
+#define INTERNAL __attribute__((visibility("hidden")))
+/* What a profiler calls. */
+#define OTHER_NAMES(name, parameters) \
+    EXPORTED void pmpi_##name##_ parameters __attribute__((alias("mpi_" #name "_")));
+
+/* The longest text that a function gives, with its end. */
+enum { MAX_TEXT = 8192 };
+
+typedef enum {
+    KIND_COMM, KIND_DATATYPE, KIND_ERRHANDLER, KIND_FILE, KIND_GROUP, KIND_INFO, KIND_MESSAGE, KIND_OP, KIND_REQUEST,
+    KIND_SESSION, KIND_WIN
+} ObjectKind;
+typedef void Callback(void);
+
+#define BITS(handle) ((uintptr_t)(handle))
+#define NEW_ARRAY(type, count) ((type *)array_of((size_t)(count), sizeof(type)))
+
+static inline uintptr_t handle_of_fortran(ObjectKind kind, MPI_Fint number) {
+    return kind == KIND_FILE ? BITS(PMPI_File_f2c(number)) : (uintptr_t)number;
+}
+static inline MPI_Fint fortran_of(ObjectKind kind, uintptr_t handle) {
+    return kind == KIND_FILE ? PMPI_File_c2f((MPI_File)handle) : (MPI_Fint)handle;
+}
+
+/* Zeros; the program ends where there is no memory. */
+INTERNAL void *array_of(size_t count, size_t bytes_of_one);
+/* The C value that an address stands for: Fortran's constants are common blocks. */
+INTERNAL void *buffer_of(void *buffer);
+INTERNAL MPI_Status *status_of(MPI_Fint *status);
+INTERNAL int *weights_of(MPI_Fint *weights);
+/* A text without the blanks around it, to be freed. */
+INTERNAL char *text_of_fortran(const char *text, size_t length);
+/* Blanks behind it, if there is one. */
+INTERNAL void text_to_fortran(bool is_there, const char *text, char *to, size_t length);
+INTERNAL void count_from_one(int *indices, int count);
+/* How many datatypes a call has that has one for each rank of a communicator, or each neighbour; none of what is sent in
+ * place.
+ */
+typedef enum { SENT, RECEIVED } Side;
+INTERNAL int num_types(MPI_Fint comm, bool is_near, Side side, void *buffer);
+
+/* fortran_mpich.c of the other library, for MPICH's own Fortran: attributes with the caller's view of a value. */
+enum { AS_ADDRESS = 1, AS_INTEGER = 3 };
+int MPII_Comm_set_attr(MPI_Comm comm, int keyval, void *value, int type);
+int MPII_Comm_get_attr(MPI_Comm comm, int keyval, void *value, int *flag, int type);
+int MPII_Type_set_attr(MPI_Datatype type, int keyval, void *value, int as);
+int MPII_Type_get_attr(MPI_Datatype type, int keyval, void *value, int *flag, int as);
+int MPII_Win_set_attr(MPI_Win win, int keyval, void *value, int type);
+int MPII_Win_get_attr(MPI_Win win, int keyval, void *value, int *flag, int type);
+void MPII_Keyval_set_proxy(int keyval, Callback *copy_proxy, Callback *delete_proxy);
+void MPII_Grequest_set_lang_f77(MPI_Request request);
+
+#endif
