@@ -24,6 +24,7 @@ pytestmark = [
         reason="process images need what is missing here",
     ),
 ]
+_SMALL_BYTES = 30_000_000
 
 
 @pytest.fixture
@@ -89,6 +90,19 @@ def test_a_backend_that_is_not_known_is_refused_by_name(job: TorchJob) -> None:
     assert status == 1
     told = (job.folder / "logs" / f"{rank_name(0)}.err").read_text()
     assert "its-own" in told and "carried with gloo or nccl alone" in told, said
+
+
+def test_a_disk_without_room_gives_the_checkpoint_up_and_the_job_goes_on(job: TorchJob) -> None:
+    job.run("ddp.py", "100000")
+    job.wait_for(5)
+    now = subprocess.run([*REMESH, "show", str(job.folder)], capture_output=True, text=True, check=True)
+    # No file of this rank's keeper may be longer, as on a disk that has no more room.
+    keeper = json.loads(now.stdout)["now"]["ranks"][1]["pid"]
+    subprocess.run(["prlimit", f"--pid={keeper}", f"--fsize={_SMALL_BYTES}"], check=True)
+    said = _checkpoint(job)
+    assert "rank 1 could not write its image" in said and "File too large" in said
+    _goes_on(job)
+    assert list(JobFolder(job.folder).images.iterdir()) == []
 
 
 def test_a_rank_that_dies_while_images_are_written_leaves_the_checkpoint_before(job: TorchJob) -> None:
