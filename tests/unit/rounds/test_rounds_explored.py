@@ -199,8 +199,9 @@ def _without_clock(name: str) -> Job:
     return Job(given, members, has_clock=False)
 
 
-@pytest.mark.parametrize("stop", [True, False], ids=["stopping", "going on"])
-@pytest.mark.parametrize("name", _params({**_JOBS, **_FREEING, **_STARTED, **_NOBODY_WAITS_FOR, **_GONE_THROUGH}))
+@pytest.mark.parametrize(
+    ("name", "stop"), _params({**_JOBS, **_FREEING, **_STARTED, **_NOBODY_WAITS_FOR, **_GONE_THROUGH})
+)
 def test_without_a_clock_a_cut_needs_no_program_at_all(name: str, stop: bool) -> None:
     job = _without_clock(name)
     found = explore(job, stop=stop, most=_MOST_WORLDS_SLOW if name in _LONG else _MOST_WORLDS)
