@@ -25,7 +25,8 @@ from typing import Any
 import torch
 
 from remesh.checkpoint.errors import CheckpointFormatError, CheckpointPathError
-from remesh.integrations.stand_ins import StandIn, read_torch_file, without_stand_ins
+from remesh.checkpoint.formats.stand_ins import StandIn, without_stand_ins
+from remesh.integrations.stand_ins import read_torch_file
 
 _OWN = ("deepspeed.",)
 _OF_ENGINE = frozenset(

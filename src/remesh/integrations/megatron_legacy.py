@@ -25,12 +25,13 @@ from typing import Any
 import torch
 
 from remesh.checkpoint.errors import CheckpointFormatError, CheckpointPathError
+from remesh.checkpoint.formats.stand_ins import without_stand_ins
 from remesh.checkpoint.run.writer import RankState, begin_save, commit_save, store_entities
 from remesh.checkpoint.storage import Location
 from remesh.checkpoint.values.entities import ShardedBase, ShardedObject, ShardedTensor
 from remesh.comm.agreement import Agreements
 from remesh.errors import ConfigError
-from remesh.integrations.stand_ins import read_torch_file, without_stand_ins
+from remesh.integrations.stand_ins import read_torch_file
 
 FILE = "model_optim_rng.pt"
 _OWN = ("megatron.", "signal.Signals")

@@ -36,6 +36,7 @@ import torch
 
 from remesh.checkpoint.errors import CheckpointFormatError, CheckpointMismatchError
 from remesh.checkpoint.formats.blob_frame import Frame, bytes_of, frame_of
+from remesh.checkpoint.formats.stand_ins import dump_with_stand_ins, find_stand_in, stand_ins_for
 from remesh.checkpoint.storage import Location, store_of
 from remesh.checkpoint.storage.integrity import BLOCK_BYTES, Trailer
 from remesh.checkpoint.storage.joined_checksums import join_blocks
@@ -323,7 +324,12 @@ def read_tensor(blob: bytes, dtype: str, shape: tuple[int, ...], where: str) -> 
 
 
 def dump_object(value: Any, name: str) -> bytes:
-    """The blob of an object; `CheckpointMismatchError` when it could not be read back."""
+    """The blob of an object; `CheckpointMismatchError` when it could not be read back.
+
+    Stand-ins (`load_object`) are written as what they stand for.
+    """
+    if find_stand_in(value) is not None:
+        return dump_with_stand_ins(value)
     file = io.BytesIO()
     try:
         torch.save(value, file)
@@ -357,14 +363,19 @@ def _is_plain(value: Any) -> bool:
     return kind in _PLAIN or (kind in (list, tuple) and all(map(_is_plain, value)))
 
 
-def load_object(blob: bytes, where: str) -> Any:
-    """The object of a blob, on the CPU."""
-    return _load(blob, where)
+def load_object(blob: bytes, where: str, *, with_stand_ins: bool = False) -> Any:
+    """The object of a blob, on the CPU.
+
+    A class that is not known to be safe is a `CheckpointFormatError`, or its objects are stand-ins, as told.
+    """
+    return _load(blob, where, with_stand_ins)
 
 
-def _load(blob: bytes, where: str) -> Any:
+def _load(blob: bytes, where: str, with_stand_ins: bool = False) -> Any:
     try:
         with torch.serialization.safe_globals(SAFE_GLOBALS):
+            unknown = stand_ins_for(io.BytesIO(blob)) if with_stand_ins else []
+        with torch.serialization.safe_globals([*SAFE_GLOBALS, *unknown]):
             return torch.load(io.BytesIO(blob), map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as raised:
         raise CheckpointFormatError(

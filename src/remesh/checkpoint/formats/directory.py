@@ -252,8 +252,8 @@ def save_common(common_state_dict: dict[str, Any], checkpoint_dir: Directory) ->
     store_of(path).put(path, dump_object(common_state_dict, "the common data"))
 
 
-def load_common(checkpoint_dir: Directory) -> dict[str, Any]:
-    """The common data of a checkpoint, tensors on the CPU."""
+def load_common(checkpoint_dir: Directory, *, with_stand_ins: bool = False) -> dict[str, Any]:
+    """The common data of a checkpoint, tensors on the CPU, as `load_object` gives it."""
     path = location_of(checkpoint_dir) / COMMON_STATE_FNAME
     try:
         content = store_of(path).read(path)
@@ -263,7 +263,7 @@ def load_common(checkpoint_dir: Directory) -> dict[str, Any]:
             f"loading common data: {path} does not exist, expected it beside the other files; the checkpoint is "
             "incomplete, use another one",
         ) from raised
-    common = load_object(content, str(path))
+    common = load_object(content, str(path), with_stand_ins=with_stand_ins)
     if not isinstance(common, dict):
         raise CheckpointFormatError(
             "bad-common", f"loading common data: {path} holds a {type(common).__name__}, expected a dict"

@@ -102,10 +102,12 @@ def _read_alone(file: CheckedFile, name: str, small: Small) -> None:
     file.wait()
 
 
-def read_objects(directory: Location, extents: Sequence[Extent]) -> list[Any]:
-    """The object in each extent."""
-    blobs = read_blobs(directory, extents)
-    return [load_object(blob, f"{directory}/{extent}") for blob, extent in zip(blobs, extents, strict=True)]
+def read_objects(directory: Location, extents: Sequence[Extent], *, with_stand_ins: bool = False) -> list[Any]:
+    """The object in each extent, as `load_object` gives it."""
+    return [
+        load_object(blob, f"{directory}/{extent}", with_stand_ins=with_stand_ins)
+        for blob, extent in zip(read_blobs(directory, extents), extents, strict=True)
+    ]
 
 
 def read_blobs(directory: Location, extents: Sequence[Extent]) -> list[bytes]:

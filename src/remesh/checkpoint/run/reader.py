@@ -56,6 +56,7 @@ class OpenCheckpoint:
     directory: Location
     manifest: Manifest
     common: dict[str, Any]
+    """With stand-ins (`remesh.checkpoint.formats.stand_ins`) for objects of classes that are not known to be safe."""
     format: str
     """``"torch_dist"``, ``"zarr"`` or ``"dcp"``."""
 
@@ -98,7 +99,8 @@ def open_checkpoint(directory: Location, *, allow_native: bool = False) -> OpenC
         if found == zarr_format.BACKEND
         else read_manifest(directory, checksums)
     )
-    return OpenCheckpoint(directory, manifest, {} if found == NATIVE else _load_common(directory, manifest), found)
+    common = {} if found == NATIVE else _load_common(directory, manifest, with_stand_ins=True)
+    return OpenCheckpoint(directory, manifest, common, found)
 
 
 def read_common(directory: Location) -> dict[str, Any]:
@@ -294,15 +296,15 @@ def _has(directory: Location, name: str) -> bool:
     return store_of(directory).size_of(directory / name) is not None
 
 
-def _load_common(directory: Location, manifest: Manifest) -> dict[str, Any]:
+def _load_common(directory: Location, manifest: Manifest, *, with_stand_ins: bool = False) -> dict[str, Any]:
     if _has(directory, COMMON_STATE_FNAME):
-        return load_common(directory)
+        return load_common(directory, with_stand_ins=with_stand_ins)
     names = sorted(name for name in manifest.objects if _object_key(name) == _COMMON_STATE_KEY)
     if not names:
         return load_common(directory)  # raises, naming the file that is missing
     extents = [manifest.objects[names[0]]]
     check_files(directory, extents)
-    stored = read_objects(directory, extents)[0]
+    stored = read_objects(directory, extents, with_stand_ins=with_stand_ins)[0]
     common = stored[0] if isinstance(stored, list) and stored else stored
     if not isinstance(common, dict):
         raise CheckpointFormatError(
