@@ -334,5 +334,5 @@ def test_engines_that_are_cut_in_other_ways_are_refused_by_name() -> None:
         engine.parallel_config.pipeline_parallel_size, engine.model_config.quantization = 2, "fp8"
         with pytest.raises(ConfigError, match=r"\['pipeline_parallel_size', 'quantization'\]"):
             engine._map({})
-        with pytest.raises(ConfigError, match="has met no trainer"):
+        with pytest.raises(ConfigError, match="is not connected to a trainer"):
             engine.receive_weights(vllm.RemeshUpdateInfo())

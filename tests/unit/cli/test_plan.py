@@ -65,7 +65,7 @@ def test_a_network_file_gives_hosts_and_times(tmp_path: Path) -> None:
         (("--shape", "8;8", "--src", "S0@4", "--dst", "R@4"), "reading --shape '8;8'"),
         (("--shape", "8", "--src", "S0R@4", "--dst", "R@4"), "it has 2 dims"),
         (("--shape", "8", "--src", "S1@4", "--dst", "R@4"), "mesh axis 1"),
-        (("--shape", "8", "--src", "S0@4", "--dst", "R@4", "--hosts", "a,b"), "they need 8 hosts, found 2 names"),
+        (("--shape", "8", "--src", "S0@4", "--dst", "R@4", "--hosts", "a,b"), "they need 8 hosts, found 2 host names"),
         (("--shape", "8", "--src", "S0@4", "--dst", "R@4", "--network", "missing.json"), "missing.json"),
         (("--shape", "8", "--src", "S0@4", "--dst", "R@4", "--dtype", "float31"), "float31"),
         (("--shape", "8", "--src", "S0@4", "--dst", "R@4", "--svg", "missing/x.svg"), "writing missing"),

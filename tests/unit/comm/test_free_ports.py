@@ -33,7 +33,7 @@ def test_a_port_that_is_taken_is_not_given(monkeypatch: pytest.MonkeyPatch) -> N
     with socket.create_server(("127.0.0.1", free_port())) as server:
         taken = server.getsockname()[1]
         monkeypatch.setattr(free_ports, "server_ports", lambda: range(taken, taken + 1))
-        with pytest.raises(ConfigError, match=rf"{taken} to {taken} are taken"):
+        with pytest.raises(ConfigError, match=rf"{taken} to {taken} are in use"):
             free_port()
 
 

@@ -133,8 +133,8 @@ def test_fused_actions_are_read_as_two_and_idle_slots_as_none() -> None:
         ("0F0,0RECV_B0,0B0\n1RECV_F0,1F0,1B0,1SEND_B0\n", TableForm.COMPUTE_COMMS, "expected 0SEND_F0 after 0F0"),
         ("0SEND_F0,0F0,0RECV_B0,0B0\n1RECV_F0,1F0,1B0,1SEND_B0\n", TableForm.COMPUTE_COMMS, "0SEND_F0 after 0F0"),
         ("0F0,0SEND_F0,0RECV_B0,0B0\n1F0,1RECV_F0,1B0,1SEND_B0\n", TableForm.COMPUTE_COMMS, "1F0 after 1RECV_F0"),
-        ("0F0,0SEND_F0,0RECV_B0,0B0,0SEND_B0\n1RECV_F0,1F0,1B0,1SEND_B0\n", TableForm.COMPUTE_COMMS, "nothing needs"),
-        ("0F0,0SEND_F0,0SEND_F0,0RECV_B0,0B0\n1RECV_F0,1F0,1B0,1SEND_B0\n", TableForm.COMPUTE_COMMS, "there twice"),
+        ("0F0,0SEND_F0,0RECV_B0,0B0,0SEND_B0\n1RECV_F0,1F0,1B0,1SEND_B0\n", TableForm.COMPUTE_COMMS, "no action needs"),
+        ("0F0,0SEND_F0,0SEND_F0,0RECV_B0,0B0\n1RECV_F0,1F0,1B0,1SEND_B0\n", TableForm.COMPUTE_COMMS, "appears twice"),
         ('"unclosed\n', TableForm.COMPUTE_ONLY, "unclosed"),
     ],
 )
