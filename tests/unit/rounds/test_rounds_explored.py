@@ -129,6 +129,7 @@ _GONE_THROUGH: dict[str, Any] = {
 
 _LONG = {
     "a chain of communicators",
+    "a root that has gone on, and a rank that computes",
     "a master that takes any answer",
     "collectives that are started, and end in any order",
     "a rank that computes, and two communicators crossed",
