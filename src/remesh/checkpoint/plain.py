@@ -23,9 +23,8 @@ from typing import Any
 import torch
 
 from remesh.checkpoint.background.saving_thread import thread_of
-from remesh.checkpoint.errors import CheckpointFormatError, CheckpointMismatchError, as_checkpoint_error
+from remesh.checkpoint.errors import CheckpointMismatchError, as_checkpoint_error
 from remesh.checkpoint.formats.fetch import read_objects
-from remesh.checkpoint.formats.stand_ins import find_stand_in
 from remesh.checkpoint.formats.torch_format import check_files
 from remesh.checkpoint.plan.step_names import step_of
 from remesh.checkpoint.plan.writes import HeldBoxes, choose_writers
@@ -351,12 +350,6 @@ class _PlannedLoad:
 
 def _plan_load(state: dict[str, Any], directory: Location, strict: bool) -> _PlannedLoad:
     checkpoint = open_checkpoint(directory, allow_native=True)
-    if (unknown := find_stand_in(checkpoint.common)) is not None:
-        raise CheckpointFormatError(
-            "forbidden-global",
-            f"loading {directory}: its common data needs {unknown.name}, a class that is not known to be safe; if the "
-            "checkpoint is to be trusted, allow the class with torch.serialization.add_safe_globals",
-        )
     spread, objects = spread_objects(state)
     taken = _take_apart(spread)
     stored = checkpoint.manifest.tensors

@@ -186,7 +186,7 @@ def diff(left: Location, right: Location, as_json: bool) -> None:
 @JSON
 def run_verify(directory: Location, as_json: bool) -> None:
     """Read all of checkpoint DIRECTORY and check it against its checksums."""
-    checkpoint = open_checkpoint(directory, allow_native=True)
+    checkpoint = open_checkpoint(directory, allow_native=True, with_stand_ins=True)
     check_files(directory, list(checkpoint.manifest.extents()))
     checksums = read_checksums(directory)
     with progress_of_bytes() as progress, told_as_checkpoint_errors(f"verifying checkpoint {directory}"):

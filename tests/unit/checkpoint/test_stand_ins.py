@@ -21,6 +21,8 @@ from remesh import dist_checkpointing
 from remesh.checkpoint.errors import CheckpointFormatError
 from remesh.checkpoint.formats.data_file import dump_object, load_object
 from remesh.checkpoint.formats.stand_ins import StandIn, find_stand_in
+from remesh.checkpoint.run.reader import is_complete
+from remesh.checkpoint.storage import location_of
 from remesh.checkpoint.storage.integrity import CHECKSUMS_FNAME
 from remesh.cli import main
 from remesh.dist_checkpointing import ShardedTensor
@@ -140,6 +142,7 @@ def test_tools_list_and_convert_it_and_programs_are_told_the_class(checkpoint: P
     assert shown.exit_code == 0 and f"{_PROGRAM}.Backend('two')" in shown.output and "w " in shown.output
     as_json = CliRunner().invoke(main, ["ckpt", "show", "--json", str(checkpoint)], catch_exceptions=False)
     assert as_json.exit_code == 0 and "Backend" in as_json.output
+    assert is_complete(location_of(checkpoint))
     target = tmp_path / "converted"
     done = CliRunner().invoke(
         main, ["ckpt", "convert", "--to", "torch_dist", str(checkpoint), str(target)], catch_exceptions=False

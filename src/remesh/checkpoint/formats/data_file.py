@@ -328,12 +328,13 @@ def dump_object(value: Any, name: str) -> bytes:
 
     Stand-ins (`load_object`) are written as what they stand for.
     """
-    if find_stand_in(value) is not None:
+    is_plain = _is_plain(value)
+    if not is_plain and find_stand_in(value) is not None:
         return dump_with_stand_ins(value)
     file = io.BytesIO()
     try:
         torch.save(value, file)
-        if not _is_plain(value):
+        if not is_plain:
             check_object(file.getvalue(), name)
     except (pickle.PicklingError, TypeError, AttributeError) as raised:
         raise CheckpointMismatchError(

@@ -111,7 +111,7 @@ class Converted:
 def open_any(place: Location) -> OpenCheckpoint:
     """A checkpoint of any format that is read here, by what is found at the place."""
     try:
-        return open_checkpoint(place, allow_native=True)
+        return open_checkpoint(place, allow_native=True, with_stand_ins=True)
     except CheckpointingException:
         if is_safetensors(place):
             return open_safetensors(place)

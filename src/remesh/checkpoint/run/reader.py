@@ -56,7 +56,6 @@ class OpenCheckpoint:
     directory: Location
     manifest: Manifest
     common: dict[str, Any]
-    """With stand-ins (`remesh.checkpoint.formats.stand_ins`) for objects of classes that are not known to be safe."""
     format: str
     """``"torch_dist"``, ``"zarr"`` or ``"dcp"``."""
 
@@ -89,8 +88,11 @@ class Fill:
     """As in the manifest."""
 
 
-def open_checkpoint(directory: Location, *, allow_native: bool = False) -> OpenCheckpoint:
-    """Read the index and the common data. Raises `CheckpointPathError` or `CheckpointFormatError`."""
+def open_checkpoint(directory: Location, *, allow_native: bool = False, with_stand_ins: bool = False) -> OpenCheckpoint:
+    """Read the index and the common data, this as `load_object` gives it.
+
+    Raises `CheckpointPathError` or `CheckpointFormatError`.
+    """
     found = _format_of(directory, allow_native)
     checksums = read_checksums(directory)
     checksums.check_whole(METADATA_FNAME, COMMON_STATE_FNAME)
@@ -99,7 +101,7 @@ def open_checkpoint(directory: Location, *, allow_native: bool = False) -> OpenC
         if found == zarr_format.BACKEND
         else read_manifest(directory, checksums)
     )
-    common = {} if found == NATIVE else _load_common(directory, manifest, with_stand_ins=True)
+    common = {} if found == NATIVE else _load_common(directory, manifest, with_stand_ins=with_stand_ins)
     return OpenCheckpoint(directory, manifest, common, found)
 
 
@@ -122,7 +124,7 @@ def is_complete(directory: Location) -> bool:
 def why_incomplete(directory: Location) -> str:
     """What is wrong with a checkpoint as far as its small files and the lengths of all tell; empty if nothing is."""
     try:
-        checkpoint = open_checkpoint(directory)
+        checkpoint = open_checkpoint(directory, with_stand_ins=True)
         check_files(directory, list(checkpoint.manifest.extents()))
         read_checksums(directory).check_sizes()
     except CheckpointingException as raised:

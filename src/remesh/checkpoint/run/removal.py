@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 def remove_tensors(directory: Location, key_prefix: str) -> list[str]:
     """Remove every tensor whose key starts with the prefix; returns their keys. Called by one process."""
-    manifest = open_checkpoint(directory).manifest
+    manifest = open_checkpoint(directory, with_stand_ins=True).manifest
     removed = sorted(key for key in manifest.tensors if key.startswith(key_prefix))
     if not removed:
         logger.warning("removing tensors of %s: no key starts with %r, nothing was changed", directory, key_prefix)
