@@ -84,7 +84,7 @@ def build(recipe: Recipe) -> nn.Module:
 def work(rank: int, port: int, args: argparse.Namespace, folder: str) -> None:
     """One rank through all phases."""
     torch.set_num_threads(1)
-    store = dist.TCPStore("127.0.0.1", port, max(args.stages), is_master=rank == 0)
+    store = dist.TCPStore("127.0.0.1", port)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=max(args.stages))
     recipe = recipe_of(args.config)
     step, before = 0, None

@@ -23,7 +23,7 @@ def test_a_demo_that_is_stopped_by_ctrl_c_leaves_nothing_running(tmp_path: Path)
     folder = tmp_path / "demo"
     command = [sys.executable, str(DEMO), "--folder", str(folder)]
     with (tmp_path / "log").open("wb") as log:
-        demo = subprocess.Popen(command, stdout=log, stderr=log)
+        demo = subprocess.Popen(command, stdout=log, stderr=log, preexec_fn=_obey_ctrl_c)
     try:
         events = wait_for_workers(folder / "main" / "events", demo)
         demo.send_signal(signal.SIGINT)
@@ -34,6 +34,11 @@ def test_a_demo_that_is_stopped_by_ctrl_c_leaves_nothing_running(tmp_path: Path)
     pids = [event["pid"] for event in events if event["kind"] in ("agent", "worker-started")]
     assert not [pid for pid in pids if start_of(pid) is not None]
     assert (tmp_path / "log").read_text().splitlines()[-1] == "demo stopped; nothing of it runs on"
+
+
+def _obey_ctrl_c() -> None:
+    """As in a terminal, also where the tests run in the background of a shell, which ignores it."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def wait_for_workers(folder: Path, demo: subprocess.Popen[bytes]) -> list[dict[str, object]]:

@@ -173,7 +173,7 @@ def test_a_job_that_loses_a_box_before_its_first_checkpoint_is_due_begins_anew(r
 
 
 def test_a_job_whose_checkpoints_should_be_there_does_not_begin_anew(ranks: RankPool, tmp_path: Path) -> None:
-    with pytest.raises(RanksFailed, match="(?s)StorageError.* at step 20 .* there is no checkpoint"):
+    with pytest.raises(RanksFailed, match="(?s)StorageError.* at step 20 .* found no checkpoint"):
         ranks.run(fill_after_a_loss, 3, (20, str(tmp_path)))
 
 

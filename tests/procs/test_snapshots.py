@@ -136,7 +136,7 @@ def test_keeper_without_room_is_told_and_asked_again(keeper: SnapshotKeeper, mon
         assert taker.is_busy and steps_in(keeper) == [5, 10]
     unsent = [event for event in events if event.get("kind") == "snapshot-unsent"]
     assert [event["step"] for event in unsent] == [15, 15]
-    assert "has no room for" in str(unsent[0]["reason"])
+    assert "has no memory for" in str(unsent[0]["reason"])
     taker.send_again()
     wait_until_sent(taker, events, num_unsent=3)
     assert not taker.is_busy and steps_in(keeper) == [10, 15]

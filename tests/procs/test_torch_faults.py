@@ -89,7 +89,7 @@ def test_a_backend_that_is_not_known_is_refused_by_name(job: TorchJob) -> None:
     status, said = job.end()
     assert status == 1
     told = (job.folder / "logs" / f"{rank_name(0)}.err").read_text()
-    assert "its-own" in told and "carried with gloo or nccl alone" in told, said
+    assert "its-own" in told and "Remesh can checkpoint gloo and nccl only" in told, said
 
 
 def test_a_disk_without_room_gives_the_checkpoint_up_and_the_job_goes_on(job: TorchJob) -> None:

@@ -35,8 +35,8 @@ def _hosts_now(job: TorchJob) -> list[str]:
 
 
 def test_training_goes_on_on_other_hosts_to_the_same_bits(job: TorchJob) -> None:
-    expected = run_natively("ddp.py", 2, "40")
-    job.run("ddp.py", "40", options=("--nnodes", "2", "--nproc-per-node", "1", "--hosts", "127.0.0.2,127.0.0.3"))
+    expected = run_natively("ddp.py", 2, "1000")  # more than can pass before the stop
+    job.run("ddp.py", "1000", options=("--nnodes", "2", "--nproc-per-node", "1", "--hosts", "127.0.0.2,127.0.0.3"))
     job.wait_for(3)
     assert _hosts_now(job) == ["127.0.0.2", "127.0.0.3"]
     job.stop()

@@ -50,6 +50,8 @@ def progress_of_bytes() -> Progress:
 def with_progress(items: Iterable[T], what: str) -> Iterator[T]:
     """The items one by one, with a bar that counts them."""
     all_items = list(items)
+    if not all_items:
+        return
     with _bar(MofNCompleteColumn()) as progress:
         task = progress.add_task(what, total=len(all_items))
         for item in all_items:
