@@ -170,7 +170,7 @@ def test_shards_that_an_engine_cuts_by_rules_of_its_own_are_refused_by_name(monk
     spec = SimpleNamespace(full_shape=(2,), place="rows of rank 0", to_hf_chunk=None, mesh=None)
     training = SimpleNamespace(get_per_tensor_param_shard=lambda: (iter([("w", torch.ones(2), spec)]), None))
     engine = RemeshCheckpointEngine(1000)
-    with pytest.raises(ConfigError, match="has met nobody"):
+    with pytest.raises(ConfigError, match="is in no process group yet"):
         asyncio.run(engine.send_weights(training))
     with monkeypatch.context() as patch:
         patch.setattr(engine, "_moves", lambda: None)
