@@ -10,17 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from remesh.images import examine_machine
-from tests.procs.torch_jobs import TorchJob, stop_and_compare
+from tests.procs.torch_jobs import NEEDS_IMAGES, TorchJob, stop_and_compare
 
-pytestmark = [
-    pytest.mark.hosts,
-    pytest.mark.timeout(600),
-    pytest.mark.skipif(
-        any(each.needed and not each.good for each in examine_machine()),
-        reason="process images need what is missing here",
-    ),
-]
+pytestmark = [pytest.mark.hosts, pytest.mark.timeout(600), NEEDS_IMAGES]
 
 
 @pytest.fixture

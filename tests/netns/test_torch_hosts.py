@@ -15,20 +15,12 @@ from typing import Any
 
 import pytest
 
-from remesh.images import examine_machine
 from remesh.linux.procfs import children_of
 from remesh.rounds.job_folder import JobFolder
 from remesh.testbed.beds import KnownBed, cut, find_beds
-from tests.procs.torch_jobs import PATIENCE_S, REMESH, TorchJob, run_natively
+from tests.procs.torch_jobs import NEEDS_IMAGES, PATIENCE_S, REMESH, TorchJob, run_natively
 
-pytestmark = [
-    pytest.mark.netns,
-    pytest.mark.timeout(900),
-    pytest.mark.skipif(
-        any(each.needed and not each.good for each in examine_machine()),
-        reason="process images need what is missing here",
-    ),
-]
+pytestmark = [pytest.mark.netns, pytest.mark.timeout(900), NEEDS_IMAGES]
 
 _FOUR_RANKS = ("a:2,b:2", "c:2,d:2", "e:4", "f:1,g:2,h:1")
 _TWO_RANKS = "a:1,b:1"

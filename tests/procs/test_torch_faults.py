@@ -12,18 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from remesh.images import examine_machine
 from remesh.rounds.job_folder import JobFolder, rank_name
-from tests.procs.torch_jobs import PATIENCE_S, REMESH, TorchJob, run_natively
+from tests.procs.torch_jobs import NEEDS_IMAGES, PATIENCE_S, REMESH, TorchJob, run_natively
 
-pytestmark = [
-    pytest.mark.procs,
-    pytest.mark.timeout(600),
-    pytest.mark.skipif(
-        any(each.needed and not each.good for each in examine_machine()),
-        reason="process images need what is missing here",
-    ),
-]
+pytestmark = [pytest.mark.procs, pytest.mark.timeout(600), NEEDS_IMAGES]
 _SMALL_BYTES = 30_000_000
 
 

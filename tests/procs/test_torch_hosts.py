@@ -9,17 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from remesh.images import examine_machine
-from tests.procs.torch_jobs import REMESH, TorchJob, run_natively
+from tests.procs.torch_jobs import NEEDS_IMAGES, REMESH, TorchJob, run_natively
 
-pytestmark = [
-    pytest.mark.procs,
-    pytest.mark.timeout(600),
-    pytest.mark.skipif(
-        any(each.needed and not each.good for each in examine_machine()),
-        reason="process images need what is missing here",
-    ),
-]
+pytestmark = [pytest.mark.procs, pytest.mark.timeout(600), NEEDS_IMAGES]
 
 
 @pytest.fixture

@@ -14,19 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from remesh.images import examine_machine
 from remesh.linux.procfs import start_of
 from remesh.rounds.job_folder import JobFolder, rank_name
-from tests.procs.torch_jobs import PATIENCE_S, PROGRAMS, REMESH, TorchJob, run_natively, stop_and_compare
+from tests.procs.torch_jobs import NEEDS_IMAGES, PATIENCE_S, PROGRAMS, REMESH, TorchJob, run_natively, stop_and_compare
 
-pytestmark = [
-    pytest.mark.procs,
-    pytest.mark.timeout(600),
-    pytest.mark.skipif(
-        any(each.needed and not each.good for each in examine_machine()),
-        reason="process images need what is missing here",
-    ),
-]
+pytestmark = [pytest.mark.procs, pytest.mark.timeout(600), NEEDS_IMAGES]
 
 
 @pytest.fixture

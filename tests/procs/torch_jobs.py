@@ -21,12 +21,19 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+import pytest
+
 from remesh.comm.free_ports import free_port
+from remesh.images import examine_machine
 from remesh.rounds.job_folder import JobFolder, rank_name
 
 PROGRAMS = Path(__file__).parent / "torch_programs"
 REMESH = (sys.executable, "-m", "remesh", "torch")
 PATIENCE_S = 600.0
+NEEDS_IMAGES = pytest.mark.skipif(
+    any(each.needed and not each.good for each in examine_machine()),
+    reason="process images need what is missing here",
+)
 _SIOCGIFADDR = 0x8915
 
 
