@@ -71,6 +71,7 @@ site_trees = {
         /torch_programs/limits""",
     "measured": """
         Recovery </elastic/measured>
+        Phases of a recovery </elastic/recovery>
         Restarts </elastic/restarts>
         Checkpoints </checkpoint/measured>
         Planning checkpoints </checkpoint/planning>

@@ -12,8 +12,7 @@ same machine, so that what else it does falls on both:
 - *moved*: model and optimizer made, the empty step that makes moments, and one small gather;
 - *first step*: the step of a program without elasticity, in new groups.
 
-The report and a page are written to ``benchmarks/out``; a page of many kills on a quiet machine belongs into the docs,
-and into the list of measured pages.
+The report and a page are written to ``benchmarks/out``; docs/elastic/recovery.md is that page, of a quiet machine.
 """
 
 from __future__ import annotations

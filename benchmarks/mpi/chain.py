@@ -22,6 +22,13 @@ from remesh.rounds.job_folder import JobFolder, JobSpec
 from remesh.rounds.leader import Coordinator
 
 PROGRAMS = Path(__file__).resolve().parents[2] / "tests" / "mpi" / "programs"
+ENVIRONMENT = {
+    "PATH": "/usr/bin:/bin",
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "PYTHONPATH": str(PROGRAMS.parents[2] / ".mpi" / "programs"),
+}
+"""Of a carried program; mpi4py is among the packages of `make mpi`."""
 NUM_RANKS = 4
 _HUNG_S = 120.0
 """Longer than any stay of a chain takes."""
@@ -89,8 +96,7 @@ def run_chain(program: str, steps: int, pause_s: float, configs: Sequence[Config
     chance = random.Random(seed)
     folder = Path(tempfile.mkdtemp(prefix="remesh-chain-"))
     argv = (sys.executable, str(PROGRAMS / f"{program}.py"), str(steps), str(pause_s))
-    environment = {"PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-    job = JobFolder.create(folder / "job", JobSpec(argv, NUM_RANKS, str(folder), environment))
+    job = JobFolder.create(folder / "job", JobSpec(argv, NUM_RANKS, str(folder), ENVIRONMENT))
     caught: Counter[str] = Counter()
     cut_s, checkpoint_s, init_s, nic_bytes = [], [], [], []
     checkpoint = None

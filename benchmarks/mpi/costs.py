@@ -26,7 +26,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from benchmarks.mpi.chain import PROGRAMS
+from benchmarks.mpi.chain import ENVIRONMENT, PROGRAMS
 from benchmarks.mpi.tables import write_costs_page
 from benchmarks.report import Row, at_least, at_most, is_quick, write_report
 from remesh.mpi.launch import LaunchCommand, Reach, plan_start
@@ -255,7 +255,7 @@ def measure_carried(case: Case) -> Measured:
     folder = Path(tempfile.mkdtemp(prefix="remesh-costs-"))
     try:
         argv = (sys.executable, *case.arguments)
-        spec = JobSpec(argv, case.num_ranks, str(folder), {"PATH": "/usr/bin:/bin", **case.variables})
+        spec = JobSpec(argv, case.num_ranks, str(folder), ENVIRONMENT | dict(case.variables))
         job = JobFolder.create(folder / "job", spec)
         memory = LowerMemory()
         stay = run_stay(job, case.placement, StaySettings(), None, lambda _: None, memory)

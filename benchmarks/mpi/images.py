@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmarks.mpi import images_page
-from benchmarks.mpi.chain import PROGRAMS
+from benchmarks.mpi.chain import ENVIRONMENT, PROGRAMS
 from benchmarks.report import Row, at_most, is_quick, write_report
 from remesh.mpi.stay import JobStay, Placement, StaySettings, run_stay
 from remesh.rounds.job_folder import JobFolder, JobSpec
@@ -34,9 +34,6 @@ _LARGE_MIB = 1000
 """From so many for each rank on a restart shall take little more than reading them."""
 _CHANGING_S = 1.0
 """Between checkpoints: several times what the program takes to change all that it changes."""
-_ENVIRONMENT = {"PATH": "/usr/bin:/bin", "OPENBLAS_NUM_THREADS": "1"}
-
-
 _LONGEST_S = 120.0
 """For a checkpoint: one that was given up is not told."""
 
@@ -84,7 +81,7 @@ def rows(mib: int, num_ranks: int = 2, repeat: int = 5) -> list[Row]:
     folder = Path(tempfile.mkdtemp(prefix="remesh-images-"))
     try:
         argv = (sys.executable, str(PROGRAMS / "heavy.py"), str(mib), "0.1", "3600")
-        job = JobFolder.create(folder / "job", JobSpec(argv, num_ranks, str(folder), _ENVIRONMENT))
+        job = JobFolder.create(folder / "job", JobSpec(argv, num_ranks, str(folder), ENVIRONMENT))
         out = job.logs / "rank-0000.out"
         plain_s: list[float] = []
         direct_s: list[float] = []
@@ -168,7 +165,7 @@ def object_rows(num_objects: int = _NUM_OBJECTS) -> list[Row]:
     try:
         for before, after in (("openmpi", "mpich"), ("mpich", "openmpi")):
             argv = (sys.executable, str(PROGRAMS / "objects.py"), str(num_objects))
-            job = JobFolder.create(folder / after, JobSpec(argv, 2, str(folder), _ENVIRONMENT))
+            job = JobFolder.create(folder / after, JobSpec(argv, 2, str(folder), ENVIRONMENT))
             out = job.logs / "rank-0000.out"
             _stay(job, before, StaySettings(keep=1), _Take(out, 1))
             stay = run_stay(job, Placement(after), StaySettings(keep=1), job.checkpoint(None), print)
