@@ -25,10 +25,13 @@ from remesh.images import (
     Command,
     NotImageable,
     OpenFilePolicy,
+    ahead,
     carried,
     check_imageable,
     compact_image,
     dump_image,
+    identity,
+    remember_image,
     start_upper,
 )
 from remesh.images import upper as upper_module
@@ -36,6 +39,7 @@ from remesh.images.criu import dump_by_criu, find_criu
 from remesh.images.doctor import examine_machine
 from remesh.images.dump import _without_zeros_at_end
 from remesh.images.format import CARRIED_FILE, HEADER_FILE, PAGES_FILE
+from remesh.images.identity import Identities
 from remesh.images.kinds import ARENA_PATH
 from remesh.images.stored import read_image
 from remesh.linux.procfs import children_of, read_descriptors, start_of
@@ -108,6 +112,20 @@ def test_a_process_goes_on_after_its_image_and_the_image_can_be_used_twice(stage
     assert stage.finish(upper) == "5\n"
     for number in (0, 2, 2):
         assert stage.finish(stage.restore(stage.folder / f"image{number}")) == "5\n"
+
+
+def test_who_remembers_an_image_hashes_nothing_for_the_next_one(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a restored program has mapped what its image had."""
+    image = stage.image_of(f"import ssl\nos.posix_spawn('/bin/sleep', ['sleep', '1000'], {{}})\n{WAIT_FOR_GO}")
+    known, hashed = Identities(), list[str]()
+    monkeypatch.setattr(ahead, "IDENTITIES", known)
+    monkeypatch.setattr(identity, "hash_of", lambda path, num_bytes: hashed.append(path))
+    remember_image(image)
+    members = [image, *(each.parent for each in image.glob(f"*/{HEADER_FILE}"))]
+    assert len(members) == 2
+    for path in {path for member in members for path in read_image(member).areas.files}:
+        known.of(path)
+    assert not hashed
 
 
 def test_a_compressed_image_comes_back(stage: Stage) -> None:

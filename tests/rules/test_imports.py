@@ -109,7 +109,7 @@ INNER_ARROW: dict[str, dict[str, set[str]]] = {
         "carried criu polls scan sockets stored upper",
         "compaction inspection open_files",
         "capture restore_member survey",
-        "dump_member restore",
+        "ahead dump_member restore",
         "dump",
         "doctor init",
     ),

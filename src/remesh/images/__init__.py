@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from remesh.first_use import attribute_at_home
 
 if TYPE_CHECKING:
+    from remesh.images.ahead import remember_image, start_hashing_ahead
     from remesh.images.compaction import compact_image
     from remesh.images.criu import dump_by_criu
     from remesh.images.doctor import Finding, examine_machine
@@ -54,7 +55,9 @@ __all__ = [
     "dump_image",
     "examine_machine",
     "freeze",
+    "remember_image",
     "restore_upper",
+    "start_hashing_ahead",
     "start_upper",
 ]
 
@@ -79,7 +82,9 @@ _HOMES = {
     "dump_image": "remesh.images.dump",
     "examine_machine": "remesh.images.doctor",
     "freeze": "remesh.images.frozen",
+    "remember_image": "remesh.images.ahead",
     "restore_upper": "remesh.images.upper",
+    "start_hashing_ahead": "remesh.images.ahead",
     "start_upper": "remesh.images.upper",
 }
 

@@ -16,23 +16,24 @@ from pathlib import Path
 from typing import Final
 
 from remesh.collector import collector_at_rest
-from remesh.errors import PeerError, StorageError
+from remesh.errors import StorageError
 from remesh.images import format as image_format
-from remesh.images.capture import mapped_files
+from remesh.images.ahead import hash_ahead
 from remesh.images.carried import read_carried
-from remesh.images.dump_member import IDENTITIES, ImageOrder, Phases, TreeContext, WrittenMember, dump_member
+from remesh.images.dump_member import ImageOrder, Phases, TreeContext, WrittenMember, dump_member
 from remesh.images.frozen import Frozen, freeze
+from remesh.images.identity import IDENTITIES
 from remesh.images.inspection import check_imageable, check_standing
 from remesh.images.kinds import CHANNEL_PATH, ImageReport, NotImageable
 from remesh.images.seat import processors_of
 from remesh.images.store import ImageFolder
 from remesh.images.survey import Survey, describe_sockets, survey_tree
-from remesh.images.tree import kin_of, tree_of
+from remesh.images.tree import kin_of
 from remesh.images.tree_format import TreeState
 from remesh.images.turns import short_turns
 from remesh.linux.calls import PAGE_BYTES
 from remesh.linux.proc_text import AreaKind
-from remesh.linux.procfs import read_areas, read_status, seen_from_here
+from remesh.linux.procfs import read_status, seen_from_here
 
 _MAX_TRIALS: Final = 20
 """Of a program that runs: what is so for a moment only, as a message on its way, is seldom met twice."""
@@ -65,7 +66,7 @@ def dump_image(
     with phases.phase("inspect"):
         if refusals := check_imageable(process):
             raise NotImageable(f"dumping process {process}", refusals)
-        _hash_files(process)
+        hash_ahead(process)
     for num_left in reversed(range(_MAX_TRIALS)):
         with phases.phase("freeze"):
             frozen = freeze(process)
@@ -77,13 +78,6 @@ def dump_image(
                     raise
         time.sleep(_PAUSE_S)
     raise AssertionError("the last trial returns or raises")
-
-
-def _hash_files(pid: int) -> None:
-    """Most files stay as they are until the processes stand still: hashing them now keeps that time short."""
-    for each in tree_of(pid):
-        with contextlib.suppress(OSError, PeerError):
-            mapped_files(each, read_areas(each), IDENTITIES)
 
 
 @collector_at_rest()

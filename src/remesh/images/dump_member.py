@@ -21,7 +21,7 @@ from remesh.images import format as image_format
 from remesh.images import track as track_pages
 from remesh.images.capture import capture_areas, capture_process, capture_threads
 from remesh.images.format import Ancestor, ChunksState, index_pages
-from remesh.images.identity import Identities
+from remesh.images.identity import IDENTITIES
 from remesh.images.increment import drop_hidden
 from remesh.images.layers import Layer, own_layer
 from remesh.images.machine import this_machine
@@ -34,8 +34,6 @@ from remesh.images.stored import digest_of
 from remesh.images.survey import Survey
 from remesh.linux.calls import PAGE_BYTES
 
-IDENTITIES: Final = Identities()
-"""Hashes of the files that processes have mapped, kept for the next image."""
 _MAX_ANCESTORS: Final = 15
 """An image that would need more earlier ones is a full one, after which those can be removed."""
 

@@ -29,6 +29,16 @@ class Identities:
             self._known[key] = hash_of(path, length)
         return FileIdentity(length, info.st_mtime_ns, self._known[key])
 
+    def remember(self, path: str, identity: FileIdentity) -> None:
+        """Take over what an image says of a file, if that has its length and time."""
+        info = os.stat(path)
+        if identity.sha256 and (info.st_size, info.st_mtime_ns) == (identity.num_bytes, identity.mtime_ns):
+            self._known[info.st_dev, info.st_ino, info.st_size, info.st_mtime_ns] = identity.sha256
+
+
+IDENTITIES: Final = Identities()
+"""Of the files that processes have mapped, kept for the next image."""
+
 
 def hash_of(path: str, num_bytes: int) -> str:
     """SHA-256 of the first ``num_bytes`` of a file."""

@@ -34,7 +34,9 @@ from remesh.images import (
     Upper,
     check_imageable,
     freeze,
+    remember_image,
     restore_upper,
+    start_hashing_ahead,
     start_upper,
 )
 from remesh.ranks.hosts import RankSeat, parse_hosts, seat_ranks
@@ -131,8 +133,9 @@ class Keeper:
             self._be_ready("")
             self._control.send({"type": "ended", "code": 0})
             return
-        folder = checkpoint.rank_folder(self._rank)
-        self._upper = restore_upper(folder / IMAGE, self._site(), open_files=policy)
+        image = checkpoint.rank_folder(self._rank) / IMAGE
+        self._upper = restore_upper(image, self._site(), open_files=policy)
+        remember_image(image)
         ended = tuple(
             rank
             for rank in range(self._folder.read_spec().num_ranks)
@@ -259,6 +262,8 @@ class Keeper:
 
     def _be_ready(self, note: str) -> None:
         self._is_ready = True
+        if self._upper is not None and self._ended is None:
+            start_hashing_ahead(self._upper.pid)
         self._control.send({"type": "ready", "seconds": {"upper": time.monotonic() - self._began_s}, "note": note})
 
     # --- a round ---

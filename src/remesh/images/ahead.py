@@ -1,0 +1,53 @@
+"""What can be known of a process before it stands still? The hashes of the files that it has mapped.
+
+torch's libraries have half a gigabyte, and SHA-256 takes a second or more for them: longer than all pages take to be
+written. Most files stay as they are. So the image that a process came from tells their hashes, and those of others are
+found while the program runs, whenever there is time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from pathlib import Path
+
+from remesh.errors import PeerError
+from remesh.images.capture import mapped_files
+from remesh.images.identity import IDENTITIES
+from remesh.images.stored import read_tree_areas
+from remesh.images.tree import tree_of
+from remesh.linux.procfs import read_areas
+
+
+def remember_image(folder: Path) -> None:
+    """Take over the hashes that an image has, of those files that have not been changed since."""
+    for each in read_tree_areas(folder):
+        for path, identity in each.files.items():
+            with contextlib.suppress(OSError):
+                IDENTITIES.remember(path, identity)
+
+
+def hash_ahead(pid: int) -> None:
+    """Hash what a process and its descendants have mapped, unless it is known: no image has to while they stand still.
+
+    They may run, and end, meanwhile.
+    """
+    for each in tree_of(pid):
+        with contextlib.suppress(OSError, PeerError):
+            for area in read_areas(each):
+                with contextlib.suppress(OSError):  # one file that is gone says nothing of the others
+                    mapped_files(each, [area], IDENTITIES)
+
+
+def start_hashing_ahead(pid: int) -> threading.Thread:
+    """The same by a thread that leaves the processors to whoever needs them."""
+    thread = threading.Thread(target=_hash_aside, args=(pid,), name="remesh-hash-ahead", daemon=True)
+    thread.start()
+    return thread
+
+
+def _hash_aside(pid: int) -> None:
+    # Linux keeps this for each thread. An image that comes first waits for nothing here: it hashes what is left itself.
+    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
+    hash_ahead(pid)
