@@ -11,6 +11,7 @@
 #include "comm.h"
 #include "errors.h"
 #include "fortran.h"
+#include "fortran_shared_entries.h"
 #include "op.h"
 #include "request.h"
 #include "topology.h"
@@ -38,20 +39,7 @@ int *weights_of(MPI_Fint *weights) {
     return weights == mpi_fortran_weights_empty_ ? MPI_WEIGHTS_EMPTY : weights;
 }
 
-/* ---- Texts and indices ---- */
-
-char *text_of_fortran(const char *text, size_t length) {
-    while (length && text[length - 1] == ' ') length--;
-    while (length && *text == ' ') text++, length--;
-    return must_have(strndup(text, length));
-}
-
-void text_to_fortran(bool is_there, const char *text, char *to, size_t length) {
-    if (!is_there) return;
-    size_t used = strlen(text) < length ? strlen(text) : length;
-    memcpy(to, text, used);
-    memset(to + used, ' ', length - used);
-}
+/* ---- Datatypes of a call ---- */
 
 int num_types(MPI_Fint handle, bool is_near, Side side, void *buffer) {
     const Comm *comm = object_of(KIND_COMM, handle_of_fortran(KIND_COMM, handle));
@@ -59,11 +47,6 @@ int num_types(MPI_Fint handle, bool is_near, Side side, void *buffer) {
     if (is_none) return 0;
     if (!is_near) return num_peers(comm);
     return side == SENT ? comm->topology->destinations.count : comm->topology->sources.count;
-}
-
-void count_from_one(int *indices, int count) {
-    for (int i = 0; i < count; i++)
-        if (indices[i] != MPI_UNDEFINED) indices[i]++;
 }
 
 /* ---- Numbers of handles ---- */
@@ -82,21 +65,6 @@ uintptr_t predefined_of_number(ObjectKind kind, MPI_Fint number) {
         if (fortran_numbers[i].kind == kind && fortran_numbers[i].number == number) return BITS(fortran_numbers[i].handle);
     return 0;
 }
-
-/* ---- Functions that return a number ---- */
-
-EXPORTED double mpi_wtime_(void);
-double mpi_wtime_(void) { return PMPI_Wtime(); }
-EXPORTED double mpi_wtick_(void);
-double mpi_wtick_(void) { return PMPI_Wtick(); }
-EXPORTED MPI_Aint mpi_aint_add_(const MPI_Aint *base, const MPI_Aint *offset);
-MPI_Aint mpi_aint_add_(const MPI_Aint *base, const MPI_Aint *offset) { return *base + *offset; }
-EXPORTED MPI_Aint mpi_aint_diff_(const MPI_Aint *first, const MPI_Aint *second);
-MPI_Aint mpi_aint_diff_(const MPI_Aint *first, const MPI_Aint *second) { return *first - *second; }
-EXPORTED double pmpi_wtime_(void) __attribute__((alias("mpi_wtime_")));
-EXPORTED double pmpi_wtick_(void) __attribute__((alias("mpi_wtick_")));
-EXPORTED void mpi_pcontrol_(const MPI_Fint *level);
-void mpi_pcontrol_(const MPI_Fint *level) { (void)level; }
 
 /* ---- Operations and error handlers of the program's ---- */
 
@@ -187,33 +155,6 @@ ATTRIBUTES_OF(comm, Comm, KIND_COMM, MPI_Comm)
 ATTRIBUTES_OF(type, Type, KIND_DATATYPE, MPI_Datatype)
 ATTRIBUTES_OF(win, Win, KIND_WIN, MPI_Win)
 
-/* The functions that a program names instead of its own. */
-#define COPY_FN(name, copies)                                                                                        \
-    EXPORTED void mpi_##name##_(MPI_Fint *of, MPI_Fint *keyval, void *extra, MPI_Aint *value, MPI_Aint *copied,      \
-                                MPI_Fint *flag, MPI_Fint *ierror);                                                   \
-    void mpi_##name##_(MPI_Fint *of, MPI_Fint *keyval, void *extra, MPI_Aint *value, MPI_Aint *copied,               \
-                       MPI_Fint *flag, MPI_Fint *ierror) {                                                           \
-        (void)of, (void)keyval, (void)extra;                                                                         \
-        if (copies) *copied = *value;                                                                                \
-        *flag = copies;                                                                                              \
-        *ierror = MPI_SUCCESS;                                                                                       \
-    }
-#define DELETE_FN(name)                                                                                              \
-    EXPORTED void mpi_##name##_(MPI_Fint *of, MPI_Fint *keyval, void *value, void *extra, MPI_Fint *ierror);         \
-    void mpi_##name##_(MPI_Fint *of, MPI_Fint *keyval, void *value, void *extra, MPI_Fint *ierror) {                 \
-        (void)of, (void)keyval, (void)value, (void)extra;                                                            \
-        *ierror = MPI_SUCCESS;                                                                                       \
-    }
-COPY_FN(comm_dup_fn, 1)
-COPY_FN(type_dup_fn, 1)
-COPY_FN(win_dup_fn, 1)
-COPY_FN(comm_null_copy_fn, 0)
-COPY_FN(type_null_copy_fn, 0)
-COPY_FN(win_null_copy_fn, 0)
-DELETE_FN(comm_null_delete_fn)
-DELETE_FN(type_null_delete_fn)
-DELETE_FN(win_null_delete_fn)
-
 /* ---- Generalized requests ---- */
 
 EXPORTED void mpi_grequest_start_(Callback *query, Callback *release, Callback *cancel, void *extra, MPI_Fint *request,
@@ -229,16 +170,5 @@ void mpi_grequest_start_(Callback *query, Callback *release, Callback *cancel, v
 }
 OTHER_NAMES(grequest_start, (Callback *query, Callback *release, Callback *cancel, void *extra, MPI_Fint *request,
                              MPI_Fint *ierror))
-
-/* ---- The rest ---- */
-
-/* Fortran gets no address back. */
-EXPORTED void mpi_buffer_detach_(void *buffer, MPI_Fint *size, MPI_Fint *ierror);
-void mpi_buffer_detach_(void *buffer, MPI_Fint *size, MPI_Fint *ierror) {
-    void *at;
-    (void)buffer;
-    *ierror = PMPI_Buffer_detach(&at, size);
-}
-OTHER_NAMES(buffer_detach, (void *buffer, MPI_Fint *size, MPI_Fint *ierror))
 
 #endif

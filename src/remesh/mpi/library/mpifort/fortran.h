@@ -11,14 +11,13 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define EXPORTED __attribute__((visibility("default")))
 #define INTERNAL __attribute__((visibility("hidden")))
+
+#include "fortran_shared.h"
+
 /* What a profiler calls. */
 #define OTHER_NAMES(name, parameters) \
     EXPORTED void pmpi_##name##_ parameters __attribute__((alias("mpi_" #name "_")));
-
-/* The longest text that a function gives, with its end. */
-enum { MAX_TEXT = 8192 };
 
 typedef enum {
     KIND_COMM, KIND_DATATYPE, KIND_ERRHANDLER, KIND_FILE, KIND_GROUP, KIND_INFO, KIND_MESSAGE, KIND_OP, KIND_REQUEST,
@@ -38,20 +37,6 @@ static inline MPI_Fint fortran_of(ObjectKind kind, uintptr_t handle) {
 
 /* Zeros; the program ends where there is no memory. */
 INTERNAL void *array_of(size_t count, size_t bytes_of_one);
-/* The C value that an address stands for: Fortran's constants are common blocks. */
-INTERNAL void *buffer_of(void *buffer);
-INTERNAL MPI_Status *status_of(MPI_Fint *status);
-INTERNAL int *weights_of(MPI_Fint *weights);
-/* A text without the blanks around it, to be freed. */
-INTERNAL char *text_of_fortran(const char *text, size_t length);
-/* Blanks behind it, if there is one. */
-INTERNAL void text_to_fortran(bool is_there, const char *text, char *to, size_t length);
-INTERNAL void count_from_one(int *indices, int count);
-/* How many datatypes a call has that has one for each rank of a communicator, or each neighbour; none of what is sent in
- * place.
- */
-typedef enum { SENT, RECEIVED } Side;
-INTERNAL int num_types(MPI_Fint comm, bool is_near, Side side, void *buffer);
 
 /* fortran_mpich.c of the other library, for MPICH's own Fortran: attributes with the caller's view of a value. */
 enum { AS_ADDRESS = 1, AS_INTEGER = 3 };

@@ -4,6 +4,7 @@
  * Fortran, so nothing stands between.
  */
 #include "fortran.h"
+#include "fortran_shared_entries.h"
 #include <stdio.h>
 
 void *array_of(size_t count, size_t bytes_of_one) {
@@ -42,27 +43,7 @@ int *weights_of(MPI_Fint *weights) {
     return weights == &mpifcmb9_ ? MPI_WEIGHTS_EMPTY : weights;
 }
 
-/* ---- Texts, indices, lengths ---- */
-
-char *text_of_fortran(const char *text, size_t length) {
-    while (length && text[length - 1] == ' ') length--;
-    while (length && *text == ' ') text++, length--;
-    char *made = array_of(length + 1, 1);
-    memcpy(made, text, length);
-    return made;
-}
-
-void text_to_fortran(bool is_there, const char *text, char *to, size_t length) {
-    if (!is_there) return;
-    size_t used = strlen(text) < length ? strlen(text) : length;
-    memcpy(to, text, used);
-    memset(to + used, ' ', length - used);
-}
-
-void count_from_one(int *indices, int count) {
-    for (int i = 0; i < count; i++)
-        if (indices[i] != MPI_UNDEFINED) indices[i]++;
-}
+/* ---- Datatypes of a call ---- */
 
 static int num_neighbours(MPI_Comm comm, Side side) {
     int kind, num_sources = 0, num_destinations = 0, is_weighted, num_dims = 0, rank;
@@ -90,21 +71,6 @@ int num_types(MPI_Fint comm, bool is_near, Side side, void *buffer) {
     else PMPI_Comm_size(comm, &size);
     return size;
 }
-
-/* ---- Functions that return a number ---- */
-
-EXPORTED double mpi_wtime_(void);
-double mpi_wtime_(void) { return PMPI_Wtime(); }
-EXPORTED double mpi_wtick_(void);
-double mpi_wtick_(void) { return PMPI_Wtick(); }
-EXPORTED double pmpi_wtime_(void) __attribute__((alias("mpi_wtime_")));
-EXPORTED double pmpi_wtick_(void) __attribute__((alias("mpi_wtick_")));
-EXPORTED MPI_Aint mpi_aint_add_(const MPI_Aint *base, const MPI_Aint *offset);
-MPI_Aint mpi_aint_add_(const MPI_Aint *base, const MPI_Aint *offset) { return *base + *offset; }
-EXPORTED MPI_Aint mpi_aint_diff_(const MPI_Aint *first, const MPI_Aint *second);
-MPI_Aint mpi_aint_diff_(const MPI_Aint *first, const MPI_Aint *second) { return *first - *second; }
-EXPORTED void mpi_pcontrol_(const MPI_Fint *level);
-void mpi_pcontrol_(const MPI_Fint *level) { (void)level; }
 
 /* ---- Operations and error handlers ---- */
 
@@ -205,34 +171,7 @@ ATTRIBUTES_OF(comm, Comm)
 ATTRIBUTES_OF(type, Type)
 ATTRIBUTES_OF(win, Win)
 
-/* The functions that a program names instead of its own. */
-#define COPY_FN(name, copies)                                                                                        \
-    EXPORTED void mpi_##name##_(MPI_Fint *of, MPI_Fint *keyval, void *extra, MPI_Aint *value, MPI_Aint *copied,      \
-                                MPI_Fint *flag, MPI_Fint *ierror);                                                   \
-    void mpi_##name##_(MPI_Fint *of, MPI_Fint *keyval, void *extra, MPI_Aint *value, MPI_Aint *copied,               \
-                       MPI_Fint *flag, MPI_Fint *ierror) {                                                           \
-        (void)of, (void)keyval, (void)extra;                                                                         \
-        if (copies) *copied = *value;                                                                                \
-        *flag = copies;                                                                                              \
-        *ierror = MPI_SUCCESS;                                                                                       \
-    }
-#define DELETE_FN(name)                                                                                              \
-    EXPORTED void mpi_##name##_(MPI_Fint *of, MPI_Fint *keyval, void *value, void *extra, MPI_Fint *ierror);         \
-    void mpi_##name##_(MPI_Fint *of, MPI_Fint *keyval, void *value, void *extra, MPI_Fint *ierror) {                 \
-        (void)of, (void)keyval, (void)value, (void)extra;                                                            \
-        *ierror = MPI_SUCCESS;                                                                                       \
-    }
-COPY_FN(comm_dup_fn, 1)
-COPY_FN(type_dup_fn, 1)
-COPY_FN(win_dup_fn, 1)
-COPY_FN(comm_null_copy_fn, 0)
-COPY_FN(type_null_copy_fn, 0)
-COPY_FN(win_null_copy_fn, 0)
-DELETE_FN(comm_null_delete_fn)
-DELETE_FN(type_null_delete_fn)
-DELETE_FN(win_null_delete_fn)
-
-/* ---- The rest ---- */
+/* ---- Generalized requests ---- */
 
 EXPORTED void mpi_grequest_start_(Callback *query, Callback *release, Callback *cancel, void *extra, MPI_Fint *request,
                                   MPI_Fint *ierror);
@@ -244,12 +183,3 @@ void mpi_grequest_start_(Callback *query, Callback *release, Callback *cancel, v
 }
 OTHER_NAMES(grequest_start, (Callback *query, Callback *release, Callback *cancel, void *extra, MPI_Fint *request,
                              MPI_Fint *ierror))
-
-/* Fortran gets no address back. */
-EXPORTED void mpi_buffer_detach_(void *buffer, MPI_Fint *size, MPI_Fint *ierror);
-void mpi_buffer_detach_(void *buffer, MPI_Fint *size, MPI_Fint *ierror) {
-    void *at;
-    (void)buffer;
-    *ierror = PMPI_Buffer_detach(&at, size);
-}
-OTHER_NAMES(buffer_detach, (void *buffer, MPI_Fint *size, MPI_Fint *ierror))
