@@ -1,4 +1,4 @@
-"""What DeepSpeed itself writes becomes ours, bit by bit: ZeRO 1, 2 and 3, of two and three ranks, on gloo."""
+"""What DeepSpeed itself writes becomes ours, and back, bit by bit: ZeRO 1, 2 and 3, of two and three ranks, on gloo."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -21,20 +22,20 @@ _SCRIPT = Path(__file__).with_name("deepspeed_rank.py")
 _KINDS = ("exp_avg", "exp_avg_sq")
 
 
-def _train(stage: int, num_ranks: int, folder: Path) -> dict[str, dict[str, torch.Tensor]]:
+def _run(stage: int, num_ranks: int, folder: Path, *more: str) -> dict[str, Any]:
     if importlib.util.find_spec("deepspeed") is None:
         pytest.skip("needs deepspeed, which `make hosts` installs")
-    folder.mkdir()
+    folder.mkdir(exist_ok=True)
     environment = os.environ | {
         "GLOO_SOCKET_IFNAME": "lo",
         "OMP_NUM_THREADS": "1",
         "TORCH_EXTENSIONS_DIR": str(folder.with_name("extensions")),  # whose locks outlive a job that was killed
     }
     launch = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(num_ranks))
-    command = [sys.executable, *launch, str(_SCRIPT), str(stage), str(folder)]
+    command = [sys.executable, *launch, str(_SCRIPT), str(stage), str(folder), *more]
     done = subprocess.run(command, capture_output=True, text=True, timeout=350, env=environment, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    expected: dict[str, dict[str, torch.Tensor]] = torch.load(folder / "expected.pt", weights_only=True)
+    expected: dict[str, Any] = torch.load(folder / "expected.pt", weights_only=True)
     return expected
 
 
@@ -42,7 +43,7 @@ def _train(stage: int, num_ranks: int, folder: Path) -> dict[str, dict[str, torc
 @pytest.mark.parametrize("num_ranks", [2, 3])
 @pytest.mark.parametrize("stage", [1, 2, 3])
 def test_master_values_and_moments_come_out_bit_by_bit(tmp_path: Path, stage: int, num_ranks: int) -> None:
-    expected = _train(stage, num_ranks, tmp_path / "ds")
+    expected = _run(stage, num_ranks, tmp_path / "ds")["parameters"]
     state = read_zero(tmp_path / "ds")
     assert len(expected) == 6 and state["optimizer"].keys() == expected.keys()
     for name, told in expected.items():
@@ -50,6 +51,8 @@ def test_master_values_and_moments_come_out_bit_by_bit(tmp_path: Path, stage: in
         for kind in _KINDS:
             assert state["optimizer"][name][kind].equal(told[kind]), (name, kind)
         assert state["optimizer"][name]["step"] == 3
+    of_kind = [sorted(name for name in expected if name.endswith(kind)) for kind in ("weight", "bias")]
+    assert [sorted(group["params"]) for group in state["groups"]] == of_kind
     assert state["model"]["running"].float().equal(torch.arange(7.0)) and state["program"]["epoch"] == 2
     verb = ["ckpt", "convert", str(tmp_path / "ds"), str(tmp_path / "c"), "--from", "deepspeed-zero", "--to"]
     main([*verb, "torch_dist"], standalone_mode=False)
@@ -57,3 +60,21 @@ def test_master_values_and_moments_come_out_bit_by_bit(tmp_path: Path, stage: in
         {"model": {name: torch.zeros(told["master"].shape) for name, told in expected.items()}}, tmp_path / "c"
     )
     assert all(loaded["model"][name].equal(told["master"]) for name, told in expected.items())
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_deepspeed_resumes_from_ours_under_any_stage_on_any_number_of_ranks(tmp_path: Path, stage: int) -> None:
+    trained = _run(stage, 2, tmp_path / "ds")
+    verb = ["ckpt", "convert"]
+    main(
+        [*verb, str(tmp_path / "ds"), str(tmp_path / "c"), "--from", "deepspeed-zero", "--to", "torch_dist"],
+        standalone_mode=False,
+    )
+    main([*verb, str(tmp_path / "c"), str(tmp_path / "back"), "--to", "deepspeed-universal"], standalone_mode=False)
+    same = _run(stage, 2, tmp_path / "back", "universal")
+    assert same["losses"] == trained["losses"]
+    others = [same, _run(stage % 3 + 1, 3, tmp_path / "back", "universal")]
+    for one in others:
+        for name, told in trained["parameters"].items():
+            assert all(one["parameters"][name][kind].equal(told[kind]) for kind in told), name

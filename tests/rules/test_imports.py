@@ -97,8 +97,8 @@ INNER_ARROW: dict[str, dict[str, set[str]]] = {
     ),
     "integrations": _layers(
         "fused_weights hosts meeting random_numbers stand_ins torchrun",
-        "accelerate dcp deepspeed launcher lightning megatron_core megatron_legacy torchrun_entry transformers verl "
-        "vllm_plugin vllm_source",
+        "accelerate dcp deepspeed deepspeed_universal launcher lightning megatron_core megatron_legacy torchrun_entry "
+        "transformers verl vllm_plugin vllm_source",
         "torchtitan verl_shards vllm",
     ),
     "images": _layers(
@@ -136,7 +136,7 @@ INNER_ARROW: dict[str, dict[str, set[str]]] = {
         "serialization validation",
     ),
     "cli": _layers(
-        "ckpt_forms events_folder files quiet shown",
+        "ckpt_foreign ckpt_forms events_folder files quiet shown",
         "job_verbs",
         "ckpt dashboard group mpi net pipeline plan run testbed top torch",
     ),

@@ -20,7 +20,6 @@ from remesh.checkpoint.errors import (
     told_as_checkpoint_errors,
 )
 from remesh.checkpoint.formats.torch_format import check_files
-from remesh.checkpoint.plain import save
 from remesh.checkpoint.plan.manifest import StoredTensor
 from remesh.checkpoint.run import safetensors
 from remesh.checkpoint.run.conversion import Contents, Format, convert, gather_contents, merge, open_any
@@ -37,12 +36,11 @@ from remesh.checkpoint.run.reader import OpenCheckpoint, open_checkpoint
 from remesh.checkpoint.run.stored_values import bands_of, compare, read_box, shape_of
 from remesh.checkpoint.storage import Location, location_of, store_of
 from remesh.checkpoint.storage.integrity import SHA256_FNAME, check_sha256_manifest, read_checksums, verify
+from remesh.cli.ckpt_foreign import FROM_PROGRAM, TO_PROGRAM, convert_from, convert_to
 from remesh.cli.ckpt_forms import form_of_checkpoint, form_of_decisions, form_of_listed, form_of_tensor
 from remesh.cli.shown import JSON, print_json, progress_of_bytes, with_progress
 from remesh.errors import ConfigError
 from remesh.exit_codes import ExitCode
-from remesh.integrations.deepspeed import read_zero
-from remesh.integrations.megatron_legacy import read_megatron_legacy, save_megatron
 from remesh.layout import Box
 from remesh.layout.from_torch import torch_dtype
 from remesh.retention import KeepBest, KeepEvery, KeepLast, Policy
@@ -298,34 +296,22 @@ _MAX_FILE_BYTES = click.option(
 @ckpt.command("convert", short_help="Write a checkpoint in another format.")
 @click.argument("source", callback=_source)
 @click.argument("target", callback=_place)
-@click.option("--to", "to", type=_FORMATS, required=True, help="Format to write.")
+@click.option("--to", "to", type=click.Choice([*_FORMATS.choices, *TO_PROGRAM]), required=True, help="Format to write.")
 @click.option(
     "--from",
     "origin",
-    type=click.Choice(["deepspeed-zero", "megatron-legacy"]),
+    type=click.Choice(FROM_PROGRAM),
     help="The program that wrote SOURCE, if its files do not name their format.",
 )
 @_MAX_FILE_BYTES
 def run_convert(source: Location, target: Location, to: str, origin: str | None, max_file_bytes: int) -> None:
     """Write checkpoint SOURCE, of any format, to TARGET in another format; shards stay as they are."""
     if origin is not None:
-        _convert_foreign(source, target, Format(to), origin)
-        return
-    _write(gather_contents([open_any(source)]), target, Format(to), max_file_bytes)
-
-
-def _convert_foreign(source: Location, target: Location, to: Format, origin: str) -> None:
-    if not isinstance(source, Path) or to is not Format.TORCH_DIST:
-        raise ConfigError(
-            f"converting {source} of {origin}: expected a local folder and --to torch_dist, found --to {to.value}; "
-            "convert the result once more for another format"
-        )
-    if origin == "deepspeed-zero":
-        save(read_zero(source), target)
+        click.echo(convert_from(source, target, to, origin))
+    elif to in TO_PROGRAM:
+        click.echo(convert_to(source, target, to))
     else:
-        save_megatron(read_megatron_legacy(source), target)
-    num_tensors = len(open_checkpoint(target).manifest.tensors)
-    click.echo(f"{num_tensors} tensors of {origin} in {target}; left out: random numbers of the ranks")
+        _write(gather_contents([open_any(source)]), target, Format(to), max_file_bytes)
 
 
 @ckpt.command("merge", short_help="Merge several checkpoints into one, unsharded.")

@@ -9,8 +9,8 @@ parallelism leaves its *partition*: flat vectors of the parameters' master value
 1. The files are read by ``torch.load(weights_only=True)``; objects of DeepSpeed's own classes, of which nothing is
    wanted, become empty ones, and any other class is refused.
 2. Partitions are put together by the shapes that the model's file tells; their sums must fit.
-3. The result: ``model`` (master values), ``optimizer`` (moments by parameter), ``groups``, buffers, and the program's
-   own values. DeepSpeed is not needed.
+3. The result: ``model`` (master values), ``optimizer`` (moments by parameter), ``groups``, second names of ``shared``
+   parameters, buffers, and the program's own values. DeepSpeed is not needed.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ _OF_ENGINE = frozenset(
     {
         *("module", "buffer_names", "optimizer", "param_shapes", "frozen_param_shapes", "frozen_param_fragments"),
         *("shared_params", "lr_scheduler", "data_sampler", "random_ltd", "sparse_tensor_module_names"),
-        *("skipped_steps", "ds_config", "ds_version", "dp_world_size", "mp_world_size", "autoep_layers"),
+        *("ds_config", "ds_version", "dp_world_size", "mp_world_size", "autoep_layers", "ds_autoep_layers"),
+        *("num_experts", "checkpoint_parallel_dimensions", "universal_checkpoint_info"),
     }
 )
 """Keys of a model's file that are the engine's; all others are the program's own."""
@@ -80,17 +81,26 @@ def read_zero(folder: Path) -> dict[str, Any]:
         for name in group:
             optimizer[name] |= {} if step is None else {"step": torch.as_tensor(step, dtype=torch.float32)}
     buffers = {name: model["module"][name] for name in model.get("buffer_names", ()) if name in model["module"]}
-    shared = {name: master[other] for name, other in model.get("shared_params", {}).items() if other in master}
+    shared = {name: other for name, other in (model.get("shared_params") or {}).items() if other in master}
     return {
-        "model": {**master, **shared, **buffers},
+        "model": {**master, **{name: master[other] for name, other in shared.items()}, **buffers},
+        "shared": shared,
         "optimizer": optimizer,
-        "groups": [
-            {**without_stand_ins(group), "params": list(names)}
-            for group, names in zip(first.groups, shapes, strict=False)
-        ],
+        "groups": _groups_of(first, shapes, tag),
         "scheduler": without_stand_ins(model.get("lr_scheduler") or {}),
         "program": without_stand_ins({key: value for key, value in model.items() if key not in _OF_ENGINE}),
     }
+
+
+def _groups_of(part: _Partition, shapes: Sequence[Mapping[str, Any]], tag: Path) -> list[dict[str, Any]]:
+    """Options of each group, with its parameters: a group names its vectors, of which ZeRO 3 makes several."""
+    numbers = [number for group in part.groups for number in group["params"]]
+    if numbers != list(range(len(shapes))):
+        raise _bad(tag, f"groups of the vectors {numbers}, expected each of {len(shapes)} once, in order")
+    return [
+        {**without_stand_ins(group), "params": [name for number in group["params"] for name in shapes[number]]}
+        for group in part.groups
+    ]
 
 
 def _merge_in_a_row(

@@ -125,6 +125,20 @@ def test_parameters_and_moments_come_out_bit_by_bit(tmp_path: Path, stage: int, 
     assert state["scheduler"] == {"last_epoch": 3} and state["program"] == {"epoch": 2}
 
 
+def test_groups_of_several_vectors_keep_all_their_parameters(tmp_path: Path) -> None:
+    _write(tmp_path, 3, 2)
+    for path in tmp_path.rglob("*optim_states.pt"):
+        held = torch.load(path, weights_only=False)
+        held["optimizer_state_dict"]["optimizer_state_dict"]["param_groups"] = [{"lr": 0.3, "params": [0, 1]}]
+        torch.save(held, path)
+    assert read_zero(tmp_path)["groups"] == [{"lr": 0.3, "params": ["a.weight", "a.bias", "b.weight"]}]
+    held["optimizer_state_dict"]["optimizer_state_dict"]["param_groups"] = [{"lr": 0.3, "params": [0]}]
+    for path in tmp_path.rglob("*optim_states.pt"):
+        torch.save(held, path)
+    with pytest.raises(CheckpointingException, match=r"groups of the vectors \[0\], expected each of 2 once"):
+        read_zero(tmp_path)
+
+
 def test_the_verb_makes_a_checkpoint_of_ours(tmp_path: Path) -> None:
     values = _write(tmp_path / "ds", 2, 2)
     verb = ["ckpt", "convert", str(tmp_path / "ds"), str(tmp_path / "c"), "--from", "deepspeed-zero", "--to"]
