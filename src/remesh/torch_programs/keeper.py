@@ -31,6 +31,7 @@ from remesh.images import (
     NotImageable,
     OpenFilePolicy,
     Site,
+    Starter,
     Upper,
     check_imageable,
     freeze,
@@ -73,6 +74,8 @@ class Surround:
     store: tuple[str, int]
     interface: str
     channel: Path
+    starter: Starter
+    """Of the init beneath the program: a copy of this process from before it had threads."""
 
 
 class Keeper:
@@ -116,7 +119,8 @@ class Keeper:
         self._give_notice("", ())
         spec = self._folder.read_spec()
         self._listen()
-        self._upper = start_upper(program_command(spec, self._surround.seat), self._site(), timeout_s=300)
+        command = program_command(spec, self._surround.seat)
+        self._upper = start_upper(command, self._site(), starter=self._surround.starter, timeout_s=300)
 
     def restore(self, checkpoint: Checkpoint, policy: OpenFilePolicy) -> None:
         """Bring it back from a checkpoint."""
@@ -128,13 +132,14 @@ class Keeper:
         self._surround.channel.touch(mode=0o600)
         self._listen()
         if not report["has_image"]:
+            self._surround.starter.close()
             self._ended = 0
             self._final = Status.from_json(report["final"])
             self._be_ready("")
             self._control.send({"type": "ended", "code": 0})
             return
         image = checkpoint.rank_folder(self._rank) / IMAGE
-        self._upper = restore_upper(image, self._site(), open_files=policy)
+        self._upper = restore_upper(image, self._site(), open_files=policy, starter=self._surround.starter)
         remember_image(image)
         ended = tuple(
             rank
@@ -396,6 +401,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--open-files", type=OpenFilePolicy, default=OpenFilePolicy.TRUNCATE)
     options = parser.parse_args(arguments)
     folder, rank = JobFolder(options.job), options.rank
+    starter = Starter.make()  # before there are threads
     try:
         line = Line.connect([_address(options.coordinator)], folder.read_token(), f"starting rank {rank}")
     except Error as error:
@@ -409,7 +415,7 @@ def main(arguments: list[str]) -> int:
     try:
         asked = options.interface or spec.environment.get(INTERFACE_VARIABLE, "")
         interface = choose_interface(asked, hosts, seat)
-        surround = Surround(seat, _address(options.store), interface, room / "channel")
+        surround = Surround(seat, _address(options.store), interface, room / "channel", starter)
         keeper = Keeper(folder, line, surround, open_outputs(folder.logs, rank))
         if options.checkpoint is None:
             keeper.start()
