@@ -9,7 +9,7 @@ from benchmarks.torch_programs import costs, rounds
 
 
 def main() -> None:
-    rows = costs.rows(turns=2 if is_quick() else 4)
+    rows = costs.rows(turns=2 if is_quick() else 3)
     rows += rounds.rows(rounds.QUICK_SIZES if is_quick() else rounds.SIZES)
     write_report("torch_programs", rows)
     if "--page" in sys.argv[1:]:

@@ -1,49 +1,69 @@
-"""What does carrying a program cost, and what do its checkpoints? Beside torch alone, in turns."""
+"""What does carrying a program cost, and what do its checkpoints and restarts? Beside torch alone, in turns."""
 
 from __future__ import annotations
 
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from benchmarks.report import Row, at_most, describe_run, header_of, verdict_of
 from remesh.comm.free_ports import free_port
+from remesh.linux.calls import make_buffer
+from remesh.rounds.job_folder import JobFolder
 
 _WORKER = str(Path(__file__).with_name("worker.py"))
 _PAGE = Path(__file__).parents[2] / "docs" / "torch_programs" / "measured.md"
 _REMESH = (sys.executable, "-m", "remesh", "torch")
 _PATIENCE_S = 300.0
 _RANKS = 2
+_STEP_RANKS = 4
 _CHUNK_BYTES = 1 << 20
+_PAUSE_S = 0.002
+
+
+@dataclass(frozen=True, slots=True)
+class _Checkpoint:
+    """What `remesh torch checkpoint` said of one."""
+
+    mib: float
+    total_s: float
+    cut_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Saved:
+    """A job that was saved twice and brought back, beside the same bytes written and read by one process."""
+
+    first: _Checkpoint
+    """Asked for as soon as the program had measured itself."""
+    second: _Checkpoint
+    restart_s: float
+    """From the command until all ranks run."""
+    written_s: float
+    read_s: float
 
 
 def rows(turns: int) -> list[Row]:
     """All cases; each value is the least of its turns."""
-    native, carried, rounds = [], [], []
-    for _ in range(turns):
-        native.append(_run_native())
-        found, taken = _run_carried()
-        carried.append(found)
-        rounds.append(taken)
-    names = ("call_s", "step_s")
-    least = {name: [min(each[name] for each in some) for some in (native, carried)] for name in names}
-    spread = {name: max(each[name] for each in native) / least[name][0] - 1 for name in names}
-    taken = min(rounds, key=lambda one: one["total_s"])
-    call, step = least["call_s"], least["step_s"]
+    small, saved = _compare("calls,ddp-4", _RANKS, turns, saves=True)
+    large, _ = _compare("ddp-25,fsdp", _STEP_RANKS, max(turns - 1, 1), saves=False)
+    call = small["calls"]
     return [
-        Row("all_reduce of 4 bytes, native", call[0] * 1e6, "us", spread=spread["call_s"]),
-        at_most("all_reduce of 4 bytes, added", (call[1] - call[0]) * 1e6, "us", 10, peer="torch alone"),
-        Row("step of DDP, 4 M parameters, native", step[0] * 1e3, "ms", spread=spread["step_s"]),
-        at_most("step of DDP, 4 M parameters", step[1] / step[0], "ratio", 1.02, peer="torch alone"),
-        at_most("ranks quiet and drained", min(one["cut_s"] for one in rounds), "s", 0.1),
-        at_most("checkpoint", taken["total_s"] / taken["plain_s"], "ratio", 1.25, peer="writing the same bytes"),
-        Row("bytes of a checkpoint, two ranks", taken["mib"], "MiB"),
+        Row("all_reduce of 4 bytes, native", call.native * 1e6, "us", spread=call.spread),
+        at_most("all_reduce of 4 bytes, added", (call.carried - call.native) * 1e6, "us", 10, peer="torch alone"),
+        *_step_rows("DDP, 4 M parameters, 2 ranks", small["ddp-4"]),
+        *_step_rows("DDP, 25 M parameters, 4 ranks", large["ddp-25"]),
+        *_step_rows("FSDP2, 2 M parameters, 4 ranks", large["fsdp"]),
+        *_saved_rows(saved),
     ]
 
 
@@ -55,7 +75,9 @@ def write_page(rows: list[Row]) -> None:
         "",
         head,
         "",
-        "Native and carried runs of one program take turns on one host, two ranks, gloo over the loopback.",
+        "Native and carried runs of one program take turns on one host, gloo over the loopback. Checkpoints and",
+        "restarts are of two ranks, beside one process that writes or reads as many bytes; of two ways to read, the",
+        "faster.",
         "",
         "| case | value | goal | |",
         "|---|---|---|---|",
@@ -67,46 +89,119 @@ def write_page(rows: list[Row]) -> None:
     _PAGE.write_text("\n".join(lines) + "\n")
 
 
-def _run_native() -> dict[str, float]:
-    port = free_port()
+# --- rows ---
+
+
+@dataclass(frozen=True, slots=True)
+class _Compared:
+    """One case, in seconds."""
+
+    native: float
+    carried: float
+    spread: float
+    """Of the native ones."""
+
+
+def _compare(cases: str, num_ranks: int, turns: int, *, saves: bool) -> tuple[dict[str, _Compared], list[_Saved]]:
+    native, carried, saved = [], [], []
+    for _ in range(turns):
+        native.append(_run_native(cases, num_ranks))
+        found, more = _run_carried(cases, num_ranks, saves=saves)
+        carried.append(found)
+        saved += more
+    compared = {}
+    for case in cases.split(","):
+        alone = [each[case] for each in native]
+        compared[case] = _Compared(min(alone), min(each[case] for each in carried), max(alone) / min(alone) - 1)
+    return compared, saved
+
+
+def _step_rows(what: str, step: _Compared) -> list[Row]:
+    return [
+        Row(f"step of {what}, native", step.native * 1e3, "ms", spread=step.spread),
+        at_most(f"step of {what}", step.carried / step.native, "ratio", 1.02, peer="torch alone"),
+    ]
+
+
+def _saved_rows(saved: Sequence[_Saved]) -> list[Row]:
+    cut_s = min(min(each.first.cut_s, each.second.cut_s) for each in saved)
+    first = min(each.first.total_s / each.written_s for each in saved)
+    second = min(each.second.total_s / each.written_s for each in saved)
+    beyond_s = min(each.restart_s - 1.25 * each.read_s for each in saved)
+    return [
+        at_most("ranks quiet and drained", cut_s, "s", 0.1),
+        at_most("checkpoint", second, "ratio", 1.25, peer="writing the same bytes"),
+        at_most("checkpoint, seconds after the start", first, "ratio", 1.25, peer="writing the same bytes"),
+        Row("bytes of a checkpoint", saved[-1].second.mib, "MiB"),
+        Row("restart, until all ranks run", min(each.restart_s for each in saved), "s"),
+        at_most("restart, beyond 1.25 times reading the same bytes", beyond_s, "s", 1, peer="reading the same bytes"),
+    ]
+
+
+# --- runs ---
+
+
+def _run_native(cases: str, num_ranks: int) -> dict[str, float]:
     common = {
         **os.environ,
-        "WORLD_SIZE": str(_RANKS),
+        "WORLD_SIZE": str(num_ranks),
         "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
+        "MASTER_PORT": str(free_port()),
         "OMP_NUM_THREADS": "1",
         "GLOO_SOCKET_IFNAME": "lo",
     }
     ranks = [
         subprocess.Popen(
-            [sys.executable, _WORKER, "0"],
+            [sys.executable, _WORKER, cases, "0"],
             env={**common, "RANK": str(rank), "LOCAL_RANK": str(rank)},
             stdout=subprocess.PIPE,
             text=True,
         )
-        for rank in range(_RANKS)
+        for rank in range(num_ranks)
     ]
     printed = [rank.communicate(timeout=_PATIENCE_S)[0] for rank in ranks]
     found: dict[str, float] = json.loads(printed[0])
     return found
 
 
-def _run_carried() -> tuple[dict[str, float], dict[str, float]]:
+def _run_carried(cases: str, num_ranks: int, *, saves: bool) -> tuple[dict[str, float], list[_Saved]]:
     with tempfile.TemporaryDirectory() as folder:
         job = Path(folder) / "job"
-        how = ("--nproc-per-node", str(_RANKS), "--job", str(job), "--interface", "lo")
-        leader = subprocess.Popen(
-            [*_REMESH, "run", *how, _WORKER, "600"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-        )
+        how = ("--nproc-per-node", str(num_ranks), "--job", str(job), "--interface", "lo")
+        leader = _lead("run", *how, _WORKER, cases, str(_PATIENCE_S if saves else 0))
         assert leader.stdout is not None
         found = json.loads(leader.stdout.readline())
-        asked = subprocess.run([*_REMESH, "checkpoint", str(job), "--stop"], capture_output=True, text=True, check=True)
+        saved = [_save_and_restart(job, leader)] if saves else []
         leader.communicate(timeout=_PATIENCE_S)
-        told = re.search(r"([\d.]+) MiB in ([\d.]+) s \(cut after ([\d.]+) s\)", asked.stdout)
-        assert told is not None, asked.stdout
-        mib, total_s, cut_s = map(float, told.groups())
-        plain_s = _write_plainly(Path(folder) / "plain", int(mib))
-    return found, {"mib": mib, "total_s": total_s, "cut_s": cut_s, "plain_s": plain_s}
+    return found, saved
+
+
+def _lead(*words: str) -> subprocess.Popen[str]:
+    return subprocess.Popen([*_REMESH, *words], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+
+
+def _save_and_restart(job: Path, leader: subprocess.Popen[str]) -> _Saved:
+    first, second = _take_checkpoint(job), _take_checkpoint(job, "--stop")
+    leader.communicate(timeout=_PATIENCE_S)
+    written_s = _write_plainly(job.parent / "plain", int(second.mib))
+    start_s = time.monotonic()
+    again = _lead("restart", str(job))
+    while JobFolder(job).read_state().state != "running":
+        assert again.poll() is None
+        time.sleep(_PAUSE_S)
+    restart_s = time.monotonic() - start_s
+    again.send_signal(signal.SIGINT)
+    again.communicate(timeout=_PATIENCE_S)
+    files = [path for path in (job / "images" / "000002").rglob("*") if path.is_file()]
+    read_s = min(_read_plainly(files, flags) for flags in (0, os.O_DIRECT))
+    return _Saved(first, second, restart_s, written_s, read_s)
+
+
+def _take_checkpoint(job: Path, *options: str) -> _Checkpoint:
+    asked = subprocess.run([*_REMESH, "checkpoint", str(job), *options], capture_output=True, text=True, check=True)
+    told = re.search(r"([\d.]+) MiB in ([\d.]+) s \(cut after ([\d.]+) s\)", asked.stdout)
+    assert told is not None, asked.stdout
+    return _Checkpoint(*map(float, told.groups()))
 
 
 def _write_plainly(path: Path, mib: int) -> float:
@@ -118,4 +213,20 @@ def _write_plainly(path: Path, mib: int) -> float:
             file.write(data)
         file.flush()
         os.fsync(file.fileno())
+    return time.monotonic() - start_s
+
+
+def _read_plainly(paths: Sequence[Path], flags: int) -> float:
+    """Seconds until one process has these files from the disk, opened with ``flags`` where a file can be."""
+    room = make_buffer(_CHUNK_BYTES)
+    for path in paths:
+        descriptor = os.open(path, os.O_RDONLY)
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.close(descriptor)
+    start_s = time.monotonic()
+    for path in paths:
+        descriptor = os.open(path, os.O_RDONLY | flags)
+        while os.readv(descriptor, [room]):
+            pass
+        os.close(descriptor)
     return time.monotonic() - start_s
