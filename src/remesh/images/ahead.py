@@ -10,7 +10,10 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Final
 
 from remesh.errors import PeerError
 from remesh.images.capture import mapped_files
@@ -18,6 +21,9 @@ from remesh.images.identity import IDENTITIES
 from remesh.images.stored import read_tree_areas
 from remesh.images.tree import tree_of
 from remesh.linux.procfs import read_areas
+
+_PAUSES_S: Final = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
+"""A program loads most libraries as it starts, and some later. What a look has hashed the next one finds known."""
 
 
 def remember_image(folder: Path) -> None:
@@ -40,14 +46,17 @@ def hash_ahead(pid: int) -> None:
                     mapped_files(each, [area], IDENTITIES)
 
 
-def start_hashing_ahead(pid: int) -> threading.Thread:
-    """The same by a thread that leaves the processors to whoever needs them."""
-    thread = threading.Thread(target=_hash_aside, args=(pid,), name="remesh-hash-ahead", daemon=True)
+def start_hashing_ahead(pid: int, pauses_s: Sequence[float] = _PAUSES_S) -> threading.Thread:
+    """The same by a thread that leaves the processors to whoever needs them, again after each of these pauses."""
+    thread = threading.Thread(target=_hash_aside, args=(pid, pauses_s), name="remesh-hash-ahead", daemon=True)
     thread.start()
     return thread
 
 
-def _hash_aside(pid: int) -> None:
+def _hash_aside(pid: int, pauses_s: Sequence[float]) -> None:
     # Linux keeps this for each thread. An image that comes first waits for nothing here: it hashes what is left itself.
     os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
-    hash_ahead(pid)
+    with contextlib.suppress(ProcessLookupError):  # it has ended
+        for pause_s in pauses_s:
+            time.sleep(pause_s)
+            hash_ahead(pid)

@@ -121,6 +121,7 @@ class Keeper:
         self._listen()
         command = program_command(spec, self._surround.seat)
         self._upper = start_upper(command, self._site(), starter=self._surround.starter, timeout_s=300)
+        start_hashing_ahead(self._upper.pid)
 
     def restore(self, checkpoint: Checkpoint, policy: OpenFilePolicy) -> None:
         """Bring it back from a checkpoint."""
@@ -141,6 +142,7 @@ class Keeper:
         image = checkpoint.rank_folder(self._rank) / IMAGE
         self._upper = restore_upper(image, self._site(), open_files=policy, starter=self._surround.starter)
         remember_image(image)
+        start_hashing_ahead(self._upper.pid)
         ended = tuple(
             rank
             for rank in range(self._folder.read_spec().num_ranks)
@@ -267,8 +269,6 @@ class Keeper:
 
     def _be_ready(self, note: str) -> None:
         self._is_ready = True
-        if self._upper is not None and self._ended is None:
-            start_hashing_ahead(self._upper.pid)
         self._control.send({"type": "ready", "seconds": {"upper": time.monotonic() - self._began_s}, "note": note})
 
     # --- a round ---

@@ -29,7 +29,7 @@ def test_files_that_were_hashed_ahead_are_not_hashed_for_an_image(
     path = tmp_path / "library"
     path.write_bytes(b"code" * 4096)
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ):
-        ahead.start_hashing_ahead(os.getpid()).join()
+        ahead.start_hashing_ahead(os.getpid(), (0,)).join()
         assert any(each.endswith(str(path)) for each in hashed)
         hashed.clear()
         assert mapped_files(os.getpid(), read_areas(os.getpid()), known)[str(path)].sha256 == "its hash"
@@ -57,9 +57,14 @@ def test_the_thread_that_hashes_leaves_the_processors_to_others(monkeypatch: pyt
     nice = []
     monkeypatch.setattr(ahead, "hash_ahead", lambda pid: nice.append(os.getpriority(os.PRIO_PROCESS, 0)))
     before = os.getpriority(os.PRIO_PROCESS, 0)
-    ahead.start_hashing_ahead(os.getpid()).join()
+    ahead.start_hashing_ahead(os.getpid(), (0,)).join()
     assert nice == [19]
     assert os.getpriority(os.PRIO_PROCESS, 0) == before
+
+
+@pytest.mark.filterwarnings("error")
+def test_nothing_is_said_of_a_process_that_has_ended() -> None:
+    ahead.start_hashing_ahead((1 << 22) + 1, (0,)).join()
 
 
 def test_what_an_image_says_of_a_file_is_taken_over_unless_that_has_changed(
