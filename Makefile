@@ -6,6 +6,8 @@ VENV   ?= .venv
 RUN    := $(VENV)/bin/python
 ROOM   ?= layout
 TESTS  ?=
+# Tests start hundreds of Pythons, and each would compile this library, and pytest every test, from its source.
+unexport PYTHONDONTWRITEBYTECODE
 STAMP  := $(VENV)/.installed
 # Releases of megatron-core whose checkpoints are exchanged with ours, each in a folder of its own, after the Python that
 # its wheel is for; what is used of it runs with any.
@@ -56,14 +58,18 @@ $(STAMP): $(RUN) pyproject.toml constraints.txt
 demo: $(STAMP)  ## the main job: train, lose a node, go on, grow, save, load elsewhere; runs/demo/
 	$(RUN) examples/demo/run.py
 
-test: test-unit test-procs  ## unit tests, then tests that start processes (TESTS=... narrows it)
+# Tests that start processes mostly wait: more at a time than a small machine has cores, each file in one of three pools
+# of ranks. They go first, in the order of conftest.py; the short unit tests then fill up what is left of every worker.
+WITH_PROCESSES := --numprocesses 3 --dist loadfile --no-loadscope-reorder
+
+test: $(STAMP)  ## unit tests and tests that start processes (TESTS=... narrows it)
+	$(RUN) -m pytest $(WITH_PROCESSES) $(TESTS) || [ $$? -eq $(NO_TESTS) ]
 
 test-unit: $(STAMP)  ## only the unit tests, on all cores
 	$(RUN) -m pytest -m unit --numprocesses auto $(TESTS) || [ $$? -eq $(NO_TESTS) ]
 
-# Most of these wait: more at a time than a small machine has cores, each file in one of three pools of ranks.
 test-procs: $(STAMP)  ## only the tests that start processes
-	$(RUN) -m pytest -m 'procs and not special' --numprocesses 3 --dist loadfile $(TESTS) || [ $$? -eq $(NO_TESTS) ]
+	$(RUN) -m pytest -m 'procs and not special' $(WITH_PROCESSES) $(TESTS) || [ $$? -eq $(NO_TESTS) ]
 
 test-slow: $(STAMP)  ## the long ones
 	$(RUN) -m pytest -m slow --timeout 1800 -o faulthandler_timeout=1900 $(TESTS) || [ $$? -eq $(NO_TESTS) ]

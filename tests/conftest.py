@@ -67,8 +67,12 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
         _unit_test = None
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Give every test its tier, ``procs`` where the pool is used and ``unit`` where none is named; units go first."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Give every test its tier, ``procs`` where the pool is used and ``unit`` where none is named.
+
+    Units go first, so that what fails soon is seen soon. With several workers they go last: a worker that is through
+    with its long tests has short ones to do while the others are not.
+    """
     for item in items:
         if "ranks" in getattr(item, "fixturenames", ()):
             item.add_marker("procs")
@@ -76,7 +80,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("special")
         elif not item.get_closest_marker("procs"):
             item.add_marker("unit")
-    items.sort(key=lambda item: item.get_closest_marker("unit") is None)
+    items.sort(key=lambda item: item.get_closest_marker("unit") is None, reverse=hasattr(config, "workerinput"))
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
