@@ -72,7 +72,7 @@ test-procs: $(STAMP)  ## only the tests that start processes
 	$(RUN) -m pytest -m 'procs and not special' $(WITH_PROCESSES) $(TESTS) || [ $$? -eq $(NO_TESTS) ]
 
 test-slow: $(STAMP)  ## the long ones
-	$(RUN) -m pytest -m slow --timeout 1800 -o faulthandler_timeout=1900 $(TESTS) || [ $$? -eq $(NO_TESTS) ]
+	$(RUN) -m pytest -m slow --timeout 1800 $(TESTS) || [ $$? -eq $(NO_TESTS) ]
 
 test-browser: $(STAMP)  ## pages in a real browser; Chromium comes from the system: apt-get install chromium
 	$(RUN) -m pip install --quiet --constraint constraints.txt --editable '.[browser]'
@@ -85,7 +85,7 @@ interop: $(STAMP)  ## checkpoints both ways with megatron-core, which goes to .i
 	@for one in $(INTEROP); do test -d .interop/$${one#*/} || $(RUN) -m pip install --quiet --no-deps \
 	  --ignore-requires-python --only-binary=:all: --python-version $${one%/*} \
 	  --target .interop/$${one#*/} megatron-core==$${one#*/} psutil==7.1.3 || exit 1; done
-	$(RUN) -m pytest -m slow --timeout 600 -o faulthandler_timeout=700 tests/interop
+	$(RUN) -m pytest -m slow --timeout 600 tests/interop
 
 hosts: .hosts/.installed  ## the programs whose plug-in points are tried (HOSTS above), in .hosts/
 
@@ -97,7 +97,7 @@ hosts: .hosts/.installed  ## the programs whose plug-in points are tried (HOSTS 
 	@touch $@
 
 test-hosts: .hosts/.installed  ## Remesh under the programs that it plugs into (TESTS=... narrows it)
-	.hosts/bin/python -m pytest -m hosts -o faulthandler_timeout=1000 $(or $(TESTS),tests/hosts)
+	.hosts/bin/python -m pytest -m hosts $(or $(TESTS),tests/hosts)
 
 peers: .peers/.installed  ## torchft and nvidia-resiliency-ext, which `make bench ROOM=elastic` measures beside ours, in .peers/
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import importlib.util
 import os
 import shutil
@@ -17,6 +18,7 @@ from hypothesis import HealthCheck, settings
 from remesh.errors import ConfigError
 from remesh.mpi.mpis import KINDS, find_all
 from remesh.testing.pool import RankPool
+from tests.leftovers import watch
 
 _SPECIAL_TIERS = ("mpi", "netns", "gpu", "browser", "hosts", "slow")
 """Those that are run when they are asked for; they get the marker ``special``, by which pyproject.toml and the Makefile
@@ -65,6 +67,31 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
             return (yield)
     finally:
         _unit_test = None
+
+
+_PAST_ITS_LIMIT_S = 60.0
+_STDERR = pytest.StashKey[int]()
+"""As it is outside of tests, whose output is caught."""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[_STDERR] = os.dup(2)
+
+
+def pytest_sessionstart() -> None:
+    watch()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> None:
+    """A test past its limit fails by a signal. Where no Python handler of signals runs, the session ends instead."""
+    after_s = settings.timeout + _PAST_ITS_LIMIT_S
+    faulthandler.dump_traceback_later(after_s, exit=True, file=item.config.stash[_STDERR])
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_timeout_cancel_timer() -> None:
+    faulthandler.cancel_dump_traceback_later()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
