@@ -73,7 +73,8 @@ def test_accumulated_gradients_are_carried_when_a_member_is_lost_and_when_one_jo
         assert len(job.of_kind("generation")) > 1
 
 
-@pytest.mark.parametrize("flag", ["--snapshot-every", pytest.param("--checkpoint", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("flag", ["--snapshot-every", "--checkpoint"])
 def test_accumulated_gradients_of_fsdp_go_along_when_a_node_is_taken_away_and_another_joins(
     tmp_path: Path, of_one_process: dict[int, float], flag: str
 ) -> None:

@@ -11,7 +11,9 @@ from tests.procs.agents import last_event_of_agent
 pytestmark = pytest.mark.procs
 
 
-@pytest.mark.parametrize("meeting", MEETINGS)
+@pytest.mark.parametrize(
+    "meeting", [one if one == "standalone" else pytest.param(one, marks=pytest.mark.slow) for one in MEETINGS]
+)
 def test_workers_meet_at_the_first_attempt_after_a_kill(meeting: str) -> None:
     if meeting == "etcd" and (missing := why_no_etcd()):
         pytest.skip(missing)

@@ -91,6 +91,7 @@ def test_a_stream_without_indices_goes_on_at_its_sample_after_a_death(
         assert checksums(job.events)[30] == pytest.approx(undisturbed[30], rel=1e-12)
 
 
+@pytest.mark.slow  # from a checkpoint also come those of the node that is preempted below
 def test_boxes_that_died_with_their_node_come_from_the_last_checkpoint(
     tmp_path: Path, undisturbed: dict[int, float]
 ) -> None:
@@ -176,12 +177,12 @@ def test_script_that_ends_before_it_joins_is_named(tmp_path: Path) -> None:
 
 
 def test_mesh_that_cannot_fit_ends_the_job_with_both_numbers(tmp_path: Path) -> None:
-    """tp=3 over two workers, and no other node is expected."""
-    (tmp_path / "wide.py").write_text("import remesh\nremesh.elastic(lambda job: None, {'dp': -1, 'tp': 3})\n")
-    with LocalJob(tmp_path, [str(tmp_path / "wide.py")], nnodes="1") as job:
+    """tp=2 over one worker, and no other node is expected."""
+    (tmp_path / "wide.py").write_text("import remesh\nremesh.elastic(lambda job: None, {'dp': -1, 'tp': 2})\n")
+    with LocalJob(tmp_path, [str(tmp_path / "wide.py")], nnodes="1", workers_per_node=1) as job:
         job.start_node("a")
         assert job.wait(QUIET_S) == {"a": 2}
-        assert "needs at least 3 workers, 2 are alive" in job.log_of("a").read_text()
+        assert "needs at least 2 workers, 1 are alive" in job.log_of("a").read_text()
 
 
 def test_one_vote_against_drops_the_step_on_all_ranks(tmp_path: Path) -> None:
@@ -194,9 +195,9 @@ def test_one_vote_against_drops_the_step_on_all_ranks(tmp_path: Path) -> None:
 
 
 def test_worker_that_hangs_is_killed_and_the_others_go_on(tmp_path: Path) -> None:
-    """A rank never enters the collective: the others time out, it does not leave when told, and is replaced."""
+    """A rank never enters the collective: the other times out, it does not leave when told, and is replaced."""
     flags = ("--mishap", "stuck", "--timeout-s", "3")
-    with LocalJob(tmp_path, script(*flags, steps=12), nnodes="1", workers_per_node=3) as job:
+    with LocalJob(tmp_path, script(*flags, steps=12), nnodes="1") as job:
         job.start_node("a", "--leave-timeout", "2")
         assert job.wait(QUIET_S) == {"a": 0}, job.describe_logs()
         assert [event["reason"] for event in job.of_kind("kill-worker")] == ["did not leave generation 1 in time"]
