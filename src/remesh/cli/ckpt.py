@@ -32,7 +32,7 @@ from remesh.checkpoint.run.housekeeping import (
     remove_checkpoint,
 )
 from remesh.checkpoint.run.metrics_file import check_is_known, read_metrics
-from remesh.checkpoint.run.reader import OpenCheckpoint, open_checkpoint
+from remesh.checkpoint.run.reader import OpenCheckpoint, open_checkpoint, why_incomplete
 from remesh.checkpoint.run.stored_values import bands_of, compare, read_box, shape_of
 from remesh.checkpoint.storage import Location, location_of, store_of
 from remesh.checkpoint.storage.integrity import SHA256_FNAME, check_sha256_manifest, read_checksums, verify
@@ -96,10 +96,17 @@ def list_steps(root: Location, as_json: bool) -> None:
         state = f"[{_STYLE[one.state]}]{one.state.value}[/]"
         measured = [f"{row['metrics'][name]:g}" if name in row["metrics"] else "" for name in names]
         table.add_row(str(one.step), one.directory.name, state, format_bytes(one.num_bytes), *measured)
-    _console().print(table if table.row_count else f"no checkpoints under {root}")
+    _console().print(table if table.row_count else _why_none(root))
     for one, row in zip(listed, rows, strict=True):
         if row["problem"] and one.state is not State.UNFINISHED:
             click.echo(f"{one.directory.name}: {row['problem']}", err=True)
+
+
+def _why_none(root: Location) -> str:
+    """What to say where no directory is named after a step; a checkpoint itself is a likely mistake."""
+    if not why_incomplete(root):
+        return f"{root} is a checkpoint itself: see remesh ckpt show {root}"
+    return f"no checkpoints under {root}: expected directories named step-00000120"
 
 
 def _with_metrics(one: ListedCheckpoint) -> dict[str, Any]:
@@ -406,7 +413,8 @@ def _show_all(checkpoint: OpenCheckpoint) -> None:
         console.print(f"object {name}  {extent}", markup=False)
     for key, value in checkpoint.common.items():
         console.print(f"common {key} = {_shortened(value)}", markup=False)
-    console.print(f"{len(checkpoint.manifest.tensors)} tensors, {format_bytes(total)}")
+    num_tensors = len(checkpoint.manifest.tensors)
+    console.print(f"{num_tensors} tensor{'' if num_tensors == 1 else 's'}, {format_bytes(total)}")
 
 
 def _show_cut(key: str, stored: StoredTensor) -> None:

@@ -12,7 +12,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from remesh.cli.shown import JSON, print_json
+from remesh.cli.shown import JSON, print_json, waiting
 from remesh.comm.messages import Line
 from remesh.errors import ConfigError, Error, PeerError
 from remesh.rounds.job_folder import JobFolder
@@ -34,7 +34,8 @@ def checkpoint_job(job: str, stop: bool) -> None:
     folder = JobFolder.find(job, jobs_root())
     line = _call(folder)
     line.send({"type": "checkpoint", "stop": stop})
-    answer = line.receive()
+    with waiting(f"waiting until job {folder.name} has written its checkpoint"):
+        answer = line.receive()
     if answer is None:
         raise PeerError(f"taking a checkpoint of {folder.name}: the job ended first; see {folder.logs / 'events.log'}")
     if "number" not in answer:
@@ -51,17 +52,18 @@ def checkpoint_job(job: str, stop: bool) -> None:
 
 
 @click.command("ls", short_help="List the jobs here, with their state.")
+@click.argument("root", required=False, type=click.Path(exists=True, file_okay=False, path_type=Path))
 @JSON
-def list_jobs(as_json: bool) -> None:
-    """List the jobs in ./remesh-jobs, or in REMESH_JOBS if that is set, with their state."""
-    root = jobs_root()
+def list_jobs(root: Path | None, as_json: bool) -> None:
+    """List the jobs in the folder ROOT, with their state; by default those in ./remesh-jobs or in $REMESH_JOBS."""
+    root = root or jobs_root()
     jobs = sorted(path for path in root.iterdir() if (path / "job.json").is_file()) if root.is_dir() else []
     rows = [_describe_job(JobFolder(path)) for path in jobs]
     if as_json:
         print_json(rows)
         return
     if not rows:
-        click.echo(f"remesh: no job in {root}; name another folder in REMESH_JOBS", err=True)
+        click.echo(f"remesh: no job in {root}; name the folder that holds them", err=True)
         return
     table = Table("job", "state", "ranks", "checkpoints", "cause")
     for row in rows:
@@ -84,6 +86,7 @@ def _describe_job(folder: JobFolder) -> dict[str, Any]:
 
 @click.command("show", short_help="Print a job, a checkpoint or an image as JSON.")
 @click.argument("what")
+@click.option("--json", is_flag=True, expose_value=False, help="Print one JSON document, as this verb always does.")
 def show(what: str) -> None:
     """Print WHAT as JSON: a job, or the folder of a checkpoint or of a process image."""
     path = Path(what)

@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from remesh.cli.job_verbs import checkpoint_job, jobs_root, list_jobs, refuse_if_running, show
-from remesh.cli.shown import JSON, print_json
+from remesh.cli.shown import JSON, print_json, waiting
 from remesh.errors import ConfigError
 from remesh.exit_codes import ExitCode
 from remesh.images.kinds import OpenFilePolicy
@@ -157,7 +157,8 @@ def examine(as_json: bool) -> None:
 
     Exit code 1 if something required is missing.
     """
-    findings = [*_examine_machine(), *_built(), *_mpis()]
+    with waiting("trying an image of a process"):
+        findings = [*_examine_machine(), *_built(), *_mpis()]
     if as_json:
         print_json(findings)
     else:

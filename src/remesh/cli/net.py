@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from remesh.cli.files import OutputFile
-from remesh.cli.shown import JSON, print_json
+from remesh.cli.shown import JSON, print_json, waiting
 from remesh.errors import ConfigError
 from remesh.reshard.model.network import HostLink, Network
 from remesh.testbed import BedSpec, Testbed, describe_rate
@@ -54,7 +54,7 @@ def run_probe(ctx: click.Context, file: Path, seconds: float, bed: str | None, a
     is_first = bed is not None or os.environ.get("RANK", "0") == "0"
     output = ctx.with_resource(closing(OutputFile(file))) if is_first else None
     if bed is not None:
-        with Testbed(BedSpec.parse(bed)) as testbed:
+        with waiting(f"measuring {bed}"), Testbed(BedSpec.parse(bed)) as testbed:
             measured = testbed.run(probe, args=(seconds,), timeout_s=_TIMEOUT_S)[0]
     else:
         measured = _probe_launched(seconds)

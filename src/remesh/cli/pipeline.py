@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from remesh.cli.files import OutputFile, OutputPath, read_json, read_text
-from remesh.cli.shown import JSON, print_json, with_progress
+from remesh.cli.shown import JSON, print_json, waiting, with_progress
 from remesh.errors import ConfigError
 from remesh.pipeline.bound import StepBound, compute_bound
 from remesh.pipeline.costs import Costs, EdgeCost, Lines, StageCost, read_costs
@@ -226,9 +226,10 @@ def search(
 ) -> None:
     """Find the schedule with the least memory among the fastest ones, under a memory limit."""
     job = build_job(**options)
-    found = search_schedule(
-        job.graph, job.costs, job.num_microbatches, limits_bytes=limit, tolerance=tolerance, effort=effort
-    )
+    with waiting("searching"):
+        found = search_schedule(
+            job.graph, job.costs, job.num_microbatches, limits_bytes=limit, tolerance=tolerance, effort=effort
+        )
     simulation = simulate_schedule(found.schedule, job.graph, job.costs)
     console = _show(found.schedule, simulation, job, as_json, found.reason)
     if svg:

@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from remesh.cli.files import OutputFile, OutputPath, read_json
-from remesh.cli.shown import JSON, print_json, with_progress
+from remesh.cli.shown import JSON, print_json, waiting, with_progress
 from remesh.errors import ConfigError
 from remesh.layout import Layout, Mesh, Overlap, Shard, compute_overlap, layout_from_spec
 from remesh.layout.box_array import join_grids
@@ -117,8 +117,9 @@ def plan(
     """
     links = Network.from_json(read_json(network, "the network file")) if network else None
     move, host_of = build_move(parse_shape(shape), dtype, src, dst, _host_names(hosts, links))
-    made = plan_reshard([move], host_of, chunk_bytes=chunk_bytes, network=links, strategy=strategy)
-    simulation = simulate_plan(made) if svg or trace or len(made.messages) <= _MAX_SIMULATED else None
+    with waiting("planning"):
+        made = plan_reshard([move], host_of, chunk_bytes=chunk_bytes, network=links, strategy=strategy)
+        simulation = simulate_plan(made) if svg or trace or len(made.messages) <= _MAX_SIMULATED else None
     console = Console(highlight=False, stderr=as_json)
     others = _compare(move, host_of, links, chunk_bytes) if compare else []
     if as_json:

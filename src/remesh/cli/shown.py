@@ -1,6 +1,7 @@
 """How do verbs show what they found, and how far they are? As tables, or with ``--json`` as one JSON document.
 
-Progress goes to stderr, where somebody is looking: a bar with the time left, gone when the work is done.
+Progress goes to stderr, if that is a terminal, and is gone when the work is done: a bar with the time left, or the time
+that has passed where nobody knows how much work there is.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import click
@@ -17,7 +19,9 @@ from rich.progress import (
     DownloadColumn,
     MofNCompleteColumn,
     Progress,
+    SpinnerColumn,
     TextColumn,
+    TimeElapsedColumn,
     TimeRemainingColumn,
     TransferSpeedColumn,
 )
@@ -57,6 +61,15 @@ def with_progress(items: Iterable[T], what: str) -> Iterator[T]:
         for item in all_items:
             yield item
             progress.advance(task)
+
+
+@contextmanager
+def waiting(what: str) -> Iterator[None]:
+    """Show the time that has passed while work runs whose length nobody knows."""
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        progress.add_task(what, total=None)
+        yield
 
 
 def _bar(*counted: Any) -> Progress:

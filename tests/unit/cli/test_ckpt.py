@@ -161,3 +161,11 @@ def test_gc_refuses_a_metric_that_no_checkpoint_has(rated: Path) -> None:
 def test_gc_refuses_metrics_where_there_are_none(root: Path) -> None:
     assert "found checkpoints with no metrics" in ckpt("gc", root, "--keep-smallest", "loss", "--yes").output
     assert len(list(root.iterdir())) == 3
+
+
+def test_a_folder_without_steps_is_told_by_what_it_is(tmp_path: Path) -> None:
+    remesh.save({"w": torch.zeros(2)}, tmp_path / "mine")
+    itself = CliRunner().invoke(main, ["ckpt", "ls", str(tmp_path / "mine")]).output.replace("\n", "")
+    assert "is a checkpoint itself: see remesh ckpt show" in itself
+    above = CliRunner().invoke(main, ["ckpt", "ls", str(tmp_path)]).output.replace("\n", "")
+    assert "expected directories named step-00000120" in above

@@ -17,17 +17,19 @@ import remesh
 from remesh.checkpoint.plan.step_names import step_name
 from remesh.cli import main
 from remesh.exit_codes import ExitCode
+from remesh.rounds.job_folder import JobFolder, JobSpec
 
 _MOVE = ("--shape", "8,8", "--src", "S0R@2x2", "--dst", "RS0@2x2")
 # Every verb, by whether it lists or shows. A new one is put where it belongs.
 SHOWING = {
-    *("ckpt diff", "ckpt gc", "ckpt ls", "ckpt show", "ckpt verify", "mpi doctor", "mpi ls", "net probe"),
-    *("pipeline compare", "pipeline draw", "pipeline search", "plan", "testbed list", "top", "torch ls"),
+    *("ckpt diff", "ckpt gc", "ckpt ls", "ckpt show", "ckpt verify", "mpi doctor", "mpi ls", "mpi show"),
+    *("net probe", "pipeline compare", "pipeline draw", "pipeline search", "plan", "testbed list", "top"),
+    *("torch ls", "torch show"),
 }
 ACTING = {
     *("ckpt convert", "ckpt export", "ckpt merge", "dashboard", "mpi checkpoint", "mpi restart", "mpi run"),
-    *("mpi show", "mpi slurm", "run", "testbed clean", "testbed link", "testbed run"),
-    *("torch checkpoint", "torch restart", "torch run", "torch show", "torch slurm"),
+    *("mpi slurm", "run", "testbed clean", "testbed link", "testbed run"),
+    *("torch checkpoint", "torch restart", "torch run", "torch slurm"),
 }
 
 
@@ -44,6 +46,7 @@ def _verbs(group: click.Group, before: str = "") -> Iterator[tuple[str, click.Co
 
 def test_every_verb_that_shows_something_shows_it_to_programs_too() -> None:
     found = dict(_verbs(main))
+    assert {name for name in found if name.split()[-1] in ("ls", "list", "show", "diff", "verify")} <= SHOWING
     assert set(found) == SHOWING | ACTING
     with_json = {name for name, command in found.items() if any("--json" in one.opts for one in command.params)}
     assert with_json == SHOWING
@@ -107,6 +110,9 @@ def test_jobs_and_machines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr("remesh.cli.mpi.find_all", lambda: [("openmpi", ValueError("none here"))])
     monkeypatch.setattr("remesh.cli.testbed.known_beds.find_beds", list)
     assert told("mpi", "ls") == []
+    job = JobFolder.create(tmp_path / "j", JobSpec(("./a.out",), 2, str(tmp_path), {}))
+    assert told("mpi", "show", job.path)["num_ranks"] == 2
+    assert [one["job"] for one in told("torch", "ls", tmp_path)] == ["j"]
     assert told("testbed", "list") == []
     assert [one["what"] for one in told("mpi", "doctor", code=ExitCode.FAILED)] == [
         "C extension",

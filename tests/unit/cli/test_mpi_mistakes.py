@@ -75,7 +75,7 @@ def test_a_damaged_job_hides_no_other(here: Path) -> None:
 
 def test_a_folder_without_jobs_is_named(here: Path) -> None:
     result = CliRunner().invoke(mpi, ["ls"])
-    assert result.exit_code == 0 and "no job in remesh-jobs; name another folder in REMESH_JOBS" in result.stderr
+    assert result.exit_code == 0 and "no job in remesh-jobs; name the folder that holds them" in result.stderr
 
 
 def test_a_batch_script_has_the_options_of_the_program() -> None:
