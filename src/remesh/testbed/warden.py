@@ -1,21 +1,15 @@
-"""Who removes a bed whose owner was killed? A small process that waits for the owner's end, however it comes.
+"""How does the owner of a bed start the process that removes the bed if the owner is killed, and dismiss it?
 
-A bed lives in the kernel. The warden holds the reading end of a pipe whose writing end only the owner has: when the
-kernel closes that, the owner is gone, or has removed the bed itself and dismisses its warden. It removes what it finds.
+The process is `remesh.testbed.warden_process`, which nothing here imports: it runs as a program.
 """
 
 from __future__ import annotations
 
 import os
-import shutil
-import signal
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-
-from remesh.errors import ConfigError
-from remesh.testbed import namespaces
 
 _SOURCE = os.fspath(Path(__file__).resolve().parents[2])
 """The folder that holds the package."""
@@ -27,7 +21,7 @@ class Warden:
 
     def __init__(self, names: Sequence[str], folder: Path) -> None:
         """Let it look after these namespaces and this folder, which need not be there yet."""
-        command = [sys.executable, "-S", "-P", "-m", "remesh.testbed.warden", os.fspath(folder), *names]
+        command = [sys.executable, "-S", "-P", "-m", "remesh.testbed.warden_process", os.fspath(folder), *names]
         self.process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
@@ -45,19 +39,3 @@ class Warden:
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
-
-
-def main(folder: str, names: Sequence[str]) -> None:
-    """Wait for the end of standard input, then remove the bed."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)
-    sys.stdin.buffer.read()
-    try:
-        namespaces.remove(names)
-    except ConfigError as error:
-        sys.stderr.write(f"remesh: {error}\n")
-    shutil.rmtree(folder, ignore_errors=True)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2:])

@@ -1,0 +1,31 @@
+"""Who removes a bed whose owner was killed? A small process that waits for the owner's end, however it comes.
+
+A bed lives in the kernel. The warden holds the reading end of a pipe whose writing end only the owner has: when the
+kernel closes that, the owner is gone, or has removed the bed itself and dismisses its warden. It removes what it finds.
+"""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import sys
+from collections.abc import Sequence
+
+from remesh.errors import ConfigError
+from remesh.testbed import namespaces
+
+
+def main(folder: str, names: Sequence[str]) -> None:
+    """Wait for the end of standard input, then remove the bed."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    sys.stdin.buffer.read()
+    try:
+        namespaces.remove(names)
+    except ConfigError as error:
+        sys.stderr.write(f"remesh: {error}\n")
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2:])
