@@ -1,8 +1,9 @@
 """With which Pythons and torches does Remesh work? Runs the unit tier with each, in an environment of its own.
 
-The pairs: every Python from 3.11 on that this machine has with the newest torch of the index; the oldest of them also
-with the lowest torch that pyproject.toml allows. ``make matrix`` runs all, ``make matrix PAIRS=3.13-newest`` one of
-them, ``make matrix PAIRS=list`` shows which there are. Environments stay in ``.matrix/``; results are told at the end.
+The pairs: every Python from 3.11 on that this machine has with the newest torch on pip's indexes; the oldest Python
+also with the lowest torch that pyproject.toml allows. Where a Python has CPU builds, only those count. ``make matrix``
+runs all pairs, ``PAIRS=3.13-newest`` one, ``PAIRS=list`` shows them; ``PAIRS=3.13-2.15.0`` takes that torch, whatever
+its build. Environments stay in ``.matrix/``. At the end stand a table of the results, and what could not be had here.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 _FOLDER = Path(os.environ.get("MATRIX_FOLDER", ROOT / ".matrix"))
-_MINORS = range(11, 20)
+_CLASSIFIER = re.compile(r'"Programming Language :: Python :: 3\.(\d+)"')
+_LOWEST = re.compile(r'"torch>=([\d.]+)"')
+_CPU = "+cpu"
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,40 +32,132 @@ class Pair:
     version: str
     """As in 3.12."""
     torch: str
-    """``newest`` or ``lowest``."""
+    """The version that pip is asked for, as in 2.13.0+cpu."""
+    role: str
+    """``newest``, ``lowest``, or a version that was asked for by name."""
 
     @property
     def name(self) -> str:
         """As in 3.12-newest."""
-        return f"{self.version}-{self.torch}"
+        return f"{self.version}-{self.role}"
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What became of a pair."""
+
+    pair: Pair
+    said: str
+    """Pytest's last line, or why the environment could not be made."""
+    is_good: bool
 
 
 def main() -> None:
-    """Run what is asked for; end with 1 if any failed."""
-    asked, *tests = [word for word in sys.argv[1:] if word] or [""]
-    pairs = find_pairs()
+    """Run what is asked for; end with 1 if anything failed."""
+    asked, tests = (sys.argv[1] if len(sys.argv) > 1 else ""), sys.argv[2:]
+    pythons = find_pythons()
+    torches = {version: list_torches(path) for version, path in pythons.items()}
+    pairs = make_pairs(pythons, torches)
+    missing = describe_missing(pairs, torches)
     if asked == "list":
-        print("\n".join(f"{pair.name}  {pair.python}" for pair in pairs))
+        print("\n".join([*(f"{pair.name}  torch {pair.torch}  {pair.python}" for pair in pairs), *missing]))
         return
-    chosen = [pair for pair in pairs if not asked or pair.name in asked.split(",")]
-    if not chosen:
-        sys.exit(f"running the matrix: no pair is called {asked!r}, found {', '.join(pair.name for pair in pairs)}")
-    results = {pair: run_pair(pair, tests) for pair in chosen}
-    for pair, (torch, failed) in results.items():
-        print(f"python {pair.version}, torch {torch}: {f'failed with {failed}' if failed else 'ok'}")
-    sys.exit(any(failed for _, failed in results.values()))
+    results = [run_pair(pair, tests) for pair in choose(pairs, pythons, asked)]
+    print("\n".join([*make_table(results, tests), *missing]))
+    sys.exit(not all(result.is_good for result in results))
 
 
-def find_pairs() -> list[Pair]:
-    """What can be tried on this machine, oldest Python first."""
-    pythons = {}
-    for minor in _MINORS:
-        if found := _find_python(f"3.{minor}"):
-            pythons[f"3.{minor}"] = found
-    if not pythons:
-        sys.exit("running the matrix: no Python from 3.11 on is on the PATH")
-    oldest = next(iter(pythons))
-    return [Pair(pythons[oldest], oldest, "lowest"), *(Pair(path, name, "newest") for name, path in pythons.items())]
+def find_pythons() -> dict[str, str]:
+    """The supported Pythons that this machine has, oldest first: version to path."""
+    found = {version: path for version in _supported() if (path := _find_python(version))}
+    if not found:
+        sys.exit(f"running the matrix: none of Python {', '.join(_supported())} is on the PATH; install one")
+    return found
+
+
+def list_torches(python: str) -> list[str]:
+    """The versions of torch for a Python on pip's indexes that pyproject.toml allows, newest first."""
+    command = [python, "-m", "pip", "index", "versions", "torch"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    listed = re.search(r"Available versions: (.*)", done.stdout)
+    if listed is None:
+        sys.exit(f"running the matrix: `{' '.join(command)}` lists no torch: {done.stderr.strip()[-200:]}")
+    return [one for one in listed[1].split(", ") if _numbers(one) >= _numbers(_lowest_torch())]
+
+
+def make_pairs(pythons: dict[str, str], torches: dict[str, list[str]]) -> list[Pair]:
+    """What is tried on this machine, oldest Python first."""
+    pairs = []
+    for version, path in pythons.items():
+        usable = [one for one in torches[version] if one.endswith(_CPU)] or torches[version]
+        if version == next(iter(pythons)) and len(usable) > 1:
+            pairs.append(Pair(path, version, usable[-1], "lowest"))
+        pairs.append(Pair(path, version, usable[0], "newest"))
+    return pairs
+
+
+def choose(pairs: list[Pair], pythons: dict[str, str], asked: str) -> list[Pair]:
+    """The pairs of these names, all without one; a name with a version of torch makes its own."""
+    if not asked:
+        return pairs
+    by_name = {pair.name: pair for pair in pairs}
+    chosen = []
+    for name in asked.split(","):
+        version, _, torch = name.partition("-")
+        if name in by_name:
+            chosen.append(by_name[name])
+        elif version in pythons and torch[:1].isdigit():
+            chosen.append(Pair(pythons[version], version, torch, torch))
+        else:
+            sys.exit(f"running the matrix: no pair is called {name!r}, found {', '.join(by_name)}")
+    return chosen
+
+
+def run_pair(pair: Pair, tests: list[str]) -> Result:
+    """Make the environment, if it is not there, and run the unit tier in it."""
+    python = _FOLDER / pair.name / "bin" / "python"
+    print(f"python {pair.version}, torch {pair.torch}: installing into {python.parents[1]}", flush=True)
+    if not python.exists():
+        subprocess.run([pair.python, "-m", "venv", python.parents[1]], check=True)
+    # torch first, so that nothing else chooses its version.
+    for wanted in ([f"torch=={pair.torch}"], ["--editable", f"{ROOT}[test]"]):
+        done = subprocess.run([python, "-m", "pip", "install", "--quiet", *wanted], stderr=subprocess.PIPE, text=True)
+        if done.returncode:
+            said = (done.stderr.strip().splitlines() or ["pip said nothing"])[-1]
+            return Result(pair, f"not installed: {said}", is_good=False)
+    command = [python, "-m", "pytest", "-q", "-m", "unit", "-p", "no:cacheprovider", *tests]
+    last = ""
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as running:
+        for line in running.stdout or ():
+            print(line, end="", flush=True)
+            last = line.strip() or last
+    return Result(pair, last, is_good=running.returncode == 0)
+
+
+def make_table(results: list[Result], tests: list[str]) -> list[str]:
+    """One line for each pair, under a title."""
+    title = f"\nunit tests{' of ' + ' '.join(tests) if tests else ''}:"
+    rows = [
+        f"  python {one.pair.version:5} torch {one.pair.torch:12} {'ok    ' if one.is_good else 'FAILED'}  {one.said}"
+        for one in results
+    ]
+    return [title, *rows]
+
+
+def describe_missing(pairs: list[Pair], torches: dict[str, list[str]]) -> list[str]:
+    """A line for each supported Python, and for each end of the range of torches, that is in no pair."""
+    lines = [f"not here: Python {one}; it is not on the PATH or in pyenv" for one in _supported() if one not in torches]
+    oldest, listed = next(iter(torches.items()))
+    tried = {_numbers(pair.torch) for pair in pairs}
+    for end in dict.fromkeys((listed[-1], listed[0])):
+        if _numbers(end) not in tried:
+            lines.append(f"not here: a CPU build of torch {end}; PAIRS={oldest}-{end} takes the CUDA build (5 GB)")
+    return lines
+
+
+def _supported() -> list[str]:
+    """The Pythons that pyproject.toml names, as in 3.12."""
+    return [f"3.{minor}" for minor in _CLASSIFIER.findall((ROOT / "pyproject.toml").read_text())]
 
 
 def _find_python(version: str) -> str | None:
@@ -74,27 +169,16 @@ def _find_python(version: str) -> str | None:
     return None
 
 
-def run_pair(pair: Pair, tests: list[str]) -> tuple[str, int]:
-    """The torch that was found, and pytest's exit code."""
-    python = _FOLDER / pair.name / "bin" / "python"
-    if not python.exists():
-        subprocess.run([pair.python, "-m", "venv", python.parents[1]], check=True)
-    # torch first, so that nothing else chooses its version.
-    torch = f"torch~={_lowest_torch()}.0" if pair.torch == "lowest" else "torch"
-    for wanted in ([torch], ["--editable", f"{ROOT}[test]"]):
-        subprocess.run([python, "-m", "pip", "install", "--quiet", *wanted], check=True)
-    ask = [python, "-c", "import torch; print(torch.__version__)"]
-    version = subprocess.run(ask, check=True, capture_output=True, text=True).stdout.strip()
-    print(f"python {pair.version}, torch {version}:", flush=True)
-    done = subprocess.run([python, "-m", "pytest", "-q", "-m", "unit", "-p", "no:cacheprovider", *tests], cwd=ROOT)
-    return version, done.returncode
-
-
 def _lowest_torch() -> str:
     """The version that pyproject.toml allows at least, as in 2.11."""
-    found = re.search(r'"torch>=([\d.]+)"', (ROOT / "pyproject.toml").read_text())
+    found = _LOWEST.search((ROOT / "pyproject.toml").read_text())
     assert found is not None
     return found.group(1)
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    """The release of a version, comparable: (2, 13, 0) of 2.13.0+cpu."""
+    return tuple(int(part) for part in re.findall(r"\d+", version.partition("+")[0]))
 
 
 if __name__ == "__main__":
