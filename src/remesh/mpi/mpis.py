@@ -51,7 +51,7 @@ def find_mpi(name: str, environ: Mapping[str, str] = os.environ) -> Installation
             return Installation(name, str(launcher), str(python))
     raise ConfigError(
         f"looking for MPI {name!r}: no environment with mpiexec and mpi4py at {', '.join(map(str, places))}; make one: "
-        f"`python -m venv {_FOLDER}/{name} && {_FOLDER}/{name}/bin/pip install {_WHEELS[name]} mpi4py isal`, or name "
+        f"`python -m venv {_FOLDER}/{name} && {_FOLDER}/{name}/bin/pip install {_WHEELS[name]} mpi4py`, or name "
         f"another folder in REMESH_MPI_{name.upper()}"
     )
 
