@@ -12,10 +12,10 @@ import pytest
 from tests.mpi.debian import ROOT, libraries
 
 PROGRAMS = Path(__file__).parent / "programs" / "fortran"
-_DEBIAN = ROOT / "usr/lib/x86_64-linux-gnu"
+DEBIAN = ROOT / "usr/lib/x86_64-linux-gnu"
 _HEADERS = {
     "mpich": (ROOT / "usr/include/x86_64-linux-gnu/mpich",),
-    "openmpi": (_DEBIAN / "openmpi/include", _DEBIAN / "fortran/gfortran-mod-15/openmpi"),
+    "openmpi": (DEBIAN / "openmpi/include", DEBIAN / "fortran/gfortran-mod-15/openmpi"),
 }
 _LIBRARIES = {
     "mpich": ("libmpichfort.so.12", "libmpich.so.12"),

@@ -1,4 +1,7 @@
-"""Programs of Fortran, by mpif.h and by the module mpi, are carried; mpi_f08 is in test_shared_memory.py."""
+"""Programs of Fortran are carried, by mpif.h and both modules, on their MPI's own Fortran library and on ours.
+
+mpi_f08 on the MPI's own is in test_shared_memory.py.
+"""
 
 from __future__ import annotations
 
@@ -29,12 +32,34 @@ def test_calls_of_every_kind_go_on_under_other_mpis(
     else:
         environment = variables()
     program, steps, dice = compiled_fortran("every_kind.F90", face, tmp_path, *options), 200, random.Random(face)
+    _check_chain(job, tmp_path, (str(program), str(steps)), environment, dice)
+
+
+def test_array_sections_of_mpi_f08_go_on_under_other_mpis_without_a_library_of_mpich(job: Job, tmp_path: Path) -> None:
+    environment = variables_without_mpi(tmp_path / "libraries")
+    program = compiled_fortran("sections.f90", "mpich", tmp_path)
+    _check_chain(job, tmp_path, (str(program), "60"), environment, random.Random("sections"))
+
+
+def test_an_array_section_that_a_call_would_use_after_its_return_is_refused_by_name(job: Job, tmp_path: Path) -> None:
+    environment = variables_without_mpi(tmp_path / "libraries")
+    program = compiled_fortran("sections.f90", "mpich", tmp_path)
+    job.folder = JobFolder.create(tmp_path / "job", JobSpec((str(program), "refused"), 2, str(tmp_path), environment))
+    assert job.stay("mpich").outcome.state == "failed"
+    said = (job.folder.logs / "rank-0000.err").read_text()
+    assert "MPI_Iallreduce: an array section of 6 elements of 4 bytes in 1 dims is not contiguous" in said
+    assert "give it a contiguous array" in said
+
+
+def _check_chain(
+    job: Job, tmp_path: Path, argv: tuple[str, ...], environment: dict[str, str], dice: random.Random
+) -> None:
+    """A program that is stopped under three MPIs answers what it answers when nobody stops it."""
     answers = []
     for chain in ((), dice.sample(("mpich", "openmpi", "impi"), 3)):
         pause_us = 10000 if chain else 0
-        argv = (str(program), str(steps), str(pause_us))
         folder = tmp_path / f"job-{len(chain)}"
-        job.folder = JobFolder.create(folder, JobSpec(argv, 3, str(tmp_path), environment))
+        job.folder = JobFolder.create(folder, JobSpec((*argv, str(pause_us)), 3, str(tmp_path), environment))
         checkpoint = None
         for mpi in chain:
             stay = job.stay(mpi, checkpoint=checkpoint, watch=stop_after(dice.uniform(0.05, 0.5)))

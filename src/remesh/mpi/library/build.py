@@ -47,7 +47,7 @@ def build(into: Path = BUILT) -> list[Path]:
         # An empty source: some compilers do not link without any.
         link = ("-Wl,-rpath,$ORIGIN", "-Wl,--no-as-needed", "-x", "c", os.devnull, "-x", "none", str(faces[face]))
         made.append(_link([*compiler, "-shared", f"-Wl,-soname,{name}"], link, into / name))
-    made += _build_fortran(compiler, faces["mpich"], into / FORTRAN_FOLDER)
+    made += build_fortran(compiler, faces["mpich"], into / FORTRAN_FOLDER)
     arena = [*compiler, *_OPTIONS, "-fno-builtin", str(HERE / "arena" / "arena.c")]
     return [*made, _link(arena, ("-ldl",), into / ARENA)]
 
@@ -60,12 +60,13 @@ def _build_face(compiler: list[str], face: str, target: Path) -> Path:
         return _link(command, ("-lm", "-ldl"), target)
 
 
-def _build_fortran(compiler: list[str], mpich: Path, into: Path) -> list[Path]:
+def build_fortran(compiler: list[str], mpich: Path, into: Path) -> list[Path]:
+    """MPICH's libraries for Fortran, on that for C."""
     into.mkdir(exist_ok=True)
     made = []
     with tempfile.TemporaryDirectory() as folder:
         _run([sys.executable, str(HERE / "generate.py"), "mpich", folder])
-        sources = [str(HERE / "mpifort" / "mpifort.c"), str(Path(folder) / "mpifort" / "entries.c")]
+        sources = [str(path) for place in (HERE, Path(folder)) for path in sorted((place / "mpifort").glob("*.c"))]
         places = ["-I", folder, "-I", str(HERE / "mpifort"), "-I", str(HERE)]
         for name in FORTRAN:
             command = [*compiler, *_OPTIONS, *places, f"-Wl,-soname,{name}", "-Wl,-rpath,$ORIGIN/..", *sources]

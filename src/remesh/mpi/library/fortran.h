@@ -9,6 +9,7 @@
 #define OTHER_NAMES(name, parameters)                                                              \
     EXPORTED void pmpi_##name##_ parameters __attribute__((alias("mpi_" #name "_")));              \
     EXPORTED void ompi_##name##_f parameters __attribute__((alias("mpi_" #name "_")));
+#define OTHER_NAMES_OF_BUFFERS OTHER_NAMES
 
 /* A predefined handle of Open MPI's by its number in mpif.h. */
 typedef struct {

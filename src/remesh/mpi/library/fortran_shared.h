@@ -8,6 +8,12 @@
 
 #define EXPORTED __attribute__((visibility("default")))
 
+/* Returns the error as well. In mpi_f08 a program may do without it. */
+static inline int tell(MPI_Fint *ierror, int error) {
+    if (ierror) *ierror = error;
+    return error;
+}
+
 /* The longest text that a function gives, with its end. */
 enum { MAX_TEXT = 8192 };
 

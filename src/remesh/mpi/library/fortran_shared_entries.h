@@ -41,7 +41,26 @@ EXPORTED double pmpi_wtick_(void) __attribute__((alias("mpi_wtick_")));
 EXPORTED void mpi_pcontrol_(const MPI_Fint *level);
 void mpi_pcontrol_(const MPI_Fint *level) { (void)level; }
 
+/* The compiler believes that it may change the buffer; that is all. */
+EXPORTED void mpi_f_sync_reg_(const void *buf);
+void mpi_f_sync_reg_(const void *buf) { (void)buf; }
+
 /* ---- Attributes ---- */
+
+/* The old functions, whose values are of the size of an integer. */
+EXPORTED void mpi_comm_set_attr_(MPI_Fint *comm, MPI_Fint *keyval, void **value, MPI_Fint *ierror);
+EXPORTED void mpi_comm_get_attr_(MPI_Fint *comm, MPI_Fint *keyval, MPI_Aint *value, MPI_Fint *flag, MPI_Fint *ierror);
+EXPORTED void mpi_attr_put_(MPI_Fint *comm, MPI_Fint *keyval, MPI_Fint *value, MPI_Fint *ierror);
+void mpi_attr_put_(MPI_Fint *comm, MPI_Fint *keyval, MPI_Fint *value, MPI_Fint *ierror) {
+    void *given = (void *)(intptr_t)*value;
+    mpi_comm_set_attr_(comm, keyval, &given, ierror);
+}
+EXPORTED void mpi_attr_get_(MPI_Fint *comm, MPI_Fint *keyval, MPI_Fint *value, MPI_Fint *flag, MPI_Fint *ierror);
+void mpi_attr_get_(MPI_Fint *comm, MPI_Fint *keyval, MPI_Fint *value, MPI_Fint *flag, MPI_Fint *ierror) {
+    MPI_Aint found = *value;
+    mpi_comm_get_attr_(comm, keyval, &found, flag, ierror);
+    *value = (MPI_Fint)found;
+}
 
 /* The functions that a program names instead of its own. */
 #define COPY_FN(name, copies)                                                                                        \
@@ -77,8 +96,8 @@ EXPORTED void mpi_buffer_detach_(void *buffer, MPI_Fint *size, MPI_Fint *ierror)
 void mpi_buffer_detach_(void *buffer, MPI_Fint *size, MPI_Fint *ierror) {
     void *at;
     (void)buffer;
-    *ierror = PMPI_Buffer_detach(&at, size);
+    tell(ierror, PMPI_Buffer_detach(&at, size));
 }
-OTHER_NAMES(buffer_detach, (void *buffer, MPI_Fint *size, MPI_Fint *ierror))
+OTHER_NAMES_OF_BUFFERS(buffer_detach, (void *buffer, MPI_Fint *size, MPI_Fint *ierror))
 
 #endif

@@ -5,7 +5,8 @@
 - ``mpi.h``: constants, types, and prototypes of all functions;
 - ``internal.h``: prototypes of the functions ``do_X`` that are written by hand. Handles have become objects, and counts
   have one size: an ``int`` that is an ``MPI_Count`` in the large form is an ``MPI_Count``, an array of them ``Counts``;
-- ``fortran_entries.c``: the same for Fortran (``fortran.py``), which MPICH's face has apart: ``mpifort/entries.c``;
+- ``fortran_entries.c``: the same for Fortran (``fortran.py``), which MPICH's face has apart: ``mpifort/entries.c``, and
+  ``mpifort/f08_entries.c`` for its module ``mpi_f08``;
 - ``entries.c``: ``MPI_X``, ``PMPI_X`` and the large ``MPI_X_c``, which turn a program's arguments into those of
   ``do_X``, check them, and hand errors to the handler. What has no ``do_X`` refuses by name.
 
@@ -446,20 +447,23 @@ def symbols() -> str:
     return f"/* Made by generate.py. */\n{made}"
 
 
-def fortran(face: str, functions: list[Function]) -> str:
-    """The entry points for Fortran, and the numbers of predefined handles where they are no handles themselves."""
+def fortran(face: str, functions: list[Function]) -> dict[str, str]:
+    """The entry points for Fortran, and the numbers of predefined handles where they are no handles; by their file."""
+    none = {"fortran_entries.c": "/* This face has none, or has them in a library apart. */\n"}
+    if face == "abi":
+        return none
     # This file is run as it lies there: the package need not be there yet.
     spec = importlib.util.spec_from_file_location("fortran", HERE / "fortran.py")
     if spec is None or spec.loader is None:
         raise RuntimeError(f"reading {HERE / 'fortran.py'}: it is no module")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
+    entries = str(module.entries(functions))
     if face == "mpich":
-        return str(module.entries(functions))
+        return {**none, "mpifort/entries.c": entries, "mpifort/f08_entries.c": str(module.entries_of_f08(functions))}
     constants = (line.split() for line in (HERE / "tables" / "constants.txt").read_text().splitlines())
     kinds = {name: kind for name, kind, *_ in constants}
-    table = HERE / "tables" / "openmpi_fortran.txt"
-    return f"{module.entries(functions)}\n{module.numbers(table, kinds)}"
+    return {"fortran_entries.c": f"{entries}\n{module.numbers(HERE / 'tables' / 'openmpi_fortran.txt', kinds)}"}
 
 
 def main(face: str, folder: str) -> None:
@@ -471,12 +475,9 @@ def main(face: str, folder: str) -> None:
     (into / "internal.h").write_text(internal(functions, there))
     (into / "entries.c").write_text(entries(functions, there))
     (into / "classes.h").write_text(classes())
-    (into / "fortran_entries.c").write_text(
-        fortran(face, functions) if face == "openmpi" else "/* This face has none, or has them in a library apart. */\n"
-    )
-    if face == "mpich":
-        (into / "mpifort").mkdir(exist_ok=True)
-        (into / "mpifort" / "entries.c").write_text(fortran(face, functions))
+    for name, text in fortran(face, functions).items():
+        (into / name).parent.mkdir(exist_ok=True)
+        (into / name).write_text(text)
     (into / "symbols.c").write_text(symbols() if face == "openmpi" else "/* This face has none. */\n")
 
 

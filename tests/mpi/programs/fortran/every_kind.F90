@@ -253,22 +253,27 @@ contains
    end function
 
    subroutine attributes()
-      integer :: keyval, copy, before
+      integer :: keyval, copy, before, old_value
       integer(kind=MPI_ADDRESS_KIND) :: extra, value
       logical :: flag
       before = num_deleted
       call MPI_Comm_get_attr(MPI_COMM_WORLD, MPI_TAG_UB, value, flag, ierr)
       call expect(flag .and. value >= 32767, 'MPI_TAG_UB')
+      call MPI_Attr_get(MPI_COMM_WORLD, MPI_TAG_UB, old_value, flag, ierr)
+      call expect(flag .and. old_value == value, 'MPI_TAG_UB by the old name')
       extra = 40
       call MPI_Comm_create_keyval(copy_attribute, delete_attribute, keyval, extra, ierr)
       call MPI_Comm_set_attr(MPI_COMM_WORLD, keyval, 2_MPI_ADDRESS_KIND, ierr)
       call MPI_Comm_dup(MPI_COMM_WORLD, copy, ierr)
       call MPI_Comm_get_attr(copy, keyval, value, flag, ierr)
       call expect(flag .and. value == 42, 'attribute of a copy')
+      call MPI_Attr_put(copy, keyval, -7, ierr)
+      call MPI_Attr_get(copy, keyval, old_value, flag, ierr)
+      call expect(flag .and. old_value == -7, 'attribute by the old names')
       call MPI_Comm_free(copy, ierr)
       call MPI_Comm_delete_attr(MPI_COMM_WORLD, keyval, ierr)
       call MPI_Comm_get_attr(MPI_COMM_WORLD, keyval, value, flag, ierr)
-      call expect(.not. flag .and. num_deleted == before + 2, 'deleted attribute')
+      call expect(.not. flag .and. num_deleted == before + 3, 'deleted attribute')
       call MPI_Comm_free_keyval(keyval, ierr)
       call expect(keyval == MPI_KEYVAL_INVALID, 'Comm_free_keyval')
    end subroutine

@@ -16,8 +16,13 @@
 #include "fortran_shared.h"
 
 /* What a profiler calls. */
-#define OTHER_NAMES(name, parameters) \
+#define OTHER_NAMES_OF_BUFFERS(name, parameters) \
     EXPORTED void pmpi_##name##_ parameters __attribute__((alias("mpi_" #name "_")));
+/* And what the module mpi_f08 does, where it gives no descriptors. */
+#define OTHER_NAMES(name, parameters)                                                               \
+    OTHER_NAMES_OF_BUFFERS(name, parameters)                                                        \
+    EXPORTED void mpi_##name##_f08_ parameters __attribute__((alias("mpi_" #name "_")));            \
+    EXPORTED void pmpi_##name##_f08_ parameters __attribute__((alias("mpi_" #name "_")));
 
 typedef enum {
     KIND_COMM, KIND_DATATYPE, KIND_ERRHANDLER, KIND_FILE, KIND_GROUP, KIND_INFO, KIND_MESSAGE, KIND_OP, KIND_REQUEST,

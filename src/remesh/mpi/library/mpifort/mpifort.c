@@ -16,7 +16,7 @@ void *array_of(size_t count, size_t bytes_of_one) {
 
 /* ---- Constants that are addresses ---- */
 
-/* A program has common blocks of these names, which take the place of ours: those of mpif.h. */
+/* A program has common blocks and variables of these names, which take the place of ours: those of mpif.h. */
 typedef struct {
     MPI_Fint bottom, in_place, status_ignore[5];
 } FirstConstants;
@@ -27,20 +27,27 @@ EXPORTED FirstConstants mpipriv1_;
 EXPORTED SecondConstants mpipriv2_;
 EXPORTED char mpiprivc_[2];
 EXPORTED MPI_Fint mpifcmb5_, mpifcmb9_; /* MPI_UNWEIGHTED, MPI_WEIGHTS_EMPTY */
+/* Those of mpi_f08. */
+EXPORTED MPI_Fint MPIR_F08_MPI_BOTTOM, MPIR_F08_MPI_IN_PLACE;
+EXPORTED MPI_Fint MPIR_F08_MPI_STATUS_IGNORE_OBJ[5], MPIR_F08_MPI_STATUSES_IGNORE_OBJ[5];
+#define OF_F08(name) __mpi_f08_link_constants_MOD_mpi_##name
+EXPORTED MPI_Fint OF_F08(unweighted), OF_F08(weights_empty), OF_F08(errcodes_ignore);
+EXPORTED char OF_F08(argv_null), OF_F08(argvs_null);
 
 void *buffer_of(void *buffer) {
-    if (buffer == &mpipriv1_.bottom) return MPI_BOTTOM;
-    return buffer == &mpipriv1_.in_place ? MPI_IN_PLACE : buffer;
+    if (buffer == &mpipriv1_.bottom || buffer == &MPIR_F08_MPI_BOTTOM) return MPI_BOTTOM;
+    return buffer == &mpipriv1_.in_place || buffer == &MPIR_F08_MPI_IN_PLACE ? MPI_IN_PLACE : buffer;
 }
 
 MPI_Status *status_of(MPI_Fint *status) {
-    bool is_ignored = status == mpipriv1_.status_ignore || status == mpipriv2_.statuses_ignore;
+    bool is_ignored = status == mpipriv1_.status_ignore || status == mpipriv2_.statuses_ignore ||
+                      status == MPIR_F08_MPI_STATUS_IGNORE_OBJ || status == MPIR_F08_MPI_STATUSES_IGNORE_OBJ;
     return is_ignored ? MPI_STATUS_IGNORE : (MPI_Status *)(void *)status;
 }
 
 int *weights_of(MPI_Fint *weights) {
-    if (weights == &mpifcmb5_) return MPI_UNWEIGHTED;
-    return weights == &mpifcmb9_ ? MPI_WEIGHTS_EMPTY : weights;
+    if (weights == &mpifcmb5_ || weights == &OF_F08(unweighted)) return MPI_UNWEIGHTED;
+    return weights == &mpifcmb9_ || weights == &OF_F08(weights_empty) ? MPI_WEIGHTS_EMPTY : weights;
 }
 
 /* ---- Datatypes of a call ---- */
@@ -76,18 +83,22 @@ int num_types(MPI_Fint comm, bool is_near, Side side, void *buffer) {
 
 EXPORTED void mpi_op_create_(Callback *function, const MPI_Fint *commute, MPI_Fint *op, MPI_Fint *ierror);
 void mpi_op_create_(Callback *function, const MPI_Fint *commute, MPI_Fint *op, MPI_Fint *ierror) {
-    *ierror = PMPI_Op_create((MPI_User_function *)function, *commute, op);
+    tell(ierror, PMPI_Op_create((MPI_User_function *)function, *commute, op));
 }
 OTHER_NAMES(op_create, (Callback *function, const MPI_Fint *commute, MPI_Fint *op, MPI_Fint *ierror))
 
 #define ERRHANDLER_OF(name, Name)                                                                           \
     EXPORTED void mpi_##name##_create_errhandler_(Callback *function, MPI_Fint *handler, MPI_Fint *ierror); \
     void mpi_##name##_create_errhandler_(Callback *function, MPI_Fint *handler, MPI_Fint *ierror) {         \
-        *ierror = PMPI_##Name##_create_errhandler((MPI_##Name##_errhandler_function *)function, handler);   \
+        tell(ierror, PMPI_##Name##_create_errhandler((MPI_##Name##_errhandler_function *)function, handler)); \
     }                                                                                                       \
     OTHER_NAMES(name##_create_errhandler, (Callback *function, MPI_Fint *handler, MPI_Fint *ierror))
 ERRHANDLER_OF(comm, Comm)
+ERRHANDLER_OF(session, Session)
 ERRHANDLER_OF(win, Win)
+/* Its old name. */
+EXPORTED __typeof__(mpi_comm_create_errhandler_) mpi_errhandler_create_
+    __attribute__((alias("mpi_comm_create_errhandler_")));
 
 /* A file is no integer in C, so one function stands between each handler of the program's and C. */
 enum { MOST_FILE_HANDLERS = 8 };
@@ -115,11 +126,11 @@ void mpi_file_create_errhandler_(FileHandler *function, MPI_Fint *handler, MPI_F
     int place = 0;
     while (place < MOST_FILE_HANDLERS && file_handlers[place] && file_handlers[place] != function) place++;
     if (place == MOST_FILE_HANDLERS) {
-        *ierror = MPI_ERR_NO_MEM;
+        tell(ierror, MPI_ERR_NO_MEM);
         return;
     }
     file_handlers[place] = function;
-    *ierror = PMPI_File_create_errhandler(call_file_handler[place], handler);
+    tell(ierror, PMPI_File_create_errhandler(call_file_handler[place], handler));
 }
 OTHER_NAMES(file_create_errhandler, (FileHandler *function, MPI_Fint *handler, MPI_Fint *ierror))
 
@@ -142,20 +153,20 @@ static int call_delete(Callback *delete, int handle, int keyval, int type, void 
     return error;
 }
 
-#define ATTRIBUTES_OF(name, Name)                                                                                   \
+#define ATTRIBUTES_OF(name, Name)                                                                                  \
     EXPORTED void mpi_##name##_create_keyval_(Callback *copy, Callback *delete, MPI_Fint *keyval, void **extra,    \
                                               MPI_Fint *ierror);                                                   \
     void mpi_##name##_create_keyval_(Callback *copy, Callback *delete, MPI_Fint *keyval, void **extra,             \
                                      MPI_Fint *ierror) {                                                           \
-        *ierror = PMPI_##Name##_create_keyval((MPI_##Name##_copy_attr_function *)copy,                             \
-                                              (MPI_##Name##_delete_attr_function *)delete, keyval, *extra);        \
-        if (!*ierror) MPII_Keyval_set_proxy(*keyval, (Callback *)call_copy, (Callback *)call_delete);              \
+        int error = PMPI_##Name##_create_keyval((MPI_##Name##_copy_attr_function *)copy,                           \
+                                                (MPI_##Name##_delete_attr_function *)delete, keyval, *extra);      \
+        if (!tell(ierror, error)) MPII_Keyval_set_proxy(*keyval, (Callback *)call_copy, (Callback *)call_delete);  \
     }                                                                                                              \
     OTHER_NAMES(name##_create_keyval, (Callback *copy, Callback *delete, MPI_Fint *keyval, void **extra,           \
                                        MPI_Fint *ierror))                                                          \
     EXPORTED void mpi_##name##_set_attr_(MPI_Fint *of, MPI_Fint *keyval, void **value, MPI_Fint *ierror);          \
     void mpi_##name##_set_attr_(MPI_Fint *of, MPI_Fint *keyval, void **value, MPI_Fint *ierror) {                  \
-        *ierror = MPII_##Name##_set_attr(*of, *keyval, *value, AS_ADDRESS);                                        \
+        tell(ierror, MPII_##Name##_set_attr(*of, *keyval, *value, AS_ADDRESS));                                    \
     }                                                                                                              \
     OTHER_NAMES(name##_set_attr, (MPI_Fint *of, MPI_Fint *keyval, void **value, MPI_Fint *ierror))                 \
     EXPORTED void mpi_##name##_get_attr_(MPI_Fint *of, MPI_Fint *keyval, MPI_Aint *value, MPI_Fint *flag,          \
@@ -163,13 +174,26 @@ static int call_delete(Callback *delete, int handle, int keyval, int type, void 
     void mpi_##name##_get_attr_(MPI_Fint *of, MPI_Fint *keyval, MPI_Aint *value, MPI_Fint *flag,                   \
                                 MPI_Fint *ierror) {                                                                \
         MPI_Aint found = 0;                                                                                        \
-        *ierror = MPII_##Name##_get_attr(*of, *keyval, &found, flag, AS_ADDRESS);                                  \
-        if (!*ierror && *flag) *value = found;                                                                     \
+        int error = MPII_##Name##_get_attr(*of, *keyval, &found, flag, AS_ADDRESS);                                \
+        if (!tell(ierror, error) && *flag) *value = found;                                                         \
     }                                                                                                              \
     OTHER_NAMES(name##_get_attr, (MPI_Fint *of, MPI_Fint *keyval, MPI_Aint *value, MPI_Fint *flag, MPI_Fint *ierror))
 ATTRIBUTES_OF(comm, Comm)
 ATTRIBUTES_OF(type, Type)
 ATTRIBUTES_OF(win, Win)
+
+/* The module mpi_f08 has the functions that a program names instead of its own under other names. */
+#define NAME_OF_F08(name) \
+    EXPORTED __typeof__(mpi_##name##_) __mpi_f08_callbacks_MOD_mpi_##name __attribute__((alias("mpi_" #name "_")));
+NAME_OF_F08(comm_dup_fn)
+NAME_OF_F08(type_dup_fn)
+NAME_OF_F08(win_dup_fn)
+NAME_OF_F08(comm_null_copy_fn)
+NAME_OF_F08(type_null_copy_fn)
+NAME_OF_F08(win_null_copy_fn)
+NAME_OF_F08(comm_null_delete_fn)
+NAME_OF_F08(type_null_delete_fn)
+NAME_OF_F08(win_null_delete_fn)
 
 /* ---- Generalized requests ---- */
 
@@ -177,9 +201,9 @@ EXPORTED void mpi_grequest_start_(Callback *query, Callback *release, Callback *
                                   MPI_Fint *ierror);
 void mpi_grequest_start_(Callback *query, Callback *release, Callback *cancel, void *extra, MPI_Fint *request,
                          MPI_Fint *ierror) {
-    *ierror = PMPI_Grequest_start((MPI_Grequest_query_function *)query, (MPI_Grequest_free_function *)release,
-                                  (MPI_Grequest_cancel_function *)cancel, extra, request);
-    if (!*ierror) MPII_Grequest_set_lang_f77(*request);
+    int error = PMPI_Grequest_start((MPI_Grequest_query_function *)query, (MPI_Grequest_free_function *)release,
+                                    (MPI_Grequest_cancel_function *)cancel, extra, request);
+    if (!tell(ierror, error)) MPII_Grequest_set_lang_f77(*request);
 }
 OTHER_NAMES(grequest_start, (Callback *query, Callback *release, Callback *cancel, void *extra, MPI_Fint *request,
                              MPI_Fint *ierror))
