@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from remesh.torch_programs.backends import Backends
 
 _TORCH: Final = "torch.distributed"
+_COMPILER_RULES: Final = "torch._dynamo.trace_rules"
 
 
 class CarriedProgram:
@@ -39,6 +40,7 @@ class CarriedProgram:
     def run(self, arguments: list[str]) -> None:
         """Run it to its end."""
         after_import(_TORCH, self._on_torch)
+        after_import(_COMPILER_RULES, _leave_out_ours)
         self._control.start()
         ForkGuard(self._descriptors)
         try:
@@ -80,6 +82,14 @@ class CarriedProgram:
             self._backends.install(*(sys.modules[name] for name in ("torch.distributed.distributed_c10d", _TORCH)))
             self._control.carried = self._backends.cut
         return self._backends
+
+
+def _leave_out_ours(rules: ModuleType) -> None:
+    """Have torch.compile run our code as it is.
+
+    It sees each frame of Python that C++ calls while compiled code runs, and would trace into our groups otherwise.
+    """
+    rules.add(__package__)
 
 
 def _run_as_main(arguments: list[str]) -> None:
