@@ -23,7 +23,48 @@ _NO_TIMEOUT = timedelta(0)
 """torch's word for none given."""
 
 
-class CollectiveWork(Work):
+class _HeldWork(Work):
+    """The real work beneath one of ours, which comes and goes, and whose turn it is to wait for it."""
+
+    def __init__(self, gate: Gate, post: Callable[[], Work]) -> None:
+        """``post`` hands it to the real group."""
+        super().__init__()
+        self._gate = gate
+        self._turn = threading.Lock()
+        self._inner: Work | None = post()
+        """None once this one has ended, and while it is cut off."""
+
+    @property
+    def is_waited_for(self) -> bool:
+        """Whether some thread waits for its end."""
+        return self._turn.locked()
+
+    def let_go(self, limit_s: float) -> bool:
+        """Forget the real work, whose connections are cut; False if somebody still waits for it after the time."""
+        if not self._turn.acquire(timeout=limit_s):
+            return False
+        self._inner = None
+        self._turn.release()
+        return True
+
+    def wait_aside(self) -> None:
+        """Have a thread of ours wait for it, unless somebody does."""
+        if not self.is_over and not self.is_waited_for:
+            threading.Thread(target=self._wait_quietly, name="remesh-work", daemon=True).start()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nobody has to wait for it."""
+        raise NotImplementedError
+
+    def _wait_quietly(self) -> None:
+        raise NotImplementedError
+
+    def synchronize(self) -> None:
+        self.wait()
+
+
+class CollectiveWork(_HeldWork):
     """A collective that was entered.
 
     One that can begin anew may be cut off, with its group: who waits for it then waits until it has begun and ended in
@@ -32,29 +73,24 @@ class CollectiveWork(Work):
 
     def __init__(self, gate: Gate, number: int, post: Callable[[], Work], kept: Kept | None) -> None:
         """``post`` hands it to the real group, now and again after a cut, if ``kept`` says that it can begin anew."""
-        super().__init__()
+        super().__init__(gate, post)
         self.number = number
         """In its group, from 1 on."""
-        self._gate = gate
         self._post: Callable[[], Work] | None = post
         self._kept = kept
-        self._turn = threading.Lock()
         self._future: torch.futures.Future[Any] | None = None
         self._is_future_ours = False
         self._error: RuntimeError | None = None
-        self._inner: Work | None = post()
-        """The real one; None once this one has ended, and while it is cut off."""
         self._has_ended = False
+
+    @property
+    def is_over(self) -> bool:
+        return self._has_ended
 
     @property
     def can_begin_anew(self) -> bool:
         """Whether a cut need not wait for its end."""
         return self._kept is not None
-
-    @property
-    def is_waited_for(self) -> bool:
-        """Whether some thread waits for its end."""
-        return self._turn.locked()
 
     def wait(self, timeout: timedelta = _NO_TIMEOUT) -> bool:
         while True:
@@ -78,11 +114,6 @@ class CollectiveWork(Work):
             finally:
                 self._turn.release()
         return self._has_ended
-
-    def wait_aside(self) -> None:
-        """Have a thread of ours wait for it, unless somebody does."""
-        if not self._has_ended and not self._turn.locked():
-            threading.Thread(target=self._wait_quietly, name="remesh-work", daemon=True).start()
 
     def _wait_quietly(self) -> None:
         with contextlib.suppress(RuntimeError):  # who waits for it in the program is told
@@ -120,14 +151,6 @@ class CollectiveWork(Work):
 
     # --- a cut ---
 
-    def let_go(self, limit_s: float) -> bool:
-        """Forget the real work, whose connections are cut; False if somebody still waits for it after the time."""
-        if not self._turn.acquire(timeout=limit_s):
-            return False
-        self._inner = None
-        self._turn.release()
-        return True
-
     def begin_anew(self) -> None:
         """Hand it to the group that was grown again. The gate is closed, so nobody waits for it."""
         assert self._kept is not None
@@ -150,9 +173,6 @@ class CollectiveWork(Work):
     def exception(self) -> Any:
         self.settle()
         return self._error
-
-    def synchronize(self) -> None:
-        self.wait()
 
     def get_future(self) -> torch.futures.Future[Any]:
         if self._future is None:
@@ -184,7 +204,7 @@ def _future_of(inner: Work) -> torch.futures.Future[Any] | None:
         return None
 
 
-class MessageWork(Work):
+class MessageWork(_HeldWork):
     """A message that was posted: to be sent, or to be received. gloo moves it once both ends have been posted.
 
     Its end is *counted* when a thread sees it, and *told* to the program once the gate is open: until then the message
@@ -196,13 +216,10 @@ class MessageWork(Work):
         self, gate: Gate, post: Callable[[], Work], on_ended: Callable[[MessageWork], None], *, is_send: bool
     ) -> None:
         """``post`` hands the message to the real group, now and again after a cut; ``on_ended`` counts it."""
-        super().__init__()
+        super().__init__(gate, post)
         self.is_send = is_send
-        self._gate = gate
         self._post = post
         self._on_ended = on_ended
-        self._turn = threading.Lock()
-        self._inner: Work | None = post()
         self.has_ended = False
         """Counted; a cut may take that back from a message to be sent."""
         self.source = -1
@@ -212,13 +229,9 @@ class MessageWork(Work):
         """Hand it to the group that was grown again."""
         self._inner, self.has_ended = self._post(), False
 
-    def let_go(self, limit_s: float) -> bool:
-        """Forget the real work, whose connections are cut; False if somebody still waits for it after the time."""
-        if not self._turn.acquire(timeout=limit_s):
-            return False
-        self._inner = None
-        self._turn.release()
-        return True
+    @property
+    def is_over(self) -> bool:
+        return self._inner is None
 
     def wait(self, timeout: timedelta = _NO_TIMEOUT) -> bool:
         while True:
@@ -227,11 +240,6 @@ class MessageWork(Work):
             self._gate.wait_until_open()
             if self.has_ended:
                 return True
-
-    def wait_aside(self) -> None:
-        """Have a thread of ours wait for it, unless somebody does."""
-        if self._inner is not None and not self._turn.locked():
-            threading.Thread(target=self._wait_quietly, name="remesh-message", daemon=True).start()
 
     def _wait_quietly(self) -> None:
         with self._turn:
@@ -262,9 +270,6 @@ class MessageWork(Work):
 
     def exception(self) -> Any:
         return None
-
-    def synchronize(self) -> None:
-        self.wait()
 
     def source_rank(self) -> int:
         return self.source
