@@ -61,10 +61,16 @@ class ControlThread:
         self._thread.start()
 
     def say_goodbye(self) -> None:
-        """The program is about to end: what it has sent and received is needed by cuts that come later."""
-        if os.getpid() == self._pid:
+        """The program is about to end: what it has sent and received is needed by cuts that come later.
+
+        Not between a cut and what follows it: others count on us to grow groups with them.
+        """
+        while os.getpid() == self._pid:
+            self._gate.wait_until_open()
             with self._turn:
-                self._say({"type": "final", "status": self._describe(has_ended=True).to_json()})
+                if not self._gate.is_closed:
+                    self._say({"type": "final", "status": self._describe(has_ended=True).to_json()})
+                    return
 
     def descriptors(self) -> list[int]:
         """Of the line, while there is one."""

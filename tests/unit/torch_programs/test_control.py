@@ -1,0 +1,35 @@
+"""What the program's end of the line to its keeper says, and when."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+from remesh.torch_programs.control import ControlThread
+from remesh.torch_programs.gate import Gate
+from remesh.torch_programs.notice import Notice, write_notice
+
+
+class _Line:
+    def __init__(self) -> None:
+        self.sent: list[Any] = []
+
+    def send(self, message: Any) -> None:
+        self.sent.append(message["type"])
+
+
+def test_a_program_that_ends_between_a_cut_and_what_follows_it_stays_until_its_groups_are_grown(tmp_path: Path) -> None:
+    place, gate, line = tmp_path / "channel", Gate(), _Line()
+    write_notice(place, Notice(1, ("127.0.0.1", 1), ("127.0.0.1", 2), "00", "growth/", "lo", ()))
+    control: Any = ControlThread(gate, 0, place)
+    control._line = line
+    gate.hold({})
+    gate.close()
+    ending = threading.Thread(target=control.say_goodbye, daemon=True)
+    ending.start()
+    ending.join(0.2)
+    assert ending.is_alive() and not line.sent
+    gate.open()
+    ending.join(100)
+    assert line.sent == ["final"]
