@@ -125,6 +125,7 @@ INNER_ARROW: dict[str, dict[str, set[str]]] = {
         "anew children environment gate hook host notice reach store_server",
         "control store works",
         "groups",
+        "reunion",
         "cut",
         "backends keeper stay",
         "program",

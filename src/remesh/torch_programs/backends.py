@@ -43,7 +43,7 @@ class Backends:
 
     def __init__(self, gate: Gate, link: StoreLink, rank: int, size: int) -> None:
         self.groups = Groups(gate)
-        self.cut = GroupsAtCut(self.groups, link, rank)
+        self.cut = GroupsAtCut(self.groups, link, rank, size)
         self._gate, self._link = gate, link
         self._rank, self._size = rank, size
         self._num_worlds = 0

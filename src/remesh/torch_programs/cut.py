@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import gc
-import json
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
-
-from torch.distributed import PrefixStore
+from functools import partial
+from typing import Final
 
 from remesh.comm.gloo_sockets import Surroundings, cut_connections, gloo_loops, open_sockets, pick_gloos
 from remesh.rounds.status import Activity, ClockStanding, Status, pairs
 from remesh.torch_programs.groups import Groups
+from remesh.torch_programs.reunion import Reunion
 from remesh.torch_programs.store import CarriedStore, StoreLink
 from remesh.torch_programs.works import CollectiveWork
 
@@ -80,8 +79,9 @@ def _count_messages(groups: Groups) -> tuple[dict[int, int], dict[int, int]]:
 class GroupsAtCut:
     """The groups of this process, for the control thread."""
 
-    def __init__(self, groups: Groups, link: StoreLink, rank: int) -> None:
-        self._groups, self._link, self._rank = groups, link, rank
+    def __init__(self, groups: Groups, link: StoreLink, rank: int, size: int) -> None:
+        self._groups, self._link = groups, link
+        self._rank, self._size = rank, size
 
     def describe(self, *, has_ended: bool = False) -> Status:
         """Where the process stands, in the words of the protocol."""
@@ -131,25 +131,20 @@ class GroupsAtCut:
         ``ended``: ranks whose programs are over. Groups that a member has left are not made again.
         """
         self._link.move(address)
-        store = CarriedStore(self._link, prefix, of_control=True)
+        reunion = Reunion(CarriedStore(self._link, prefix, of_control=True), self._rank)
         live = self._groups.live
-        store.set(str(self._rank), json.dumps({group.place.key: group.received_counts() for group in live}))
-        others = sorted({member for group in live for member in group.place.members} - set(ended))
-        answers = store.multi_get([str(rank) for rank in others])
-        told: dict[int, dict[str, Any]] = {
-            rank: json.loads(answer) for rank, answer in zip(others, answers, strict=True)
-        }
-        for group in live:
-            key, members = group.place.key, group.place.members
-            if gone := [member for member in members if key not in told.get(member, {})]:
+        places = [group.place for group in live]
+        reunion.arrive({group.place.key: group.received_counts() for group in live}, self._size - len(ended))
+        for group, is_whole in zip(live, reunion.find_whole(places), strict=True):
+            if is_whole:
+                group.build(reunion.store_of(group.place))
+            else:
+                gone = reunion.find_gone(group.place, ended)
                 group.break_off(f"ranks {gone} had left it before the last cut")
-                continue
-            group.build(PrefixStore(f"{key}/", store))
         for group in live:
             if group.is_live:
                 group.begin_anew()
-                places, key = group.place.members, group.place.key
-                group.post_again(lambda peer, places=places, key=key: told[places[peer]][key])  # type: ignore[misc]
+                group.post_again(partial(reunion.received_by, group.place))
 
 
 def _wait_until_gone() -> str:

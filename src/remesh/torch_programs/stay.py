@@ -104,7 +104,7 @@ def run_stay(
         store = stack.enter_context(ProgramStore(folder.read_token(), for_store.socket, content, folder.log_event))
         made_by = {"torch": [_torch_version()], "script": [_digest_of_script(spec)]}
         coordinator = Coordinator(
-            folder, spec.num_ranks, settings, say, lambda part: {**made_by, **_write_store(part, store.content())}
+            folder, spec.num_ranks, settings, say, lambda part: {**made_by, **_write_store(part, store)}
         )
         stack.callback(coordinator.close)
         stack.enter_context(obeying_signals(coordinator))
@@ -170,9 +170,10 @@ def _end_hosts(starters: Mapping[str, subprocess.Popen[bytes]]) -> None:
 # --- what the leader adds to a checkpoint ---
 
 
-def _write_store(part: Path, content: Mapping[str, str]) -> dict[str, Any]:
-    kept = {key: value for key, value in content.items() if not key.startswith(GROWTH_PREFIX)}
-    data = json.dumps(kept).encode()
+def _write_store(part: Path, store: ProgramStore) -> dict[str, Any]:
+    # All ranks stand still, so what they told each other to grow their groups after the last cut is needed no more.
+    store.forget(GROWTH_PREFIX)
+    data = json.dumps(store.content()).encode()
     try:
         write_new(part / _STORE_FILE, data)
     except OSError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Sequence
@@ -16,7 +17,7 @@ from remesh.errors import PeerError
 from remesh.torch_programs.gate import Gate
 
 _TURN_S: Final = 0.05
-"""The longest that one question waits in the server: after it the gate is looked at."""
+"""The longest that one question of the program waits in the server: after it the gate is looked at."""
 _DEFAULT_TIMEOUT: Final = timedelta(minutes=30)
 
 
@@ -79,6 +80,7 @@ class CarriedStore(Store):
         self._prefix = prefix
         self._link = link
         self._ask = link.ask_now if of_control else link.ask
+        self._turn_s = math.inf if of_control else _TURN_S
         self._timeout = _DEFAULT_TIMEOUT
         link.stores.append(self)
 
@@ -140,7 +142,7 @@ class CarriedStore(Store):
         until_s = time.monotonic() + timeout.total_seconds()
         while True:
             left_s = max(0.0, until_s - time.monotonic())
-            values = self._ask({"type": "get", "keys": self._keys(keys), "wait_s": min(left_s, _TURN_S)})
+            values = self._ask({"type": "get", "keys": self._keys(keys), "wait_s": min(left_s, self._turn_s)})
             if values is not None:
                 return list(values)
             if not left_s:

@@ -23,11 +23,13 @@ from remesh.comm.token import Token
 _POLL_S: Final = 1.0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(eq=False, slots=True)
 class _Waiter:
     caller: Peer
     keys: tuple[str, ...]
     until_s: float
+    lacks: str = ""
+    """One of its keys that is not there; who writes another one needs not look at it."""
 
 
 class ProgramStore:
@@ -37,7 +39,10 @@ class ProgramStore:
         """Values are bytes as text, a character a byte."""
         self._table = dict(content)
         self._lock = threading.Lock()
-        self._waiters: list[_Waiter] = []
+        self._waiters: dict[_Waiter, None] = {}
+        """In the order in which they came."""
+        self._lacking: dict[str, list[_Waiter]] = {}
+        """The same by the key that each lacks."""
         self._server = Server(token, self._on_message, self._on_gone, log)
         self._server.listen(listener)
         self._wake_out, self._wake_in = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
@@ -70,35 +75,53 @@ class ProgramStore:
         while not self._is_over:
             due_s = min((waiter.until_s for waiter in self._waiters), default=time.monotonic() + _POLL_S)
             self._server.poll(max(0.0, due_s - time.monotonic()))
-            self._answer_waiters()
+            now_s = time.monotonic()
+            for waiter in [each for each in self._waiters if each.until_s <= now_s]:
+                self._forget(waiter)
+                self._answer(waiter.caller, None)
         self._server.forget(self._wake_out)
         self._server.close()
 
     def _on_gone(self, caller: Peer) -> None:
-        self._waiters = [waiter for waiter in self._waiters if waiter.caller is not caller]
+        for waiter in [each for each in self._waiters if each.caller is caller]:
+            self._forget(waiter)
 
     def _on_message(self, caller: Peer, message: Message) -> None:
         if message["type"] == "get":
             until_s = time.monotonic() + float(message["wait_s"])
-            self._waiters.append(_Waiter(caller, tuple(map(str, message["keys"])), until_s))
-        else:
-            with self._lock:
-                value = _ACTS[message["type"]](self._table, message)
-            self._server.tell(caller, {"type": "value", "value": value})
-        self._answer_waiters()
+            self._look(_Waiter(caller, tuple(map(str, message["keys"])), until_s))
+            return
+        with self._lock:
+            value = _ACTS[message["type"]](self._table, message)
+        self._answer(caller, value)
+        for key in message.get("keys", [message.get("key")]):
+            for waiter in list(self._lacking.get(key, ())):
+                self._forget(waiter)
+                self._look(waiter)
 
-    def _answer_waiters(self) -> None:
-        now_s, left = time.monotonic(), []
-        for waiter in self._waiters:
-            with self._lock:
-                is_there = all(key in self._table for key in waiter.keys)
-                values = [self._table[key] for key in waiter.keys] if is_there else None
-            if is_there or waiter.until_s <= now_s:
-                with contextlib.suppress(OSError):
-                    self._server.tell(waiter.caller, {"type": "value", "value": values})
-            else:
-                left.append(waiter)
-        self._waiters = left
+    def _look(self, waiter: _Waiter) -> None:
+        """Answer it if all its keys are there; otherwise it waits, unless its time is over."""
+        with self._lock:
+            lacks = next((key for key in waiter.keys if key not in self._table), None)
+            values = [self._table[key] for key in waiter.keys] if lacks is None else None
+        if lacks is None or waiter.until_s <= time.monotonic():
+            self._answer(waiter.caller, values)
+        else:
+            waiter.lacks = lacks
+            self._waiters[waiter] = None
+            self._lacking.setdefault(lacks, []).append(waiter)
+
+    def _forget(self, waiter: _Waiter) -> None:
+        """It does not wait any more."""
+        del self._waiters[waiter]
+        beside = self._lacking[waiter.lacks]
+        beside.remove(waiter)
+        if not beside:
+            del self._lacking[waiter.lacks]
+
+    def _answer(self, caller: Peer, value: Any) -> None:
+        with contextlib.suppress(OSError):
+            self._server.tell(caller, {"type": "value", "value": value})
 
 
 _Table = dict[str, str]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import random
 import socket
+import threading
 from collections.abc import Iterator
 from datetime import timedelta
 
@@ -11,6 +13,7 @@ import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 
+from remesh.comm.messages import Line
 from remesh.comm.token import Token
 from remesh.torch_programs.gate import Gate
 from remesh.torch_programs.store import CarriedStore, StoreLink
@@ -70,3 +73,36 @@ def test_who_waits_for_a_key_gets_it_when_it_is_set(link: StoreLink) -> None:
 def test_what_is_not_there_in_time_is_told_by_name(link: StoreLink) -> None:
     with pytest.raises(dist.DistStoreError, match="never"):
         CarriedStore(link).wait(["never"], timedelta(milliseconds=1))
+
+
+def test_many_who_wait_for_several_keys_get_them_when_the_last_is_there(link: StoreLink) -> None:
+    chance = random.Random(5)
+    keys = [f"key {number}" for number in range(6)]
+    wanted = [chance.sample(keys, chance.randint(1, 4)) for _ in range(12)]
+    got: dict[int, list[bytes]] = {}
+
+    def wait(number: int) -> None:
+        got[number] = CarriedStore(link, "many/").multi_get(wanted[number])
+
+    threads = [threading.Thread(target=wait, args=(number,), daemon=True) for number in range(len(wanted))]
+    for thread in threads:
+        thread.start()
+    store, there = CarriedStore(link, "many/"), set[str]()
+    for key in chance.sample(keys, len(keys)):
+        assert all(not set(wanted[number]) - there for number in got)
+        there.add(key)
+        store.set(key, key.upper())
+    for thread in threads:
+        thread.join(100)
+    assert got == {number: [key.upper().encode() for key in those] for number, those in enumerate(wanted)}
+
+
+def test_who_hangs_up_while_waiting_keeps_nobody_else_from_it(link: StoreLink) -> None:
+    for asked in ([], ["left"]):
+        line = Line.connect([link._address], _TOKEN, "testing")
+        line.send({"type": "get", "keys": [*asked, "awaited"], "wait_s": 100})
+        line.close()
+    store = CarriedStore(link)
+    store.set("left", "1")
+    store.set("awaited", "2")
+    assert store.multi_get(["left", "awaited"]) == [b"1", b"2"]
