@@ -1,4 +1,4 @@
-"""Builds what `remesh.mpi` has in C beside its source, if a C compiler is there; goes on without if not.
+"""Builds what `remesh.mpi` and `remesh.images` have in C beside its source, if a C compiler is there; goes on if not.
 
 ``python hatch_build.py`` does the same for a checkout. Without it all of Remesh works but MPI programs;
 ``remesh mpi`` says so then. ``CC`` names the compiler, with its arguments; ``REMESH_PURE=1`` makes a wheel without any.
@@ -24,6 +24,7 @@ except ImportError:  # run as a script
 
 _FOLDER = Path(__file__).resolve().parent / "src" / "remesh" / "mpi"
 _EXTENSION = _FOLDER / "_fast.abi3.so"
+_REAPER = _FOLDER.parent / "images" / "built" / "remesh-init"
 
 
 def build_extension() -> Path | None:
@@ -42,6 +43,21 @@ def build_extension() -> Path | None:
         return None
     unfinished.replace(_EXTENSION)
     return _EXTENSION
+
+
+def build_reaper() -> list[Path]:
+    """The program that a small init becomes, empty with a line on stderr that says why there is none."""
+    compiler = shlex.split(os.environ.get("CC") or "cc")
+    _REAPER.parent.mkdir(exist_ok=True)
+    unfinished = _REAPER.with_suffix(f".{os.getpid()}")
+    source = _REAPER.parents[1] / "_reaper.c"
+    command = [*compiler, "-O2", "-Wall", "-Wextra", str(source), "-o", str(unfinished)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode != 0:
+        print(f"building remesh-init: {compiler[0]} failed; going on without\n{done.stderr}", file=sys.stderr)  # noqa: T201
+        return []
+    unfinished.replace(_REAPER)
+    return [_REAPER]
 
 
 def build_library() -> list[Path]:
@@ -69,9 +85,9 @@ class BuildHook(BuildHookInterface):
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         extension = None if os.environ.get("REMESH_PURE") else build_extension()
-        libraries = [] if extension is None else build_library()
+        others = [] if extension is None else [*build_library(), *build_reaper()]
         if extension is not None and version != "editable":
-            for built in (extension, *libraries):
+            for built in (extension, *others):
                 build_data["force_include"][str(built)] = str(built.relative_to(_FOLDER.parents[1]))
             build_data["pure_python"] = False
             platform = sysconfig.get_platform().replace("-", "_").replace(".", "_")
@@ -79,4 +95,4 @@ class BuildHook(BuildHookInterface):
 
 
 if __name__ == "__main__":
-    sys.exit(build_extension() is None or not build_library())
+    sys.exit(build_extension() is None or not build_library() or not build_reaper())

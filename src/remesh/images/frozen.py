@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Final, Self
 
 from remesh.errors import ConfigError, PeerError
+from remesh.images.held import HELD
 from remesh.images.standing import StandingProcess
 from remesh.images.tree import has_ended, tree_of
 from remesh.linux.calls import is_gone
@@ -34,7 +35,7 @@ class Frozen:
         self.ended: list[int] = []
         """Ids of those that have ended, and are not waited for yet."""
         self._owner = threading.get_ident()
-        _FROZEN[pid] = self
+        HELD[pid] = self
 
     def __enter__(self) -> Self:
         return self
@@ -88,7 +89,7 @@ class Frozen:
         if not processes:
             return
         self.check_owner()
-        _FROZEN.pop(self.pid, None)
+        HELD.pop(self.pid, None)
         for process in reversed(processes):
             process.thaw()
 
@@ -97,17 +98,6 @@ class Frozen:
         for process in reversed(self.processes):
             process.bury()
         self.processes = []
-
-
-_FROZEN: Final[dict[int, Frozen]] = {}
-"""What this process has frozen, by the id of the first."""
-
-
-def bury(pid: int) -> None:
-    """After a process was killed with its descendants: take leave of their threads if this process holds them."""
-    frozen = _FROZEN.pop(pid, None)
-    if frozen is not None:
-        frozen.bury()
 
 
 def freeze(pid: int) -> Frozen:

@@ -10,20 +10,18 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import select
 import signal
 import sys
 from pathlib import Path
-from typing import Any, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from remesh.errors import ConfigError, Error, FormatError, StorageError
 from remesh.images import namespaces
-from remesh.images.clocks import Clocks, set_clocks
-from remesh.images.format import CRIU_FILE, HEADER_FILE
 from remesh.images.kinds import INNER_PID, STDERR_PATH, STDOUT_PATH, OpenFilePolicy, Site
-from remesh.images.restore import bring_back
-from remesh.images.stored import StoredTree, read_tree
-from remesh.linux.calls import PR_SET_NAME, prctl
+from remesh.images.reaper import reap_until_the_end, tell
+
+if TYPE_CHECKING:
+    from remesh.images.comeback import Comeback
 
 _MAX_ORDER_BYTES: Final = 64 << 20
 _EXEC_FAILED: Final = 127
@@ -45,7 +43,7 @@ def serve(orders: int, news: int) -> NoReturn:
     except BaseException as error:
         _tell_failure(news, error)
         os._exit(1)
-    _tell(news, {"event": "init", "pid": pid})
+    tell(news, {"event": "init", "pid": pid})
     os._exit(0)
 
 
@@ -79,10 +77,11 @@ def _start_in_namespaces(order: dict[str, Any], orders: int, news: int) -> int:
     namespaces.leave_for_new_namespaces()
     image = None
     if "image" in order:
-        # The clocks of a namespace are set before the first process enters it; the fork takes the image along.
-        folder = Path(order["image"])
-        image = None if _is_by_criu(folder) else read_tree(folder)
-        set_clocks(_saved_clocks(folder, image))
+        from remesh.images.comeback import Comeback  # noqa: PLC0415  a program that begins does not pay for it
+
+        # The fork takes the image along.
+        image = Comeback.read(Path(order["image"]))
+        image.set_clocks()
     pid = os.fork()
     if pid == 0:
         try:
@@ -93,59 +92,18 @@ def _start_in_namespaces(order: dict[str, Any], orders: int, news: int) -> int:
     return pid
 
 
-def _is_by_criu(folder: Path) -> bool:
-    return not (folder / HEADER_FILE).exists() and (folder / CRIU_FILE).exists()
-
-
-def _saved_clocks(folder: Path, image: StoredTree | None) -> Clocks:
-    if image is None:
-        from remesh.images.criu import read_criu_image  # noqa: PLC0415  costs time, and is seldom needed
-
-        return read_criu_image(folder).clocks
-    return Clocks(image.root.process.monotonic_ns, image.root.process.boottime_ns)
-
-
-def _be_init(order: dict[str, Any], image: StoredTree | None, orders: int, news: int) -> None:
+def _be_init(order: dict[str, Any], image: Comeback | None, orders: int, news: int) -> NoReturn:
     namespaces.leave_group(leads_session=False)
-    prctl(PR_SET_NAME, _address_of_name(b"remesh-init\0"))
-    wakeup_out, wakeup_in = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-    signal.set_wakeup_fd(wakeup_in, warn_on_full_buffer=False)
-    signal.signal(signal.SIGCHLD, _ignore)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGPIPE):
         signal.signal(number, signal.SIG_IGN)
     namespaces.mount_room(Site(**order["site"]))
     note = ""
-    if "image" in order:
-        note = _restore(order, image)
+    if image is not None:
+        note = image.bring_back(OpenFilePolicy(order["open_files"]))
     else:
         _start_program(order)
-    _tell(news, {"event": "running", "note": note})
-    # A program that ended at once can be found by its id as long as it is not reaped.
-    if os.read(orders, 1):
-        _reap_until_the_end(orders, news, wakeup_out)
-
-
-def _restore(order: dict[str, Any], image: StoredTree | None) -> str:
-    if image is None:
-        from remesh.images.criu import bring_back_by_criu  # noqa: PLC0415  as above
-
-        bring_back_by_criu(Path(order["image"]))
-        return ""
-    return bring_back(image, OpenFilePolicy(order["open_files"]))
-
-
-_NAMES: Final[list[Any]] = []
-
-
-def _address_of_name(name: bytes) -> int:
-    import ctypes  # noqa: PLC0415
-
-    _NAMES.append(ctypes.create_string_buffer(name))
-    return ctypes.addressof(_NAMES[-1])
-
-
-def _ignore(_number: int, _frame: object) -> None:
-    """Wakes `select` by way of the wakeup descriptor."""
+    tell(news, {"event": "running", "note": note})
+    reap_until_the_end(orders, news)
 
 
 def _start_program(order: dict[str, Any]) -> None:
@@ -188,31 +146,6 @@ def _become_clean(input_file: str) -> None:
     namespaces.forget_signal_actions()
 
 
-def _reap_until_the_end(orders: int, news: int, wakeup: int) -> None:
-    """Reap whatever ends; once it is the program, tell its status and end: the kernel ends all that is left here."""
-    while True:
-        while True:
-            try:
-                pid, status = os.waitpid(-1, os.WNOHANG)
-            except ChildProcessError:
-                pid = 0
-            if pid == 0:
-                break
-            if pid == INNER_PID:
-                _tell(news, {"event": "ended", "status": os.waitstatus_to_exitcode(status)})
-                os._exit(0)
-        readable, _, _ = select.select([orders, wakeup], [], [])
-        if wakeup in readable:
-            os.read(wakeup, 4096)
-        if orders in readable and not os.read(orders, 1):
-            os._exit(0)
-
-
-def _tell(news: int, what: dict[str, Any]) -> None:
-    with contextlib.suppress(OSError):  # nobody listens any more
-        os.write(news, json.dumps(what).encode() + b"\n")
-
-
 def _tell_failure(news: int, error: BaseException) -> None:
     kind = "StorageError" if isinstance(error, StorageError) else "ConfigError"
     reason = ""
@@ -220,7 +153,7 @@ def _tell_failure(news: int, error: BaseException) -> None:
         kind, reason = "FormatError", error.reason
     hint = "`remesh mpi doctor` tells what this machine lacks"
     message = str(error) if isinstance(error, Error) else f"{type(error).__name__}: {error}; {hint}"
-    _tell(news, {"event": "failed", "kind": kind, "reason": reason, "message": message})
+    tell(news, {"event": "failed", "kind": kind, "reason": reason, "message": message})
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from remesh.images.carried import key_of
 from remesh.images.family import plan_family
 from remesh.images.frozen import Frozen
 from remesh.images.kinds import ROOM_PATH, ImageRefusal
-from remesh.images.machine import check_platform
+from remesh.images.platforms import check_platform
 from remesh.images.sockets import check_socket, inode_of
 from remesh.images.tree import has_ended, kin_of, name_of, tree_of
 from remesh.images.tree_format import FileKind

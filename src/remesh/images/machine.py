@@ -6,23 +6,12 @@ import functools
 import hashlib
 import os
 import platform
-import sys
 from pathlib import Path
 
-from remesh.errors import ConfigError, FormatError
+from remesh.errors import FormatError
 from remesh.images.format import Machine
 from remesh.linux.proc_text import SPECIAL_AREAS
 from remesh.linux.procfs import read_areas
-
-
-def check_platform() -> None:
-    """Raise `ConfigError` unless this is Linux on x86-64, the one platform the engine knows."""
-    machine = platform.machine()
-    if sys.platform != "linux" or machine != "x86_64":
-        raise ConfigError(
-            f"using process images: this machine is {sys.platform} on {machine}, expected linux on x86_64; "
-            "run the job on such machines"
-        )
 
 
 @functools.cache

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from remesh.errors import ConfigError, FormatError, StorageError
-from remesh.images.frozen import bury
+from remesh.images.held import bury
 from remesh.images.kinds import INNER_PID, ROOM_PATH, Command, OpenFilePolicy, Site
-from remesh.images.machine import check_platform
+from remesh.images.platforms import check_platform
 from remesh.images.starter import Starter
 from remesh.linux import procfs
 from remesh.linux.calls import PR_SET_CHILD_SUBREAPER, prctl

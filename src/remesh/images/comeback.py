@@ -1,0 +1,48 @@
+"""What does an init do for an image? Reads it, sets the clocks, and brings it back, by our engine or by CRIU.
+
+Loaded only where there is an image: a program that begins needs none of this.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from remesh.images.clocks import Clocks, set_clocks
+from remesh.images.format import CRIU_FILE, HEADER_FILE
+from remesh.images.kinds import OpenFilePolicy
+from remesh.images.restore import bring_back
+from remesh.images.stored import StoredTree, read_tree
+
+
+@dataclass(frozen=True, slots=True)
+class Comeback:
+    """An image that is to come back."""
+
+    folder: Path
+    tree: StoredTree | None  # None: CRIU took it
+
+    @classmethod
+    def read(cls, folder: Path) -> Comeback:
+        """The image of this folder, checked."""
+        is_by_criu = not (folder / HEADER_FILE).exists() and (folder / CRIU_FILE).exists()
+        return cls(folder, None if is_by_criu else read_tree(folder))
+
+    def set_clocks(self) -> None:
+        """Let the clocks of the new namespace go on from the image's; before the first process enters it."""
+        if self.tree is None:
+            from remesh.images.criu import read_criu_image  # noqa: PLC0415  costs time, and is seldom needed
+
+            set_clocks(read_criu_image(self.folder).clocks)
+        else:
+            process = self.tree.root.process
+            set_clocks(Clocks(process.monotonic_ns, process.boottime_ns))
+
+    def bring_back(self, policy: OpenFilePolicy) -> str:
+        """Make the program run on, as a descendant of this process; what its user should know, "" if nothing."""
+        if self.tree is None:
+            from remesh.images.criu import bring_back_by_criu  # noqa: PLC0415  as above
+
+            bring_back_by_criu(self.folder)
+            return ""
+        return bring_back(self.tree, policy)

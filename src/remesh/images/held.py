@@ -1,0 +1,26 @@
+"""What does this process hold still? A register: whoever kills one need not know who froze it, nor load how.
+
+A process that was killed while its threads were held is not gone before its holder has taken leave of them.
+"""
+
+from __future__ import annotations
+
+from typing import Final, Protocol
+
+
+class HeldTree(Protocol):
+    """A process that stands still with all of its descendants."""
+
+    def bury(self) -> None:
+        """After all were killed: take leave of their threads."""
+
+
+HELD: Final[dict[int, HeldTree]] = {}
+"""By the id of the first process of each tree."""
+
+
+def bury(pid: int) -> None:
+    """After a process was killed with its descendants: take leave of their threads if this process holds them."""
+    held = HELD.pop(pid, None)
+    if held is not None:
+        held.bury()
