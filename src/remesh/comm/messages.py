@@ -25,11 +25,13 @@ import struct
 import threading
 import time
 from collections.abc import Sequence
-from typing import Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
-from remesh.comm.tls import Tls
 from remesh.comm.token import MAC_BYTES, Token
 from remesh.errors import FormatError, PeerError
+
+if TYPE_CHECKING:
+    from remesh.comm.tls import Tls
 
 MAX_FRAME_BYTES: Final = 16 << 20
 MAX_OPENING_BYTES: Final = 4 << 10

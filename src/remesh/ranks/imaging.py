@@ -5,20 +5,20 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Final
 
+from remesh import images
 from remesh.comm.messages import Message
-from remesh.images import Frozen, dump_image
 
 IMAGE: Final = "image"
 """Folder of the process image inside a rank's folder."""
 
 
-def dump_into(frozen: Frozen, folder: Path, request: Message) -> dict[str, Any]:
+def dump_into(frozen: images.Frozen, folder: Path, request: Message) -> dict[str, Any]:
     """Write the image that the coordinator asks for into the rank's ``folder``; what the manifest says of it."""
     previous = None
     if request["previous"] is not None:
         previous = Path(request["previous"]) / folder.name / IMAGE
         previous = previous if previous.is_dir() else None
-    made = dump_image(
+    made = images.dump_image(
         frozen,
         folder / IMAGE,
         previous=previous,

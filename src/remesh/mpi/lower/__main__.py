@@ -38,8 +38,9 @@ from remesh.mpi.host_room import HostRoom, name_stay
 from remesh.mpi.library.faces import library_environment
 from remesh.mpi.lower.half import MpiLowerHalf
 from remesh.mpi.lower.pace import SPIN_VARIABLE
-from remesh.mpi.lower.rank import Ended, RankLoop, read_state
+from remesh.mpi.lower.rank import Ended, RankLoop
 from remesh.mpi.lower.shared_memory import bring_back, check_here
+from remesh.mpi.lower.state_file import read_state
 from remesh.mpi.program_environment import program_environment
 from remesh.mpi.together import sharing_ranks
 from remesh.ranks.imaging import IMAGE

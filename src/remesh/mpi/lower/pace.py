@@ -16,7 +16,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Self
-from uuid import UUID
 
 from remesh.mpi.native import measure_spin_rate
 
@@ -96,7 +95,7 @@ def _find_sharers(mpi: Any, cores: set[int]) -> tuple[int, int]:
 
     MPI_Comm_split_type does not tell: without shared memory each rank may be a host of its own to MPI.
     """
-    machine = UUID(Path("/proc/sys/kernel/random/boot_id").read_text().strip()).bytes
+    machine = bytes.fromhex(Path("/proc/sys/kernel/random/boot_id").read_text().replace("-", ""))
     mask = sum(1 << core for core in cores)
     own = machine + mask.to_bytes(_MASK_BYTES, "little")
     told = bytearray(len(own) * mpi.COMM_WORLD.Get_size())
