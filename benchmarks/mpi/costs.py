@@ -3,6 +3,8 @@
 ``python -m benchmarks.mpi.costs [MPI:NETWORK ...]`` (``QUICK=1``: about seven minutes for all of them on a
 quiet machine) measures and writes docs/mpi/measured.md.
 
+Programs in C are in :mod:`benchmarks.mpi.c_programs`: small calls, start and end, memory. The programs here are Python.
+
 Native and carried runs take turns, on two ranks; each value is a ratio or difference of medians over the turns. That of
 a bandwidth is the median of the turns' ratios, since loopback is several times slower in some minutes than in others. A
 lower half may not block, so it starts collectives and asks for their end; what that costs a native program is a row.
@@ -21,26 +23,24 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from benchmarks.mpi import c_programs
 from benchmarks.mpi.chain import ENVIRONMENT, PROGRAMS
 from benchmarks.mpi.tables import write_costs_page
 from benchmarks.report import Row, at_least, at_most, is_quick, write_report
 from remesh.mpi.launch import LaunchCommand, Reach, plan_start
 from remesh.mpi.library.faces import SHARED_ARRAYS
-from remesh.mpi.lower.pace import SPIN_VARIABLE
 from remesh.mpi.mpis import find_mpi
 from remesh.mpi.stay import Placement, StaySettings, reach_into, run_stay
 from remesh.ranks.ground import make_bed
 from remesh.ranks.hosts import Host
 from remesh.rounds.job_folder import JobFolder, JobSpec
-from remesh.rounds.leader import Coordinator
 from remesh.testbed.inside import command_inside
 
-_ADDED_US, _ADDED_SPINNING_US, _ADDED_TO_FILE_US = 6.0, 2.0, 8.0
+_ADDED_TO_FILE_US = 8.0
 _SIZES_MIB = (1, 8, 64)
 _BANDWIDTH = {"shm": 0.5, "tcp": 0.8, "ofi": 0.8}
 _SHARED_BANDWIDTH = 0.9
@@ -93,7 +93,6 @@ def rows(repeat: int, turns: int, networks: Iterable[tuple[str, str]]) -> list[R
         plain = Case(mpi, network, repeat, parts=("small", "large", "window", "file"))
         working = replace(plain, parts=("work",))
         shared = replace(plain, parts=("large",), variables={SHARED_ARRAYS: "1"})
-        spinning = replace(plain, parts=("small",), variables={SPIN_VARIABLE: "1"})
         ways = {
             "native": (measure_native, plain),
             "copied": (measure_native, replace(plain, parts=("copied",))),
@@ -102,9 +101,6 @@ def rows(repeat: int, turns: int, networks: Iterable[tuple[str, str]]) -> list[R
             "native at work": (measure_native, working),
             "carried at work": (measure_carried, working),
         }
-        # Halves that spin keep each other out where each has no core of its own.
-        if len(os.sched_getaffinity(0)) >= 2 * plain.num_ranks:
-            ways["spinning"] = (measure_carried, spinning)
         runs: dict[str, list[Measured]] = {way: [] for way in ways}
         for turn in range(turns + _MORE_TURNS):
             for way, (measure, case) in ways.items():
@@ -141,16 +137,6 @@ def rank_rows(turns: int, mpi: str = "mpich", network: str = "shm") -> list[Row]
     return found
 
 
-def spinning_rows(turns: int, repeat: int, mpi: str = "mpich", network: str = "shm") -> list[Row]:
-    """What a small call costs a rank that has a core for each of its halves, so that both may spin."""
-    case = Case(mpi, network, repeat, 1, ("alone",), {SPIN_VARIABLE: "1"})
-    if len(os.sched_getaffinity(0)) < 2:
-        return []
-    native, carried = beside_native(case, "alone", turns)
-    name = f"{mpi} {network}: added to allreduce of 8 bytes of one rank alone, spinning"
-    return [at_most(name, (carried - native) * 1e6, "us", _ADDED_SPINNING_US)]
-
-
 def beside_native(case: Case, name: str, turns: int) -> tuple[float, float]:
     """Medians of one value over native and carried runs that take turns."""
     pairs = [(measure_native(case)[name], measure_carried(case)[name]) for _ in range(turns)]
@@ -167,10 +153,9 @@ def compare(case: str, network: str, runs: Mapping[str, list[Measured]]) -> list
     latencies = [run["latency"] for run in runs["carried"]]
     spread = max(latencies) / min(latencies) - 1
     found = []
-    for way, goal, said in (("carried", _ADDED_US, ""), ("spinning", _ADDED_SPINNING_US, ", spinning")):
-        for name in ("latency", "allreduce") if way in runs else ():
-            added = (median(way, name) - median("native", name)) * 1e6
-            found.append(at_most(f"{case}: added to {name} of 8 bytes{said}", added, "us", goal, spread=spread))
+    for name in ("latency", "allreduce"):
+        added = (median("carried", name) - median("native", name)) * 1e6
+        found.append(Row(f"{case}: added to {name} of 8 bytes, from Python", added, "us", spread=spread))
     without_blocking = (median("native", "iallreduce") - median("native", "allreduce")) * 1e6
     found.append(Row(f"{case}: added to allreduce of 8 bytes by native's own without blocking", without_blocking, "us"))
     for name, said in _ALONE.items():
@@ -187,7 +172,8 @@ def compare(case: str, network: str, runs: Mapping[str, list[Measured]]) -> list
         )
     ratio = median("carried at work", "worked") / median("native at work", "worked")
     found.append(at_most(f"{case}: work with one call per ms", ratio, "ratio", _OVERHEAD, peer="native"))
-    found.append(Row(f"{case}: memory of a lower half", median("carried", "lower_bytes"), "bytes"))
+    beside_bytes = median("carried", "beside_bytes")
+    found.append(Row(f"{case}: memory beside a program in Python, after messages of 64 MiB", beside_bytes, "bytes"))
     return found
 
 
@@ -257,33 +243,13 @@ def measure_carried(case: Case) -> Measured:
         argv = (sys.executable, *case.arguments)
         spec = JobSpec(argv, case.num_ranks, str(folder), ENVIRONMENT | dict(case.variables))
         job = JobFolder.create(folder / "job", spec)
-        memory = LowerMemory()
+        memory = c_programs.BesideMemory()
         stay = run_stay(job, case.placement, StaySettings(), None, lambda _: None, memory)
         if stay.outcome.state != "finished":
             raise RuntimeError(f"running {case}: {stay.outcome.cause}")
-        return _read((job.logs / "rank-0000.out").read_text()) | {"lower_bytes": float(memory.most_bytes)}
+        return _read((job.logs / "rank-0000.out").read_text()) | {"beside_bytes": memory.most_bytes}
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-
-
-class LowerMemory:
-    """Watches a job: the most memory that the lower half of its rank 0 had, its share of shared pages included."""
-
-    def __init__(self) -> None:
-        self.most_bytes = 0
-        self._next_s = 0.0
-
-    def __call__(self, coordinator: Coordinator) -> None:
-        now_s = time.monotonic()
-        if not coordinator.all_ready or now_s < self._next_s:
-            return
-        # Reading it stops the process for a moment.
-        self._next_s = now_s + 1.0
-        pid = coordinator.describe()["ranks"][0]["pid"]
-        with contextlib.suppress(OSError):
-            lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-            found = next(int(line.split()[1]) << 10 for line in lines if line.startswith("Pss:"))
-            self.most_bytes = max(self.most_bytes, found)
 
 
 def _read(text: str) -> Measured:
@@ -296,8 +262,8 @@ def main(wanted: list[str]) -> None:
     turns = 3 if is_quick() else 7
     repeat = 500 if is_quick() else 2000
     joined = [each for each in BETWEEN_HOSTS if each in networks]
-    found = [*rows(repeat, turns, networks), *host_rows(repeat, turns, joined), *rank_rows(turns)]
-    found += spinning_rows(turns, repeat)
+    found = [*c_programs.rows(repeat, turns, networks), *c_programs.spinning_rows(turns, repeat)]
+    found += [*rows(repeat, turns, networks), *host_rows(repeat, turns, joined), *rank_rows(turns)]
     write_report("mpi_costs", found)
     write_costs_page()
 

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from benchmarks.mpi import costs, images
+from benchmarks.mpi import c_programs, costs, images
 from benchmarks.mpi.chain import ALL, ONE_HOST, all_pairs_walk, native_answer, run_chain
 
 pytestmark = pytest.mark.mpi
@@ -26,9 +26,24 @@ def test_a_chain_of_restarts_gives_the_answer_of_a_real_mpi() -> None:
 
 def test_costs_are_measured_beside_native() -> None:
     found = {row.case.partition(": ")[2]: row for row in costs.rows(100, 1, [("mpich", "shm")])}
-    assert {"added to latency of 8 bytes", "added to write of 8 bytes to a file", "bandwidth, 64 MiB"} <= set(found)
+    assert {
+        "added to latency of 8 bytes, from Python",
+        "added to write of 8 bytes to a file",
+        "bandwidth, 64 MiB",
+    } <= set(found)
     for call in ("fetch-and-add of a window, with flush", "write of 8 bytes to a file"):
         assert all(found[f"{call}, {way}"].value > 0 for way in ("native", "carried"))
+
+
+def test_what_a_rank_costs_beside_a_program_in_c_is_measured() -> None:
+    found = {row.case.partition(": ")[2]: row for row in c_programs.rows(100, 1, [("mpich", "shm")])}
+    assert {"added to latency of 8 bytes", "added to Comm_rank"} <= set(found)
+    assert found["start and end, processor time added per rank"].value > 0
+    beside, alone = (
+        found[f"memory {what}"].value
+        for what in ("beside the program", "of the MPI library alone, in a native program")
+    )
+    assert beside > alone > 1e6
 
 
 @pytest.mark.netns
