@@ -107,7 +107,7 @@ if not TYPE_CHECKING:  # a type checker would take any name for one of ours
 
 
 def _installed_version() -> str:
-    """That of the package that is installed, which has it from a tag; a source tree on the path alone has none."""
+    """The version of the installed package, from its git tag; a source tree that is not installed has none."""
     metadata = importlib.import_module("importlib.metadata")  # slow to load, and seldom asked
     try:
         return str(metadata.version("remesh"))

@@ -27,7 +27,7 @@ def make_callable(package: str, home: str) -> None:
     class CallablePackage(ModuleType):
         @property
         def __signature__(self) -> inspect.Signature:
-            """That of the function, for `inspect` and all that stands on it."""
+            """The signature of the function, for `inspect` and tools that use it."""
             return inspect.signature(getattr(import_home(home, f"looking at {package}"), verb))
 
         def __call__(self, *args: Any, **kwargs: Any) -> Any:

@@ -150,7 +150,7 @@ class Checkpoints:
         return self._first_says(drop, f"dropping the checkpoints after step {step} under {self.root}")
 
     def path_of(self, step: int) -> Location:
-        """Where the checkpoint of a step is, or would be."""
+        """The directory of the checkpoint of a step, whether it exists or not."""
         return self.root / step_name(step)
 
     def wait(self) -> None:
@@ -193,7 +193,7 @@ class Checkpoints:
             )
 
     def _clear_after(self, saved: Future[Location]) -> None:
-        """On the first rank alone. What cannot be removed is tried again after the next save."""
+        """Remove old checkpoints, on the first rank only. A removal that fails is tried again after the next save."""
 
         def clear() -> None:
             if saved.exception() is not None:

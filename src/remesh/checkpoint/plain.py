@@ -282,7 +282,7 @@ class _Held:
         return [shard for shard in self.piece.shards if not shard.box.is_empty]
 
     def rows(self) -> list[tuple[tuple[Any, ...], tuple[int, ...]]]:
-        """Of each box the row of `_Tensors.boxes` and its start."""
+        """The row of `_Tensors.boxes` of each box, and its start."""
         tensor, shape = self.piece.tensor, self.piece.global_shape
         itemsize, text = tensor.element_size(), _text_of(tensor.dtype)
         boxes = [one.box for one in self.boxes]

@@ -22,7 +22,7 @@ _MIB = 1 << 20
 
 
 def jobs_root() -> Path:
-    """Where jobs without a folder of their own are made, and looked for."""
+    """The folder in which jobs are created and looked up by name."""
     return Path(os.environ.get("REMESH_JOBS", _ROOT))
 
 

@@ -164,7 +164,7 @@ def check_alike(told: Sequence[Mapping[str, Any]], in_full: Callable[[str], Any]
 
 
 def _difference(name: str, first: Any, other: Any) -> tuple[str, Any, Any]:
-    """Where two values of an option differ, as deep as both are objects, and the values there."""
+    """The path at which two values of an option differ, as deep as both are objects, and both values there."""
     if not (isinstance(first, dict) and isinstance(other, dict)):
         return name, first, other
     key = next(key for key in [*first, *other] if first.get(key) != other.get(key))

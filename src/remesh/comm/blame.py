@@ -35,7 +35,7 @@ _CHAINED = re.compile(r"\n(?:During handling of the above exception|The above ex
 
 @dataclass(frozen=True, slots=True)
 class _Origin:
-    """Where an error was raised."""
+    """The rank and place where an error was raised."""
 
     path: str
     """Of the innermost Python frame; empty when it is not known."""

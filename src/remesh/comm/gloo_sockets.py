@@ -59,7 +59,7 @@ def gloo_loops() -> frozenset[str]:
 
 
 def pick_gloos(sockets: frozenset[Socket], before: Surroundings) -> frozenset[Socket]:
-    """Those of ``sockets`` that are gloo's and new; all new ones where the kernel does not tell of the loops.
+    """The new sockets that belong to gloo; all new sockets if the kernel does not show the event loops.
 
     Loops that were there before are those of groups that were dropped, and may be on their way out.
     """
@@ -100,7 +100,7 @@ def _threads() -> frozenset[str]:
 
 
 def _loops_among(threads: Iterable[str]) -> frozenset[str]:
-    """Those that are gloo's event loops."""
+    """The threads that are event loops of gloo."""
     found = set()
     for thread in threads:
         with contextlib.suppress(OSError):

@@ -50,7 +50,7 @@ Address = tuple[str, int] | str
 
 
 class Role(enum.Enum):
-    """Who speaks."""
+    """The two sides of a connection."""
 
     SERVER = b"server"
     CLIENT = b"client"

@@ -28,11 +28,11 @@ class Tls:
         return None if paths is None else cls(*map(str, paths))
 
     def to_message(self) -> list[str]:
-        """For a worker of this node."""
+        """The paths as a message to a worker of this node."""
         return [self.certificate, self.key, self.authority]
 
     def context(self, *, is_server: bool) -> ssl.SSLContext:
-        """For one side of connections. ConfigError when a file cannot be used."""
+        """The TLS context for one side of connections; ConfigError if a file cannot be used."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if is_server else ssl.PROTOCOL_TLS_CLIENT)
         context.minimum_version = ssl.TLSVersion.TLSv1_3
         context.check_hostname = False

@@ -30,7 +30,7 @@ _GATHER_TAG = 0x5E55
 
 @dataclass(frozen=True, slots=True)
 class TreePlace:
-    """Where a rank stands in a tree."""
+    """The parent and the children of a rank in a tree."""
 
     above: int | None
     """The rank that it speaks to; None for the root."""

@@ -373,7 +373,7 @@ class Story:
         return True
 
     def _workers_of(self, event: Event) -> list[WorkerStory]:
-        """Those that the agent which tells this has started last."""
+        """The workers that the agent which wrote this event started last."""
         mine = [pid for (agent, _), pid in self._started_by.items() if agent == str(event["who"])]
         return [self.workers[pid] for pid in mine if pid in self.workers]
 
@@ -385,7 +385,7 @@ class Story:
 
 
 def coordinates_of(rank: int, axes: Mapping[str, int]) -> dict[str, int]:
-    """Where a mesh rank stands on each axis; the first axis is the outermost.
+    """The coordinates of a mesh rank; the first axis is the outermost.
 
     >>> coordinates_of(5, {"dp": 4, "tp": 2})
     {'dp': 2, 'tp': 1}

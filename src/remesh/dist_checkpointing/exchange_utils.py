@@ -63,7 +63,7 @@ Shards = dict[_ShardId, ShardedTensor]
 
 
 class ShardDistribution(NamedTuple):
-    """Which rank of a group reads or writes each shard; equal on all of them."""
+    """The rank of a group that reads or writes each shard; equal on all ranks."""
 
     main_rank_for_shard: dict[_ShardId, int]
     """Rank in the group, for every shard that the group deals with."""

@@ -15,7 +15,7 @@ class GPTInteropError(CheckpointingException, ValueError):
 
 
 def gpt_compatible_layer_maps(hybrid_layer_pattern: str) -> NoReturn:
-    """Which layers of a GPT a hybrid model has: not here."""
+    """Refuse: the layer maps of hybrid models are not supported."""
     raise GPTInteropError(
         f"loading a checkpoint of a GPT into a hybrid model of layers {hybrid_layer_pattern!r}: its layers are not "
         "renamed here, expected a checkpoint of a hybrid model; load it once with megatron.core.dist_checkpointing, "

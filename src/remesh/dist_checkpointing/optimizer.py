@@ -46,7 +46,7 @@ def get_optim_param_to_id_map(optim_params_iter: Iterable[torch.nn.Parameter]) -
 def get_param_id_to_sharded_param_map(
     model_sharded_state_dict: ShardedStateDict, optim_params_iter: Iterable[torch.nn.Parameter]
 ) -> dict[int, Sharded]:
-    """By number of each optimizer parameter the model's entity that has it as its data.
+    """Map the number of each optimizer parameter to the model's entity whose data it is.
 
     Parameters that the model's state dict does not have are left out; when none is found, a warning says why.
     """

@@ -353,7 +353,7 @@ def get_default_load_sharded_strategy(checkpoint_dir: Directory | None = None) -
 
 
 def _plans_of(strategy: Any) -> Agreements:
-    """Where the strategy remembers plans."""
+    """The plan cache of the strategy."""
     return strategy.plans if isinstance(strategy, SaveShardedStrategy) else Agreements(max_kept=0)
 
 

@@ -98,7 +98,7 @@ class Generation:
     """Of which nodes its decision needed enough (:mod:`remesh.elastic.failover`); none for the first."""
 
     def to_json(self) -> dict[str, Any]:
-        """Its JSON form; one object for all who ask, not to be changed."""
+        """The JSON form of the plan; all callers share one object, so do not change it."""
         return self._as_json
 
     @cached_property
@@ -148,7 +148,7 @@ class Generation:
 
 @dataclass(frozen=True, slots=True)
 class MeetingRules:
-    """When a meeting may close."""
+    """The limits and sizes that decide when a rendezvous may close."""
 
     min_nodes: int
     max_nodes: int
@@ -267,7 +267,7 @@ def decide_step(reports: Sequence[WorkerReport]) -> tuple[int, bool]:
 
 
 def compute_bases(last: Generation | None, step: int, gone: Collection[int]) -> tuple[Base, ...]:
-    """Of which nodes a decision after ``last`` needs enough, when state of ``step`` is the newest at hand."""
+    """The sets of nodes of which a decision after ``last`` needs enough, if the newest state is of ``step``."""
     if last is None:
         return ()
     own = Base(tuple(sorted(last.nodes)), last.place)
@@ -277,7 +277,7 @@ def compute_bases(last: Generation | None, step: int, gone: Collection[int]) -> 
 
 
 def check_quorum(plan: Generation, here: Collection[int], rules: MeetingRules, waited_s: float) -> Wait | GiveUp | None:
-    """Whether those at the meeting are enough to decide ``plan``: None if so, else what to do instead."""
+    """Check that the nodes at the rendezvous may decide ``plan``: None if they may, else what to do instead."""
     missing = describe_missing_quorum(plan.bases, here, (), plan.place)
     if missing is None:
         return None
@@ -287,7 +287,7 @@ def check_quorum(plan: Generation, here: Collection[int], rules: MeetingRules, w
 
 
 def _is_same_template(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Also in the order of its axes, which says which is outermost."""
+    """Compare templates, including the order of their axes: the first axis is the outermost."""
     return one == other and list(one["axes"]) == list(other["axes"])
 
 
@@ -315,7 +315,7 @@ def _in_rank_order(here: Reports) -> list[tuple[int, WorkerReport]]:
 def _choose_mesh(
     workers: list[tuple[int, WorkerReport]], min_nodes: int
 ) -> tuple[list[tuple[int, WorkerReport]], MeshChoice | str]:
-    """Who may have a seat, and the mesh: without slow workers, unless a mesh, its nodes or its state need them."""
+    """Choose the workers for ranks, and the mesh; slow workers only if the mesh, its nodes or its state need them."""
     if not workers:
         return workers, "no worker is alive"
     template = Template.from_json(workers[0][1].template)
@@ -329,7 +329,7 @@ def _choose_mesh(
 
 
 def _keep_seats(workers: Sequence[tuple[int, WorkerReport]], last: Generation) -> list[tuple[int, WorkerReport]]:
-    """Whoever had a rank of a mesh of the same shape keeps it; the others fill the gaps.
+    """Let workers that had a rank in a mesh of the same shape keep it; the other workers get the free ranks.
 
     So nothing moves but the state of those who take a seat that is free.
     """

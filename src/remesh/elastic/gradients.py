@@ -69,7 +69,7 @@ class Gradients:
         self._is_used = False
 
     def keep(self) -> None:
-        """At the end of a step: a copy of what waits for more."""
+        """Copy the gradients that wait for more batches, at the end of a step."""
         was_used = self._is_used or self._versions != [one._version for one in self._parameters.values()]
         self.settle()
         if was_used:

@@ -25,7 +25,7 @@ _CONNECT_S = 120.0
 
 
 def token_path(link: Path) -> Path:
-    """Where the token of a link is."""
+    """The path of the token of a link."""
     return link.with_name("token")
 
 

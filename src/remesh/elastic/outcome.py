@@ -28,7 +28,7 @@ _SIGTERM = 15
 
 
 class Category(enum.Enum):
-    """By who must act."""
+    """The category of an outcome, by who must act."""
 
     INPUT = "input"
     WORKER = "worker"

@@ -69,7 +69,7 @@ Candidate = TypeVar("Candidate")
 def choose_for_seats(
     free: Sequence[int], candidates: Sequence[tuple[int, Candidate]], near: Mapping[int, Sequence[int | None]]
 ) -> tuple[dict[int, tuple[int, Candidate]], list[tuple[int, Candidate]]]:
-    """Who takes each free seat, and who is left, in order.
+    """Choose a worker for each free rank; also returns the workers that are left, in order.
 
     ``candidates`` are (node, who), at least as many as seats; ``near`` names for each seat the nodes where its state
     is kept, the best first.

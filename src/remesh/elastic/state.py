@@ -120,7 +120,7 @@ class CarriedState:
                 one.load_state_dict(values[name])
 
     def pieces(self) -> dict[str, Piece]:
-        """Where this rank's tensors sit in the global ones."""
+        """The place of each of this rank's tensors in its global tensor."""
         return {name: piece_of(tensor) for name, tensor in self.tensors().items()}
 
     def hold(self, step: int, samples: int, line: int) -> HeldState:

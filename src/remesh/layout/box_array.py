@@ -223,7 +223,7 @@ def _pairs_of_grids(a: _Grid, b: _Grid) -> tuple[IntArray, IntArray]:
 def _neighbours(
     starts_a: IntArray, stops_a: IntArray, starts_b: IntArray, stops_b: IntArray
 ) -> tuple[IntArray, IntArray]:
-    """For each of a, where those of b which meet it begin, and how many: disjoint sorted intervals are neighbours."""
+    """The start and number of the intervals of b that meet each interval of a; both are sorted and disjoint."""
     low = np.searchsorted(stops_b, starts_a, side="right")
     high = np.searchsorted(starts_b, stops_a, side="left")
     return low, np.maximum(high - low, 0)
@@ -259,7 +259,7 @@ def _pairs_by_sweep(a: BoxArray, b: BoxArray) -> tuple[IntArray, IntArray]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _IntervalJoin:
-    """For one dim: which intervals of one side begin inside those of the other, as ranges of a sorted order."""
+    """The intervals of one side that begin inside those of the other, in one dim, as ranges of a sorted order."""
 
     dim: int
     order_a: IntArray

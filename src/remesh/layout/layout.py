@@ -35,7 +35,7 @@ MAX_ELEMENTS = 2**60
 
 @dataclass(frozen=True)
 class Layout:
-    """Which holders have which boxes of one tensor.
+    """The boxes of one tensor, and the holders of each.
 
     >>> whole = Box.of_shape((4, 2))
     >>> layout = Layout((4, 2), tuple(Shard(rank, half) for rank, half in enumerate(whole.split(0, 2))), "float32")

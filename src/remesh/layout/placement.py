@@ -139,7 +139,7 @@ def reduce_op_of(placements: Sequence[Placement]) -> str | None:
 
 
 def addend_at(mesh_shape: Sequence[int], coordinate: Sequence[int], placements: Sequence[Placement]) -> int:
-    """Which addend a coordinate keeps: its row-major position among the ``Partial`` axes; 0 without any."""
+    """The addend that a coordinate keeps: its row-major position among the ``Partial`` axes; 0 if there are none."""
     addend = 0
     for size, at, placement in zip(mesh_shape, coordinate, placements, strict=True):
         if isinstance(placement, Partial):

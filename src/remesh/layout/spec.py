@@ -36,7 +36,7 @@ _ENTRY = re.compile(r"R|S(\d+|\(\d{1,4}(?:,\d{1,4})*\))", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """Which mesh axes shard each dim.
+    """The mesh axes that shard each dim.
 
     >>> Spec(((0, 1), ())), str(Spec(((0, 1), ())))
     (Spec(dims=((0, 1), ())), 'S01R')

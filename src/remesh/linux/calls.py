@@ -201,7 +201,7 @@ def madvise(start: int, num_bytes: int, advice: int) -> None:
 
 
 def address_of(buffer: bytearray | memoryview) -> int:
-    """Where a writable buffer of this process begins."""
+    """The address of a writable buffer of this process."""
     return ctypes.addressof(ctypes.c_char.from_buffer(buffer))
 
 

@@ -21,7 +21,7 @@ _MAPS_LINE: Final = re.compile(r"([0-9a-f]+)-([0-9a-f]+) (\S{4}) ([0-9a-f]+) (\S
 
 
 class AreaKind(enum.Enum):
-    """Where the content of an area of memory comes from."""
+    """The source of the content of an area of memory."""
 
     ANONYMOUS = "anonymous"  # memory of its own, the heap and the stack too
     PRIVATE_FILE = "private-file"  # a named file; pages it changed are its own

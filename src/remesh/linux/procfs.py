@@ -30,7 +30,7 @@ def read_stat(pid: int) -> list[str]:
 
 
 def start_of(pid: int) -> int | None:
-    """When a process started, in ticks since boot; None if there is none, or only what its parent has not reaped yet.
+    """The start time of a process in ticks since boot; None if there is no such process, or only a zombie.
 
     With its id this names a process for good: ids are used again.
     """
@@ -61,7 +61,7 @@ def inner_id(pid: int, tid: int) -> int:
 
 
 def read_descriptors(pid: int) -> list[Descriptor]:
-    """Its open files, in order of number."""
+    """The open files of a process, in order of number."""
     descriptors = []
     for number in sorted(int(name) for name in os.listdir(f"/proc/{pid}/fd")):
         try:

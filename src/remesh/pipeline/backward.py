@@ -49,7 +49,7 @@ _NEVER_SPLIT = frozenset({"CheckpointFunctionBackward", "CompiledFunctionBackwar
 
 @dataclass(frozen=True, slots=True)
 class Roots:
-    """Where a backward begins."""
+    """The outputs at which a backward begins."""
 
     outputs: Sequence[torch.Tensor]
     """Invariant: require grad."""

@@ -74,7 +74,7 @@ class LongestPaths:
         return self.forward_head_s[stage] + self.costs.stages[stage].forward_s
 
     def gradient_tail_s(self, stage: int) -> float:
-        """From the start of an I to the end of the step."""
+        """The time from the start of an I to the end of the step."""
         return gradient_s(self.costs.stages[stage]) + self.backward_tail_s[stage]
 
 

@@ -162,7 +162,7 @@ class Passage:
 
 @dataclass(frozen=True, slots=True)
 class LaneOwner:
-    """Who works on the lanes of a step."""
+    """The rank that the lanes of a step belong to, its group and its device."""
 
     rank: int
     """In the group."""

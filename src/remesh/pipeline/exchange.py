@@ -22,7 +22,7 @@ _Key = tuple[Pass, int, int]
 
 
 class _Rank:
-    """Where a rank is."""
+    """The progress of a rank."""
 
     def __init__(self, row: Sequence[Action]) -> None:
         self.row = row

@@ -49,7 +49,7 @@ class Played:
 
     @property
     def step_s(self) -> float:
-        """When the last action ends."""
+        """The time at which the last action ends."""
         return max((ends[-1] for ends in self.ends if ends), default=0.0)
 
 

@@ -97,7 +97,7 @@ def search_schedule(
     tolerance: float = 0.01,
     effort: int = 1,
 ) -> Found:
-    """Of the fastest schedules within the memory limit, the one that keeps the fewest bytes.
+    """Find the schedule that keeps the fewest bytes among the fastest ones within the memory limit.
 
     More ``effort`` climbs longer, about a quarter of a second each: worth it for uneven costs and shared NICs.
     `PipelineError` when no schedule meets the limit: one micro-batch of some stage is more.
@@ -205,7 +205,7 @@ class _ScheduleSearch:
         return (*self.kept_bytes(candidate), self.time_s(candidate), candidate)
 
     def kept_bytes(self, candidate: Candidate) -> tuple[int, int]:
-        """On the fullest rank, and in all."""
+        """The bytes kept on the fullest rank, and on all ranks."""
         nbytes = [self.nbytes_of(stage, knobs) for stage, knobs in enumerate(candidate)]
         return max(nbytes), sum(nbytes)
 

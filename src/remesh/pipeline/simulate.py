@@ -85,7 +85,7 @@ class Simulation:
 
     @property
     def step_s(self) -> float:
-        """When the last action ends."""
+        """The time at which the last action ends."""
         return max((row[-1].end_s for row in self.actions if row), default=0.0)
 
     @property
@@ -100,7 +100,7 @@ class Simulation:
 
     @property
     def peak_buffers(self) -> dict[tuple[int, Pass], int]:
-        """By edge and pass, most values that were under way or had arrived and were not used yet, at one moment."""
+        """The largest number of values that were in transit or not used yet at one time, by edge and pass."""
         changes: dict[tuple[int, Pass], list[tuple[float, int]]] = {}
         for transfer in self.transfers:
             of_edge = changes.setdefault((transfer.value.edge, transfer.value.way), [])
@@ -167,7 +167,7 @@ def _timed_row(row: Iterable[Action], number: int, played: Played) -> Iterable[T
 
 
 def _peak(changes: Iterable[tuple[float, int]]) -> int:
-    """At one moment what ends goes before what begins."""
+    """The largest number at one time; at equal times, what ends is counted before what begins."""
     now = peak = 0
     for _, change in sorted(changes):
         now += change

@@ -36,7 +36,7 @@ DOING = "starting a pipeline"
 
 @dataclass(frozen=True)
 class Places:
-    """Where the stages are."""
+    """The meshes of all stages, and the hosts of all ranks."""
 
     meshes: tuple[Mesh, ...]
     """Of every stage; ranks are those of the group."""
@@ -58,7 +58,7 @@ def names_made(graph: StageGraph, stage: int) -> tuple[str, ...]:
 
 
 def survey_places(stage: Stage, graph: StageGraph, describe: Callable[[], str], group: Group) -> Places:
-    """Where all stages are. Called by every rank of the group; blocks until all have called it.
+    """Gather the meshes of all stages. Called by every rank of the group; blocks until all have called it.
 
     ``describe`` returns what all ranks must have been given alike, or raises what is wrong with it. `PipelineError` on
     all ranks when they differ.
@@ -156,7 +156,7 @@ def survey_values(
 
 
 def device_of(module: nn.Module) -> torch.device:
-    """Where a module computes; the CPU for one without tensors."""
+    """The device of a module; the CPU for a module without tensors."""
     tensors = itertools.chain(module.parameters(), module.buffers())
     return next((tensor.device for tensor in tensors), torch.device("cpu"))
 

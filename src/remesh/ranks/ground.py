@@ -41,11 +41,11 @@ class Ground:
 
     @property
     def door(self) -> Door | None:
-        """Of the switch from where all hosts of a testbed can be reached; None where there is none."""
+        """The switch from which all hosts of a testbed can be reached; None without a testbed."""
         return None if self.bed is None else self.bed.switch_door
 
     def listen(self) -> Entrance:
-        """For ranks."""
+        """Open a server that ranks connect to."""
         if self.bed is not None:
             made = _listen_inside(self.bed.switch_door, self.bed.switch_address)
             return Entrance(made, made.getsockname()[:2])
@@ -55,7 +55,7 @@ class Ground:
         return Entrance(made, (socket.gethostname(), made.getsockname()[1]))
 
     def listen_for_clients(self, ranks: Entrance) -> Entrance:
-        """For users on this machine and, where hosts are real, on others; that of the ranks where it serves both."""
+        """Open a server for users, on this machine and from real hosts; return that of the ranks if it serves both."""
         return ranks if self.bed is None else _listen_here()
 
 

@@ -52,7 +52,7 @@ def is_loopback(name: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class RankSeat:
-    """Where one rank is among the hosts of its job."""
+    """The host and local rank of one rank."""
 
     rank: int
     host: str

@@ -47,7 +47,7 @@ class Output:
 
 
 def open_outputs(logs: Path, rank: int) -> list[Output]:
-    """Those of a rank, made if they are not there. What stands there already was shown by an earlier stay.
+    """Open the output files of a rank, created if missing. Their present content was shown before the last restart.
 
     Called before the program runs: what it writes first is to be shown, too.
     """

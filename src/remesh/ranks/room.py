@@ -23,7 +23,7 @@ _UNLOCKED_PREFIX: Final = f".{PREFIX}"
 
 
 def find_place() -> Path:
-    """Where such folders stand: in memory where there is such a place."""
+    """The parent of such folders: in memory if the machine offers that."""
     return _SHARED_MEMORY if _SHARED_MEMORY.is_dir() else Path(tempfile.gettempdir())
 
 

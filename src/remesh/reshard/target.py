@@ -45,7 +45,7 @@ Shapes = Mapping[str, tuple[str, tuple[int, ...]]]
 
 
 def gather_shapes(give: Tensors, group: Group = None) -> Shapes:
-    """Those of every tensor that any rank gives. Called by every rank of the group; the same on all."""
+    """Gather the shapes of all tensors that ranks give. Called by every rank of the group; equal on all."""
 
     def describe() -> list[Any]:
         check_tensors(give, "give")
@@ -108,7 +108,7 @@ def empty_on(target: Target, shape: Sequence[int], dtype: torch.dtype) -> DTenso
 
 
 def _local_shape(target: Target, shape: Sequence[int]) -> tuple[int, ...]:
-    """Of this rank's part; no elements outside the mesh."""
+    """The shape of this rank's part; without elements if the rank is outside the mesh."""
     mesh_shape, coordinate = tuple(target.mesh.shape), target.mesh.get_coordinate()
     placements = placements_from_torch(normalise(target.placements, len(shape)))
     check_placements(shape, mesh_shape, placements)

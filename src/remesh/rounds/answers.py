@@ -25,7 +25,7 @@ class Answers(Generic[_Answer]):
 
     @classmethod
     def none(cls, num_ranks: int) -> Answers[_Answer]:
-        """Nobody has answered.
+        """The answers before any rank has answered.
 
         >>> Answers.none(5).add(2, "yes").add(4, "no").silent()
         [0, 1, 3]
@@ -43,7 +43,7 @@ class Answers(Generic[_Answer]):
         return Answers((*self.blocks[:at], changed, *self.blocks[at + 1 :]), num_missing)
 
     def given(self) -> tuple[_Answer, ...]:
-        """Those that are there, in order of rank."""
+        """The answers that have come, in order of rank."""
         return tuple(answer for answer in self._all() if answer is not None)
 
     def silent(self) -> list[int]:

@@ -83,7 +83,7 @@ def decide_by_clock(statuses: Sequence[Status], targets: Mapping[str, int] | Non
 
 
 def split_targets(targets: Mapping[str, int], statuses: Sequence[Status]) -> list[dict[str, int]]:
-    """Of each rank the targets of what it takes part in: no other ones concern it, and all together would be quadratic.
+    """Split the targets by rank: each rank gets only those of its own groups, since all of them would be quadratic.
 
     A key that everybody has forgotten may be anybody's. ``statuses`` are those that the targets follow from.
     """

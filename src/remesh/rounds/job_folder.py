@@ -92,7 +92,7 @@ class Checkpoint:
     """Why it cannot be used; empty if it can."""
 
     def rank_folder(self, rank: int) -> Path:
-        """Where a rank's part lies."""
+        """The folder of a rank's part."""
         return self.path / rank_name(rank)
 
 
@@ -245,7 +245,7 @@ class JobFolder:
     # --- checkpoints ---
 
     def checkpoints(self) -> list[Checkpoint]:
-        """Those that are committed, oldest first; a damaged one is among them, and harms no other."""
+        """The committed checkpoints, oldest first; a damaged one is listed too, and does not hide the others."""
         return [_look_at(number, self.images / f"{number:06d}") for number in self._numbers()]
 
     def checkpoint(self, number: int | None) -> Checkpoint:
@@ -324,7 +324,7 @@ class JobFolder:
         return removed
 
     def _numbers(self) -> list[int]:
-        """Of the checkpoints that there are, in order."""
+        """The numbers of the existing checkpoints, in order."""
         return sorted(int(entry.name) for entry in self.images.iterdir() if _NUMBER.fullmatch(entry.name))
 
     def _remove_parts(self) -> None:

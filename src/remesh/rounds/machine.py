@@ -30,7 +30,7 @@ PATIENCE_S = 0.1
 
 
 class RoundPhase(Enum):
-    """Where a round is."""
+    """The phase of a round."""
 
     HOLD = "hold"
     CLOSE = "close"

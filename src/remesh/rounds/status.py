@@ -153,7 +153,7 @@ def pairs(counts: Mapping[int, int] | Sequence[int]) -> tuple[tuple[int, int], .
 
 
 def members_by_key(statuses: Iterable[Status]) -> dict[str, tuple[int, ...]]:
-    """Who takes part in what, from all who know: a member may not have heard of a communicator yet, or freed it."""
+    """The members of each communicator, from all ranks that know it: some may not know it yet, or have freed it."""
     found: dict[str, tuple[int, ...]] = {}
     for status in statuses:
         for key, standing in status.standings:

@@ -100,7 +100,7 @@ class LocalJob:
             self.agents[node] = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
 
     def log_of(self, node: str) -> Path:
-        """Where the output of a node's agent and workers goes."""
+        """The log file of a node's agent and workers."""
         return self.folder / f"{node}.log"
 
     def kill_node(self, node: str) -> float:

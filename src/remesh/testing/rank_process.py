@@ -40,7 +40,7 @@ def fork_server() -> ForkServerContext:
 
 
 def start_limit(pids: Iterable[int | None]) -> QuietLimit:
-    """For how long may processes that are being started get nowhere?"""
+    """The time that processes which are being started may make no progress."""
     started = [pid for pid in pids if pid is not None]
     return QuietLimit(lambda: sum(work_of(pid) for pid in started), START_LIMIT_S)
 

@@ -148,7 +148,7 @@ def _short_repr(value: object) -> str:
 
 
 def _send_output_to(log_path: str) -> None:
-    """Both output streams, of Python and of libraries, into one file in order of writing."""
+    """Send both output streams, of Python and of libraries, to one file in the order of writing."""
     log = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     for stream, descriptor in ((sys.stdout, 1), (sys.stderr, 2)):
         os.dup2(log, descriptor)

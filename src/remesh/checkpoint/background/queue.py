@@ -185,7 +185,7 @@ class AsyncCallsQueue:
         return self._caller.num_written() + self._first_of_caller - self._unfinalized[0].call_idx
 
     def _settlings(self) -> list[Settling]:
-        """Those of the oldest request, once they have begun."""
+        """The threads that finish the oldest request; an empty list until they have started."""
         if not self._begun:
             return []
         return [fn for fn in self._unfinalized[0].finalize_fns if isinstance(fn, Settling)]

@@ -158,7 +158,7 @@ class DataFile:
         return num_known, last
 
     def flush(self) -> None:
-        """Nothing: bytes go to the file when there are enough of them, and in `finish`. For writers that ask."""
+        """Do nothing: bytes are written when there are enough of them, and in `finish`. Some writers call it."""
 
     def finish(self) -> Trailer:
         """Append the trailer and let everything reach the disk."""
@@ -244,7 +244,7 @@ def _runs_of_alike(tensors: Sequence[torch.Tensor]) -> Iterator[list[torch.Tenso
 
 
 def start_blob(file: DataFile, dtype: str, shape: tuple[int, ...]) -> int:
-    """Where the next blob begins: a large one so that its elements begin on a boundary of blocks."""
+    """The offset of the next blob; the elements of a large blob begin on a block boundary."""
     frame = frame_of(dtype, shape)
     if frame is not None and frame.num_bytes >= _ALIGNED_BYTES:
         file.align(len(frame.head))

@@ -120,14 +120,14 @@ def _is_half_mark(name: str) -> bool:
 
 
 def _is_of_turn_before(name: str, turn: Turn) -> bool:
-    """By its name alone, which no later turn gives: another one may have taken over since it was listed."""
+    """Whether a file is of an earlier turn. Its name decides: a later turn, which may have begun since, uses others."""
     if is_data_file_name(name):
         return int(name.removesuffix(_SUFFIX).rpartition("_")[2] or 0) < turn.number
     return staged_name(name) in _FIXED and int(name.rpartition(".")[2]) < turn.number
 
 
 def _files_of(turn: Turn, names: set[str]) -> dict[str, Location]:
-    """Where the files of this save are, by the name that each is to have, which it has already unless it is staged.
+    """Final name to current location of each file of this save; the two differ only while a file is staged.
 
     Of data files those in the index. If another program made that, under its own name, all that are there count.
     """

@@ -46,7 +46,7 @@ _TORCH_WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 @dataclass(frozen=True, slots=True)
 class Destination:
-    """Where a box of a chunk goes."""
+    """The tensor, and the place in it, that a box of a chunk is copied to."""
 
     box: Box
     """In indices of the chunk."""
@@ -138,7 +138,7 @@ def open_data(directory: Location, name: str, checksums: Checksums, readers: Thr
 
 
 def _aheads(extents: Sequence[Extent], max_gap_bytes: int) -> list[int]:
-    """For each extent the place up to which reading ahead serves the small ones that follow closely."""
+    """The offset up to which to read ahead for each extent, so that small extents close behind it are read with it."""
     aheads, ahead, next_start = [0] * len(extents), 0, -1
     for index in range(len(extents) - 1, -1, -1):
         extent = extents[index]
@@ -232,7 +232,7 @@ class _ChunkFill:
         place.copy_(elements.as_strided(slab.box.shape, strides))
 
     def _check_against_tail(self, frame: Frame, first: int, memory: memoryview) -> None:
-        """Without block checksums there is still the one that zip keeps, for whoever reads all elements."""
+        """Check the CRC of the zip file, for reads of all elements of a blob that has no block checksums."""
         self.file.wait()
         stop = first + len(memory)
         tail = self.file.view(stop, stop + len(frame.tail_template), self.read.what, ahead=self.ahead)

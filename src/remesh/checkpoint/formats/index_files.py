@@ -58,7 +58,7 @@ class IndexFiles:
 
     @classmethod
     def of(cls, index: Index) -> IndexFiles:
-        """Both forms of an index."""
+        """Encode an index in both of its forms."""
         return cls(encode_index(index), encode_columns(index))
 
     def contents(self, directory: Location) -> dict[str, bytes]:

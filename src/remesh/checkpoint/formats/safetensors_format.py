@@ -67,10 +67,10 @@ class BandedTensor(Protocol):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Its global shape."""
+        """The global shape of the tensor."""
 
     def bands(self) -> Iterator[torch.Tensor]:
-        """Its values, part by part."""
+        """The values of the tensor, part by part."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ class ExportFile:
 
 
 def plan_export(num_bytes_of: Mapping[str, int], max_file_bytes: int = MAX_FILE_BYTES) -> list[ExportFile]:
-    """Which tensors go into which file: in order, a new file whenever the next tensor would make it too long.
+    """Assign tensors to files, in order; a new file begins when the next tensor would make the current one too long.
 
     >>> [(one.name, one.keys) for one in plan_export({"a": 6, "b": 5, "c": 3}, 8)]
     [('model-00001-of-00002.safetensors', ('a',)), ('model-00002-of-00002.safetensors', ('b', 'c'))]

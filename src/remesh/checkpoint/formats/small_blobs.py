@@ -52,7 +52,7 @@ class Small(NamedTuple):
 def find_small(
     stored: Mapping[str, StoredTensor], wanted: Sequence[tuple[str, torch.Tensor]]
 ) -> tuple[dict[str, list[Small]], list[int]]:
-    """By file, those of the wanted that are small, in order of their place; and the numbers of all others.
+    """The small blobs among the wanted ones, by file and in order of offset, and the numbers of the other blobs.
 
     Only of an index in columns is it known without looking closer which tensors lie whole in a blob.
     """

@@ -145,7 +145,7 @@ def reroute(requests: Sequence[ShardedTensor], manifest: Manifest) -> Rerouted:
 
 
 def shapes_before_flattening(entities: Iterable[ShardedBase]) -> dict[str, tuple[int, ...]]:
-    """By key, the global shape of every tensor of which there are flattened slices."""
+    """The global shape of every tensor that has flattened slices, by key."""
     return {
         one.key: one.global_shape
         for one in entities

@@ -16,7 +16,7 @@ from remesh.layout import Box
 
 @dataclass(frozen=True, slots=True, order=True)
 class Extent:
-    """Where a blob lies."""
+    """The file and byte range of a blob."""
 
     file: str
     """Path relative to the checkpoint directory, not leaving it (held by the format edge)."""

@@ -82,7 +82,7 @@ def plan_reads(wants: Sequence[Want], manifest: Manifest) -> tuple[Read, ...]:
 
 
 def find_objects(unique_keys: Sequence[str], manifest: Manifest) -> list[Extent]:
-    """Where the blob of each object lies; `CheckpointMismatchError` for one that is not stored."""
+    """The extent of the blob of each object; `CheckpointMismatchError` if an object is not stored."""
     absent = [key for key in unique_keys if key not in manifest.objects]
     if absent:
         raise CheckpointMismatchError(_absent("object", absent, list(manifest.objects)))

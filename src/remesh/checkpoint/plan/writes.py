@@ -61,7 +61,7 @@ class HeldBoxes:
 
 
 def choose_writers(held: Sequence[HeldBoxes], rank: int) -> list[bool]:
-    """Which of its boxes a rank writes, so that all write about as many bytes, and each distinct box is written once.
+    """Choose the boxes that each rank writes: every distinct box once, and about equal bytes for all ranks.
 
     ``held`` has the boxes of each rank, by rank; equal boxes of one name are replicas. All ranks that call this with
     the same value choose alike.
@@ -171,7 +171,7 @@ def _columns(numbers: Sequence[int] | IntArray, width: int) -> list[list[int]]:
 
 
 def _keep_first(chunks: list[StoredBox]) -> None:
-    """Of chunks at the same offset keep the first."""
+    """Keep the first of the chunks that have the same offset."""
     if len({offset for offset, _, _ in chunks}) < len(chunks):
         first: dict[tuple[int, ...], StoredBox] = {}
         for chunk in chunks:

@@ -85,7 +85,7 @@ class Contents:
 
     @property
     def num_bytes(self) -> int:
-        """Of all elements."""
+        """The size of all elements."""
         return sum(item.source.num_bytes for item in self.tensors.values())
 
     def elements(self) -> Iterator[tuple[str, list[Any]]]:

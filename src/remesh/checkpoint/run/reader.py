@@ -331,7 +331,7 @@ def _with_data(tensor: ShardedTensor) -> ShardedTensor:
 
 
 def _read_objects(directory: Location, fill: Fill) -> list[Any]:
-    """For each request the element of its blob; the i-th request of a name gets element i."""
+    """Read the object of each request from its blob; the i-th request of a name gets element i."""
     if not fill.objects:
         return []
     blobs: dict[str, list[Any]] = {}

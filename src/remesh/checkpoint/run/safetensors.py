@@ -37,7 +37,7 @@ class Source:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Its global shape."""
+        """The global shape of the tensor."""
         return shape_of(self.checkpoint, self.key)
 
     @property
@@ -46,7 +46,7 @@ class Source:
         return math.prod(self.shape) * itemsize_bytes(self.dtype)
 
     def bands(self) -> Iterator[torch.Tensor]:
-        """Its values, part by part."""
+        """The values of the tensor, part by part."""
         return read_bands(self.checkpoint, self.key)
 
 

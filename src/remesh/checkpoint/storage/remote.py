@@ -149,7 +149,7 @@ class RemoteStore(Store[RemotePath]):
             _tried(f"removing {path}", lambda: _call(path, "rmdir"))
 
     def sync_names(self, directory: RemotePath) -> None:
-        """Nothing: a store that has answered keeps what it was given."""
+        """Do nothing: an object store has kept an object once it has answered."""
 
     def is_inside(self, directory: RemotePath, path: RemotePath) -> bool:
         inside, whole = (posixpath.normpath(f"/{one.rest}") for one in (directory, path))
@@ -182,7 +182,7 @@ class _RemoteRangedFile(RangedFile):
         return stop - start
 
     def close(self) -> None:
-        """Nothing is held open."""
+        """Do nothing: no file is open."""
 
 
 class _RemoteNewFile(NewFile):
@@ -198,7 +198,7 @@ class _RemoteNewFile(NewFile):
         self._num_bytes += len(content)
 
     def sync(self) -> None:
-        """Nothing: parts that were sent are kept by the store."""
+        """Do nothing: the store keeps the parts that were sent."""
 
     def finish(self) -> None:
         _once(f"writing {self._path}", self._file.close)

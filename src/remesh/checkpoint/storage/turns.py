@@ -48,7 +48,7 @@ class Turn:
         return _mark_path(self.directory, self.number)
 
     def staged(self, name: str) -> Location:
-        """Where the small file of that name stands until the end."""
+        """The path of a small file until the save is committed."""
         return self.directory / f"{name}.{self.number}"
 
 

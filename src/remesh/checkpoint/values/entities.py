@@ -221,14 +221,14 @@ class ShardedTensor(ShardedBase):
         )
 
     def local_coordinates(self) -> tuple[np.ndarray, ...]:
-        """Of a flattened slice, the index of each element in the local shard: one array per dim."""
+        """The indices of the elements of a flattened slice in the local shard: one array per dim."""
         if self.flattened_range is None:
             raise CheckpointMismatchError(f"listing the elements of tensor {self.key!r}: it is not flattened")
         flat = np.arange(self.flattened_range.start, self.flattened_range.stop)
         return tuple(np.unravel_index(flat, self.local_shape))
 
     def global_coordinates(self) -> tuple[np.ndarray, ...]:
-        """Of a flattened slice, the index of each element in the global tensor: one array per axis."""
+        """The indices of the elements of a flattened slice in the global tensor: one array per axis."""
         local = self.local_coordinates()
         num_elements = len(local[0]) if local else 0
         inner = (*(np.zeros(num_elements, dtype=np.int64) for _ in range(self.prepend_axis_num)), *local)

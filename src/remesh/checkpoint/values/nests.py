@@ -113,7 +113,7 @@ def extract_matching_values(
 def diff(
     x1: Any, x2: Any, prefix: Path = (), *, equal: Callable[[Any, Any], bool] | None = None
 ) -> tuple[list[Path], list[Path], list[tuple[Path, type, type]]]:
-    """Where two nests differ: paths only left, paths only right, and leaves that are not equal with their types.
+    """Compare two nests: the paths only in the left, the paths only in the right, and unequal leaves with their types.
 
     ``equal`` says when two leaves are; by default those of one type, and dtype, and value.
 

@@ -153,7 +153,7 @@ class _Row:
         return (*(1,) * self.form[5], *self.form[2])
 
     def main_offsets(self) -> IntArray:
-        """Of the main replicas, ``[num_axes, num_mains]``."""
+        """The offsets of the main replicas, ``[num_axes, num_mains]``."""
         numbers = self.group.numbers
         if self.num_mains == numbers.shape[1]:
             return numbers[self.start : self.stop]

@@ -149,7 +149,7 @@ class SaveShardedStrategy(SaveStrategyBase):
 
     @property
     def plans(self) -> Agreements:
-        """Where it is remembered what ranks have agreed on; by default nothing is."""
+        """The cache of what ranks have agreed on; None by default."""
         return Agreements(max_kept=0)
 
     def check_can_save(self, sharded_state_dict: ShardedStateDict) -> None:

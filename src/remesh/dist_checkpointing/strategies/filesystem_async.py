@@ -43,7 +43,7 @@ _results_queue = None
 
 
 def get_write_results_queue(mp_mode: str = "spawn") -> None:
-    """None: what was written is told in files, so that programs have nothing to warm up."""
+    """Return None: results of writing are passed in files, so there is no queue to warm up."""
     return _results_queue
 
 

@@ -82,7 +82,7 @@ class _Sharing(Generic[_Wrapped]):
 
     @property
     def cached_global_metadata(self) -> Any:
-        """That of the wrapped strategy."""
+        """The cached metadata of the wrapped strategy."""
         return getattr(self.base_strategy, "cached_global_metadata", None)
 
     @cached_global_metadata.setter

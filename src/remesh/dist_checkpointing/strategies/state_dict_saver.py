@@ -36,7 +36,7 @@ def save_state_dict_async_plan(
     cached_ckpt_structure: Cached | None = None,
     loaded_all_plans: list[SavePlan] | None = None,
 ) -> tuple[Planned, SavePlan, SavePlan, bool, bool]:
-    """For callers that keep plans themselves."""
+    """Plan a save in the background, for callers that keep plans themselves."""
 
 
 @overload
@@ -49,7 +49,7 @@ def save_state_dict_async_plan(
     *,
     enable_cache: bool,
 ) -> Planned:
-    """For callers that keep none: training loops, which know it from a package of their own for background saves."""
+    """Plan a save in the background, for callers that keep no plans: training loops with their own background saves."""
 
 
 def save_state_dict_async_plan(  # noqa: PLR0913 - the signature that users know

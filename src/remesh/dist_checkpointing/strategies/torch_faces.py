@@ -151,7 +151,7 @@ def mcore_to_pyt_state_dict(
 def get_reformulation_metadata(
     sharded_state_dict: ShardedStateDict, checkpoint_dir: Directory
 ) -> dict[str, TensorReformulationMetadata]:
-    """Of every flattened tensor of the request, its global shapes before flattening and as stored."""
+    """The global shapes of every flattened tensor of the request: before flattening, and as stored."""
     manifest = read_manifest(location_of(checkpoint_dir))
     wanted = {
         leaf.key
@@ -227,7 +227,7 @@ _BACKGROUND = {
 
 
 def get_async_strategy(async_strategy: str = "mcore", module: str | None = None) -> tuple[str, Any]:
-    """Who saves in the background, which is always this package, and what it does it with: by name, or one of them."""
+    """The functions of background saves, always those of this package: all by name, or the one of ``module``."""
     if async_strategy not in ("mcore", "nvrx") or (module is not None and module not in _BACKGROUND):
         raise TypeError(
             f"choosing who saves in the background: found async_strategy {async_strategy!r} and module {module!r}, "

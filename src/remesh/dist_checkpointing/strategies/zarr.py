@@ -194,7 +194,7 @@ def _whole_cells(part: _Part, group: Group, doing: str) -> _Part:
 
 
 def _piece_of_slices(slices: Sequence[ShardedTensor]) -> Piece:
-    """Where the elements of this rank's slices of one tensor lie."""
+    """Describe this rank's slices of one tensor as one `Piece`."""
     shards, at = [], 0
     for one in slices:
         held = one.flattened_range

@@ -29,7 +29,7 @@ class Pace:
 
 @dataclass(frozen=True, slots=True)
 class SlowRank:
-    """Who was slow for long enough."""
+    """A rank that was slow for long enough to be reported."""
 
     rank: int
     ratio: float

@@ -29,7 +29,7 @@ MIN_RATIO = 1.2
 
 @dataclass(frozen=True, slots=True)
 class RankStack:
-    """Where one rank stands."""
+    """The step of one rank, and the stack of its main thread."""
 
     rank: int
     node: int
@@ -57,7 +57,7 @@ class RankStack:
 
 @dataclass(frozen=True, slots=True)
 class HangVerdict:
-    """Who keeps the others waiting."""
+    """The ranks that keep the other ranks waiting."""
 
     culprits: tuple[RankStack, ...]
     """Empty when nobody is to blame."""
@@ -77,7 +77,7 @@ class Straggler:
 
 
 def decide_culprits(stacks: Sequence[RankStack]) -> HangVerdict:
-    """Who did not come where the others wait."""
+    """Decide which ranks did not enter the collective in which the others wait."""
     waiting = [one for one in stacks if one.answered and one.collective]
     if not waiting:
         silent = [one for one in stacks if not one.answered]

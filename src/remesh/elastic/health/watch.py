@@ -31,7 +31,7 @@ class Standing:
 
 
 def look_at_main_thread() -> Standing:
-    """Where the main thread stands now."""
+    """The current stack of the main thread."""
     ident = threading.main_thread().ident
     frame = sys._current_frames().get(ident) if ident is not None else None
     if frame is None:

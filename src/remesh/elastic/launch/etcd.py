@@ -145,7 +145,7 @@ class EtcdStore(dist.Store):
         return all(self._client.get(self._prefix + key) is not None for key in keys)
 
     def compare_set(self, key: str, expected: str, desired: str) -> bytes:
-        """As a TCPStore's: an empty ``expected`` writes a key that is not there; returns what is there after."""
+        """Compare and set as a TCPStore does: an empty ``expected`` creates a missing key; returns the new value."""
         found = self._client.get(self._prefix + key)
         present = found[0] if found else b""
         if present != expected.encode():

@@ -117,7 +117,7 @@ def check_request(request: Request, mode: Mode) -> None:
 
 
 def endpoints_of(request: Request) -> list[str]:
-    """Where other nodes are met; empty for a job of this node alone."""
+    """The rendezvous endpoints; empty for a job of this node only."""
     values, given = request.values, request.given
     if values["standalone"]:
         return []

@@ -130,7 +130,7 @@ class OutOfReach:
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """Nothing but time has passed."""
+    """An event without news: time has passed."""
 
 
 Event = (

@@ -163,7 +163,7 @@ class AgentMachine:
 
     @property
     def phase(self) -> Phase:
-        """Where it stands."""
+        """The phase of the state machine."""
         return self._stay.phase
 
     @property
@@ -390,7 +390,7 @@ class AgentMachine:
         ]
 
     def _keep_slow(self, report: WorkerReport) -> Note:
-        """It was to be left out, and came without having handed on what it holds."""
+        """Keep a slow worker that was to be left out: it came without having handed over its state."""
         del self._roster.slow_until_s[report.pid]
         self._roster.indispensable.add(report.pid)
         reason = f"worker {report.slot} of {self.name} keeps its seat: the job would lose steps without what it holds"

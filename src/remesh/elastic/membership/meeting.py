@@ -32,7 +32,7 @@ class Losses:
         (self.silent.discard if event.is_certain else self.silent.add)(event.index)
 
     def forget(self, plan: Generation) -> None:
-        """Who is in a generation that was decided lives."""
+        """Forget the proofs against members of a generation that was decided: they are alive."""
         self.proofs = {index: proof for index, proof in self.proofs.items() if index not in plan.nodes}
         self.silent &= self.proofs.keys()
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 
 class Phase(enum.Enum):
-    """Where an agent stands."""
+    """The phase that an agent is in."""
 
     STARTING = "starting"
     """Some worker has not called in yet."""

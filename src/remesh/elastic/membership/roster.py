@@ -16,7 +16,7 @@ from remesh.elastic.mesh_policy import Template
 
 
 class WorkerState(enum.Enum):
-    """Where one of its workers stands."""
+    """The state of one worker of this agent."""
 
     STARTING = "starting"
     """The process is up but has not called in."""
@@ -67,7 +67,7 @@ class Roster:
         return tuple(self._with_reservations(report) for report in found)
 
     def alive(self) -> Mapping[int, Occupant]:
-        """Those whose process lives, as far as is known."""
+        """The workers whose process is alive, as far as is known."""
         return {slot: worker for slot, worker in self.workers.items() if worker.state is not WorkerState.DEAD}
 
     def template(self) -> Template | None:

@@ -107,7 +107,7 @@ class StoreReader:
             self.plan = self.decode(plan)
 
     def node(self, keys: Keys, index: int) -> NodeInfo | None:
-        """Who a node is; None when it has not written it."""
+        """The identity that a node has written to the store; None if it has not."""
         if index not in self.nodes and (info := keys.get(f"nodes/{index}")) is not None:
             self.nodes[index] = NodeInfo(**info)
         return self.nodes.get(index)

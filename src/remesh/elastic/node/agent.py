@@ -99,7 +99,7 @@ class Agent:
         """Slots to start a worker in, and when."""
 
     def run(self) -> Outcome:
-        """Until the machine says how the job ended."""
+        """Run until the state machine says how the job ended."""
         self._handle_signals()
         self._perform(self._machine.start(time.monotonic()))
         while self._outcome is None:
@@ -203,7 +203,7 @@ class Agent:
             self._board.send(slot, {**message, **extra})
 
     def _network_for(self, rank: int) -> Message:
-        """Where a worker finds the store, what it needs to take snapshots, and its share of those kept here."""
+        """The store's address for a worker, what it needs for snapshots, and its share of those kept here."""
         config, plan = self._config, self._store.plan
         assert plan is not None
         mine = sorted(member.rank for member in plan.of_node(self._store.index) if member.rank >= 0)

@@ -67,7 +67,7 @@ class WorkerProcesses:
         return int(context.pids()[0])
 
     def poll(self) -> list[Exited]:
-        """Those that have ended since the last look."""
+        """The workers that have ended since the last call."""
         found = []
         for slot, context in list(self._contexts.items()):
             pid = int(context.pids()[0])
@@ -96,6 +96,6 @@ class WorkerProcesses:
 
 
 def _traceback_of(failure: ProcessFailure) -> str:
-    """Where user code raised, from the error file of the worker: shown once for the whole job."""
+    """The traceback of the user's code, from the error file of the worker; it is shown once for the whole job."""
     message = failure.error_file_data.get("message", {})
     return str(message.get("extraInfo", {}).get("py_callstack", "")) if isinstance(message, dict) else ""

@@ -67,7 +67,7 @@ class StoreSide:
 
     @property
     def way(self) -> str:
-        """Where this node's processes reach the store in force."""
+        """The address at which processes of this node reach the current store."""
         return self._home.way
 
     @property
@@ -76,7 +76,7 @@ class StoreSide:
         return self._reader.plan
 
     def node(self, index: int) -> NodeInfo | None:
-        """Who a node is; None when it has not written it."""
+        """The identity that a node has written to the store; None if it has not."""
         return self._reader.node(self.shared, index)
 
     @contextlib.contextmanager

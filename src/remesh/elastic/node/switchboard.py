@@ -57,7 +57,7 @@ class Deaf:
 
 @dataclass(frozen=True, slots=True)
 class HungUp:
-    """Somebody was hung up on."""
+    """The connection to a worker was closed."""
 
     reason: str
 

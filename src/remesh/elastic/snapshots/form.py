@@ -64,7 +64,7 @@ class SnapshotDescription:
 
 
 def plan_starts(sizes_bytes: Sequence[int]) -> list[int]:
-    """Where each tensor's bytes begin.
+    """Compute the offset of each tensor's bytes.
 
     >>> plan_starts([1, 64, 65])
     [0, 64, 128]

@@ -65,7 +65,7 @@ class SnapshotKeeper:
             self._shelves[key] = buffers
 
     def paths(self) -> dict[Key, list[str]]:
-        """Where this node's workers find all whole snapshots."""
+        """The paths at which workers of this node find all complete snapshots."""
         pid = os.getpid()
         with self._lock:
             found = {

@@ -34,7 +34,7 @@ class SnapshotBuffer:
         return cls(os.open(path, os.O_RDWR | os.O_CLOEXEC))
 
     def path_in(self, pid: int) -> str:
-        """Where others on this host find it, as long as process ``pid`` keeps it under this descriptor."""
+        """The path for other processes of this host, while process ``pid`` keeps it open under this descriptor."""
         return f"/proc/{pid}/fd/{self.descriptor}"
 
     def set_complete(self, complete: bool) -> None:

@@ -9,7 +9,7 @@ Key = tuple[int, int]
 
 
 def choose_readers(kept: Collection[Key], ranks: Sequence[int]) -> dict[int, list[Key]]:
-    """Which of the shelves that a node keeps each of its ranks reads: its seat's own, and a fair share of the others.
+    """Choose the snapshots that each rank of a node reads: its own, and a fair share of the others kept there.
 
     >>> choose_readers([(1, 0), (1, 1), (1, 4)], [4, 5])
     {4: [(1, 1), (1, 4)], 5: [(1, 0)]}
@@ -22,7 +22,7 @@ def choose_readers(kept: Collection[Key], ranks: Sequence[int]) -> dict[int, lis
 
 
 def decide_retired(kept: Mapping[Key, int]) -> list[Key]:
-    """Which shelves an agent may clear: those of generations before one that has two versions on some shelf here.
+    """The shelves that an agent may clear: of generations before one that has two versions on some shelf here.
 
     ``kept`` maps shelves to how many versions each was given so far.
     """

@@ -34,7 +34,7 @@ from remesh.layout.from_torch import Piece, dtype_name
 
 @dataclass(frozen=True, slots=True)
 class Shelf:
-    """Whose snapshots, and who keeps the second copy."""
+    """The rank of a generation that takes snapshots, and the agent that keeps their second copy."""
 
     generation: int
     rank: int

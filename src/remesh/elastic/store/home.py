@@ -135,12 +135,12 @@ class StoreHome:
 
     @property
     def port(self) -> int:
-        """Where this agent's own store listens."""
+        """The port of this agent's own store."""
         return self._port
 
     @property
     def way(self) -> str:
-        """Where this node's processes reach the store in force."""
+        """The address at which processes of this node reach the current store."""
         return self._way_to(self.endpoint)
 
     def take_refusals(self) -> list[Refusal]:
@@ -183,7 +183,7 @@ class StoreHome:
         return self.opening.first_index + store.count("nodes/count", by=1) - 1
 
     def _bind(self) -> socket.socket:
-        """At the first endpoint that names this machine and is free; else beside the agent's other ports."""
+        """Bind the first endpoint that names this machine and is free, else a port beside the agent's other ports."""
         address = self.address
         for number, endpoint in enumerate(address.endpoints):
             must_host = address.hosts_store is True and number == 0
@@ -354,7 +354,7 @@ class StoreHome:
     # --- those who stayed behind ---
 
     def read_moved(self, store: JobStore) -> tuple[Place, str] | None:
-        """Where the job goes on, if it left this store: place and endpoint."""
+        """The place and endpoint of the store to which the job has moved, if it left this one."""
         told = store.get(_MOVED)
         if told is None:
             return None
@@ -362,7 +362,7 @@ class StoreHome:
         return (place, str(told["endpoint"])) if place > self.place else None
 
     def _tell_stragglers(self, me: MovingNode) -> None:
-        """If this agent hosts the place: keep telling the stores of earlier places, should they answer again."""
+        """Keep writing the endpoint to the stores of earlier places, if this agent hosts the current one."""
         self._stop_knocking()
         if self.place.host != me.index:
             return

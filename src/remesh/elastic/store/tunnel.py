@@ -50,7 +50,7 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class _TunnelStream:
-    """Both directions of one connection."""
+    """The two directions of one connection."""
 
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
@@ -84,7 +84,7 @@ class Tunnels:
         self._loop.close()
 
     def open_door(self, listener: socket.socket, port: int) -> None:
-        """Whoever comes to ``listener`` with a certificate is led to this port of loopback."""
+        """Forward clients of ``listener`` that show a certificate to this port of loopback."""
         self._call(self._listen(listener, self._serve_door, port))
 
     def way_to(self, endpoint: str) -> str:
@@ -195,7 +195,7 @@ class Tunnels:
             self._notes.append(note)
 
     async def _carry(self, one: _TunnelStream, other: _TunnelStream) -> bool:
-        """Until either side ends; then both do. Whether ``other`` said anything."""
+        """Forward bytes until either side ends, then end both. Returns whether ``other`` sent anything."""
         has_said = asyncio.Event()
         pumps = [self._loop.create_task(_pump(one, other)), self._loop.create_task(_pump(other, one, has_said))]
         try:

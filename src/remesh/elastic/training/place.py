@@ -72,7 +72,7 @@ class JobOptions:
 
 @dataclass(frozen=True, slots=True)
 class RankPlace:
-    """Where a worker stands in a generation."""
+    """The place of a worker in a generation: its rank, process groups and snapshots."""
 
     plan: Generation
     rank: int

@@ -112,7 +112,7 @@ def _content_of_array(array: np.ndarray[Any, Any]) -> bytes:
 
 
 def _spread(values: Any) -> Any:
-    """Some of many values, evenly spread."""
+    """Choose some of many values, evenly spread."""
     return values[:: max(1, -(-len(values) // _MAX_ELEMENTS))]
 
 

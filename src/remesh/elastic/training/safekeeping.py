@@ -54,7 +54,7 @@ class Safekeeping:
         return path
 
     def hand_over(self, state: CarriedState, position: Position, is_leaving: bool) -> bool:
-        """Somebody leaves: if it alone holds some box, all save a checkpoint of this step while it is still there.
+        """Save a checkpoint of this step if a rank that is about to leave is the only holder of some box.
 
         Whether the job loses nothing without those who leave.
         """

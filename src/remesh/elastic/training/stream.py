@@ -89,7 +89,7 @@ class Stream:
 
     @property
     def digest(self) -> int:
-        """Of all samples up to the end of the last batch, equal on all ranks that read the same. 32 bits."""
+        """The digest (32 bits) of all samples up to the end of the last batch; equal where ranks read the same."""
         return self._digest
 
     def describe(self) -> str:
@@ -98,7 +98,7 @@ class Stream:
         return type(self._dataset).__name__ + ("" if sampler is None else f" with a {type(sampler).__name__}")
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the stream stands: after the last batch once the job asks for the next, before it until then."""
+        """The position of the stream: before the current batch, and after it once the job asks for the next one."""
         dataset = _to_json(self._state_before)
         return {"samples": self._last_start, "digest": self._digest_before, "dataset": dataset}
 

@@ -125,7 +125,7 @@ class TrainingWorker:
             self._link.close()
 
     def _stay(self, train: Callable[[Job], Any], plan: Generation, message: Message) -> None:
-        """From growing the network to leaving it: one generation, or several of one shape."""
+        """Train from making the process groups to leaving them: one generation, or several of one shape."""
         rank = int(message["rank"])
         self._message = message
         self._taker = SnapshotTaker(self._shelf_of(plan, message), self._link.send, self._log.write)

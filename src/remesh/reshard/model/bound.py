@@ -60,7 +60,7 @@ class Bound:
 
 @dataclass(frozen=True, slots=True, order=True)
 class HostGroup:
-    """Who owns and who receives, among hosts."""
+    """The hosts that own a piece of data, and the hosts that receive it."""
 
     owners: tuple[str, ...]
     """Hosts with a giver, ascending. Invariant: at least one."""

@@ -159,7 +159,7 @@ class _FlowNetwork:
         return raised
 
     def reachable(self, source: int) -> list[bool]:
-        """Which nodes lie on the source's side of the minimum cut, once the flow is maximum."""
+        """The nodes on the source's side of the minimum cut, once the flow is maximum."""
         return [level >= 0 for level in self._levels(source)]
 
     def _levels(self, source: int) -> list[int]:

@@ -155,7 +155,7 @@ class _Refined:
         return remote, copiers
 
     def _shared_pairs(self) -> dict[tuple[int, int], tuple[int, int]]:
-        """For each pair of givers and takers that share ranks: the sets of remote takers and of copiers."""
+        """The sets of remote takers and of copiers, for each pair of givers and takers that share ranks."""
         numbers = self.numbers
         sides: list[dict[int, list[int]]] = []
         for column in (self.givers, self.takers):

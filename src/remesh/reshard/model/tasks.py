@@ -142,7 +142,7 @@ def _tasks_of(moves: Sequence[TensorMove], slices: Slices) -> Iterator[UnitTask]
 
 
 def compute_missing_boxes(moves: Sequence[TensorMove]) -> dict[str, tuple[Box, ...]]:
-    """For each tensor that is not wholly held: disjoint boxes that are wanted and held by nobody."""
+    """The disjoint boxes of each tensor that are wanted and held by no rank; complete tensors are left out."""
     slices = compute_slices([(move.src, move.dst, move.name) for move in moves])
     missing = [slices.blocks[number].missing for number in slices.block_of]
     return {move.name: boxes for move, boxes in zip(moves, missing, strict=True) if boxes}

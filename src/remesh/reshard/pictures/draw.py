@@ -198,12 +198,12 @@ def draw_svg(
 
 
 def _some_lanes(bars: dict[tuple[str, str], list[Bar]]) -> tuple[dict[tuple[str, str], list[Bar]], int]:
-    """As many lanes as a picture has room for, and how many it leaves out."""
+    """The lanes that a picture has room for, and the number of lanes that it leaves out."""
     return dict(list(bars.items())[:_MAX_LANES]), max(len(bars) - _MAX_LANES, 0)
 
 
 def _join_bars(bars: list[Bar], total_s: float) -> list[Bar]:
-    """At most so many bars as can be told apart: what begins in one stretch of time becomes one."""
+    """Join bars that begin within one short interval, so that the bars of a picture can be told apart."""
     if len(bars) <= _MAX_BARS:
         return bars
     joined: dict[int, Bar] = {}

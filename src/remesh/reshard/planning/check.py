@@ -157,7 +157,7 @@ def _check_givers(
 def _collect_arrivals(
     num_moves: int, chunks: Sequence[Chunk], messages: Sequence[Message], copies: Sequence[Copy]
 ) -> list[dict[int, list[Box]]]:
-    """For each tensor the boxes that reach each rank."""
+    """The boxes of each tensor that reach each rank."""
     arrived: list[dict[int, list[Box]]] = [{} for _ in range(num_moves)]
     for message in messages:
         for part in chunks[message.chunk].parts:

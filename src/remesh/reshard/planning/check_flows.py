@@ -229,7 +229,7 @@ class _Kinds:
                 self._stops[kind, at] = box.stop
 
     def contain(self, sets: IntArray, starts: IntArray, stops: IntArray, ndim: int) -> np.ndarray:
-        """For each part whether every rank of the set beside it has a box that contains it."""
+        """Tell, for each part, whether every rank of its set has a box that contains the part."""
         used, place = distinct(sets, len(self._rank_sets))
         nobody = len(self._boxes)
         kinds = [self._kinds_of(number) for number in used.tolist()]
@@ -293,7 +293,7 @@ def _check_apart(
     rank_sets: Sequence[tuple[int, ...]],
     copies: Sequence[Copy],
 ) -> None:
-    """Neither chunks nor copies share elements, and nobody takes what it copies."""
+    """Check that chunks and copies share no elements, and that no rank receives what it copies locally."""
     ndim = move.src.ndim
     travelling = BoxArray(travelling.starts[:, :ndim], travelling.stops[:, :ndim])
     if len(travelling) and not is_disjoint(travelling):

@@ -257,7 +257,7 @@ def _find_shifts(
 
 @dataclass(frozen=True, slots=True)
 class _Ways:
-    """By which hosts everything goes, and in which portions."""
+    """The routes of all streams through hosts, and the portions on each."""
 
     routes: tuple[tuple[Route, ...], ...]
     """For each group the routes of its bytes."""

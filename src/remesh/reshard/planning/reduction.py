@@ -223,7 +223,7 @@ class _Router:
 
 
 def _divide(box: Box, num_parts: int) -> list[Box]:
-    """At most that many boxes of nearly equal size, cut along the longest dim (the first of equals)."""
+    """Divide a box into at most that many boxes of nearly equal size, along its longest dim (the first of equals)."""
     if box.ndim == 0 or num_parts == 1:
         return [box]
     dim = max(range(box.ndim), key=lambda d: (box.shape[d], -d))

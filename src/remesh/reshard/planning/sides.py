@@ -100,7 +100,7 @@ def num_lost(move: TensorMove, rank: int) -> int:
 
 
 def ranks_of(shards: Sequence[Shard]) -> set[int]:
-    """Who holds some of these shards."""
+    """The ranks that hold any of these shards."""
     return {shard.holder for shard in shards if isinstance(shard.holder, int)}
 
 

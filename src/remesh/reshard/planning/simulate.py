@@ -35,7 +35,7 @@ class TimedMessage(Protocol):
 
     @property
     def round(self) -> int:
-        """Its round in the plan."""
+        """The round of the message in the plan."""
 
     @property
     def giver(self) -> int:
@@ -47,7 +47,7 @@ class TimedMessage(Protocol):
 
     @property
     def nbytes(self) -> int:
-        """Its size."""
+        """The size of the message."""
 
     @property
     def start_s(self) -> float:
@@ -85,7 +85,7 @@ class SimulatedRun:
 
     @property
     def total_s(self) -> float:
-        """When the last message is done."""
+        """The time at which the last message ends."""
         return max((message.finish_s for message in self.messages), default=0.0)
 
 

@@ -196,7 +196,7 @@ def _are_the_same(objects: tuple[Any, ...], others: tuple[Any, ...]) -> bool:
 
 
 def _places(objects: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Where each tensor lies: the description says what lies there."""
+    """The memory of each tensor; the description says what lies there."""
     places = []
     with torch.no_grad():
         for _, thing in objects[1:]:

@@ -83,7 +83,7 @@ class Staging:
 
 
 class Link:
-    """Where the messages of one run go: the group, a tag of its own, and a clock."""
+    """The channel of one run: the process group, a tag of its own, and a clock."""
 
     def __init__(self, group: Group, tag: int, staging: Staging) -> None:
         self.group = group

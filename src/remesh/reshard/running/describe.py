@@ -109,7 +109,7 @@ class _Description:
 
 
 def _by_name(described: Sequence[Any], side: str) -> dict[str, list[_Description]]:
-    """For each tensor what every rank says of it, by rank."""
+    """The descriptions of each tensor, by rank."""
     found: dict[str, list[_Description]] = {}
     for rank, each in enumerate(described):
         for name, dtype, shape, partial, shards in each[side]:

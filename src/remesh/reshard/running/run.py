@@ -273,7 +273,7 @@ class BoundTransfer:
         )
 
     def _carry(self, link: Link, rank: int, last: int | None) -> float:
-        """When the last byte was here."""
+        """Move all messages; returns the time at which the last byte arrived."""
         assert self._memories is not None
         give, take = self._memories.give, self._memories.take
         transfer = self.transfer

@@ -15,7 +15,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True, order=True)
 class Timing:
-    """When a message was sent, and what it carried."""
+    """The times of a message, and its size."""
 
     stage: int
     """0 while partial sums are summed, 1 while whole values move."""

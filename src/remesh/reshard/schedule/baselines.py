@@ -74,7 +74,7 @@ class Order:
 
     @property
     def finish(self) -> int:
-        """When the last multicast is done, in bytes through one NIC."""
+        """The end of the last multicast, in bytes through one NIC."""
         return max((each.finish for each in self.multicasts), default=0)
 
 

@@ -38,7 +38,7 @@ class Columns:
         return Columns(self.round[rows], self.giver[rows], self.taker[rows], self.chunk[rows])
 
     def sorted(self) -> Columns:
-        """By round, then giver."""
+        """The messages sorted by round, then giver."""
         return self.take(np.lexsort((self.giver, self.round)))
 
     def messages(self) -> list[Message]:

@@ -84,7 +84,7 @@ class Flows:
 
     @cached_property
     def before(self) -> IntArray:
-        """For each hop the one of its flow by which its giver got the chunk, or OWNED."""
+        """The hop by which the giver of each hop got the chunk, or OWNED."""
         width = len(self.hosts)
         crosses = np.flatnonzero(self.hop_giver != self.hop_taker)
         into = self.flow_of_hop[crosses] * width + self.hop_taker[crosses]
@@ -99,7 +99,7 @@ class Flows:
 
     @cached_property
     def lag(self) -> IntArray:
-        """For each hop how many come before it; hops whose giver never gets anything keep the largest number."""
+        """The number of hops before each hop; hops whose giver never gets the chunk have the largest number."""
         unknown = len(self.before)
         lag = np.where(self.before == OWNED, 0, unknown)
         for _ in range(int(np.diff(self.first_hop).max(initial=0))):
@@ -111,7 +111,7 @@ class Flows:
 
     @cached_property
     def num_periods(self) -> int:
-        """As many as the longest flow has chunks; without relays there is nothing that periods are for, so one."""
+        """The number of chunks of the longest flow; 1 without relays, which are the reason for periods."""
         return int(self.num_chunks.max(initial=1)) if self.lag.any() else 1
 
     @cached_property
@@ -259,7 +259,7 @@ class _Seats:
         return cls(ranks[order], keys, firsts, counts, len(hosts))
 
     def find(self, sets: IntArray, hosts: IntArray) -> tuple[IntArray, IntArray]:
-        """Where the ranks of each set on the host beside it begin, and how many there are."""
+        """The start and the number of the ranks of each set on the host given with it."""
         at = np.searchsorted(self.keys, sets * self.num_hosts + hosts)
         return self.firsts[at], self.counts[at]
 

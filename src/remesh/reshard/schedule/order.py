@@ -101,7 +101,7 @@ def _periods(
 
 @dataclass(frozen=True, slots=True)
 class _Times:
-    """When in a period a pair of hosts is served."""
+    """The times in a period at which a pair of hosts is served."""
 
     shares: tuple[float, ...]
     """Share of the pair's traffic before each stretch, ascending from 0."""
@@ -111,7 +111,7 @@ class _Times:
     """Time by share inside each stretch."""
 
     def at(self, share: float) -> float:
-        """When this share of the traffic has been served; below 1."""
+        """The time, as a fraction below 1, at which this share of the traffic has been served."""
         stretch = bisect_right(self.shares, share) - 1
         return min(self.starts[stretch] + (share - self.shares[stretch]) * self.speeds[stretch], 1 - 1e-9)
 

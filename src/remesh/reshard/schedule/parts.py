@@ -152,6 +152,6 @@ def largest_of(chunks: Sequence[Chunk]) -> int:
 
 
 def ends_of(counts: Iterable[int] | IntArray) -> IntArray:
-    """Where runs of these lengths begin in a row of all of them, and where the last one ends."""
+    """The starts of consecutive runs of these lengths, and the end of the last one."""
     array = np.asarray(counts if isinstance(counts, np.ndarray) else list(counts), dtype=np.int64)
     return np.concatenate((np.zeros(1, dtype=np.int64), np.cumsum(array)))

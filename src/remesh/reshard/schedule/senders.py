@@ -41,7 +41,7 @@ def assign_whole(
     candidates: Sequence[Sequence[int]],
     initial_load: Mapping[int, int] | None = None,
 ) -> list[int]:
-    """For each item the candidate that does it, so that loads are balanced; the same on every rank.
+    """Choose a candidate for each item so that loads are balanced; the same choice on every rank.
 
     ``weights[i]`` is the cost of item ``i`` in bytes, ``candidates[i]`` the ids that may do it, ``initial_load`` what
     ids have to do already. Ties go to the lowest id, equal weights keep their order. Raises `PlanError` for an
@@ -134,7 +134,7 @@ def split_senders(
 
 
 def _split_pairs(groups: Sequence[tuple[HostGroup, int]], at_least: int | Fraction, network: Network | None) -> Sharing:
-    """Nobody has a choice: every byte goes from its one owner to its one receiver."""
+    """Assign every byte to its only owner and its only receiver."""
     total: dict[str, int] = {}
     routes = []
     for group, nbytes in groups:
@@ -196,7 +196,7 @@ def _split_exactly(
 
 
 def _turns(legs: Sequence[tuple[HostGroup, int]]) -> list[int]:
-    """By how many receivers to rotate each leg, so that legs to the same receivers enter them at different ones."""
+    """The rotation of each leg, so that legs to the same receivers enter at different ones."""
     seen: dict[tuple[str, ...], int] = {}
     turns = []
     for leg, _ in legs:

@@ -65,7 +65,7 @@ class _ShiftBlock:
 
 @dataclass(frozen=True, eq=False)
 class ChunkTable:
-    """Some of the chunks of a rule."""
+    """A table of some chunks of a rule."""
 
     numbers: IntArray
     """Ascending and distinct."""
@@ -73,7 +73,7 @@ class ChunkTable:
     """The chunk of each number."""
 
     def row_of(self, number: int) -> int | None:
-        """Where this number stands; None if it is not here."""
+        """The row of a chunk's number; None if the chunk is not in this table."""
         row = int(np.searchsorted(self.numbers, number))
         return row if row < len(self.numbers) and self.numbers[row] == number else None
 
@@ -264,7 +264,7 @@ class Shifts:
 
     @cached_property
     def _numbers_of_hosts(self) -> tuple[IntArray, IntArray]:
-        """For the hosts of either side their numbers among the hosts of both."""
+        """The numbers of the hosts of each side among the hosts of both sides."""
         number_of = {host: number for number, host in enumerate(self._hosts)}
         sides = [[number_of[host] for host in side.hosts] for side in (self.givers, self.takers)]
         return np.array(sides[0], dtype=np.int64), np.array(sides[1], dtype=np.int64)
@@ -296,7 +296,7 @@ class Shifts:
         return block if num_pieces == (len(self.givers.rank_sets), len(self.takers.rank_sets)) else None
 
     def _remote(self, numbers: IntArray) -> IntArray:
-        """For each stream the set of its takers that do not hold it."""
+        """The set of takers of each stream that do not hold it."""
         seats = self._seats
         sets = numbers % max(len(self.takers.rank_sets), 1)
         if len(seats.shared):

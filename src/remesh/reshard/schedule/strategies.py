@@ -56,7 +56,7 @@ class Routed:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """Where streams travel."""
+    """The hosts and links that a strategy plans for, and the largest message."""
 
     host_of: Mapping[int, str]
     chunk_bytes: int
@@ -105,7 +105,7 @@ class _Board:
         self.sendings.append(Sending(giver, taker, chunk, nbytes, self._informed.get((chunk, giver), -1)))
 
     def pass_around(self, chunk: int, first: int, ranks: Sequence[int], phase: int = 0) -> None:
-        """From one rank through all the others in turn, starting behind it where it is one of them."""
+        """Pass a stream from one rank through all the others in turn, beginning behind it if it is among them."""
         start = ranks.index(first) + 1 if first in ranks else 0
         ring = [first, *(rank for rank in (*ranks[start:], *ranks[:start]) if rank != first)]
         for giver, taker in itertools.pairwise(ring):
@@ -322,7 +322,7 @@ def _rounds_by_phase(board: _Board, num_periods: int) -> list[int]:
 def _balanced_senders(
     streams: Sequence[SliceStream], num_sent: Callable[[Sequence[int], int], int], host_of: Mapping[int, str]
 ) -> list[str]:
-    """For each stream the host that sends it: longest first, least loaded."""
+    """Choose the host that sends each stream: the longest stream first, the least loaded host."""
     owners = [_by_host(stream.givers, host_of) for stream in streams]
     hosts = sorted({host for each in owners for host in each})
     number_of = {host: number for number, host in enumerate(hosts)}

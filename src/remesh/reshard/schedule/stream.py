@@ -151,7 +151,7 @@ class _Reader:
 
 
 def _cut_at(part: Part, room: int, slack: int) -> int:
-    """After how many elements to cut so that at most ``room`` bytes come before; at most ``slack`` fewer."""
+    """The number of elements to cut after, so that they fill ``room`` bytes, or at most ``slack`` fewer."""
     itemsize = part.nbytes // part.box.size
     fits = room // itemsize
     for dim in range(part.box.ndim):

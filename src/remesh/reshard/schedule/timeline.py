@@ -135,7 +135,7 @@ class _Timeline:
                     ready += self._next_of[number]
 
     def _start(self, ready: Sequence[int], freed: Sequence[_Bottleneck]) -> list[int]:
-        """Which messages start now, given those that became ready and the places that became free."""
+        """Choose the messages that start now, given the messages that became ready and the places that became free."""
         found: list[int] = []
         # (priority, number, which of ``freed`` it waited at); -1 for those that waited nowhere.
         candidates = [(self._priority[number], number, -1) for number in ready]

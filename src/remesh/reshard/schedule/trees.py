@@ -38,7 +38,7 @@ def rotate(items: Sequence[T], by: int) -> tuple[T, ...]:
 
 
 def chain_hops(owner: str, receivers: Sequence[str]) -> tuple[Hop, ...]:
-    """From host to host, in the order of ``receivers``."""
+    """The hops of a chain from host to host, in the order of ``receivers``."""
     return tuple(Hop(giver, taker) for giver, taker in zip((owner, *receivers[:-1]), receivers, strict=True))
 
 
@@ -65,7 +65,7 @@ def _tree(parent: str, receivers: Sequence[str], low: int, high: int) -> Iterato
 
 
 def depths_of(hops: Iterable[Hop]) -> dict[str, int]:
-    """For each receiver how many hops it is away from an owner; hops come in an order that can be carried out."""
+    """The number of hops from an owner to each receiver; hops are given in an order that can be carried out."""
     depth: dict[str, int] = {}
     for hop in hops:
         depth[hop.taker] = depth.get(hop.giver, 0) + 1
