@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -71,6 +72,7 @@ def save_and_train_on(root: Path, how: str) -> None:
         assert queue.get_num_unfinalized_calls() == 1
         while not queue.maybe_finalize_async_calls():
             local.add_(1)
+            time.sleep(0.005)  # more would keep the machine from what is waited for
         assert queue.get_num_unfinalized_calls() == 0
         queue.close()
     assert check_is_distributed_checkpoint(directory)

@@ -388,7 +388,7 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("how", ["fork", "spawn"])
+@pytest.mark.parametrize("how", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
 def test_a_training_script_goes_on_with_the_workers_of_its_loader(stage: Stage, how: str) -> None:
     (stage.work / "train.py").write_text(_TRAINING)
     program = f"os.execv(sys.executable, [sys.executable, 'train.py', {how!r}])"

@@ -14,20 +14,20 @@ QUIET_S = 90.0
 
 
 def test_spare_takes_over_and_nobody_enters_the_training_function_anew(tmp_path: Path) -> None:
-    """Three places and four workers; one of the three is killed. The process that replaces it is the next spare."""
+    """Two places and three workers; one of the two is killed. The process that replaces it is the next spare."""
     hold = Hold(tmp_path, 5)
-    script = [tiny.__file__, "--mesh", "dp=3", "--steps", "40", "--attempt", *hold.flags]
-    with LocalJob(tmp_path, script, nnodes="1", workers_per_node=4) as job:
+    script = [tiny.__file__, "--mesh", "dp=2", "--steps", "40", "--attempt", *hold.flags]
+    with LocalJob(tmp_path, script, nnodes="1", workers_per_node=3) as job:
         job.start_node("a", "--max-restarts", "1")
-        hold.wait(job, 3, QUIET_S)
+        hold.wait(job, 2, QUIET_S)
         job.kill_worker("a", 1)
         hold.end()
         assert job.wait(QUIET_S) == {"a": 0}, job.describe_logs()
         second = job.of_kind("generation", number=2)[0]
-        assert second["in_place"] and second["axes"] == {"dp": 3}
-        assert [member["slot"] for member in second["members"]] == [0, 3, 2]
+        assert second["in_place"] and second["axes"] == {"dp": 2}
+        assert [member["slot"] for member in second["members"]] == [0, 2]
         entered = [(event["generation"], event["rank"]) for event in job.of_kind("entered")]
-        assert sorted(entered) == [(1, 0), (1, 1), (1, 2), (2, 1)]
+        assert sorted(entered) == [(1, 0), (1, 1), (2, 1)]
         found = count_samples([job.events], num_samples=tiny.NUM_SAMPLES, batch_size=tiny.BATCH_SIZE, seed=tiny.SEED)
         assert found == SampleCount(lost=0, repeated=0, total=40 * tiny.BATCH_SIZE)
         sums = {(event["step"], round(event["checksum"], 9)) for event in job.of_kind("step")}

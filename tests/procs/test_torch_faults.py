@@ -65,13 +65,13 @@ def _nothing_is_left_of_it(job: TorchJob) -> None:
 def test_children_forked_in_the_middle_of_collectives_are_carried_and_so_is_a_folder_that_was_moved(
     job: TorchJob, tmp_path: Path
 ) -> None:
-    job.run("forks.py", "400")
-    job.wait_for(40)
+    job.run("forks.py", "150")
+    job.wait_for(20)
     job.stop()
     (tmp_path / "elsewhere").mkdir()
     job.folder = job.folder.rename(tmp_path / "elsewhere" / "moved")
     job.restart()
-    assert job.finish() == run_natively("forks.py", 2, "400")
+    assert job.finish() == run_natively("forks.py", 2, "150")
 
 
 def test_a_connection_of_the_program_is_refused_by_name_and_the_job_goes_on(job: TorchJob) -> None:
@@ -93,7 +93,7 @@ def test_a_backend_that_is_not_known_is_refused_by_name(job: TorchJob) -> None:
 
 
 def test_a_disk_without_room_gives_the_checkpoint_up_and_the_job_goes_on(job: TorchJob) -> None:
-    job.run("ddp.py", "100000")
+    job.run("steady.py")
     job.wait_for(5)
     now = subprocess.run([*REMESH, "show", str(job.folder)], capture_output=True, text=True, check=True)
     # No file of this rank's keeper may be longer, as on a disk that has no more room.

@@ -26,9 +26,9 @@ def _hosts_now(job: TorchJob) -> list[str]:
     return [each["host"] for each in json.loads(shown.stdout)["now"]["ranks"]]
 
 
-def test_training_goes_on_on_other_hosts_to_the_same_bits(job: TorchJob) -> None:
-    expected = run_natively("ddp.py", 2, "1000")  # more than can pass before the stop
-    job.run("ddp.py", "1000", options=("--nnodes", "2", "--nproc-per-node", "1", "--hosts", "127.0.0.2,127.0.0.3"))
+def test_a_job_goes_on_on_other_hosts_to_the_same_bits(job: TorchJob) -> None:
+    expected = run_natively("steady.py", 2, "1000")  # ten seconds: more than can pass before the stop
+    job.run("steady.py", "1000", options=("--nnodes", "2", "--nproc-per-node", "1", "--hosts", "127.0.0.2,127.0.0.3"))
     job.wait_for(3)
     assert _hosts_now(job) == ["127.0.0.2", "127.0.0.3"]
     job.stop()

@@ -29,7 +29,7 @@ def job(tmp_path: Path) -> Iterator[TorchJob]:
 
 
 def test_data_parallel_training_goes_on_to_the_same_bits(job: TorchJob) -> None:
-    stop_and_compare(job, 2, "ddp.py", 1000, 1)
+    stop_and_compare(job, 2, "ddp.py", 500, 1)
 
 
 def test_a_cut_waits_for_no_rank_that_computes_while_others_are_inside_collectives(
@@ -85,7 +85,7 @@ def test_a_program_of_chance_gets_what_it_gets_from_torch_alone(job: TorchJob, s
 
 
 def test_a_job_that_is_led_is_led_by_nobody_else(job: TorchJob) -> None:
-    job.run("ddp.py", "100000")
+    job.run("steady.py")
     job.wait_for(5)
     asked = subprocess.run([*REMESH, "checkpoint", str(job.folder), "--stop"], capture_output=True, text=True)
     assert "stopped" in asked.stdout, asked.stderr
@@ -98,7 +98,7 @@ def test_a_job_that_is_led_is_led_by_nobody_else(job: TorchJob) -> None:
 
 
 def test_a_rank_that_dies_ends_the_job_and_leaves_its_checkpoints(job: TorchJob) -> None:
-    job.run("ddp.py", "100000", options=("--every", "2"))
+    job.run("steady.py", options=("--every", "2"))
     job.wait_for(5)
     deadline_s = time.monotonic() + PATIENCE_S
     while not JobFolder(job.folder).checkpoints():
@@ -116,8 +116,8 @@ def test_a_rank_that_dies_ends_the_job_and_leaves_its_checkpoints(job: TorchJob)
 
 def test_what_does_not_fit_a_checkpoint_is_refused_and_harms_nothing(job: TorchJob, tmp_path: Path) -> None:
     script = tmp_path / "train.py"
-    shutil.copy(PROGRAMS / "ddp.py", script)
-    job.run(str(script), "100000")
+    shutil.copy(PROGRAMS / "steady.py", script)
+    job.run(str(script))
     job.wait_for(3)
     job.stop()
     folder = JobFolder(job.folder).checkpoint(None).path
@@ -157,7 +157,7 @@ def _refused(job: TorchJob) -> str:
 
 
 def test_when_the_leader_is_killed_nothing_is_left_and_the_checkpoint_stays(job: TorchJob) -> None:
-    job.run("ddp.py", "100000", options=("--every", "1"))
+    job.run("steady.py", options=("--every", "1"))
     job.wait_for(1)
     deadline_s = time.monotonic() + PATIENCE_S
     while not JobFolder(job.folder).checkpoints():

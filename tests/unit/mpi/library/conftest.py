@@ -10,7 +10,7 @@ import pytest
 from tests.unit.mpi.library.building import HERE, CheckedLibrary, build_native, has_compiler
 
 
-@pytest.fixture(scope="session", params=["mpich", "openmpi", "abi"])
+@pytest.fixture(scope="session", params=["mpich", "openmpi", pytest.param("abi", marks=pytest.mark.slow)])
 def checked_library(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> CheckedLibrary:
     """The library in each face; the processes of one run of tests share it."""
     if not has_compiler():
