@@ -127,6 +127,26 @@ def test_the_loop_goes_on_from_a_converted_checkpoint_of_the_old_kind(
         assert torch.allclose(stored_tensors(tmp_path / "on-one" / "iter_0000006")[name], tensor, atol=1e-6), name
 
 
+@pytest.mark.parametrize(("tensor_parallel", "pipeline_parallel"), [(2, 1), (1, 2)])
+def test_the_loop_goes_on_from_parts_of_the_old_kind_that_were_made_of_the_new(
+    release: str, tensor_parallel: int, pipeline_parallel: int, tmp_path: Path
+) -> None:
+    mesh = {"size": 2, "tensor_parallel": tensor_parallel, "pipeline_parallel": pipeline_parallel}
+    saved, parts = tmp_path / "saved", tmp_path / "parts"
+    run_training(release, "megatron", saved, until=4)
+    verb = ["ckpt", "convert", str(saved / "iter_0000004"), str(parts), "--to", "megatron-legacy"]
+    sizes = ["--tensor-parallel", str(tensor_parallel), "--pipeline-parallel", str(pipeline_parallel)]
+    main([*verb, *sizes], standalone_mode=False)
+    theirs = run_training(release, "megatron", saved, until=6, **mesh)
+    assert run_training(release, "megatron", parts, format_="torch", mode="without-rng", until=6, **mesh) == theirs
+    # What each saves two steps later has all values and moments, under every stage.
+    back = tmp_path / "back"
+    verb = ["ckpt", "convert", str(parts), str(back), "--from", "megatron-legacy", "--to", "torch_dist"]
+    main(verb, standalone_mode=False)
+    expected = stored_tensors(saved / "iter_0000006")
+    assert all(tensor.equal(expected[name]) for name, tensor in stored_tensors(back).items())
+
+
 def test_dtensors_are_saved_in_the_background_as_torch_saves_them(release: str, tmp_path: Path) -> None:
     if release not in _WITH_FSDP:
         pytest.skip(f"the training loop of megatron-core {release} does not run with FSDP of torch {torch.__version__}")

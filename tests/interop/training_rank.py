@@ -40,7 +40,7 @@ _OF_FORMAT = {
     "torch_dcp": "--use-torch-fsdp2",
     "torch": "--use-cpu-initialization --load {directory}",
 }
-_OF_MODE = {"async": "--async-save --use-persistent-ckpt-worker", "sync": ""}
+_OF_MODE = {"async": "--async-save --use-persistent-ckpt-worker", "sync": "", "without-rng": "--no-load-rng"}
 
 
 class OnCpu(TorchFunctionMode):

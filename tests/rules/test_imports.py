@@ -99,7 +99,7 @@ INNER_ARROW: dict[str, dict[str, set[str]]] = {
         "fused_weights hosts meeting random_numbers stand_ins torchrun",
         "accelerate dcp deepspeed deepspeed_universal launcher lightning megatron_core megatron_legacy torchrun_entry "
         "transformers verl vllm_plugin vllm_source",
-        "torchtitan verl_shards vllm",
+        "megatron_parts torchtitan verl_shards vllm",
     ),
     "images": _layers(
         "clocks family held kinds platforms ptrace ranges records turns",

@@ -310,13 +310,27 @@ _MAX_FILE_BYTES = click.option(
     type=click.Choice(FROM_PROGRAM),
     help="The program that wrote SOURCE, if its files do not name their format.",
 )
+@click.option("--tensor-parallel", type=click.IntRange(1), help="Of --to megatron-legacy; as saved, if not given.")
+@click.option("--pipeline-parallel", type=click.IntRange(1), help="Of --to megatron-legacy; as saved, if not given.")
 @_MAX_FILE_BYTES
-def run_convert(source: Location, target: Location, to: str, origin: str | None, max_file_bytes: int) -> None:
+def run_convert(
+    source: Location,
+    target: Location,
+    to: str,
+    origin: str | None,
+    tensor_parallel: int | None,
+    pipeline_parallel: int | None,
+    max_file_bytes: int,
+) -> None:
     """Write checkpoint SOURCE, of any format, to TARGET in another format; shards stay as they are."""
+    if to != "megatron-legacy" and (tensor_parallel or pipeline_parallel):
+        raise click.UsageError(
+            f"--tensor-parallel and --pipeline-parallel are of --to megatron-legacy, found --to {to}"
+        )
     if origin is not None:
         click.echo(convert_from(source, target, to, origin))
     elif to in TO_PROGRAM:
-        click.echo(convert_to(source, target, to))
+        click.echo(convert_to(source, target, to, tensor_parallel, pipeline_parallel))
     else:
         _write(gather_contents([open_any(source)]), target, Format(to), max_file_bytes)
 

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from remesh.checkpoint.plain import save
 from remesh.checkpoint.run.conversion import Format, open_any
-from remesh.checkpoint.run.reader import open_checkpoint
+from remesh.checkpoint.run.reader import OpenCheckpoint, open_checkpoint
 from remesh.checkpoint.storage import Location
 from remesh.errors import ConfigError
 from remesh.integrations.deepspeed import read_zero
 from remesh.integrations.deepspeed_universal import BUFFERS, write_universal
 from remesh.integrations.megatron_legacy import read_megatron_legacy, save_megatron
+from remesh.integrations.megatron_parts import mesh_told, write_megatron_legacy
 
 FROM_PROGRAM = ("deepspeed-zero", "megatron-legacy")
-TO_PROGRAM = ("deepspeed-universal",)
+TO_PROGRAM = ("deepspeed-universal", "megatron-legacy")
 
 
 def convert_from(source: Location, target: Location, to: str, origin: str) -> str:
@@ -32,11 +34,29 @@ def convert_from(source: Location, target: Location, to: str, origin: str) -> st
     return f"{num_tensors} tensors of {origin} in {target}; left out: random numbers of the ranks"
 
 
-def convert_to(source: Location, target: Location, to: str) -> str:
-    """Make what a program reads from a checkpoint of any format."""
+def convert_to(source: Location, target: Location, to: str, tensor: int | None, pipeline: int | None) -> str:
+    """Make what a program reads from a checkpoint of any format; for Megatron on so many ranks, or as it was saved."""
     if not isinstance(target, Path):
         raise ConfigError(f"writing {target} for {to}: expected a local folder; copy it after that")
-    done = write_universal(open_any(source), target)
+    if to == "megatron-legacy":
+        return _to_megatron(open_any(source), target, tensor, pipeline)
+    return _to_deepspeed(open_any(source), target)
+
+
+def _to_megatron(source: OpenCheckpoint, target: Path, tensor: int | None, pipeline: int | None) -> str:
+    mesh = mesh_told(source)
+    if pipeline is not None:
+        mesh = replace(mesh, pipeline=pipeline, virtual=1)
+    mesh = mesh if tensor is None else replace(mesh, tensor=tensor)
+    place = write_megatron_legacy(source, target, mesh)
+    return (
+        f"{mesh.tensor * mesh.pipeline} parts in {place}, for {mesh.tensor} ranks of tensor and {mesh.pipeline} of "
+        "pipeline parallelism; left out: random numbers of the ranks, so resume with --ckpt-format torch --no-load-rng"
+    )
+
+
+def _to_deepspeed(source: OpenCheckpoint, target: Path) -> str:
+    done = write_universal(source, target)
     told = [
         f"{done.num_parameters} parameters in {done.tag}; DeepSpeed resumes from {target} with "
         '"checkpoint": {"load_universal": true}, under ZeRO 1, 2 or 3, on any number of ranks'

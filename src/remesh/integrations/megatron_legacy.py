@@ -38,8 +38,8 @@ _OWN = ("megatron.", "signal.Signals")
 _LEFT_OUT = ("rng_state", "rerun_state_machine", "args", "optimizer")
 _CHUNK = re.compile(r"model\d*")
 _LAYER = re.compile(r"(decoder\.layers)\.(\d+)\.(.+)")
-_EMBEDDING, _HEAD = "embedding.word_embeddings.weight", "output_layer.weight"
-_MASTER = "fp32_param"
+EMBEDDING, HEAD = "embedding.word_embeddings.weight", "output_layer.weight"
+MASTER = "fp32_param"
 _CONTENT = {"singleton_local_shards": False, "chained_optim_avoid_prefix": True}
 """What Megatron asks of a checkpoint: layers are stacked, and states are under the names of their parameters."""
 _ByKind = dict[str, dict[str, torch.Tensor]]
@@ -67,11 +67,28 @@ GPT_RULES: tuple[tuple[str, HowCut], ...] = (
 )
 """Of Megatron Core's GPT without experts: pattern of a whole name, and how it is cut."""
 
-_RENAMED = (
-    (re.compile(r"\.input_layernorm\.(weight|bias)$"), r".self_attention.linear_qkv.layer_norm_\1"),
-    (re.compile(r"\.pre_mlp_layernorm\.(weight|bias)$"), r".mlp.linear_fc1.layer_norm_\1"),
+RENAMED = (
+    ("input_layernorm.", "self_attention.linear_qkv.layer_norm_"),
+    ("pre_mlp_layernorm.", "mlp.linear_fc1.layer_norm_"),
 )
 """The names of local modules, and those that all kinds of modules have in ``torch_dist``."""
+
+
+def cut_of(rules: Sequence[tuple[str, HowCut]], name: str) -> HowCut | None:
+    """How a tensor of the model is cut; None where no rule tells."""
+    return next((cut for pattern, cut in rules if re.fullmatch(pattern, name)), None)
+
+
+def kind_of(name: str, num_dims: int, has_rates: bool) -> tuple[bool, bool]:
+    """The group that Megatron puts a parameter into: has it weight decay, has it a rate of its own."""
+    return num_dims > 1 and not name.endswith(".bias"), has_rates and name in (EMBEDDING, HEAD)
+
+
+def kinds_of(groups: Sequence[Mapping[str, Any]]) -> list[tuple[bool, bool]]:
+    """The same of groups as a checkpoint has them."""
+    return [
+        (bool(group.get("wd_mult", group.get("weight_decay"))), bool(group.get("is_decoupled_lr"))) for group in groups
+    ]
 
 
 @dataclass
@@ -90,7 +107,7 @@ class _Merged:
         for kind, tensors in of_ranks[0].items():
             whole = self.by_kind.setdefault(kind, {})
             for name in tensors:
-                cut = next((cut for pattern, cut in self.rules if re.fullmatch(pattern, name)), None)
+                cut = cut_of(self.rules, name)
                 if cut is None:
                     self.unknown.extend([name] if name not in self.unknown else [])
                 elif name in whole:
@@ -259,7 +276,7 @@ def _states_of(
     for group, names, of_group in zip(inner["param_groups"], members, masters, strict=True):
         halves = [name for name in names if parameters[name].dtype in (torch.float16, torch.bfloat16)]
         for name, tensor in zip(halves, of_group, strict=bool(of_group)):
-            yield _MASTER, name, _fitting(tensor, parameters[name], name, place)
+            yield MASTER, name, _fitting(tensor, parameters[name], name, place)
         for number, name in zip(group["params"], names, strict=True):
             for kind, value in inner["state"].get(number, {}).items():
                 if kind == "step":
@@ -272,14 +289,11 @@ def _members_of(
     groups: Sequence[Mapping[str, Any]], parameters: Mapping[str, torch.Tensor], place: Path
 ) -> list[list[str]]:
     """Names of the parameters of each group: Megatron parts them by weight decay, and by rates of their own."""
-    has_rates = any(group.get("is_decoupled_lr") for group in groups)
-    kinds = [
-        (bool(group.get("wd_mult", group.get("weight_decay"))), bool(group.get("is_decoupled_lr"))) for group in groups
-    ]
+    kinds = kinds_of(groups)
+    has_rates = any(has_own for _, has_own in kinds)
     found: dict[tuple[bool, bool], list[str]] = {kind: [] for kind in kinds}
     for name, tensor in parameters.items():
-        decays = tensor.ndim > 1 and not name.endswith(".bias")
-        found.setdefault((decays, has_rates and name in (_EMBEDDING, _HEAD)), []).append(name)
+        found.setdefault(kind_of(name, tensor.ndim, has_rates), []).append(name)
     counts = [len(group["params"]) for group in groups]
     if len(found) != len(groups) or counts != [len(found[kind]) for kind in kinds]:
         raise _bad(
@@ -300,9 +314,9 @@ def _fitting(value: Any, parameter: torch.Tensor, what: str, place: Path) -> tor
 def _drop_tied_head(by_kind: _ByKind, place: Path) -> None:
     """The last stage has a copy of the embedding, which is stored once."""
     for kind, tensors in by_kind.items():
-        head = tensors.pop(_HEAD, None)
-        if head is not None and not head.equal(tensors[_EMBEDDING]):
-            raise _bad(place, f"{kind or 'a tied head'} of {_HEAD!r} that differs from that of the embedding")
+        head = tensors.pop(HEAD, None)
+        if head is not None and not head.equal(tensors[EMBEDDING]):
+            raise _bad(place, f"{kind or 'a tied head'} of {HEAD!r} that differs from that of the embedding")
 
 
 def _stacked(tensors: Mapping[str, torch.Tensor], place: Path) -> dict[str, torch.Tensor]:
@@ -314,9 +328,10 @@ def _stacked(tensors: Mapping[str, torch.Tensor], place: Path) -> dict[str, torc
         if match is None:
             found[name] = tensor
             continue
-        key = f"{match[1]}.{match[3]}"
-        for pattern, renamed in _RENAMED:
-            key = pattern.sub(renamed, key)
+        short = match[3]
+        for local, stored in RENAMED:
+            short = short.replace(local, stored) if short.startswith(local) else short
+        key = f"{match[1]}.{short}"
         layers.setdefault(key, {})[int(match[2])] = tensor
     num_layers = max((len(of_key) for of_key in layers.values()), default=0)
     for key, of_key in layers.items():
