@@ -310,8 +310,16 @@ _MAX_FILE_BYTES = click.option(
     type=click.Choice(FROM_PROGRAM),
     help="The program that wrote SOURCE, if its files do not name their format.",
 )
-@click.option("--tensor-parallel", type=click.IntRange(1), help="Of --to megatron-legacy; as saved, if not given.")
-@click.option("--pipeline-parallel", type=click.IntRange(1), help="Of --to megatron-legacy; as saved, if not given.")
+@click.option(
+    "--tensor-parallel",
+    type=click.IntRange(1),
+    help="Ranks of tensor parallelism that --to megatron-legacy is for; as saved, if not given.",
+)
+@click.option(
+    "--pipeline-parallel",
+    type=click.IntRange(1),
+    help="Ranks of the pipeline that --to megatron-legacy is for; as saved, if not given.",
+)
 @_MAX_FILE_BYTES
 def run_convert(
     source: Location,
