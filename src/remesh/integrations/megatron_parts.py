@@ -70,7 +70,7 @@ class LegacyMesh:
 
 
 @dataclass(frozen=True, slots=True)
-class _Chunk:
+class _Piece:
     """A piece of the model."""
 
     first_layer: int
@@ -80,7 +80,7 @@ class _Chunk:
 
 
 @dataclass(frozen=True, slots=True)
-class _Plan:
+class _Writing:
     """What is written."""
 
     source: OpenCheckpoint
@@ -99,12 +99,12 @@ class _Plan:
     def is_tied(self) -> bool:
         return not getattr(self.args, "untie_embeddings_and_output_weights", False)
 
-    def chunks_of(self, stage: int) -> list[_Chunk]:
+    def chunks_of(self, stage: int) -> list[_Piece]:
         mesh = self.mesh
         size = self.num_layers // (mesh.pipeline * mesh.virtual)
         numbers = [virtual * mesh.pipeline + stage for virtual in range(mesh.virtual)]
         last = mesh.pipeline * mesh.virtual - 1
-        return [_Chunk(number * size, size, number == 0, number == last) for number in numbers]
+        return [_Piece(number * size, size, number == 0, number == last) for number in numbers]
 
 
 def mesh_told(source: OpenCheckpoint) -> LegacyMesh:
@@ -145,13 +145,13 @@ def write_megatron_legacy(
     return place
 
 
-def _plan(source: OpenCheckpoint, mesh: LegacyMesh, rules: Sequence[tuple[str, HowCut]]) -> _Plan:
+def _plan(source: OpenCheckpoint, mesh: LegacyMesh, rules: Sequence[tuple[str, HowCut]]) -> _Writing:
     args = _args_of(source)
     tensors = source.manifest.tensors
     stacked = [stored.global_shape[0] for name, stored in tensors.items() if name.startswith(_STACK)]
     num_layers = max(stacked, default=0)
     kinds = frozenset(match[1] for match in map(_STATE.fullmatch, tensors) if match)
-    plan = _Plan(source, args, mesh, rules, num_layers, kinds)
+    plan = _Writing(source, args, mesh, rules, num_layers, kinds)
     if uneven := [name for name in _UNEVEN if getattr(args, name, None)]:
         raise _bad(
             source, f"layers that are dealt out unevenly ({', '.join(uneven)}), expected the same for each chunk"
@@ -166,7 +166,7 @@ def _plan(source: OpenCheckpoint, mesh: LegacyMesh, rules: Sequence[tuple[str, H
     return plan
 
 
-def _check_names(plan: _Plan) -> None:
+def _check_names(plan: _Writing) -> None:
     """Raise for tensors that are none of the model's nor states of one, and for those without a state or a rule."""
     tensors, source = plan.source.manifest.tensors, plan.source
     model = [name for name in tensors if not name.startswith("optimizer.")]
@@ -187,7 +187,7 @@ def _check_names(plan: _Plan) -> None:
         )
 
 
-def _check_values(plan: _Plan) -> None:
+def _check_values(plan: _Writing) -> None:
     common = plan.source.common
     if getattr(plan.args, "expert_model_parallel_size", 1) > 1 or getattr(plan.args, "num_experts", None):
         raise _bad(plan.source, "experts, expected a model without")
@@ -212,7 +212,7 @@ def _order_of(module_name: str) -> int | None:
     return next((at for at, start in enumerate(_ORDER) if module_name.startswith((f"{start}.", f"{start}_"))), None)
 
 
-def _module_name(plan: _Plan, name: str) -> str:
+def _module_name(plan: _Writing, name: str) -> str:
     """What the modules of the model call a tensor, those of a layer without the layer."""
     short = name.removeprefix(_STACK)
     if name.startswith(_STACK) and getattr(plan.args, "transformer_impl", "local") == "local":
@@ -221,7 +221,7 @@ def _module_name(plan: _Plan, name: str) -> str:
     return short
 
 
-def _part_of(plan: _Plan, rank: int, stage: int) -> dict[str, Any]:
+def _part_of(plan: _Writing, rank: int, stage: int) -> dict[str, Any]:
     """All that is in the file of a rank."""
     common = plan.source.common
     args = Namespace(**vars(plan.args))
@@ -242,7 +242,7 @@ def _part_of(plan: _Plan, rank: int, stage: int) -> dict[str, Any]:
     return part
 
 
-def _names_in(plan: _Plan, chunk: _Chunk) -> list[tuple[str, int | None]]:
+def _names_in(plan: _Writing, chunk: _Piece) -> list[tuple[str, int | None]]:
     """Stored names and numbers of layers of a chunk's parameters, in the order in which Megatron makes them."""
     model = [name for name in plan.source.manifest.tensors if not name.startswith("optimizer.")]
     model.sort(key=lambda name: (_order_of(_module_name(plan, name)) or 0, not name.endswith("weight")))
@@ -254,14 +254,14 @@ def _names_in(plan: _Plan, chunk: _Chunk) -> list[tuple[str, int | None]]:
     return [*begin, *((name, layer) for layer in layers for name in model if name.startswith(_STACK)), *end]
 
 
-def _local_name(plan: _Plan, name: str, layer: int | None, chunk: _Chunk) -> str:
+def _local_name(plan: _Writing, name: str, layer: int | None, chunk: _Piece) -> str:
     """The name in the part; the embedding's second place is the head."""
     if layer is None:
         return HEAD if name == EMBEDDING and not chunk.is_first else name
     return f"{_STACK}{layer - chunk.first_layer}.{_module_name(plan, name)}"
 
 
-def _extra_states(plan: _Plan, chunk: _Chunk) -> dict[str, None]:
+def _extra_states(plan: _Writing, chunk: _Piece) -> dict[str, None]:
     """Names under which Megatron's modules keep what is no tensor: here nothing."""
     found: dict[str, None] = {}
     for unique_key in plan.source.manifest.objects:
@@ -271,7 +271,7 @@ def _extra_states(plan: _Plan, chunk: _Chunk) -> dict[str, None]:
     return found
 
 
-def _read(plan: _Plan, name: str, layer: int | None, rank: int, kind: str = "") -> torch.Tensor:
+def _read(plan: _Writing, name: str, layer: int | None, rank: int, kind: str = "") -> torch.Tensor:
     """A rank's cut of a tensor, or of a state of one."""
     cut, size = cut_of(plan.rules, name), plan.mesh.tensor
     key = f"optimizer.state.{kind}.{name}" if kind else name
@@ -294,7 +294,7 @@ def _read(plan: _Plan, name: str, layer: int | None, rank: int, kind: str = "") 
     return read(dim, rank * shape[dim] // size, shape[dim] // size)
 
 
-def _optimizer_of(plan: _Plan, parameters: Sequence[tuple[str, int | None]], rank: int) -> dict[str, Any]:
+def _optimizer_of(plan: _Writing, parameters: Sequence[tuple[str, int | None]], rank: int) -> dict[str, Any]:
     """What the optimizer of a part holds: states by number, groups, and the master values of halves."""
     told = plan.source.common["optimizer"]
     inner = told.get("optimizer", told)
@@ -323,11 +323,11 @@ def _optimizer_of(plan: _Plan, parameters: Sequence[tuple[str, int | None]], ran
     return {"optimizer": made, "fp32_from_fp16_params": masters, **without_stand_ins(others)}
 
 
-def _has_master(plan: _Plan, name: str) -> bool:
+def _has_master(plan: _Writing, name: str) -> bool:
     return f"optimizer.state.{MASTER}.{name}" in plan.source.manifest.tensors
 
 
-def _kind_here(plan: _Plan, name: str, layer: int | None, kinds: Sequence[tuple[bool, bool]]) -> tuple[bool, bool]:
+def _kind_here(plan: _Writing, name: str, layer: int | None, kinds: Sequence[tuple[bool, bool]]) -> tuple[bool, bool]:
     num_dims = len(plan.source.manifest.tensors[name].global_shape) - int(layer is not None)
     return kind_of(name, num_dims, any(has_own for _, has_own in kinds))
 
