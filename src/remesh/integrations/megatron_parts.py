@@ -70,7 +70,7 @@ class LegacyMesh:
 
 
 @dataclass(frozen=True, slots=True)
-class _Piece:
+class _LegacyChunk:
     """A piece of the model."""
 
     first_layer: int
@@ -99,12 +99,12 @@ class _Writing:
     def is_tied(self) -> bool:
         return not getattr(self.args, "untie_embeddings_and_output_weights", False)
 
-    def chunks_of(self, stage: int) -> list[_Piece]:
+    def chunks_of(self, stage: int) -> list[_LegacyChunk]:
         mesh = self.mesh
         size = self.num_layers // (mesh.pipeline * mesh.virtual)
         numbers = [virtual * mesh.pipeline + stage for virtual in range(mesh.virtual)]
         last = mesh.pipeline * mesh.virtual - 1
-        return [_Piece(number * size, size, number == 0, number == last) for number in numbers]
+        return [_LegacyChunk(number * size, size, number == 0, number == last) for number in numbers]
 
 
 def mesh_told(source: OpenCheckpoint) -> LegacyMesh:
@@ -242,7 +242,7 @@ def _part_of(plan: _Writing, rank: int, stage: int) -> dict[str, Any]:
     return part
 
 
-def _names_in(plan: _Writing, chunk: _Piece) -> list[tuple[str, int | None]]:
+def _names_in(plan: _Writing, chunk: _LegacyChunk) -> list[tuple[str, int | None]]:
     """Stored names and numbers of layers of a chunk's parameters, in the order in which Megatron makes them."""
     model = [name for name in plan.source.manifest.tensors if not name.startswith("optimizer.")]
     model.sort(key=lambda name: (_order_of(_module_name(plan, name)) or 0, not name.endswith("weight")))
@@ -254,14 +254,14 @@ def _names_in(plan: _Writing, chunk: _Piece) -> list[tuple[str, int | None]]:
     return [*begin, *((name, layer) for layer in layers for name in model if name.startswith(_STACK)), *end]
 
 
-def _local_name(plan: _Writing, name: str, layer: int | None, chunk: _Piece) -> str:
+def _local_name(plan: _Writing, name: str, layer: int | None, chunk: _LegacyChunk) -> str:
     """The name in the part; the embedding's second place is the head."""
     if layer is None:
         return HEAD if name == EMBEDDING and not chunk.is_first else name
     return f"{_STACK}{layer - chunk.first_layer}.{_module_name(plan, name)}"
 
 
-def _extra_states(plan: _Writing, chunk: _Piece) -> dict[str, None]:
+def _extra_states(plan: _Writing, chunk: _LegacyChunk) -> dict[str, None]:
     """Names under which Megatron's modules keep what is no tensor: here nothing."""
     found: dict[str, None] = {}
     for unique_key in plan.source.manifest.objects:
