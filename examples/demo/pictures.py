@@ -30,7 +30,7 @@ def main() -> None:
     chromium = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
     with sync_playwright() as engine, serve(folder / "main" / "events") as dashboard:
         browser = engine.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
-        photograph(browser, (folder / "report.html").as_uri(), "report", height=1000)
+        photograph(browser, (folder / "report.html").as_uri(), "report", height=1080)
         photograph(browser, dashboard, "dashboard", height=860)
         browser.close()
 

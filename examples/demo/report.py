@@ -4,7 +4,8 @@ import math
 from html import escape
 from typing import Any
 
-WIDTH, HEIGHT, LEFT, BOTTOM = 860, 300, 46, 28
+WIDTH, HEIGHT, LEFT, BOTTOM = 860, 324, 46, 52
+"""Of the loss plot; the steps and the legend are in its bottom margin, where no line of the plot goes."""
 PHASE_COLOURS = {
     "leave": "#c2410c",
     "meet": "#b45309",
@@ -145,13 +146,15 @@ def _loss_plot(curves: dict[str, Any], changes: list[dict[str, Any]]) -> str:
         for v in range(int(top) + 1)
     )
     ticks = "".join(
-        f'<text x="{x(step):.1f}" y="{HEIGHT - 8}" text-anchor="middle">{step}</text>'
+        f'<text x="{x(step):.1f}" y="{HEIGHT - BOTTOM + 18}" text-anchor="middle">{step}</text>'
         for step in range(0, last + 1, 20)
     )
     marks = "".join(_mark(x(change["step"]), at, change["what"]) for at, change in enumerate(changes))
     legend = (
-        f'<path class="reference" d="M{LEFT + 200},58 h26"/><text x="{LEFT + 232}" y="62">never interrupted</text>'
-        f'<path class="curve" d="M{LEFT + 350},58 h26"/><text x="{LEFT + 382}" y="62">this job, loss by step</text>'
+        f'<path class="curve" d="M{LEFT},{HEIGHT - 12} h26"/>'
+        f'<text x="{LEFT + 32}" y="{HEIGHT - 8}">this job, loss by step</text>'
+        f'<path class="reference" d="M{LEFT + 180},{HEIGHT - 12} h26"/>'
+        f'<text x="{LEFT + 212}" y="{HEIGHT - 8}">the same training, never interrupted</text>'
     )
     if lost:
         legend += (
