@@ -10,16 +10,20 @@ ends takes no other with it. A test has passed when it has on every rank. Prints
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
+import time
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
 import remesh
+from remesh.images.tree import has_ended, tree_of
+from remesh.linux.calls import PR_SET_CHILD_SUBREAPER, prctl
 from remesh.mpi.launch import SHM, Reach, plan_start
 from remesh.mpi.mpis import find_mpi
 
@@ -47,17 +51,29 @@ def run_module(module: str, folder: Path, options: argparse.Namespace) -> Outcom
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        start_new_session=True,
     )
     try:
         said, _ = job.communicate(timeout=options.patience)
     except subprocess.TimeoutExpired:
-        os.killpg(job.pid, signal.SIGKILL)
+        end_descendants()
         said, _ = job.communicate()
     finally:
-        if job.poll() is None:  # this process is ending
-            os.killpg(job.pid, signal.SIGKILL)
+        end_descendants()
+        job.wait()
     return read_outcomes(said) or {module: ("started", said[-300:])}
+
+
+def end_descendants() -> None:
+    """Kill all that this process has started, and what that has: launchers give each rank a group of its own.
+
+    Those whose parent has ended are children of this process, which has asked for them.
+    """
+    own = os.getpid()
+    while living := [pid for pid in tree_of(own) if pid != own and not has_ended(pid)]:
+        for pid in living:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.01)
 
 
 def read_outcomes(said: str) -> Outcomes:
@@ -88,6 +104,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, help="a file for all outcomes, as JSON")
     options = parser.parse_args(arguments)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    prctl(PR_SET_CHILD_SUBREAPER, 1)
     modules = options.modules or sorted(path.stem for path in options.folder.glob("test_*.py"))
     if not modules:
         parser.error(f"no test_*.py in {options.folder}, expected test/ of mpi4py's source")
