@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import random
 import signal
 import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from remesh.checksums import crc32
+from remesh.errors import Error
+from remesh.images.format import CHUNKS_FILE, PAGES_FILE
+from remesh.images.stored import read_tree, stored_pages
+from remesh.ranks.imaging import IMAGE
 from remesh.rounds.job_folder import JobFolder, rank_name
+from remesh.torch_programs import stay
 from tests.procs.torch_jobs import NEEDS_IMAGES, PATIENCE_S, REMESH, TorchJob, run_natively
 
 pytestmark = [pytest.mark.procs, pytest.mark.timeout(600), NEEDS_IMAGES]
@@ -103,6 +112,77 @@ def test_a_disk_without_room_gives_the_checkpoint_up_and_the_job_goes_on(job: To
     assert "rank 1 could not write its image" in said and "File too large" in said
     _goes_on(job)
     _nothing_is_left_of_it(job)
+
+
+def test_a_hundred_damages_to_a_checkpoint_are_refused_by_name_or_change_nothing(job: TorchJob) -> None:
+    """As a restart reads it, without a process; afterwards two restarts at once lead to one."""
+    job.run("ddp.py", "100000")
+    job.wait_for(5)
+    job.stop()
+    folder, chance = JobFolder(job.folder), random.Random(19)
+    whole = _read_as_a_restart_does(folder, with_pages=True)
+    files = sorted(path for path in folder.checkpoint(None).path.rglob("*") if path.is_file())
+    num_refused = 0
+    for _ in range(100):
+        path = chance.choice(files)
+        with _damaged(path, chance) as how:
+            with_pages = path.name in (PAGES_FILE, CHUNKS_FILE)
+            try:
+                found = _read_as_a_restart_does(folder, with_pages=with_pages)
+                assert found == whole[: len(found)], f"{path}, {how}"
+            except Error as error:
+                assert path.name in str(error) or str(path.parent) in str(error), f"{path}, {how}: {error}"
+                num_refused += 1
+    assert num_refused > 90
+    before = len(job.lines())
+    both = [TorchJob(job.folder, 2), job]
+    for each in both:
+        each.restart()
+    job.leader = _find_the_one_that_leads(both)
+    job.wait_for(before + 2)
+
+
+def _read_as_a_restart_does(folder: JobFolder, *, with_pages: bool) -> list[Any]:
+    checkpoint = folder.checkpoint(None)
+    trees = [read_tree(checkpoint.rank_folder(rank) / IMAGE) for rank in range(2)]
+    found: list[Any] = [checkpoint.manifest, stay._read_store(checkpoint, folder.read_spec()), *trees]
+    for member in [member for tree in trees for member in tree.members] if with_pages else ():
+        found.append([(offset, crc32(raw)) for offset, raw in stored_pages(member.folder)])
+    return found
+
+
+@contextlib.contextmanager
+def _damaged(path: Path, chance: random.Random) -> Iterator[str]:
+    """A bit of a file is flipped, or its end is missing; it is whole again after that."""
+    size = path.stat().st_size
+    with path.open("r+b", buffering=0) as file:
+        at = chance.randrange(size)
+        file.seek(at)
+        end = file.read() if chance.random() < 0.3 else b""
+        file.seek(at)
+        byte = end[:1] or file.read(1)
+        file.seek(at)
+        if end:
+            file.truncate()
+        else:
+            file.write(bytes([byte[0] ^ 1 << chance.randrange(8)]))
+        try:
+            yield f"cut at {at}" if end else f"flipped at {at}"
+        finally:
+            file.seek(at)
+            file.write(end or byte)
+
+
+def _find_the_one_that_leads(jobs: list[TorchJob]) -> subprocess.Popen[str]:
+    leaders = [each.leader for each in jobs if each.leader is not None]
+    deadline_s = time.monotonic() + PATIENCE_S
+    while not (ended := [leader for leader in leaders if leader.poll() is not None]):
+        assert time.monotonic() < deadline_s
+        time.sleep(0.05)
+    (refused,) = ended
+    assert "leads it, expected nobody" in refused.communicate()[1]
+    (leading,) = (leader for leader in leaders if leader is not refused)
+    return leading
 
 
 def test_a_rank_that_dies_while_images_are_written_leaves_the_checkpoint_before(job: TorchJob) -> None:
