@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -138,3 +140,15 @@ def test_a_rank_loads_what_takes_images_with_its_first_one(module: str) -> None:
 
 def _environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": str(REAPER.parents[3])}
+
+
+_PACKAGE = REAPER.parents[2]
+_SOURCES = (*sorted((_PACKAGE / "mpi").glob("_*.c")), _PACKAGE / "images" / "_reaper.c")
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="needs cc")
+@pytest.mark.parametrize("source", _SOURCES, ids=lambda source: source.name)
+def test_what_stands_beside_a_program_compiles_without_a_warning(source: Path) -> None:
+    options = ("-O2", "-Wall", "-Werror", "-fPIC", "-I", sysconfig.get_path("include"))
+    done = subprocess.run(["cc", *options, "-c", str(source), "-o", "/dev/null"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

@@ -40,11 +40,12 @@ static int region_holds(PyObject *regions, uint64_t base, int64_t offset, int64_
 
 /* Where displacements of a window count from; an error class if it may not be accessed so. */
 static int find_place(Engine *e, const Access *access, uint64_t *base) {
+    *base = 0;
     PyObject *window = find_in(e->windows, access->window);
     if (window == NULL) return PyErr_Occurred() ? RAISED : e->err_win;
     PyObject *value = PyObject_GetAttrString(window, "base"), *regions = PyObject_GetAttrString(window, "regions");
     int error = value == NULL || regions == NULL ? RAISED : 0;
-    *base = error ? 0 : PyLong_AsUnsignedLongLong(value);
+    if (!error) *base = PyLong_AsUnsignedLongLong(value);
     for (int i = 0; !error && i < access->num_runs; i++) {
         const Run *run = &access->runs[i];
         if (!region_holds(regions, *base, run->offset, run->num_bytes)) error = e->err_rma_range;
