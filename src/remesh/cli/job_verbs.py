@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
-from rich.table import Table
 
-from remesh.cli.shown import JSON, print_json, waiting
+from remesh.cli.shown import JSON, print_json, print_table, waiting
 from remesh.comm.messages import Line
 from remesh.errors import ConfigError, Error, PeerError
 from remesh.rounds.job_folder import JobFolder
@@ -65,12 +62,13 @@ def list_jobs(root: Path | None, as_json: bool) -> None:
     if not rows:
         click.echo(f"remesh: no job in {root}; name the folder that holds them", err=True)
         return
-    table = Table("job", "state", "ranks", "checkpoints", "cause")
-    for row in rows:
-        numbers = [f"{one['number']}{' (damaged)' if one['problem'] else ''}" for one in row["checkpoints"]]
-        ranks = "" if row["num_ranks"] is None else str(row["num_ranks"])
-        table.add_row(row["job"], row["state"], ranks, ", ".join(numbers) or "none", row["cause"])
-    Console(file=sys.stdout).print(table)
+    print_table(("job", "state", "ranks", "checkpoints", "cause"), map(_row_of, rows))
+
+
+def _row_of(job: dict[str, Any]) -> tuple[str, ...]:
+    numbers = [f"{one['number']}{' (damaged)' if one['problem'] else ''}" for one in job["checkpoints"]]
+    ranks = "" if job["num_ranks"] is None else str(job["num_ranks"])
+    return job["job"], job["state"], ranks, ", ".join(numbers) or "none", job["cause"]
 
 
 def _describe_job(folder: JobFolder) -> dict[str, Any]:

@@ -12,11 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
-from rich.table import Table
 
 from remesh.cli.job_verbs import checkpoint_job, jobs_root, list_jobs, refuse_if_running, show
-from remesh.cli.shown import JSON, print_json, waiting
+from remesh.cli.shown import JSON, print_json, print_table, waiting
 from remesh.errors import ConfigError
 from remesh.exit_codes import ExitCode
 from remesh.images.kinds import OpenFilePolicy
@@ -162,10 +160,13 @@ def examine(as_json: bool) -> None:
     if as_json:
         print_json(findings)
     else:
-        table = Table("", "what", "found", "what to do")
-        for one in findings:
-            table.add_row(_mark(good=one["good"], needed=one["needed"]), one["what"], one["found"], one["advice"])
-        Console(file=sys.stdout).print(table)
+        print_table(
+            ("", "what", "found", "what to do"),
+            (
+                (_mark(good=one["good"], needed=one["needed"]), one["what"], one["found"], one["advice"])
+                for one in findings
+            ),
+        )
     if any(one["needed"] and not one["good"] for one in findings):
         sys.exit(ExitCode.FAILED)
 

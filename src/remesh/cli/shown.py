@@ -8,23 +8,15 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
-from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    DownloadColumn,
-    MofNCompleteColumn,
-    Progress,
-    SpinnerColumn,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-    TransferSpeedColumn,
-)
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
 
 T = TypeVar("T")
 
@@ -47,12 +39,16 @@ def _without_nan(value: Any) -> Any:
 
 def progress_of_bytes() -> Progress:
     """A bar for work that is counted in bytes."""
+    from rich.progress import DownloadColumn, TransferSpeedColumn  # noqa: PLC0415  costs time: only where something is drawn
+
     counted = (DownloadColumn(binary_units=True), TransferSpeedColumn())
     return _bar(*counted)
 
 
 def with_progress(items: Iterable[T], what: str) -> Iterator[T]:
     """The items one by one, with a bar that counts them."""
+    from rich.progress import MofNCompleteColumn  # noqa: PLC0415  costs time: only where something is drawn
+
     all_items = list(items)
     if not all_items:
         return
@@ -66,6 +62,9 @@ def with_progress(items: Iterable[T], what: str) -> Iterator[T]:
 @contextmanager
 def waiting(what: str) -> Iterator[None]:
     """Show the time that has passed while work runs whose length nobody knows."""
+    from rich.console import Console  # noqa: PLC0415  costs time: only where something is drawn
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn  # noqa: PLC0415  as above
+
     columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
         progress.add_task(what, total=None)
@@ -73,5 +72,19 @@ def waiting(what: str) -> Iterator[None]:
 
 
 def _bar(*counted: Any) -> Progress:
+    from rich.console import Console  # noqa: PLC0415  costs time: only where something is drawn
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn  # noqa: PLC0415  as above
+
     columns = (TextColumn("{task.description}"), BarColumn(), *counted, TimeRemainingColumn())
     return Progress(*columns, console=Console(stderr=True), transient=True)
+
+
+def print_table(headings: Iterable[str], rows: Iterable[Iterable[str]]) -> None:
+    """Print a table for people."""
+    from rich.console import Console  # noqa: PLC0415  as above
+    from rich.table import Table  # noqa: PLC0415  as above
+
+    table = Table(*headings)
+    for row in rows:
+        table.add_row(*row)
+    Console(file=sys.stdout).print(table)

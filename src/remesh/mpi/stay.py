@@ -19,6 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from remesh import testbed
 from remesh.errors import StorageError
 from remesh.images.kinds import OpenFilePolicy
 from remesh.mpi import rsh
@@ -33,7 +34,6 @@ from remesh.ranks.room import clear_rooms, find_place
 from remesh.rounds.job_folder import Checkpoint, JobFolder, JobState
 from remesh.rounds.leader import Coordinator, JobOutcome, Settings
 from remesh.rounds.signals import obeying_signals
-from remesh.testbed import Testbed
 from remesh.testbed.inside import Door, command_inside
 
 _STEP_S = 0.1
@@ -187,7 +187,7 @@ def _make_room(folder: JobFolder) -> Path:
             return room
 
 
-def reach_into(bed: Testbed, hosts: Sequence[Host], room: Path) -> tuple[Reach, tuple[Host, ...]]:
+def reach_into(bed: testbed.Testbed, hosts: Sequence[Host], room: Path) -> tuple[Reach, tuple[Host, ...]]:
     """How a launcher that runs at the bed's switch gets to its hosts, and what it calls them; files go to ``room``."""
     reach = Reach(agent=_write_agent(room, bed, hosts), interface=_BRIDGE, machine_file=_machine_file(room))
     return reach, tuple(replace(host, name=bed.address_of(host.name)) for host in hosts)
@@ -197,7 +197,7 @@ def _machine_file(room: Path) -> str:
     return str(room / "machines")
 
 
-def _write_agent(room: Path, bed: Testbed, hosts: Sequence[Host]) -> str:
+def _write_agent(room: Path, bed: testbed.Testbed, hosts: Sequence[Host]) -> str:
     """The program that launchers take for ssh."""
     doors = room / "doors.json"
     rsh.write_doors(doors, {bed.address_of(host.name): bed.door_of(host.name) for host in hosts})

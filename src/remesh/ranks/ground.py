@@ -14,9 +14,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from remesh import testbed
 from remesh.errors import ConfigError
 from remesh.ranks.hosts import Host, is_loopback
-from remesh.testbed import BedSpec, HostSpec, Testbed, parse_rate
 from remesh.testbed.inside import Door
 
 _LOOPBACK: Final = "127.0.0.1"
@@ -36,7 +36,7 @@ class Ground:
 
     hosts: tuple[Host, ...]
     """Empty: this one."""
-    bed: Testbed | None
+    bed: testbed.Testbed | None
     """On which they stand, if they were made here; it is started."""
 
     @property
@@ -59,12 +59,12 @@ class Ground:
         return ranks if self.bed is None else _listen_here()
 
 
-def make_bed(hosts: Sequence[Host], rate: str) -> Testbed:
+def make_bed(hosts: Sequence[Host], rate: str) -> testbed.Testbed:
     """Hosts on this machine with links of this rate, not yet started; `ConfigError` if none is named."""
     if not hosts:
         raise ConfigError("making hosts on this machine: none was named; give --hosts a,b with --testbed")
-    bytes_per_s = parse_rate(rate)
-    return Testbed(BedSpec(tuple(HostSpec(host.name, bytes_per_s) for host in hosts)))
+    bytes_per_s = testbed.parse_rate(rate)
+    return testbed.Testbed(testbed.BedSpec(tuple(testbed.HostSpec(host.name, bytes_per_s) for host in hosts)))
 
 
 def _listen_here() -> Entrance:

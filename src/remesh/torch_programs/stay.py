@@ -21,6 +21,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Final
 
+from remesh import testbed
 from remesh.errors import ConfigError, FormatError, StorageError
 from remesh.files import write_new
 from remesh.images.kinds import OpenFilePolicy
@@ -30,7 +31,6 @@ from remesh.ranks.hosts import Host, describe_hosts, is_loopback, seat_ranks
 from remesh.rounds.job_folder import Checkpoint, JobFolder, JobSpec, JobState
 from remesh.rounds.leader import Coordinator, JobOutcome, Settings
 from remesh.rounds.signals import obeying_signals
-from remesh.testbed import Testbed
 from remesh.torch_programs.notice import GROWTH_PREFIX
 from remesh.torch_programs.reach import command_on
 from remesh.torch_programs.store_server import ProgramStore
@@ -128,7 +128,7 @@ def _tell_address(entrance: Entrance) -> str:
 
 
 def _start_hosts(
-    folder: JobFolder, hosts: Sequence[Host], bed: Testbed | None, words: Sequence[str]
+    folder: JobFolder, hosts: Sequence[Host], bed: testbed.Testbed | None, words: Sequence[str]
 ) -> dict[str, subprocess.Popen[bytes]]:
     """By host: what starts the keepers of its ranks, and ends after them."""
     for_all = [str(folder.path), "--hosts", describe_hosts(hosts), *words]
