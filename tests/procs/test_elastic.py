@@ -73,7 +73,7 @@ def test_killed_worker_is_replaced_and_no_sample_is_lost(
         assert all(drawn[key] == calm[key] for key in calm.keys() & drawn.keys())
 
 
-@pytest.mark.slow  # of this kind test_streams has a job whose loader shuffles by itself
+@pytest.mark.slow
 def test_a_stream_without_indices_goes_on_at_its_sample_after_a_death(
     tmp_path: Path, undisturbed: dict[int, float]
 ) -> None:
@@ -193,6 +193,7 @@ def test_one_vote_against_drops_the_step_on_all_ranks(tmp_path: Path) -> None:
         assert steps == {(step, rank) for step in range(1, 31) if step != 6 for rank in (0, 1)}
 
 
+@pytest.mark.slow  # the next one hangs, too, and is found in the other way
 def test_worker_that_hangs_is_killed_and_the_others_go_on(tmp_path: Path) -> None:
     """A rank never enters the collective: the other times out, it does not leave when told, and is replaced."""
     flags = ("--mishap", "stuck", "--timeout-s", "3")

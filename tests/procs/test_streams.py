@@ -76,6 +76,7 @@ def test_ranks_read_a_loader_with_workers_in_one_order(make: Callable[[], Any]) 
     assert found[:LENGTH] != found[LENGTH : 2 * LENGTH]
 
 
+@pytest.mark.slow  # what each rank reads is above, and a death among samples is in test_elastic
 def test_a_job_reads_a_shuffling_loader_without_losing_or_repeating_samples(tmp_path: Path) -> None:
     """torch's DataLoader with shuffle=True, six epochs on two ranks, one of which is killed and replaced."""
     steps = 25
