@@ -26,7 +26,7 @@ class PeerError(Error, RuntimeError):
 
 
 class FormatError(Error, ValueError):
-    """What is on disk is damaged, foreign or hostile; the reader must choose another source.
+    """Files are damaged, foreign or hostile; the reader must choose another source.
 
     ``reason`` is a short stable code (``"missing-metadata"``, ``"truncated"``, ``"forbidden-global"``, ...)
     for programs; the message is for people.

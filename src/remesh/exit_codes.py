@@ -11,7 +11,7 @@ from enum import IntEnum
 
 
 class ExitCode(IntEnum):
-    """What a command of ours ends with by itself."""
+    """The exit codes of Remesh's own commands."""
 
     OK = 0
     FAILED = 1

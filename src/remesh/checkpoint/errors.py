@@ -17,7 +17,7 @@ class CheckpointPathError(CheckpointingException, StorageError):
 
 
 class CheckpointFormatError(CheckpointingException, FormatError):
-    """What the directory holds is incomplete, damaged, foreign or hostile; see ``reason`` for the kind."""
+    """The files of a checkpoint are incomplete, damaged, foreign or hostile; see ``reason`` for the kind."""
 
     def __init__(self, reason: str, message: str) -> None:
         FormatError.__init__(self, reason, message)

@@ -121,7 +121,7 @@ class Checkpoints:
         return dict(told)
 
     def load(self, state: dict[str, Any], step: int | None = None, *, strict: bool = True) -> dict[str, Any]:
-        """What was saved at a step, or at the newest that is complete, as `remesh.load` gives it. Called by every rank.
+        """Load the checkpoint of a step, or the newest complete one, as `remesh.load` does. Called by every rank.
 
         Waits for a save that is under way. `CheckpointPathError` where there is none.
         """
@@ -224,7 +224,7 @@ class Checkpoints:
         return {step: read_metrics(self.path_of(step)) for step in self._complete()}
 
     def _first_says(self, look: Callable[[], T], doing: str) -> T:
-        """What the first rank finds, on all ranks."""
+        """Call the function on the first rank, and return its result on all ranks."""
         is_first = group_rank(self._group) == 0
         told: T = take_step(lambda: look() if is_first else None, self._group, doing, tell=lambda found: found).told[0]
         return told

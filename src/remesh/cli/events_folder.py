@@ -17,7 +17,7 @@ def check_folder(events_dir: Path) -> None:
 
 
 def describe_empty(events_dir: Path) -> str | None:
-    """What to do where no log is yet; None where there is one."""
+    """Advice for a folder without a log; None if it has one."""
     if any(events_dir.glob("*.jsonl")):
         return None
     inner = sorted(path.parent.name for path in events_dir.glob("*/*.jsonl"))
@@ -26,5 +26,5 @@ def describe_empty(events_dir: Path) -> str | None:
 
 
 def title_of(events_dir: Path) -> str:
-    """What the page and the screen call the job: the last two parts of its folder's path."""
+    """The title of the job: the last two parts of its folder's path."""
     return "/".join(events_dir.absolute().parts[-2:])

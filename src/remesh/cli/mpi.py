@@ -178,7 +178,7 @@ def _examine_machine() -> list[dict[str, Any]]:
 
 
 def _built() -> Iterator[dict[str, Any]]:
-    """What is built of C when Remesh is installed."""
+    """Findings about the parts in C that are built when Remesh is installed."""
     for what, missing in (("C extension", find_missing()), ("library for programs", find_missing_library())):
         found = "missing" if missing else "built"
         yield {"what": what, "good": not missing, "needed": True, "found": found, "advice": missing or ""}

@@ -34,7 +34,7 @@ _TRANSFERS = [each.value for each in Transfers]
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What a schedule is asked to do, as the options say it."""
+    """The pipeline that the options describe."""
 
     graph: StageGraph
     costs: Costs
@@ -42,7 +42,7 @@ class Asked:
 
     @property
     def bound(self) -> StepBound:
-        """What no schedule beats."""
+        """The lower bound of the time of a step."""
         return compute_bound(self.graph, self.costs, self.num_microbatches)
 
 

@@ -39,7 +39,7 @@ _MOST_SHOWN = 200
 
 @dataclass(slots=True)
 class Agreed:
-    """What has been agreed on once, and what was computed from it."""
+    """A value that ranks agreed on once, and the result computed from it."""
 
     epoch: str
     kept: dict[str, Any] = field(default_factory=dict)
@@ -48,7 +48,7 @@ class Agreed:
 
 @dataclass(frozen=True, slots=True)
 class _Mine:
-    """What this rank told, what about, and in which place of which group."""
+    """The value that this rank sent, its subject, and the rank and group that sent it."""
 
     about: str
     place: tuple[int, int]
@@ -58,7 +58,7 @@ class _Mine:
 
 @dataclass(frozen=True, slots=True)
 class Agreement(Generic[T]):
-    """What came of one round of telling."""
+    """The result of one exchange of values."""
 
     agreed: Agreed
     told: list[list[Any]] | None
@@ -71,7 +71,7 @@ class Agreement(Generic[T]):
 
 
 class Agreements:
-    """What a group has agreed on, for a few states. Every rank has one and makes the same calls on it."""
+    """The cache of what a group has agreed on, for a few states. Every rank has one and makes the same calls on it."""
 
     def __init__(self, max_kept: int = _MAX_KEPT, *, tells_first_at_once: bool = False) -> None:
         self._max_kept = max_kept

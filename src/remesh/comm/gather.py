@@ -61,7 +61,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Together(Generic[T]):
-    """What came of a step that every rank has done."""
+    """The result of a step that every rank has done."""
 
     mine: T
     """What the step returned on this rank."""
@@ -257,7 +257,7 @@ def _gather_on_device(payload: bytes, lengths: Sequence[int], group: Group, doin
 
 
 def _all_gather_padded(mine: torch.Tensor, lengths: Sequence[int], group: Group, doing: str) -> list[torch.Tensor]:
-    """What every rank has, by the lengths of all; nothing is sent where all are empty."""
+    """Gather the bytes of every rank, given all lengths; nothing is sent if all are empty."""
     padded = torch.zeros(max(lengths), dtype=torch.uint8, device=mine.device)
     padded[: mine.numel()] = mine
     theirs = [torch.empty_like(padded) for _ in lengths]

@@ -31,7 +31,7 @@ _PAUSE_S = 2e-4
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What was there before groups were made."""
+    """The sockets and threads that existed before groups were made."""
 
     sockets: frozenset[Socket]
     threads: frozenset[str]
@@ -49,7 +49,7 @@ def open_sockets() -> frozenset[Socket]:
 
 
 def look_around() -> Surroundings:
-    """What is there now."""
+    """The sockets and threads that exist now."""
     return Surroundings(open_sockets(), _threads())
 
 
@@ -76,7 +76,7 @@ def pick_gloos(sockets: frozenset[Socket], before: Surroundings) -> frozenset[So
 
 
 def descriptors_of_loops() -> frozenset[int]:
-    """What gloo's loops wait on, and all that those watch: sockets, listeners, pipes."""
+    """The descriptors that gloo's event loops wait on, and all that those watch: sockets, listeners, pipes."""
     found = set()
     for loop in gloo_loops():
         if (descriptor := _descriptor_of(loop)) is not None:
@@ -110,7 +110,7 @@ def _loops_among(threads: Iterable[str]) -> frozenset[str]:
 
 
 def _descriptor_of(loop: str) -> int | None:
-    """What a loop waits on; None if it cannot be seen."""
+    """The descriptor that an event loop waits on; None if it cannot be seen."""
     for _ in range(_NUM_LOOKS):
         try:
             call = _read(f"/proc/self/task/{loop}/syscall").split()

@@ -140,7 +140,7 @@ class Conversation:
 
 
 def make_nonce() -> bytes:
-    """What a server says first."""
+    """A fresh random nonce, the first message of a server."""
     return secrets.token_bytes(NONCE_BYTES)
 
 

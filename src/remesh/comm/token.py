@@ -44,7 +44,7 @@ class Token:
         return self.sign(place, data).hex().encode() + data
 
     def unseal(self, place: str, sealed: bytes) -> bytes | None:
-        """What was sealed for this place with this token; None for anything else."""
+        """The content that was sealed for this place with this token; None for anything else."""
         mac, data = sealed[: 2 * MAC_BYTES], sealed[2 * MAC_BYTES :]
         try:
             return data if hmac.compare_digest(self.sign(place, data), bytes.fromhex(mac.decode())) else None

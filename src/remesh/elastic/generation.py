@@ -41,7 +41,7 @@ class NodeInfo:
 
 @dataclass(frozen=True, slots=True)
 class WorkerReport:
-    """What one worker says when it comes to a meeting."""
+    """The report of one worker to a rendezvous."""
 
     slot: int
     pid: int

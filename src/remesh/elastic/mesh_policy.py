@@ -50,7 +50,7 @@ class Memory:
             )
 
     def needed_bytes(self, axes: Mapping[str, int]) -> int:
-        """What a worker holds on this mesh.
+        """The memory that a worker needs on this mesh, in bytes.
 
         >>> Memory(limit_bytes=100, sharded_bytes=120, over=("tp",), fixed_bytes=5).needed_bytes({"dp": 3, "tp": 2})
         65

@@ -41,7 +41,7 @@ class Category(enum.Enum):
 
     @property
     def who(self) -> str:
-        """What it is, and who must act, in words."""
+        """The category, and who must act, in words."""
         return _WHO[self]
 
 
@@ -82,7 +82,7 @@ class Outcome:
         return ExitCode.OK if self.category is None else self.category.exit_code
 
     def describe(self, node: str) -> str:
-        """What the agent prints at the end: the detail, then one line."""
+        """The text that the agent prints at the end: the detail, then one line."""
         who = "" if self.category is None else f" [{self.category.who}]"
         return "\n".join(filter(None, [self.detail.rstrip(), f"remesh: job failed on {node}{who}: {self.text}"]))
 

@@ -124,7 +124,7 @@ class CarriedState:
         return {name: piece_of(tensor) for name, tensor in self.tensors().items()}
 
     def hold(self, step: int, samples: int, line: int) -> HeldState:
-        """What to keep while the network is gone. The tensors are not copied."""
+        """The state to keep while there are no process groups. The tensors are not copied."""
         return HeldState(step, samples, self.pieces(), self.values(), line)
 
     def allocate(self, wanted: Collection[str]) -> None:

@@ -117,7 +117,7 @@ def find_pairs(a: BoxArray, b: BoxArray) -> tuple[IntArray, IntArray]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GridJoin:
-    """What two full grids share, told without listing their pairs."""
+    """The overlap of two full grids, without a list of their pairs."""
 
     num_pairs: int
     """Pairs of boxes that share elements."""

@@ -57,7 +57,7 @@ class Piece:
 
 
 def piece_of(tensor: torch.Tensor | Piece) -> Piece:
-    """What this rank holds of a DTensor (any placement), or all of a plain tensor; a Piece is itself."""
+    """This rank's part of a DTensor (any placement), or all of a plain tensor, as a Piece; a Piece stays itself."""
     if isinstance(tensor, Piece):
         return tensor
     if not isinstance(tensor, torch.Tensor):
@@ -86,7 +86,7 @@ def piece_of(tensor: torch.Tensor | Piece) -> Piece:
 
 @dataclass(frozen=True, slots=True)
 class _HeldByCoordinate:
-    """What a coordinate of a mesh holds of a DTensor."""
+    """The shards of a DTensor on one coordinate of a mesh."""
 
     shards: tuple[Shard, ...]
     local_shape: tuple[int, ...]
@@ -108,7 +108,7 @@ def _held_at(
 
 
 def layout_of(tensor: DTensor, hosts: str | Sequence[str] | Mapping[int, str] = "localhost") -> Layout:
-    """What every rank of the tensor's mesh holds; the same value on all ranks, without communication."""
+    """The layout of a DTensor over the ranks of its mesh; equal on all ranks, without communication."""
     mesh = mesh_from_torch(tensor.device_mesh, hosts)
     return layout_from_placements(tuple(tensor.shape), mesh, _placements_of(tensor), dtype_name(tensor.dtype))
 

@@ -117,7 +117,7 @@ class Layout:
         return {holder: tuple(shards) for holder, shards in found.items()}
 
     def shards_of(self, holder: Holder) -> tuple[Shard, ...]:
-        """What this holder keeps, in the order of the layout; nothing if it is unknown."""
+        """The shards of this holder, in the order of the layout; empty if the holder is unknown."""
         return self._shards_by_holder.get(holder, ())
 
     def nbytes_of(self, holder: Holder) -> int:
@@ -139,7 +139,7 @@ class Layout:
         return replace(self, shards=tuple(replace(shard, holder=rename(shard.holder)) for shard in self.shards))
 
     def restrict(self, holders: Iterable[Holder]) -> Layout:
-        """What only these holders keep, e.g. the survivors of a failure; usually not complete."""
+        """The layout of these holders only, e.g. the survivors of a failure; usually not complete."""
         wanted = set(holders)
         return replace(self, shards=tuple(shard for shard in self.shards if shard.holder in wanted))
 

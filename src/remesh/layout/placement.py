@@ -64,7 +64,7 @@ def boxes_at(
     coordinate: Sequence[int],
     placements: Sequence[Placement],
 ) -> tuple[LocalBox, ...]:
-    """What one coordinate of a mesh holds: one box, or several when a strided split scatters them.
+    """The boxes of one coordinate of a mesh: one, or several if a strided split scatters them.
 
     >>> [str(box) for box, _, _ in boxes_at((10, 2), (2, 4), (0, 2), (Split(0), Split(0)))]
     ['[4:5, 0:2]']
@@ -179,7 +179,7 @@ def _cuts_of(
 
 @lru_cache(maxsize=1 << 16)
 def _intervals(size: int, cuts: tuple[tuple[int, int, int], ...]) -> Intervals:
-    """What is left of a dim after these cuts."""
+    """The intervals of a dim that remain after these cuts."""
     left: Intervals = ((0, size),)
     for split_factor, num_chunks, index in cuts:
         length = length_of(left)

@@ -14,7 +14,7 @@ from remesh.pipeline.pipeline_error import PipelineError
 
 
 class ActionKind(StrEnum):
-    """What is done; the value is the part of the string between stage and micro-batch."""
+    """The kind of an action; its value is the part of the string between stage and micro-batch."""
 
     F = "F"
     """Forward."""

@@ -20,7 +20,7 @@ _STAGE_KEYS = ("forward_s", "input_grad_s", "weight_grad_s", "stash_bytes", "del
 
 
 class Lines(StrEnum):
-    """What a transfer occupies."""
+    """The link that a transfer occupies."""
 
     HOP = "hop"
     """A line of its own for each pair of ranks and direction."""
@@ -30,7 +30,7 @@ class Lines(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class StageCost:
-    """What one micro-batch costs a stage."""
+    """The times and bytes of one micro-batch on a stage."""
 
     forward_s: float
     """Time of F. Invariant of all times: >= 0, finite."""
@@ -57,7 +57,7 @@ class StageCost:
 
     @property
     def kept_bytes(self) -> int:
-        """What is kept from I to W."""
+        """The bytes kept from I to W."""
         return self.stash_bytes if self.delayed_bytes is None else self.delayed_bytes
 
 
@@ -77,7 +77,7 @@ class EdgeCost:
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """What every stage and every edge of a graph costs.
+    """The costs of every stage and every edge of a graph.
 
     >>> Costs.uniform(StageGraph.chain(2), transfer_s=0.5).edges
     (EdgeCost(forward_s=0.5, backward_s=0.5),)

@@ -30,7 +30,7 @@ _FUSED = re.compile(r"\(([^;()]*);([^;()]*)\)OVERLAP_F_B", re.ASCII)
 
 
 class TableForm(StrEnum):
-    """What a table lists; the values are those of torch's ``format``."""
+    """The form of a table; the values are those of torch's ``format``."""
 
     COMPUTE_ONLY = "compute_only"
     COMPUTE_COMMS = "compute_comms"

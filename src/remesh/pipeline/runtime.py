@@ -53,7 +53,7 @@ Entries = Mapping[str, torch.Tensor | Sequence[torch.Tensor]]
 
 
 class PipelineOptions(PlanOptions, total=False):
-    """What may be said beside the schedule."""
+    """The options of a pipeline besides its schedule."""
 
     transfers: Transfers
     """Beside the compute, as by default, or blocking: nobody computes while a send of its own is on its way. Takers

@@ -176,7 +176,7 @@ class _ScheduleSearch:
         return self._rows[key]
 
     def nbytes_of(self, stage: int, knobs: Knobs) -> int:
-        """What a stage keeps at most."""
+        """The most bytes that a stage keeps."""
         key = stage, knobs
         if key not in self._nbytes:
             self._nbytes[key] = peak_of_row(self.row(stage, knobs), self._costs).nbytes

@@ -32,7 +32,7 @@ def pass_of(kind: ActionKind) -> Pass | None:
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """What one action makes for another."""
+    """A value that one action makes for another."""
 
     edge: int
     """Number of the edge in the graph."""
@@ -41,12 +41,12 @@ class Value:
 
 
 def values_needed(graph: StageGraph, action: Action) -> tuple[Value, ...]:
-    """What must have arrived before a compute action can start, in the order of the graph's edges."""
+    """The values that must have arrived before a compute action can start, in the order of the graph's edges."""
     return _values(graph, action, at_source=Pass.BACKWARD)
 
 
 def values_made(graph: StageGraph, action: Action) -> tuple[Value, ...]:
-    """What a compute action makes for other stages, in the order of the graph's edges.
+    """The values that a compute action makes for other stages, in the order of the graph's edges.
 
     >>> from remesh.pipeline.graph import StageGraph
     >>> values_made(StageGraph.chain(3), Action.parse("1I4"))

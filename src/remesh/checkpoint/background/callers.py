@@ -54,7 +54,7 @@ class WriteCall:
 
 
 class AsyncRequest(NamedTuple):
-    """What is left to do for a save."""
+    """The rest of a save: what a background writer runs, and what all ranks do when it has finished."""
 
     async_fn: Callable[..., Any] | None
     """Writes; runs in the background and calls no other rank. None when there is nothing to write."""

@@ -48,7 +48,7 @@ class Lost(Exception):
 
 @dataclass(slots=True)
 class _GuardedBlock:
-    """What lies in one block of the other process's addresses."""
+    """The protected memory in one block of the other process's addresses."""
 
     pages: list[tuple[int, int]] = field(default_factory=list)
     """Ranges that are protected: first address and length."""

@@ -202,7 +202,7 @@ class _Process:
         self._socket.sendall(message[sent:])
 
     def hear(self) -> str:
-        """What it answers; a death is an answer too."""
+        """Receive the answer of the copying process; its death counts as an answer."""
         if not self.is_gone:
             with contextlib.suppress(OSError):
                 while b"\n" not in self._heard and (more := self._socket.recv(4096)):

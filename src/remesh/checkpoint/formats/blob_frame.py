@@ -75,7 +75,7 @@ class Frame:
         object.__setattr__(self, "blob_bytes", len(self.head) + self.num_bytes + len(self.tail_template))
 
     def tail(self, crc: int) -> bytes:
-        """What follows elements with this CRC-32."""
+        """The bytes behind elements with this CRC-32."""
         combined = _combine(_combine(self.hash_before, crc), _VERSION_CRC)
         digits = _NAMES_HASH + b"%020d" % combined
         tail = bytearray(self.tail_template)

@@ -71,7 +71,7 @@ _SYNC_BYTES = 32 << 20
 
 
 class Hasher(Protocol):
-    """What computes a sum of the whole file, as `hashlib` has them."""
+    """An object that computes a checksum of the whole file, as those of `hashlib` do."""
 
     def update(self, data: memoryview, /) -> None:
         """Take in more bytes."""

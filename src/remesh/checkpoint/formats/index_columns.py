@@ -71,7 +71,7 @@ def decode_columns(
 
 @dataclass(frozen=True, slots=True)
 class _IndexColumns:
-    """What the file says, checked."""
+    """The content of the file, after its checks."""
 
     files: list[str]
     kinds: list[tuple[str, tuple[int, ...]]]

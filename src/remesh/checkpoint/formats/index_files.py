@@ -199,7 +199,7 @@ class _Memo:
         self._definitions: list[bytes] = []
 
     def number_of(self, fragment: bytes) -> bytes:
-        """What to write instead of the fragment."""
+        """The bytes that stand for the fragment in the file, the same each time."""
         found = self._numbers.get(fragment)
         if found is None:
             number = len(self._numbers)

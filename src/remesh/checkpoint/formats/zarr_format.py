@@ -60,7 +60,7 @@ _NAMES = {code: name for name, code in _DTYPES.items()}
 
 @dataclass(frozen=True, slots=True)
 class Array:
-    """What a ``.zarray`` says."""
+    """The content of a ``.zarray`` file."""
 
     dtype: str
     shape: tuple[int, ...]

@@ -100,7 +100,7 @@ def choose_writers(held: Sequence[HeldBoxes], rank: int) -> list[bool]:
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """What one rank has written into a file, in columns."""
+    """The entries that one rank has written into a file, in columns."""
 
     file: str
     objects: Sequence[str]

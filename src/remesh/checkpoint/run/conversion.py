@@ -51,7 +51,7 @@ from remesh.layout import Box, itemsize_bytes
 
 
 class Format(Enum):
-    """What is written."""
+    """The format that a conversion writes."""
 
     TORCH_DIST = "torch_dist"
     ZARR = "zarr"
@@ -98,7 +98,7 @@ class Contents:
 
 @dataclass(frozen=True, slots=True)
 class Converted:
-    """What was written."""
+    """The result of a conversion."""
 
     num_tensors: int
     num_objects: int

@@ -26,7 +26,7 @@ from remesh.retention import Policy, Saved, decide_kept
 
 
 class State(Enum):
-    """What a directory of a step holds."""
+    """The state of a directory that is named after a step."""
 
     COMPLETE = "complete"
     UNFINISHED = "unfinished"
@@ -50,7 +50,7 @@ class ListedCheckpoint:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What happens to a directory, and why."""
+    """The decision about one directory, with the reason."""
 
     found: ListedCheckpoint
     removes: bool
@@ -70,7 +70,7 @@ def decide_removals(
     policies: Sequence[Policy],
     metrics: Mapping[int, Mapping[str, float]] | None = None,
 ) -> list[Decision]:
-    """What to remove of what was found. Pure; ``metrics`` by step serve policies that ask for them."""
+    """Decide which of these directories to remove. Pure; ``metrics`` by step serve policies that ask for them."""
     complete = [one.step for one in found if one.state is State.COMPLETE]
     kept = decide_kept([Saved(step, (metrics or {}).get(step, {})) for step in complete], policies)
     newest = max(complete, default=-1)

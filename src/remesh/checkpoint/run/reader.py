@@ -122,7 +122,7 @@ def is_complete(directory: Location) -> bool:
 
 
 def why_incomplete(directory: Location) -> str:
-    """What is wrong with a checkpoint as far as its small files and the lengths of all tell; empty if nothing is."""
+    """The problem of a checkpoint, as far as its small files and all file sizes show it; empty if there is none."""
     try:
         checkpoint = open_checkpoint(directory, with_stand_ins=True)
         check_files(directory, list(checkpoint.manifest.extents()))
@@ -138,7 +138,7 @@ def plan_fill(
     whole: Sequence[tuple[str, torch.Tensor]] = (),
     copies: Sequence[tuple[torch.Tensor, torch.Tensor]] = (),
 ) -> Fill:
-    """What to read for the entities of this rank; descriptions without data get new CPU tensors.
+    """Plan what to read for the entities of this rank; descriptions without data get new CPU tensors.
 
     ``whole`` are tensors that are wanted in full, by key; ``copies`` are made of what was read. Raises
     `CheckpointMismatchError` for what is not stored, `CheckpointFormatError` for files that are too short.

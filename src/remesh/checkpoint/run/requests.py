@@ -70,7 +70,7 @@ def tell_what_differs(state: Any, objects: Iterable[Path], checkpoint: OpenCheck
 
 
 def keep_absent(found: dict[str, Any], asked: dict[str, Any]) -> dict[str, Any]:
-    """What was found, and where that has no such key, what was asked with."""
+    """The nest that was found; keys that it lacks keep the value of the request."""
     for key, value in asked.items():
         if key not in found:
             found[key] = value

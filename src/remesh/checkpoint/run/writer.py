@@ -54,7 +54,7 @@ _TURN: ContextVar[Turn | None] = ContextVar("turn", default=None)
 
 @dataclass(frozen=True, slots=True)
 class RankState:
-    """What one rank brings to a save: its entities with data, and the common data."""
+    """The state that one rank saves: its entities with data, and the common data."""
 
     entities: Sequence[ShardedBase]
     common: dict[str, Any]
@@ -65,7 +65,7 @@ class RankState:
 
 @dataclass(frozen=True, slots=True)
 class PartOfFile:
-    """What a rank writes into one file."""
+    """The entities that a rank writes into one file."""
 
     name: str
     objects: dict[str, bytes]
@@ -300,7 +300,7 @@ def commit_native(turn: Turn, group: Group = None) -> None:
 def part_of(
     entities: Iterable[ShardedBase], blobs: Mapping[str, bytes], separation_hint: str | None = None
 ) -> SavePart:
-    """What this rank writes of its entities: main replicas, flattened slices in their stored form."""
+    """Choose the entities that this rank writes: main replicas, and flattened slices in their stored form."""
     entities = list(entities)
     stored, flattened = entities, [one for one in entities if _is_flattened(one)]
     if flattened:

@@ -58,12 +58,12 @@ class RemotePath:
 
     @property
     def name(self) -> str:
-        """What stands behind the last slash."""
+        """The part after the last slash."""
         return self.rest.rpartition("/")[2]
 
     @property
     def parent(self) -> RemotePath:
-        """What stands before the last slash; the root is its own parent."""
+        """The part before the last slash; the root is its own parent."""
         return RemotePath(self.scheme, self.rest.rpartition("/")[0])
 
 
@@ -257,7 +257,7 @@ def _once(doing: str, act: Callable[[], T], attempt: int = 1) -> T:
 
 
 def _as_os_error(doing: str, raised: Exception, attempt: int) -> Exception:
-    """What the interface promises to raise; what a caller may ask for by type stays as it is."""
+    """Convert an error of the client to the `OSError` that the interface promises; errors of known types stay."""
     if isinstance(raised, FileNotFoundError | PermissionError | FileExistsError):
         return raised
     if isinstance(raised, ImportError):

@@ -112,7 +112,7 @@ class Store(ABC, Generic[P]):
 
     @abstractmethod
     def entries(self, directory: P) -> list[Entry]:
-        """What lies directly in a directory, by name."""
+        """The files and folders directly in a directory."""
 
     @abstractmethod
     def size_of(self, path: P) -> int | None:

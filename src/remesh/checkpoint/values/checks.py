@@ -26,7 +26,7 @@ _MAX_LISTED = 5
 
 
 class StrictHandling(Enum):
-    """What a load does about keys that the state dict and the checkpoint do not share."""
+    """The treatment of keys that only the state dict, or only the checkpoint, has."""
 
     ASSUME_OK_UNEXPECTED = "assume_ok_unexpected"
     """Look for nothing; a wanted key that is not stored is an error of the read."""
@@ -141,7 +141,7 @@ def raise_problems(problems: Sequence[str]) -> None:
 
 
 def tensor_problem(key: str, shards: Sequence[tuple[int, ShardedTensor]]) -> str | None:
-    """What is wrong with the shards of a tensor, given as ``(rank, shard)``; None if nothing is."""
+    """The problem with the shards of a tensor, given as ``(rank, shard)``; None if there is none."""
     first_rank, first = shards[0]
     for rank, shard in shards[1:]:
         for name in ("dtype", "global_shape", "has_regular_grid"):
@@ -170,7 +170,7 @@ def tensor_problem(key: str, shards: Sequence[tuple[int, ShardedTensor]]) -> str
 
 
 def object_problem(key: str, elements: Sequence[tuple[int, ShardedObject]]) -> str | None:
-    """What is wrong with the elements of an array of objects, given as ``(rank, element)``; None if nothing is."""
+    """The problem with the elements of an array of objects, given as ``(rank, element)``; None if there is none."""
     first_rank, first = elements[0]
     for rank, element in elements[1:]:
         if element.global_shape != first.global_shape:

@@ -45,7 +45,7 @@ _OBJECT_FIELDS = 2
 
 @dataclass(frozen=True, slots=True)
 class Outline:
-    """What a rank tells of its entities."""
+    """The description of a rank's entities that it sends to the others."""
 
     form: Sequence[FormRow]
     """JSON, up to tuples that are lists there."""

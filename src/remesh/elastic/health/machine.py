@@ -82,7 +82,7 @@ class HealthMachine:
         self._answers[slot] = stack
 
     def poll(self, view: HealthView, now_s: float) -> list[Instruction]:
-        """What is due now."""
+        """The instructions that are due now."""
         plan = self._generation
         mine = self._slots()
         if plan is None or not mine:

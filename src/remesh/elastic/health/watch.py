@@ -20,7 +20,7 @@ _LIBRARY_PARTS = ("/torch/", "/remesh/", "/lib/python")
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """What one look saw."""
+    """The result of one look at the main thread."""
 
     collective: str
     """Name of the outermost collective call; empty when the thread is in none."""

@@ -51,7 +51,7 @@ _POLL_S = 0.02
 
 @dataclass(frozen=True, slots=True)
 class RestartJob:
-    """What to run, as torch's launcher describes it, and where it is seen."""
+    """The job to run, as torch's launcher describes it, with its token and its card."""
 
     config: LaunchConfig
     entrypoint: Callable[..., Any] | str

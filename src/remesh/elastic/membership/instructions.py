@@ -94,7 +94,7 @@ class StragglerFound:
 
 @dataclass(frozen=True, slots=True)
 class StoreView:
-    """What the store says now, as far as this agent's phase needs it."""
+    """The current content of the store, as far as this agent's phase needs it."""
 
     latest: int
     """Number of the last generation decided; 0 before the first."""

@@ -177,7 +177,7 @@ class AgentMachine:
 
     @property
     def wants(self) -> Wants:
-        """What the next view is to tell."""
+        """The keys that the next view of the store must contain."""
         plan = self.generation
         is_done = self.phase is Phase.RUNNING and plan is not None and self.index == plan.first_node
         return Wants(self.index, self.phase, self._meeting.turn, is_done and self._stay.has_done(Deed.TELL_DONE))

@@ -55,7 +55,7 @@ ALLOWED = frozenset((one.before, one.after) for one in TRANSITIONS)
 
 
 class Deed(enum.Enum):
-    """What an agent does at most once in one stay in a phase."""
+    """An action that an agent takes at most once per phase."""
 
     TELL_WAITING = "log why the meeting waits, once for each reason"
     PROPOSE = "propose the plan of a meeting that it leads"

@@ -30,7 +30,7 @@ class WorkerState(enum.Enum):
 
 @dataclass
 class Occupant:
-    """What is in a slot."""
+    """The worker in a slot."""
 
     state: WorkerState = WorkerState.STARTING
     report: WorkerReport | None = None
@@ -61,7 +61,7 @@ class Roster:
         return had_called_in
 
     def reports(self) -> tuple[WorkerReport, ...]:
-        """What this node says at a meeting."""
+        """The reports of this node to a rendezvous."""
         states = (WorkerState.IDLE, WorkerState.DONE)
         found = (worker.report for worker in self.workers.values() if worker.report and worker.state in states)
         return tuple(self._with_reservations(report) for report in found)

@@ -10,7 +10,7 @@ from remesh.elastic.membership.exclusion import NO_EXCLUSION, NO_STRAGGLERS, Exc
 
 @dataclass(frozen=True, slots=True)
 class AgentRules:
-    """What an agent may do and how long it waits."""
+    """The options and time limits of an agent."""
 
     num_slots: int
     max_restarts: int

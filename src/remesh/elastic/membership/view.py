@@ -20,7 +20,7 @@ from remesh.elastic.membership.phases import Phase
 
 
 class Keys(Protocol):
-    """What is read of a store."""
+    """The keys to read from a store."""
 
     def get(self, key: str, /) -> Mapping[str, Any] | None:
         """The value of a key, None when nobody has set it."""
@@ -37,7 +37,7 @@ class Keys(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Wants:
-    """What an agent's machine needs to know now."""
+    """The facts that an agent's state machine needs now."""
 
     index: int
     """The agent's own."""
@@ -70,7 +70,7 @@ class StoreReader:
     """Nodes that are done with the newest generation."""
 
     def read(self, keys: Keys, wants: Wants) -> StoreView:
-        """What the store says now."""
+        """Read the current content of the store."""
         number = max(self.plan.number if self.plan else 0, self.opening.latest - 1)
         while (plan := keys.get(f"gen/{number + 1}/plan")) is not None:
             number += 1

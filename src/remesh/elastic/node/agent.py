@@ -42,7 +42,7 @@ from remesh.exit_codes import of_signal
 
 @dataclass(frozen=True, slots=True)
 class Equipment:
-    """What an agent works with."""
+    """The parts that an agent works with."""
 
     board: Switchboard
     processes: WorkerProcesses

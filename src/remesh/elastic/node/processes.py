@@ -18,7 +18,7 @@ END_TIMEOUT_S = 5
 
 @dataclass(frozen=True, slots=True)
 class ProcessSpec:
-    """What all of a node's workers have in common."""
+    """The command, environment and folders that all workers of a node share."""
 
     command: tuple[str, ...]
     """Program and arguments; ``${local_rank}`` stands for the slot."""

@@ -102,7 +102,7 @@ class Switchboard:
         self._server.close()
 
     def wait(self, timeout_s: float) -> list[Heard]:
-        """What comes within this time, at least one look."""
+        """The messages that come within this time; they are polled at least once."""
         self._server.poll(timeout_s)
         while self._calls and time.monotonic() - self._calls[0][0] > _CALL_S:
             self._calls.popleft()[1].close()

@@ -21,7 +21,7 @@ from remesh.reshard.model.tasks import TensorMove
 
 @dataclass(frozen=True, slots=True)
 class SnapshotChoice:
-    """What one rank takes snapshots of."""
+    """The boxes that one rank takes snapshots of."""
 
     boxes: Mapping[str, frozenset[Box]]
     """Tensor name -> boxes that this rank takes. Invariant: empty on all ranks, or every box is taken by one rank."""

@@ -24,7 +24,7 @@ SEND_TIMEOUT_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Parcel:
-    """What is being sent, and whose it is."""
+    """The header of a snapshot that is sent: whose it is, its length and its checksum."""
 
     generation: int
     rank: int

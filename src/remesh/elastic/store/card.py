@@ -15,7 +15,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class JobCard:
-    """What all nodes of a job have in common."""
+    """The settings that all nodes of a job must share."""
 
     mode: str
     min_nodes: int

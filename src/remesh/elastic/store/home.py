@@ -84,7 +84,7 @@ class Address:
 
 @dataclass(frozen=True, slots=True)
 class MovingNode:
-    """What an agent knows of its job when it changes the store."""
+    """The knowledge of an agent about its job when it changes the store."""
 
     index: int
     latest: Generation | None

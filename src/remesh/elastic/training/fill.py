@@ -44,7 +44,7 @@ _DOING = "filling the new mesh"
 
 @dataclass(frozen=True, slots=True)
 class Filled:
-    """What was filled, and from where."""
+    """The result of a fill: its source, and the bytes from each rank."""
 
     position: Position
     source: str
@@ -66,7 +66,7 @@ class Filled:
 
 @dataclass(frozen=True, slots=True)
 class FillRules:
-    """What may serve besides memory. The same on all ranks."""
+    """The sources that may serve besides memory; equal on all ranks."""
 
     checkpoint: Location | None = None
     """Folder or URL of the job's checkpoints."""
@@ -84,7 +84,7 @@ class FillRules:
 
 @dataclass(frozen=True, slots=True)
 class Offers:
-    """What one rank can give."""
+    """The state that one rank can give."""
 
     held: HeldState | None
     """The state in its own memory, if it belongs to a step."""
@@ -184,7 +184,7 @@ def _lie_alike(taken: Piece, given: Piece) -> bool:
 
 
 def _tell(offers: Offers, state: CarriedState, own: Sequence[tuple[Piece, Piece]] | None) -> dict[str, Any]:
-    """What this rank tells the others of what it can give."""
+    """The description of the state that this rank can give, for the others."""
     return {
         "in_memory": offers.held is not None,
         "told": [_summary(one) for one in (offers.held, *offers.snapshots) if one is not None],

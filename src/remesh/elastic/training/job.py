@@ -37,7 +37,7 @@ class Dataset(Protocol):
 
 
 class Job:
-    """What a rank of an elastic job sees of it, while the mesh is the same; ``train`` is called with one."""
+    """The elastic job as a rank sees it on one mesh; ``train`` is called with one."""
 
     def __init__(self, stint: Stint, log: EventLog) -> None:
         self._stint = stint

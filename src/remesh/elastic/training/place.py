@@ -17,7 +17,7 @@ class Leave(BaseException):
 
 
 class Caller(Protocol):
-    """What a job needs from the worker process around it."""
+    """The interface of the worker process that a job needs."""
 
     @property
     def wants_pause(self) -> bool:

@@ -24,7 +24,7 @@ from remesh.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """What is behind the job."""
+    """The steps and samples that the job has completed."""
 
     step: int = 0
     """Batches resolved: taken by all ranks, or dropped by all. Invariant: >= 0."""

@@ -59,7 +59,7 @@ class HostLink:
 
     @property
     def total_rate_bytes_per_s(self) -> float:
-        """What all NICs of the host carry together in each direction."""
+        """The rate of all NICs of the host together, in each direction."""
         return self.rate_bytes_per_s * self.num_nics
 
 
@@ -122,11 +122,11 @@ class Network:
             )
 
     def host_rates(self) -> dict[str, Fraction]:
-        """What every host can send or receive, exactly."""
+        """The exact rate at which every host can send or receive."""
         return {host: Fraction(link.rate_bytes_per_s) * link.num_nics for host, link in self.hosts.items()}
 
     def rack_rates(self) -> dict[str, Fraction]:
-        """What every rack with a limit can send or receive, exactly."""
+        """The exact rate at which every rack with a limit can send or receive."""
         return {rack: Fraction(rate) for rack, rate in self.racks.items()}
 
     def to_json(self) -> dict[str, Any]:

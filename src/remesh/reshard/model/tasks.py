@@ -29,7 +29,7 @@ _MAX_LISTED = 4
 
 
 class Missing(Enum):
-    """What to do about wanted boxes that no rank holds."""
+    """The treatment of wanted boxes that no rank holds."""
 
     REFUSE = "refuse"
     """Raise `PlanError`."""

@@ -43,7 +43,7 @@ _SEVERAL = "several"
 
 
 class Lanes(Enum):
-    """What a lane of a picture is."""
+    """The meaning of a lane of a picture."""
 
     HOSTS = "hosts"
     """The NICs of a host in one direction; what stays inside hosts is left out."""

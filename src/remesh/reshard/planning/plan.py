@@ -150,7 +150,7 @@ class Plan:
         return sum(copy.box.size * itemsizes[copy.tensor] * len(copy.ranks) for copy in self.copies)
 
     def program_of(self, rank: int) -> Program:
-        """What this rank does; empty for a rank that the plan does not need."""
+        """The steps of this rank; empty for a rank that the plan does not need."""
         copies = tuple(copy for copy in self.copies if rank in copy.ranks)
         if isinstance(self.messages, CompactMessages):
             program = Program(copies, *map(tuple, self.messages.of_rank(rank)))

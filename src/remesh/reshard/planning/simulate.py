@@ -74,7 +74,7 @@ class SimulatedMessage:
 
 @dataclass(frozen=True, slots=True)
 class SimulatedRun:
-    """What the model says of a plan."""
+    """The result of simulating a plan."""
 
     messages: tuple[SimulatedMessage, ...]
     """One for each message of the plan, in its order."""
@@ -144,7 +144,7 @@ class _Ports:
         return start_s, start_s + max((seconds for _, seconds in needed), default=0.0)
 
     def _needed(self, message: Message, nbytes: int) -> Iterator[tuple[list[float], float]]:
-        """What the message occupies, and for how long."""
+        """The links that the message occupies, and for how long."""
         giver, taker = self._host_of[message.giver], self._host_of[message.taker]
         if giver == taker:
             rate = self._network.hosts[giver].local_rate_bytes_per_s

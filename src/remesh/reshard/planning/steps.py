@@ -42,7 +42,7 @@ _WINDOW_BYTES = 8 << 20
 
 
 class Act(Enum):
-    """What a step does with its message."""
+    """The action of a step on its message."""
 
     POST = "post"
     """Hand the buffer of a receive to the transport."""

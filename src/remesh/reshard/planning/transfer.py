@@ -39,7 +39,7 @@ _LONG_CHUNK_BYTES = 256 << 10
 
 
 class PlanOptions(TypedDict, total=False):
-    """What may be said about how to move, beside what."""
+    """The options of a plan."""
 
     host_of: Mapping[int, str] | None
     """Host of every rank of the group: ranks with equal hosts share a NIC. By default the machine's own names."""
@@ -232,7 +232,7 @@ class Transfer:
 
 
 def group_by_rank(messages: Sequence[Message]) -> tuple[dict[int, list[Message]], dict[int, list[Message]]]:
-    """What each rank gives, and what each rank takes, in the order of the messages."""
+    """The messages that each rank sends, and those that it receives, in order."""
     gives: dict[int, list[Message]] = {}
     takes: dict[int, list[Message]] = {}
     for message in messages:
