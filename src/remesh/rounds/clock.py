@@ -4,14 +4,16 @@ A collective that is complete on no member has changed nothing in any program. I
 left as it is: it goes on after the checkpoint, and begins anew after a restart. Nobody waits for a member that has not
 entered it. One that is complete on some member has to be complete on all. At a checkpoint:
 
-1. All ranks stop completing collectives, and publish for each communicator the number of the last one that is complete
-   there, and up to which number all are. Programs go on, and enter more.
-2. The *target* of a communicator is the largest number that is complete on any member. Who has not reached it may
-   complete collectives up to there: the others are inside of them, or through.
-3. A rank below one target may be inside of a collective that is beyond the target of another communicator. That target
-   is raised by one, for all its members.
-4. Nobody is below a target that all had been told: the ranks are *aligned*. Targets cap what is completed, so nobody
-   can leave this state; one wave that shows it is enough. What is left open is so on all members, or not entered yet.
+1. All ranks stop entering collectives, and publish for each group the number of the last one that is complete there,
+   up to which number all are, and how many they have entered. Programs go on. What all members have entered ends by
+   itself, and counts as complete. What could end on one member before another has entered it is told as complete by
+   that one.
+2. The *target* of a group is the largest number that is complete on any member. Who has not reached it may enter
+   collectives up to there: the others are inside of them, or through.
+3. A rank below one target may be inside of a collective that is beyond the target of another group. That target is
+   raised by one, for all its members.
+4. Nobody is below a target that all had been told: the ranks are *aligned*. Targets cap what is entered, so nobody can
+   leave this state; one wave that shows it is enough. What is left open is so on all members, or not entered yet.
 
 A rank below a target may also wait for a message that another one would send after its collective. Raising a target is
 safe at any time, since it only lets ranks run on as the program says. So when nothing moves, and a rank below a target
@@ -19,15 +21,8 @@ is not inside of a collective that ends by itself, all targets are raised beyond
 program then goes on as it would without us. A program that makes new laggards for ever is let go after ``MAX_RAISES``,
 and tried again later.
 
-A library may complete collectives whatever a round says: gloo does. Then targets cap what is entered, and members say
-how far they have entered. What all have entered ends by itself, and counts as complete. What could end on some member
-before another one has entered it is told as complete where that could be.
-
-A communicator may be freed by one member while others still use it, or by all while it has a target. Who freed it says
-so for some time, with the number it had then. After that it says nothing, as who has not heard of it yet. The first
-collective of a communicator ends on nobody before all members have entered it, and they are told that they have: it
-has no target, but ends on all, also when ranks are closed. So who is told a target, and says nothing of the
-communicator, has forgotten it, and others may complete what they are inside of.
+A group that is being made has its first collective, which all members enter. Who has left a group goes on saying how
+far it was there, and names no members.
 
 Sources: the sequence numbers are those of MANA 2.0 (Xu and Cooperman, "Enabling practical transparent checkpointing for
 MPI: a topological sort approach", CLUSTER 2023), where entering a collective sets the target; the ring of direct
@@ -50,7 +45,7 @@ class Verdict:
     """What one wave means."""
 
     targets: tuple[tuple[str, int], ...]
-    """By key, sorted: up to which number the members may complete collectives, as in `ClockStanding.completed`."""
+    """By key, sorted: up to which number the members may enter collectives."""
     aligned: bool
     """Whether the cut may be closed."""
     reason: str
@@ -66,14 +61,13 @@ def decide_by_clock(statuses: Sequence[Status], targets: Mapping[str, int] | Non
         # Who answered early may have entered since what another one then completed.
         return Verdict(_sorted(new), False, "first wave: targets are what is complete anywhere")
     lagging = find_lagging(statuses, targets)
-    deserted = _find_deserted(statuses, targets)
-    if not lagging and new == targets and not any(key in deserted for status in statuses for key in status.at):
+    if not lagging and new == targets:
         return Verdict(_sorted(new), True, "what is complete anywhere is complete on all ranks that take part")
     waiting = {status.rank for status in statuses if status.activity is Activity.HELD and status.rank in lagging}
     # Who is inside of what it may complete needs time, and nobody's program.
     needs_others = any(statuses[rank].activity is not Activity.INSIDE for rank in lagging)
     leaving = range(len(statuses)) if is_stuck and needs_others else waiting
-    if raised := _raise_targets(statuses, new, deserted, leaving):
+    if raised := _raise_targets(statuses, new, leaving):
         why = "nothing moves" if is_stuck else "a rank below another target, or no other rank, waits for them"
         return Verdict(_sorted(new | raised), False, f"raised the targets of {sorted(raised)}: {why}")
     if not lagging:
@@ -85,12 +79,12 @@ def decide_by_clock(statuses: Sequence[Status], targets: Mapping[str, int] | Non
 def split_targets(targets: Mapping[str, int], statuses: Sequence[Status]) -> list[dict[str, int]]:
     """Split the targets by rank: each rank gets only those of its own groups, since all of them would be quadratic.
 
-    A key that everybody has forgotten may be anybody's. ``statuses`` are those that the targets follow from.
+    A group that all members have left concerns nobody. ``statuses`` are those that the targets follow from.
     """
     found: list[dict[str, int]] = [{} for _ in statuses]
     members = members_by_key(statuses)
     for key, number in targets.items():
-        for rank in members.get(key) or range(len(statuses)):
+        for rank in members.get(key, ()):
             found[rank][key] = number
     return found
 
@@ -105,28 +99,15 @@ def find_lagging(statuses: Sequence[Status], targets: Mapping[str, int]) -> dict
     return found
 
 
-def _raise_targets(
-    statuses: Sequence[Status], targets: Mapping[str, int], deserted: Container[str], leaving: Container[int]
-) -> dict[str, int]:
+def _raise_targets(statuses: Sequence[Status], targets: Mapping[str, int], leaving: Container[int]) -> dict[str, int]:
     """New targets of those that somebody stands beyond, and has to leave."""
     raised = {}
-    for status in statuses:
+    for status in (each for each in statuses if each.rank in leaving):
         for key in status.at:
             standing = status.standing(key)
-            has_to = key in deserted or status.rank in leaving
-            if standing is not None and has_to and standing.reached >= targets.get(key, 0):
+            if standing is not None and standing.reached >= targets.get(key, 0):
                 raised[key] = standing.reached + 1
     return raised
-
-
-def _find_deserted(statuses: Sequence[Status], targets: Mapping[str, int]) -> set[str]:
-    """Keys whose first collective had ended before all were asked, and of which a member says nothing any more."""
-    members = members_by_key(statuses)
-    return {
-        key
-        for key, number in targets.items()
-        if number and any(statuses[rank].standing(key) is None for rank in members.get(key, ()))
-    }
 
 
 def _last_completed(statuses: Sequence[Status], targets: Mapping[str, int]) -> dict[str, int]:

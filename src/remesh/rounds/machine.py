@@ -71,7 +71,7 @@ class Ask:
     step: RoundPhase
     """HOLD or CLOSE."""
     targets: tuple[tuple[str, int], ...] | None
-    """Up to which number collectives may be completed; None: none beyond those that are."""
+    """Up to which number collectives may be entered; None: none beyond those that are."""
     after_s: float = 0.0
     """Wait this long before it is sent."""
 

@@ -46,11 +46,9 @@ class ClockStanding:
     """All collectives up to this number are complete here. Non-blocking ones may end out of order, so `completed` may
     be larger."""
     members: tuple[int, ...]
-    """World ranks that take part, both sides of an intercommunicator, sorted; empty if the rank has freed it. It says
-    that for as long as another member may be behind it, and may then forget."""
+    """World ranks that take part, sorted; empty if the rank has left it."""
     entered: int = 0
-    """Number of the last one that it is inside of, or through; 0 where that says nothing of when a collective ends,
-    since completing waits for the target."""
+    """Number of the last one that it is inside of, or through."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +90,7 @@ class Status:
     """Why its program cannot be imaged now; empty when it can."""
 
     def standing(self, key: str) -> ClockStanding | None:
-        """How far it is on ``key``; None if the rank has not heard of it yet, or has forgotten it."""
+        """How far it is on ``key``; None if the rank has not heard of it yet."""
         return next((standing for name, standing in self.standings if name == key), None)
 
     def to_json(self) -> dict[str, Any]:

@@ -5,20 +5,23 @@ hears of the checkpoint, whether a wave finds that nothing moves. `explore` walk
 operations:
 
     ("send", rank), ("recv", rank or None)    messages; None: from anybody
-    ("coll", key)       a collective that ends for a member once all members are inside of it: the strictest kind
+    ("coll", key)       a collective that ends for a member once all members are inside of it
+    ("large", key)      the same, and it cannot begin anew: its inputs have changed
+    ("make", key)       the group itself is made: the same; nobody says anything of it before
     ("tell", key)       ends for the first member without the others, and for those once the first has entered
-    ("start", key), ("wait", key)             a strict one that is started, and waited for with all others of its key
+    ("start", key), ("wait", key)             one that is started, and waited for with all others of its key
     ("small", key)      made of messages, one from each member to each other: outlives the network as they do
     ("give", key)       made of messages, too: one from the first member to each other
-    ("free", key), ("forget", key)            a lower half that has forgotten what was freed does not say so any more
+    ("free", key)       the rank has no use for it any more
     ("spin", None)      computes for so long that no round sees the end
 
-With a clock, ranks are held: they end collectives up to targets only (programs with torch). Without one they are not,
-and say what they have entered and what has ended there (MPI programs); "tell" breaks the rule that this needs.
+With a clock (programs of torch) the network ends collectives whatever a round says. Ranks are held: they enter no
+others but up to targets, and say which of those that they are inside of have to end. Without one (programs of MPI) they
+say what they have entered and what has ended there; "tell" breaks the rule that this needs. After a restart the network
+knows of no collective but those that are open on a rank, which it begins anew.
 
-The first collective of a key ends for nobody before all are inside of it, which all hear of, but on "world", which all
-know from the start. After a restart the network knows of no collective but those that are open on a rank, which it
-begins anew.
+Without a clock the first collective of a key ends for nobody before all are inside of it, which all hear of, but on
+"world", which all know from the start.
 """
 
 from __future__ import annotations
@@ -34,7 +37,8 @@ from remesh.rounds.status import Activity, ClockStanding, CollectiveProgress, St
 Counts = tuple[tuple[str, int], ...]
 Script = tuple[tuple[str, Any], ...]
 WORLD = "world"
-_COLLECTIVE = ("coll", "tell", "start", "small", "give")
+_COLLECTIVE = ("coll", "large", "make", "tell", "start", "small", "give")
+_HAS_TO_END = ("large", "make")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +49,7 @@ class Rank:
     entered: Counts = ()
     """Collectives entered."""
     freed: Counts = ()
-    """Collectives that were entered on what has been freed, until that is forgotten."""
+    """Collectives that were entered on what has been freed."""
     open: Counts = ()
     """Collectives of the network that are not complete: key and number."""
     begun: Counts = ()
@@ -70,7 +74,7 @@ class Rank:
     outbox: tuple[Any, ...] = ()
     """To the coordinator."""
 
-    def may_complete(self, key: str, number: int) -> bool:
+    def may_enter(self, key: str, number: int) -> bool:
         """Whether the clock lets it."""
         return not self.held or number <= _count(self.targets or (), key)
 
@@ -122,7 +126,7 @@ class Job:
         """The rank goes one operation on, or one of its collectives ends, if that can be."""
         rank = world.ranks[me]
         for key, number in rank.open:
-            if self._may_complete(world, rank, key, number) and self._can_end(world, me, key, number):
+            if self._can_end(world, me, key, number):
                 left = tuple(one for one in rank.open if one != (key, number))
                 yield _with(world, me, replace(rank, open=left, done=tuple(sorted((*rank.done, (key, number))))))
         # What is complete is told when the rank is open again.
@@ -137,10 +141,9 @@ class Job:
         elif kind == "wait":
             if not any(key == what for key, _ in rank.open):
                 yield _with(world, me, _on(rank))
-        elif kind in ("free", "forget"):
-            kept = ((what, _count(rank.entered, what)),) if kind == "free" else ()
-            known = {"entered": _without(rank.entered, what), "freed": (*_without(rank.freed, what), *kept)}
-            yield _with(world, me, replace(_on(rank), **known))
+        elif kind == "free":
+            freed = (*rank.freed, (what, _count(rank.entered, what)))
+            yield _with(world, me, replace(_on(rank), entered=_without(rank.entered, what), freed=freed))
         elif kind == "send":
             yield _send(_with(world, me, _on(rank)), me, what, None)
         elif kind == "recv":
@@ -161,7 +164,7 @@ class Job:
                 yield _with(world, me, replace(_on(rank), small=(), parts=parts))
         elif (key, number) in rank.done and kind != "start" and self._is_inside(rank, me):
             yield _with(world, me, _on(rank))
-        elif not self._is_inside(rank, me):
+        elif not self._is_inside(rank, me) and (not self.has_clock or rank.may_enter(key, number + 1)):
             this = (key, number + 1)
             entered = replace(rank, entered=_plus_one(rank.entered, key))
             if kind in ("small", "give"):
@@ -178,22 +181,15 @@ class Job:
 
     def _is_inside(self, rank: Rank, me: int) -> bool:
         """Whether it has entered the collective where it stands: more of its key have been entered than lie behind."""
-        kind, key = self.scripts[me][rank.position]
+        kind, key = self._next_of(rank, me)
         behind = sum(one == key and what in _COLLECTIVE for what, one in self.scripts[me][: rank.position])
-        return kind != "start" and _count(rank.entered, key) > behind
-
-    def _may_complete(self, world: World, rank: Rank, key: str, number: int) -> bool:
-        if not self.has_clock:
-            return True
-        is_first = number == 1 and key != WORLD
-        all_have_begun = all((key, number) in world.ranks[member].begun for member in self.members[key])
-        return rank.may_complete(key, number) or (is_first and all_have_begun)
+        return kind in _COLLECTIVE and kind != "start" and _count(rank.entered, key) > behind
 
     def _can_end(self, world: World, me: int, key: str, number: int) -> bool:
         """Whether the network has done what this member needs of a collective."""
         members = self.members[key]
         has_begun = {member for member in members if (key, number) in world.ranks[member].begun}
-        if self._kind_of(me, key, number) != "tell" or (number == 1 and key != WORLD):
+        if self._kind_of(me, key, number) != "tell":
             return has_begun == set(members)
         return me == members[0] or members[0] in has_begun
 
@@ -236,9 +232,7 @@ class Job:
             return self._status_by_clock(world, rank, me)
         counts = {WORLD: 0, **dict(rank.entered)} if WORLD in self.members else dict(rank.entered)
         known = {key: count for key, count in counts.items() if self._is_known(world, key)}
-        told = tuple(
-            (key, CollectiveProgress(count, _how_far(rank, key, count)[1])) for key, count in sorted(known.items())
-        )
+        told = tuple((key, CollectiveProgress(count, _ended(rank, key, count))) for key, count in sorted(known.items()))
         messages = (pairs(rank.sent), pairs(rank.received))
         return Status(me, Activity.COMPUTING, (), (), *messages, closed=rank.closed, collectives=told)
 
@@ -252,24 +246,45 @@ class Job:
         return _count(rank.entered, key) > 0 or any(one == key and kind in _COLLECTIVE for kind, one in behind)
 
     def _status_by_clock(self, world: World, rank: Rank, me: int) -> Status:
-        ending = {one for one in rank.open if self._may_complete(world, rank, *one)}
-        at = tuple(sorted({key for key, _ in set(rank.open) - ending}))
-        if rank.position == len(self.scripts[me]):
+        targets = dict(rank.targets or ())
+        loose = {one for one in rank.open if self.can_begin_anew(me, *one) and one[1] > targets.get(one[0], 0)}
+        kind, what = self._next_of(rank, me)
+        enters = kind in _COLLECTIVE and not self._is_inside(rank, me)
+        is_held = enters and not rank.may_enter(what, _count(rank.entered, what) + 1)
+        waits = (kind == "wait" or self._is_inside(rank, me)) and any(key == what for key, _ in loose)
+        if set(rank.open) - loose:
+            activity = Activity.INSIDE
+        elif kind == "end":
             activity = Activity.FINISHED
         else:
-            kind, _ = self.scripts[me][rank.position]
-            waits = kind in ("recv", "wait") or (kind in _COLLECTIVE and self._is_inside(rank, me))
-            activity = Activity.WAITING if waits else Activity.COMPUTING
-        if ending:
-            activity = Activity.INSIDE
-        elif at and activity is Activity.WAITING:
-            activity = Activity.HELD
-        entered = {**{key: 0 for key in self.members if key == WORLD}, **dict(rank.entered)}
-        known = {key: ClockStanding(*_how_far(rank, key, count), self.members[key]) for key, count in entered.items()}
-        known |= {key: ClockStanding(count, count, ()) for key, count in rank.freed}
-        standings = tuple(sorted(known.items(), key=lambda item: item[0]))
+            activity = Activity.HELD if is_held or waits else Activity.COMPUTING
+        at = tuple(sorted({*(key for key, _ in loose), *([what] if is_held else [])}))
         messages = (pairs(rank.sent), pairs(rank.received))
-        return Status(me, activity, at, standings, *messages, quiet=not ending, closed=rank.closed)
+        quiet = activity is not Activity.INSIDE
+        return Status(me, activity, at, self._standings(rank, me), *messages, quiet=quiet, closed=rank.closed)
+
+    def _standings(self, rank: Rank, me: int) -> tuple[tuple[str, ClockStanding], ...]:
+        made = {key for script in self.scripts for kind, key in script if kind == "make"}
+        entered = {key: 0 for key in self.members if me in self.members[key] and key not in made} | dict(rank.entered)
+        known = {key: ClockStanding(count, count, (), count) for key, count in rank.freed}
+        for key, count in entered.items():
+            if key in known:
+                continue
+            open_numbers = [number for name, number in rank.open if name == key]
+            completed = count
+            while completed in open_numbers and self.can_begin_anew(me, key, completed):
+                completed -= 1
+            known[key] = ClockStanding(completed, min(open_numbers, default=count + 1) - 1, self.members[key], count)
+        return tuple(sorted(known.items(), key=lambda item: item[0]))
+
+    def _next_of(self, rank: Rank, me: int) -> tuple[str, Any]:
+        script = self.scripts[me]
+        return script[rank.position] if rank.position < len(script) else ("end", None)
+
+    def can_begin_anew(self, me: int, key: str, number: int) -> bool:
+        """Whether a cut drops it on this rank if it has not ended."""
+        kind = self._kind_of(me, key, number)
+        return kind not in _HAS_TO_END and not (kind == "tell" and me == self.members[key][0])
 
     # --- the coordinator ---
 
@@ -399,10 +414,9 @@ def _send(world: World, source: int, destination: int, part: tuple[str, int] | N
     return replace(sender, wire=(*sender.wire, (source, destination, part)))
 
 
-def _how_far(rank: Rank, key: str, entered: int) -> tuple[int, int]:
-    """The last number that is complete, and up to which all are; what is made of messages waits for nobody's clock."""
-    completed = max((number for name, number in rank.done if name == key), default=0)
-    return completed, min((number - 1 for name, number in rank.open if name == key), default=entered)
+def _ended(rank: Rank, key: str, entered: int) -> int:
+    """Up to which number all are complete; what is made of messages waits for nobody."""
+    return min((number - 1 for name, number in rank.open if name == key), default=entered)
 
 
 def _without(counts: Counts, key: str) -> Counts:

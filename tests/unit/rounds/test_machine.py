@@ -50,9 +50,6 @@ def test_the_first_wave_decides_nothing_as_who_answered_early_may_have_entered_s
         ([_status(0, 3, Activity.HELD), _status(1, 3, Activity.HELD)], 3, True),
         # The second is complete on rank 0, and the first is not: rank 1 has to come to both, rank 0 to the first.
         ([Status(0, Activity.INSIDE, (), (("w", ClockStanding(2, 0, _WORLD)),)), _status(1, 2)], 2, False),
-        # Rank 1 says nothing: it has freed it and forgotten that, so rank 0 may complete what it is inside of.
-        ([_status(0, 1), Status(1, Activity.COMPUTING)], 1, True),
-        ([_status(0, 1, Activity.HELD), Status(1, Activity.COMPUTING)], 1, False),
         # It says nothing, and may not have heard of it yet.
         ([_status(0, 1), Status(1, Activity.COMPUTING)], 0, False),
         # Rank 1 has freed it, and says at what number.

@@ -59,9 +59,9 @@ def _status(rank: int, **members: tuple[int, ...]) -> Status:
 def test_each_rank_is_told_the_targets_of_what_it_takes_part_in() -> None:
     wave = (
         _status(0, w=(0, 1, 2), a=(0, 2)),
-        _status(1, w=(0, 1, 2), freed=()),
+        _status(1, w=(0, 1, 2), left=()),
         _status(2, w=(0, 1, 2)),  # has not heard of "a" yet
     )
-    told = split_targets({"w": 3, "a": 1, "freed": 5, "forgotten": 2}, wave)
-    of_all = {"w": 3, "freed": 5, "forgotten": 2}
+    told = split_targets({"w": 3, "a": 1, "left": 5}, wave)
+    of_all = {"w": 3}
     assert told == [{**of_all, "a": 1}, of_all, {**of_all, "a": 1}]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from tests.unit.rounds.job_model import Explored, Job, explore
+from remesh.rounds.status import ClockStanding
+from tests.unit.rounds.job_model import Explored, Job, Rank, explore
 
 _JOBS: dict[str, Any] = {
     "a ring with a barrier": (
@@ -51,9 +53,9 @@ _FREEING: dict[str, Any] = {
         ),
         {"a": (0, 1), "w": (0, 1)},
     ),
-    # Rank 0 says nothing of "a" any more, which rank 1 keeps.
-    "a communicator that one rank has forgotten": (
-        ((("coll", "a"), ("free", "a"), ("forget", "a")), (("coll", "a"), ("send", 0))),
+    # Rank 0 has freed "a", which rank 1 keeps.
+    "a communicator that one rank has freed": (
+        ((("coll", "a"), ("free", "a")), (("coll", "a"), ("send", 0), ("free", "a"))),
         {"a": (0, 1)},
     ),
 }
@@ -104,6 +106,31 @@ _STARTED: dict[str, Any] = {
     ),
 }
 
+_ONE_WAY: dict[str, Any] = {
+    # Rank 0 has told, and stands in "a"; rank 1 stands in "a" before it is told.
+    "a root that is ahead in another communicator": (
+        ((("tell", "w"), ("coll", "a")), (("coll", "a"), ("tell", "w"))),
+        {"w": (0, 1), "a": (0, 1)},
+    ),
+    "a root that is two ahead": (
+        ((("tell", "w"), ("tell", "w")), (("tell", "w"), ("tell", "w"))),
+        {"w": (0, 1)},
+    ),
+    "one that cannot begin anew, and one behind it that can": (
+        ((("large", "w"), ("coll", "w")), (("large", "w"), ("coll", "w"))),
+        {"w": (0, 1)},
+    ),
+    "one that is started, and one behind it that cannot begin anew": (
+        ((("start", "w"), ("large", "w"), ("wait", "w")), (("start", "w"), ("large", "w"), ("wait", "w"))),
+        {"w": (0, 1)},
+    ),
+    "a group that is made while another is used": (
+        ((("make", "a"), ("coll", "w")), (("make", "a"), ("coll", "w"))),
+        {"a": (0, 1), "w": (0, 1)},
+    ),
+}
+"""Of programs with a clock: what has to end, on whom the others do not wait."""
+
 _GONE_THROUGH: dict[str, Any] = {
     "a root that has gone on, and a rank that computes": (
         (
@@ -115,7 +142,7 @@ _GONE_THROUGH: dict[str, Any] = {
     ),
     "a root that has freed what a rank that computes still has to enter": (
         (
-            (("coll", "w"), ("give", "w"), ("free", "w"), ("forget", "w")),
+            (("coll", "w"), ("give", "w"), ("free", "w")),
             (("coll", "w"), ("spin", None), ("give", "w")),
         ),
         {"w": (0, 1)},
@@ -163,11 +190,30 @@ def _params(jobs: dict[str, Any]) -> list[Any]:
     ]
 
 
+def _with_clock(jobs: dict[str, Any]) -> dict[str, Any]:
+    """Those without collectives that are made of messages, which programs with a clock have not."""
+    return {
+        name: job
+        for name, job in jobs.items()
+        if not any(kind in ("small", "give") for script in job[0] for kind, _ in script)
+    }
+
+
 @pytest.mark.parametrize(("name", "stop"), _params(_JOBS))
 def test_every_order_of_events_leads_to_a_consistent_cut(name: str, stop: bool) -> None:
     job = Job(*_JOBS[name])
     found = explore(job, stop=stop, most=_MOST_WORLDS_SLOW if name in _LONG else _MOST_WORLDS)
     _check(job, found)
+
+
+@pytest.mark.parametrize(("name", "stop"), _params(_ONE_WAY))
+def test_what_has_to_end_ends_on_all_members_before_the_cut(name: str, stop: bool) -> None:
+    job = Job(*_ONE_WAY[name])
+    found = explore(job, stop=stop, most=_MOST_WORLDS_SLOW if name in _LONG else _MOST_WORLDS)
+    _check(job, found)
+    for cut in found.cuts:
+        for me, rank in enumerate(cut):
+            assert all(job.can_begin_anew(me, *one) for one in rank.open)
 
 
 @pytest.mark.parametrize(("name", "stop"), _params(_FREEING))
@@ -177,7 +223,7 @@ def test_communicators_that_are_freed_meanwhile_keep_no_rank_from_the_cut(name: 
     _check(job, found)
 
 
-@pytest.mark.parametrize(("name", "stop"), _params(_STARTED))
+@pytest.mark.parametrize(("name", "stop"), _params(_with_clock(_STARTED)))
 def test_collectives_that_are_started_or_made_of_messages_are_open_at_the_cut_or_whole(name: str, stop: bool) -> None:
     job = Job(*_STARTED[name])
     found = explore(job, stop=stop)
@@ -185,7 +231,7 @@ def test_collectives_that_are_started_or_made_of_messages_are_open_at_the_cut_or
     assert any(rank.open or rank.small for cut in found.cuts for rank in cut)
 
 
-@pytest.mark.parametrize(("name", "stop"), _params(_NOBODY_WAITS_FOR))
+@pytest.mark.parametrize(("name", "stop"), _params(_with_clock(_NOBODY_WAITS_FOR)))
 def test_a_cut_waits_for_no_rank_that_computes(name: str, stop: bool) -> None:
     job = Job(*_NOBODY_WAITS_FOR[name])
     found = explore(job, stop=stop)
@@ -215,6 +261,20 @@ def test_the_exploration_finds_what_may_end_on_a_rank_before_another_has_entered
     script = (("tell", "world"), ("coll", "world"))
     job = Job((script, script), {"world": (0, 1)}, has_clock=False)
     with pytest.raises(AssertionError, match="on members of world are complete"):
+        _check(job, explore(job, stop=True))
+
+
+def test_the_exploration_finds_what_ends_on_one_member_when_ranks_hide_what_they_have_entered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    honest = Job._standings
+
+    def hide(job: Job, rank: Rank, me: int) -> tuple[tuple[str, ClockStanding], ...]:
+        return tuple((key, replace(standing, entered=0)) for key, standing in honest(job, rank, me))
+
+    monkeypatch.setattr(Job, "_standings", hide)
+    job = Job(((("coll", "w"), ("coll", "w")),) * 2, {"w": (0, 1)})
+    with pytest.raises(AssertionError, match="on members of w are complete"):
         _check(job, explore(job, stop=True))
 
 
