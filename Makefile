@@ -23,6 +23,8 @@ HOSTS := accelerate==1.15.0 lightning==2.6.6 transformers==5.23.0 ray==2.60.0 hy
 # Without what they ask for beside: other versions than these, or CUDA. What is used of them runs here.
 HOSTS_ALONE := verl==0.9.1 tensordict==0.10.0 pyvers orjson cloudpickle torchtitan==0.3.0 spmd_types==0.2.3 \
                torch_checkpointing==0.1.1 datasets==4.7.0 deepspeed==0.19.8 hjson py-cpuinfo msgpack ninja
+# In a folder of their own, for they are for a later Python; what is used of them runs with any.
+HOSTS_APART := megatron-bridge==0.6.2 megatron-core==0.19.2
 # pytest's exit code for a tier that has no test yet
 NO_TESTS := 5
 # One environment for each MPI: a process holds the library of exactly one of them.
@@ -94,6 +96,8 @@ hosts: .hosts/.installed  ## the programs whose plug-in points are tried (HOSTS 
 	.hosts/bin/python -m pip install --quiet --constraint constraints.txt torch
 	.hosts/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[test]' $(HOSTS)
 	.hosts/bin/python -m pip install --quiet --no-deps $(HOSTS_ALONE)
+	.hosts/bin/python -m pip install --quiet --no-deps --ignore-requires-python --only-binary=:all: \
+	  --python-version 3.12 --target .hosts/megatron $(HOSTS_APART)
 	@touch $@
 
 test-hosts: .hosts/.installed  ## Remesh under the programs that it plugs into (TESTS=... narrows it)
