@@ -55,7 +55,10 @@ def variables() -> dict[str, str]:
     """The environment in which such programs find their libraries and tables."""
     plain = {"PATH": os.environ["PATH"], "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
     tables = {"CP2K_DATA_DIR": str(_SHARE / "cp2k"), "NWCHEM_BASIS_LIBRARY": f"{_SHARE / 'nwchem/libraries'}/"}
-    return plain | tables | {"LD_LIBRARY_PATH": ":".join(libraries())}
+    tables |= {"WM_PROJECT_DIR": str(_SHARE / "openfoam"), "FOAM_ETC": str(_SHARE / "openfoam/etc")}
+    # OpenFOAM's have no versions, and stand elsewhere.
+    places = [str(ROOT / "usr/lib/openmpi-system"), str(ROOT / "usr/lib"), *libraries()]
+    return plain | tables | {"LD_LIBRARY_PATH": ":".join(places)}
 
 
 def _given(name: str, *arguments: str) -> Callable[[Path], list[str]]:
@@ -128,6 +131,24 @@ def _molecule_in_motion(output: str, folder: Path) -> list[str]:
     return [*energies, *(folder / "water-pos-1.xyz").read_text().splitlines()]
 
 
+def _cavity(folder: Path) -> list[str]:
+    """A mesh, divided between two ranks."""
+    shutil.copytree(_INPUTS / "cavity", folder, dirs_exist_ok=True)
+    for tool in ("blockMesh", "decomposePar"):
+        command = [str(ROOT / "usr/bin" / tool)]
+        # The tools are linked with MPI, too, and use none.
+        environment = variables()
+        environment["LD_LIBRARY_PATH"] += f":{ROOT / 'usr/lib/x86_64-linux-gnu/openmpi/lib'}"
+        subprocess.run(command, cwd=folder, env=environment, check=True, capture_output=True)
+    return ["-parallel"]
+
+
+def _fields(output: str, folder: Path) -> list[str]:
+    """Velocity, pressure and flow through faces at the end, of both ranks."""
+    ends = [folder / f"processor{rank}" / "2" / name for rank in (0, 1) for name in ("U", "p", "phi")]
+    return [line for path in ends for line in path.read_text().splitlines()]
+
+
 def _scaled_residuals(output: str, folder: Path) -> list[str]:
     """Sizes, residuals and verdicts, without times and rates."""
     rows = re.findall(r"^WALL +(.*?) +[\d.]+ +[\d.]+ +([\d.]+) (PASSED|FAILED)", output, re.MULTILINE)
@@ -167,6 +188,7 @@ PROGRAMS_OF_DEBIAN: Final = (
     Program("bin/gmx_mpi", _argon, _last_places, 0.6),
     Program("bin/NPopenmpi", _pings, _sizes, 0.6),
     Program("bin/NPmpich2", _pings, _sizes, 0.6, "mpich"),
+    Program("bin/icoFoam", _cavity, _fields, 0.3),
     Program("bin/pw.x", _silicon, _printed(_RELAXED), 0.6),
     Program("bin/cp2k.psmp", _given("water.cp2k", "-i", "water.cp2k"), _molecule_in_motion, 1.0),
     Program("bin/nwchem.openmpi", _given("water.nw", "water.nw"), _printed(_MOLECULE), 0.6, tolerance=1e-8),
