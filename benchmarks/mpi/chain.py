@@ -92,11 +92,16 @@ class Walk:
 
 
 def run_chain(program: str, steps: int, pause_s: float, configs: Sequence[Config], seed: int) -> Walk:
+    """The chain of a program in Python, of ``programs/``."""
+    argv = (sys.executable, str(PROGRAMS / f"{program}.py"), str(steps), str(pause_s))
+    return run_command(argv, ENVIRONMENT, configs, seed)
+
+
+def run_command(argv: tuple[str, ...], environment: Mapping[str, str], configs: Sequence[Config], seed: int) -> Walk:
     """Start on the first configuration, restart on each of the others, and let it end on the last."""
     chance = random.Random(seed)
     folder = Path(tempfile.mkdtemp(prefix="remesh-chain-"))
-    argv = (sys.executable, str(PROGRAMS / f"{program}.py"), str(steps), str(pause_s))
-    job = JobFolder.create(folder / "job", JobSpec(argv, NUM_RANKS, str(folder), ENVIRONMENT))
+    job = JobFolder.create(folder / "job", JobSpec(argv, NUM_RANKS, str(folder), dict(environment)))
     caught: Counter[str] = Counter()
     cut_s, checkpoint_s, init_s, nic_bytes = [], [], [], []
     checkpoint = None
