@@ -32,14 +32,27 @@ def program_environment(environ: Mapping[str, str], *, first_on_path: str = "") 
 
 
 def lower_environment(environ: Mapping[str, str], launcher: str) -> dict[str, str]:
-    """The environment without folders of shared libraries that hold an MPI other than the launcher's own."""
+    """The environment without folders of shared libraries that would stand in the way of the launcher's own MPI.
+
+    Such a folder lies elsewhere and holds an MPI, or a part that this MPI brings along: a launcher with the PMIx of
+    another may not even start.
+    """
     own = Path(launcher).resolve().parents[1]
+    parts = _libraries(own, "lib/lib*.so*", "lib/*mpi*/lib*.so*")
     folders = environ.get("LD_LIBRARY_PATH", "").split(os.pathsep)
-    kept = [
-        folder for folder in folders if folder and (_is_in(folder, own) or not any(Path(folder).glob("libmpi*.so*")))
-    ]
+    kept = [folder for folder in folders if folder and (_is_in(folder, own) or not _stands_in_the_way(folder, parts))]
     found = {name: value for name, value in environ.items() if name != "LD_LIBRARY_PATH"}
     return {**found, "LD_LIBRARY_PATH": os.pathsep.join(kept)} if kept else found
+
+
+def _stands_in_the_way(folder: str, parts: set[str]) -> bool:
+    found = _libraries(Path(folder), "lib*.so*")
+    return any(name.startswith("libmpi") for name in found) or not found.isdisjoint(parts)
+
+
+def _libraries(place: Path, *patterns: str) -> set[str]:
+    """Names of shared libraries without their versions."""
+    return {path.name.partition(".so")[0] for pattern in patterns for path in place.glob(pattern)}
 
 
 def _is_in(folder: str, place: Path) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -44,3 +45,14 @@ def test_libraries_of_another_mpi_are_for_the_program_alone(tmp_path: Path) -> N
         "HOME": "/h"
     }
     assert program_environment(given)["LD_LIBRARY_PATH"] == given["LD_LIBRARY_PATH"]
+
+
+def test_a_launcher_does_not_get_parts_of_another_mpi(tmp_path: Path) -> None:
+    """As Debian has them: libpmix in a folder of its own, whose libmunge lies beside a libmpi."""
+    files = ["ours/lib/libmpi.so.40", "ours/lib/openmpi/libpmix.so.2", "pmix2/lib/libpmix.so.2.6", "blas/libblas.so.3"]
+    for file in files:
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / file).touch()
+    given = {"LD_LIBRARY_PATH": os.pathsep.join(f"{tmp_path}/{name}" for name in ("pmix2/lib", "blas", "ours/lib"))}
+    kept = {"LD_LIBRARY_PATH": os.pathsep.join(f"{tmp_path}/{name}" for name in ("blas", "ours/lib"))}
+    assert lower_environment(given, str(tmp_path / "ours/bin/mpiexec")) == kept
