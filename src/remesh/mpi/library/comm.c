@@ -91,7 +91,6 @@ static void destroy_comm(void *object) {
     drop_topology(comm->topology);
     let_go(comm->local);
     let_go(comm->info);
-    let_go(comm->object.errhandler);
     free(comm->by_world);
     free(comm->remote);
     free(comm->world);

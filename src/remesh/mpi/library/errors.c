@@ -181,6 +181,9 @@ void make_predefined_errhandlers(void) {
     returning->what = HANDLER_RETURN;
     aborting = make_predefined(KIND_ERRHANDLER, sizeof *aborting, BITS(MPI_ERRORS_ABORT));
     aborting->what = HANDLER_ABORT;
+#if defined(FACE_MPICH) || defined(FACE_OPENMPI)
+    make_predefined_errhandlers_of_cxx();
+#endif
 }
 
 void *file_errors(void) { return &no_file; }
@@ -223,6 +226,8 @@ static int hand_over(const Object *holder, int error, const char *function) {
     int code = error;
     keep(handler);
     call_handler(handler, handle, &code);
+    /* MPICH's C++ library calls the handler of every error that it sees, so it does not see this one. */
+    if (handler->partner) error = MPI_SUCCESS;
     let_go(handler);
     return error;
 }
@@ -250,7 +255,7 @@ static Errhandler *make_handler(ObjectKind holder, void (*function)(void)) {
 }
 
 static int set_handler(Object *holder, Errhandler *handler) {
-    if (handler->what == HANDLER_OF_PROGRAM && handler->holder != holder->kind)
+    if (handler->what == HANDLER_OF_PROGRAM && !handler->object.is_predefined && handler->holder != holder->kind)
         return fail(MPI_ERR_ARG, "the error handler was made for objects of another kind");
     keep(handler);
     Errhandler *before = holder->errhandler;

@@ -11,9 +11,13 @@ struct Errhandler {
     void (*function)(void); /* MPI_Comm_errhandler_function and its like */
     /* Calls the function, of a language whose arguments are others; NULL for C. */
     void (*call)(const struct Errhandler *handler, uintptr_t handle, int *error);
+    void (*partner)(void); /* of C++: the other one of two functions (cxx.c) */
 };
 
 INTERNAL void make_predefined_errhandlers(void);
+#if defined(FACE_MPICH) || defined(FACE_OPENMPI)
+INTERNAL void make_predefined_errhandlers_of_cxx(void);
+#endif
 /* The largest error code in use: MPI_LASTUSEDCODE. */
 INTERNAL int last_used_code(void);
 /* The face's error class for a number of calls/error_classes.py. */

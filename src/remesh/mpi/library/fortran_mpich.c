@@ -66,12 +66,12 @@ typedef int DeleteProxy(Callback *delete, int handle, int keyval, int type, void
 
 static int copy_by_proxy(const KeyvalFunctions *own, Object *of, int keyval, void *value, void **copied, int *flag) {
     CopyProxy *proxy = (CopyProxy *)own->copy_proxy;
-    return proxy(own->copy, (int)of->handle, keyval, own->extra_state, AS_ADDRESS, value, copied, flag);
+    return proxy(own->copy, (int)of->handle, keyval, own->extra_state, AS_POINTER, value, copied, flag);
 }
 
 static int delete_by_proxy(const KeyvalFunctions *own, Object *of, int keyval, void *value) {
     DeleteProxy *proxy = (DeleteProxy *)own->delete_proxy;
-    return proxy(own->delete, (int)of->handle, keyval, AS_ADDRESS, value, own->extra_state);
+    return proxy(own->delete, (int)of->handle, keyval, AS_POINTER, value, own->extra_state);
 }
 
 EXPORTED void MPII_Keyval_set_proxy(int keyval, Callback *copy_proxy, Callback *delete_proxy);

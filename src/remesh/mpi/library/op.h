@@ -12,6 +12,7 @@ struct Op {
     MPI_User_function_c *large_function;
     /* A function that calls the program's: of languages whose arguments are others. NULL for C. */
     void (*call)(const struct Op *op, void *in, void *inout, MPI_Count count, Datatype *type);
+    void (*partner)(void); /* of C++: the other one of two functions (cxx.c) */
 };
 
 /* MPI_SUCCESS if the operation is defined for the datatype, else fail(MPI_ERR_OP, ...). */

@@ -73,6 +73,33 @@ static void refusals(int size) {
     MPI_Comm_free(&comm);
 }
 
+static int num_told;
+static void tell(MPI_Comm *comm, int *error, ...) {
+    (void)comm;
+    expect_error(*error, MPI_ERR_ROOT, "what a handler is told");
+    num_told++;
+}
+
+/* A handler outlives the communicators that had it, and its own handle. */
+static void handlers(int size) {
+    MPI_Comm comm, twin;
+    MPI_Errhandler handler, same;
+    int number = 0;
+    MPI_Comm_create_errhandler(tell, &handler);
+    for (int i = 1; i <= 3; i++) {
+        MPI_Comm_dup(MPI_COMM_WORLD, &comm);
+        MPI_Comm_set_errhandler(comm, handler);
+        MPI_Comm_dup(comm, &twin);
+        MPI_Comm_free(&comm);
+        MPI_Comm_get_errhandler(twin, &same);
+        MPI_Errhandler_free(&same);
+        if (i == 3) MPI_Errhandler_free(&handler);
+        MPI_Bcast(&number, 1, MPI_INT, size, twin);
+        expect(num_told, i, "calls of a handler", 0, i);
+        MPI_Comm_free(&twin);
+    }
+}
+
 /* A ring that all know, on a duplicate of its communicator. */
 static void ring(int size) {
     int *ends = calloc(2 * size, sizeof *ends), *edges = calloc(2 * size, sizeof *edges), kind, nodes, num, got[2];
@@ -148,6 +175,7 @@ int main(int argc, char **argv) {
     MPI_Comm_size(MPI_COMM_WORLD, &size);
     duplicates();
     refusals(size);
+    handlers(size);
     ring(size);
     sizes_of_grids();
     halves(size);
