@@ -36,7 +36,8 @@ mpi_wheels_impi    := impi-rt==2021.18.1
 MPI4PY := mpi4py==4.1.2 isal==1.9.1
 # Programs of others as Debian has built them, and the headers and Fortran modules that tests of Fortran are compiled with.
 DEBIAN_PROGRAMS := lammps hpcc netpipe-mpich2 netpipe-openmpi gromacs quantum-espresso quantum-espresso-data cp2k \
-                   nwchem-openmpi nwchem-mpich scalapack-mpi-test mumps-test libmpich-dev libopenmpi-dev
+                   nwchem-openmpi nwchem-mpich scalapack-mpi-test mumps-test iqtree openfoam \
+                   libmpich-dev libopenmpi-dev
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-unit test-procs test-slow test-mpi test-netns test-gpu test-browser test-hosts interop peers mpi mpi-programs mpi4py-suite check format bench pictures docs \

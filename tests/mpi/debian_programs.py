@@ -178,6 +178,21 @@ def _solution(output: str, folder: Path) -> list[str]:
     return numbers
 
 
+def _sequences(folder: Path) -> list[str]:
+    """Sixteen sequences that came from one another, of which the tree is sought."""
+    dice = random.Random("sequences")
+    rows = ["".join(dice.choices("ACGT", k=1500))]
+    while len(rows) < 16:
+        rows.append("".join(base if dice.random() > 0.06 else dice.choice("ACGT") for base in dice.choice(rows)))
+    lines = [f"{len(rows)} {len(rows[0])}", *(f"t{number} {row}" for number, row in enumerate(rows))]
+    (folder / "rows.phy").write_text("\n".join(lines) + "\n")
+    return ["-s", "rows.phy", "-m", "GTR+G", "-seed", "1", "-nt", "1"]
+
+
+def _tree(output: str, folder: Path) -> list[str]:
+    return [(folder / "rows.phy.treefile").read_text()]
+
+
 _MELT_TABLE: Final = r"^ *\d+(?: +-?[\d.e+-]+){5} *$"
 _RELAXED: Final = r"^!.*$|^ +Total force.*$|^Si +.*$|^ +JOB DONE.*$"
 _MOLECULE: Final = r"Total DFT energy = +-[\d.]+|^ +\d [OH] +[-\d. ]+$"
@@ -195,4 +210,5 @@ PROGRAMS_OF_DEBIAN: Final = (
     Program("bin/nwchem.mpich", _given("water.nw", "water.nw"), _printed(_MOLECULE), 0.6, "mpich", 1e-8),
     Program("lib/x86_64-linux-gnu/scalapack/openmpi-tests/xdtrd", _given("TRD.dat"), _scaled_residuals, 0.6),
     Program("lib/mumps/dsimpletest", _equations, _solution, 0.6, tolerance=1e-10, input_file="equations"),
+    Program("bin/iqtree2-mpi", _sequences, _tree, 1.0),
 )
