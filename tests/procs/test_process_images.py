@@ -295,6 +295,29 @@ def test_a_file_that_changed_or_is_gone_is_refused_by_name(stage: Stage) -> None
     assert stage.finish(stage.restore(image)) == "0123456789\n"
 
 
+def test_a_file_about_a_process_is_refused_by_name(stage: Stage) -> None:
+    upper = stage.start(f"own = open('/proc/self/statm')\n{WAIT_FOR_GO}")
+    with pytest.raises(NotImageable, match="/proc/1000/statm: a file about one process"):
+        dump_image(upper.pid, stage.folder / "image")
+
+
+def test_a_process_that_reads_about_itself_is_imaged_in_between(stage: Stage) -> None:
+    upper = stage.start("""
+        open("ready", "w").close()
+        while not os.path.exists("go"):
+            with open("/proc/self/statm") as own:
+                pages = own.read()
+            time.sleep(0.01)
+        print(len(pages.split()))
+    """)
+    for number in range(3):
+        dump_image(upper.pid, stage.folder / f"image{number}")
+    upper.kill()
+    (stage.work / "go").touch()
+    for number in range(3):
+        assert stage.finish(stage.restore(stage.folder / f"image{number}")) == "7\n"
+
+
 def test_pipes_and_event_counters_inside_the_process_keep_what_is_in_them(stage: Stage) -> None:
     image = stage.image_of(f"""
         out, into = os.pipe(); os.write(into, b"x" * 20000)

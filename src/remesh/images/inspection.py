@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import re
 import select
 import stat
 import time
@@ -31,6 +32,7 @@ from remesh.linux.proc_text import Area, AreaKind, Descriptor
 from remesh.linux.procfs import passing_files_of_others, read_areas, read_descriptors, read_status, seen_from_here
 from remesh.linux.unix_sockets import unix_sockets
 
+_IN_PROCFS: Final = re.compile(r"/proc/\d+(/|$)")
 _HARMLESS_DEVICES: Final = {(1, 3), (1, 5), (1, 7), (1, 8), (1, 9)}  # null, zero, full, random, urandom
 _TTY_MAJORS: Final = {4, 5, *range(136, 144)}
 _BETWEEN_LOOKS_S: Final = 0.01
@@ -209,7 +211,7 @@ def kind_of(pid: int, descriptor: Descriptor) -> FileKind | None:
         return FileKind.POLL
     if link.startswith("socket:"):
         return FileKind.SOCKET  # of which domain is asked for all of them at once
-    if not link.startswith("/"):
+    if not link.startswith("/") or _IN_PROCFS.match(link):
         return None
     try:
         info = os.stat(f"/proc/{pid}/fd/{descriptor.number}")
@@ -240,6 +242,11 @@ def _check_descriptor(pid: int, descriptor: Descriptor) -> ImageRefusal | None:
         return None
     link = descriptor.link
     what = f"descriptor {descriptor.number}, {link}"
+    if _IN_PROCFS.match(link):
+        # It is opened before that process is there again. Mostly it is open for a moment only.
+        return ImageRefusal(
+            what, "a file about one process, which is not there yet at a restart; close it", is_passing=True
+        )
     if link.startswith("anon_inode:"):
         why = _WHY_ANON.get(link.removeprefix("anon_inode:"), "a kernel object that images do not hold")
         return ImageRefusal(what, why)
