@@ -67,6 +67,7 @@ class Tunnels:
         self._tasks: set[asyncio.Task[None]] = set()
         self._transports: weakref.WeakSet[asyncio.WriteTransport] = weakref.WeakSet()
         self._listeners: list[socket.socket] = []
+        self._callers: weakref.WeakSet[socket.socket] = weakref.WeakSet()
         self._lock = threading.Lock()
         self._ways: dict[str, str] = {}
         self._notes: deque[Refusal] = deque(maxlen=_MAX_NOTES)
@@ -112,22 +113,31 @@ class Tunnels:
     async def _listen(self, listener: socket.socket, serve: Any, where: Any) -> None:
         listener.setblocking(False)
         self._listeners.append(listener)
-        self._spawn(self._accept(listener, serve, where))
+        self._look_for_callers(listener, serve, where)
+
+    def _look_for_callers(self, listener: socket.socket, serve: Any, where: Any) -> None:
+        if listener.fileno() != -1:
+            self._loop.add_reader(listener, self._accept, listener, serve, where)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = self._loop.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _accept(self, listener: socket.socket, serve: Any, where: Any) -> None:
-        while True:
-            try:
-                caller, _ = await self._loop.sock_accept(listener)
-            except OSError:
-                # The caller is gone again, or there are no descriptors left: look again in a moment.
-                await asyncio.sleep(0.05)
-                continue
-            self._spawn(serve(caller, where))
+    def _accept(self, listener: socket.socket, serve: Any, where: Any) -> None:
+        # Not by a task: one that is cancelled loses a caller that has just been accepted, and its socket stays open.
+        try:
+            caller, _ = listener.accept()
+        except (BlockingIOError, ConnectionError):
+            return  # the caller is gone again
+        except OSError:
+            # There are no descriptors left: look again in a moment.
+            self._loop.remove_reader(listener)
+            self._loop.call_later(0.05, self._look_for_callers, listener, serve, where)
+            return
+        caller.setblocking(False)
+        self._callers.add(caller)
+        self._spawn(serve(caller, where))
 
     async def _serve_door(self, caller: socket.socket, port: int) -> None:
         if self._num_handshakes >= MAX_HANDSHAKES:
@@ -216,17 +226,21 @@ class Tunnels:
             self._loop.call_later(LINGER_S, stream.writer.transport.abort)
 
     async def _close(self) -> None:
+        for listener in self._listeners:
+            self._loop.remove_reader(listener)
+            listener.close()
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        for listener in self._listeners:
-            listener.close()
         for transport in list(self._transports):
             transport.abort()
         # Transports end in the loop's next rounds, an encrypted one after the one below it.
         for _ in range(4):
             await asyncio.sleep(0)
+        # A task that was cancelled before it began has closed nothing.
+        for caller in list(self._callers):
+            caller.close()
 
 
 async def _pump(giver: _TunnelStream, taker: _TunnelStream, has_said: asyncio.Event | None = None) -> None:

@@ -21,7 +21,7 @@
 /* `function` is the library's, `partner` the program's. */
 static void call_pair(const Op *op, void *in, void *inout, int count, MPI_Datatype datatype) {
     typedef void Intercept(void *in, void *inout, int *count, MPI_Datatype *datatype, Callback *program);
-    ((Intercept *)op->function)(in, inout, &count, &datatype, op->partner);
+    ((Intercept *)(Callback *)op->function)(in, inout, &count, &datatype, op->partner);
 }
 #else
 /* `function` is the program's, `partner` the library's. */
